@@ -1,1 +1,11 @@
-//! mlcc-ir
+//! The two IRs of mlcc in one [`module::Module`]: graph IR (SSA ops on tensors with symbolic sizes) and kernel IR
+//! (explicit loops on buffers), with builders, and the table of target instructions.
+
+pub mod builder;
+pub mod dim;
+pub mod entity;
+pub mod instr;
+pub mod kernel;
+pub mod rewrite;
+pub mod step;
+pub mod types;

@@ -1,0 +1,401 @@
+//! Builds kernels: typed expression constructors with local simplification, and statements in nested blocks.
+//!
+//! Constructors panic on type errors: those are bugs in a generator, not in user input.
+
+use crate::dim::{Atom, Dim, Sym};
+use crate::instr::InstrId;
+use crate::kernel::*;
+use crate::types::DType;
+
+/// A kernel under construction; statements go to the innermost open block.
+pub struct KernelBuilder {
+    kernel: Kernel,
+    blocks: Vec<Vec<Stmt>>,
+}
+
+impl KernelBuilder {
+    pub fn new(name: impl Into<String>) -> Self {
+        KernelBuilder { kernel: Kernel::new(name), blocks: vec![Vec::new()] }
+    }
+    /// Continues a kernel whose declarations exist and whose body is to be written anew.
+    pub fn resume(kernel: Kernel) -> Self {
+        KernelBuilder { kernel, blocks: vec![Vec::new()] }
+    }
+    pub fn open_block(&mut self) {
+        self.blocks.push(Vec::new());
+    }
+    /// Ends the innermost block and returns its statements instead of adding them to the one around it.
+    pub fn close_block(&mut self) -> Vec<Stmt> {
+        self.blocks.pop().unwrap_or_default()
+    }
+    /// Ends the kernel; all blocks must be closed.
+    pub fn finish(mut self) -> Kernel {
+        assert_eq!(self.blocks.len(), 1, "kernel {} has open blocks", self.kernel.name);
+        self.kernel.body = self.blocks.pop().unwrap_or_default();
+        self.kernel
+    }
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+    pub fn ty(&self, e: ExprId) -> Ty {
+        self.kernel.exprs.ty(e)
+    }
+    pub fn expr(&self, e: ExprId) -> &Expr {
+        self.kernel.exprs.expr(e)
+    }
+
+    // ---- declarations
+
+    /// A buffer argument; `len` in elements.
+    pub fn param(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        len: impl Into<Dim>,
+        access: Access,
+        align: u32,
+    ) -> BufId {
+        let decl = BufDecl { name: name.into(), dtype, space: Space::Global, len: len.into(), access, align };
+        let buf = self.kernel.bufs.push(decl);
+        self.kernel.params.push(buf);
+        buf
+    }
+    /// The run-time value of a symbol, declared as an argument on first use.
+    pub fn sym(&mut self, sym: Sym) -> ExprId {
+        let var = match self.kernel.dims.iter().find(|(s, _)| *s == sym) {
+            Some((_, var)) => *var,
+            None => {
+                let var = self.kernel.vars.push(VarDecl { name: sym.name().into(), ty: Ty::I64 });
+                self.kernel.dims.push((sym, var));
+                var
+            }
+        };
+        self.var(var)
+    }
+    /// A size as an i64 expression.
+    pub fn dim(&mut self, dim: &Dim) -> ExprId {
+        let mut sum = self.int(dim.constant());
+        for (atom, coefficient) in dim.terms().to_vec() {
+            let value = match atom {
+                Atom::Sym(s) => self.sym(s),
+                Atom::FloorDiv(d, by) => {
+                    let d = self.dim(&d);
+                    let by = self.int(by);
+                    self.div(d, by)
+                }
+                Atom::Min(a, b) => {
+                    let (a, b) = (self.dim(&a), self.dim(&b));
+                    self.min(a, b)
+                }
+                Atom::Max(a, b) => {
+                    let (a, b) = (self.dim(&a), self.dim(&b));
+                    self.max(a, b)
+                }
+            };
+            let c = self.int(coefficient);
+            let term = self.mul(value, c);
+            sum = self.add(sum, term);
+        }
+        sum
+    }
+    /// Allocates a buffer of constant length in the current block.
+    pub fn alloc(&mut self, name: &str, dtype: DType, len: usize, space: Space) -> BufId {
+        let decl = BufDecl {
+            name: name.into(),
+            dtype,
+            space,
+            len: Dim::from(len),
+            access: Access::InOut,
+            align: 64,
+        };
+        let buf = self.kernel.bufs.push(decl);
+        self.push(Stmt::Alloc { buf });
+        buf
+    }
+    fn new_var(&mut self, name: &str, ty: Ty) -> VarId {
+        self.kernel.vars.push(VarDecl { name: name.into(), ty })
+    }
+
+    // ---- statements
+
+    pub fn push(&mut self, stmt: Stmt) {
+        self.blocks.last_mut().expect("a block is open").push(stmt);
+    }
+    /// `for name in 0..extent { body }`; an `extent` of constant 0 emits nothing, of constant 1 no loop (except GPU axes and `Par`).
+    pub fn for_(&mut self, name: &str, extent: ExprId, kind: ForKind, body: impl FnOnce(&mut Self, ExprId)) {
+        let plain = matches!(kind, ForKind::Serial | ForKind::Unroll);
+        match self.kernel.exprs.as_int(extent) {
+            Some(0) if plain => return,
+            Some(1) if plain => {
+                let zero = self.int(0);
+                return body(self, zero);
+            }
+            _ => {}
+        }
+        let var = self.new_var(name, Ty::I64);
+        let value = self.var(var);
+        self.open_block();
+        body(self, value);
+        let body = self.close_block();
+        self.push(Stmt::For { var, extent, kind, body });
+    }
+    pub fn serial(&mut self, name: &str, extent: ExprId, body: impl FnOnce(&mut Self, ExprId)) {
+        self.for_(name, extent, ForKind::Serial, body);
+    }
+    pub fn par(&mut self, name: &str, extent: ExprId, body: impl FnOnce(&mut Self, ExprId)) {
+        self.for_(name, extent, ForKind::Par, body);
+    }
+    pub fn if_(&mut self, cond: ExprId, then: impl FnOnce(&mut Self)) {
+        self.if_else(cond, then, |_| {});
+    }
+    pub fn if_else(&mut self, cond: ExprId, then: impl FnOnce(&mut Self), otherwise: impl FnOnce(&mut Self)) {
+        self.open_block();
+        then(self);
+        let then = self.close_block();
+        self.open_block();
+        otherwise(self);
+        let otherwise = self.close_block();
+        self.push(Stmt::If { cond, then, otherwise });
+    }
+    /// Pins the value of an expression here.
+    pub fn let_(&mut self, name: &str, value: ExprId) -> ExprId {
+        if matches!(self.expr(value), Expr::Const(_) | Expr::Var(_)) {
+            return value;
+        }
+        let var = self.new_var(name, self.ty(value));
+        self.push(Stmt::Let { var, value });
+        self.var(var)
+    }
+    pub fn store(&mut self, buf: BufId, index: ExprId, value: ExprId) {
+        self.store_masked(buf, index, value, None);
+    }
+    pub fn store_masked(&mut self, buf: BufId, index: ExprId, value: ExprId, mask: Option<ExprId>) {
+        let (ti, tv, elem) = (self.ty(index), self.ty(value), self.kernel.bufs[buf].dtype);
+        assert!(ti.dtype == DType::I64 && ti.lanes == tv.lanes, "store index {ti} for value {tv}");
+        assert_eq!(tv.dtype, elem, "store into {}", self.kernel.bufs[buf].name);
+        self.push(Stmt::Store { buf, index, value, mask });
+    }
+    pub fn barrier(&mut self) {
+        self.push(Stmt::Barrier);
+    }
+
+    // ---- expressions
+
+    pub fn intern(&mut self, expr: Expr, ty: Ty) -> ExprId {
+        self.kernel.exprs.intern(expr, ty)
+    }
+    pub fn int(&mut self, value: i64) -> ExprId {
+        self.intern(Expr::Const(Literal::Int(value)), Ty::I64)
+    }
+    pub fn int_of(&mut self, value: i64, dtype: DType) -> ExprId {
+        assert!(dtype.is_int() || dtype == DType::Bool, "integer literal of {dtype}");
+        self.intern(Expr::Const(Literal::Int(value)), Ty::scalar(dtype))
+    }
+    pub fn float(&mut self, value: f64) -> ExprId {
+        self.float_of(value, DType::F32)
+    }
+    pub fn float_of(&mut self, value: f64, dtype: DType) -> ExprId {
+        assert!(dtype.is_float(), "float literal of {dtype}");
+        self.intern(Expr::Const(Literal::Float(value.to_bits())), Ty::scalar(dtype))
+    }
+    /// A literal of any type, splatted to `ty.lanes`.
+    pub fn constant(&mut self, value: f64, ty: Ty) -> ExprId {
+        let scalar = if ty.dtype.is_float() {
+            self.float_of(value, ty.dtype)
+        } else {
+            self.int_of(value as i64, ty.dtype)
+        };
+        self.splat(scalar, ty.lanes)
+    }
+    pub fn var(&mut self, var: VarId) -> ExprId {
+        let ty = self.kernel.vars[var].ty;
+        self.intern(Expr::Var(var), ty)
+    }
+    pub fn load(&mut self, buf: BufId, index: ExprId) -> ExprId {
+        self.load_masked(buf, index, None)
+    }
+    pub fn load_masked(&mut self, buf: BufId, index: ExprId, mask: Option<ExprId>) -> ExprId {
+        let ti = self.ty(index);
+        assert_eq!(ti.dtype, DType::I64, "load index of {}", self.kernel.bufs[buf].name);
+        let ty = Ty::vector(self.kernel.bufs[buf].dtype, ti.lanes);
+        self.intern(Expr::Load { buf, index, mask }, ty)
+    }
+    /// `lanes` consecutive elements from `base`.
+    pub fn load_vec(&mut self, buf: BufId, base: ExprId, lanes: u32) -> ExprId {
+        let index = self.ramp1(base, lanes);
+        self.load(buf, index)
+    }
+    /// Stores consecutive elements from `base`.
+    pub fn store_vec(&mut self, buf: BufId, base: ExprId, value: ExprId) {
+        let index = self.ramp1(base, self.ty(value).lanes);
+        self.store(buf, index, value);
+    }
+    /// `ramp(base, 1, lanes)`, or `base` itself for one lane.
+    pub fn ramp1(&mut self, base: ExprId, lanes: u32) -> ExprId {
+        let one = self.int(1);
+        self.ramp(base, one, lanes)
+    }
+    pub fn ramp(&mut self, base: ExprId, stride: ExprId, lanes: u32) -> ExprId {
+        let ty = self.ty(base);
+        assert!(ty.lanes == 1 && ty.dtype.is_int() && self.ty(stride) == ty, "ramp of {ty}");
+        match lanes {
+            1 => base,
+            _ => self.intern(Expr::Ramp { base, stride }, Ty::vector(ty.dtype, lanes)),
+        }
+    }
+    pub fn splat(&mut self, value: ExprId, lanes: u32) -> ExprId {
+        let ty = self.ty(value);
+        assert_eq!(ty.lanes, 1, "splat of a vector");
+        match lanes {
+            1 => value,
+            _ => self.intern(Expr::Splat(value), Ty::vector(ty.dtype, lanes)),
+        }
+    }
+    pub fn unary(&mut self, op: UnOp, a: ExprId) -> ExprId {
+        let ty = self.ty(a);
+        self.intern(Expr::Unary(op, a), ty)
+    }
+    /// Both operands of one type, or one of them with one lane, which is splatted.
+    pub fn binary(&mut self, op: BinOp, a: ExprId, b: ExprId) -> ExprId {
+        let (a, b) = self.same_lanes(a, b);
+        let (ta, tb) = (self.ty(a), self.ty(b));
+        assert_eq!(ta, tb, "operands of {}", op.name());
+        if let Some(simple) = self.simplify(op, a, b) {
+            return simple;
+        }
+        let ty = if op.is_comparison() { Ty::vector(DType::Bool, ta.lanes) } else { ta };
+        self.intern(Expr::Binary(op, a, b), ty)
+    }
+    fn same_lanes(&mut self, a: ExprId, b: ExprId) -> (ExprId, ExprId) {
+        match (self.ty(a).lanes, self.ty(b).lanes) {
+            (x, y) if x == y => (a, b),
+            (1, y) => (self.splat(a, y), b),
+            (x, 1) => (a, self.splat(b, x)),
+            (x, y) => panic!("operands with {x} and {y} lanes"),
+        }
+    }
+    /// Folds integer index arithmetic: constants, `x+0`, `x*1`, `x*0`, `(x+c)+d`.
+    fn simplify(&mut self, op: BinOp, a: ExprId, b: ExprId) -> Option<ExprId> {
+        let ty = self.ty(a);
+        if ty.lanes != 1 || ty.dtype != DType::I64 {
+            return None;
+        }
+        let (ca, cb) = (self.kernel.exprs.as_int(a), self.kernel.exprs.as_int(b));
+        match (op, ca, cb) {
+            (BinOp::Add, Some(x), Some(y)) => Some(self.int(x.wrapping_add(y))),
+            (BinOp::Sub, Some(x), Some(y)) => Some(self.int(x.wrapping_sub(y))),
+            (BinOp::Mul, Some(x), Some(y)) => Some(self.int(x.wrapping_mul(y))),
+            (BinOp::Div, Some(x), Some(y)) if y > 0 => Some(self.int(x / y)),
+            (BinOp::Rem, Some(x), Some(y)) if y > 0 => Some(self.int(x % y)),
+            (BinOp::Min, Some(x), Some(y)) => Some(self.int(x.min(y))),
+            (BinOp::Max, Some(x), Some(y)) => Some(self.int(x.max(y))),
+            (BinOp::Add, Some(0), _) | (BinOp::Mul, Some(1), _) => Some(b),
+            (BinOp::Add | BinOp::Sub, _, Some(0)) | (BinOp::Mul | BinOp::Div, _, Some(1)) => Some(a),
+            (BinOp::Mul, Some(0), _) | (BinOp::Mul, _, Some(0)) | (BinOp::Rem, _, Some(1)) => {
+                Some(self.int(0))
+            }
+            (BinOp::Add, _, Some(y)) => match *self.expr(a) {
+                Expr::Binary(BinOp::Add, x, c) => {
+                    let c = self.kernel.exprs.as_int(c)?;
+                    let sum = self.int(c.wrapping_add(y));
+                    Some(self.binary(BinOp::Add, x, sum))
+                }
+                _ => None,
+            },
+            (BinOp::Add, Some(_), None) => Some(self.binary(BinOp::Add, b, a)),
+            _ => None,
+        }
+    }
+    pub fn add(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Add, a, b)
+    }
+    pub fn sub(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Sub, a, b)
+    }
+    pub fn mul(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Mul, a, b)
+    }
+    pub fn div(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Div, a, b)
+    }
+    pub fn rem(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Rem, a, b)
+    }
+    pub fn min(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Min, a, b)
+    }
+    pub fn max(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Max, a, b)
+    }
+    pub fn lt(&mut self, a: ExprId, b: ExprId) -> ExprId {
+        self.binary(BinOp::Lt, a, b)
+    }
+    /// `a + c` for an i64 index.
+    pub fn add_int(&mut self, a: ExprId, c: i64) -> ExprId {
+        let c = self.int(c);
+        self.add(a, c)
+    }
+    /// `a * c` for an i64 index.
+    pub fn mul_int(&mut self, a: ExprId, c: i64) -> ExprId {
+        let c = self.int(c);
+        self.mul(a, c)
+    }
+    pub fn fma(&mut self, a: ExprId, b: ExprId, c: ExprId) -> ExprId {
+        let (a, b) = self.same_lanes(a, b);
+        let (a, c) = self.same_lanes(a, c);
+        let (b, c) = self.same_lanes(b, c);
+        let ty = self.ty(c);
+        assert!(self.ty(a) == ty && self.ty(b) == ty && ty.dtype.is_float(), "operands of fma");
+        self.intern(Expr::Fma(a, b, c), ty)
+    }
+    pub fn cast(&mut self, a: ExprId, dtype: DType) -> ExprId {
+        let ty = self.ty(a);
+        if ty.dtype == dtype {
+            return a;
+        }
+        self.intern(Expr::Cast(a), Ty::vector(dtype, ty.lanes))
+    }
+    pub fn bitcast(&mut self, a: ExprId, to: Ty) -> ExprId {
+        let from = self.ty(a);
+        let bits = |t: Ty| t.dtype.bytes().map(|b| b * t.lanes as usize);
+        assert_eq!(bits(from), bits(to), "bitcast of {from} to {to}");
+        if from == to { a } else { self.intern(Expr::Bitcast(a), to) }
+    }
+    pub fn select(&mut self, cond: ExprId, a: ExprId, b: ExprId) -> ExprId {
+        let (a, b) = self.same_lanes(a, b);
+        let cond = if self.ty(cond).lanes == 1 { self.splat(cond, self.ty(a).lanes) } else { cond };
+        let (a, _) = self.same_lanes(a, cond);
+        let (b, _) = self.same_lanes(b, cond);
+        let ty = self.ty(a);
+        assert!(self.ty(b) == ty && self.ty(cond).dtype == DType::Bool, "operands of select");
+        self.intern(Expr::Select(cond, a, b), ty)
+    }
+    pub fn shuffle(&mut self, a: ExprId, b: Option<ExprId>, lanes: Vec<u32>) -> ExprId {
+        let ty = self.ty(a);
+        let available = ty.lanes * if b.is_some() { 2 } else { 1 };
+        assert!(lanes.iter().all(|&l| l < available) && b.is_none_or(|b| self.ty(b) == ty), "shuffle lanes");
+        let out = Ty::vector(ty.dtype, lanes.len() as u32);
+        self.intern(Expr::Shuffle { a, b, lanes }, out)
+    }
+    pub fn instr(&mut self, instr: InstrId, args: Vec<ExprId>) -> ExprId {
+        let def = instr.def();
+        let types: Vec<Ty> = args.iter().map(|&a| self.ty(a)).collect();
+        assert_eq!(types, def.args, "arguments of {}", def.name);
+        let ret = def.ret.expect("instr with a result");
+        self.intern(Expr::Instr(instr, args), ret)
+    }
+    /// Folds the lanes of a vector with `op`: upper half onto lower half until one lane is left (this order is the
+    /// definition, so every executor rounds alike). Lanes must be a power of two.
+    pub fn reduce_lanes(&mut self, op: BinOp, a: ExprId) -> ExprId {
+        let mut value = a;
+        let mut lanes = self.ty(a).lanes;
+        assert!(lanes.is_power_of_two(), "reduce over {lanes} lanes");
+        while lanes > 1 {
+            lanes /= 2;
+            let low = self.shuffle(value, None, (0..lanes).collect());
+            let high = self.shuffle(value, None, (lanes..2 * lanes).collect());
+            value = self.binary(op, low, high);
+        }
+        value
+    }
+}

@@ -1,0 +1,223 @@
+//! Target instructions that kernels use by name. Each row of the table carries its meaning in kernel IR beside its
+//! spelling: the interpreter runs the meaning, code generation emits the spelling where the target has the features
+//! and the expansion of the meaning elsewhere, and one generated test per row compares the two.
+
+use crate::builder::KernelBuilder;
+use crate::kernel::{BinOp, ExprId, Ty};
+use crate::types::DType;
+
+/// A row of [`INSTRS`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct InstrId(pub u32);
+
+/// Who executes the instruction together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    Thread,
+    Warp,
+}
+
+/// What the instruction computes.
+#[derive(Clone, Copy)]
+pub enum Meaning {
+    /// An expression of its arguments.
+    Expr(fn(&mut KernelBuilder, &[ExprId]) -> ExprId),
+    /// GPU: the first argument as held by the thread whose lane in its warp of 32 is `lane ^ second argument`.
+    ShuffleXor,
+    /// No visible effect (prefetch).
+    Hint,
+}
+
+/// How a back end writes the instruction.
+#[derive(Clone, Copy, Debug)]
+pub enum Spelling {
+    /// An LLVM intrinsic; arguments are bitcast to the parameter types of its declaration. `args` gives, for each
+    /// intrinsic parameter, which of our arguments it is.
+    Llvm { intrinsic: &'static str, args: &'static [u8] },
+    /// Inline PTX with LLVM constraint string.
+    Ptx { asm: &'static str, constraints: &'static str },
+    /// Inline assembly of the CPU back end with LLVM constraint string.
+    Asm { asm: &'static str, constraints: &'static str },
+}
+
+pub struct InstrDef {
+    pub name: &'static str,
+    pub scope: Scope,
+    pub args: &'static [Ty],
+    pub ret: Option<Ty>,
+    pub meaning: Meaning,
+    pub spelling: Spelling,
+    /// Architecture: `x86_64`, `aarch64` or `nvptx`.
+    pub arch: &'static str,
+    /// LLVM feature names that must all be present.
+    pub features: &'static [&'static str],
+}
+
+impl InstrId {
+    pub fn def(self) -> &'static InstrDef {
+        &INSTRS[self.0 as usize]
+    }
+    pub fn by_name(name: &str) -> Option<InstrId> {
+        INSTRS.iter().position(|d| d.name == name).map(|i| InstrId(i as u32))
+    }
+    pub fn all() -> impl Iterator<Item = InstrId> {
+        (0..INSTRS.len() as u32).map(InstrId)
+    }
+}
+
+const fn v(dtype: DType, lanes: u32) -> Ty {
+    Ty::vector(dtype, lanes)
+}
+use DType::{BF16, F32, I8, I16, I32, U8};
+
+/// `acc[i] + sum over j in 0..step of widen(a[step*i + j]) * widen(b[step*i + j])` in i32, wrapping.
+fn dot(kb: &mut KernelBuilder, acc: Option<ExprId>, a: ExprId, b: ExprId, step: u32, wide: DType) -> ExprId {
+    let lanes = kb.ty(a).lanes / step;
+    let mut sum = acc;
+    for j in 0..step {
+        let pick: Vec<u32> = (0..lanes).map(|i| i * step + j).collect();
+        let x = kb.shuffle(a, None, pick.clone());
+        let y = kb.shuffle(b, None, pick);
+        let (x, y) = (kb.cast(x, wide), kb.cast(y, wide));
+        let product = kb.mul(x, y);
+        sum = Some(match sum {
+            Some(s) => kb.add(s, product),
+            None => product,
+        });
+    }
+    sum.expect("step > 0")
+}
+
+fn dot4_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    dot(kb, Some(a[0]), a[1], a[2], 4, I32)
+}
+
+fn madd_i16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    dot(kb, None, a[0], a[1], 2, I32)
+}
+
+/// Products of neighbouring u8 x i8 pairs added with saturation to i16.
+fn maddubs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let wide = dot(kb, None, a[0], a[1], 2, I32);
+    let low = kb.constant(-32768.0, Ty::scalar(I32));
+    let high = kb.constant(32767.0, Ty::scalar(I32));
+    let floor = kb.max(wide, low);
+    let clamped = kb.min(floor, high);
+    kb.cast(clamped, I16)
+}
+
+/// Pairs of bf16 products accumulated in f32: odd elements first, then even ones, each step rounded (the hardware
+/// flushes denormals and rounds to nearest even, so results agree to the last bits only).
+fn dpbf16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let lanes = kb.ty(a[0]).lanes;
+    let mut sum = a[0];
+    for j in [1, 0] {
+        let pick: Vec<u32> = (0..lanes).map(|i| i * 2 + j).collect();
+        let x = kb.shuffle(a[1], None, pick.clone());
+        let y = kb.shuffle(a[2], None, pick);
+        let (x, y) = (kb.cast(x, F32), kb.cast(y, F32));
+        sum = kb.fma(x, y, sum);
+    }
+    sum
+}
+
+fn lookup16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    // table[index & 15] lane by lane, as a chain of selects over the 16 entries.
+    let fifteen = kb.constant(15.0, Ty::scalar(I32));
+    let index = kb.binary(BinOp::And, a[1], fifteen);
+    let lanes = kb.ty(a[1]).lanes;
+    let mut out = kb.shuffle(a[0], None, vec![0; lanes as usize]);
+    for entry in 1..16 {
+        let value = kb.shuffle(a[0], None, vec![entry; lanes as usize]);
+        let number = kb.constant(f64::from(entry), Ty::scalar(I32));
+        let hit = kb.binary(BinOp::Eq, index, number);
+        out = kb.select(hit, value, out);
+    }
+    out
+}
+
+/// Defines one row.
+macro_rules! instr {
+    ($name:literal, $arch:literal, $features:expr, ($($arg:expr),*) -> $ret:expr, $meaning:expr, $spelling:expr) => {
+        InstrDef {
+            name: $name,
+            scope: Scope::Thread,
+            args: &[$($arg),*],
+            ret: Some($ret),
+            meaning: $meaning,
+            spelling: $spelling,
+            arch: $arch,
+            features: $features,
+        }
+    };
+}
+
+const fn llvm(intrinsic: &'static str, args: &'static [u8]) -> Spelling {
+    Spelling::Llvm { intrinsic, args }
+}
+
+/// All instructions; order is only their numbering.
+pub const INSTRS: &[InstrDef] = &[
+    // x86: int8 dot products, `acc + dot4(u8, i8)`.
+    instr!("vpdpbusd_512", "x86_64", &["avx512vnni", "avx512f"], (v(I32, 16), v(U8, 64), v(I8, 64)) -> v(I32, 16),
+        Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.512", &[0, 1, 2])),
+    instr!("vpdpbusd_256", "x86_64", &["avx512vnni", "avx512vl"], (v(I32, 8), v(U8, 32), v(I8, 32)) -> v(I32, 8),
+        Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
+    instr!("vpmaddubsw_512", "x86_64", &["avx512bw"], (v(U8, 64), v(I8, 64)) -> v(I16, 32),
+        Meaning::Expr(maddubs), llvm("llvm.x86.avx512.pmaddubs.w.512", &[0, 1])),
+    instr!("vpmaddubsw_256", "x86_64", &["avx2"], (v(U8, 32), v(I8, 32)) -> v(I16, 16),
+        Meaning::Expr(maddubs), llvm("llvm.x86.avx2.pmadd.ub.sw", &[0, 1])),
+    instr!("pmaddubsw_128", "x86_64", &["ssse3"], (v(U8, 16), v(I8, 16)) -> v(I16, 8),
+        Meaning::Expr(maddubs), llvm("llvm.x86.ssse3.pmadd.ub.sw.128", &[0, 1])),
+    instr!("vpmaddwd_512", "x86_64", &["avx512bw"], (v(I16, 32), v(I16, 32)) -> v(I32, 16),
+        Meaning::Expr(madd_i16), llvm("llvm.x86.avx512.pmaddw.d.512", &[0, 1])),
+    instr!("vpmaddwd_256", "x86_64", &["avx2"], (v(I16, 16), v(I16, 16)) -> v(I32, 8),
+        Meaning::Expr(madd_i16), llvm("llvm.x86.avx2.pmadd.wd", &[0, 1])),
+    instr!("pmaddwd_128", "x86_64", &["sse2"], (v(I16, 8), v(I16, 8)) -> v(I32, 4),
+        Meaning::Expr(madd_i16), llvm("llvm.x86.sse2.pmadd.wd", &[0, 1])),
+    // x86: bf16 dot product.
+    instr!("vdpbf16ps_512", "x86_64", &["avx512bf16", "avx512f"], (v(F32, 16), v(BF16, 32), v(BF16, 32)) -> v(F32, 16),
+        Meaning::Expr(dpbf16), llvm("llvm.x86.avx512bf16.dpbf16ps.512", &[0, 1, 2])),
+    instr!("vdpbf16ps_256", "x86_64", &["avx512bf16", "avx512vl"], (v(F32, 8), v(BF16, 16), v(BF16, 16)) -> v(F32, 8),
+        Meaning::Expr(dpbf16), llvm("llvm.x86.avx512bf16.dpbf16ps.256", &[0, 1, 2])),
+    // x86: 16-entry f32 table lookup by the low 4 bits of each index.
+    instr!("vpermps_512", "x86_64", &["avx512f"], (v(F32, 16), v(I32, 16)) -> v(F32, 16),
+        Meaning::Expr(lookup16), llvm("llvm.x86.avx512.permvar.sf.512", &[0, 1])),
+    // AArch64: int8 dot products.
+    instr!("sdot_128", "aarch64", &["dotprod"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
+        Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.sdot.v4i32.v16i8", &[0, 1, 2])),
+    instr!("udot_128", "aarch64", &["dotprod"], (v(I32, 4), v(U8, 16), v(U8, 16)) -> v(I32, 4),
+        Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.udot.v4i32.v16i8", &[0, 1, 2])),
+    instr!("usdot_128", "aarch64", &["i8mm"], (v(I32, 4), v(U8, 16), v(I8, 16)) -> v(I32, 4),
+        Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.usdot.v4i32.v16i8", &[0, 1, 2])),
+    // NVIDIA.
+    InstrDef {
+        name: "shfl_xor_f32",
+        scope: Scope::Warp,
+        args: &[Ty::F32, Ty::scalar(I32)],
+        ret: Some(Ty::F32),
+        meaning: Meaning::ShuffleXor,
+        spelling: Spelling::Ptx {
+            asm: "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;",
+            constraints: "=f,f,r",
+        },
+        arch: "nvptx",
+        features: &[],
+    },
+    InstrDef {
+        name: "shfl_xor_i32",
+        scope: Scope::Warp,
+        args: &[Ty::scalar(I32), Ty::scalar(I32)],
+        ret: Some(Ty::scalar(I32)),
+        meaning: Meaning::ShuffleXor,
+        spelling: Spelling::Ptx {
+            asm: "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;",
+            constraints: "=r,r,r",
+        },
+        arch: "nvptx",
+        features: &[],
+    },
+    // acc + dot4(i8, i8); arguments as 4-lane vectors, one 32-bit register each.
+    instr!("dp4a_s32", "nvptx", &[], (v(I32, 1), v(I8, 4), v(I8, 4)) -> v(I32, 1),
+        Meaning::Expr(dot4_i32), Spelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
+];

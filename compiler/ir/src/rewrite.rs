@@ -1,0 +1,141 @@
+//! Rebuilds a kernel with some expressions replaced: the mechanism behind instruction expansion and the expansion of
+//! transcendental functions.
+
+use crate::builder::KernelBuilder;
+use crate::instr::{InstrId, Meaning};
+use crate::kernel::*;
+use std::collections::HashMap;
+
+/// Rebuilds `kernel` (same buffers, variables and statements) calling `f` for every expression, children first: `f` gets
+/// the node with its children already rebuilt and returns its replacement, or `None` to keep it.
+pub fn rewrite_exprs(
+    kernel: &Kernel,
+    mut f: impl FnMut(&mut KernelBuilder, &Expr, Ty) -> Option<ExprId>,
+) -> Kernel {
+    let mut shell = Kernel::new(kernel.name.clone());
+    shell.params.clone_from(&kernel.params);
+    shell.dims.clone_from(&kernel.dims);
+    shell.bufs = kernel.bufs.clone();
+    shell.vars = kernel.vars.clone();
+    let mut rw = Rewriter { old: kernel, kb: KernelBuilder::resume(shell), map: HashMap::new(), f: &mut f };
+    rw.stmts(&kernel.body);
+    rw.kb.finish()
+}
+
+/// Replaces instructions for which `available` is false by their meaning.
+/// Warp-level instructions have none and stay.
+pub fn expand_instrs(kernel: &Kernel, available: impl Fn(InstrId) -> bool) -> Kernel {
+    rewrite_exprs(kernel, |kb, expr, _| match expr {
+        Expr::Instr(id, args) if !available(*id) => match id.def().meaning {
+            Meaning::Expr(meaning) => Some(meaning(kb, args)),
+            Meaning::ShuffleXor | Meaning::Hint => None,
+        },
+        _ => None,
+    })
+}
+
+type Replace<'a> = &'a mut dyn FnMut(&mut KernelBuilder, &Expr, Ty) -> Option<ExprId>;
+
+struct Rewriter<'a> {
+    old: &'a Kernel,
+    kb: KernelBuilder,
+    map: HashMap<ExprId, ExprId>,
+    f: Replace<'a>,
+}
+
+impl Rewriter<'_> {
+    fn stmts(&mut self, body: &[Stmt]) {
+        for stmt in body {
+            self.stmt(stmt);
+        }
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        match stmt {
+            Stmt::For { var, extent, kind, body } => {
+                let extent = self.expr(*extent);
+                let body = self.block(body);
+                self.kb.push(Stmt::For { var: *var, extent, kind: *kind, body });
+            }
+            Stmt::If { cond, then, otherwise } => {
+                let cond = self.expr(*cond);
+                let (then, otherwise) = (self.block(then), self.block(otherwise));
+                self.kb.push(Stmt::If { cond, then, otherwise });
+            }
+            Stmt::Let { var, value } => {
+                let value = self.expr(*value);
+                self.kb.push(Stmt::Let { var: *var, value });
+            }
+            Stmt::Store { buf, index, value, mask } => {
+                let (index, value) = (self.expr(*index), self.expr(*value));
+                let mask = mask.map(|m| self.expr(m));
+                self.kb.push(Stmt::Store { buf: *buf, index, value, mask });
+            }
+            Stmt::Instr { instr, args } => {
+                let args = args.iter().map(|&a| self.expr(a)).collect();
+                self.kb.push(Stmt::Instr { instr: *instr, args });
+            }
+            Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Wait => self.kb.push(stmt.clone()),
+        }
+    }
+
+    fn block(&mut self, body: &[Stmt]) -> Vec<Stmt> {
+        self.kb.open_block();
+        self.stmts(body);
+        self.kb.close_block()
+    }
+
+    fn expr(&mut self, id: ExprId) -> ExprId {
+        if let Some(&new) = self.map.get(&id) {
+            return new;
+        }
+        let ty = self.old.exprs.ty(id);
+        let mut node = self.old.exprs.expr(id).clone();
+        node.for_each_child_mut(|child| *child = self.expr(*child));
+        let new = match (self.f)(&mut self.kb, &node, ty) {
+            Some(replacement) => replacement,
+            None => self.kb.intern(node, ty),
+        };
+        assert_eq!(self.kb.ty(new), ty, "rewriting changed the type of an expression");
+        self.map.insert(id, new);
+        new
+    }
+}
+
+impl Expr {
+    /// Visits the operands in order.
+    pub fn for_each_child(&self, mut f: impl FnMut(ExprId)) {
+        let mut copy = self.clone();
+        copy.for_each_child_mut(|c| f(*c));
+    }
+
+    /// Visits the operands in order, mutably.
+    pub fn for_each_child_mut(&mut self, mut f: impl FnMut(&mut ExprId)) {
+        match self {
+            Expr::Const(_) | Expr::Var(_) => {}
+            Expr::Load { index, mask, .. } => {
+                f(index);
+                if let Some(mask) = mask {
+                    f(mask);
+                }
+            }
+            Expr::Unary(_, a) | Expr::Cast(a) | Expr::Bitcast(a) | Expr::Splat(a) => f(a),
+            Expr::Binary(_, a, b) | Expr::Ramp { base: a, stride: b } => {
+                f(a);
+                f(b);
+            }
+            Expr::Fma(a, b, c) | Expr::Select(a, b, c) => {
+                f(a);
+                f(b);
+                f(c);
+            }
+            Expr::Shuffle { a, b, .. } => {
+                f(a);
+                if let Some(b) = b {
+                    f(b);
+                }
+            }
+            Expr::Instr(_, args) => args.iter_mut().for_each(f),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The lowered form of an entry function: kernel launches with their memory, and the barriers between them.
+//! On a CPU a step becomes a function of direct calls that all workers run together; on a GPU, a launch list.
+
+use crate::dim::Dim;
+
+/// Memory that exists when a step runs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Base {
+    /// The weights payload (read only).
+    Weights,
+    /// Recurrent state of one sequence.
+    State,
+    /// Temporaries of this step; contents do not outlive it.
+    Arena,
+    /// Input: `i32[n]` token ids.
+    Tokens,
+    /// Output: `f32[rows, vocab]`.
+    Logits,
+    /// Output of `softmax_with_temperature`: `f32[vocab]`.
+    Probs,
+    /// Input of `softmax_with_temperature`: `f32[1]`.
+    Temperature,
+}
+
+impl Base {
+    pub const ALL: [Base; 7] =
+        [Base::Weights, Base::State, Base::Arena, Base::Tokens, Base::Logits, Base::Probs, Base::Temperature];
+    pub fn name(self) -> &'static str {
+        match self {
+            Base::Weights => "weights",
+            Base::State => "state",
+            Base::Arena => "arena",
+            Base::Tokens => "tokens",
+            Base::Logits => "logits",
+            Base::Probs => "probs",
+            Base::Temperature => "temperature",
+        }
+    }
+}
+
+/// A buffer argument: `base + offset` bytes, `bytes` long (constant: worst case over the planned sizes).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BufferRef {
+    pub base: Base,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// GPU launch shape; `None` in CPU steps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Grid {
+    pub blocks: [Dim; 3],
+    pub threads: [u32; 3],
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// Name of a kernel of the module.
+    pub kernel: String,
+    /// One per buffer parameter of the kernel.
+    pub buffers: Vec<BufferRef>,
+    /// One per dimension parameter of the kernel.
+    pub dims: Vec<Dim>,
+    pub grid: Option<Grid>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StepItem {
+    Launch(Launch),
+    /// All workers have finished what stands before (CPU; on a GPU launches are ordered anyway).
+    Barrier,
+}
+
+/// An executable entry point.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// `prefill`, `decode`, `prefill_logits`, `softmax_with_temperature`.
+    pub name: String,
+    pub items: Vec<StepItem>,
+    /// Bytes of arena that it needs.
+    pub arena_bytes: u64,
+}

@@ -1,0 +1,164 @@
+//! Element types of both IRs, the packed weight formats by name, and tensor types.
+
+use crate::dim::Dim;
+use std::fmt;
+
+/// Type of one element. `Packed` appears only in the graph IR: a tensor stored in a group-quantized weight format
+/// (its arithmetic lives in `mlcc-quant`); reading an element means reading its dequantized f32 value.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum DType {
+    Bool,
+    I8,
+    U8,
+    I16,
+    U16,
+    I32,
+    U32,
+    I64,
+    F16,
+    BF16,
+    F32,
+    Packed(Format),
+}
+
+/// A group-quantized weight format: how K consecutive weights of one row are encoded, not how they lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Format {
+    /// int4, codes 0..=14 with zero point 7, groups of 32, f16 scale (MLC q4f16).
+    Q4G32,
+    /// int8, codes -127..=127, groups of 32, f16 scale (MLC q8f16, ggml Q8_0).
+    Q8G32,
+}
+
+impl Format {
+    pub const ALL: [Format; 2] = [Format::Q4G32, Format::Q8G32];
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Q4G32 => "q4g32",
+            Format::Q8G32 => "q8g32",
+        }
+    }
+    /// Weights per group along the reduction axis.
+    pub fn group(self) -> usize {
+        match self {
+            Format::Q4G32 | Format::Q8G32 => 32,
+        }
+    }
+}
+
+impl DType {
+    /// All plain (not packed) types.
+    pub const PLAIN: [DType; 11] = [
+        DType::Bool,
+        DType::I8,
+        DType::U8,
+        DType::I16,
+        DType::U16,
+        DType::I32,
+        DType::U32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+    ];
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Bool => "bool",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+            DType::I16 => "i16",
+            DType::U16 => "u16",
+            DType::I32 => "i32",
+            DType::U32 => "u32",
+            DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+            DType::Packed(format) => format.name(),
+        }
+    }
+    pub fn parse(name: &str) -> Option<DType> {
+        let packed = Format::ALL.iter().map(|&f| DType::Packed(f));
+        DType::PLAIN.into_iter().chain(packed).find(|d| d.name() == name)
+    }
+    /// Bytes of one element in memory; `None` for packed formats, whose size depends on the packing.
+    pub fn bytes(self) -> Option<usize> {
+        match self {
+            DType::Bool | DType::I8 | DType::U8 => Some(1),
+            DType::I16 | DType::U16 | DType::F16 | DType::BF16 => Some(2),
+            DType::I32 | DType::U32 | DType::F32 => Some(4),
+            DType::I64 => Some(8),
+            DType::Packed(_) => None,
+        }
+    }
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32)
+    }
+    pub fn is_int(self) -> bool {
+        matches!(self, DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 | DType::I64)
+    }
+    pub fn is_signed(self) -> bool {
+        matches!(self, DType::I8 | DType::I16 | DType::I32 | DType::I64)
+    }
+    pub fn is_packed(self) -> bool {
+        matches!(self, DType::Packed(_))
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Order in memory of a parameter, part of the contract with the kernel that reads it (see `mlcc-quant` for the bytes).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Packing {
+    /// Plain row-major, `[N, K]`. Packed formats: per row, codes low bits first; all codes, then all scales.
+    RowMajor,
+    /// Column-major: `[K, N]` (MLC's KN layout, `q4f16_0` on a GPU).
+    ColMajor,
+    /// CPU contraction layout: tiles of 16 rows, within a tile k-major with the 16 rows interleaved.
+    Tile16,
+}
+
+impl Packing {
+    pub const ALL: [Packing; 3] = [Packing::RowMajor, Packing::ColMajor, Packing::Tile16];
+    pub fn name(self) -> &'static str {
+        match self {
+            Packing::RowMajor => "row_major",
+            Packing::ColMajor => "col_major",
+            Packing::Tile16 => "tile16",
+        }
+    }
+}
+
+/// `dtype[dims]`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct TensorType {
+    pub dtype: DType,
+    pub dims: Vec<Dim>,
+}
+
+impl TensorType {
+    pub fn new(dtype: DType, dims: impl IntoIterator<Item = impl Into<Dim>>) -> Self {
+        TensorType { dtype, dims: dims.into_iter().map(Into::into).collect() }
+    }
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+    /// Number of elements as a size expression.
+    pub fn elements(&self) -> Option<Dim> {
+        self.dims.iter().try_fold(Dim::from(1), |a, d| a.mul(d))
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, d) in self.dims.iter().enumerate() {
+            write!(f, "{}{d}", if i > 0 { ", " } else { "" })?;
+        }
+        f.write_str("]")
+    }
+}
