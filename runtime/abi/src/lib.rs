@@ -1,1 +1,311 @@
-//! mlcc-abi
+//! The contract between a compiled model (`.so`) and whoever loads it.
+//!
+//! The `.so` exports one data symbol, [`MODEL_SYMBOL`], a [`ModelTable`]. Everything else is reached from it.
+//! `runtime/include/mlcc.h` is the same contract for C; `tests/header.rs` holds the two equal.
+//!
+//! Invariants
+//! * 64-bit little-endian hosts only; every struct is `#[repr(C)]` with explicit padding fields.
+//! * Strings are pointer + length, UTF-8, not NUL-terminated. (Device images are the exception: see [`DeviceImage`].)
+//! * A change of any layout or meaning raises [`ABI_VERSION`]; new trailing table fields do so too.
+//! * Buffers handed to an entry point are aligned to [`BUFFER_ALIGN`] at least.
+//!
+//! [`elf`] reads the artifact file itself (sections and the bytes that the code hash covers). It is here because
+//! the compiler writes what the runtime reads, and the two may share nothing but this crate.
+#![no_std]
+
+pub mod elf;
+pub mod feature;
+
+use core::ffi::c_void;
+
+/// First eight bytes of the table: `mlccABI\0`, little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
+/// Raised with every change of layout or meaning.
+pub const ABI_VERSION: u32 = 1;
+/// The one exported symbol.
+pub const MODEL_SYMBOL: &str = "mlcc_model";
+/// Alignment in bytes that callers give arena, state, logits, probs and weights.
+pub const BUFFER_ALIGN: usize = 64;
+/// Alignment of payload sections in the file.
+pub const SECTION_ALIGN: u64 = 4096;
+
+/// Names of the payload sections of the artifact file.
+pub mod section {
+    /// Packed parameters, addressed by [`super::Param::offset`].
+    pub const WEIGHTS: &str = ".mlcc.weights";
+    /// The metadata JSON once more, so that a file for another machine can be inspected without loading it.
+    pub const METADATA: &str = ".mlcc.metadata";
+    pub const TOKENIZER: &str = ".mlcc.tokenizer";
+    pub const CHAT: &str = ".mlcc.chat";
+    pub const GOLDEN: &str = ".mlcc.golden";
+    /// Hash of the code and of every other payload section; always the last one.
+    pub const HASHES: &str = ".mlcc.hashes";
+    /// Every payload section's name begins so.
+    pub const PREFIX: &str = ".mlcc.";
+}
+
+/// Return values of entry points.
+pub mod status {
+    pub const OK: i32 = 0;
+    /// A token id is negative or not below `vocab`.
+    pub const BAD_TOKEN: i32 = 1;
+    /// `n` is not in `1..=chunk`.
+    pub const BAD_LENGTH: i32 = 2;
+    /// `past + n` exceeds `context`.
+    pub const CONTEXT_FULL: i32 = 3;
+}
+
+/// UTF-8 text, not NUL-terminated.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Str {
+    pub ptr: *const u8,
+    pub len: u64,
+}
+
+/// What one call of an entry point works on. The caller owns every buffer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Ctx {
+    /// Start of the weights payload.
+    pub weights: *const u8,
+    /// `arena_bytes` of scratch; contents are undefined before and after a call.
+    pub arena: *mut u8,
+    /// `state_bytes`, initialised by `create_kv_cache`.
+    pub state: *mut u8,
+    /// `n` token ids.
+    pub tokens: *const i32,
+    /// Tokens in this call, `1..=chunk`.
+    pub n: i64,
+    /// Tokens that the state has seen before this call.
+    pub past: i64,
+    /// Out: `vocab` floats of the last position; `prefill_logits`: `n * vocab`. In for `softmax_with_temperature`.
+    pub logits: *mut f32,
+    /// Out of `softmax_with_temperature`: `n * vocab` floats. May equal `logits`.
+    pub probs: *mut f32,
+    /// Waits until all workers of this call have arrived. Not called when `workers == 1`, so it may then be null.
+    pub barrier: Option<BarrierFn>,
+    /// First argument of `barrier`.
+    pub barrier_self: *mut c_void,
+    /// For `softmax_with_temperature`; greater than zero.
+    pub temperature: f32,
+    /// Sequences in this call; 1 for now.
+    pub batch: u32,
+    /// Must be zero.
+    pub reserved: [u64; 5],
+}
+
+/// `barrier(self, worker)`.
+pub type BarrierFn = unsafe extern "C" fn(this: *mut c_void, worker: u32);
+
+/// An SPMD step: all `workers` call it with the same `ctx` and their own number. Every worker takes the same path
+/// through the barriers, so an error is seen by all of them before the first one.
+pub type StepFn = unsafe extern "C" fn(ctx: *mut Ctx, worker: u32, workers: u32) -> i32;
+
+/// Returns the metadata JSON and stores its length.
+pub type MetadataFn = unsafe extern "C" fn(len: *mut u64) -> *const u8;
+
+/// Entry points of one variant. All but `get_metadata` are [`StepFn`]s.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Entries {
+    /// `n` tokens in, logits of the last one out; state advances by `n`.
+    pub prefill: Option<StepFn>,
+    /// The same for `n == 1`.
+    pub decode: Option<StepFn>,
+    /// As `prefill`, logits of every position.
+    pub prefill_logits: Option<StepFn>,
+    /// Gives a fresh state its initial values. (KV cache or recurrent state: the name is the one users know.)
+    pub create_kv_cache: Option<StepFn>,
+    /// Gives a used state its initial values again.
+    pub reset_kv_cache: Option<StepFn>,
+    /// `probs = softmax(logits / temperature)` for each of `n` rows.
+    pub softmax_with_temperature: Option<StepFn>,
+    pub get_metadata: Option<MetadataFn>,
+}
+
+/// Names of the entry points in the order of [`Entries`]; device entries carry the same names.
+pub const ENTRY_NAMES: [&str; 7] = [
+    "prefill",
+    "decode",
+    "prefill_logits",
+    "create_kv_cache",
+    "reset_kv_cache",
+    "softmax_with_temperature",
+    "get_metadata",
+];
+
+/// The model's code for one level of CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// For example `x86-64-v3`.
+    pub name: Str,
+    /// Bits of [`feature`] that the code uses.
+    pub features: u64,
+    pub entries: Entries,
+}
+
+/// One packed parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Param {
+    /// Name in the checkpoint.
+    pub name: Str,
+    /// Weight format, for example `q4f16_1`.
+    pub format: Str,
+    /// Order in memory, for example `rows16`; empty = row-major.
+    pub packing: Str,
+    pub ndim: u32,
+    pub reserved: u32,
+    /// Logical dims, slowest first; unused ones are 0.
+    pub dims: [u64; 4],
+    /// From the start of the weights payload.
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// How a piece of state begins.
+pub mod init {
+    pub const ZERO: u32 = 0;
+    /// Every f32 of the piece is [`super::State::fill`].
+    pub const FILL_F32: u32 = 1;
+}
+
+/// One piece of the state block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    pub name: Str,
+    pub offset: u64,
+    pub bytes: u64,
+    /// A value of [`init`].
+    pub init: u32,
+    pub fill: f32,
+}
+
+/// Device code. `ptr[len]` is a NUL byte that `len` does not count (the CUDA driver wants it for PTX).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceImage {
+    /// `ptx` or `cubin`.
+    pub kind: Str,
+    /// Compute capability * 10: 80, 90, ... PTX runs on this and later ones, a cubin on the same major ones.
+    pub sm: u32,
+    pub reserved: u32,
+    pub ptr: *const u8,
+    pub len: u64,
+}
+
+/// `ceil((coef_n * n + coef_past * past + constant) / div)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DimExpr {
+    pub coef_n: i64,
+    pub coef_past: i64,
+    pub constant: i64,
+    /// At least 1.
+    pub div: i64,
+}
+
+/// Kinds of kernel argument. Pointers are `base + value`, scalars have `size` 4 or 8 bytes.
+pub mod arg {
+    pub const WEIGHTS: u32 = 0;
+    pub const ARENA: u32 = 1;
+    pub const STATE: u32 = 2;
+    pub const TOKENS: u32 = 3;
+    pub const LOGITS: u32 = 4;
+    pub const PROBS: u32 = 5;
+    /// The integer `n`.
+    pub const N: u32 = 6;
+    /// The integer `past`.
+    pub const PAST: u32 = 7;
+    /// The integer `value`.
+    pub const INT: u32 = 8;
+    /// The f32 `temperature` (size 4).
+    pub const TEMPERATURE: u32 = 9;
+}
+
+/// One argument of a launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchArg {
+    /// A value of [`arg`].
+    pub kind: u32,
+    /// Bytes: 8 for pointers, 4 or 8 for integers.
+    pub size: u32,
+    /// Byte offset from the base, or the constant.
+    pub value: i64,
+}
+
+/// One kernel launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Name of the kernel in the device image.
+    pub kernel: Str,
+    pub grid: [DimExpr; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    pub args: *const LaunchArg,
+    pub n_args: u64,
+}
+
+/// The launch list of one entry point.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceEntry {
+    /// One of [`ENTRY_NAMES`]. `create_kv_cache` and `reset_kv_cache` may be absent: the state table says it all.
+    pub name: Str,
+    pub launches: *const Launch,
+    pub n_launches: u64,
+}
+
+/// The exported table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ModelTable {
+    pub magic: u64,
+    pub abi_version: u32,
+    /// `size_of::<ModelTable>()` of the writer.
+    pub struct_size: u32,
+    /// None defined yet; must be zero.
+    pub flags: u64,
+    /// `x86-64`, `aarch64` or `cuda`.
+    pub target: Str,
+    /// Name and version of the compiler, for messages.
+    pub compiler: Str,
+    /// JSON.
+    pub metadata: Str,
+    /// Best first. Empty for a device target.
+    pub variants: *const Variant,
+    pub n_variants: u64,
+    pub params: *const Param,
+    pub n_params: u64,
+    pub states: *const State,
+    pub n_states: u64,
+    pub images: *const DeviceImage,
+    pub n_images: u64,
+    pub device_entries: *const DeviceEntry,
+    pub n_device_entries: u64,
+    pub weights_bytes: u64,
+    pub arena_bytes: u64,
+    pub state_bytes: u64,
+    /// Alignment that arena, state and weights need; at most 4096.
+    pub alignment: u64,
+    /// Most tokens in one prefill call.
+    pub chunk: u64,
+    /// Most tokens in the state; 0 = unbounded.
+    pub context: u64,
+    /// Sequences that the plan holds.
+    pub batch: u64,
+    pub vocab: u64,
+    /// Most workers that the steps may be called with; 0 = any number.
+    pub max_workers: u64,
+    /// Must be zero.
+    pub reserved: [u64; 7],
+}
+
+const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));
+const _: () = assert!(size_of::<Ctx>() == 128);

@@ -1,0 +1,270 @@
+/* mlcc.h: how to use a compiled model (.so) from C, without any library of ours.
+ *
+ * The .so exports one data symbol, `mlcc_model`, of type mlcc_model_table. It imports nothing, allocates nothing
+ * and starts no threads: the caller owns every buffer and every thread.
+ *
+ *   1. dlopen the file; table = dlsym(handle, "mlcc_model"); check magic and abi_version.
+ *   2. mmap the same file and find the weights: mlcc_section(file, size, MLCC_SECTION_WEIGHTS, &bytes). (A model built
+ *      with --split-weights has them in the .safetensors file beside it: they begin at byte 8 + the u64 at byte 0.)
+ *   3. Pick the first variant whose `features` this CPU has (bits MLCC_FEATURE_*). Running another one is an illegal
+ *      instruction.
+ *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN).
+ *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past.
+ *
+ * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
+ * calls step(&ctx, w, W) with the same ctx, and ctx.barrier(ctx.barrier_self, w) must return when all W have called it.
+ *
+ * Strings are pointer + length, UTF-8, not NUL-terminated. 64-bit little-endian hosts only.
+ * This file and the Rust crate mlcc-abi are the same contract; a test of that crate holds them equal.
+ */
+#ifndef MLCC_H
+#define MLCC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
+#define MLCC_ABI_VERSION 1u
+#define MLCC_BUFFER_ALIGN 64u
+#define MLCC_SECTION_ALIGN 4096u
+
+#define MLCC_SECTION_WEIGHTS ".mlcc.weights"
+#define MLCC_SECTION_METADATA ".mlcc.metadata"
+#define MLCC_SECTION_TOKENIZER ".mlcc.tokenizer"
+#define MLCC_SECTION_CHAT ".mlcc.chat"
+#define MLCC_SECTION_GOLDEN ".mlcc.golden"
+#define MLCC_SECTION_HASHES ".mlcc.hashes"
+
+/* Return values of entry points. */
+#define MLCC_OK 0
+#define MLCC_BAD_TOKEN 1    /* a token id is negative or not below vocab */
+#define MLCC_BAD_LENGTH 2   /* n is not in 1..chunk */
+#define MLCC_CONTEXT_FULL 3 /* past + n exceeds context */
+
+/* CPU features: bits of mlcc_variant.features. */
+#define MLCC_FEATURE_SSE3 (1ULL << 0)
+#define MLCC_FEATURE_SSSE3 (1ULL << 1)
+#define MLCC_FEATURE_SSE4_1 (1ULL << 2)
+#define MLCC_FEATURE_SSE4_2 (1ULL << 3)
+#define MLCC_FEATURE_POPCNT (1ULL << 4)
+#define MLCC_FEATURE_AVX (1ULL << 5)
+#define MLCC_FEATURE_AVX2 (1ULL << 6)
+#define MLCC_FEATURE_FMA (1ULL << 7)
+#define MLCC_FEATURE_F16C (1ULL << 8)
+#define MLCC_FEATURE_BMI1 (1ULL << 9)
+#define MLCC_FEATURE_BMI2 (1ULL << 10)
+#define MLCC_FEATURE_LZCNT (1ULL << 11)
+#define MLCC_FEATURE_MOVBE (1ULL << 12)
+#define MLCC_FEATURE_AVX512F (1ULL << 13)
+#define MLCC_FEATURE_AVX512BW (1ULL << 14)
+#define MLCC_FEATURE_AVX512CD (1ULL << 15)
+#define MLCC_FEATURE_AVX512DQ (1ULL << 16)
+#define MLCC_FEATURE_AVX512VL (1ULL << 17)
+#define MLCC_FEATURE_AVX512VNNI (1ULL << 18)
+#define MLCC_FEATURE_AVX512BF16 (1ULL << 19)
+#define MLCC_FEATURE_AVX512VBMI (1ULL << 20)
+#define MLCC_FEATURE_AVX512FP16 (1ULL << 21)
+#define MLCC_FEATURE_AVXVNNI (1ULL << 22)
+#define MLCC_FEATURE_AMX_TILE (1ULL << 23)
+#define MLCC_FEATURE_AMX_INT8 (1ULL << 24)
+#define MLCC_FEATURE_AMX_BF16 (1ULL << 25)
+#define MLCC_FEATURE_CMPXCHG16B (1ULL << 26)
+#define MLCC_FEATURE_NEON (1ULL << 32)
+#define MLCC_FEATURE_FP16 (1ULL << 33)
+#define MLCC_FEATURE_DOTPROD (1ULL << 34)
+#define MLCC_FEATURE_BF16 (1ULL << 35)
+#define MLCC_FEATURE_I8MM (1ULL << 36)
+#define MLCC_FEATURE_SVE (1ULL << 37)
+#define MLCC_FEATURE_SVE2 (1ULL << 38)
+#define MLCC_FEATURE_LSE (1ULL << 39)
+
+typedef struct mlcc_str {
+  const char *ptr; /* not NUL-terminated */
+  uint64_t len;
+} mlcc_str;
+
+/* What one call works on. Zero it, then set what the call needs. */
+typedef struct mlcc_ctx {
+  const uint8_t *weights; /* start of the weights payload */
+  uint8_t *arena;         /* arena_bytes of scratch */
+  uint8_t *state;         /* state_bytes, initialised by create_kv_cache */
+  const int32_t *tokens;  /* n token ids */
+  int64_t n;              /* tokens in this call, 1..chunk */
+  int64_t past;           /* tokens that the state has seen before this call */
+  float *logits;          /* out: vocab floats (prefill_logits: n * vocab); in for softmax_with_temperature */
+  float *probs;           /* out of softmax_with_temperature: n * vocab floats; may equal logits */
+  void (*barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
+  void *barrier_self;
+  float temperature; /* for softmax_with_temperature; > 0 */
+  uint32_t batch;    /* 1 */
+  uint64_t reserved[5];
+} mlcc_ctx;
+
+typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
+typedef const char *(*mlcc_metadata_fn)(uint64_t *len);
+
+typedef struct mlcc_entries {
+  mlcc_step prefill;                  /* n tokens in, logits of the last one out */
+  mlcc_step decode;                   /* the same for n == 1 */
+  mlcc_step prefill_logits;           /* as prefill, logits of every position */
+  mlcc_step create_kv_cache;          /* initial values for a fresh state (KV cache or recurrent) */
+  mlcc_step reset_kv_cache;           /* the same for a used one */
+  mlcc_step softmax_with_temperature; /* probs = softmax(logits / temperature), n rows */
+  mlcc_metadata_fn get_metadata;      /* JSON */
+} mlcc_entries;
+
+/* The model's code for one level of CPU. */
+typedef struct mlcc_variant {
+  mlcc_str name; /* for example x86-64-v3 */
+  uint64_t features;
+  mlcc_entries entries;
+} mlcc_variant;
+
+/* One packed parameter. */
+typedef struct mlcc_param {
+  mlcc_str name;    /* as in the checkpoint */
+  mlcc_str format;  /* weight format, for example q4f16_1 */
+  mlcc_str packing; /* order in memory; empty = row-major */
+  uint32_t ndim;
+  uint32_t reserved;
+  uint64_t dims[4]; /* logical dims, slowest first */
+  uint64_t offset;  /* from the start of the weights payload */
+  uint64_t bytes;
+} mlcc_param;
+
+#define MLCC_INIT_ZERO 0u
+#define MLCC_INIT_FILL_F32 1u
+
+/* One piece of the state block and how it begins. */
+typedef struct mlcc_state {
+  mlcc_str name;
+  uint64_t offset;
+  uint64_t bytes;
+  uint32_t init; /* MLCC_INIT_* */
+  float fill;
+} mlcc_state;
+
+/* Device code; ptr[len] is a NUL byte. */
+typedef struct mlcc_device_image {
+  mlcc_str kind; /* ptx or cubin */
+  uint32_t sm;   /* compute capability * 10 */
+  uint32_t reserved;
+  const uint8_t *ptr;
+  uint64_t len;
+} mlcc_device_image;
+
+/* ceil((coef_n * n + coef_past * past + constant) / div) */
+typedef struct mlcc_dim_expr {
+  int64_t coef_n;
+  int64_t coef_past;
+  int64_t constant;
+  int64_t div;
+} mlcc_dim_expr;
+
+#define MLCC_ARG_WEIGHTS 0u /* pointers: base + value */
+#define MLCC_ARG_ARENA 1u
+#define MLCC_ARG_STATE 2u
+#define MLCC_ARG_TOKENS 3u
+#define MLCC_ARG_LOGITS 4u
+#define MLCC_ARG_PROBS 5u
+#define MLCC_ARG_N 6u /* scalars of `size` bytes */
+#define MLCC_ARG_PAST 7u
+#define MLCC_ARG_INT 8u
+#define MLCC_ARG_TEMPERATURE 9u
+
+typedef struct mlcc_launch_arg {
+  uint32_t kind; /* MLCC_ARG_* */
+  uint32_t size; /* bytes: 8 for pointers, 4 or 8 for integers */
+  int64_t value; /* byte offset or constant */
+} mlcc_launch_arg;
+
+typedef struct mlcc_launch {
+  mlcc_str kernel;
+  mlcc_dim_expr grid[3];
+  uint32_t block[3];
+  uint32_t shared_bytes;
+  const mlcc_launch_arg *args;
+  uint64_t n_args;
+} mlcc_launch;
+
+/* The launch list of one entry point on a device. */
+typedef struct mlcc_device_entry {
+  mlcc_str name; /* prefill, decode, prefill_logits, ... */
+  const mlcc_launch *launches;
+  uint64_t n_launches;
+} mlcc_device_entry;
+
+typedef struct mlcc_model_table {
+  uint64_t magic;
+  uint32_t abi_version;
+  uint32_t struct_size;
+  uint64_t flags;
+  mlcc_str target;   /* x86-64, aarch64 or cuda */
+  mlcc_str compiler; /* name and version */
+  mlcc_str metadata; /* JSON */
+  const mlcc_variant *variants; /* best first; none for a device target */
+  uint64_t n_variants;
+  const mlcc_param *params;
+  uint64_t n_params;
+  const mlcc_state *states;
+  uint64_t n_states;
+  const mlcc_device_image *images;
+  uint64_t n_images;
+  const mlcc_device_entry *device_entries;
+  uint64_t n_device_entries;
+  uint64_t weights_bytes;
+  uint64_t arena_bytes;
+  uint64_t state_bytes;
+  uint64_t alignment;   /* of arena, state and weights; at most 4096 */
+  uint64_t chunk;       /* most tokens in one prefill call */
+  uint64_t context;     /* most tokens in the state; 0 = unbounded */
+  uint64_t batch;       /* sequences that the plan holds */
+  uint64_t vocab;
+  uint64_t max_workers; /* 0 = any number */
+  uint64_t reserved[7];
+} mlcc_model_table;
+
+/* Finds a section of the artifact, given the whole file in memory (mmap it). NULL if there is none or the file is
+ * damaged. Payload sections are aligned to MLCC_SECTION_ALIGN in the file. */
+static inline const void *mlcc_section(const void *file, uint64_t size, const char *name, uint64_t *bytes) {
+  const uint8_t *f = (const uint8_t *)file;
+  const uint64_t header = 64, entry = 64;
+  uint64_t shoff, name_off, name_len;
+  uint16_t count, names_index, i;
+  uint16_t entry_size;
+  if (size < header || f[0] != 0x7f || f[1] != 'E' || f[2] != 'L' || f[3] != 'F' || f[4] != 2 || f[5] != 1) return NULL;
+  __builtin_memcpy(&shoff, f + 40, 8);
+  __builtin_memcpy(&entry_size, f + 58, 2);
+  __builtin_memcpy(&count, f + 60, 2);
+  __builtin_memcpy(&names_index, f + 62, 2);
+  if (entry_size != entry || names_index >= count || shoff > size || (uint64_t)count * entry > size - shoff) return NULL;
+  __builtin_memcpy(&name_off, f + shoff + names_index * entry + 24, 8);
+  __builtin_memcpy(&name_len, f + shoff + names_index * entry + 32, 8);
+  if (name_off > size || name_len > size - name_off) return NULL;
+  for (i = 0; i < count; i++) {
+    const uint8_t *h = f + shoff + i * entry;
+    uint32_t at, kind;
+    uint64_t off, len, k;
+    __builtin_memcpy(&at, h, 4);
+    __builtin_memcpy(&kind, h + 4, 4);
+    __builtin_memcpy(&off, h + 24, 8);
+    __builtin_memcpy(&len, h + 32, 8);
+    for (k = 0; at + k < name_len && name[k] && f[name_off + at + k] == (uint8_t)name[k]; k++) {
+    }
+    if (at + k >= name_len || name[k] || f[name_off + at + k] || kind == 8) continue;
+    if (off > size || len > size - off) return NULL;
+    if (bytes) *bytes = len;
+    return f + off;
+  }
+  return NULL;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
