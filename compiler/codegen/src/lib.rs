@@ -1,1 +1,4 @@
 //! mlcc-codegen
+
+pub mod artifact;
+pub mod table;

@@ -1,0 +1,135 @@
+//! A file that appears under its final name only when it is complete.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::ArtifactError;
+
+const SUFFIX: &str = ".partial";
+
+/// Large enough that the writes of one tensor row do not become one system call each.
+const BUFFER: usize = 1 << 20;
+
+/// A temporary file beside `path`; `commit` renames it, a drop removes it.
+pub(super) struct PendingFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    /// `None` after `commit`.
+    out: Option<BufWriter<File>>,
+    at: u64,
+}
+
+impl PendingFile {
+    pub fn create(path: &Path) -> Result<Self, ArtifactError> {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
+        let Some(name) = name else {
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "the path has no file name");
+            return Err(ArtifactError::Io { action: "create", path: path.to_path_buf(), source });
+        };
+        if path.is_dir() {
+            let source = std::io::Error::new(std::io::ErrorKind::IsADirectory, "it is a folder");
+            return Err(ArtifactError::Io { action: "create", path: path.to_path_buf(), source });
+        }
+        remove_leftovers(path, &name);
+        // Process and number keep two builds of one artifact apart.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let temporary = path.with_file_name(format!(".{name}.{}.{number}{SUFFIX}", std::process::id()));
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
+        let file = file.map_err(|e| ArtifactError::from_io("create", path, 0, e))?;
+        let out = Some(BufWriter::with_capacity(BUFFER, file));
+        Ok(Self { path: path.to_path_buf(), temporary, out, at: 0 })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    fn run(
+        &mut self,
+        action: &'static str,
+        f: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
+    ) -> Result<(), ArtifactError> {
+        let Some(out) = &mut self.out else { return Err(ArtifactError::Misuse("write after commit".into())) };
+        f(out).map_err(|e| ArtifactError::from_io(action, &self.path, self.at, e))
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
+        self.run("write", |out| out.write_all(bytes))?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Zeros up to a multiple of `align`.
+    pub fn align(&mut self, align: u64) -> Result<(), ArtifactError> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        while !self.at.is_multiple_of(align) {
+            let missing = (self.at.next_multiple_of(align) - self.at).min(ZEROS.len() as u64);
+            self.write(&ZEROS[..missing as usize])?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites bytes that were written before; the end of the file stays the place of the next write.
+    pub fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<(), ArtifactError> {
+        let end = self.at;
+        self.run("write", |out| {
+            out.seek(SeekFrom::Start(at))?;
+            out.write_all(bytes)?;
+            out.seek(SeekFrom::Start(end)).map(|_| ())
+        })
+    }
+
+    /// Flushes to disk. Late errors (a full disk found at write-back) come here.
+    pub fn sync(&mut self) -> Result<(), ArtifactError> {
+        self.run("write", |out| {
+            out.flush()?;
+            out.get_ref().sync_all()
+        })
+    }
+
+    /// Makes the file visible under its final name.
+    pub fn commit(mut self) -> Result<(), ArtifactError> {
+        self.sync()?;
+        std::fs::rename(&self.temporary, &self.path)
+            .map_err(|e| ArtifactError::from_io("create", &self.path, self.at, e))?;
+        // Dropped without its own flush: everything is on disk, and `Drop` must not remove a committed file.
+        self.out = None;
+        Ok(())
+    }
+}
+
+impl Drop for PendingFile {
+    fn drop(&mut self) {
+        if let Some(out) = self.out.take() {
+            // Throws the buffer away instead of flushing it to a file that goes away.
+            drop(out.into_parts());
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Removes temporary files of builds of this artifact that were killed. Best effort: what cannot be told or removed
+/// stays.
+fn remove_leftovers(path: &Path, name: &str) {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let found = entry.file_name();
+        let rest = found.to_str().and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_prefix(name));
+        let Some(ids) = rest.and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_suffix(SUFFIX)) else {
+            continue;
+        };
+        let Some(pid) = ids.split('.').next().and_then(|p| p.parse::<u32>().ok()) else { continue };
+        let alive = !Path::new("/proc/self").exists() || Path::new(&format!("/proc/{pid}")).exists();
+        if !alive {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}

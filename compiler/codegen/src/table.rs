@@ -1,0 +1,452 @@
+//! The data symbol `mlcc_model` as bytes plus relocations, independent of the back end.
+//!
+//! [`TableDesc`] is plain data; [`TableDesc::image`] lays the ABI table, its arrays and its strings out in one block
+//! whose first bytes are the [`mlcc_abi::ModelTable`]. A back end defines one symbol of that content, in writable
+//! data (the dynamic loader relocates it), aligned to [`TableImage::ALIGN`].
+//!
+//! Invariants: equal descriptions give equal bytes; a relocated slot is 8 bytes, 8-aligned, and zero in `bytes`;
+//! relocations ascend.
+
+use mlcc_abi as abi;
+
+pub use mlcc_abi::{DimExpr, LaunchArg};
+
+/// Everything that the table says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TableDesc {
+    /// `x86-64`, `aarch64` or `cuda`.
+    pub target: String,
+    /// Compiler name and version.
+    pub compiler: String,
+    /// JSON.
+    pub metadata: String,
+    /// Best first.
+    pub variants: Vec<VariantDesc>,
+    pub params: Vec<ParamDesc>,
+    pub states: Vec<StateDesc>,
+    pub images: Vec<ImageDesc>,
+    pub device_entries: Vec<DeviceEntryDesc>,
+    pub plan: PlanDesc,
+}
+
+/// The numbers of the memory plan; field for field those of [`mlcc_abi::ModelTable`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanDesc {
+    pub weights_bytes: u64,
+    pub arena_bytes: u64,
+    pub state_bytes: u64,
+    /// 0 stands for [`mlcc_abi::BUFFER_ALIGN`].
+    pub alignment: u64,
+    pub chunk: u64,
+    pub context: u64,
+    pub batch: u64,
+    pub vocab: u64,
+    pub max_workers: u64,
+}
+
+/// One CPU level: symbol names of its entry points, `None` = absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VariantDesc {
+    pub name: String,
+    /// Bits of [`mlcc_abi::feature`].
+    pub features: u64,
+    pub prefill: Option<String>,
+    pub decode: Option<String>,
+    pub prefill_logits: Option<String>,
+    pub create_kv_cache: Option<String>,
+    pub reset_kv_cache: Option<String>,
+    pub softmax_with_temperature: Option<String>,
+    pub get_metadata: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ParamDesc {
+    pub name: String,
+    pub format: String,
+    /// Empty = row-major.
+    pub packing: String,
+    /// At most four.
+    pub dims: Vec<u64>,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StateDesc {
+    pub name: String,
+    pub offset: u64,
+    pub bytes: u64,
+    /// `None` = zero bytes.
+    pub fill: Option<f32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageDesc {
+    /// `ptx` or `cubin`.
+    pub kind: String,
+    pub sm: u32,
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceEntryDesc {
+    /// One of [`mlcc_abi::ENTRY_NAMES`].
+    pub name: String,
+    pub launches: Vec<LaunchDesc>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchDesc {
+    pub kernel: String,
+    pub grid: [DimExpr; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub args: Vec<LaunchArg>,
+}
+
+/// What a relocated slot points to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RelocTarget {
+    /// This many bytes into the data symbol itself.
+    Own(u64),
+    /// A function of the object.
+    Function(String),
+}
+
+/// One pointer slot of the block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reloc {
+    pub at: u64,
+    pub target: RelocTarget,
+}
+
+/// The content of the data symbol.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableImage {
+    pub bytes: Vec<u8>,
+    pub relocs: Vec<Reloc>,
+}
+
+/// A run of the block, for back ends that spell a symbol as a sequence of fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    Bytes(&'a [u8]),
+    Pointer(&'a RelocTarget),
+}
+
+impl TableImage {
+    pub const ALIGN: u64 = 64;
+
+    /// Bytes and pointers in order; the sizes (8 per pointer) add up to `bytes.len()`.
+    pub fn pieces(&self) -> Vec<Piece<'_>> {
+        let mut out = Vec::with_capacity(2 * self.relocs.len() + 1);
+        let mut from = 0;
+        for reloc in &self.relocs {
+            let at = reloc.at as usize;
+            if at > from {
+                out.push(Piece::Bytes(&self.bytes[from..at]));
+            }
+            out.push(Piece::Pointer(&reloc.target));
+            from = at + 8;
+        }
+        if from < self.bytes.len() {
+            out.push(Piece::Bytes(&self.bytes[from..]));
+        }
+        out
+    }
+
+    fn align(&mut self, to: usize) -> u64 {
+        self.bytes.resize(self.bytes.len().next_multiple_of(to), 0);
+        self.bytes.len() as u64
+    }
+
+    fn u64(&mut self, v: u64) {
+        self.bytes.extend_from_slice(&v.to_le_bytes());
+    }
+
+    fn u32(&mut self, v: u32) {
+        self.bytes.extend_from_slice(&v.to_le_bytes());
+    }
+
+    fn pointer(&mut self, target: RelocTarget) {
+        self.relocs.push(Reloc { at: self.bytes.len() as u64, target });
+        self.u64(0);
+    }
+
+    /// A slot that `point` fills in later; null if it never does.
+    fn slot(&mut self) -> u64 {
+        self.u64(0);
+        self.bytes.len() as u64 - 8
+    }
+
+    fn point(&mut self, slot: u64, to: u64) {
+        self.relocs.push(Reloc { at: slot, target: RelocTarget::Own(to) });
+    }
+
+    fn function(&mut self, name: &Option<String>) {
+        match name {
+            Some(name) => self.pointer(RelocTarget::Function(name.clone())),
+            None => self.u64(0),
+        }
+    }
+}
+
+/// Strings and arrays whose place is known only after the fixed parts are laid out.
+#[derive(Default)]
+struct Strings<'a>(Vec<(u64, &'a [u8])>);
+
+impl<'a> Strings<'a> {
+    /// Writes a `Str` field.
+    fn text(&mut self, image: &mut TableImage, s: &'a str) {
+        self.0.push((image.slot(), s.as_bytes()));
+        image.u64(s.len() as u64);
+    }
+
+    /// Appends every text, NUL-terminated for the debugger's sake (and PTX needs it).
+    fn place(self, image: &mut TableImage) {
+        for (slot, bytes) in self.0 {
+            if bytes.len() > 64 {
+                image.align(64);
+            }
+            let at = image.bytes.len() as u64;
+            image.bytes.extend_from_slice(bytes);
+            image.bytes.push(0);
+            image.point(slot, at);
+        }
+        image.align(8);
+    }
+}
+
+impl TableDesc {
+    /// Lays the table out.
+    pub fn image(&self) -> TableImage {
+        let mut image = TableImage::default();
+        let mut strings = Strings::default();
+        let arrays = self.header(&mut image, &mut strings);
+        debug_assert_eq!(image.bytes.len(), size_of::<abi::ModelTable>());
+        let place = |image: &mut TableImage, index: usize, len: usize| {
+            let at = image.align(8);
+            if len > 0 {
+                image.point(arrays[index], at);
+            }
+        };
+        place(&mut image, 0, self.variants.len());
+        self.variants.iter().for_each(|v| v.write(&mut image, &mut strings));
+        place(&mut image, 1, self.params.len());
+        self.params.iter().for_each(|p| p.write(&mut image, &mut strings));
+        place(&mut image, 2, self.states.len());
+        self.states.iter().for_each(|s| s.write(&mut image, &mut strings));
+        place(&mut image, 3, self.images.len());
+        self.images.iter().for_each(|i| i.write(&mut image, &mut strings));
+        place(&mut image, 4, self.device_entries.len());
+        self.write_device_entries(&mut image, &mut strings);
+        strings.place(&mut image);
+        image.relocs.sort_by_key(|r| r.at);
+        image
+    }
+
+    /// Writes the fixed table; returns the slots of its five arrays.
+    fn header<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) -> [u64; 5] {
+        image.u64(abi::MAGIC);
+        image.u32(abi::ABI_VERSION);
+        image.u32(size_of::<abi::ModelTable>() as u32);
+        image.u64(0);
+        strings.text(image, &self.target);
+        strings.text(image, &self.compiler);
+        strings.text(image, &self.metadata);
+        let lens = [
+            self.variants.len(),
+            self.params.len(),
+            self.states.len(),
+            self.images.len(),
+            self.device_entries.len(),
+        ];
+        let slots = lens.map(|len| {
+            let slot = image.slot();
+            image.u64(len as u64);
+            slot
+        });
+        let p = &self.plan;
+        let alignment = if p.alignment == 0 { abi::BUFFER_ALIGN as u64 } else { p.alignment };
+        let sizes = [p.weights_bytes, p.arena_bytes, p.state_bytes, alignment];
+        let limits = [p.chunk, p.context, p.batch, p.vocab, p.max_workers];
+        sizes.into_iter().chain(limits).chain([0; 7]).for_each(|v| image.u64(v));
+        slots
+    }
+
+    fn write_device_entries<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+        let mut launch_slots = Vec::new();
+        for entry in &self.device_entries {
+            strings.text(image, &entry.name);
+            launch_slots.push(image.slot());
+            image.u64(entry.launches.len() as u64);
+        }
+        let mut arg_slots = Vec::new();
+        for (entry, slot) in self.device_entries.iter().zip(launch_slots) {
+            let at = image.align(8);
+            if !entry.launches.is_empty() {
+                image.point(slot, at);
+            }
+            for launch in &entry.launches {
+                arg_slots.push((launch.write(image, strings), launch));
+            }
+        }
+        for (slot, launch) in arg_slots {
+            let at = image.align(8);
+            if !launch.args.is_empty() {
+                image.point(slot, at);
+            }
+            for a in &launch.args {
+                image.u32(a.kind);
+                image.u32(a.size);
+                image.u64(a.value as u64);
+            }
+        }
+    }
+}
+
+impl VariantDesc {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+        strings.text(image, &self.name);
+        image.u64(self.features);
+        let entries = [
+            &self.prefill,
+            &self.decode,
+            &self.prefill_logits,
+            &self.create_kv_cache,
+            &self.reset_kv_cache,
+            &self.softmax_with_temperature,
+            &self.get_metadata,
+        ];
+        entries.into_iter().for_each(|name| image.function(name));
+    }
+}
+
+impl ParamDesc {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+        debug_assert!(self.dims.len() <= 4, "parameter {} has more than four dims", self.name);
+        strings.text(image, &self.name);
+        strings.text(image, &self.format);
+        strings.text(image, &self.packing);
+        image.u32(self.dims.len() as u32);
+        image.u32(0);
+        (0..4).for_each(|i| image.u64(self.dims.get(i).copied().unwrap_or(0)));
+        image.u64(self.offset);
+        image.u64(self.bytes);
+    }
+}
+
+impl StateDesc {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+        strings.text(image, &self.name);
+        image.u64(self.offset);
+        image.u64(self.bytes);
+        image.u32(if self.fill.is_some() { abi::init::FILL_F32 } else { abi::init::ZERO });
+        image.u32(self.fill.unwrap_or(0.0).to_bits());
+    }
+}
+
+impl ImageDesc {
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
+        strings.text(image, &self.kind);
+        image.u32(self.sm);
+        image.u32(0);
+        strings.0.push((image.slot(), &self.bytes));
+        image.u64(self.bytes.len() as u64);
+    }
+}
+
+impl LaunchDesc {
+    /// Returns the slot of the argument array.
+    fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) -> u64 {
+        strings.text(image, &self.kernel);
+        for g in &self.grid {
+            [g.coef_n, g.coef_past, g.constant, g.div].into_iter().for_each(|v| image.u64(v as u64));
+        }
+        self.block.into_iter().for_each(|b| image.u32(b));
+        image.u32(self.shared_bytes);
+        let slot = image.slot();
+        image.u64(self.args.len() as u64);
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> TableDesc {
+        let launch = LaunchDesc {
+            kernel: "add".into(),
+            grid: [DimExpr { coef_n: 2, coef_past: 0, constant: 5, div: 4 }; 3],
+            block: [32, 1, 1],
+            shared_bytes: 16,
+            args: vec![LaunchArg { kind: abi::arg::ARENA, size: 8, value: 64 }],
+        };
+        TableDesc {
+            target: "x86-64".into(),
+            compiler: "mlcc".into(),
+            metadata: "{\"a\":1}".into(),
+            variants: vec![VariantDesc { name: "v".into(), decode: Some("f".into()), ..Default::default() }],
+            params: vec![ParamDesc { name: "w".into(), dims: vec![3, 4], ..Default::default() }],
+            states: vec![StateDesc { name: "p".into(), bytes: 8, fill: Some(-1e30), ..Default::default() }],
+            images: vec![ImageDesc { kind: "ptx".into(), sm: 80, bytes: b"// text".to_vec() }],
+            device_entries: vec![DeviceEntryDesc { name: "decode".into(), launches: vec![launch] }],
+            plan: PlanDesc { vocab: 7, ..Default::default() },
+        }
+    }
+
+    /// Loads the block into aligned memory, as the dynamic loader would, and reads it back through the ABI structs.
+    #[test]
+    fn image_reads_back_through_the_abi() {
+        let image = sample().image();
+        let mut memory: Vec<u64> =
+            image.bytes.chunks(8).map(|c| c.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))).collect();
+        let base = memory.as_ptr() as u64;
+        for reloc in &image.relocs {
+            let slot = &mut memory[reloc.at as usize / 8];
+            assert_eq!((*slot, reloc.at % 8), (0, 0));
+            *slot = match &reloc.target {
+                RelocTarget::Own(at) => base + at,
+                RelocTarget::Function(name) => {
+                    assert_eq!(name, "f");
+                    0xf00
+                }
+            };
+        }
+        // SAFETY: `memory` is the relocated table, 8-aligned, and outlives `table`.
+        let table = unsafe { &*memory.as_ptr().cast::<abi::ModelTable>() };
+        let text = |s: abi::Str| {
+            // SAFETY: the image's strings lie inside `memory`.
+            String::from_utf8(unsafe { std::slice::from_raw_parts(s.ptr, s.len as usize) }.to_vec()).unwrap()
+        };
+        assert_eq!((table.magic, table.abi_version), (abi::MAGIC, abi::ABI_VERSION));
+        assert_eq!((text(table.target), text(table.metadata)), ("x86-64".into(), "{\"a\":1}".into()));
+        assert_eq!((table.vocab, table.alignment, table.n_variants), (7, 64, 1));
+        // SAFETY: each array has one element, inside `memory`.
+        let (variant, param, state, img, entry) =
+            unsafe { (*table.variants, *table.params, *table.states, *table.images, *table.device_entries) };
+        assert_eq!(variant.entries.decode.map(|f| f as usize), Some(0xf00));
+        assert!(variant.entries.prefill.is_none());
+        assert_eq!((text(param.name), param.ndim, param.dims), ("w".into(), 2, [3, 4, 0, 0]));
+        assert_eq!((state.init, state.fill), (abi::init::FILL_F32, -1e30));
+        // SAFETY: `len` bytes and the NUL lie inside `memory`.
+        assert_eq!(unsafe { std::slice::from_raw_parts(img.ptr, img.len as usize + 1) }, b"// text\0");
+        // SAFETY: one launch with one argument, inside `memory`.
+        let (launch, arg) = unsafe { (*entry.launches, *(*entry.launches).args) };
+        assert_eq!(
+            (text(launch.kernel), launch.grid[2].constant, launch.shared_bytes),
+            ("add".into(), 5, 16)
+        );
+        assert_eq!(arg, LaunchArg { kind: abi::arg::ARENA, size: 8, value: 64 });
+    }
+
+    #[test]
+    fn pieces_cover_the_block() {
+        let image = sample().image();
+        let sum: usize =
+            image.pieces().iter().map(|p| if let Piece::Bytes(b) = p { b.len() } else { 8 }).sum();
+        assert_eq!(sum, image.bytes.len());
+        assert_eq!(sample().image(), image);
+    }
+}
