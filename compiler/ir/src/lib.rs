@@ -2,10 +2,14 @@
 //! (explicit loops on buffers), with builders, and the table of target instructions.
 
 pub mod builder;
+pub mod compute;
 pub mod dim;
 pub mod entity;
+pub mod graph;
 pub mod instr;
 pub mod kernel;
+pub mod module;
+pub mod ops;
 pub mod rewrite;
 pub mod step;
 pub mod types;

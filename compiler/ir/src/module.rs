@@ -1,0 +1,122 @@
+//! A module: everything the compiler holds about one model, graph level and kernel level side by side.
+
+use crate::entity::{Arena, entity};
+use crate::graph::Function;
+use crate::kernel::Kernel;
+use crate::step::Step;
+use crate::types::{Packing, TensorType};
+
+entity!(/// A function of the module.
+    FuncId, "f");
+entity!(/// A weight of the module.
+    ParamId, "p");
+entity!(/// A recurrent state tensor of the module.
+    StateId, "s");
+
+/// What a parameter is made of: checkpoint tensors and the transformations applied while loading them.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ParamSource {
+    /// A tensor of the checkpoint under its checkpoint name, read as f32, single-element dimensions squeezed to fit.
+    Tensor(String),
+    /// `x * factor`.
+    Scale(f64, Box<ParamSource>),
+    /// `-exp(x)` (RWKV decay).
+    NegExp(Box<ParamSource>),
+    /// Sources joined along axis 0.
+    Concat(Vec<ParamSource>),
+    /// Two-dimensional transpose.
+    Transpose(Box<ParamSource>),
+}
+
+impl ParamSource {
+    /// Checkpoint tensors that it reads, in order.
+    pub fn tensors(&self) -> Vec<&str> {
+        match self {
+            ParamSource::Tensor(name) => vec![name],
+            ParamSource::Scale(_, s) | ParamSource::NegExp(s) | ParamSource::Transpose(s) => s.tensors(),
+            ParamSource::Concat(parts) => parts.iter().flat_map(|p| p.tensors()).collect(),
+        }
+    }
+}
+
+/// What a parameter is for; quantization policies choose by it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ParamRole {
+    /// Token embedding table `[vocab, hidden]`.
+    Embedding,
+    /// Output head `[vocab, hidden]`.
+    Head,
+    /// A linear layer's weight `[out, in]`.
+    Linear,
+    /// Norm weights, biases, time constants: kept in f32.
+    Vector,
+}
+
+impl ParamRole {
+    pub const ALL: [ParamRole; 4] =
+        [ParamRole::Embedding, ParamRole::Head, ParamRole::Linear, ParamRole::Vector];
+    pub fn name(self) -> &'static str {
+        match self {
+            ParamRole::Embedding => "embedding",
+            ParamRole::Head => "head",
+            ParamRole::Linear => "linear",
+            ParamRole::Vector => "vector",
+        }
+    }
+}
+
+/// A weight: constant during a run, found in the payload of the artifact.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Param {
+    /// Unique; the checkpoint's (canonical) name for a plain tensor.
+    pub name: String,
+    /// Storage type; constant dims.
+    pub ty: TensorType,
+    pub role: ParamRole,
+    pub source: ParamSource,
+    /// Set when the kernels that read it have been chosen.
+    pub packing: Option<Packing>,
+}
+
+/// A tensor that lives from step to step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct State {
+    pub name: String,
+    /// Constant dims.
+    pub ty: TensorType,
+    /// Every element at the start of a sequence.
+    pub init: f64,
+}
+
+/// The whole compilation unit. Entry functions are found by name (`prefill`, `decode`, ...).
+#[derive(Clone, Default)]
+pub struct Module {
+    pub name: String,
+    pub params: Arena<ParamId, Param>,
+    pub states: Arena<StateId, State>,
+    pub functions: Arena<FuncId, Function>,
+    pub kernels: Vec<Kernel>,
+    pub steps: Vec<Step>,
+}
+
+impl Module {
+    pub fn new(name: impl Into<String>) -> Module {
+        Module { name: name.into(), ..Module::default() }
+    }
+    pub fn function(&self, name: &str) -> Option<(FuncId, &Function)> {
+        self.functions.iter().find(|(_, f)| f.name == name)
+    }
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|k| k.name == name)
+    }
+    pub fn step(&self, name: &str) -> Option<&Step> {
+        self.steps.iter().find(|s| s.name == name)
+    }
+    /// The parameter of that name, if declared.
+    pub fn param(&self, name: &str) -> Option<ParamId> {
+        self.params.iter().find(|(_, p)| p.name == name).map(|(id, _)| id)
+    }
+    pub fn state(&self, name: &str) -> Option<StateId> {
+        self.states.iter().find(|(_, s)| s.name == name).map(|(id, _)| id)
+    }
+}

@@ -1,0 +1,67 @@
+//! Constants, unary and binary arithmetic with broadcasting, casts.
+
+use super::{Op, OpError, bad};
+use crate::compute::Scalar;
+use crate::dim::Dim;
+use crate::kernel::BinOp;
+use crate::types::TensorType;
+
+pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    match (op, inputs) {
+        (Op::Constant { dtype, .. }, []) => Ok(vec![TensorType { dtype: *dtype, dims: vec![] }]),
+        (Op::Unary(_), [a]) if a.dtype.is_float() => Ok(vec![(*a).clone()]),
+        (Op::Unary(_), [a]) => bad(op, format!("takes floats, not {a}")),
+        (Op::Cast(_), [a]) if a.dtype.is_packed() => bad(op, "packed weights are dequantized, not cast"),
+        (Op::Cast(dtype), [a]) => Ok(vec![TensorType { dtype: *dtype, dims: a.dims.clone() }]),
+        (Op::Binary(bin), [a, b]) => {
+            if !matches!(bin, BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::Div | BinOp::Min | BinOp::Max) {
+                return bad(op, "is not an arithmetic op on tensors");
+            }
+            if a.dtype != b.dtype || a.dtype.is_packed() {
+                return bad(op, format!("operands are {a} and {b}"));
+            }
+            match broadcast(&a.dims, &b.dims) {
+                Some(dims) => Ok(vec![TensorType { dtype: a.dtype, dims }]),
+                None => bad(op, format!("shapes of {a} and {b} do not broadcast")),
+            }
+        }
+        _ => bad(op, format!("takes other than {} inputs", inputs.len())),
+    }
+}
+
+/// NumPy's rule: aligned at the last axis, sizes equal or one of them 1.
+pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
+    let rank = a.len().max(b.len());
+    let one = Dim::from(1);
+    let at = |dims: &[Dim], i: usize| match (i + dims.len()).checked_sub(rank) {
+        Some(j) => dims[j].clone(),
+        None => one.clone(),
+    };
+    (0..rank)
+        .map(|i| match (at(a, i), at(b, i)) {
+            (x, y) if x == y || y == one => Some(x),
+            (x, y) if x == one => Some(y),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Index of a broadcast operand at the output's axes.
+pub(super) fn broadcast_index(operand: &TensorType, rank: usize) -> Vec<Scalar> {
+    let skip = rank - operand.rank();
+    let one = Dim::from(1);
+    let axis = |(i, d): (usize, &Dim)| if *d == one { Scalar::Int(0) } else { Scalar::Axis(i + skip) };
+    operand.dims.iter().enumerate().map(axis).collect()
+}
+
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+    let rank = inputs.iter().map(|t| t.rank()).max().unwrap_or(0);
+    let load = |i: usize| Scalar::load(i, broadcast_index(inputs[i], rank));
+    match op {
+        Op::Constant { value, .. } => Scalar::Float(*value),
+        Op::Unary(un) => Scalar::unary(*un, load(0)),
+        Op::Binary(bin) => Scalar::binary(*bin, load(0), load(1)),
+        Op::Cast(dtype) => Scalar::Cast(*dtype, Box::new(load(0))),
+        _ => unreachable!("not elementwise: {}", op.name()),
+    }
+}

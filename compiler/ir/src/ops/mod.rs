@@ -1,0 +1,291 @@
+//! The closed set of graph ops. Each family file gives, for its ops, the shape rule and the meaning: a compute
+//! definition, or a decomposition into ops that have one.
+
+mod contraction;
+mod elementwise;
+mod movement;
+mod norm;
+mod quant;
+mod structure;
+
+use crate::compute::{RedOp, Scalar};
+use crate::dim::Dim;
+use crate::graph::{Function, ValueId};
+use crate::kernel::{BinOp, UnOp};
+use crate::module::{FuncId, Module, ParamId, StateId};
+use crate::types::{DType, TensorType};
+
+/// Kind of operation with its attributes.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Op {
+    // structure
+    /// A weight of the module. No inputs.
+    Param(ParamId),
+    /// Value of a state before this step. No inputs.
+    StateRead(StateId),
+    /// Value of a state after this step. One input, no outputs.
+    StateWrite(StateId),
+    /// Inputs and outputs of the function invoked.
+    Call(FuncId),
+    /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then constants. The body takes
+    /// carries, one slice of each sequence and the constants, and returns the new carries, then any number of values.
+    /// Outputs: final carries, then those values stacked `[n, ...]`.
+    Scan {
+        body: FuncId,
+        carries: usize,
+        seqs: usize,
+    },
+
+    // elementwise
+    /// A rank-0 constant.
+    Constant {
+        value: f64,
+        dtype: DType,
+    },
+    Unary(UnOp),
+    /// Arithmetic (`add`, `sub`, `mul`, `div`, `min`, `max`) with broadcasting as in NumPy.
+    Binary(BinOp),
+    Cast(DType),
+
+    // movement
+    Reshape {
+        dims: Vec<Dim>,
+    },
+    Permute {
+        perm: Vec<usize>,
+    },
+    /// `len` indices from `start` along `axis`.
+    Slice {
+        axis: usize,
+        start: Dim,
+        len: Dim,
+    },
+    Concat {
+        axis: usize,
+    },
+    /// Rows of `table: [rows, k]` picked by `ids: i32[n]`; an id out of range is undefined (hosts check ids).
+    Gather,
+
+    // contraction and reduction
+    /// `a: [.., m, k]` times `b: [.., k, n]`, or `b: [.., n, k]` if `transpose_b`; leading axes broadcast. The result has the type of `a`.
+    MatMul {
+        transpose_b: bool,
+    },
+    /// Over one axis, which is kept with size 1.
+    Reduce {
+        op: RedOp,
+        axis: usize,
+    },
+
+    // norms, decomposed
+    /// Over the last axis: `(x - mean) / sqrt(variance + eps) * weight + bias`.
+    LayerNorm {
+        eps: f64,
+    },
+    /// Over the last axis: `x / sqrt(mean(x^2) + eps) * weight`.
+    RmsNorm {
+        eps: f64,
+    },
+    /// Over the last axis.
+    Softmax,
+
+    // quantization
+    /// A packed or half-precision weight as f32.
+    Dequantize,
+    /// `x: [m, k]` -> `f32[m, ceil(k/group)]`: max |x| over the group / 127.
+    GroupScale {
+        group: usize,
+    },
+    /// `x: [m, k]`, scales -> `i8[m, k rounded up to group]`: `round(x / scale)`, 0 where the scale is 0 and in the padding.
+    GroupQuantize {
+        group: usize,
+    },
+    /// `i8[m, k]` -> `i32[m, k/group]`: sums of codes.
+    GroupSum {
+        group: usize,
+    },
+    /// Activations quantized per group times a packed weight: inputs codes, scales, sums of codes, weight `[n, k]`; gives
+    /// `f32[m, n] = sum over k of code * scale * weight`. The sums are redundant: kernels repair the weights' zero point with them.
+    MatMulI8 {
+        group: usize,
+    },
+}
+
+/// Why an op does not fit its inputs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{op}: {message}")]
+pub struct OpError {
+    pub op: &'static str,
+    pub message: String,
+}
+
+/// What an op computes.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Meaning {
+    /// One expression per output; output shape and dtype as inferred.
+    Compute(Vec<Scalar>),
+    /// Ops with a simpler meaning: see [`Op::decompose`].
+    Decompose,
+    /// Parameters, states, calls and scans: their meaning is given by the module.
+    Structural,
+}
+
+/// An attribute as the text format shows it.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Attr {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    DType(DType),
+    Ints(Vec<i64>),
+    Dim(Dim),
+    Dims(Vec<Dim>),
+    Function(FuncId),
+}
+
+pub(crate) fn bad<T>(op: &Op, message: impl Into<String>) -> Result<T, OpError> {
+    Err(OpError { op: op.name(), message: message.into() })
+}
+
+impl Op {
+    /// Name in the text format. Unary and binary ops have the name of their scalar operation.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Param(_) => "param",
+            Op::StateRead(_) => "state.read",
+            Op::StateWrite(_) => "state.write",
+            Op::Call(_) => "call",
+            Op::Scan { .. } => "scan",
+            Op::Constant { .. } => "constant",
+            Op::Unary(op) => op.name(),
+            Op::Binary(op) => op.name(),
+            Op::Cast(_) => "cast",
+            Op::Reshape { .. } => "reshape",
+            Op::Permute { .. } => "permute",
+            Op::Slice { .. } => "slice",
+            Op::Concat { .. } => "concat",
+            Op::Gather => "gather",
+            Op::MatMul { .. } => "matmul",
+            Op::Reduce { op: RedOp::Sum, .. } => "reduce_sum",
+            Op::Reduce { op: RedOp::Max, .. } => "reduce_max",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Softmax => "softmax",
+            Op::Dequantize => "dequantize",
+            Op::GroupScale { .. } => "group_scale",
+            Op::GroupQuantize { .. } => "group_quantize",
+            Op::GroupSum { .. } => "group_sum",
+            Op::MatMulI8 { .. } => "matmul_i8",
+        }
+    }
+
+    /// Types of the outputs, or what is wrong with the inputs.
+    pub fn infer(&self, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+        match self {
+            Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Call(_) | Op::Scan { .. } => {
+                structure::infer(self, module, inputs)
+            }
+            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::Cast(_) => {
+                elementwise::infer(self, inputs)
+            }
+            Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Gather => {
+                movement::infer(self, inputs)
+            }
+            Op::MatMul { .. } | Op::Reduce { .. } => contraction::infer(self, inputs),
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => norm::infer(self, inputs),
+            Op::Dequantize
+            | Op::GroupScale { .. }
+            | Op::GroupQuantize { .. }
+            | Op::GroupSum { .. }
+            | Op::MatMulI8 { .. } => quant::infer(self, inputs),
+        }
+    }
+
+    /// The meaning for inputs of these (valid) types.
+    pub fn meaning(&self, inputs: &[&TensorType]) -> Meaning {
+        match self {
+            Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Call(_) | Op::Scan { .. } => {
+                Meaning::Structural
+            }
+            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::Cast(_) => {
+                Meaning::Compute(vec![elementwise::compute(self, inputs)])
+            }
+            Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Gather => {
+                Meaning::Compute(vec![movement::compute(self, inputs)])
+            }
+            Op::MatMul { .. } | Op::Reduce { .. } => {
+                Meaning::Compute(vec![contraction::compute(self, inputs)])
+            }
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => Meaning::Decompose,
+            Op::Dequantize
+            | Op::GroupScale { .. }
+            | Op::GroupQuantize { .. }
+            | Op::GroupSum { .. }
+            | Op::MatMulI8 { .. } => Meaning::Compute(vec![quant::compute(self, inputs)]),
+        }
+    }
+
+    /// Appends ops with the same meaning to `f` and returns what stands for the output; only for [`Meaning::Decompose`].
+    pub fn decompose(
+        &self,
+        module: &Module,
+        f: &mut Function,
+        inputs: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        match self {
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => {
+                norm::decompose(self, module, f, inputs)
+            }
+            _ => bad(self, "has no decomposition"),
+        }
+    }
+
+    /// True if each output element depends on input elements at the same (broadcast) indices only.
+    pub fn is_elementwise(&self) -> bool {
+        matches!(self, Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::Cast(_))
+    }
+
+    /// True if the node must stay although nobody uses an output.
+    pub fn has_effect(&self) -> bool {
+        matches!(self, Op::StateWrite(_))
+    }
+
+    /// Attributes in print order; `param`, `state.*` show their symbol instead.
+    pub fn attrs(&self) -> Vec<(&'static str, Attr)> {
+        let int = |v: &usize| Attr::Int(*v as i64);
+        match self {
+            Op::Param(_)
+            | Op::StateRead(_)
+            | Op::StateWrite(_)
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Gather
+            | Op::Softmax
+            | Op::Dequantize => vec![],
+            Op::Call(f) => vec![("function", Attr::Function(*f))],
+            Op::Scan { body, carries, seqs } => {
+                vec![("body", Attr::Function(*body)), ("carries", int(carries)), ("seqs", int(seqs))]
+            }
+            Op::Constant { value, dtype } => {
+                vec![("value", Attr::Float(*value)), ("dtype", Attr::DType(*dtype))]
+            }
+            Op::Cast(dtype) => vec![("dtype", Attr::DType(*dtype))],
+            Op::Reshape { dims } => vec![("dims", Attr::Dims(dims.clone()))],
+            Op::Permute { perm } => vec![("perm", Attr::Ints(perm.iter().map(|&p| p as i64).collect()))],
+            Op::Slice { axis, start, len } => {
+                vec![
+                    ("axis", int(axis)),
+                    ("start", Attr::Dim(start.clone())),
+                    ("len", Attr::Dim(len.clone())),
+                ]
+            }
+            Op::Concat { axis } | Op::Reduce { axis, .. } => vec![("axis", int(axis))],
+            Op::MatMul { transpose_b } => vec![("transpose_b", Attr::Bool(*transpose_b))],
+            Op::LayerNorm { eps } | Op::RmsNorm { eps } => vec![("eps", Attr::Float(*eps))],
+            Op::GroupScale { group }
+            | Op::GroupQuantize { group }
+            | Op::GroupSum { group }
+            | Op::MatMulI8 { group } => vec![("group", int(group))],
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Ops that move elements: reshape, permute, slice, concat, gather.
+
+use super::{Op, OpError, bad};
+use crate::compute::Scalar;
+use crate::dim::Dim;
+use crate::kernel::BinOp;
+use crate::types::{DType, TensorType};
+
+pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    if inputs.iter().any(|t| t.dtype.is_packed()) && !matches!(op, Op::Gather) {
+        return bad(op, "does not take packed weights");
+    }
+    match (op, inputs) {
+        (Op::Reshape { dims }, [a]) => {
+            let out = TensorType { dtype: a.dtype, dims: dims.clone() };
+            match (a.elements(), out.elements()) {
+                (Some(x), Some(y)) if x == y => Ok(vec![out]),
+                _ => bad(op, format!("{a} has not as many elements as {out}")),
+            }
+        }
+        (Op::Permute { perm }, [a]) => {
+            let mut sorted = perm.clone();
+            sorted.sort_unstable();
+            if sorted != (0..a.rank()).collect::<Vec<_>>() {
+                return bad(op, format!("{perm:?} is no permutation of the axes of {a}"));
+            }
+            Ok(vec![TensorType { dtype: a.dtype, dims: perm.iter().map(|&p| a.dims[p].clone()).collect() }])
+        }
+        (Op::Slice { axis, start, len }, [a]) => {
+            let Some(size) = a.dims.get(*axis) else { return bad(op, format!("{a} has no axis {axis}")) };
+            if let Some(room) = size.sub(start).sub(len).as_const()
+                && room < 0
+            {
+                return bad(op, format!("{len} from {start} runs over the {size} of axis {axis}"));
+            }
+            let mut dims = a.dims.clone();
+            dims[*axis] = len.clone();
+            Ok(vec![TensorType { dtype: a.dtype, dims }])
+        }
+        (Op::Concat { axis }, [first, rest @ ..]) => {
+            let mut out = (*first).clone();
+            if *axis >= out.rank() {
+                return bad(op, format!("{first} has no axis {axis}"));
+            }
+            for ty in rest {
+                let same = ty.dtype == out.dtype
+                    && ty.rank() == out.rank()
+                    && (0..out.rank()).all(|i| i == *axis || ty.dims[i] == out.dims[i]);
+                if !same {
+                    return bad(op, format!("{ty} does not continue {first}"));
+                }
+                out.dims[*axis] = out.dims[*axis].add(&ty.dims[*axis]);
+            }
+            Ok(vec![out])
+        }
+        (Op::Gather, [table, ids]) => {
+            if table.rank() != 2 || ids.rank() != 1 || ids.dtype != DType::I32 {
+                return bad(op, format!("takes a table [rows, k] and ids i32[n], not {table} and {ids}"));
+            }
+            let dtype = if table.dtype.is_packed() { DType::F32 } else { table.dtype };
+            Ok(vec![TensorType { dtype, dims: vec![ids.dims[0].clone(), table.dims[1].clone()] }])
+        }
+        _ => bad(op, format!("takes other than {} inputs", inputs.len())),
+    }
+}
+
+pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+    let a = inputs[0];
+    let axes = || (0..a.rank()).map(Scalar::Axis).collect::<Vec<_>>();
+    match op {
+        Op::Reshape { dims } => reshape(a, dims),
+        Op::Permute { perm } => {
+            let mut index = axes();
+            for (out, &input) in perm.iter().enumerate() {
+                index[input] = Scalar::Axis(out);
+            }
+            Scalar::load(0, index)
+        }
+        Op::Slice { axis, start, .. } => {
+            let mut index = axes();
+            if start.as_const() != Some(0) {
+                index[*axis] = Scalar::add(Scalar::Axis(*axis), Scalar::Dim(start.clone()));
+            }
+            Scalar::load(0, index)
+        }
+        Op::Concat { axis } => concat(inputs, *axis, 0, Dim::from(0)),
+        Op::Gather => {
+            let row = Scalar::load(1, vec![Scalar::Axis(0)]);
+            Scalar::load(0, vec![row, Scalar::Axis(1)])
+        }
+        _ => unreachable!("not a movement op: {}", op.name()),
+    }
+}
+
+/// `index of axis < end of part ? part : the rest`.
+fn concat(inputs: &[&TensorType], axis: usize, part: usize, start: Dim) -> Scalar {
+    let mut index: Vec<Scalar> = (0..inputs[part].rank()).map(Scalar::Axis).collect();
+    if start != Dim::from(0) {
+        index[axis] = Scalar::binary(BinOp::Sub, Scalar::Axis(axis), Scalar::Dim(start.clone()));
+    }
+    let here = Scalar::load(part, index);
+    if part + 1 == inputs.len() {
+        return here;
+    }
+    let end = start.add(&inputs[part].dims[axis]);
+    let inside = Scalar::binary(BinOp::Lt, Scalar::Axis(axis), Scalar::Dim(end.clone()));
+    Scalar::Select(Box::new(inside), Box::new(here), Box::new(concat(inputs, axis, part + 1, end)))
+}
+
+/// Through the flat index, except where axes of size 1 are merely added or removed.
+fn reshape(a: &TensorType, dims: &[Dim]) -> Scalar {
+    let one = Dim::from(1);
+    let significant = |dims: &[Dim]| -> Vec<usize> { (0..dims.len()).filter(|&i| dims[i] != one).collect() };
+    let (from, to) = (significant(&a.dims), significant(dims));
+    if from.len() == to.len() && from.iter().zip(&to).all(|(&i, &o)| a.dims[i] == dims[o]) {
+        let mut index = vec![Scalar::Int(0); a.rank()];
+        for (&i, &o) in from.iter().zip(&to) {
+            index[i] = Scalar::Axis(o);
+        }
+        return Scalar::load(0, index);
+    }
+    let mut flat = Scalar::Int(0);
+    for (axis, dim) in dims.iter().enumerate() {
+        flat = Scalar::add(Scalar::mul(flat, Scalar::Dim(dim.clone())), Scalar::Axis(axis));
+    }
+    let mut index = Vec::with_capacity(a.rank());
+    for axis in (0..a.rank()).rev() {
+        let size = Scalar::Dim(a.dims[axis].clone());
+        if axis == 0 {
+            index.push(flat.clone());
+        } else {
+            index.push(Scalar::binary(BinOp::Rem, flat.clone(), size.clone()));
+            flat = Scalar::binary(BinOp::Div, flat, size);
+        }
+    }
+    index.reverse();
+    Scalar::load(0, index)
+}

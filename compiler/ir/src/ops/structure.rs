@@ -1,0 +1,83 @@
+//! Parameters, states, calls and scans: ops whose meaning the module gives.
+
+use super::{Op, OpError, bad};
+use crate::dim::Dim;
+use crate::module::Module;
+use crate::types::TensorType;
+
+pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    match op {
+        Op::Param(id) => match module.params.get(*id) {
+            Some(param) if inputs.is_empty() => Ok(vec![param.ty.clone()]),
+            Some(_) => bad(op, "takes no inputs"),
+            None => bad(op, format!("no parameter {id}")),
+        },
+        Op::StateRead(id) => match module.states.get(*id) {
+            Some(state) if inputs.is_empty() => Ok(vec![state.ty.clone()]),
+            Some(_) => bad(op, "takes no inputs"),
+            None => bad(op, format!("no state {id}")),
+        },
+        Op::StateWrite(id) => match (module.states.get(*id), inputs) {
+            (Some(state), [ty]) if state.ty == **ty => Ok(vec![]),
+            (Some(state), [ty]) => bad(op, format!("state {} is {}, value is {ty}", state.name, state.ty)),
+            (Some(_), _) => bad(op, "takes one input"),
+            (None, _) => bad(op, format!("no state {id}")),
+        },
+        Op::Call(id) => {
+            let Some(callee) = module.functions.get(*id) else { return bad(op, format!("no function {id}")) };
+            let expected: Vec<&TensorType> = callee.inputs.iter().map(|&v| callee.ty(v)).collect();
+            if expected != inputs {
+                return bad(op, format!("arguments do not fit function {}", callee.name));
+            }
+            Ok(callee.outputs.iter().map(|&v| callee.ty(v).clone()).collect())
+        }
+        Op::Scan { body, carries, seqs } => infer_scan(op, module, inputs, *body, *carries, *seqs),
+        _ => bad(op, "is not a structural op"),
+    }
+}
+
+fn infer_scan(
+    op: &Op,
+    module: &Module,
+    inputs: &[&TensorType],
+    body: crate::module::FuncId,
+    carries: usize,
+    seqs: usize,
+) -> Result<Vec<TensorType>, OpError> {
+    let Some(body) = module.functions.get(body) else { return bad(op, format!("no function {body}")) };
+    if seqs == 0 || inputs.len() < carries + seqs || inputs.len() != body.inputs.len() {
+        return bad(op, format!("{} inputs for {carries} carries and {seqs} sequences", inputs.len()));
+    }
+    let length: &Dim = match inputs[carries].dims.first() {
+        Some(length) => length,
+        None => return bad(op, "a sequence needs an axis 0"),
+    };
+    for (i, ty) in inputs.iter().enumerate() {
+        let expected = body.ty(body.inputs[i]);
+        let is_seq = (carries..carries + seqs).contains(&i);
+        let slice = match (is_seq, ty.dims.split_first()) {
+            (false, _) => (*ty).clone(),
+            (true, Some((n, rest))) if n == length => TensorType::new(ty.dtype, rest),
+            (true, _) => return bad(op, format!("sequence {i} has another length")),
+        };
+        if slice != *expected {
+            return bad(op, format!("input {i} is {slice}, the body takes {expected}"));
+        }
+    }
+    if body.outputs.len() < carries {
+        return bad(op, "the body returns fewer values than carries");
+    }
+    let mut outputs = Vec::with_capacity(body.outputs.len());
+    for (i, &v) in body.outputs.iter().enumerate() {
+        let ty = body.ty(v);
+        if i < carries {
+            if ty != inputs[i] {
+                return bad(op, format!("carry {i} is {} but comes back as {ty}", inputs[i]));
+            }
+            outputs.push(ty.clone());
+        } else {
+            outputs.push(TensorType::new(ty.dtype, std::iter::once(length).chain(&ty.dims)));
+        }
+    }
+    Ok(outputs)
+}
