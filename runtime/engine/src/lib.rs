@@ -1,1 +1,25 @@
-//! mlcc-engine
+//! Text in, text out: everything between a prompt and the tokens that a compiled model works on.
+//!
+//! * [`tokenizer`]: text to token ids and back, also as a stream of UTF-8 pieces.
+//! * [`sampler`]: logits to one token id; [`stop`]: where a text has to end.
+//! * [`generate`]: the loop of prefill, sample and decode over any [`generate::LanguageModel`].
+//! * [`eval`]: perplexity, and how far two models are apart.
+//! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
+//!
+//! The crate knows nothing of the compiler. Everything that it reads can come from memory, because an artifact
+//! carries its tokenizer in a payload section.
+
+pub mod eval;
+pub mod generate;
+pub mod generation_config;
+pub mod sampler;
+pub mod special;
+pub mod stop;
+pub mod text;
+pub mod tokenizer;
+
+pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request};
+pub use generation_config::GenerationConfig;
+pub use sampler::{Sampler, SamplingOverrides, SamplingParams};
+pub use special::SpecialIds;
+pub use tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};

@@ -1,0 +1,281 @@
+//! Perplexity, and how far one model is from another.
+//!
+//! Protocol: the tokens are cut into windows of `context` tokens that begin `stride` tokens apart; a window that the
+//! text does not fill is dropped. Each window runs on its own, from the empty state. Its first token is context only;
+//! where windows overlap, a token is scored once, in the first window that contains it. Perplexity is
+//! exp(sum of -ln p over all scored tokens / their number), with p from a log-softmax in f64.
+//!
+//! KL divergence is KL(reference || this), its mean over the scored positions; same-top-token is the share of these
+//! positions where both models find the same token likeliest (ties: the lowest id).
+
+use thiserror::Error;
+
+use crate::tokenizer::TokenId;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Protocol {
+    pub context: usize,
+    pub stride: usize,
+}
+
+impl Default for Protocol {
+    fn default() -> Self {
+        Protocol { context: 256, stride: 256 }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum EvalError {
+    #[error(
+        "--context is {context} and --stride is {stride}: expected a context of at least 2 and a stride from 1 to the context"
+    )]
+    Protocol { context: usize, stride: usize },
+    #[error(
+        "the text has {tokens} tokens, less than one window of {context}: give a longer text, or a smaller --context"
+    )]
+    TooShort { tokens: usize, context: usize },
+    #[error(
+        "token {position} of the text has id {id}, but the model's vocabulary has {vocab} entries: use the tokenizer of \
+         this model"
+    )]
+    Token { position: usize, id: TokenId, vocab: usize },
+    #[error(
+        "{model} gave {found} logits for window {window}, expected {expected} (positions times vocabulary)"
+    )]
+    Shape { model: &'static str, window: usize, expected: usize, found: usize },
+    #[error(
+        "{model} gave no usable logits at position {position} of window {window} (NaN, or no finite value): look for NaN \
+         or Inf in its weights with `mlcc verify`"
+    )]
+    NotFinite { model: &'static str, window: usize, position: usize },
+    #[error("{model} failed in window {window}: {source}")]
+    Model { model: &'static str, window: usize, source: Box<dyn std::error::Error + Send + Sync> },
+}
+
+/// One piece of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window<'a> {
+    pub index: usize,
+    pub tokens: &'a [TokenId],
+    /// The first position in the window that is scored.
+    pub first_scored: usize,
+}
+
+/// The windows of a text, checked against the vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub struct Windows<'a> {
+    tokens: &'a [TokenId],
+    protocol: Protocol,
+    vocab: usize,
+}
+
+impl<'a> Windows<'a> {
+    pub fn new(tokens: &'a [TokenId], protocol: Protocol, vocab: usize) -> Result<Self, EvalError> {
+        let Protocol { context, stride } = protocol;
+        if context < 2 || stride < 1 || stride > context {
+            return Err(EvalError::Protocol { context, stride });
+        }
+        if tokens.len() < context {
+            return Err(EvalError::TooShort { tokens: tokens.len(), context });
+        }
+        let strange = |id: &TokenId| usize::try_from(*id).map_or(true, |id| id >= vocab);
+        if let Some(position) = tokens.iter().position(strange) {
+            return Err(EvalError::Token { position, id: tokens[position], vocab });
+        }
+        Ok(Windows { tokens, protocol, vocab })
+    }
+
+    /// How many windows there are.
+    pub fn count(&self) -> usize {
+        (self.tokens.len() - self.protocol.context) / self.protocol.stride + 1
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Window<'a>> + '_ {
+        let Protocol { context, stride } = self.protocol;
+        (0..self.count()).map(move |index| Window {
+            index,
+            tokens: &self.tokens[index * stride..][..context],
+            first_scored: if index == 0 { 1 } else { (context - stride).max(1) },
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Perplexity {
+    /// Sum of -ln p.
+    pub nll_sum: f64,
+    pub tokens_scored: usize,
+    pub windows: usize,
+}
+
+impl Perplexity {
+    pub fn mean_nll(&self) -> f64 {
+        self.nll_sum / self.tokens_scored as f64
+    }
+
+    pub fn perplexity(&self) -> f64 {
+        self.mean_nll().exp()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    pub this: Perplexity,
+    pub reference: Perplexity,
+    /// Mean of KL(reference || this), in nats.
+    pub kl_divergence: f64,
+    /// 0 to 1.
+    pub same_top_token: f64,
+}
+
+/// Perplexity of a model. `run` gives the logits at all positions of a window, row by row, from the empty state.
+pub fn perplexity<R, E>(
+    windows: &Windows<'_>,
+    mut run: impl FnMut(&Window<'_>) -> Result<R, E>,
+) -> Result<Perplexity, EvalError>
+where
+    R: AsRef<[f32]>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut total = Score::default();
+    for window in windows.iter() {
+        let logits = run_window("the model", &window, windows.vocab, &mut run)?;
+        for position in window.first_scored..window.tokens.len() {
+            let row = Row::of("the model", &window, logits.as_ref(), windows.vocab, position)?;
+            total.add(&row, window.tokens[position]);
+        }
+    }
+    Ok(total.result(windows))
+}
+
+/// Perplexity of two models and their distance. The closures are called in turns, window by window.
+pub fn compare<R1, R2, E1, E2>(
+    windows: &Windows<'_>,
+    mut reference: impl FnMut(&Window<'_>) -> Result<R1, E1>,
+    mut this: impl FnMut(&Window<'_>) -> Result<R2, E2>,
+) -> Result<Comparison, EvalError>
+where
+    R1: AsRef<[f32]>,
+    R2: AsRef<[f32]>,
+    E1: Into<Box<dyn std::error::Error + Send + Sync>>,
+    E2: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let vocab = windows.vocab;
+    let (mut ours, mut theirs) = (Score::default(), Score::default());
+    let (mut divergence, mut same) = (0.0, 0usize);
+    for window in windows.iter() {
+        let expected = run_window("the reference model", &window, vocab, &mut reference)?;
+        let found = run_window("the model", &window, vocab, &mut this)?;
+        for position in window.first_scored..window.tokens.len() {
+            let target = window.tokens[position];
+            let expected = Row::of("the reference model", &window, expected.as_ref(), vocab, position)?;
+            let found = Row::of("the model", &window, found.as_ref(), vocab, position)?;
+            theirs.add(&expected, target);
+            ours.add(&found, target);
+            divergence += kl_divergence(&expected, &found);
+            same += usize::from(expected.top == found.top);
+        }
+    }
+    let (this, reference) = (ours.result(windows), theirs.result(windows));
+    let scored = this.tokens_scored as f64;
+    Ok(Comparison {
+        this,
+        reference,
+        kl_divergence: divergence / scored,
+        same_top_token: same as f64 / scored,
+    })
+}
+
+fn run_window<R, E>(
+    model: &'static str,
+    window: &Window<'_>,
+    vocab: usize,
+    run: &mut impl FnMut(&Window<'_>) -> Result<R, E>,
+) -> Result<R, EvalError>
+where
+    R: AsRef<[f32]>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let logits = run(window).map_err(|source| EvalError::Model {
+        model,
+        window: window.index,
+        source: source.into(),
+    })?;
+    let (expected, found) = (window.tokens.len() * vocab, logits.as_ref().len());
+    if expected != found {
+        return Err(EvalError::Shape { model, window: window.index, expected, found });
+    }
+    Ok(logits)
+}
+
+#[derive(Default)]
+struct Score {
+    nll_sum: f64,
+    tokens: usize,
+}
+
+impl Score {
+    fn add(&mut self, row: &Row<'_>, target: TokenId) {
+        self.nll_sum -= row.log_p(target as usize);
+        self.tokens += 1;
+    }
+
+    fn result(&self, windows: &Windows<'_>) -> Perplexity {
+        Perplexity { nll_sum: self.nll_sum, tokens_scored: self.tokens, windows: windows.count() }
+    }
+}
+
+/// The logits that predict one position.
+struct Row<'a> {
+    logits: &'a [f32],
+    /// ln of the sum of exp of all logits.
+    log_sum: f64,
+    top: usize,
+}
+
+impl<'a> Row<'a> {
+    /// The row before `position`, as it predicts it.
+    fn of(
+        model: &'static str,
+        window: &Window<'_>,
+        logits: &'a [f32],
+        vocab: usize,
+        position: usize,
+    ) -> Result<Self, EvalError> {
+        let logits = &logits[(position - 1) * vocab..][..vocab];
+        let mut top = 0;
+        for (id, logit) in logits.iter().enumerate() {
+            if *logit > logits[top] {
+                top = id;
+            }
+        }
+        let max = f64::from(logits[top]);
+        let log_sum = logits.iter().map(|&logit| (f64::from(logit) - max).exp()).sum::<f64>().ln() + max;
+        // NaN anywhere makes the sum NaN; infinite logits make it NaN or infinite.
+        if log_sum.is_finite() {
+            Ok(Row { logits, log_sum, top })
+        } else {
+            Err(EvalError::NotFinite { model, window: window.index, position: position - 1 })
+        }
+    }
+
+    fn log_p(&self, id: usize) -> f64 {
+        f64::from(self.logits[id]) - self.log_sum
+    }
+}
+
+fn kl_divergence(reference: &Row<'_>, this: &Row<'_>) -> f64 {
+    let mut sum = 0.0;
+    for id in 0..reference.logits.len() {
+        let log_p = reference.log_p(id);
+        let p = log_p.exp();
+        if p > 0.0 {
+            sum += p * (log_p - this.log_p(id));
+        }
+    }
+    // Rounding can take the distance of equal distributions below zero.
+    sum.max(0.0)
+}
+
+#[cfg(test)]
+mod tests;

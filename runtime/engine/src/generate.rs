@@ -1,0 +1,356 @@
+//! The loop from a prompt to a text.
+//!
+//! [`Generator`] feeds a [`LanguageModel`], samples, decodes to whole characters and looks for the end: a token that
+//! ends the text, a stop string, the wished length, a full context, or a cancelled request. What it has shown is always
+//! the text of the tokens that it reports (less a stop string).
+//!
+//! A generator may go on with the same context ([`Generator::generate`] again, for the next turn of a chat). The last
+//! token of a text has been chosen but not fed to the model; it is fed first then, unless it is a token that ends texts.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::sampler::{ParamError, SampleError, Sampler, SamplingParams};
+use crate::stop::{EmptyStop, StopMatcher};
+use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
+
+/// A loaded model with its state, as the generator needs it.
+pub trait LanguageModel {
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Appends tokens to the context; the logits after the last one.
+    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error>;
+    /// Appends one token; the logits after it.
+    fn decode(&mut self, token: TokenId) -> Result<&[f32], Self::Error>;
+    /// Back to the empty context.
+    fn reset(&mut self) -> Result<(), Self::Error>;
+    /// Number of logits.
+    fn vocab(&self) -> usize;
+    /// How many tokens fit in the context; `None` if there is no limit (recurrent models).
+    fn context(&self) -> Option<usize>;
+    /// How many tokens of a prompt are fed between two looks at the cancel flag.
+    fn chunk(&self) -> usize {
+        512
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum GenerateError {
+    #[error("the prompt is empty: give some text with -p TEXT, with -f FILE, or on standard input")]
+    EmptyPrompt,
+    #[error(
+        "the prompt has {prompt} tokens and {past} are in the context already, but this model was built for a context \
+         of {context}: shorten the prompt, or build with a larger -c/--ctx-size"
+    )]
+    PromptTooLong { prompt: usize, past: usize, context: usize },
+    #[error(
+        "token {position} of the prompt has id {id}, but the model's vocabulary has {vocab} entries: use the tokenizer \
+         of this model"
+    )]
+    PromptToken { position: usize, id: TokenId, vocab: usize },
+    #[error(transparent)]
+    Params(#[from] ParamError),
+    #[error(transparent)]
+    Stop(#[from] EmptyStop),
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error("the model failed: {0}")]
+    Model(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// One text to generate.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    pub prompt: &'a [TokenId],
+    pub sampling: SamplingParams,
+    /// `None`: until something else ends the text.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end the text (empty: none, as `--ignore-eos` wants it).
+    pub eos: &'a [TokenId],
+    pub stop: &'a [String],
+    /// Set from elsewhere (a signal handler, another thread) to end the text early.
+    pub cancel: Option<&'a AtomicBool>,
+}
+
+impl<'a> Request<'a> {
+    pub fn new(prompt: &'a [TokenId], sampling: SamplingParams) -> Self {
+        Request { prompt, sampling, max_tokens: None, eos: &[], stop: &[], cancel: None }
+    }
+
+    fn cancelled(&self) -> bool {
+        self.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose a token that ends the text.
+    Eos,
+    /// A stop string, by its number in the request.
+    Stop(usize),
+    /// The wished number of tokens.
+    Length,
+    /// The model's context is full.
+    Context,
+    /// The flag was set, or the receiver of the text wants no more.
+    Cancelled,
+}
+
+impl FinishReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Eos => "eos",
+            FinishReason::Stop(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Context => "context",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What came out, besides the text.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// All chosen tokens, with the one that ended the text.
+    pub tokens: Vec<TokenId>,
+    pub finish: FinishReason,
+    /// Tokens fed before the first one was chosen.
+    pub prompt_tokens: usize,
+    pub prefill: Duration,
+    /// Decode steps: one less than the chosen tokens, as the first comes from the prefill.
+    pub decode_steps: usize,
+    /// Time of the decode steps with sampling and text.
+    pub decode: Duration,
+    pub seed: u64,
+}
+
+impl Generation {
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        rate(self.prompt_tokens, self.prefill)
+    }
+
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        rate(self.decode_steps, self.decode)
+    }
+}
+
+fn rate(count: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+pub struct Generator<M: LanguageModel> {
+    model: M,
+    /// Tokens in the model's context.
+    past: usize,
+    /// The last token of the text before, chosen but not fed.
+    unfed: Option<TokenId>,
+}
+
+impl<M: LanguageModel> Generator<M> {
+    /// `model` has an empty context.
+    pub fn new(model: M) -> Self {
+        Generator { model, past: 0, unfed: None }
+    }
+
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// Tokens in the context now.
+    pub fn past(&self) -> usize {
+        self.past
+    }
+
+    pub fn into_model(self) -> M {
+        self.model
+    }
+
+    pub fn reset(&mut self) -> Result<(), GenerateError> {
+        self.unfed = None;
+        self.past = 0;
+        self.model.reset().map_err(model_error)
+    }
+
+    /// Generates one text. `on_text` gets it piece by piece, in whole characters, and may end it.
+    pub fn generate(
+        &mut self,
+        tokenizer: &Tokenizer,
+        request: &Request<'_>,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, GenerateError> {
+        let mut sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
+        let mut text = TextOut {
+            decoder: DecodeStream::continuing(tokenizer, SpecialTokens::Skip),
+            stops: StopMatcher::new(request.stop)?,
+        };
+        self.check_prompt(request.prompt)?;
+
+        let begin = Instant::now();
+        let prompt: Vec<TokenId> =
+            self.unfed.take().into_iter().chain(request.prompt.iter().copied()).collect();
+        let mut out = Generation {
+            tokens: Vec::with_capacity(request.max_tokens.unwrap_or(256).min(4096)),
+            finish: FinishReason::Length,
+            prompt_tokens: 0,
+            prefill: Duration::ZERO,
+            decode_steps: 0,
+            decode: Duration::ZERO,
+            seed: sampler.seed(),
+        };
+        let first = self.prefill(&prompt, request, &mut sampler, &mut out)?;
+        out.prefill = begin.elapsed();
+
+        let begin = Instant::now();
+        if let Some(first) = first {
+            out.finish = self.decode(first, request, &mut sampler, &mut text, &mut on_text, &mut out)?;
+        }
+        // After a stop string nothing is held back, and a receiver that wants no more is not called again.
+        if !matches!(out.finish, FinishReason::Cancelled | FinishReason::Stop(_)) {
+            out.finish = text.finish(out.finish, &mut on_text);
+        }
+        out.decode = begin.elapsed();
+        Ok(out)
+    }
+
+    fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), GenerateError> {
+        if prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        let vocab = self.model.vocab();
+        let strange = |id: &TokenId| usize::try_from(*id).map_or(true, |id| id >= vocab);
+        if let Some(position) = prompt.iter().position(strange) {
+            return Err(GenerateError::PromptToken { position, id: prompt[position], vocab });
+        }
+        let past = self.past + usize::from(self.unfed.is_some());
+        match self.model.context() {
+            Some(context) if past + prompt.len() > context => {
+                Err(GenerateError::PromptTooLong { prompt: prompt.len(), past, context })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Feeds the prompt and chooses the first token; `None` (and the reason in `out`) when there is none.
+    fn prefill(
+        &mut self,
+        prompt: &[TokenId],
+        request: &Request<'_>,
+        sampler: &mut Sampler,
+        out: &mut Generation,
+    ) -> Result<Option<TokenId>, GenerateError> {
+        let mut chosen = None;
+        let mut left = prompt.len();
+        for chunk in prompt.chunks(self.model.chunk().max(1)) {
+            if request.cancelled() {
+                out.finish = FinishReason::Cancelled;
+                return Ok(None);
+            }
+            let logits = self.model.prefill(chunk).map_err(model_error)?;
+            chunk.iter().for_each(|&token| sampler.accept(token));
+            self.past += chunk.len();
+            out.prompt_tokens += chunk.len();
+            left -= chunk.len();
+            if left == 0 && request.max_tokens != Some(0) {
+                chosen = Some(sampler.sample(logits)?);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// From the first chosen token to the end of the text.
+    fn decode(
+        &mut self,
+        first: TokenId,
+        request: &Request<'_>,
+        sampler: &mut Sampler,
+        text: &mut TextOut<'_>,
+        on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
+        out: &mut Generation,
+    ) -> Result<FinishReason, GenerateError> {
+        let mut token = first;
+        loop {
+            sampler.accept(token);
+            out.tokens.push(token);
+            if request.eos.contains(&token) {
+                return Ok(FinishReason::Eos);
+            }
+            self.unfed = Some(token);
+            if let ControlFlow::Break(reason) = text.push(token, on_text) {
+                return Ok(reason);
+            }
+            if request.cancelled() {
+                return Ok(FinishReason::Cancelled);
+            }
+            if request.max_tokens.is_some_and(|max| out.tokens.len() >= max) {
+                return Ok(FinishReason::Length);
+            }
+            if self.model.context().is_some_and(|context| self.past >= context) {
+                return Ok(FinishReason::Context);
+            }
+            let logits = self.model.decode(token).map_err(model_error)?;
+            self.unfed = None;
+            self.past += 1;
+            out.decode_steps += 1;
+            token = sampler.sample(logits)?;
+        }
+    }
+}
+
+fn model_error(error: impl std::error::Error + Send + Sync + 'static) -> GenerateError {
+    GenerateError::Model(Box::new(error))
+}
+
+/// Tokens to the text that may be shown.
+struct TextOut<'t> {
+    decoder: DecodeStream<'t>,
+    stops: StopMatcher,
+}
+
+impl TextOut<'_> {
+    fn push(
+        &mut self,
+        token: TokenId,
+        on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
+    ) -> ControlFlow<FinishReason> {
+        match self.decoder.push(token) {
+            Some(piece) => show(&mut self.stops, piece, on_text),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Shows what was held back; the reason may become another one, if the held text ends with a stop string.
+    fn finish(
+        &mut self,
+        reason: FinishReason,
+        on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
+    ) -> FinishReason {
+        if let Some(piece) = self.decoder.finish()
+            && let ControlFlow::Break(earlier) = show(&mut self.stops, piece, on_text)
+        {
+            return earlier;
+        }
+        let rest = self.stops.finish();
+        if !rest.is_empty() && on_text(rest).is_break() {
+            return FinishReason::Cancelled;
+        }
+        reason
+    }
+}
+
+fn show(
+    stops: &mut StopMatcher,
+    piece: &str,
+    on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
+) -> ControlFlow<FinishReason> {
+    let passed = stops.push(piece);
+    if !passed.text.is_empty() && on_text(passed.text).is_break() {
+        return ControlFlow::Break(FinishReason::Cancelled);
+    }
+    match passed.stop {
+        Some(index) => ControlFlow::Break(FinishReason::Stop(index)),
+        None => ControlFlow::Continue(()),
+    }
+}

@@ -1,0 +1,122 @@
+//! `generation_config.json`: what the makers of a checkpoint recommend for sampling, and its control ids.
+//!
+//! Its values override the tool's defaults and are overridden by flags. `do_sample: false` means greedy, as in the
+//! library that defined the file.
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::sampler::SamplingOverrides;
+use crate::tokenizer::TokenId;
+
+#[derive(Debug, Error)]
+#[error("{file} is not as expected: {reason}. Correct the field, or remove the file to use the defaults.")]
+pub struct ConfigError {
+    pub file: String,
+    pub reason: String,
+}
+
+/// The fields that this engine understands; others are ignored.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct GenerationConfig {
+    pub bos_token_id: Option<TokenId>,
+    #[serde(default)]
+    pub eos_token_id: OneOrMany,
+    pub do_sample: Option<bool>,
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub max_new_tokens: Option<usize>,
+}
+
+/// `null`, one id or a list of ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    #[default]
+    None,
+    One(TokenId),
+    Many(Vec<TokenId>),
+}
+
+impl OneOrMany {
+    pub fn as_slice(&self) -> &[TokenId] {
+        match self {
+            OneOrMany::None => &[],
+            OneOrMany::One(id) => std::slice::from_ref(id),
+            OneOrMany::Many(ids) => ids,
+        }
+    }
+}
+
+impl GenerationConfig {
+    /// `file` is the name that an error shows.
+    pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
+        serde_json::from_slice(bytes)
+            .map_err(|e| ConfigError { file: file.to_owned(), reason: e.to_string() })
+    }
+
+    /// What the file says about sampling.
+    pub fn sampling(&self) -> SamplingOverrides {
+        let greedy = self.do_sample == Some(false);
+        SamplingOverrides {
+            temperature: if greedy { Some(0.0) } else { self.temperature },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repetition_penalty,
+            ..SamplingOverrides::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::SamplingParams;
+
+    #[test]
+    fn order_is_defaults_file_flags() {
+        let file = GenerationConfig::from_json(
+            "generation_config.json",
+            br#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 5], "transformers_version": "4.45.0"}"#,
+        )
+        .unwrap();
+        let flags = SamplingOverrides { top_p: Some(0.5), seed: Some(7), ..SamplingOverrides::default() };
+        let params = SamplingParams::default().with(&file.sampling()).with(&flags);
+        assert_eq!(params.temperature, 0.6);
+        assert_eq!(params.top_p, 0.5);
+        assert_eq!(params.top_k, 40);
+        assert_eq!(params.seed, Some(7));
+        assert_eq!(file.eos_token_id.as_slice(), [2, 5]);
+    }
+
+    #[test]
+    fn not_sampling_is_greedy_until_a_flag_says_otherwise() {
+        let file = GenerationConfig::from_json(
+            "g",
+            br#"{"do_sample": false, "temperature": 1.0, "eos_token_id": 0}"#,
+        )
+        .unwrap();
+        let params = SamplingParams::default().with(&file.sampling());
+        assert_eq!(params.temperature, 0.0);
+        assert_eq!(file.eos_token_id.as_slice(), [0]);
+        let flags = SamplingOverrides { temperature: Some(0.7), ..SamplingOverrides::default() };
+        assert_eq!(params.with(&flags).temperature, 0.7);
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let error = GenerationConfig::from_json("models/x/generation_config.json", br#"{"top_k": "many"}"#)
+            .unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("models/x/generation_config.json") && message.contains("many"), "{message}");
+        assert_eq!(GenerationConfig::from_json("g", b"{}").unwrap(), GenerationConfig::default());
+        assert_eq!(
+            GenerationConfig::from_json("g", br#"{"eos_token_id": null, "top_k": null}"#).unwrap().top_k,
+            None
+        );
+    }
+}

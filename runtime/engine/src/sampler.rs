@@ -1,0 +1,264 @@
+//! Logits to one token.
+//!
+//! Order: penalties, temperature, top-k, top-p, min-p, draw (the order of ggml's GPT-2 example and of transformers).
+//! Each cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
+//!
+//! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN is never
+//! chosen; after the first token nothing is allocated (an unbounded penalty window grows, and nothing else).
+
+mod history;
+mod params;
+mod pcg;
+
+use std::hash::{BuildHasher, Hasher};
+
+use thiserror::Error;
+
+pub use params::{ParamError, SamplingOverrides, SamplingParams};
+pub use pcg::Pcg64;
+
+use crate::tokenizer::TokenId;
+use history::History;
+
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum SampleError {
+    #[error(
+        "the model gave {found} logits, expected {expected} (its vocabulary): model and sampler do not belong together"
+    )]
+    Length { expected: usize, found: usize },
+    #[error(
+        "none of the {vocab} logits is a number: the model has gone wrong. Look for NaN or Inf in the weights (`mlcc \
+         verify`), or try a format with a larger range (f32 or bf16 for f16)."
+    )]
+    NoFiniteLogit { vocab: usize },
+}
+
+/// A token that may be drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    pub id: TokenId,
+    /// After penalties, before the temperature.
+    pub logit: f32,
+    pub probability: f64,
+}
+
+/// Sorts first what is drawn more likely; ties by the lower id.
+fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    vocab: usize,
+    seed: u64,
+    rng: Pcg64,
+    history: History,
+    penalized: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    pub fn new(params: SamplingParams, vocab: usize) -> Result<Self, ParamError> {
+        params.check()?;
+        let seed = params.seed.unwrap_or_else(random_seed);
+        let history = History::new(&params, vocab);
+        let top_k = bounded_top_k(&params, vocab);
+        let room = if params.is_greedy() { 1 } else { top_k.map_or(vocab, buffer_size).min(vocab.max(1)) };
+        Ok(Sampler {
+            vocab,
+            seed,
+            rng: Pcg64::new(seed),
+            history,
+            penalized: Vec::with_capacity(if params.penalizes() { vocab } else { 0 }),
+            candidates: Vec::with_capacity(room),
+            params,
+        })
+    }
+
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// The seed in use; show it when none was given, so that a text can be had again.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Tells the sampler that `token` is part of the text (of the prompt, or chosen), for the penalties.
+    pub fn accept(&mut self, token: TokenId) {
+        self.history.push(token);
+    }
+
+    /// Forgets the text and starts the random numbers anew.
+    pub fn reset(&mut self) {
+        self.history.clear();
+        self.rng = Pcg64::new(self.seed);
+    }
+
+    /// Chooses a token; [`Sampler::accept`] it afterwards.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, SampleError> {
+        let candidates = fill(
+            &self.params,
+            &mut self.history,
+            &mut self.penalized,
+            &mut self.candidates,
+            self.vocab,
+            logits,
+        )?;
+        // Exactly one number per token, also when there is no choice: later tokens then do not depend on it.
+        let mut left = self.rng.next_f64();
+        for candidate in candidates.iter() {
+            left -= candidate.probability;
+            if left < 0.0 {
+                return Ok(candidate.id);
+            }
+        }
+        // Rounding may leave a rest of 1e-16 after the last one.
+        candidates.last().map(|c| c.id).ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
+    }
+
+    /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
+    pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate], SampleError> {
+        let candidates = fill(
+            &self.params,
+            &mut self.history,
+            &mut self.penalized,
+            &mut self.candidates,
+            self.vocab,
+            logits,
+        )?;
+        Ok(candidates)
+    }
+}
+
+/// `None` when top-k does not cut.
+fn bounded_top_k(params: &SamplingParams, vocab: usize) -> Option<usize> {
+    let k = params.top_k as usize;
+    if k == 0 || k >= vocab { None } else { Some(k) }
+}
+
+/// Candidates that [`top_k`] collects before it drops the lower ones.
+fn buffer_size(k: usize) -> usize {
+    2 * k + 64
+}
+
+/// Fills `candidates` with what may be drawn. Free function over the sampler's fields, because `logits` may be the
+/// penalized copy in one of them.
+fn fill<'c>(
+    params: &SamplingParams,
+    history: &mut History,
+    penalized: &mut Vec<f32>,
+    candidates: &'c mut Vec<Candidate>,
+    vocab: usize,
+    logits: &[f32],
+) -> Result<&'c [Candidate], SampleError> {
+    if logits.len() != vocab {
+        return Err(SampleError::Length { expected: vocab, found: logits.len() });
+    }
+    let logits = if history.is_empty() {
+        logits
+    } else {
+        penalized.clear();
+        penalized.extend_from_slice(logits);
+        history.penalize(params, penalized);
+        penalized.as_slice()
+    };
+    candidates.clear();
+    let best = argmax(logits).ok_or(SampleError::NoFiniteLogit { vocab })?;
+    if params.is_greedy() {
+        candidates.push(Candidate { probability: 1.0, ..best });
+        return Ok(candidates);
+    }
+
+    let weight = |logit: f32| (f64::from(logit - best.logit) / f64::from(params.temperature)).exp();
+    let total: f64 = match bounded_top_k(params, vocab) {
+        Some(k) => {
+            top_k(logits, k, candidates);
+            candidates.iter_mut().for_each(|c| c.probability = weight(c.logit));
+            candidates.iter().map(|c| c.probability).sum()
+        }
+        None => {
+            let mut total = 0.0;
+            for candidate in all(logits) {
+                let w = weight(candidate.logit);
+                total += w;
+                // Below this the min-p cut takes it anyway; the weight of the best is 1.
+                if w >= f64::from(params.min_p) {
+                    candidates.push(Candidate { probability: w, ..candidate });
+                }
+            }
+            total
+        }
+    };
+    if params.top_p < 1.0 {
+        nucleus(candidates, f64::from(params.top_p) * total);
+    }
+    candidates.retain(|c| c.probability >= f64::from(params.min_p));
+    let kept: f64 = candidates.iter().map(|c| c.probability).sum();
+    candidates.iter_mut().for_each(|c| c.probability /= kept);
+    Ok(candidates)
+}
+
+/// All logits that are numbers. Plus infinity becomes the largest number, so that differences stay numbers.
+fn all(logits: &[f32]) -> impl Iterator<Item = Candidate> + '_ {
+    logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY).map(|(id, &logit)| Candidate {
+        id: id as TokenId,
+        // Adding zero turns -0 into 0: they are equal, and sorting must find them so.
+        logit: logit.min(f32::MAX) + 0.0,
+        probability: 0.0,
+    })
+}
+
+fn argmax(logits: &[f32]) -> Option<Candidate> {
+    all(logits).reduce(|best, next| if next.logit > best.logit { next } else { best })
+}
+
+/// The k likeliest, sorted. One pass; most logits are only compared with the lowest that would still count.
+fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    let mut floor = f32::NEG_INFINITY;
+    for candidate in all(logits) {
+        // Ids ascend, so an equal logit comes after those that are already in.
+        if candidate.logit > floor {
+            candidates.push(candidate);
+            if candidates.len() == buffer_size(k) {
+                candidates.select_nth_unstable_by(k - 1, likelier);
+                candidates.truncate(k);
+                floor = candidates[k - 1].logit;
+            }
+        }
+    }
+    candidates.sort_unstable_by(likelier);
+    candidates.truncate(k);
+}
+
+/// Keeps the shortest sorted prefix whose weights reach `mass`. Sorts in growing blocks: usually few are needed.
+fn nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
+    let mut sum = 0.0;
+    let (mut done, mut block) = (0, 128);
+    while done < candidates.len() {
+        let rest = &mut candidates[done..];
+        let len = block.min(rest.len());
+        if len < rest.len() {
+            rest.select_nth_unstable_by(len - 1, likelier);
+        }
+        rest[..len].sort_unstable_by(likelier);
+        for (index, candidate) in rest[..len].iter().enumerate() {
+            sum += candidate.probability;
+            if sum >= mass {
+                candidates.truncate(done + index + 1);
+                return;
+            }
+        }
+        done += len;
+        block *= 4;
+    }
+}
+
+/// From the operating system's random numbers, through the only door to them that std has.
+fn random_seed() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests;

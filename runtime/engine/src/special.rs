@@ -1,0 +1,87 @@
+//! The begin and end tokens of a model.
+//!
+//! Three files may name them. The ids of `generation_config.json` win over those of `config.json`, and these over the
+//! names in `tokenizer_config.json`, because the first is what the makers update when they fix a checkpoint.
+
+use serde::Deserialize;
+
+use crate::generation_config::{ConfigError, GenerationConfig};
+use crate::tokenizer::{TokenId, Tokenizer};
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    pub bos: Option<TokenId>,
+    /// Any of these ends a text.
+    pub eos: Vec<TokenId>,
+}
+
+/// The contents of a checkpoint's files, where they exist.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SpecialSources<'a> {
+    pub generation_config: Option<&'a [u8]>,
+    pub config: Option<&'a [u8]>,
+    pub tokenizer_config: Option<&'a [u8]>,
+}
+
+#[derive(Deserialize)]
+struct ModelConfig {
+    bos_token_id: Option<TokenId>,
+    #[serde(default)]
+    eos_token_id: crate::generation_config::OneOrMany,
+}
+
+#[derive(Deserialize)]
+struct TokenizerConfig {
+    bos_token: Option<TokenName>,
+    eos_token: Option<TokenName>,
+}
+
+/// Older files give the whole token, newer ones its name.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenName {
+    Name(String),
+    Token { content: String },
+}
+
+impl TokenName {
+    fn id(&self, tokenizer: &Tokenizer) -> Option<TokenId> {
+        match self {
+            TokenName::Name(name) | TokenName::Token { content: name } => tokenizer.token_to_id(name),
+        }
+    }
+}
+
+impl SpecialIds {
+    pub fn resolve(tokenizer: &Tokenizer, sources: SpecialSources<'_>) -> Result<Self, ConfigError> {
+        let mut ids = SpecialIds::default();
+        if let Some(bytes) = sources.generation_config {
+            let file = GenerationConfig::from_json("generation_config.json", bytes)?;
+            ids.fill(file.bos_token_id, file.eos_token_id.as_slice());
+        }
+        if let Some(bytes) = sources.config {
+            let file: ModelConfig = parse("config.json", bytes)?;
+            ids.fill(file.bos_token_id, file.eos_token_id.as_slice());
+        }
+        if let Some(bytes) = sources.tokenizer_config {
+            let file: TokenizerConfig = parse("tokenizer_config.json", bytes)?;
+            let eos = file.eos_token.and_then(|name| name.id(tokenizer));
+            ids.fill(file.bos_token.and_then(|name| name.id(tokenizer)), eos.as_slice());
+        }
+        if let Tokenizer::RwkvWorld(_) = tokenizer {
+            ids.fill(None, tokenizer.special_ids());
+        }
+        Ok(ids)
+    }
+
+    fn fill(&mut self, bos: Option<TokenId>, eos: &[TokenId]) {
+        self.bos = self.bos.or(bos);
+        if self.eos.is_empty() {
+            self.eos = eos.to_vec();
+        }
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(file: &str, bytes: &'a [u8]) -> Result<T, ConfigError> {
+    serde_json::from_slice(bytes).map_err(|e| ConfigError { file: file.to_owned(), reason: e.to_string() })
+}

@@ -1,0 +1,159 @@
+//! Stop strings: where a text has to end, though the model would go on.
+//!
+//! The text comes in pieces of any size. What may be the begin of a stop string is held back until it is known not to
+//! be one. Invariant: the emitted text does not depend on how the text was cut into pieces; the stop string that is
+//! complete first wins (of several that end at the same place, the longest).
+
+use thiserror::Error;
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("stop string number {index} is empty, which would stop every text at once: leave it out")]
+pub struct EmptyStop {
+    pub index: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+    /// Bytes at the begin of `held` that the last call gave out.
+    given: usize,
+}
+
+/// What one piece leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Passed<'a> {
+    /// Text that is safe to show (maybe none).
+    pub text: &'a str,
+    /// The stop string that ended the text, by its number; nothing may follow.
+    pub stop: Option<usize>,
+}
+
+impl StopMatcher {
+    pub fn new(stops: &[String]) -> Result<Self, EmptyStop> {
+        match stops.iter().position(String::is_empty) {
+            Some(index) => Err(EmptyStop { index }),
+            None => Ok(StopMatcher { stops: stops.to_vec(), ..StopMatcher::default() }),
+        }
+    }
+
+    pub fn push(&mut self, piece: &str) -> Passed<'_> {
+        self.held.drain(..self.given);
+        self.given = 0;
+        self.held.push_str(piece);
+        if let Some((start, index)) = self.first_match() {
+            self.held.truncate(start);
+            self.given = start;
+            return Passed { text: &self.held, stop: Some(index) };
+        }
+        self.given = self.held.len() - self.open_suffix();
+        Passed { text: &self.held[..self.given], stop: None }
+    }
+
+    /// The text has ended: gives out what was held back.
+    pub fn finish(&mut self) -> &str {
+        self.held.drain(..self.given);
+        self.given = self.held.len();
+        &self.held
+    }
+
+    /// Begin and number of the stop string that is complete first.
+    fn first_match(&self) -> Option<(usize, usize)> {
+        let matches = self
+            .stops
+            .iter()
+            .enumerate()
+            .filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index)));
+        matches.min_by_key(|&(start, index)| (start + self.stops[index].len(), start, index))
+    }
+
+    /// Length of the longest suffix of the held text that a stop string begins with.
+    fn open_suffix(&self) -> usize {
+        self.stops.iter().map(|stop| open_suffix(&self.held, stop)).max().unwrap_or(0)
+    }
+}
+
+fn open_suffix(text: &str, stop: &str) -> usize {
+    let longest = (stop.len() - 1).min(text.len());
+    let suffix = |len: &usize| text.as_bytes().ends_with(&stop.as_bytes()[..*len]);
+    // A prefix of `stop` that ends inside a character cannot end a text, so the split is at a character boundary.
+    (1..=longest).rev().filter(|&len| stop.is_char_boundary(len)).find(suffix).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matcher(stops: &[&str]) -> StopMatcher {
+        StopMatcher::new(&stops.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn run<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String, Option<usize>) {
+        let mut matcher = matcher(stops);
+        let mut text = String::new();
+        for piece in pieces {
+            let passed = matcher.push(piece);
+            text.push_str(passed.text);
+            if passed.stop.is_some() {
+                return (text, passed.stop);
+            }
+        }
+        text.push_str(matcher.finish());
+        (text, None)
+    }
+
+    #[test]
+    fn holds_back_what_may_be_a_stop() {
+        let mut m = matcher(&["\nUser:"]);
+        assert_eq!(m.push("Hello\n"), Passed { text: "Hello", stop: None });
+        assert_eq!(m.push("Us"), Passed { text: "", stop: None });
+        assert_eq!(m.push("eful\nUser"), Passed { text: "\nUseful", stop: None });
+        assert_eq!(m.push(": hi"), Passed { text: "", stop: Some(0) });
+        let mut m = matcher(&["\nUser:"]);
+        assert_eq!(m.push("a\nUse"), Passed { text: "a", stop: None });
+        assert_eq!(m.finish(), "\nUse");
+        assert_eq!(m.finish(), "");
+    }
+
+    #[test]
+    fn first_complete_stop_wins() {
+        assert_eq!(run(&["abc", "b"], ["abc"]), (String::from("a"), Some(1)));
+        assert_eq!(run(&["b", "ab"], ["xab"]), (String::from("x"), Some(1)));
+        assert_eq!(run(&[], ["abc"]), (String::from("abc"), None));
+        assert_eq!(run(&["é!"], ["caf", "é", "é!"]), (String::from("café"), Some(0)));
+        assert_eq!(StopMatcher::new(&["x".into(), String::new()]).unwrap_err(), EmptyStop { index: 1 });
+    }
+
+    /// The definition: the shortest prefix of the text that ends with a stop string.
+    fn reference(stops: &[&str], text: &str) -> (String, bool) {
+        for end in (0..=text.len()).filter(|&end| text.is_char_boundary(end)) {
+            let longest =
+                stops.iter().filter(|stop| text[..end].ends_with(**stop)).map(|stop| stop.len()).max();
+            if let Some(len) = longest {
+                return (text[..end - len].to_owned(), true);
+            }
+        }
+        (text.to_owned(), false)
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(text in "[abé]{0,24}", stops in proptest::collection::vec("[abé]{1,4}", 0..4), cuts in proptest::collection::vec(1usize..5, 24)) {
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let chars: Vec<char> = text.chars().collect();
+            let mut pieces: Vec<String> = Vec::new();
+            let mut rest = &chars[..];
+            for cut in cuts {
+                let (piece, tail) = rest.split_at(cut.min(rest.len()));
+                pieces.push(piece.iter().collect());
+                rest = tail;
+            }
+            let (expected, stopped) = reference(&stops, &text);
+            for (got, stop) in [run(&stops, pieces.iter().map(String::as_str)), run(&stops, [text.as_str()])] {
+                prop_assert_eq!(&got, &expected);
+                prop_assert_eq!(stop.is_some(), stopped);
+            }
+        }
+    }
+}

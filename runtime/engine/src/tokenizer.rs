@@ -1,0 +1,218 @@
+//! Text to token ids and back.
+//!
+//! One closed set of tokenizers. All of them load from memory ([`Tokenizer::from_bytes`]), because an artifact carries
+//! its tokenizer in a payload section, and all of them know the bytes of every token, which is what makes streams that
+//! never split a character possible ([`DecodeStream`]).
+
+mod file;
+mod hf;
+mod stream;
+mod table;
+mod world;
+
+use thiserror::Error;
+
+pub use file::{TokenizerFile, TokenizerKind};
+pub use hf::HfTokenizer;
+pub use stream::{DecodeStream, Utf8Stream};
+pub use world::WorldTokenizer;
+
+use table::{EntryKind, TokenTable};
+
+/// As the entry points of a compiled model take them.
+pub type TokenId = i32;
+
+/// What to do with control tokens when decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// They are no text.
+    Skip,
+    /// Show them by their names.
+    Keep,
+}
+
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    #[error("cannot read the tokenizer {path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error(
+        "no tokenizer in {folder}: expected tokenizer.json, 20B_tokenizer.json or rwkv_vocab_v20230424.txt there. \
+         Put one of them beside the weights, or name the file with --tokenizer."
+    )]
+    NotFound { folder: String },
+    #[error(
+        "{path} is not a tokenizer file that can be read: expected a Hugging Face tokenizer (.json) or an RWKV World \
+         vocabulary (.txt)"
+    )]
+    UnknownFile { path: String },
+    #[error(
+        "the tokenizer of this artifact is of kind {found:?}, which this version does not know (it knows \"hf-json\" \
+         and \"rwkv-world\"). Use the mlcc version that built the artifact, or build it again."
+    )]
+    UnknownKind { found: String },
+    #[error("{path}: {source}")]
+    InFile { path: String, source: Box<TokenizerError> },
+    #[error("the tokenizer has no tokens: the file is empty or damaged, get it again")]
+    Empty,
+    #[error(
+        "not a Hugging Face tokenizer.json: {reason}. The file is damaged or of a newer format, get it again."
+    )]
+    Json { reason: String },
+    #[error(
+        "the added token {token:?} has id {stated} in the file but {found} in the vocabulary: its ids leave a gap or \
+         collide. Get the tokenizer that belongs to this checkpoint."
+    )]
+    AddedToken { token: String, stated: u32, found: String },
+    #[error("token {token:?} has id {id}, expected at most {limit}: the tokenizer is damaged, get it again")]
+    HugeId { token: String, id: u32, limit: u32 },
+    #[error(
+        "the tokenizer's decoder is not supported: {found}. Expected ByteLevel, Metaspace, or a sequence of Replace, \
+         ByteFallback, Fuse and Strip, as language models use them."
+    )]
+    Decoder { found: String },
+    #[error("cannot encode a text of {bytes} bytes: {reason}")]
+    Encode { bytes: usize, reason: String },
+    #[error("line {line} of the RWKV World vocabulary: expected {expected}, found {found}")]
+    WorldLine { line: usize, expected: &'static str, found: String },
+    #[error(
+        "the RWKV World vocabulary has no token for the single byte 0x{byte:02x}; all 256 are needed. The file is \
+         incomplete, get it again."
+    )]
+    WorldByte { byte: u8 },
+    #[error(
+        "the tokenizer does not belong to this model: the model's vocabulary has {model_vocab} entries, but {count} \
+         token(s) have higher ids (largest: {id}, {token:?}). Use the tokenizer of this checkpoint, or a checkpoint \
+         whose embedding covers it."
+    )]
+    BeyondVocab { model_vocab: usize, count: usize, id: TokenId, token: String },
+}
+
+pub enum Tokenizer {
+    Hf(Box<HfTokenizer>),
+    RwkvWorld(WorldTokenizer),
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({}, {} ids)", self.kind().tag(), self.vocab_size())
+    }
+}
+
+impl Tokenizer {
+    /// From the content of a tokenizer file.
+    pub fn from_bytes(kind: TokenizerKind, bytes: &[u8]) -> Result<Self, TokenizerError> {
+        match kind {
+            TokenizerKind::HfJson => Ok(Tokenizer::Hf(Box::new(HfTokenizer::from_bytes(bytes)?))),
+            TokenizerKind::RwkvWorld => Ok(Tokenizer::RwkvWorld(WorldTokenizer::from_bytes(bytes)?)),
+        }
+    }
+
+    /// The tokenizer that lies in a checkpoint's folder.
+    pub fn from_dir(folder: &std::path::Path) -> Result<Self, TokenizerError> {
+        TokenizerFile::find(folder)?.load()
+    }
+
+    pub fn kind(&self) -> TokenizerKind {
+        match self {
+            Tokenizer::Hf(_) => TokenizerKind::HfJson,
+            Tokenizer::RwkvWorld(_) => TokenizerKind::RwkvWorld,
+        }
+    }
+
+    /// The ids of `text` alone, nothing added.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        match self {
+            Tokenizer::Hf(hf) => hf.encode(text, false),
+            Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
+        }
+    }
+
+    /// The ids of `text` as the begin of a model's input: with the begin token, where the tokenizer's template asks
+    /// for one.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        match self {
+            Tokenizer::Hf(hf) => hf.encode(text, true),
+            Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
+        }
+    }
+
+    /// The text of `ids`. Ids without a token (a model's vocabulary may be padded) have no text; bytes that are no
+    /// UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[TokenId], special: SpecialTokens) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.text_of(id, special)).copied().collect();
+        let strip = bytes.iter().take(self.leading_strip()).take_while(|&&b| b == b' ').count();
+        String::from_utf8_lossy(&bytes[strip..]).into_owned()
+    }
+
+    /// The bytes of one token (a control token's are its name); `None` if no token has this id.
+    pub fn bytes_of(&self, id: TokenId) -> Option<&[u8]> {
+        self.table().get(id).map(|(bytes, _)| bytes)
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        self.table().len()
+    }
+
+    /// Is this a control token?
+    pub fn is_special(&self, id: TokenId) -> bool {
+        matches!(self.table().get(id), Some((_, EntryKind::Special)))
+    }
+
+    /// All control tokens, ascending.
+    pub fn special_ids(&self) -> &[TokenId] {
+        match self {
+            Tokenizer::Hf(hf) => hf.specials(),
+            Tokenizer::RwkvWorld(_) => &[world::END_OF_TEXT],
+        }
+    }
+
+    /// The id of a token by its name in the file (control tokens of `tokenizer_config.json` are given so).
+    pub fn token_to_id(&self, token: &str) -> Option<TokenId> {
+        match self {
+            Tokenizer::Hf(hf) => hf.token_to_id(token),
+            Tokenizer::RwkvWorld(world) => match world.encode(token.as_bytes())[..] {
+                [id] => Some(id),
+                _ => None,
+            },
+        }
+    }
+
+    /// Fails if the tokenizer can produce ids that a model with `model_vocab` embedding rows does not have.
+    pub fn check_vocab(&self, model_vocab: usize) -> Result<(), TokenizerError> {
+        let beyond = model_vocab..self.vocab_size();
+        let count = beyond.clone().filter(|&id| self.table().get(id as TokenId).is_some()).count();
+        if count == 0 {
+            return Ok(());
+        }
+        // The table ends at its largest token.
+        let id = beyond.end as TokenId - 1;
+        let token = String::from_utf8_lossy(self.bytes_of(id).unwrap_or_default()).into_owned();
+        Err(TokenizerError::BeyondVocab { model_vocab, count, id, token })
+    }
+
+    /// The bytes that a token adds to a text.
+    fn text_of(&self, id: TokenId, special: SpecialTokens) -> &[u8] {
+        match (self.table().get(id), special) {
+            (Some((bytes, EntryKind::Text)), _)
+            | (Some((bytes, EntryKind::Special)), SpecialTokens::Keep) => bytes,
+            (Some((_, EntryKind::Special)), SpecialTokens::Skip) => &[],
+            (Some((_, EntryKind::Absent)) | None, _) => &[],
+        }
+    }
+
+    /// How many spaces a whole text loses at its begin (sentencepiece puts one there when encoding).
+    fn leading_strip(&self) -> usize {
+        match self {
+            Tokenizer::Hf(hf) => hf.leading_strip,
+            Tokenizer::RwkvWorld(_) => 0,
+        }
+    }
+
+    fn table(&self) -> &TokenTable {
+        match self {
+            Tokenizer::Hf(hf) => hf.table(),
+            Tokenizer::RwkvWorld(world) => world.table(),
+        }
+    }
+}

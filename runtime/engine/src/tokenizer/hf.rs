@@ -1,0 +1,268 @@
+//! `tokenizer.json` of the Hugging Face `tokenizers` library.
+//!
+//! Encoding is the library's. Decoding is ours, from a table of the bytes of each token, because a stream needs the
+//! bytes and the library gives whole strings. The table follows the file's `decoder`; a kind of decoder that does
+//! not map single tokens to bytes (word pieces, CTC) belongs to no language model that is compiled here, and is refused.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::table::{EntryKind, TokenTable};
+use super::{TokenId, TokenizerError};
+
+/// Larger ids than any published vocabulary has; keeps a damaged file from asking for gigabytes.
+const MAX_ID: u32 = 1 << 24;
+
+pub struct HfTokenizer {
+    inner: tokenizers::Tokenizer,
+    table: TokenTable,
+    specials: Vec<TokenId>,
+    /// Spaces that the decoder drops from the begin of a text.
+    pub(super) leading_strip: usize,
+}
+
+impl HfTokenizer {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let added = stated_added_tokens(bytes)?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        // Some published files carry the truncation and padding of their training set-up.
+        inner.with_truncation(None).map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        inner.with_padding(None);
+        check_added_ids(&inner, &added)?;
+
+        let plan = DecodePlan::of(&inner)?;
+        let (table, specials) = token_table(&inner, &plan)?;
+        Ok(HfTokenizer { inner, table, specials, leading_strip: plan.leading_strip })
+    }
+
+    /// Token ids of `text`. `template` adds what the file's post-processor adds (a begin token, usually).
+    pub fn encode(&self, text: &str, template: bool) -> Result<Vec<TokenId>, TokenizerError> {
+        let encoding = self
+            .inner
+            .encode_fast(text, template)
+            .map_err(|e| TokenizerError::Encode { bytes: text.len(), reason: e.to_string() })?;
+        // Ids are below MAX_ID, as the table's construction has checked.
+        Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
+    }
+
+    pub(super) fn table(&self) -> &TokenTable {
+        &self.table
+    }
+
+    pub fn specials(&self) -> &[TokenId] {
+        &self.specials
+    }
+
+    pub fn token_to_id(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token).map(|id| id as TokenId)
+    }
+}
+
+#[derive(Deserialize)]
+struct StatedTokens {
+    #[serde(default)]
+    added_tokens: Vec<StatedToken>,
+}
+
+#[derive(Deserialize)]
+struct StatedToken {
+    id: u32,
+    content: String,
+}
+
+fn stated_added_tokens(bytes: &[u8]) -> Result<Vec<StatedToken>, TokenizerError> {
+    serde_json::from_slice::<StatedTokens>(bytes)
+        .map(|stated| stated.added_tokens)
+        .map_err(|e| TokenizerError::Json { reason: e.to_string() })
+}
+
+/// The library gives an added token whose id leaves a gap the next free id and only logs it; the model would then
+/// get a token that it never saw.
+fn check_added_ids(inner: &tokenizers::Tokenizer, added: &[StatedToken]) -> Result<(), TokenizerError> {
+    for token in added {
+        let found = inner.token_to_id(&token.content);
+        if found != Some(token.id) {
+            return Err(TokenizerError::AddedToken {
+                token: token.content.clone(),
+                stated: token.id,
+                found: found.map_or_else(|| "none".to_owned(), |id| id.to_string()),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the decoder does to each token, and to the begin of the text.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct DecodePlan {
+    byte_level: bool,
+    replace: Vec<(String, String)>,
+    byte_fallback: bool,
+    leading_strip: usize,
+}
+
+impl DecodePlan {
+    fn of(inner: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
+        let mut plan = DecodePlan::default();
+        let Some(decoder) = inner.get_decoder() else {
+            return Err(TokenizerError::Decoder { found: "no decoder".to_owned() });
+        };
+        let decoder =
+            serde_json::to_value(decoder).map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        plan.add(&decoder)?;
+        Ok(plan)
+    }
+
+    fn add(&mut self, decoder: &Value) -> Result<(), TokenizerError> {
+        let refuse = || TokenizerError::Decoder { found: decoder.to_string() };
+        let text = |key: &str| decoder.get(key).and_then(Value::as_str);
+        let number = |key: &str| decoder.get(key).and_then(Value::as_u64);
+        match text("type").ok_or_else(refuse)? {
+            "Sequence" => {
+                for part in decoder.get("decoders").and_then(Value::as_array).ok_or_else(refuse)? {
+                    self.add(part)?;
+                }
+            }
+            "ByteLevel" => self.byte_level = true,
+            "ByteFallback" => self.byte_fallback = true,
+            "Fuse" => {}
+            "Replace" => {
+                let from = decoder.pointer("/pattern/String").and_then(Value::as_str).ok_or_else(refuse)?;
+                let to = text("content").ok_or_else(refuse)?;
+                self.replace.push((from.to_owned(), to.to_owned()));
+            }
+            "Strip" if text("content") == Some(" ") && number("stop") == Some(0) => {
+                self.leading_strip += number("start").ok_or_else(refuse)? as usize;
+            }
+            "Metaspace" => {
+                self.replace.push((text("replacement").ok_or_else(refuse)?.to_owned(), " ".to_owned()));
+                if text("prepend_scheme") != Some("never") {
+                    self.leading_strip += 1;
+                }
+            }
+            _ => return Err(refuse()),
+        }
+        Ok(())
+    }
+
+    /// The bytes of one token. `added` tokens stand for their own text, outside the byte alphabet.
+    fn bytes(&self, token: &str, added: bool) -> Vec<u8> {
+        if self.byte_level {
+            if !added && let Some(bytes) = token.chars().map(byte_of_char).collect::<Option<Vec<u8>>>() {
+                return bytes;
+            }
+            return token.as_bytes().to_vec();
+        }
+        let mut text = token.to_owned();
+        for (from, to) in &self.replace {
+            text = text.replace(from.as_str(), to);
+        }
+        match fallback_byte(&text) {
+            Some(byte) if self.byte_fallback && !added => vec![byte],
+            _ => text.into_bytes(),
+        }
+    }
+}
+
+/// `<0x0A>` is the byte 10.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        u8::from_str_radix(digits, 16).ok()
+    } else {
+        None
+    }
+}
+
+/// GPT-2's printable alphabet for bytes: printable Latin-1 characters stand for themselves, the other 68 bytes for
+/// U+0100 and up, in order.
+fn byte_of_char(c: char) -> Option<u8> {
+    let code = u32::from(c);
+    match code {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => Some(code as u8),
+        0x100..=0x120 => Some((code - 0x100) as u8),
+        0x121..=0x142 => Some((code - 0x121 + 0x7f) as u8),
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}
+
+fn token_table(
+    inner: &tokenizers::Tokenizer,
+    plan: &DecodePlan,
+) -> Result<(TokenTable, Vec<TokenId>), TokenizerError> {
+    // The library's maps are hash maps: sort, so that a file with two tokens under one id always reads the same.
+    let mut tokens: BTreeMap<u32, String> = BTreeMap::new();
+    for (token, id) in inner.get_vocab(true) {
+        let slot = tokens.entry(id).or_insert_with(|| token.clone());
+        if token < *slot {
+            *slot = token;
+        }
+    }
+    let added: BTreeMap<u32, (String, bool)> = inner
+        .get_added_tokens_decoder()
+        .into_iter()
+        .map(|(id, token)| (id, (token.content, token.special)))
+        .collect();
+
+    let Some((&last, token)) = tokens.last_key_value() else {
+        return Err(TokenizerError::Empty);
+    };
+    if last > MAX_ID {
+        return Err(TokenizerError::HugeId { token: token.clone(), id: last, limit: MAX_ID });
+    }
+    let mut table = TokenTable::new(last as usize + 1);
+    let mut specials = Vec::new();
+    for (&id, token) in &tokens {
+        match added.get(&id) {
+            Some((content, true)) => {
+                table.set(id as usize, &plan.bytes(content, true), EntryKind::Special);
+                specials.push(id as TokenId);
+            }
+            Some((content, false)) => table.set(id as usize, &plan.bytes(content, true), EntryKind::Text),
+            None => table.set(id as usize, &plan.bytes(token, false), EntryKind::Text),
+        }
+    }
+    Ok((table, specials))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_alphabet_is_a_bijection() {
+        let mut seen = [false; 256];
+        for code in 0..0x200u32 {
+            if let Some(byte) = char::from_u32(code).and_then(byte_of_char) {
+                assert!(!seen[byte as usize], "byte {byte:#x} twice");
+                seen[byte as usize] = true;
+            }
+        }
+        assert!(seen.iter().all(|&s| s));
+        assert_eq!(byte_of_char('Ġ'), Some(b' '));
+        assert_eq!(byte_of_char('Ċ'), Some(b'\n'));
+    }
+
+    #[test]
+    fn fallback_tokens() {
+        assert_eq!(fallback_byte("<0x0A>"), Some(10));
+        assert_eq!(fallback_byte("<0xff>"), Some(255));
+        for other in ["<0x+1>", "<0xA>", "<0x0A", "0x0A", "<0x0A0>"] {
+            assert_eq!(fallback_byte(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn decoders_that_work_on_words_are_refused() {
+        let mut plan = DecodePlan::default();
+        let word_piece = serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+        assert!(plan.add(&word_piece).unwrap_err().to_string().contains("WordPiece"));
+        let strip_end = serde_json::json!({"type": "Strip", "content": " ", "start": 0, "stop": 1});
+        assert!(plan.add(&strip_end).is_err());
+        assert_eq!(plan, DecodePlan::default());
+    }
+}
