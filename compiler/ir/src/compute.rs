@@ -73,10 +73,10 @@ impl Scalar {
     pub fn binary(op: BinOp, a: Scalar, b: Scalar) -> Scalar {
         Scalar::Binary(op, Box::new(a), Box::new(b))
     }
-    pub fn add(a: Scalar, b: Scalar) -> Scalar {
+    pub fn sum(a: Scalar, b: Scalar) -> Scalar {
         Scalar::binary(BinOp::Add, a, b)
     }
-    pub fn mul(a: Scalar, b: Scalar) -> Scalar {
+    pub fn product(a: Scalar, b: Scalar) -> Scalar {
         Scalar::binary(BinOp::Mul, a, b)
     }
     pub fn reduce(op: RedOp, var: u32, extent: Dim, body: Scalar) -> Scalar {

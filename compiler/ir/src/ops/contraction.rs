@@ -51,7 +51,7 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
             let mut ib = lead(b);
             let (row, col) = (Scalar::Red(0), Scalar::Axis(rank - 1));
             ib.extend(if *transpose_b { [col, row] } else { [row, col] });
-            let product = Scalar::mul(Scalar::load(0, ia), Scalar::load(1, ib));
+            let product = Scalar::product(Scalar::load(0, ia), Scalar::load(1, ib));
             Scalar::reduce(crate::compute::RedOp::Sum, 0, k, product)
         }
         Op::Reduce { op: red, axis } => {

@@ -79,7 +79,7 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
         Op::Slice { axis, start, .. } => {
             let mut index = axes();
             if start.as_const() != Some(0) {
-                index[*axis] = Scalar::add(Scalar::Axis(*axis), Scalar::Dim(start.clone()));
+                index[*axis] = Scalar::sum(Scalar::Axis(*axis), Scalar::Dim(start.clone()));
             }
             Scalar::load(0, index)
         }
@@ -121,7 +121,7 @@ fn reshape(a: &TensorType, dims: &[Dim]) -> Scalar {
     }
     let mut flat = Scalar::Int(0);
     for (axis, dim) in dims.iter().enumerate() {
-        flat = Scalar::add(Scalar::mul(flat, Scalar::Dim(dim.clone())), Scalar::Axis(axis));
+        flat = Scalar::sum(Scalar::product(flat, Scalar::Dim(dim.clone())), Scalar::Axis(axis));
     }
     let mut index = Vec::with_capacity(a.rank());
     for axis in (0..a.rank()).rev() {

@@ -56,7 +56,7 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
             let value = Scalar::load(0, vec![Scalar::Axis(0), column.clone()]);
             let magnitude = guard(Scalar::unary(UnOp::Abs, value), column, &inputs[0].dims[1], *group);
             let max = Scalar::reduce(RedOp::Max, 0, Dim::from(*group), magnitude);
-            Scalar::mul(max, Scalar::Float(1.0 / MAX_CODE))
+            Scalar::product(max, Scalar::Float(1.0 / MAX_CODE))
         }
         Op::GroupQuantize { group } => {
             let group_index = Scalar::binary(BinOp::Div, Scalar::Axis(1), Scalar::Int(*group as i64));
@@ -79,7 +79,7 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
             let code = Scalar::load(0, vec![Scalar::Axis(0), Scalar::Red(0)]);
             let scale = Scalar::load(1, vec![Scalar::Axis(0), group_index]);
             let weight = Scalar::load(3, vec![Scalar::Axis(1), Scalar::Red(0)]);
-            let product = Scalar::mul(Scalar::mul(code, scale), weight);
+            let product = Scalar::product(Scalar::product(code, scale), weight);
             Scalar::reduce(RedOp::Sum, 0, inputs[3].dims[1].clone(), product)
         }
         _ => unreachable!("not a quantization op: {}", op.name()),
@@ -88,7 +88,7 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
 
 /// Element `Red(0)` of a group.
 fn in_group(group_index: Scalar, group: usize) -> Scalar {
-    Scalar::add(Scalar::mul(group_index, Scalar::Int(group as i64)), Scalar::Red(0))
+    Scalar::sum(Scalar::product(group_index, Scalar::Int(group as i64)), Scalar::Red(0))
 }
 
 /// 0 for columns in the padding of a short last group.
