@@ -1,1 +1,29 @@
-//! mlcc-models
+//! mlcc-models: model definitions and everything that reads a checkpoint.
+//!
+//! From a `--model` argument to tensors in four steps, each one module:
+//!
+//! * [`resolve`] finds the files (directory, file, Hugging Face cache, preset name);
+//! * [`config`] and [`registry`] turn `config.json` into a typed configuration, [`infer`] does it from tensor shapes where
+//!   a `.pth` comes alone;
+//! * [`checkpoint`] lists and streams the tensors of safetensors, torch and random checkpoints;
+//! * [`naming`] and [`expect`] bring them to one set of names and compare them with what the model needs.
+//!
+//! Input from outside is never trusted: every reader returns a typed error that names the file and the tensor or field.
+
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub mod expect;
+pub mod generation;
+pub mod golden;
+pub mod infer;
+pub mod naming;
+pub mod presets;
+pub mod registry;
+pub mod resolve;
+
+pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
+pub use config::{Architecture, ModelConfig, Rwkv4Config};
+pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, TensorMismatch};
+pub use generation::GenerationConfig;
+pub use resolve::{ModelRequest, ResolvedModel};

@@ -1,0 +1,204 @@
+//! Checkpoints: a list of named tensors that can be streamed, whatever file format they are stored in.
+//!
+//! Invariants: tensors are listed in a fixed order (files in order of name, inside a file in order of position); names are
+//! unique; every tensor's bytes have been checked to lie inside its file when the checkpoint was opened, so that reading
+//! one later fails only for a type that is not a float. Files are mapped, not loaded: the memory in use is about that of
+//! the tensor being read.
+
+pub mod bytes;
+pub mod data;
+pub mod finite;
+pub mod pickle;
+pub mod random;
+pub mod safetensors;
+pub mod shards;
+pub mod stored_type;
+pub mod torch;
+
+pub use data::TensorData;
+pub use finite::FiniteCheck;
+pub use random::{Distribution, RandomTensor};
+pub use shards::WeightFiles;
+pub use stored_type::StoredType;
+
+use crate::error::CheckpointError;
+use bytes::FileBytes;
+use data::Content;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// One tensor as the checkpoint describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    /// The name used from here on; [`Checkpoint::rename`] changes it.
+    pub name: String,
+    /// The name in the file, for messages.
+    pub stored_name: String,
+    pub dtype: StoredType,
+    pub shape: Vec<usize>,
+    place: Place,
+}
+
+impl TensorInfo {
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+}
+
+/// Where the elements are.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    /// Row-major elements from byte `start` of file number `file`.
+    Contiguous { file: usize, start: usize },
+    /// Element (i, j, ...) at byte `start + size * (i*strides[0] + j*strides[1] + ...)`.
+    Strided { file: usize, start: usize, strides: Vec<usize> },
+    /// Generated.
+    Random(RandomTensor),
+}
+
+/// File format of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointFormat {
+    Safetensors,
+    /// `torch.save` zip: `.pth`, `.pt`, `.bin`.
+    Torch,
+    Random,
+}
+
+/// An open checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Directory or file, for messages.
+    pub origin: String,
+    pub format: CheckpointFormat,
+    files: Vec<FileBytes>,
+    tensors: Vec<TensorInfo>,
+    by_name: BTreeMap<String, usize>,
+}
+
+impl Checkpoint {
+    /// Maps and checks all files.
+    pub fn open(weights: &WeightFiles) -> Result<Checkpoint, CheckpointError> {
+        let files = weights.files.iter().map(|path| FileBytes::map(path)).collect::<Result<Vec<_>, _>>()?;
+        let checkpoint = Checkpoint::from_files(weights.origin.clone(), weights.format, files)?;
+        weights.check_index(&checkpoint)?;
+        Ok(checkpoint)
+    }
+
+    /// A checkpoint of one file that is in memory already; `label` stands for its path in messages.
+    pub fn from_bytes(
+        label: &str,
+        format: CheckpointFormat,
+        bytes: Vec<u8>,
+    ) -> Result<Checkpoint, CheckpointError> {
+        Checkpoint::from_files(label.to_string(), format, vec![FileBytes::owned(label, bytes)])
+    }
+
+    /// Random weights: see [`random`]. Equal seed, name and shape give equal values, whatever else is in the list.
+    pub fn random(seed: u64, tensors: Vec<(String, Vec<usize>, Distribution)>) -> Result<Checkpoint, CheckpointError> {
+        let infos = tensors
+            .into_iter()
+            .map(|(name, shape, distribution)| TensorInfo {
+                stored_name: name.clone(),
+                dtype: StoredType::F32,
+                place: Place::Random(RandomTensor::new(seed, &name, distribution)),
+                name,
+                shape,
+            })
+            .collect();
+        Checkpoint::with_tensors(format!("random weights (seed {seed})"), CheckpointFormat::Random, Vec::new(), infos)
+    }
+
+    fn from_files(
+        origin: String,
+        format: CheckpointFormat,
+        files: Vec<FileBytes>,
+    ) -> Result<Checkpoint, CheckpointError> {
+        let mut tensors = Vec::new();
+        for (number, file) in files.iter().enumerate() {
+            let listed = match format {
+                CheckpointFormat::Safetensors => safetensors::list(number, file)?,
+                CheckpointFormat::Torch => torch::list(number, file)?,
+                CheckpointFormat::Random => Vec::new(),
+            };
+            tensors.extend(listed);
+        }
+        Checkpoint::with_tensors(origin, format, files, tensors)
+    }
+
+    fn with_tensors(
+        origin: String,
+        format: CheckpointFormat,
+        files: Vec<FileBytes>,
+        tensors: Vec<TensorInfo>,
+    ) -> Result<Checkpoint, CheckpointError> {
+        let mut checkpoint = Checkpoint { origin, format, files, tensors, by_name: BTreeMap::new() };
+        checkpoint.index_names()?;
+        Ok(checkpoint)
+    }
+
+    /// Gives every tensor the name that `rename` returns. Two tensors under one name are an error.
+    pub fn rename(&mut self, rename: impl Fn(&str) -> String) -> Result<(), CheckpointError> {
+        for tensor in &mut self.tensors {
+            tensor.name = rename(&tensor.stored_name);
+        }
+        self.index_names()
+    }
+
+    fn index_names(&mut self) -> Result<(), CheckpointError> {
+        self.by_name.clear();
+        for (number, tensor) in self.tensors.iter().enumerate() {
+            if let Some(first) = self.by_name.insert(tensor.name.clone(), number) {
+                return Err(CheckpointError::Duplicate {
+                    tensor: tensor.name.clone(),
+                    first: self.source_of(&self.tensors[first]),
+                    second: self.source_of(tensor),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// All tensors in their fixed order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.by_name.get(name).map(|&number| &self.tensors[number])
+    }
+
+    /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.
+    pub fn read(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {
+        let info =
+            self.info(name).ok_or_else(|| CheckpointError::NotFound { tensor: name.to_string() })?;
+        let content = match &info.place {
+            Place::Random(random) => Content::Random(random),
+            Place::Contiguous { file, start } => {
+                let file = &self.files[*file];
+                Content::Mapped { file, start: *start, bytes: Cow::Borrowed(file.slice(*start, info.bytes())) }
+            }
+            Place::Strided { file, start, strides } => {
+                let file = &self.files[*file];
+                let gathered = data::gather(file, *start, &info.shape, strides, info.dtype.size());
+                Content::Mapped { file, start: *start, bytes: Cow::Owned(gathered) }
+            }
+        };
+        Ok(TensorData::new(info, content))
+    }
+
+    /// "stored name in file", for messages.
+    fn source_of(&self, tensor: &TensorInfo) -> String {
+        let file = match &tensor.place {
+            Place::Contiguous { file, .. } | Place::Strided { file, .. } => &self.files[*file].label,
+            Place::Random(_) => &self.origin,
+        };
+        match tensor.stored_name == tensor.name {
+            true => file.clone(),
+            false => format!("{file} (as `{}`)", tensor.stored_name),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! One tensor being read: as bytes, or as f32 in pieces of any size.
+
+use super::bytes::FileBytes;
+use super::{RandomTensor, StoredType, TensorInfo};
+use crate::error::CheckpointError;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
+use std::borrow::Cow;
+
+/// A tensor opened by [`super::Checkpoint::read`]: row-major, little-endian.
+#[derive(Debug)]
+pub struct TensorData<'a> {
+    info: &'a TensorInfo,
+    content: Content<'a>,
+}
+
+#[derive(Debug)]
+pub(super) enum Content<'a> {
+    /// From a file; owned when the elements had to be gathered.
+    Mapped { file: &'a FileBytes, start: usize, bytes: Cow<'a, [u8]> },
+    Random(&'a RandomTensor),
+}
+
+impl Drop for TensorData<'_> {
+    fn drop(&mut self) {
+        if let Content::Mapped { file, start, bytes } = &self.content {
+            file.release(*start, bytes.len());
+        }
+    }
+}
+
+impl<'a> TensorData<'a> {
+    pub(super) fn new(info: &'a TensorInfo, content: Content<'a>) -> TensorData<'a> {
+        TensorData { info, content }
+    }
+
+    pub fn info(&self) -> &'a TensorInfo {
+        self.info
+    }
+    pub fn dtype(&self) -> StoredType {
+        self.info.dtype
+    }
+    pub fn shape(&self) -> &'a [usize] {
+        &self.info.shape
+    }
+    pub fn elements(&self) -> usize {
+        self.info.elements()
+    }
+
+    /// The elements as they are stored; `None` for random weights, which exist only as values.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match &self.content {
+            Content::Mapped { bytes, .. } => Some(bytes),
+            Content::Random(_) => None,
+        }
+    }
+
+    /// Elements `start .. start + out.len()` in row-major order.
+    pub fn read_f32_into(&self, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        let elements = self.elements();
+        let end = start.saturating_add(out.len());
+        if end > elements {
+            let tensor = self.info.name.clone();
+            return Err(CheckpointError::OutOfRange { tensor, start, end, elements });
+        }
+        match &self.content {
+            Content::Random(random) => random.fill(start, out),
+            Content::Mapped { bytes, .. } => {
+                let size = self.info.dtype.size();
+                self.convert(&bytes[start * size..end * size], out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The whole tensor.
+    pub fn to_f32(&self) -> Result<Vec<f32>, CheckpointError> {
+        self.require_float()?;
+        let mut values = vec![0.0; self.elements()];
+        self.read_f32_into(0, &mut values)?;
+        Ok(values)
+    }
+
+    fn require_float(&self) -> Result<(), CheckpointError> {
+        match self.info.dtype {
+            StoredType::F32 | StoredType::F16 | StoredType::BF16 => Ok(()),
+            other => {
+                Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored: other.name() })
+            }
+        }
+    }
+
+    fn convert(&self, bytes: &[u8], out: &mut [f32]) -> Result<(), CheckpointError> {
+        self.require_float()?;
+        match self.info.dtype {
+            StoredType::F16 => {
+                from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
+            }
+            StoredType::BF16 => {
+                from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
+            }
+            _ => {
+                for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *value = f32::from_le_bytes(*raw);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Converts through a small aligned buffer: tensors may start at any byte of the file.
+fn from_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32])) {
+    const PIECE: usize = 512;
+    let mut bits = [0u16; PIECE];
+    for (raw, values) in bytes.chunks(2 * PIECE).zip(out.chunks_mut(PIECE)) {
+        for (bit, pair) in bits.iter_mut().zip(raw.as_chunks::<2>().0) {
+            *bit = u16::from_le_bytes(*pair);
+        }
+        convert(&bits[..values.len()], values);
+    }
+}
+
+/// Row-major copy of a strided tensor. The reader has checked that the last element lies inside the file.
+pub(super) fn gather(file: &FileBytes, start: usize, shape: &[usize], strides: &[usize], size: usize) -> Vec<u8> {
+    let elements: usize = shape.iter().product();
+    let mut bytes = Vec::with_capacity(elements * size);
+    let mut index = vec![0usize; shape.len()];
+    for _ in 0..elements {
+        let offset: usize = index.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+        bytes.extend_from_slice(file.slice(start + offset * size, size));
+        for (i, &dim) in index.iter_mut().zip(shape).rev() {
+            *i += 1;
+            if *i < dim {
+                break;
+            }
+            *i = 0;
+        }
+    }
+    bytes
+}

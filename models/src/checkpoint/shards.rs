@@ -1,0 +1,170 @@
+//! Which files hold the weights: one file, or the shards that an index file names.
+
+use super::{Checkpoint, CheckpointFormat};
+use crate::config::ConfigFields;
+use crate::error::CheckpointError;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The weight files of a model, found but not opened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightFiles {
+    /// The directory or file, for messages.
+    pub origin: String,
+    pub format: CheckpointFormat,
+    /// In order of name.
+    pub files: Vec<PathBuf>,
+    index: Option<Index>,
+}
+
+/// `*.index.json`: tensor name to shard.
+#[derive(Clone, Debug, PartialEq)]
+struct Index {
+    path: PathBuf,
+    weight_map: BTreeMap<String, String>,
+}
+
+/// What is looked for in a directory, best first, as transformers does.
+const SINGLE: &[(&str, CheckpointFormat)] =
+    &[("model.safetensors", CheckpointFormat::Safetensors), ("pytorch_model.bin", CheckpointFormat::Torch)];
+const EXPECTED: &str = "model.safetensors, model.safetensors.index.json, pytorch_model.bin, \
+                        pytorch_model.bin.index.json, or one .safetensors, .pth, .pt or .bin file";
+
+impl WeightFiles {
+    /// The weights in a directory.
+    pub fn in_directory(dir: &Path) -> Result<WeightFiles, CheckpointError> {
+        for (name, format) in SINGLE {
+            let file = dir.join(name);
+            if file.is_file() {
+                return Ok(WeightFiles::single(file, *format));
+            }
+            let index = dir.join(format!("{name}.index.json"));
+            if index.is_file() {
+                return WeightFiles::indexed(&index, *format);
+            }
+        }
+        let mut candidates = weight_files_of(dir)?;
+        // A directory that has both usually has the same weights twice.
+        if candidates.iter().any(|(_, format)| *format == CheckpointFormat::Safetensors) {
+            candidates.retain(|(_, format)| *format == CheckpointFormat::Safetensors);
+        }
+        let mut candidates = candidates.into_iter();
+        match (candidates.next(), candidates.len()) {
+            (None, _) => Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected: EXPECTED }),
+            (Some((file, format)), 0) => Ok(WeightFiles::single(file, format)),
+            (Some(first), _) => {
+                let names: Vec<String> =
+                    std::iter::once(first).chain(candidates).map(|(file, _)| file_name(&file)).collect();
+                let dir = dir.display().to_string();
+                Err(CheckpointError::Ambiguous { dir, candidates: names.join(", ") })
+            }
+        }
+    }
+
+    /// The weights in one file, or in the shards of an index file.
+    pub fn from_file(path: &Path) -> Result<WeightFiles, CheckpointError> {
+        let name = file_name(path);
+        if let Some(base) = name.strip_suffix(".index.json") {
+            let format = if base.ends_with(".safetensors") {
+                CheckpointFormat::Safetensors
+            } else {
+                CheckpointFormat::Torch
+            };
+            return WeightFiles::indexed(path, format);
+        }
+        match format_of(path) {
+            Some(format) => Ok(WeightFiles::single(path.to_path_buf(), format)),
+            None => Err(CheckpointError::Unsupported {
+                file: path.display().to_string(),
+                detail: "is no weight file by its name; expected .safetensors, .pth, .pt, .bin or .index.json"
+                    .to_string(),
+            }),
+        }
+    }
+
+    fn single(file: PathBuf, format: CheckpointFormat) -> WeightFiles {
+        WeightFiles { origin: file.display().to_string(), format, files: vec![file], index: None }
+    }
+
+    fn indexed(path: &Path, format: CheckpointFormat) -> Result<WeightFiles, CheckpointError> {
+        let origin = path.display().to_string();
+        let bad = |detail: String| CheckpointError::Unsupported { file: origin.clone(), detail };
+        let json = ConfigFields::read(path).map_err(|error| bad(error.to_string()))?;
+        let map = json.get("weight_map").and_then(|map| map.as_object());
+        let map = map.ok_or_else(|| bad("field `weight_map` should be an object of tensor names".to_string()))?;
+        let mut weight_map = BTreeMap::new();
+        for (tensor, shard) in map {
+            let shard = shard.as_str().ok_or_else(|| bad(format!("weight_map.{tensor} should be a file name")))?;
+            // A shard lies beside its index; anything else would let a model reach out of its directory.
+            if Path::new(shard).file_name().is_none_or(|name| name != shard) {
+                return Err(bad(format!("weight_map.{tensor} should be a plain file name, found `{shard}`")));
+            }
+            weight_map.insert(tensor.clone(), shard.to_string());
+        }
+        let dir = path.parent().unwrap_or(Path::new(""));
+        let mut shards: Vec<String> = weight_map.values().cloned().collect();
+        shards.sort();
+        shards.dedup();
+        if let Some(shard) = shards.iter().find(|shard| !dir.join(shard).is_file()) {
+            return Err(CheckpointError::MissingShard { index: origin, shard: shard.clone() });
+        }
+        let files = shards.iter().map(|shard| dir.join(shard)).collect();
+        let index = Some(Index { path: path.to_path_buf(), weight_map });
+        Ok(WeightFiles { origin, format, files, index })
+    }
+
+    /// The directory the files lie in.
+    pub fn directory(&self) -> &Path {
+        self.files.first().and_then(|file| file.parent()).unwrap_or(Path::new(""))
+    }
+
+    /// Every tensor of the index has to be in the shard that the index names. Tensors that no index names are kept: the
+    /// comparison with the model's own list will report them.
+    pub(super) fn check_index(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let Some(index) = &self.index else { return Ok(()) };
+        for (tensor, shard) in &index.weight_map {
+            let found = checkpoint.info(tensor).map(|info| match &info.place {
+                super::Place::Contiguous { file, .. } | super::Place::Strided { file, .. } => {
+                    file_name(&self.files[*file])
+                }
+                super::Place::Random(_) => String::new(),
+            });
+            if found.as_ref() != Some(shard) {
+                return Err(CheckpointError::NotInShard {
+                    index: index.path.display().to_string(),
+                    tensor: tensor.clone(),
+                    shard: shard.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn format_of(path: &Path) -> Option<CheckpointFormat> {
+    match path.extension()?.to_str()? {
+        "safetensors" | "st" => Some(CheckpointFormat::Safetensors),
+        "pth" | "pt" | "bin" => Some(CheckpointFormat::Torch),
+        _ => None,
+    }
+}
+
+/// All weight files of a directory in order of name.
+fn weight_files_of(dir: &Path) -> Result<Vec<(PathBuf, CheckpointFormat)>, CheckpointError> {
+    let fail = |source| CheckpointError::Io { file: dir.display().to_string(), action: "list", source };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(fail)? {
+        let path = entry.map_err(fail)?.path();
+        // transformers' trainer leaves this one beside the weights.
+        let is_weights = path.is_file() && file_name(&path) != "training_args.bin";
+        if let Some(format) = format_of(&path).filter(|_| is_weights) {
+            found.push((path, format));
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(found)
+}

@@ -1,0 +1,121 @@
+//! Typed access to one JSON object with errors that name file, field, expectation and what was found.
+
+use crate::error::ConfigError;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Larger than any size in a published model by orders of magnitude, and small enough that the bytes of a matrix fit in
+/// 64 bits.
+const LARGEST_SIZE: u64 = 1 << 28;
+
+#[derive(Clone, Debug)]
+pub struct ConfigFields {
+    pub origin: String,
+    pub raw: Map<String, Value>,
+}
+
+impl ConfigFields {
+    pub fn read(path: &Path) -> Result<ConfigFields, ConfigError> {
+        let origin = path.display().to_string();
+        match std::fs::read(path) {
+            Ok(json) => ConfigFields::parse(&origin, &json),
+            Err(source) => Err(ConfigError::Io { file: origin, source }),
+        }
+    }
+
+    pub fn parse(origin: &str, json: &[u8]) -> Result<ConfigFields, ConfigError> {
+        let file = origin.to_string();
+        match serde_json::from_slice(json) {
+            Ok(Value::Object(raw)) => Ok(ConfigFields { origin: file, raw }),
+            Ok(other) => Err(ConfigError::Json { file, detail: format!("expected an object, found {}", brief(&other)) }),
+            Err(error) => Err(ConfigError::Json { file, detail: error.to_string() }),
+        }
+    }
+
+    /// A field that is there and not null.
+    pub fn get(&self, field: &str) -> Option<&Value> {
+        self.raw.get(field).filter(|value| !value.is_null())
+    }
+
+    pub fn string(&self, field: &str) -> Result<String, ConfigError> {
+        match self.get(field) {
+            None => Err(self.missing(field, "a string")),
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(other) => Err(self.wrong(field, "a string", other)),
+        }
+    }
+
+    /// A size: an integer of at least 1.
+    pub fn size(&self, field: &str) -> Result<usize, ConfigError> {
+        match self.get(field) {
+            None => Err(self.missing(field, "a positive integer")),
+            Some(value) => self.integer(field, value, 1),
+        }
+    }
+
+    pub fn size_or(&self, field: &str, default: usize) -> Result<usize, ConfigError> {
+        self.get(field).map_or(Ok(default), |value| self.integer(field, value, 1))
+    }
+
+    /// An integer of at least 0.
+    pub fn count_or(&self, field: &str, default: usize) -> Result<usize, ConfigError> {
+        self.get(field).map_or(Ok(default), |value| self.integer(field, value, 0))
+    }
+
+    pub fn float_or(&self, field: &str, default: f64) -> Result<f64, ConfigError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(value) => value.as_f64().ok_or_else(|| self.wrong(field, "a number", value)),
+        }
+    }
+
+    pub fn flag_or(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.wrong(field, "true or false", other)),
+        }
+    }
+
+    /// Token ids written as one number or as a list of numbers.
+    pub fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
+        let expected = "a token id or a list of token ids";
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match self.get(field) {
+            None => Some(Vec::new()),
+            Some(Value::Array(items)) => items.iter().map(id).collect(),
+            Some(value) => id(value).map(|id| vec![id]),
+        };
+        ids.ok_or_else(|| self.wrong(field, expected, &self.raw[field]))
+    }
+
+    fn integer(&self, field: &str, value: &Value, least: u64) -> Result<usize, ConfigError> {
+        match value.as_u64() {
+            Some(number) if (least..=LARGEST_SIZE).contains(&number) => Ok(number as usize),
+            _ => Err(self.wrong(field, &format!("an integer from {least} to {LARGEST_SIZE}"), value)),
+        }
+    }
+
+    pub fn missing(&self, field: &str, expected: &'static str) -> ConfigError {
+        ConfigError::Missing { file: self.origin.clone(), field: field.to_string(), expected }
+    }
+
+    pub fn wrong(&self, field: &str, expected: &str, found: &Value) -> ConfigError {
+        ConfigError::Wrong {
+            file: self.origin.clone(),
+            field: field.to_string(),
+            expected: expected.to_string(),
+            found: brief(found),
+        }
+    }
+}
+
+/// A JSON value for a message: as it is when short, else its kind.
+fn brief(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("a list of {} elements", items.len()),
+        Value::Object(fields) => format!("an object with {} fields", fields.len()),
+        Value::String(text) if text.chars().count() > 60 => format!("a string of {} bytes", text.len()),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,119 @@
+//! What can be wrong with a model on disk. Every message names the file and the tensor or field, says what was expected
+//! and what was found, and ends with what to do where that is not obvious.
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Any failure between a `--model` argument and a tensor.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    Tensors(#[from] TensorMismatch),
+}
+
+/// A JSON file beside the weights (config.json, generation_config.json, golden.json, eval.json) is unusable.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    #[error("cannot read {file}: {source}")]
+    Io { file: String, source: std::io::Error },
+    #[error("{file} is not valid JSON: {detail}")]
+    Json { file: String, detail: String },
+    #[error("{file}: field `{field}` is missing, expected {expected}")]
+    Missing { file: String, field: String, expected: &'static str },
+    #[error("{file}: field `{field}` should be {expected}, found {found}")]
+    Wrong { file: String, field: String, expected: String, found: String },
+    #[error("{file}: model_type `{found}` is unknown; this version of mlcc supports {supported}")]
+    UnknownModelType { file: String, found: String, supported: String },
+    #[error("{file}: {what} is not supported yet; this version of mlcc supports {supported}")]
+    NotSupportedYet { file: String, what: String, supported: String },
+    #[error("{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory")]
+    CannotInfer { file: String, detail: String },
+}
+
+/// A weight file is damaged, of another kind, or uses something that is not read.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    #[error("cannot {action} {file}: {source}")]
+    Io { file: String, action: &'static str, source: std::io::Error },
+    #[error("{file}: {detail}. The file is damaged or was not copied completely: fetch it again")]
+    Damaged { file: String, detail: String },
+    #[error("{file}: {detail}")]
+    Unsupported { file: String, detail: String },
+    #[error("{file}: tensor `{tensor}`: {detail}. The file is damaged or was not copied completely: fetch it again")]
+    DamagedTensor { file: String, tensor: String, detail: String },
+    #[error("{file}: tensor `{tensor}`: {detail}")]
+    UnsupportedTensor { file: String, tensor: String, detail: String },
+    #[error("{file}: pickle byte {offset}: {detail}")]
+    Pickle { file: String, offset: usize, detail: String },
+    #[error("tensor `{tensor}` occurs twice, in {first} and in {second}; keep one of them")]
+    Duplicate { tensor: String, first: String, second: String },
+    #[error("{index} names the shard {shard}, which is not there; fetch all shards of the model")]
+    MissingShard { index: String, shard: String },
+    #[error("{index} says that tensor `{tensor}` is in {shard}, but that file does not have it; index and shards are of different versions")]
+    NotInShard { index: String, tensor: String, shard: String },
+    #[error("no weights in {dir}: expected {expected}")]
+    NoWeights { dir: String, expected: &'static str },
+    #[error("several weight files in {dir}: {candidates}; name the one to use with --model FILE")]
+    Ambiguous { dir: String, candidates: String },
+    #[error("the checkpoint has no tensor `{tensor}`")]
+    NotFound { tensor: String },
+    #[error("tensor `{tensor}` is stored as {stored}, weights have to be f32, f16 or bf16; convert the checkpoint")]
+    NotFloat { tensor: String, stored: &'static str },
+    #[error("tensor `{tensor}`: elements {start}..{end} asked for, it has {elements}")]
+    OutOfRange { tensor: String, start: usize, end: usize, elements: usize },
+    #[error("tensor `{tensor}` holds {value} at index {index:?} (element {element}); the checkpoint is broken, or overflowed when it was converted to {stored}")]
+    NotFinite { tensor: String, index: Vec<usize>, element: usize, value: f32, stored: &'static str },
+}
+
+/// The `--model` argument does not lead to a model.
+#[derive(Debug, Error)]
+pub enum ResolveError {
+    #[error("{path} does not exist. --model takes {forms}")]
+    NoSuchModel { path: String, forms: String },
+    #[error("`{repo}` is not in the Hugging Face cache ({cache}). {advice}")]
+    NotCached { repo: String, cache: PathBuf, advice: String },
+    #[error("the Hugging Face cache holds {repo}, but {detail} ({path}). Download it again: huggingface-cli download {repo}")]
+    BrokenCache { repo: String, path: PathBuf, detail: String },
+    #[error("{name}: the configuration of this preset is known, but there are no weights: {detail}. Give --weights DIR, fetch {repo} into the Hugging Face cache (huggingface-cli download {repo}), or use --random-weights SEED for a benchmark")]
+    NoPresetWeights { name: String, repo: String, detail: String },
+    #[error("cannot download {repo}: {detail}")]
+    Download { repo: String, detail: String },
+    #[error("{path}: {detail}")]
+    Unusable { path: String, detail: String },
+}
+
+/// Every tensor that does not fit, in one error.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{}", self.describe())]
+pub struct TensorMismatch {
+    /// Where the tensors came from, for the message.
+    pub source_name: String,
+    pub missing: Vec<(String, Vec<usize>)>,
+    pub extra: Vec<(String, Vec<usize>)>,
+    /// Name, expected shape, found shape.
+    pub misshaped: Vec<(String, Vec<usize>, Vec<usize>)>,
+}
+
+impl TensorMismatch {
+    fn describe(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("the tensors of {} do not fit the model:", self.source_name);
+        for (name, shape) in &self.missing {
+            let _ = write!(text, "\n  missing: {name}, expected {shape:?}");
+        }
+        for (name, expected, found) in &self.misshaped {
+            let _ = write!(text, "\n  wrong shape: {name}, expected {expected:?}, found {found:?}");
+        }
+        for (name, shape) in &self.extra {
+            let _ = write!(text, "\n  not part of the model: {name} {shape:?}");
+        }
+        text.push_str("\nConfiguration and weights have to come from the same model.");
+        text
+    }
+}

@@ -1,0 +1,166 @@
+//! `golden.json` (logits and greedy tokens of a reference implementation) and `eval.json` (perplexity and its protocol).
+
+use crate::error::ConfigError;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What an independent implementation computed from a checkpoint. Fields that only some files have are optional; those
+/// not named here are notes for people.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Golden {
+    /// Program and version that computed the numbers.
+    pub source: String,
+    /// Type of the stored tensors, `float32`, `float16` or `bfloat16`.
+    pub file_dtype: String,
+    #[serde(default)]
+    pub case: Option<String>,
+    #[serde(default)]
+    pub note: Option<String>,
+    #[serde(default)]
+    pub quality: Option<GoldenQuality>,
+    pub prompts: Vec<GoldenPrompt>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct GoldenQuality {
+    /// Smallest top-1 minus top-2 logit of any greedy step.
+    pub margin_min: f64,
+    pub max_abs_logit: f64,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct GoldenPrompt {
+    #[serde(default)]
+    pub name: Option<String>,
+    #[serde(default)]
+    pub text: Option<String>,
+    /// Fed from position 0, nothing added.
+    pub input_ids: Vec<u32>,
+    /// Logits after the last prompt token.
+    pub logits_last: Vec<f32>,
+    /// Mean and deviation of the logits at every position.
+    #[serde(default)]
+    pub logits_checksum_all_positions: Option<LogitChecksums>,
+    #[serde(default)]
+    pub argmax_all_positions: Option<Vec<u32>>,
+    /// The next tokens by argmax.
+    pub greedy: Vec<u32>,
+    /// Top-1 minus top-2 logit at each greedy step.
+    #[serde(default)]
+    pub greedy_margin: Option<Vec<f64>>,
+    #[serde(default)]
+    pub greedy_text: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct LogitChecksums {
+    pub mean: Vec<f64>,
+    pub std: Vec<f64>,
+}
+
+impl GoldenPrompt {
+    /// Greedy tokens that an implementation has to reproduce if its logits are within `tolerance` of the reference: those
+    /// before the first step whose margin is smaller than twice that.
+    pub fn binding_greedy(&self, tolerance: f64) -> &[u32] {
+        let margins = self.greedy_margin.as_deref().unwrap_or(&[]);
+        let steps = margins.iter().position(|&margin| margin < 2.0 * tolerance).unwrap_or(self.greedy.len());
+        &self.greedy[..steps]
+    }
+
+    /// Lengths that have to agree: what is wrong, if anything is.
+    fn inconsistency(&self) -> Option<(&'static str, usize, usize)> {
+        let positions = self.input_ids.len();
+        let checks = self.logits_checksum_all_positions.as_ref();
+        let lengths = [
+            ("argmax_all_positions", self.argmax_all_positions.as_ref().map(Vec::len), positions),
+            ("logits_checksum_all_positions.mean", checks.map(|c| c.mean.len()), positions),
+            ("logits_checksum_all_positions.std", checks.map(|c| c.std.len()), positions),
+            ("greedy_margin", self.greedy_margin.as_ref().map(Vec::len), self.greedy.len()),
+        ];
+        let wrong = |(field, found, expected): (&'static str, Option<usize>, usize)| {
+            found.filter(|&found| found != expected).map(|found| (field, expected, found))
+        };
+        lengths.into_iter().find_map(wrong)
+    }
+}
+
+impl Golden {
+    pub fn read(path: &Path) -> Result<Golden, ConfigError> {
+        let golden: Golden = read_json(path)?;
+        golden.check(&path.display().to_string())
+    }
+
+    pub fn parse(origin: &str, json: &[u8]) -> Result<Golden, ConfigError> {
+        let golden: Golden = parse_json(origin, json)?;
+        golden.check(origin)
+    }
+
+    fn check(self, file: &str) -> Result<Golden, ConfigError> {
+        let wrong = |field: String, expected: String, found: String| ConfigError::Wrong {
+            file: file.to_string(),
+            field,
+            expected,
+            found,
+        };
+        if self.prompts.is_empty() {
+            return Err(wrong("prompts".into(), "at least one prompt".into(), "none".into()));
+        }
+        let vocab = self.prompts[0].logits_last.len();
+        for (number, prompt) in self.prompts.iter().enumerate() {
+            let field = |name: &str| format!("prompts[{number}].{name}");
+            if prompt.input_ids.is_empty() {
+                return Err(wrong(field("input_ids"), "at least one token".into(), "none".into()));
+            }
+            if prompt.logits_last.is_empty() || prompt.logits_last.len() != vocab {
+                let expected = format!("{} values as in the first prompt, not 0", vocab);
+                return Err(wrong(field("logits_last"), expected, prompt.logits_last.len().to_string()));
+            }
+            if let Some((name, expected, found)) = prompt.inconsistency() {
+                return Err(wrong(field(name), format!("{expected} values"), found.to_string()));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Perplexity of a trained checkpoint on its held-out text, in several arithmetics.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Evaluation {
+    pub source: String,
+    pub protocol: String,
+    pub context_length: usize,
+    pub stride: usize,
+    /// Tokens of the whole text.
+    pub valid_tokens: usize,
+    /// By arithmetic: `float32`, `q8_g32`, `q4_g32`.
+    pub results: BTreeMap<String, EvaluationResult>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct EvaluationResult {
+    pub nll_sum: f64,
+    pub tokens_scored: usize,
+    pub mean_nll: f64,
+    pub ppl: f64,
+}
+
+impl Evaluation {
+    pub fn read(path: &Path) -> Result<Evaluation, ConfigError> {
+        read_json(path)
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
+    let origin = path.display().to_string();
+    match std::fs::read(path) {
+        Ok(json) => parse_json(&origin, &json),
+        Err(source) => Err(ConfigError::Io { file: origin, source }),
+    }
+}
+
+fn parse_json<T: DeserializeOwned>(origin: &str, json: &[u8]) -> Result<T, ConfigError> {
+    serde_json::from_slice(json)
+        .map_err(|error| ConfigError::Json { file: origin.to_string(), detail: error.to_string() })
+}

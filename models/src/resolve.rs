@@ -1,0 +1,261 @@
+//! From a `--model` argument to configuration, weight files and tokenizer files.
+//!
+//! `--model` is, in this order: `hf:org/repo` (also `HF://org/repo`, and `@revision`), an existing directory or file, the name of a
+//! preset, or `org/repo` in the Hugging Face cache. Nothing here touches the network unless the crate is built with the
+//! feature `hub` and the request allows it.
+
+#[cfg(feature = "hub")]
+mod hub;
+mod hub_cache;
+mod model_files;
+
+pub use hub_cache::{HubCache, RepoName};
+pub use model_files::ModelFiles;
+
+use crate::checkpoint::{Checkpoint, WeightFiles};
+use crate::config::ModelConfig;
+use crate::error::{CheckpointError, ModelError, ResolveError};
+use crate::expect::check_tensors;
+use crate::generation::GenerationConfig;
+use crate::infer::infer_config;
+use crate::presets::{self, Preset};
+use std::path::{Path, PathBuf};
+
+/// What the user asked for.
+#[derive(Clone, Debug)]
+pub struct ModelRequest {
+    pub model: String,
+    /// `--weights`: a directory or file that has the weights in place of the one `model` leads to.
+    pub weights: Option<PathBuf>,
+    /// `--random-weights SEED`: no weights are read.
+    pub random_weights: Option<u64>,
+    pub cache: HubCache,
+    /// Allow downloads; has an effect only with the feature `hub`.
+    pub download: bool,
+}
+
+impl ModelRequest {
+    /// A request with the cache that the environment names, and no downloads.
+    pub fn new(model: &str) -> ModelRequest {
+        ModelRequest {
+            model: model.to_string(),
+            weights: None,
+            random_weights: None,
+            cache: HubCache::from_environment(),
+            download: false,
+        }
+    }
+}
+
+/// Where the weights come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Weights {
+    Files(WeightFiles),
+    Random { seed: u64 },
+}
+
+/// A model that was found; its weights are not open yet.
+#[derive(Clone, Debug)]
+pub struct ResolvedModel {
+    /// For the name of the artifact: directory, file, repository or preset name.
+    pub name: String,
+    pub config: ModelConfig,
+    pub weights: Weights,
+    /// Tokenizer and other files beside the weights or the configuration.
+    pub files: ModelFiles,
+    pub generation: GenerationConfig,
+}
+
+impl ResolvedModel {
+    /// Opens the weights under their canonical names and compares them with what the model needs.
+    pub fn open_weights(&self) -> Result<Checkpoint, ModelError> {
+        let architecture = &self.config.architecture;
+        let expected = architecture.tensors();
+        let checkpoint = match &self.weights {
+            Weights::Files(files) => {
+                let mut checkpoint = Checkpoint::open(files)?;
+                checkpoint.rename(|name| architecture.canonical_name(name))?;
+                checkpoint
+            }
+            Weights::Random { seed } => {
+                let tensors = expected.iter().map(|(name, shape)| {
+                    let distribution = architecture.distribution(name, shape);
+                    (name.clone(), shape.clone(), distribution)
+                });
+                Checkpoint::random(*seed, tensors.collect())?
+            }
+        };
+        check_tensors(&expected, &checkpoint)?;
+        Ok(checkpoint)
+    }
+}
+
+/// What `--model` turned out to be.
+enum Place {
+    Directory(PathBuf),
+    File(PathBuf),
+    Preset(&'static Preset),
+}
+
+/// Finds a model. See the module's comment for the order of attempts.
+pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
+    let (name, place) = locate(request)?;
+    let (config_dir, weight_files) = match &place {
+        Place::Directory(dir) => (Some(dir.clone()), None),
+        Place::File(file) => {
+            let weights = WeightFiles::from_file(file)?;
+            (Some(file.parent().unwrap_or(Path::new("")).to_path_buf()), Some(weights))
+        }
+        Place::Preset(_) => (None, None),
+    };
+    let weights = match (request.random_weights, &request.weights) {
+        (Some(seed), _) => Weights::Random { seed },
+        (None, Some(path)) => Weights::Files(weights_at(path)?),
+        (None, None) => match (weight_files.clone(), &config_dir, &place) {
+            (Some(files), _, _) => Weights::Files(files),
+            (None, Some(dir), _) => Weights::Files(WeightFiles::in_directory(dir)?),
+            (None, None, Place::Preset(preset)) => return Err(no_preset_weights(preset, request).into()),
+            (None, None, _) => return Err(no_such_model(&request.model).into()),
+        },
+    };
+    let config = match &place {
+        Place::Preset(preset) => preset.config(),
+        Place::Directory(dir) => config_of(dir, &weights)?,
+        // With --random-weights or --weights the file named still tells the shapes.
+        Place::File(_) => match (&config_dir, weight_files) {
+            (Some(dir), Some(files)) => config_of(dir, &Weights::Files(files))?,
+            _ => return Err(no_such_model(&request.model).into()),
+        },
+    };
+    let weight_dir = match &weights {
+        Weights::Files(files) => Some(files.directory().to_path_buf()),
+        Weights::Random { .. } => None,
+    };
+    let files = ModelFiles::in_directories(config_dir.iter().chain(&weight_dir));
+    let generation = match &files.generation_config {
+        Some(path) => GenerationConfig::read(path)?,
+        None => GenerationConfig::default(),
+    };
+    Ok(ResolvedModel { name, config, weights, files, generation })
+}
+
+fn locate(request: &ModelRequest) -> Result<(String, Place), ResolveError> {
+    let model = request.model.as_str();
+    if let Some(repo) = hub_prefix(model) {
+        let repo = RepoName::parse(repo).ok_or_else(|| no_such_model(model))?;
+        let dir = cached_or_download(&repo, request)?;
+        return Ok((repo.short_name().to_string(), Place::Directory(dir)));
+    }
+    let path = Path::new(model);
+    if path.is_dir() {
+        return Ok((directory_name(path), Place::Directory(path.to_path_buf())));
+    }
+    if path.exists() {
+        return Ok((stem(path), Place::File(path.to_path_buf())));
+    }
+    if let Some(preset) = Preset::find(model) {
+        let wants_files = request.weights.is_none() && request.random_weights.is_none();
+        let repo = RepoName::parse(preset.repo).filter(|_| wants_files);
+        let cached = repo.and_then(|repo| cached_or_download(&repo, request).ok());
+        let place = cached.map_or(Place::Preset(preset), Place::Directory);
+        return Ok((preset.name.to_string(), place));
+    }
+    let Some(repo) = RepoName::parse(model) else { return Err(no_such_model(model)) };
+    match cached_or_download(&repo, request) {
+        Ok(dir) => Ok((repo.short_name().to_string(), Place::Directory(dir))),
+        // `models/x` may be a mistyped path as well as a repository: say both.
+        Err(ResolveError::NotCached { repo, cache, advice }) => {
+            let advice = format!("There is no directory or file of that name either. {advice}");
+            Err(ResolveError::NotCached { repo, cache, advice })
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// The part after `hf:` or `hf://` in any case.
+fn hub_prefix(model: &str) -> Option<&str> {
+    let (scheme, rest) = model.split_once(':')?;
+    scheme.eq_ignore_ascii_case("hf").then(|| rest.strip_prefix("//").unwrap_or(rest))
+}
+
+fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<PathBuf, ResolveError> {
+    match request.cache.find(repo)? {
+        Some(dir) => Ok(dir),
+        None => fetch(repo, request),
+    }
+}
+
+#[cfg(feature = "hub")]
+fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<PathBuf, ResolveError> {
+    if !request.download {
+        return Err(not_cached(repo, request, "Downloads are off; switch them on, or run"));
+    }
+    hub::download(repo, &request.cache)?;
+    let found = request.cache.find(repo)?;
+    found.ok_or_else(|| not_cached(repo, request, "The download did not arrive; try"))
+}
+
+#[cfg(not(feature = "hub"))]
+fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<PathBuf, ResolveError> {
+    Err(not_cached(repo, request, "This mlcc was built without downloads (cargo feature `hub`); run"))
+}
+
+fn not_cached(repo: &RepoName, request: &ModelRequest, how: &str) -> ResolveError {
+    let advice = format!(
+        "{how}: huggingface-cli download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
+        repo.full_name()
+    );
+    ResolveError::NotCached { repo: repo.full_name(), cache: request.cache.directory.clone(), advice }
+}
+
+fn no_such_model(model: &str) -> ResolveError {
+    let forms = format!(
+        "a directory with config.json, a weight file (.safetensors, .pth, .bin), hf:org/repo, or one of {}",
+        presets::names()
+    );
+    ResolveError::NoSuchModel { path: format!("`{model}`"), forms }
+}
+
+fn no_preset_weights(preset: &Preset, request: &ModelRequest) -> ResolveError {
+    ResolveError::NoPresetWeights {
+        name: preset.name.to_string(),
+        repo: preset.repo.to_string(),
+        detail: format!("{} is not in the Hugging Face cache ({})", preset.repo, request.cache.directory.display()),
+    }
+}
+
+fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
+    if path.is_dir() {
+        return Ok(WeightFiles::in_directory(path)?);
+    }
+    if !path.exists() {
+        let detail = "does not exist; --weights takes a directory or a weight file".to_string();
+        return Err(ResolveError::Unusable { path: path.display().to_string(), detail }.into());
+    }
+    Ok(WeightFiles::from_file(path)?)
+}
+
+/// config.json of the directory, or what the tensors tell.
+fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
+    let path = dir.join("config.json");
+    if path.exists() {
+        return Ok(ModelConfig::read(&path)?);
+    }
+    match weights {
+        Weights::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),
+        Weights::Random { .. } => {
+            let expected = "config.json, which --random-weights needs";
+            Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected }.into())
+        }
+    }
+}
+
+/// The last part of a path, also for `.` and `dir/..`.
+fn directory_name(path: &Path) -> String {
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    full.file_name().map_or_else(|| "model".to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "model".to_string(), |name| name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,163 @@
+//! RWKV-4 (Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", 2023, section 3; reference code:
+//! `RwkvForCausalLM` of transformers and `RWKV_RNN` of the rwkv package).
+//!
+//! State per layer: the previous token's input of both blocks (`att.x`, `ffn.x`) and the WKV numerator, denominator and
+//! running maximum exponent (`att.a`, `att.b`, `att.p`).
+
+use crate::config::Rwkv4Config;
+use crate::layers::{interpolate, layer_norm, linear, linear_weight, token_shift, vector};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{FunctionKind, ValueId};
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+
+/// Which positions get logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Logits {
+    Last,
+    All,
+}
+
+/// Exponent of "nothing seen yet".
+const EMPTY: f64 = -1e30;
+
+/// Adds the entry function `name`: token ids `i32[n]` to logits `f32[1 or n, vocab]`.
+pub fn build(b: &mut GraphBuilder, config: &Rwkv4Config, name: &str, n: &Dim, logits: Logits) -> FuncId {
+    let tokens = TensorType::new(DType::I32, [n]);
+    b.function(name, FunctionKind::Entry, &[tokens], |b, inputs| {
+        let hidden = config.hidden;
+        let table = TensorType::new(DType::F32, [config.vocab, hidden]);
+        let embedding = b.param("rwkv.embeddings.weight", ParamRole::Embedding, table.clone());
+        let mut x = b.gather(embedding, inputs[0]);
+        for layer in 0..config.layers {
+            x = block(b, config, layer, x, n);
+        }
+        if logits == Logits::Last {
+            x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
+        }
+        x = layer_norm(b, x, "rwkv.ln_out", hidden, config.layer_norm_epsilon);
+        let head = match config.tie_word_embeddings {
+            true => embedding,
+            false => b.param("head.weight", ParamRole::Head, table),
+        };
+        vec![linear(b, x, head)]
+    })
+}
+
+fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueId, n: &Dim) -> ValueId {
+    let name = format!("rwkv.blocks.{layer}");
+    let norm = |b: &mut GraphBuilder, x, norm: &str| {
+        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
+    };
+    if layer == 0 {
+        x = norm(b, x, "pre_ln");
+    }
+    let h = norm(b, x, "ln1");
+    let h = time_mixing(b, config, layer, h, n);
+    x = b.add(x, h);
+    let h = norm(b, x, "ln2");
+    let h = channel_mixing(b, config, layer, h, n);
+    x = b.add(x, h);
+    if config.rescale_every > 0 && (layer + 1) % config.rescale_every == 0 {
+        x = b.scale(x, 0.5);
+    }
+    x
+}
+
+/// `[hidden, input]`, divided by `2^(layer / rescale_every)` so that float16 does not overflow in deep layers.
+fn rescaled_weight(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, name: &str, input: usize) -> ValueId {
+    let halvings = layer.checked_div(config.rescale_every).unwrap_or(0);
+    let tensor = ParamSource::Tensor(name.into());
+    let source = match halvings {
+        0 => tensor,
+        h => ParamSource::Scale(0.5f64.powi(h as i32), Box::new(tensor)),
+    };
+    b.param_from(name, ParamRole::Linear, TensorType::new(DType::F32, [config.hidden, input]), source)
+}
+
+/// The attention-free mixing over time.
+fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+    let (hidden, attention) = (config.hidden, config.attention_hidden);
+    let name = format!("rwkv.blocks.{layer}.attention");
+    let state = b.state(&format!("blocks.{layer}.att.x"), TensorType::new(DType::F32, [hidden]), 0.0);
+    let previous = token_shift(b, x, state, n);
+    let project = |b: &mut GraphBuilder, which: &str| {
+        let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
+        let mixed = interpolate(b, x, previous, mix);
+        let weight = linear_weight(b, &format!("{name}.{which}.weight"), attention, hidden);
+        linear(b, mixed, weight)
+    };
+    let k = project(b, "key");
+    let v = project(b, "value");
+    let r = project(b, "receptance");
+    let r = b.sigmoid(r);
+
+    let channels = TensorType::new(DType::F32, [attention]);
+    let decay_name = format!("{name}.time_decay");
+    let decay_source = ParamSource::NegExp(Box::new(ParamSource::Tensor(decay_name.clone())));
+    let decay = b.param_from(&decay_name, ParamRole::Vector, channels.clone(), decay_source);
+    let bonus = vector(b, &format!("{name}.time_first"), attention);
+    let states = [("a", 0.0), ("b", 0.0), ("p", EMPTY)]
+        .map(|(s, init)| b.state(&format!("blocks.{layer}.att.{s}"), channels.clone(), init));
+    let carries = states.map(|s| b.read(s));
+    let body = wkv_step(b, attention);
+    let out = b.scan(body, &carries, &[k, v], &[decay, bonus]);
+    for (state, &value) in states.iter().zip(&out) {
+        b.write(*state, value);
+    }
+    let wkv = out[3];
+
+    let gated = b.mul(r, wkv);
+    let output = rescaled_weight(b, config, layer, &format!("{name}.output.weight"), attention);
+    linear(b, gated, output)
+}
+
+/// One step of the WKV recurrence per channel, kept stable by the running maximum exponent `p`:
+/// `wkv = (sum of exp(decays + k_i) v_i, with exp(bonus + k) for this token) / (the same sum without v)`.
+fn wkv_step(b: &mut GraphBuilder, channels: usize) -> FuncId {
+    let c = TensorType::new(DType::F32, [channels]);
+    b.function("wkv", FunctionKind::Body, &vec![c; 7], |b, inputs| {
+        let &[num, den, p, k, v, decay, bonus] = inputs else { unreachable!("seven inputs are declared") };
+        // Two weighted terms added under a common maximum exponent: returns the sums and that exponent.
+        let add_term = |b: &mut GraphBuilder, old: ValueId, new: ValueId| {
+            let top = b.max(old, new);
+            let (old, new) = (b.sub(old, top), b.sub(new, top));
+            let (old, new) = (b.exp(old), b.exp(new));
+            let scaled = b.mul(old, num);
+            let weighted = b.mul(new, v);
+            let num = b.add(scaled, weighted);
+            let scaled = b.mul(old, den);
+            let den = b.add(scaled, new);
+            (num, den, top)
+        };
+        let boosted = b.add(bonus, k);
+        let (n_out, d_out, _) = add_term(b, p, boosted);
+        let wkv = b.div(n_out, d_out);
+        let decayed = b.add(p, decay);
+        let (num, den, p) = add_term(b, decayed, k);
+        vec![num, den, p, wkv]
+    })
+}
+
+/// The gated feed-forward block.
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+    let (hidden, intermediate) = (config.hidden, config.intermediate);
+    let name = format!("rwkv.blocks.{layer}.feed_forward");
+    let state = b.state(&format!("blocks.{layer}.ffn.x"), TensorType::new(DType::F32, [hidden]), 0.0);
+    let previous = token_shift(b, x, state, n);
+    let project = |b: &mut GraphBuilder, which: &str, out: usize| {
+        let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
+        let mixed = interpolate(b, x, previous, mix);
+        let weight = linear_weight(b, &format!("{name}.{which}.weight"), out, hidden);
+        linear(b, mixed, weight)
+    };
+    let k = project(b, "key", intermediate);
+    let k = b.relu(k);
+    let k = b.square(k);
+    let r = project(b, "receptance", hidden);
+    let r = b.sigmoid(r);
+    let value = rescaled_weight(b, config, layer, &format!("{name}.value.weight"), intermediate);
+    let v = linear(b, k, value);
+    b.mul(r, v)
+}
