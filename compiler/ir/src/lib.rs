@@ -6,6 +6,7 @@ pub mod compute;
 pub mod dim;
 pub mod entity;
 pub mod graph;
+pub mod graph_builder;
 pub mod instr;
 pub mod kernel;
 pub mod module;
