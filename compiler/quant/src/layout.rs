@@ -1,0 +1,136 @@
+//! Where element (row, k) of a weight tensor lies: index arithmetic as data, so that the host and kernel IR share one
+//! definition of every packing.
+
+use crate::group::GroupSpec;
+use crate::plain::{self, Plain};
+use crate::{QuantError, q4g32, q8g32};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::ExprId;
+use mlcc_ir::types::{DType, Format, Packing};
+
+/// Weight rows of a tile of [`Packing::Tile16`].
+pub const TILE: usize = 16;
+
+/// An index of the tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Axis {
+    /// Output channel, `0..N`.
+    Row,
+    /// Position along the reduction, `0..K`.
+    Col,
+}
+
+/// `stride * ((axis / div) % modulo)`; a modulo of 0 means none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Term {
+    pub axis: Axis,
+    pub div: usize,
+    pub modulo: usize,
+    pub stride: usize,
+}
+
+impl Term {
+    pub(crate) fn new(axis: Axis, div: usize, modulo: usize, stride: usize) -> Term {
+        Term { axis, div, modulo, stride }
+    }
+}
+
+/// A sum of terms and a constant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub offset: usize,
+    pub terms: Vec<Term>,
+}
+
+impl Place {
+    pub fn at(&self, row: usize, col: usize) -> usize {
+        let term = |t: &Term| {
+            let index = match t.axis {
+                Axis::Row => row,
+                Axis::Col => col,
+            } / t.div;
+            t.stride * if t.modulo == 0 { index } else { index % t.modulo }
+        };
+        self.offset + self.terms.iter().map(term).sum::<usize>()
+    }
+
+    /// The same as kernel IR, of i64 indices.
+    pub fn emit(&self, kb: &mut KernelBuilder, row: ExprId, col: ExprId) -> ExprId {
+        let mut sum = kb.int(self.offset as i64);
+        for t in &self.terms {
+            let index = match t.axis {
+                Axis::Row => row,
+                Axis::Col => col,
+            };
+            let div = kb.int(t.div as i64);
+            let mut value = kb.div(index, div);
+            if t.modulo != 0 {
+                let modulo = kb.int(t.modulo as i64);
+                value = kb.rem(value, modulo);
+            }
+            let value = kb.mul_int(value, t.stride as i64);
+            sum = kb.add(sum, value);
+        }
+        sum
+    }
+}
+
+/// What lies at the places.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Region {
+    /// `place` counts elements.
+    Plain { plain: Plain, place: Place },
+    /// Places count bytes; `shift` is the bit at which a code starts within its byte, where codes share bytes.
+    Group { spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place },
+}
+
+/// Order in memory of an `[N, K]` tensor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Length of the buffer that holds it: elements of a plain type, bytes of a packed one (buffers of type u8).
+    pub len: usize,
+    pub region: Region,
+}
+
+impl Layout {
+    pub fn new(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Layout, QuantError> {
+        // No layout takes more than 4 bytes per element of the padded tensor plus a scale per group of 32.
+        let bound = n.checked_add(TILE).and_then(|n| k.checked_add(64)?.checked_mul(n)?.checked_mul(8));
+        if bound.is_none_or(|b| b > isize::MAX as usize) {
+            return Err(QuantError::TooLarge { dtype, packing, n, k });
+        }
+        match dtype {
+            DType::F32 => Ok(plain::layout(Plain::F32, packing, n, k)),
+            DType::F16 => Ok(plain::layout(Plain::F16, packing, n, k)),
+            DType::BF16 => Ok(plain::layout(Plain::BF16, packing, n, k)),
+            DType::Packed(Format::Q4G32) => Ok(q4g32::layout(packing, n, k)),
+            DType::Packed(Format::Q8G32) => Ok(q8g32::layout(packing, n, k)),
+            DType::Bool
+            | DType::I8
+            | DType::U8
+            | DType::I16
+            | DType::U16
+            | DType::I32
+            | DType::U32
+            | DType::I64 => Err(QuantError::UnsupportedType { dtype }),
+        }
+    }
+    pub fn bytes(&self) -> usize {
+        match &self.region {
+            Region::Plain { plain, .. } => self.len * plain.bytes(),
+            Region::Group { .. } => self.len,
+        }
+    }
+    /// Element type of the buffer that holds the tensor.
+    pub fn buffer_dtype(&self) -> DType {
+        match &self.region {
+            Region::Plain { plain, .. } => plain.dtype(),
+            Region::Group { .. } => DType::U8,
+        }
+    }
+}
+
+/// Bytes of an `[N, K]` tensor in a format and packing.
+pub fn packed_bytes(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<usize, QuantError> {
+    Ok(Layout::new(dtype, packing, n, k)?.bytes())
+}

@@ -1,0 +1,209 @@
+//! Streams rows of f32 weights into a packing. Only what the packing forces is held back: up to 15 rows of a tile, the
+//! scales of row-major group formats, and the whole (packed) tensor for column-major order.
+
+use crate::group::{Group, ScaleSearch};
+use crate::layout::{Layout, Region, TILE};
+use crate::plain::{self, Plain};
+use crate::{QuantError, q4g32, q8g32};
+use mlcc_ir::types::{DType, Format, Packing};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PackOptions {
+    pub scale_search: ScaleSearch,
+}
+
+/// Packs one `[N, K]` tensor. Rows arrive in order through [`Packer::push_rows`]; bytes leave in order through `out`.
+pub struct Packer {
+    dtype: DType,
+    packing: Packing,
+    n: usize,
+    k: usize,
+    options: PackOptions,
+    layout: Layout,
+    rows_seen: usize,
+    /// Rows of the tile that is not complete.
+    tile: Vec<f32>,
+    /// Row-major scales, or the whole column-major tensor: written by `finish`.
+    held: Vec<u8>,
+}
+
+impl Packer {
+    pub fn new(
+        dtype: DType,
+        packing: Packing,
+        n: usize,
+        k: usize,
+        options: PackOptions,
+    ) -> Result<Packer, QuantError> {
+        let layout = Layout::new(dtype, packing, n, k)?;
+        let held = match (packing, &layout.region) {
+            (Packing::ColMajor, Region::Plain { .. }) => vec![0; layout.bytes()],
+            (Packing::ColMajor, Region::Group { spec, .. }) => {
+                // Padding columns hold the zero point in every code of a byte.
+                let zero = spec.zero_point as u8;
+                vec![if spec.bits == 4 { zero | zero << 4 } else { zero }; layout.bytes()]
+            }
+            (Packing::RowMajor | Packing::Tile16, _) => Vec::new(),
+        };
+        Ok(Packer { dtype, packing, n, k, options, layout, rows_seen: 0, tile: Vec::new(), held })
+    }
+
+    /// Takes the next rows (`[rows, K]`, any number) and appends the bytes that are complete.
+    pub fn push_rows(&mut self, rows: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {
+        if self.k == 0 || !rows.len().is_multiple_of(self.k) {
+            return match rows.is_empty() {
+                true => Ok(()),
+                false => Err(QuantError::PartialRow { k: self.k, found: rows.len() }),
+            };
+        }
+        let count = rows.len() / self.k;
+        if self.rows_seen + count > self.n {
+            return Err(QuantError::RowCount { expected: self.n, found: self.rows_seen + count });
+        }
+        self.check_finite(rows)?;
+        match self.packing {
+            Packing::RowMajor => self.push_row_major(rows, out),
+            Packing::ColMajor => self.push_col_major(rows),
+            Packing::Tile16 => self.push_tiles(rows, out),
+        }
+        self.rows_seen += count;
+        Ok(())
+    }
+
+    /// Appends what was held back; all N rows must have been pushed (none are expected where K is 0).
+    pub fn finish(mut self, out: &mut Vec<u8>) -> Result<(), QuantError> {
+        if self.rows_seen != self.n && self.k != 0 {
+            return Err(QuantError::RowCount { expected: self.n, found: self.rows_seen });
+        }
+        if !self.tile.is_empty() {
+            let rows = std::mem::take(&mut self.tile);
+            self.write_tile(&rows, out);
+        }
+        out.append(&mut self.held);
+        Ok(())
+    }
+
+    /// Group formats cannot hold infinities and NaN; plain ones keep them, but a checkpoint with them is broken.
+    fn check_finite(&self, rows: &[f32]) -> Result<(), QuantError> {
+        match rows.iter().position(|v| !v.is_finite()) {
+            None => Ok(()),
+            Some(at) => Err(QuantError::NotFinite {
+                dtype: self.dtype,
+                row: self.rows_seen + at / self.k,
+                column: at % self.k,
+                value: rows[at],
+            }),
+        }
+    }
+
+    fn push_row_major(&mut self, rows: &[f32], out: &mut Vec<u8>) {
+        match &self.layout.region {
+            Region::Plain { plain, .. } => write_plain(*plain, rows, out),
+            Region::Group { spec, .. } => {
+                for row in rows.chunks_exact(self.k) {
+                    for weights in row.chunks(spec.group) {
+                        let group = spec.quantize(weights, self.options.scale_search);
+                        match self.dtype {
+                            DType::Packed(Format::Q4G32) => q4g32::row_bytes(&group, out),
+                            _ => q8g32::row_bytes(&group, out),
+                        }
+                        self.held.extend(group.scale.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    fn push_col_major(&mut self, rows: &[f32]) {
+        for (i, row) in rows.chunks_exact(self.k).enumerate() {
+            let row_index = self.rows_seen + i;
+            match &self.layout.region {
+                Region::Plain { plain, place } => {
+                    let mut bytes = Vec::with_capacity(4);
+                    for (col, &value) in row.iter().enumerate() {
+                        bytes.clear();
+                        plain.write(value, &mut bytes);
+                        let at = place.at(row_index, col) * plain.bytes();
+                        self.held[at..at + bytes.len()].copy_from_slice(&bytes);
+                    }
+                }
+                Region::Group { spec, codes, shift, scales } => {
+                    for (g, weights) in row.chunks(spec.group).enumerate() {
+                        let group = spec.quantize(weights, self.options.scale_search);
+                        for (c, &code) in group.codes.iter().enumerate() {
+                            let col = g * spec.group + c;
+                            let at = codes.at(row_index, col);
+                            let shift = shift.as_ref().map_or(0, |s| s.at(row_index, col));
+                            let mask = (((1_u32 << spec.bits) - 1) << shift) as u8;
+                            self.held[at] = self.held[at] & !mask | code << shift;
+                        }
+                        let at = scales.at(row_index, g * spec.group);
+                        self.held[at..at + 2].copy_from_slice(&group.scale.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    fn push_tiles(&mut self, mut rows: &[f32], out: &mut Vec<u8>) {
+        let full = TILE * self.k;
+        if !self.tile.is_empty() {
+            let take = rows.len().min(full - self.tile.len());
+            self.tile.extend_from_slice(&rows[..take]);
+            rows = &rows[take..];
+            if self.tile.len() == full {
+                let mut tile = std::mem::take(&mut self.tile);
+                self.write_tile(&tile, out);
+                tile.clear();
+                self.tile = tile;
+            }
+        }
+        let whole = rows.chunks_exact(full);
+        let rest = whole.remainder();
+        for tile in whole {
+            self.write_tile(tile, out);
+        }
+        self.tile.extend_from_slice(rest);
+    }
+
+    /// Writes one tile of up to 16 rows; missing rows are zero.
+    fn write_tile(&self, rows: &[f32], out: &mut Vec<u8>) {
+        match &self.layout.region {
+            Region::Plain { plain, .. } => plain::tile_bytes(*plain, self.k, rows, out),
+            Region::Group { spec, .. } => {
+                for start in (0..self.k).step_by(spec.group) {
+                    let end = self.k.min(start + spec.group);
+                    let mut groups: [Group; TILE] = [spec.zero(); TILE];
+                    for (group, row) in groups.iter_mut().zip(rows.chunks_exact(self.k)) {
+                        *group = spec.quantize(&row[start..end], self.options.scale_search);
+                    }
+                    match self.dtype {
+                        DType::Packed(Format::Q4G32) => q4g32::tile_bytes(&groups, out),
+                        _ => q8g32::tile_bytes(&groups, out),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn write_plain(plain: Plain, values: &[f32], out: &mut Vec<u8>) {
+    out.reserve(values.len() * plain.bytes());
+    values.iter().for_each(|&v| plain.write(v, out));
+}
+
+/// Packs a whole tensor given row by row.
+pub fn pack(
+    dtype: DType,
+    packing: Packing,
+    n: usize,
+    k: usize,
+    rows: &[f32],
+    options: PackOptions,
+) -> Result<Vec<u8>, QuantError> {
+    let mut out = Vec::with_capacity(crate::packed_bytes(dtype, packing, n, k)?);
+    let mut packer = Packer::new(dtype, packing, n, k, options)?;
+    packer.push_rows(rows, &mut out)?;
+    packer.finish(&mut out)?;
+    Ok(out)
+}

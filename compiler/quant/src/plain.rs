@@ -1,0 +1,91 @@
+//! Plain formats: f32, f16 and bf16 elements (round to nearest even).
+//!
+//! Elements: `RowMajor` `[N][K]`, `ColMajor` `[K][N]`, `Tile16` per tile of 16 rows (rows beyond N are zero):
+//! * f32, f16: `[K][16 rows]`.
+//! * bf16: `[K/2][16 rows][2 columns]`, K rounded up to even with a zero: an i32 lane holds two columns of a row, which
+//!   become f32 by one shift and one mask, and 16 lanes are one operand of a bf16 dot instruction.
+
+use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
+use half::{bf16, f16};
+use mlcc_ir::types::{DType, Packing};
+
+/// A plain weight type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plain {
+    F32,
+    F16,
+    BF16,
+}
+
+impl Plain {
+    pub fn dtype(self) -> DType {
+        match self {
+            Plain::F32 => DType::F32,
+            Plain::F16 => DType::F16,
+            Plain::BF16 => DType::BF16,
+        }
+    }
+    pub fn bytes(self) -> usize {
+        match self {
+            Plain::F32 => 4,
+            Plain::F16 | Plain::BF16 => 2,
+        }
+    }
+    /// Appends one element.
+    pub fn write(self, value: f32, out: &mut Vec<u8>) {
+        match self {
+            Plain::F32 => out.extend(value.to_le_bytes()),
+            Plain::F16 => out.extend(f16::from_f32(value).to_le_bytes()),
+            Plain::BF16 => out.extend(bf16::from_f32(value).to_le_bytes()),
+        }
+    }
+    /// Element `index` of `bytes`.
+    pub fn read(self, bytes: &[u8], index: usize) -> f32 {
+        let at = index * self.bytes();
+        match self {
+            Plain::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
+            Plain::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+            Plain::BF16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        }
+    }
+    /// Columns that lie together within a row of a tile.
+    pub fn pair(self) -> usize {
+        match self {
+            Plain::F32 | Plain::F16 => 1,
+            Plain::BF16 => 2,
+        }
+    }
+}
+
+pub(crate) fn layout(plain: Plain, packing: Packing, n: usize, k: usize) -> Layout {
+    let term = Term::new;
+    let (row, col, pair) = (Axis::Row, Axis::Col, plain.pair());
+    let (terms, elements) = match packing {
+        Packing::RowMajor => (vec![term(row, 1, 0, k), term(col, 1, 0, 1)], n * k),
+        Packing::ColMajor => (vec![term(col, 1, 0, n), term(row, 1, 0, 1)], n * k),
+        Packing::Tile16 => {
+            let tile = k.next_multiple_of(pair) * TILE;
+            let tiles = n.div_ceil(TILE);
+            let mut terms =
+                vec![term(row, TILE, 0, tile), term(col, pair, 0, TILE * pair), term(row, 1, TILE, pair)];
+            if pair > 1 {
+                terms.push(term(col, 1, pair, 1));
+            }
+            (terms, tiles * tile)
+        }
+    };
+    Layout { len: elements, region: Region::Plain { plain, place: Place { offset: 0, terms } } }
+}
+
+/// One tile from its rows (`[rows][k]`, up to 16 of them; missing ones are zero).
+pub(crate) fn tile_bytes(plain: Plain, k: usize, rows: &[f32], out: &mut Vec<u8>) {
+    let pair = plain.pair();
+    for column in (0..k).step_by(pair) {
+        for row in 0..TILE {
+            for c in column..column + pair {
+                let value = if c < k { rows.get(row * k + c).copied().unwrap_or(0.0) } else { 0.0 };
+                plain.write(value, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Every format in every packing reads back what the arithmetic says, whatever the shape and however rows arrive.
+
+use half::{bf16, f16};
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_quant::{
+    GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element, pack, packed_bytes,
+    q4g32, q8g32,
+};
+use proptest::prelude::*;
+
+const FORMATS: [DType; 5] =
+    [DType::F32, DType::F16, DType::BF16, DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)];
+
+fn spec(dtype: DType) -> Option<GroupSpec> {
+    match dtype {
+        DType::Packed(Format::Q4G32) => Some(q4g32::SPEC),
+        DType::Packed(Format::Q8G32) => Some(q8g32::SPEC),
+        _ => None,
+    }
+}
+
+/// What must be read back, computed row by row without any packing.
+fn expected(dtype: DType, k: usize, rows: &[f32], search: ScaleSearch) -> Vec<f32> {
+    match spec(dtype) {
+        Some(spec) => rows
+            .chunks(k)
+            .flat_map(|row| row.chunks(32))
+            .flat_map(|weights| {
+                let group = spec.quantize(weights, search);
+                (0..weights.len()).map(move |i| spec.decode(group.codes[i], group.scale)).collect::<Vec<_>>()
+            })
+            .collect(),
+        None => rows
+            .iter()
+            .map(|&w| match dtype {
+                DType::F16 => f16::from_f32(w).to_f32(),
+                DType::BF16 => bf16::from_f32(w).to_f32(),
+                _ => w,
+            })
+            .collect(),
+    }
+}
+
+fn tensors() -> impl Strategy<Value = (usize, usize, Vec<f32>)> {
+    (1..40_usize, 1..100_usize).prop_flat_map(|(n, k)| {
+        let weight =
+            prop_oneof![4 => -1.0..1.0_f32, 1 => Just(0.0), 1 => -1e-4..1e-4_f32, 1 => -300.0..300.0_f32];
+        (Just(n), Just(k), proptest::collection::vec(weight, n * k))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn reads_back((n, k, rows) in tensors(), cut in 1..20_usize, mse in any::<bool>()) {
+        let scale_search = if mse { ScaleSearch::Mse } else { ScaleSearch::None };
+        for dtype in FORMATS {
+            let want = expected(dtype, k, &rows, scale_search);
+            for packing in Packing::ALL {
+                let mut packer = Packer::new(dtype, packing, n, k, PackOptions { scale_search }).unwrap();
+                let mut bytes = Vec::new();
+                for piece in rows.chunks(cut * k) {
+                    packer.push_rows(piece, &mut bytes).unwrap();
+                }
+                packer.finish(&mut bytes).unwrap();
+                prop_assert_eq!(bytes.len(), packed_bytes(dtype, packing, n, k).unwrap());
+                let got = dequantize(dtype, packing, n, k, &bytes).unwrap();
+                prop_assert_eq!(&got, &want, "{} {}", dtype, packing.name());
+                let (row, col) = (n - 1, k / 2);
+                prop_assert_eq!(element(dtype, packing, (n, k), &bytes, (row, col)).unwrap(), want[row * k + col]);
+            }
+        }
+    }
+
+    #[test]
+    fn error_is_half_a_step((_, k, rows) in tensors()) {
+        for dtype in [DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)] {
+            let spec = spec(dtype).unwrap();
+            for weights in rows.chunks(k).flat_map(|r| r.chunks(32)) {
+                let group = spec.quantize(weights, ScaleSearch::None);
+                let scale = group.scale.to_f32();
+                for (w, &code) in weights.iter().zip(&group.codes) {
+                    let error = (w - spec.decode(code, group.scale)).abs();
+                    prop_assert!(error <= 0.5 * scale * (1.0 + 1e-5), "{w}: error {error}, scale {scale}");
+                }
+            }
+        }
+    }
+}
+
+/// The places that no weight uses must still be harmless: scale 0 and codes of value zero.
+#[test]
+fn padding_is_zero() {
+    let (n, k) = (3, 5);
+    for (dtype, zero) in [(DType::Packed(Format::Q4G32), 0x77_u8), (DType::Packed(Format::Q8G32), 128)] {
+        let bytes = pack(dtype, Packing::Tile16, n, k, &[1.0; 15], PackOptions::default()).unwrap();
+        assert!(bytes[6..32].iter().all(|&b| b == 0), "scales of missing rows");
+        assert!(
+            bytes[32 + 12..96].iter().all(|&b| b == zero || b == zero & 0xf0 | 14),
+            "codes of missing rows"
+        );
+        for packing in [Packing::RowMajor, Packing::ColMajor] {
+            let bytes = pack(dtype, packing, n, k, &[0.0; 15], PackOptions::default()).unwrap();
+            let codes = bytes.len() - n * 2;
+            assert!(bytes[..codes].iter().all(|&b| b == zero), "{dtype} {}", packing.name());
+        }
+    }
+}
+
+/// One group by hand: the exact bytes of a q4g32 tile.
+#[test]
+fn tile_bytes_of_q4() {
+    let row: Vec<f32> = (0..32).map(|c| (c % 15) as f32 - 7.0).collect();
+    let bytes =
+        pack(DType::Packed(Format::Q4G32), Packing::Tile16, 1, 32, &row, PackOptions::default()).unwrap();
+    assert_eq!(bytes.len(), 288);
+    assert_eq!(bytes[..2], f16::ONE.to_le_bytes());
+    // Block 1, row 0: columns 4..8 in the low nibbles, 20..24 (codes 5..9) in the high ones.
+    assert_eq!(bytes[32 + 64..32 + 68], [0x54, 0x65, 0x76, 0x87]);
+}
+
+#[test]
+fn refuses_bad_input() {
+    let q4 = DType::Packed(Format::Q4G32);
+    let new = |n, k| Packer::new(q4, Packing::Tile16, n, k, PackOptions::default()).unwrap();
+    let mut out = Vec::new();
+    assert!(matches!(
+        new(2, 3).push_rows(&[0.0; 4], &mut out),
+        Err(QuantError::PartialRow { k: 3, found: 4 })
+    ));
+    assert!(matches!(
+        new(2, 3).push_rows(&[0.0; 9], &mut out),
+        Err(QuantError::RowCount { expected: 2, found: 3 })
+    ));
+    let mut packer = new(2, 3);
+    packer.push_rows(&[0.0; 3], &mut out).unwrap();
+    let bad = packer.push_rows(&[0.0, f32::NAN, 0.0], &mut out);
+    assert!(matches!(bad, Err(QuantError::NotFinite { row: 1, column: 1, .. })), "{bad:?}");
+    assert!(matches!(packer.finish(&mut out), Err(QuantError::RowCount { expected: 2, found: 1 })));
+    assert!(matches!(
+        Layout::new(DType::I32, Packing::RowMajor, 1, 1),
+        Err(QuantError::UnsupportedType { dtype: DType::I32 })
+    ));
+    assert!(matches!(
+        Layout::new(q4, Packing::RowMajor, usize::MAX / 2, 64),
+        Err(QuantError::TooLarge { .. })
+    ));
+    assert!(matches!(
+        dequantize(DType::F32, Packing::RowMajor, 2, 2, &[0; 15]),
+        Err(QuantError::ByteCount { expected: 16, found: 15, .. })
+    ));
+}
