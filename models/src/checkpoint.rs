@@ -98,7 +98,10 @@ impl Checkpoint {
     }
 
     /// Random weights: see [`random`]. Equal seed, name and shape give equal values, whatever else is in the list.
-    pub fn random(seed: u64, tensors: Vec<(String, Vec<usize>, Distribution)>) -> Result<Checkpoint, CheckpointError> {
+    pub fn random(
+        seed: u64,
+        tensors: Vec<(String, Vec<usize>, Distribution)>,
+    ) -> Result<Checkpoint, CheckpointError> {
         let infos = tensors
             .into_iter()
             .map(|(name, shape, distribution)| TensorInfo {
@@ -109,7 +112,12 @@ impl Checkpoint {
                 shape,
             })
             .collect();
-        Checkpoint::with_tensors(format!("random weights (seed {seed})"), CheckpointFormat::Random, Vec::new(), infos)
+        Checkpoint::with_tensors(
+            format!("random weights (seed {seed})"),
+            CheckpointFormat::Random,
+            Vec::new(),
+            infos,
+        )
     }
 
     fn from_files(
@@ -173,13 +181,16 @@ impl Checkpoint {
 
     /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.
     pub fn read(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {
-        let info =
-            self.info(name).ok_or_else(|| CheckpointError::NotFound { tensor: name.to_string() })?;
+        let info = self.info(name).ok_or_else(|| CheckpointError::NotFound { tensor: name.to_string() })?;
         let content = match &info.place {
             Place::Random(random) => Content::Random(random),
             Place::Contiguous { file, start } => {
                 let file = &self.files[*file];
-                Content::Mapped { file, start: *start, bytes: Cow::Borrowed(file.slice(*start, info.bytes())) }
+                Content::Mapped {
+                    file,
+                    start: *start,
+                    bytes: Cow::Borrowed(file.slice(*start, info.bytes())),
+                }
             }
             Place::Strided { file, start, strides } => {
                 let file = &self.files[*file];

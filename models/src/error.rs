@@ -32,7 +32,9 @@ pub enum ConfigError {
     UnknownModelType { file: String, found: String, supported: String },
     #[error("{file}: {what} is not supported yet; this version of mlcc supports {supported}")]
     NotSupportedYet { file: String, what: String, supported: String },
-    #[error("{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory")]
+    #[error(
+        "{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory"
+    )]
     CannotInfer { file: String, detail: String },
 }
 
@@ -45,7 +47,9 @@ pub enum CheckpointError {
     Damaged { file: String, detail: String },
     #[error("{file}: {detail}")]
     Unsupported { file: String, detail: String },
-    #[error("{file}: tensor `{tensor}`: {detail}. The file is damaged or was not copied completely: fetch it again")]
+    #[error(
+        "{file}: tensor `{tensor}`: {detail}. The file is damaged or was not copied completely: fetch it again"
+    )]
     DamagedTensor { file: String, tensor: String, detail: String },
     #[error("{file}: tensor `{tensor}`: {detail}")]
     UnsupportedTensor { file: String, tensor: String, detail: String },
@@ -55,7 +59,9 @@ pub enum CheckpointError {
     Duplicate { tensor: String, first: String, second: String },
     #[error("{index} names the shard {shard}, which is not there; fetch all shards of the model")]
     MissingShard { index: String, shard: String },
-    #[error("{index} says that tensor `{tensor}` is in {shard}, but that file does not have it; index and shards are of different versions")]
+    #[error(
+        "{index} says that tensor `{tensor}` is in {shard}, but that file does not have it; index and shards are of different versions"
+    )]
     NotInShard { index: String, tensor: String, shard: String },
     #[error("no weights in {dir}: expected {expected}")]
     NoWeights { dir: String, expected: &'static str },
@@ -63,11 +69,15 @@ pub enum CheckpointError {
     Ambiguous { dir: String, candidates: String },
     #[error("the checkpoint has no tensor `{tensor}`")]
     NotFound { tensor: String },
-    #[error("tensor `{tensor}` is stored as {stored}, weights have to be f32, f16 or bf16; convert the checkpoint")]
+    #[error(
+        "tensor `{tensor}` is stored as {stored}, weights have to be f32, f16 or bf16; convert the checkpoint"
+    )]
     NotFloat { tensor: String, stored: &'static str },
     #[error("tensor `{tensor}`: elements {start}..{end} asked for, it has {elements}")]
     OutOfRange { tensor: String, start: usize, end: usize, elements: usize },
-    #[error("tensor `{tensor}` holds {value} at index {index:?} (element {element}); the checkpoint is broken, or overflowed when it was converted to {stored}")]
+    #[error(
+        "tensor `{tensor}` holds {value} at index {index:?} (element {element}); the checkpoint is broken, or overflowed when it was converted to {stored}"
+    )]
     NotFinite { tensor: String, index: Vec<usize>, element: usize, value: f32, stored: &'static str },
 }
 
@@ -78,9 +88,13 @@ pub enum ResolveError {
     NoSuchModel { path: String, forms: String },
     #[error("`{repo}` is not in the Hugging Face cache ({cache}). {advice}")]
     NotCached { repo: String, cache: PathBuf, advice: String },
-    #[error("the Hugging Face cache holds {repo}, but {detail} ({path}). Download it again: huggingface-cli download {repo}")]
+    #[error(
+        "the Hugging Face cache holds {repo}, but {detail} ({path}). Download it again: huggingface-cli download {repo}"
+    )]
     BrokenCache { repo: String, path: PathBuf, detail: String },
-    #[error("{name}: the configuration of this preset is known, but there are no weights: {detail}. Give --weights DIR, fetch {repo} into the Hugging Face cache (huggingface-cli download {repo}), or use --random-weights SEED for a benchmark")]
+    #[error(
+        "{name}: the configuration of this preset is known, but there are no weights: {detail}. Give --weights DIR, fetch {repo} into the Hugging Face cache (huggingface-cli download {repo}), or use --random-weights SEED for a benchmark"
+    )]
     NoPresetWeights { name: String, repo: String, detail: String },
     #[error("cannot download {repo}: {detail}")]
     Download { repo: String, detail: String },

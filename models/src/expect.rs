@@ -7,8 +7,12 @@ use std::collections::BTreeMap;
 /// All missing, additional and mis-shaped tensors in one error. Dimensions of size 1 do not count: a vector is stored as
 /// `[C]` or as `[1, 1, C]`, depending on who wrote the file. Additional tensors that are no floats are buffers (masks,
 /// positions) and are let pass.
-pub fn check_tensors(expected: &[(String, Vec<usize>)], checkpoint: &Checkpoint) -> Result<(), TensorMismatch> {
-    let needed: BTreeMap<&str, &Vec<usize>> = expected.iter().map(|(name, shape)| (name.as_str(), shape)).collect();
+pub fn check_tensors(
+    expected: &[(String, Vec<usize>)],
+    checkpoint: &Checkpoint,
+) -> Result<(), TensorMismatch> {
+    let needed: BTreeMap<&str, &Vec<usize>> =
+        expected.iter().map(|(name, shape)| (name.as_str(), shape)).collect();
     let mut mismatch = TensorMismatch {
         source_name: checkpoint.origin.clone(),
         missing: Vec::new(),

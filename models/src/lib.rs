@@ -17,10 +17,12 @@ pub mod expect;
 pub mod generation;
 pub mod golden;
 pub mod infer;
+pub mod layers;
 pub mod naming;
 pub mod presets;
 pub mod registry;
 pub mod resolve;
+pub mod rwkv4;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::{Architecture, ModelConfig, Rwkv4Config};

@@ -84,7 +84,9 @@ pub fn rwkv4_distribution(name: &str, shape: &[usize]) -> Distribution {
     let is_norm = module.ends_with("ln1") || module.ends_with("ln2") || module.ends_with("ln_out");
     match part {
         "bias" => Distribution::Normal { mean: 0.0, deviation: 0.02 },
-        "weight" if is_norm || module.ends_with("pre_ln") => Distribution::Normal { mean: 1.0, deviation: 0.02 },
+        "weight" if is_norm || module.ends_with("pre_ln") => {
+            Distribution::Normal { mean: 1.0, deviation: 0.02 }
+        }
         "time_decay" => Distribution::Uniform { low: -5.0, high: 3.0 },
         "time_first" => Distribution::Uniform { low: -1.7, high: -0.7 },
         _ if part.starts_with("time_mix_") => Distribution::Uniform { low: 0.0, high: 1.0 },

@@ -220,7 +220,11 @@ fn no_preset_weights(preset: &Preset, request: &ModelRequest) -> ResolveError {
     ResolveError::NoPresetWeights {
         name: preset.name.to_string(),
         repo: preset.repo.to_string(),
-        detail: format!("{} is not in the Hugging Face cache ({})", preset.repo, request.cache.directory.display()),
+        detail: format!(
+            "{} is not in the Hugging Face cache ({})",
+            preset.repo,
+            request.cache.directory.display()
+        ),
     }
 }
 

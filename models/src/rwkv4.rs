@@ -37,10 +37,7 @@ pub fn build(b: &mut GraphBuilder, config: &Rwkv4Config, name: &str, n: &Dim, lo
             x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
         }
         x = layer_norm(b, x, "rwkv.ln_out", hidden, config.layer_norm_epsilon);
-        let head = match config.tie_word_embeddings {
-            true => embedding,
-            false => b.param("head.weight", ParamRole::Head, table),
-        };
+        let head = b.param("head.weight", ParamRole::Head, table);
         vec![linear(b, x, head)]
     })
 }
@@ -66,7 +63,13 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
 }
 
 /// `[hidden, input]`, divided by `2^(layer / rescale_every)` so that float16 does not overflow in deep layers.
-fn rescaled_weight(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, name: &str, input: usize) -> ValueId {
+fn rescaled_weight(
+    b: &mut GraphBuilder,
+    config: &Rwkv4Config,
+    layer: usize,
+    name: &str,
+    input: usize,
+) -> ValueId {
     let halvings = layer.checked_div(config.rescale_every).unwrap_or(0);
     let tensor = ParamSource::Tensor(name.into());
     let source = match halvings {

@@ -17,7 +17,11 @@ pub struct TensorData<'a> {
 #[derive(Debug)]
 pub(super) enum Content<'a> {
     /// From a file; owned when the elements had to be gathered.
-    Mapped { file: &'a FileBytes, start: usize, bytes: Cow<'a, [u8]> },
+    Mapped {
+        file: &'a FileBytes,
+        start: usize,
+        bytes: Cow<'a, [u8]>,
+    },
     Random(&'a RandomTensor),
 }
 
@@ -84,9 +88,7 @@ impl<'a> TensorData<'a> {
     fn require_float(&self) -> Result<(), CheckpointError> {
         match self.info.dtype {
             StoredType::F32 | StoredType::F16 | StoredType::BF16 => Ok(()),
-            other => {
-                Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored: other.name() })
-            }
+            other => Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored: other.name() }),
         }
     }
 
@@ -97,7 +99,9 @@ impl<'a> TensorData<'a> {
                 from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
             }
             StoredType::BF16 => {
-                from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
+                from_halves(bytes, out, |bits, out| {
+                    bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out)
+                });
             }
             _ => {
                 for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -122,7 +126,13 @@ fn from_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32
 }
 
 /// Row-major copy of a strided tensor. The reader has checked that the last element lies inside the file.
-pub(super) fn gather(file: &FileBytes, start: usize, shape: &[usize], strides: &[usize], size: usize) -> Vec<u8> {
+pub(super) fn gather(
+    file: &FileBytes,
+    start: usize,
+    shape: &[usize],
+    strides: &[usize],
+    size: usize,
+) -> Vec<u8> {
     let elements: usize = shape.iter().product();
     let mut bytes = Vec::with_capacity(elements * size);
     let mut index = vec![0usize; shape.len()];

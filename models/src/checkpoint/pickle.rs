@@ -311,12 +311,15 @@ impl Machine<'_> {
         let list = self.pickle.tuple(arguments).filter(|list| list.len() <= MOST_ARGUMENTS);
         let Some(arguments) = list.map(<[Value]>::to_vec) else {
             let kind = arguments.kind();
-            return self.fail(format!("calls with {kind} for arguments, a tuple of at most {MOST_ARGUMENTS} expected"));
+            return self.fail(format!(
+                "calls with {kind} for arguments, a tuple of at most {MOST_ARGUMENTS} expected"
+            ));
         };
         match function {
             Value::Global(Global::OrderedDict) if arguments.is_empty() => self.new_dict(),
             Value::Global(Global::RebuildTensor) => {
-                let tensor = value::tensor_of(&self.pickle, &arguments).or_else(|detail| self.fail(detail))?;
+                let tensor =
+                    value::tensor_of(&self.pickle, &arguments).or_else(|detail| self.fail(detail))?;
                 let id = self.pickle.tensors.len() as u32;
                 self.pickle.tensors.push(tensor);
                 self.push(Value::Tensor(id))

@@ -32,7 +32,8 @@ fn mix(mut x: u64) -> u64 {
 
 /// FNV-1a, 64 bit: a hash of the name that stays the same across versions of Rust.
 fn hash_name(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 impl RandomTensor {
@@ -61,7 +62,8 @@ impl RandomTensor {
                 let scale = deviation / (((1u64 << 32) - 1) as f32 / 3.0).sqrt();
                 for (i, value) in out.iter_mut().enumerate() {
                     let bits = self.bits(start + i);
-                    let sum = (bits & 0xffff) + ((bits >> 16) & 0xffff) + ((bits >> 32) & 0xffff) + (bits >> 48);
+                    let sum =
+                        (bits & 0xffff) + ((bits >> 16) & 0xffff) + ((bits >> 32) & 0xffff) + (bits >> 48);
                     *value = mean + (sum as i32 - 131_070) as f32 * scale;
                 }
             }
@@ -88,7 +90,8 @@ mod tests {
 
     #[test]
     fn normal_has_the_stated_moments_and_tails() {
-        let all = values(RandomTensor::new(0, "w", Distribution::Normal { mean: 1.0, deviation: 0.02 }), 200_000);
+        let all =
+            values(RandomTensor::new(0, "w", Distribution::Normal { mean: 1.0, deviation: 0.02 }), 200_000);
         let (mean, deviation) = mean_and_deviation(&all);
         assert!((mean - 1.0).abs() < 3e-4, "{mean}");
         assert!((deviation - 0.02).abs() < 2e-4, "{deviation}");

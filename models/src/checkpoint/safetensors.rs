@@ -32,9 +32,13 @@ pub(super) fn list(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, C
         return Err(damaged(format!("is no safetensors file: its header would be {length} bytes long")));
     };
     let Some((header, data)) = rest.split_at_checked(header) else {
-        return Err(damaged(format!("ends inside its header: {length} bytes expected, {} there", rest.len())));
+        return Err(damaged(format!(
+            "ends inside its header: {length} bytes expected, {} there",
+            rest.len()
+        )));
     };
-    let header = std::str::from_utf8(header).map_err(|_| damaged("has a header that is not UTF-8".to_string()))?;
+    let header =
+        std::str::from_utf8(header).map_err(|_| damaged("has a header that is not UTF-8".to_string()))?;
     let mut entries = parse_header(header).map_err(|error| damaged(format!("has a bad header: {error}")))?;
     entries.sort_by(|a, b| (a.1.data_offsets, &a.0).cmp(&(b.1.data_offsets, &b.0)));
     let infos = place_entries(number, file, &entries, bytes.len() - data.len())?;
@@ -77,7 +81,10 @@ fn place_entries(
         let needed = byte_count(&entry.shape, dtype.size());
         if entry.shape.len() > MOST_DIMS || needed != Some(end - start) {
             let shape = &entry.shape[..entry.shape.len().min(MOST_DIMS)];
-            return Err(damaged(format!("has {} bytes, not what shape {shape:?} of {dtype} needs", end - start)));
+            return Err(damaged(format!(
+                "has {} bytes, not what shape {shape:?} of {dtype} needs",
+                end - start
+            )));
         }
         position = end;
         infos.push(TensorInfo {

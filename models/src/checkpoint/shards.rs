@@ -50,7 +50,9 @@ impl WeightFiles {
         }
         let mut candidates = candidates.into_iter();
         match (candidates.next(), candidates.len()) {
-            (None, _) => Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected: EXPECTED }),
+            (None, _) => {
+                Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected: EXPECTED })
+            }
             (Some((file, format)), 0) => Ok(WeightFiles::single(file, format)),
             (Some(first), _) => {
                 let names: Vec<String> =
@@ -76,8 +78,9 @@ impl WeightFiles {
             Some(format) => Ok(WeightFiles::single(path.to_path_buf(), format)),
             None => Err(CheckpointError::Unsupported {
                 file: path.display().to_string(),
-                detail: "is no weight file by its name; expected .safetensors, .pth, .pt, .bin or .index.json"
-                    .to_string(),
+                detail:
+                    "is no weight file by its name; expected .safetensors, .pth, .pt, .bin or .index.json"
+                        .to_string(),
             }),
         }
     }
@@ -91,10 +94,12 @@ impl WeightFiles {
         let bad = |detail: String| CheckpointError::Unsupported { file: origin.clone(), detail };
         let json = ConfigFields::read(path).map_err(|error| bad(error.to_string()))?;
         let map = json.get("weight_map").and_then(|map| map.as_object());
-        let map = map.ok_or_else(|| bad("field `weight_map` should be an object of tensor names".to_string()))?;
+        let map =
+            map.ok_or_else(|| bad("field `weight_map` should be an object of tensor names".to_string()))?;
         let mut weight_map = BTreeMap::new();
         for (tensor, shard) in map {
-            let shard = shard.as_str().ok_or_else(|| bad(format!("weight_map.{tensor} should be a file name")))?;
+            let shard =
+                shard.as_str().ok_or_else(|| bad(format!("weight_map.{tensor} should be a file name")))?;
             // A shard lies beside its index; anything else would let a model reach out of its directory.
             if Path::new(shard).file_name().is_none_or(|name| name != shard) {
                 return Err(bad(format!("weight_map.{tensor} should be a plain file name, found `{shard}`")));

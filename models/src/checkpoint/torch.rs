@@ -50,7 +50,8 @@ fn place_tensor(
     let storage = pickle.storage(tensor.storage);
     let entry = format!("data/{}", storage.key);
     let place = archive.find(&entry);
-    let (start, length) = place.ok_or_else(|| damaged(format!("its storage `{entry}` is not in the archive")))?;
+    let (start, length) =
+        place.ok_or_else(|| damaged(format!("its storage `{entry}` is not in the archive")))?;
     let size = storage.dtype.size();
     let needed = storage.elements * size;
     if needed > length {

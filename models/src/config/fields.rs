@@ -27,7 +27,10 @@ impl ConfigFields {
         let file = origin.to_string();
         match serde_json::from_slice(json) {
             Ok(Value::Object(raw)) => Ok(ConfigFields { origin: file, raw }),
-            Ok(other) => Err(ConfigError::Json { file, detail: format!("expected an object, found {}", brief(&other)) }),
+            Ok(other) => Err(ConfigError::Json {
+                file,
+                detail: format!("expected an object, found {}", brief(&other)),
+            }),
             Err(error) => Err(ConfigError::Json { file, detail: error.to_string() }),
         }
     }

@@ -102,7 +102,8 @@ mod tests {
     #[test]
     fn the_environment_decides_where_the_cache_is() {
         let cache = |variables: &[(&str, &str)]| {
-            let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+            let find =
+                |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
             HubCache::from_variables(find).directory
         };
         assert_eq!(cache(&[("HOME", "/h")]), Path::new("/h/.cache/huggingface/hub"));

@@ -109,7 +109,11 @@ pub(super) fn tensor_of(pickle: &Pickle, arguments: &[Value]) -> Result<TensorRe
     let shape = sizes(pickle, shape).ok_or("rebuilds a tensor without a shape")?;
     let strides = sizes(pickle, strides).ok_or("rebuilds a tensor without strides")?;
     if shape.len() != strides.len() {
-        return Err(format!("rebuilds a tensor of {} dimensions with {} strides", shape.len(), strides.len()));
+        return Err(format!(
+            "rebuilds a tensor of {} dimensions with {} strides",
+            shape.len(),
+            strides.len()
+        ));
     }
     let stored = pickle.storage(storage).elements;
     let tensor = TensorRef { storage, offset, shape, strides };
