@@ -1,1 +1,6 @@
-//! mlcc-interp
+//! Reference execution of both IRs, and comparison of results.
+
+pub mod compare;
+pub mod graph;
+pub mod kernel;
+pub mod simt;

@@ -1,0 +1,172 @@
+//! The kernel interpreter: the meaning of kernel IR, for CPU kernels and (lockstep, see [`crate::simt`]) GPU kernels.
+//!
+//! Values: f32 arithmetic rounds after each operation, `Fma` once; f16 and bf16 operations are computed in f32 and
+//! rounded to nearest even; integers wrap; transcendental functions are computed in f64 and rounded to f32 (then to the
+//! type). Division by zero, an overflowing division and a shift by the width or more are errors, because compiled code
+//! gives them no meaning. Target instructions are replaced by their meaning.
+//!
+//! Memory: every index is checked against the length of its buffer. `Out` parameters and all allocations start without
+//! contents, and reading what was not written is an error. With several workers, and always on GPUs, accesses of one
+//! cell that no barrier orders are an error if one of them is a write; so is a store outside of `par` loops in a kernel
+//! that several workers run, because each of them executes it.
+
+pub mod buffer;
+pub mod cell;
+pub mod error;
+pub(crate) mod machine;
+pub mod memory;
+pub mod program;
+
+pub use buffer::Buffer;
+pub use error::{Fault, InterpError};
+pub use program::Program;
+
+use error::{Failure, Run};
+use machine::{Machine, Share};
+use memory::Storage;
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{BufDecl, Kernel};
+
+/// Order in which workers or blocks run; results must not depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    #[default]
+    Forward,
+    Reverse,
+    Shuffled(u64),
+}
+
+/// How to run a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// CPU workers; GPU kernels ignore it.
+    pub workers: usize,
+    pub order: Order,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { workers: 1, order: Order::Forward }
+    }
+}
+
+impl Options {
+    pub fn workers(workers: usize) -> Options {
+        Options { workers, order: Order::Forward }
+    }
+}
+
+/// Runs a kernel with one worker, or all blocks of a GPU kernel in order. `buffers`: one per parameter.
+pub fn run(kernel: &Kernel, buffers: &mut [Buffer], dims: &SymValues) -> Result<(), InterpError> {
+    Program::new(kernel)?.run(buffers, dims, &Options::default())
+}
+
+/// Runs a kernel with several workers, or in another order.
+pub fn run_with(
+    kernel: &Kernel,
+    buffers: &mut [Buffer],
+    dims: &SymValues,
+    options: &Options,
+) -> Result<(), InterpError> {
+    Program::new(kernel)?.run(buffers, dims, options)
+}
+
+impl Program {
+    /// Runs the kernel on `buffers`, one per parameter. After an error the buffers hold what had been stored so far.
+    pub fn run(
+        &self,
+        buffers: &mut [Buffer],
+        dims: &SymValues,
+        options: &Options,
+    ) -> Result<(), InterpError> {
+        self.launch(buffers, dims, options).map_err(|failure| {
+            let Failure { fault, at } = *failure;
+            InterpError { kernel: self.kernel.name.clone(), fault, at }
+        })
+    }
+
+    fn launch(&self, buffers: &mut [Buffer], dims: &SymValues, options: &Options) -> Run {
+        self.check_arguments(buffers, dims)?;
+        let memory = self.memory(buffers, dims, options);
+        let values: Vec<i64> = self.kernel.dims.iter().map(|(sym, _)| dims.get(*sym)).collect();
+        let mut machine = Machine::new(self, memory, &values)?;
+        let result = self.shares(&machine, options).into_iter().try_for_each(|share| machine.run(share));
+        let mut memory: Vec<Option<Storage>> = machine.memory.into_iter().map(Some).collect();
+        for (id, buffer) in self.kernel.params.iter().zip(buffers) {
+            buffer.bytes = memory[id.0 as usize].take().map(Storage::into_bytes).unwrap_or_default();
+        }
+        result
+    }
+
+    fn check_arguments(&self, buffers: &[Buffer], dims: &SymValues) -> Run {
+        let fault = |name: &str, expected: String, found: String| {
+            Fault::Argument { name: name.into(), expected, found }.into()
+        };
+        if buffers.len() != self.kernel.params.len() {
+            let (expected, found) = (self.kernel.params.len(), buffers.len());
+            return Err(fault("list", format!("{expected} buffers"), found.to_string()));
+        }
+        for (id, buffer) in self.kernel.params.iter().zip(buffers) {
+            let decl = &self.kernel.bufs[*id];
+            let len = decl.len.eval(dims);
+            if decl.dtype != buffer.dtype || (buffer.len() as i64) < len {
+                let expected = format!("{len} elements of {}", decl.dtype);
+                return Err(fault(&decl.name, expected, format!("{} of {}", buffer.len(), buffer.dtype)));
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self, buffers: &mut [Buffer], dims: &SymValues, options: &Options) -> Vec<Storage> {
+        let threads = self.threads.iter().product();
+        let concurrent = self.gpu || options.workers > 1;
+        let mut params: Vec<Option<usize>> = vec![None; self.kernel.bufs.len()];
+        for (i, id) in self.kernel.params.iter().enumerate() {
+            params[id.0 as usize] = Some(i);
+        }
+        let storage = |(decl, param): (&BufDecl, Option<usize>)| {
+            let len = decl.len.eval(dims).max(0) as usize;
+            match param {
+                Some(i) => {
+                    let (writes, reads) = (decl.access.writes(), decl.access.reads());
+                    Storage::param(&decl.name, &mut buffers[i], len, !reads, writes && concurrent)
+                }
+                None => Storage::allocation(&decl.name, decl.dtype, decl.space, len, threads),
+            }
+        };
+        self.kernel.bufs.values().zip(params).map(storage).collect()
+    }
+
+    /// All workers or all blocks, in the wanted order.
+    fn shares(&self, machine: &Machine, options: &Options) -> Vec<Share> {
+        let mut shares: Vec<Share> = if self.gpu {
+            let extent = |axis: usize| {
+                self.blocks[axis].iter().map(|r| machine.cells(*r)[0] as i64).max().unwrap_or(1)
+            };
+            let (x, y, z) = (extent(0), extent(1), extent(2));
+            let all = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k])));
+            all.enumerate().map(|(number, index)| Share::Block { index, number }).collect()
+        } else {
+            let workers = options.workers.max(1);
+            (0..workers).map(|worker| Share::Worker { worker, workers }).collect()
+        };
+        match options.order {
+            Order::Forward => {}
+            Order::Reverse => shares.reverse(),
+            Order::Shuffled(seed) => shuffle(&mut shares, seed),
+        }
+        shares
+    }
+}
+
+/// Fisher-Yates with splitmix64.
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    let mut state = seed;
+    for i in (1..items.len()).rev() {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        items.swap(i, ((z ^ (z >> 31)) % (i as u64 + 1)) as usize);
+    }
+}

@@ -1,0 +1,74 @@
+//! Buffers handed to kernels: raw little-endian bytes with an element type, and conversions for tests and callers.
+
+use super::cell::{self, Cell};
+use mlcc_ir::types::DType;
+
+/// A flat array as a kernel sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    pub dtype: DType,
+    pub bytes: Vec<u8>,
+}
+
+impl Buffer {
+    /// Bytes as they are.
+    pub fn new(dtype: DType, bytes: Vec<u8>) -> Buffer {
+        Buffer { dtype, bytes }
+    }
+    /// `len` elements of value zero; a packed type has no elements and gives an empty buffer.
+    pub fn zeros(dtype: DType, len: usize) -> Buffer {
+        Buffer { dtype, bytes: vec![0; len * dtype.bytes().unwrap_or(0)] }
+    }
+    pub fn from_f32(values: &[f32]) -> Buffer {
+        Buffer::from_floats(DType::F32, values)
+    }
+    pub fn from_i32(values: &[i32]) -> Buffer {
+        Buffer { dtype: DType::I32, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+    }
+    pub fn from_i64(values: &[i64]) -> Buffer {
+        Buffer { dtype: DType::I64, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+    }
+    pub fn from_i8(values: &[i8]) -> Buffer {
+        Buffer { dtype: DType::I8, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+    }
+    pub fn from_u8(values: &[u8]) -> Buffer {
+        Buffer { dtype: DType::U8, bytes: values.to_vec() }
+    }
+    /// Values converted to `dtype` as the kernel IR's cast does (floats rounded to nearest even, integers saturated).
+    pub fn from_floats(dtype: DType, values: &[f32]) -> Buffer {
+        let mut buffer = Buffer::zeros(dtype, values.len());
+        for (i, &v) in values.iter().enumerate() {
+            buffer.put(i, cell::cast(DType::F32, dtype, cell::of_f32(v)));
+        }
+        buffer
+    }
+    /// Integers wrapped to `dtype`, or converted if it is a float type.
+    pub fn from_ints(dtype: DType, values: &[i64]) -> Buffer {
+        let mut buffer = Buffer::zeros(dtype, values.len());
+        for (i, &v) in values.iter().enumerate() {
+            buffer.put(i, cell::cast(DType::I64, dtype, v as Cell));
+        }
+        buffer
+    }
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.dtype.bytes().map_or(0, |b| self.bytes.len() / b)
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// All elements as f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        (0..self.len()).map(|i| cell::to_f32(cell::cast(self.dtype, DType::F32, self.get(i)))).collect()
+    }
+    /// All elements as i64 (floats truncated).
+    pub fn to_i64(&self) -> Vec<i64> {
+        (0..self.len()).map(|i| cell::cast(self.dtype, DType::I64, self.get(i)) as i64).collect()
+    }
+    pub(crate) fn get(&self, index: usize) -> Cell {
+        cell::read(self.dtype, &self.bytes, index)
+    }
+    pub(crate) fn put(&mut self, index: usize, value: Cell) {
+        cell::write(self.dtype, &mut self.bytes, index, value);
+    }
+}

@@ -1,0 +1,93 @@
+//! What can be wrong with a kernel or with the call of one, found while it runs.
+
+use super::cell::Undefined;
+use super::memory::Who;
+use std::fmt;
+
+/// A kernel did something that is not allowed; carries the loop variables of the place where it happened.
+#[derive(Debug, thiserror::Error)]
+#[error("kernel {kernel}: {fault}{}", Place(at))]
+pub struct InterpError {
+    pub kernel: String,
+    pub fault: Fault,
+    /// Loop variables around the failing statement, innermost first.
+    pub at: Vec<(String, i64)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Fault {
+    #[error("argument {name}: expected {expected}, found {found}")]
+    Argument { name: String, expected: String, found: String },
+    #[error("{action} of {buffer}[{index}] is out of bounds: the buffer has {len} elements")]
+    OutOfBounds { action: Action, buffer: String, index: i64, len: usize },
+    #[error("read of {buffer}[{index}], which was never written")]
+    Poison { buffer: String, index: usize },
+    #[error(
+        "race on {buffer}[{index}]: {action} by {second} after {earlier} by {first} without a barrier that orders them"
+    )]
+    Race { buffer: String, index: usize, action: Action, second: Who, earlier: Action, first: Who },
+    #[error(
+        "barrier reached by {active} of {threads} threads: all threads of a block must reach it together"
+    )]
+    NonUniformBarrier { active: usize, threads: usize },
+    #[error(
+        "{instr} in thread {thread} reads the value of thread {source_thread}, which is not active there"
+    )]
+    InactiveLane { instr: &'static str, thread: usize, source_thread: usize },
+    #[error("{instr} in thread {thread}: lane mask {mask} is not in 0..32")]
+    LaneMask { instr: &'static str, thread: usize, mask: i64 },
+    #[error("{op} of {a} and {b} is not defined: {}", undefined(*.why))]
+    Undefined { op: &'static str, a: i64, b: i64, why: Undefined },
+    #[error("the kernel is not well formed: {0}")]
+    Malformed(String),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    Read,
+    Write,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Action::Read => "read",
+            Action::Write => "write",
+        })
+    }
+}
+
+fn undefined(why: Undefined) -> &'static str {
+    match why {
+        Undefined::DivisionByZero => "division by zero",
+        Undefined::DivisionOverflow => "the quotient does not fit",
+        Undefined::Shift => "the shift is not smaller than the width",
+    }
+}
+
+struct Place<'a>(&'a [(String, i64)]);
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, value)) in self.0.iter().rev().enumerate() {
+            write!(f, "{}{name}={value}", if i == 0 { " (at " } else { ", " })?;
+        }
+        if self.0.is_empty() { Ok(()) } else { f.write_str(")") }
+    }
+}
+
+/// Result inside the interpreter; boxed because the error is large and rare.
+pub(crate) type Run<T = ()> = Result<T, Box<Failure>>;
+
+/// A fault on its way out of the loops around it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub fault: Fault,
+    pub at: Vec<(String, i64)>,
+}
+
+impl From<Fault> for Box<Failure> {
+    fn from(fault: Fault) -> Self {
+        Box::new(Failure { fault, at: Vec::new() })
+    }
+}

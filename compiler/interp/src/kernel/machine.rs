@@ -1,0 +1,296 @@
+//! Runs a [`Program`] for one CPU worker or one GPU block: all threads of the block in lockstep, statement by statement,
+//! with a mask of active threads (a CPU worker is a block of one thread).
+
+use super::cell::{self, Cell};
+use super::error::{Fault, Run};
+use super::memory::{Storage, Who};
+use super::program::{Inst, Node, Op, Program, Reg, Stage};
+use mlcc_ir::kernel::ForKind;
+use mlcc_ir::types::DType;
+
+/// The share of the work that this run does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Share {
+    Worker { worker: usize, workers: usize },
+    Block { index: [i64; 3], number: usize },
+}
+
+pub(crate) struct Machine<'p> {
+    pub program: &'p Program,
+    pub registers: Vec<Cell>,
+    pub memory: Vec<Storage>,
+    pub mask: Vec<bool>,
+    pub share: Share,
+    /// Barriers passed.
+    pub epoch: u32,
+}
+
+impl<'p> Machine<'p> {
+    pub fn new(program: &'p Program, memory: Vec<Storage>, dims: &[i64]) -> Run<Machine<'p>> {
+        let threads = program.threads.iter().product();
+        let mut machine = Machine {
+            program,
+            registers: vec![0; program.cells * threads],
+            memory,
+            mask: vec![true; threads],
+            share: Share::Worker { worker: 0, workers: 1 },
+            epoch: 0,
+        };
+        for (reg, &value) in program.dims.iter().zip(dims) {
+            machine.broadcast(*reg, value as Cell);
+        }
+        machine.compute(&program.preamble)?;
+        Ok(machine)
+    }
+
+    /// Runs the kernel for one worker or block.
+    pub fn run(&mut self, share: Share) -> Run {
+        self.share = share;
+        self.epoch = 0;
+        self.mask.fill(true);
+        self.memory.iter_mut().for_each(Storage::begin_block);
+        let program = self.program;
+        self.stages(&program.body)
+    }
+
+    pub fn threads(&self) -> usize {
+        self.mask.len()
+    }
+
+    pub fn who(&self, thread: usize) -> Who {
+        let block = match self.share {
+            Share::Worker { worker, .. } => worker,
+            Share::Block { number, .. } => number,
+        };
+        Who { block: block as u32, thread: thread as u32, epoch: self.epoch }
+    }
+
+    /// Cells of a register for all threads.
+    pub fn cells(&self, reg: Reg) -> &[Cell] {
+        let threads = self.threads();
+        &self.registers[reg.at * threads..(reg.at + reg.lanes) * threads]
+    }
+
+    pub fn broadcast(&mut self, reg: Option<Reg>, value: Cell) {
+        if let Some(reg) = reg {
+            let threads = self.threads();
+            self.registers[reg.at * threads..(reg.at + reg.lanes) * threads].fill(value);
+        }
+    }
+
+    pub fn stages(&mut self, stages: &'p [Stage]) -> Run {
+        stages.iter().try_for_each(|stage| self.stage(stage))
+    }
+
+    fn stage(&mut self, stage: &'p Stage) -> Run {
+        self.compute(&stage.before)?;
+        match &stage.node {
+            Node::For { extent, var, name, kind, body } => match kind {
+                ForKind::Serial | ForKind::Unroll => self.serial(*extent, *var, name, body),
+                ForKind::Par => self.par(*extent, *var, name, body),
+                ForKind::Block(axis) => self.block_axis(*axis, *extent, *var, body),
+                ForKind::Thread(axis) => self.thread_axis(*axis, *extent, *var, body),
+            },
+            Node::If { cond, then, otherwise } => self.branch(*cond, then, otherwise),
+            Node::Let { var, value } => {
+                if let Some(var) = var {
+                    let threads = self.threads();
+                    let from = value.at * threads..(value.at + value.lanes) * threads;
+                    self.registers.copy_within(from, var.at * threads);
+                }
+                Ok(())
+            }
+            Node::Store { buf, index, value, mask } => self.store(*buf, *index, *value, *mask),
+            Node::Alloc { buf } => {
+                self.memory[*buf].poison(&self.mask);
+                Ok(())
+            }
+            Node::Barrier => self.barrier(),
+            Node::Nothing => Ok(()),
+        }
+    }
+
+    fn par(&mut self, extent: Reg, var: Option<Reg>, name: &str, body: &'p [Stage]) -> Run {
+        let extent = self.cells(extent)[0] as i64;
+        let (worker, workers) = match self.share {
+            Share::Worker { worker, workers } => (worker as i64, workers as i64),
+            Share::Block { .. } => (0, 1),
+        };
+        for i in worker * extent / workers..(worker + 1) * extent / workers {
+            self.broadcast(var, i as Cell);
+            self.stages(body).map_err(|e| e.inside(name, i))?;
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, buf: usize, index: Reg, value: Reg, mask: Option<Reg>) -> Run {
+        let threads = self.threads();
+        for thread in 0..threads {
+            if !self.mask[thread] {
+                continue;
+            }
+            let who = self.who(thread);
+            for lane in thread * index.lanes..(thread + 1) * index.lanes {
+                if mask.is_some_and(|m| self.cells(m)[lane] == 0) {
+                    continue;
+                }
+                let (at, cell) = (self.cells(index)[lane] as i64, self.cells(value)[lane]);
+                self.memory[buf].store(at, cell, who)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, buf: usize, index: Reg, mask: Option<Reg>, out: Reg) -> Run {
+        let threads = self.threads();
+        let first = out.at * threads;
+        for thread in 0..threads {
+            if !self.mask[thread] {
+                continue;
+            }
+            let who = self.who(thread);
+            for lane in thread * index.lanes..(thread + 1) * index.lanes {
+                let on = mask.is_none_or(|m| self.cells(m)[lane] != 0);
+                let at = self.cells(index)[lane] as i64;
+                self.registers[first + lane] = if on { self.memory[buf].load(at, who)? } else { 0 };
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, list: &[Inst]) -> Run {
+        for inst in list {
+            match &inst.op {
+                Op::Load { buf, index, mask } => self.load(*buf, *index, *mask, inst.out)?,
+                Op::ShuffleXor { instr, value, lane_mask } => {
+                    self.shuffle_xor(instr, *value, *lane_mask, inst.out)?;
+                }
+                Op::IntChecked { op, a, b } => self.int_checked(*op, *a, *b, inst)?,
+                pure => self.pure(pure, inst),
+            }
+        }
+        Ok(())
+    }
+
+    fn int_checked(&mut self, op: mlcc_ir::kernel::BinOp, a: Reg, b: Reg, inst: &Inst) -> Run {
+        let first = inst.out.at * self.threads();
+        for i in 0..inst.out.lanes * self.threads() {
+            let (x, y) = (self.cells(a)[i] as i64, self.cells(b)[i] as i64);
+            self.registers[first + i] = match cell::int2_checked(op, inst.dtype, x, y) {
+                Ok(v) => cell::wrap(inst.dtype, v),
+                Err(why) if self.mask[i / inst.out.lanes] => {
+                    return Err(Fault::Undefined { op: op.name(), a: x, b: y, why }.into());
+                }
+                Err(_) => 0,
+            };
+        }
+        Ok(())
+    }
+
+    /// Operations that cannot fail are computed for all threads, active or not.
+    fn pure(&mut self, op: &Op, inst: &Inst) {
+        let threads = self.mask.len();
+        let (below, rest) = self.registers.split_at_mut(inst.out.at * threads);
+        let out = &mut rest[..inst.out.lanes * threads];
+        let (dtype, lanes) = (inst.dtype, inst.out.lanes);
+        let of = |reg: &Reg| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
+        match op {
+            Op::Const(value) => out.fill(*value),
+            Op::Int1 { f, a } => map(out, of(a), |x| cell::wrap(dtype, f(x as i64))),
+            Op::Int2 { f, a, b } => zip(out, of(a), of(b), |x, y| cell::wrap(dtype, f(x as i64, y as i64))),
+            Op::Float1 { f, a } => map(out, of(a), |x| cell::of_float(dtype, f(cell::float(dtype, x)))),
+            Op::Float2 { f, a, b } => match dtype {
+                DType::F32 => {
+                    zip(out, of(a), of(b), |x, y| cell::of_f32(f(cell::to_f32(x), cell::to_f32(y))))
+                }
+                _ => zip(out, of(a), of(b), |x, y| {
+                    cell::of_float(dtype, f(cell::float(dtype, x), cell::float(dtype, y)))
+                }),
+            },
+            Op::FloatCompare { f, of: from, a, b } => {
+                zip(out, of(a), of(b), |x, y| Cell::from(f(cell::float(*from, x), cell::float(*from, y))));
+            }
+            Op::Fma { a, b, c } => {
+                let value = |x| cell::float(dtype, x);
+                for (((o, &a), &b), &c) in out.iter_mut().zip(of(a)).zip(of(b)).zip(of(c)) {
+                    *o = cell::of_float(dtype, value(a).mul_add(value(b), value(c)));
+                }
+            }
+            Op::Cast { from, a } => map(out, of(a), |x| cell::cast(*from, dtype, x)),
+            Op::Bitcast { from, a } => bitcast(out, dtype, of(a), *from),
+            Op::Select { cond, a, b } => {
+                for (((o, &c), &a), &b) in out.iter_mut().zip(of(cond)).zip(of(a)).zip(of(b)) {
+                    *o = if c != 0 { a } else { b };
+                }
+            }
+            Op::Ramp { base, stride } => {
+                for ((o, &base), &stride) in out.chunks_exact_mut(lanes).zip(of(base)).zip(of(stride)) {
+                    let mut value = base as i64;
+                    for o in o {
+                        *o = cell::wrap(dtype, value);
+                        value = value.wrapping_add(stride as i64);
+                    }
+                }
+            }
+            Op::Splat(a) => {
+                for (o, &value) in out.chunks_exact_mut(lanes).zip(of(a)) {
+                    o.fill(value);
+                }
+            }
+            Op::Shuffle { a, b, lanes: picks } => {
+                for (thread, o) in out.chunks_exact_mut(lanes).enumerate() {
+                    for (o, &pick) in o.iter_mut().zip(picks) {
+                        let pick = pick as usize;
+                        *o = match b {
+                            Some(b) if pick >= a.lanes => of(b)[thread * b.lanes + pick - a.lanes],
+                            _ => of(a)[thread * a.lanes + pick],
+                        };
+                    }
+                }
+            }
+            Op::Load { .. } | Op::ShuffleXor { .. } | Op::IntChecked { .. } => {
+                unreachable!("handled by compute")
+            }
+        }
+    }
+
+    pub fn barrier(&mut self) -> Run {
+        let (active, threads) = (self.mask.iter().filter(|m| **m).count(), self.threads());
+        if active != threads {
+            return Err(Fault::NonUniformBarrier { active, threads }.into());
+        }
+        self.epoch += 1;
+        Ok(())
+    }
+}
+
+fn map(out: &mut [Cell], a: &[Cell], f: impl Fn(Cell) -> Cell) {
+    for (o, &a) in out.iter_mut().zip(a) {
+        *o = f(a);
+    }
+}
+
+fn zip(out: &mut [Cell], a: &[Cell], b: &[Cell], f: impl Fn(Cell, Cell) -> Cell) {
+    for ((o, &a), &b) in out.iter_mut().zip(a).zip(b) {
+        *o = f(a, b);
+    }
+}
+
+/// Threads follow each other and each has the same number of bytes on both sides, so the whole register is one string
+/// of bytes.
+fn bitcast(out: &mut [Cell], to: DType, a: &[Cell], from: DType) {
+    let (small, large) = (from.bytes().unwrap_or(1), to.bytes().unwrap_or(1));
+    let bytes: Vec<u8> = a.iter().flat_map(|c| c.to_le_bytes().into_iter().take(small)).collect();
+    debug_assert_eq!(bytes.len(), out.len() * large);
+    for (i, o) in out.iter_mut().enumerate() {
+        *o = cell::read(to, &bytes, i);
+    }
+}
+
+impl super::error::Failure {
+    /// Adds the loop around the failure.
+    pub(crate) fn inside(mut self: Box<Self>, name: &str, value: i64) -> Box<Self> {
+        self.at.push((name.into(), value));
+        self
+    }
+}

@@ -1,0 +1,447 @@
+//! A kernel prepared for execution: every distinct expression has a fixed place in a register file, and every statement
+//! carries the list of instructions that compute its operands.
+//!
+//! The register file holds `lanes` cells per thread for each expression, ordered by expression id. Operands are interned
+//! before the expressions that use them, so they always lie below; execution relies on this and `Program::new` checks it.
+//! Expressions without loads and loop variables are computed once, before the kernel starts.
+
+use super::cell;
+use super::error::Fault;
+use mlcc_ir::instr::Meaning;
+use mlcc_ir::kernel::*;
+use mlcc_ir::rewrite::expand_instrs;
+use mlcc_ir::types::DType;
+
+/// Place of an expression in the register file: first cell for one thread, and lanes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reg {
+    pub at: usize,
+    pub lanes: usize,
+}
+
+/// Computes one register from registers below it.
+pub(crate) enum Op {
+    Const(u64),
+    Int1 {
+        f: fn(i64) -> i64,
+        a: Reg,
+    },
+    Int2 {
+        f: fn(i64, i64) -> i64,
+        a: Reg,
+        b: Reg,
+    },
+    /// Operations that are not defined for all operands.
+    IntChecked {
+        op: BinOp,
+        a: Reg,
+        b: Reg,
+    },
+    Float1 {
+        f: fn(f32) -> f32,
+        a: Reg,
+    },
+    Float2 {
+        f: fn(f32, f32) -> f32,
+        a: Reg,
+        b: Reg,
+    },
+    FloatCompare {
+        f: fn(f32, f32) -> bool,
+        of: DType,
+        a: Reg,
+        b: Reg,
+    },
+    Fma {
+        a: Reg,
+        b: Reg,
+        c: Reg,
+    },
+    Cast {
+        from: DType,
+        a: Reg,
+    },
+    Bitcast {
+        from: DType,
+        a: Reg,
+    },
+    Select {
+        cond: Reg,
+        a: Reg,
+        b: Reg,
+    },
+    Ramp {
+        base: Reg,
+        stride: Reg,
+    },
+    Splat(Reg),
+    Shuffle {
+        a: Reg,
+        b: Option<Reg>,
+        lanes: Vec<u32>,
+    },
+    Load {
+        buf: usize,
+        index: Reg,
+        mask: Option<Reg>,
+    },
+    ShuffleXor {
+        instr: &'static str,
+        value: Reg,
+        lane_mask: Reg,
+    },
+}
+
+pub(crate) struct Inst {
+    pub op: Op,
+    pub out: Reg,
+    pub dtype: DType,
+}
+
+pub(crate) enum Node {
+    For {
+        extent: Reg,
+        var: Option<Reg>,
+        name: String,
+        kind: ForKind,
+        body: Vec<Stage>,
+    },
+    If {
+        cond: Reg,
+        then: Vec<Stage>,
+        otherwise: Vec<Stage>,
+    },
+    Let {
+        var: Option<Reg>,
+        value: Reg,
+    },
+    Store {
+        buf: usize,
+        index: Reg,
+        value: Reg,
+        mask: Option<Reg>,
+    },
+    Alloc {
+        buf: usize,
+    },
+    Barrier,
+    /// Operands are evaluated (their loads are checked), nothing else happens.
+    Nothing,
+}
+
+/// A statement with the instructions that must run first.
+pub(crate) struct Stage {
+    pub before: Vec<Inst>,
+    pub node: Node,
+}
+
+/// A kernel ready to run, any number of times.
+pub struct Program {
+    pub(crate) kernel: Kernel,
+    pub(crate) preamble: Vec<Inst>,
+    /// Where the dimension arguments go, in order; `None` if the kernel does not read the dimension.
+    pub(crate) dims: Vec<Option<Reg>>,
+    pub(crate) body: Vec<Stage>,
+    /// Cells of the register file per thread.
+    pub(crate) cells: usize,
+    /// Launch shape: extents of the thread axes.
+    pub(crate) threads: [usize; 3],
+    /// Extents of the block axes.
+    pub(crate) blocks: [Vec<Reg>; 3],
+    pub(crate) gpu: bool,
+}
+
+impl Program {
+    /// Prepares a kernel. Fails on kernels that are not well formed.
+    pub fn new(kernel: &Kernel) -> Result<Program, super::InterpError> {
+        let error = |fault| super::InterpError { kernel: kernel.name.clone(), fault, at: Vec::new() };
+        Compiler::compile(expand_instrs(kernel, |_| false)).map_err(error)
+    }
+}
+
+struct Compiler {
+    kernel: Kernel,
+    regs: Vec<Reg>,
+    var_regs: Vec<Option<Reg>>,
+    /// Computed once before the kernel starts.
+    early: Vec<bool>,
+    in_scope: Vec<bool>,
+    /// Last statement for which an expression was emitted.
+    emitted: Vec<u32>,
+    statement: u32,
+    threads: [usize; 3],
+    blocks: [Vec<Reg>; 3],
+}
+
+type Compiled<T> = Result<T, Fault>;
+
+fn malformed<T>(what: impl Into<String>) -> Compiled<T> {
+    Err(Fault::Malformed(what.into()))
+}
+
+impl Compiler {
+    fn compile(kernel: Kernel) -> Compiled<Program> {
+        let count = kernel.exprs.len();
+        let mut c = Compiler {
+            regs: Vec::with_capacity(count),
+            var_regs: vec![None; kernel.vars.len()],
+            early: Vec::with_capacity(count),
+            in_scope: vec![false; kernel.vars.len()],
+            emitted: vec![0; count],
+            statement: 0,
+            threads: [1; 3],
+            blocks: Default::default(),
+            kernel,
+        };
+        for (_, var) in &c.kernel.dims {
+            c.in_scope[var.0 as usize] = true;
+        }
+        let cells = c.lay_out()?;
+        let mut preamble = Vec::new();
+        for (i, id) in c.kernel.exprs.ids().enumerate().filter(|(i, _)| c.early[*i]) {
+            if !matches!(c.kernel.exprs.expr(id), Expr::Var(_)) {
+                preamble.push(c.inst(i)?);
+            }
+        }
+        let source = c.kernel.body.clone();
+        let body = c.stages(&source)?;
+        let dims = c.kernel.dims.iter().map(|(_, v)| c.var_regs[v.0 as usize]).collect();
+        let gpu = c.kernel.is_gpu();
+        let (threads, blocks) = (c.threads, c.blocks);
+        Ok(Program { kernel: c.kernel, preamble, dims, body, cells, threads, blocks, gpu })
+    }
+
+    /// Gives every expression its register and decides which ones are computed early.
+    fn lay_out(&mut self) -> Compiled<usize> {
+        let mut at = 0;
+        for (i, id) in self.kernel.exprs.ids().enumerate() {
+            let (expr, ty) = (self.kernel.exprs.expr(id), self.kernel.exprs.ty(id));
+            let reg = Reg { at, lanes: ty.lanes as usize };
+            at += reg.lanes;
+            let mut early = match expr {
+                Expr::Load { .. } | Expr::Instr(..) => false,
+                Expr::Var(v) => self.in_scope[v.0 as usize],
+                // May fail, so only where the statement that wants it really runs.
+                Expr::Binary(BinOp::Div | BinOp::Rem | BinOp::Shl | BinOp::Shr, _, b) => {
+                    self.kernel.exprs.as_int(*b).is_some_and(|c| c > 0 && c < 8)
+                }
+                _ => true,
+            };
+            let mut ordered = true;
+            expr.for_each_child(|child| {
+                ordered &= (child.0 as usize) < i;
+                early &= ordered && self.early[child.0 as usize];
+            });
+            if !ordered || ty.lanes == 0 || ty.dtype.is_packed() {
+                return malformed(format!("expression {id} of type {ty}"));
+            }
+            if let Expr::Var(v) = expr {
+                self.var_regs[v.0 as usize] = Some(reg);
+            }
+            self.regs.push(reg);
+            self.early.push(early);
+        }
+        Ok(at)
+    }
+
+    fn reg(&self, id: ExprId) -> Reg {
+        self.regs[id.0 as usize]
+    }
+
+    fn stages(&mut self, body: &[Stmt]) -> Compiled<Vec<Stage>> {
+        let mut bound = Vec::new();
+        let stages = body.iter().map(|s| self.stage(s, &mut bound)).collect();
+        for var in bound {
+            self.in_scope[var] = false;
+        }
+        stages
+    }
+
+    fn stage(&mut self, stmt: &Stmt, bound: &mut Vec<usize>) -> Compiled<Stage> {
+        self.statement += 1;
+        let mut before = Vec::new();
+        let node = match stmt {
+            Stmt::For { var, extent, kind, body } => {
+                self.emit(*extent, &mut before)?;
+                self.note_axis(*kind, *extent)?;
+                self.in_scope[var.0 as usize] = true;
+                let body = self.stages(body)?;
+                self.in_scope[var.0 as usize] = false;
+                let name = self.kernel.vars[*var].name.clone();
+                let var = self.var_regs[var.0 as usize];
+                Node::For { extent: self.reg(*extent), var, name, kind: *kind, body }
+            }
+            Stmt::If { cond, then, otherwise } => {
+                self.emit(*cond, &mut before)?;
+                let (then, otherwise) = (self.stages(then)?, self.stages(otherwise)?);
+                Node::If { cond: self.reg(*cond), then, otherwise }
+            }
+            Stmt::Let { var, value } => {
+                self.emit(*value, &mut before)?;
+                self.in_scope[var.0 as usize] = true;
+                bound.push(var.0 as usize);
+                Node::Let { var: self.var_regs[var.0 as usize], value: self.reg(*value) }
+            }
+            Stmt::Store { buf, index, value, mask } => {
+                self.emit(*index, &mut before)?;
+                self.emit(*value, &mut before)?;
+                if let Some(mask) = mask {
+                    self.emit(*mask, &mut before)?;
+                }
+                let (index, value, mask) = (self.reg(*index), self.reg(*value), mask.map(|m| self.reg(m)));
+                Node::Store { buf: buf.0 as usize, index, value, mask }
+            }
+            Stmt::Alloc { buf } => Node::Alloc { buf: buf.0 as usize },
+            Stmt::Barrier => Node::Barrier,
+            // No instruction of the table copies asynchronously, so there is nothing to wait for.
+            Stmt::Wait => Node::Nothing,
+            Stmt::Instr { instr, args } => {
+                for &arg in args {
+                    self.emit(arg, &mut before)?;
+                }
+                match instr.def().meaning {
+                    Meaning::Hint | Meaning::Expr(_) => Node::Nothing,
+                    Meaning::ShuffleXor => {
+                        return malformed(format!("{} used as a statement", instr.def().name));
+                    }
+                }
+            }
+        };
+        Ok(Stage { before, node })
+    }
+
+    fn note_axis(&mut self, kind: ForKind, extent: ExprId) -> Compiled<()> {
+        let axis = match kind {
+            ForKind::Block(axis) | ForKind::Thread(axis) => axis as usize,
+            _ => return Ok(()),
+        };
+        if axis > 2 {
+            return malformed(format!("GPU axis {axis}"));
+        }
+        if matches!(kind, ForKind::Block(_)) {
+            if !self.early[extent.0 as usize] {
+                return malformed("the extent of a block loop depends on more than dimensions");
+            }
+            self.blocks[axis].push(self.reg(extent));
+            return Ok(());
+        }
+        match self.kernel.exprs.as_int(extent) {
+            Some(n) if (1..=1024).contains(&n) => self.threads[axis] = self.threads[axis].max(n as usize),
+            _ => return malformed("the extent of a thread loop is not a constant in 1..=1024"),
+        }
+        Ok(())
+    }
+
+    /// Emits the instructions for an expression, operands first, each once per statement.
+    fn emit(&mut self, id: ExprId, out: &mut Vec<Inst>) -> Compiled<()> {
+        let i = id.0 as usize;
+        if self.early[i] || self.emitted[i] == self.statement {
+            return Ok(());
+        }
+        self.emitted[i] = self.statement;
+        let mut children = Vec::new();
+        let expr = self.kernel.exprs.expr(id);
+        if let Expr::Var(var) = expr {
+            if !self.in_scope[var.0 as usize] {
+                return malformed(format!(
+                    "variable {} used outside of its scope",
+                    self.kernel.vars[*var].name
+                ));
+            }
+            return Ok(());
+        }
+        expr.for_each_child(|c| children.push(c));
+        for child in children {
+            self.emit(child, out)?;
+        }
+        out.push(self.inst(i)?);
+        Ok(())
+    }
+
+    fn inst(&self, index: usize) -> Compiled<Inst> {
+        let id = ExprId(index as u32);
+        let ty = self.kernel.exprs.ty(id);
+        let r = |e: &ExprId| self.reg(*e);
+        let of = |e: &ExprId| self.kernel.exprs.ty(*e).dtype;
+        let op = match self.kernel.exprs.expr(id) {
+            Expr::Const(literal) => Op::Const(self.literal(*literal, ty)),
+            Expr::Var(_) => return malformed("a variable is not computed"),
+            Expr::Load { buf, index, mask } => {
+                Op::Load { buf: buf.0 as usize, index: r(index), mask: mask.as_ref().map(r) }
+            }
+            Expr::Unary(op, a) => self.unary(*op, of(a), r(a))?,
+            Expr::Binary(op, a, b) => self.binary(*op, of(a), r(a), r(b))?,
+            Expr::Fma(a, b, c) => Op::Fma { a: r(a), b: r(b), c: r(c) },
+            Expr::Cast(a) => Op::Cast { from: of(a), a: r(a) },
+            Expr::Bitcast(a) => Op::Bitcast { from: of(a), a: r(a) },
+            Expr::Select(cond, a, b) => Op::Select { cond: r(cond), a: r(a), b: r(b) },
+            Expr::Ramp { base, stride } => Op::Ramp { base: r(base), stride: r(stride) },
+            Expr::Splat(a) => Op::Splat(r(a)),
+            Expr::Shuffle { a, b, lanes } => {
+                Op::Shuffle { a: r(a), b: b.as_ref().map(r), lanes: lanes.clone() }
+            }
+            Expr::Instr(instr, args) => match (instr.def().meaning, args.as_slice()) {
+                (Meaning::ShuffleXor, [value, lane_mask]) => {
+                    Op::ShuffleXor { instr: instr.def().name, value: r(value), lane_mask: r(lane_mask) }
+                }
+                _ => return malformed(format!("{} used as an expression", instr.def().name)),
+            },
+        };
+        self.check_operands(id, ty)?;
+        Ok(Inst { op, out: self.reg(id), dtype: ty.dtype })
+    }
+
+    fn literal(&self, literal: Literal, ty: Ty) -> u64 {
+        match (literal, ty.dtype.is_float()) {
+            (literal, true) => cell::of_float_f64(ty.dtype, literal.as_f64()),
+            (Literal::Int(i), false) => cell::wrap(ty.dtype, i),
+            (Literal::Float(_), false) => cell::wrap(ty.dtype, literal.as_f64() as i64),
+        }
+    }
+
+    fn unary(&self, op: UnOp, dtype: DType, a: Reg) -> Compiled<Op> {
+        let found = if dtype.is_float() {
+            cell::float1(op).map(|f| Op::Float1 { f, a })
+        } else {
+            cell::int1(op).map(|f| Op::Int1 { f, a })
+        };
+        found.ok_or_else(|| Fault::Malformed(format!("{} of {dtype}", op.name())))
+    }
+
+    fn binary(&self, op: BinOp, dtype: DType, a: Reg, b: Reg) -> Compiled<Op> {
+        let found = match (dtype.is_float(), op.is_comparison()) {
+            (true, true) => cell::float_compare(op).map(|f| Op::FloatCompare { f, of: dtype, a, b }),
+            (true, false) => cell::float2(op).map(|f| Op::Float2 { f, a, b }),
+            (false, _) => Some(match cell::int2(op) {
+                Some(f) => Op::Int2 { f, a, b },
+                None => Op::IntChecked { op, a, b },
+            }),
+        };
+        found.ok_or_else(|| Fault::Malformed(format!("{} of {dtype}", op.name())))
+    }
+
+    /// Lanes of operands must fit, because execution indexes registers by them.
+    fn check_operands(&self, id: ExprId, ty: Ty) -> Compiled<()> {
+        let expr = self.kernel.exprs.expr(id);
+        let lanes = |e: &ExprId| self.kernel.exprs.ty(*e).lanes;
+        let mut same = true;
+        let ok = match expr {
+            Expr::Const(_) => ty.lanes == 1,
+            Expr::Splat(a) => lanes(a) == 1,
+            Expr::Ramp { base, stride } => lanes(base) == 1 && lanes(stride) == 1,
+            Expr::Shuffle { a, b, lanes: picks } => {
+                let available = lanes(a) + b.as_ref().map_or(0, lanes);
+                picks.len() == ty.lanes as usize && picks.iter().all(|&p| p < available)
+            }
+            Expr::Bitcast(a) => {
+                let bytes = |t: Ty| t.dtype.bytes().unwrap_or(0) * t.lanes as usize;
+                bytes(self.kernel.exprs.ty(*a)) == bytes(ty)
+            }
+            _ => {
+                expr.for_each_child(|c| same &= lanes(&c) == ty.lanes);
+                same
+            }
+        };
+        if ok { Ok(()) } else { malformed(format!("operands of {id}: {expr:?} of type {ty}")) }
+    }
+}
