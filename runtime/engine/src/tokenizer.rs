@@ -63,6 +63,10 @@ pub enum TokenizerError {
          collide. Get the tokenizer that belongs to this checkpoint."
     )]
     AddedToken { token: String, stated: u32, found: String },
+    #[error(
+        "the template in the tokenizer's post_processor is wrong: {name:?} {problem}. Get the file again."
+    )]
+    Template { name: String, problem: String },
     #[error("token {token:?} has id {id}, expected at most {limit}: the tokenizer is damaged, get it again")]
     HugeId { token: String, id: u32, limit: u32 },
     #[error(

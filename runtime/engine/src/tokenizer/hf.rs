@@ -25,25 +25,23 @@ pub struct HfTokenizer {
 
 impl HfTokenizer {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let added = stated_added_tokens(bytes)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        let stated = Stated::read(bytes)?;
+        let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(json_error)?;
         // Some published files carry the truncation and padding of their training set-up.
-        inner.with_truncation(None).map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        inner.with_truncation(None).map_err(|e| json_error(e.to_string()))?;
         inner.with_padding(None);
-        check_added_ids(&inner, &added)?;
+        stated.check_added_ids(&inner)?;
 
         let plan = DecodePlan::of(&inner)?;
         let (table, specials) = token_table(&inner, &plan)?;
+        stated.check_templates(&table)?;
         Ok(HfTokenizer { inner, table, specials, leading_strip: plan.leading_strip })
     }
 
     /// Token ids of `text`. `template` adds what the file's post-processor adds (a begin token, usually).
     pub fn encode(&self, text: &str, template: bool) -> Result<Vec<TokenId>, TokenizerError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, template)
-            .map_err(|e| TokenizerError::Encode { bytes: text.len(), reason: e.to_string() })?;
+        let encoding = contained(|| self.inner.encode_fast(text, template))
+            .map_err(|reason| TokenizerError::Encode { bytes: text.len(), reason })?;
         // Ids are below MAX_ID, as the table's construction has checked.
         Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
     }
@@ -61,10 +59,25 @@ impl HfTokenizer {
     }
 }
 
+fn json_error(reason: String) -> TokenizerError {
+    TokenizerError::Json { reason }
+}
+
+/// Runs the library, and makes an error of a panic: it has some `expect`s on what a file says.
+fn contained<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(_) => Err("the tokenizers library stopped at it".to_owned()),
+    }
+}
+
+/// What the file says and the library does not check.
 #[derive(Deserialize)]
-struct StatedTokens {
+struct Stated {
     #[serde(default)]
     added_tokens: Vec<StatedToken>,
+    #[serde(default)]
+    post_processor: Value,
 }
 
 #[derive(Deserialize)]
@@ -73,23 +86,57 @@ struct StatedToken {
     content: String,
 }
 
-fn stated_added_tokens(bytes: &[u8]) -> Result<Vec<StatedToken>, TokenizerError> {
-    serde_json::from_slice::<StatedTokens>(bytes)
-        .map(|stated| stated.added_tokens)
-        .map_err(|e| TokenizerError::Json { reason: e.to_string() })
+impl Stated {
+    fn read(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        // As text, not as bytes: in fields that it skips, serde_json checks the encoding of text only, and the library
+        // panics on what is none.
+        let text = std::str::from_utf8(bytes).map_err(|e| json_error(e.to_string()))?;
+        serde_json::from_str(text).map_err(|e| json_error(e.to_string()))
+    }
+
+    /// The library gives an added token whose id leaves a gap the next free id and only logs it; the model would
+    /// then get a token that it never saw.
+    fn check_added_ids(&self, inner: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
+        for token in &self.added_tokens {
+            let found = inner.token_to_id(&token.content);
+            if found != Some(token.id) {
+                return Err(TokenizerError::AddedToken {
+                    token: token.content.clone(),
+                    stated: token.id,
+                    found: found.map_or_else(|| "none".to_owned(), |id| id.to_string()),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_templates(&self, table: &TokenTable) -> Result<(), TokenizerError> {
+        check_template(&self.post_processor, table)
+    }
 }
 
-/// The library gives an added token whose id leaves a gap the next free id and only logs it; the model would then
-/// get a token that it never saw.
-fn check_added_ids(inner: &tokenizers::Tokenizer, added: &[StatedToken]) -> Result<(), TokenizerError> {
-    for token in added {
-        let found = inner.token_to_id(&token.content);
-        if found != Some(token.id) {
-            return Err(TokenizerError::AddedToken {
-                token: token.content.clone(),
-                stated: token.id,
-                found: found.map_or_else(|| "none".to_owned(), |id| id.to_string()),
-            });
+/// A template may add any ids to a text; they have to be tokens, and each name that it uses has to have some.
+fn check_template(processor: &Value, table: &TokenTable) -> Result<(), TokenizerError> {
+    for part in processor.get("processors").and_then(Value::as_array).into_iter().flatten() {
+        check_template(part, table)?;
+    }
+    let Some(names) = processor.get("special_tokens").and_then(Value::as_object) else { return Ok(()) };
+    for (name, token) in names {
+        for id in token.get("ids").and_then(Value::as_array).into_iter().flatten() {
+            let known = id.as_i64().and_then(|id| TokenId::try_from(id).ok()).and_then(|id| table.get(id));
+            if known.is_none() {
+                return Err(TokenizerError::Template {
+                    name: name.clone(),
+                    problem: format!("adds id {id}, which is no token"),
+                });
+            }
+        }
+    }
+    for piece in ["single", "pair"].into_iter().filter_map(|key| processor.get(key)?.as_array()).flatten() {
+        if let Some(name) = piece.pointer("/SpecialToken/id").and_then(Value::as_str)
+            && !names.contains_key(name)
+        {
+            return Err(TokenizerError::Template { name: name.to_owned(), problem: "has no ids".to_owned() });
         }
     }
     Ok(())
@@ -110,8 +157,7 @@ impl DecodePlan {
         let Some(decoder) = inner.get_decoder() else {
             return Err(TokenizerError::Decoder { found: "no decoder".to_owned() });
         };
-        let decoder =
-            serde_json::to_value(decoder).map_err(|e| TokenizerError::Json { reason: e.to_string() })?;
+        let decoder = serde_json::to_value(decoder).map_err(|e| json_error(e.to_string()))?;
         plan.add(&decoder)?;
         Ok(plan)
     }

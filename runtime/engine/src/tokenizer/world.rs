@@ -61,7 +61,7 @@ impl WorldTokenizer {
 /// Bytes to token ids. Children of a node stand together, sorted by byte.
 struct Trie {
     /// Per first byte: the node that it leads to.
-    roots: [u32; 256],
+    roots: Box<[u32; 256]>,
     nodes: Vec<Node>,
     bytes: Vec<u8>,
     targets: Vec<u32>,
@@ -77,7 +77,8 @@ struct Node {
 impl Trie {
     /// From tokens sorted by their bytes, without duplicates.
     fn build(tokens: &[Token]) -> Result<Self, TokenizerError> {
-        let mut trie = Trie { roots: [0; 256], nodes: Vec::new(), bytes: Vec::new(), targets: Vec::new() };
+        let mut trie =
+            Trie { roots: Box::new([0; 256]), nodes: Vec::new(), bytes: Vec::new(), targets: Vec::new() };
         // Breadth first, so that the children of one node are made one after another.
         // Invariant: all tokens of a range share their first `depth` bytes.
         let mut queue = std::collections::VecDeque::new();

@@ -1,0 +1,99 @@
+//! Sampling, decoding and matching stop strings allocate nothing once they have warmed up.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use mlcc_engine::stop::StopMatcher;
+use mlcc_engine::{DecodeStream, Sampler, SamplingParams, SpecialTokens, TokenId};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a const-initialised thread local
+// without destructor, which allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.with(Cell::get);
+    work();
+    ALLOCATIONS.with(Cell::get) - before
+}
+
+const VOCAB: usize = 5000;
+
+/// Different logits each time, without a pattern.
+fn logits(round: usize, out: &mut [f32]) {
+    for (id, logit) in out.iter_mut().enumerate() {
+        let mixed = (id * 2654435761 + round * 40503) % 10007;
+        *logit = mixed as f32 / 1000.0;
+    }
+}
+
+#[test]
+fn sampling() {
+    let penalties =
+        SamplingParams { repeat_penalty: 1.1, frequency_penalty: 0.1, seed: Some(3), ..Default::default() };
+    let all = [
+        SamplingParams::greedy(),
+        SamplingParams::default(),
+        penalties.clone(),
+        SamplingParams { top_k: 0, ..penalties.clone() },
+        SamplingParams { top_k: 0, min_p: 0.0, ..penalties },
+        SamplingParams { top_k: 0, min_p: 0.0, top_p: 1.0, ..SamplingParams::default() },
+    ];
+    let mut buffer = vec![0.0; VOCAB];
+    for params in all {
+        let mut sampler = Sampler::new(params.clone(), VOCAB).unwrap();
+        let mut round = 0;
+        let mut step = |rounds: usize| {
+            for _ in 0..rounds {
+                round += 1;
+                logits(round, &mut buffer);
+                let token = sampler.sample(&buffer).unwrap();
+                sampler.accept(token);
+            }
+        };
+        step(1);
+        assert_eq!(allocations(|| step(200)), 0, "{params:?}");
+    }
+}
+
+#[test]
+fn text() {
+    let tokenizer = common::world(&[b"hello ", "wörld ".as_bytes(), b"\nUs", b"\nUser"]);
+    let mut decoder = DecodeStream::new(&tokenizer, SpecialTokens::Skip);
+    let mut stops = StopMatcher::new(&["\nUser:".to_owned()]).unwrap();
+    let tokens: [TokenId; 8] = [257, 258, 0xf0 + 1, 0x9f + 1, 0x98 + 1, 0x80 + 1, 260, 257];
+    let mut length = 0;
+    let mut step = |rounds: usize| {
+        for _ in 0..rounds {
+            for token in tokens {
+                if let Some(piece) = decoder.push(token) {
+                    length += stops.push(piece).text.len();
+                }
+            }
+        }
+    };
+    step(2);
+    assert_eq!(allocations(|| step(100)), 0);
+    assert!(length > 2000);
+}

@@ -1,0 +1,91 @@
+//! Encodings and decodings of other implementations.
+
+mod common;
+
+use std::path::Path;
+
+use mlcc_engine::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
+use serde_json::Value;
+
+fn ids(value: &Value) -> Vec<TokenId> {
+    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as TokenId).collect()
+}
+
+fn check(folder: &Path, special: SpecialTokens) -> Tokenizer {
+    let tokenizer = Tokenizer::from_dir(folder).unwrap();
+    let golden = std::fs::read(folder.join("tokenizer_golden.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    assert!(cases.len() >= 10);
+    for case in cases {
+        let text = case["text"].as_str().unwrap();
+        let expected = ids(&case["ids"]);
+        assert_eq!(tokenizer.encode_prompt(text).unwrap(), expected, "{text:?}");
+        let decoded = case["decoded"].as_str().unwrap();
+        assert_eq!(tokenizer.decode(&expected, special), decoded);
+        let mut stream = DecodeStream::new(&tokenizer, special);
+        let mut streamed = String::new();
+        for id in expected {
+            streamed.extend(stream.push(id));
+        }
+        streamed.extend(stream.finish());
+        assert_eq!(streamed, decoded);
+    }
+    for chat in golden["chat"].as_array().into_iter().flatten() {
+        assert_eq!(tokenizer.encode(chat["rendered"].as_str().unwrap()).unwrap(), ids(&chat["ids"]));
+    }
+    tokenizer
+}
+
+#[test]
+fn tiny_books_of_the_project() {
+    let tokenizer = check(&common::tiny_books(), SpecialTokens::Keep);
+    assert_eq!(tokenizer.vocab_size(), 4096);
+    assert_eq!(tokenizer.special_ids(), [0]);
+    assert_eq!(tokenizer.decode(&[65, 0, 66], SpecialTokens::Skip), "ab");
+    tokenizer.check_vocab(4096).unwrap();
+}
+
+#[test]
+fn gpt2() {
+    if let Some(folder) = common::shared("goldens/gpt2") {
+        check(&folder, SpecialTokens::Keep);
+    }
+}
+
+#[test]
+fn qwen2_with_chat() {
+    if let Some(folder) = common::shared("goldens/qwen2") {
+        assert_eq!(check(&folder, SpecialTokens::Keep).special_ids(), [597, 598, 599]);
+    }
+}
+
+#[test]
+fn llama_with_begin_token() {
+    if let Some(folder) = common::shared("goldens/llama-mha") {
+        let tokenizer = check(&folder, SpecialTokens::Skip);
+        assert_eq!(tokenizer.encode("Hello world").unwrap()[0], 384);
+        assert_eq!(tokenizer.token_to_id("</s>"), Some(2));
+    }
+}
+
+#[test]
+fn rwkv_world() {
+    if let Some(folder) = common::shared("goldens/tokenizer-rwkv-world") {
+        let tokenizer = check(&folder, SpecialTokens::Skip);
+        assert_eq!(tokenizer.vocab_size(), 65530);
+        tokenizer.check_vocab(65536).unwrap();
+    }
+}
+
+#[test]
+fn evaluation_text_has_the_stated_tokens() {
+    let Some(text) = common::shared("models/rwkv4-tiny-books/valid.txt") else { return };
+    let tokenizer = Tokenizer::from_dir(&common::tiny_books()).unwrap();
+    let tokens = tokenizer.encode(&std::fs::read_to_string(text).unwrap()).unwrap();
+    // eval.json beside the model: 26635 tokens, 104 windows, 26520 scored.
+    assert_eq!(tokens.len(), 26635);
+    let windows = mlcc_engine::eval::Windows::new(&tokens, Default::default(), 4096).unwrap();
+    assert_eq!(windows.count(), 104);
+    assert_eq!(windows.iter().map(|w| w.tokens.len() - w.first_scored).sum::<usize>(), 26520);
+}
