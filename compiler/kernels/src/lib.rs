@@ -1,1 +1,3 @@
 //! mlcc-kernels
+
+pub mod math;

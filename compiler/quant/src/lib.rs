@@ -13,6 +13,7 @@ pub mod pack;
 pub mod plain;
 pub mod q4g32;
 pub mod q8g32;
+pub mod tile;
 pub mod unpack;
 
 pub use group::{GroupSpec, ScaleSearch};

@@ -1,0 +1,272 @@
+//! The kernel for groups of elementwise ops and last-axis reductions: one pass per row. Reductions become scalars of
+//! the row, then every output is stored in one loop over the columns, all loads of an iteration before its stores (so an
+//! output may take the place of an input read at the same index).
+//!
+//! CPU: rows are shared out among workers, columns are vectors with a scalar tail. GPU: a block per row, threads stride
+//! over the columns, reductions meet in shared memory.
+
+use super::inline::{Binding, Index, Inliner};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::compute::RedOp;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::kernel::{BufId, ExprId, ForKind, Space, Ty};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::DType;
+
+/// Threads of a GPU block that works on a row.
+pub const ROW_THREADS: u32 = 256;
+
+/// What executes a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowMachine {
+    Cpu { lanes: u32 },
+    Gpu,
+}
+
+/// Emits the kernel body. `inliner` binds the inputs of the group; `outputs` names what is stored where.
+/// All outputs have the same leading axes `rows`.
+pub fn emit(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    rows: &[Dim],
+    outputs: &[(ValueId, BufId)],
+    machine: RowMachine,
+) {
+    let first = rows.first().cloned().unwrap_or(Dim::from(1));
+    let extent = kb.dim(&first);
+    let kind = match machine {
+        RowMachine::Cpu { .. } => ForKind::Par,
+        RowMachine::Gpu => ForKind::Block(0),
+    };
+    kb.for_("row", extent, kind, |kb, row| {
+        let leading = if rows.is_empty() { vec![] } else { vec![Index::scalar(row)] };
+        inner_rows(kb, inliner, rows, leading, outputs, machine);
+    });
+}
+
+/// Serial loops over further leading axes, then the row itself.
+fn inner_rows(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    rows: &[Dim],
+    leading: Vec<Index>,
+    outputs: &[(ValueId, BufId)],
+    machine: RowMachine,
+) {
+    if leading.len() >= rows.len() {
+        return one_row(kb, inliner.clone(), &leading, outputs, machine);
+    }
+    let extent = kb.dim(&rows[leading.len()]);
+    kb.serial("inner", extent, |kb, i| {
+        let mut leading = leading.clone();
+        leading.push(Index::scalar(i));
+        inner_rows(kb, inliner, rows, leading, outputs, machine);
+    });
+}
+
+fn one_row(
+    kb: &mut KernelBuilder,
+    mut inliner: Inliner,
+    leading: &[Index],
+    outputs: &[(ValueId, BufId)],
+    machine: RowMachine,
+) {
+    let f = inliner.f;
+    for (_, node) in f.live() {
+        let Op::Reduce { op, axis } = node.op else { continue };
+        let (input, output) = (node.inputs[0], node.outputs[0]);
+        if axis + 1 != f.ty(input).rank() || axis != leading.len() {
+            continue;
+        }
+        let value = match machine {
+            RowMachine::Cpu { .. } => {
+                let zero = kb.int(0);
+                let index = [leading, &[Index::scalar(zero)]].concat();
+                inliner.value(kb, output, &index)
+            }
+            RowMachine::Gpu => gpu_reduce(kb, &inliner, op, input, leading),
+        };
+        inliner.bindings.insert(output, Binding::Value(value));
+    }
+    let mut done = vec![false; outputs.len()];
+    for i in 0..outputs.len() {
+        if done[i] {
+            continue;
+        }
+        let cols = columns(&inliner, outputs[i].0);
+        let wide = inliner.vectorizable(outputs[i].0);
+        let together: Vec<usize> = (i..outputs.len())
+            .filter(|&j| !done[j] && columns(&inliner, outputs[j].0) == cols)
+            .filter(|&j| inliner.vectorizable(outputs[j].0) == wide)
+            .collect();
+        let stores: Vec<(ValueId, BufId)> = together.iter().map(|&j| outputs[j]).collect();
+        together.iter().for_each(|&j| done[j] = true);
+        match machine {
+            RowMachine::Cpu { lanes } => {
+                cpu_columns(kb, &inliner, leading, &cols, if wide { lanes } else { 1 }, &stores);
+            }
+            RowMachine::Gpu => gpu_columns(kb, &inliner, leading, &cols, &stores),
+        }
+    }
+}
+
+/// Size of the last axis; 1 for a rank-0 value.
+fn columns(inliner: &Inliner, v: ValueId) -> Dim {
+    inliner.f.ty(v).dims.last().cloned().unwrap_or(Dim::from(1))
+}
+
+fn cpu_columns(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    leading: &[Index],
+    cols: &Dim,
+    lanes: u32,
+    stores: &[(ValueId, BufId)],
+) {
+    let total = kb.dim(cols);
+    let width = kb.int(i64::from(lanes));
+    let blocks = kb.div(total, width);
+    let end = kb.mul(blocks, width);
+    let rest = kb.sub(total, end);
+    if lanes > 1 {
+        kb.serial("c", blocks, |kb, j| {
+            let at = kb.mul(j, width);
+            let ctx = Inliner { lanes, aligned: true, ..inliner.clone() };
+            store_all(kb, &ctx, leading, Index::lanes(at), at, stores);
+        });
+    }
+    let (start, count) = if lanes > 1 { (end, rest) } else { (kb.int(0), total) };
+    kb.serial("c", count, |kb, j| {
+        let at = kb.add(start, j);
+        let ctx = Inliner { lanes: 1, aligned: false, ..inliner.clone() };
+        store_all(kb, &ctx, leading, Index::scalar(at), at, stores);
+    });
+}
+
+/// All values first, then all stores.
+fn store_all(
+    kb: &mut KernelBuilder,
+    ctx: &Inliner,
+    leading: &[Index],
+    col: Index,
+    at: ExprId,
+    stores: &[(ValueId, BufId)],
+) {
+    let values: Vec<ExprId> = stores
+        .iter()
+        .map(|&(v, buf)| {
+            let rank = ctx.f.ty(v).rank();
+            let index = if rank == 0 { vec![] } else { [leading, &[col]].concat() };
+            let value = ctx.value(kb, v, &index);
+            let value = if kb.ty(value).lanes < ctx.lanes { kb.splat(value, ctx.lanes) } else { value };
+            let dtype = kb.kernel().bufs[buf].dtype;
+            let value = kb.cast(value, dtype);
+            kb.let_("value", value)
+        })
+        .collect();
+    for (&(v, buf), value) in stores.iter().zip(values) {
+        let ty = ctx.f.ty(v).clone();
+        let base = row_base(kb, &ty.dims, leading);
+        let at = kb.add(base, at);
+        kb.store_vec(buf, at, value);
+    }
+}
+
+/// Offset of the first element of a row.
+fn row_base(kb: &mut KernelBuilder, dims: &[Dim], leading: &[Index]) -> ExprId {
+    let mut flat = kb.int(0);
+    for (i, dim) in dims.iter().enumerate() {
+        let size = kb.dim(dim);
+        flat = kb.mul(flat, size);
+        if let Some(Index::Affine { base, .. }) = leading.get(i)
+            && i + 1 < dims.len()
+        {
+            flat = kb.add(flat, *base);
+        }
+    }
+    flat
+}
+
+/// `body(column)` for every column, strided over the threads of the block.
+fn gpu_strided(
+    kb: &mut KernelBuilder,
+    cols: &Dim,
+    t: ExprId,
+    body: impl FnOnce(&mut KernelBuilder, ExprId),
+) {
+    let total = kb.dim(cols);
+    let threads = i64::from(ROW_THREADS);
+    let rounds = kb.dim(&cols.ceil_div(threads));
+    let exact = cols.as_const().is_some_and(|c| c % threads == 0);
+    kb.serial("j", rounds, |kb, j| {
+        let base = kb.mul_int(j, threads);
+        let c = kb.add(base, t);
+        if exact {
+            return body(kb, c);
+        }
+        let inside = kb.lt(c, total);
+        kb.if_(inside, |kb| body(kb, c));
+    });
+}
+
+fn gpu_columns(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    leading: &[Index],
+    cols: &Dim,
+    stores: &[(ValueId, BufId)],
+) {
+    let threads = kb.int(i64::from(ROW_THREADS));
+    kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
+        gpu_strided(kb, cols, t, |kb, c| store_all(kb, inliner, leading, Index::scalar(c), c, stores));
+    });
+}
+
+/// Partial results per thread, then a tree in shared memory. Returns a load of the result, valid in all threads.
+fn gpu_reduce(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    op: RedOp,
+    input: ValueId,
+    leading: &[Index],
+) -> ExprId {
+    let cols = columns(inliner, input);
+    let dtype = if inliner.f.ty(input).dtype.is_int() { DType::I32 } else { DType::F32 };
+    let identity = if dtype.is_float() { op.identity() } else { 0.0 };
+    let shared = kb.alloc("partial", dtype, ROW_THREADS as usize, Space::Shared);
+    let threads = kb.int(i64::from(ROW_THREADS));
+    let zero = kb.int(0);
+    kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
+        let acc = kb.alloc("acc", dtype, 1, Space::Local);
+        let initial = kb.constant(identity, Ty::scalar(dtype));
+        kb.store(acc, zero, initial);
+        gpu_strided(kb, &cols, t, |kb, c| {
+            let value = inliner.value(kb, input, &[leading, &[Index::scalar(c)]].concat());
+            let value = kb.cast(value, dtype);
+            let old = kb.load(acc, zero);
+            let new = kb.binary(op.bin(), old, value);
+            kb.store(acc, zero, new);
+        });
+        let sum = kb.load(acc, zero);
+        kb.store(shared, t, sum);
+    });
+    kb.barrier();
+    let mut half = ROW_THREADS / 2;
+    while half > 0 {
+        kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
+            let limit = kb.int(i64::from(half));
+            let active = kb.lt(t, limit);
+            kb.if_(active, |kb| {
+                let low = kb.load(shared, t);
+                let other = kb.add(t, limit);
+                let high = kb.load(shared, other);
+                let sum = kb.binary(op.bin(), low, high);
+                kb.store(shared, t, sum);
+            });
+        });
+        kb.barrier();
+        half /= 2;
+    }
+    kb.load(shared, zero)
+}

@@ -1,0 +1,282 @@
+//! One group function to one kernel: which template fits, and what its arguments promise.
+
+use super::LowerError;
+use super::contraction::{self, Contraction};
+use super::plan::Partition;
+use crate::generic::inline::{Binding, Inliner};
+use crate::generic::rows::{self, RowMachine};
+use crate::generic::scan::{self, Scan};
+use crate::params::{Arch, KernelTarget};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{Access, BufId, Expr, ExprId, ForKind, Kernel, Stmt};
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::Op;
+use mlcc_ir::step::Grid;
+use mlcc_ir::types::{DType, Packing, TensorType};
+use mlcc_quant::Layout;
+use std::collections::HashMap;
+
+/// A kernel with the contract of its arguments: inputs of the group first, then its outputs.
+#[derive(Clone)]
+pub struct GroupKernel {
+    pub kernel: Kernel,
+    pub args: Vec<ArgContract>,
+    pub grid: Option<Grid>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ArgContract {
+    pub access: Access,
+    pub partition: Option<Partition>,
+    /// See [`super::plan::Arg::in_place`].
+    pub in_place: Vec<usize>,
+}
+
+/// The template that a group takes.
+pub enum Template<'a> {
+    Scan(&'a Node),
+    Contraction(Contraction),
+    Rows,
+}
+
+/// Chooses the template; `packings` as in [`lower_group`].
+pub fn template<'a>(f: &'a Function, packings: &[Option<Packing>], target: &KernelTarget) -> Template<'a> {
+    if let Some((_, node)) = f.live().find(|(_, n)| matches!(n.op, Op::Scan { .. })) {
+        return Template::Scan(node);
+    }
+    match contraction::find(f, packings, target) {
+        Some(contraction) => Template::Contraction(contraction),
+        None => Template::Rows,
+    }
+}
+
+/// Element type of the buffer that holds a value of type `ty` (`u8` for packed parameters).
+pub fn buffer_dtype(ty: &TensorType) -> DType {
+    if ty.dtype.is_packed() { DType::U8 } else { ty.dtype }
+}
+
+/// Bytes of a value in memory.
+pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, LowerError> {
+    match (packing, ty.dtype.bytes()) {
+        (None, Some(bytes)) => {
+            let elements = ty.elements().ok_or_else(|| LowerError::internal(format!("size of {ty}")))?;
+            Ok(elements.scale(bytes as i64))
+        }
+        (packing, _) => {
+            let layout = layout(ty, packing.unwrap_or(Packing::RowMajor))?;
+            Ok(Dim::from(layout.bytes()))
+        }
+    }
+}
+
+/// Layout of a parameter; vectors count as one row.
+pub fn layout(ty: &TensorType, packing: Packing) -> Result<Layout, LowerError> {
+    let sizes: Option<Vec<usize>> =
+        ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
+    let (n, k) = match sizes.as_deref() {
+        Some([]) => (1, 1),
+        Some([k]) => (1, *k),
+        Some([n, k]) => (*n, *k),
+        _ => return Err(LowerError::internal(format!("a parameter of type {ty}"))),
+    };
+    Ok(Layout::new(ty.dtype, packing, n, k)?)
+}
+
+/// Lowers a group function. `packings[i]` is the packing of input `i` if it is a parameter.
+pub fn lower_group(
+    module: &Module,
+    f: &Function,
+    name: &str,
+    packings: &[Option<Packing>],
+    target: &KernelTarget,
+) -> Result<GroupKernel, LowerError> {
+    let mut kb = KernelBuilder::new(name);
+    let mut inputs = Vec::new();
+    let mut layouts = Vec::new();
+    for (i, &v) in f.inputs.iter().enumerate() {
+        let ty = f.ty(v);
+        let dtype = buffer_dtype(ty);
+        let bytes = value_bytes(ty, packings[i])?;
+        let len = bytes.floor_div(dtype.bytes().unwrap_or(1) as i64);
+        inputs.push(kb.param(&format!("in{i}"), dtype, len, Access::In, 64));
+        let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
+        layouts.push(if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) });
+    }
+    let mut outputs = Vec::new();
+    for (i, &v) in f.outputs.iter().enumerate() {
+        let ty = f.ty(v);
+        let elements = ty.elements().ok_or_else(|| LowerError::internal(format!("size of {ty}")))?;
+        outputs.push(kb.param(&format!("out{i}"), ty.dtype, elements, Access::Out, 64));
+    }
+    let bound = inputs.iter().zip(&layouts).zip(&f.inputs);
+    let bindings: HashMap<ValueId, Binding> =
+        bound.map(|((&buf, layout), &v)| (v, Binding::Buffer { buf, layout: layout.clone() })).collect();
+    let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };
+    let inliner = Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: lanes };
+
+    let args = match template(f, packings, target) {
+        Template::Scan(node) => scan_group(&mut kb, module, f, node, &inputs, &outputs, target)?,
+        Template::Contraction(c) => {
+            contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, packings, target)?
+        }
+        Template::Rows => rows_group(&mut kb, f, inliner, &outputs, target)?,
+    };
+    let kernel = crate::math::expand_math(&kb.finish());
+    let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
+    Ok(GroupKernel { kernel, args, grid })
+}
+
+fn rows_group(
+    kb: &mut KernelBuilder,
+    f: &Function,
+    inliner: Inliner,
+    outputs: &[BufId],
+    target: &KernelTarget,
+) -> Result<Vec<ArgContract>, LowerError> {
+    let leading = |v: &ValueId| {
+        let dims = &f.ty(*v).dims;
+        dims[..dims.len().saturating_sub(1)].to_vec()
+    };
+    let rows = f.outputs.first().map(leading).unwrap_or_default();
+    if f.outputs.iter().any(|v| leading(v) != rows) {
+        return Err(LowerError::internal(format!("group {} stores rows of different shapes", f.name)));
+    }
+    let stores: Vec<(ValueId, BufId)> = f.outputs.iter().copied().zip(outputs.iter().copied()).collect();
+    let machine = match target.arch {
+        Arch::Nvptx => RowMachine::Gpu,
+        Arch::X86_64 | Arch::Aarch64 => RowMachine::Cpu { lanes: target.f32_lanes() },
+    };
+    rows::emit(kb, &inliner, &rows, &stores, machine);
+
+    let first = rows.first().cloned().unwrap_or(Dim::from(1));
+    let single = first.as_const() == Some(1);
+    let moves = f.live().any(|(_, n)| !n.op.is_elementwise() && !matches!(n.op, Op::Reduce { .. }));
+    let partition = |v: ValueId, output: bool| {
+        let same_rows = f.ty(v).rank() > 1 && f.ty(v).dims.first() == Some(&first);
+        (single || same_rows && (output || !moves)).then(|| Partition::Rows(first.clone()))
+    };
+    let reduces = f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+    let mut args: Vec<ArgContract> = f
+        .inputs
+        .iter()
+        .map(|&v| ArgContract { access: Access::In, partition: partition(v, false), in_place: vec![] })
+        .collect();
+    for &v in &f.outputs {
+        // A row that is reduced is read again after the first store of a later loop would have overwritten it.
+        let one_loop = f.outputs.iter().all(|&o| f.ty(o).dims.last() == f.ty(v).dims.last())
+            && f.outputs.iter().all(|&o| inliner_vectorizes_alike(f, o, v));
+        let same = |&i: &usize| {
+            let input = f.ty(f.inputs[i]);
+            one_loop && !moves && input.dims == f.ty(v).dims && input.dtype == f.ty(v).dtype
+        };
+        let in_place = (0..f.inputs.len()).filter(same).collect();
+        args.push(ArgContract { access: Access::Out, partition: partition(v, true), in_place });
+    }
+    let _ = reduces;
+    Ok(args)
+}
+
+/// True if the store loops of two outputs are one loop: both or neither contain a reduction of their own.
+fn inliner_vectorizes_alike(f: &Function, a: ValueId, b: ValueId) -> bool {
+    let reduces = |v: ValueId| f.def(v).is_some_and(|n| matches!(n.op, Op::Reduce { .. }));
+    reduces(a) == reduces(b)
+}
+
+fn scan_group(
+    kb: &mut KernelBuilder,
+    module: &Module,
+    f: &Function,
+    node: &Node,
+    inputs: &[BufId],
+    outputs: &[BufId],
+    target: &KernelTarget,
+) -> Result<Vec<ArgContract>, LowerError> {
+    let Op::Scan { body, carries, seqs } = node.op else {
+        return Err(LowerError::internal("a scan group without scan"));
+    };
+    let body = &module.functions[body];
+    if f.body.len() != 1 || node.inputs != f.inputs || node.outputs != f.outputs {
+        return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
+    }
+    if !scan::is_channelwise(body) {
+        return Err(LowerError::Unsupported {
+            what: format!("scan body {} mixes channels", body.name),
+            hint: "only bodies that are elementwise over one channel axis have a kernel".into(),
+        });
+    }
+    let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0) as usize;
+    let length = f.ty(node.inputs[carries]).dims[0].clone();
+    let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
+    let scan = Scan { body, carries, seqs, inputs, outputs, length, channels };
+    match target.arch {
+        Arch::Nvptx => scan.emit_gpu(kb),
+        Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
+    }
+    let tiles = Some(Partition::Tiles((channels as i64 + scan::CHANNELS - 1) / scan::CHANNELS));
+    let arg = |access, in_place| ArgContract { access, partition: tiles.clone(), in_place };
+    let mut args: Vec<ArgContract> = f.inputs.iter().map(|_| arg(Access::In, vec![])).collect();
+    for i in 0..f.outputs.len() {
+        args.push(arg(Access::Out, if i < carries { vec![i] } else { vec![] }));
+    }
+    Ok(args)
+}
+
+/// Launch shape of a GPU kernel: the extents of its block and thread loops.
+fn grid(kernel: &Kernel) -> Result<Grid, LowerError> {
+    let mut grid = Grid { blocks: [Dim::from(1), Dim::from(1), Dim::from(1)], threads: [1; 3] };
+    fill_grid(kernel, &kernel.body, &mut grid)?;
+    Ok(grid)
+}
+
+fn fill_grid(kernel: &Kernel, body: &[Stmt], grid: &mut Grid) -> Result<(), LowerError> {
+    for stmt in body {
+        match stmt {
+            Stmt::For { extent, kind, body, .. } => {
+                match kind {
+                    ForKind::Block(axis) => grid.blocks[usize::from(*axis)] = extent_dim(kernel, *extent)?,
+                    ForKind::Thread(axis) => {
+                        let threads = kernel.exprs.as_int(*extent).and_then(|t| u32::try_from(t).ok());
+                        let threads = threads
+                            .ok_or_else(|| LowerError::internal("a thread loop of unknown extent"))?;
+                        let slot = &mut grid.threads[usize::from(*axis)];
+                        *slot = (*slot).max(threads);
+                    }
+                    ForKind::Serial | ForKind::Unroll | ForKind::Par => {}
+                }
+                fill_grid(kernel, body, grid)?;
+            }
+            Stmt::If { then, otherwise, .. } => {
+                fill_grid(kernel, then, grid)?;
+                fill_grid(kernel, otherwise, grid)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The size that an extent expression computes.
+fn extent_dim(kernel: &Kernel, e: ExprId) -> Result<Dim, LowerError> {
+    use mlcc_ir::kernel::BinOp;
+    let unknown = || LowerError::internal(format!("launch extent of kernel {}", kernel.name));
+    match kernel.exprs.expr(e) {
+        Expr::Const(c) => Ok(Dim::from(c.as_f64() as i64)),
+        Expr::Var(v) => {
+            let found = kernel.dims.iter().find(|(_, d)| d == v).ok_or_else(unknown)?;
+            Ok(Dim::sym(found.0))
+        }
+        Expr::Binary(op, a, b) => {
+            let (a, b) = (extent_dim(kernel, *a)?, extent_dim(kernel, *b)?);
+            match op {
+                BinOp::Add => Ok(a.add(&b)),
+                BinOp::Sub => Ok(a.sub(&b)),
+                BinOp::Mul => a.mul(&b).ok_or_else(unknown),
+                BinOp::Div => Ok(a.floor_div(b.as_const().filter(|&d| d > 0).ok_or_else(unknown)?)),
+                _ => Err(unknown()),
+            }
+        }
+        _ => Err(unknown()),
+    }
+}

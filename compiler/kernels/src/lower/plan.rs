@@ -1,0 +1,146 @@
+//! Lowered entry functions before memory is planned: launches on buffers that have no addresses yet, with what the
+//! planners need to know about each access.
+
+use mlcc_ir::dim::Dim;
+use mlcc_ir::entity::{Arena, EntityId};
+use mlcc_ir::kernel::Access;
+use mlcc_ir::module::{Module, ParamId, StateId};
+use mlcc_ir::step::Grid;
+use std::fmt;
+
+/// A buffer of one lowered entry function.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BufferId(pub u32);
+
+impl EntityId for BufferId {
+    fn from_index(index: usize) -> Self {
+        BufferId(index as u32)
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a buffer is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Memory {
+    Param(ParamId),
+    /// The value from before the step.
+    State(StateId),
+    /// Input number `.0` of the entry function.
+    Input(u32),
+    /// Output number `.0` of the entry function.
+    Output(u32),
+    Temp,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    pub memory: Memory,
+    /// Size in bytes.
+    pub bytes: Dim,
+}
+
+/// How the iterations of a CPU kernel, and with them the elements of an argument, are shared out among workers. Two
+/// accesses with equal partitions touch an element from the same worker.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Partition {
+    /// Slices of axis 0.
+    Rows(Dim),
+    /// Slices of the last axis in tiles of 16.
+    Tiles(i64),
+}
+
+impl Partition {
+    /// True if one worker does everything.
+    fn is_single(&self) -> bool {
+        match self {
+            Partition::Rows(d) => d.as_const() == Some(1),
+            Partition::Tiles(t) => *t == 1,
+        }
+    }
+    pub fn agrees(&self, other: &Partition) -> bool {
+        self == other || self.is_single() && other.is_single()
+    }
+}
+
+/// How a launch uses a buffer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Arg {
+    pub buffer: BufferId,
+    pub access: Access,
+    /// `None`: any worker may touch any element.
+    pub partition: Option<Partition>,
+    /// Outputs: the input arguments whose memory it may take over, because each element is read before the
+    /// element at the same place is written, by the same worker.
+    pub in_place: Vec<usize>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoweredLaunch {
+    /// Index into the kernels of the [`Lowered`] program.
+    pub kernel: usize,
+    pub args: Vec<Arg>,
+    pub dims: Vec<Dim>,
+    pub grid: Option<Grid>,
+}
+
+/// A lowered entry function.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub name: String,
+    pub buffers: Arena<BufferId, Buffer>,
+    pub launches: Vec<LoweredLaunch>,
+    /// States and the buffers that hold their new values.
+    pub updates: Vec<(StateId, BufferId)>,
+    /// How to copy a buffer of so many bytes: kernel index per update, used where a new value cannot be produced in place.
+    pub copies: Vec<LoweredLaunch>,
+}
+
+impl Entry {
+    /// One line per launch, for `--print-after=lower`.
+    pub fn describe(&self, module: &Module, kernels: &[String]) -> String {
+        let mut out = format!("entry @{} {{\n", self.name);
+        for launch in &self.launches {
+            let args: Vec<String> = launch.args.iter().map(|a| self.arg_text(module, a)).collect();
+            out += &format!("  launch @{}({})\n", kernels[launch.kernel], args.join(", "));
+        }
+        for (state, buffer) in &self.updates {
+            out += &format!("  update @{} = {}\n", module.states[*state].name, buffer.0);
+        }
+        out + "}\n"
+    }
+
+    fn arg_text(&self, module: &Module, arg: &Arg) -> String {
+        let name = match self.buffers[arg.buffer].memory {
+            Memory::Param(p) => module.params[p].name.clone(),
+            Memory::State(s) => format!("state {}", module.states[s].name),
+            Memory::Input(i) => format!("input {i}"),
+            Memory::Output(i) => format!("output {i}"),
+            Memory::Temp => format!("temp {}", arg.buffer.0),
+        };
+        let access = match arg.access {
+            Access::In => "",
+            Access::Out => "out ",
+            Access::InOut => "inout ",
+        };
+        let partition = match &arg.partition {
+            None => String::new(),
+            Some(Partition::Rows(d)) => format!(" by rows {d}"),
+            Some(Partition::Tiles(t)) => format!(" by tiles {t}"),
+        };
+        format!("{access}{name}{partition}")
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Memory::Param(p) => write!(f, "param {p}"),
+            Memory::State(s) => write!(f, "state {s}"),
+            Memory::Input(i) => write!(f, "input {i}"),
+            Memory::Output(i) => write!(f, "output {i}"),
+            Memory::Temp => write!(f, "temp"),
+        }
+    }
+}

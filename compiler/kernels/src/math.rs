@@ -1,0 +1,346 @@
+//! Transcendental functions as primitive operations, so that no back end needs a math library.
+//!
+//! All work on f32 with any number of lanes; f16 and bf16 go through f32 and are rounded once. No step relies on a fused
+//! multiply-add: reductions subtract products that are exact in f32 (Cody and Waite).
+//!
+//! Largest errors against f64 (units in the last place of the f32 result; measured by `tests/math.rs`, which sweeps the
+//! floats and fails above these):
+//!
+//! | function | error | notes |
+//! |---|---|---|
+//! | exp | 1.5 ulp | 0 below -103.98, inf above 88.73, one step of rounding among denormals |
+//! | log | 2 ulp | denormals included; log(0) = -inf, log(x < 0) = NaN |
+//! | tanh | 2.5 ulp | odd, exactly +-1 from about 9 |
+//! | sigmoid | 3 ulp | relative also in the left tail |
+//! | erf | 2 ulp | odd |
+//! | rsqrt | 1.5 ulp | `1 / sqrt(x)` |
+//! | recip | 0.5 ulp | `1 / x` |
+//! | sin, cos | 1.2e-7 absolute for abs(x) <= 1e5 | beyond that the error grows with x; inf gives NaN |
+//!
+//! NaN gives NaN everywhere. Polynomials: exp, log, tanh, sin and cos as in Cephes (S. Moshier, single precision), erf as
+//! published by N. Juffa.
+
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Ty, UnOp};
+use mlcc_ir::rewrite::rewrite_exprs;
+use mlcc_ir::types::DType;
+
+/// Replaces every operation that is not [`UnOp::is_primitive`].
+pub fn expand_math(kernel: &Kernel) -> Kernel {
+    rewrite_exprs(kernel, |kb, expr, ty| match *expr {
+        Expr::Unary(op, x) if !op.is_primitive() => Some(expand(kb, op, x, ty)),
+        _ => None,
+    })
+}
+
+/// `op(x)` in primitive operations; `x` is of type `ty`, a float type.
+pub fn expand(kb: &mut KernelBuilder, op: UnOp, x: ExprId, ty: Ty) -> ExprId {
+    let wide = kb.cast(x, DType::F32);
+    let result = Lanes { kb, lanes: ty.lanes }.function(op, wide);
+    kb.cast(result, ty.dtype)
+}
+
+/// Builds f32 (and i32) expressions of one number of lanes.
+struct Lanes<'a> {
+    kb: &'a mut KernelBuilder,
+    lanes: u32,
+}
+
+impl Lanes<'_> {
+    fn function(&mut self, op: UnOp, x: ExprId) -> ExprId {
+        match op {
+            UnOp::Exp => self.exp(x),
+            UnOp::Log => self.log(x),
+            UnOp::Tanh => self.tanh(x),
+            UnOp::Sigmoid => self.sigmoid(x),
+            UnOp::Erf => self.erf(x),
+            UnOp::Sin => self.sin_cos(x, 0),
+            UnOp::Cos => self.sin_cos(x, 1),
+            UnOp::Rsqrt => {
+                let root = self.kb.unary(UnOp::Sqrt, x);
+                self.recip(root)
+            }
+            UnOp::Recip => self.recip(x),
+            UnOp::Neg | UnOp::Abs | UnOp::Not | UnOp::Sqrt | UnOp::Floor | UnOp::Round => {
+                self.kb.unary(op, x)
+            }
+        }
+    }
+
+    fn f(&mut self, value: f64) -> ExprId {
+        self.kb.constant(value, Ty::vector(DType::F32, self.lanes))
+    }
+    fn i(&mut self, value: i64) -> ExprId {
+        let one = self.kb.int_of(value, DType::I32);
+        self.kb.splat(one, self.lanes)
+    }
+    fn bits(&mut self, x: ExprId) -> ExprId {
+        self.kb.bitcast(x, Ty::vector(DType::I32, self.lanes))
+    }
+    fn float(&mut self, bits: ExprId) -> ExprId {
+        self.kb.bitcast(bits, Ty::vector(DType::F32, self.lanes))
+    }
+    fn recip(&mut self, x: ExprId) -> ExprId {
+        let one = self.f(1.0);
+        self.kb.div(one, x)
+    }
+    /// `cond` is true where x is NaN; gives NaN there and `value` elsewhere.
+    fn keep_nan(&mut self, x: ExprId, value: ExprId) -> ExprId {
+        let nan = self.kb.binary(BinOp::Ne, x, x);
+        self.kb.select(nan, x, value)
+    }
+    /// Horner's rule, highest coefficient first.
+    fn poly(&mut self, x: ExprId, coefficients: &[f64]) -> ExprId {
+        let mut sum = self.f(coefficients[0]);
+        for &c in &coefficients[1..] {
+            let c = self.f(c);
+            sum = self.kb.fma(sum, x, c);
+        }
+        sum
+    }
+    /// `value` with the sign of `sign`; `value` must not be negative.
+    fn copy_sign(&mut self, value: ExprId, sign: ExprId) -> ExprId {
+        let (v, s) = (self.bits(value), self.bits(sign));
+        let mask = self.i(i64::from(i32::MIN));
+        let s = self.kb.binary(BinOp::And, s, mask);
+        let joined = self.kb.binary(BinOp::Or, v, s);
+        self.float(joined)
+    }
+    /// Nearest integer of a float below 2^22 in size: as f32 and as i32. Adding 1.5 * 2^23 leaves the integer in the low
+    /// bits, which needs no conversion instruction.
+    fn nearest(&mut self, x: ExprId) -> (ExprId, ExprId) {
+        const MAGIC: f32 = 12_582_912.0;
+        let magic = self.f(MAGIC.into());
+        let shifted = self.kb.add(x, magic);
+        let float = self.kb.sub(shifted, magic);
+        let bits = self.bits(shifted);
+        let base = self.i(MAGIC.to_bits().into());
+        (float, self.kb.sub(bits, base))
+    }
+    /// `2^n` for an i32 n in -126..=127.
+    fn power_of_two(&mut self, n: ExprId) -> ExprId {
+        let (bias, shift) = (self.i(127), self.i(23));
+        let biased = self.kb.add(n, bias);
+        let bits = self.kb.binary(BinOp::Shl, biased, shift);
+        self.float(bits)
+    }
+
+    fn exp(&mut self, x: ExprId) -> ExprId {
+        let (low, high) = (self.f(-104.0), self.f(89.0));
+        let x1 = self.kb.max(x, low);
+        let x1 = self.kb.min(x1, high);
+        let log2e = self.f(std::f64::consts::LOG2_E);
+        let scaled = self.kb.mul(x1, log2e);
+        let (n, exponent) = self.nearest(scaled);
+        // r = x - n ln 2 in two steps: the first constant has 10 bits, so its product is exact.
+        let minus_n = self.kb.unary(UnOp::Neg, n);
+        let (c1, c2) = (self.f(0.693_359_375), self.f(-2.121_944_4e-4));
+        let r = self.kb.fma(minus_n, c1, x1);
+        let r = self.kb.fma(minus_n, c2, r);
+        let p = self.poly(
+            r,
+            &[
+                1.987_569_15e-4,
+                1.398_199_95e-3,
+                8.333_451_9e-3,
+                4.166_579_6e-2,
+                1.666_666_55e-1,
+                5.000_000_1e-1,
+            ],
+        );
+        let rr = self.kb.mul(r, r);
+        let p = self.kb.fma(p, rr, r);
+        let one = self.f(1.0);
+        let p = self.kb.add(p, one);
+        // 2^n as two factors, so that results reach infinity and the denormals.
+        let shift = self.i(1);
+        let half = self.kb.binary(BinOp::Shr, exponent, shift);
+        let rest = self.kb.sub(exponent, half);
+        let (a, b) = (self.power_of_two(half), self.power_of_two(rest));
+        let y = self.kb.mul(p, a);
+        let y = self.kb.mul(y, b);
+        self.keep_nan(x, y)
+    }
+
+    fn log(&mut self, x: ExprId) -> ExprId {
+        // Denormals are scaled into the normal range first.
+        let (tiny, up) = (self.f(f32::MIN_POSITIVE.into()), self.f(16_777_216.0));
+        let small = self.kb.lt(x, tiny);
+        let scaled = self.kb.mul(x, up);
+        let x1 = self.kb.select(small, scaled, x);
+        let (minus24, zero) = (self.f(-24.0), self.f(0.0));
+        let extra = self.kb.select(small, minus24, zero);
+        // x = m * 2^e with m in [sqrt(1/2), sqrt(2)).
+        let bits = self.bits(x1);
+        let offset = self.i(0x3f35_04f3);
+        let moved = self.kb.sub(bits, offset);
+        let shift = self.i(23);
+        let e = self.kb.binary(BinOp::Shr, moved, shift);
+        let back = self.kb.binary(BinOp::Shl, e, shift);
+        let mantissa = self.kb.sub(bits, back);
+        let m = self.float(mantissa);
+        let e = self.kb.cast(e, DType::F32);
+        let e = self.kb.add(e, extra);
+        let one = self.f(1.0);
+        let f = self.kb.sub(m, one);
+        let y = self.log1p_poly(f, e);
+        // Limits.
+        let inf = self.f(f64::INFINITY);
+        let is_inf = self.kb.binary(BinOp::Eq, x, inf);
+        let y = self.kb.select(is_inf, inf, y);
+        let minus_inf = self.f(f64::NEG_INFINITY);
+        let is_zero = self.kb.binary(BinOp::Eq, x, zero);
+        let y = self.kb.select(is_zero, minus_inf, y);
+        let nan = self.f(f64::NAN);
+        let negative = self.kb.lt(x, zero);
+        let y = self.kb.select(negative, nan, y);
+        self.keep_nan(x, y)
+    }
+
+    /// `log(1 + f) + e ln 2` for 1 + f in [sqrt(1/2), sqrt(2)).
+    fn log1p_poly(&mut self, f: ExprId, e: ExprId) -> ExprId {
+        let p = self.poly(
+            f,
+            &[
+                7.037_683_6e-2,
+                -1.151_461_03e-1,
+                1.167_699_87e-1,
+                -1.242_014_08e-1,
+                1.424_932_3e-1,
+                -1.666_805_77e-1,
+                2.000_071_48e-1,
+                -2.499_999_4e-1,
+                3.333_333_1e-1,
+            ],
+        );
+        let ff = self.kb.mul(f, f);
+        let p = self.kb.mul(p, f);
+        let p = self.kb.mul(p, ff);
+        let (c2, c1, minus_half) = (self.f(-2.121_944_4e-4), self.f(0.693_359_375), self.f(-0.5));
+        let p = self.kb.fma(e, c2, p);
+        let p = self.kb.fma(ff, minus_half, p);
+        let y = self.kb.add(f, p);
+        self.kb.fma(e, c1, y)
+    }
+
+    fn tanh(&mut self, x: ExprId) -> ExprId {
+        let a = self.kb.unary(UnOp::Abs, x);
+        let z = self.kb.mul(x, x);
+        let p = self
+            .poly(z, &[-5.704_988_73e-3, 2.063_908_88e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1]);
+        let p = self.kb.mul(p, z);
+        let small = self.kb.fma(p, x, x);
+        // 1 - 2 / (exp(2a) + 1)
+        let twice = self.kb.add(a, a);
+        let e = self.exp(twice);
+        let (one, two) = (self.f(1.0), self.f(2.0));
+        let e1 = self.kb.add(e, one);
+        let q = self.kb.div(two, e1);
+        let large = self.kb.sub(one, q);
+        let large = self.copy_sign(large, x);
+        let limit = self.f(0.625);
+        let is_small = self.kb.lt(a, limit);
+        let y = self.kb.select(is_small, small, large);
+        self.keep_nan(x, y)
+    }
+
+    fn sigmoid(&mut self, x: ExprId) -> ExprId {
+        // exp of a negative number only, so that nothing overflows: e / (1 + e) left of 0, 1 / (1 + e) right of it.
+        let a = self.kb.unary(UnOp::Abs, x);
+        let minus = self.kb.unary(UnOp::Neg, a);
+        let e = self.exp(minus);
+        let (one, zero) = (self.f(1.0), self.f(0.0));
+        let left = self.kb.lt(x, zero);
+        let numerator = self.kb.select(left, e, one);
+        let denominator = self.kb.add(one, e);
+        self.kb.div(numerator, denominator)
+    }
+
+    fn erf(&mut self, x: ExprId) -> ExprId {
+        let t = self.kb.unary(UnOp::Abs, x);
+        let s = self.kb.mul(x, x);
+        // 1 - exp(polynomial) in the tail; |x| is held below 4, where erf is 1 to f32.
+        let four = self.f(4.0);
+        let tc = self.kb.min(t, four);
+        let q = self.poly(
+            tc,
+            &[
+                -1.728_534_7e-5,
+                3.831_971_3e-4,
+                -3.883_964_4e-3,
+                2.425_462_2e-2,
+                -1.067_778_77e-1,
+                -6.348_468_7e-1,
+                -1.287_175_1e-1,
+            ],
+        );
+        let minus_t = self.kb.unary(UnOp::Neg, tc);
+        let q = self.kb.fma(q, tc, minus_t);
+        let e = self.exp(q);
+        let one = self.f(1.0);
+        let tail = self.kb.sub(one, e);
+        let tail = self.copy_sign(tail, x);
+        let p = self.poly(
+            s,
+            &[
+                -5.967_617e-4,
+                4.991_194e-3,
+                -2.676_813_4e-2,
+                1.128_199_25e-1,
+                -3.761_253_4e-1,
+                1.283_791_66e-1,
+            ],
+        );
+        let centre = self.kb.fma(p, x, x);
+        let limit = self.f(0.927_734_375);
+        let is_centre = self.kb.lt(t, limit);
+        let y = self.kb.select(is_centre, centre, tail);
+        self.keep_nan(x, y)
+    }
+
+    /// `sin(x + quarter * pi / 2)`.
+    fn sin_cos(&mut self, x: ExprId, quarter: i64) -> ExprId {
+        // q = nearest integer to x / (pi/2); r = x - q pi/2 with pi/2 in parts of 8 bits, whose products with q below
+        // 2^16 are exact, and a rest.
+        let two_over_pi = self.f(std::f64::consts::FRAC_2_PI);
+        let scaled = self.kb.mul(x, two_over_pi);
+        let (q, quadrant) = self.nearest(scaled);
+        let minus_q = self.kb.unary(UnOp::Neg, q);
+        let mut r = x;
+        for part in PI_HALF_PARTS {
+            let part = self.f(part);
+            r = self.kb.fma(minus_q, part, r);
+        }
+        let z = self.kb.mul(r, r);
+        let sin = self.poly(z, &[-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1]);
+        let zr = self.kb.mul(z, r);
+        let sin = self.kb.fma(sin, zr, r);
+        let cos = self.poly(z, &[2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2]);
+        let zz = self.kb.mul(z, z);
+        let (minus_half, one) = (self.f(-0.5), self.f(1.0));
+        let head = self.kb.fma(z, minus_half, one);
+        let cos = self.kb.fma(cos, zz, head);
+        let shift = self.i(quarter);
+        let quadrant = self.kb.add(quadrant, shift);
+        let (bit0, bit1, none) = (self.i(1), self.i(2), self.i(0));
+        let odd = self.kb.binary(BinOp::And, quadrant, bit0);
+        let odd = self.kb.binary(BinOp::Ne, odd, none);
+        let y = self.kb.select(odd, cos, sin);
+        let negative = self.kb.binary(BinOp::And, quadrant, bit1);
+        let negative = self.kb.binary(BinOp::Ne, negative, none);
+        let minus_y = self.kb.unary(UnOp::Neg, y);
+        self.kb.select(negative, minus_y, y)
+    }
+}
+
+/// pi/2 as three numbers of at most 8 bits and the rest.
+const PI_HALF_PARTS: [f64; 4] = pi_half_parts();
+
+const fn pi_half_parts() -> [f64; 4] {
+    let pi_half = std::f64::consts::FRAC_PI_2;
+    // Multiples of 2^-7, 2^-15, 2^-23: each takes the next 8 bits.
+    let a = (pi_half * 128.0) as i64 as f64 / 128.0;
+    let b = ((pi_half - a) * 32_768.0) as i64 as f64 / 32_768.0;
+    let c = ((pi_half - a - b) * 8_388_608.0) as i64 as f64 / 8_388_608.0;
+    [a, b, c, pi_half - a - b - c]
+}
