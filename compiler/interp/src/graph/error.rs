@@ -1,0 +1,24 @@
+//! Why a graph function could not be evaluated.
+
+use super::exec::Fault;
+use mlcc_ir::ops::OpError;
+use mlcc_ir::types::TensorType;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum GraphError {
+    #[error("the module has no function {0}")]
+    NoFunction(String),
+    #[error("{place}: {ty} has no valid size for the symbols of this call")]
+    Size { place: String, ty: TensorType },
+    #[error("{place}: expected {expected}, found {found}")]
+    Shape { place: String, expected: String, found: String },
+    #[error("function @{function} takes {expected} inputs, not {found}")]
+    Arity { function: String, expected: usize, found: usize },
+    #[error("function @{function}, node {node} ({op}): {fault}")]
+    Fault { function: String, node: String, op: &'static str, fault: Fault },
+    /// The graph is not well formed; the verifier would have said so.
+    #[error("function @{function}, node {node} ({op}): {message}")]
+    Malformed { function: String, node: String, op: &'static str, message: String },
+    #[error("decomposition: {0}")]
+    Decompose(#[from] OpError),
+}

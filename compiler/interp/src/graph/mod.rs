@@ -1,0 +1,101 @@
+//! Reference execution of graph functions: the meaning of everything.
+//!
+//! Ops are evaluated from their compute definitions in f64 and rounded to the output's type; decomposed ops by running
+//! their decomposition; `param`, `state.*`, `call` and `scan` by the module. A `state.read` gives the value from before
+//! the step wherever it stands; writes become visible when the step has succeeded. Integers are exact up to 2^53.
+
+mod error;
+mod exec;
+mod fast;
+mod place;
+mod plan;
+mod program;
+mod scalar;
+mod step;
+mod tensor;
+
+pub use error::GraphError;
+pub use exec::Fault;
+pub use tensor::{States, Tensor};
+
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::module::{FuncId, Module, ParamId};
+use std::sync::{Arc, OnceLock};
+
+/// How compute definitions are evaluated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// By plain loops where a definition has a common form.
+    #[default]
+    Fast,
+    /// Always by the register program: slow, used to check `Fast`.
+    Plain,
+}
+
+/// Runs functions of one module. Parameters are asked for once, when a function first uses them.
+pub struct Interpreter<'m> {
+    module: &'m Module,
+    source: Box<dyn Fn(ParamId) -> Tensor + 'm>,
+    params: Vec<OnceLock<Arc<Tensor>>>,
+    mode: Mode,
+}
+
+impl<'m> Interpreter<'m> {
+    /// `params` gives the value of each parameter; of a packed one, the dequantized values.
+    pub fn new(module: &'m Module, params: impl Fn(ParamId) -> Tensor + 'm) -> Self {
+        Interpreter {
+            module,
+            source: Box::new(params),
+            params: module.params.ids().map(|_| OnceLock::new()).collect(),
+            mode: Mode::default(),
+        }
+    }
+    pub fn with_mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+    pub fn module(&self) -> &'m Module {
+        self.module
+    }
+
+    /// Runs a function; `states` changes only if it succeeds.
+    pub fn run(
+        &self,
+        function: FuncId,
+        inputs: &[Tensor],
+        states: &mut States,
+        syms: SymValues,
+    ) -> Result<Vec<Tensor>, GraphError> {
+        let mut step = step::Step::new(self, states, syms);
+        let inputs: Vec<Arc<Tensor>> = inputs.iter().map(|t| Arc::new(t.clone())).collect();
+        let outputs = step.call(function, inputs)?;
+        *states = step.finish();
+        Ok(outputs.into_iter().map(|t| Arc::try_unwrap(t).unwrap_or_else(|t| (*t).clone())).collect())
+    }
+
+    /// [`Interpreter::run`] of the function with that name.
+    pub fn run_named(
+        &self,
+        function: &str,
+        inputs: &[Tensor],
+        states: &mut States,
+        syms: SymValues,
+    ) -> Result<Vec<Tensor>, GraphError> {
+        match self.module.function(function) {
+            Some((id, _)) => self.run(id, inputs, states, syms),
+            None => Err(GraphError::NoFunction(format!("@{function}"))),
+        }
+    }
+
+    fn param(&self, id: ParamId) -> Result<Arc<Tensor>, GraphError> {
+        let (Some(slot), Some(param)) = (self.params.get(id.index()), self.module.params.get(id)) else {
+            let place = format!("parameter {id}");
+            let (expected, found) = ("a parameter of the module".into(), "none".into());
+            return Err(GraphError::Shape { place, expected, found });
+        };
+        let tensor = slot.get_or_init(|| Arc::new((self.source)(id)));
+        step::check(|| format!("parameter @{}", param.name), &param.ty, tensor, &SymValues::tokens(1))?;
+        Ok(tensor.clone())
+    }
+}
