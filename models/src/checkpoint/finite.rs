@@ -31,11 +31,12 @@ impl<'a> FiniteCheck<'a> {
 
 /// Position of the first NaN or infinity.
 pub fn first_not_finite(values: &[f32]) -> Option<usize> {
-    // The sum of `x - x` is 0 exactly if all are finite, and needs no branch per element.
-    let all_finite = |piece: &[f32]| piece.iter().fold(0.0f32, |sum, x| sum + (x - x)) == 0.0;
+    // The largest exponent of a piece: no branch per element, so that this runs at the speed of memory.
+    const EXPONENT: u32 = f32::INFINITY.to_bits();
+    let largest = |piece: &[f32]| piece.iter().fold(0, |most, x| most.max(x.to_bits() & EXPONENT));
     let mut start = 0;
     for piece in values.chunks(1024) {
-        if !all_finite(piece) {
+        if largest(piece) == EXPONENT {
             return piece.iter().position(|x| !x.is_finite()).map(|at| start + at);
         }
         start += piece.len();

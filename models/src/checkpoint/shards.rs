@@ -106,6 +106,9 @@ impl WeightFiles {
             }
             weight_map.insert(tensor.clone(), shard.to_string());
         }
+        if weight_map.is_empty() {
+            return Err(bad("`weight_map` names no shards".to_string()));
+        }
         let dir = path.parent().unwrap_or(Path::new(""));
         let mut shards: Vec<String> = weight_map.values().cloned().collect();
         shards.sort();

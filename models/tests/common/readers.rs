@@ -1,0 +1,51 @@
+//! What the fuzz targets and the short mutation run do with one input: read all that can be read, in every way that the
+//! compiler does. Nothing here may panic or use memory out of proportion to the input.
+
+use mlcc_models::checkpoint::{Checkpoint, CheckpointFormat, FiniteCheck};
+use mlcc_models::{GenerationConfig, ModelConfig, expect, golden, infer};
+
+pub fn safetensors(input: &[u8]) {
+    checkpoint(CheckpointFormat::Safetensors, input);
+}
+
+pub fn torch(input: &[u8]) {
+    checkpoint(CheckpointFormat::Torch, input);
+}
+
+pub fn config(input: &[u8]) {
+    if let Ok(config) = ModelConfig::parse("fuzz.json", input) {
+        let text = serde_json::to_vec(&config.raw).expect("a JSON object prints");
+        // Not compared: a float may change in its last bit when serde_json reads it back.
+        ModelConfig::parse("fuzz.json", &text).expect("what was read is printed and read again");
+    }
+    let _ = GenerationConfig::parse("fuzz.json", input);
+    let _ = golden::Golden::parse("fuzz.json", input);
+}
+
+fn checkpoint(format: CheckpointFormat, input: &[u8]) {
+    let mut open = match Checkpoint::from_bytes("fuzz", format, input.to_vec()) {
+        Ok(open) => open,
+        Err(error) => {
+            let message = error.to_string();
+            assert!(message.len() < 4096, "a message of {} bytes", message.len());
+            return;
+        }
+    };
+    for info in open.tensors() {
+        let tensor = open.read(&info.name).expect("a listed tensor opens");
+        assert_eq!(tensor.bytes().map(<[u8]>::len), Some(info.bytes()));
+        assert!(info.bytes() <= input.len(), "{} bytes from a file of {}", info.bytes(), input.len());
+        if let Ok(values) = tensor.to_f32() {
+            assert_eq!(values.len(), info.elements());
+            let _ = FiniteCheck::new(info).check(0, &values);
+        }
+    }
+    if let Ok(config) = infer::infer_config(&open) {
+        let architecture = &config.architecture;
+        // A hostile file may claim many layers only by having many tensors.
+        let renamed = open.rename(|name| architecture.canonical_name(name)).is_ok();
+        if renamed {
+            let _ = expect::check_tensors(&architecture.tensors(), &open);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Configuration files, goldens, and the ways to name a model.
+
+mod common;
+
+use common::{golden, project, shared, tiny_books};
+use mlcc_models::golden::{Evaluation, Golden};
+use mlcc_models::presets::{PRESETS, Preset};
+use mlcc_models::resolve::{HubCache, ModelRequest, Weights, resolve};
+use mlcc_models::{Architecture, GenerationConfig, ModelConfig};
+use std::path::Path;
+
+const SMALL: &str = r#"{"model_type":"rwkv","vocab_size":320,"hidden_size":64,"num_hidden_layers":4}"#;
+
+/// `SMALL` with one field replaced or added.
+fn with(field: &str, value: &str) -> String {
+    let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(SMALL).unwrap();
+    fields.insert(field.to_string(), serde_json::from_str(value).unwrap());
+    serde_json::to_string(&fields).unwrap()
+}
+
+#[track_caller]
+fn refused(json: &str, parts: &[&str]) {
+    let error = ModelConfig::parse("dir/config.json", json.as_bytes()).expect_err("refused").to_string();
+    for part in parts.iter().chain(&["dir/config.json"]) {
+        assert!(error.contains(part), "expected `{part}` in: {error}");
+    }
+}
+
+#[test]
+fn defaults_are_those_of_transformers() {
+    let config = ModelConfig::parse("x", SMALL.as_bytes()).unwrap();
+    let Architecture::Rwkv4(rwkv) = &config.architecture;
+    assert_eq!((rwkv.attention_hidden, rwkv.intermediate), (64, 256));
+    assert_eq!((rwkv.layer_norm_epsilon, rwkv.rescale_every, rwkv.context_length), (1e-5, 6, 1024));
+    // As older converters write it.
+    let nulls = with("intermediate_size", "null");
+    let config = ModelConfig::parse("x", nulls.as_bytes()).unwrap();
+    let Architecture::Rwkv4(rwkv) = &config.architecture;
+    assert_eq!(rwkv.intermediate, 256);
+    assert!(config.raw.contains_key("vocab_size"));
+}
+
+#[test]
+fn the_case_configurations_are_read_in_full() {
+    let config = ModelConfig::read(&golden("rwkv4-hf-odd").join("config.json")).unwrap();
+    let Architecture::Rwkv4(rwkv) = &config.architecture;
+    assert_eq!((rwkv.vocab, rwkv.hidden, rwkv.intermediate, rwkv.layers), (333, 96, 320, 3));
+    assert_eq!((rwkv.bos_token_id, rwkv.eos_token_ids.as_slice()), (Some(0), &[0][..]));
+}
+
+#[test]
+fn wrong_configurations_name_file_and_field() {
+    refused("", &["not valid JSON"]);
+    refused("[1]", &["expected an object, found a list of 1 elements"]);
+    refused("{}", &["`model_type` is missing"]);
+    refused(r#"{"model_type":7}"#, &["`model_type` should be a string, found 7"]);
+    for field in ["vocab_size", "hidden_size", "num_hidden_layers"] {
+        refused(&with(field, "null"), &[&format!("`{field}` is missing")]);
+        for bad in ["0", "-1", "1.5", "\"64\"", "[64]", "true", "1e30", "18446744073709551615"] {
+            refused(&with(field, bad), &[&format!("`{field}` should be")]);
+        }
+    }
+    for field in ["attention_hidden_size", "intermediate_size", "rescale_every", "context_length"] {
+        refused(&with(field, "\"a\""), &[&format!("`{field}` should be an integer")]);
+    }
+    refused(&with("num_hidden_layers", "1000000"), &["at most 1000"]);
+    for bad in ["0", "-1e-5", "2", "\"1e-5\""] {
+        refused(&with("layer_norm_epsilon", bad), &["`layer_norm_epsilon` should be"]);
+    }
+    refused(&with("eos_token_id", "-1"), &["`eos_token_id` should be a token id"]);
+    refused(&with("tie_word_embeddings", "true"), &["tie_word_embeddings", "not supported yet"]);
+    refused(&with("tie_word_embeddings", "1"), &["true or false, found 1"]);
+}
+
+#[test]
+fn other_models_are_named_with_what_is_supported() {
+    refused(r#"{"model_type":"bert"}"#, &["`bert` is unknown", "rwkv (RWKV-4)"]);
+    refused(r#"{"model_type":"rwkv6"}"#, &["RWKV-6 is not supported yet", "rwkv (RWKV-4)"]);
+    refused(&with("rwkv_version", "5.2"), &["RWKV version 5.2 is not supported yet"]);
+    refused(&with("rwkv_version", "\"4\""), &["`rwkv_version` should be a number"]);
+    ModelConfig::parse("x", with("rwkv_version", "4").as_bytes()).unwrap();
+}
+
+#[test]
+fn later_rwkv_without_configuration_is_recognised() {
+    let Some(shared) = shared() else { return };
+    for (case, version) in [("rwkv5-pth", "RWKV-5"), ("rwkv6-pth", "RWKV-6"), ("rwkv7-pth", "RWKV-7")] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("model.pth");
+        std::fs::copy(shared.join("goldens").join(case).join("model.pth"), &file).unwrap();
+        let error = resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap_err().to_string();
+        assert!(error.contains(&format!("{version} is not supported yet")), "{error}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let llama = shared.join("goldens/llama-mha/model.safetensors");
+    std::fs::copy(llama, dir.path().join("model.safetensors")).unwrap();
+    let error = resolve(&ModelRequest::new(dir.path().to_str().unwrap())).unwrap_err().to_string();
+    assert!(error.contains("emb.weight") && error.contains("config.json"), "{error}");
+}
+
+#[test]
+fn generation_configurations() {
+    let read = |json: &str| GenerationConfig::parse("g.json", json.as_bytes());
+    assert_eq!(read("{}").unwrap(), GenerationConfig::default());
+    let both =
+        read(r#"{"eos_token_id":[1,2],"bos_token_id":3,"temperature":0.7,"top_k":40,"do_sample":true}"#)
+            .unwrap();
+    assert_eq!((both.eos_token_ids.as_slice(), both.bos_token_id), (&[1, 2][..], Some(3)));
+    assert_eq!((both.temperature, both.top_k, both.do_sample), (Some(0.7), Some(40), Some(true)));
+    for bad in [r#"{"top_p":2}"#, r#"{"top_k":-1}"#, r#"{"temperature":"hot"}"#, r#"{"eos_token_id":"</s>"}"#]
+    {
+        let error = read(bad).unwrap_err().to_string();
+        let field = bad.split('"').nth(1).unwrap();
+        assert!(error.contains("g.json") && error.contains(field), "{error}");
+    }
+}
+
+#[test]
+fn goldens_and_evaluations_are_read_in_full() {
+    for dir in [golden("rwkv4-hf"), golden("rwkv4-hf-odd"), golden("rwkv4-pth"), tiny_books()] {
+        let golden = Golden::read(&dir.join("golden.json")).unwrap();
+        assert!(golden.prompts.len() >= 3);
+        let prompt = &golden.prompts[0];
+        assert!(prompt.greedy.len() >= 32);
+        assert_eq!(prompt.binding_greedy(1e-4).len(), prompt.greedy.len());
+        assert!(prompt.binding_greedy(10.0).is_empty());
+    }
+    let evaluation = Evaluation::read(&tiny_books().join("eval.json")).unwrap();
+    assert_eq!((evaluation.context_length, evaluation.stride, evaluation.valid_tokens), (256, 256, 26635));
+    assert_eq!(evaluation.results["q4_g32"].tokens_scored, 26520);
+    let Some(shared) = shared() else { return };
+    for entry in std::fs::read_dir(shared.join("goldens")).unwrap() {
+        let file = entry.unwrap().path().join("golden.json");
+        if file.is_file() {
+            Golden::read(&file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn inconsistent_goldens_are_refused() {
+    let json = |prompts: &str| format!(r#"{{"source":"s","file_dtype":"float32","prompts":[{prompts}]}}"#);
+    let prompt = r#"{"input_ids":[1,2],"logits_last":[0.5,1.5],"argmax_all_positions":[1,0],"greedy":[1],"greedy_margin":[0.5]}"#;
+    Golden::parse("g.json", json(prompt).as_bytes()).unwrap();
+    let refused = |from: &str, to: &str, part: &str| {
+        let error = Golden::parse("g.json", json(&prompt.replace(from, to)).as_bytes())
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("g.json") && error.contains(part), "{error}");
+    };
+    refused("[1,2]", "[]", "prompts[0].input_ids");
+    refused("[0.5,1.5]", "[]", "prompts[0].logits_last");
+    refused("[1,0]", "[1]", "argmax_all_positions` should be 2 values, found 1");
+    refused("[0.5]}", "[]}", "greedy_margin");
+    refused(r#""greedy":[1],"#, "", "greedy");
+    let error = Golden::parse("g.json", json("").as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("at least one prompt"), "{error}");
+}
+
+/// A request whose cache is in `dir`, whatever the environment of the test.
+fn request(model: &str, dir: &Path) -> ModelRequest {
+    ModelRequest { cache: HubCache { directory: dir.join("hub") }, ..ModelRequest::new(model) }
+}
+
+#[track_caller]
+fn not_resolved(request: &ModelRequest, parts: &[&str]) {
+    let error = resolve(request).expect_err("not found").to_string();
+    for part in parts {
+        assert!(error.contains(part), "expected `{part}` in: {error}");
+    }
+}
+
+#[test]
+fn directories_bring_their_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = resolve(&request(tiny_books().to_str().unwrap(), dir.path())).unwrap();
+    assert_eq!(model.name, "rwkv4-tiny-books");
+    let files = &model.files;
+    assert!(
+        files.tokenizer_json.is_some()
+            && files.tokenizer_config.is_some()
+            && files.generation_config.is_some()
+    );
+    assert_eq!((files.rwkv_vocab.as_ref(), files.chat_template.as_ref()), (None, None));
+    assert_eq!(
+        (model.generation.eos_token_ids.as_slice(), model.generation.do_sample),
+        (&[0][..], Some(false))
+    );
+    // A relative path with dots still has a name.
+    let dots = project().join("assets/../assets/rwkv4-tiny-books/.");
+    assert_eq!(resolve(&request(dots.to_str().unwrap(), dir.path())).unwrap().name, "rwkv4-tiny-books");
+}
+
+#[test]
+fn presets_have_the_published_sizes() {
+    // Table of models in "RWKV: Reinventing RNNs for the Transformer Era", arXiv 2305.13048.
+    let published = [
+        ("rwkv-169m", "1.693e8"),
+        ("rwkv-430m", "4.304e8"),
+        ("RWKV-1b5", "1.515e9"),
+        ("rwkv-3b", "2.985e9"),
+        ("rwkv-7b", "7.393e9"),
+        ("rwkv-14b", "1.415e10"),
+    ];
+    for (name, parameters) in published {
+        let tensors = Preset::find(name).unwrap().config().architecture.tensors();
+        let elements: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        assert_eq!(format!("{:.3e}", elements as f64), parameters, "{name}");
+    }
+    assert_eq!(PRESETS.len(), 6);
+    assert_eq!(Preset::find("rwkv-2b"), None);
+}
+
+#[test]
+fn presets_find_weights_or_say_how_to_get_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut preset = request("rwkv-3b", dir.path());
+    not_resolved(&preset, &["rwkv-3b", "RWKV/rwkv-4-3b-pile", "--weights DIR", "--random-weights SEED"]);
+    preset.random_weights = Some(1);
+    let model = resolve(&preset).unwrap();
+    assert_eq!((model.name.as_str(), &model.weights), ("rwkv-3b", &Weights::Random { seed: 1 }));
+    // --weights: the tensors are those of another model, and the error says which.
+    preset.random_weights = None;
+    preset.weights = Some(golden("rwkv4-hf"));
+    let error = resolve(&preset).unwrap().open_weights().unwrap_err().to_string();
+    for part in ["head.weight, expected [50277, 2560], found [320, 64]", "missing: rwkv.blocks.31.ln1.weight"]
+    {
+        assert!(error.contains(part), "expected `{part}` in: {error}");
+    }
+    preset.weights = Some(dir.path().join("nowhere"));
+    not_resolved(&preset, &["nowhere", "--weights takes"]);
+}
+
+fn fill_cache(dir: &Path, repo: &str, commit: &str, reference: &str) {
+    let root = dir.join("hub").join(format!("models--{}", repo.replace('/', "--")));
+    let snapshot = root.join("snapshots").join(commit);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(root.join("refs")).unwrap();
+    std::fs::write(root.join("refs/main"), reference).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("rwkv4-hf").join(name), snapshot.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn the_hugging_face_cache_is_found_under_every_spelling() {
+    let dir = tempfile::tempdir().unwrap();
+    not_resolved(
+        &request("org/tiny", dir.path()),
+        &["`org/tiny` is not in the Hugging Face cache", "no directory or file"],
+    );
+    fill_cache(dir.path(), "org/tiny", "abc123", "abc123\n");
+    for spelling in ["org/tiny", "hf:org/tiny", "HF://org/tiny", "hf://org/tiny@main", "org/tiny@abc123"] {
+        let model = resolve(&request(spelling, dir.path())).unwrap();
+        assert_eq!(model.name, "tiny", "{spelling}");
+        model.open_weights().unwrap();
+    }
+    not_resolved(&request("hf:org/other", dir.path()), &["org/other", "huggingface-cli download org/other"]);
+    not_resolved(&request("hf:org/tiny@v2", dir.path()), &["revision v2 has no snapshot"]);
+    // A preset whose repository is in the cache.
+    fill_cache(dir.path(), "RWKV/rwkv-4-169m-pile", "def", "def");
+    assert_eq!(resolve(&request("rwkv-169m", dir.path())).unwrap().name, "rwkv-169m");
+}
+
+#[test]
+fn broken_caches_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fill_cache(dir.path(), "org/gone", "abc", "def");
+    not_resolved(&request("org/gone", dir.path()), &["org/gone", "no snapshot", "Download it again"]);
+    fill_cache(dir.path(), "org/evil", "abc", "../../../etc");
+    not_resolved(&request("org/evil", dir.path()), &["does not name a commit"]);
+}
+
+#[test]
+fn arguments_that_lead_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in ["", "nothing-here", "/no/such/dir", "./x", "hf:", "hf:only-org", "a/b/c"] {
+        not_resolved(&request(model, dir.path()), &["does not exist", "rwkv-169m", "hf:org/repo"]);
+    }
+    let text = dir.path().join("notes.txt");
+    std::fs::write(&text, "x").unwrap();
+    not_resolved(&request(text.to_str().unwrap(), dir.path()), &["no weight file by its name"]);
+    std::fs::write(dir.path().join("config.json"), SMALL).unwrap();
+    not_resolved(&request(dir.path().to_str().unwrap(), dir.path()), &["no weights in"]);
+    // Configuration alone is enough for random weights.
+    let random =
+        ModelRequest { random_weights: Some(0), ..request(dir.path().to_str().unwrap(), dir.path()) };
+    assert_eq!(resolve(&random).unwrap().open_weights().unwrap().tensors().len(), 78);
+}

@@ -1,0 +1,107 @@
+//! The short run of the fuzz targets (see `fuzz/`): a fixed number of mutated seeds through every reader, on the stable
+//! toolchain. `MLCC_FUZZ_RUNS` makes it longer; a failure prints the seed of its input.
+
+mod common;
+#[path = "common/readers.rs"]
+mod readers;
+
+use common::{PickleWriter, golden, safetensors, torch_archive};
+
+/// SplitMix64, as a source of choices.
+struct Choices(u64);
+
+impl Choices {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % below.max(1) as u64) as usize
+    }
+}
+
+/// One to eight changes: flips, replaced bytes, boundary numbers, removed, repeated and swapped pieces, cuts.
+fn mutate(seed: &[u8], random: &mut Choices) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
+    for _ in 0..=random.next(8) {
+        let at = random.next(bytes.len());
+        let end = (at + 1 + random.next(16)).min(bytes.len());
+        match random.next(8) {
+            _ if bytes.is_empty() => bytes.push(random.next(256) as u8),
+            0 => bytes[at] ^= 1 << random.next(8),
+            1 => bytes[at] = random.next(256) as u8,
+            2 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff, b'9', b'.', b'"'][random.next(8)],
+            3 => bytes[at..end].fill([0, 0xff][random.next(2)]),
+            4 => drop(bytes.drain(at..end)),
+            5 => {
+                let piece = bytes[at..end].to_vec();
+                let to = random.next(bytes.len());
+                bytes.splice(to..to, piece);
+            }
+            6 => {
+                let number = [u64::MAX, u64::MAX / 2, 1 << 32, 1 << 20][random.next(4)].to_le_bytes();
+                bytes[at..end.min(at + 8)].copy_from_slice(&number[..end.min(at + 8) - at]);
+            }
+            _ => bytes.truncate(at.max(1)),
+        }
+    }
+    bytes
+}
+
+fn run(seeds: &[Vec<u8>], reader: fn(&[u8])) {
+    let runs: u64 = std::env::var("MLCC_FUZZ_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
+    for (number, seed) in seeds.iter().enumerate() {
+        reader(seed);
+        for case in 0..runs / seeds.len() as u64 {
+            let input = mutate(seed, &mut Choices((number as u64) << 32 | case));
+            if let Err(panic) = std::panic::catch_unwind(|| reader(&input)) {
+                eprintln!(
+                    "seed {number}, case {case}, {} bytes: {:?}",
+                    input.len(),
+                    &input[..input.len().min(400)]
+                );
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+#[test]
+fn mutated_safetensors() {
+    let small = safetensors(
+        r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]},"c":{"dtype":"I64","shape":[],"data_offsets":[22,30]}}"#,
+        &[7; 30],
+    );
+    let names = r#"{"emb.weight":{"dtype":"F16","shape":[2,2],"data_offsets":[0,8]},"blocks.0.att.key.weight":{"dtype":"F16","shape":[2,2],"data_offsets":[8,16]},"blocks.0.ffn.key.weight":{"dtype":"F16","shape":[2,2],"data_offsets":[16,24]}}"#;
+    run(&[small, safetensors(names, &[7; 24])], readers::safetensors);
+}
+
+#[test]
+fn mutated_torch_archives() {
+    let data = [7u8; 24];
+    let storage = ("FloatStorage", "0", 6);
+    let plain = PickleWriter::one_tensor("emb.weight", storage, 0, &[2, 3], &[3, 1]);
+    let strided = PickleWriter::one_tensor("w", storage, 1, &[2, 2], &[1, 3]);
+    let nested = PickleWriter::new()
+        .raw(b"}q\x00(X\x05\x00\x00\x00modelq\x01")
+        .global("collections", "OrderedDict")
+        .raw(b")R(")
+        .text("w")
+        .tensor(("HalfStorage", "0", 12), 2, &[2, 5], &[5, 1])
+        .raw(b"u}(K\x01M\x02\x01\x8a\x02\x00\x01]K\x03ah\x01tbu")
+        .end();
+    let seeds = [plain, strided, nested].map(|pickle| torch_archive(&pickle, &[("0", &data)]));
+    run(&seeds, readers::torch);
+    // The pickle alone, so that mutations are not spent on the zip around it.
+    let whole = std::fs::read(golden("rwkv4-pth").join("model.pth")).unwrap();
+    let start = whole.windows(2).position(|pair| pair == [0x80, 2]).unwrap();
+    let pickles = [whole[start..start + 7729].to_vec()];
+    run(&pickles, |pickle| readers::torch(&torch_archive(pickle, &[("0", &[0; 64])])));
+}
+
+#[test]
+fn mutated_configurations() {
+    let read = |name: &str| std::fs::read(golden("rwkv4-hf").join(name)).unwrap();
+    let mini_golden = br#"{"source":"s","file_dtype":"float32","prompts":[{"input_ids":[1,2],"logits_last":[0.5,1e3],"logits_checksum_all_positions":{"mean":[0,1],"std":[1,2]},"argmax_all_positions":[1,0],"greedy":[1],"greedy_margin":[0.5]}]}"#;
+    run(&[read("config.json"), read("generation_config.json"), mini_golden.to_vec()], readers::config);
+}
