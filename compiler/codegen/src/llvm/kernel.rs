@@ -1,0 +1,400 @@
+//! Kernel IR to an LLVM function: statements, loops and buffers. Expressions are in [`super::expr`], loads and stores in
+//! [`super::memory`].
+//!
+//! Invariants:
+//! * The kernel has been prepared ([`crate::prepare`]): only primitive operations and available instructions are left.
+//! * An expression is evaluated where its statement stands; shared subexpressions of one statement once.
+//! * Allocations of space `Local` and `Stack` are entry-block allocas, so that LLVM can promote them to registers.
+//! * Without fast-math flags: results equal those of the interpreter, save for fused multiply-adds on targets without.
+//! * CPU: a kernel without a `Par` loop is run by worker 0 alone.
+
+use super::emit::{Emit, Result, Value};
+use crate::error::{CodegenError, Fault};
+use crate::prepare::Caps;
+use inkwell::IntPredicate;
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::builder::Builder;
+use inkwell::context::Context;
+use inkwell::module::Module;
+use inkwell::types::{BasicMetadataTypeEnum, BasicType};
+use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
+use inkwell::{AddressSpace, module::Linkage};
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::kernel::*;
+use std::collections::HashMap;
+
+/// What executes the function.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Machine {
+    /// `worker` and `workers` follow the dimensions as i64 arguments.
+    Cpu,
+    /// Threads of the widest `Thread` loops.
+    Gpu { threads: [u32; 3] },
+}
+
+pub const GLOBAL_SPACE: u16 = 1;
+pub const SHARED_SPACE: u16 = 3;
+
+/// Emits `kernel` (prepared) into `module` as a function called `name`.
+pub fn emit_kernel<'c>(
+    ctx: &'c Context,
+    module: &Module<'c>,
+    kernel: &Kernel,
+    name: &str,
+    caps: &Caps,
+    machine: Machine,
+) -> std::result::Result<FunctionValue<'c>, CodegenError> {
+    let internal = |f: Fault| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 };
+    let mut emitter = KernelEmitter::declare(ctx, module, kernel, name, caps, machine).map_err(internal)?;
+    emitter.run().map_err(internal)?;
+    Ok(emitter.function)
+}
+
+pub(super) struct KernelEmitter<'a, 'c> {
+    pub e: Emit<'c, 'a>,
+    pub kernel: &'a Kernel,
+    pub caps: &'a Caps,
+    function: FunctionValue<'c>,
+    machine: Machine,
+    /// Positioned in the entry block, where allocas go.
+    entry: Builder<'c>,
+    vars: Vec<Option<Value<'c>>>,
+    bufs: Vec<Option<PointerValue<'c>>>,
+    /// Values of the statement being emitted.
+    pub memo: HashMap<ExprId, Value<'c>>,
+    /// `worker`, `workers` as i64.
+    workers: Option<(Value<'c>, Value<'c>)>,
+}
+
+impl<'a, 'c> KernelEmitter<'a, 'c> {
+    fn declare(
+        ctx: &'c Context,
+        module: &'a Module<'c>,
+        kernel: &'a Kernel,
+        name: &str,
+        caps: &'a Caps,
+        machine: Machine,
+    ) -> Result<Self> {
+        let space = match machine {
+            Machine::Cpu => AddressSpace::default(),
+            Machine::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
+        };
+        let scalars = kernel.dims.len() + if machine == Machine::Cpu { 2 } else { 0 };
+        let mut params: Vec<BasicMetadataTypeEnum<'c>> =
+            vec![ctx.ptr_type(space).into(); kernel.params.len()];
+        params.resize(kernel.params.len() + scalars, ctx.i64_type().into());
+        let function =
+            module.add_function(name, ctx.void_type().fn_type(&params, false), Some(Linkage::Internal));
+        Ok(KernelEmitter {
+            e: Emit::new(ctx, module),
+            kernel,
+            caps,
+            function,
+            machine,
+            entry: ctx.create_builder(),
+            vars: vec![None; kernel.vars.len()],
+            bufs: vec![None; kernel.bufs.len()],
+            memo: HashMap::new(),
+            workers: None,
+        })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let kernel = self.kernel;
+        let entry = self.e.ctx.append_basic_block(self.function, "entry");
+        let body = self.e.ctx.append_basic_block(self.function, "body");
+        let exit = self.e.ctx.append_basic_block(self.function, "exit");
+        self.entry.position_at_end(entry);
+        self.e.b.position_at_end(body);
+        self.bind_arguments()?;
+        self.attributes();
+        if self.machine == Machine::Cpu && !has_par(&kernel.body) {
+            let (worker, _) = self.workers()?;
+            let first = self.e.icmp(IntPredicate::EQ, worker, self.e.i64(0))?.into_int_value();
+            let work = self.e.ctx.append_basic_block(self.function, "work");
+            self.e.b.build_conditional_branch(first, work, exit)?;
+            self.e.b.position_at_end(work);
+        }
+        self.stmts(&kernel.body)?;
+        self.e.b.build_unconditional_branch(exit)?;
+        self.e.b.position_at_end(exit);
+        self.e.b.build_return(None)?;
+        self.entry.build_unconditional_branch(body)?;
+        Ok(())
+    }
+
+    fn bind_arguments(&mut self) -> Result<()> {
+        let args = self.function.get_params();
+        let mut next = args.iter();
+        let mut take = || next.next().copied().ok_or_else(|| Fault::new("too few arguments declared"));
+        for (i, &buf) in self.kernel.params.iter().enumerate() {
+            let decl = &self.kernel.bufs[buf];
+            let pointer = take()?.into_pointer_value();
+            pointer.set_name(&decl.name);
+            if decl.align.is_power_of_two() {
+                self.function.set_param_alignment(i as u32, decl.align);
+            }
+            self.bufs[buf.index()] = Some(pointer);
+        }
+        for (sym, var) in &self.kernel.dims {
+            let value = take()?;
+            value.set_name(sym.name());
+            self.vars[var.index()] = Some(value);
+        }
+        if self.machine == Machine::Cpu {
+            self.workers = Some((take()?, take()?));
+        }
+        Ok(())
+    }
+
+    fn attributes(&self) {
+        let f = self.function;
+        let at = AttributeLoc::Function;
+        for name in ["nounwind", "noinline", "norecurse"] {
+            f.add_attribute(at, self.e.flag(name));
+        }
+        // No call of memset, memcpy or libm may be invented: the artifact imports nothing.
+        f.add_attribute(at, self.e.ctx.create_string_attribute("no-builtins", ""));
+        if self.machine == Machine::Cpu && self.caps.vector_bits >= 512 {
+            let bits = self.caps.vector_bits.to_string();
+            f.add_attribute(at, self.e.ctx.create_string_attribute("prefer-vector-width", &bits));
+        }
+        let nocapture = Attribute::get_named_enum_kind_id("nocapture");
+        if nocapture != 0 {
+            for i in 0..self.kernel.params.len() as u32 {
+                f.add_attribute(AttributeLoc::Param(i), self.e.ctx.create_enum_attribute(nocapture, 0));
+            }
+        }
+    }
+
+    fn workers(&self) -> Result<(Value<'c>, Value<'c>)> {
+        self.workers.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
+    }
+
+    pub fn var(&self, var: VarId) -> Result<Value<'c>> {
+        let unset = || Fault(format!("variable {} used outside its scope", self.kernel.vars[var].name));
+        self.vars[var.index()].ok_or_else(unset)
+    }
+
+    pub fn buf(&self, buf: BufId) -> Result<PointerValue<'c>> {
+        let unset = || Fault(format!("buffer {} used outside its scope", self.kernel.bufs[buf].name));
+        self.bufs[buf.index()].ok_or_else(unset)
+    }
+
+    // ---- statements
+
+    fn stmts(&mut self, body: &[Stmt]) -> Result<()> {
+        body.iter().try_for_each(|s| self.stmt(s))
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) -> Result<()> {
+        self.memo.clear();
+        match stmt {
+            Stmt::For { var, extent, kind, body } => self.for_(*var, *extent, *kind, body),
+            Stmt::If { cond, then, otherwise } => {
+                let cond = self.expr(*cond)?;
+                self.if_(cond, then, otherwise)
+            }
+            Stmt::Let { var, value } => {
+                let value = self.expr(*value)?;
+                self.vars[var.index()] = Some(value);
+                Ok(())
+            }
+            Stmt::Store { buf, index, value, mask } => self.store_stmt(*buf, *index, *value, *mask),
+            Stmt::Alloc { buf } => self.alloc(*buf),
+            Stmt::Instr { instr, args } => self.instr(*instr, args).map(|_| ()),
+            Stmt::Barrier => self.barrier(),
+            Stmt::Wait => self.wait(),
+        }
+    }
+
+    fn if_(&mut self, cond: Value<'c>, then: &[Stmt], otherwise: &[Stmt]) -> Result<()> {
+        let yes = self.e.ctx.append_basic_block(self.function, "then");
+        let no = self.e.ctx.append_basic_block(self.function, "else");
+        let end = self.e.ctx.append_basic_block(self.function, "end");
+        self.e.b.build_conditional_branch(cond.into_int_value(), yes, no)?;
+        for (block, body) in [(yes, then), (no, otherwise)] {
+            self.e.b.position_at_end(block);
+            self.stmts(body)?;
+            self.e.b.build_unconditional_branch(end)?;
+        }
+        self.e.b.position_at_end(end);
+        Ok(())
+    }
+
+    fn for_(&mut self, var: VarId, extent: ExprId, kind: ForKind, body: &[Stmt]) -> Result<()> {
+        let constant = || {
+            let name = &self.kernel.vars[var].name;
+            self.kernel.exprs.as_int(extent).ok_or_else(|| Fault(format!("extent of {name} is not constant")))
+        };
+        match kind {
+            ForKind::Unroll => {
+                for i in 0..constant()? {
+                    self.vars[var.index()] = Some(self.e.i64(i));
+                    self.stmts(body)?;
+                }
+                Ok(())
+            }
+            ForKind::Serial => {
+                let extent = self.expr(extent)?;
+                self.counted(var, self.e.i64(0), extent, body)
+            }
+            ForKind::Par => {
+                let extent = self.expr(extent)?;
+                let (worker, workers) = self.workers()?;
+                let from = self.share(worker, workers, extent)?;
+                let next = self.e.add(worker, self.e.i64(1))?;
+                let to = self.share(next, workers, extent)?;
+                self.counted(var, from, to, body)
+            }
+            ForKind::Block(axis) => {
+                let id = self.gpu_index("ctaid", axis)?;
+                self.vars[var.index()] = Some(id);
+                self.stmts(body)
+            }
+            ForKind::Thread(axis) => {
+                let extent = constant()?;
+                let id = self.gpu_index("tid", axis)?;
+                self.vars[var.index()] = Some(id);
+                self.thread_body(id, extent, axis, body)
+            }
+        }
+    }
+
+    /// `worker * extent / workers`.
+    fn share(&self, worker: Value<'c>, workers: Value<'c>, extent: Value<'c>) -> Result<Value<'c>> {
+        let product = self.e.mul(worker, extent)?;
+        self.e.op(Op::UDiv, product, workers)
+    }
+
+    /// `for var in from..to`.
+    fn counted(&mut self, var: VarId, from: Value<'c>, to: Value<'c>, body: &[Stmt]) -> Result<()> {
+        let ctx = self.e.ctx;
+        let before = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        let header = ctx.append_basic_block(self.function, "loop");
+        let inner = ctx.append_basic_block(self.function, "do");
+        let end = ctx.append_basic_block(self.function, "done");
+        self.e.b.build_unconditional_branch(header)?;
+        self.e.b.position_at_end(header);
+        let i = self.e.b.build_phi(ctx.i64_type(), &self.kernel.vars[var].name)?;
+        let more = self.e.icmp(IntPredicate::SLT, i.as_basic_value(), to)?;
+        self.e.b.build_conditional_branch(more.into_int_value(), inner, end)?;
+        self.e.b.position_at_end(inner);
+        self.vars[var.index()] = Some(i.as_basic_value());
+        self.stmts(body)?;
+        let next = self.e.b.build_int_nsw_add(
+            i.as_basic_value().into_int_value(),
+            self.e.i64(1).into_int_value(),
+            "",
+        )?;
+        let last = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        self.e.b.build_unconditional_branch(header)?;
+        i.add_incoming(&[(&from as &dyn BasicValue<'c>, before), (&next as &dyn BasicValue<'c>, last)]);
+        self.e.b.position_at_end(end);
+        Ok(())
+    }
+
+    // ---- buffers
+
+    fn alloc(&mut self, buf: BufId) -> Result<()> {
+        let decl = &self.kernel.bufs[buf];
+        let len = decl.len.as_const().and_then(|n| u32::try_from(n).ok());
+        let len = len.ok_or_else(|| Fault(format!("length of {} is not a constant", decl.name)))?;
+        let ty = self.e.cell_type(decl.dtype)?.array_type(len);
+        let align = decl.align.max(1).next_power_of_two();
+        let pointer = match decl.space {
+            Space::Local | Space::Stack => {
+                // Unrolled and repeated allocations share one slot: contents begin undefined each time.
+                if let Some(known) = self.bufs[buf.index()] {
+                    known
+                } else {
+                    let slot = self.entry.build_alloca(ty, &decl.name)?;
+                    if let Some(inst) = slot.as_instruction() {
+                        inst.set_alignment(align).map_err(|e| Fault(e.to_string()))?;
+                    }
+                    slot
+                }
+            }
+            Space::Shared => self.shared(&decl.name, ty, align)?,
+            Space::Global => return Err(Fault(format!("allocation of global buffer {}", decl.name))),
+        };
+        self.bufs[buf.index()] = Some(pointer);
+        Ok(())
+    }
+
+    fn shared(&self, name: &str, ty: inkwell::types::ArrayType<'c>, align: u32) -> Result<PointerValue<'c>> {
+        if self.machine == Machine::Cpu {
+            return Err(Fault(format!("shared buffer {name} in a CPU kernel")));
+        }
+        let function = self.function.get_name().to_string_lossy();
+        let global_name = format!("{function}_{name}_{}", self.e.module.get_globals().count());
+        let global = self.e.module.add_global(ty, Some(AddressSpace::from(SHARED_SPACE)), &global_name);
+        global.set_linkage(Linkage::Internal);
+        global.set_alignment(align);
+        global.set_initializer(&ty.get_undef());
+        Ok(global.as_pointer_value())
+    }
+
+    // ---- GPU
+
+    fn gpu_index(&self, register: &str, axis: u8) -> Result<Value<'c>> {
+        if self.machine == Machine::Cpu {
+            return Err(Fault::new("GPU loop in a CPU kernel"));
+        }
+        let axis = ["x", "y", "z"].get(usize::from(axis)).ok_or_else(|| Fault(format!("GPU axis {axis}")))?;
+        let id = self.e.intrinsic_value(&format!("llvm.nvvm.read.ptx.sreg.{register}.{axis}"), &[], &[])?;
+        self.e.cast(Op::ZExt, id, self.e.ctx.i64_type().into())
+    }
+
+    /// Threads beyond the extent skip the body.
+    fn thread_body(&mut self, id: Value<'c>, extent: i64, axis: u8, body: &[Stmt]) -> Result<()> {
+        let Machine::Gpu { threads } = self.machine else {
+            return Err(Fault::new("GPU loop in a CPU kernel"));
+        };
+        if i64::from(threads[usize::from(axis)]) == extent {
+            return self.stmts(body);
+        }
+        if has_barrier(body) {
+            return Err(Fault::new("barrier inside a thread loop that is narrower than the block"));
+        }
+        let inside = self.e.icmp(IntPredicate::SLT, id, self.e.i64(extent))?;
+        self.if_(inside, body, &[])
+    }
+
+    fn barrier(&self) -> Result<()> {
+        if self.machine == Machine::Cpu {
+            return Err(Fault::new("block barrier in a CPU kernel"));
+        }
+        self.e.inline_asm("bar.sync 0;", "~{memory}", &[], None, true).map(|_| ())
+    }
+
+    /// Only GPU kernels copy asynchronously.
+    fn wait(&self) -> Result<()> {
+        match self.machine {
+            Machine::Cpu => Ok(()),
+            Machine::Gpu { .. } if !self.caps.has("cp.async") => Ok(()),
+            Machine::Gpu { .. } => {
+                self.e.inline_asm("cp.async.wait_all;", "~{memory}", &[], None, true).map(|_| ())
+            }
+        }
+    }
+}
+
+fn any_stmt(body: &[Stmt], test: &impl Fn(&Stmt) -> bool) -> bool {
+    body.iter().any(|s| {
+        test(s)
+            || match s {
+                Stmt::For { body, .. } => any_stmt(body, test),
+                Stmt::If { then, otherwise, .. } => any_stmt(then, test) || any_stmt(otherwise, test),
+                _ => false,
+            }
+    })
+}
+
+fn has_par(body: &[Stmt]) -> bool {
+    any_stmt(body, &|s| matches!(s, Stmt::For { kind: ForKind::Par, .. }))
+}
+
+fn has_barrier(body: &[Stmt]) -> bool {
+    any_stmt(body, &|s| matches!(s, Stmt::Barrier))
+}

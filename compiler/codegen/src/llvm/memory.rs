@@ -1,0 +1,240 @@
+//! Loads and stores: contiguous vectors, gathers and scatters, masks.
+//!
+//! Alignment is stated as that of one element; LLVM raises it where the alignment of the buffer and the form of the index
+//! prove more.
+
+use super::emit::{Result, Value, vector_type};
+use super::kernel::KernelEmitter;
+use crate::error::Fault;
+use inkwell::IntPredicate;
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{InstructionOpcode as Op, PointerValue};
+use mlcc_ir::kernel::*;
+use mlcc_ir::types::DType;
+
+/// How the lanes of an access lie in memory.
+enum Place<'c> {
+    /// From this element on.
+    Contiguous(Value<'c>),
+    /// Element numbers, lane by lane.
+    Scattered(Vec<Value<'c>>),
+}
+
+impl<'c> KernelEmitter<'_, 'c> {
+    pub fn load_expr(&mut self, buf: BufId, index: ExprId, mask: Option<ExprId>) -> Result<Value<'c>> {
+        let lanes = self.kernel.ty(index).lanes;
+        let dtype = self.kernel.bufs[buf].dtype;
+        let mask = mask.map(|m| self.expr(m)).transpose()?;
+        let place = self.place(index, lanes)?;
+        let raw = match (place, mask) {
+            (Place::Contiguous(at), None) => {
+                let ty = super::emit::with_lanes(self.e.cell_type(dtype)?, lanes)?;
+                let address = self.address(buf, at, true)?;
+                self.e.load(ty, address, cell_bytes(dtype)?)?
+            }
+            (Place::Contiguous(at), Some(mask)) => self.masked_load(buf, at, mask, lanes)?,
+            (Place::Scattered(at), None) => self.gather(buf, &at)?,
+            (Place::Scattered(at), Some(mask)) => self.masked_gather(buf, &at, mask)?,
+        };
+        self.from_memory(raw, dtype)
+    }
+
+    pub(super) fn store_stmt(
+        &mut self,
+        buf: BufId,
+        index: ExprId,
+        value: ExprId,
+        mask: Option<ExprId>,
+    ) -> Result<()> {
+        let lanes = self.kernel.ty(index).lanes;
+        let dtype = self.kernel.bufs[buf].dtype;
+        let value = self.expr(value)?;
+        let value = self.to_memory(value, dtype)?;
+        let mask = mask.map(|m| self.expr(m)).transpose()?;
+        match (self.place(index, lanes)?, mask) {
+            (Place::Contiguous(at), None) => {
+                let address = self.address(buf, at, true)?;
+                self.e.store(value, address, cell_bytes(dtype)?)
+            }
+            (Place::Contiguous(at), Some(mask)) => self.masked_store(buf, at, value, mask),
+            (Place::Scattered(at), None) => {
+                for (lane, at) in at.into_iter().enumerate() {
+                    let one = self.e.extract(value, lane as u32)?;
+                    let address = self.address(buf, at, true)?;
+                    self.e.store(one, address, cell_bytes(dtype)?)?;
+                }
+                Ok(())
+            }
+            (Place::Scattered(at), Some(mask)) => self.masked_scatter(buf, &at, value, mask),
+        }
+    }
+
+    fn address(&self, buf: BufId, index: Value<'c>, inside: bool) -> Result<PointerValue<'c>> {
+        let cell = self.e.cell_type(self.kernel.bufs[buf].dtype)?;
+        self.e.element(self.buf(buf)?, cell, index, inside)
+    }
+
+    // ---- places
+
+    fn place(&mut self, index: ExprId, lanes: u32) -> Result<Place<'c>> {
+        if lanes == 1 {
+            return Ok(Place::Contiguous(self.expr(index)?));
+        }
+        if let Some(base) = self.contiguous(index)? {
+            return Ok(Place::Contiguous(base));
+        }
+        let scattered: Result<Vec<_>> = (0..lanes).map(|l| self.lane(index, l)).collect();
+        Ok(Place::Scattered(scattered?))
+    }
+
+    /// The first element, if the lanes of `index` count up by one: a ramp of stride 1, also plus or minus a splat.
+    fn contiguous(&mut self, index: ExprId) -> Result<Option<Value<'c>>> {
+        let exprs = &self.kernel.exprs;
+        match *exprs.expr(index) {
+            Expr::Ramp { base, stride } if exprs.as_int(stride) == Some(1) => Ok(Some(self.expr(base)?)),
+            Expr::Binary(op @ (BinOp::Add | BinOp::Sub), a, b) => {
+                let splat = |e: ExprId| match *exprs.expr(e) {
+                    Expr::Splat(x) => Some(x),
+                    _ => None,
+                };
+                let (ramp, offset) = match (splat(a), splat(b)) {
+                    (_, Some(x)) => (a, x),
+                    (Some(x), _) if op == BinOp::Add => (b, x),
+                    _ => return Ok(None),
+                };
+                let Some(base) = self.contiguous(ramp)? else { return Ok(None) };
+                let offset = self.expr(offset)?;
+                let op = if op == BinOp::Add { Op::Add } else { Op::Sub };
+                Ok(Some(self.e.op(op, base, offset)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// One lane of an index; ramps and splats are computed as scalars.
+    fn lane(&mut self, index: ExprId, lane: u32) -> Result<Value<'c>> {
+        match *self.kernel.exprs.expr(index) {
+            Expr::Ramp { base, stride } => {
+                let (base, stride) = (self.expr(base)?, self.expr(stride)?);
+                let step = self.e.mul(stride, self.e.i64(i64::from(lane)))?;
+                self.e.add(base, step)
+            }
+            Expr::Splat(x) => self.expr(x),
+            _ => {
+                let all = self.expr(index)?;
+                self.e.extract(all, lane)
+            }
+        }
+    }
+
+    // ---- unmasked gather
+
+    fn gather(&mut self, buf: BufId, at: &[Value<'c>]) -> Result<Value<'c>> {
+        let dtype = self.kernel.bufs[buf].dtype;
+        let cell = self.e.cell_type(dtype)?;
+        let mut all = vector_type(cell, at.len() as u32)?.get_poison();
+        for (lane, &at) in at.iter().enumerate() {
+            let address = self.address(buf, at, true)?;
+            let one = self.e.load(cell, address, cell_bytes(dtype)?)?;
+            all = self.e.insert(all, one, lane as u32)?;
+        }
+        Ok(all.into())
+    }
+
+    // ---- masks; one lane is handled as a vector of one
+
+    fn masked_load(&mut self, buf: BufId, at: Value<'c>, mask: Value<'c>, lanes: u32) -> Result<Value<'c>> {
+        let dtype = self.kernel.bufs[buf].dtype;
+        let ty = vector_type(self.e.cell_type(dtype)?, lanes)?;
+        let address = self.address(buf, at, false)?;
+        let mask: Value<'c> = self.e.as_vector(mask)?.into();
+        let overload = [ty.into(), address.get_type().into()];
+        let tail = [mask, ty.const_zero().into()];
+        let loaded = self.aligned("llvm.masked.load", &overload, &[address.into()], dtype, &tail)?;
+        let loaded = loaded.ok_or_else(|| Fault::new("masked load without result"))?;
+        self.e.from_vector(loaded.into_vector_value())
+    }
+
+    fn masked_store(&mut self, buf: BufId, at: Value<'c>, value: Value<'c>, mask: Value<'c>) -> Result<()> {
+        let dtype = self.kernel.bufs[buf].dtype;
+        let value = self.e.as_vector(value)?;
+        let address = self.address(buf, at, false)?;
+        let mask: Value<'c> = self.e.as_vector(mask)?.into();
+        let overload = [value.get_type().into(), address.get_type().into()];
+        let head = [value.into(), address.into()];
+        self.aligned("llvm.masked.store", &overload, &head, dtype, &[mask]).map(|_| ())
+    }
+
+    fn masked_gather(&mut self, buf: BufId, at: &[Value<'c>], mask: Value<'c>) -> Result<Value<'c>> {
+        let dtype = self.kernel.bufs[buf].dtype;
+        let addresses = self.addresses(buf, at)?;
+        let ty = vector_type(self.e.cell_type(dtype)?, at.len() as u32)?;
+        let overload = [ty.into(), addresses.get_type()];
+        let tail = [mask, ty.const_zero().into()];
+        self.aligned("llvm.masked.gather", &overload, &[addresses], dtype, &tail)?
+            .ok_or_else(|| Fault::new("masked gather without result"))
+    }
+
+    fn masked_scatter(
+        &mut self,
+        buf: BufId,
+        at: &[Value<'c>],
+        value: Value<'c>,
+        mask: Value<'c>,
+    ) -> Result<()> {
+        let dtype = self.kernel.bufs[buf].dtype;
+        let addresses = self.addresses(buf, at)?;
+        let overload = [value.get_type(), addresses.get_type()];
+        self.aligned("llvm.masked.scatter", &overload, &[value, addresses], dtype, &[mask]).map(|_| ())
+    }
+
+    fn addresses(&mut self, buf: BufId, at: &[Value<'c>]) -> Result<Value<'c>> {
+        let pointer: BasicTypeEnum<'c> = self.buf(buf)?.get_type().into();
+        let mut all = vector_type(pointer, at.len() as u32)?.get_poison();
+        for (lane, &at) in at.iter().enumerate() {
+            let address = self.address(buf, at, false)?;
+            all = self.e.insert(all, address.into(), lane as u32)?;
+        }
+        Ok(all.into())
+    }
+
+    /// Calls a masked memory intrinsic. Up to LLVM 21 the alignment is an argument between `head` and `tail`.
+    fn aligned(
+        &self,
+        name: &str,
+        overload: &[BasicTypeEnum<'c>],
+        head: &[Value<'c>],
+        dtype: DType,
+        tail: &[Value<'c>],
+    ) -> Result<Option<Value<'c>>> {
+        let align = self.e.i32(cell_bytes(dtype)?);
+        let middle: &[Value<'c>] = if cfg!(feature = "llvm22") { &[] } else { &[align] };
+        let args: Vec<Value<'c>> = [head, middle, tail].concat();
+        self.e.intrinsic(name, overload, &args)
+    }
+
+    // ---- bool is a byte in memory
+
+    pub(super) fn from_memory(&self, raw: Value<'c>, dtype: DType) -> Result<Value<'c>> {
+        match dtype {
+            DType::Bool => self.e.icmp(IntPredicate::NE, raw, raw.get_type().const_zero()),
+            _ => Ok(raw),
+        }
+    }
+
+    pub(super) fn to_memory(&self, value: Value<'c>, dtype: DType) -> Result<Value<'c>> {
+        match (dtype, value) {
+            (DType::Bool, Value::VectorValue(v)) => {
+                let bytes = self.e.ctx.i8_type().vec_type(v.get_type().get_size());
+                self.e.cast(Op::ZExt, value, bytes.into())
+            }
+            (DType::Bool, _) => self.e.cast(Op::ZExt, value, self.e.ctx.i8_type().into()),
+            _ => Ok(value),
+        }
+    }
+}
+
+fn cell_bytes(dtype: DType) -> Result<u32> {
+    let bytes = dtype.bytes().ok_or_else(|| Fault(format!("{dtype} has no elements in memory")))?;
+    Ok(bytes as u32)
+}

@@ -1,0 +1,125 @@
+//! LLVM target machines, the optimization pipeline and output files.
+
+use crate::error::CodegenError;
+use inkwell::OptimizationLevel;
+use inkwell::context::Context;
+use inkwell::module::Module;
+use inkwell::passes::PassBuilderOptions;
+use inkwell::targets::{
+    CodeModel, FileType, InitializationConfig, RelocMode, Target as LlvmTarget, TargetMachine, TargetTriple,
+};
+use mlcc_target::{Arch, Level};
+use std::sync::Once;
+
+/// A machine to compile for; each thread makes its own.
+pub struct Machine {
+    tm: TargetMachine,
+    what: String,
+}
+
+/// Form of the output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Optimized LLVM IR, as text.
+    Ir,
+    /// Assembly; PTX for nvptx.
+    Assembly,
+    Object,
+}
+
+fn initialize() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let config = InitializationConfig::default();
+        LlvmTarget::initialize_x86(&config);
+        LlvmTarget::initialize_aarch64(&config);
+        LlvmTarget::initialize_nvptx(&config);
+    });
+}
+
+/// LLVM's name of a feature; `None` for those that are no matter of LLVM.
+fn llvm_feature(name: &str) -> Option<&str> {
+    match name {
+        "bmi1" => Some("bmi"),
+        "cmpxchg16b" => Some("cx16"),
+        "fp16" => Some("fullfp16"),
+        "cp.async" => None,
+        other => Some(other),
+    }
+}
+
+fn feature_string(level: &Level) -> String {
+    let mut all: Vec<String> =
+        level.features.iter().filter_map(|f| llvm_feature(f)).map(|f| format!("+{f}")).collect();
+    if let Some(gpu) = &level.gpu {
+        all.push(format!("+ptx{}", gpu.ptx));
+    }
+    all.join(",")
+}
+
+impl Machine {
+    pub fn new(arch: Arch, triple: &str, level: &Level) -> Result<Machine, CodegenError> {
+        initialize();
+        let error = |message: String| CodegenError::Machine {
+            triple: triple.into(),
+            cpu: level.llvm_cpu.clone(),
+            message,
+        };
+        let llvm_triple = TargetTriple::create(triple);
+        let target = LlvmTarget::from_triple(&llvm_triple).map_err(|e| error(e.to_string()))?;
+        let reloc = if arch == Arch::Nvptx { RelocMode::Default } else { RelocMode::PIC };
+        let tm = target
+            .create_target_machine(
+                &llvm_triple,
+                &level.llvm_cpu,
+                &feature_string(level),
+                OptimizationLevel::Aggressive,
+                reloc,
+                CodeModel::Default,
+            )
+            .ok_or_else(|| error("no target machine".into()))?;
+        Ok(Machine { tm, what: format!("{triple} {}", level.name) })
+    }
+
+    /// An empty module for this machine. `name` ends up in the symbol table, so it must not be a path of this computer.
+    pub fn module<'c>(&self, ctx: &'c Context, name: &str) -> Module<'c> {
+        let module = ctx.create_module(name);
+        module.set_triple(&self.tm.get_triple());
+        module.set_data_layout(&self.tm.get_target_data().get_data_layout());
+        module
+    }
+
+    /// Verifies and optimizes. The vectorizers are off: kernels say themselves what is a vector, and results must not
+    /// depend on their judgement.
+    pub fn optimize(&self, module: &Module<'_>) -> Result<(), CodegenError> {
+        module.verify().map_err(|e| self.refused("the module", e.to_string()))?;
+        let options = PassBuilderOptions::create();
+        options.set_loop_vectorization(false);
+        options.set_loop_slp_vectorization(false);
+        options.set_loop_interleaving(false);
+        options.set_merge_functions(false);
+        module
+            .run_passes("default<O3>", &self.tm, options)
+            .map_err(|e| self.refused("the optimization pipeline", e.to_string()))
+    }
+
+    pub fn emit(&self, module: &Module<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
+        let kind = match output {
+            Output::Ir => return Ok(module.print_to_string().to_string().into_bytes()),
+            Output::Assembly => FileType::Assembly,
+            Output::Object => FileType::Object,
+        };
+        let buffer = self
+            .tm
+            .write_to_memory_buffer(module, kind)
+            .map_err(|e| self.refused("to write the module", e.to_string()))?;
+        let bytes = buffer.as_slice();
+        // LLVM ends text with a NUL that is not part of it.
+        let text = output == Output::Assembly;
+        Ok(if text { bytes.strip_suffix(&[0]).unwrap_or(bytes).to_vec() } else { bytes.to_vec() })
+    }
+
+    fn refused(&self, what: &str, message: String) -> CodegenError {
+        CodegenError::Llvm { what: format!("{what} for {}", self.what), message }
+    }
+}

@@ -1,0 +1,58 @@
+//! What a target can execute, and the rewriting that every back end needs before it sees a kernel.
+
+use crate::error::CodegenError;
+use crate::halfs::{HalfSupport, lower_halfs};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::Kernel;
+use mlcc_ir::rewrite::expand_instrs;
+use mlcc_target::{Arch, Level};
+
+/// Capabilities of one target level, as code generation needs them.
+#[derive(Clone, Debug)]
+pub struct Caps {
+    pub arch: Arch,
+    pub level: Level,
+    pub vector_bits: u32,
+    /// A fused multiply-add that is one instruction.
+    pub fma: bool,
+    pub halfs: HalfSupport,
+}
+
+impl Caps {
+    pub fn new(arch: Arch, level: &Level) -> Caps {
+        let (fma, f16_casts) = match arch {
+            Arch::X86_64 => (level.has("fma"), level.has("f16c")),
+            Arch::Aarch64 | Arch::Nvptx => (true, true),
+        };
+        let vector_bits = level.vector_bits;
+        Caps { arch, level: level.clone(), vector_bits, fma, halfs: HalfSupport { f16_casts } }
+    }
+    pub fn has(&self, feature: &str) -> bool {
+        self.level.has(feature)
+    }
+    /// True if the target executes the instruction itself.
+    pub fn available(&self, instr: InstrId) -> bool {
+        let def = instr.def();
+        def.arch == self.arch.name() && self.level.has_all(def.features)
+    }
+}
+
+/// Expands instructions that the target lacks, then half-precision arithmetic.
+pub fn prepare(kernel: &Kernel, caps: &Caps) -> Kernel {
+    let expanded = expand_instrs(kernel, |id| caps.available(id));
+    lower_halfs(&expanded, caps.halfs)
+}
+
+/// The bits of [`mlcc_abi::feature`] that a loader must check for this level.
+pub fn abi_features(level: &Level) -> Result<u64, CodegenError> {
+    let mut bits = 0;
+    for name in &level.features {
+        // Part of every x86-64.
+        if matches!(name.as_str(), "sse" | "sse2") {
+            continue;
+        }
+        let missing = || CodegenError::Feature { level: level.name.clone(), feature: name.clone() };
+        bits |= mlcc_abi::feature::by_name(name).ok_or_else(missing)?;
+    }
+    Ok(bits)
+}
