@@ -100,7 +100,7 @@ impl<'a> Windows<'a> {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Perplexity {
     /// Sum of -ln p.
     pub nll_sum: f64,
@@ -116,6 +116,11 @@ impl Perplexity {
     pub fn perplexity(&self) -> f64 {
         self.mean_nll().exp()
     }
+
+    fn add(&mut self, row: &Row<'_>, target: TokenId) {
+        self.nll_sum -= row.log_p(target as usize);
+        self.tokens_scored += 1;
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,101 +133,111 @@ pub struct Comparison {
     pub same_top_token: f64,
 }
 
-/// Perplexity of a model. `run` gives the logits at all positions of a window, row by row, from the empty state.
-pub fn perplexity<R, E>(
-    windows: &Windows<'_>,
-    mut run: impl FnMut(&Window<'_>) -> Result<R, E>,
-) -> Result<Perplexity, EvalError>
-where
-    R: AsRef<[f32]>,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let mut total = Score::default();
-    for window in windows.iter() {
-        let logits = run_window("the model", &window, windows.vocab, &mut run)?;
-        for position in window.first_scored..window.tokens.len() {
-            let row = Row::of("the model", &window, logits.as_ref(), windows.vocab, position)?;
-            total.add(&row, window.tokens[position]);
-        }
-    }
-    Ok(total.result(windows))
+/// A model that gives the logits at all positions of a window.
+pub trait WindowModel {
+    type Error: Into<Box<dyn std::error::Error + Send + Sync>>;
+
+    /// Runs `tokens` from the empty state; row by row the logits after each of them.
+    fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error>;
 }
 
-/// Perplexity of two models and their distance. The closures are called in turns, window by window.
-pub fn compare<R1, R2, E1, E2>(
-    windows: &Windows<'_>,
-    mut reference: impl FnMut(&Window<'_>) -> Result<R1, E1>,
-    mut this: impl FnMut(&Window<'_>) -> Result<R2, E2>,
-) -> Result<Comparison, EvalError>
+/// A closure as a [`WindowModel`].
+pub fn from_fn<F, E>(run: F) -> FromFn<F>
 where
-    R1: AsRef<[f32]>,
-    R2: AsRef<[f32]>,
-    E1: Into<Box<dyn std::error::Error + Send + Sync>>,
-    E2: Into<Box<dyn std::error::Error + Send + Sync>>,
+    F: FnMut(&[TokenId]) -> Result<Vec<f32>, E>,
 {
+    FromFn { run, logits: Vec::new() }
+}
+
+pub struct FromFn<F> {
+    run: F,
+    logits: Vec<f32>,
+}
+
+impl<F, E> WindowModel for FromFn<F>
+where
+    F: FnMut(&[TokenId]) -> Result<Vec<f32>, E>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Error = E;
+
+    fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], E> {
+        self.logits = (self.run)(tokens)?;
+        Ok(&self.logits)
+    }
+}
+
+/// Perplexity of a model. `progress` gets the result so far after each window.
+pub fn perplexity(
+    windows: &Windows<'_>,
+    model: &mut impl WindowModel,
+    mut progress: impl FnMut(&Perplexity),
+) -> Result<Perplexity, EvalError> {
+    let mut total = Perplexity::default();
+    for window in windows.iter() {
+        let logits = run_window("the model", &window, windows.vocab, model)?;
+        for position in window.first_scored..window.tokens.len() {
+            let row = Row::of("the model", &window, logits, windows.vocab, position)?;
+            total.add(&row, window.tokens[position]);
+        }
+        total.windows += 1;
+        progress(&total);
+    }
+    Ok(total)
+}
+
+/// Perplexity of two models and their distance. They run in turns, window by window; `progress` gets the result of
+/// `this` so far.
+pub fn compare(
+    windows: &Windows<'_>,
+    reference: &mut impl WindowModel,
+    this: &mut impl WindowModel,
+    mut progress: impl FnMut(&Perplexity),
+) -> Result<Comparison, EvalError> {
     let vocab = windows.vocab;
-    let (mut ours, mut theirs) = (Score::default(), Score::default());
+    let (mut ours, mut theirs) = (Perplexity::default(), Perplexity::default());
     let (mut divergence, mut same) = (0.0, 0usize);
     for window in windows.iter() {
-        let expected = run_window("the reference model", &window, vocab, &mut reference)?;
-        let found = run_window("the model", &window, vocab, &mut this)?;
+        let expected = run_window("the reference model", &window, vocab, reference)?;
+        let found = run_window("the model", &window, vocab, this)?;
         for position in window.first_scored..window.tokens.len() {
             let target = window.tokens[position];
-            let expected = Row::of("the reference model", &window, expected.as_ref(), vocab, position)?;
-            let found = Row::of("the model", &window, found.as_ref(), vocab, position)?;
+            let expected = Row::of("the reference model", &window, expected, vocab, position)?;
+            let found = Row::of("the model", &window, found, vocab, position)?;
             theirs.add(&expected, target);
             ours.add(&found, target);
             divergence += kl_divergence(&expected, &found);
             same += usize::from(expected.top == found.top);
         }
+        theirs.windows += 1;
+        ours.windows += 1;
+        progress(&ours);
     }
-    let (this, reference) = (ours.result(windows), theirs.result(windows));
-    let scored = this.tokens_scored as f64;
+    let scored = ours.tokens_scored as f64;
     Ok(Comparison {
-        this,
-        reference,
+        this: ours,
+        reference: theirs,
         kl_divergence: divergence / scored,
         same_top_token: same as f64 / scored,
     })
 }
 
-fn run_window<R, E>(
+fn run_window<'m, M: WindowModel>(
     model: &'static str,
     window: &Window<'_>,
     vocab: usize,
-    run: &mut impl FnMut(&Window<'_>) -> Result<R, E>,
-) -> Result<R, EvalError>
-where
-    R: AsRef<[f32]>,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let logits = run(window).map_err(|source| EvalError::Model {
+    run: &'m mut M,
+) -> Result<&'m [f32], EvalError> {
+    let logits = run.window_logits(window.tokens).map_err(|source| EvalError::Model {
         model,
         window: window.index,
         source: source.into(),
     })?;
-    let (expected, found) = (window.tokens.len() * vocab, logits.as_ref().len());
+    let (expected, found) = (window.tokens.len() * vocab, logits.len());
     if expected != found {
         return Err(EvalError::Shape { model, window: window.index, expected, found });
     }
     Ok(logits)
-}
-
-#[derive(Default)]
-struct Score {
-    nll_sum: f64,
-    tokens: usize,
-}
-
-impl Score {
-    fn add(&mut self, row: &Row<'_>, target: TokenId) {
-        self.nll_sum -= row.log_p(target as usize);
-        self.tokens += 1;
-    }
-
-    fn result(&self, windows: &Windows<'_>) -> Perplexity {
-        Perplexity { nll_sum: self.nll_sum, tokens_scored: self.tokens, windows: windows.count() }
-    }
 }
 
 /// The logits that predict one position.

@@ -27,6 +27,8 @@ pub trait LanguageModel {
     fn decode(&mut self, token: TokenId) -> Result<&[f32], Self::Error>;
     /// Back to the empty context.
     fn reset(&mut self) -> Result<(), Self::Error>;
+    /// Tokens in the context.
+    fn past(&self) -> usize;
     /// Number of logits.
     fn vocab(&self) -> usize;
     /// How many tokens fit in the context; `None` if there is no limit (recurrent models).
@@ -143,16 +145,16 @@ fn rate(count: usize, time: Duration) -> f64 {
 
 pub struct Generator<M: LanguageModel> {
     model: M,
-    /// Tokens in the model's context.
-    past: usize,
+    /// The tokens fed since the last reset; the penalties of a next turn look at them too.
+    fed: Vec<TokenId>,
     /// The last token of the text before, chosen but not fed.
     unfed: Option<TokenId>,
 }
 
 impl<M: LanguageModel> Generator<M> {
-    /// `model` has an empty context.
+    /// `model` may have a context already (a state that was loaded).
     pub fn new(model: M) -> Self {
-        Generator { model, past: 0, unfed: None }
+        Generator { model, fed: Vec::new(), unfed: None }
     }
 
     pub fn model(&self) -> &M {
@@ -161,7 +163,7 @@ impl<M: LanguageModel> Generator<M> {
 
     /// Tokens in the context now.
     pub fn past(&self) -> usize {
-        self.past
+        self.model.past()
     }
 
     pub fn into_model(self) -> M {
@@ -170,11 +172,14 @@ impl<M: LanguageModel> Generator<M> {
 
     pub fn reset(&mut self) -> Result<(), GenerateError> {
         self.unfed = None;
-        self.past = 0;
+        self.fed.clear();
         self.model.reset().map_err(model_error)
     }
 
     /// Generates one text. `on_text` gets it piece by piece, in whole characters, and may end it.
+    ///
+    /// A request that is refused leaves the context as it was; after [`GenerateError::Model`] the context is
+    /// unknown: [`Generator::reset`] it.
     pub fn generate(
         &mut self,
         tokenizer: &Tokenizer,
@@ -187,6 +192,7 @@ impl<M: LanguageModel> Generator<M> {
             stops: StopMatcher::new(request.stop)?,
         };
         self.check_prompt(request.prompt)?;
+        self.fed.iter().for_each(|&token| sampler.accept(token));
 
         let begin = Instant::now();
         let prompt: Vec<TokenId> =
@@ -224,7 +230,7 @@ impl<M: LanguageModel> Generator<M> {
         if let Some(position) = prompt.iter().position(strange) {
             return Err(GenerateError::PromptToken { position, id: prompt[position], vocab });
         }
-        let past = self.past + usize::from(self.unfed.is_some());
+        let past = self.past() + usize::from(self.unfed.is_some());
         match self.model.context() {
             Some(context) if past + prompt.len() > context => {
                 Err(GenerateError::PromptTooLong { prompt: prompt.len(), past, context })
@@ -250,7 +256,7 @@ impl<M: LanguageModel> Generator<M> {
             }
             let logits = self.model.prefill(chunk).map_err(model_error)?;
             chunk.iter().for_each(|&token| sampler.accept(token));
-            self.past += chunk.len();
+            self.fed.extend_from_slice(chunk);
             out.prompt_tokens += chunk.len();
             left -= chunk.len();
             if left == 0 && request.max_tokens != Some(0) {
@@ -287,12 +293,12 @@ impl<M: LanguageModel> Generator<M> {
             if request.max_tokens.is_some_and(|max| out.tokens.len() >= max) {
                 return Ok(FinishReason::Length);
             }
-            if self.model.context().is_some_and(|context| self.past >= context) {
+            if self.model.context().is_some_and(|context| self.past() >= context) {
                 return Ok(FinishReason::Context);
             }
             let logits = self.model.decode(token).map_err(model_error)?;
             self.unfed = None;
-            self.past += 1;
+            self.fed.push(token);
             out.decode_steps += 1;
             token = sampler.sample(logits)?;
         }

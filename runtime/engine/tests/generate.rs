@@ -68,6 +68,10 @@ impl LanguageModel for Parrot {
         Ok(())
     }
 
+    fn past(&self) -> usize {
+        self.fed.len()
+    }
+
     fn vocab(&self) -> usize {
         self.logits.len()
     }
@@ -175,6 +179,20 @@ fn full_context_ends_the_text() {
         generator.generate(&tokenizer(), &greedy(&prompt), |_| ControlFlow::Continue(())).unwrap_err();
     assert!(matches!(error, GenerateError::PromptTooLong { prompt: 5, past: 8, context: 7 }), "{error}");
     assert!(error.to_string().contains("--ctx-size"));
+}
+
+#[test]
+fn penalties_reach_back_into_the_turn_before() {
+    let first = ids("a");
+    let next = ids("x");
+    // So strong that what has been said once is never said again.
+    let sampling = SamplingParams { presence_penalty: 100.0, ..SamplingParams::greedy() };
+    let request = |prompt| Request { max_tokens: Some(1), ..Request::new(prompt, sampling.clone()) };
+    let mut generator = Generator::new(Parrot::new(b"aa"));
+    assert_ne!(run(&mut generator, &request(&first)).1.tokens, ids("a"));
+    assert_ne!(run(&mut generator, &request(&next)).1.tokens, ids("a"));
+    generator.reset().unwrap();
+    assert_eq!(run(&mut generator, &request(&next)).1.tokens, ids("a"));
 }
 
 #[test]

@@ -249,3 +249,10 @@ fn byte_level_stream_equals_decode() {
         })
         .unwrap();
 }
+
+#[test]
+fn threads_may_share_a_tokenizer() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<TokenizerError>();
+}
