@@ -1,1 +1,43 @@
-//! mlcc-passes
+//! The passes of mlcc and their order ([`pipeline::PIPELINE`]).
+//!
+//! A pass is one function over a [`Program`]: no I/O, no environment. Optimizing passes may be switched off and the
+//! result is still right, only slower.
+
+pub mod context;
+pub mod decompose;
+pub mod fuse;
+pub mod lower;
+pub mod outline;
+pub mod pipeline;
+pub mod plan_barriers;
+pub mod plan_memory;
+
+pub use context::{Context, Options, PassError};
+pub use pipeline::{PIPELINE, Pass, run_pass, run_pipeline};
+
+use mlcc_ir::module::Module;
+use mlcc_ir::step::Step;
+use mlcc_kernels::lower::Lowered;
+use mlcc_kernels::params::KernelTarget;
+use plan_memory::MemoryPlan;
+
+/// The module being compiled, and what lowering made of it for each CPU level (or for the one GPU).
+pub struct Program {
+    pub module: Module,
+    pub levels: Vec<LevelCode>,
+    pub memory: Option<MemoryPlan>,
+}
+
+/// Code for one level of the target; steps exist after `plan_barriers`.
+pub struct LevelCode {
+    pub name: String,
+    pub target: KernelTarget,
+    pub lowered: Lowered,
+    pub steps: Vec<Step>,
+}
+
+impl Program {
+    pub fn new(module: Module) -> Program {
+        Program { module, levels: Vec::new(), memory: None }
+    }
+}

@@ -1,3 +1,8 @@
-//! mlcc-kernels
+//! From ops to kernels: generic kernels made from compute definitions, generators for the shapes that matter, the
+//! expansion of transcendental functions, and the lowering of whole functions.
 
+pub mod contraction;
+pub mod generic;
+pub mod lower;
 pub mod math;
+pub mod params;

@@ -70,7 +70,9 @@ impl Inliner<'_> {
     pub fn value(&self, kb: &mut KernelBuilder, v: ValueId, index: &[Index]) -> ExprId {
         match self.bindings.get(&v) {
             Some(Binding::Value(e)) => *e,
-            Some(Binding::Buffer { buf, layout }) => self.load(kb, *buf, layout.as_ref(), self.f.ty(v), index),
+            Some(Binding::Buffer { buf, layout }) => {
+                self.load(kb, *buf, layout.as_ref(), self.f.ty(v), index)
+            }
             None => {
                 let node = self.f.def(v).expect("inputs of a group are bound");
                 let types: Vec<&TensorType> = node.inputs.iter().map(|&i| self.f.ty(i)).collect();

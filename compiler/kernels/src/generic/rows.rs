@@ -189,12 +189,7 @@ fn row_base(kb: &mut KernelBuilder, dims: &[Dim], leading: &[Index]) -> ExprId {
 }
 
 /// `body(column)` for every column, strided over the threads of the block.
-fn gpu_strided(
-    kb: &mut KernelBuilder,
-    cols: &Dim,
-    t: ExprId,
-    body: impl FnOnce(&mut KernelBuilder, ExprId),
-) {
+fn gpu_strided(kb: &mut KernelBuilder, cols: &Dim, t: ExprId, body: impl FnOnce(&mut KernelBuilder, ExprId)) {
     let total = kb.dim(cols);
     let threads = i64::from(ROW_THREADS);
     let rounds = kb.dim(&cols.ceil_div(threads));

@@ -6,7 +6,7 @@ use super::plan::Partition;
 use crate::generic::inline::{Binding, Inliner};
 use crate::generic::rows::{self, RowMachine};
 use crate::generic::scan::{self, Scan};
-use crate::params::{Arch, KernelTarget};
+use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -16,6 +16,7 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::step::Grid;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_quant::Layout;
+use mlcc_target::Arch;
 use std::collections::HashMap;
 
 /// A kernel with the contract of its arguments: inputs of the group first, then its outputs.
@@ -118,9 +119,7 @@ pub fn lower_group(
 
     let args = match template(f, packings, target) {
         Template::Scan(node) => scan_group(&mut kb, module, f, node, &inputs, &outputs, target)?,
-        Template::Contraction(c) => {
-            contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, packings, target)?
-        }
+        Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows => rows_group(&mut kb, f, inliner, &outputs, target)?,
     };
     let kernel = crate::math::expand_math(&kb.finish());
@@ -152,12 +151,15 @@ fn rows_group(
 
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let single = first.as_const() == Some(1);
-    let moves = f.live().any(|(_, n)| !n.op.is_elementwise() && !matches!(n.op, Op::Reduce { .. }));
+    let row_local = |n: &Node| match n.op {
+        Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
+        _ => n.op.is_elementwise(),
+    };
+    let moves = f.live().any(|(_, n)| !row_local(n));
     let partition = |v: ValueId, output: bool| {
         let same_rows = f.ty(v).rank() > 1 && f.ty(v).dims.first() == Some(&first);
         (single || same_rows && (output || !moves)).then(|| Partition::Rows(first.clone()))
     };
-    let reduces = f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
     let mut args: Vec<ArgContract> = f
         .inputs
         .iter()
@@ -166,7 +168,7 @@ fn rows_group(
     for &v in &f.outputs {
         // A row that is reduced is read again after the first store of a later loop would have overwritten it.
         let one_loop = f.outputs.iter().all(|&o| f.ty(o).dims.last() == f.ty(v).dims.last())
-            && f.outputs.iter().all(|&o| inliner_vectorizes_alike(f, o, v));
+            && f.outputs.iter().all(|&o| is_reduction(f, o) == is_reduction(f, v));
         let same = |&i: &usize| {
             let input = f.ty(f.inputs[i]);
             one_loop && !moves && input.dims == f.ty(v).dims && input.dtype == f.ty(v).dtype
@@ -174,14 +176,11 @@ fn rows_group(
         let in_place = (0..f.inputs.len()).filter(same).collect();
         args.push(ArgContract { access: Access::Out, partition: partition(v, true), in_place });
     }
-    let _ = reduces;
     Ok(args)
 }
 
-/// True if the store loops of two outputs are one loop: both or neither contain a reduction of their own.
-fn inliner_vectorizes_alike(f: &Function, a: ValueId, b: ValueId) -> bool {
-    let reduces = |v: ValueId| f.def(v).is_some_and(|n| matches!(n.op, Op::Reduce { .. }));
-    reduces(a) == reduces(b)
+fn is_reduction(f: &Function, v: ValueId) -> bool {
+    f.def(v).is_some_and(|n| matches!(n.op, Op::Reduce { .. }))
 }
 
 fn scan_group(
@@ -238,8 +237,8 @@ fn fill_grid(kernel: &Kernel, body: &[Stmt], grid: &mut Grid) -> Result<(), Lowe
                     ForKind::Block(axis) => grid.blocks[usize::from(*axis)] = extent_dim(kernel, *extent)?,
                     ForKind::Thread(axis) => {
                         let threads = kernel.exprs.as_int(*extent).and_then(|t| u32::try_from(t).ok());
-                        let threads = threads
-                            .ok_or_else(|| LowerError::internal("a thread loop of unknown extent"))?;
+                        let threads =
+                            threads.ok_or_else(|| LowerError::internal("a thread loop of unknown extent"))?;
                         let slot = &mut grid.threads[usize::from(*axis)];
                         *slot = (*slot).max(threads);
                     }

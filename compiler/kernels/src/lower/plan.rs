@@ -53,7 +53,7 @@ pub enum Partition {
 
 impl Partition {
     /// True if one worker does everything.
-    fn is_single(&self) -> bool {
+    pub fn is_single(&self) -> bool {
         match self {
             Partition::Rows(d) => d.as_const() == Some(1),
             Partition::Tiles(t) => *t == 1,

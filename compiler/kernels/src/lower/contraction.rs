@@ -1,0 +1,184 @@
+//! Groups around one matrix product: the generator of `crate::contraction` with the rest of the group as its epilogue.
+
+use super::LowerError;
+use super::group::ArgContract;
+use super::plan::Partition;
+use crate::contraction::{Activation, MatMul, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul};
+use crate::generic::inline::{Binding, Index, Inliner};
+use crate::params::{KernelTarget, choose};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::graph::{Function, NodeId, ValueId};
+use mlcc_ir::kernel::{Access, BufId, ExprId};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::Packing;
+use mlcc_target::Arch;
+use std::collections::HashMap;
+
+/// The product inside a group, with its operands as inputs of the group.
+#[derive(Clone, Debug)]
+pub struct Contraction {
+    node: NodeId,
+    /// Positions among the group's inputs.
+    x: usize,
+    scales: Option<usize>,
+    sums: Option<usize>,
+    w: usize,
+}
+
+/// The packing that the generators read.
+pub fn weight_packing(target: &KernelTarget) -> Packing {
+    match target.arch {
+        Arch::Nvptx => Packing::RowMajor,
+        Arch::X86_64 | Arch::Aarch64 => Packing::Tile16,
+    }
+}
+
+/// True if a node is a product that the generators take: `[m, k]` times `[n, k]` transposed.
+pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
+    let constant = |v: ValueId| f.ty(v).dims.iter().all(|d| d.as_const().is_some());
+    match op {
+        Op::MatMul { transpose_b: true } => {
+            inputs.iter().all(|&v| f.ty(v).rank() == 2)
+                && constant(inputs[1])
+                && f.ty(inputs[0]).dtype == mlcc_ir::types::DType::F32
+        }
+        Op::MatMulI8 { .. } => constant(inputs[3]),
+        _ => false,
+    }
+}
+
+/// Finds the product of a group whose other nodes are an elementwise epilogue of its shape.
+pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -> Option<Contraction> {
+    let mut products = f.live().filter(|(_, n)| is_contraction(f, &n.op, &n.inputs));
+    let (id, node) = products.next()?;
+    if products.next().is_some() {
+        return None;
+    }
+    let position = |v: ValueId| f.inputs.iter().position(|&i| i == v);
+    let found = match node.op {
+        Op::MatMul { .. } => Contraction {
+            node: id,
+            x: position(node.inputs[0])?,
+            scales: None,
+            sums: None,
+            w: position(node.inputs[1])?,
+        },
+        Op::MatMulI8 { .. } => Contraction {
+            node: id,
+            x: position(node.inputs[0])?,
+            scales: Some(position(node.inputs[1])?),
+            sums: Some(position(node.inputs[2])?),
+            w: position(node.inputs[3])?,
+        },
+        _ => return None,
+    };
+    let shape = &f.ty(node.outputs[0]).dims;
+    let epilogue = f.live().all(|(n, node)| {
+        n == id
+            || node.op.is_elementwise()
+                && (node.inputs.is_empty() || broadcasts_to(f, node.outputs[0], shape))
+    });
+    let stores = f.outputs.iter().all(|&v| f.ty(v).dims == *shape);
+    (packings[found.w] == Some(weight_packing(target)) && epilogue && stores).then_some(found)
+}
+
+fn broadcasts_to(f: &Function, v: ValueId, shape: &[mlcc_ir::dim::Dim]) -> bool {
+    let dims = &f.ty(v).dims;
+    dims.len() <= shape.len()
+        && dims.iter().rev().zip(shape.iter().rev()).all(|(d, s)| d == s || d.as_const() == Some(1))
+}
+
+/// Emits the product with the rest of the group as its epilogue.
+pub fn emit(
+    kb: &mut KernelBuilder,
+    f: &Function,
+    c: &Contraction,
+    inliner: Inliner,
+    inputs: &[BufId],
+    outputs: &[BufId],
+    target: &KernelTarget,
+) -> Result<Vec<ArgContract>, LowerError> {
+    let product = f.nodes[c.node].outputs[0];
+    let weight = f.ty(f.inputs[c.w]).clone();
+    let size = |i: usize| weight.dims[i].as_const().unwrap_or(0) as usize;
+    let (n, k) = (size(0), size(1));
+    let rows = f.ty(product).dims[0].clone();
+    let m = kb.dim(&rows);
+    let activation = match (c.scales, c.sums) {
+        (Some(scales), Some(sums)) => Activation::I8 { scales: inputs[scales], sums: inputs[sums] },
+        _ => Activation::F32,
+    };
+    let kind = Weight::of(weight.dtype);
+    let kind =
+        kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
+    let x_first = kb.int(0);
+    let x = inputs[c.x];
+    let spec = MatMul { x, activation, x_first, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k };
+    let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
+        store_tile(kb, f, &inliner, product, outputs, n, &tile);
+    };
+    match target.arch {
+        Arch::Nvptx => emit_gpu_matmul(kb, &spec, &choose_gpu(), &mut epilogue)?,
+        Arch::X86_64 | Arch::Aarch64 => {
+            let params = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
+            emit_matmul(kb, &spec, &params, &mut epilogue);
+        }
+    }
+    let tiles = Some(Partition::Tiles((n as i64 + 15) / 16));
+    let operands = [Some(c.x), c.scales, c.sums, Some(c.w)];
+    let mut args = Vec::new();
+    for (i, &v) in f.inputs.iter().enumerate() {
+        let streamed = !operands.contains(&Some(i)) && f.ty(v).dims == f.ty(product).dims;
+        let partition = if streamed { tiles.clone() } else { None };
+        args.push(ArgContract { access: Access::In, partition, in_place: vec![] });
+    }
+    for &v in &f.outputs {
+        let same = |&i: &usize| {
+            let other = f.inputs[i];
+            !operands.contains(&Some(i)) && f.ty(other) == f.ty(v)
+        };
+        let in_place = (0..f.inputs.len()).filter(same).collect();
+        args.push(ArgContract { access: Access::Out, partition: tiles.clone(), in_place });
+    }
+    Ok(args)
+}
+
+/// Evaluates the group's outputs for one tile of the product and stores them.
+fn store_tile(
+    kb: &mut KernelBuilder,
+    f: &Function,
+    inliner: &Inliner,
+    product: ValueId,
+    outputs: &[BufId],
+    n: usize,
+    tile: &Tile,
+) {
+    let mut bindings: HashMap<ValueId, Binding> = inliner.bindings.clone();
+    bindings.insert(product, Binding::Value(tile.acc));
+    let ctx = Inliner {
+        f,
+        bindings,
+        lanes: tile.lanes,
+        mask: tile.mask,
+        aligned: true,
+        reduce_lanes: inliner.reduce_lanes,
+    };
+    let col = if tile.lanes > 1 { Index::lanes(tile.col) } else { Index::scalar(tile.col) };
+    let index = [Index::scalar(tile.row), col];
+    let values: Vec<ExprId> = f
+        .outputs
+        .iter()
+        .map(|&v| {
+            let value = ctx.value(kb, v, &index);
+            let value = if kb.ty(value).lanes < tile.lanes { kb.splat(value, tile.lanes) } else { value };
+            let value = kb.cast(value, f.ty(v).dtype);
+            kb.let_("value", value)
+        })
+        .collect();
+    let row = kb.mul_int(tile.row, n as i64);
+    let at = kb.add(row, tile.col);
+    for (&buf, value) in outputs.iter().zip(values) {
+        let index = kb.ramp1(at, tile.lanes);
+        kb.store_masked(buf, index, value, tile.mask);
+    }
+}

@@ -1,0 +1,126 @@
+//! Schedule parameters of the generators: plain data, chosen from the target without tuning by [`choose`].
+
+use crate::contraction::Activation;
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::types::{DType, Format};
+use mlcc_target::{Arch, Level};
+use std::collections::BTreeSet;
+
+/// What a generator needs to know of a machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KernelTarget {
+    pub arch: Arch,
+    /// LLVM feature names, complete.
+    pub features: BTreeSet<String>,
+    /// Widest vector that kernels should use; ignored on a GPU.
+    pub vector_bits: u32,
+}
+
+impl KernelTarget {
+    pub fn new(arch: Arch, level: &Level) -> KernelTarget {
+        let features = level.features.iter().cloned().collect();
+        KernelTarget { arch, features, vector_bits: level.vector_bits }
+    }
+
+    /// Lanes of an f32 vector.
+    pub fn f32_lanes(&self) -> u32 {
+        (self.vector_bits / 32).clamp(4, 16).next_power_of_two()
+    }
+
+    /// True if the machine has the instruction.
+    pub fn has(&self, instr: InstrId) -> bool {
+        let def = instr.def();
+        def.arch == self.arch.name() && def.features.iter().all(|f| self.features.contains(*f))
+    }
+
+    /// The first of `names` that the machine has.
+    fn find(&self, names: &[&str]) -> Option<InstrId> {
+        names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))
+    }
+}
+
+/// How 8-bit activations meet integer weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IntDot {
+    /// `i32 += dot4(u8, i8)`: weights as stored, the zero point repaired with the sums of the activations.
+    Unsigned(InstrId),
+    /// `i32 += dot4(i8, i8)`: weights with the zero point removed.
+    Signed(InstrId),
+    /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`. 4-bit codes use the first over a whole
+    /// group (32 products of at most 14 * 127 fit i16); 8-bit codes would saturate and are widened for the second.
+    Pairs { bytes: InstrId, words: InstrId },
+    /// Widening multiplications, column by column.
+    Widen,
+}
+
+/// Parameters of the CPU contraction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MatMulParams {
+    /// Vector lanes of 32 bits: 4, 8 or 16; a tile of 16 weight rows is `16 / lanes` vectors.
+    pub lanes: u32,
+    /// Activation rows that share one unpacking of the weights, in falling order; the last entry is 1 so that every
+    /// count can be met.
+    pub rows: Vec<u32>,
+    /// Columns per iteration of the loop over plain weights (even).
+    pub unroll: u32,
+    /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
+    pub in_flight: u32,
+    pub dot: IntDot,
+    /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
+    pub lookup: Option<InstrId>,
+    /// `f32 += dot2(bf16, bf16)` of `lanes` lanes.
+    pub bf16_dot: Option<InstrId>,
+    /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
+    pub chunk: Option<u32>,
+}
+
+/// Parameters for a machine. `single_row`: the contraction is a matvec (decode).
+pub fn choose(
+    target: &KernelTarget,
+    weight: DType,
+    activation: Activation,
+    single_row: bool,
+) -> MatMulParams {
+    let lanes = (target.vector_bits / 32).clamp(4, 16).next_power_of_two();
+    let wide = |names: [&str; 3]| match lanes {
+        16 => target.find(&names[..1]),
+        8 => target.find(&names[1..2]),
+        _ => target.find(&names[2..]),
+    };
+    // Vector registers: 32 with AVX-512 and on AArch64, else 16. A block takes rows * (16 / lanes) accumulators.
+    let rows: &[u32] = match (single_row, target.arch, lanes) {
+        (true, ..) => &[1],
+        (false, Arch::X86_64, 16) => &[12, 4, 1],
+        (false, Arch::X86_64, 8) => &[4, 1],
+        (false, Arch::X86_64, _) => &[2, 1],
+        (false, Arch::Aarch64 | Arch::Nvptx, _) => &[4, 1],
+    };
+    let unsigned = wide(["vpdpbusd_512", "vpdpbusd_256", "usdot_128"]);
+    let signed = wide(["", "", "sdot_128"]);
+    let bytes = wide(["vpmaddubsw_512", "vpmaddubsw_256", "pmaddubsw_128"]);
+    let words = wide(["vpmaddwd_512", "vpmaddwd_256", "pmaddwd_128"]);
+    let dot = match (unsigned, signed, bytes, words) {
+        (Some(instr), ..) => IntDot::Unsigned(instr),
+        (None, Some(instr), ..) => IntDot::Signed(instr),
+        (None, None, Some(bytes), Some(words)) => IntDot::Pairs { bytes, words },
+        _ => IntDot::Widen,
+    };
+    let lookup = match weight {
+        DType::Packed(Format::Q4G32) => wide(["vpermps_512", "", ""]),
+        _ => None,
+    };
+    let bf16_dot = match activation {
+        Activation::BF16 => wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
+        Activation::F32 | Activation::I8 { .. } => None,
+    };
+    MatMulParams {
+        lanes,
+        rows: rows.to_vec(),
+        unroll: if single_row { 16 } else { 4 },
+        in_flight: 8,
+        dot,
+        lookup,
+        bf16_dot,
+        chunk: None,
+    }
+}

@@ -1,0 +1,54 @@
+//! What passes are told and what they report.
+
+use mlcc_ir::ops::OpError;
+use mlcc_kernels::lower::LowerError;
+use mlcc_kernels::params::KernelTarget;
+
+/// Facts about the build that passes need.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// One per CPU level, best first; one for a GPU.
+    pub levels: Vec<(String, KernelTarget)>,
+    /// Most tokens in one call of `prefill`.
+    pub chunk: i64,
+}
+
+/// Options in, explanations out.
+pub struct Context {
+    pub options: Options,
+    /// What the running pass matched and why near matches failed, as (pass, line), in order.
+    pub notes: Vec<(&'static str, String)>,
+    pub(crate) pass: &'static str,
+}
+
+impl Context {
+    pub fn new(options: Options) -> Context {
+        Context { options, notes: Vec::new(), pass: "" }
+    }
+    /// Records a line for `--explain-passes`.
+    pub fn note(&mut self, line: impl Into<String>) {
+        self.notes.push((self.pass, line.into()));
+    }
+}
+
+/// Why a pass gave up.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PassError {
+    #[error("internal error in pass {pass}: {message}; please report it with the output of --debug-dump")]
+    Internal { pass: &'static str, message: String },
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    #[error("unknown pass `{name}`; known are {known}")]
+    Unknown { name: String, known: String },
+    #[error("pass `{name}` cannot be switched off: it is needed for a result at all")]
+    Required { name: String },
+}
+
+impl PassError {
+    pub fn internal(pass: &'static str, message: impl Into<String>) -> PassError {
+        PassError::Internal { pass, message: message.into() }
+    }
+    pub fn op(pass: &'static str) -> impl Fn(OpError) -> PassError {
+        move |e| PassError::internal(pass, e.to_string())
+    }
+}

@@ -1,0 +1,25 @@
+//! Replaces norms and softmax by the ops they are defined by, so that fusion sees elementwise ops and reductions.
+
+use crate::{Context, PassError, Program};
+use mlcc_ir::ops::{Meaning, Op};
+use mlcc_ir::types::TensorType;
+
+const PASS: &str = "decompose";
+
+pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
+    let mut count = 0;
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        let f = &program.module.functions[id];
+        let decomposes = |op: &Op, types: &[&TensorType]| matches!(op.meaning(types), Meaning::Decompose);
+        let rebuilt = f.rebuild(|out, _, op, inputs| {
+            let types: Vec<&TensorType> = inputs.iter().map(|&v| out.ty(v)).collect();
+            if !decomposes(op, &types) {
+                return Ok(None);
+            }
+            count += 1;
+            op.decompose(&program.module, out, inputs).map(Some).map_err(PassError::op(PASS))
+        })?;
+        program.module.functions[id] = rebuilt;
+    }
+    Ok(count)
+}

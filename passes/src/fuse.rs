@@ -1,0 +1,272 @@
+//! Groups nodes into kernels: elementwise ops and last-axis reductions of one row shape go together, elementwise ops
+//! behind a matrix product become its epilogue, cheap index-only ops are computed again by everyone who uses them.
+//!
+//! Greedy in execution order: a node joins the latest group that it reads from if shapes agree and no circle arises
+//! between groups. Nodes are classed as
+//! * structural (parameters, states, reshapes): never in a group;
+//! * lazy (constants, slices, concatenations, permutations, arithmetic on parameters): copied into each group that
+//!   reads them, unless something needs the value in memory;
+//! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
+
+use crate::outline::{entry_functions, is_top_level, outline};
+use crate::{Context, PassError, Program};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::ops::Op;
+use mlcc_kernels::lower::contraction::is_contraction;
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let mut fused = 0;
+    for id in entry_functions(&program.module) {
+        let f = &program.module.functions[id];
+        let mut fusion = Fusion::new(f);
+        for (node, _) in f.live() {
+            fusion.visit(node, ctx);
+        }
+        let groups = fusion.finish();
+        fused += groups.iter().map(|g| g.len() - 1).sum::<usize>();
+        outline(&mut program.module, id, &groups);
+    }
+    Ok(fused)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    Structural,
+    Lazy,
+    Contraction,
+    Row,
+    Closed,
+}
+
+struct Group {
+    /// What may join: `Closed` takes nobody.
+    class: Class,
+    /// Leading axes of row groups, all axes of a contraction's result.
+    shape: Vec<Dim>,
+    nodes: Vec<NodeId>,
+}
+
+struct Fusion<'a> {
+    f: &'a Function,
+    class: Vec<Class>,
+    group_of: Vec<Option<usize>>,
+    groups: Vec<Group>,
+}
+
+impl<'a> Fusion<'a> {
+    fn new(f: &'a Function) -> Self {
+        let mut fusion = Fusion {
+            f,
+            class: vec![Class::Structural; f.nodes.len()],
+            group_of: vec![None; f.nodes.len()],
+            groups: vec![],
+        };
+        for (id, node) in f.live() {
+            fusion.class[id.index()] = fusion.classify(node);
+        }
+        fusion
+    }
+
+    fn classify(&self, node: &Node) -> Class {
+        let f = self.f;
+        let constant = |v: &ValueId| match f.def_id(*v) {
+            None => false,
+            Some(d) => match &f.nodes[d].op {
+                Op::Param(_) => !f.ty(*v).dtype.is_packed() && f.ty(*v).rank() < 2,
+                Op::Reshape { .. } => false,
+                _ => self.class[d.index()] == Class::Lazy,
+            },
+        };
+        match &node.op {
+            op if is_top_level(op) => Class::Structural,
+            Op::Constant { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } => Class::Lazy,
+            op if op.is_elementwise() && node.inputs.iter().all(constant) => Class::Lazy,
+            op if op.is_elementwise() => Class::Row,
+            Op::Reduce { axis, .. } if axis + 1 == f.ty(node.inputs[0]).rank() => Class::Row,
+            op if is_contraction(f, op, &node.inputs) => Class::Contraction,
+            _ => Class::Closed,
+        }
+    }
+
+    fn visit(&mut self, id: NodeId, ctx: &mut Context) {
+        let node = &self.f.nodes[id];
+        match self.class[id.index()] {
+            Class::Structural | Class::Lazy => {}
+            Class::Closed => self.open(id, Class::Closed, vec![]),
+            Class::Contraction => {
+                let shape = self.f.ty(node.outputs[0]).dims.clone();
+                self.open(id, Class::Contraction, shape);
+            }
+            Class::Row => match self.find_group(node, ctx) {
+                Some(group) => {
+                    self.groups[group].nodes.push(id);
+                    self.group_of[id.index()] = Some(group);
+                }
+                None => {
+                    let shape = row_shape(self.f, node);
+                    self.open(id, Class::Row, shape);
+                }
+            },
+        }
+    }
+
+    fn open(&mut self, id: NodeId, class: Class, shape: Vec<Dim>) {
+        self.group_of[id.index()] = Some(self.groups.len());
+        self.groups.push(Group { class, shape, nodes: vec![id] });
+    }
+
+    /// Groups that a node reads from directly, latest first.
+    fn find_group(&self, node: &Node, ctx: &mut Context) -> Option<usize> {
+        let mut candidates: Vec<usize> =
+            node.inputs.iter().filter_map(|&v| self.group_of[self.f.def_id(v)?.index()]).collect();
+        candidates.sort_unstable();
+        candidates.dedup();
+        candidates.into_iter().rev().find(|&g| match self.obstacle(node, g) {
+            None => true,
+            Some(why) => {
+                ctx.note(format!("{} not fused into group {g}: {why}", node.op.name()));
+                false
+            }
+        })
+    }
+
+    /// Why a node cannot join a group.
+    fn obstacle(&self, node: &Node, group: usize) -> Option<&'static str> {
+        let g = &self.groups[group];
+        let out = self.f.ty(node.outputs[0]);
+        match g.class {
+            Class::Contraction if !node.op.is_elementwise() => return Some("a reduction is no epilogue"),
+            Class::Contraction if out.dims != g.shape => return Some("another shape than the product"),
+            Class::Row if row_shape(self.f, node) != g.shape => return Some("other rows"),
+            Class::Contraction | Class::Row => {}
+            Class::Structural | Class::Lazy | Class::Closed => return Some("the group takes no others"),
+        }
+        for &v in &node.inputs {
+            let direct = self.producer_group(v) == Some(group);
+            let aligned = match g.class {
+                Class::Contraction => self.f.ty(v).dims == g.shape,
+                _ => leading(&self.f.ty(v).dims) == g.shape.as_slice(),
+            };
+            if direct && !aligned {
+                return Some("reads the group at other rows");
+            }
+            if !direct && self.reaches_through_lazy(v, group) {
+                return Some("reads the group through a movement of elements");
+            }
+            if !direct && self.depends(v, group) {
+                return Some("would close a circle between kernels");
+            }
+        }
+        None
+    }
+
+    fn producer_group(&self, v: ValueId) -> Option<usize> {
+        self.group_of[self.f.def_id(v)?.index()]
+    }
+
+    fn reaches_through_lazy(&self, v: ValueId, group: usize) -> bool {
+        let Some(def) = self.f.def_id(v) else { return false };
+        match self.class[def.index()] {
+            Class::Lazy => self.f.nodes[def]
+                .inputs
+                .iter()
+                .any(|&i| self.producer_group(i) == Some(group) || self.reaches_through_lazy(i, group)),
+            _ => false,
+        }
+    }
+
+    /// True if computing `v` needs the group to have run.
+    fn depends(&self, v: ValueId, group: usize) -> bool {
+        let mut seen_nodes = vec![false; self.f.nodes.len()];
+        let mut seen_groups = vec![false; self.groups.len()];
+        let mut stack = vec![v];
+        while let Some(v) = stack.pop() {
+            let Some(def) = self.f.def_id(v) else { continue };
+            if std::mem::replace(&mut seen_nodes[def.index()], true) {
+                continue;
+            }
+            match self.group_of[def.index()] {
+                Some(g) if g == group => return true,
+                Some(g) if std::mem::replace(&mut seen_groups[g], true) => {}
+                Some(g) => {
+                    let members = self.groups[g].nodes.iter();
+                    stack.extend(members.flat_map(|&n| &self.f.nodes[n].inputs));
+                }
+                None => stack.extend(&self.f.nodes[def].inputs),
+            }
+        }
+        false
+    }
+
+    /// Adds the lazy nodes that each group reads, and groups of their own for lazy values needed in memory.
+    fn finish(mut self) -> Vec<Vec<NodeId>> {
+        let f = self.f;
+        let needed: Vec<NodeId> = self.lazy_in_memory();
+        for id in needed {
+            self.open(id, Class::Closed, vec![]);
+        }
+        let mut groups = Vec::new();
+        for group in &self.groups {
+            let mut nodes = group.nodes.clone();
+            let mut i = 0;
+            while i < nodes.len() {
+                for &v in &f.nodes[nodes[i]].inputs {
+                    if let Some(def) = f.def_id(v)
+                        && self.inlined(nodes[i], def)
+                        && !nodes.contains(&def)
+                    {
+                        nodes.push(def);
+                    }
+                }
+                i += 1;
+            }
+            // Execution order within the function is by position, not by id.
+            let position = |n: &NodeId| f.body.iter().position(|b| b == n);
+            nodes.sort_by_key(position);
+            groups.push(nodes);
+        }
+        groups
+    }
+
+    /// True if `user` recomputes the lazy node `def` instead of reading it from memory.
+    fn inlined(&self, user: NodeId, def: NodeId) -> bool {
+        if self.class[def.index()] != Class::Lazy {
+            return false;
+        }
+        let reads_memory = match self.class[user.index()] {
+            Class::Row | Class::Lazy => false,
+            Class::Contraction | Class::Closed | Class::Structural => true,
+        };
+        !reads_memory
+    }
+
+    /// Lazy values read by structural nodes, contractions or closed kernels, and function outputs.
+    fn lazy_in_memory(&self) -> Vec<NodeId> {
+        let mut needed = vec![false; self.f.nodes.len()];
+        let mut need = |v: ValueId| {
+            if let Some(def) = self.f.def_id(v)
+                && self.class[def.index()] == Class::Lazy
+            {
+                needed[def.index()] = true;
+            }
+        };
+        for (id, node) in self.f.live() {
+            if !matches!(self.class[id.index()], Class::Row | Class::Lazy) {
+                node.inputs.iter().for_each(|&v| need(v));
+            }
+        }
+        self.f.outputs.iter().for_each(|&v| need(v));
+        self.f.body.iter().copied().filter(|n| needed[n.index()]).collect()
+    }
+}
+
+fn leading(dims: &[Dim]) -> &[Dim] {
+    &dims[..dims.len().saturating_sub(1)]
+}
+
+/// Leading axes of the rows that a row node works on.
+fn row_shape(f: &Function, node: &Node) -> Vec<Dim> {
+    leading(&f.ty(node.outputs[0]).dims).to_vec()
+}

@@ -1,0 +1,18 @@
+//! Graph level to kernel level, once per level of the target; all levels read the same packed weights.
+
+use crate::{Context, LevelCode, PassError, Program};
+use mlcc_kernels::lower::{choose_packings, lower};
+
+const PASS: &str = "lower";
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let levels = ctx.options.levels.clone();
+    let (_, best) = levels.first().ok_or_else(|| PassError::internal(PASS, "no target level"))?;
+    choose_packings(&mut program.module, best);
+    for (name, target) in levels {
+        let lowered = lower(&program.module, &target)?;
+        ctx.note(format!("{name}: {} kernels", lowered.kernels.len()));
+        program.levels.push(LevelCode { name, target, lowered, steps: Vec::new() });
+    }
+    Ok(program.levels.iter().map(|l| l.lowered.kernels.len()).sum())
+}

@@ -1,0 +1,95 @@
+//! The list of passes.
+
+use crate::{Context, PassError, Program};
+use crate::{decompose, fuse, lower, outline, plan_barriers, plan_memory};
+
+/// One transformation of the program.
+pub struct Pass {
+    pub name: &'static str,
+    /// One line for the help text.
+    pub about: &'static str,
+    /// True if the result is right without it.
+    pub optional: bool,
+    /// Returns how many places it changed.
+    pub run: fn(&mut Program, &mut Context) -> Result<usize, PassError>,
+}
+
+/// The order of compilation.
+pub const PIPELINE: &[Pass] = &[
+    Pass {
+        name: "decompose",
+        about: "norms and softmax as elementwise ops and reductions",
+        optional: false,
+        run: decompose::run,
+    },
+    Pass { name: "fuse", about: "neighbouring ops into one kernel", optional: true, run: fuse::run },
+    Pass {
+        name: "outline",
+        about: "every remaining op into a kernel of its own",
+        optional: false,
+        run: outline::run,
+    },
+    Pass { name: "lower", about: "kernels as loops, per target level", optional: false, run: lower::run },
+    Pass {
+        name: "plan_memory",
+        about: "addresses for weights, states and temporaries",
+        optional: false,
+        run: plan_memory::run,
+    },
+    Pass {
+        name: "plan_barriers",
+        about: "steps with barriers where data crosses workers",
+        optional: false,
+        run: plan_barriers::run,
+    },
+];
+
+/// Which passes run, and who watches.
+#[derive(Default)]
+pub struct Control<'a> {
+    /// Names of passes that are skipped.
+    pub disabled: Vec<String>,
+    /// The last pass to run.
+    pub stop_after: Option<String>,
+    /// Called after each pass with its number of changes.
+    pub after: Option<&'a mut dyn FnMut(&Pass, &Program, usize)>,
+}
+
+/// The pass of that name.
+pub fn find(name: &str) -> Result<&'static Pass, PassError> {
+    let known = || PIPELINE.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    PIPELINE
+        .iter()
+        .find(|p| p.name == name)
+        .ok_or_else(|| PassError::Unknown { name: name.into(), known: known() })
+}
+
+/// Runs one pass by name.
+pub fn run_pass(name: &str, program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let pass = find(name)?;
+    ctx.pass = pass.name;
+    (pass.run)(program, ctx)
+}
+
+/// Runs the pipeline.
+pub fn run_pipeline(program: &mut Program, ctx: &mut Context, mut control: Control) -> Result<(), PassError> {
+    for name in control.disabled.iter().chain(&control.stop_after) {
+        find(name)?;
+    }
+    if let Some(name) = control.disabled.iter().find(|n| find(n).is_ok_and(|p| !p.optional)) {
+        return Err(PassError::Required { name: name.clone() });
+    }
+    for pass in PIPELINE {
+        if control.disabled.iter().any(|d| d == pass.name) {
+            continue;
+        }
+        let changes = run_pass(pass.name, program, ctx)?;
+        if let Some(after) = &mut control.after {
+            after(pass, program, changes);
+        }
+        if control.stop_after.as_deref() == Some(pass.name) {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Makes the steps: launches with addresses, and a barrier wherever a worker would touch what another one has written
+//! (or still reads) since the last barrier. Accesses whose partitions agree stay with one worker and need none.
+
+use crate::plan_memory::{EntryPlan, MemoryPlan};
+use crate::{Context, LevelCode, PassError, Program};
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::kernel::Access;
+use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition};
+
+const PASS: &str = "plan_barriers";
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let plan = program.memory.clone().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
+    let mut barriers = 0;
+    for level in &mut program.levels {
+        level.steps = steps(level, &plan)?;
+        for step in &level.steps {
+            let count = step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count();
+            ctx.note(format!("{} {}: {} items, {count} barriers", level.name, step.name, step.items.len()));
+            barriers += count;
+        }
+    }
+    if let Some(first) = program.levels.first() {
+        program.module.kernels = first.lowered.kernels.clone();
+        program.module.steps = first.steps.clone();
+    }
+    Ok(barriers)
+}
+
+fn steps(level: &LevelCode, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
+    let entries = &level.lowered.entries;
+    if entries.len() != plan.entries.len() {
+        return Err(PassError::internal(PASS, "levels differ in their entry points"));
+    }
+    entries.iter().zip(&plan.entries).map(|(entry, plan)| step(level, entry, plan)).collect()
+}
+
+/// An access since the last barrier.
+struct Touch {
+    place: BufferRef,
+    write: bool,
+    partition: Option<Partition>,
+}
+
+fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan) -> Result<Step, PassError> {
+    if entry.buffers.len() != plan.buffers.len() {
+        return Err(PassError::internal(PASS, format!("levels differ in the buffers of {}", entry.name)));
+    }
+    let copies = plan.copies.iter().map(|&c| &entry.copies[c]);
+    let mut items = Vec::new();
+    let mut open: Vec<Touch> = Vec::new();
+    for launch in entry.launches.iter().chain(copies) {
+        let accesses: Vec<Touch> = launch.args.iter().filter_map(|a| access(a, plan)).collect();
+        let on_gpu = launch.grid.is_some();
+        if !on_gpu && accesses.iter().any(|new| open.iter().any(|old| conflict(old, new))) {
+            items.push(StepItem::Barrier);
+            open.clear();
+        }
+        open.extend(accesses);
+        items.push(StepItem::Launch(addressed(level, launch, plan)));
+    }
+    Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
+}
+
+/// Weights and tokens are never written and need no watch.
+fn access(arg: &Arg, plan: &EntryPlan) -> Option<Touch> {
+    let place = plan.buffers[arg.buffer.index()].clone();
+    let write = arg.access != Access::In;
+    let watched = !matches!(place.base, Base::Weights | Base::Tokens | Base::Temperature);
+    watched.then(|| Touch { place, write, partition: arg.partition.clone() })
+}
+
+fn conflict(old: &Touch, new: &Touch) -> bool {
+    let (a, b) = (&old.place, &new.place);
+    let overlap = a.base == b.base && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+    if !overlap || !(old.write || new.write) {
+        return false;
+    }
+    let same_worker = match (&old.partition, &new.partition) {
+        (Some(x), Some(y)) => x.agrees(y) && (a == b || x.is_single() && y.is_single()),
+        _ => false,
+    };
+    !same_worker
+}
+
+fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Launch {
+    Launch {
+        kernel: level.lowered.kernels[launch.kernel].name.clone(),
+        buffers: launch.args.iter().map(|a| plan.buffers[a.buffer.index()].clone()).collect(),
+        dims: launch.dims.clone(),
+        grid: launch.grid.clone(),
+    }
+}

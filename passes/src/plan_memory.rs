@@ -1,0 +1,267 @@
+//! Gives every buffer an address. Weights and states have fixed places; temporaries of an entry share one arena by
+//! lifetime (best fit over the launches, worst case `n = chunk`); an output takes over the memory of a dying input, or
+//! of the state it replaces, where its kernel allows that.
+
+use crate::{Context, PassError, Program};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::kernel::Access;
+use mlcc_ir::step::{Base, BufferRef};
+use mlcc_kernels::lower::group::value_bytes;
+use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
+
+const PASS: &str = "plan_memory";
+/// Every buffer starts at a multiple of this many bytes.
+pub const ALIGN: u64 = 64;
+
+/// Addresses of everything, equal for all levels of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Offset and bytes of each parameter in the weights payload, by `ParamId`.
+    pub params: Vec<(u64, u64)>,
+    pub weights_bytes: u64,
+    /// Offset and bytes of each state in the state block, by `StateId`.
+    pub states: Vec<(u64, u64)>,
+    pub state_bytes: u64,
+    pub entries: Vec<EntryPlan>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryPlan {
+    pub name: String,
+    /// By `BufferId`.
+    pub buffers: Vec<BufferRef>,
+    pub arena_bytes: u64,
+    /// Updates that need a copy at the end of the step (indices into `Entry::copies`).
+    pub copies: Vec<usize>,
+}
+
+impl MemoryPlan {
+    /// Bytes of the arena that serves every entry.
+    pub fn arena_bytes(&self) -> u64 {
+        self.entries.iter().map(|e| e.arena_bytes).max().unwrap_or(0)
+    }
+}
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let module = &program.module;
+    let level = program.levels.first().ok_or_else(|| PassError::internal(PASS, "nothing was lowered"))?;
+    let sizes = SymValues::tokens(ctx.options.chunk);
+    let mut end = 0;
+    let mut params = Vec::new();
+    for param in module.params.values() {
+        let bytes = value_bytes(&param.ty, param.packing)?.eval(&sizes) as u64;
+        params.push((place(&mut end, bytes), bytes));
+    }
+    let weights_bytes = end;
+    end = 0;
+    let mut states = Vec::new();
+    for state in module.states.values() {
+        let bytes = value_bytes(&state.ty, None)?.eval(&sizes) as u64;
+        states.push((place(&mut end, bytes), bytes));
+    }
+    let state_bytes = round_up(end);
+    let mut plan = MemoryPlan { params, weights_bytes, states, state_bytes, entries: Vec::new() };
+    for entry in &level.lowered.entries {
+        let planned = EntryPlanner::new(entry, &plan, &sizes).run()?;
+        ctx.note(format!("{}: arena {} bytes", planned.name, planned.arena_bytes));
+        plan.entries.push(planned);
+    }
+    let count = plan.entries.iter().map(|e| e.buffers.len()).sum();
+    program.memory = Some(plan);
+    Ok(count)
+}
+
+fn round_up(bytes: u64) -> u64 {
+    bytes.div_ceil(ALIGN) * ALIGN
+}
+
+fn place(end: &mut u64, bytes: u64) -> u64 {
+    let offset = round_up(*end);
+    *end = offset + bytes;
+    offset
+}
+
+struct EntryPlanner<'a> {
+    entry: &'a Entry,
+    plan: &'a MemoryPlan,
+    sizes: &'a SymValues,
+    /// Where a temporary lies instead of in memory of its own.
+    merged: Vec<Option<BufferId>>,
+    /// Temporaries that lie in a state.
+    in_state: Vec<Option<BufferId>>,
+}
+
+impl<'a> EntryPlanner<'a> {
+    fn new(entry: &'a Entry, plan: &'a MemoryPlan, sizes: &'a SymValues) -> Self {
+        let n = entry.buffers.len();
+        EntryPlanner { entry, plan, sizes, merged: vec![None; n], in_state: vec![None; n] }
+    }
+
+    fn run(mut self) -> Result<EntryPlan, PassError> {
+        let copies = self.place_updates()?;
+        self.merge_in_place(&copies);
+        let (mut buffers, arena_bytes) = self.place_temps(&copies);
+        for id in self.entry.buffers.ids() {
+            let root = self.root(id);
+            if root != id {
+                let bytes = buffers[id.index()].bytes;
+                buffers[id.index()] = BufferRef { bytes, ..buffers[root.index()].clone() };
+            }
+        }
+        Ok(EntryPlan { name: self.entry.name.clone(), buffers, arena_bytes, copies })
+    }
+
+    fn root(&self, mut id: BufferId) -> BufferId {
+        while let Some(next) = self.in_state[id.index()].or(self.merged[id.index()]) {
+            id = next;
+        }
+        id
+    }
+
+    fn bytes(&self, id: BufferId) -> u64 {
+        self.entry.buffers[id].bytes.eval(self.sizes) as u64
+    }
+
+    /// New state values that can be written where the state lies: their kernel is the last to read the old value and
+    /// permits it. Returns the updates that are left to copies.
+    fn place_updates(&mut self) -> Result<Vec<usize>, PassError> {
+        let mut copies = Vec::new();
+        for (i, &(state, value)) in self.entry.updates.iter().enumerate() {
+            let target = Memory::State(state);
+            let old = self.entry.buffers.iter().find(|(_, b)| b.memory == target).map(|(id, _)| id);
+            let Some(old) = old else { return Err(PassError::internal(PASS, "a state without a buffer")) };
+            if matches!(self.entry.buffers[value].memory, Memory::State(_)) && value != old {
+                return Err(PassError::internal(PASS, "one state becomes another's old value"));
+            }
+            match self.state_is_free(old, value) {
+                true if self.in_state[value.index()].is_none() => self.in_state[value.index()] = Some(old),
+                _ => copies.push(i),
+            }
+        }
+        Ok(copies)
+    }
+
+    fn state_is_free(&self, old: BufferId, value: BufferId) -> bool {
+        if self.entry.buffers[value].memory != Memory::Temp {
+            return false;
+        }
+        let launches = &self.entry.launches;
+        let Some(producer) =
+            launches.iter().position(|l| l.args.iter().any(|a| a.buffer == value && a.access != Access::In))
+        else {
+            return false;
+        };
+        let reads_later = launches[producer + 1..].iter().any(|l| l.args.iter().any(|a| a.buffer == old));
+        let args = &launches[producer].args;
+        let Some(output) = args.iter().find(|a| a.buffer == value && a.access != Access::In) else {
+            return false;
+        };
+        let permitted = args.iter().enumerate().all(|(i, a)| a.buffer != old || output.in_place.contains(&i));
+        !reads_later && permitted
+    }
+
+    /// Launch indices of first write and last use of each buffer, copies counting as after the end.
+    fn lifetimes(&self, copies: &[usize]) -> Vec<(usize, usize)> {
+        let mut life = vec![(usize::MAX, 0); self.entry.buffers.len()];
+        for (i, launch) in self.entry.launches.iter().enumerate() {
+            for arg in &launch.args {
+                let (first, last) = &mut life[arg.buffer.index()];
+                *first = (*first).min(i);
+                *last = (*last).max(i);
+            }
+        }
+        for &c in copies {
+            let (_, value) = self.entry.updates[c];
+            life[value.index()].1 = self.entry.launches.len();
+        }
+        life
+    }
+
+    /// Temporaries that die in a launch hand their memory to an output of it.
+    fn merge_in_place(&mut self, copies: &[usize]) {
+        let mut life = self.lifetimes(copies);
+        for (i, launch) in self.entry.launches.iter().enumerate() {
+            for output in launch.args.iter().filter(|a| a.access == Access::Out) {
+                if !self.is_own_temp(output.buffer) {
+                    continue;
+                }
+                let heir = output.in_place.iter().map(|&j| launch.args[j].buffer).find(|&input| {
+                    let root = self.root(input);
+                    let other_use = launch
+                        .args
+                        .iter()
+                        .enumerate()
+                        .any(|(j, a)| self.root(a.buffer) == root && !output.in_place.contains(&j));
+                    self.is_own_temp(root)
+                        && life[root.index()].1 == i
+                        && self.entry.buffers[root].bytes == self.entry.buffers[output.buffer].bytes
+                        && !other_use
+                });
+                if let Some(input) = heir {
+                    let root = self.root(input);
+                    self.merged[output.buffer.index()] = Some(root);
+                    life[root.index()].1 = life[output.buffer.index()].1;
+                }
+            }
+        }
+    }
+
+    fn is_own_temp(&self, id: BufferId) -> bool {
+        self.entry.buffers[id].memory == Memory::Temp
+            && self.merged[id.index()].is_none()
+            && self.in_state[id.index()].is_none()
+    }
+
+    /// First fit in order of first use; memory is free after its last use.
+    fn place_temps(&self, copies: &[usize]) -> (Vec<BufferRef>, u64) {
+        let mut life = self.lifetimes(copies);
+        for id in self.entry.buffers.ids() {
+            let root = self.root(id).index();
+            let (first, last) = life[id.index()];
+            life[root] = (life[root].0.min(first), life[root].1.max(last));
+        }
+        let mut refs: Vec<BufferRef> = self.entry.buffers.ids().map(|id| self.fixed(id)).collect();
+        let mut order: Vec<BufferId> = self.entry.buffers.ids().filter(|&id| self.is_own_temp(id)).collect();
+        order.sort_by_key(|id| (life[id.index()].0, id.index()));
+        let mut placed: Vec<(u64, u64, usize)> = Vec::new();
+        let mut end = 0;
+        for id in order {
+            let (first, last) = life[id.index()];
+            let bytes = round_up(self.bytes(id).max(1));
+            placed.retain(|&(_, _, until)| until >= first);
+            placed.sort_unstable();
+            let mut offset = 0;
+            for &(start, stop, _) in &placed {
+                if start >= offset + bytes {
+                    break;
+                }
+                offset = offset.max(stop);
+            }
+            placed.push((offset, offset + bytes, last));
+            end = end.max(offset + bytes);
+            refs[id.index()].offset = offset;
+        }
+        (refs, end)
+    }
+
+    /// Base and size of a buffer; offset 0 for temporaries.
+    fn fixed(&self, id: BufferId) -> BufferRef {
+        let bytes = self.bytes(id);
+        let softmax = self.entry.name == SOFTMAX;
+        let (base, offset) = match self.entry.buffers[id].memory {
+            Memory::Param(p) => (Base::Weights, self.plan.params[p.index()].0),
+            Memory::State(s) => (Base::State, self.plan.states[s.index()].0),
+            Memory::Temp => (Base::Arena, 0),
+            Memory::Input(0) if softmax => (Base::Logits, 0),
+            Memory::Input(0) => (Base::Tokens, 0),
+            Memory::Input(_) => (Base::Temperature, 0),
+            Memory::Output(_) if softmax => (Base::Probs, 0),
+            Memory::Output(_) => (Base::Logits, 0),
+        };
+        BufferRef { base, offset, bytes }
+    }
+}
+
+/// The entry that turns logits into probabilities: inputs logits and temperature, output probabilities.
+pub const SOFTMAX: &str = "softmax_with_temperature";
