@@ -18,6 +18,10 @@ pub enum CodegenError {
     Link(#[from] crate::link::LinkError),
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("no CPU target for the host part of the artifact: this machine is {arch}")]
+    NoHost { arch: String },
+    #[error(transparent)]
+    Target(#[from] mlcc_target::TargetError),
     #[error("target level `{level}` needs the CPU feature `{feature}`, which the ABI has no name for")]
     Feature { level: String, feature: String },
 }

@@ -4,12 +4,21 @@
 pub mod artifact;
 #[cfg(feature = "cranelift")]
 pub mod clif;
+#[cfg(feature = "llvm")]
+mod compile;
 mod error;
+#[cfg(feature = "llvm")]
+pub mod executor;
 pub mod halfs;
+pub mod launch;
 pub mod link;
 #[cfg(feature = "llvm")]
 pub mod llvm;
+pub mod model;
 pub mod prepare;
 pub mod table;
 
+#[cfg(feature = "llvm")]
+pub use compile::{Library, Part, compile, emit, link};
 pub use error::{CodegenError, Fault};
+pub use model::{Input, LevelInput};

@@ -4,6 +4,12 @@ mod emit;
 mod expr;
 mod kernel;
 mod memory;
+mod module;
+mod nvptx;
+mod step;
+mod table;
 mod target;
 
+pub use module::{caller_symbol, callers_object, kernels_object, level_module, table_object};
+pub use nvptx::ptx_module;
 pub use target::{Machine, Output};

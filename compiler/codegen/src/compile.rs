@@ -1,0 +1,136 @@
+//! From a lowered model to a linked shared library.
+
+use crate::error::CodegenError;
+use crate::launch::device_entry;
+use crate::link::find_linker;
+use crate::llvm::{self, Output};
+use crate::model::{Input, LevelInput, Limits, variant};
+use crate::table::{ImageDesc, TableDesc};
+use mlcc_target::{Arch, Level, Spec};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A linked `.so` in a temporary folder that lives as long as this value.
+#[derive(Debug)]
+pub struct Library {
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Library {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A product of code generation before linking.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The level's name, or `table`.
+    pub name: String,
+    pub bytes: Vec<u8>,
+}
+
+/// Compiles and links. `soname` is recorded in the library; give the artifact's file name.
+pub fn compile(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
+    let (table, mut parts) = generate(input, Output::Object)?;
+    // Device code is inside the table.
+    if input.target.arch == Arch::Nvptx {
+        parts.clear();
+    }
+    parts.push(table_part(input, &table, Output::Object)?);
+    link(&parts, host_arch(input)?, soname)
+}
+
+/// The parts as text or objects, for `--emit`: one per level (LLVM IR, assembly or PTX, object), and the table.
+pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError> {
+    let (table, mut parts) = generate(input, output)?;
+    parts.push(table_part(input, &table, output)?);
+    Ok(parts)
+}
+
+/// Links objects into a library.
+pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, CodegenError> {
+    let linker = find_linker(arch)?;
+    let folder = tempfile::Builder::new().prefix("mlcc-link-").tempdir().map_err(|source| {
+        CodegenError::Io { action: "create a temporary folder in", path: std::env::temp_dir(), source }
+    })?;
+    let mut objects = Vec::new();
+    for (i, part) in parts.iter().enumerate() {
+        let path = folder.path().join(format!("{i}.o"));
+        std::fs::write(&path, &part.bytes)
+            .map_err(|source| CodegenError::Io { action: "write", path: path.clone(), source })?;
+        objects.push(path);
+    }
+    let path = folder.path().join("linked.so");
+    linker.link(&objects, soname, &path)?;
+    Ok(Library { path, _folder: folder })
+}
+
+/// Code of every level, in parallel, and the completed table. For a GPU, objects are PTX text as well.
+fn generate(input: &Input<'_>, output: Output) -> Result<(TableDesc, Vec<Part>), CodegenError> {
+    let mut table = input.table.clone();
+    let gpu = input.target.arch == Arch::Nvptx;
+    let output = if gpu && output == Output::Object { Output::Assembly } else { output };
+    let results: Vec<Result<Vec<u8>, CodegenError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = input
+            .levels
+            .iter()
+            .map(|level| scope.spawn(|| level_code(input, level, output)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let mut parts = Vec::new();
+    for (level, bytes) in input.levels.iter().zip(results) {
+        let bytes = bytes?;
+        match &level.level.gpu {
+            Some(gpu) => {
+                table.images.push(ImageDesc { kind: "ptx".into(), sm: gpu.sm, bytes: bytes.clone() });
+            }
+            None => table.variants.push(variant(level)?),
+        }
+        parts.push(Part { name: level.level.name.clone(), bytes });
+    }
+    if gpu && let Some(level) = input.levels.first() {
+        for step in level.steps {
+            table.device_entries.push(device_entry(step, level.kernels)?);
+        }
+    }
+    Ok((table, parts))
+}
+
+fn level_code(input: &Input<'_>, level: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
+    let target = input.target;
+    match target.arch {
+        Arch::Nvptx => llvm::ptx_module(&target.triple, level, output),
+        arch => {
+            let limits = Limits::of(&input.table);
+            llvm::level_module(arch, &target.triple, level, &input.table.states, limits, output)
+        }
+    }
+}
+
+fn table_part(input: &Input<'_>, table: &TableDesc, output: Output) -> Result<Part, CodegenError> {
+    let spec = host_spec(input)?;
+    let weakest: &Level = &spec.levels[0];
+    let bytes = llvm::table_object(spec.arch, &spec.triple, weakest, &table.image(), output)?;
+    Ok(Part { name: "table".into(), bytes })
+}
+
+fn host_arch(input: &Input<'_>) -> Result<Arch, CodegenError> {
+    Ok(host_spec(input)?.arch)
+}
+
+/// The CPU side of the artifact: the target itself, or for a GPU this machine.
+fn host_spec(input: &Input<'_>) -> Result<Spec, CodegenError> {
+    let arch = match input.target.arch {
+        Arch::Nvptx => Arch::of_host(),
+        arch => Some(arch),
+    };
+    let specs = mlcc_target::specs().map_err(mlcc_target::TargetError::from)?;
+    let found = specs.into_iter().find(|s| Some(s.arch) == arch && !s.levels.is_empty());
+    found.ok_or_else(|| CodegenError::NoHost { arch: std::env::consts::ARCH.into() })
+}

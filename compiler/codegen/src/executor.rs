@@ -1,0 +1,163 @@
+//! Runs bare kernels in this process: compile, link, load, call. For tests and measurements of kernels; models go through
+//! the runtime.
+
+use crate::compile::{Library, Part, link};
+use crate::error::CodegenError;
+use crate::llvm::{self, Output};
+use libloading::os::unix::{Library as Loaded, Symbol};
+use mlcc_ir::dim::{Sym, SymValues};
+use mlcc_ir::kernel::{BufDecl, Kernel};
+use mlcc_target::{Arch, Level};
+use thiserror::Error;
+
+#[derive(Error, Debug)]
+pub enum ExecutorError {
+    #[error(transparent)]
+    Codegen(#[from] CodegenError),
+    #[error("level {level} is not one that this machine runs (missing: {missing})")]
+    Level { level: String, missing: String },
+    #[error("cannot load the linked kernels: {0}")]
+    Load(#[from] libloading::Error),
+    #[error("no kernel `{0}` in this executor")]
+    Unknown(String),
+    #[error("kernel `{kernel}` takes {expected} {what}, got {found}")]
+    Count { kernel: String, what: &'static str, expected: usize, found: usize },
+    #[error("kernel `{kernel}`: buffer `{buffer}` must have {expected} bytes, got {found}")]
+    Size { kernel: String, buffer: String, expected: usize, found: usize },
+}
+
+/// Memory aligned as the runtime aligns buffers.
+#[derive(Clone, Debug)]
+pub struct Aligned {
+    cells: Vec<Cell>,
+    len: usize,
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+struct Cell([u8; 64]);
+
+impl Aligned {
+    pub fn zeroed(len: usize) -> Aligned {
+        Aligned { cells: vec![Cell([0; 64]); len.div_ceil(64)], len }
+    }
+    pub fn from_bytes(bytes: &[u8]) -> Aligned {
+        let mut out = Aligned::zeroed(bytes.len());
+        out.bytes_mut().copy_from_slice(bytes);
+        out
+    }
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the cells are `len` rounded up to 64 initialised bytes without padding.
+        unsafe { std::slice::from_raw_parts(self.cells.as_ptr().cast(), self.len) }
+    }
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.cells.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+type Caller = unsafe extern "C" fn(*const u64);
+
+/// Kernels, ready to be called.
+pub struct Executor {
+    kernels: Vec<Kernel>,
+    callers: Vec<Symbol<Caller>>,
+    _loaded: Loaded,
+    _library: Library,
+}
+
+impl Executor {
+    /// Compiles `kernels` with LLVM for `level`, which this machine must be able to run.
+    pub fn new(kernels: &[Kernel], level: &Level) -> Result<Executor, ExecutorError> {
+        let (arch, triple) = host()?;
+        check_level(level)?;
+        let object = llvm::kernels_object(arch, &triple, level, kernels, Output::Object)?;
+        Executor::from_object(kernels, object)
+    }
+
+    /// Takes an object of any back end that exports `kernels` by their names, with the calling convention of kernels.
+    pub fn from_object(kernels: &[Kernel], object: Vec<u8>) -> Result<Executor, ExecutorError> {
+        let (arch, triple) = host()?;
+        let baseline = mlcc_target::specs().map_err(mlcc_target::TargetError::from).map_err(CodegenError::from)?;
+        let baseline = baseline.into_iter().find(|s| s.arch == arch).and_then(|s| s.levels.into_iter().next());
+        let baseline = baseline.ok_or_else(no_host)?;
+        let callers = llvm::callers_object(arch, &triple, &baseline, kernels)?;
+        let part = |name: &str, bytes| Part { name: name.into(), bytes };
+        let library = link(&[part("kernels", object), part("callers", callers)], arch, "kernels.so")?;
+        // SAFETY: the library has no initialisers; it was made from the objects above and imports nothing.
+        let loaded = unsafe { Loaded::new(library.path()) }?;
+        let mut callers = Vec::with_capacity(kernels.len());
+        for i in 0..kernels.len() {
+            // SAFETY: `callers_object` defines this symbol with this type.
+            callers.push(unsafe { loaded.get::<Caller>(llvm::caller_symbol(i).as_bytes()) }?);
+        }
+        Ok(Executor { kernels: kernels.to_vec(), callers, _loaded: loaded, _library: library })
+    }
+
+    /// Runs a kernel with that many workers, each on its own thread. `buffers` are the parameters in order.
+    pub fn run(
+        &self,
+        kernel: &str,
+        buffers: &mut [Aligned],
+        dims: &SymValues,
+        workers: usize,
+    ) -> Result<(), ExecutorError> {
+        let index = self.kernels.iter().position(|k| k.name == kernel);
+        let index = index.ok_or_else(|| ExecutorError::Unknown(kernel.into()))?;
+        let decl = &self.kernels[index];
+        check_buffers(decl, buffers, dims)?;
+        let mut args: Vec<u64> = buffers.iter_mut().map(|b| b.bytes_mut().as_mut_ptr() as u64).collect();
+        args.extend(decl.dims.iter().map(|(sym, _): &(Sym, _)| dims.get(*sym) as u64));
+        let call = &self.callers[index];
+        std::thread::scope(|scope| {
+            for worker in 0..workers {
+                let mut args = args.clone();
+                args.extend([worker as u64, workers as u64]);
+                // SAFETY: the arguments are those that the kernel declares, each buffer at least as long as declared.
+                let work = move || unsafe { call(args.as_ptr()) };
+                if workers == 1 {
+                    work();
+                } else {
+                    scope.spawn(work);
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+fn no_host() -> CodegenError {
+    CodegenError::NoHost { arch: std::env::consts::ARCH.into() }
+}
+
+fn host() -> Result<(Arch, String), ExecutorError> {
+    let arch = Arch::of_host().ok_or_else(no_host)?;
+    Ok((arch, format!("{arch}-unknown-linux-gnu")))
+}
+
+/// Refuses levels that would make this process execute an illegal instruction.
+fn check_level(level: &Level) -> Result<(), ExecutorError> {
+    let have = mlcc_target::detected_features();
+    let missing: Vec<&str> =
+        level.features.iter().map(String::as_str).filter(|f| !have.contains(f)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(ExecutorError::Level { level: level.name.clone(), missing: missing.join(", ") })
+}
+
+fn check_buffers(kernel: &Kernel, buffers: &[Aligned], dims: &SymValues) -> Result<(), ExecutorError> {
+    if buffers.len() != kernel.params.len() {
+        let (expected, found) = (kernel.params.len(), buffers.len());
+        return Err(ExecutorError::Count { kernel: kernel.name.clone(), what: "buffers", expected, found });
+    }
+    for (&param, buffer) in kernel.params.iter().zip(buffers) {
+        let decl: &BufDecl = &kernel.bufs[param];
+        let expected = decl.len.eval(dims).max(0) as usize * decl.dtype.bytes().unwrap_or(0);
+        if buffer.len < expected {
+            let (kernel, buffer_name) = (kernel.name.clone(), decl.name.clone());
+            return Err(ExecutorError::Size { kernel, buffer: buffer_name, expected, found: buffer.len });
+        }
+    }
+    Ok(())
+}

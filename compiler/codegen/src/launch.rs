@@ -1,0 +1,176 @@
+//! Steps as GPU launch lists, and the launch shape of a kernel.
+
+use crate::error::{CodegenError, Fault};
+use crate::model::gpu_kernel_symbol;
+use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
+use mlcc_abi::arg;
+use mlcc_ir::dim::{Atom, Dim, Sym};
+use mlcc_ir::kernel::{ExprArena, ForKind, Kernel, Stmt};
+use mlcc_ir::step::{Base, Launch, Step, StepItem};
+
+/// Threads per block along each axis: the widest `Thread` loops of the kernel.
+pub fn threads_of(kernel: &Kernel) -> Result<[u32; 3], CodegenError> {
+    let mut threads = [1; 3];
+    widest(&kernel.body, &kernel.exprs, &mut threads)
+        .map_err(|f| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 })?;
+    Ok(threads)
+}
+
+fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<(), Fault> {
+    for stmt in body {
+        match stmt {
+            Stmt::For { extent, kind, body, .. } => {
+                if let ForKind::Thread(axis) = kind {
+                    let slot = threads.get_mut(usize::from(*axis));
+                    let slot = slot.ok_or_else(|| Fault(format!("thread axis {axis}")))?;
+                    let extent = exprs.as_int(*extent).and_then(|e| u32::try_from(e).ok());
+                    let extent = extent.ok_or_else(|| Fault::new("extent of a thread loop is not constant"))?;
+                    *slot = (*slot).max(extent);
+                }
+                widest(body, exprs, threads)?;
+            }
+            Stmt::If { then, otherwise, .. } => {
+                widest(then, exprs, threads)?;
+                widest(otherwise, exprs, threads)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The launch list of a step over `kernels`.
+pub fn device_entry(step: &Step, kernels: &[Kernel]) -> Result<DeviceEntryDesc, CodegenError> {
+    let mut launches = Vec::new();
+    for item in &step.items {
+        // Launches of one stream are ordered: barriers say nothing new.
+        let StepItem::Launch(launch) = item else { continue };
+        let described = describe(launch, kernels).map_err(|f| CodegenError::Step {
+            step: step.name.clone(),
+            what: format!("kernel {}: {f}", launch.kernel),
+        })?;
+        launches.push(described);
+    }
+    Ok(DeviceEntryDesc { name: step.name.clone(), launches })
+}
+
+fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
+    let kernel = kernels.iter().find(|k| k.name == launch.kernel);
+    let kernel = kernel.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+    let (buffers, dims) = (launch.buffers.len(), launch.dims.len());
+    if buffers != kernel.params.len() || dims != kernel.dims.len() {
+        let (b, d) = (kernel.params.len(), kernel.dims.len());
+        return Err(Fault(format!("takes {b} buffers and {d} sizes, got {buffers} and {dims}")));
+    }
+    let grid = launch.grid.as_ref().ok_or_else(|| Fault::new("has no launch shape"))?;
+    let threads = threads_of(kernel).map_err(|e| Fault(e.to_string()))?;
+    if threads != grid.threads {
+        return Err(Fault(format!("has thread loops for {threads:?} but is launched with {:?}", grid.threads)));
+    }
+    let mut args = Vec::new();
+    for buffer in &launch.buffers {
+        args.push(LaunchArg { kind: base_kind(buffer.base)?, size: 8, value: buffer.offset as i64 });
+    }
+    for dim in &launch.dims {
+        args.push(dim_argument(dim)?);
+    }
+    let [x, y, z] = &grid.blocks;
+    Ok(LaunchDesc {
+        kernel: gpu_kernel_symbol(&launch.kernel),
+        grid: [grid_extent(x)?, grid_extent(y)?, grid_extent(z)?],
+        block: grid.threads,
+        // Shared buffers are static.
+        shared_bytes: 0,
+        args,
+    })
+}
+
+fn base_kind(base: Base) -> Result<u32, Fault> {
+    match base {
+        Base::Weights => Ok(arg::WEIGHTS),
+        Base::State => Ok(arg::STATE),
+        Base::Arena => Ok(arg::ARENA),
+        Base::Tokens => Ok(arg::TOKENS),
+        Base::Logits => Ok(arg::LOGITS),
+        Base::Probs => Ok(arg::PROBS),
+        Base::Temperature => Ok(arg::TEMPERATURE),
+    }
+}
+
+fn dim_argument(dim: &Dim) -> Result<LaunchArg, Fault> {
+    let kind = match (dim.as_const(), dim.terms()) {
+        (Some(value), _) => return Ok(LaunchArg { kind: arg::INT, size: 8, value }),
+        (None, [(Atom::Sym(Sym::N), 1)]) if dim.constant() == 0 => arg::N,
+        (None, [(Atom::Sym(Sym::Past), 1)]) if dim.constant() == 0 => arg::PAST,
+        _ => return Err(Fault(format!("size `{dim}` cannot be an argument of a launch (only n, past, constants)"))),
+    };
+    Ok(LaunchArg { kind, size: 8, value: 0 })
+}
+
+/// A size as `ceil((coef_n * n + coef_past * past + constant) / div)`: linear, or one floor division plus a constant.
+fn grid_extent(dim: &Dim) -> Result<DimExpr, Fault> {
+    let unfit = || Fault(format!("grid size `{dim}` is not of the form (a*n + b*past + c) / d"));
+    match dim.terms() {
+        [(Atom::FloorDiv(inner, div), 1)] => {
+            let mut linear = linear(inner).ok_or_else(unfit)?;
+            // floor(x / d) + k = ceil((x - d + 1 + k * d) / d)
+            linear.constant += 1 - div + dim.constant() * div;
+            linear.div = *div;
+            Ok(linear)
+        }
+        _ => linear(dim).ok_or_else(unfit),
+    }
+}
+
+fn linear(dim: &Dim) -> Option<DimExpr> {
+    let mut out = DimExpr { coef_n: 0, coef_past: 0, constant: dim.constant(), div: 1 };
+    for (atom, coefficient) in dim.terms() {
+        match atom {
+            Atom::Sym(Sym::N) => out.coef_n = *coefficient,
+            Atom::Sym(Sym::Past) => out.coef_past = *coefficient,
+            _ => return None,
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlcc_ir::dim::SymValues;
+
+    fn eval(e: &DimExpr, n: i64, past: i64) -> i64 {
+        let x = e.coef_n * n + e.coef_past * past + e.constant;
+        x.div_euclid(e.div) + i64::from(x.rem_euclid(e.div) != 0)
+    }
+
+    #[test]
+    fn grid_sizes_equal_their_dims() {
+        let n = Dim::from(Sym::N);
+        let dims = [
+            Dim::from(7),
+            n.clone(),
+            n.scale(3).add(&Dim::from(5)),
+            n.ceil_div(16),
+            n.add(&Dim::from(Sym::Past)).floor_div(4),
+            n.scale(2).floor_div(3).add(&Dim::from(2)),
+        ];
+        for dim in &dims {
+            let expr = grid_extent(dim).unwrap();
+            for n in 1..70 {
+                for past in [0, 1, 5] {
+                    let values = SymValues { n, b: 1, past };
+                    assert_eq!(eval(&expr, n, past), dim.eval(&values), "{dim} for n={n}, past={past}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_forms_are_refused() {
+        let odd = Dim::from(Sym::N).floor_div(2).scale(2);
+        assert!(grid_extent(&odd).unwrap_err().to_string().contains("grid size"));
+        assert!(dim_argument(&odd).is_err());
+        assert!(dim_argument(&Dim::from(Sym::N).add(&Dim::from(1))).is_err());
+    }
+}

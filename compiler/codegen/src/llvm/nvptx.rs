@@ -1,0 +1,65 @@
+//! GPU kernels to PTX text: one module per level, one `.visible .entry` per kernel.
+
+use super::kernel::{Machine as Executes, emit_kernel};
+use super::target::{Machine, Output};
+use crate::error::CodegenError;
+use crate::launch::threads_of;
+use crate::model::{LevelInput, gpu_kernel_symbol};
+use crate::prepare::{Caps, prepare};
+use inkwell::attributes::AttributeLoc;
+use inkwell::context::Context;
+use inkwell::module::{Linkage, Module};
+use inkwell::values::FunctionValue;
+use mlcc_target::Arch;
+
+/// Calling convention `ptx_kernel`.
+const PTX_KERNEL: u32 = 71;
+
+/// Compiles the kernels of one GPU level.
+pub fn ptx_module(
+    triple: &str,
+    input: &LevelInput<'_>,
+    output: Output,
+) -> Result<Vec<u8>, CodegenError> {
+    let caps = Caps::new(Arch::Nvptx, input.level);
+    let machine = Machine::new(Arch::Nvptx, triple, input.level)?;
+    let ctx = Context::create();
+    let module = machine.module(&ctx, "mlcc");
+    for kernel in input.kernels {
+        let threads = threads_of(kernel)?;
+        let prepared = prepare(kernel, &caps);
+        let name = gpu_kernel_symbol(&kernel.name);
+        let function = emit_kernel(&ctx, &module, &prepared, &name, &caps, Executes::Gpu { threads })?;
+        function.set_linkage(Linkage::External);
+        function.set_call_conventions(PTX_KERNEL);
+        launch_bounds(&ctx, &module, function, threads)?;
+    }
+    machine.optimize(&module)?;
+    machine.emit(&module, output)
+}
+
+/// States the block size: as metadata up to LLVM 20, as an attribute later.
+fn launch_bounds<'c>(
+    ctx: &'c Context,
+    module: &Module<'c>,
+    function: FunctionValue<'c>,
+    threads: [u32; 3],
+) -> Result<(), CodegenError> {
+    let [x, y, z] = threads;
+    let bounds = ctx.create_string_attribute("nvvm.maxntid", &format!("{x},{y},{z}"));
+    function.add_attribute(AttributeLoc::Function, bounds);
+    if cfg!(feature = "llvm22") {
+        return Ok(());
+    }
+    for (axis, count) in ["x", "y", "z"].iter().zip(threads) {
+        let pointer = function.as_global_value().as_pointer_value();
+        let count = ctx.i32_type().const_int(u64::from(count), false);
+        let key = ctx.metadata_string(&format!("maxntid{axis}"));
+        let node = ctx.metadata_node(&[pointer.into(), key.into(), count.into()]);
+        module.add_global_metadata("nvvm.annotations", &node).map_err(|e| CodegenError::Llvm {
+            what: "launch bounds".into(),
+            message: e.to_string(),
+        })?;
+    }
+    Ok(())
+}

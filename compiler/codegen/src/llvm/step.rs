@@ -1,0 +1,256 @@
+//! Steps as functions of direct calls: `int32_t name(mlcc_ctx *, uint32_t worker, uint32_t workers)`.
+//!
+//! A step checks its arguments first (every worker alike, so that all of them leave before the first barrier), reads the
+//! buffers' addresses from the context and calls the kernels in order. A barrier is a call through the context,
+//! skipped when there is one worker.
+
+use super::emit::{Emit, Result, Value};
+use crate::error::{CodegenError, Fault};
+use crate::model::{Checks, Limits};
+use inkwell::attributes::AttributeLoc;
+use inkwell::context::Context;
+use inkwell::module::{Linkage, Module};
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
+use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
+use mlcc_abi::{Ctx, status};
+use mlcc_ir::dim::{Atom, Dim, Sym};
+use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+
+/// Functions of the kernels by kernel name.
+pub type Kernels<'c> = BTreeMap<String, FunctionValue<'c>>;
+
+/// Emits `step` as a hidden function called `symbol`.
+pub fn emit_step<'c>(
+    ctx: &'c Context,
+    module: &Module<'c>,
+    step: &Step,
+    symbol: &str,
+    kernels: &Kernels<'c>,
+    limits: Limits,
+) -> std::result::Result<(), CodegenError> {
+    let error = |f: Fault| CodegenError::Step { step: step.name.clone(), what: f.0 };
+    StepEmitter::declare(ctx, module, symbol, kernels).and_then(|mut e| e.run(step, limits)).map_err(error)
+}
+
+struct StepEmitter<'a, 'c> {
+    e: Emit<'c, 'a>,
+    kernels: &'a Kernels<'c>,
+    function: FunctionValue<'c>,
+    ctx: PointerValue<'c>,
+    /// As given (i32) and as kernels want them (i64).
+    worker: Value<'c>,
+    workers: Value<'c>,
+    wide: [Value<'c>; 2],
+}
+
+impl<'a, 'c> StepEmitter<'a, 'c> {
+    fn declare(
+        ctx: &'c Context,
+        module: &'a Module<'c>,
+        symbol: &str,
+        kernels: &'a Kernels<'c>,
+    ) -> Result<StepEmitter<'a, 'c>> {
+        let e = Emit::new(ctx, module);
+        let i32 = ctx.i32_type();
+        let pointer = ctx.ptr_type(AddressSpace::default());
+        let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
+        let function = module.add_function(symbol, ty, Some(Linkage::External));
+        function.as_global_value().set_visibility(GlobalVisibility::Hidden);
+        function.add_attribute(AttributeLoc::Function, e.flag("nounwind"));
+        function.add_attribute(AttributeLoc::Function, ctx.create_string_attribute("no-builtins", ""));
+        e.b.position_at_end(ctx.append_basic_block(function, "entry"));
+        let [this, worker, workers] = function.get_params()[..] else {
+            return Err(Fault::new("three parameters expected"));
+        };
+        let long: BasicTypeEnum<'c> = ctx.i64_type().into();
+        let wide = [e.cast(Op::ZExt, worker, long)?, e.cast(Op::ZExt, workers, long)?];
+        Ok(StepEmitter { e, kernels, function, ctx: this.into_pointer_value(), worker, workers, wide })
+    }
+
+    fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
+        self.check(Checks::of_step(&step.name), step, limits)?;
+        for item in &step.items {
+            match item {
+                StepItem::Launch(launch) => {
+                    self.launch(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
+                }
+                StepItem::Barrier => self.barrier()?,
+            }
+        }
+        self.leave(status::OK)
+    }
+
+    // ---- the context
+
+    fn field(&self, offset: usize, ty: BasicTypeEnum<'c>) -> Result<Value<'c>> {
+        let at = self.offset(self.ctx, offset as u64)?;
+        let bytes = match ty {
+            BasicTypeEnum::IntType(t) => t.get_bit_width() / 8,
+            _ => 8,
+        };
+        self.e.load(ty, at, bytes)
+    }
+    fn pointer_field(&self, offset: usize) -> Result<PointerValue<'c>> {
+        let pointer = self.e.ctx.ptr_type(AddressSpace::default());
+        Ok(self.field(offset, pointer.into())?.into_pointer_value())
+    }
+    fn long_field(&self, offset: usize) -> Result<Value<'c>> {
+        self.field(offset, self.e.ctx.i64_type().into())
+    }
+    fn offset(&self, base: PointerValue<'c>, bytes: u64) -> Result<PointerValue<'c>> {
+        self.e.element(base, self.e.ctx.i8_type().into(), self.e.i64(bytes as i64), true)
+    }
+    fn sym(&self, sym: Sym) -> Result<Value<'c>> {
+        match sym {
+            Sym::N => self.long_field(offset_of!(Ctx, n)),
+            Sym::Past => self.long_field(offset_of!(Ctx, past)),
+            Sym::B => {
+                let batch = self.field(offset_of!(Ctx, batch), self.e.ctx.i32_type().into())?;
+                self.e.cast(Op::ZExt, batch, self.e.ctx.i64_type().into())
+            }
+        }
+    }
+    fn base(&self, base: Base) -> Result<PointerValue<'c>> {
+        match base {
+            Base::Weights => self.pointer_field(offset_of!(Ctx, weights)),
+            Base::State => self.pointer_field(offset_of!(Ctx, state)),
+            Base::Arena => self.pointer_field(offset_of!(Ctx, arena)),
+            Base::Tokens => self.pointer_field(offset_of!(Ctx, tokens)),
+            Base::Logits => self.pointer_field(offset_of!(Ctx, logits)),
+            Base::Probs => self.pointer_field(offset_of!(Ctx, probs)),
+            Base::Temperature => self.offset(self.ctx, offset_of!(Ctx, temperature) as u64),
+        }
+    }
+
+    // ---- launches and barriers
+
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        let function = self.kernels.get(&launch.kernel);
+        let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+        let mut args: Vec<Value<'c>> = Vec::new();
+        for BufferRef { base, offset, .. } in &launch.buffers {
+            let address = self.offset(self.base(*base)?, *offset)?;
+            args.push(address.as_basic_value_enum());
+        }
+        for dim in &launch.dims {
+            args.push(self.dim(dim)?);
+        }
+        args.extend(self.wide);
+        self.e.call(function, &args).map(|_| ())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let ctx = self.e.ctx;
+        let call = ctx.append_basic_block(self.function, "wait");
+        let next = ctx.append_basic_block(self.function, "next");
+        let many = self.e.icmp(IntPredicate::UGT, self.workers, self.e.i32(1))?;
+        self.e.b.build_conditional_branch(many.into_int_value(), call, next)?;
+        self.e.b.position_at_end(call);
+        let function = self.pointer_field(offset_of!(Ctx, barrier))?;
+        let this = self.pointer_field(offset_of!(Ctx, barrier_self))?;
+        let pointer = ctx.ptr_type(AddressSpace::default());
+        let ty = ctx.void_type().fn_type(&[pointer.into(), ctx.i32_type().into()], false);
+        self.e.b.build_indirect_call(ty, function, &[this.into(), self.worker.into()], "")?;
+        self.e.b.build_unconditional_branch(next)?;
+        self.e.b.position_at_end(next);
+        Ok(())
+    }
+
+    fn dim(&self, dim: &Dim) -> Result<Value<'c>> {
+        let mut sum = self.e.i64(dim.constant());
+        for (atom, coefficient) in dim.terms() {
+            let value = match atom {
+                Atom::Sym(s) => self.sym(*s)?,
+                Atom::FloorDiv(d, by) => self.floor_div(d, *by)?,
+                Atom::Min(a, b) => self.extremum("llvm.smin", a, b)?,
+                Atom::Max(a, b) => self.extremum("llvm.smax", a, b)?,
+            };
+            let term = self.e.mul(value, self.e.i64(*coefficient))?;
+            sum = self.e.add(sum, term)?;
+        }
+        Ok(sum)
+    }
+
+    fn extremum(&self, name: &str, a: &Dim, b: &Dim) -> Result<Value<'c>> {
+        let (a, b) = (self.dim(a)?, self.dim(b)?);
+        self.e.intrinsic_value(name, &[a.get_type()], &[a, b])
+    }
+
+    /// Rounds towards minus infinity; the divisor is positive.
+    fn floor_div(&self, dim: &Dim, by: i64) -> Result<Value<'c>> {
+        let (value, by) = (self.dim(dim)?, self.e.i64(by));
+        let quotient = self.e.op(Op::SDiv, value, by)?;
+        let rest = self.e.op(Op::SRem, value, by)?;
+        let negative = self.e.icmp(IntPredicate::SLT, rest, self.e.i64(0))?;
+        let one = self.e.cast(Op::ZExt, negative, self.e.ctx.i64_type().into())?;
+        self.e.op(Op::Sub, quotient, one)
+    }
+
+    // ---- checks
+
+    fn check(&mut self, checks: Checks, step: &Step, limits: Limits) -> Result<()> {
+        if checks == Checks::None {
+            return Ok(());
+        }
+        let n = self.sym(Sym::N)?;
+        let too_few = self.e.icmp(IntPredicate::SLT, n, self.e.i64(1))?;
+        self.leave_if(too_few, status::BAD_LENGTH)?;
+        let most = if step.name == "decode" { 1 } else { limits.chunk };
+        if most > 0 {
+            let too_many = self.e.icmp(IntPredicate::SGT, n, self.e.i64(most as i64))?;
+            self.leave_if(too_many, status::BAD_LENGTH)?;
+        }
+        if checks == Checks::Rows {
+            return Ok(());
+        }
+        if limits.context > 0 {
+            let total = self.e.add(self.sym(Sym::Past)?, n)?;
+            let full = self.e.icmp(IntPredicate::UGT, total, self.e.i64(limits.context as i64))?;
+            self.leave_if(full, status::CONTEXT_FULL)?;
+        }
+        if limits.vocab > 0 { self.check_tokens(n, limits.vocab) } else { Ok(()) }
+    }
+
+    fn check_tokens(&mut self, n: Value<'c>, vocab: u64) -> Result<()> {
+        let ctx = self.e.ctx;
+        let i32: BasicTypeEnum<'c> = ctx.i32_type().into();
+        let vocab = u32::try_from(vocab).map_err(|_| Fault(format!("a vocabulary of {vocab} tokens")))?;
+        let tokens = self.base(Base::Tokens)?;
+        let before = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        let each = ctx.append_basic_block(self.function, "token");
+        let good = ctx.append_basic_block(self.function, "good");
+        self.e.b.build_unconditional_branch(each)?;
+        self.e.b.position_at_end(each);
+        let i = self.e.b.build_phi(ctx.i64_type(), "i")?;
+        let at = self.e.element(tokens, i32, i.as_basic_value(), true)?;
+        let token = self.e.load(i32, at, 4)?;
+        let bad = self.e.icmp(IntPredicate::UGE, token, self.e.i32(vocab))?;
+        self.leave_if(bad, status::BAD_TOKEN)?;
+        let next = self.e.add(i.as_basic_value(), self.e.i64(1))?;
+        let last = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        let more = self.e.icmp(IntPredicate::SLT, next, n)?;
+        self.e.b.build_conditional_branch(more.into_int_value(), each, good)?;
+        i.add_incoming(&[(&self.e.i64(0), before), (&next, last)]);
+        self.e.b.position_at_end(good);
+        Ok(())
+    }
+
+    fn leave(&self, status: i32) -> Result<()> {
+        let status = self.e.i32(status as u32);
+        self.e.b.build_return(Some(&status))?;
+        Ok(())
+    }
+
+    fn leave_if(&self, cond: Value<'c>, status: i32) -> Result<()> {
+        let out = self.e.ctx.append_basic_block(self.function, "refuse");
+        let next = self.e.ctx.append_basic_block(self.function, "accept");
+        self.e.b.build_conditional_branch(cond.into_int_value(), out, next)?;
+        self.e.b.position_at_end(out);
+        self.leave(status)?;
+        self.e.b.position_at_end(next);
+        Ok(())
+    }
+}

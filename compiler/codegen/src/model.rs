@@ -1,0 +1,155 @@
+//! The input of code generation and what every back end derives from it: symbol names, argument checks of entry points,
+//! the step that initialises the state.
+
+use crate::error::CodegenError;
+use crate::prepare::abi_features;
+use crate::table::{StateDesc, TableDesc, VariantDesc};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::types::DType;
+use mlcc_target::{Level, Target};
+use std::collections::BTreeMap;
+
+/// A lowered model.
+pub struct Input<'a> {
+    pub target: &'a Target,
+    /// In the order of `target.levels`: best first.
+    pub levels: Vec<LevelInput<'a>>,
+    /// What the table says about the model. Code generation fills in `variants` (CPU) or `images` and `device_entries`
+    /// (GPU).
+    pub table: TableDesc,
+}
+
+/// Kernels and steps for one level; the choice of kernels may differ from level to level.
+#[derive(Clone, Copy)]
+pub struct LevelInput<'a> {
+    pub level: &'a Level,
+    pub kernels: &'a [Kernel],
+    pub steps: &'a [Step],
+}
+
+/// Limits that entry points hold their arguments against before they touch memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Limits {
+    /// Most tokens in one call; 0 = no limit.
+    pub chunk: u64,
+    /// Most tokens in the state; 0 = no limit.
+    pub context: u64,
+    /// 0 = token ids are not checked.
+    pub vocab: u64,
+}
+
+/// What an entry point checks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Checks {
+    None,
+    /// `1 <= n <= chunk`.
+    Rows,
+    /// That, `past + n <= context`, and every token id.
+    Tokens,
+}
+
+impl Checks {
+    pub fn of_step(name: &str) -> Checks {
+        match name {
+            "prefill" | "decode" | "prefill_logits" => Checks::Tokens,
+            "softmax_with_temperature" => Checks::Rows,
+            _ => Checks::None,
+        }
+    }
+}
+
+impl Limits {
+    pub fn of(table: &TableDesc) -> Limits {
+        Limits { chunk: table.plan.chunk, context: table.plan.context, vocab: table.plan.vocab }
+    }
+}
+
+/// `decode` at level `x86-64-v3` is `mlcc_decode_x86_64_v3`.
+pub fn entry_symbol(step: &str, level: &str) -> String {
+    format!("mlcc_{step}_{}", symbol_part(level))
+}
+
+/// Name of a kernel's function at a level.
+pub fn kernel_symbol(kernel: &str, level: &str) -> String {
+    format!("{}.{}", symbol_part(kernel), symbol_part(level))
+}
+
+/// Name of a GPU kernel in the PTX text.
+pub fn gpu_kernel_symbol(kernel: &str) -> String {
+    format!("k_{}", symbol_part(kernel))
+}
+
+fn symbol_part(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
+}
+
+/// Name of the function that returns the metadata; it is the same at every level.
+pub const METADATA_FUNCTION: &str = "mlcc_get_metadata";
+/// The step that initialises the state; `reset_kv_cache` is the same function.
+pub const STATE_STEP: &str = "create_kv_cache";
+
+/// The table's entry for a level.
+pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
+    let symbol = |name: &str| {
+        let known = input.steps.iter().any(|s| s.name == name);
+        known.then(|| entry_symbol(name, &input.level.name))
+    };
+    let state = Some(entry_symbol(STATE_STEP, &input.level.name));
+    for step in input.steps {
+        let known = mlcc_abi::ENTRY_NAMES.contains(&step.name.as_str());
+        if !known || step.name == STATE_STEP || step.name == "reset_kv_cache" {
+            let what = format!("is not one of the steps that lowering makes; {}", mlcc_abi::ENTRY_NAMES.join(", "));
+            return Err(CodegenError::Step { step: step.name.clone(), what });
+        }
+    }
+    Ok(VariantDesc {
+        name: input.level.name.clone(),
+        features: abi_features(input.level)?,
+        prefill: symbol("prefill"),
+        decode: symbol("decode"),
+        prefill_logits: symbol("prefill_logits"),
+        create_kv_cache: state.clone(),
+        reset_kv_cache: state,
+        softmax_with_temperature: symbol("softmax_with_temperature"),
+        get_metadata: Some(METADATA_FUNCTION.into()),
+    })
+}
+
+/// Kernels and step that give every piece of the state its initial value. Pieces of equal size and value share code.
+pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenError> {
+    let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
+    let mut items = Vec::new();
+    for state in states {
+        let (dtype, cells) = if state.bytes % 4 == 0 { (DType::U32, state.bytes / 4) } else { (DType::U8, state.bytes) };
+        let fill = state.fill.unwrap_or(0.0).to_bits();
+        if fill != 0 && dtype == DType::U8 {
+            let what = format!("state {} is filled with an f32 but has {} bytes", state.name, state.bytes);
+            return Err(CodegenError::Step { step: STATE_STEP.into(), what });
+        }
+        let name = format!("fill_{cells}_{}_{fill:08x}", dtype.name());
+        kernels.entry(name.clone()).or_insert_with(|| fill_kernel(&name, dtype, cells, fill));
+        items.push(StepItem::Launch(Launch {
+            kernel: name,
+            buffers: vec![BufferRef { base: Base::State, offset: state.offset, bytes: state.bytes }],
+            dims: Vec::new(),
+            grid: None,
+        }));
+    }
+    let step = Step { name: STATE_STEP.into(), items, arena_bytes: 0 };
+    Ok((kernels.into_values().collect(), step))
+}
+
+fn fill_kernel(name: &str, dtype: DType, cells: u64, value: u32) -> Kernel {
+    let mut kb = KernelBuilder::new(name);
+    let cells = cells as i64;
+    let out = kb.param("state", dtype, Dim::from(cells), Access::Out, dtype.bytes().unwrap_or(1) as u32);
+    let extent = kb.int(cells);
+    kb.par("i", extent, |kb, i| {
+        let value = kb.int_of(i64::from(value), dtype);
+        kb.store(out, i, value);
+    });
+    kb.finish()
+}
