@@ -115,6 +115,17 @@ impl Layout {
             | DType::I64 => Err(QuantError::UnsupportedType { dtype }),
         }
     }
+    /// The same tensor `offset` buffer elements further on.
+    pub fn at_offset(mut self, offset: usize) -> Layout {
+        match &mut self.region {
+            Region::Plain { place, .. } => place.offset += offset,
+            Region::Group { codes, scales, .. } => {
+                codes.offset += offset;
+                scales.offset += offset;
+            }
+        }
+        self
+    }
     pub fn bytes(&self) -> usize {
         match &self.region {
             Region::Plain { plain, .. } => self.len * plain.bytes(),
