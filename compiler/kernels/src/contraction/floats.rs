@@ -1,0 +1,169 @@
+//! Contractions in f32: plain weights, and packed weights against f32 or bf16 activations.
+
+use super::Block;
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BinOp, ExprId, Ty};
+use mlcc_ir::types::{DType, Format};
+use mlcc_quant::TILE;
+use mlcc_quant::plain::Plain;
+use mlcc_quant::tile::{quad_floats, quads, words};
+
+impl Block<'_> {
+    /// An activation in all lanes, f32.
+    fn x_float(&self, kb: &mut KernelBuilder, r: u32, col: ExprId) -> ExprId {
+        let at = self.x_at(kb, r, col);
+        let value = kb.load(self.spec.x, at);
+        let value = kb.cast(value, DType::F32);
+        let value = kb.splat(value, self.params.lanes);
+        kb.let_("x", value)
+    }
+
+    // ---- plain weights
+
+    pub(super) fn plain(&self, kb: &mut KernelBuilder, plain: Plain) {
+        let (k, step) = (self.spec.k, self.params.unroll.next_multiple_of(2) as usize);
+        let full = kb.int((k / step) as i64);
+        kb.serial("k", full, |kb, i| {
+            let first = kb.mul_int(i, step as i64);
+            self.columns(kb, plain, first, step);
+        });
+        if !k.is_multiple_of(step) {
+            let first = kb.int((k / step * step) as i64);
+            self.columns(kb, plain, first, k % step);
+        }
+        // Partial sums, in pairs.
+        let mut chains: Vec<Vec<ExprId>> = (0..self.chains).map(|c| self.load_acc(kb, c)).collect();
+        while chains.len() > 1 {
+            let high = chains.split_off(chains.len().div_ceil(2));
+            for (low, high) in chains.iter_mut().zip(&high) {
+                for (a, &b) in low.iter_mut().zip(high) {
+                    *a = kb.add(*a, b);
+                }
+            }
+        }
+        self.store_acc(kb, 0, &chains[0]);
+    }
+
+    /// `count` columns from `first`, which is even.
+    fn columns(&self, kb: &mut KernelBuilder, plain: Plain, first: ExprId, count: usize) {
+        let mut acc: Vec<Vec<ExprId>> = (0..self.chains).map(|c| self.load_acc(kb, c)).collect();
+        let pair = plain.pair();
+        for (number, c) in (0..count).step_by(pair).enumerate() {
+            let col = kb.add_int(first, c as i64);
+            let weights: Vec<Vec<ExprId>> =
+                (0..self.parts()).map(|p| self.plain_weights(kb, plain, col, p)).collect();
+            for j in 0..pair.min(count - c) {
+                let chain = (number * pair + j) % self.chains as usize;
+                let col = kb.add_int(col, j as i64);
+                for r in 0..self.rows {
+                    let x = self.x_float(kb, r, col);
+                    for part in 0..self.parts() {
+                        let sum = &mut acc[chain][self.index(r, part)];
+                        let next = kb.fma(weights[part as usize][j], x, *sum);
+                        *sum = kb.let_("a", next);
+                    }
+                }
+            }
+        }
+        for (chain, values) in acc.iter().enumerate() {
+            self.store_acc(kb, chain as u32, values);
+        }
+    }
+
+    /// The weights of `plain.pair()` columns from `col` for one part of the tile, f32.
+    fn plain_weights(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> Vec<ExprId> {
+        let (lanes, pair) = (self.params.lanes, plain.pair());
+        let tile_len = self.spec.k.next_multiple_of(pair) * TILE;
+        let start = kb.mul_int(self.tile, tile_len as i64);
+        let here = kb.mul_int(col, TILE as i64);
+        let at = kb.add(start, here);
+        let at = kb.add_int(at, (self.spec.w_offset + (part * lanes) as usize * pair) as i64);
+        match plain {
+            Plain::F32 | Plain::F16 => {
+                let value = kb.load_vec(self.spec.w, at, lanes);
+                let value = kb.cast(value, DType::F32);
+                vec![kb.let_("w", value)]
+            }
+            Plain::BF16 => {
+                // Two columns per 32-bit lane; the upper half of an f32 is a bf16.
+                let both = kb.load_vec(self.spec.w, at, 2 * lanes);
+                let both = kb.bitcast(both, Ty::vector(DType::U32, lanes));
+                let both = kb.let_("w2", both);
+                let (by, mask) = (kb.int_of(16, DType::U32), kb.int_of(0xffff_0000, DType::U32));
+                let even = kb.binary(BinOp::Shl, both, by);
+                let odd = kb.binary(BinOp::And, both, mask);
+                [even, odd]
+                    .map(|bits| {
+                        let value = kb.bitcast(bits, self.vector());
+                        kb.let_("w", value)
+                    })
+                    .to_vec()
+            }
+        }
+    }
+
+    // ---- packed weights
+
+    /// Sums integer weights times activations within a group, then scales: one multiplication per group and row.
+    pub(super) fn grouped(&self, kb: &mut KernelBuilder, format: Format) {
+        self.for_groups(kb, false, |kb, g, columns| {
+            let first = kb.mul_int(g, super::GROUP as i64);
+            let mut sums: Vec<Vec<Option<ExprId>>> =
+                vec![vec![None; (self.rows * self.parts()) as usize]; self.chains as usize];
+            for word in 0..words(format) {
+                let bits = self.words(kb, format, g, word);
+                for quad in quads(format, word) {
+                    self.quad(kb, format, &bits, (first, quad), columns, &mut sums);
+                }
+            }
+            let mut acc = self.load_acc(kb, 0);
+            for part in 0..self.parts() {
+                let reader = self.group(kb, format, g, part);
+                let scales = reader.scales(kb);
+                let scales = kb.let_("scales", scales);
+                for r in 0..self.rows {
+                    let i = self.index(r, part);
+                    let partial = sums.iter().filter_map(|chain| chain[i]);
+                    let total = partial.reduce(|a, b| kb.add(a, b));
+                    if let Some(total) = total {
+                        acc[i] = kb.fma(total, scales, acc[i]);
+                    }
+                }
+            }
+            self.store_acc(kb, 0, &acc);
+        });
+    }
+
+    /// The four columns of one quad, as far as they exist.
+    fn quad(
+        &self,
+        kb: &mut KernelBuilder,
+        format: Format,
+        bits: &[ExprId],
+        (first, quad): (ExprId, usize),
+        columns: usize,
+        sums: &mut [Vec<Option<ExprId>>],
+    ) {
+        let present = columns.saturating_sub(4 * quad).min(4);
+        if present == 0 {
+            return;
+        }
+        let floats = |&word| quad_floats(kb, format, word, quad, self.lookup).map(|w| kb.let_("w", w));
+        let weights: Vec<[ExprId; 4]> = bits.iter().map(floats).collect();
+        for j in 0..present {
+            let col = kb.add_int(first, (4 * quad + j) as i64);
+            for r in 0..self.rows {
+                let x = self.x_float(kb, r, col);
+                for part in 0..self.parts() {
+                    let sum = &mut sums[j % self.chains as usize][self.index(r, part)];
+                    let w = weights[part as usize][j];
+                    let next = match *sum {
+                        Some(sum) => kb.fma(w, x, sum),
+                        None => kb.mul(w, x),
+                    };
+                    *sum = Some(kb.let_("s", next));
+                }
+            }
+        }
+    }
+}
