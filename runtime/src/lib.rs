@@ -1,1 +1,41 @@
-//! mlcc-runtime
+//! Loads a compiled model (`.so`) and runs it.
+//!
+//! ```no_run
+//! use mlcc_runtime::{LoadOptions, Model};
+//! # fn main() -> Result<(), mlcc_runtime::Error> {
+//! let model = Model::load("model.so", &LoadOptions::default())?;
+//! let mut session = model.session()?;
+//! let logits = session.prefill(&[1, 2, 3])?; // of the last position
+//! # let _ = logits; Ok(()) }
+//! ```
+//!
+//! Loading checks the whole file before the dynamic loader sees it: ELF headers and bounds, hashes, ABI version,
+//! machine, CPU features. A damaged or foreign artifact is an [`Error`], not a crash.
+//!
+//! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
+
+pub mod artifact;
+mod buffer;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod error;
+pub mod features;
+mod hashes;
+mod library;
+mod model;
+pub mod pool;
+mod session;
+mod state_file;
+mod table;
+mod topology;
+
+pub use artifact::Artifact;
+pub use error::Error;
+pub use model::{LoadOptions, Model};
+pub use session::Session;
+pub use table::{Param, Plan, State, Table};
+pub use topology::physical_cores;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

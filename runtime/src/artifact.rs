@@ -1,0 +1,225 @@
+//! The artifact as a file: mapped, bounds-checked, hashed. Nothing of it is executed here, so a file for any machine
+//! can be inspected.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::{Advice, Mmap};
+use mlcc_abi::elf::{Elf, ElfError, MACHINE_AARCH64, MACHINE_X86_64, SHT_NOBITS};
+use mlcc_abi::section;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use crate::hashes::{Entry, Hashes};
+use crate::{Error, Result};
+
+/// Sections up to this size are verified at every load; larger ones (the weights) only on request.
+pub const ALWAYS_VERIFIED_BYTES: u64 = 16 << 20;
+
+/// A payload section's place in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SectionInfo {
+    pub name: String,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// An opened artifact. Sections stay mapped as long as it lives.
+pub struct Artifact {
+    path: PathBuf,
+    /// Kept open: its number names the file to the dynamic loader (see `library`).
+    file: File,
+    map: Mmap,
+    machine: u16,
+    sections: Vec<SectionInfo>,
+    hashes: Hashes,
+    /// The weights of `--split-weights`.
+    beside: Option<Beside>,
+}
+
+struct Beside {
+    path: PathBuf,
+    map: Mmap,
+    offset: usize,
+}
+
+impl Artifact {
+    /// Maps the file and checks its structure, the hash of its code and of its small sections.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let (file, map) = map_file(&path)?;
+        let elf = Elf::parse(&map).map_err(|source| Error::Elf { path: path.clone(), source })?;
+        let sections: Vec<SectionInfo> = elf
+            .sections()
+            .filter(|s| s.kind != SHT_NOBITS && s.name.starts_with(section::PREFIX.as_bytes()))
+            .map(|s| SectionInfo {
+                name: String::from_utf8_lossy(s.name).into_owned(),
+                offset: s.offset,
+                bytes: s.bytes,
+            })
+            .collect();
+        let Some(text) = elf.section(section::HASHES) else {
+            let what = format!("it is a shared object without the section {}", section::HASHES);
+            return Err(Error::NotArtifact { path, what });
+        };
+        let hashes = Hashes::parse(text).map_err(|what| Error::Corrupt { path: path.clone(), what })?;
+        let mut code = Xxh3::new();
+        elf.code_bytes(|bytes| code.update(bytes));
+        if code.digest128() != hashes.code {
+            return Err(Error::Corrupt { path, what: "the hash of its code does not match".into() });
+        }
+        let machine = elf.machine();
+        let mut artifact = Self { path, file, map, machine, sections, hashes, beside: None };
+        artifact.check_sizes()?;
+        artifact.open_beside()?;
+        artifact.verify(ALWAYS_VERIFIED_BYTES)?;
+        Ok(artifact)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// ELF machine number.
+    pub fn machine(&self) -> u16 {
+        self.machine
+    }
+
+    /// Name of the machine that the code is for, as targets spell it.
+    pub fn machine_name(&self) -> String {
+        match self.machine {
+            MACHINE_X86_64 => "x86-64".into(),
+            MACHINE_AARCH64 => "aarch64".into(),
+            other => format!("ELF machine {other}"),
+        }
+    }
+
+    /// Payload sections in file order.
+    pub fn sections(&self) -> &[SectionInfo] {
+        &self.sections
+    }
+
+    /// The contents of a payload section of the artifact, or of the weights beside it.
+    pub fn section(&self, name: &str) -> Option<&[u8]> {
+        if let (Some(beside), true) = (&self.beside, name == section::WEIGHTS) {
+            return beside.map.get(beside.offset..);
+        }
+        let found = self.sections.iter().find(|s| s.name == name)?;
+        let from = usize::try_from(found.offset).ok()?;
+        self.map.get(from..from.checked_add(usize::try_from(found.bytes).ok()?)?)
+    }
+
+    /// The metadata JSON.
+    pub fn metadata(&self) -> Option<&str> {
+        std::str::from_utf8(self.section(section::METADATA)?).ok()
+    }
+
+    /// The file that holds the weights, if it is not the artifact itself.
+    pub fn weights_file(&self) -> Option<&Path> {
+        self.beside.as_ref().map(|b| b.path.as_path())
+    }
+
+    /// Recorded hash of a payload section.
+    pub fn hash(&self, name: &str) -> Option<u128> {
+        self.hashes.entry(name).map(|e| e.hash)
+    }
+
+    /// Verifies the hash of every payload section of at most `up_to` bytes.
+    pub fn verify(&self, up_to: u64) -> Result<()> {
+        for entry in self.hashes.entries.iter().filter(|e| e.bytes <= up_to) {
+            let bytes = self.section(&entry.name).unwrap_or(&[]);
+            if xxh3_128(bytes) != entry.hash {
+                let path = if entry.external.is_some() {
+                    self.weights_file().unwrap_or(&self.path)
+                } else {
+                    &self.path
+                };
+                let what = format!("the hash of its section {} does not match", entry.name);
+                return Err(Error::Corrupt { path: path.to_path_buf(), what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the system to read the weights ahead, in large pages where it can.
+    pub(crate) fn advise_weights(&self) {
+        // Hints: a kernel that knows one of them not is fine.
+        if let Some(beside) = &self.beside {
+            let _ = beside.map.advise(Advice::WillNeed);
+            return;
+        }
+        let Some(found) = self.sections.iter().find(|s| s.name == section::WEIGHTS) else { return };
+        let _ = self.map.advise_range(Advice::WillNeed, found.offset as usize, found.bytes as usize);
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise_range(Advice::HugePage, found.offset as usize, found.bytes as usize);
+    }
+
+    /// Every hashed section is there with its size, and every section is hashed.
+    fn check_sizes(&self) -> Result<()> {
+        let corrupt = |what: String| Err(Error::Corrupt { path: self.path.clone(), what });
+        for entry in self.hashes.entries.iter().filter(|e| e.external.is_none()) {
+            match self.sections.iter().find(|s| s.name == entry.name) {
+                None => return corrupt(format!("its section {} is missing", entry.name)),
+                Some(s) if s.bytes != entry.bytes => {
+                    return corrupt(format!(
+                        "its section {} has {} bytes, not {}",
+                        entry.name, s.bytes, entry.bytes
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        let unknown = |s: &&SectionInfo| s.name != section::HASHES && self.hashes.entry(&s.name).is_none();
+        match self.sections.iter().find(unknown) {
+            Some(s) => corrupt(format!("its section {} has no hash", s.name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Maps the weights that lie in another file and checks that it is the one of the same build.
+    fn open_beside(&mut self) -> Result<()> {
+        let Some((entry, offset, name)) = self.hashes.entries.iter().find_map(external) else {
+            return Ok(());
+        };
+        let file = self.path.with_file_name(name);
+        let refuse = |what: String| Error::SplitWeights { path: self.path.clone(), file: file.clone(), what };
+        if name.contains('/') || entry.name != section::WEIGHTS {
+            return Err(refuse("its name is not a plain file name".into()));
+        }
+        let (_, map) = map_file(&file).map_err(|e| refuse(e.to_string()))?;
+        let found = (map.len() as u64).checked_sub(offset);
+        if found != Some(entry.bytes) {
+            let expected = offset.saturating_add(entry.bytes);
+            return Err(refuse(format!("it has {} bytes, not {expected}", map.len())));
+        }
+        let head = String::from_utf8_lossy(&map[..map.len().min(256)]).into_owned();
+        if !head.contains(&format!("\"xxh3_128\":\"{:032x}\"", entry.hash)) {
+            return Err(refuse("it belongs to another build".into()));
+        }
+        self.beside = Some(Beside { path: file, map, offset: offset as usize });
+        Ok(())
+    }
+}
+
+fn external(entry: &Entry) -> Option<(&Entry, u64, &str)> {
+    entry.external.as_ref().map(|(offset, name)| (entry, *offset, name.as_str()))
+}
+
+fn map_file(path: &Path) -> Result<(File, Mmap)> {
+    let fail = |action| move |source| Error::Io { action, path: path.to_path_buf(), source };
+    let file = File::open(path).map_err(fail("open"))?;
+    let meta = file.metadata().map_err(fail("read"))?;
+    if meta.is_dir() {
+        return Err(fail("open")(std::io::ErrorKind::IsADirectory.into()));
+    }
+    if meta.len() == 0 {
+        return Err(Error::Elf { path: path.to_path_buf(), source: ElfError::Truncated("header") });
+    }
+    // SAFETY: read-only and private. Files are replaced by rename, never written in place; who truncates one under a
+    // running process gets SIGBUS, as with any shared library.
+    let map = unsafe { Mmap::map(&file) }.map_err(fail("map"))?;
+    Ok((file, map))
+}

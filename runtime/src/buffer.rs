@@ -1,0 +1,96 @@
+//! Zeroed memory with a chosen alignment; refusal is an error, not an abort.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use crate::{Error, Result};
+
+/// Owned bytes, allocated once.
+pub struct Buffer {
+    ptr: NonNull<u8>,
+    layout: Layout,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value alone; `&Buffer` gives shared reads only.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `bytes` zero bytes; `align` is a power of two. (Large pieces come from fresh pages that cost nothing until
+    /// they are touched.)
+    pub fn zeroed(what: &'static str, bytes: u64, align: u64) -> Result<Self> {
+        let refuse = || Error::OutOfMemory { what, bytes };
+        let len = usize::try_from(bytes).map_err(|_| refuse())?;
+        let align = usize::try_from(align).map_err(|_| refuse())?;
+        let layout = Layout::from_size_align(len.max(1), align).map_err(|_| refuse())?;
+        // SAFETY: the layout's size is not zero.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        Ok(Self { ptr, layout, len })
+    }
+
+    /// `len` zero floats.
+    pub fn floats(what: &'static str, len: u64) -> Result<Self> {
+        let bytes = len.checked_mul(4).ok_or(Error::OutOfMemory { what, bytes: u64::MAX })?;
+        Self::zeroed(what, bytes, mlcc_abi::BUFFER_ALIGN as u64)
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` initialised (zeroed) bytes that live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as `bytes`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// The content as floats. The buffer comes from [`Buffer::floats`] (any buffer is at least 4-aligned otherwise
+    /// the result is empty).
+    pub fn as_floats(&self) -> &[f32] {
+        if self.layout.align() < 4 {
+            return &[];
+        }
+        // SAFETY: aligned for f32, every bit pattern is an f32, bounds as in `bytes`.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast(), self.len / 4) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_and_zero() {
+        let mut b = Buffer::zeroed("test", 100, 4096).unwrap();
+        assert_eq!(b.as_mut_ptr() as usize % 4096, 0);
+        assert!(b.bytes().iter().all(|&x| x == 0));
+        b.bytes_mut()[99] = 7;
+        assert_eq!((b.len(), b.bytes()[99]), (100, 7));
+        assert_eq!(Buffer::floats("test", 3).unwrap().as_floats(), [0.0; 3]);
+        assert_eq!(Buffer::zeroed("test", 0, 64).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        assert!(matches!(Buffer::zeroed("test", u64::MAX, 64), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(Buffer::floats("test", u64::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(Buffer::zeroed("test", 1 << 62, 64), Err(Error::OutOfMemory { .. })));
+    }
+}

@@ -1,0 +1,185 @@
+//! Execution of steps by the worker pool.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use mlcc_abi::{Ctx, StepFn, status};
+
+use crate::buffer::Buffer;
+use crate::model::Backend;
+use crate::pool::Barrier;
+use crate::session::Step;
+use crate::{Error, Model, Result};
+
+/// Memory of one sequence on the CPU.
+pub(crate) struct CpuSession {
+    arena: Buffer,
+    state: Buffer,
+    /// `vocab` floats.
+    logits: Buffer,
+    /// `chunk * vocab` floats, allocated by the first `prefill_logits`.
+    chunk_logits: Option<Buffer>,
+    /// `vocab` floats, allocated by the first `softmax`.
+    probs: Option<Buffer>,
+}
+
+/// What differs from call to call.
+struct Call<'a> {
+    step: Step,
+    tokens: &'a [i32],
+    n: usize,
+    past: u64,
+    temperature: f32,
+}
+
+impl CpuSession {
+    pub fn new(model: &Model) -> Result<Self> {
+        let plan = model.plan();
+        let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
+        Ok(Self {
+            arena: Buffer::zeroed("the arena", plan.arena_bytes, align)?,
+            state: Buffer::zeroed("the state", plan.state_bytes, align)?,
+            logits: Buffer::floats("the logits", plan.vocab)?,
+            chunk_logits: None,
+            probs: None,
+        })
+    }
+
+    pub fn entry(model: &Model, step: Step) -> Option<StepFn> {
+        let entries = model.backend().cpu_entries(model.table())?;
+        match step {
+            Step::Prefill => entries.prefill,
+            Step::Decode => entries.decode,
+            Step::PrefillLogits => entries.prefill_logits,
+            Step::Create => entries.create_kv_cache,
+            Step::Reset => entries.reset_kv_cache,
+            Step::Softmax => entries.softmax_with_temperature,
+        }
+    }
+
+    /// Runs a step that eats tokens; they are checked by the caller.
+    pub fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
+        if step == Step::PrefillLogits && self.chunk_logits.is_none() {
+            let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
+            self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
+        }
+        self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
+        if step == Step::PrefillLogits {
+            let vocab = self.logits.len();
+            let from = (tokens.len() - 1) * vocab;
+            if let Some(all) = &self.chunk_logits {
+                self.logits.bytes_mut().copy_from_slice(&all.bytes()[from..from + vocab]);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]> {
+        if self.probs.is_none() {
+            self.probs = Some(Buffer::floats("the probabilities", model.plan().vocab)?);
+        }
+        self.call(model, &Call { step: Step::Softmax, tokens: &[], n: 1, past: 0, temperature })?;
+        Ok(self.probs.as_ref().map_or(&[], Buffer::as_floats))
+    }
+
+    pub fn initialise(&mut self, model: &Model, step: Step) -> Result<()> {
+        if Self::entry(model, step).is_some() {
+            return self.call(model, &Call { step, tokens: &[], n: 0, past: 0, temperature: 1.0 });
+        }
+        self.state.bytes_mut().fill(0);
+        for piece in &model.table().states {
+            let Some(fill) = piece.fill else { continue };
+            let bytes =
+                &mut self.state.bytes_mut()[piece.offset as usize..(piece.offset + piece.bytes) as usize];
+            bytes.as_chunks_mut::<4>().0.fill(fill.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    pub fn logits(&self) -> &[f32] {
+        self.logits.as_floats()
+    }
+
+    /// Logits of the `n` positions of the last `prefill_logits` chunk.
+    pub fn chunk_logits(&self, n: usize) -> &[f32] {
+        self.chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..n * self.logits.len() / 4])
+    }
+
+    pub fn state(&self) -> &[u8] {
+        self.state.bytes()
+    }
+
+    pub fn state_mut(&mut self) -> &mut [u8] {
+        self.state.bytes_mut()
+    }
+
+    /// Takes over state and logits of a session of the same model.
+    pub fn copy_from(&mut self, other: &Self) {
+        self.state.bytes_mut().copy_from_slice(other.state.bytes());
+        self.logits.bytes_mut().copy_from_slice(other.logits.bytes());
+    }
+
+    fn call(&mut self, model: &Model, call: &Call<'_>) -> Result<()> {
+        let entry = call.step.name();
+        let missing = || Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry };
+        let step = Self::entry(model, call.step).ok_or_else(missing)?;
+        let pool = match model.backend() {
+            Backend::Cpu { pool, .. } => pool,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => return Err(missing()),
+        };
+        let logits = match (&mut self.chunk_logits, call.step) {
+            (Some(all), Step::PrefillLogits) => all.as_mut_ptr(),
+            _ => self.logits.as_mut_ptr(),
+        };
+        let mut ctx = Ctx {
+            weights: model.weights().as_ptr(),
+            arena: self.arena.as_mut_ptr(),
+            state: self.state.as_mut_ptr(),
+            tokens: call.tokens.as_ptr(),
+            n: call.n as i64,
+            past: call.past as i64,
+            logits: logits.cast(),
+            probs: self.probs.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr).cast(),
+            barrier: Some(wait),
+            barrier_self: std::ptr::from_ref(pool.barrier()).cast_mut().cast(),
+            temperature: call.temperature,
+            batch: 1,
+            reserved: [0; 5],
+        };
+        let shared = SharedCtx(&raw mut ctx);
+        let failed = AtomicI32::new(status::OK);
+        let workers = pool.workers() as u32;
+        pool.run(&|worker| {
+            // SAFETY: the variant fits this CPU; the buffers have the sizes and alignment of the plan, the tokens
+            // are in range, all workers make the same call, and `ctx` outlives `run`.
+            let result = unsafe { step(shared.get(), worker as u32, workers) };
+            if result != status::OK {
+                failed.store(result, Ordering::Relaxed);
+            }
+        })?;
+        match failed.into_inner() {
+            status::OK => Ok(()),
+            status => Err(Error::Step { entry, status }),
+        }
+    }
+}
+
+/// The one pointer that all workers get.
+struct SharedCtx(*mut Ctx);
+
+impl SharedCtx {
+    fn get(&self) -> *mut Ctx {
+        self.0
+    }
+}
+
+// SAFETY: the contract of a step: workers only read `ctx`, and write disjoint parts of the buffers between barriers.
+unsafe impl Sync for SharedCtx {}
+
+/// `ctx.barrier`.
+unsafe extern "C" fn wait(barrier: *mut c_void, _worker: u32) {
+    // SAFETY: `barrier_self` is the pool's barrier, which outlives the run.
+    let barrier = unsafe { &*barrier.cast::<Barrier>() };
+    barrier.wait();
+}

@@ -1,0 +1,353 @@
+//! One GPU with a model's kernels and weights on it.
+
+use std::ffi::{CString, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use mlcc_abi::{DimExpr, LaunchArg, arg};
+
+use super::driver::{self, DevicePtr, Driver, Handle};
+use crate::table::{DeviceEntry, Image, Launch, MAX_LAUNCH_ARGS, Table};
+use crate::{Error, Result};
+
+/// Dynamic shared memory beyond this must be asked for.
+const PLAIN_SHARED_BYTES: u32 = 48 << 10;
+/// Weights go up in pieces, so that the driver's staging of mapped pages stays small.
+const UPLOAD_BYTES: usize = 64 << 20;
+
+/// The device's context; the last owner releases it.
+pub(crate) struct Context {
+    pub driver: Driver,
+    handle: Handle,
+    device: i32,
+}
+
+// SAFETY: a CUDA context may be used from any thread that makes it current, and the driver API is thread-safe.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes the context current on this thread; every operation begins with it.
+    pub fn enter(&self) -> Result<&Driver> {
+        // SAFETY: the context is alive.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.f.context_set)(self.handle) })?;
+        Ok(&self.driver)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `Device::open`.
+        unsafe { (self.driver.f.context_release)(self.device) };
+    }
+}
+
+/// Owned device memory.
+pub(crate) struct DeviceBuffer {
+    context: Arc<Context>,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    pub fn new(context: &Arc<Context>, what: &'static str, bytes: u64) -> Result<Self> {
+        let driver = context.enter()?;
+        let mut ptr = 0;
+        // SAFETY: `ptr` is a place for the result.
+        let status = unsafe { (driver.f.memory_alloc)(&mut ptr, (bytes as usize).max(1)) };
+        driver.check("cuMemAlloc", status).map_err(|_| Error::OutOfMemory { what, bytes })?;
+        Ok(Self { context: Arc::clone(context), ptr, bytes: bytes as usize })
+    }
+
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.context.enter() {
+            // SAFETY: allocated in `new`; sessions wait for their stream before they drop their buffers.
+            unsafe { (driver.f.memory_free)(self.ptr) };
+        }
+    }
+}
+
+/// A launch with its kernel resolved.
+pub(crate) struct Kernel {
+    function: Handle,
+    launch: Launch,
+}
+
+/// Where the arguments of a launch point.
+pub(crate) struct Bases {
+    pub arena: DevicePtr,
+    pub state: DevicePtr,
+    pub tokens: DevicePtr,
+    pub logits: DevicePtr,
+    pub probs: DevicePtr,
+    pub n: i64,
+    pub past: i64,
+    pub temperature: f32,
+}
+
+pub(crate) struct Device {
+    name: String,
+    entries: Vec<(String, Vec<Kernel>)>,
+    weights: DeviceBuffer,
+    module: Module,
+    context: Arc<Context>,
+}
+
+// SAFETY: kernel handles are immutable after `open`; see `Context`.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+struct Module {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(driver) = self.context.enter() {
+            // SAFETY: loaded once; no kernel of it runs any more.
+            unsafe { (driver.f.module_unload)(self.handle) };
+        }
+    }
+}
+
+impl Device {
+    /// Opens GPU `ordinal` and puts the model on it.
+    pub fn open(path: &Path, table: &Table, weights: &[u8], ordinal: u32) -> Result<Self> {
+        let no_device = |what: String| Error::NoDevice { path: path.to_path_buf(), what };
+        let driver = Driver::open().map_err(no_device)?;
+        let (context, name, sm) = open_context(driver, ordinal, &no_device)?;
+        let context = Arc::new(context);
+        let image = choose_image(&table.images, sm).ok_or_else(|| {
+            let has: Vec<String> =
+                table.images.iter().map(|i| format!("{} for sm_{}", i.kind, i.sm)).collect();
+            no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", ")))
+        })?;
+        let module =
+            Module { handle: context.enter()?.load_module(&image.bytes)?, context: Arc::clone(&context) };
+        let resolve = |entry: &DeviceEntry| {
+            let kernels = entry.launches.iter().map(|l| resolve(&context, module.handle, l));
+            Ok((entry.name.clone(), kernels.collect::<Result<_>>()?))
+        };
+        let entries: Vec<_> = table.device_entries.iter().map(resolve).collect::<Result<_>>()?;
+        if !entries.iter().any(|(name, _)| name == "decode") {
+            return Err(Error::MissingEntry { path: path.to_path_buf(), entry: "decode" });
+        }
+        let weights = upload(&context, weights)?;
+        Ok(Self { name, entries, weights, module, context })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.module.context
+    }
+
+    /// The launch list of an entry point.
+    pub fn entry(&self, name: &str) -> Option<&[Kernel]> {
+        self.entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice())
+    }
+
+    /// Puts every launch of an entry point on the stream.
+    pub fn launch(&self, kernels: &[Kernel], bases: &Bases, stream: Handle) -> Result<()> {
+        let driver = self.context.enter()?;
+        for kernel in kernels {
+            let Some(grid) = grid(&kernel.launch, bases)? else { continue };
+            let mut values = [0u64; MAX_LAUNCH_ARGS];
+            for (value, a) in values.iter_mut().zip(&kernel.launch.args) {
+                *value = self.value(a, bases)?;
+            }
+            let mut pointers = values.each_mut().map(|v| std::ptr::from_mut(v).cast::<c_void>());
+            let [bx, by, bz] = kernel.launch.block;
+            // SAFETY: one pointer per argument, in the order and sizes that the compiler recorded for this kernel.
+            let status = unsafe {
+                (driver.f.launch)(
+                    kernel.function,
+                    grid[0],
+                    grid[1],
+                    grid[2],
+                    bx,
+                    by,
+                    bz,
+                    kernel.launch.shared_bytes,
+                    stream,
+                    pointers.as_mut_ptr(),
+                    null_mut(),
+                )
+            };
+            driver.check("cuLaunchKernel", status).map_err(|e| match e {
+                Error::Driver { call, what } => {
+                    Error::Driver { call, what: format!("{}: {what}", kernel.launch.kernel) }
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The argument as the low bytes of a word (little-endian, so 4-byte scalars need nothing more).
+    fn value(&self, a: &LaunchArg, bases: &Bases) -> Result<u64> {
+        let at = |base: DevicePtr| base.wrapping_add_signed(a.value);
+        Ok(match a.kind {
+            arg::WEIGHTS => at(self.weights.ptr()),
+            arg::ARENA => at(bases.arena),
+            arg::STATE => at(bases.state),
+            arg::TOKENS => at(bases.tokens),
+            arg::LOGITS => at(bases.logits),
+            arg::PROBS => at(bases.probs),
+            arg::N => bases.n as u64,
+            arg::PAST => bases.past as u64,
+            arg::INT => a.value as u64,
+            arg::TEMPERATURE => u64::from(bases.temperature.to_bits()),
+            other => {
+                let what = format!("the artifact has a launch argument of unknown kind {other}");
+                return Err(Error::Driver { call: "cuLaunchKernel", what });
+            }
+        })
+    }
+}
+
+impl Kernel {
+    /// Whether the launch differs from token to token.
+    pub fn uses_past(&self) -> bool {
+        self.launch.grid.iter().any(|g| g.coef_past != 0)
+            || self.launch.args.iter().any(|a| a.kind == arg::PAST)
+    }
+}
+
+/// The grid, `None` if it is empty.
+fn grid(launch: &Launch, bases: &Bases) -> Result<Option<[u32; 3]>> {
+    let mut out = [0; 3];
+    for (to, expr) in out.iter_mut().zip(&launch.grid) {
+        let size = dim(expr, bases.n, bases.past);
+        let too_large = || Error::Driver {
+            call: "cuLaunchKernel",
+            what: format!("{} has a grid of {} blocks", launch.kernel, size.unwrap_or(-1)),
+        };
+        *to = size.and_then(|s| u32::try_from(s).ok()).ok_or_else(too_large)?;
+    }
+    Ok((!out.contains(&0)).then_some(out))
+}
+
+/// `ceil((coef_n * n + coef_past * past + constant) / div)`, `None` on overflow.
+fn dim(e: &DimExpr, n: i64, past: i64) -> Option<i64> {
+    let sum =
+        e.coef_n.checked_mul(n)?.checked_add(e.coef_past.checked_mul(past)?)?.checked_add(e.constant)?;
+    Some(sum.checked_add(e.div - 1)?.div_euclid(e.div))
+}
+
+fn open_context(
+    driver: Driver,
+    ordinal: u32,
+    no_device: &dyn Fn(String) -> Error,
+) -> Result<(Context, String, u32)> {
+    let (mut count, mut device, mut major, mut minor) = (0, 0, 0, 0);
+    // SAFETY: every pointer is a place for the result.
+    driver.check("cuDeviceGetCount", unsafe { (driver.f.device_count)(&mut count) })?;
+    if count < 1 || ordinal >= count as u32 {
+        return Err(no_device(format!("there are {count} NVIDIA GPUs and number {ordinal} was asked for")));
+    }
+    // SAFETY: as above; the name's buffer has the length given.
+    unsafe {
+        driver.check("cuDeviceGet", (driver.f.device_get)(&mut device, ordinal as i32))?;
+        let attribute = driver.f.device_attribute;
+        driver.check("cuDeviceGetAttribute", attribute(&mut major, driver::ATTRIBUTE_MAJOR, device))?;
+        driver.check("cuDeviceGetAttribute", attribute(&mut minor, driver::ATTRIBUTE_MINOR, device))?;
+    }
+    let mut name = [0u8; 256];
+    // SAFETY: as above.
+    driver
+        .check("cuDeviceGetName", unsafe { (driver.f.device_name)(name.as_mut_ptr().cast(), 256, device) })?;
+    let end = name.iter().position(|&c| c == 0).unwrap_or(name.len());
+    let name = String::from_utf8_lossy(&name[..end]).into_owned();
+    let mut handle = null_mut();
+    // SAFETY: as above.
+    driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.f.context_retain)(&mut handle, device) })?;
+    Ok((Context { driver, handle, device }, name, (major * 10 + minor) as u32))
+}
+
+/// The best image for a device: a cubin of its major version, else the newest PTX that it can run.
+fn choose_image(images: &[Image], sm: u32) -> Option<&Image> {
+    let cubin = |i: &&Image| i.kind == "cubin" && i.sm / 10 == sm / 10 && i.sm <= sm;
+    let ptx = |i: &&Image| i.kind == "ptx" && i.sm <= sm;
+    let best = images.iter().filter(cubin).max_by_key(|i| i.sm);
+    best.or_else(|| images.iter().filter(ptx).max_by_key(|i| i.sm))
+}
+
+fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Kernel> {
+    let driver = context.enter()?;
+    let name = CString::new(launch.kernel.as_str()).unwrap_or_default();
+    let mut function = null_mut();
+    // SAFETY: the module is loaded, the name NUL-terminated.
+    let status = unsafe { (driver.f.module_function)(&mut function, module, name.as_ptr()) };
+    driver.check("cuModuleGetFunction", status).map_err(|e| match e {
+        Error::Driver { call, what } => {
+            Error::Driver { call, what: format!("kernel {}: {what}", launch.kernel) }
+        }
+        other => other,
+    })?;
+    if launch.shared_bytes > PLAIN_SHARED_BYTES {
+        let bytes = launch.shared_bytes as i32;
+        // SAFETY: the function is valid.
+        let status = unsafe { (driver.f.function_attribute)(function, driver::FUNCTION_SHARED_BYTES, bytes) };
+        driver.check("cuFuncSetAttribute", status)?;
+    }
+    Ok(Kernel { function, launch: launch.clone() })
+}
+
+fn upload(context: &Arc<Context>, weights: &[u8]) -> Result<DeviceBuffer> {
+    let buffer = DeviceBuffer::new(context, "the weights on the GPU", weights.len() as u64)?;
+    let driver = context.enter()?;
+    let default_stream = null_mut();
+    let mut at = 0;
+    for piece in weights.chunks(UPLOAD_BYTES) {
+        // SAFETY: the piece lies inside the buffer.
+        let status = unsafe {
+            (driver.f.to_device)(buffer.ptr() + at, piece.as_ptr().cast(), piece.len(), default_stream)
+        };
+        driver.check("cuMemcpyHtoDAsync", status)?;
+        at += piece.len() as u64;
+    }
+    // SAFETY: the default stream always exists.
+    driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(default_stream) })?;
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_round_up() {
+        let e = DimExpr { coef_n: 3, coef_past: 1, constant: -1, div: 4 };
+        assert_eq!(dim(&e, 2, 0), Some(2));
+        assert_eq!(dim(&e, 2, 4), Some(3));
+        assert_eq!(dim(&DimExpr { coef_n: i64::MAX, ..e }, 2, 0), None);
+    }
+
+    #[test]
+    fn images() {
+        let image = |kind: &str, sm| Image { kind: kind.into(), sm, bytes: vec![0] };
+        let list = [image("ptx", 70), image("ptx", 80), image("cubin", 80), image("ptx", 90)];
+        let chosen = |sm| choose_image(&list, sm).map(|i| (i.kind.as_str(), i.sm));
+        assert_eq!(chosen(75), Some(("ptx", 70)));
+        assert_eq!(chosen(86), Some(("cubin", 80)));
+        assert_eq!(chosen(100), Some(("ptx", 90)));
+        assert_eq!(chosen(60), None);
+    }
+}

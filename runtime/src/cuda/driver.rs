@@ -1,0 +1,158 @@
+//! The few functions of the CUDA driver API that we use, bound at run time.
+//!
+//! Signatures from `cuda.h` of CUDA 12; every one of them exists since CUDA 11.4 or longer. `_v2` and the like are the
+//! names that the header's macros give.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use libloading::Library;
+
+use crate::{Error, Result};
+
+/// Names another driver library than `libcuda.so.1`.
+const DRIVER_VARIABLE: &str = "MLCC_CUDA_DRIVER";
+const DRIVER: &str = "libcuda.so.1";
+
+pub type DevicePtr = u64;
+/// `CUcontext`, `CUmodule`, `CUfunction`, `CUstream`, `CUgraph`, `CUgraphExec`: opaque.
+pub type Handle = *mut c_void;
+type Status = i32;
+
+pub const ATTRIBUTE_MAJOR: i32 = 75;
+pub const ATTRIBUTE_MINOR: i32 = 76;
+pub const FUNCTION_SHARED_BYTES: i32 = 8;
+pub const STREAM_NON_BLOCKING: u32 = 1;
+pub const CAPTURE_THREAD_LOCAL: i32 = 1;
+const JIT_ERROR_LOG: i32 = 5;
+const JIT_ERROR_LOG_BYTES: i32 = 6;
+
+/// Declares the function table and its loading, one line per function.
+macro_rules! functions {
+    ($($field:ident = $symbol:literal ( $($arg:ty),* );)*) => {
+        pub struct Functions {
+            $(pub $field: unsafe extern "C" fn($($arg),*) -> Status,)*
+        }
+
+        impl Functions {
+            fn load(library: &Library) -> std::result::Result<Self, String> {
+                // SAFETY: the symbols have these signatures in every driver that has them.
+                Ok(unsafe { Self {
+                    $($field: *library
+                        .get::<unsafe extern "C" fn($($arg),*) -> Status>($symbol)
+                        .map_err(|_| format!("it lacks {}", $symbol))?,)*
+                } })
+            }
+        }
+    };
+}
+
+functions! {
+    init = "cuInit" (u32);
+    device_count = "cuDeviceGetCount" (*mut i32);
+    device_get = "cuDeviceGet" (*mut i32, i32);
+    device_name = "cuDeviceGetName" (*mut c_char, i32, i32);
+    device_attribute = "cuDeviceGetAttribute" (*mut i32, i32, i32);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, i32);
+    context_release = "cuDevicePrimaryCtxRelease_v2" (i32);
+    context_set = "cuCtxSetCurrent" (Handle);
+    module_load = "cuModuleLoadDataEx" (*mut Handle, *const c_void, u32, *mut i32, *mut *mut c_void);
+    module_unload = "cuModuleUnload" (Handle);
+    module_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    function_attribute = "cuFuncSetAttribute" (Handle, i32, i32);
+    memory_alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
+    memory_free = "cuMemFree_v2" (DevicePtr);
+    to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
+    to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
+    on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);
+    fill_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, Handle);
+    fill_words = "cuMemsetD32Async" (DevicePtr, u32, usize, Handle);
+    launch = "cuLaunchKernel"
+        (Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void);
+    stream_create = "cuStreamCreate" (*mut Handle, u32);
+    stream_wait = "cuStreamSynchronize" (Handle);
+    stream_destroy = "cuStreamDestroy_v2" (Handle);
+    capture_begin = "cuStreamBeginCapture_v2" (Handle, i32);
+    capture_end = "cuStreamEndCapture" (Handle, *mut Handle);
+    graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
+    graph_launch = "cuGraphLaunch" (Handle, Handle);
+    graph_destroy = "cuGraphDestroy" (Handle);
+    graph_exec_destroy = "cuGraphExecDestroy" (Handle);
+    error_name = "cuGetErrorName" (Status, *mut *const c_char);
+    error_text = "cuGetErrorString" (Status, *mut *const c_char);
+}
+
+/// The loaded driver library.
+pub struct Driver {
+    pub f: Functions,
+    /// The functions must not outlive it.
+    _library: Library,
+}
+
+impl Driver {
+    /// Loads and initialises the driver; the error says what is missing.
+    pub fn open() -> std::result::Result<Self, String> {
+        let name =
+            std::env::var(DRIVER_VARIABLE).ok().filter(|n| !n.is_empty()).unwrap_or_else(|| DRIVER.into());
+        // SAFETY: loading the vendor's driver library runs its initialisers, which is what it is made for.
+        let library = unsafe { Library::new(&name) }.map_err(|e| {
+            format!(
+                "the NVIDIA driver library {name} cannot be loaded ({e}); is the NVIDIA driver installed?"
+            )
+        })?;
+        let f = Functions::load(&library).map_err(|what| {
+            format!("the NVIDIA driver library {name} is too old: {what}; CUDA 11.4 is needed")
+        })?;
+        let driver = Self { f, _library: library };
+        // SAFETY: plain call.
+        let status = unsafe { (driver.f.init)(0) };
+        if status != 0 {
+            return Err(format!("the NVIDIA driver {name} does not start: {}", driver.describe(status)));
+        }
+        Ok(driver)
+    }
+
+    /// Turns a status into a result.
+    pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(Error::Driver { call, what: self.describe(status) }) }
+    }
+
+    /// Loads PTX or a cubin. `image` ends with a NUL byte.
+    pub fn load_module(&self, image: &[u8]) -> Result<Handle> {
+        let mut log = vec![0u8; 8192];
+        let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+        let mut module = std::ptr::null_mut();
+        // SAFETY: two options with their values; the log has the size given; the image is NUL-terminated.
+        let status = unsafe {
+            (self.f.module_load)(
+                &mut module,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if status == 0 {
+            return Ok(module);
+        }
+        let end = log.iter().position(|&c| c == 0).unwrap_or(log.len());
+        let what = format!("{}\n{}", self.describe(status), String::from_utf8_lossy(&log[..end]).trim());
+        Err(Error::Driver { call: "cuModuleLoadDataEx", what: what.trim().to_string() })
+    }
+
+    fn describe(&self, status: Status) -> String {
+        let text = |f: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut text = std::ptr::null();
+            // SAFETY: on success the driver stores a static NUL-terminated text.
+            unsafe {
+                let found = f(status, &mut text) == 0 && !text.is_null();
+                found.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        };
+        match (text(self.f.error_name), text(self.f.error_text)) {
+            (Some(name), Some(text)) => format!("{name}: {text}"),
+            (Some(name), None) => name,
+            _ => format!("error {status}"),
+        }
+    }
+}

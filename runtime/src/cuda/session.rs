@@ -1,0 +1,287 @@
+//! Memory of one sequence on a GPU.
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::device::{Bases, Device, DeviceBuffer, Kernel};
+use super::driver::{self, DevicePtr, Handle};
+use crate::buffer::Buffer;
+use crate::session::Step;
+use crate::table::{Plan, Table};
+use crate::{Error, Result};
+
+pub(crate) struct CudaSession {
+    stream: Handle,
+    /// `decode` as a CUDA graph, captured at its first call where it is static.
+    graph: Option<Handle>,
+    /// A capture that failed is not tried again.
+    graph_refused: bool,
+    arena: DeviceBuffer,
+    state: DeviceBuffer,
+    tokens: DeviceBuffer,
+    logits: DeviceBuffer,
+    chunk_logits: Option<DeviceBuffer>,
+    probs: Option<DeviceBuffer>,
+    host_logits: Buffer,
+    host_chunk_logits: Option<Buffer>,
+    host_probs: Option<Buffer>,
+    plan: Plan,
+    device: Arc<Device>,
+}
+
+// SAFETY: stream and graph belong to this session alone; the driver API is thread-safe and every operation makes the
+// context current first.
+unsafe impl Send for CudaSession {}
+
+impl CudaSession {
+    pub fn new(device: &Arc<Device>, table: &Table) -> Result<Self> {
+        let plan = table.plan.clone();
+        let context = device.context();
+        let driver = context.enter()?;
+        let row = plan.vocab * 4;
+        let (arena, state) = (
+            DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?,
+            DeviceBuffer::new(context, "the state on the GPU", plan.state_bytes)?,
+        );
+        let tokens = DeviceBuffer::new(context, "the tokens on the GPU", plan.chunk * 4)?;
+        let logits = DeviceBuffer::new(context, "the logits on the GPU", row)?;
+        let host_logits = Buffer::floats("the logits", plan.vocab)?;
+        let mut stream = null_mut();
+        // SAFETY: a place for the result.
+        let status = unsafe { (driver.f.stream_create)(&mut stream, driver::STREAM_NON_BLOCKING) };
+        driver.check("cuStreamCreate", status)?;
+        Ok(Self {
+            stream,
+            graph: None,
+            graph_refused: false,
+            arena,
+            state,
+            tokens,
+            logits,
+            chunk_logits: None,
+            probs: None,
+            host_logits,
+            host_chunk_logits: None,
+            host_probs: None,
+            plan,
+            device: Arc::clone(device),
+        })
+    }
+
+    pub fn has(&self, step: Step) -> bool {
+        self.device.entry(step.name()).is_some()
+    }
+
+    pub fn feed(&mut self, step: Step, tokens: &[i32], past: u64) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let kernels = entry(&device, step)?;
+        self.send(self.tokens.ptr(), tokens.as_ptr().cast(), size_of_val(tokens))?;
+        if step == Step::PrefillLogits {
+            let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
+            if self.chunk_logits.is_none() {
+                let what = "the logits of a chunk on the GPU";
+                self.chunk_logits =
+                    Some(DeviceBuffer::new(device.context(), what, floats.saturating_mul(4))?);
+                self.host_chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
+            }
+        }
+        let bases = self.bases(step, tokens.len(), past, 1.0);
+        if step == Step::Decode && self.run_graph(&device, kernels, &bases)? {
+        } else {
+            device.launch(kernels, &bases, self.stream)?;
+        }
+        self.fetch_logits(step, tokens.len())
+    }
+
+    pub fn softmax(&mut self, temperature: f32) -> Result<&[f32]> {
+        let device = Arc::clone(&self.device);
+        let kernels = entry(&device, Step::Softmax)?;
+        if self.probs.is_none() {
+            self.probs = Some(DeviceBuffer::new(
+                device.context(),
+                "the probabilities on the GPU",
+                self.plan.vocab * 4,
+            )?);
+            self.host_probs = Some(Buffer::floats("the probabilities", self.plan.vocab)?);
+        }
+        device.launch(kernels, &self.bases(Step::Softmax, 1, 0, temperature), self.stream)?;
+        if let (Some(from), Some(to)) = (&self.probs, &mut self.host_probs) {
+            receive(&device, self.stream, from.ptr(), to.bytes_mut())?;
+        }
+        Ok(self.host_probs.as_ref().map_or(&[], Buffer::as_floats))
+    }
+
+    /// Gives the state its initial values, from the table.
+    pub fn initialise(&mut self, table: &Table) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let (state, stream) = (self.state.ptr(), self.stream);
+        // SAFETY: the table was checked: every piece lies inside the state block.
+        unsafe {
+            if self.state.len() > 0 {
+                driver.check("cuMemsetD8Async", (driver.f.fill_bytes)(state, 0, self.state.len(), stream))?;
+            }
+            for piece in table.states.iter().filter(|p| p.bytes > 0) {
+                let Some(fill) = piece.fill else { continue };
+                let (at, words) = (state + piece.offset, piece.bytes as usize / 4);
+                driver.check("cuMemsetD32Async", (driver.f.fill_words)(at, fill.to_bits(), words, stream))?;
+            }
+        }
+        self.wait()
+    }
+
+    pub fn logits(&self) -> &[f32] {
+        self.host_logits.as_floats()
+    }
+
+    pub fn chunk_logits(&self, n: usize) -> &[f32] {
+        let floats = n * self.plan.vocab as usize;
+        self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])
+    }
+
+    pub fn state(&self) -> Result<Vec<u8>> {
+        let mut out = vec![0; self.state.len()];
+        receive(&self.device, self.stream, self.state.ptr(), &mut out)?;
+        Ok(out)
+    }
+
+    pub fn set_state(&mut self, bytes: &[u8]) -> Result<()> {
+        self.send(self.state.ptr(), bytes.as_ptr().cast(), bytes.len().min(self.state.len()))?;
+        self.wait()
+    }
+
+    /// Takes over state and logits of a session of the same model.
+    pub fn copy_from(&mut self, other: &Self) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let pairs = [(&self.state, &other.state), (&self.logits, &other.logits)];
+        for (to, from) in pairs.into_iter().filter(|(to, _)| to.len() > 0) {
+            // SAFETY: both belong to one model, so their sizes are equal; `other` has nothing in flight, because every
+            // operation on a session ends with a wait.
+            let status = unsafe { (driver.f.on_device)(to.ptr(), from.ptr(), to.len(), self.stream) };
+            driver.check("cuMemcpyDtoDAsync", status)?;
+        }
+        self.host_logits.bytes_mut().copy_from_slice(other.host_logits.bytes());
+        self.wait()
+    }
+
+    fn bases(&self, step: Step, n: usize, past: u64, temperature: f32) -> Bases {
+        let logits = match (&self.chunk_logits, step) {
+            (Some(all), Step::PrefillLogits) => all.ptr(),
+            _ => self.logits.ptr(),
+        };
+        Bases {
+            arena: self.arena.ptr(),
+            state: self.state.ptr(),
+            tokens: self.tokens.ptr(),
+            logits,
+            probs: self.probs.as_ref().map_or(0, DeviceBuffer::ptr),
+            n: n as i64,
+            past: past as i64,
+            temperature,
+        }
+    }
+
+    /// Runs `decode` as a graph; `false` if it must be launched kernel by kernel.
+    fn run_graph(&mut self, device: &Device, kernels: &[Kernel], bases: &Bases) -> Result<bool> {
+        if self.graph_refused || kernels.iter().any(Kernel::uses_past) {
+            return Ok(false);
+        }
+        let driver = device.context().enter()?;
+        let graph = match self.graph {
+            Some(graph) => graph,
+            None => match self.capture(device, kernels, bases) {
+                Ok(graph) => *self.graph.insert(graph),
+                // An optimisation: without it the kernels still run one by one, and their errors show there.
+                Err(_) => {
+                    self.graph_refused = true;
+                    return Ok(false);
+                }
+            },
+        };
+        // SAFETY: the graph's arguments are the buffers of this session.
+        driver.check("cuGraphLaunch", unsafe { (driver.f.graph_launch)(graph, self.stream) })?;
+        Ok(true)
+    }
+
+    fn capture(&self, device: &Device, kernels: &[Kernel], bases: &Bases) -> Result<Handle> {
+        let driver = device.context().enter()?;
+        // SAFETY: the stream is this session's; every begin is followed by an end.
+        unsafe {
+            let status = (driver.f.capture_begin)(self.stream, driver::CAPTURE_THREAD_LOCAL);
+            driver.check("cuStreamBeginCapture", status)?;
+            let launched = device.launch(kernels, bases, self.stream);
+            let (mut graph, mut exec) = (null_mut(), null_mut());
+            let ended = driver.check("cuStreamEndCapture", (driver.f.capture_end)(self.stream, &mut graph));
+            let made = launched.and(ended).and_then(|()| {
+                driver.check("cuGraphInstantiate", (driver.f.graph_instantiate)(&mut exec, graph, 0))
+            });
+            if !graph.is_null() {
+                (driver.f.graph_destroy)(graph);
+            }
+            made.map(|()| exec)
+        }
+    }
+
+    fn fetch_logits(&mut self, step: Step, n: usize) -> Result<()> {
+        let row = self.host_logits.len();
+        match (step, &self.chunk_logits, &mut self.host_chunk_logits) {
+            (Step::PrefillLogits, Some(from), Some(to)) => {
+                let rows = &mut to.bytes_mut()[..n * row];
+                receive(&self.device, self.stream, from.ptr(), rows)?;
+                self.host_logits.bytes_mut().copy_from_slice(&rows[(n - 1) * row..]);
+                Ok(())
+            }
+            _ => receive(&self.device, self.stream, self.logits.ptr(), self.host_logits.bytes_mut()),
+        }
+    }
+
+    /// Copies to the device. Pageable memory is staged before the call returns, so `from` may go away.
+    fn send(&self, to: DevicePtr, from: *const std::ffi::c_void, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let driver = self.device.context().enter()?;
+        // SAFETY: callers pass `bytes` readable bytes and a device range of that size.
+        driver.check("cuMemcpyHtoDAsync", unsafe { (driver.f.to_device)(to, from, bytes, self.stream) })
+    }
+
+    fn wait(&self) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        // SAFETY: the stream is alive.
+        driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(self.stream) })
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        let _ = self.wait();
+        let Ok(driver) = self.device.context().enter() else { return };
+        // SAFETY: both were created by this session and nothing runs on the stream any more.
+        unsafe {
+            if let Some(graph) = self.graph.take() {
+                (driver.f.graph_exec_destroy)(graph);
+            }
+            (driver.f.stream_destroy)(self.stream);
+        }
+    }
+}
+
+/// Copies from the device and waits.
+fn receive(device: &Device, stream: Handle, from: DevicePtr, to: &mut [u8]) -> Result<()> {
+    let driver = device.context().enter()?;
+    // SAFETY: the device range has at least the length of `to`, which lives until the wait below is over.
+    unsafe {
+        if !to.is_empty() {
+            let status = (driver.f.to_host)(to.as_mut_ptr().cast(), from, to.len(), stream);
+            driver.check("cuMemcpyDtoHAsync", status)?;
+        }
+        driver.check("cuStreamSynchronize", (driver.f.stream_wait)(stream))
+    }
+}
+
+fn entry(device: &Device, step: Step) -> Result<&[Kernel]> {
+    let missing = || Error::Driver {
+        call: "launch list",
+        what: format!("the artifact has no launches for `{}`; build it again", step.name()),
+    };
+    device.entry(step.name()).ok_or_else(missing)
+}

@@ -1,0 +1,70 @@
+//! What can go wrong while a model is loaded or run. Every message says what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use mlcc_abi::elf::ElfError;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("cannot {action} {path}: {source}")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{path} is no usable model: {source}. Copy or build it again.")]
+    Elf { path: PathBuf, source: ElfError },
+    #[error("{path} is no mlcc artifact: {what}. Build one with `mlcc build`.")]
+    NotArtifact { path: PathBuf, what: String },
+    #[error("{path} is corrupt: {what}. Copy or build it again.")]
+    Corrupt { path: PathBuf, what: String },
+    #[error(
+        "{path} needs {file}, which holds its weights: {what}. Keep the two files of one build together."
+    )]
+    SplitWeights { path: PathBuf, file: PathBuf, what: String },
+    #[error(
+        "{path} is built for {found}, this machine is {expected}. Build it with --target for {expected}."
+    )]
+    WrongMachine { path: PathBuf, found: String, expected: &'static str },
+    #[error(
+        "{path} has ABI version {found} (written by {compiler}), this runtime reads version {expected}. Build the \
+         model again with the mlcc that belongs to this runtime."
+    )]
+    AbiVersion { path: PathBuf, found: u32, expected: u32, compiler: String },
+    #[error("the dynamic loader refuses {path}: {what}")]
+    Dlopen { path: PathBuf, what: String },
+    #[error("{path} cannot run on this CPU: {}. This CPU has {has}. Build it for a lower level, for example with --target {suggest}.", needs.join("; "))]
+    Features { path: PathBuf, needs: Vec<String>, has: String, suggest: &'static str },
+    #[error("unknown CPU level `{level}` ({origin}). {path} has {}; known levels: {known}.", variants.join(", "))]
+    UnknownLevel { path: PathBuf, level: String, origin: &'static str, variants: Vec<String>, known: String },
+    #[error("{path} has nothing at or below CPU level `{level}` ({origin}): it has {}", variants.join(", "))]
+    NoVariantForLevel { path: PathBuf, level: String, origin: &'static str, variants: Vec<String> },
+    #[error("{path} lacks the entry point `{entry}`. Build it again.")]
+    MissingEntry { path: PathBuf, entry: &'static str },
+    #[error("out of memory: cannot allocate {bytes} bytes for {what}. Use a smaller context or chunk.")]
+    OutOfMemory { what: &'static str, bytes: u64 },
+    #[error("cannot start worker thread {index}: {source}. Use fewer threads (-t).")]
+    Thread { index: usize, source: io::Error },
+    #[error("a worker thread panicked: {message}")]
+    WorkerPanic { message: String },
+    #[error("no tokens given: a prompt needs at least one token")]
+    NoTokens,
+    #[error(
+        "token {token} at position {position} is outside of the model's vocabulary of {vocab}. Does the tokenizer \
+         belong to this model?"
+    )]
+    Token { token: i32, position: usize, vocab: u64 },
+    #[error(
+        "the context is full: {past} tokens seen, {n} more given, the model is built for {context}. Shorten the \
+         prompt or build with a larger --context."
+    )]
+    ContextFull { past: u64, n: u64, context: u64 },
+    #[error("temperature must be a finite number above zero, not {0}")]
+    Temperature(f32),
+    #[error("entry point `{entry}` failed with status {status}")]
+    Step { entry: &'static str, status: i32 },
+    #[error("{path} is no usable state file: {what}")]
+    StateFile { path: PathBuf, what: String },
+    #[error("{path} is built for an NVIDIA GPU, but {what}. Build with `--target cpu` to run without one.")]
+    NoDevice { path: PathBuf, what: String },
+    #[error("the GPU driver failed at {call}: {what}")]
+    Driver { call: &'static str, what: String },
+}

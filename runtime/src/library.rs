@@ -1,0 +1,48 @@
+//! The dynamic loader's side of an artifact.
+//!
+//! The file is named to `dlopen` through its open descriptor: the loader remembers libraries by name, and a model that
+//! was built again under the same name would otherwise be answered with the old one.
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use mlcc_abi::{MODEL_SYMBOL, ModelTable};
+
+use crate::table::{Table, TableError};
+use crate::{Artifact, Error, Result};
+
+/// Maps the code of an artifact. The library must stay loaded as long as the table's entry points are used.
+pub(crate) fn load(artifact: &Artifact) -> Result<(Library, Table)> {
+    let path = || artifact.path().to_path_buf();
+    let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", artifact.file().as_raw_fd()));
+    let name = if by_descriptor.exists() {
+        by_descriptor
+    } else {
+        std::path::absolute(artifact.path()).unwrap_or_else(|_| path())
+    };
+    // SAFETY: the artifact's structure and code hash were verified, and what the compiler writes has no
+    // initialisers.
+    let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|e| Error::Dlopen { path: path(), what: e.to_string() })?;
+    // SAFETY: the symbol is data of this type; its first fields are checked before the rest is read.
+    let table = unsafe { library.get::<*const ModelTable>(MODEL_SYMBOL) };
+    let table = table.map_err(|_| {
+        let what = format!("it is a shared object without the symbol {MODEL_SYMBOL}");
+        Error::NotArtifact { path: path(), what }
+    })?;
+    // SAFETY: code hash verified by `Artifact::open`.
+    let table = unsafe { Table::read(*table) }.map_err(|e| match e {
+        TableError::Magic => {
+            Error::NotArtifact { path: path(), what: "its model table has no magic number".into() }
+        }
+        TableError::Version { found, compiler } => Error::AbiVersion {
+            path: path(),
+            found,
+            expected: mlcc_abi::ABI_VERSION,
+            compiler: if compiler.is_empty() { "an unknown compiler".into() } else { compiler },
+        },
+        TableError::Malformed(what) => Error::Corrupt { path: path(), what },
+    })?;
+    Ok((library, table))
+}

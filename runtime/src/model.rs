@@ -1,0 +1,210 @@
+//! A loaded model: artifact, code, worker pool. Sessions share it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mlcc_abi::{Entries, section};
+
+use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
+use crate::pool::Pool;
+use crate::table::{Plan, Table};
+use crate::{Artifact, Error, Result, Session, library, physical_cores};
+
+/// How to load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Workers; default: physical cores that this process may use.
+    pub threads: Option<usize>,
+    /// Name of a CPU level or variant; default: the variable `MLCC_CPU_LEVEL`, else the best one.
+    pub cpu_level: Option<String>,
+    /// Verify the hash of the weights too, which reads all of them.
+    pub verify_hashes: bool,
+    /// Number of the GPU, for artifacts that need one; default 0.
+    pub device: Option<u32>,
+}
+
+/// A loaded model. Cloning is cheap and shares everything.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+struct Inner {
+    backend: Backend,
+    table: Table,
+    artifact: Artifact,
+    /// Last: the entry points above it must not outlive it.
+    _library: libloading::os::unix::Library,
+}
+
+/// What executes the steps.
+pub(crate) enum Backend {
+    Cpu {
+        variant: usize,
+        pool: Pool,
+    },
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<crate::cuda::Device>),
+}
+
+impl Model {
+    /// Loads the artifact `path`. Everything is checked before its code runs.
+    pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        let artifact = Artifact::open(path)?;
+        if artifact.machine_name() != HOST_TARGET {
+            let (path, found) = (artifact.path().to_path_buf(), artifact.machine_name());
+            return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
+        }
+        let (library, table) = library::load(&artifact)?;
+        check_weights(&artifact, &table)?;
+        if options.verify_hashes {
+            artifact.verify(u64::MAX)?;
+        } else {
+            artifact.advise_weights();
+        }
+        let backend = match table.target.as_str() {
+            "cuda" => cuda_backend(&artifact, &table, options)?,
+            target if target == HOST_TARGET => cpu_backend(&artifact, &table, options)?,
+            other => {
+                let (path, found) = (artifact.path().to_path_buf(), other.to_string());
+                return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
+            }
+        };
+        Ok(Self(Arc::new(Inner { backend, table, artifact, _library: library })))
+    }
+
+    /// A session with a fresh state.
+    pub fn session(&self) -> Result<Session> {
+        Session::new(self)
+    }
+
+    pub fn artifact(&self) -> &Artifact {
+        &self.0.artifact
+    }
+
+    pub fn table(&self) -> &Table {
+        &self.0.table
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.0.table.plan
+    }
+
+    pub fn vocab(&self) -> usize {
+        self.plan().vocab as usize
+    }
+
+    /// The metadata JSON.
+    pub fn metadata(&self) -> &str {
+        &self.0.table.metadata
+    }
+
+    /// A payload section, for example [`section::TOKENIZER`].
+    pub fn section(&self, name: &str) -> Option<&[u8]> {
+        self.0.artifact.section(name)
+    }
+
+    /// Name of the chosen CPU variant, or of the device.
+    pub fn executor(&self) -> &str {
+        match &self.0.backend {
+            Backend::Cpu { variant, .. } => &self.0.table.variants[*variant].name,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(device) => device.name(),
+        }
+    }
+
+    /// Workers of a step; 1 on a device.
+    pub fn threads(&self) -> usize {
+        match &self.0.backend {
+            Backend::Cpu { pool, .. } => pool.workers(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => 1,
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0.backend
+    }
+
+    pub(crate) fn weights(&self) -> &[u8] {
+        self.section(section::WEIGHTS).unwrap_or(&[])
+    }
+
+    /// What a saved state must agree with: the weights and the layout of the state.
+    pub(crate) fn state_identity(&self) -> u128 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(&self.artifact().hash(section::WEIGHTS).unwrap_or(0).to_le_bytes());
+        hash.update(&self.plan().state_bytes.to_le_bytes());
+        for state in &self.table().states {
+            for v in [state.name.len() as u64, state.offset, state.bytes] {
+                hash.update(&v.to_le_bytes());
+            }
+            hash.update(state.name.as_bytes());
+        }
+        hash.digest128()
+    }
+}
+
+impl Backend {
+    pub(crate) fn cpu_entries<'a>(&self, table: &'a Table) -> Option<&'a Entries> {
+        match self {
+            Self::Cpu { variant, .. } => table.variants.get(*variant).map(|v| &v.entries),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => None,
+        }
+    }
+}
+
+fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
+    let found = artifact.section(section::WEIGHTS).map_or(0, |w| w.len() as u64);
+    if found < table.plan.weights_bytes {
+        let what = format!("its weights have {found} bytes, its table says {}", table.plan.weights_bytes);
+        return Err(Error::Corrupt { path: artifact.path().to_path_buf(), what });
+    }
+    Ok(())
+}
+
+fn cpu_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Result<Backend> {
+    let from_env = std::env::var(LEVEL_VARIABLE).ok().filter(|l| !l.is_empty());
+    let (level, origin) = match &options.cpu_level {
+        Some(level) => (Some(level.clone()), "load option cpu_level"),
+        None => (from_env, LEVEL_VARIABLE),
+    };
+    let list: Vec<(&str, u64)> = table.variants.iter().map(|v| (v.name.as_str(), v.features)).collect();
+    let host = features::host();
+    let variant = features::choose(&list, host, level.as_deref()).map_err(|misfit| {
+        let path = artifact.path().to_path_buf();
+        let variants = list.iter().map(|(name, _)| name.to_string()).collect();
+        let level = level.unwrap_or_default();
+        match misfit {
+            Misfit::Features(needs) => Error::Features {
+                path,
+                needs,
+                has: features::names(host),
+                suggest: if HOST_TARGET == "aarch64" { "armv8-a" } else { "x86-64-v2" },
+            },
+            Misfit::UnknownLevel => {
+                let known: Vec<&str> = mlcc_abi::feature::LEVELS.iter().map(|(name, _)| *name).collect();
+                Error::UnknownLevel { path, level, origin, variants, known: known.join(", ") }
+            }
+            Misfit::NothingBelow => Error::NoVariantForLevel { path, level, origin, variants },
+        }
+    })?;
+    if table.variants[variant].entries.decode.is_none() {
+        return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry: "decode" });
+    }
+    let wanted = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
+    let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
+    Ok(Backend::Cpu { variant, pool: Pool::new(wanted.min(most))? })
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Result<Backend> {
+    let weights = artifact.section(section::WEIGHTS).unwrap_or(&[]);
+    let device = crate::cuda::Device::open(artifact.path(), table, weights, options.device.unwrap_or(0))?;
+    Ok(Backend::Cuda(Arc::new(device)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_backend(artifact: &Artifact, _: &Table, _: &LoadOptions) -> Result<Backend> {
+    let what = "this program was built without the feature `cuda` of mlcc-runtime".into();
+    Err(Error::NoDevice { path: artifact.path().to_path_buf(), what })
+}

@@ -1,0 +1,309 @@
+//! The model table as owned, checked data.
+//!
+//! Invariant: after [`Table::read`] every parameter lies in the weights, every piece of state in the state block, and
+//! the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1).
+
+use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
+
+/// Most arguments of one kernel launch.
+pub(crate) const MAX_LAUNCH_ARGS: usize = 64;
+
+/// The memory plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub weights_bytes: u64,
+    pub arena_bytes: u64,
+    pub state_bytes: u64,
+    pub alignment: u64,
+    /// Most tokens in one prefill call.
+    pub chunk: u64,
+    /// Most tokens in the state; 0 = unbounded.
+    pub context: u64,
+    pub batch: u64,
+    pub vocab: u64,
+    /// 0 = any number.
+    pub max_workers: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    pub name: String,
+    pub format: String,
+    /// Empty = row-major.
+    pub packing: String,
+    pub dims: Vec<u64>,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    pub name: String,
+    pub offset: u64,
+    pub bytes: u64,
+    /// `None` = zero.
+    pub fill: Option<f32>,
+}
+
+/// Code for one CPU level.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    pub name: String,
+    /// Bits of [`mlcc_abi::feature`].
+    pub features: u64,
+    pub(crate) entries: Entries,
+}
+
+/// Device code.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// `ptx` or `cubin`.
+    pub kind: String,
+    pub sm: u32,
+    /// With a NUL byte at the end.
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub kernel: String,
+    pub grid: [DimExpr; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub args: Vec<LaunchArg>,
+}
+
+#[derive(Clone, Debug)]
+pub struct DeviceEntry {
+    pub name: String,
+    pub launches: Vec<Launch>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// `x86-64`, `aarch64` or `cuda`.
+    pub target: String,
+    pub compiler: String,
+    pub metadata: String,
+    /// Best first.
+    pub variants: Vec<Variant>,
+    pub params: Vec<Param>,
+    pub states: Vec<State>,
+    pub images: Vec<Image>,
+    pub device_entries: Vec<DeviceEntry>,
+    pub plan: Plan,
+}
+
+/// Why a table is not usable.
+#[derive(Debug)]
+pub(crate) enum TableError {
+    Magic,
+    Version { found: u32, compiler: String },
+    Malformed(String),
+}
+
+type Result<T> = std::result::Result<T, TableError>;
+
+fn malformed<T>(what: impl Into<String>) -> Result<T> {
+    Err(TableError::Malformed(what.into()))
+}
+
+/// # Safety
+/// `s` points to `len` readable bytes.
+unsafe fn bytes(s: Str) -> Result<Vec<u8>> {
+    if s.len == 0 {
+        return Ok(Vec::new());
+    }
+    if s.ptr.is_null() || s.len > 1 << 40 {
+        return malformed("a text of the table has no place");
+    }
+    // SAFETY: by contract.
+    Ok(unsafe { std::slice::from_raw_parts(s.ptr, s.len as usize) }.to_vec())
+}
+
+/// # Safety
+/// As [`bytes`].
+unsafe fn text(s: Str) -> Result<String> {
+    // SAFETY: by contract.
+    String::from_utf8(unsafe { bytes(s) }?).or_else(|_| malformed("a text of the table is not UTF-8"))
+}
+
+/// # Safety
+/// `ptr` points to `n` readable values.
+unsafe fn array<'a, T>(ptr: *const T, n: u64, what: &str) -> Result<&'a [T]> {
+    if n == 0 {
+        return Ok(&[]);
+    }
+    if !ptr.is_aligned() || ptr.is_null() || n > 1 << 24 {
+        return malformed(format!("the table's {what} have no place"));
+    }
+    // SAFETY: by contract; aligned and not null.
+    Ok(unsafe { std::slice::from_raw_parts(ptr, n as usize) })
+}
+
+impl Table {
+    /// Copies and checks the table of a loaded artifact.
+    ///
+    /// # Safety
+    /// `table` is the symbol `mlcc_model` of a loaded artifact whose code hash was verified: what the table points
+    /// to is there.
+    pub(crate) unsafe fn read(table: *const ModelTable) -> Result<Self> {
+        // Field by field first: a table of another version may be shorter than ours.
+        // SAFETY: the first fields up to `compiler` are the same in every version.
+        let (magic, version, compiler) =
+            unsafe { ((*table).magic, (*table).abi_version, (&raw const (*table).compiler)) };
+        if magic != abi::MAGIC {
+            return Err(TableError::Magic);
+        }
+        if version != abi::ABI_VERSION {
+            // SAFETY: see above.
+            let compiler = unsafe { text(*compiler) }.unwrap_or_default();
+            return Err(TableError::Version { found: version, compiler });
+        }
+        // SAFETY: same version, so same layout.
+        let t = unsafe { &*table };
+        if t.struct_size as usize != size_of::<ModelTable>() || t.flags != 0 {
+            return malformed("the table has another size or unknown flags");
+        }
+        // SAFETY: by contract the arrays and texts of the table are readable.
+        let read = unsafe {
+            Self {
+                target: text(t.target)?,
+                compiler: text(t.compiler)?,
+                metadata: text(t.metadata)?,
+                variants: variants(t)?,
+                params: params(t)?,
+                states: states(t)?,
+                images: images(t)?,
+                device_entries: device_entries(t)?,
+                plan: plan(t),
+            }
+        };
+        read.check()?;
+        Ok(read)
+    }
+
+    fn check(&self) -> Result<()> {
+        let p = &self.plan;
+        let alignment_fits = p.alignment.is_power_of_two() && p.alignment <= abi::SECTION_ALIGN;
+        if !alignment_fits
+            || p.chunk == 0
+            || p.vocab == 0
+            || p.vocab > i32::MAX as u64
+            || p.chunk > i32::MAX as u64
+        {
+            return malformed("the table's memory plan is not usable");
+        }
+        let inside =
+            |offset: u64, bytes: u64, of: u64| offset.checked_add(bytes).is_some_and(|end| end <= of);
+        if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, p.weights_bytes)) {
+            return malformed(format!("parameter {} lies outside of the weights", param.name));
+        }
+        for state in &self.states {
+            let whole = state.fill.is_none() || (state.offset % 4 == 0 && state.bytes % 4 == 0);
+            if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
+                return malformed(format!("state {} lies outside of the state block", state.name));
+            }
+        }
+        let launches = self.device_entries.iter().flat_map(|e| &e.launches);
+        for launch in launches {
+            if launch.grid.iter().any(|g| g.div < 1)
+                || launch.block.contains(&0)
+                || launch.args.len() > MAX_LAUNCH_ARGS
+            {
+                return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn param(&self, name: &str) -> Option<&Param> {
+        self.params.iter().find(|p| p.name == name)
+    }
+}
+
+fn plan(t: &ModelTable) -> Plan {
+    Plan {
+        weights_bytes: t.weights_bytes,
+        arena_bytes: t.arena_bytes,
+        state_bytes: t.state_bytes,
+        alignment: t.alignment,
+        chunk: t.chunk,
+        context: t.context,
+        batch: t.batch,
+        vocab: t.vocab,
+        max_workers: t.max_workers,
+    }
+}
+
+/// # Safety
+/// As [`Table::read`]; also for the functions below.
+unsafe fn variants(t: &ModelTable) -> Result<Vec<Variant>> {
+    // SAFETY: by contract.
+    let list = unsafe { array(t.variants, t.n_variants, "variants") }?;
+    // SAFETY: by contract.
+    let one = |v: &abi::Variant| {
+        Ok(Variant { name: unsafe { text(v.name) }?, features: v.features, entries: v.entries })
+    };
+    list.iter().map(one).collect()
+}
+
+unsafe fn params(t: &ModelTable) -> Result<Vec<Param>> {
+    // SAFETY: by contract.
+    let list = unsafe { array(t.params, t.n_params, "parameters") }?;
+    let one = |p: &abi::Param| {
+        if p.ndim > 4 {
+            return malformed("a parameter has more than four dims");
+        }
+        // SAFETY: by contract.
+        let (name, format, packing) = unsafe { (text(p.name)?, text(p.format)?, text(p.packing)?) };
+        let dims = p.dims[..p.ndim as usize].to_vec();
+        Ok(Param { name, format, packing, dims, offset: p.offset, bytes: p.bytes })
+    };
+    list.iter().map(one).collect()
+}
+
+unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
+    // SAFETY: by contract.
+    let list = unsafe { array(t.states, t.n_states, "states") }?;
+    let one = |s: &abi::State| {
+        let fill = match s.init {
+            abi::init::ZERO => None,
+            abi::init::FILL_F32 => Some(s.fill),
+            other => return malformed(format!("a state has the unknown initial value kind {other}")),
+        };
+        // SAFETY: by contract.
+        Ok(State { name: unsafe { text(s.name) }?, offset: s.offset, bytes: s.bytes, fill })
+    };
+    list.iter().map(one).collect()
+}
+
+unsafe fn images(t: &ModelTable) -> Result<Vec<Image>> {
+    // SAFETY: by contract.
+    let list = unsafe { array(t.images, t.n_images, "device images") }?;
+    let one = |i: &abi::DeviceImage| {
+        // SAFETY: by contract.
+        let mut code = unsafe { bytes(Str { ptr: i.ptr, len: i.len }) }?;
+        code.push(0);
+        // SAFETY: by contract.
+        Ok(Image { kind: unsafe { text(i.kind) }?, sm: i.sm, bytes: code })
+    };
+    list.iter().map(one).collect()
+}
+
+unsafe fn device_entries(t: &ModelTable) -> Result<Vec<DeviceEntry>> {
+    // SAFETY: by contract.
+    let list = unsafe { array(t.device_entries, t.n_device_entries, "device entries") }?;
+    let launch = |l: &abi::Launch| {
+        // SAFETY: by contract.
+        let (kernel, args) =
+            unsafe { (text(l.kernel)?, array(l.args, l.n_args, "launch arguments")?.to_vec()) };
+        Ok(Launch { kernel, grid: l.grid, block: l.block, shared_bytes: l.shared_bytes, args })
+    };
+    let one = |e: &abi::DeviceEntry| {
+        // SAFETY: by contract.
+        let (name, launches) = unsafe { (text(e.name)?, array(e.launches, e.n_launches, "launches")?) };
+        Ok(DeviceEntry { name, launches: launches.iter().map(launch).collect::<Result<_>>()? })
+    };
+    list.iter().map(one).collect()
+}
