@@ -1,0 +1,181 @@
+//! Reads graph functions. Types are taken as written; whether they are what the ops give is the verifier's business.
+
+use super::dim::parse_dim;
+use super::lexer::{Lexer, ParseError, Token};
+use crate::graph::{Function, FunctionKind, ValueId};
+use crate::module::{FuncId, Module};
+use crate::ops::{Attr, Op, Symbol};
+use crate::types::{DType, TensorType};
+use std::collections::HashMap;
+
+/// What a function in text may refer to: parameters and states declared so far, functions anywhere in the module.
+pub struct Scope<'a> {
+    pub module: &'a Module,
+    pub functions: &'a HashMap<String, FuncId>,
+}
+
+pub fn parse_dtype(lexer: &mut Lexer) -> Result<DType, ParseError> {
+    let pos = lexer.pos();
+    let name = lexer.ident("an element type")?;
+    DType::parse(&name).ok_or_else(|| Lexer::error_at(pos, format!("unknown element type `{name}`")))
+}
+
+/// `f32[n, 64]`.
+pub fn parse_type(lexer: &mut Lexer) -> Result<TensorType, ParseError> {
+    let dtype = parse_dtype(lexer)?;
+    lexer.expect("[")?;
+    Ok(TensorType { dtype, dims: lexer.list("]", parse_dim)? })
+}
+
+/// One function, from `fn` to its closing brace.
+pub fn parse_function(lexer: &mut Lexer, scope: &Scope) -> Result<Function, ParseError> {
+    lexer.expect_keyword("fn")?;
+    let name = lexer.at_name("the function's name")?;
+    let mut parser = Parser { scope, f: Function::new(name, FunctionKind::Entry), values: HashMap::new() };
+    lexer.expect("(")?;
+    lexer.list(")", |lexer| parser.input(lexer))?;
+    lexer.expect("->")?;
+    lexer.expect("(")?;
+    let results_at = lexer.pos();
+    let results = lexer.list(")", parse_type)?;
+    parser.f.kind = parse_kind(lexer)?;
+    lexer.expect("{")?;
+    while !lexer.at_keyword("ret") {
+        parser.node(lexer)?;
+    }
+    lexer.advance();
+    if *lexer.peek() != Token::Punct("}") {
+        parser.f.outputs = parser.operands(lexer)?;
+    }
+    let f = parser.f;
+    if !f.outputs.iter().map(|&v| f.ty(v)).eq(&results) {
+        let types: Vec<String> = f.outputs.iter().map(|&v| f.ty(v).to_string()).collect();
+        let message = format!("function @{} returns ({}), not what is written here", f.name, types.join(", "));
+        return Err(Lexer::error_at(results_at, message));
+    }
+    lexer.expect("}")?;
+    Ok(f)
+}
+
+fn parse_kind(lexer: &mut Lexer) -> Result<FunctionKind, ParseError> {
+    let pos = lexer.pos();
+    let name = lexer.ident("entry, body or group")?;
+    let kind = FunctionKind::ALL.into_iter().find(|k| k.name() == name);
+    kind.ok_or_else(|| Lexer::error_at(pos, format!("expected entry, body or group, found `{name}`")))
+}
+
+struct Parser<'a> {
+    scope: &'a Scope<'a>,
+    f: Function,
+    values: HashMap<String, ValueId>,
+}
+
+impl Parser<'_> {
+    fn input(&mut self, lexer: &mut Lexer) -> Result<(), ParseError> {
+        let pos = lexer.pos();
+        let name = lexer.percent("an input")?;
+        lexer.expect(":")?;
+        let value = self.f.add_input(parse_type(lexer)?);
+        self.define(name, value).map_err(|message| Lexer::error_at(pos, message))
+    }
+    fn define(&mut self, name: String, value: ValueId) -> Result<(), String> {
+        if self.values.contains_key(&name) {
+            return Err(format!("%{name} is defined twice"));
+        }
+        self.values.insert(name, value);
+        Ok(())
+    }
+    fn operand(&self, lexer: &mut Lexer) -> Result<ValueId, ParseError> {
+        let pos = lexer.pos();
+        let name = lexer.percent("a value")?;
+        let value = self.values.get(&name).copied();
+        value.ok_or_else(|| Lexer::error_at(pos, format!("%{name} is not defined before this use")))
+    }
+    /// `%a, %b, ...`, at least one.
+    fn operands(&self, lexer: &mut Lexer) -> Result<Vec<ValueId>, ParseError> {
+        let mut values = vec![self.operand(lexer)?];
+        while lexer.accept(",") {
+            values.push(self.operand(lexer)?);
+        }
+        Ok(values)
+    }
+
+    /// `%1, %2 = op @symbol, %0 {attr = value} : type, type`.
+    fn node(&mut self, lexer: &mut Lexer) -> Result<(), ParseError> {
+        let pos = lexer.pos();
+        let mut names = Vec::new();
+        while matches!(lexer.peek(), Token::Percent(_)) {
+            names.push(lexer.percent("a result")?);
+            if !lexer.accept(",") {
+                break;
+            }
+        }
+        if !names.is_empty() {
+            lexer.expect("=")?;
+        }
+        let op_at = lexer.pos();
+        let op_name = lexer.ident("an op or `ret`")?;
+        let symbol = self.symbol(lexer, &op_name)?;
+        let more = symbol.is_none() || lexer.accept(",");
+        let inputs = match (more, lexer.peek()) {
+            (true, Token::Percent(_)) => self.operands(lexer)?,
+            _ => Vec::new(),
+        };
+        let attrs = if lexer.accept("{") { lexer.list("}", |lexer| self.attr(lexer))? } else { Vec::new() };
+        let borrowed: Vec<(&str, Attr)> = attrs.iter().map(|(name, a)| (name.as_str(), a.clone())).collect();
+        let op = Op::from_parts(&op_name, symbol, &borrowed)
+            .map_err(|e| Lexer::error_at(op_at, e.to_string()))?;
+        let mut types = Vec::new();
+        if !names.is_empty() {
+            lexer.expect(":")?;
+            types.push(parse_type(lexer)?);
+            while lexer.accept(",") {
+                types.push(parse_type(lexer)?);
+            }
+        }
+        if types.len() != names.len() {
+            return Err(Lexer::error_at(pos, format!("{} results but {} types", names.len(), types.len())));
+        }
+        let outputs = self.f.append_typed(op, &inputs, types);
+        for (name, value) in names.into_iter().zip(outputs) {
+            self.define(name, value).map_err(|message| Lexer::error_at(pos, message))?;
+        }
+        Ok(())
+    }
+
+    fn symbol(&self, lexer: &mut Lexer, op: &str) -> Result<Option<Symbol>, ParseError> {
+        let Token::At(name) = lexer.peek() else { return Ok(None) };
+        let module = self.scope.module;
+        let (symbol, what) = match op {
+            "param" => (module.param(name).map(Symbol::Param), "parameter"),
+            _ => (module.state(name).map(Symbol::State), "state"),
+        };
+        let symbol = symbol.ok_or_else(|| lexer.error(format!("{what} @{name} is not declared above")))?;
+        lexer.advance();
+        Ok(Some(symbol))
+    }
+
+    fn attr(&self, lexer: &mut Lexer) -> Result<(String, Attr), ParseError> {
+        let name = lexer.ident("an attribute")?;
+        lexer.expect("=")?;
+        let attr = match lexer.peek() {
+            Token::At(name) => match self.scope.functions.get(name) {
+                Some(&id) => {
+                    lexer.advance();
+                    Attr::Function(id)
+                }
+                None => return Err(lexer.error(format!("the module has no function @{name}"))),
+            },
+            Token::Punct("[") => {
+                lexer.advance();
+                Attr::Dims(lexer.list("]", parse_dim)?)
+            }
+            _ if lexer.at_float() => Attr::Float(lexer.float("a number")?),
+            _ if lexer.accept_keyword("true") => Attr::Bool(true),
+            _ if lexer.accept_keyword("false") => Attr::Bool(false),
+            Token::Ident(word) if DType::parse(word).is_some() => Attr::DType(parse_dtype(lexer)?),
+            _ => Attr::Dim(parse_dim(lexer)?),
+        };
+        Ok((name, attr))
+    }
+}

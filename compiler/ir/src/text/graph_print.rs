@@ -1,0 +1,134 @@
+//! Prints graph functions. Values are numbered in the order in which they are defined.
+
+use super::lexer::{print_float, print_name};
+use crate::entity::EntityId;
+use crate::graph::{Function, FunctionKind, Node, NodeId, ValueId};
+use crate::module::{FuncId, Module};
+use crate::ops::{Attr, Op};
+use crate::types::TensorType;
+
+impl FunctionKind {
+    pub const ALL: [FunctionKind; 3] = [FunctionKind::Entry, FunctionKind::Body, FunctionKind::Group];
+    pub fn name(self) -> &'static str {
+        match self {
+            FunctionKind::Entry => "entry",
+            FunctionKind::Body => "body",
+            FunctionKind::Group => "group",
+        }
+    }
+}
+
+/// Numbers of a function's values in print.
+pub struct ValueNames {
+    numbers: Vec<Option<u32>>,
+}
+
+impl ValueNames {
+    pub fn new(f: &Function) -> ValueNames {
+        let mut numbers = vec![None; f.values.len()];
+        let outputs = f.body.iter().filter_map(|&id| f.nodes.get(id)).flat_map(|n| &n.outputs);
+        let mut next = 0;
+        for v in f.inputs.iter().chain(outputs) {
+            if let Some(slot @ None) = numbers.get_mut(v.index()) {
+                *slot = Some(next);
+                next += 1;
+            }
+        }
+        ValueNames { numbers }
+    }
+    /// `%3`; a value that is not defined in the function shows its id.
+    pub fn name(&self, v: ValueId) -> String {
+        match self.numbers.get(v.index()).copied().flatten() {
+            Some(number) => format!("%{number}"),
+            None => format!("%<undefined {v}>"),
+        }
+    }
+    fn list(&self, values: &[ValueId]) -> String {
+        join(values.iter().map(|&v| self.name(v)))
+    }
+}
+
+/// How messages name a node: `%3 = matmul`.
+pub fn node_label(f: &Function, id: NodeId) -> String {
+    match f.nodes.get(id) {
+        Some(node) if node.outputs.is_empty() => node.op.name().to_string(),
+        Some(node) => format!("{} = {}", ValueNames::new(f).list(&node.outputs), node.op.name()),
+        None => id.to_string(),
+    }
+}
+
+/// A function as text, lines indented by two spaces inside its braces, ending with a newline.
+pub fn print_function(module: &Module, f: &Function) -> String {
+    let names = ValueNames::new(f);
+    let inputs = join(f.inputs.iter().map(|&v| format!("{}: {}", names.name(v), f.ty(v))));
+    let outputs = join(f.outputs.iter().map(|&v| f.ty(v)));
+    let mut out = format!("fn {}({inputs}) -> ({outputs}) {} {{\n", print_name('@', &f.name), f.kind.name());
+    for (_, node) in f.live() {
+        out.push_str(&format!("  {}\n", print_node(module, f, &names, node)));
+    }
+    let ret = format!("  ret {}", names.list(&f.outputs));
+    out.push_str(ret.trim_end());
+    out.push_str("\n}\n");
+    out
+}
+
+fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &Node) -> String {
+    let mut out = String::new();
+    if !node.outputs.is_empty() {
+        out.push_str(&format!("{} = ", names.list(&node.outputs)));
+    }
+    out.push_str(node.op.name());
+    let operands = node.inputs.iter().map(|&v| names.name(v));
+    let operands = join(symbol(module, &node.op).into_iter().chain(operands));
+    if !operands.is_empty() {
+        out.push_str(&format!(" {operands}"));
+    }
+    let attrs = node.op.attrs();
+    if !attrs.is_empty() {
+        let attrs = attrs.iter().map(|(name, attr)| format!("{name} = {}", print_attr(module, attr)));
+        out.push_str(&format!(" {{{}}}", join(attrs)));
+    }
+    if !node.outputs.is_empty() {
+        let types: Vec<&TensorType> = node.outputs.iter().map(|&v| f.ty(v)).collect();
+        out.push_str(&format!(" : {}", join(types)));
+    }
+    out
+}
+
+/// The name that stands before the operands.
+fn symbol(module: &Module, op: &Op) -> Option<String> {
+    let (name, id) = match op {
+        Op::Param(id) => (module.params.get(*id).map(|p| &p.name), id.to_string()),
+        Op::StateRead(id) | Op::StateWrite(id) => {
+            (module.states.get(*id).map(|s| &s.name), id.to_string())
+        }
+        _ => return None,
+    };
+    Some(name.map_or_else(|| undefined(&id), |name| print_name('@', name)))
+}
+
+/// Stands for the name of something that does not exist; does not parse.
+fn undefined(id: &str) -> String {
+    format!("@<undefined {id}>")
+}
+
+fn print_attr(module: &Module, attr: &Attr) -> String {
+    let function = |id: FuncId| match module.functions.get(id) {
+        Some(f) => print_name('@', &f.name),
+        None => undefined(&id.to_string()),
+    };
+    match attr {
+        Attr::Int(v) => v.to_string(),
+        Attr::Float(v) => print_float(*v),
+        Attr::Bool(v) => v.to_string(),
+        Attr::DType(v) => v.to_string(),
+        Attr::Ints(v) => format!("[{}]", join(v)),
+        Attr::Dim(v) => v.to_string(),
+        Attr::Dims(v) => format!("[{}]", join(v)),
+        Attr::Function(id) => function(*id),
+    }
+}
+
+pub(super) fn join(items: impl IntoIterator<Item = impl ToString>) -> String {
+    items.into_iter().map(|i| i.to_string()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,21 @@
+//! The text form of modules (`.mlc`): one lexer, and a printer and a parser for each level of the IR.
+//!
+//! Printing is exact: `parse(print(x))` prints identically. Names are made unique when printing; floats are written so
+//! that they read back as the same bits.
+
+pub mod dim;
+pub mod graph_parse;
+pub mod graph_print;
+pub mod kernel_parse;
+pub mod kernel_print;
+pub mod lexer;
+pub mod module;
+pub mod step;
+
+pub use dim::parse_dim;
+pub use graph_print::{node_label, print_function};
+pub use kernel_parse::parse_kernel;
+pub use kernel_print::print_kernel;
+pub use module::{parse_module, print_module};
+pub use lexer::{Lexer, ParseError, Pos, Token};
+pub use step::{parse_step, print_step};

@@ -1,0 +1,194 @@
+//! Whole modules as text: parameters, states, functions, kernels and steps, each in declaration order.
+
+use super::graph_parse::{Scope, parse_function, parse_type};
+use super::graph_print::{join, print_function};
+use super::lexer::{Lexer, ParseError, Token, print_float, print_name, print_string};
+use super::{parse_kernel, parse_step, print_kernel, print_step};
+use crate::entity::EntityId;
+use crate::module::{FuncId, Module, Param, ParamRole, ParamSource, State};
+use crate::types::Packing;
+use std::collections::HashMap;
+
+pub fn print_module(module: &Module) -> String {
+    let mut out = format!("module {} {{\n", print_name('@', &module.name));
+    for param in module.params.values() {
+        out.push_str(&format!("  {}\n", print_param(param)));
+    }
+    for State { name, ty, init } in module.states.values() {
+        out.push_str(&format!("  state {} : {ty} init {}\n", print_name('@', name), print_float(*init)));
+    }
+    for f in module.functions.values() {
+        indent(&mut out, &print_function(module, f));
+    }
+    for kernel in &module.kernels {
+        indent(&mut out, &print_kernel(kernel));
+    }
+    for step in &module.steps {
+        indent(&mut out, &print_step(step));
+    }
+    out.push_str("}\n");
+    out
+}
+
+/// Functions, kernels and steps are set apart by an empty line.
+fn indent(out: &mut String, text: &str) {
+    out.push('\n');
+    for line in text.lines() {
+        if !line.is_empty() {
+            out.push_str("  ");
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+}
+
+fn print_param(param: &Param) -> String {
+    let packing = param.packing.map_or(String::new(), |p| format!(" packing {}", p.name()));
+    let (name, role, source) = (print_name('@', &param.name), param.role.name(), print_source(&param.source));
+    format!("param {name} : {} role {role}{packing} = {source}", param.ty)
+}
+
+fn print_source(source: &ParamSource) -> String {
+    match source {
+        ParamSource::Tensor(name) => format!("tensor({})", print_string(name)),
+        ParamSource::Scale(factor, s) => format!("scale({}, {})", print_float(*factor), print_source(s)),
+        ParamSource::NegExp(s) => format!("neg_exp({})", print_source(s)),
+        ParamSource::Transpose(s) => format!("transpose({})", print_source(s)),
+        ParamSource::Concat(parts) => format!("concat({})", join(parts.iter().map(print_source))),
+    }
+}
+
+/// Reads a whole text, which holds one module.
+pub fn parse_module(text: &str) -> Result<Module, ParseError> {
+    let mut lexer = Lexer::new(text)?;
+    lexer.expect_keyword("module")?;
+    let mut module = Module::new(lexer.at_name("the module's name")?);
+    lexer.expect("{")?;
+    let functions = function_names(&lexer);
+    while !lexer.accept("}") {
+        item(&mut lexer, &mut module, &functions)?;
+    }
+    match lexer.at_end() {
+        true => Ok(module),
+        false => Err(lexer.error(format!("expected the end of the text, found {}", lexer.peek()))),
+    }
+}
+
+/// Ids of all functions of the text, so that they may be used before their definition.
+fn function_names(lexer: &Lexer) -> HashMap<String, FuncId> {
+    let mut names = HashMap::new();
+    let mut at = 0;
+    while *lexer.peek_at(at) != Token::End {
+        if let (Token::Ident(word), Token::At(name)) = (lexer.peek_at(at), lexer.peek_at(at + 1))
+            && word == "fn"
+        {
+            let id = FuncId::from_index(names.len());
+            names.entry(name.clone()).or_insert(id);
+        }
+        at += 1;
+    }
+    names
+}
+
+fn item(
+    lexer: &mut Lexer,
+    module: &mut Module,
+    functions: &HashMap<String, FuncId>,
+) -> Result<(), ParseError> {
+    let pos = lexer.pos();
+    let word = match lexer.peek() {
+        Token::Ident(word) => word.as_str(),
+        _ => "",
+    };
+    match word {
+        "param" => {
+            let param = parse_param(lexer)?;
+            if module.param(&param.name).is_some() {
+                return Err(Lexer::error_at(pos, format!("parameter @{} is declared twice", param.name)));
+            }
+            module.params.push(param);
+        }
+        "state" => {
+            let state = parse_state(lexer)?;
+            if module.state(&state.name).is_some() {
+                return Err(Lexer::error_at(pos, format!("state @{} is declared twice", state.name)));
+            }
+            module.states.push(state);
+        }
+        "fn" => {
+            let function = parse_function(lexer, &Scope { module, functions })?;
+            if module.function(&function.name).is_some() {
+                return Err(Lexer::error_at(pos, format!("function @{} is defined twice", function.name)));
+            }
+            module.functions.push(function);
+        }
+        "kernel" => module.kernels.push(parse_kernel(lexer)?),
+        "step" => module.steps.push(parse_step(lexer)?),
+        _ => {
+            let message = format!("expected param, state, fn, kernel, step or `}}`, found {}", lexer.peek());
+            return Err(lexer.error(message));
+        }
+    }
+    Ok(())
+}
+
+fn parse_param(lexer: &mut Lexer) -> Result<Param, ParseError> {
+    lexer.expect_keyword("param")?;
+    let name = lexer.at_name("the parameter's name")?;
+    lexer.expect(":")?;
+    let ty = parse_type(lexer)?;
+    lexer.expect_keyword("role")?;
+    let role = one_of(lexer, &ParamRole::ALL, ParamRole::name)?;
+    let packing = match lexer.accept_keyword("packing") {
+        true => Some(one_of(lexer, &Packing::ALL, Packing::name)?),
+        false => None,
+    };
+    lexer.expect("=")?;
+    Ok(Param { name, ty, role, source: parse_source(lexer)?, packing })
+}
+
+fn one_of<T: Copy>(lexer: &mut Lexer, all: &[T], name: fn(T) -> &'static str) -> Result<T, ParseError> {
+    let pos = lexer.pos();
+    let names = || join(all.iter().map(|&x| name(x)));
+    let word = lexer.ident(&format!("one of {}", names()))?;
+    let found = all.iter().copied().find(|&x| name(x) == word);
+    found.ok_or_else(|| Lexer::error_at(pos, format!("expected one of {}, found `{word}`", names())))
+}
+
+fn parse_state(lexer: &mut Lexer) -> Result<State, ParseError> {
+    lexer.expect_keyword("state")?;
+    let name = lexer.at_name("the state's name")?;
+    lexer.expect(":")?;
+    let ty = parse_type(lexer)?;
+    lexer.expect_keyword("init")?;
+    Ok(State { name, ty, init: lexer.float("the state's first value")? })
+}
+
+fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
+    lexer.enter()?;
+    let pos = lexer.pos();
+    let word = lexer.ident("tensor, scale, neg_exp, transpose or concat")?;
+    lexer.expect("(")?;
+    let source = match word.as_str() {
+        "tensor" => ParamSource::Tensor(lexer.string("the checkpoint tensor's name")?),
+        "scale" => {
+            let factor = lexer.float("a factor")?;
+            lexer.expect(",")?;
+            ParamSource::Scale(factor, Box::new(parse_source(lexer)?))
+        }
+        "neg_exp" => ParamSource::NegExp(Box::new(parse_source(lexer)?)),
+        "transpose" => ParamSource::Transpose(Box::new(parse_source(lexer)?)),
+        "concat" => {
+            let parts = lexer.list(")", parse_source)?;
+            lexer.leave();
+            return Ok(ParamSource::Concat(parts));
+        }
+        _ => {
+            let message = format!("expected tensor, scale, neg_exp, transpose or concat, found `{word}`");
+            return Err(Lexer::error_at(pos, message));
+        }
+    };
+    lexer.expect(")")?;
+    lexer.leave();
+    Ok(source)
+}

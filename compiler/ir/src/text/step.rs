@@ -1,0 +1,155 @@
+//! Text of steps.
+//!
+//! ```text
+//! step @decode arena 4096 {
+//!   launch @add(arena+0:1024, weights+64:1024; n, 256) grid [n, 1, 1] threads [32, 1, 1]
+//!   barrier
+//! }
+//! ```
+//! A buffer is `base+offset:bytes`; the sizes after `;` are the dimension arguments.
+
+use super::dim::parse_dim;
+use super::lexer::{Lexer, ParseError, print_name};
+use crate::dim::Dim;
+use crate::step::{Base, BufferRef, Grid, Launch, Step, StepItem};
+use std::fmt::Write;
+
+/// The text of a step; ends with a newline.
+pub fn print_step(step: &Step) -> String {
+    let mut out = format!("step {} arena {} {{\n", print_name('@', &step.name), step.arena_bytes);
+    for item in &step.items {
+        match item {
+            StepItem::Launch(launch) => {
+                let _ = writeln!(out, "  {}", print_launch(launch));
+            }
+            StepItem::Barrier => out.push_str("  barrier\n"),
+        }
+    }
+    out.push_str("}\n");
+    out
+}
+
+fn print_launch(launch: &Launch) -> String {
+    let buffers: Vec<String> =
+        launch.buffers.iter().map(|b| format!("{}+{}:{}", b.base.name(), b.offset, b.bytes)).collect();
+    let mut out = format!("launch {}({}", print_name('@', &launch.kernel), buffers.join(", "));
+    if !launch.dims.is_empty() {
+        let dims: Vec<String> = launch.dims.iter().map(Dim::to_string).collect();
+        let _ = write!(out, "; {}", dims.join(", "));
+    }
+    out.push(')');
+    if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = &launch.grid {
+        let _ = write!(out, " grid [{x}, {y}, {z}] threads [{i}, {j}, {k}]");
+    }
+    out
+}
+
+/// Parses one step; the lexer stands at `step`.
+pub fn parse_step(lexer: &mut Lexer) -> Result<Step, ParseError> {
+    lexer.expect_keyword("step")?;
+    let name = lexer.at_name("the name of the step")?;
+    lexer.expect_keyword("arena")?;
+    let arena_bytes = lexer.uint("the size of the arena")?;
+    lexer.expect("{")?;
+    let mut items = Vec::new();
+    while !lexer.accept("}") {
+        if lexer.accept_keyword("barrier") {
+            items.push(StepItem::Barrier);
+        } else if lexer.accept_keyword("launch") {
+            items.push(StepItem::Launch(parse_launch(lexer)?));
+        } else {
+            return Err(lexer.error(format!("expected `launch`, `barrier` or `}}`, found {}", lexer.peek())));
+        }
+    }
+    Ok(Step { name, items, arena_bytes })
+}
+
+fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
+    let kernel = lexer.at_name("the kernel to launch")?;
+    lexer.expect("(")?;
+    let (mut buffers, mut dims) = (Vec::new(), Vec::new());
+    while !lexer.accept(")") {
+        if lexer.accept(";") {
+            dims = lexer.list(")", parse_dim)?;
+            break;
+        }
+        buffers.push(parse_buffer(lexer)?);
+        if !lexer.accept(",") && !matches!(lexer.peek(), super::Token::Punct(";" | ")")) {
+            return Err(lexer.error("expected `,`, `;` or `)` after a buffer"));
+        }
+    }
+    let grid = if lexer.accept_keyword("grid") { Some(parse_grid(lexer)?) } else { None };
+    Ok(Launch { kernel, buffers, dims, grid })
+}
+
+fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
+    let pos = lexer.pos();
+    let word = lexer.ident("a memory base")?;
+    let Some(base) = Base::ALL.into_iter().find(|b| b.name() == word) else {
+        let known: Vec<&str> = Base::ALL.iter().map(|b| b.name()).collect();
+        return Err(Lexer::error_at(pos, format!("unknown memory `{word}`; known: {}", known.join(", "))));
+    };
+    lexer.expect("+")?;
+    let offset = lexer.uint("an offset in bytes")?;
+    lexer.expect(":")?;
+    Ok(BufferRef { base, offset, bytes: lexer.uint("a length in bytes")? })
+}
+
+fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
+    let pos = lexer.pos();
+    lexer.expect("[")?;
+    let blocks = lexer.list("]", parse_dim)?;
+    lexer.expect_keyword("threads")?;
+    lexer.expect("[")?;
+    let threads = lexer.list("]", |lexer| lexer.u32("a number of threads"))?;
+    match (blocks.try_into(), threads.try_into()) {
+        (Ok(blocks), Ok(threads)) => Ok(Grid { blocks, threads }),
+        _ => Err(Lexer::error_at(pos, "expected three block extents and three thread extents")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "step @decode arena 4096 {
+  launch @add(arena+0:1024, weights+64:1024, logits+0:4; n, 2*n + 1) grid [n, 1, 1] threads [32, 1, 1]
+  barrier
+  launch @\"odd name\"()
+  launch @sizes(; floordiv(n + 15, 16))
+}
+";
+
+    fn parse(text: &str) -> Result<Step, ParseError> {
+        parse_step(&mut Lexer::new(text)?)
+    }
+
+    #[test]
+    fn prints_as_read() {
+        let step = parse(TEXT).unwrap();
+        assert_eq!(print_step(&step), TEXT);
+        assert_eq!(step.items.len(), 4);
+    }
+
+    #[test]
+    fn bad_steps_are_refused_with_their_place() {
+        for (from, to, message) in [
+            (
+                "weights+64",
+                "heap+64",
+                "2:29: unknown memory `heap`; known: weights, state, arena, tokens, logits, probs, temperature",
+            ),
+            ("barrier", "fence", "3:3: expected `launch`, `barrier` or `}`, found `fence`"),
+            ("[32, 1, 1]", "[32, 1]", "2:75: expected three block extents and three thread extents"),
+            ("arena+0:1024", "arena+0", "2:22: expected `:`, found `,`"),
+            ("arena 4096", "4096", "1:14: expected `arena`, found 4096"),
+        ] {
+            let text = TEXT.replace(from, to);
+            assert_ne!(text, TEXT);
+            assert_eq!(parse(&text).unwrap_err().to_string(), message);
+        }
+        for end in 0..TEXT.len() - 1 {
+            assert!(parse(&TEXT[..end]).is_err(), "{}", &TEXT[..end]);
+        }
+    }
+}
