@@ -222,8 +222,11 @@ impl Compiler {
                 Expr::Load { .. } | Expr::Instr(..) => false,
                 Expr::Var(v) => self.in_scope[v.0 as usize],
                 // May fail, so only where the statement that wants it really runs.
-                Expr::Binary(BinOp::Div | BinOp::Rem | BinOp::Shl | BinOp::Shr, _, b) => {
-                    self.kernel.exprs.as_int(*b).is_some_and(|c| c > 0 && c < 8)
+                Expr::Binary(BinOp::Div | BinOp::Rem, _, b) => {
+                    self.kernel.exprs.as_int(*b).is_some_and(|c| c > 0 && c < 128)
+                }
+                Expr::Binary(BinOp::Shl | BinOp::Shr, _, b) => {
+                    self.kernel.exprs.as_int(*b).is_some_and(|c| (0..8).contains(&c))
                 }
                 _ => true,
             };
