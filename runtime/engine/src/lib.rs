@@ -12,6 +12,7 @@
 pub mod eval;
 pub mod generate;
 pub mod generation_config;
+mod model;
 pub mod sampler;
 pub mod special;
 pub mod stop;
