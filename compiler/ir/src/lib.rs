@@ -13,4 +13,9 @@ pub mod module;
 pub mod ops;
 pub mod rewrite;
 pub mod step;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod text;
 pub mod types;
+pub mod verify;
+pub mod visit;

@@ -5,8 +5,11 @@ mod contraction;
 mod elementwise;
 mod movement;
 mod norm;
+mod parts;
 mod quant;
 mod structure;
+
+pub use parts::{PartsError, Symbol};
 
 use crate::compute::{RedOp, Scalar};
 use crate::dim::Dim;

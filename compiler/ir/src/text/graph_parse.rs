@@ -50,7 +50,8 @@ pub fn parse_function(lexer: &mut Lexer, scope: &Scope) -> Result<Function, Pars
     let f = parser.f;
     if !f.outputs.iter().map(|&v| f.ty(v)).eq(&results) {
         let types: Vec<String> = f.outputs.iter().map(|&v| f.ty(v).to_string()).collect();
-        let message = format!("function @{} returns ({}), not what is written here", f.name, types.join(", "));
+        let message =
+            format!("function @{} returns ({}), not what is written here", f.name, types.join(", "));
         return Err(Lexer::error_at(results_at, message));
     }
     lexer.expect("}")?;
@@ -123,8 +124,8 @@ impl Parser<'_> {
         };
         let attrs = if lexer.accept("{") { lexer.list("}", |lexer| self.attr(lexer))? } else { Vec::new() };
         let borrowed: Vec<(&str, Attr)> = attrs.iter().map(|(name, a)| (name.as_str(), a.clone())).collect();
-        let op = Op::from_parts(&op_name, symbol, &borrowed)
-            .map_err(|e| Lexer::error_at(op_at, e.to_string()))?;
+        let op =
+            Op::from_parts(&op_name, symbol, &borrowed).map_err(|e| Lexer::error_at(op_at, e.to_string()))?;
         let mut types = Vec::new();
         if !names.is_empty() {
             lexer.expect(":")?;
@@ -171,8 +172,11 @@ impl Parser<'_> {
                 Attr::Dims(lexer.list("]", parse_dim)?)
             }
             _ if lexer.at_float() => Attr::Float(lexer.float("a number")?),
-            _ if lexer.accept_keyword("true") => Attr::Bool(true),
-            _ if lexer.accept_keyword("false") => Attr::Bool(false),
+            Token::Ident(word) if matches!(word.as_str(), "true" | "false") => {
+                let value = word == "true";
+                lexer.advance();
+                Attr::Bool(value)
+            }
             Token::Ident(word) if DType::parse(word).is_some() => Attr::DType(parse_dtype(lexer)?),
             _ => Attr::Dim(parse_dim(lexer)?),
         };

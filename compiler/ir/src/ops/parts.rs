@@ -1,0 +1,174 @@
+//! An op made from its parts in text: name, symbol and attributes. The inverse of [`Op::name`] and [`Op::attrs`].
+
+use super::{Attr, Op};
+use crate::compute::RedOp;
+use crate::dim::Dim;
+use crate::kernel::{BinOp, UnOp};
+use crate::module::{FuncId, ParamId, StateId};
+use crate::types::DType;
+
+/// What an op refers to by name instead of by attribute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Symbol {
+    Param(ParamId),
+    State(StateId),
+}
+
+/// Why parts make no op.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError {
+    #[error("there is no op {0}")]
+    UnknownOp(String),
+    #[error("{op} names a {expected}")]
+    Symbol { op: String, expected: &'static str },
+    #[error("{0} does not name a parameter or state")]
+    NoSymbol(String),
+    #[error("{op} lacks the attribute {attr}")]
+    Missing { op: String, attr: &'static str },
+    #[error("{op} has no attribute {attr}")]
+    Unknown { op: String, attr: String },
+    #[error("{op}: attribute {attr} is {expected}")]
+    Kind { op: String, attr: &'static str, expected: &'static str },
+}
+
+impl Op {
+    /// The op with that name and those attributes, in any order. Sizes stand for integers and floats where they are
+    /// constant, because text does not tell them apart.
+    pub fn from_parts(name: &str, symbol: Option<Symbol>, attrs: &[(&str, Attr)]) -> Result<Op, PartsError> {
+        let parts = Parts { name, attrs };
+        let op = match name {
+            "param" => match symbol {
+                Some(Symbol::Param(id)) => Op::Param(id),
+                _ => return parts.symbol("parameter"),
+            },
+            "state.read" | "state.write" => match symbol {
+                Some(Symbol::State(id)) if name == "state.read" => Op::StateRead(id),
+                Some(Symbol::State(id)) => Op::StateWrite(id),
+                _ => return parts.symbol("state"),
+            },
+            _ if symbol.is_some() => return Err(PartsError::NoSymbol(name.into())),
+            _ => parts.op()?,
+        };
+        let expected = op.attrs();
+        match attrs.iter().find(|(name, _)| expected.iter().all(|(known, _)| known != name)) {
+            Some((attr, _)) => Err(PartsError::Unknown { op: name.into(), attr: (*attr).into() }),
+            None => Ok(op),
+        }
+    }
+}
+
+struct Parts<'a> {
+    name: &'a str,
+    attrs: &'a [(&'a str, Attr)],
+}
+
+impl Parts<'_> {
+    fn op(&self) -> Result<Op, PartsError> {
+        Ok(match self.name {
+            "call" => Op::Call(self.function("function")?),
+            "scan" => Op::Scan {
+                body: self.function("body")?,
+                carries: self.count("carries")?,
+                seqs: self.count("seqs")?,
+            },
+            "constant" => Op::Constant { value: self.float("value")?, dtype: self.dtype("dtype")? },
+            "cast" => Op::Cast(self.dtype("dtype")?),
+            "reshape" => Op::Reshape { dims: self.dims("dims")? },
+            "permute" => Op::Permute { perm: self.counts("perm")? },
+            "slice" => {
+                Op::Slice { axis: self.count("axis")?, start: self.dim("start")?, len: self.dim("len")? }
+            }
+            "concat" => Op::Concat { axis: self.count("axis")? },
+            "gather" => Op::Gather,
+            "matmul" => Op::MatMul { transpose_b: self.bool("transpose_b")? },
+            "reduce_sum" => Op::Reduce { op: RedOp::Sum, axis: self.count("axis")? },
+            "reduce_max" => Op::Reduce { op: RedOp::Max, axis: self.count("axis")? },
+            "layer_norm" => Op::LayerNorm { eps: self.float("eps")? },
+            "rms_norm" => Op::RmsNorm { eps: self.float("eps")? },
+            "softmax" => Op::Softmax,
+            "dequantize" => Op::Dequantize,
+            "group_scale" => Op::GroupScale { group: self.count("group")? },
+            "group_quantize" => Op::GroupQuantize { group: self.count("group")? },
+            "group_sum" => Op::GroupSum { group: self.count("group")? },
+            "matmul_i8" => Op::MatMulI8 { group: self.count("group")? },
+            name => {
+                let unary = UnOp::ALL.into_iter().find(|op| op.name() == name).map(Op::Unary);
+                let binary = || BinOp::ALL.into_iter().find(|op| op.name() == name).map(Op::Binary);
+                unary.or_else(binary).ok_or_else(|| PartsError::UnknownOp(name.into()))?
+            }
+        })
+    }
+
+    fn symbol<T>(&self, expected: &'static str) -> Result<T, PartsError> {
+        Err(PartsError::Symbol { op: self.name.into(), expected })
+    }
+    fn find<T>(
+        &self,
+        attr: &'static str,
+        expected: &'static str,
+        convert: impl FnOnce(&Attr) -> Option<T>,
+    ) -> Result<T, PartsError> {
+        let op = || self.name.to_string();
+        let Some((_, value)) = self.attrs.iter().find(|(name, _)| *name == attr) else {
+            return Err(PartsError::Missing { op: op(), attr });
+        };
+        convert(value).ok_or_else(|| PartsError::Kind { op: op(), attr, expected })
+    }
+
+    fn count(&self, attr: &'static str) -> Result<usize, PartsError> {
+        self.find(attr, "a count", |a| usize::try_from(int(a)?).ok())
+    }
+    fn counts(&self, attr: &'static str) -> Result<Vec<usize>, PartsError> {
+        self.find(attr, "a list of counts", |a| match a {
+            Attr::Ints(v) => v.iter().map(|&i| usize::try_from(i).ok()).collect(),
+            Attr::Dims(v) => v.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect(),
+            _ => None,
+        })
+    }
+    fn float(&self, attr: &'static str) -> Result<f64, PartsError> {
+        self.find(attr, "a number", |a| match a {
+            Attr::Float(v) => Some(*v),
+            other => int(other).map(|v| v as f64),
+        })
+    }
+    fn bool(&self, attr: &'static str) -> Result<bool, PartsError> {
+        self.find(attr, "true or false", |a| match a {
+            Attr::Bool(v) => Some(*v),
+            _ => None,
+        })
+    }
+    fn dtype(&self, attr: &'static str) -> Result<DType, PartsError> {
+        self.find(attr, "an element type", |a| match a {
+            Attr::DType(v) => Some(*v),
+            _ => None,
+        })
+    }
+    fn dim(&self, attr: &'static str) -> Result<Dim, PartsError> {
+        self.find(attr, "a size", |a| match a {
+            Attr::Dim(v) => Some(v.clone()),
+            Attr::Int(v) => Some(Dim::from(*v)),
+            _ => None,
+        })
+    }
+    fn dims(&self, attr: &'static str) -> Result<Vec<Dim>, PartsError> {
+        self.find(attr, "a list of sizes", |a| match a {
+            Attr::Dims(v) => Some(v.clone()),
+            Attr::Ints(v) => Some(v.iter().map(|&i| Dim::from(i)).collect()),
+            _ => None,
+        })
+    }
+    fn function(&self, attr: &'static str) -> Result<FuncId, PartsError> {
+        self.find(attr, "a function", |a| match a {
+            Attr::Function(v) => Some(*v),
+            _ => None,
+        })
+    }
+}
+
+fn int(attr: &Attr) -> Option<i64> {
+    match attr {
+        Attr::Int(v) => Some(*v),
+        Attr::Dim(d) => d.as_const(),
+        _ => None,
+    }
+}

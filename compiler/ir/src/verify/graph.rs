@@ -1,0 +1,298 @@
+//! Invariants of a module and of its graph functions (see [`crate::graph`]).
+
+use super::{VerifyError, verify_kernel};
+use crate::entity::{Arena, EntityId};
+use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
+use crate::module::{FuncId, Module, Param, ParamSource, State, StateId};
+use crate::ops::Op;
+use crate::step::{Base, Step, StepItem};
+use crate::text::graph_print::{ValueNames, node_label};
+use crate::types::{Packing, TensorType};
+use petgraph::algo::has_path_connecting;
+use std::collections::BTreeSet;
+
+/// Everything that can be said of a module as a whole.
+pub fn verify_module(module: &Module) -> Result<(), VerifyError> {
+    unique("parameter", module.params.values().map(|p| &p.name))?;
+    unique("state", module.states.values().map(|s| &s.name))?;
+    unique("function", module.functions.values().map(|f| &f.name))?;
+    unique("kernel", module.kernels.iter().map(|k| &k.name))?;
+    unique("step", module.steps.iter().map(|s| &s.name))?;
+    module.params.values().try_for_each(verify_param)?;
+    module.states.values().try_for_each(verify_state)?;
+    acyclic_calls(module)?;
+    module.functions.values().try_for_each(|f| verify_function(module, f))?;
+    let mut writes = Writes::default();
+    module.functions.ids().try_for_each(|id| writes.of(module, id).map(drop))?;
+    module.kernels.iter().try_for_each(verify_kernel)?;
+    module.steps.iter().try_for_each(|step| verify_step(module, step))
+}
+
+fn unique<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<(), VerifyError> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if name.is_empty() {
+            return Err(VerifyError::new(what, "has an empty name"));
+        }
+        if !seen.insert(name) {
+            return Err(VerifyError::new(format!("{what} @{name}"), "is declared twice"));
+        }
+    }
+    Ok(())
+}
+
+fn constant_dims(ty: &TensorType) -> bool {
+    ty.dims.iter().all(|d| d.as_const().is_some_and(|d| d >= 0))
+}
+
+fn verify_param(param: &Param) -> Result<(), VerifyError> {
+    let bad = |message: String| Err(VerifyError::new(format!("parameter @{}", param.name), message));
+    if !constant_dims(&param.ty) {
+        return bad(format!("its type {} does not have constant sizes", param.ty));
+    }
+    if param.ty.dtype.is_packed() && param.ty.rank() != 2 {
+        return bad(format!("packed weights are matrices, not {}", param.ty));
+    }
+    if let Some(packing @ (Packing::ColMajor | Packing::Tile16)) = param.packing
+        && param.ty.rank() != 2
+    {
+        return bad(format!("packing {} is for matrices, not {}", packing.name(), param.ty));
+    }
+    match source_without_tensor(&param.source) {
+        true => bad("its source joins no tensors".into()),
+        false => Ok(()),
+    }
+}
+
+fn source_without_tensor(source: &ParamSource) -> bool {
+    match source {
+        ParamSource::Tensor(_) => false,
+        ParamSource::Scale(_, s) | ParamSource::NegExp(s) | ParamSource::Transpose(s) => {
+            source_without_tensor(s)
+        }
+        ParamSource::Concat(parts) => parts.is_empty() || parts.iter().any(source_without_tensor),
+    }
+}
+
+fn verify_state(state: &State) -> Result<(), VerifyError> {
+    if !constant_dims(&state.ty) || state.ty.dtype.is_packed() {
+        let place = format!("state @{}", state.name);
+        return Err(VerifyError::new(
+            place,
+            format!("its type {} is not plain with constant sizes", state.ty),
+        ));
+    }
+    Ok(())
+}
+
+/// Launches fit their kernels, and lie in the arena that the step asks for.
+fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
+    let launches = step.items.iter().filter_map(|item| match item {
+        StepItem::Launch(launch) => Some(launch),
+        StepItem::Barrier => None,
+    });
+    for launch in launches {
+        let bad = |message: String| {
+            Err(VerifyError::new(format!("step @{}, launch of @{}", step.name, launch.kernel), message))
+        };
+        let Some(kernel) = module.kernel(&launch.kernel) else {
+            return bad("the module has no such kernel".into());
+        };
+        let (buffers, dims) = (kernel.params.len(), kernel.dims.len());
+        if (launch.buffers.len(), launch.dims.len()) != (buffers, dims) {
+            let found = format!("{} buffers and {} sizes", launch.buffers.len(), launch.dims.len());
+            return bad(format!("the kernel takes {buffers} buffers and {dims} sizes, not {found}"));
+        }
+        for (i, b) in launch.buffers.iter().enumerate() {
+            let end = b.offset.checked_add(b.bytes);
+            if b.base == Base::Arena && end.is_none_or(|end| end > step.arena_bytes) {
+                return bad(format!("buffer {i} ends beyond the arena of {} bytes", step.arena_bytes));
+            }
+        }
+        if launch.grid.is_some() != kernel.is_gpu() {
+            return bad("a launch has a grid exactly when its kernel is for a GPU".into());
+        }
+    }
+    Ok(())
+}
+
+/// No function calls itself, directly or through others.
+fn acyclic_calls(module: &Module) -> Result<(), VerifyError> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Mark {
+        New,
+        Open,
+        Done,
+    }
+    fn visit(module: &Module, id: FuncId, marks: &mut [Mark]) -> Result<(), VerifyError> {
+        // Callees that do not exist are reported with the node that calls them.
+        let Some(f) = module.functions.get(id) else { return Ok(()) };
+        match marks[id.index()] {
+            Mark::Done => return Ok(()),
+            Mark::Open => return Err(VerifyError::new(format!("function @{}", f.name), "calls itself")),
+            Mark::New => marks[id.index()] = Mark::Open,
+        }
+        for (_, node) in f.body.iter().filter_map(|&n| f.nodes.get(n).map(|node| (n, node))) {
+            if let Op::Call(callee) | Op::Scan { body: callee, .. } = node.op {
+                visit(module, callee, marks)?;
+            }
+        }
+        marks[id.index()] = Mark::Done;
+        Ok(())
+    }
+    let mut marks = vec![Mark::New; module.functions.len()];
+    module.functions.ids().try_for_each(|id| visit(module, id, &mut marks))
+}
+
+/// The invariants of one function; callees are only looked at for their signatures.
+pub fn verify_function(module: &Module, f: &Function) -> Result<(), VerifyError> {
+    let check = Check { module, f };
+    check.inputs()?;
+    let mut defined = vec![false; f.values.len()];
+    f.inputs.iter().for_each(|v| defined[v.index()] = true);
+    let mut seen = vec![false; f.nodes.len()];
+    for &id in &f.body {
+        let Some(node) = f.nodes.get(id) else {
+            return Err(check.at(format!("its body lists {id}, which does not exist")));
+        };
+        if std::mem::replace(&mut seen[id.index()], true) {
+            return Err(check.node(id, format!("node {id} stands twice in the body")));
+        }
+        check.operands(id, node, &defined)?;
+        check.results(id, node, &mut defined)?;
+        check.types(id, node)?;
+        check.roles(id, node)?;
+    }
+    match f.outputs.iter().find(|v| !is_set(&defined, **v)) {
+        Some(v) => Err(check.at(format!("returns {}, which is not defined", check.name(*v)))),
+        None => Ok(()),
+    }
+}
+
+fn is_set(defined: &[bool], v: ValueId) -> bool {
+    defined.get(v.index()).copied().unwrap_or(false)
+}
+
+fn type_list<'a>(types: impl Iterator<Item = &'a TensorType>) -> String {
+    let types: Vec<String> = types.map(ToString::to_string).collect();
+    if types.is_empty() { "none".into() } else { types.join(", ") }
+}
+
+struct Check<'a> {
+    module: &'a Module,
+    f: &'a Function,
+}
+
+impl Check<'_> {
+    fn at(&self, message: impl Into<String>) -> VerifyError {
+        VerifyError::new(format!("function @{}", self.f.name), message)
+    }
+    /// Names the node as the printed form shows it.
+    fn node(&self, id: NodeId, message: impl Into<String>) -> VerifyError {
+        let place = format!("function @{}, {}", self.f.name, node_label(self.f, id));
+        VerifyError::new(place, message)
+    }
+    fn name(&self, v: ValueId) -> String {
+        ValueNames::new(self.f).name(v)
+    }
+
+    fn inputs(&self) -> Result<(), VerifyError> {
+        for (i, &v) in self.f.inputs.iter().enumerate() {
+            match self.f.values.get(v).map(|value| value.def) {
+                Some(Def::Input(at)) if at as usize == i => {}
+                _ => {
+                    return Err(
+                        self.at(format!("input {i} is {}, which is not defined as that input", self.name(v)))
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn operands(&self, id: NodeId, node: &Node, defined: &[bool]) -> Result<(), VerifyError> {
+        let Some(&v) = node.inputs.iter().find(|v| !is_set(defined, **v)) else { return Ok(()) };
+        let why = match self.f.values.get(v).map(|value| value.def) {
+            None => "does not exist",
+            Some(Def::Node(def, _)) if has_path_connecting(self.f, id, def, None) => "depends on this node",
+            Some(_) => "is not defined before it",
+        };
+        Err(self.node(id, format!("uses {}, which {why}", self.name(v))))
+    }
+
+    fn results(&self, id: NodeId, node: &Node, defined: &mut [bool]) -> Result<(), VerifyError> {
+        for (i, &v) in node.outputs.iter().enumerate() {
+            match self.f.values.get(v).map(|value| value.def) {
+                Some(Def::Node(n, at)) if n == id && at as usize == i => defined[v.index()] = true,
+                _ => return Err(self.node(id, format!("output {i} is not defined by node {id}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn types(&self, id: NodeId, node: &Node) -> Result<(), VerifyError> {
+        let inputs: Vec<&TensorType> = node.inputs.iter().map(|&v| self.f.ty(v)).collect();
+        let inferred = node.op.infer(self.module, &inputs).map_err(|e| self.node(id, e.message))?;
+        if !inferred.iter().eq(node.outputs.iter().map(|&v| self.f.ty(v))) {
+            let found = type_list(node.outputs.iter().map(|&v| self.f.ty(v)));
+            let expected = type_list(inferred.iter());
+            return Err(self.node(id, format!("gives {expected}, its outputs are {found}")));
+        }
+        Ok(())
+    }
+
+    /// What a function of this kind may contain, and what may be called how.
+    fn roles(&self, id: NodeId, node: &Node) -> Result<(), VerifyError> {
+        let callee_kind = |id: FuncId| self.module.functions.get(id).map(|f| f.kind);
+        match node.op {
+            Op::Call(callee) if callee_kind(callee) != Some(FunctionKind::Group) => {
+                Err(self.node(id, "calls a function that is not a group"))
+            }
+            Op::Scan { body, .. } if callee_kind(body) != Some(FunctionKind::Body) => {
+                Err(self.node(id, "its body function is not of kind body"))
+            }
+            Op::StateRead(_) | Op::StateWrite(_) if self.f.kind == FunctionKind::Body => {
+                Err(self.node(id, "states are not for the body of a scan: carry the value"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// States written by each function, itself or through its callees.
+#[derive(Default)]
+struct Writes {
+    known: Vec<Option<BTreeSet<StateId>>>,
+}
+
+impl Writes {
+    /// Calls are known not to be recursive.
+    fn of(&mut self, module: &Module, id: FuncId) -> Result<BTreeSet<StateId>, VerifyError> {
+        self.known.resize(module.functions.len(), None);
+        if let Some(known) = &self.known[id.index()] {
+            return Ok(known.clone());
+        }
+        let f = &module.functions[id];
+        let mut written = BTreeSet::new();
+        for (_, node) in f.live() {
+            let here = match node.op {
+                Op::StateWrite(state) => BTreeSet::from([state]),
+                Op::Call(callee) | Op::Scan { body: callee, .. } => self.of(module, callee)?,
+                _ => BTreeSet::new(),
+            };
+            for state in here {
+                if !written.insert(state) {
+                    let name = name_of(&module.states, state);
+                    let message = format!("writes state @{name} twice");
+                    return Err(VerifyError::new(format!("function @{}", f.name), message));
+                }
+            }
+        }
+        self.known[id.index()] = Some(written.clone());
+        Ok(written)
+    }
+}
+
+fn name_of(states: &Arena<StateId, State>, id: StateId) -> &str {
+    states.get(id).map_or("?", |s| &s.name)
+}

@@ -1,0 +1,206 @@
+//! One well-formed module, and one broken in each way that the verifier knows.
+
+use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
+use mlcc_ir::kernel::{Access, BinOp, BufDecl, Kernel, Space, UnOp};
+use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, State, StateId};
+use mlcc_ir::ops::Op;
+use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::types::{DType, Format, Packing, TensorType};
+use mlcc_ir::verify::verify_module;
+
+fn f32s(dims: &[i64]) -> TensorType {
+    TensorType::new(DType::F32, dims.iter().copied())
+}
+
+const ENTRY: FuncId = FuncId(2);
+
+/// Body and group functions, an entry that uses both, a parameter and a state.
+fn module() -> Module {
+    let mut m = Module::new("m");
+    let s = m.states.push(State { name: "s".into(), ty: f32s(&[2]), init: 0.0 });
+    let source = ParamSource::Tensor("w".into());
+    let w = m.params.push(Param {
+        name: "w".into(),
+        ty: f32s(&[2]),
+        role: ParamRole::Vector,
+        source,
+        packing: None,
+    });
+    let mut body = Function::new("body", FunctionKind::Body);
+    let (c, x) = (body.add_input(f32s(&[2])), body.add_input(f32s(&[2])));
+    body.outputs = body.append(&m, Op::Binary(BinOp::Add), &[c, x]).unwrap();
+    body.outputs.push(x);
+    let body = m.functions.push(body);
+    let mut group = Function::new("group", FunctionKind::Group);
+    let x = group.add_input(f32s(&[2]));
+    let y = group.append(&m, Op::Unary(UnOp::Exp), &[x]).unwrap()[0];
+    group.append(&m, Op::StateWrite(s), &[y]).unwrap();
+    group.outputs = vec![y];
+    let group = m.functions.push(group);
+    let mut f = Function::new("entry", FunctionKind::Entry);
+    let xs = f.add_input(TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(2)]));
+    let old = f.append(&m, Op::StateRead(s), &[]).unwrap()[0];
+    let scan = f.append(&m, Op::Scan { body, carries: 1, seqs: 1 }, &[old, xs]).unwrap();
+    let w = f.append(&m, Op::Param(w), &[]).unwrap()[0];
+    let sum = f.append(&m, Op::Binary(BinOp::Add), &[scan[0], w]).unwrap();
+    f.outputs = f.append(&m, Op::Call(group), &sum).unwrap();
+    f.outputs.push(scan[1]);
+    m.functions.push(f);
+    m
+}
+
+/// The verifier's complaint about a module changed by `change`.
+fn complaint(change: impl FnOnce(&mut Module)) -> String {
+    let mut m = module();
+    change(&mut m);
+    verify_module(&m).expect_err("the change must be noticed").to_string()
+}
+
+#[test]
+fn a_well_formed_module_passes() {
+    verify_module(&module()).unwrap();
+}
+
+#[test]
+fn names_are_unique_and_not_empty() {
+    let twice = complaint(|m| {
+        let param = m.params[ParamId(0)].clone();
+        m.params.push(param);
+    });
+    assert_eq!(twice, "parameter @w: is declared twice");
+    let twice = complaint(|m| {
+        m.functions.push(Function::new("body", FunctionKind::Group));
+    });
+    assert_eq!(twice, "function @body: is declared twice");
+    let empty = complaint(|m| m.states[StateId(0)].name.clear());
+    assert_eq!(empty, "state: has an empty name");
+}
+
+#[test]
+fn parameters_and_states_have_usable_types() {
+    let symbolic = complaint(|m| m.params[ParamId(0)].ty = TensorType::new(DType::F32, [Sym::N]));
+    assert_eq!(symbolic, "parameter @w: its type f32[n] does not have constant sizes");
+    let packed = complaint(|m| m.params[ParamId(0)].ty = TensorType::new(DType::Packed(Format::Q4G32), [32]));
+    assert_eq!(packed, "parameter @w: packed weights are matrices, not q4g32[32]");
+    let tiles = complaint(|m| m.params[ParamId(0)].packing = Some(Packing::Tile16));
+    assert_eq!(tiles, "parameter @w: packing tile16 is for matrices, not f32[2]");
+    let source = complaint(|m| m.params[ParamId(0)].source = ParamSource::Concat(vec![]));
+    assert_eq!(source, "parameter @w: its source joins no tensors");
+    let state = complaint(|m| m.states[StateId(0)].ty = TensorType::new(DType::F32, [Sym::N]));
+    assert_eq!(state, "state @s: its type f32[n] is not plain with constant sizes");
+}
+
+#[test]
+fn calls_are_not_recursive() {
+    let text = complaint(|m| {
+        let group = &mut m.functions[FuncId(1)];
+        let x = group.inputs[0];
+        group.append_typed(Op::Call(FuncId(1)), &[x], vec![f32s(&[2])]);
+    });
+    assert_eq!(text, "function @group: calls itself");
+}
+
+#[test]
+fn ids_exist_and_belong_to_their_place() {
+    let node = complaint(|m| m.functions[ENTRY].body.push(NodeId(99)));
+    assert_eq!(node, "function @entry: its body lists n99, which does not exist");
+    let twice = complaint(|m| m.functions[ENTRY].body.push(NodeId(0)));
+    assert_eq!(twice, "function @entry, %1 = state.read: node n0 stands twice in the body");
+    let value = complaint(|m| m.functions[ENTRY].nodes[NodeId(3)].inputs[0] = ValueId(99));
+    assert_eq!(value, "function @entry, %5 = add: uses %<undefined v99>, which does not exist");
+    let input = complaint(|m| m.functions[ENTRY].inputs[0] = ValueId(1));
+    assert_eq!(input, "function @entry: input 0 is %0, which is not defined as that input");
+    let output = complaint(|m| m.functions[ENTRY].nodes[NodeId(3)].outputs[0] = ValueId(1));
+    assert_eq!(output, "function @entry, %1 = add: output 0 is not defined by node n3");
+    let param = complaint(|m| m.functions[ENTRY].nodes[NodeId(2)].op = Op::Param(ParamId(7)));
+    assert_eq!(param, "function @entry, %4 = param: no parameter p7");
+    let callee = complaint(|m| m.functions[ENTRY].nodes[NodeId(4)].op = Op::Call(FuncId(7)));
+    assert_eq!(callee, "function @entry, %6 = call: no function f7");
+}
+
+#[test]
+fn values_are_defined_before_they_are_used() {
+    let order = complaint(|m| m.functions[ENTRY].body.swap(2, 3));
+    assert_eq!(order, "function @entry, %4 = add: uses %5, which is not defined before it");
+    let cycle = complaint(|m| m.functions[ENTRY].nodes[NodeId(3)].inputs[0] = ValueId(6));
+    assert!(cycle.ends_with("uses %6, which depends on this node"), "{cycle}");
+    let output = complaint(|m| {
+        m.functions[ENTRY].body.pop();
+    });
+    assert_eq!(output, "function @entry: returns %<undefined v6>, which is not defined");
+}
+
+#[test]
+fn types_are_those_of_the_op() {
+    let inputs = complaint(|m| m.functions[ENTRY].values[ValueId(4)].ty = f32s(&[3]));
+    assert_eq!(inputs, "function @entry, %4 = param: gives f32[2], its outputs are f32[3]");
+    let count = complaint(|m| {
+        m.functions[ENTRY].nodes[NodeId(2)].outputs.pop();
+    });
+    assert_eq!(count, "function @entry, param: gives f32[2], its outputs are none");
+    let shapes = complaint(|m| m.functions[ENTRY].nodes[NodeId(3)].inputs[0] = ValueId(3));
+    assert!(shapes.contains("%5 = add: gives f32[n, 2]"), "{shapes}");
+}
+
+#[test]
+fn functions_are_used_according_to_their_kind() {
+    let call = complaint(|m| m.functions[FuncId(1)].kind = FunctionKind::Entry);
+    assert_eq!(call, "function @entry, %6 = call: calls a function that is not a group");
+    let scan = complaint(|m| m.functions[FuncId(0)].kind = FunctionKind::Group);
+    assert_eq!(scan, "function @entry, %2, %3 = scan: its body function is not of kind body");
+    let state = complaint(|m| {
+        m.functions[FuncId(0)].append_typed(Op::StateRead(StateId(0)), &[], vec![f32s(&[2])]);
+    });
+    let expected = "function @body, %3 = state.read: states are not for the body of a scan: carry the value";
+    assert_eq!(state, expected);
+}
+
+#[test]
+fn a_state_is_written_once_calls_included() {
+    let text = complaint(|m| {
+        let f = &mut m.functions[ENTRY];
+        let v = f.outputs[0];
+        f.append_typed(Op::StateWrite(StateId(0)), &[v], vec![]);
+    });
+    assert_eq!(text, "function @entry: writes state @s twice");
+}
+
+#[test]
+fn steps_fit_their_kernels() {
+    let launch = |kernel: &str, buffers: Vec<BufferRef>| {
+        let launch = Launch { kernel: kernel.into(), buffers, dims: vec![], grid: None };
+        Step {
+            name: "decode".into(),
+            items: vec![StepItem::Barrier, StepItem::Launch(launch)],
+            arena_bytes: 64,
+        }
+    };
+    let mut kernel = Kernel::new("k");
+    let decl = |name: &str| BufDecl {
+        name: name.into(),
+        dtype: DType::F32,
+        space: Space::Global,
+        len: Dim::from(4),
+        access: Access::In,
+        align: 4,
+    };
+    kernel.params = vec![kernel.bufs.push(decl("x"))];
+    let with = |step: Step| {
+        let kernel = kernel.clone();
+        move |m: &mut Module| {
+            m.kernels.push(kernel);
+            m.steps.push(step);
+        }
+    };
+    let buffer = |offset| BufferRef { base: Base::Arena, offset, bytes: 16 };
+    let mut fine = module();
+    with(launch("k", vec![buffer(48)]))(&mut fine);
+    verify_module(&fine).unwrap();
+    let text = complaint(with(launch("j", vec![])));
+    assert_eq!(text, "step @decode, launch of @j: the module has no such kernel");
+    let text = complaint(with(launch("k", vec![])));
+    assert!(text.ends_with("takes 1 buffers and 0 sizes, not 0 buffers and 0 sizes"), "{text}");
+    let text = complaint(with(launch("k", vec![buffer(49)])));
+    assert!(text.ends_with("buffer 0 ends beyond the arena of 64 bytes"), "{text}");
+}
