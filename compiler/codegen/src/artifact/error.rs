@@ -43,3 +43,16 @@ impl ArtifactError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_named() {
+        let full = ArtifactError::from_io("write", "m.so".as_ref(), 12, io::ErrorKind::StorageFull.into());
+        assert!(full.to_string().contains("no space left on the file system of m.so after 12 bytes"));
+        let quota = ArtifactError::from_io("write", "m.so".as_ref(), 0, io::ErrorKind::QuotaExceeded.into());
+        assert!(matches!(quota, ArtifactError::NoSpace { .. }));
+    }
+}
