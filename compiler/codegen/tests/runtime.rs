@@ -88,7 +88,7 @@ fn forks_and_saved_states_continue() {
     let linked = toy::linked(other.path(), &[]);
     let path = other.path().join("other.so");
     let mut writer = mlcc_codegen::artifact::ArtifactWriter::create(&path, &linked, Weights::Inside).unwrap();
-    writer.section(mlcc_abi::section::WEIGHTS, &vec![0; VOCAB * toy::WIDTH * 4]).unwrap();
+    writer.section(mlcc_abi::section::WEIGHTS, &[0; VOCAB * toy::WIDTH * 4]).unwrap();
     writer.finish().unwrap();
     let foreign = Model::load(path, &options(1)).unwrap();
     let mut foreign = foreign.session().unwrap();

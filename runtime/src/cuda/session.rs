@@ -86,8 +86,8 @@ impl CudaSession {
             }
         }
         let bases = self.bases(step, tokens.len(), past, 1.0);
-        if step == Step::Decode && self.run_graph(&device, kernels, &bases)? {
-        } else {
+        let as_graph = step == Step::Decode && self.run_graph(&device, kernels, &bases)?;
+        if !as_graph {
             device.launch(kernels, &bases, self.stream)?;
         }
         self.fetch_logits(step, tokens.len())
@@ -225,6 +225,12 @@ impl CudaSession {
         let row = self.host_logits.len();
         match (step, &self.chunk_logits, &mut self.host_chunk_logits) {
             (Step::PrefillLogits, Some(from), Some(to)) => {
+                // The last row is the session's, on the device too: softmax reads it there.
+                let driver = self.device.context().enter()?;
+                let last = from.ptr() + ((n - 1) * row) as u64;
+                // SAFETY: both ranges lie inside their buffers.
+                let status = unsafe { (driver.f.on_device)(self.logits.ptr(), last, row, self.stream) };
+                driver.check("cuMemcpyDtoDAsync", status)?;
                 let rows = &mut to.bytes_mut()[..n * row];
                 receive(&self.device, self.stream, from.ptr(), rows)?;
                 self.host_logits.bytes_mut().copy_from_slice(&rows[(n - 1) * row..]);

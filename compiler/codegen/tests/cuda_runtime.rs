@@ -1,0 +1,149 @@
+//! The runtime's CUDA device against a fake driver (`toy/fake_cuda.c`): order of calls, arguments, graph, life of every
+//! handle. It stands in for a GPU in CI; `tests/gpu` runs the same code on a real one.
+
+mod toy;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mlcc_codegen::artifact::Weights;
+use mlcc_runtime::{LoadOptions, Model};
+use toy::reference;
+
+const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/toy").join(name)
+}
+
+/// A toy artifact for CUDA and the fake driver.
+fn build(folder: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
+    let (linked, driver, out) =
+        (folder.join("linked.so"), folder.join("libfake.so.1"), folder.join("toy.so"));
+    toy::cc(&source("fake_cuda.c"), &driver, &[]);
+    let mut all = vec!["-nostdlib", "-fvisibility=hidden", "-Wl,--build-id=none"];
+    all.extend(flags);
+    toy::cc(&source("toy_cuda.c"), &linked, &all);
+    toy::pack(&linked, &out, Weights::Inside);
+    (out, driver)
+}
+
+/// Runs the test `name` of this file in a process of its own, because the driver is named by the environment.
+fn in_child(name: &str, artifact: &Path, driver: &Path) {
+    let out = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env("MLCC_TEST_TOY", artifact)
+        .env("MLCC_CUDA_DRIVER", driver)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && text.contains("child ran"), "{text}");
+}
+
+/// The artifact, in a child; `None` in the plain test run.
+fn child() -> Option<PathBuf> {
+    let path = std::env::var_os("MLCC_TEST_TOY").map(PathBuf::from)?;
+    println!("child ran");
+    Some(path)
+}
+
+struct Counters(libloading::Library);
+
+impl Counters {
+    fn open() -> Self {
+        let driver = std::env::var("MLCC_CUDA_DRIVER").unwrap();
+        // SAFETY: the fake driver has no initialisers.
+        Self(unsafe { libloading::Library::new(driver) }.unwrap())
+    }
+
+    fn get(&self, name: &str) -> i32 {
+        // SAFETY: the counters of the fake driver are ints, and this process has one thread that uses it.
+        unsafe { **self.0.get::<*const i32>(name).unwrap() }
+    }
+}
+
+fn without_position(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+    rows.into_iter().enumerate().map(|(i, row)| row.into_iter().map(|x| x - i as f32).collect()).collect()
+}
+
+fn run(expected: &[Vec<f32>], graph: bool) {
+    let Some(path) = child() else { return };
+    let counters = Counters::open();
+    {
+        let model = Model::load(path, &LoadOptions::default()).unwrap();
+        assert_eq!((model.executor(), model.threads()), ("Fake GPU", 1));
+        let mut session = model.session().unwrap();
+        for (token, row) in TOKENS.iter().zip(expected) {
+            assert_eq!(session.decode(*token).unwrap(), row);
+        }
+        assert_eq!(counters.get("fake_graph_launches"), if graph { 8 } else { 0 });
+        session.reset().unwrap();
+        assert_eq!(session.prefill(&TOKENS[..5]).unwrap(), expected[4]);
+        let mut twin = session.fork().unwrap();
+        let file = model.artifact().path().with_file_name("s.state");
+        session.save_state(&file).unwrap();
+        session.prefill(&[1, 1]).unwrap();
+        session.load_state(&file).unwrap();
+        assert_eq!(session.decode(TOKENS[5]).unwrap(), expected[5]);
+        assert_eq!(twin.prefill_logits(&TOKENS[5..]).unwrap(), expected[5..].concat());
+        assert_eq!(twin.logits(), expected[7]);
+        let halves: Vec<f32> = expected[7].iter().map(|x| x / 2.0).collect();
+        assert_eq!(twin.softmax(2.0).unwrap(), halves);
+        assert_eq!(counters.get("fake_shared_bytes"), 50000);
+    }
+    assert_eq!(counters.get("fake_live"), 0, "a handle is still alive");
+}
+
+#[test]
+fn child_with_graph() {
+    run(&without_position(reference(&TOKENS)), true);
+}
+
+#[test]
+fn child_without_graph() {
+    run(&reference(&TOKENS), false);
+}
+
+#[test]
+fn child_refused() {
+    let Some(path) = child() else { return };
+    let expected = std::env::var("MLCC_CUDA_DRIVER").unwrap();
+    let error = Model::load(&path, &LoadOptions::default()).err().unwrap().to_string();
+    if expected.ends_with("none/libcuda.so.1") {
+        assert!(error.contains("libcuda.so.1 cannot be loaded"), "{error}");
+        assert!(error.contains("--target cpu"), "{error}");
+    } else {
+        assert!(error.contains("sm_86") && error.contains("ptx for sm_90"), "{error}");
+        let second = LoadOptions { device: Some(1), ..LoadOptions::default() };
+        let error = Model::load(&path, &second).err().unwrap().to_string();
+        assert!(error.contains("there are 1 NVIDIA GPUs and number 1"), "{error}");
+    }
+}
+
+#[test]
+fn static_decode_runs_as_a_graph() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build(folder.path(), &[]);
+        in_child("child_with_graph", &artifact, &driver);
+    }
+}
+
+#[test]
+fn decode_that_depends_on_past_is_launched() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build(folder.path(), &["-DTOY_PAST"]);
+        in_child("child_without_graph", &artifact, &driver);
+    }
+}
+
+#[test]
+fn missing_driver_and_unfit_gpu_are_named() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build(folder.path(), &["-DTOY_SM=90"]);
+        in_child("child_refused", &artifact, &folder.path().join("none/libcuda.so.1"));
+        in_child("child_refused", &artifact, &driver);
+    }
+}

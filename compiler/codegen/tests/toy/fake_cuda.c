@@ -1,0 +1,151 @@
+/* A CUDA driver without a GPU, for tests of the runtime's device code: memory is host memory, kernels are the functions
+ * below, streams are synchronous, graphs record and replay launches. It checks what a driver would crash on: contexts,
+ * live handles, ranges of copies, launch shapes. Counters are exported for the test. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int R;
+typedef uint64_t P;
+enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700 };
+
+int fake_launches, fake_graph_launches, fake_live, fake_shared_bytes, fake_devices = 1;
+
+static int context_current;
+static struct { P ptr; size_t bytes; } blocks[64];
+typedef struct { void *f; unsigned grid[3], block[3], shared; uint64_t values[8]; int n; } launch;
+static struct { int capturing, n; launch list[16]; } graph;
+
+static int inside(P p, size_t n) {
+  for (int i = 0; i < 64; i++)
+    if (blocks[i].ptr && p >= blocks[i].ptr && p + n <= blocks[i].ptr + blocks[i].bytes) return 1;
+  return 0;
+}
+
+static R toy_feed(const launch *l) {
+  float *h = (float *)l->values[0];
+  const float *e = (const float *)l->values[1];
+  const int32_t *tokens = (const int32_t *)l->values[2];
+  float *logits = (float *)l->values[3];
+  uint32_t n = (uint32_t)l->values[4], all = (uint32_t)l->values[7];
+  if (!inside(l->values[0], 32) || !inside(l->values[1], 160) || !inside(l->values[2], n * 4)) return ILLEGAL;
+  if (!inside(l->values[3], (all ? n : 1) * 20) || !inside(l->values[6], 48)) return ILLEGAL;
+  if (l->grid[0] != (5 * n + 2) / 2 || l->block[0] != 32 || l->block[1] != 2 || l->shared != 50000) return ILLEGAL;
+  for (uint32_t t = 0; t < n; t++)
+    for (int v = -8; v < 5; v++) {
+      if (v < 0) {
+        h[v + 8] = h[v + 8] * 0.5f + e[tokens[t] * 8 + v + 8];
+        continue;
+      }
+      float sum = l->values[5] ? (float)(l->values[5] + t) : 0;
+      for (int i = 0; i < 8; i++) sum += h[i] * e[v * 8 + i];
+      logits[(all ? t * 5 : 0) + v] = sum;
+    }
+  return OK;
+}
+
+static R toy_softmax(const launch *l) {
+  const float *logits = (const float *)l->values[0];
+  float *probs = (float *)l->values[1], temperature;
+  uint32_t bits = (uint32_t)l->values[2];
+  memcpy(&temperature, &bits, 4);
+  for (int v = 0; v < 5; v++) probs[v] = logits[v] / temperature;
+  return OK;
+}
+
+static R toy_never(const launch *l) {
+  (void)l;
+  return ILLEGAL;
+}
+
+static R run(const launch *l) {
+  R (*f)(const launch *);
+  memcpy(&f, &l->f, sizeof f);
+  fake_launches++;
+  return f(l);
+}
+
+R cuInit(unsigned flags) { return flags; }
+R cuDeviceGetCount(int *n) { return *n = fake_devices, OK; }
+R cuDeviceGet(int *d, int i) { return *d = i + 40, OK; }
+R cuDeviceGetName(char *s, int n, int d) { return d == 40 ? (strncpy(s, "Fake GPU", n), OK) : INVALID; }
+R cuDeviceGetAttribute(int *v, int a, int d) { return *v = a == 75 ? 8 : 6, d == 40 && (a == 75 || a == 76) ? OK : INVALID; }
+R cuDevicePrimaryCtxRetain(void **c, int d) { return *c = blocks, fake_live++, d == 40 ? OK : INVALID; }
+R cuDevicePrimaryCtxRelease_v2(int d) { return fake_live--, d == 40 ? OK : INVALID; }
+R cuCtxSetCurrent(void *c) { return context_current = c == blocks, OK; }
+R cuModuleLoadDataEx(void **m, const void *image, unsigned n, int *options, void **values) {
+  if (!context_current || n != 2 || options[0] != 5) return INVALID;
+  if (strcmp(image, "// toy ptx")) return strcpy(values[0], "line 1: not the toy"), 218;
+  return *m = &graph, fake_live++, OK;
+}
+R cuModuleUnload(void *m) { return fake_live--, m == &graph ? OK : INVALID; }
+R cuModuleGetFunction(void **f, void *m, const char *name) {
+  R (*found)(const launch *) = !strcmp(name, "toy_feed")      ? toy_feed
+                               : !strcmp(name, "toy_softmax") ? toy_softmax
+                               : !strcmp(name, "toy_never")   ? toy_never
+                                                              : 0;
+  memcpy(f, &found, sizeof found);
+  return m == &graph && found ? OK : NOT_FOUND;
+}
+R cuFuncSetAttribute(void *f, int a, int v) { return fake_shared_bytes = v, f && a == 8 ? OK : INVALID; }
+R cuMemAlloc_v2(P *p, size_t n) {
+  for (int i = 0; context_current && i < 64; i++)
+    if (!blocks[i].ptr) return *p = blocks[i].ptr = (P)calloc(1, n), blocks[i].bytes = n, fake_live++, OK;
+  return 2;
+}
+R cuMemFree_v2(P p) {
+  for (int i = 0; i < 64; i++)
+    if (blocks[i].ptr == p) return free((void *)p), blocks[i].ptr = 0, fake_live--, OK;
+  return INVALID;
+}
+#define STREAM_OK(s) (context_current && !graph.capturing && (!(s) || (s) == (void *)&fake_live))
+R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
+  return STREAM_OK(s) && inside(to, n) ? (memcpy((void *)to, from, n), OK) : INVALID;
+}
+R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
+  return STREAM_OK(s) && inside(from, n) ? (memcpy(to, (void *)from, n), OK) : INVALID;
+}
+R cuMemcpyDtoDAsync_v2(P to, P from, size_t n, void *s) {
+  return STREAM_OK(s) && inside(from, n) && inside(to, n) ? (memcpy((void *)to, (void *)from, n), OK) : INVALID;
+}
+R cuMemsetD8Async(P to, unsigned char v, size_t n, void *s) {
+  return STREAM_OK(s) && inside(to, n) ? (memset((void *)to, v, n), OK) : INVALID;
+}
+R cuMemsetD32Async(P to, unsigned v, size_t n, void *s) {
+  if (!STREAM_OK(s) || !inside(to, n * 4)) return INVALID;
+  for (size_t i = 0; i < n; i++) ((unsigned *)to)[i] = v;
+  return OK;
+}
+R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                 void *s, void **params, void **extra) {
+  launch l = {f, {gx, gy, gz}, {bx, by, bz}, shared, {0}, 8};
+  if (!context_current || s != (void *)&fake_live || extra || !gx || !gy || !gz) return INVALID;
+  for (int i = 0; i < 8; i++) l.values[i] = *(uint64_t *)params[i];
+  if (!graph.capturing) return run(&l);
+  return graph.list[graph.n++] = l, OK;
+}
+R cuStreamCreate(void **s, unsigned flags) { return *s = &fake_live, fake_live++, flags == 1 ? OK : INVALID; }
+R cuStreamSynchronize(void *s) { return STREAM_OK(s) ? OK : INVALID; }
+R cuStreamDestroy_v2(void *s) { return fake_live--, s == (void *)&fake_live ? OK : INVALID; }
+R cuStreamBeginCapture_v2(void *s, int mode) {
+  return graph.capturing = 1, graph.n = 0, s == (void *)&fake_live && mode == 1 ? OK : INVALID;
+}
+R cuStreamEndCapture(void *s, void **g) { return graph.capturing = 0, *g = &graph, s ? OK : INVALID; }
+R cuGraphInstantiateWithFlags(void **e, void *g, uint64_t flags) {
+  if (g != &graph || flags) return INVALID;
+  *e = malloc(sizeof graph);
+  memcpy(*e, &graph, sizeof graph);
+  return fake_live++, OK;
+}
+R cuGraphLaunch(void *e, void *s) {
+  const launch *l = (const launch *)((const char *)e + ((const char *)graph.list - (const char *)&graph));
+  int n = ((const int *)e)[1];
+  fake_graph_launches++;
+  for (int i = 0; i < n; i++)
+    if (run(l + i)) return ILLEGAL;
+  return STREAM_OK(s) ? OK : INVALID;
+}
+R cuGraphDestroy(void *g) { return g == &graph ? OK : INVALID; }
+R cuGraphExecDestroy(void *e) { return free(e), fake_live--, OK; }
+R cuGetErrorName(R r, const char **s) { return *s = r == 218 ? "CUDA_ERROR_INVALID_PTX" : "CUDA_ERROR_FAKE", OK; }
+R cuGetErrorString(R r, const char **s) { return *s = "fake error", r ? OK : INVALID; }
