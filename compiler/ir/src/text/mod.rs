@@ -19,3 +19,6 @@ pub use kernel_print::print_kernel;
 pub use module::{parse_module, print_module};
 pub use lexer::{Lexer, ParseError, Pos, Token};
 pub use step::{parse_step, print_step};
+
+#[cfg(test)]
+mod tests;
