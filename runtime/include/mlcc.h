@@ -6,8 +6,8 @@
  *   1. dlopen the file; table = dlsym(handle, "mlcc_model"); check magic and abi_version.
  *   2. mmap the same file and find the weights: mlcc_section(file, size, MLCC_SECTION_WEIGHTS, &bytes). (A model built
  *      with --split-weights has them in the .safetensors file beside it: they begin at byte 8 + the u64 at byte 0.)
- *   3. Pick the first variant whose `features` this CPU has (bits MLCC_FEATURE_*). Running another one is an illegal
- *      instruction.
+ *   3. Pick the first variant whose `features` this CPU has: !(v->features & ~mlcc_host_features()). Running another one
+ *      is an illegal instruction.
  *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN).
  *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past.
  *
@@ -22,6 +22,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -261,6 +264,49 @@ static inline const void *mlcc_section(const void *file, uint64_t size, const ch
     return f + off;
   }
   return NULL;
+}
+
+/* Features of this CPU (bits MLCC_FEATURE_*). Needs GCC 11 or Clang 17, or later ones. */
+static inline uint64_t mlcc_host_features(void) {
+  uint64_t bits = 0;
+#if defined(__x86_64__)
+#define MLCC_HAS(feature, name) bits |= __builtin_cpu_supports(name) ? (feature) : 0
+  __builtin_cpu_init();
+  MLCC_HAS(MLCC_FEATURE_SSE3, "sse3");
+  MLCC_HAS(MLCC_FEATURE_SSSE3, "ssse3");
+  MLCC_HAS(MLCC_FEATURE_SSE4_1, "sse4.1");
+  MLCC_HAS(MLCC_FEATURE_SSE4_2, "sse4.2");
+  MLCC_HAS(MLCC_FEATURE_POPCNT, "popcnt");
+  MLCC_HAS(MLCC_FEATURE_AVX, "avx");
+  MLCC_HAS(MLCC_FEATURE_AVX2, "avx2");
+  MLCC_HAS(MLCC_FEATURE_FMA, "fma");
+  MLCC_HAS(MLCC_FEATURE_F16C, "f16c");
+  MLCC_HAS(MLCC_FEATURE_BMI1, "bmi");
+  MLCC_HAS(MLCC_FEATURE_BMI2, "bmi2");
+  MLCC_HAS(MLCC_FEATURE_LZCNT, "lzcnt");
+  MLCC_HAS(MLCC_FEATURE_MOVBE, "movbe");
+  MLCC_HAS(MLCC_FEATURE_AVX512F, "avx512f");
+  MLCC_HAS(MLCC_FEATURE_AVX512BW, "avx512bw");
+  MLCC_HAS(MLCC_FEATURE_AVX512CD, "avx512cd");
+  MLCC_HAS(MLCC_FEATURE_AVX512DQ, "avx512dq");
+  MLCC_HAS(MLCC_FEATURE_AVX512VL, "avx512vl");
+  MLCC_HAS(MLCC_FEATURE_AVX512VNNI, "avx512vnni");
+  MLCC_HAS(MLCC_FEATURE_AVX512BF16, "avx512bf16");
+  MLCC_HAS(MLCC_FEATURE_AVX512VBMI, "avx512vbmi");
+  MLCC_HAS(MLCC_FEATURE_CMPXCHG16B, "cmpxchg16b");
+#undef MLCC_HAS
+#elif defined(__aarch64__) && defined(__linux__)
+  unsigned long a = getauxval(16), b = getauxval(26); /* AT_HWCAP, AT_HWCAP2 */
+  bits |= (a >> 1 & 1) ? MLCC_FEATURE_NEON : 0;
+  bits |= (a >> 10 & 1) ? MLCC_FEATURE_FP16 : 0;
+  bits |= (a >> 20 & 1) ? MLCC_FEATURE_DOTPROD : 0;
+  bits |= (a >> 22 & 1) ? MLCC_FEATURE_SVE : 0;
+  bits |= (a >> 8 & 1) ? MLCC_FEATURE_LSE : 0;
+  bits |= (b >> 1 & 1) ? MLCC_FEATURE_SVE2 : 0;
+  bits |= (b >> 13 & 1) ? MLCC_FEATURE_I8MM : 0;
+  bits |= (b >> 14 & 1) ? MLCC_FEATURE_BF16 : 0;
+#endif
+  return bits;
 }
 
 #ifdef __cplusplus

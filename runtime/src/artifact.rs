@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use memmap2::{Advice, Mmap};
+use memmap2::{Advice, Mmap, MmapOptions};
 use mlcc_abi::elf::{Elf, ElfError, MACHINE_AARCH64, MACHINE_X86_64, SHT_NOBITS};
 use mlcc_abi::section;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -220,6 +220,6 @@ fn map_file(path: &Path) -> Result<(File, Mmap)> {
     }
     // SAFETY: read-only and private. Files are replaced by rename, never written in place; who truncates one under a
     // running process gets SIGBUS, as with any shared library.
-    let map = unsafe { Mmap::map(&file) }.map_err(fail("map"))?;
+    let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.map_err(fail("map"))?;
     Ok((file, map))
 }

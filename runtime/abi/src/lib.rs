@@ -6,7 +6,8 @@
 //! Invariants
 //! * 64-bit little-endian hosts only; every struct is `#[repr(C)]` with explicit padding fields.
 //! * Strings are pointer + length, UTF-8, not NUL-terminated. (Device images are the exception: see [`DeviceImage`].)
-//! * A change of any layout or meaning raises [`ABI_VERSION`]; new trailing table fields do so too.
+//! * A change of any layout or meaning raises [`ABI_VERSION`]; new trailing table fields do so too. The first fields of
+//!   the table, up to and including `compiler`, keep their place in every version, so that a mismatch can be explained.
 //! * Buffers handed to an entry point are aligned to [`BUFFER_ALIGN`] at least.
 //!
 //! [`elf`] reads the artifact file itself (sections and the bytes that the code hash covers). It is here because

@@ -1,0 +1,81 @@
+/* Greedy generation through mlcc.h alone: token ids in, token ids out, one thread.
+ *
+ *   cc -O2 -I runtime/include runtime/examples/generate.c -o generate -ldl
+ *   ./generate ./model.so 16 510 2776 369
+ */
+#define _DEFAULT_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "mlcc.h"
+
+static int fail(const char *what) {
+  fprintf(stderr, "generate: %s\n", what);
+  return 1;
+}
+
+static int64_t argmax(const float *x, uint64_t n) {
+  uint64_t best = 0;
+  for (uint64_t i = 1; i < n; i++)
+    if (x[i] > x[best]) best = i;
+  return (int64_t)best;
+}
+
+static void *aligned(uint64_t bytes, uint64_t alignment) {
+  return aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 4) return fail("usage: generate ./MODEL.so COUNT TOKEN_ID...");
+
+  /* The code. */
+  void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+  if (!library) return fail(dlerror());
+  const mlcc_model_table *model = dlsym(library, "mlcc_model");
+  if (!model || model->magic != MLCC_MAGIC) return fail("not an mlcc artifact");
+  if (model->abi_version != MLCC_ABI_VERSION) return fail("built for another ABI version: build the model again");
+  const mlcc_entries *entries = NULL;
+  for (uint64_t i = 0; i < model->n_variants && !entries; i++)
+    if (!(model->variants[i].features & ~mlcc_host_features())) entries = &model->variants[i].entries;
+  if (!entries) return fail("no variant for this CPU");
+
+  /* The weights: mapped from the same file. */
+  struct stat info;
+  int file = open(argv[1], O_RDONLY);
+  if (file < 0 || fstat(file, &info)) return fail("cannot open the model");
+  const void *bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+  if (bytes == MAP_FAILED) return fail("cannot map the model");
+  uint64_t weights_bytes = 0;
+  mlcc_ctx ctx;
+  memset(&ctx, 0, sizeof ctx);
+  ctx.weights = mlcc_section(bytes, (uint64_t)info.st_size, MLCC_SECTION_WEIGHTS, &weights_bytes);
+  if (!ctx.weights || weights_bytes < model->weights_bytes) return fail("the model has no weights");
+
+  /* The memory plan. */
+  ctx.arena = aligned(model->arena_bytes, model->alignment);
+  ctx.state = aligned(model->state_bytes, model->alignment);
+  ctx.logits = aligned(model->vocab * sizeof(float), MLCC_BUFFER_ALIGN);
+  if (!ctx.arena || !ctx.state || !ctx.logits) return fail("out of memory");
+  if (!entries->create_kv_cache || !entries->decode) return fail("entry points are missing");
+  entries->create_kv_cache(&ctx, 0, 1);
+
+  int count = atoi(argv[2]), prompt = argc - 3;
+  for (int i = 0; i < prompt + count; i++) {
+    int64_t id = i < prompt ? atol(argv[3 + i]) : argmax(ctx.logits, model->vocab);
+    if (id < 0 || (uint64_t)id >= model->vocab) return fail("a token is outside of the vocabulary");
+    if (i >= prompt) printf(i == prompt ? "%d" : " %d", (int)id);
+    int32_t token = (int32_t)id;
+    ctx.tokens = &token;
+    ctx.n = 1;
+    if (entries->decode(&ctx, 0, 1) != MLCC_OK) return fail("decode failed");
+    ctx.past++;
+  }
+  printf("\n");
+  return 0;
+}

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Greedy generation with nothing but Python's standard library: token ids in, token ids out, one thread.
+
+    python3 runtime/examples/generate.py model.so 16 510 2776 369
+
+The structures are those of runtime/include/mlcc.h.
+"""
+import ctypes as c
+import mmap
+import os
+import platform
+import struct
+import sys
+
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 1
+# Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
+CPUINFO = {
+    "x86_64": "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512bw avx512cd avx512dq "
+    "avx512vl avx512_vnni avx512_bf16 avx512vbmi avx512_fp16 avx_vnni amx_tile amx_int8 amx_bf16 cx16",
+    "aarch64": "asimd asimdhp asimddp bf16 i8mm sve sve2 atomics",
+}
+FIRST_BIT = {"x86_64": 0, "aarch64": 32}
+
+
+class Str(c.Structure):
+    _fields_ = [("ptr", c.c_void_p), ("len", c.c_uint64)]
+
+    def __str__(self):
+        return c.string_at(self.ptr, self.len).decode()
+
+
+class Ctx(c.Structure):
+    _fields_ = (
+        [(name, c.c_void_p) for name in ("weights", "arena", "state", "tokens")]
+        + [("n", c.c_int64), ("past", c.c_int64)]
+        + [(name, c.c_void_p) for name in ("logits", "probs", "barrier", "barrier_self")]
+        + [("temperature", c.c_float), ("batch", c.c_uint32), ("reserved", c.c_uint64 * 5)]
+    )
+
+
+Step = c.CFUNCTYPE(c.c_int32, c.POINTER(Ctx), c.c_uint32, c.c_uint32)
+
+
+class Variant(c.Structure):
+    _fields_ = [("name", Str), ("features", c.c_uint64)] + [
+        (name, c.c_void_p)
+        for name in (
+            "prefill", "decode", "prefill_logits", "create_kv_cache", "reset_kv_cache", "softmax_with_temperature",
+            "get_metadata",
+        )
+    ]  # fmt: skip
+
+
+class Model(c.Structure):
+    _fields_ = (
+        [("magic", c.c_uint64), ("abi_version", c.c_uint32), ("struct_size", c.c_uint32), ("flags", c.c_uint64)]
+        + [(name, Str) for name in ("target", "compiler", "metadata")]
+        + [("variants", c.POINTER(Variant)), ("n_variants", c.c_uint64)]
+        + [("arrays", c.c_uint64 * 8)]
+        + [
+            (name, c.c_uint64)
+            for name in (
+                "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
+                "max_workers",
+            )
+        ]
+        + [("reserved", c.c_uint64 * 7)]
+    )  # fmt: skip
+
+
+def host_features():
+    with open("/proc/cpuinfo") as f:
+        lines = [line.split(":")[1] for line in f if line.startswith(("flags", "Features"))]
+    have, machine = set(lines[0].split()) if lines else set(), platform.machine()
+    names = CPUINFO.get(machine, "").split()
+    return sum(1 << (FIRST_BIT[machine] + i) for i, name in enumerate(names) if name in have)
+
+
+def section(file, wanted):
+    """(offset, size) of a section of the ELF file."""
+    (table,) = struct.unpack_from("<Q", file, 40)
+    size, count, names = struct.unpack_from("<HHH", file, 58)
+    (names_at,) = struct.unpack_from("<Q", file, table + names * size + 24)
+    for i in range(count):
+        (name,) = struct.unpack_from("<I", file, table + i * size)
+        if file[names_at + name : file.find(b"\0", names_at + name)] == wanted.encode():
+            return struct.unpack_from("<QQ", file, table + i * size + 24)
+    sys.exit(f"generate: the model has no section {wanted}")
+
+
+def buffer(size, alignment):
+    """Aligned zeroed memory: (its address, what keeps it alive)."""
+    memory = c.create_string_buffer(size + alignment)
+    return -(-c.addressof(memory) // alignment) * alignment, memory
+
+
+def main(path, count, prompt):
+    model = Model.in_dll(c.CDLL(os.path.abspath(path)), "mlcc_model")
+    if model.magic != MAGIC or model.abi_version != ABI_VERSION:
+        sys.exit("generate: not an mlcc artifact of this ABI version")
+    host = host_features()
+    fitting = [v for v in model.variants[: model.n_variants] if not v.features & ~host]
+    if not fitting:
+        sys.exit("generate: no variant for this CPU")
+
+    with open(path, "rb") as f:
+        # A private writable mapping, because ctypes takes no address of a read-only one; nothing is written.
+        file = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    start, _ = section(file, ".mlcc.weights")
+    mapped = c.c_char.from_buffer(file)
+    arena, keep_arena = buffer(model.arena_bytes, model.alignment)
+    state, keep_state = buffer(model.state_bytes, model.alignment)
+    logits_at, keep_logits = buffer(4 * model.vocab, 64)
+    logits, token = (c.c_float * model.vocab).from_address(logits_at), c.c_int32()
+    ctx = Ctx(weights=c.addressof(mapped) + start, arena=arena, state=state, logits=logits_at, n=1)
+    ctx.tokens = c.addressof(token)
+
+    create, decode = Step(fitting[0].create_kv_cache), Step(fitting[0].decode)
+    create(ctx, 0, 1)
+    ids = []
+    for i in range(len(prompt) + count):
+        token.value = prompt[i] if i < len(prompt) else max(range(model.vocab), key=lambda v: logits[v])
+        if not 0 <= token.value < model.vocab:
+            sys.exit(f"generate: token {token.value} is outside of the vocabulary of {model.vocab}")
+        if i >= len(prompt):
+            ids.append(token.value)
+        if decode(ctx, 0, 1) != 0:
+            sys.exit("generate: decode failed")
+        ctx.past += 1
+    print(*ids)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit("usage: generate.py MODEL.so COUNT TOKEN_ID...")
+    main(sys.argv[1], int(sys.argv[2]), [int(a) for a in sys.argv[3:]])
