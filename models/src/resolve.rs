@@ -156,8 +156,12 @@ fn locate(request: &ModelRequest) -> Result<(String, Place), ResolveError> {
     if let Some(preset) = Preset::find(model) {
         let wants_files = request.weights.is_none() && request.random_weights.is_none();
         let repo = RepoName::parse(preset.repo).filter(|_| wants_files);
-        let cached = repo.and_then(|repo| cached_or_download(&repo, request).ok());
-        let place = cached.map_or(Place::Preset(preset), Place::Directory);
+        let place = match repo.map(|repo| cached_or_download(&repo, request)) {
+            Some(Ok(dir)) => Place::Directory(dir),
+            // Not there is reported later with all ways to get the weights; broken or failed is reported as such.
+            None | Some(Err(ResolveError::NotCached { .. })) => Place::Preset(preset),
+            Some(Err(other)) => return Err(other),
+        };
         return Ok((preset.name.to_string(), place));
     }
     let Some(repo) = RepoName::parse(model) else { return Err(no_such_model(model)) };

@@ -267,6 +267,8 @@ fn broken_caches_are_named() {
     let dir = tempfile::tempdir().unwrap();
     fill_cache(dir.path(), "org/gone", "abc", "def");
     not_resolved(&request("org/gone", dir.path()), &["org/gone", "no snapshot", "Download it again"]);
+    fill_cache(dir.path(), "RWKV/rwkv-4-430m-pile", "abc", "def");
+    not_resolved(&request("rwkv-430m", dir.path()), &["RWKV/rwkv-4-430m-pile", "no snapshot"]);
     fill_cache(dir.path(), "org/evil", "abc", "../../../etc");
     not_resolved(&request("org/evil", dir.path()), &["does not name a commit"]);
 }
