@@ -112,7 +112,8 @@ impl KernelBuilder {
         self.push(Stmt::Alloc { buf });
         buf
     }
-    fn new_var(&mut self, name: &str, ty: Ty) -> VarId {
+    /// A variable that the caller assigns with `For` or `Let` itself.
+    pub fn new_var(&mut self, name: &str, ty: Ty) -> VarId {
         self.kernel.vars.push(VarDecl { name: name.into(), ty })
     }
 

@@ -1,6 +1,6 @@
 //! Random expressions of a wanted type.
 
-use super::{Generator, INTS};
+use super::{Generator, INPUT, INTS};
 use crate::instr::{InstrId, Meaning};
 use crate::kernel::*;
 use crate::types::DType;
@@ -14,13 +14,24 @@ impl Generator {
             0 if !fits.is_empty() => self.rng.pick(&fits),
             1 | 2 => match self.load(ty) {
                 Some(value) => value,
-                None => self.constant(ty),
+                None if self.rng.chance(4) => self.constant(ty),
+                None => self.converted(ty),
             },
             3 if ty.lanes > 1 => {
                 let value = self.leaf(scalar);
                 self.kb.splat(value, ty.lanes)
             }
             _ => self.constant(ty),
+        }
+    }
+
+    /// An input of another type, converted.
+    fn converted(&mut self, ty: Ty) -> ExprId {
+        let buf = self.rng.pick(&self.inputs.clone());
+        let from = self.kb.kernel().bufs[buf].dtype;
+        match self.load(Ty::vector(from, ty.lanes)) {
+            Some(value) => self.kb.cast(value, ty.dtype),
+            None => self.constant(ty),
         }
     }
 
@@ -88,7 +99,11 @@ impl Generator {
             }
             1 if ty.dtype.is_int() => {
                 let bytes = ty.dtype.bytes().unwrap_or(1) as u32 * ty.lanes;
-                let fits = |d: &DType| bytes.is_multiple_of(d.bytes().unwrap_or(1) as u32);
+                // Loads need as many elements as there are lanes.
+                let fits = |d: &DType| {
+                    let size = d.bytes().unwrap_or(1) as u32;
+                    bytes.is_multiple_of(size) && i64::from(bytes / size) <= INPUT
+                };
                 let from: Vec<DType> = INTS.into_iter().filter(fits).collect();
                 let from = self.rng.pick(&from);
                 let lanes = bytes / from.bytes().unwrap_or(1) as u32;

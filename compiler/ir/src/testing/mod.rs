@@ -349,7 +349,7 @@ impl Generator {
     fn load(&mut self, ty: Ty) -> Option<ExprId> {
         let fits = |g: &Self, b: &BufId| g.kb.kernel().bufs[*b].dtype == ty.dtype;
         let locals: Vec<BufId> = self.locals.iter().copied().filter(|b| fits(self, b)).collect();
-        if !locals.is_empty() && self.rng.chance(2) {
+        if !locals.is_empty() && i64::from(ty.lanes) <= SLOT && self.rng.chance(2) {
             let buf = self.rng.pick(&locals);
             let at = self.local_index(buf, ty.lanes);
             return Some(self.kb.load_vec(buf, at, ty.lanes));
