@@ -9,6 +9,7 @@ use inkwell::{FloatPredicate, IntPredicate};
 use mlcc_ir::instr::{InstrId, Scope, Spelling};
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
+use mlcc_target::Arch;
 
 impl<'c> KernelEmitter<'_, 'c> {
     pub fn expr(&mut self, id: ExprId) -> Result<Value<'c>> {
@@ -161,14 +162,13 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     fn float_binary(&self, op: BinOp, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
-        let call = |name: &str| self.e.intrinsic_value(name, &[a.get_type()], &[a, b]);
         match op {
             BinOp::Add => self.e.op(Op::FAdd, a, b),
             BinOp::Sub => self.e.op(Op::FSub, a, b),
             BinOp::Mul => self.e.op(Op::FMul, a, b),
             BinOp::Div => self.e.op(Op::FDiv, a, b),
-            BinOp::Min => call("llvm.minnum"),
-            BinOp::Max => call("llvm.maxnum"),
+            BinOp::Min => self.extremum("llvm.minnum", FloatPredicate::OLT, a, b),
+            BinOp::Max => self.extremum("llvm.maxnum", FloatPredicate::OGT, a, b),
             BinOp::Lt => self.e.fcmp(FloatPredicate::OLT, a, b),
             BinOp::Le => self.e.fcmp(FloatPredicate::OLE, a, b),
             BinOp::Eq => self.e.fcmp(FloatPredicate::OEQ, a, b),
@@ -178,6 +178,18 @@ impl<'c> KernelEmitter<'_, 'c> {
                 Err(Fault(format!("{} of f32", op.name())))
             }
         }
+    }
+
+    /// The better one of two floats by `predicate`; the other operand where one is NaN.
+    fn extremum(&self, name: &str, predicate: FloatPredicate, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+        if self.caps.arch != Arch::X86_64 {
+            return self.e.intrinsic_value(name, &[a.get_type()], &[a, b]);
+        }
+        // On x86 LLVM calls fminf for lanes that it cannot fit into registers; spelled out it is minps and a blend.
+        let better = self.e.fcmp(predicate, a, b)?;
+        let picked = self.e.select(better, a, b)?;
+        let is_nan = self.e.fcmp(FloatPredicate::UNO, b, b)?;
+        self.e.select(is_nan, a, picked)
     }
 
     fn convert(&self, a: Value<'c>, from: Ty, to: Ty) -> Result<Value<'c>> {
