@@ -1,0 +1,36 @@
+//! The graph module of a model: all its entry functions.
+
+use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::graph::FunctionKind;
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::OpError;
+use mlcc_ir::types::{DType, TensorType};
+use mlcc_models::Architecture;
+use mlcc_models::rwkv4::{self, Logits};
+use mlcc_passes::plan_memory::SOFTMAX;
+
+/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`.
+pub fn build_module(name: &str, architecture: &Architecture) -> Result<Module, OpError> {
+    let mut b = GraphBuilder::new(name);
+    let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
+    match architecture {
+        Architecture::Rwkv4(config) => {
+            rwkv4::build(&mut b, config, "prefill", &n, Logits::Last);
+            rwkv4::build(&mut b, config, "decode", &one, Logits::Last);
+            rwkv4::build(&mut b, config, "prefill_logits", &n, Logits::All);
+        }
+    }
+    softmax_with_temperature(&mut b, architecture.vocab());
+    b.finish()
+}
+
+/// `softmax(logits / temperature)` of one row of logits.
+fn softmax_with_temperature(b: &mut GraphBuilder, vocab: usize) {
+    let logits = TensorType::new(DType::F32, [1, vocab]);
+    let temperature = TensorType::new(DType::F32, [1]);
+    b.function(SOFTMAX, FunctionKind::Entry, &[logits, temperature], |b, inputs| {
+        let scaled = b.div(inputs[0], inputs[1]);
+        vec![b.softmax(scaled)]
+    });
+}

@@ -1,0 +1,178 @@
+//! Weights from the checkpoint to the payload: read, transformed, quantized and packed in pieces of a few rows, so that
+//! memory stays near the size of one tensor.
+
+use mlcc_ir::module::{Param, ParamSource};
+use mlcc_ir::types::Packing;
+use mlcc_models::checkpoint::FiniteCheck;
+use mlcc_models::{Checkpoint, CheckpointError, TensorData};
+use mlcc_quant::{PackOptions, Packer, QuantError};
+
+/// Values read at a time.
+const PIECE: usize = 1 << 18;
+
+/// Why a parameter could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error("tensor {tensor}: {source}")]
+    Pack { tensor: String, source: QuantError },
+    #[error("internal error: parameter {0} has no constant shape of at most two axes")]
+    Shape(String),
+}
+
+/// Rows and columns of a parameter; a vector is one row.
+pub fn matrix_shape(param: &Param) -> Option<(usize, usize)> {
+    let dims: Option<Vec<usize>> =
+        param.ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
+    match dims?.as_slice() {
+        [] => Some((1, 1)),
+        [k] => Some((1, *k)),
+        [n, k] => Some((*n, *k)),
+        _ => None,
+    }
+}
+
+/// Packs one parameter, handing finished bytes to `write` as they come.
+pub fn pack_param<E: From<WeightError>>(
+    checkpoint: &Checkpoint,
+    param: &Param,
+    options: PackOptions,
+    mut write: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
+    let packing = param.packing.unwrap_or(Packing::RowMajor);
+    let reader = Reader::open(checkpoint, &param.source, k).map_err(WeightError::from)?;
+    let mut packer = Packer::new(param.ty.dtype, packing, n, k, options).map_err(named)?;
+    let mut bytes = Vec::new();
+    let rows_at_once = (PIECE / k.max(1)).max(1);
+    let mut values = vec![0.0; rows_at_once.min(n) * k];
+    let mut row = 0;
+    while row < n {
+        let rows = rows_at_once.min(n - row);
+        let piece = &mut values[..rows * k];
+        reader.read(row, piece).map_err(WeightError::from)?;
+        packer.push_rows(piece, &mut bytes).map_err(named)?;
+        write(&bytes)?;
+        bytes.clear();
+        row += rows;
+    }
+    packer.finish(&mut bytes).map_err(named)?;
+    write(&bytes)
+}
+
+/// All values of a parameter, transformed but not quantized.
+pub fn read_param(checkpoint: &Checkpoint, param: &Param) -> Result<Vec<f32>, WeightError> {
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let mut values = vec![0.0; n * k];
+    Reader::open(checkpoint, &param.source, k)?.read(0, &mut values)?;
+    Ok(values)
+}
+
+/// An open [`ParamSource`] that gives rows of `k` values.
+enum Reader<'a> {
+    Tensor { data: TensorData<'a>, k: usize },
+    Map { f: fn(f64, f32) -> f32, argument: f64, inner: Box<Reader<'a>> },
+    Concat(Vec<(usize, Reader<'a>)>),
+    Whole { values: Vec<f32>, k: usize },
+}
+
+impl<'a> Reader<'a> {
+    fn open(
+        checkpoint: &'a Checkpoint,
+        source: &ParamSource,
+        k: usize,
+    ) -> Result<Reader<'a>, CheckpointError> {
+        Ok(match source {
+            ParamSource::Tensor(name) => Reader::Tensor { data: checkpoint.read(name)?, k },
+            ParamSource::Scale(factor, inner) => {
+                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
+                Reader::Map { f: |factor, x| (f64::from(x) * factor) as f32, argument: *factor, inner }
+            }
+            ParamSource::NegExp(inner) => {
+                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
+                Reader::Map { f: |_, x| (-f64::from(x).exp()) as f32, argument: 0.0, inner }
+            }
+            ParamSource::Concat(parts) => {
+                let open = |part| {
+                    let reader = Reader::open(checkpoint, part, k)?;
+                    Ok((reader.rows(k), reader))
+                };
+                Reader::Concat(parts.iter().map(open).collect::<Result<_, CheckpointError>>()?)
+            }
+            ParamSource::Transpose(inner) => {
+                // The columns of the source are the rows here, so its row length is the number of our rows.
+                let probe = Reader::open(checkpoint, inner, 1)?;
+                let total = probe.rows(1);
+                let rows = total.checked_div(k).unwrap_or(0);
+                let inner = Reader::open(checkpoint, inner, rows.max(1))?;
+                let mut values = vec![0.0; total];
+                inner.read(0, &mut values)?;
+                let transposed = (0..rows).flat_map(|r| (0..k).map(move |c| (r, c)));
+                Reader::Whole { values: transposed.map(|(r, c)| values[c * rows + r]).collect(), k }
+            }
+        })
+    }
+
+    fn rows(&self, k: usize) -> usize {
+        match self {
+            Reader::Tensor { data, .. } => data.elements().checked_div(k).unwrap_or(0),
+            Reader::Map { inner, .. } => inner.rows(k),
+            Reader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
+            Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
+        }
+    }
+
+    /// Fills `out` (whole rows) from row `row` on; NaN and infinities are errors that name the element.
+    fn read(&self, row: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        match self {
+            Reader::Tensor { data, k } => {
+                data.read_f32_into(row * k, out)?;
+                FiniteCheck::new(data.info()).check(row * k, out)
+            }
+            Reader::Map { f, argument, inner } => {
+                inner.read(row, out)?;
+                out.iter_mut().for_each(|x| *x = f(*argument, *x));
+                Ok(())
+            }
+            Reader::Concat(parts) => Reader::read_parts(parts, row, out),
+            Reader::Whole { values, k } => {
+                out.copy_from_slice(&values[row * k..row * k + out.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_parts(
+        parts: &[(usize, Reader)],
+        mut row: usize,
+        mut out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let total: usize = parts.iter().map(|(rows, _)| rows).sum();
+        let k = match (out.len(), total) {
+            (0, _) | (_, 0) => return Ok(()),
+            _ => parts.iter().find_map(|(_, r)| r.width()).unwrap_or(1),
+        };
+        for (rows, reader) in parts {
+            if row >= *rows {
+                row -= rows;
+                continue;
+            }
+            let count = (rows - row).min(out.len() / k);
+            let (here, rest) = out.split_at_mut(count * k);
+            reader.read(row, here)?;
+            out = rest;
+            row = 0;
+        }
+        Ok(())
+    }
+
+    fn width(&self) -> Option<usize> {
+        match self {
+            Reader::Tensor { k, .. } | Reader::Whole { k, .. } => Some(*k),
+            Reader::Map { inner, .. } => inner.width(),
+            Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Runs a planned step by interpreting its kernels: the whole artifact without a code generator.
+//!
+//! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the contract
+//! of in-place outputs gives another result here than on a real machine, which the executor matrix shows.
+
+use crate::kernel::{Buffer, InterpError, Options, run_with};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+
+/// Memory of one sequence, by base.
+#[derive(Clone, Default)]
+pub struct Memory {
+    blocks: [Vec<u8>; Base::ALL.len()],
+}
+
+impl Memory {
+    /// The bytes behind a base; grow it to the planned size before running.
+    pub fn block(&mut self, base: Base) -> &mut Vec<u8> {
+        &mut self.blocks[slot(base)]
+    }
+
+    fn read(&self, place: &BufferRef) -> Result<Vec<u8>, StepError> {
+        let block = &self.blocks[slot(place.base)];
+        let start = place.offset as usize;
+        let end = start + place.bytes as usize;
+        // Inputs and outputs hold only the rows of this call; the rest of the worst case is never touched.
+        match block.get(start..end.min(block.len())) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => Err(StepError::Range { base: place.base.name(), start, end, size: block.len() }),
+        }
+    }
+
+    fn write(&mut self, place: &BufferRef, bytes: &[u8]) {
+        let start = place.offset as usize;
+        self.blocks[slot(place.base)][start..start + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+fn slot(base: Base) -> usize {
+    Base::ALL.iter().position(|b| *b == base).unwrap_or(0)
+}
+
+/// Why a step could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    #[error("step launches unknown kernel {0}")]
+    NoKernel(String),
+    #[error("{base} has {size} bytes, the step uses {start}..{end}")]
+    Range { base: &'static str, start: usize, end: usize, size: usize },
+    #[error(transparent)]
+    Kernel(#[from] InterpError),
+}
+
+/// Runs all launches in order with the given workers. `sizes` are the symbols of this call.
+pub fn run_step(
+    step: &Step,
+    kernels: &[Kernel],
+    memory: &mut Memory,
+    sizes: &SymValues,
+    options: &Options,
+) -> Result<(), StepError> {
+    for item in &step.items {
+        match item {
+            StepItem::Barrier => {}
+            StepItem::Launch(launch) => run_launch(launch, kernels, memory, sizes, options)?,
+        }
+    }
+    Ok(())
+}
+
+fn run_launch(
+    launch: &Launch,
+    kernels: &[Kernel],
+    memory: &mut Memory,
+    sizes: &SymValues,
+    options: &Options,
+) -> Result<(), StepError> {
+    let kernel = kernels
+        .iter()
+        .find(|k| k.name == launch.kernel)
+        .ok_or_else(|| StepError::NoKernel(launch.kernel.clone()))?;
+    let mut buffers = Vec::new();
+    for (place, &buf) in launch.buffers.iter().zip(&kernel.params) {
+        let decl = &kernel.bufs[buf];
+        // The kernel knows the buffer with this call's length.
+        let bytes = decl.len.eval(sizes) as usize * decl.dtype.bytes().unwrap_or(1);
+        let mut data = memory.read(place)?;
+        data.truncate(bytes);
+        buffers.push(Buffer::new(decl.dtype, data));
+    }
+    run_with(kernel, &mut buffers, sizes, options)?;
+    for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {
+        if kernel.bufs[buf].access != Access::In {
+            memory.write(place, &buffer.bytes);
+        }
+    }
+    Ok(())
+}
