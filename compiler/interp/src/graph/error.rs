@@ -14,11 +14,12 @@ pub enum GraphError {
     Shape { place: String, expected: String, found: String },
     #[error("function @{function} takes {expected} inputs, not {found}")]
     Arity { function: String, expected: usize, found: usize },
-    #[error("function @{function}, node {node} ({op}): {fault}")]
-    Fault { function: String, node: String, op: &'static str, fault: Fault },
+    /// `node` as the printed function shows it: `%3 = gather`.
+    #[error("function @{function}, {node}: {fault}")]
+    Fault { function: String, node: String, fault: Fault },
     /// The graph is not well formed; the verifier would have said so.
-    #[error("function @{function}, node {node} ({op}): {message}")]
-    Malformed { function: String, node: String, op: &'static str, message: String },
+    #[error("function @{function}, {node}: {message}")]
+    Malformed { function: String, node: String, message: String },
     #[error("decomposition: {0}")]
     Decompose(#[from] OpError),
 }

@@ -13,10 +13,12 @@ mod program;
 mod scalar;
 mod step;
 mod tensor;
+mod weights;
 
 pub use error::GraphError;
 pub use exec::Fault;
 pub use tensor::{States, Tensor};
+pub use weights::{WeightError, param_value};
 
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;

@@ -11,6 +11,7 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Meaning, Op};
+use mlcc_ir::text::node_label;
 use mlcc_ir::types::{DType, TensorType};
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -81,9 +82,9 @@ impl<'m> Planner<'m> {
             Ok(types) if types.iter().eq(outputs.iter().copied()) => {}
             Ok(types) => {
                 let types: Vec<String> = types.iter().map(ToString::to_string).collect();
-                return Err(malformed(function, id, node, format!("gives {}", types.join(", "))));
+                return Err(malformed(function, id, format!("gives {}", types.join(", "))));
             }
-            Err(error) => return Err(malformed(function, id, node, error.message)),
+            Err(error) => return Err(malformed(function, id, error.message)),
         }
         match node.op.meaning(&types) {
             Meaning::Structural => Ok(NodePlan::Structural),
@@ -106,7 +107,7 @@ impl<'m> Planner<'m> {
                         Some(how) => how,
                         None => Program::compile(definition, dims.len(), &args, &self.syms)
                             .map(How::Program)
-                            .map_err(|message| malformed(function, id, node, message))?,
+                            .map_err(|message| malformed(function, id, message))?,
                     };
                     plans.push(Output { dtype: ty.dtype, dims, how });
                 }
@@ -133,11 +134,6 @@ impl<'m> Planner<'m> {
     }
 }
 
-pub(super) fn malformed(function: &Function, id: NodeId, node: &Node, message: String) -> GraphError {
-    GraphError::Malformed {
-        function: function.name.clone(),
-        node: id.to_string(),
-        op: node.op.name(),
-        message,
-    }
+pub(super) fn malformed(function: &Function, id: NodeId, message: String) -> GraphError {
+    GraphError::Malformed { function: function.name.clone(), node: node_label(function, id), message }
 }

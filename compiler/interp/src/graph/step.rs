@@ -8,6 +8,7 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId};
 use mlcc_ir::module::FuncId;
 use mlcc_ir::ops::Op;
+use mlcc_ir::text::node_label;
 use mlcc_ir::types::TensorType;
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -96,7 +97,7 @@ impl<'i, 'm> Step<'i, 'm> {
             values[v.index()] = Some(tensor);
         }
         for ((id, node), how) in f.live().zip(&plan.nodes) {
-            let undefined = || malformed(f, id, node, "uses a value before its definition".into());
+            let undefined = || malformed(f, id, "uses a value before its definition".into());
             let args = node
                 .inputs
                 .iter()
@@ -127,12 +128,8 @@ impl<'i, 'm> Step<'i, 'm> {
             NodePlan::Decomposed(plan) => self.run(plan, args),
             NodePlan::Structural => self.structural(f, id, node, args),
             NodePlan::Compute(outputs) => {
-                let fault = |fault| GraphError::Fault {
-                    function: f.name.clone(),
-                    node: id.to_string(),
-                    op: node.op.name(),
-                    fault,
-                };
+                let (function, label) = (|| f.name.clone(), || node_label(f, id));
+                let fault = |fault| GraphError::Fault { function: function(), node: label(), fault };
                 outputs.iter().map(|o| o.evaluate(&args).map(Arc::new).map_err(fault)).collect()
             }
         }
@@ -145,7 +142,7 @@ impl<'i, 'm> Step<'i, 'm> {
         node: &Node,
         mut args: Values,
     ) -> Result<Values, GraphError> {
-        let bad = |message: &str| malformed(f, id, node, message.into());
+        let bad = |message: &str| malformed(f, id, message.into());
         match &node.op {
             Op::Param(param) => Ok(vec![self.interpreter.param(*param)?]),
             Op::StateRead(state) => {

@@ -1,0 +1,162 @@
+//! Whether two modules mean the same: both are interpreted on the same random weights and inputs. For tests of passes.
+
+use crate::compare::{Mismatch, Tolerance, compare};
+use crate::graph::{GraphError, Interpreter, States, Tensor, WeightError, param_value};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::module::{Module, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+use std::collections::BTreeMap;
+
+/// Random integers are below this: valid ids for every table in tests.
+const IDS: u64 = 8;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Different {
+    #[error("{module} module: {error}")]
+    Fails { module: &'static str, error: GraphError },
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    #[error("function @{function}, step {step} with n = {n}, {what}: {mismatch}")]
+    Values { function: String, step: usize, n: i64, what: String, mismatch: Mismatch },
+    #[error("the module has no {0} any more")]
+    Gone(String),
+}
+
+/// Random numbers in multiples of 1/8 from -2 to 2, the same on every machine.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// A tensor of a type: floats in multiples of 1/8 from -2 to 2, integers from 0 to 7.
+pub fn random_tensor(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
+    let mut numbers = Numbers(seed);
+    let mut element = || match dtype.is_int() {
+        true => (numbers.next() % IDS) as f64,
+        false => (numbers.next() % 33) as f64 / 8.0 - 2.0,
+    };
+    let data = (0..dims.iter().product()).map(|_| element()).collect();
+    Tensor::new(dtype, dims, data)
+}
+
+/// Random tensors for every input of a function.
+pub fn random_inputs(f: &Function, syms: &SymValues, seed: u64) -> Vec<Tensor> {
+    let dims = |ty: &TensorType| ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect::<Vec<_>>();
+    let inputs = f.inputs.iter().enumerate();
+    inputs.map(|(i, &v)| random_tensor(f.ty(v).dtype, &dims(f.ty(v)), seed + i as u64)).collect()
+}
+
+/// A random checkpoint: every tensor that a module's parameters name, in the shape that they expect.
+pub struct RandomWeights {
+    tensors: BTreeMap<String, Tensor>,
+}
+
+impl RandomWeights {
+    /// Sources that join tensors are taken to join equal parts.
+    pub fn new(module: &Module, seed: u64) -> RandomWeights {
+        let mut weights = RandomWeights { tensors: BTreeMap::new() };
+        for param in module.params.values() {
+            let dims: Vec<usize> =
+                param.ty.dims.iter().map(|d| d.as_const().unwrap_or(1).max(0) as usize).collect();
+            weights.add(&param.source, dims, seed);
+        }
+        weights
+    }
+    fn add(&mut self, source: &ParamSource, mut dims: Vec<usize>, seed: u64) {
+        match source {
+            ParamSource::Tensor(name) => {
+                let seed = seed.wrapping_add(self.tensors.len() as u64 * 7919);
+                let tensor = random_tensor(DType::F32, &dims, seed);
+                self.tensors.entry(name.clone()).or_insert(tensor);
+            }
+            ParamSource::Scale(_, s) | ParamSource::NegExp(s) => self.add(s, dims, seed),
+            ParamSource::Transpose(s) => {
+                dims.reverse();
+                self.add(s, dims, seed);
+            }
+            ParamSource::Concat(parts) => {
+                if let Some(rows) = dims.first_mut() {
+                    *rows /= parts.len().max(1);
+                }
+                parts.iter().for_each(|s| self.add(s, dims.clone(), seed));
+            }
+        }
+    }
+    /// Values of all parameters of a module made from these tensors, by parameter.
+    pub fn values(&self, module: &Module) -> Result<Vec<Tensor>, WeightError> {
+        let tensor = |name: &str| self.tensors.get(name).cloned();
+        module.params.values().map(|p| param_value(p, &tensor)).collect()
+    }
+}
+
+/// Runs every entry of `before` in both modules, for one and for three tokens, two steps each, and compares outputs
+/// and states.
+pub fn same_meaning(
+    before: &Module,
+    after: &Module,
+    seed: u64,
+    tolerance: Tolerance,
+) -> Result<(), Different> {
+    let weights = RandomWeights::new(before, seed);
+    let (old, new) = (weights.values(before)?, weights.values(after)?);
+    let entries = before.functions.values().filter(|f| f.kind == FunctionKind::Entry);
+    for f in entries {
+        for n in [1, 3] {
+            same_function(Side { before, after, old: &old, new: &new }, f, n, seed, tolerance)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    before: &'a Module,
+    after: &'a Module,
+    old: &'a [Tensor],
+    new: &'a [Tensor],
+}
+
+fn same_function(
+    Side { before, after, old, new }: Side,
+    f: &Function,
+    n: i64,
+    seed: u64,
+    tolerance: Tolerance,
+) -> Result<(), Different> {
+    let fails = |module| move |error| Different::Fails { module, error };
+    let (first, second) = ("the original", "the changed");
+    let reference = Interpreter::new(before, |id| old[id.0 as usize].clone());
+    let changed = Interpreter::new(after, |id| new[id.0 as usize].clone());
+    let mut states = States::new(before).map_err(fails(first))?;
+    let mut new_states = States::new(after).map_err(fails(second))?;
+    let syms = SymValues::tokens(n);
+    for step in 0..2 {
+        let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
+        let want = reference.run_named(&f.name, &inputs, &mut states, syms).map_err(fails(first))?;
+        let got = changed.run_named(&f.name, &inputs, &mut new_states, syms).map_err(fails(second))?;
+        let check = |what: String, got: &Tensor, want: &Tensor| {
+            compare(got.data.iter().copied(), want.data.iter().copied(), tolerance)
+                .map(drop)
+                .map_err(|mismatch| Different::Values { function: f.name.clone(), step, n, what, mismatch })
+        };
+        for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+            check(format!("output {i}"), g, w)?;
+        }
+        for (id, state) in before.states.iter() {
+            let value = after.state(&state.name).and_then(|id| new_states.get(id));
+            let (Some(g), Some(w)) = (value, states.get(id)) else {
+                return Err(Different::Gone(format!("state @{}", state.name)));
+            };
+            check(format!("state @{}", state.name), g, w)?;
+        }
+    }
+    Ok(())
+}

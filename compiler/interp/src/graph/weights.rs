@@ -1,0 +1,88 @@
+//! Values of parameters, made from checkpoint tensors as their sources say: f32 arithmetic, then storage in the
+//! parameter's type (group formats through quantization and back).
+
+use super::Tensor;
+use mlcc_ir::module::{Param, ParamSource};
+use mlcc_ir::types::{DType, Packing};
+use mlcc_quant::{PackOptions, QuantError, dequantize, pack};
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum WeightError {
+    #[error("parameter @{param} needs the tensor {tensor}, which is not there")]
+    Missing { param: String, tensor: String },
+    #[error("parameter @{param}: {message}")]
+    Shape { param: String, message: String },
+    #[error("parameter @{param}: {source}")]
+    Quant { param: String, source: QuantError },
+}
+
+/// The value of a parameter as the interpreter takes it; `tensor` gives checkpoint tensors by name.
+pub fn param_value(param: &Param, tensor: &dyn Fn(&str) -> Option<Tensor>) -> Result<Tensor, WeightError> {
+    let value = evaluate(param, &param.source, tensor)?;
+    let shape = |message| WeightError::Shape { param: param.name.clone(), message };
+    let dims: Option<Vec<usize>> =
+        param.ty.dims.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect();
+    let dims = dims.ok_or_else(|| shape(format!("{} does not have constant sizes", param.ty)))?;
+    if value.data.len() != dims.iter().product() {
+        return Err(shape(format!("expected {}, its source gives {}", param.ty, value.describe())));
+    }
+    let DType::Packed(_) = param.ty.dtype else {
+        return Ok(Tensor::new(param.ty.dtype, &dims, value.data));
+    };
+    let &[rows, columns] = dims.as_slice() else {
+        return Err(shape(format!("packed weights are matrices, not {}", param.ty)));
+    };
+    let quant = |source| WeightError::Quant { param: param.name.clone(), source };
+    let (dtype, packing) = (param.ty.dtype, Packing::RowMajor);
+    let bytes =
+        pack(dtype, packing, rows, columns, &value.to_f32(), PackOptions::default()).map_err(quant)?;
+    let values = dequantize(dtype, packing, rows, columns, &bytes).map_err(quant)?;
+    let data = values.into_iter().map(f64::from).collect();
+    Ok(Tensor { dtype, dims, data })
+}
+
+fn evaluate(
+    param: &Param,
+    source: &ParamSource,
+    tensor: &dyn Fn(&str) -> Option<Tensor>,
+) -> Result<Tensor, WeightError> {
+    let map = |t: Tensor, f: &dyn Fn(f32) -> f32| {
+        let data: Vec<f32> = t.to_f32().into_iter().map(f).collect();
+        Tensor::f32(&t.dims, &data)
+    };
+    let shape = |message| WeightError::Shape { param: param.name.clone(), message };
+    match source {
+        ParamSource::Tensor(name) => tensor(name)
+            .ok_or_else(|| WeightError::Missing { param: param.name.clone(), tensor: name.clone() }),
+        ParamSource::Scale(factor, s) => {
+            Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) * factor) as f32))
+        }
+        ParamSource::NegExp(s) => Ok(map(evaluate(param, s, tensor)?, &|v| -libm::exp(f64::from(v)) as f32)),
+        ParamSource::Transpose(s) => {
+            let t = evaluate(param, s, tensor)?;
+            let &[rows, columns] = t.dims.as_slice() else {
+                return Err(shape(format!("transposes {}, which is no matrix", t.describe())));
+            };
+            let data = (0..rows * columns).map(|i| t.data[i % rows * columns + i / rows]).collect();
+            Ok(Tensor { dtype: t.dtype, dims: vec![columns, rows], data })
+        }
+        ParamSource::Concat(parts) => {
+            let mut parts = parts.iter().map(|s| evaluate(param, s, tensor));
+            let mut joined = parts.next().ok_or_else(|| shape("joins no tensors".into()))??;
+            for part in parts {
+                let part = part?;
+                if joined.dims.is_empty() || part.dims.len() != joined.dims.len() {
+                    let found = part.describe();
+                    return Err(shape(format!("cannot join {found} to {}", joined.describe())));
+                }
+                if part.dims[1..] != joined.dims[1..] {
+                    let found = part.describe();
+                    return Err(shape(format!("cannot join {found} to {}", joined.describe())));
+                }
+                joined.dims[0] += part.dims[0];
+                joined.data.extend(part.data);
+            }
+            Ok(joined)
+        }
+    }
+}
