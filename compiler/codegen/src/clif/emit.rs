@@ -1,0 +1,283 @@
+//! Statements of one kernel, and what is known while they are emitted.
+
+use super::ClifError;
+use super::isa::Machine;
+use super::local::{self, Promotion};
+use super::value::Val;
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{
+    AbiParam, AliasRegion, AliasRegionData, Block, BlockArg, Function, InstBuilder, MemFlagsData, Signature,
+    StackSlot, StackSlotData, StackSlotKind, UserFuncName, Value, types,
+};
+use cranelift_codegen::isa::CallConv;
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
+use mlcc_ir::instr::Meaning;
+use mlcc_ir::kernel::{BufId, ExprId, ForKind, Kernel, Space, Stmt, VarId};
+use std::collections::HashMap;
+
+/// Where the elements of a buffer are.
+#[derive(Clone)]
+pub(super) enum Place {
+    /// At the address in this argument.
+    Pointer(Value),
+    Slot(StackSlot, AliasRegion),
+    /// In registers: one variable per vector or element.
+    Registers(Promotion, Vec<Variable>),
+}
+
+/// One kernel on its way to a Cranelift function. The tables are looked up, never iterated.
+pub(super) struct Emit<'k, 'f> {
+    pub kernel: &'k Kernel,
+    pub machine: Machine,
+    pub fb: FunctionBuilder<'f>,
+    pub places: HashMap<BufId, Place>,
+    pub vars: HashMap<VarId, Val>,
+    /// Values of the current statement; cleared at its end because loads see memory as it is then.
+    pub cache: HashMap<ExprId, Val>,
+    globals: AliasRegion,
+    worker: Value,
+    workers: Value,
+    n_regions: u32,
+}
+
+/// The signature of a kernel's function.
+pub(super) fn kernel_signature(kernel: &Kernel) -> Signature {
+    let mut signature = Signature::new(CallConv::SystemV);
+    let arguments = kernel.params.len() + kernel.dims.len() + 2;
+    signature.params.resize(arguments, AbiParam::new(types::I64));
+    signature
+}
+
+/// Builds the function of a kernel in which only primitive expressions are left.
+pub(super) fn kernel_function(
+    kernel: &Kernel,
+    machine: Machine,
+    context: &mut FunctionBuilderContext,
+) -> Result<Function, ClifError> {
+    let mut func = Function::with_name_signature(UserFuncName::default(), kernel_signature(kernel));
+    let mut fb = FunctionBuilder::new(&mut func, context);
+    let entry = fb.create_block();
+    fb.append_block_params_for_function_params(entry);
+    fb.switch_to_block(entry);
+    fb.seal_block(entry);
+    let args = fb.block_params(entry).to_vec();
+    let globals = AliasRegionData { user_id: 0, description: "global buffers".into() };
+    let globals = fb.func.dfg.alias_regions.insert(globals);
+    let n = args.len();
+    let mut emit = Emit {
+        kernel,
+        machine,
+        fb,
+        places: HashMap::new(),
+        vars: HashMap::new(),
+        cache: HashMap::new(),
+        globals,
+        worker: args[n - 2],
+        workers: args[n - 1],
+        n_regions: 1,
+    };
+    for (&buf, &arg) in kernel.params.iter().zip(&args) {
+        emit.places.insert(buf, Place::Pointer(arg));
+    }
+    for ((_, var), &arg) in kernel.dims.iter().zip(&args[kernel.params.len()..]) {
+        emit.vars.insert(*var, Val::scalar(arg));
+    }
+    emit.stmts(&kernel.body)?;
+    emit.fb.ins().return_(&[]);
+    let isa = machine.isa()?;
+    emit.fb.finalize(isa.frontend_config());
+    Ok(func)
+}
+
+impl Emit<'_, '_> {
+    /// An error about this kernel.
+    pub fn unsupported<T>(&self, what: impl Into<String>) -> Result<T, ClifError> {
+        Err(ClifError::Unsupported { kernel: self.kernel.name.clone(), what: what.into() })
+    }
+
+    /// Accesses never trap; alignment is not claimed, because a 128-bit chunk may start at any element.
+    pub fn flags(&self, place: &Place) -> MemFlagsData {
+        let region = match place {
+            Place::Pointer(_) | Place::Registers(..) => self.globals,
+            Place::Slot(_, region) => *region,
+        };
+        MemFlagsData::new().with_notrap().with_alias_region(Some(region))
+    }
+
+    pub fn iconst(&mut self, value: i64) -> Value {
+        self.fb.ins().iconst(types::I64, value)
+    }
+
+    fn known(&mut self, value: i64) -> Val {
+        let known = Some(value);
+        Val { known, ..Val::scalar(self.iconst(value)) }
+    }
+
+    fn stmts(&mut self, body: &[Stmt]) -> Result<(), ClifError> {
+        for stmt in body {
+            self.cache.clear();
+            self.stmt(stmt)?;
+        }
+        self.cache.clear();
+        Ok(())
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), ClifError> {
+        match stmt {
+            Stmt::For { var, extent, kind, body } => self.for_loop(*var, *extent, *kind, body),
+            Stmt::If { cond, then, otherwise } => self.branch(*cond, then, otherwise),
+            Stmt::Let { var, value } => {
+                let value = self.expr(*value)?;
+                self.vars.insert(*var, value);
+                Ok(())
+            }
+            Stmt::Store { buf, index, value, mask } => self.store(*buf, *index, *value, *mask),
+            Stmt::Alloc { buf } => self.alloc(*buf),
+            Stmt::Instr { instr, .. } => match instr.def().meaning {
+                Meaning::Hint => Ok(()),
+                Meaning::Expr(_) | Meaning::ShuffleXor => self
+                    .unsupported(format!("{} cannot stand as a statement of a CPU kernel", instr.def().name)),
+            },
+            Stmt::Barrier | Stmt::Wait => self.unsupported("barriers and waits belong to GPU kernels"),
+        }
+    }
+
+    fn alloc(&mut self, buf: BufId) -> Result<(), ClifError> {
+        let decl = &self.kernel.bufs[buf];
+        match self.places.get(&buf).cloned() {
+            // The same statement again, in an unrolled loop.
+            Some(Place::Registers(promotion, variables)) => {
+                self.clear(promotion, &variables);
+                return Ok(());
+            }
+            Some(_) => return Ok(()),
+            None => {}
+        }
+        let len = decl.len.as_const().and_then(|l| usize::try_from(l).ok());
+        let (Some(len), Some(bytes)) = (len, decl.dtype.bytes()) else {
+            return self.unsupported(format!("buffer {} of {} {}", decl.name, decl.len, decl.dtype));
+        };
+        if decl.space == Space::Shared {
+            return self.unsupported(format!("buffer {}: shared memory belongs to GPU kernels", decl.name));
+        }
+        if decl.space == Space::Local
+            && let Some(promotion) = local::promotion(self.kernel, buf, self.machine)
+        {
+            let n = len / promotion.lanes as usize;
+            let variables: Vec<Variable> = (0..n).map(|_| self.fb.declare_var(promotion.part)).collect();
+            self.clear(promotion, &variables);
+            self.places.insert(buf, Place::Registers(promotion, variables));
+            return Ok(());
+        }
+        let Some(size) = u32::try_from(len * bytes).ok().filter(|s| *s <= i32::MAX as u32) else {
+            return self.unsupported(format!("buffer {} of {len} elements does not fit a stack", decl.name));
+        };
+        let align = decl.align.max(bytes as u32).ilog2().min(4) as u8;
+        let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, size, align);
+        let slot = self.fb.create_sized_stack_slot(slot);
+        let region = self.new_region();
+        self.places.insert(buf, Place::Slot(slot, region));
+        Ok(())
+    }
+
+    /// Contents are undefined from here on; saying so by a constant keeps the old ones from living on in registers.
+    fn clear(&mut self, promotion: Promotion, variables: &[Variable]) {
+        let zero = self.zero(promotion.part);
+        for &variable in variables {
+            self.fb.def_var(variable, zero);
+        }
+    }
+
+    /// A stack slot that the code of one expression passes through.
+    pub fn scratch(&mut self, bytes: u32) -> Place {
+        let slot = self.fb.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, 4));
+        Place::Slot(slot, self.new_region())
+    }
+
+    fn new_region(&mut self) -> AliasRegion {
+        let data = AliasRegionData { user_id: self.n_regions, description: "stack buffer".into() };
+        self.n_regions += 1;
+        self.fb.func.dfg.alias_regions.insert(data)
+    }
+
+    fn for_loop(
+        &mut self,
+        var: VarId,
+        extent: ExprId,
+        kind: ForKind,
+        body: &[Stmt],
+    ) -> Result<(), ClifError> {
+        let extent = self.expr(extent)?;
+        match (kind, extent.known) {
+            (ForKind::Unroll, Some(n)) => {
+                for i in 0..n {
+                    let value = self.known(i);
+                    self.vars.insert(var, value);
+                    self.stmts(body)?;
+                }
+                Ok(())
+            }
+            (ForKind::Unroll, None) => self.unsupported("an unrolled loop has no constant extent"),
+            (ForKind::Serial, _) => {
+                let zero = self.iconst(0);
+                self.counted(var, zero, extent.single(), body)
+            }
+            (ForKind::Par, _) => {
+                let zero = self.iconst(0);
+                let extent = self.fb.ins().smax(extent.single(), zero);
+                let from = self.slice_bound(self.worker, extent);
+                let next = self.fb.ins().iadd_imm_s(self.worker, 1);
+                let to = self.slice_bound(next, extent);
+                self.counted(var, from, to, body)
+            }
+            (ForKind::Block(_) | ForKind::Thread(_), _) => {
+                self.unsupported("block and thread loops belong to GPU kernels")
+            }
+        }
+    }
+
+    /// `worker * extent / workers`.
+    fn slice_bound(&mut self, worker: Value, extent: Value) -> Value {
+        let product = self.fb.ins().imul(worker, extent);
+        self.fb.ins().udiv(product, self.workers)
+    }
+
+    /// `for var in from..to`.
+    fn counted(&mut self, var: VarId, from: Value, to: Value, body: &[Stmt]) -> Result<(), ClifError> {
+        let header = self.fb.create_block();
+        let inside = self.fb.create_block();
+        let exit = self.fb.create_block();
+        let i = self.fb.append_block_param(header, types::I64);
+        self.fb.ins().jump(header, &[BlockArg::from(from)]);
+        self.fb.switch_to_block(header);
+        let more = self.fb.ins().icmp(IntCC::SignedLessThan, i, to);
+        self.fb.ins().brif(more, inside, &[], exit, &[]);
+        self.enter(inside);
+        self.vars.insert(var, Val::scalar(i));
+        self.stmts(body)?;
+        let next = self.fb.ins().iadd_imm_s(i, 1);
+        self.fb.ins().jump(header, &[BlockArg::from(next)]);
+        self.fb.seal_block(header);
+        self.enter(exit);
+        Ok(())
+    }
+
+    fn branch(&mut self, cond: ExprId, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), ClifError> {
+        let cond = self.expr(cond)?.single();
+        let (yes, no, join) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
+        self.fb.ins().brif(cond, yes, &[], no, &[]);
+        for (block, body) in [(yes, then), (no, otherwise)] {
+            self.enter(block);
+            self.stmts(body)?;
+            self.fb.ins().jump(join, &[]);
+        }
+        self.enter(join);
+        Ok(())
+    }
+
+    /// Goes on in a block to which all jumps have been written.
+    pub fn enter(&mut self, block: Block) {
+        self.fb.switch_to_block(block);
+        self.fb.seal_block(block);
+    }
+}

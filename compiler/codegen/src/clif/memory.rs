@@ -1,0 +1,455 @@
+//! Loads and stores: contiguous runs, gathers and scatters, masks, and buffers kept in registers.
+
+use super::ClifError;
+use super::emit::{Emit, Place};
+use super::local::Promotion;
+use super::value::{Form, Val, scalar_type};
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{BlockArg, InstBuilder, Type, Value, types};
+use cranelift_frontend::Variable;
+use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, Ty};
+use mlcc_ir::types::DType;
+
+/// Where an access starts: `address + offset` bytes.
+#[derive(Clone, Copy)]
+struct Start {
+    address: Value,
+    offset: i32,
+}
+
+/// The bytes an access touches.
+enum Target {
+    /// Consecutive elements.
+    Run(Start),
+    /// One address per lane.
+    Lanes(Vec<Start>),
+}
+
+impl Emit<'_, '_> {
+    fn place(&self, buf: BufId) -> Result<Place, ClifError> {
+        match self.places.get(&buf) {
+            Some(place) => Ok(place.clone()),
+            None => self.unsupported(format!("buffer {} is used out of scope", self.kernel.bufs[buf].name)),
+        }
+    }
+
+    fn element(&self, buf: BufId) -> Result<Type, ClifError> {
+        let decl = &self.kernel.bufs[buf];
+        match scalar_type(decl.dtype) {
+            Some(ty) => Ok(ty),
+            None => self.unsupported(format!("buffer {} has elements of {}", decl.name, decl.dtype)),
+        }
+    }
+
+    pub fn load(
+        &mut self,
+        buf: BufId,
+        index: ExprId,
+        mask: Option<ExprId>,
+        ty: Ty,
+    ) -> Result<Val, ClifError> {
+        let place = self.place(buf)?;
+        let mask = mask.map(|m| self.expr(m)).transpose()?;
+        if let Place::Registers(promotion, variables) = &place {
+            let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
+            return Ok(self.load_registers(*promotion, variables, &lanes, mask.as_ref(), ty));
+        }
+        let target = self.target(buf, &place, index)?;
+        Ok(match (target, mask) {
+            (Target::Run(start), None) => self.load_run(&place, start, ty),
+            (Target::Run(start), Some(mask)) => self.load_masked_run(&place, start, &mask, ty),
+            (Target::Lanes(starts), None) => {
+                let lanes = starts.iter().map(|&s| self.load_lane(&place, s, 0, ty.dtype)).collect();
+                self.assemble(self.form(ty), lanes)
+            }
+            (Target::Lanes(starts), Some(mask)) => {
+                let mask = self.scalars(&mask, true);
+                let lanes = starts.iter().zip(mask);
+                let lanes = lanes.map(|(&s, m)| self.load_guarded(&place, s, 0, m, ty.dtype)).collect();
+                self.assemble(self.form(ty), lanes)
+            }
+        })
+    }
+
+    pub fn store(
+        &mut self,
+        buf: BufId,
+        index: ExprId,
+        value: ExprId,
+        mask: Option<ExprId>,
+    ) -> Result<(), ClifError> {
+        let place = self.place(buf)?;
+        let ty = self.kernel.ty(value);
+        let value = self.expr(value)?;
+        let mask = mask.map(|m| self.expr(m)).transpose()?;
+        if let Place::Registers(promotion, variables) = &place {
+            let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
+            self.store_registers(*promotion, variables, &lanes, &value, mask.as_ref(), ty);
+            return Ok(());
+        }
+        let target = self.target(buf, &place, index)?;
+        let width = self.element(buf)?.bytes() as i32;
+        match (target, mask) {
+            (Target::Run(start), None) => self.store_run(&place, start, &value, ty),
+            (Target::Run(start), Some(mask)) => {
+                self.store_masked_run(&place, start, width, &value, &mask, ty)
+            }
+            (Target::Lanes(starts), mask) => {
+                let mask = mask.map(|m| self.scalars(&m, true));
+                let values = self.scalars(&value, ty.dtype == DType::Bool);
+                for (lane, (start, value)) in starts.into_iter().zip(values).enumerate() {
+                    match &mask {
+                        Some(mask) => self.store_guarded(&place, start, 0, mask[lane], value),
+                        None => self.store_lane(&place, start, 0, value),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // ---- addresses
+
+    fn target(&mut self, buf: BufId, place: &Place, index: ExprId) -> Result<Target, ClifError> {
+        let width = i64::from(self.element(buf)?.bytes());
+        let mut addends = Vec::new();
+        if self.run_addends(index, &mut addends) {
+            let mut known = 0i64;
+            let mut sum: Option<Value> = None;
+            for addend in addends {
+                self.split(addend, &mut known, &mut sum)?;
+            }
+            return Ok(Target::Run(self.start(place, sum, known.wrapping_mul(width), width)));
+        }
+        let lanes = self.expr(index)?.parts;
+        Ok(Target::Lanes(lanes.into_iter().map(|lane| self.start(place, Some(lane), 0, width)).collect()))
+    }
+
+    /// If `index` is a run of consecutive elements, the terms whose sum is its start.
+    fn run_addends(&self, index: ExprId, out: &mut Vec<ExprId>) -> bool {
+        let exprs = &self.kernel.exprs;
+        if exprs.ty(index).lanes == 1 {
+            out.push(index);
+            return true;
+        }
+        match exprs.expr(index) {
+            Expr::Ramp { base, stride } if exprs.as_int(*stride) == Some(1) => {
+                out.push(*base);
+                true
+            }
+            Expr::Binary(BinOp::Add, a, b) => match (exprs.expr(*a), exprs.expr(*b)) {
+                (_, Expr::Splat(s)) if self.run_addends(*a, out) => {
+                    out.push(*s);
+                    true
+                }
+                (Expr::Splat(s), _) if self.run_addends(*b, out) => {
+                    out.push(*s);
+                    true
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Adds a one-lane index to `known + sum`, constants to `known`.
+    fn split(&mut self, index: ExprId, known: &mut i64, sum: &mut Option<Value>) -> Result<(), ClifError> {
+        let val = self.expr(index)?;
+        if let Some(k) = val.known {
+            *known = known.wrapping_add(k);
+            return Ok(());
+        }
+        if let Expr::Binary(BinOp::Add, a, b) = *self.kernel.exprs.expr(index) {
+            self.split(a, known, sum)?;
+            return self.split(b, known, sum);
+        }
+        *sum = Some(match *sum {
+            Some(s) => self.fb.ins().iadd(s, val.single()),
+            None => val.single(),
+        });
+        Ok(())
+    }
+
+    fn start(&mut self, place: &Place, index: Option<Value>, offset: i64, width: i64) -> Start {
+        let base = match place {
+            Place::Slot(slot, _) => self.fb.ins().stack_addr(types::I64, *slot, 0),
+            Place::Pointer(pointer) => *pointer,
+            Place::Registers(..) => unreachable!("registers have no address"),
+        };
+        let mut address = match index {
+            None => base,
+            Some(index) => {
+                let scaled = self.fb.ins().ishl_imm_s(index, i64::from(width.trailing_zeros()));
+                self.fb.ins().iadd(base, scaled)
+            }
+        };
+        // Room is left for the lanes of the access.
+        let offset = match i32::try_from(offset) {
+            Ok(small) if small.unsigned_abs() < 1 << 30 => small,
+            _ => {
+                address = self.fb.ins().iadd_imm_s(address, offset);
+                0
+            }
+        };
+        Start { address, offset }
+    }
+
+    // ---- single lanes
+
+    fn load_lane(&mut self, place: &Place, start: Start, offset: i32, dtype: DType) -> Value {
+        let flags = self.flags(place);
+        let ty = scalar_type(dtype).unwrap_or(types::I8);
+        let value = self.fb.ins().load(ty, flags, start.address, start.offset + offset);
+        match dtype {
+            DType::Bool => self.fb.ins().icmp_imm_s(IntCC::NotEqual, value, 0),
+            _ => value,
+        }
+    }
+
+    fn store_lane(&mut self, place: &Place, start: Start, offset: i32, value: Value) {
+        let flags = self.flags(place);
+        self.fb.ins().store(flags, value, start.address, start.offset + offset);
+    }
+
+    fn load_guarded(&mut self, place: &Place, start: Start, offset: i32, mask: Value, dtype: DType) -> Value {
+        let ty = scalar_type(dtype).unwrap_or(types::I8);
+        let (read, join) = (self.fb.create_block(), self.fb.create_block());
+        let result = self.fb.append_block_param(join, ty);
+        let zero = self.zero(ty);
+        self.fb.ins().brif(mask, read, &[], join, &[BlockArg::from(zero)]);
+        self.enter(read);
+        let value = self.load_lane(place, start, offset, dtype);
+        self.fb.ins().jump(join, &[BlockArg::from(value)]);
+        self.enter(join);
+        result
+    }
+
+    fn store_guarded(&mut self, place: &Place, start: Start, offset: i32, mask: Value, value: Value) {
+        let (write, join) = (self.fb.create_block(), self.fb.create_block());
+        self.fb.ins().brif(mask, write, &[], join, &[]);
+        self.enter(write);
+        self.store_lane(place, start, offset, value);
+        self.fb.ins().jump(join, &[]);
+        self.enter(join);
+    }
+
+    // ---- runs
+
+    /// The form in which a run is read and written: bytes of `bool` count as a vector type here.
+    fn run_form(&self, ty: Ty) -> Form {
+        match ty.dtype {
+            DType::Bool => self.form(Ty::vector(DType::U8, ty.lanes)),
+            _ => self.form(ty),
+        }
+    }
+
+    fn load_run(&mut self, place: &Place, start: Start, ty: Ty) -> Val {
+        let flags = self.flags(place);
+        match self.run_form(ty) {
+            Form::Vectors(vector) => {
+                let mut parts = Vec::new();
+                for i in 0..(ty.lanes / vector.lane_count()) as i32 {
+                    let part = self.fb.ins().load(vector, flags, start.address, start.offset + 16 * i);
+                    parts.push(if ty.dtype == DType::Bool {
+                        let zero = self.zero(vector);
+                        self.fb.ins().icmp(IntCC::NotEqual, part, zero)
+                    } else {
+                        part
+                    });
+                }
+                Val::new(Form::Vectors(vector), parts)
+            }
+            Form::Scalars => {
+                let width = scalar_type(ty.dtype).map_or(1, Type::bytes) as i32;
+                let lanes = 0..ty.lanes as i32;
+                let parts = lanes.map(|i| self.load_lane(place, start, width * i, ty.dtype)).collect();
+                Val::new(Form::Scalars, parts)
+            }
+        }
+    }
+
+    fn store_run(&mut self, place: &Place, start: Start, value: &Val, ty: Ty) {
+        let flags = self.flags(place);
+        let form = self.run_form(ty);
+        let bytes = match (ty.dtype, form) {
+            (DType::Bool, Form::Vectors(vector)) => {
+                let mask = self.mask_to(value, form);
+                let one = self.vector_splat_const(vector, 1);
+                let parts = mask.parts.iter().map(|&p| self.fb.ins().band(p, one)).collect();
+                Val::new(form, parts)
+            }
+            (DType::Bool, Form::Scalars) => self.mask_to(value, form),
+            _ => value.clone(),
+        };
+        let mut offset = start.offset;
+        for part in bytes.parts {
+            self.fb.ins().store(flags, part, start.address, offset);
+            offset += self.fb.func.dfg.value_type(part).bytes() as i32;
+        }
+    }
+
+    /// True if all lanes of the mask are set.
+    fn all(&mut self, mask: &Val) -> Value {
+        let both = mask.parts[1..].iter().fold(mask.parts[0], |a, &b| self.fb.ins().band(a, b));
+        match mask.form {
+            Form::Scalars => both,
+            Form::Vectors(_) => self.fb.ins().vall_true(both),
+        }
+    }
+
+    /// Whole vectors if all lanes are on, else lane by lane.
+    fn load_masked_run(&mut self, place: &Place, start: Start, mask: &Val, ty: Ty) -> Val {
+        let form = self.run_form(ty);
+        let width = scalar_type(ty.dtype).map_or(1, Type::bytes) as i32;
+        let join = match form {
+            Form::Scalars => None,
+            Form::Vectors(vector) => {
+                let (whole, pieces, join) =
+                    (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
+                let all = self.all(mask);
+                self.fb.ins().brif(all, whole, &[], pieces, &[]);
+                self.enter(whole);
+                let parts: Vec<BlockArg> =
+                    self.load_run(place, start, ty).parts.into_iter().map(BlockArg::from).collect();
+                self.fb.ins().jump(join, &parts);
+                let results = parts.iter().map(|_| self.fb.append_block_param(join, vector)).collect();
+                self.enter(pieces);
+                Some((join, Val::new(form, results)))
+            }
+        };
+        let mut lanes = Vec::new();
+        for (i, m) in self.scalars(mask, true).into_iter().enumerate() {
+            lanes.push(self.load_guarded(place, start, width * i as i32, m, ty.dtype));
+        }
+        let Some((join, result)) = join else { return Val::new(Form::Scalars, lanes) };
+        let pieces = match ty.dtype {
+            DType::Bool => self.mask_to(&Val::new(Form::Scalars, lanes), form),
+            _ => self.assemble(form, lanes),
+        };
+        let parts: Vec<BlockArg> = pieces.parts.into_iter().map(BlockArg::from).collect();
+        self.fb.ins().jump(join, &parts);
+        self.enter(join);
+        result
+    }
+
+    fn store_masked_run(&mut self, place: &Place, start: Start, width: i32, value: &Val, mask: &Val, ty: Ty) {
+        let (whole, pieces, join) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
+        let all = self.all(mask);
+        self.fb.ins().brif(all, whole, &[], pieces, &[]);
+        self.enter(whole);
+        self.store_run(place, start, value, ty);
+        self.fb.ins().jump(join, &[]);
+        self.enter(pieces);
+        let mask = self.scalars(mask, true);
+        let values = self.scalars(value, ty.dtype == DType::Bool);
+        for (i, (mask, value)) in mask.into_iter().zip(values).enumerate() {
+            self.store_guarded(place, start, width * i as i32, mask, value);
+        }
+        self.fb.ins().jump(join, &[]);
+        self.enter(join);
+    }
+
+    /// The bits of a value as another type, through memory: for shapes that no bitcast instruction covers.
+    pub fn bitcast_through_memory(&mut self, value: &Val, from: Ty, to: Ty) -> Val {
+        let bytes = from.dtype.bytes().unwrap_or(1) as u32 * from.lanes;
+        let place = self.scratch(bytes);
+        let start = self.start(&place, None, 0, 1);
+        self.store_run(&place, start, value, from);
+        self.load_run(&place, start, to)
+    }
+
+    // ---- registers
+
+    /// The elements that an access to a buffer in registers touches.
+    fn register_lanes(
+        &mut self,
+        buf: BufId,
+        index: ExprId,
+        variables: usize,
+        promotion: Promotion,
+    ) -> Result<Vec<usize>, ClifError> {
+        let (base, stride) = match *self.kernel.exprs.expr(index) {
+            Expr::Ramp { base, stride } => (self.expr(base)?.known, self.expr(stride)?.known),
+            _ => (self.expr(index)?.known, Some(0)),
+        };
+        let len = variables * promotion.lanes as usize;
+        let lanes = i64::from(self.kernel.ty(index).lanes);
+        let at = |lane: i64| {
+            let at = base?.checked_add(stride?.checked_mul(lane)?)?;
+            usize::try_from(at).ok().filter(|&at| at < len)
+        };
+        match (0..lanes).map(at).collect() {
+            Some(lanes) => Ok(lanes),
+            None => {
+                let name = &self.kernel.bufs[buf].name;
+                self.unsupported(format!("an index into local buffer {name} lies outside its {len} elements"))
+            }
+        }
+    }
+
+    fn load_registers(
+        &mut self,
+        promotion: Promotion,
+        variables: &[Variable],
+        lanes: &[usize],
+        mask: Option<&Val>,
+        ty: Ty,
+    ) -> Val {
+        let value = if promotion.lanes == 1 {
+            let lanes = lanes.iter().map(|&l| self.fb.use_var(variables[l])).collect();
+            self.assemble(self.form(ty), lanes)
+        } else {
+            let starts = lanes.iter().step_by(promotion.lanes as usize);
+            let parts = starts.map(|&l| self.fb.use_var(variables[l / promotion.lanes as usize])).collect();
+            Val::new(Form::Vectors(promotion.part), parts)
+        };
+        match mask {
+            None => value,
+            Some(mask) => {
+                let zero = self.zero_of(ty);
+                self.select(mask, &value, &zero, ty)
+            }
+        }
+    }
+
+    fn store_registers(
+        &mut self,
+        promotion: Promotion,
+        variables: &[Variable],
+        lanes: &[usize],
+        value: &Val,
+        mask: Option<&Val>,
+        ty: Ty,
+    ) {
+        let value = match mask {
+            None => value.clone(),
+            Some(mask) => {
+                let old = self.load_registers(promotion, variables, lanes, None, ty);
+                self.select(mask, value, &old, ty)
+            }
+        };
+        if promotion.lanes == 1 {
+            let parts = self.scalars(&value, ty.dtype == DType::Bool);
+            for (&lane, part) in lanes.iter().zip(parts) {
+                self.fb.def_var(variables[lane], part);
+            }
+        } else {
+            for (lane, part) in lanes.iter().step_by(promotion.lanes as usize).zip(value.parts) {
+                self.fb.def_var(variables[lane / promotion.lanes as usize], part);
+            }
+        }
+    }
+
+    fn zero_of(&mut self, ty: Ty) -> Val {
+        match self.form(ty) {
+            Form::Vectors(vector) => {
+                let zero = self.zero(vector);
+                Val::new(Form::Vectors(vector), vec![zero; (ty.lanes / vector.lane_count()) as usize])
+            }
+            Form::Scalars => {
+                let zero = self.zero(scalar_type(ty.dtype).unwrap_or(types::I8));
+                Val::new(Form::Scalars, vec![zero; ty.lanes as usize])
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The Cranelift back end against the kernel interpreter: every construct, random expressions, and a whole model.
+#![cfg(feature = "cranelift")]
+
+mod elementwise;
+mod harness;
+mod memory;
+mod model;
+mod random;
