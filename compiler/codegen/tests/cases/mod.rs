@@ -1,4 +1,5 @@
 //! Kernels with inputs that exercise every construct, and the comparison with the interpreter.
+#![allow(dead_code)]
 
 pub mod values;
 
