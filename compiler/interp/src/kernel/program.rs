@@ -11,6 +11,7 @@ use mlcc_ir::instr::Meaning;
 use mlcc_ir::kernel::*;
 use mlcc_ir::rewrite::expand_instrs;
 use mlcc_ir::types::DType;
+use mlcc_ir::verify::verify_kernel;
 
 /// Place of an expression in the register file: first cell for one thread, and lanes.
 #[derive(Clone, Copy, Debug)]
@@ -155,6 +156,7 @@ impl Program {
     /// Prepares a kernel. Fails on kernels that are not well formed.
     pub fn new(kernel: &Kernel) -> Result<Program, super::InterpError> {
         let error = |fault| super::InterpError { kernel: kernel.name.clone(), fault, at: Vec::new() };
+        verify_kernel(kernel).map_err(|e| error(Fault::Malformed(e.to_string())))?;
         Compiler::compile(expand_instrs(kernel, |_| false)).map_err(error)
     }
 }
@@ -223,10 +225,11 @@ impl Compiler {
                 Expr::Var(v) => self.in_scope[v.0 as usize],
                 // May fail, so only where the statement that wants it really runs.
                 Expr::Binary(BinOp::Div | BinOp::Rem, _, b) => {
-                    self.kernel.exprs.as_int(*b).is_some_and(|c| c > 0 && c < 128)
+                    self.kernel.exprs.as_int(*b).is_some_and(|c| c > 0)
                 }
                 Expr::Binary(BinOp::Shl | BinOp::Shr, _, b) => {
-                    self.kernel.exprs.as_int(*b).is_some_and(|c| (0..8).contains(&c))
+                    let bits = ty.dtype.bytes().unwrap_or(1) as i64 * 8;
+                    self.kernel.exprs.as_int(*b).is_some_and(|c| (0..bits).contains(&c))
                 }
                 _ => true,
             };
