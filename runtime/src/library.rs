@@ -23,8 +23,10 @@ pub(crate) fn load(artifact: &Artifact) -> Result<(Library, Table)> {
     };
     // SAFETY: the artifact's structure and code hash were verified, and what the compiler writes has no
     // initialisers.
-    let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|e| Error::Dlopen { path: path(), what: e.to_string() })?;
+    let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| {
+        let what = e.to_string().replace(&*name.to_string_lossy(), "the file");
+        Error::Dlopen { path: path(), what }
+    })?;
     // SAFETY: the symbol is data of this type; its first fields are checked before the rest is read.
     let table = unsafe { library.get::<*const ModelTable>(MODEL_SYMBOL) };
     let table = table.map_err(|_| {

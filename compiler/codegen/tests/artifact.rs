@@ -265,3 +265,51 @@ fn flipped_bytes_are_found_or_harmless() {
     }
     assert!(found > 100);
 }
+
+/// What `a_full_disk_leaves_nothing` runs inside a file system of 256 KiB; nothing in the plain test run.
+#[test]
+fn child_on_a_full_disk() {
+    let Some(folder) = std::env::var_os("MLCC_TEST_FULL_DISK") else { return };
+    let (folder, linked) = (Path::new(&folder), std::env::var("MLCC_TEST_LINKED").unwrap());
+    for bytes in [200_000, 5_000_000] {
+        let path = folder.join("a.so");
+        let mut writer = ArtifactWriter::create(&path, linked.as_ref(), Weights::Inside).unwrap();
+        let written = writer.section(section::WEIGHTS, &vec![7; bytes]);
+        let written = written.and_then(|()| writer.section(section::GOLDEN, &vec![7; bytes]));
+        let error = match written {
+            Ok(()) => writer.finish().err().unwrap(),
+            Err(error) => {
+                drop(writer);
+                error
+            }
+        };
+        assert!(matches!(error, ArtifactError::NoSpace { .. }), "{error}");
+        assert!(names(folder).is_empty(), "{:?}", names(folder));
+    }
+    println!("child ran");
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    if !toy::can_compile() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let linked = toy::linked(folder.path(), &[]);
+    let small = folder.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    // A mount namespace of its own: the small file system exists for the child only.
+    let script = "mount -t tmpfs -o size=256k none \"$MLCC_TEST_FULL_DISK\" || exit 99; \
+                  exec \"$0\" --exact child_on_a_full_disk --nocapture";
+    let out = Command::new("unshare")
+        .args(["--mount", "--map-root-user", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env("MLCC_TEST_FULL_DISK", &small)
+        .env("MLCC_TEST_LINKED", linked)
+        .output();
+    match out {
+        Ok(out) if String::from_utf8_lossy(&out.stdout).contains("child ran") => {}
+        Ok(out) if out.status.code() == Some(101) => panic!("{}", String::from_utf8_lossy(&out.stderr)),
+        _ => eprintln!("skipped: this machine does not allow a private tmpfs (unshare, mount)"),
+    }
+}

@@ -32,9 +32,7 @@ impl ArtifactError {
     pub(super) fn from_io(action: &'static str, path: &Path, written: u64, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                Self::NoSpace { path, written }
-            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace { path, written },
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if action == "create" => {
                 Self::NotWritable { path }
             }
