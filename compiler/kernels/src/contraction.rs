@@ -11,6 +11,7 @@
 mod floats;
 mod gpu;
 mod int8;
+mod split;
 
 pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 
@@ -22,6 +23,7 @@ use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::tile::{self, GroupReader};
+use split::Planes;
 
 /// Type and row length of the activations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +35,9 @@ pub enum Activation {
     /// int8 codes -127..=127 per group of 32, rows of k rounded up to 32 with zeros behind k; `scales` f32 and `sums` i32
     /// (of the codes of a group), `[rows, groups]`.
     I8 { scales: BufId, sums: BufId },
+    /// 16-bit codes per group of 32 as two int8 planes, `code = 256 high + low`: rows of all high bytes, then all low ones,
+    /// each of k rounded up to 32; `scales` and `sums` as above. Made by the generator itself (see `split`).
+    I16 { scales: BufId, sums: BufId },
 }
 
 /// Group of int8 activations, and of all packed weight formats.
@@ -44,6 +49,7 @@ impl Activation {
         match self {
             Activation::F32 => k,
             Activation::BF16 | Activation::I8 { .. } => k.next_multiple_of(GROUP),
+            Activation::I16 { .. } => 2 * k.next_multiple_of(GROUP),
         }
     }
 }
@@ -117,34 +123,59 @@ pub fn emit_matmul(kb: &mut KernelBuilder, spec: &MatMul, params: &MatMulParams,
         let table = tile::code_table(kb);
         (instr, kb.let_("codes", table))
     });
-    let tiles = kb.int(spec.n.div_ceil(TILE) as i64);
-    // Row chunks lie outside of the loop over tiles: each chunk of x stays in cache while the weights stream by.
-    let chunk = match (params.chunk, kb.kernel().exprs.as_int(spec.m)) {
-        (Some(chunk), None) => Some(i64::from(chunk)),
-        (Some(chunk), Some(m)) if m > i64::from(chunk) => Some(chunk.into()),
-        _ => None,
+    let planes = splits(spec, params);
+    let chunk = match planes {
+        true => Some(split::chunk_rows(spec.k, params.rows[0])),
+        false => params.chunk,
     };
-    match chunk {
+    // Chunks of rows lie outside of the loop over tiles: each chunk of x stays in cache while the weights stream by.
+    let constant = kb.kernel().exprs.as_int(spec.m);
+    match chunk.map(i64::from).filter(|&size| constant.is_none_or(|m| m > size)) {
         None => {
-            let zero = kb.int(0);
-            kb.par("tile", tiles, |kb, tile| {
-                rows_of_tile(kb, spec, params, table, tile, (zero, spec.m), epilogue)
-            });
+            let rows = (kb.int(0), spec.m);
+            let planes = planes.then(|| Planes::alloc(kb, constant.unwrap_or(1) as u32, spec.k));
+            chunk_of_rows(kb, spec, params, table, planes.as_ref(), rows, epilogue);
         }
         Some(size) => {
             let rounded = kb.add_int(spec.m, size - 1);
             let by = kb.int(size);
             let chunks = kb.div(rounded, by);
+            let planes = planes.then(|| Planes::alloc(kb, size as u32, spec.k));
             kb.serial("chunk", chunks, |kb, c| {
                 let first = kb.mul_int(c, size);
                 let left = kb.sub(spec.m, first);
                 let count = kb.min(left, by);
-                kb.par("tile", tiles, |kb, tile| {
-                    rows_of_tile(kb, spec, params, table, tile, (first, count), epilogue);
-                });
+                chunk_of_rows(kb, spec, params, table, planes.as_ref(), (first, count), epilogue);
             });
         }
     }
+}
+
+/// Whether the generator turns float activations into int8 planes.
+fn splits(spec: &MatMul, params: &MatMulParams) -> bool {
+    let floats = matches!(spec.activation, Activation::F32 | Activation::BF16);
+    params.split && floats && matches!(spec.weight, Weight::Packed(_))
+}
+
+/// All tiles of weights against `count` activation rows from `first`.
+fn chunk_of_rows(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    params: &MatMulParams,
+    lookup: Lookup,
+    planes: Option<&Planes>,
+    rows: (ExprId, ExprId),
+    epilogue: &mut Epilogue,
+) {
+    let tiles = kb.int(spec.n.div_ceil(TILE) as i64);
+    let spec = match planes {
+        Some(planes) => {
+            planes.fill(kb, spec, params, rows);
+            planes.spec(kb, spec, rows.0)
+        }
+        None => *spec,
+    };
+    kb.par("tile", tiles, |kb, tile| rows_of_tile(kb, &spec, params, lookup, tile, rows, epilogue));
 }
 
 /// A lookup instruction with its table.
@@ -221,9 +252,11 @@ impl<'a> Block<'a> {
         match (self.spec.weight, self.spec.activation) {
             (Weight::Plain(plain), Activation::F32 | Activation::BF16) => self.plain(kb, plain),
             (Weight::Packed(format), Activation::F32 | Activation::BF16) => self.grouped(kb, format),
-            (Weight::Packed(format), Activation::I8 { scales, sums }) => self.int8(kb, format, scales, sums),
-            (Weight::Plain(plain), Activation::I8 { .. }) => {
-                panic!("int8 activations need packed weights, found {}", plain.dtype())
+            (Weight::Packed(format), Activation::I8 { scales, sums } | Activation::I16 { scales, sums }) => {
+                self.int8(kb, format, scales, sums);
+            }
+            (Weight::Plain(plain), Activation::I8 { .. } | Activation::I16 { .. }) => {
+                panic!("integer activations need packed weights, found {}", plain.dtype())
             }
         }
         self.finish(kb, epilogue);

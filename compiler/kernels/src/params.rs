@@ -66,6 +66,9 @@ pub struct MatMulParams {
     /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
     pub in_flight: u32,
     pub dot: IntDot,
+    /// Take float activations as 16-bit block floating point (two int8 planes) where the weights are packed: the integer
+    /// dot instructions then serve them too, several times faster than unpacking weights to f32.
+    pub split: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes.
@@ -111,7 +114,7 @@ pub fn choose(
     };
     let bf16_dot = match activation {
         Activation::BF16 => wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
-        Activation::F32 | Activation::I8 { .. } => None,
+        Activation::F32 | Activation::I8 { .. } | Activation::I16 { .. } => None,
     };
     MatMulParams {
         lanes,
@@ -119,6 +122,7 @@ pub fn choose(
         unroll: if single_row { 16 } else { 4 },
         in_flight: 8,
         dot,
+        split: dot != IntDot::Widen,
         lookup,
         bf16_dot,
         chunk: None,

@@ -50,16 +50,16 @@ impl Block<'_> {
         let pair = plain.pair();
         for (number, c) in (0..count).step_by(pair).enumerate() {
             let col = kb.add_int(first, c as i64);
-            let weights: Vec<Vec<ExprId>> =
+            let weights: Vec<[ExprId; 2]> =
                 (0..self.parts()).map(|p| self.plain_weights(kb, plain, col, p)).collect();
             for j in 0..pair.min(count - c) {
                 let chain = (number * pair + j) % self.chains as usize;
                 let col = kb.add_int(col, j as i64);
                 for r in 0..self.rows {
                     let x = self.x_float(kb, r, col);
-                    for part in 0..self.parts() {
+                    for (part, weights) in (0..).zip(&weights) {
                         let sum = &mut acc[chain][self.index(r, part)];
-                        let next = kb.fma(weights[part as usize][j], x, *sum);
+                        let next = kb.fma(weights[j], x, *sum);
                         *sum = kb.let_("a", next);
                     }
                 }
@@ -70,8 +70,9 @@ impl Block<'_> {
         }
     }
 
-    /// The weights of `plain.pair()` columns from `col` for one part of the tile, f32.
-    fn plain_weights(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> Vec<ExprId> {
+    /// The weights of `plain.pair()` columns from `col` (the second is the first where that is one) for one part of the
+    /// tile, f32.
+    fn plain_weights(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> [ExprId; 2] {
         let (lanes, pair) = (self.params.lanes, plain.pair());
         let tile_len = self.spec.k.next_multiple_of(pair) * TILE;
         let start = kb.mul_int(self.tile, tile_len as i64);
@@ -82,7 +83,7 @@ impl Block<'_> {
             Plain::F32 | Plain::F16 => {
                 let value = kb.load_vec(self.spec.w, at, lanes);
                 let value = kb.cast(value, DType::F32);
-                vec![kb.let_("w", value)]
+                [kb.let_("w", value); 2]
             }
             Plain::BF16 => {
                 // Two columns per 32-bit lane; the upper half of an f32 is a bf16.
@@ -92,12 +93,10 @@ impl Block<'_> {
                 let (by, mask) = (kb.int_of(16, DType::U32), kb.int_of(0xffff_0000, DType::U32));
                 let even = kb.binary(BinOp::Shl, both, by);
                 let odd = kb.binary(BinOp::And, both, mask);
-                [even, odd]
-                    .map(|bits| {
-                        let value = kb.bitcast(bits, self.vector());
-                        kb.let_("w", value)
-                    })
-                    .to_vec()
+                [even, odd].map(|bits| {
+                    let value = kb.bitcast(bits, self.vector());
+                    kb.let_("w", value)
+                })
             }
         }
     }

@@ -1,9 +1,11 @@
-//! Contractions in integers: packed weights against int8 activations, exact within each group of 32.
+//! Contractions in integers: packed weights against int8 activations (or 16-bit ones in two int8 planes), exact within
+//! each group of 32.
 //!
-//! Stored weight codes are unsigned with a zero point z, so `sum (c - z) x = sum c x - z sum x`: the accumulator of a group
-//! starts at `-z sum x`, known per group of activations, and the dot instructions take the codes as they are.
+//! Stored weight codes are unsigned with a zero point z, so `sum (c - z) x = sum c x - z sum x`: the total of a group
+//! starts at `-z sum x`, known per group of activations, and the dot instructions take the codes as they are. With two
+//! planes, `sum c x = 256 sum c high + sum c low`; the largest total, 255 * 32512 * 32, fits i32.
 
-use super::{Block, GROUP};
+use super::{Activation, Block, GROUP};
 use crate::params::IntDot;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
@@ -33,53 +35,52 @@ impl Block<'_> {
         });
     }
 
-    /// The exact sums of one group, i32, for every accumulator.
-    fn int_group(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, sums: BufId) -> Vec<ExprId> {
-        match (self.params.dot, format) {
-            (IntDot::Pairs { bytes, words }, Format::Q4G32) => {
-                let pairs = self.byte_pairs(kb, format, g, bytes);
-                self.from_start(kb, format, g, sums, |kb, i, start| {
-                    let ones = kb.constant(1.0, Ty::vector(DType::I16, 2 * self.params.lanes));
-                    let total = kb.instr(words, vec![pairs[i], ones]);
-                    kb.add(total, start)
-                })
-            }
-            (IntDot::Signed(_), _) => {
-                let zero = kb.constant(0.0, Ty::vector(DType::I32, self.params.lanes));
-                let mut totals = vec![zero; (self.rows * self.parts()) as usize];
-                self.quads(kb, format, g, &mut totals);
-                totals
-            }
-            (IntDot::Unsigned(_) | IntDot::Pairs { .. } | IntDot::Widen, _) => {
-                let mut totals = self.from_start(kb, format, g, sums, |_, _, start| start);
-                self.quads(kb, format, g, &mut totals);
-                totals
-            }
+    /// Planes of the activations, the most significant first.
+    fn planes(&self) -> usize {
+        match self.spec.activation {
+            Activation::I16 { .. } => 2,
+            Activation::I8 { .. } | Activation::F32 | Activation::BF16 => 1,
         }
     }
 
-    /// For every accumulator, `f` of its index and of `-zero point * sum of the activations`.
-    fn from_start(
-        &self,
-        kb: &mut KernelBuilder,
-        format: Format,
-        g: ExprId,
-        sums: BufId,
-        f: impl Fn(&mut KernelBuilder, usize, ExprId) -> ExprId,
-    ) -> Vec<ExprId> {
-        let mut totals = Vec::new();
+    /// The exact sums of one group, i32, for every accumulator.
+    fn int_group(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, sums: BufId) -> Vec<ExprId> {
+        let starts = self.starts(kb, format, g, sums);
+        let planes = match (self.params.dot, format) {
+            (IntDot::Pairs { bytes, words }, Format::Q4G32) => self.byte_pairs(kb, format, g, (bytes, words)),
+            (IntDot::Unsigned(_) | IntDot::Signed(_) | IntDot::Pairs { .. } | IntDot::Widen, _) => {
+                let zero = kb.constant(0.0, Ty::vector(DType::I32, self.params.lanes));
+                let mut totals = vec![vec![zero; starts.len()]; self.planes()];
+                // The start belongs to the least significant plane.
+                if let Some(last) = totals.last_mut() {
+                    last.clone_from(&starts);
+                }
+                self.quads(kb, format, g, &mut totals);
+                return fold_planes(kb, totals);
+            }
+        };
+        let totals = fold_planes(kb, planes);
+        totals.into_iter().zip(starts).map(|(total, start)| kb.add(total, start)).collect()
+    }
+
+    /// For every accumulator, `-zero point * sum of the activations`, or zero where the weights are centred.
+    fn starts(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, sums: BufId) -> Vec<ExprId> {
+        let mut starts = Vec::new();
         for r in 0..self.rows {
-            let at = self.x_group_at(kb, r, g);
-            let sum = kb.load(sums, at);
-            let factor = kb.int_of(-zero_point(format), DType::I32);
-            let start = kb.mul(sum, factor);
+            let start = match self.params.dot {
+                IntDot::Signed(_) => kb.int_of(0, DType::I32),
+                IntDot::Unsigned(_) | IntDot::Pairs { .. } | IntDot::Widen => {
+                    let at = self.x_group_at(kb, r, g);
+                    let sum = kb.load(sums, at);
+                    let factor = kb.int_of(-zero_point(format), DType::I32);
+                    kb.mul(sum, factor)
+                }
+            };
             let start = kb.splat(start, self.params.lanes);
             let start = kb.let_("start", start);
-            for part in 0..self.parts() {
-                totals.push(f(kb, self.index(r, part), start));
-            }
+            starts.extend((0..self.parts()).map(|_| start));
         }
-        totals
+        starts
     }
 
     /// The weight codes of every part for one quad, pinned.
@@ -102,10 +103,11 @@ impl Block<'_> {
         bits.iter().map(operand).collect()
     }
 
-    /// Four consecutive activation codes in every 32-bit lane, i8.
-    fn x_quad(&self, kb: &mut KernelBuilder, r: u32, g: ExprId, quad: usize) -> ExprId {
+    /// Four consecutive activation codes of a plane in every 32-bit lane, i8.
+    fn x_quad(&self, kb: &mut KernelBuilder, (r, plane): (u32, usize), g: ExprId, quad: usize) -> ExprId {
         let col = kb.mul_int(g, GROUP as i64);
-        let col = kb.add_int(col, 4 * quad as i64);
+        let offset = plane * self.spec.k.next_multiple_of(GROUP) + 4 * quad;
+        let col = kb.add_int(col, offset as i64);
         let at = self.x_at(kb, r, col);
         let four = kb.load_vec(self.spec.x, at, 4);
         let word = kb.bitcast(four, Ty::scalar(DType::I32));
@@ -114,47 +116,43 @@ impl Block<'_> {
         kb.let_("x", bytes)
     }
 
-    /// Adds all quads of a group to `totals`.
-    fn quads(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, totals: &mut [ExprId]) {
+    /// Calls `f` for every quad of a group, activation row, plane and part: number of the plane, of the accumulator,
+    /// weight codes and activation codes.
+    fn each_quad(
+        &self,
+        kb: &mut KernelBuilder,
+        format: Format,
+        g: ExprId,
+        mut f: impl FnMut(&mut KernelBuilder, (usize, usize), ExprId, ExprId),
+    ) {
         for word in 0..words(format) {
             let bits = self.words(kb, format, g, word);
             for quad in quads(format, word) {
                 let weights = self.quad_operands(kb, format, &bits, quad);
                 for r in 0..self.rows {
-                    let x = self.x_quad(kb, r, g, quad);
-                    for part in 0..self.parts() {
-                        let total = &mut totals[self.index(r, part)];
-                        let next = self.add_quad(kb, *total, weights[part as usize], x);
-                        *total = kb.let_("t", next);
+                    for plane in 0..self.planes() {
+                        let x = self.x_quad(kb, (r, plane), g, quad);
+                        for (part, &w) in (0..).zip(&weights) {
+                            f(kb, (plane, self.index(r, part)), w, x);
+                        }
                     }
                 }
             }
         }
     }
 
+    /// Adds all quads of a group to `totals` (per plane and accumulator).
+    fn quads(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, totals: &mut [Vec<ExprId>]) {
+        self.each_quad(kb, format, g, |kb, (plane, i), w, x| {
+            let next = self.add_quad(kb, totals[plane][i], w, x);
+            totals[plane][i] = kb.let_("t", next);
+        });
+    }
+
     fn add_quad(&self, kb: &mut KernelBuilder, total: ExprId, weights: ExprId, x: ExprId) -> ExprId {
         match self.params.dot {
             IntDot::Unsigned(instr) | IntDot::Signed(instr) => kb.instr(instr, vec![total, weights, x]),
-            IntDot::Pairs { words, .. } => {
-                // Even and odd bytes as 16-bit numbers: codes zero-extended, activations sign-extended.
-                let lanes = 2 * self.params.lanes;
-                let w = kb.bitcast(weights, Ty::vector(DType::U16, lanes));
-                let x = kb.bitcast(x, Ty::vector(DType::I16, lanes));
-                let (low, by) = (kb.int_of(0xff, DType::U16), kb.int_of(8, DType::U16));
-                let even_w = kb.binary(BinOp::And, w, low);
-                let odd_w = kb.binary(BinOp::Shr, w, by);
-                let by = kb.int_of(8, DType::I16);
-                let up = kb.binary(BinOp::Shl, x, by);
-                let even_x = kb.binary(BinOp::Shr, up, by);
-                let odd_x = kb.binary(BinOp::Shr, x, by);
-                let mut sum = total;
-                for (w, x) in [(even_w, even_x), (odd_w, odd_x)] {
-                    let w = kb.bitcast(w, Ty::vector(DType::I16, lanes));
-                    let products = kb.instr(words, vec![w, x]);
-                    sum = kb.add(sum, products);
-                }
-                sum
-            }
+            IntDot::Pairs { words, .. } => self.add_word_pairs(kb, words, total, weights, x),
             IntDot::Widen => {
                 let mut sum = total;
                 let lanes = self.params.lanes;
@@ -171,28 +169,68 @@ impl Block<'_> {
         }
     }
 
-    /// The sums of a group of 4-bit codes as i16 pairs, one instruction and one addition per quad. 16 products of at most
-    /// 14 * 127 meet in each i16: 28448, below its limit.
-    fn byte_pairs(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, bytes: InstrId) -> Vec<ExprId> {
-        let mut sums: Vec<Option<ExprId>> = vec![None; (self.rows * self.parts()) as usize];
-        for word in 0..words(format) {
-            let bits = self.words(kb, format, g, word);
-            for quad in quads(format, word) {
-                let weights = self.quad_operands(kb, format, &bits, quad);
-                for r in 0..self.rows {
-                    let x = self.x_quad(kb, r, g, quad);
-                    for part in 0..self.parts() {
-                        let products = kb.instr(bytes, vec![weights[part as usize], x]);
-                        let sum = &mut sums[self.index(r, part)];
-                        let next = match *sum {
-                            Some(sum) => kb.add(sum, products),
-                            None => products,
-                        };
-                        *sum = Some(kb.let_("p", next));
-                    }
-                }
-            }
+    /// Even and odd bytes as 16-bit numbers: codes zero-extended, activations sign-extended.
+    fn add_word_pairs(
+        &self,
+        kb: &mut KernelBuilder,
+        words: InstrId,
+        total: ExprId,
+        weights: ExprId,
+        x: ExprId,
+    ) -> ExprId {
+        let lanes = 2 * self.params.lanes;
+        let w = kb.bitcast(weights, Ty::vector(DType::U16, lanes));
+        let x = kb.bitcast(x, Ty::vector(DType::I16, lanes));
+        let (low, by) = (kb.int_of(0xff, DType::U16), kb.int_of(8, DType::U16));
+        let even_w = kb.binary(BinOp::And, w, low);
+        let odd_w = kb.binary(BinOp::Shr, w, by);
+        let by = kb.int_of(8, DType::I16);
+        let up = kb.binary(BinOp::Shl, x, by);
+        let even_x = kb.binary(BinOp::Shr, up, by);
+        let odd_x = kb.binary(BinOp::Shr, x, by);
+        let mut sum = total;
+        for (w, x) in [(even_w, even_x), (odd_w, odd_x)] {
+            let w = kb.bitcast(w, Ty::vector(DType::I16, lanes));
+            let products = kb.instr(words, vec![w, x]);
+            sum = kb.add(sum, products);
         }
-        sums.into_iter().flatten().collect()
+        sum
     }
+
+    /// The sums of a group of 4-bit codes through i16 pairs, one instruction and one addition per quad. 16 products of at
+    /// most 14 * 128 meet in each i16: 28672, below its limit.
+    fn byte_pairs(
+        &self,
+        kb: &mut KernelBuilder,
+        format: Format,
+        g: ExprId,
+        (bytes, words): (InstrId, InstrId),
+    ) -> Vec<Vec<ExprId>> {
+        let accumulators = (self.rows * self.parts()) as usize;
+        let zero = kb.constant(0.0, Ty::vector(DType::I16, 2 * self.params.lanes));
+        let ones = kb.constant(1.0, Ty::vector(DType::I16, 2 * self.params.lanes));
+        let mut sums = vec![vec![zero; accumulators]; self.planes()];
+        self.each_quad(kb, format, g, |kb, (plane, i), w, x| {
+            let products = kb.instr(bytes, vec![w, x]);
+            let next = kb.add(sums[plane][i], products);
+            sums[plane][i] = kb.let_("p", next);
+        });
+        for sum in sums.iter_mut().flatten() {
+            *sum = kb.instr(words, vec![*sum, ones]);
+        }
+        sums
+    }
+}
+
+/// One total per accumulator from its planes: each plane is worth 256 times the next.
+fn fold_planes(kb: &mut KernelBuilder, planes: Vec<Vec<ExprId>>) -> Vec<ExprId> {
+    let fold = planes.into_iter().reduce(|high, low| {
+        let by = kb.int_of(8, DType::I32);
+        let add = |(h, l): (ExprId, ExprId)| {
+            let h = kb.binary(BinOp::Shl, h, by);
+            kb.add(h, l)
+        };
+        high.into_iter().zip(low).map(add).collect()
+    });
+    fold.unwrap_or_default()
 }
