@@ -66,7 +66,7 @@ pub enum Mismatch {
     #[error("lengths differ: got {got} elements, want {want}")]
     Length { got: usize, want: usize },
     #[error("{0}")]
-    Values(Difference),
+    Values(Box<Difference>),
 }
 
 /// Compares with a tolerance. NaN equals NaN, an infinity only itself. `Ok` carries the distance.
@@ -98,7 +98,7 @@ pub fn compare(
             d.first.get_or_insert((i, g, w));
         }
     }
-    if d.count == 0 { Ok(d) } else { Err(Mismatch::Values(d)) }
+    if d.count == 0 { Ok(d) } else { Err(Mismatch::Values(Box::new(d))) }
 }
 
 /// Compares two f32 arrays and panics with the difference: for tests.

@@ -29,7 +29,11 @@ fn check(kernel: &Kernel, seed: u64) {
     }
     let text = print_kernel(kernel);
     let again = parse_kernel(&mut Lexer::new(&text).unwrap()).unwrap();
-    assert_eq!(results(&again, seed, n, &Options::default()), first, "seed {seed} after printing and parsing");
+    assert_eq!(
+        results(&again, seed, n, &Options::default()),
+        first,
+        "seed {seed} after printing and parsing"
+    );
 }
 
 #[test]

@@ -121,8 +121,12 @@ fn prints_the_time_of_a_small_matvec() {
     let kernel = matvec(64, 64);
     let mut buffers =
         [Buffer::from_f32(&[1.0; 64]), Buffer::from_f32(&[0.5; 4096]), Buffer::zeros(DType::F32, 64)];
-    let start = std::time::Instant::now();
-    run_with(&kernel, &mut buffers, &SymValues::tokens(1), &Options::default()).unwrap();
-    println!("64x64 matvec: {:?}", start.elapsed());
+    let mut best = std::time::Duration::MAX;
+    for _ in 0..10 {
+        let start = std::time::Instant::now();
+        run_with(&kernel, &mut buffers, &SymValues::tokens(1), &Options::default()).unwrap();
+        best = best.min(start.elapsed());
+    }
+    println!("64x64 matvec: {best:?}");
     assert_eq!(buffers[2].to_f32(), [32.0; 64]);
 }

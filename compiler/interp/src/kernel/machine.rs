@@ -124,35 +124,34 @@ impl<'p> Machine<'p> {
     }
 
     fn store(&mut self, buf: usize, index: Reg, value: Reg, mask: Option<Reg>) -> Run {
-        let threads = self.threads();
-        for thread in 0..threads {
-            if !self.mask[thread] {
-                continue;
-            }
-            let who = self.who(thread);
+        let (mut who, threads) = (self.who(0), self.threads());
+        let Machine { registers, memory, mask: active, .. } = self;
+        let of = |reg: Reg| &registers[reg.at * threads..(reg.at + reg.lanes) * threads];
+        let (indices, values, lane_mask) = (of(index), of(value), mask.map(of));
+        let storage = &mut memory[buf];
+        for (thread, _) in active.iter().enumerate().filter(|(_, on)| **on) {
+            who.thread = thread as u32;
             for lane in thread * index.lanes..(thread + 1) * index.lanes {
-                if mask.is_some_and(|m| self.cells(m)[lane] == 0) {
-                    continue;
+                if lane_mask.is_none_or(|m| m[lane] != 0) {
+                    storage.store(indices[lane] as i64, values[lane], who)?;
                 }
-                let (at, cell) = (self.cells(index)[lane] as i64, self.cells(value)[lane]);
-                self.memory[buf].store(at, cell, who)?;
             }
         }
         Ok(())
     }
 
     fn load(&mut self, buf: usize, index: Reg, mask: Option<Reg>, out: Reg) -> Run {
-        let threads = self.threads();
-        let first = out.at * threads;
-        for thread in 0..threads {
-            if !self.mask[thread] {
-                continue;
-            }
-            let who = self.who(thread);
+        let (mut who, threads) = (self.who(0), self.threads());
+        let Machine { registers, memory, mask: active, .. } = self;
+        let (below, rest) = registers.split_at_mut(out.at * threads);
+        let of = |reg: Reg| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
+        let (indices, lane_mask) = (of(index), mask.map(of));
+        let storage = &mut memory[buf];
+        for (thread, _) in active.iter().enumerate().filter(|(_, on)| **on) {
+            who.thread = thread as u32;
             for lane in thread * index.lanes..(thread + 1) * index.lanes {
-                let on = mask.is_none_or(|m| self.cells(m)[lane] != 0);
-                let at = self.cells(index)[lane] as i64;
-                self.registers[first + lane] = if on { self.memory[buf].load(at, who)? } else { 0 };
+                let on = lane_mask.is_none_or(|m| m[lane] != 0);
+                rest[lane] = if on { storage.load(indices[lane] as i64, who)? } else { 0 };
             }
         }
         Ok(())

@@ -3,7 +3,8 @@
 //!
 //! The register file holds `lanes` cells per thread for each expression, ordered by expression id. Operands are interned
 //! before the expressions that use them, so they always lie below; execution relies on this and `Program::new` checks it.
-//! Expressions without loads and loop variables are computed once, before the kernel starts.
+//! Expressions that cannot fail and read no memory are computed where the last of their variables gets its value (for
+//! constants and dimensions: before the kernel starts), the others by each statement that uses them.
 
 use super::cell;
 use super::error::Fault;
@@ -167,7 +168,16 @@ struct Compiler {
     var_regs: Vec<Option<Reg>>,
     /// Computed once before the kernel starts.
     early: Vec<bool>,
-    in_scope: Vec<bool>,
+    /// Reads no memory and cannot fail.
+    pure: Vec<bool>,
+    /// Block in which a variable has its value, counted from the outside; `None` out of scope.
+    scope: Vec<Option<usize>>,
+    /// Pure expressions that have their value until the block ends, per open block.
+    held: Vec<Vec<ExprId>>,
+    /// The block that holds an expression.
+    held_in: Vec<Option<usize>>,
+    /// Instructions before the current statement of each open block.
+    pending: Vec<Vec<Inst>>,
     /// Last statement for which an expression was emitted.
     emitted: Vec<u32>,
     statement: u32,
@@ -188,7 +198,11 @@ impl Compiler {
             regs: Vec::with_capacity(count),
             var_regs: vec![None; kernel.vars.len()],
             early: Vec::with_capacity(count),
-            in_scope: vec![false; kernel.vars.len()],
+            pure: Vec::with_capacity(count),
+            scope: vec![None; kernel.vars.len()],
+            held: Vec::new(),
+            held_in: vec![None; count],
+            pending: Vec::new(),
             emitted: vec![0; count],
             statement: 0,
             threads: [1; 3],
@@ -196,7 +210,7 @@ impl Compiler {
             kernel,
         };
         for (_, var) in &c.kernel.dims {
-            c.in_scope[var.0 as usize] = true;
+            c.scope[var.0 as usize] = Some(0);
         }
         let cells = c.lay_out()?;
         let mut preamble = Vec::new();
@@ -206,7 +220,7 @@ impl Compiler {
             }
         }
         let source = c.kernel.body.clone();
-        let body = c.stages(&source)?;
+        let body = c.block(None, &source)?;
         let dims = c.kernel.dims.iter().map(|(_, v)| c.var_regs[v.0 as usize]).collect();
         let gpu = c.kernel.is_gpu();
         let (threads, blocks) = (c.threads, c.blocks);
@@ -220,10 +234,8 @@ impl Compiler {
             let (expr, ty) = (self.kernel.exprs.expr(id), self.kernel.exprs.ty(id));
             let reg = Reg { at, lanes: ty.lanes as usize };
             at += reg.lanes;
-            let mut early = match expr {
+            let mut pure = match expr {
                 Expr::Load { .. } | Expr::Instr(..) => false,
-                Expr::Var(v) => self.in_scope[v.0 as usize],
-                // May fail, so only where the statement that wants it really runs.
                 Expr::Binary(BinOp::Div | BinOp::Rem, _, b) => {
                     self.kernel.exprs.as_int(*b).is_some_and(|c| c > 0)
                 }
@@ -233,9 +245,14 @@ impl Compiler {
                 }
                 _ => true,
             };
+            let mut early = match expr {
+                Expr::Var(v) => self.scope[v.0 as usize].is_some(),
+                _ => true,
+            };
             let mut ordered = true;
             expr.for_each_child(|child| {
                 ordered &= (child.0 as usize) < i;
+                pure &= ordered && self.pure[child.0 as usize];
                 early &= ordered && self.early[child.0 as usize];
             });
             if !ordered || ty.lanes == 0 || ty.dtype.is_packed() {
@@ -245,7 +262,8 @@ impl Compiler {
                 self.var_regs[v.0 as usize] = Some(reg);
             }
             self.regs.push(reg);
-            self.early.push(early);
+            self.pure.push(pure);
+            self.early.push(pure && early);
         }
         Ok(at)
     }
@@ -254,46 +272,55 @@ impl Compiler {
         self.regs[id.0 as usize]
     }
 
-    fn stages(&mut self, body: &[Stmt]) -> Compiled<Vec<Stage>> {
-        let mut bound = Vec::new();
-        let stages = body.iter().map(|s| self.stage(s, &mut bound)).collect();
-        for var in bound {
-            self.in_scope[var] = false;
+    /// Compiles a block; its first variable, if it is a loop's, has its value from the start.
+    fn block(&mut self, var: Option<VarId>, body: &[Stmt]) -> Compiled<Vec<Stage>> {
+        let depth = self.held.len();
+        self.held.push(Vec::new());
+        self.pending.push(Vec::new());
+        let mut bound: Vec<VarId> = var.into_iter().collect();
+        var.iter().for_each(|v| self.scope[v.0 as usize] = Some(depth));
+        let mut stages = Vec::with_capacity(body.len());
+        for stmt in body {
+            let node = self.node(stmt)?;
+            let before = std::mem::take(&mut self.pending[depth]);
+            stages.push(Stage { before, node });
+            if let Stmt::Let { var, .. } = stmt {
+                self.scope[var.0 as usize] = Some(depth);
+                bound.push(*var);
+            }
         }
-        stages
+        bound.iter().for_each(|v| self.scope[v.0 as usize] = None);
+        self.pending.pop();
+        for e in self.held.pop().unwrap_or_default() {
+            self.held_in[e.0 as usize] = None;
+        }
+        Ok(stages)
     }
 
-    fn stage(&mut self, stmt: &Stmt, bound: &mut Vec<usize>) -> Compiled<Stage> {
+    fn node(&mut self, stmt: &Stmt) -> Compiled<Node> {
         self.statement += 1;
-        let mut before = Vec::new();
-        let node = match stmt {
+        Ok(match stmt {
             Stmt::For { var, extent, kind, body } => {
-                self.emit(*extent, &mut before)?;
+                self.emit(*extent)?;
                 self.note_axis(*kind, *extent)?;
-                self.in_scope[var.0 as usize] = true;
-                let body = self.stages(body)?;
-                self.in_scope[var.0 as usize] = false;
+                let body = self.block(Some(*var), body)?;
                 let name = self.kernel.vars[*var].name.clone();
                 let var = self.var_regs[var.0 as usize];
                 Node::For { extent: self.reg(*extent), var, name, kind: *kind, body }
             }
             Stmt::If { cond, then, otherwise } => {
-                self.emit(*cond, &mut before)?;
-                let (then, otherwise) = (self.stages(then)?, self.stages(otherwise)?);
+                self.emit(*cond)?;
+                let (then, otherwise) = (self.block(None, then)?, self.block(None, otherwise)?);
                 Node::If { cond: self.reg(*cond), then, otherwise }
             }
             Stmt::Let { var, value } => {
-                self.emit(*value, &mut before)?;
-                self.in_scope[var.0 as usize] = true;
-                bound.push(var.0 as usize);
+                self.emit(*value)?;
                 Node::Let { var: self.var_regs[var.0 as usize], value: self.reg(*value) }
             }
             Stmt::Store { buf, index, value, mask } => {
-                self.emit(*index, &mut before)?;
-                self.emit(*value, &mut before)?;
-                if let Some(mask) = mask {
-                    self.emit(*mask, &mut before)?;
-                }
+                self.emit(*index)?;
+                self.emit(*value)?;
+                mask.iter().try_for_each(|m| self.emit(*m).map(drop))?;
                 let (index, value, mask) = (self.reg(*index), self.reg(*value), mask.map(|m| self.reg(m)));
                 Node::Store { buf: buf.0 as usize, index, value, mask }
             }
@@ -302,9 +329,7 @@ impl Compiler {
             // No instruction of the table copies asynchronously, so there is nothing to wait for.
             Stmt::Wait => Node::Nothing,
             Stmt::Instr { instr, args } => {
-                for &arg in args {
-                    self.emit(arg, &mut before)?;
-                }
+                args.iter().try_for_each(|a| self.emit(*a).map(drop))?;
                 match instr.def().meaning {
                     Meaning::Hint | Meaning::Expr(_) => Node::Nothing,
                     Meaning::ShuffleXor => {
@@ -312,8 +337,7 @@ impl Compiler {
                     }
                 }
             }
-        };
-        Ok(Stage { before, node })
+        })
     }
 
     fn note_axis(&mut self, kind: ForKind, extent: ExprId) -> Compiled<()> {
@@ -338,30 +362,46 @@ impl Compiler {
         Ok(())
     }
 
-    /// Emits the instructions for an expression, operands first, each once per statement.
-    fn emit(&mut self, id: ExprId, out: &mut Vec<Inst>) -> Compiled<()> {
+    /// Emits the instructions for an expression, operands first. Returns the outermost block in which it could be
+    /// computed.
+    fn emit(&mut self, id: ExprId) -> Compiled<usize> {
         let i = id.0 as usize;
-        if self.early[i] || self.emitted[i] == self.statement {
-            return Ok(());
+        let here = self.held.len() - 1;
+        if self.early[i] {
+            return Ok(0);
         }
-        self.emitted[i] = self.statement;
+        if let Some(block) = self.held_in[i] {
+            return Ok(block);
+        }
+        if self.emitted[i] == self.statement {
+            return Ok(here);
+        }
         let mut children = Vec::new();
         let expr = self.kernel.exprs.expr(id);
         if let Expr::Var(var) = expr {
-            if !self.in_scope[var.0 as usize] {
-                return malformed(format!(
-                    "variable {} used outside of its scope",
-                    self.kernel.vars[*var].name
-                ));
-            }
-            return Ok(());
+            return match self.scope[var.0 as usize] {
+                Some(block) => Ok(block),
+                None => {
+                    let name = &self.kernel.vars[*var].name;
+                    malformed(format!("variable {name} used outside of its scope"))
+                }
+            };
         }
         expr.for_each_child(|c| children.push(c));
+        let mut block = 0;
         for child in children {
-            self.emit(child, out)?;
+            block = block.max(self.emit(child)?);
         }
-        out.push(self.inst(i)?);
-        Ok(())
+        let inst = self.inst(i)?;
+        if self.pure[i] {
+            self.held_in[i] = Some(block);
+            self.held[block].push(id);
+        } else {
+            block = here;
+            self.emitted[i] = self.statement;
+        }
+        self.pending[block].push(inst);
+        Ok(block)
     }
 
     fn inst(&self, index: usize) -> Compiled<Inst> {

@@ -136,7 +136,7 @@ impl Generator {
     /// Tries one node, or a few that belong together.
     fn node(&mut self) {
         let a = self.pick();
-        let kinds = if self.options.jumps { 17 } else { 15 };
+        let kinds = if self.options.jumps { 18 } else { 15 };
         match self.rng.below(kinds) {
             0 => {
                 let value = self.rng.below(100) as f64 / 25.0 - 2.0;
@@ -174,6 +174,10 @@ impl Generator {
                 if let Some(v) = self.keep(Op::Cast(dtype), &[a]) {
                     self.keep(Op::Cast(DType::F32), &[v]);
                 }
+            }
+            16 => {
+                let [b, x, y] = [0; 3].map(|_| self.pick());
+                self.keep(Op::SelectGe, &[a, b, x, y]);
             }
             _ => self.quantized(),
         }

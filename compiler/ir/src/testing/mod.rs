@@ -43,7 +43,7 @@ impl KernelOptions {
 pub struct Rng(pub u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -52,7 +52,7 @@ impl Rng {
     }
     /// A number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+        (self.bits() % bound.max(1) as u64) as usize
     }
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())]
@@ -101,7 +101,7 @@ pub fn random_arguments(kernel: &Kernel, dims: &SymValues, seed: u64) -> Vec<Vec
 
 fn random_element(rng: &mut Rng, dtype: DType) -> Vec<u8> {
     let float = (rng.below(2001) as f32 - 1000.0) / 125.0;
-    let bits = rng.next();
+    let bits = rng.bits();
     match dtype {
         DType::Bool => vec![(bits & 1) as u8],
         DType::F32 => float.to_le_bytes().to_vec(),
