@@ -4,13 +4,17 @@
 //! result is still right, only slower.
 
 pub mod context;
+pub mod dce;
 pub mod decompose;
 pub mod fuse;
+pub mod fuse_transpose_matmul;
 pub mod lower;
 pub mod outline;
+pub mod pattern;
 pub mod pipeline;
 pub mod plan_barriers;
 pub mod plan_memory;
+pub mod rewrite;
 
 pub use context::{Context, Options, PassError};
 pub use pipeline::{PIPELINE, Pass, run_pass, run_pipeline};

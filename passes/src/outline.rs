@@ -203,7 +203,7 @@ fn describe(module: &Module, g: &Function) -> String {
         | Op::GroupSum { .. }
         | Op::Dequantize => 3,
         Op::Reduce { .. } => 2,
-        Op::Unary(_) | Op::Binary(_) => 1,
+        Op::Unary(_) | Op::Binary(_) | Op::SelectGe => 1,
         _ => 0,
     };
     let main = g.live().map(|(_, n)| n).fold(None, |best: Option<&mlcc_ir::graph::Node>, n| match best {

@@ -1,7 +1,8 @@
 //! The list of passes.
 
 use crate::{Context, PassError, Program};
-use crate::{decompose, fuse, lower, outline, plan_barriers, plan_memory};
+use crate::{dce, decompose, fuse, fuse_transpose_matmul, lower, outline, plan_barriers, plan_memory};
+use mlcc_ir::verify::verify_module;
 
 /// One transformation of the program.
 pub struct Pass {
@@ -16,6 +17,13 @@ pub struct Pass {
 
 /// The order of compilation.
 pub const PIPELINE: &[Pass] = &[
+    Pass {
+        name: "fuse_transpose_matmul",
+        about: "products with a transposed weight into the form that kernels read",
+        optional: true,
+        run: fuse_transpose_matmul::run,
+    },
+    Pass { name: "dce", about: "what nobody uses is removed", optional: true, run: dce::run },
     Pass {
         name: "decompose",
         about: "norms and softmax as elementwise ops and reductions",
@@ -51,6 +59,8 @@ pub struct Control<'a> {
     pub disabled: Vec<String>,
     /// The last pass to run.
     pub stop_after: Option<String>,
+    /// Checks the module after each pass (always done in debug builds).
+    pub verify: bool,
     /// Called after each pass with its number of changes.
     pub after: Option<&'a mut dyn FnMut(&Pass, &Program, usize)>,
 }
@@ -84,6 +94,11 @@ pub fn run_pipeline(program: &mut Program, ctx: &mut Context, mut control: Contr
             continue;
         }
         let changes = run_pass(pass.name, program, ctx)?;
+        if control.verify || cfg!(debug_assertions) {
+            verify_module(&program.module).map_err(|e| {
+                PassError::internal(pass.name, format!("it left a module that is not well formed: {e}"))
+            })?;
+        }
         if let Some(after) = &mut control.after {
             after(pass, program, changes);
         }

@@ -1,4 +1,4 @@
-//! Constants, unary and binary arithmetic with broadcasting, casts.
+//! Constants, unary and binary arithmetic and selection with broadcasting, casts.
 
 use super::{Op, OpError, bad};
 use crate::compute::Scalar;
@@ -23,6 +23,17 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             match broadcast(&a.dims, &b.dims) {
                 Some(dims) => Ok(vec![TensorType { dtype: a.dtype, dims }]),
                 None => bad(op, format!("shapes of {a} and {b} do not broadcast")),
+            }
+        }
+        (Op::SelectGe, [a, b, x, y]) => {
+            let packed = inputs.iter().any(|t| t.dtype.is_packed());
+            if a.dtype != b.dtype || x.dtype != y.dtype || packed {
+                return bad(op, format!("operands are {a}, {b}, {x} and {y}"));
+            }
+            let shapes = inputs.iter().skip(1).map(|t| &t.dims);
+            match shapes.fold(Some(a.dims.clone()), |all, dims| broadcast(&all?, dims)) {
+                Some(dims) => Ok(vec![TensorType { dtype: x.dtype, dims }]),
+                None => bad(op, format!("shapes of {a}, {b}, {x} and {y} do not broadcast")),
             }
         }
         _ => bad(op, format!("takes other than {} inputs", inputs.len())),
@@ -61,6 +72,10 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
         Op::Constant { value, .. } => Scalar::Float(*value),
         Op::Unary(un) => Scalar::unary(*un, load(0)),
         Op::Binary(bin) => Scalar::binary(*bin, load(0), load(1)),
+        Op::SelectGe => {
+            let below = Scalar::binary(BinOp::Lt, load(0), load(1));
+            Scalar::Select(Box::new(below), Box::new(load(3)), Box::new(load(2)))
+        }
         Op::Cast(dtype) => Scalar::Cast(*dtype, Box::new(load(0))),
         _ => unreachable!("not elementwise: {}", op.name()),
     }

@@ -48,6 +48,8 @@ pub enum Op {
     Unary(UnOp),
     /// Arithmetic (`add`, `sub`, `mul`, `div`, `min`, `max`) with broadcasting as in NumPy.
     Binary(BinOp),
+    /// `a >= b ? x : y` of inputs a, b, x, y, with broadcasting (x too where a or b is NaN).
+    SelectGe,
     Cast(DType),
 
     // movement
@@ -162,6 +164,7 @@ impl Op {
             Op::Constant { .. } => "constant",
             Op::Unary(op) => op.name(),
             Op::Binary(op) => op.name(),
+            Op::SelectGe => "select_ge",
             Op::Cast(_) => "cast",
             Op::Reshape { .. } => "reshape",
             Op::Permute { .. } => "permute",
@@ -188,7 +191,7 @@ impl Op {
             Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Call(_) | Op::Scan { .. } => {
                 structure::infer(self, module, inputs)
             }
-            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::Cast(_) => {
+            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
                 elementwise::infer(self, inputs)
             }
             Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Gather => {
@@ -210,7 +213,7 @@ impl Op {
             Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Call(_) | Op::Scan { .. } => {
                 Meaning::Structural
             }
-            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::Cast(_) => {
+            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
                 Meaning::Compute(vec![elementwise::compute(self, inputs)])
             }
             Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Gather => {
@@ -245,7 +248,7 @@ impl Op {
 
     /// True if each output element depends on input elements at the same (broadcast) indices only.
     pub fn is_elementwise(&self) -> bool {
-        matches!(self, Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::Cast(_))
+        matches!(self, Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_))
     }
 
     /// True if the node must stay although nobody uses an output.
@@ -262,6 +265,7 @@ impl Op {
             | Op::StateWrite(_)
             | Op::Unary(_)
             | Op::Binary(_)
+            | Op::SelectGe
             | Op::Gather
             | Op::Softmax
             | Op::Dequantize => vec![],

@@ -72,6 +72,7 @@ impl Parts<'_> {
                 seqs: self.count("seqs")?,
             },
             "constant" => Op::Constant { value: self.float("value")?, dtype: self.dtype("dtype")? },
+            "select_ge" => Op::SelectGe,
             "cast" => Op::Cast(self.dtype("dtype")?),
             "reshape" => Op::Reshape { dims: self.dims("dims")? },
             "permute" => Op::Permute { perm: self.counts("perm")? },

@@ -1,0 +1,382 @@
+//! Patterns are values: `op(MatMul, [any("x"), op(Permute, [any("w")]).when("swaps the last two axes", |at| ..)])`.
+//!
+//! A pattern is held against the value that a node defines and follows operands towards the inputs. It gives named
+//! captures, or a [`Miss`] that says whether the root's op was right and what did not fit then: the first reason, for
+//! `--explain-passes`.
+
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
+use mlcc_ir::kernel::{BinOp, UnOp};
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::TensorType;
+use std::collections::BTreeMap;
+
+/// An op without its attributes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum OpKind {
+    Param,
+    StateRead,
+    StateWrite,
+    Call,
+    Scan,
+    Constant,
+    Unary(UnOp),
+    Binary(BinOp),
+    SelectGe,
+    Cast,
+    Reshape,
+    Permute,
+    Slice,
+    Concat,
+    Gather,
+    MatMul,
+    Reduce,
+    LayerNorm,
+    RmsNorm,
+    Softmax,
+    Dequantize,
+    GroupScale,
+    GroupQuantize,
+    GroupSum,
+    MatMulI8,
+}
+
+impl OpKind {
+    pub fn of(op: &Op) -> OpKind {
+        match op {
+            Op::Param(_) => OpKind::Param,
+            Op::StateRead(_) => OpKind::StateRead,
+            Op::StateWrite(_) => OpKind::StateWrite,
+            Op::Call(_) => OpKind::Call,
+            Op::Scan { .. } => OpKind::Scan,
+            Op::Constant { .. } => OpKind::Constant,
+            Op::Unary(op) => OpKind::Unary(*op),
+            Op::Binary(op) => OpKind::Binary(*op),
+            Op::SelectGe => OpKind::SelectGe,
+            Op::Cast(_) => OpKind::Cast,
+            Op::Reshape { .. } => OpKind::Reshape,
+            Op::Permute { .. } => OpKind::Permute,
+            Op::Slice { .. } => OpKind::Slice,
+            Op::Concat { .. } => OpKind::Concat,
+            Op::Gather => OpKind::Gather,
+            Op::MatMul { .. } => OpKind::MatMul,
+            Op::Reduce { .. } => OpKind::Reduce,
+            Op::LayerNorm { .. } => OpKind::LayerNorm,
+            Op::RmsNorm { .. } => OpKind::RmsNorm,
+            Op::Softmax => OpKind::Softmax,
+            Op::Dequantize => OpKind::Dequantize,
+            Op::GroupScale { .. } => OpKind::GroupScale,
+            Op::GroupQuantize { .. } => OpKind::GroupQuantize,
+            Op::GroupSum { .. } => OpKind::GroupSum,
+            Op::MatMulI8 { .. } => OpKind::MatMulI8,
+        }
+    }
+
+    /// True if the operands may be exchanged.
+    pub fn commutes(self) -> bool {
+        matches!(self, OpKind::Binary(BinOp::Add | BinOp::Mul | BinOp::Min | BinOp::Max))
+    }
+}
+
+/// What a guard may look at.
+pub struct At<'a> {
+    pub module: &'a Module,
+    pub f: &'a Function,
+    /// The value that the guarded part of the pattern has matched.
+    pub value: ValueId,
+    captures: &'a Captures,
+    uses: &'a [u32],
+}
+
+impl<'a> At<'a> {
+    /// The node that the guarded part has matched; `None` for a function's input.
+    pub fn node(&self) -> Option<&'a Node> {
+        self.f.def(self.value)
+    }
+    pub fn ty(&self) -> &'a TensorType {
+        self.f.ty(self.value)
+    }
+    /// Type of an operand of the matched node.
+    pub fn operand(&self, i: usize) -> Option<&'a TensorType> {
+        Some(self.f.ty(*self.node()?.inputs.get(i)?))
+    }
+    /// A value captured so far.
+    pub fn capture(&self, name: &str) -> Option<ValueId> {
+        self.captures.get(name)
+    }
+    /// How many nodes and outputs use the matched value.
+    pub fn uses(&self) -> u32 {
+        self.uses[self.value.index()]
+    }
+}
+
+/// A condition with the words that say what it asks for.
+#[derive(Clone, Copy)]
+struct Guard {
+    asks: &'static str,
+    holds: fn(&At) -> bool,
+}
+
+#[derive(Clone)]
+enum What {
+    Any,
+    /// A constant, of that value if given.
+    Constant(Option<f64>),
+    /// The value that an earlier part has captured under the pattern's name.
+    Same,
+    /// An op with these operands; `None` stands for any.
+    Op(OpKind, Option<Vec<Pattern>>),
+}
+
+/// See the module's head.
+#[derive(Clone)]
+pub struct Pattern {
+    what: What,
+    name: Option<&'static str>,
+    guards: Vec<Guard>,
+}
+
+/// Any value, captured.
+pub fn any(name: &'static str) -> Pattern {
+    Pattern { what: What::Any, name: Some(name), guards: vec![] }
+}
+/// The value that an earlier part (operands are matched left to right) has captured under this name.
+pub fn same(name: &'static str) -> Pattern {
+    Pattern { what: What::Same, name: Some(name), guards: vec![] }
+}
+/// A constant of this value.
+pub fn constant(value: f64) -> Pattern {
+    Pattern { what: What::Constant(Some(value)), name: None, guards: vec![] }
+}
+/// Any constant, captured.
+pub fn any_constant(name: &'static str) -> Pattern {
+    Pattern { what: What::Constant(None), name: Some(name), guards: vec![] }
+}
+/// An op with exactly these operands; those of commutative ops match in either order.
+pub fn op(kind: OpKind, operands: impl IntoIterator<Item = Pattern>) -> Pattern {
+    Pattern { what: What::Op(kind, Some(operands.into_iter().collect())), name: None, guards: vec![] }
+}
+/// An op with any operands.
+pub fn node(kind: OpKind) -> Pattern {
+    Pattern { what: What::Op(kind, None), name: None, guards: vec![] }
+}
+
+impl Pattern {
+    /// Captures the matched value.
+    pub fn named(mut self, name: &'static str) -> Pattern {
+        self.name = Some(name);
+        self
+    }
+    /// Adds a condition; `asks` completes the sentence "... does not match: it ...", e.g. "swaps the last two axes".
+    pub fn when(mut self, asks: &'static str, holds: fn(&At) -> bool) -> Pattern {
+        self.guards.push(Guard { asks, holds });
+        self
+    }
+
+    /// Kind of the root, if the pattern is of an op.
+    pub fn root(&self) -> Option<OpKind> {
+        match self.what {
+            What::Op(kind, _) => Some(kind),
+            What::Any | What::Same | What::Constant(_) => None,
+        }
+    }
+}
+
+/// Matched values by name; the root is always there under "".
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Captures {
+    values: BTreeMap<&'static str, ValueId>,
+}
+
+impl Captures {
+    pub fn get(&self, name: &str) -> Option<ValueId> {
+        self.values.get(name).copied()
+    }
+}
+
+impl std::ops::Index<&str> for Captures {
+    type Output = ValueId;
+    /// A name that the pattern captures.
+    fn index(&self, name: &str) -> &ValueId {
+        &self.values[name]
+    }
+}
+
+/// Why a pattern does not match.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Miss {
+    /// The root is another op: not worth a word.
+    Other,
+    /// The root's op is right; the first thing that is not.
+    Near(String),
+}
+
+/// Holds patterns against the nodes of one function.
+pub struct Matcher<'a> {
+    module: &'a Module,
+    f: &'a Function,
+    uses: Vec<u32>,
+}
+
+impl<'a> Matcher<'a> {
+    pub fn new(module: &'a Module, f: &'a Function) -> Matcher<'a> {
+        Matcher { module, f, uses: f.use_counts() }
+    }
+
+    /// Matches the (only) output of a node.
+    pub fn node(&self, pattern: &Pattern, id: NodeId) -> Result<Captures, Miss> {
+        let node = &self.f.nodes[id];
+        let &[root] = node.outputs.as_slice() else { return Err(Miss::Other) };
+        if pattern.root().is_some_and(|kind| kind != OpKind::of(&node.op)) {
+            return Err(Miss::Other);
+        }
+        let mut captures = Captures::default();
+        captures.values.insert("", root);
+        self.value(pattern, root, &mut captures).map_err(Miss::Near)?;
+        Ok(captures)
+    }
+
+    fn value(&self, pattern: &Pattern, v: ValueId, captures: &mut Captures) -> Result<(), String> {
+        let found = self.f.def(v);
+        match &pattern.what {
+            What::Any => {}
+            What::Same => {
+                let name = pattern.name.unwrap_or_default();
+                if captures.get(name) != Some(v) {
+                    return Err(format!("{} is not the same value as {name}", self.describe(v)));
+                }
+            }
+            What::Constant(wanted) => {
+                let Some(Op::Constant { value, .. }) = found.map(|n| &n.op) else {
+                    return Err(format!("{} is not a constant", self.describe(v)));
+                };
+                if wanted.is_some_and(|w| w != *value) {
+                    return Err(format!("the constant is {value}"));
+                }
+            }
+            What::Op(kind, operands) => {
+                let Some(node) = found.filter(|n| OpKind::of(&n.op) == *kind) else {
+                    return Err(format!("{} is not a {kind:?}", self.describe(v)));
+                };
+                if let Some(operands) = operands {
+                    self.operands(*kind, operands, node, captures)?;
+                }
+            }
+        }
+        if let (Some(name), false) = (pattern.name, matches!(pattern.what, What::Same)) {
+            captures.values.insert(name, v);
+        }
+        for guard in &pattern.guards {
+            let at = At { module: self.module, f: self.f, value: v, captures, uses: &self.uses };
+            if !(guard.holds)(&at) {
+                return Err(format!("{}: not so that it {}", self.describe(v), guard.asks));
+            }
+        }
+        Ok(())
+    }
+
+    /// In the order given, then exchanged if the op commutes; the reason of the first order is reported.
+    fn operands(
+        &self,
+        kind: OpKind,
+        patterns: &[Pattern],
+        node: &Node,
+        captures: &mut Captures,
+    ) -> Result<(), String> {
+        if patterns.len() != node.inputs.len() {
+            return Err(format!("{} has {} operands", node.op.name(), node.inputs.len()));
+        }
+        let attempt = |inputs: &mut dyn Iterator<Item = ValueId>| {
+            let mut tried = captures.clone();
+            patterns.iter().zip(inputs).try_for_each(|(p, v)| self.value(p, v, &mut tried)).map(|()| tried)
+        };
+        let straight = attempt(&mut node.inputs.iter().copied());
+        let result = match straight {
+            Err(_) if kind.commutes() => attempt(&mut node.inputs.iter().rev().copied()).or(straight),
+            other => other,
+        };
+        *captures = result?;
+        Ok(())
+    }
+
+    /// A value by what defines it.
+    fn describe(&self, v: ValueId) -> String {
+        match self.f.def(v).map(|n| &n.op) {
+            None => format!("input {}", self.f.ty(v)),
+            Some(Op::Param(p)) => format!("param {}", self.module.params[*p].name),
+            Some(op) => format!("{} {}", op.name(), self.f.ty(v)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlcc_ir::graph::FunctionKind;
+    use mlcc_ir::types::DType;
+
+    /// `(x + 1) * (y - x)`.
+    fn example() -> (Module, Function) {
+        let module = Module::new("m");
+        let mut f = Function::new("f", FunctionKind::Entry);
+        let ty = TensorType::new(DType::F32, [2]);
+        let (x, y) = (f.add_input(ty.clone()), f.add_input(ty));
+        let one = f.append(&module, Op::Constant { value: 1.0, dtype: DType::F32 }, &[]).unwrap()[0];
+        let sum = f.append(&module, Op::Binary(BinOp::Add), &[x, one]).unwrap()[0];
+        let rest = f.append(&module, Op::Binary(BinOp::Sub), &[y, x]).unwrap()[0];
+        f.outputs = f.append(&module, Op::Binary(BinOp::Mul), &[sum, rest]).unwrap();
+        (module, f)
+    }
+
+    fn bin(op: BinOp) -> OpKind {
+        OpKind::Binary(op)
+    }
+
+    fn at_root(pattern: &Pattern) -> Result<Captures, Miss> {
+        let (module, f) = example();
+        Matcher::new(&module, &f).node(pattern, f.def_id(f.outputs[0]).unwrap())
+    }
+
+    #[test]
+    fn commutative_operands_match_in_either_order() {
+        let sum = op(bin(BinOp::Add), [constant(1.0), any("x")]);
+        let rest = op(bin(BinOp::Sub), [any("y"), same("x")]).named("rest");
+        let found = at_root(&op(bin(BinOp::Mul), [sum.clone(), rest.clone()])).unwrap();
+        let (_, f) = example();
+        assert_eq!((found["x"], found["y"]), (f.inputs[0], f.inputs[1]));
+        assert_eq!(found[""], f.outputs[0]);
+        assert_eq!(f.def(found["rest"]).unwrap().op, Op::Binary(BinOp::Sub));
+        // With the parts exchanged, `same` comes before what it names and fails in the one order only.
+        let other = op(bin(BinOp::Sub), [any("y"), any("x")]);
+        assert!(at_root(&op(bin(BinOp::Mul), [other, sum])).is_ok());
+    }
+
+    #[test]
+    fn misses_say_why() {
+        let near = |p: Pattern| match at_root(&p) {
+            Err(Miss::Near(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(at_root(&node(OpKind::MatMul)), Err(Miss::Other));
+        let two = op(bin(BinOp::Add), [any("x"), constant(2.0)]);
+        assert_eq!(near(op(bin(BinOp::Mul), [two, any("r")])), "the constant is 1");
+        let exp = node(OpKind::Unary(UnOp::Exp));
+        assert_eq!(near(op(bin(BinOp::Mul), [any("s"), exp])), "sub f32[2] is not a Unary(Exp)");
+        let guarded = node(bin(BinOp::Mul)).when("has rank 3", |at| at.ty().rank() == 3);
+        assert_eq!(near(guarded), "mul f32[2]: not so that it has rank 3");
+        let twice = op(bin(BinOp::Sub), [same("x"), any("y")]);
+        let sum = op(bin(BinOp::Add), [any("x"), any_constant("c")]);
+        assert_eq!(near(op(bin(BinOp::Mul), [sum, twice])), "input f32[2] is not the same value as x");
+    }
+
+    #[test]
+    fn guards_see_uses_and_captures() {
+        let used_once = |at: &At| at.uses() == 1 && at.capture("x").is_some();
+        let sum = op(bin(BinOp::Add), [any("x"), constant(1.0)]).when("is used once", used_once);
+        assert!(at_root(&op(bin(BinOp::Mul), [sum, any("r")])).is_ok());
+        let shared = any("x").when("is used once", |at| at.uses() == 1);
+        let sum = op(bin(BinOp::Add), [shared, constant(1.0)]);
+        assert!(at_root(&op(bin(BinOp::Mul), [sum, any("r")])).is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! Rewrites: a pattern (with its guards) and a builder that emits what takes the matched value's place. Applied over
+//! the module to a fixed point, with a record of what matched and of the first reason of each near miss.
+
+use crate::dce::sweep;
+use crate::pattern::{Captures, Matcher, Miss, OpKind, Pattern};
+use crate::{Context, PassError, Program};
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::graph::{Function, NodeId, ValueId};
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::{Op, OpError};
+use std::collections::BTreeMap;
+
+/// Sweeps over a function before a set of rewrites counts as running in circles.
+const MOST_SWEEPS: usize = 1000;
+
+/// One replacement rule.
+pub struct Rewrite {
+    /// What it does, for `--explain-passes`.
+    pub name: &'static str,
+    pub pattern: Pattern,
+    /// Emits the replacement.
+    pub build: fn(&mut Build) -> Result<ValueId, OpError>,
+}
+
+/// What a builder works with: the function being rebuilt, and the match in terms of its values.
+pub struct Build<'a> {
+    pub module: &'a Module,
+    /// Type-checked appending goes through [`Build::op`].
+    pub f: &'a mut Function,
+    old: &'a Function,
+    map: &'a [Option<ValueId>],
+    captures: Captures,
+}
+
+impl Build<'_> {
+    /// A captured value.
+    pub fn get(&self, name: &str) -> ValueId {
+        self.new(self.captures[name])
+    }
+    /// The op of a captured value's node. Only for captures that the pattern knows to be ops.
+    pub fn captured_op(&self, name: &str) -> &Op {
+        &self.old.nodes[self.old.def_id(self.captures[name]).expect("the capture is an op's result")].op
+    }
+    /// The matched root.
+    pub fn root(&self) -> &Op {
+        self.captured_op("")
+    }
+    /// Operands of the matched root.
+    pub fn operands(&self) -> Vec<ValueId> {
+        let root = self.old.def_id(self.captures[""]).expect("the root is an op's result");
+        self.old.nodes[root].inputs.iter().map(|&v| self.new(v)).collect()
+    }
+    /// Appends an op.
+    pub fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {
+        Ok(self.f.append(self.module, op, inputs)?[0])
+    }
+    fn new(&self, old: ValueId) -> ValueId {
+        self.map[old.index()].expect("captures are defined before the root")
+    }
+}
+
+/// Applies rewrites to all functions until nothing matches. Returns the number of replacements.
+pub fn apply(
+    program: &mut Program,
+    ctx: &mut Context,
+    pass: &'static str,
+    rewrites: &[Rewrite],
+) -> Result<usize, PassError> {
+    let mut total = 0;
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        let mut record = Record::default();
+        let mut sweeps = 0;
+        loop {
+            let f = &program.module.functions[id];
+            let Some(new) = sweep_once(&program.module, f, rewrites, &mut record).map_err(PassError::op(pass))?
+            else {
+                break;
+            };
+            program.module.functions[id] = new;
+            sweep(&mut program.module, id);
+            sweeps += 1;
+            if sweeps > MOST_SWEEPS {
+                return Err(PassError::internal(pass, "rewrites run in circles"));
+            }
+        }
+        total += record.replaced.iter().map(|(_, n)| n).sum::<usize>();
+        record.report(ctx, &program.module.functions[id].name, rewrites);
+    }
+    Ok(total)
+}
+
+/// Replacements and near misses in one function.
+#[derive(Default)]
+struct Record {
+    /// By rewrite, in order of first match.
+    replaced: Vec<(usize, usize)>,
+    /// Misses of the last sweep (what stayed), by rewrite and reason.
+    missed: Vec<((usize, String), usize)>,
+}
+
+fn count<K: PartialEq>(list: &mut Vec<(K, usize)>, key: K) {
+    match list.iter_mut().find(|(k, _)| *k == key) {
+        Some((_, n)) => *n += 1,
+        None => list.push((key, 1)),
+    }
+}
+
+impl Record {
+    fn report(&self, ctx: &mut Context, function: &str, rewrites: &[Rewrite]) {
+        for (rewrite, n) in &self.replaced {
+            ctx.note(format!("@{function}: {} ({n} times)", rewrites[*rewrite].name));
+        }
+        for ((rewrite, why), n) in &self.missed {
+            ctx.note(format!("@{function}: not: {}, because {why} ({n} times)", rewrites[*rewrite].name));
+        }
+    }
+}
+
+/// One pass over the nodes of a function; the first rewrite that matches a node is taken. `None` if none did.
+fn sweep_once(
+    module: &Module,
+    f: &Function,
+    rewrites: &[Rewrite],
+    record: &mut Record,
+) -> Result<Option<Function>, OpError> {
+    record.missed.clear();
+    let matcher = Matcher::new(module, f);
+    let mut found: BTreeMap<NodeId, (usize, Captures)> = BTreeMap::new();
+    for (id, node) in f.live() {
+        let kind = OpKind::of(&node.op);
+        for (i, rewrite) in rewrites.iter().enumerate() {
+            if rewrite.pattern.root().is_some_and(|root| root != kind) {
+                continue;
+            }
+            match matcher.node(&rewrite.pattern, id) {
+                Ok(captures) => {
+                    found.insert(id, (i, captures));
+                    count(&mut record.replaced, i);
+                    break;
+                }
+                Err(Miss::Near(why)) => count(&mut record.missed, (i, why)),
+                Err(Miss::Other) => {}
+            }
+        }
+    }
+    if found.is_empty() { Ok(None) } else { rebuild(module, f, rewrites, found).map(Some) }
+}
+
+/// Copies the function with the matched roots replaced. Matches may overlap: each replaces its root by an equal value,
+/// and what it has captured exists in the copy too.
+fn rebuild(
+    module: &Module,
+    f: &Function,
+    rewrites: &[Rewrite],
+    mut found: BTreeMap<NodeId, (usize, Captures)>,
+) -> Result<Function, OpError> {
+    let mut out = Function::new(f.name.clone(), f.kind);
+    let mut map: Vec<Option<ValueId>> = vec![None; f.values.len()];
+    for &v in &f.inputs {
+        map[v.index()] = Some(out.add_input(f.ty(v).clone()));
+    }
+    for (id, node) in f.live() {
+        let outputs = match found.remove(&id) {
+            Some((i, captures)) => {
+                let mut build = Build { module, f: &mut out, old: f, map: &map, captures };
+                let new = (rewrites[i].build)(&mut build)?;
+                debug_assert_eq!(out.ty(new), f.ty(node.outputs[0]), "{}", rewrites[i].name);
+                vec![new]
+            }
+            None => {
+                let inputs: Vec<ValueId> =
+                    node.inputs.iter().map(|v| map[v.index()].expect("defined before use")).collect();
+                let types = node.outputs.iter().map(|&v| f.ty(v).clone()).collect();
+                out.append_typed(node.op.clone(), &inputs, types)
+            }
+        };
+        for (old, new) in node.outputs.iter().zip(outputs) {
+            map[old.index()] = Some(new);
+        }
+    }
+    out.outputs = f.outputs.iter().map(|v| map[v.index()].expect("outputs are defined")).collect();
+    Ok(out)
+}
