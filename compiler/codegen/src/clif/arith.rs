@@ -5,7 +5,7 @@ use super::ClifError;
 use super::emit::Emit;
 use super::value::{Form, Val, mask_of, vector_of};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
+use cranelift_codegen::ir::{BlockArg, InstBuilder, Type, Value, types};
 use mlcc_ir::kernel::{BinOp, Ty, UnOp};
 use mlcc_ir::types::DType;
 
@@ -18,7 +18,7 @@ impl Emit<'_, '_> {
         }
         let float = ty.dtype == DType::F32;
         let fits = match op {
-            UnOp::Neg | UnOp::Abs => true,
+            UnOp::Neg | UnOp::Abs => ty.dtype != DType::Bool,
             UnOp::Not => !float,
             UnOp::Sqrt | UnOp::Floor | UnOp::Round => float,
             UnOp::Exp
@@ -37,8 +37,6 @@ impl Emit<'_, '_> {
         }
         let scalar_bool = ty.dtype == DType::Bool && a.form == Form::Scalars;
         let parts = a.parts.iter().map(|&p| match op {
-            // One bit, modulo 2.
-            UnOp::Neg | UnOp::Abs if ty.dtype == DType::Bool => p,
             UnOp::Neg if float => self.fb.ins().fneg(p),
             UnOp::Neg => self.fb.ins().ineg(p),
             UnOp::Abs if float => self.fb.ins().fabs(p),
@@ -139,9 +137,7 @@ impl Emit<'_, '_> {
     pub fn binary(&mut self, op: BinOp, a: &Val, b: &Val, ty: Ty) -> Result<Val, ClifError> {
         let fits = match ty.dtype {
             DType::Bool => return self.binary_bool(op, a, b),
-            DType::F32 => {
-                !matches!(op, BinOp::Rem | BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr)
-            }
+            DType::F32 => !matches!(op, BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr),
             dtype => dtype.is_int(),
         };
         if !fits {
@@ -159,7 +155,8 @@ impl Emit<'_, '_> {
         };
         let lane_by_lane = match op {
             BinOp::Shl | BinOp::Shr => true,
-            BinOp::Div | BinOp::Rem => ty.dtype != DType::F32,
+            BinOp::Div => ty.dtype != DType::F32,
+            BinOp::Rem => true,
             _ => false,
         };
         if lane_by_lane {
@@ -176,6 +173,7 @@ impl Emit<'_, '_> {
     fn scalar_op(&mut self, op: BinOp, a: Value, b: Value, dtype: DType) -> Value {
         match op {
             BinOp::Shl | BinOp::Shr => self.shift(op, a, b, dtype),
+            BinOp::Rem if dtype == DType::F32 => self.float_rem(a, b),
             BinOp::Div | BinOp::Rem if dtype != DType::F32 => self.divide(op, a, b, dtype.is_signed()),
             BinOp::Min | BinOp::Max if dtype == DType::F32 => {
                 let (better, nan) = self.prefers_first(op, a, b);
@@ -294,29 +292,70 @@ impl Emit<'_, '_> {
         }
     }
 
+    /// The exact remainder, by subtracting the largest `|b| * 2^k` from what is left of `|a|`. In f64 no f32 is subnormal,
+    /// each of these multiples is exact, and so is each difference.
+    fn float_rem(&mut self, a: Value, b: Value) -> Value {
+        let (x, y) = (self.fb.ins().fpromote(types::F64, a), self.fb.ins().fpromote(types::F64, b));
+        let (x, y) = (self.fb.ins().fabs(x), self.fb.ins().fabs(y));
+        let (zero, infinity) = (self.fb.ins().f64const(0.0), self.fb.ins().f64const(f64::INFINITY));
+        let finite = self.fb.ins().fcmp(FloatCC::LessThan, x, infinity);
+        let positive = self.fb.ins().fcmp(FloatCC::GreaterThan, y, zero);
+        let valid = self.fb.ins().band(finite, positive);
+        let x = self.fb.ins().select(valid, x, zero);
+
+        let (header, subtract, done) =
+            (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
+        let left = self.fb.append_block_param(header, types::F64);
+        self.fb.ins().jump(header, &[BlockArg::from(x)]);
+        self.fb.switch_to_block(header);
+        let more = self.fb.ins().fcmp(FloatCC::GreaterThanOrEqual, left, y);
+        let more = self.fb.ins().band(more, valid);
+        self.fb.ins().brif(more, subtract, &[], done, &[]);
+        self.enter(subtract);
+        // The exponent of what is left with the fraction of |b|, halved if that is too much.
+        let (left_bits, y_bits) = (self.as_type(left, types::I64), self.as_type(y, types::I64));
+        let exponent = self.fb.ins().band_imm_u(left_bits, 0x7ff0_0000_0000_0000);
+        let fraction = self.fb.ins().band_imm_u(y_bits, 0x000f_ffff_ffff_ffff);
+        let multiple = self.fb.ins().bor(exponent, fraction);
+        let multiple = self.as_type(multiple, types::F64);
+        let half = self.fb.ins().f64const(0.5);
+        let halved = self.fb.ins().fmul(multiple, half);
+        let too_much = self.fb.ins().fcmp(FloatCC::GreaterThan, multiple, left);
+        let multiple = self.fb.ins().select(too_much, halved, multiple);
+        let less = self.fb.ins().fsub(left, multiple);
+        self.fb.ins().jump(header, &[BlockArg::from(less)]);
+        self.fb.seal_block(header);
+        self.enter(done);
+        let rest = self.fb.ins().fdemote(types::F32, left);
+        let rest = self.fb.ins().fcopysign(rest, a);
+        let nan = self.fb.ins().f32const(f32::NAN);
+        self.fb.ins().select(valid, rest, nan)
+    }
+
     fn binary_bool(&mut self, op: BinOp, a: &Val, b: &Val) -> Result<Val, ClifError> {
         let (form, vals) = self.same_masks(&[a, b]);
         let pairs = vals[0].parts.iter().zip(&vals[1].parts);
         let mut parts = Vec::with_capacity(vals[0].parts.len());
         for (&x, &y) in pairs {
             parts.push(match op {
-                BinOp::And | BinOp::Mul | BinOp::Min => self.fb.ins().band(x, y),
-                BinOp::Or | BinOp::Max => self.fb.ins().bor(x, y),
-                // One bit, modulo 2.
-                BinOp::Add | BinOp::Sub | BinOp::Xor | BinOp::Ne => self.fb.ins().bxor(x, y),
+                BinOp::And => self.fb.ins().band(x, y),
+                BinOp::Or => self.fb.ins().bor(x, y),
+                BinOp::Xor | BinOp::Ne => self.fb.ins().bxor(x, y),
                 BinOp::Eq => {
                     let differ = self.fb.ins().bxor(x, y);
                     self.complement(form, differ)
                 }
-                BinOp::Lt => {
-                    let not = self.complement(form, x);
-                    self.fb.ins().band(not, y)
-                }
-                BinOp::Le => {
-                    let not = self.complement(form, x);
-                    self.fb.ins().bor(not, y)
-                }
-                BinOp::Div | BinOp::Rem | BinOp::Shl | BinOp::Shr => {
+                BinOp::Lt
+                | BinOp::Le
+                | BinOp::Add
+                | BinOp::Sub
+                | BinOp::Mul
+                | BinOp::Div
+                | BinOp::Rem
+                | BinOp::Min
+                | BinOp::Max
+                | BinOp::Shl
+                | BinOp::Shr => {
                     return self.unsupported(format!("{} of bool", op.name()));
                 }
             });

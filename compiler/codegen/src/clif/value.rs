@@ -104,7 +104,11 @@ impl Emit<'_, '_> {
         if lanes.iter().all(|&l| l == lanes[0]) {
             return self.fb.ins().splat(ty, lanes[0]);
         }
-        let mut vector = self.fb.ins().scalar_to_vector(ty, lanes[0]);
+        let mut vector = match ty {
+            // Cranelift has no `scalar_to_vector` of bytes on x86.
+            types::I8X16 => self.fb.ins().splat(ty, lanes[0]),
+            _ => self.fb.ins().scalar_to_vector(ty, lanes[0]),
+        };
         for (i, &lane) in lanes.iter().enumerate().skip(1) {
             vector = self.fb.ins().insertlane(vector, lane, i as u8);
         }

@@ -43,14 +43,16 @@ pub fn host_machines() -> Vec<Machine> {
     }
 }
 
-/// Machines that can be compiled for, here or not.
-pub fn all_machines() -> Vec<Machine> {
-    vec![
+/// Machines that this host cannot run but that kernels can be compiled for (and checked for imports).
+pub fn foreign_machines() -> Vec<Machine> {
+    let all = [
         Machine { arch: Arch::X86_64, features: 0 },
         Machine { arch: Arch::X86_64, features: feature::X86_64_V2 },
         Machine { arch: Arch::X86_64, features: feature::X86_64_V3 },
         Machine { arch: Arch::Aarch64, features: feature::NEON },
-    ]
+    ];
+    let host = host_machines();
+    all.into_iter().filter(|m| !host.contains(m)).collect()
 }
 
 /// Links an object for this host into a shared library; symbols it does not define are an error.
@@ -69,7 +71,8 @@ pub fn link(object: &[u8], folder: &Path) -> Library {
 fn call(library: &Library, kernel: &Kernel, buffers: &mut [Buffer], dims: &SymValues, workers: u64) {
     type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
     // SAFETY: the library exports a kernel of that name.
-    let function = unsafe { library.get::<Function>(kernel.name.as_bytes()) }.expect("the kernel is exported");
+    let function =
+        unsafe { library.get::<Function>(kernel.name.as_bytes()) }.expect("the kernel is exported");
     for worker in 0..workers {
         let mut args: Vec<u64> = buffers.iter_mut().map(|b| b.bytes.as_mut_ptr() as u64).collect();
         args.extend(kernel.dims.iter().map(|(sym, _)| dims.get(*sym) as u64));
@@ -89,10 +92,8 @@ pub fn check(cases: &[Case]) {
         panic!("{message}");
     }
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
-    for machine in all_machines() {
-        let once = kernels_object(machine, &kernels).unwrap_or_else(|e| panic!("{machine:?}: {e}"));
-        let again = kernels_object(machine, &kernels).unwrap_or_else(|e| panic!("{machine:?}: {e}"));
-        assert!(once == again, "{machine:?}: two compilations differ");
+    for machine in foreign_machines() {
+        kernels_object(machine, &kernels).unwrap_or_else(|e| panic!("{machine:?}: {e}"));
     }
 }
 

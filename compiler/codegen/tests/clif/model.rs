@@ -1,6 +1,6 @@
 //! A whole model object: table, entry points, steps with barriers, checks of the arguments.
 
-use crate::harness::{host_machines, link};
+use crate::harness::{foreign_machines, host_machines, link};
 use mlcc_abi::{Ctx, ModelTable, StepFn, status};
 use mlcc_codegen::clif::{ClifError, model_object};
 use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
@@ -63,7 +63,12 @@ fn steps() -> Vec<Step> {
     let items = vec![
         launch(
             "advance",
-            vec![buffer(Base::Tokens, 0), buffer(Base::Weights, 64), buffer(Base::State, 0), buffer(Base::Arena, 64)],
+            vec![
+                buffer(Base::Tokens, 0),
+                buffer(Base::Weights, 64),
+                buffer(Base::State, 0),
+                buffer(Base::Arena, 64),
+            ],
             vec![Dim::sym(Sym::N)],
         ),
         StepItem::Barrier,
@@ -78,12 +83,24 @@ fn table() -> TableDesc {
         target: "x86-64".into(),
         compiler: "test".into(),
         metadata: "{\"model\":\"toy\"}".into(),
-        params: vec![ParamDesc { name: "table".into(), format: "f32".into(), dims: vec![8], offset: 64, ..Default::default() }],
+        params: vec![ParamDesc {
+            name: "table".into(),
+            format: "f32".into(),
+            dims: vec![8],
+            offset: 64,
+            ..Default::default()
+        }],
         states: vec![
             StateDesc { name: "a".into(), offset: 0, bytes: 4 * 7, fill: Some(-2.0) },
             StateDesc { name: "b".into(), offset: 4 * 7, bytes: 4 * (ROWS as u64 - 7), fill: None },
         ],
-        plan: PlanDesc { chunk: 4, context: 100, vocab: 8, state_bytes: 4 * ROWS as u64, ..Default::default() },
+        plan: PlanDesc {
+            chunk: 4,
+            context: 100,
+            vocab: 8,
+            state_bytes: 4 * ROWS as u64,
+            ..Default::default()
+        },
         ..Default::default()
     }
 }
@@ -129,11 +146,13 @@ impl Shared {
 #[test]
 fn model_runs_through_its_table() {
     for machine in host_machines() {
-        let object = model_object(machine, "test-level", &[advance(), reverse()], &steps(), &table()).expect("compiles");
+        let object = model_object(machine, "test-level", &[advance(), reverse()], &steps(), &table())
+            .expect("compiles");
         let folder = tempfile::tempdir().expect("a temporary folder");
         let library = link(&object, folder.path());
         // SAFETY: the symbol is the table.
-        let table = unsafe { &**library.get::<*const ModelTable>(b"mlcc_model\0").expect("mlcc_model is exported") };
+        let table =
+            unsafe { &**library.get::<*const ModelTable>(b"mlcc_model\0").expect("mlcc_model is exported") };
         assert_eq!((table.magic, table.n_variants, table.vocab), (mlcc_abi::MAGIC, 1, 8));
         // SAFETY: one variant.
         let variant = unsafe { &*table.variants };
@@ -209,6 +228,15 @@ fn session(entries: &mlcc_abi::Entries) {
             expect(&shared, prefill, status::BAD_TOKEN);
         }
         shared.0.tokens = tokens.as_ptr();
+    }
+}
+
+#[test]
+fn equal_input_gives_equal_bytes() {
+    for machine in host_machines().into_iter().chain(foreign_machines()) {
+        let build =
+            || model_object(machine, "v", &[advance(), reverse()], &steps(), &table()).expect("compiles");
+        assert!(build() == build(), "{machine:?}: two compilations differ");
     }
 }
 

@@ -106,8 +106,8 @@ impl Program<'_> {
         let bits = matches!(op, BinOp::And | BinOp::Or | BinOp::Xor);
         let arithmetic = matches!(op, BinOp::Div | BinOp::Rem | BinOp::Shl | BinOp::Shr);
         match dtype {
-            DType::Bool if arithmetic => self.kb.binary(BinOp::And, a, b),
-            d if d.is_float() && op == BinOp::Div => {
+            DType::Bool if !bits && !matches!(op, BinOp::Eq | BinOp::Ne) => self.kb.binary(BinOp::Xor, a, b),
+            d if d.is_float() && matches!(op, BinOp::Div | BinOp::Rem) => {
                 let magnitude = self.kb.unary(UnOp::Abs, b);
                 let least = self.kb.constant(0.5, Ty::scalar(d));
                 let divisor = self.kb.max(magnitude, least);
