@@ -29,7 +29,9 @@ pub enum TargetError {
     Unknown { name: String, known: String },
     #[error("targets `{first}` and `{second}` belong to different architectures and cannot share one file")]
     Mixed { first: String, second: String },
-    #[error("this machine ({arch}) is not one that mlcc generates CPU code for; name a --target (known: {known})")]
+    #[error(
+        "this machine ({arch}) is not one that mlcc generates CPU code for; name a --target (known: {known})"
+    )]
     Host { arch: String, known: String },
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -128,7 +130,8 @@ mod tests {
         assert_eq!(order, ["x86-64-v4", "x86-64-v2"]);
         assert!(t.levels[0].has("sse4.1") && t.levels[0].has("avx512bw") && !t.levels[1].has("avx"));
         for target in ["x86-64", "aarch64"] {
-            let sizes: Vec<usize> = resolve(target).unwrap().levels.iter().map(|l| l.features.len()).collect();
+            let sizes: Vec<usize> =
+                resolve(target).unwrap().levels.iter().map(|l| l.features.len()).collect();
             assert!(sizes.windows(2).all(|w| w[0] > w[1]), "{target}: {sizes:?}");
         }
     }

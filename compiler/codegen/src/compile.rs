@@ -58,8 +58,11 @@ pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, Codegen
     let mut objects = Vec::new();
     for (i, part) in parts.iter().enumerate() {
         let path = folder.path().join(format!("{i}.o"));
-        std::fs::write(&path, &part.bytes)
-            .map_err(|source| CodegenError::Io { action: "write", path: path.clone(), source })?;
+        std::fs::write(&path, &part.bytes).map_err(|source| CodegenError::Io {
+            action: "write",
+            path: path.clone(),
+            source,
+        })?;
         objects.push(path);
     }
     let path = folder.path().join("linked.so");
@@ -73,11 +76,8 @@ fn generate(input: &Input<'_>, output: Output) -> Result<(TableDesc, Vec<Part>),
     let gpu = input.target.arch == Arch::Nvptx;
     let output = if gpu && output == Output::Object { Output::Assembly } else { output };
     let results: Vec<Result<Vec<u8>, CodegenError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = input
-            .levels
-            .iter()
-            .map(|level| scope.spawn(|| level_code(input, level, output)))
-            .collect();
+        let threads: Vec<_> =
+            input.levels.iter().map(|level| scope.spawn(|| level_code(input, level, output))).collect();
         threads
             .into_iter()
             .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

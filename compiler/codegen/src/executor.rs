@@ -78,8 +78,10 @@ impl Executor {
     /// Takes an object of any back end that exports `kernels` by their names, with the calling convention of kernels.
     pub fn from_object(kernels: &[Kernel], object: Vec<u8>) -> Result<Executor, ExecutorError> {
         let (arch, triple) = host()?;
-        let baseline = mlcc_target::specs().map_err(mlcc_target::TargetError::from).map_err(CodegenError::from)?;
-        let baseline = baseline.into_iter().find(|s| s.arch == arch).and_then(|s| s.levels.into_iter().next());
+        let baseline =
+            mlcc_target::specs().map_err(mlcc_target::TargetError::from).map_err(CodegenError::from)?;
+        let baseline =
+            baseline.into_iter().find(|s| s.arch == arch).and_then(|s| s.levels.into_iter().next());
         let baseline = baseline.ok_or_else(no_host)?;
         let callers = llvm::callers_object(arch, &triple, &baseline, kernels)?;
         let part = |name: &str, bytes| Part { name: name.into(), bytes };

@@ -24,7 +24,8 @@ fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<()
                     let slot = threads.get_mut(usize::from(*axis));
                     let slot = slot.ok_or_else(|| Fault(format!("thread axis {axis}")))?;
                     let extent = exprs.as_int(*extent).and_then(|e| u32::try_from(e).ok());
-                    let extent = extent.ok_or_else(|| Fault::new("extent of a thread loop is not constant"))?;
+                    let extent =
+                        extent.ok_or_else(|| Fault::new("extent of a thread loop is not constant"))?;
                     *slot = (*slot).max(extent);
                 }
                 widest(body, exprs, threads)?;
@@ -65,7 +66,10 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
     let grid = launch.grid.as_ref().ok_or_else(|| Fault::new("has no launch shape"))?;
     let threads = threads_of(kernel).map_err(|e| Fault(e.to_string()))?;
     if threads != grid.threads {
-        return Err(Fault(format!("has thread loops for {threads:?} but is launched with {:?}", grid.threads)));
+        return Err(Fault(format!(
+            "has thread loops for {threads:?} but is launched with {:?}",
+            grid.threads
+        )));
     }
     let mut args = Vec::new();
     for buffer in &launch.buffers {
@@ -102,7 +106,11 @@ fn dim_argument(dim: &Dim) -> Result<LaunchArg, Fault> {
         (Some(value), _) => return Ok(LaunchArg { kind: arg::INT, size: 8, value }),
         (None, [(Atom::Sym(Sym::N), 1)]) if dim.constant() == 0 => arg::N,
         (None, [(Atom::Sym(Sym::Past), 1)]) if dim.constant() == 0 => arg::PAST,
-        _ => return Err(Fault(format!("size `{dim}` cannot be an argument of a launch (only n, past, constants)"))),
+        _ => {
+            return Err(Fault(format!(
+                "size `{dim}` cannot be an argument of a launch (only n, past, constants)"
+            )));
+        }
     };
     Ok(LaunchArg { kind, size: 8, value: 0 })
 }

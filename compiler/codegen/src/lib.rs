@@ -16,6 +16,7 @@ pub mod link;
 pub mod llvm;
 pub mod model;
 pub mod prepare;
+pub mod ptxas;
 pub mod table;
 
 #[cfg(feature = "llvm")]

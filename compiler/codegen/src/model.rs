@@ -101,7 +101,8 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
     for step in input.steps {
         let known = mlcc_abi::ENTRY_NAMES.contains(&step.name.as_str());
         if !known || step.name == STATE_STEP || step.name == "reset_kv_cache" {
-            let what = format!("is not one of the steps that lowering makes; {}", mlcc_abi::ENTRY_NAMES.join(", "));
+            let what =
+                format!("is not one of the steps that lowering makes; {}", mlcc_abi::ENTRY_NAMES.join(", "));
             return Err(CodegenError::Step { step: step.name.clone(), what });
         }
     }
@@ -123,7 +124,8 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenEr
     let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
     let mut items = Vec::new();
     for state in states {
-        let (dtype, cells) = if state.bytes % 4 == 0 { (DType::U32, state.bytes / 4) } else { (DType::U8, state.bytes) };
+        let (dtype, cells) =
+            if state.bytes % 4 == 0 { (DType::U32, state.bytes / 4) } else { (DType::U8, state.bytes) };
         let fill = state.fill.unwrap_or(0.0).to_bits();
         if fill != 0 && dtype == DType::U8 {
             let what = format!("state {} is filled with an f32 but has {} bytes", state.name, state.bytes);

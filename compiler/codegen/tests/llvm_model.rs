@@ -4,7 +4,6 @@
 mod toy;
 mod toy_kernels;
 
-use toy_kernels::{Place, kernels, steps, table};
 use mlcc_abi::{Ctx, ModelTable, status};
 use mlcc_codegen::artifact::Weights;
 use mlcc_codegen::llvm::Output;
@@ -16,6 +15,7 @@ use mlcc_target::{Arch, Target, resolve};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use toy::reference;
+use toy_kernels::{Place, kernels, steps, table};
 
 const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
 
@@ -39,7 +39,11 @@ impl Toy {
             Arch::Aarch64 => "aarch64",
             Arch::Nvptx => "cuda",
         };
-        Input { target: &self.target, levels: self.target.levels.iter().map(one).collect(), table: table(name) }
+        Input {
+            target: &self.target,
+            levels: self.target.levels.iter().map(one).collect(),
+            table: table(name),
+        }
     }
     fn artifact(&self, folder: &Path) -> PathBuf {
         let library = compile(&self.input(), "toy.so").unwrap();

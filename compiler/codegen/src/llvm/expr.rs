@@ -51,12 +51,9 @@ impl<'c> KernelEmitter<'_, 'c> {
                 self.convert(a, from, ty)
             }
             Expr::Bitcast(a) => {
-                let from = kernel.ty(*a).dtype;
+                // Never from or to bool, whose registers and memory differ.
                 let a = self.expr(*a)?;
-                let raw = self.to_memory(a, from)?;
-                let cells = with_lanes(self.e.cell_type(ty.dtype)?, ty.lanes)?;
-                let cast = self.e.bitcast(raw, cells)?;
-                self.from_memory(cast, ty.dtype)
+                self.e.bitcast(a, self.e.ty(ty)?)
             }
             Expr::Select(cond, a, b) => {
                 let (cond, a, b) = (self.expr(*cond)?, self.expr(*a)?, self.expr(*b)?);
@@ -181,7 +178,13 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// The better one of two floats by `predicate`; the other operand where one is NaN.
-    fn extremum(&self, name: &str, predicate: FloatPredicate, a: Value<'c>, b: Value<'c>) -> Result<Value<'c>> {
+    fn extremum(
+        &self,
+        name: &str,
+        predicate: FloatPredicate,
+        a: Value<'c>,
+        b: Value<'c>,
+    ) -> Result<Value<'c>> {
         if self.caps.arch != Arch::X86_64 {
             return self.e.intrinsic_value(name, &[a.get_type()], &[a, b]);
         }

@@ -20,6 +20,7 @@ use inkwell::types::{BasicMetadataTypeEnum, BasicType};
 use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, module::Linkage};
 use mlcc_ir::entity::EntityId;
+use mlcc_ir::instr::Meaning;
 use mlcc_ir::kernel::*;
 use std::collections::HashMap;
 
@@ -202,6 +203,9 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             Stmt::Store { buf, index, value, mask } => self.store_stmt(*buf, *index, *value, *mask),
             Stmt::Alloc { buf } => self.alloc(*buf),
+            Stmt::Instr { instr, args } if matches!(instr.def().meaning, Meaning::Hint) => {
+                args.iter().try_for_each(|&arg| self.prefetch(arg))
+            }
             Stmt::Instr { instr, args } => self.instr(*instr, args).map(|_| ()),
             Stmt::Barrier => self.barrier(),
             Stmt::Wait => self.wait(),

@@ -69,6 +69,19 @@ impl<'c> KernelEmitter<'_, 'c> {
         }
     }
 
+    /// Asks for the cache line that a load would read, without reading it.
+    pub(super) fn prefetch(&mut self, load: ExprId) -> Result<()> {
+        let Expr::Load { buf, index, .. } = *self.kernel.exprs.expr(load) else {
+            return Err(Fault::new("a prefetch of something that is not a load"));
+        };
+        let index = self.expr(index)?;
+        let address = self.address(buf, index, false)?;
+        // For reading, into all levels, data.
+        let number = |n: u64| self.e.ctx.i32_type().const_int(n, false).into();
+        let args = [address.into(), number(0), number(3), number(1)];
+        self.e.intrinsic("llvm.prefetch", &[address.get_type().into()], &args).map(|_| ())
+    }
+
     fn address(&self, buf: BufId, index: Value<'c>, inside: bool) -> Result<PointerValue<'c>> {
         let cell = self.e.cell_type(self.kernel.bufs[buf].dtype)?;
         self.e.element(self.buf(buf)?, cell, index, inside)

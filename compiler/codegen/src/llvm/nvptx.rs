@@ -16,11 +16,7 @@ use mlcc_target::Arch;
 const PTX_KERNEL: u32 = 71;
 
 /// Compiles the kernels of one GPU level.
-pub fn ptx_module(
-    triple: &str,
-    input: &LevelInput<'_>,
-    output: Output,
-) -> Result<Vec<u8>, CodegenError> {
+pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
     let caps = Caps::new(Arch::Nvptx, input.level);
     let machine = Machine::new(Arch::Nvptx, triple, input.level)?;
     let ctx = Context::create();
@@ -56,10 +52,9 @@ fn launch_bounds<'c>(
         let count = ctx.i32_type().const_int(u64::from(count), false);
         let key = ctx.metadata_string(&format!("maxntid{axis}"));
         let node = ctx.metadata_node(&[pointer.into(), key.into(), count.into()]);
-        module.add_global_metadata("nvvm.annotations", &node).map_err(|e| CodegenError::Llvm {
-            what: "launch bounds".into(),
-            message: e.to_string(),
-        })?;
+        module
+            .add_global_metadata("nvvm.annotations", &node)
+            .map_err(|e| CodegenError::Llvm { what: "launch bounds".into(), message: e.to_string() })?;
     }
     Ok(())
 }

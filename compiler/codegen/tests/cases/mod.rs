@@ -1,6 +1,10 @@
 //! Kernels with inputs that exercise every construct, and the comparison with the interpreter.
 #![allow(dead_code)]
 
+pub mod arithmetic;
+pub mod control;
+pub mod instrs;
+pub mod memory;
 pub mod values;
 
 use mlcc_interp::compare::{Tolerance, compare};
@@ -47,6 +51,14 @@ impl Case {
             }
         }
     }
+}
+
+/// Numbers the kernels, so that all of them fit into one library, and runs the interpreter.
+pub fn prepare(mut cases: Vec<Case>) -> Vec<(Case, Vec<Buffer>)> {
+    for (i, case) in cases.iter_mut().enumerate() {
+        case.kernel.name = format!("{}_{i}", case.kernel.name);
+    }
+    cases.into_iter().map(|c| (c.expected(), c)).map(|(want, c)| (c, want)).collect()
 }
 
 /// A kernel `out[i] = f(inputs[i])` over vectors of `lanes`, as long as the inputs; and its case.

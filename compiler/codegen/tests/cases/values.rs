@@ -60,7 +60,8 @@ pub fn any(dtype: DType, len: usize, seed: u64) -> Buffer {
             .collect();
         return Buffer::from_floats(dtype, &all);
     }
-    let special = [0, 1, 2, 255, 256, 127, 128, 32767, 65535, -1, -128, i64::from(i32::MAX), i64::from(i32::MIN)];
+    let special =
+        [0, 1, 2, 255, 256, 127, 128, 32767, 65535, -1, -128, i64::from(i32::MAX), i64::from(i32::MIN)];
     let all: Vec<i64> = special
         .into_iter()
         .chain(std::iter::repeat_with(|| random.next() as i64 >> 33))

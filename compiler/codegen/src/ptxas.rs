@@ -1,0 +1,121 @@
+//! NVIDIA's assembler, where it is found: it holds PTX against the hardware's rules and tells registers and spills.
+//!
+//! Nothing needs it: the driver assembles PTX by itself. It comes with the CUDA toolkit, or alone as the Python package
+//! `nvidia-cuda-nvcc-cu12`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use thiserror::Error;
+
+/// Names the assembler to use.
+pub const PTXAS_VARIABLE: &str = "MLCC_PTXAS";
+
+#[derive(Error, Debug)]
+pub enum PtxasError {
+    #[error("cannot {action} {}: {source}", .path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("ptxas refuses the code for sm_{sm}:\n{output}")]
+    Refused { sm: u32, output: String },
+}
+
+/// What the assembler says about one kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Usage {
+    pub kernel: String,
+    pub registers: u32,
+    /// Bytes of local memory written because registers ran out.
+    pub spill_bytes: u32,
+    pub shared_bytes: u32,
+}
+
+/// Machine code and its use of resources.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Assembled {
+    pub cubin: Vec<u8>,
+    pub usage: Vec<Usage>,
+}
+
+/// `MLCC_PTXAS`, `ptxas` in `PATH` or in the usual place of the toolkit, or that of the Python package.
+pub fn find_ptxas() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(PTXAS_VARIABLE).filter(|v| !v.is_empty()) {
+        return Some(PathBuf::from(named));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&path).map(|d| d.join("ptxas")).collect();
+    places.push("/usr/local/cuda/bin/ptxas".into());
+    if let Some(found) = places.into_iter().find(|p| p.is_file()) {
+        return Some(found);
+    }
+    let ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    let answer = Command::new("python3").args(["-c", ask]).output().ok()?;
+    let site = PathBuf::from(String::from_utf8(answer.stdout).ok()?.trim());
+    Some(site.join("nvidia/cuda_nvcc/bin/ptxas")).filter(|p| p.is_file())
+}
+
+/// Assembles PTX for devices of compute capability `sm`.
+pub fn assemble(ptxas: &Path, ptx: &[u8], sm: u32) -> Result<Assembled, PtxasError> {
+    let io = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| PtxasError::Io { action, path, source }
+    };
+    let folder = tempfile::tempdir().map_err(io("create a folder in", &std::env::temp_dir()))?;
+    let (input, output) = (folder.path().join("code.ptx"), folder.path().join("code.cubin"));
+    std::fs::write(&input, ptx).map_err(io("write", &input))?;
+    let run = Command::new(ptxas)
+        .args(["-v", "-O3", &format!("-arch=sm_{sm}"), "-o"])
+        .arg(&output)
+        .arg(&input)
+        .output()
+        .map_err(io("run", ptxas))?;
+    let text = String::from_utf8_lossy(&[run.stdout, run.stderr].concat()).into_owned();
+    if !run.status.success() {
+        return Err(PtxasError::Refused { sm, output: text.trim().to_owned() });
+    }
+    let cubin = std::fs::read(&output).map_err(io("read", &output))?;
+    Ok(Assembled { cubin, usage: usage(&text) })
+}
+
+/// Reads the report of `ptxas -v`.
+fn usage(report: &str) -> Vec<Usage> {
+    let mut all: Vec<Usage> = Vec::new();
+    for line in report.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            all.push(Usage { kernel, registers: 0, spill_bytes: 0, shared_bytes: 0 });
+        }
+        let Some(last) = all.last_mut() else { continue };
+        if let Some(bytes) = number_before(line, " bytes spill stores") {
+            last.spill_bytes = bytes;
+        }
+        if let Some(count) = number_before(line, " registers") {
+            last.registers = count;
+            last.shared_bytes = number_before(line, " bytes smem").unwrap_or(0);
+        }
+    }
+    all
+}
+
+/// The number that ends where `what` begins.
+fn number_before(line: &str, what: &str) -> Option<u32> {
+    let (head, _) = line.split_once(what)?;
+    head.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_read() {
+        let report = "ptxas info    : 0 bytes gmem\n\
+            ptxas info    : Compiling entry function 'k_a' for 'sm_80'\n\
+            ptxas info    : Function properties for k_a\n\
+            \x20   8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n\
+            ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 1024 bytes smem\n\
+            ptxas info    : Compiling entry function 'k_b' for 'sm_80'\n\
+            ptxas info    : Used 9 registers, used 0 barriers\n";
+        let a = Usage { kernel: "k_a".into(), registers: 40, spill_bytes: 12, shared_bytes: 1024 };
+        let b = Usage { kernel: "k_b".into(), registers: 9, spill_bytes: 0, shared_bytes: 0 };
+        assert_eq!(usage(report), [a, b]);
+    }
+}
