@@ -1,5 +1,7 @@
 //! What passes are told and what they report.
 
+use crate::policy::{PolicyError, QuantPolicy};
+use crate::scheme::QuantScheme;
 use mlcc_ir::ops::OpError;
 use mlcc_kernels::lower::LowerError;
 use mlcc_kernels::params::KernelTarget;
@@ -11,6 +13,16 @@ pub struct Options {
     pub levels: Vec<(String, KernelTarget)>,
     /// Most tokens in one call of `prefill`.
     pub chunk: i64,
+    pub quant: QuantScheme,
+    /// Exceptions from the scheme.
+    pub policy: QuantPolicy,
+}
+
+impl Options {
+    /// Weights stay f32.
+    pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
+        Options { levels, chunk, quant: QuantScheme::default(), policy: QuantPolicy::default() }
+    }
 }
 
 /// Options in, explanations out.
@@ -38,6 +50,8 @@ pub enum PassError {
     Internal { pass: &'static str, message: String },
     #[error(transparent)]
     Lower(#[from] LowerError),
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     #[error("unknown pass `{name}`; known are {known}")]
     Unknown { name: String, known: String },
     #[error("pass `{name}` cannot be switched off: it is needed for a result at all")]

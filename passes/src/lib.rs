@@ -4,9 +4,11 @@
 //! result is still right, only slower.
 
 pub mod context;
+pub mod cse;
 pub mod dce;
 pub mod decompose;
 pub mod fuse;
+pub mod fuse_dequantize;
 pub mod fuse_transpose_matmul;
 pub mod lower;
 pub mod outline;
@@ -14,22 +16,32 @@ pub mod pattern;
 pub mod pipeline;
 pub mod plan_barriers;
 pub mod plan_memory;
+pub mod policy;
+pub mod quantize;
+pub mod quantize_activations;
 pub mod rewrite;
+pub mod scheme;
 
 pub use context::{Context, Options, PassError};
 pub use pipeline::{PIPELINE, Pass, run_pass, run_pipeline};
+pub use policy::QuantPolicy;
+pub use scheme::QuantScheme;
 
 use mlcc_ir::module::Module;
 use mlcc_ir::step::Step;
 use mlcc_kernels::lower::Lowered;
 use mlcc_kernels::params::KernelTarget;
+use mlcc_quant::PackOptions;
 use plan_memory::MemoryPlan;
+use std::collections::BTreeMap;
 
 /// The module being compiled, and what lowering made of it for each CPU level (or for the one GPU).
 pub struct Program {
     pub module: Module,
     pub levels: Vec<LevelCode>,
     pub memory: Option<MemoryPlan>,
+    /// How to pack the parameters that `quantize` changed, by name; others take the default.
+    pub pack_options: BTreeMap<String, PackOptions>,
 }
 
 /// Code for one level of the target; steps exist after `plan_barriers`.
@@ -42,6 +54,10 @@ pub struct LevelCode {
 
 impl Program {
     pub fn new(module: Module) -> Program {
-        Program { module, levels: Vec::new(), memory: None }
+        Program { module, levels: Vec::new(), memory: None, pack_options: BTreeMap::new() }
+    }
+    /// How the weight writer packs a parameter.
+    pub fn pack_options(&self, param: &str) -> PackOptions {
+        self.pack_options.get(param).copied().unwrap_or_default()
     }
 }

@@ -1,7 +1,11 @@
 //! The list of passes.
 
 use crate::{Context, PassError, Program};
-use crate::{dce, decompose, fuse, fuse_transpose_matmul, lower, outline, plan_barriers, plan_memory};
+use crate::{
+    cse, dce, decompose, fuse, fuse_dequantize, fuse_transpose_matmul, lower, outline, plan_barriers,
+    plan_memory,
+};
+use crate::{quantize, quantize_activations};
 use mlcc_ir::verify::verify_module;
 
 /// One transformation of the program.
@@ -22,6 +26,25 @@ pub const PIPELINE: &[Pass] = &[
         about: "products with a transposed weight into the form that kernels read",
         optional: true,
         run: fuse_transpose_matmul::run,
+    },
+    Pass { name: "cse", about: "equal computations once", optional: true, run: cse::run },
+    Pass {
+        name: "quantize",
+        about: "weights into the storage types of the quantization scheme",
+        optional: true,
+        run: quantize::run,
+    },
+    Pass {
+        name: "quantize_activations",
+        about: "products on int8 activations, where the scheme asks for it",
+        optional: true,
+        run: quantize_activations::run,
+    },
+    Pass {
+        name: "fuse_dequantize",
+        about: "products and gathers that read stored weights themselves",
+        optional: true,
+        run: fuse_dequantize::run,
     },
     Pass { name: "dce", about: "what nobody uses is removed", optional: true, run: dce::run },
     Pass {

@@ -72,7 +72,8 @@ pub fn apply(
         let mut sweeps = 0;
         loop {
             let f = &program.module.functions[id];
-            let Some(new) = sweep_once(&program.module, f, rewrites, &mut record).map_err(PassError::op(pass))?
+            let Some(new) =
+                sweep_once(&program.module, f, rewrites, &mut record).map_err(PassError::op(pass))?
             else {
                 break;
             };

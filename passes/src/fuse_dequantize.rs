@@ -1,0 +1,37 @@
+//! Products and gathers read stored weights themselves: `matmul(x, dequantize(w))` is `matmul(x, w)`, and of a table only
+//! the rows that are gathered are dequantized.
+
+use crate::pattern::{OpKind, any, op};
+use crate::rewrite::{Rewrite, apply};
+use crate::{Context, PassError, Program};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::DType;
+
+const PASS: &str = "fuse_dequantize";
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let stored = |name| op(OpKind::Dequantize, [any(name)]);
+    let rewrites = [
+        Rewrite {
+            name: "product that reads the stored weight",
+            pattern: op(OpKind::MatMul, [any("x"), stored("w")]),
+            build: |b| {
+                let inputs = [b.get("x"), b.get("w")];
+                b.op(b.root().clone(), &inputs)
+            },
+        },
+        Rewrite {
+            name: "gather that reads the stored table",
+            pattern: op(OpKind::Gather, [stored("table"), any("ids")]),
+            build: |b| {
+                let inputs = [b.get("table"), b.get("ids")];
+                let rows = b.op(Op::Gather, &inputs)?;
+                match b.f.ty(rows).dtype {
+                    DType::F32 => Ok(rows),
+                    _ => b.op(Op::Cast(DType::F32), &[rows]),
+                }
+            },
+        },
+    ];
+    apply(program, ctx, PASS, &rewrites)
+}

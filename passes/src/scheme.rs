@@ -1,0 +1,163 @@
+//! Quantization schemes by name: which storage type each kind of parameter gets, and how activations enter products.
+//!
+//! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of 32 at run
+//! time, as FastLLM and llama.cpp do.
+
+use mlcc_ir::module::ParamRole;
+use mlcc_ir::types::{DType, Format};
+
+/// What plain `q4f16` stands for: the variant that MLC's documentation advises for RWKV.
+pub const Q4F16: &str = "q4f16_2";
+
+/// Type of the activations in products with packed weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ActivationType {
+    F32,
+    /// int8 per group of 32, on CPUs.
+    I8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QuantScheme {
+    pub name: &'static str,
+    /// One line for help texts.
+    pub about: &'static str,
+    pub embedding: DType,
+    pub head: DType,
+    pub linear: DType,
+    pub activation: ActivationType,
+}
+
+const Q4: DType = DType::Packed(Format::Q4G32);
+const Q8: DType = DType::Packed(Format::Q8G32);
+
+const fn plain(name: &'static str, about: &'static str, dtype: DType) -> QuantScheme {
+    let (embedding, head, linear) = (dtype, dtype, dtype);
+    QuantScheme { name, about, embedding, head, linear, activation: ActivationType::F32 }
+}
+
+/// Every scheme that works, in the order of help texts.
+pub const SCHEMES: [QuantScheme; 9] = [
+    plain("f32", "32-bit floats", DType::F32),
+    plain("f16", "16-bit floats", DType::F16),
+    plain("bf16", "bfloat16", DType::BF16),
+    plain("q8f16_1", "8-bit weights in groups of 32", Q8),
+    plain("q4f16_0", "4-bit weights in groups of 32, reduction axis outermost", Q4),
+    plain("q4f16_1", "4-bit weights in groups of 32", Q4),
+    QuantScheme {
+        name: "q4f16_2",
+        about: "4-bit weights in groups of 32, embedding and head in f16",
+        embedding: DType::F16,
+        head: DType::F16,
+        linear: Q4,
+        activation: ActivationType::F32,
+    },
+    QuantScheme {
+        name: "q8i8",
+        about: "8-bit weights times activations quantized to 8 bits at run time",
+        embedding: Q8,
+        head: Q8,
+        linear: Q8,
+        activation: ActivationType::I8,
+    },
+    QuantScheme {
+        name: "q4i8",
+        about: "4-bit weights, embedding and head in 8 bits, times activations quantized to 8 bits at run time",
+        embedding: Q8,
+        head: Q8,
+        linear: Q4,
+        activation: ActivationType::I8,
+    },
+];
+
+/// Other names, with the scheme that they stand for.
+const ALIASES: [(&str, &str); 4] = [("q0f32", "f32"), ("q0f16", "f16"), ("q0bf16", "bf16"), ("q4f16", Q4F16)];
+
+/// Names of MLC that mean something, which mlcc does not do yet, and what comes nearest.
+const LATER: [(&str, &str); 5] = [
+    ("q4f32_1", "q4f16_1"),
+    ("q4bf16_1", "q4f16_1"),
+    ("q3f16_0", "q4f16_1"),
+    ("q3f16_1", "q4f16_1"),
+    ("q4f16_autoawq", "q4f16_1"),
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SchemeError {
+    #[error("unknown quantization `{name}`; known are {known}")]
+    Unknown { name: String, known: String },
+    #[error("quantization `{name}` is known but not supported yet; the nearest that is: {instead}")]
+    Later { name: String, instead: &'static str },
+}
+
+impl Default for QuantScheme {
+    /// Weights as f32.
+    fn default() -> Self {
+        SCHEMES[0]
+    }
+}
+
+impl QuantScheme {
+    /// The scheme of a name in any case. The second value tells what a name that is not a scheme's own stands for.
+    pub fn find(name: &str) -> Result<(QuantScheme, Option<String>), SchemeError> {
+        let wanted = name.trim().to_ascii_lowercase();
+        let by_name = |name: &str| SCHEMES.iter().find(|s| s.name == name).copied();
+        if let Some(scheme) = by_name(&wanted) {
+            return Ok((scheme, None));
+        }
+        if let Some((_, target)) = ALIASES.iter().find(|(alias, _)| *alias == wanted)
+            && let Some(scheme) = by_name(target)
+        {
+            let note = format!("{name} stands for {}: {}", scheme.name, scheme.about);
+            return Ok((scheme, Some(note)));
+        }
+        match LATER.iter().find(|(later, _)| *later == wanted) {
+            Some((_, instead)) => Err(SchemeError::Later { name: name.into(), instead }),
+            None => {
+                let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+                let known: Vec<&str> = SCHEMES.iter().map(|s| s.name).chain(aliases).collect();
+                Err(SchemeError::Unknown { name: name.into(), known: known.join(", ") })
+            }
+        }
+    }
+
+    /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are sensitive.
+    pub fn storage(&self, role: ParamRole) -> DType {
+        match role {
+            ParamRole::Embedding => self.embedding,
+            ParamRole::Head => self.head,
+            ParamRole::Linear => self.linear,
+            ParamRole::Vector => DType::F32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_any_case() {
+        for scheme in SCHEMES {
+            let found = QuantScheme::find(&scheme.name.to_ascii_uppercase()).unwrap();
+            assert_eq!(found, (scheme, None));
+            assert_eq!(scheme.storage(ParamRole::Vector), DType::F32);
+        }
+        assert_eq!(QuantScheme::find("Q0F16").unwrap().0.name, "f16");
+    }
+
+    #[test]
+    fn q4f16_says_what_it_stands_for() {
+        let (scheme, note) = QuantScheme::find("q4f16").unwrap();
+        assert_eq!(scheme.name, Q4F16);
+        assert!(note.unwrap().starts_with("q4f16 stands for q4f16_"));
+    }
+
+    #[test]
+    fn other_names_are_errors_that_help() {
+        let later = QuantScheme::find("q3f16_1").unwrap_err().to_string();
+        assert!(later.contains("not supported yet") && later.contains("q4f16_1"), "{later}");
+        let unknown = QuantScheme::find("q5").unwrap_err().to_string();
+        assert!(unknown.contains("`q5`") && unknown.contains("q8i8, q4i8, q0f32"), "{unknown}");
+    }
+}
