@@ -106,7 +106,7 @@ fn compile(resolved: &ResolvedModel, target: &str, disabled: &[&str]) -> Program
         .iter()
         .map(|l| (l.name.clone(), mlcc_kernels::params::KernelTarget::new(target.arch, l)))
         .collect();
-    let mut ctx = Context::new(Options { levels, chunk: 64 });
+    let mut ctx = Context::new(Options::new(levels, 64));
     let disabled = disabled.iter().map(|s| s.to_string()).collect();
     run_pipeline(&mut program, &mut ctx, Control { disabled, ..Control::default() }).unwrap();
     program
