@@ -24,7 +24,7 @@ pub enum Meaning {
     Expr(fn(&mut KernelBuilder, &[ExprId]) -> ExprId),
     /// GPU: the first argument as held by the thread whose lane in its warp of 32 is `lane ^ second argument`.
     ShuffleXor,
-    /// No visible effect (prefetch).
+    /// No visible effect: a statement whose argument is a `Load`, of which only the address matters (prefetch).
     Hint,
 }
 
@@ -156,6 +156,20 @@ const fn llvm(intrinsic: &'static str, args: &'static [u8]) -> Spelling {
     Spelling::Llvm { intrinsic, args }
 }
 
+/// Asks for the cache line of a loaded element ahead of its use.
+const fn prefetch(name: &'static str, element: &'static [Ty]) -> InstrDef {
+    InstrDef {
+        name,
+        scope: Scope::Thread,
+        args: element,
+        ret: None,
+        meaning: Meaning::Hint,
+        spelling: llvm("llvm.prefetch", &[0]),
+        arch: "x86_64",
+        features: &["sse"],
+    }
+}
+
 /// All instructions; order is only their numbering.
 pub const INSTRS: &[InstrDef] = &[
     // x86: int8 dot products, `acc + dot4(u8, i8)`.
@@ -220,4 +234,9 @@ pub const INSTRS: &[InstrDef] = &[
     // acc + dot4(i8, i8); arguments as 4-lane vectors, one 32-bit register each.
     instr!("dp4a_s32", "nvptx", &[], (v(I32, 1), v(I8, 4), v(I8, 4)) -> v(I32, 1),
         Meaning::Expr(dot4_i32), Spelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
+    // x86: prefetch into all cache levels, per element type of the buffer.
+    prefetch("prefetch_u8", &[Ty::scalar(U8)]),
+    prefetch("prefetch_f16", &[Ty::scalar(DType::F16)]),
+    prefetch("prefetch_bf16", &[Ty::scalar(BF16)]),
+    prefetch("prefetch_f32", &[Ty::F32]),
 ];

@@ -18,7 +18,7 @@ pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 use crate::params::MatMulParams;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
+use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
@@ -178,6 +178,9 @@ fn chunk_of_rows(
     kb.par("tile", tiles, |kb, tile| rows_of_tile(kb, &spec, params, lookup, tile, rows, epilogue));
 }
 
+/// Bytes that come from memory together.
+const CACHE_LINE: usize = 64;
+
 /// A lookup instruction with its table.
 type Lookup = Option<(InstrId, ExprId)>;
 
@@ -297,7 +300,7 @@ impl<'a> Block<'a> {
                 kb.open_block();
                 hand_over(kb, true);
                 let otherwise = kb.close_block();
-                kb.push(mlcc_ir::kernel::Stmt::If { cond: is_full, then, otherwise });
+                kb.push(Stmt::If { cond: is_full, then, otherwise });
             }
         }
     }
@@ -378,6 +381,22 @@ impl<'a> Block<'a> {
         (0..self.parts()).map(read).collect()
     }
 
+    /// Asks for `count` elements of w that lie the prefetch distance behind `base`, where w goes that far: a tensor ends
+    /// `len` elements behind its start.
+    fn prefetch(&self, kb: &mut KernelBuilder, base: ExprId, count: usize, len: usize) {
+        let Some((instr, distance)) = self.params.prefetch else { return };
+        let size = kb.kernel().bufs[self.spec.w].dtype.bytes().unwrap_or(1);
+        let last = kb.int((self.spec.w_offset + len - count) as i64);
+        let ahead = kb.add_int(base, i64::from(distance) / size as i64);
+        let ahead = kb.min(ahead, last);
+        let ahead = kb.let_("ahead", ahead);
+        for line in (0..count * size).step_by(CACHE_LINE) {
+            let at = kb.add_int(ahead, (line / size) as i64);
+            let element = kb.load(self.spec.w, at);
+            kb.push(Stmt::Instr { instr, args: vec![element] });
+        }
+    }
+
     /// `for g in 0..groups`; the last group, if short, is emitted on its own with its number of columns.
     fn for_groups(
         &self,
@@ -390,7 +409,19 @@ impl<'a> Block<'a> {
             false => (self.spec.k / GROUP, self.spec.k % GROUP),
         };
         let count = kb.int(full as i64);
-        kb.serial("g", count, |kb, g| body(kb, g, GROUP));
+        kb.serial("g", count, |kb, g| {
+            if let Weight::Packed(format) = self.spec.weight {
+                let base = self.group(kb, format, g, 0).base;
+                let bytes = tile::group_bytes(format);
+                self.prefetch(
+                    kb,
+                    base,
+                    bytes,
+                    self.spec.n.div_ceil(TILE) * self.spec.k.div_ceil(GROUP) * bytes,
+                );
+            }
+            body(kb, g, GROUP);
+        });
         if rest > 0 {
             body(kb, count, rest);
         }

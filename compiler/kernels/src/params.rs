@@ -73,6 +73,8 @@ pub struct MatMulParams {
     pub lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes.
     pub bf16_dot: Option<InstrId>,
+    /// How many bytes ahead weights are asked for, and with which instruction; for weights that stream from memory.
+    pub prefetch: Option<(InstrId, u32)>,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
 }
@@ -116,6 +118,12 @@ pub fn choose(
         Activation::BF16 => wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
         Activation::F32 | Activation::I8 { .. } | Activation::I16 { .. } => None,
     };
+    let prefetch = match weight {
+        DType::F32 => "prefetch_f32",
+        DType::F16 => "prefetch_f16",
+        DType::BF16 => "prefetch_bf16",
+        _ => "prefetch_u8",
+    };
     MatMulParams {
         lanes,
         rows: rows.to_vec(),
@@ -125,6 +133,7 @@ pub fn choose(
         split: dot != IntDot::Widen,
         lookup,
         bf16_dot,
+        prefetch: target.find(&[prefetch]).filter(|_| single_row).map(|instr| (instr, 4096)),
         chunk: None,
     }
 }

@@ -25,6 +25,8 @@ impl Block<'_> {
         let full = kb.int((k / step) as i64);
         kb.serial("k", full, |kb, i| {
             let first = kb.mul_int(i, step as i64);
+            let base = self.plain_at(kb, plain, first, 0);
+            self.prefetch(kb, base, step * TILE, self.spec.n.div_ceil(TILE) * self.tile_len(plain));
             self.columns(kb, plain, first, step);
         });
         if !k.is_multiple_of(step) {
@@ -73,12 +75,8 @@ impl Block<'_> {
     /// The weights of `plain.pair()` columns from `col` (the second is the first where that is one) for one part of the
     /// tile, f32.
     fn plain_weights(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> [ExprId; 2] {
-        let (lanes, pair) = (self.params.lanes, plain.pair());
-        let tile_len = self.spec.k.next_multiple_of(pair) * TILE;
-        let start = kb.mul_int(self.tile, tile_len as i64);
-        let here = kb.mul_int(col, TILE as i64);
-        let at = kb.add(start, here);
-        let at = kb.add_int(at, (self.spec.w_offset + (part * lanes) as usize * pair) as i64);
+        let lanes = self.params.lanes;
+        let at = self.plain_at(kb, plain, col, part);
         match plain {
             Plain::F32 | Plain::F16 => {
                 let value = kb.load_vec(self.spec.w, at, lanes);
@@ -99,6 +97,19 @@ impl Block<'_> {
                 })
             }
         }
+    }
+
+    /// Elements of one tile.
+    fn tile_len(&self, plain: Plain) -> usize {
+        self.spec.k.next_multiple_of(plain.pair()) * TILE
+    }
+
+    /// Where column `col` of one part of the tile begins.
+    fn plain_at(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> ExprId {
+        let start = kb.mul_int(self.tile, self.tile_len(plain) as i64);
+        let here = kb.mul_int(col, TILE as i64);
+        let at = kb.add(start, here);
+        kb.add_int(at, (self.spec.w_offset + (part * self.params.lanes) as usize * plain.pair()) as i64)
     }
 
     // ---- packed weights
