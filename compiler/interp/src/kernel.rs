@@ -25,7 +25,10 @@ use error::{Failure, Run};
 use machine::{Machine, Share};
 use memory::Storage;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{BufDecl, Kernel};
+use mlcc_ir::kernel::{BufDecl, Kernel, Space};
+
+/// Most values of registers and allocations, all threads of a block together.
+const MAX_CELLS: u128 = 1 << 27;
 
 /// Order in which workers or blocks run; results must not depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -87,6 +90,7 @@ impl Program {
 
     fn launch(&self, buffers: &mut [Buffer], dims: &SymValues, options: &Options) -> Run {
         self.check_arguments(buffers, dims)?;
+        self.check_size(dims)?;
         let memory = self.memory(buffers, dims, options);
         let values: Vec<i64> = self.kernel.dims.iter().map(|(sym, _)| dims.get(*sym)).collect();
         let mut machine = Machine::new(self, memory, &values)?;
@@ -113,6 +117,19 @@ impl Program {
                 let expected = format!("{len} elements of {}", decl.dtype);
                 return Err(fault(&decl.name, expected, format!("{} of {}", buffer.len(), buffer.dtype)));
             }
+        }
+        Ok(())
+    }
+
+    /// The interpreter's own memory is bounded, whatever a text asks for.
+    fn check_size(&self, dims: &SymValues) -> Run {
+        let threads: usize = self.threads.iter().product();
+        let own = self.kernel.bufs.values().filter(|b| b.space != Space::Global);
+        let cells = own.map(|b| b.len.eval(dims).max(0) as u128).sum::<u128>() + self.cells as u128;
+        let cells = cells * threads as u128;
+        if cells > MAX_CELLS {
+            let what = format!("it needs {cells} values for registers and allocations; at most {MAX_CELLS}");
+            return Err(Fault::Malformed(what).into());
         }
         Ok(())
     }

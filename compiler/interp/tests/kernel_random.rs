@@ -4,8 +4,9 @@
 use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::testing::{KernelOptions, random_arguments, random_kernel};
+use mlcc_ir::testing::{KernelOptions, Rng, random_arguments, random_kernel};
 use mlcc_ir::text::{Lexer, parse_kernel, print_kernel};
+use mlcc_ir::verify::verify_kernel;
 
 fn results(kernel: &Kernel, seed: u64, n: i64, options: &Options) -> Vec<Buffer> {
     let dims = SymValues::tokens(n);
@@ -38,7 +39,7 @@ fn check(kernel: &Kernel, seed: u64) {
 
 #[test]
 fn random_cpu_kernels() {
-    for seed in 0..150 {
+    for seed in 0..80 {
         check(&random_kernel(seed, &KernelOptions::ALL), seed);
     }
 }
@@ -48,4 +49,36 @@ fn random_gpu_kernels() {
     for seed in 0..60 {
         check(&random_kernel(seed, &KernelOptions::GPU), seed);
     }
+}
+
+/// Kernels that are still well formed after a change of their text may fail, but never panic.
+#[test]
+fn changed_kernels_fail_without_panic() {
+    let words =
+        ["0", "1", "-1", "5", "17", "%i", "%n", "%v", "1:i32", "2.5:f32", "f32", "i64", "add", "rem", "shr"];
+    let (mut ran, mut failed) = (0, 0);
+    for seed in 0..60 {
+        let options = if seed % 3 == 0 { KernelOptions::GPU } else { KernelOptions::ALL };
+        let text = print_kernel(&random_kernel(seed, &options));
+        let mut rng = Rng(seed);
+        for _ in 0..25 {
+            let starts: Vec<usize> = text.match_indices([' ', '(', ':', '[']).map(|(at, _)| at + 1).collect();
+            let start = rng.pick(&starts);
+            let end =
+                text[start..].find([' ', ',', ')', '(', ']', '[']).map_or(text.len(), |len| start + len);
+            let changed = format!("{}{}{}", &text[..start], rng.pick(&words), &text[end..]);
+            let Ok(mut lexer) = Lexer::new(&changed) else { continue };
+            let Ok(kernel) = parse_kernel(&mut lexer) else { continue };
+            if verify_kernel(&kernel).is_err() {
+                continue;
+            }
+            let dims = SymValues::tokens(2);
+            let bytes = random_arguments(&kernel, &dims, seed);
+            let dtypes = kernel.params.iter().map(|id| kernel.bufs[*id].dtype);
+            let mut buffers: Vec<Buffer> = dtypes.zip(bytes).map(|(d, b)| Buffer::new(d, b)).collect();
+            ran += 1;
+            failed += u32::from(run_with(&kernel, &mut buffers, &dims, &Options::workers(2)).is_err());
+        }
+    }
+    assert!(ran > 100 && failed > 10 && failed < ran, "{failed} of {ran} failed");
 }

@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn random_kernels_verify_and_round_trip() {
         for options in [KernelOptions::ALL, KernelOptions::EXACT, KernelOptions::GPU] {
-            for seed in 0..300 {
+            for seed in 0..100 {
                 let kernel = random_kernel(seed, &options);
                 let text = print_kernel(&kernel);
                 verify_kernel(&kernel).unwrap_or_else(|e| panic!("{e}\n{text}"));

@@ -1,7 +1,7 @@
 //! Sizes in text: `3`, `n`, `2*n + 1`, `floordiv(n + 15, 16)`, `min(n, past)`; read with any arithmetic that stays linear.
 
 use super::lexer::{Lexer, ParseError, Token};
-use crate::dim::{Atom, Dim, Sym};
+use crate::dim::{Dim, Sym};
 
 /// Largest constant or coefficient in a size that the parser makes, so that arithmetic on it cannot overflow.
 const LIMIT: i128 = 1 << 53;
@@ -89,27 +89,6 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
         (_, Some(divisor)) if divisor > 0 => Ok(a.floor_div(divisor)),
         _ => Err(Lexer::error_at(b_pos, format!("floordiv by {b}: the divisor must be a positive constant"))),
     }
-}
-
-/// Symbols of a size, those of nested sizes included.
-pub fn symbols(dim: &Dim) -> Vec<Sym> {
-    fn visit(dim: &Dim, out: &mut Vec<Sym>) {
-        for (atom, _) in dim.terms() {
-            match atom {
-                Atom::Sym(s) => out.push(*s),
-                Atom::FloorDiv(d, _) => visit(d, out),
-                Atom::Min(a, b) | Atom::Max(a, b) => {
-                    visit(a, out);
-                    visit(b, out);
-                }
-            }
-        }
-    }
-    let mut out = Vec::new();
-    visit(dim, &mut out);
-    out.sort();
-    out.dedup();
-    out
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod kernel_parse;
 pub mod kernel_print;
 pub mod lexer;
 pub mod module;
+mod scanner;
 pub mod step;
 
 pub use dim::parse_dim;
