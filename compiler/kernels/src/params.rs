@@ -71,7 +71,7 @@ pub struct MatMulParams {
     pub split: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
-    /// `f32 += dot2(bf16, bf16)` of `lanes` lanes.
+    /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
     pub bf16_dot: Option<InstrId>,
     /// How many bytes ahead weights are asked for, and with which instruction; for weights that stream from memory.
     pub prefetch: Option<(InstrId, u32)>,
@@ -105,6 +105,7 @@ pub fn choose(
     let bytes = wide(["vpmaddubsw_512", "vpmaddubsw_256", "pmaddubsw_128"]);
     let words = wide(["vpmaddwd_512", "vpmaddwd_256", "pmaddwd_128"]);
     let dot = match (unsigned, signed, bytes, words) {
+        _ if !weight.is_packed() => IntDot::Widen,
         (Some(instr), ..) => IntDot::Unsigned(instr),
         (None, Some(instr), ..) => IntDot::Signed(instr),
         (None, None, Some(bytes), Some(words)) => IntDot::Pairs { bytes, words },
@@ -115,8 +116,8 @@ pub fn choose(
         _ => None,
     };
     let bf16_dot = match activation {
-        Activation::BF16 => wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
-        Activation::F32 | Activation::I8 { .. } | Activation::I16 { .. } => None,
+        Activation::BF16 if weight == DType::BF16 => wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
+        Activation::F32 | Activation::BF16 | Activation::I8 { .. } | Activation::I16 { .. } => None,
     };
     let prefetch = match weight {
         DType::F32 => "prefetch_f32",

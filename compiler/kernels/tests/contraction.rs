@@ -175,6 +175,21 @@ impl Case {
 
     /// `split`: activations were rounded to 16 bits per group.
     fn check(&self, what: &str, kernel: &Kernel, options: &Options, split: bool) {
+        let what =
+            format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
+        // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
+        let exact_groups = self.x_type == X::I8 && !kernel.is_gpu();
+        let roundings = if exact_groups { self.k.div_ceil(GROUP) * 4 } else { self.k + 8 };
+        for (i, got) in self.run(&what, kernel, options).into_iter().enumerate() {
+            let tolerance = roundings as f64 * 2.0_f64.powi(-24) * self.size[i] + 1e-30;
+            let tolerance = tolerance + if split { self.largest * self.k as f64 / 65_000.0 } else { 0.0 };
+            let error = (f64::from(got) - self.want[i]).abs();
+            let want = self.want[i];
+            assert!(error <= tolerance, "{what}: result {i} is {got}, want {want} (+- {tolerance:e})");
+        }
+    }
+
+    fn run(&self, what: &str, kernel: &Kernel, options: &Options) -> Vec<f32> {
         let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let mut buffers = [
             self.x.clone(),
@@ -183,23 +198,10 @@ impl Case {
             Buffer::new(w_dtype, self.w_bytes.clone()),
             Buffer::zeros(DType::F32, self.m * self.n),
         ];
-        let what =
-            format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
         if let Err(e) = run_with(kernel, &mut buffers, &SymValues::tokens(self.m as i64), options) {
             panic!("{what}: {e}");
         }
-        // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
-        let roundings = if self.x_type == X::I8 { self.k.div_ceil(GROUP) * 4 } else { self.k + 8 };
-        for (i, got) in buffers[4].to_f32().into_iter().enumerate() {
-            let tolerance = roundings as f64 * 2.0_f64.powi(-24) * self.size[i] + 1e-30;
-            let tolerance = tolerance + if split { self.largest * self.k as f64 / 65_000.0 } else { 0.0 };
-            let error = (f64::from(got) - self.want[i]).abs();
-            assert!(
-                error <= tolerance,
-                "{what}: result {i} is {got}, want {} (+- {tolerance:e})",
-                self.want[i]
-            );
-        }
+        buffers[4].to_f32()
     }
 
     fn check_cpu(&self, what: &str, params: &MatMulParams, options: &Options) {
@@ -230,18 +232,24 @@ fn kind(x: X) -> Activation {
 
 const SHAPES: [(usize, usize); 4] = [(32, 64), (5, 7), (33, 100), (20, 45)];
 
+/// Every distinct set of parameters that some level chooses.
 fn check_all(formats: &[DType], x: X, m: usize) {
     for &weight in formats {
-        for (i, (n, k)) in SHAPES.into_iter().enumerate() {
-            let case = Case::new(weight, Packing::Tile16, x, (m, n, k));
-            for (name, target) in cpu_levels() {
-                let params = choose(&target, weight, kind(x), m == 1);
-                let options = Options { workers: i, order: Order::Shuffled(i as u64) };
-                case.check_cpu(&name, &params, &options);
-                if params.split && weight.is_packed() && x != X::I8 {
-                    case.check_cpu(&name, &MatMulParams { split: false, ..params }, &options);
+        let mut sets: Vec<(String, MatMulParams)> = Vec::new();
+        for (name, target) in cpu_levels() {
+            let params = choose(&target, weight, kind(x), m == 1);
+            let unsplit = MatMulParams { split: false, ..params.clone() };
+            let splits = params.split && weight.is_packed() && x != X::I8;
+            for params in [params, unsplit].into_iter().take(if splits { 2 } else { 1 }) {
+                if sets.iter().all(|(_, known)| *known != params) {
+                    sets.push((name.clone(), params));
                 }
             }
+        }
+        for (i, (n, k)) in SHAPES.into_iter().enumerate() {
+            let case = Case::new(weight, Packing::Tile16, x, (m, n, k));
+            let options = Options { workers: i, order: Order::Shuffled(i as u64) };
+            sets.iter().for_each(|(name, params)| case.check_cpu(name, params, &options));
         }
     }
 }
@@ -344,15 +352,36 @@ fn chunks_of_rows() {
 #[test]
 fn gpu() {
     let params = choose_gpu();
-    for weight in FORMATS {
+    let options = Options { workers: 1, order: Order::Shuffled(3) };
+    let activations = |weight: DType| if weight.is_packed() { [X::F32, X::I8] } else { [X::F32, X::BF16] };
+    for (weight, x) in FORMATS.into_iter().flat_map(|w| activations(w).map(|x| (w, x))) {
         // k = 1100 and 1033 take full rounds, single pieces, partial warps and left-over columns.
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
-            let case = Case::new(weight, Packing::RowMajor, X::F32, (m, n, k));
+            let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
             let kernel =
                 case.kernel(|kb, spec, epilogue| emit_gpu_matmul(kb, &spec, &params, epilogue).unwrap());
             assert!(kernel.is_gpu());
-            case.check("gpu", &kernel, &Options { workers: 1, order: Order::Shuffled(3) }, false);
+            case.check("gpu", &kernel, &options, false);
         }
+    }
+}
+
+/// NaN and infinities among the activations must not turn into numbers.
+#[test]
+fn nan_stays_nan() {
+    let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut case = Case::new(PACKED[0], Packing::Tile16, X::F32, (3, 16, 64));
+        let mut x = case.x.to_f32();
+        x[(case.x_first + 1) * case.k + 40] = bad;
+        case.x = Buffer::from_f32(&x);
+        let params = choose(&target, PACKED[0], kind(X::F32), false);
+        assert!(params.split);
+        let kernel = case.kernel(|kb, spec, epilogue| emit_matmul(kb, &spec, &params, epilogue));
+        let y = case.run("nan", &kernel, &Options::default());
+        let rows: Vec<bool> = y.chunks(case.n).map(|row| row.iter().all(|v| v.is_nan())).collect();
+        assert_eq!(rows, [false, true, false]);
+        assert!(y[..case.n].iter().chain(&y[2 * case.n..]).all(|v| v.is_finite()));
     }
 }
 

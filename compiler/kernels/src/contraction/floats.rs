@@ -2,6 +2,7 @@
 
 use super::Block;
 use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, ExprId, Ty};
 use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
@@ -50,6 +51,11 @@ impl Block<'_> {
     fn columns(&self, kb: &mut KernelBuilder, plain: Plain, first: ExprId, count: usize) {
         let mut acc: Vec<Vec<ExprId>> = (0..self.chains).map(|c| self.load_acc(kb, c)).collect();
         let pair = plain.pair();
+        if let Some(instr) = self.params.bf16_dot {
+            self.bf16_columns(kb, instr, first, count, &mut acc);
+            acc.iter().enumerate().for_each(|(chain, values)| self.store_acc(kb, chain as u32, values));
+            return;
+        }
         for (number, c) in (0..count).step_by(pair).enumerate() {
             let col = kb.add_int(first, c as i64);
             let weights: Vec<[ExprId; 2]> =
@@ -69,6 +75,41 @@ impl Block<'_> {
         }
         for (chain, values) in acc.iter().enumerate() {
             self.store_acc(kb, chain as u32, values);
+        }
+    }
+
+    /// The same for bf16 weights and activations through an instruction that takes both columns of a pair. Behind an odd k
+    /// both hold a zero.
+    fn bf16_columns(
+        &self,
+        kb: &mut KernelBuilder,
+        instr: InstrId,
+        first: ExprId,
+        count: usize,
+        acc: &mut [Vec<ExprId>],
+    ) {
+        let lanes = self.params.lanes;
+        for (number, c) in (0..count).step_by(2).enumerate() {
+            let col = kb.add_int(first, c as i64);
+            let weights = |part| {
+                let at = self.plain_at(kb, Plain::BF16, col, part);
+                let pair = kb.load_vec(self.spec.w, at, 2 * lanes);
+                kb.let_("w", pair)
+            };
+            let weights: Vec<ExprId> = (0..self.parts()).map(weights).collect();
+            for r in 0..self.rows {
+                let at = self.x_at(kb, r, col);
+                let x = kb.load_vec(self.spec.x, at, 2);
+                let x = kb.bitcast(x, Ty::scalar(DType::U32));
+                let x = kb.splat(x, lanes);
+                let x = kb.bitcast(x, Ty::vector(DType::BF16, 2 * lanes));
+                let x = kb.let_("x", x);
+                for (part, &w) in (0..).zip(&weights) {
+                    let sum = &mut acc[number % self.chains as usize][self.index(r, part)];
+                    let next = kb.instr(instr, vec![*sum, w, x]);
+                    *sum = kb.let_("a", next);
+                }
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The contraction on a GPU over row-major weights: for one activation row, a warp per weight row whose threads read
 //! consecutive pieces and fold their sums by shuffles; for more, square tiles through shared memory.
 
-use super::{Epilogue, MatMul, Tile, Weight};
+use super::{Activation, Epilogue, GROUP, MatMul, Tile, Weight};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, Ty};
@@ -34,7 +34,7 @@ pub fn choose_gpu() -> GpuMatMulParams {
 }
 
 /// Emits the contraction as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
-/// sums, each in the one thread that holds it. Needs f32 or bf16 activations.
+/// sums, each in the one thread that holds it. int8 activations are scaled to f32 where they are read.
 pub fn emit_gpu_matmul(
     kb: &mut KernelBuilder,
     spec: &MatMul,
@@ -61,12 +61,35 @@ struct Gpu<'a> {
 }
 
 impl Gpu<'_> {
-    fn x_value(&self, kb: &mut KernelBuilder, row: ExprId, col: ExprId, mask: Option<ExprId>) -> ExprId {
+    /// Activations of one row as f32, `lanes` consecutive columns (within one group of 32); masked ones are zero.
+    fn x_values(
+        &self,
+        kb: &mut KernelBuilder,
+        row: ExprId,
+        col: ExprId,
+        lanes: u32,
+        mask: Option<ExprId>,
+    ) -> ExprId {
         let row = kb.add(self.spec.x_first, row);
         let start = kb.mul_int(row, self.spec.activation.row_stride(self.spec.k) as i64);
         let at = kb.add(start, col);
-        let value = kb.load_masked(self.spec.x, at, mask);
-        kb.cast(value, DType::F32)
+        let index = kb.ramp1(at, lanes);
+        let value = kb.load_masked(self.spec.x, index, mask);
+        let value = kb.let_("x", value);
+        let value = kb.cast(value, DType::F32);
+        match self.spec.activation {
+            Activation::F32 | Activation::BF16 => value,
+            Activation::I8 { scales, .. } => {
+                let group = kb.int(GROUP as i64);
+                let g = kb.div(col, group);
+                let start = kb.mul_int(row, self.spec.k.div_ceil(GROUP) as i64);
+                let at = kb.add(start, g);
+                let scale = kb.load_masked(scales, at, mask);
+                let scale = kb.let_("x_scale", scale);
+                kb.mul(value, scale)
+            }
+            Activation::I16 { .. } => panic!("16-bit activations are made by the CPU generator only"),
+        }
     }
 
     // ---- matvec
@@ -148,7 +171,7 @@ impl Gpu<'_> {
         kb.if_(exists, |kb| {
             let col = kb.add_int(lane, first);
             let w = unpack_scalar(kb, &self.layout, self.spec.w, row, col);
-            let x = self.x_value(kb, zero, col, None);
+            let x = self.x_values(kb, zero, col, 1, None);
             let before = kb.load(sum, zero);
             let after = kb.fma(w, x, before);
             kb.store(sum, zero, after);
@@ -166,12 +189,7 @@ impl Gpu<'_> {
             .map(|&number| {
                 let col = kb.mul_int(number, piece);
                 let weights = self.piece_weights(kb, row, col, piece as u32);
-                let start = self.spec.activation.row_stride(self.spec.k) as i64;
-                let start = kb.mul_int(self.spec.x_first, start);
-                let at = kb.add(start, col);
-                let x = kb.load_vec(self.spec.x, at, piece as u32);
-                let x = kb.let_("x", x);
-                (weights, kb.cast(x, DType::F32))
+                (weights, self.x_values(kb, zero, col, piece as u32, None))
             })
             .collect();
         let mut sum = kb.load_vec(acc, zero, piece as u32);
@@ -266,7 +284,7 @@ impl Gpu<'_> {
             let (row, col, k) = (kb.add(row0, r), kb.add(col0, r), kb.add(k0, c));
             let (in_m, in_k) = (kb.lt(row, self.spec.m), kb.lt(k, k_end));
             let inside = kb.binary(BinOp::And, in_m, in_k);
-            let x = self.x_value(kb, row, k, Some(inside));
+            let x = self.x_values(kb, row, k, 1, Some(inside));
             kb.store(xs, to, x);
             let (col, k) = (kb.min(col, n_last), kb.min(k, k_last));
             let w = unpack_scalar(kb, &self.layout, self.spec.w, col, k);

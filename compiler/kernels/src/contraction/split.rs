@@ -101,6 +101,11 @@ impl Planes {
         let inverse = kb.let_("inverse", inverse);
         let scale = kb.mul(largest, step);
         let scale = kb.select(normal, scale, none);
+        // Integers cannot hold NaN and infinity: the scale carries them on as NaN.
+        let zeros: Vec<ExprId> = values.iter().map(|&v| kb.mul(v, none)).collect();
+        let poison = zeros.into_iter().reduce(|a, b| kb.add(a, b)).unwrap_or_else(|| kb.constant(0.0, float));
+        let poison = kb.reduce_lanes(BinOp::Add, poison);
+        let scale = kb.add(scale, poison);
 
         let index = kb.add(to, g);
         kb.store(self.scales, index, scale);
