@@ -1,1 +1,3 @@
-//! mlcc-tests
+//! What the tests of the whole project share; today the runner of filetests.
+
+pub mod filetest;

@@ -30,8 +30,8 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             if a.dtype != b.dtype || x.dtype != y.dtype || packed {
                 return bad(op, format!("operands are {a}, {b}, {x} and {y}"));
             }
-            let shapes = inputs.iter().skip(1).map(|t| &t.dims);
-            match shapes.fold(Some(a.dims.clone()), |all, dims| broadcast(&all?, dims)) {
+            let mut shapes = inputs.iter().skip(1).map(|t| &t.dims);
+            match shapes.try_fold(a.dims.clone(), |all, dims| broadcast(&all, dims)) {
                 Some(dims) => Ok(vec![TensorType { dtype: x.dtype, dims }]),
                 None => bad(op, format!("shapes of {a}, {b}, {x} and {y} do not broadcast")),
             }

@@ -32,7 +32,9 @@ pub fn print_module(module: &Module) -> String {
 
 /// Functions, kernels and steps are set apart by an empty line.
 fn indent(out: &mut String, text: &str) {
-    out.push('\n');
+    if !out.ends_with("{\n") {
+        out.push('\n');
+    }
     for line in text.lines() {
         if !line.is_empty() {
             out.push_str("  ");

@@ -1,0 +1,286 @@
+//! What each kind of filetest does with its module.
+
+use super::run::{Argument, Call, parse_call, parse_param};
+use super::{FileTest, Kind};
+use mlcc_interp::compare::Tolerance;
+use mlcc_interp::equivalence::{random_tensor, same_meaning};
+use mlcc_interp::graph::{Interpreter, Mode, States, Tensor};
+use mlcc_interp::kernel::{Buffer, run_with};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::module::Module;
+use mlcc_ir::text::{parse_module, print_kernel, print_module};
+use mlcc_ir::types::{DType, TensorType};
+use mlcc_ir::verify::verify_module;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_passes::pipeline::{Control, find};
+use mlcc_passes::{Context, Program, QuantScheme, run_pass, run_pipeline};
+
+/// The result as text. `Err` is for tests that cannot be carried out; errors that a test may expect are results.
+pub fn run(test: &FileTest) -> Result<String, String> {
+    let module = match parse_module(&test.source) {
+        Ok(module) => module,
+        Err(error) => return Ok(format!("error: {error}\n")),
+    };
+    if test.kind == Kind::Parse {
+        return Ok(reprint(test, &module));
+    }
+    let verified = verify_module(&module);
+    if test.kind == Kind::Verify {
+        return Ok(verified.map_or_else(|e| format!("error: {e}\n"), |()| "ok\n".into()));
+    }
+    verified.map_err(|e| format!("the module is not well formed: {e}"))?;
+    match &test.kind {
+        Kind::Parse | Kind::Verify => unreachable!("handled above"),
+        Kind::Pass(names) => passes(module, names, &Options::parse(test)?),
+        Kind::Lower(target) => lower(module, target, &Options::parse(test)?),
+        Kind::Interp => interp(test, &module),
+        Kind::InterpKernel => interp_kernel(test, &module),
+    }
+}
+
+/// The module as printed, or `canonical` if the file is written that way.
+fn reprint(test: &FileTest, module: &Module) -> String {
+    let printed = print_module(module);
+    let is_comment = |line: &&str| line.trim_start().starts_with("//");
+    let source: Vec<&str> = test.source.lines().filter(|l| !is_comment(l)).collect();
+    match source.iter().copied().eq(printed.lines()) {
+        true => "canonical\n".into(),
+        false => printed,
+    }
+}
+
+/// `option` lines of tests that run passes.
+struct Options {
+    /// `option quant q8i8`: the quantization scheme.
+    quant: QuantScheme,
+    /// `option disable fuse`: an optional pass before `lower` that does not run.
+    disabled: Vec<String>,
+    /// `option tolerance 0.1`: how far results may be off afterwards, relative to the largest; for passes that quantize.
+    tolerance: f64,
+    /// `option explain`: the notes of the passes follow the module.
+    explain: bool,
+}
+
+impl Options {
+    fn parse(test: &FileTest) -> Result<Options, String> {
+        let mut options =
+            Options { quant: QuantScheme::default(), disabled: vec![], tolerance: 1e-5, explain: false };
+        for line in test.directives("option") {
+            let (key, value) = line.split_once(' ').unwrap_or((&line, ""));
+            match (key, value.trim()) {
+                ("quant", name) => options.quant = QuantScheme::find(name).map_err(|e| e.to_string())?.0,
+                ("disable", name) => {
+                    find(name).map_err(|e| e.to_string())?;
+                    options.disabled.push(name.into());
+                }
+                ("tolerance", v) => {
+                    options.tolerance = v.parse().map_err(|_| format!("tolerance {v} is not a number"))?;
+                }
+                ("explain", "") => options.explain = true,
+                _ => {
+                    return Err(format!("`option {line}`: expected quant, disable, tolerance or explain"));
+                }
+            }
+        }
+        Ok(options)
+    }
+    fn context(&self, levels: Vec<(String, KernelTarget)>) -> Context {
+        Context::new(mlcc_passes::Options { quant: self.quant, ..mlcc_passes::Options::new(levels, 16) })
+    }
+    fn notes(&self, ctx: &Context, out: &mut String) {
+        if self.explain {
+            ctx.notes.iter().for_each(|(pass, note)| out.push_str(&format!("{pass}: {note}\n")));
+        }
+    }
+}
+
+/// Runs passes one after the other; the module verifies and keeps its meaning.
+fn passes(module: Module, names: &[String], options: &Options) -> Result<String, String> {
+    let mut program = Program::new(module.clone());
+    let mut ctx = options.context(vec![]);
+    for name in names {
+        find(name).map_err(|e| e.to_string())?;
+        if let Err(error) = run_pass(name, &mut program, &mut ctx) {
+            return Ok(format!("error: {error}\n"));
+        }
+        let broken = |what: String| format!("after {name}: {what}\n{}", print_module(&program.module));
+        verify_module(&program.module).map_err(|e| broken(e.to_string()))?;
+        same_meaning(&module, &program.module, 1, Tolerance::relative(options.tolerance))
+            .map_err(|e| broken(e.to_string()))?;
+    }
+    let mut out = print_module(&program.module);
+    options.notes(&ctx, &mut out);
+    Ok(out)
+}
+
+/// The kernels of the module for a target, after all passes up to `lower`.
+fn lower(module: Module, target: &str, options: &Options) -> Result<String, String> {
+    let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
+    let levels: Vec<(String, KernelTarget)> = target
+        .levels
+        .iter()
+        .map(|level| (level.name.clone(), KernelTarget::new(target.arch, level)))
+        .collect();
+    let mut program = Program::new(module);
+    let mut ctx = options.context(levels);
+    let control = Control {
+        disabled: options.disabled.clone(),
+        stop_after: Some("lower".into()),
+        verify: true,
+        after: None,
+    };
+    if let Err(error) = run_pipeline(&mut program, &mut ctx, control) {
+        return Ok(format!("error: {error}\n"));
+    }
+    let kernels = program.levels.iter().flat_map(|level| &level.lowered.kernels);
+    let mut out = kernels.map(print_kernel).collect::<Vec<_>>().join("\n");
+    options.notes(&ctx, &mut out);
+    Ok(out)
+}
+
+fn calls(test: &FileTest) -> Result<Vec<Call>, String> {
+    let calls = test.directives("run").iter().map(|line| parse_call(line)).collect::<Result<Vec<_>, _>>()?;
+    if calls.is_empty() {
+        return Err("the test has no `// run @name: arguments` line".into());
+    }
+    Ok(calls)
+}
+
+/// Runs functions one after the other with the states that they leave.
+fn interp(test: &FileTest, module: &Module) -> Result<String, String> {
+    let params = param_values(test, module)?;
+    let calls = calls(test)?;
+    let results = [Mode::Fast, Mode::Plain].map(|mode| {
+        let interpreter = Interpreter::new(module, |id| params[id.0 as usize].clone()).with_mode(mode);
+        interp_calls(&interpreter, module, &calls)
+    });
+    let [fast, plain] = results;
+    let (fast, plain) = (fast?, plain?);
+    if fast != plain {
+        return Err(format!("fast and plain evaluation differ:\n{fast}\n{plain}"));
+    }
+    Ok(fast)
+}
+
+fn interp_calls(interpreter: &Interpreter, module: &Module, calls: &[Call]) -> Result<String, String> {
+    let mut states = match States::new(module) {
+        Ok(states) => states,
+        Err(error) => return Ok(format!("error: {error}\n")),
+    };
+    let mut out = String::new();
+    for call in calls {
+        let (_, f) = module.function(&call.name).ok_or_else(|| format!("no function @{}", call.name))?;
+        let types: Vec<&TensorType> = f.inputs.iter().map(|&v| f.ty(v)).collect();
+        if types.len() != call.arguments.len() {
+            return Err(format!("@{} takes {} arguments", call.name, types.len()));
+        }
+        let inputs = types
+            .iter()
+            .zip(&call.arguments)
+            .map(|(ty, argument)| tensor(ty, argument, &call.syms))
+            .collect::<Result<Vec<_>, _>>()?;
+        match interpreter.run_named(&call.name, &inputs, &mut states, call.syms) {
+            Ok(outputs) => {
+                for tensor in outputs {
+                    out.push_str(&format!("@{} {}\n", call.name, show(&tensor)));
+                }
+            }
+            Err(error) => out.push_str(&format!("@{} error: {error}\n", call.name)),
+        }
+    }
+    for (id, state) in module.states.iter() {
+        if let Some(tensor) = states.get(id) {
+            out.push_str(&format!("state @{} {}\n", state.name, show(tensor)));
+        }
+    }
+    Ok(out)
+}
+
+/// Given values, else random ones.
+fn param_values(test: &FileTest, module: &Module) -> Result<Vec<Tensor>, String> {
+    let mut given = test.directives("param").iter().map(|l| parse_param(l)).collect::<Result<Vec<_>, _>>()?;
+    let mut values = Vec::new();
+    for (id, param) in module.params.iter() {
+        let argument = match given.iter().position(|(name, _)| *name == param.name) {
+            Some(at) => given.swap_remove(at).1,
+            None => Argument::Random(u64::from(id.0)),
+        };
+        values.push(tensor(&param.ty, &argument, &SymValues::tokens(1))?);
+    }
+    match given.first() {
+        Some((name, _)) => Err(format!("the module has no parameter @{name}")),
+        None => Ok(values),
+    }
+}
+
+/// An argument of a type. Wrong lengths become tensors of that length, so that tests can see them refused.
+fn tensor(ty: &TensorType, argument: &Argument, syms: &SymValues) -> Result<Tensor, String> {
+    let dims: Vec<usize> = ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect();
+    match argument {
+        Argument::Values(values) if values.len() == dims.iter().product() => {
+            Ok(Tensor::new(ty.dtype, &dims, values.clone()))
+        }
+        Argument::Values(values) => Ok(Tensor::new(ty.dtype, &[values.len()], values.clone())),
+        Argument::Random(seed) => Ok(random_tensor(ty.dtype, &dims, *seed)),
+        Argument::Out => Err("`out` is for kernels".into()),
+    }
+}
+
+fn show(tensor: &Tensor) -> String {
+    let elements: Vec<String> = tensor.data.iter().map(|&v| number(tensor.dtype, v)).collect();
+    let dims: Vec<String> = tensor.dims.iter().map(usize::to_string).collect();
+    format!("{}[{}] [{}]", tensor.dtype, dims.join(", "), elements.join(", "))
+}
+
+fn number(dtype: DType, v: f64) -> String {
+    if dtype.is_int() || dtype == DType::Bool { format!("{v}") } else { format!("{:?}", v as f32) }
+}
+
+fn interp_kernel(test: &FileTest, module: &Module) -> Result<String, String> {
+    let mut out = String::new();
+    for call in calls(test)? {
+        let kernel = module.kernel(&call.name).ok_or_else(|| format!("no kernel @{}", call.name))?;
+        if call.arguments.len() != kernel.params.len() {
+            return Err(format!("@{} takes {} buffers", call.name, kernel.params.len()));
+        }
+        let mut buffers: Vec<Buffer> =
+            (0..kernel.params.len()).map(|i| buffer(kernel, i, &call.arguments[i], &call.syms)).collect();
+        match run_with(kernel, &mut buffers, &call.syms, &mlcc_interp::kernel::Options::workers(call.workers))
+        {
+            Ok(()) => written(kernel, &buffers, &mut out),
+            Err(error) => out.push_str(&format!("@{} error: {error}\n", kernel.name)),
+        }
+    }
+    Ok(out)
+}
+
+fn buffer(kernel: &Kernel, i: usize, argument: &Argument, syms: &SymValues) -> Buffer {
+    let decl = &kernel.bufs[kernel.params[i]];
+    let len = decl.len.eval(syms).max(0) as usize;
+    match argument {
+        Argument::Out => Buffer::zeros(decl.dtype, len),
+        Argument::Random(seed) => {
+            let values = random_tensor(decl.dtype, &[len], *seed).to_f32();
+            Buffer::from_floats(decl.dtype, &values)
+        }
+        Argument::Values(values) => {
+            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+            Buffer::from_floats(decl.dtype, &values)
+        }
+    }
+}
+
+fn written(kernel: &Kernel, buffers: &[Buffer], out: &mut String) {
+    for (id, buffer) in kernel.params.iter().zip(buffers) {
+        let decl = &kernel.bufs[*id];
+        if decl.access == Access::In {
+            continue;
+        }
+        let elements: Vec<String> = match decl.dtype.is_int() {
+            true => buffer.to_i64().iter().map(i64::to_string).collect(),
+            false => buffer.to_f32().iter().map(|v| format!("{v:?}")).collect(),
+        };
+        out.push_str(&format!("@{} %{} {} [{}]\n", kernel.name, decl.name, decl.dtype, elements.join(", ")));
+    }
+}
