@@ -1,4 +1,11 @@
-//! The compiler as a library: from a resolved model to an artifact. The command line is a thin layer over it.
+//! The compiler as a library: from a resolved model to an artifact ([`build`]), and the command line over it ([`cli`]),
+//! one file per command in [`commands`].
 
+pub mod build;
+pub mod cli;
+pub mod commands;
+pub mod error;
+pub mod interrupt;
 pub mod model;
+pub mod ui;
 pub mod weights;

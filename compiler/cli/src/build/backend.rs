@@ -1,0 +1,94 @@
+//! The back ends that this mlcc was built with.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_codegen::Input;
+
+use super::{BuildError, Emit};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Llvm,
+    Cranelift,
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        if cfg!(feature = "llvm") { Backend::Llvm } else { Backend::Cranelift }
+    }
+}
+
+impl Backend {
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Llvm => "llvm",
+            Backend::Cranelift => "cranelift",
+        }
+    }
+
+    pub fn is_built_in(self) -> bool {
+        match self {
+            Backend::Llvm => cfg!(feature = "llvm"),
+            Backend::Cranelift => cfg!(feature = "cranelift"),
+        }
+    }
+
+    #[allow(dead_code, reason = "unused where every back end is built in")]
+    fn missing(self) -> BuildError {
+        match self {
+            Backend::Llvm => BuildError::NoBackend { name: "LLVM", other: "cranelift", feature: "llvm19" },
+            Backend::Cranelift => {
+                BuildError::NoBackend { name: "Cranelift", other: "llvm", feature: "cranelift" }
+            }
+        }
+    }
+}
+
+/// A linked library; its file goes away with this value.
+pub(super) use library::Library;
+
+#[cfg(feature = "llvm")]
+mod library {
+    pub type Library = mlcc_codegen::Library;
+}
+
+/// Compiles and links.
+#[cfg(feature = "llvm")]
+pub(super) fn compile(backend: Backend, input: &Input<'_>, soname: &str) -> Result<Library, BuildError> {
+    match backend {
+        Backend::Llvm => Ok(mlcc_codegen::compile(input, soname)?),
+        Backend::Cranelift => Err(backend.missing()),
+    }
+}
+
+/// Writes the text of every level beside the artifact's name; returns the files.
+#[cfg(feature = "llvm")]
+pub(super) fn emit(
+    backend: Backend,
+    input: &Input<'_>,
+    emit: Emit,
+    output: &Path,
+) -> Result<Vec<PathBuf>, BuildError> {
+    use mlcc_codegen::llvm::Output;
+    if backend != Backend::Llvm {
+        return Err(BuildError::Unsupported("--emit needs --backend llvm".into()));
+    }
+    let gpu = input.target.arch == mlcc_target::Arch::Nvptx;
+    let (what, extension) = match emit {
+        Emit::Llvm => (Output::Ir, "ll"),
+        Emit::Assembly if gpu => (Output::Assembly, "ptx"),
+        Emit::Assembly => (Output::Assembly, "s"),
+    };
+    let mut files = Vec::new();
+    for part in mlcc_codegen::emit(input, what)? {
+        let extension = if part.name == "table" && extension == "ptx" { "s" } else { extension };
+        let path = output.with_extension(format!("{}.{extension}", part.name));
+        std::fs::write(&path, &part.bytes).map_err(|source| BuildError::Io {
+            action: "write",
+            path: path.clone(),
+            source,
+        })?;
+        files.push(path);
+    }
+    Ok(files)
+}

@@ -1,0 +1,88 @@
+//! The metadata JSON of an artifact. Only facts that equal input makes equal: no paths, no times.
+
+use mlcc_passes::Program;
+use mlcc_passes::plan_memory::MemoryPlan;
+use mlcc_passes::scheme::ActivationType;
+use mlcc_target::Target;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::table::COMPILER;
+use super::{BuildOptions, Source, report};
+
+/// Version of the layout of the metadata.
+const LAYOUT: u32 = 1;
+
+pub fn json(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    program: &Program,
+    memory: &MemoryPlan,
+) -> String {
+    let traffic = report::Traffic::of(program, memory);
+    let formats = report::formats(program, Some(memory));
+    let config = &source.model.config;
+    let value = json!({
+        "layout": LAYOUT,
+        "compiler": COMPILER,
+        "backend": options.backend.name(),
+        "model": {
+            "name": source.model.name,
+            "type": config.model_type,
+            "parameters": report::parameters(program),
+            "context_length": config.architecture.context_length(),
+            "config": config.raw,
+        },
+        "quantization": { "scheme": options.quant.name, "formats": formats },
+        "target": {
+            "name": options.target,
+            "triple": target.triple,
+            "levels": target.levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(),
+        },
+        "memory": memory_json(options, memory),
+        "decode": {
+            "bytes_per_token": traffic.bytes,
+            "ops_per_token": traffic.ops,
+            "head_ops": traffic.head_ops,
+            "arithmetic": match options.quant.activation {
+                ActivationType::F32 => "f32",
+                ActivationType::I8 => "i8",
+            },
+        },
+        "generation_config": source.generation_config.as_deref().and_then(parse),
+        "tokenizer": source.tokenizer.as_ref().map(|t| json!({
+            "kind": t.file.kind.tag(),
+            "tokens": t.tokenizer.vocab_size(),
+            "bos_token_id": t.special.bos,
+            "eos_token_ids": t.special.eos,
+            "xxh3_128": hash(&t.file.bytes),
+        })),
+        "source": {
+            "format": format!("{:?}", source.checkpoint.format).to_lowercase(),
+            "tensors": source.checkpoint.tensors().len(),
+            "config_xxh3_128": hash(Value::Object(config.raw.clone()).to_string().as_bytes()),
+        },
+    });
+    value.to_string()
+}
+
+fn memory_json(options: &BuildOptions, memory: &MemoryPlan) -> Value {
+    let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
+    json!({
+        "chunk": options.chunk,
+        "context": options.context,
+        "weights_bytes": memory.weights_bytes,
+        "state_bytes": memory.state_bytes,
+        "arena_bytes": memory.arena_bytes(),
+        "arena_bytes_by_entry": entries.collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+fn parse(bytes: &[u8]) -> Option<Value> {
+    serde_json::from_slice(bytes).ok()
+}
+
+fn hash(bytes: &[u8]) -> String {
+    format!("{:032x}", xxh3_128(bytes))
+}

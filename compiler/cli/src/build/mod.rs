@@ -1,0 +1,201 @@
+//! From a `--model` argument to an artifact.
+//!
+//! Phases: read (configuration, tokenizer, list of tensors), passes, code generation, weights. Only the last one touches
+//! the values of the weights, tensor by tensor, so memory use stays near the size of one tensor. Nothing appears under the
+//! artifact's name before it is complete. Equal input gives equal bytes: no times, paths or random numbers go in.
+
+mod backend;
+mod metadata;
+mod options;
+mod payload;
+mod report;
+mod source;
+mod table;
+
+pub use backend::Backend;
+pub use options::{BuildOptions, Emit};
+pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
+pub use source::Source;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use mlcc_codegen::artifact::ArtifactError;
+use mlcc_codegen::{CodegenError, Input, LevelInput};
+use mlcc_kernels::params::KernelTarget;
+use mlcc_passes::pipeline::{Control, Pass};
+use mlcc_passes::{Context, Options, PassError, Program, run_pipeline};
+use mlcc_target::Target;
+
+use crate::weights::WeightError;
+
+/// Why there is no artifact.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error(transparent)]
+    Model(#[from] mlcc_models::ModelError),
+    #[error(transparent)]
+    Target(#[from] mlcc_target::TargetError),
+    #[error("internal error: the graph of the model is not well-formed: {0}")]
+    Graph(#[from] mlcc_ir::ops::OpError),
+    #[error(transparent)]
+    Pass(#[from] PassError),
+    #[error(transparent)]
+    Codegen(#[from] CodegenError),
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    #[error(transparent)]
+    Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
+    #[error(transparent)]
+    Config(#[from] mlcc_engine::generation_config::ConfigError),
+    #[error("cannot {action} {path}: {source}")]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(
+        "the model needs {needed} bytes of memory at run time (weights {weights}, state {state}, scratch {arena}), the \
+         budget is {budget}: choose a smaller format with --quant, a smaller --chunk, or raise --memory-budget"
+    )]
+    Budget { needed: u64, weights: u64, state: u64, arena: u64, budget: u64 },
+    #[error(
+        "this mlcc was built without the {name} back end; use --backend {other}, or build mlcc with the cargo feature `{feature}`"
+    )]
+    NoBackend { name: &'static str, other: &'static str, feature: &'static str },
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What a build tells while it runs.
+pub enum Event<'a> {
+    /// A phase begins.
+    Phase(&'static str),
+    Pass {
+        pass: &'a Pass,
+        program: &'a Program,
+    },
+    /// Bytes of packed weights written so far, and the parameter in work.
+    Weights {
+        done: u64,
+        total: u64,
+        name: &'a str,
+    },
+}
+
+/// The connections of a build to the world.
+pub struct Hooks<'a> {
+    pub event: &'a mut dyn FnMut(Event<'_>),
+    /// Set from elsewhere to end the build; nothing half-written stays.
+    pub cancel: &'a AtomicBool,
+}
+
+impl Hooks<'_> {
+    fn check(&self) -> Result<(), BuildError> {
+        if self.cancel.load(Ordering::Relaxed) { Err(BuildError::Interrupted) } else { Ok(()) }
+    }
+}
+
+/// Reads the model, compiles it and writes the artifact, or what `options.emit` and `options.stop_after` ask for instead.
+pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildReport, BuildError> {
+    let mut report = BuildReport::default();
+    let target = mlcc_target::resolve(&options.target)?;
+
+    let clock = report.begin("read", hooks);
+    let source = Source::open(options)?;
+    report.end(clock);
+    hooks.check()?;
+
+    let clock = report.begin("passes", hooks);
+    let (program, context) = compile(&source, &target, options, &mut report, hooks)?;
+    report.end(clock);
+    report.notes = context.notes.iter().map(|(pass, line)| (pass.to_string(), line.clone())).collect();
+    report.describe(&source, &target, options, &program);
+    let Some(memory) = &program.memory else { return Ok(report) };
+    check_budget(options, memory)?;
+    if options.stop_after.is_some() {
+        return Ok(report);
+    }
+    hooks.check()?;
+
+    let clock = report.begin("code", hooks);
+    let output = options.output_path(&source.model.name);
+    let soname = output.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let input = input(&source, &target, options, &program, memory);
+    if let Some(emit) = options.emit {
+        report.emitted = backend::emit(options.backend, &input, emit, &output)?;
+        report.end(clock);
+        return Ok(report);
+    }
+    let library = backend::compile(options.backend, &input, &soname)?;
+    report.end(clock);
+    hooks.check()?;
+
+    let clock = report.begin("weights", hooks);
+    let metadata = &input.table.metadata;
+    let written = payload::write(&output, &library, &source, options, &program, memory, metadata, hooks)?;
+    report.end(clock);
+    report.written(&output, options, written);
+    Ok(report)
+}
+
+/// Builds the graph and runs the passes.
+pub fn compile(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    report: &mut BuildReport,
+    hooks: &mut Hooks<'_>,
+) -> Result<(Program, Context), BuildError> {
+    let module = crate::model::build_module(&source.model.name, &source.model.config.architecture)?;
+    let mut program = Program::new(module);
+    let mut context = Context::new(pass_options(target, options));
+    let mut begin = Instant::now();
+    let mut after = |pass: &Pass, program: &Program, changes: usize| {
+        report.passes.push(PassRow::new(pass.name, changes, begin.elapsed()));
+        (hooks.event)(Event::Pass { pass, program });
+        begin = Instant::now();
+    };
+    let control = Control {
+        disabled: options.disabled_passes.clone(),
+        stop_after: options.stop_after.clone(),
+        after: Some(&mut after),
+        ..Control::default()
+    };
+    run_pipeline(&mut program, &mut context, control)?;
+    Ok((program, context))
+}
+
+fn pass_options(target: &Target, options: &BuildOptions) -> Options {
+    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    Options::new(target.levels.iter().map(level).collect(), i64::from(options.chunk))
+}
+
+/// What code generation gets.
+fn input<'a>(
+    source: &Source,
+    target: &'a Target,
+    options: &BuildOptions,
+    program: &'a Program,
+    memory: &mlcc_passes::plan_memory::MemoryPlan,
+) -> Input<'a> {
+    let levels = target.levels.iter().zip(&program.levels);
+    let levels =
+        levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
+    let metadata = metadata::json(source, target, options, program, memory);
+    let table = table::describe(source, target, options, program, memory, metadata);
+    Input { target, levels: levels.collect(), table }
+}
+
+fn check_budget(
+    options: &BuildOptions,
+    memory: &mlcc_passes::plan_memory::MemoryPlan,
+) -> Result<(), BuildError> {
+    let (weights, state, arena) = (memory.weights_bytes, memory.state_bytes, memory.arena_bytes());
+    let needed = weights + state + arena;
+    match options.memory_budget {
+        Some(budget) if needed > budget => Err(BuildError::Budget { needed, weights, state, arena, budget }),
+        _ => Ok(()),
+    }
+}

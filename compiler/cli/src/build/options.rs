@@ -1,0 +1,75 @@
+//! What a build is asked for.
+
+use std::path::PathBuf;
+
+use mlcc_models::ModelRequest;
+use mlcc_passes::policy::QuantPolicy;
+use mlcc_passes::scheme::QuantScheme;
+
+use super::Backend;
+
+/// Text of code generation in place of an artifact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Emit {
+    /// LLVM IR.
+    Llvm,
+    /// Assembly of the target; PTX for a GPU.
+    Assembly,
+}
+
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    pub request: ModelRequest,
+    /// In place of the tokenizer beside the model.
+    pub tokenizer: Option<PathBuf>,
+    /// A name that [`mlcc_target::resolve`] takes.
+    pub target: String,
+    pub quant: QuantScheme,
+    /// The weight format as the user named it, for the name of the artifact.
+    pub quant_name: String,
+    /// Exceptions from the scheme.
+    pub policy: QuantPolicy,
+    /// Default: `{model}-{quant}-{target}.so` in the current folder.
+    pub output: Option<PathBuf>,
+    /// Most tokens in one call of `prefill`.
+    pub chunk: u32,
+    /// Most tokens of one sequence; `None` = no limit (recurrent models).
+    pub context: Option<u64>,
+    pub backend: Backend,
+    pub split_weights: bool,
+    /// Most bytes at run time.
+    pub memory_budget: Option<u64>,
+    pub disabled_passes: Vec<String>,
+    pub stop_after: Option<String>,
+    pub emit: Option<Emit>,
+}
+
+impl BuildOptions {
+    pub fn new(model: &str) -> Self {
+        BuildOptions {
+            request: ModelRequest::new(model),
+            tokenizer: None,
+            target: "cpu".into(),
+            quant: QuantScheme::default(),
+            quant_name: QuantScheme::default().name.into(),
+            policy: QuantPolicy::default(),
+            output: None,
+            chunk: 64,
+            context: None,
+            backend: Backend::default(),
+            split_weights: false,
+            memory_budget: None,
+            disabled_passes: Vec::new(),
+            stop_after: None,
+            emit: None,
+        }
+    }
+
+    /// Where the artifact goes.
+    pub fn output_path(&self, model: &str) -> PathBuf {
+        match &self.output {
+            Some(path) => path.clone(),
+            None => format!("{model}-{}-{}.so", self.quant_name, self.target.replace(',', "+")).into(),
+        }
+    }
+}

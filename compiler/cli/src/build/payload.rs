@@ -1,0 +1,92 @@
+//! Writes the artifact: the linked library and the payload behind it, weights streamed.
+
+use std::path::Path;
+
+use mlcc_abi::section;
+use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Summary, Weights};
+use mlcc_ir::entity::EntityId;
+use mlcc_passes::Program;
+use mlcc_passes::plan_memory::MemoryPlan;
+
+use super::backend::Library;
+use super::{BuildError, BuildOptions, Event, Hooks, Source};
+use crate::weights::pack_param;
+
+#[allow(clippy::too_many_arguments, reason = "each is a different part of the file")]
+pub(super) fn write(
+    output: &Path,
+    library: &Library,
+    source: &Source,
+    options: &BuildOptions,
+    program: &Program,
+    memory: &MemoryPlan,
+    metadata: &str,
+    hooks: &mut Hooks<'_>,
+) -> Result<Summary, BuildError> {
+    let weights = match options.split_weights {
+        false => Weights::Inside,
+        true => Weights::Split {
+            path: output.with_extension("safetensors"),
+            tensors: split_tensors(program, memory),
+            bytes: memory.weights_bytes,
+        },
+    };
+    let mut writer = ArtifactWriter::create(output, library.path(), weights)?;
+    writer.section(section::METADATA, metadata.as_bytes())?;
+    if let Some(tokenizer) = &source.tokenizer {
+        writer.section(section::TOKENIZER, &tokenizer.file.to_section())?;
+    }
+    if let Some(template) = &source.chat_template {
+        writer.section(section::CHAT, template)?;
+    }
+    writer.begin_section(section::WEIGHTS)?;
+    write_weights(&mut writer, source, program, memory, hooks)?;
+    writer.end_section()?;
+    Ok(writer.finish()?)
+}
+
+/// Parameters in the order of the payload.
+fn split_tensors(program: &Program, memory: &MemoryPlan) -> Vec<SplitTensor> {
+    let params = program.module.params.values().zip(&memory.params);
+    params.map(|(p, &(offset, _))| SplitTensor { name: p.name.clone(), offset }).collect()
+}
+
+fn write_weights(
+    writer: &mut ArtifactWriter,
+    source: &Source,
+    program: &Program,
+    memory: &MemoryPlan,
+    hooks: &mut Hooks<'_>,
+) -> Result<(), BuildError> {
+    let total = memory.weights_bytes;
+    let mut done = 0;
+    for (id, param) in program.module.params.iter() {
+        let (offset, bytes) = memory.params[id.index()];
+        pad(writer, &mut done, offset)?;
+        (hooks.event)(Event::Weights { done, total, name: &param.name });
+        let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
+        pack_param::<BuildError>(&source.checkpoint, param, options, |piece| {
+            hooks.check()?;
+            writer.write(piece)?;
+            done += piece.len() as u64;
+            (hooks.event)(Event::Weights { done, total, name: &param.name });
+            Ok(())
+        })?;
+        if done != offset + bytes {
+            let what =
+                format!("parameter {} has {bytes} bytes in the plan, {} packed", param.name, done - offset);
+            return Err(mlcc_passes::PassError::internal("plan_memory", what).into());
+        }
+    }
+    pad(writer, &mut done, total)
+}
+
+fn pad(writer: &mut ArtifactWriter, done: &mut u64, to: u64) -> Result<(), BuildError> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    while *done < to {
+        let piece = (to - *done).min(ZEROS.len() as u64);
+        writer.write(&ZEROS[..piece as usize])?;
+        *done += piece;
+    }
+    Ok(())
+}

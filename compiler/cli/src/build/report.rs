@@ -1,0 +1,221 @@
+//! What a build did, for people and as JSON.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mlcc_codegen::artifact::Summary;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::module::{Param, ParamRole};
+use mlcc_passes::Program;
+use mlcc_passes::plan_memory::MemoryPlan;
+use mlcc_target::Target;
+use serde::Serialize;
+
+use super::table::dims;
+use super::{BuildOptions, Event, Hooks, Source};
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct BuildReport {
+    /// `None`: stopped before, as asked.
+    pub artifact: Option<PathBuf>,
+    pub weights_file: Option<PathBuf>,
+    /// Files of `--emit`.
+    pub emitted: Vec<PathBuf>,
+    pub model: String,
+    pub quant: String,
+    pub target: String,
+    pub levels: Vec<LevelRow>,
+    pub parameters: u64,
+    pub formats: Vec<FormatRow>,
+    pub memory: Option<MemoryRow>,
+    pub passes: Vec<PassRow>,
+    /// Pass and line of `--explain-passes`.
+    pub notes: Vec<(String, String)>,
+    pub phases: Vec<PhaseRow>,
+    pub file_bytes: u64,
+    pub code_bytes: u64,
+    /// The tokenizer of the artifact, if it has one.
+    pub tokenizer: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct LevelRow {
+    pub name: String,
+    pub kernels: usize,
+}
+
+/// Parameters stored alike.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FormatRow {
+    pub format: String,
+    pub tensors: usize,
+    pub parameters: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryRow {
+    pub weights_bytes: u64,
+    pub state_bytes: u64,
+    pub arena_bytes: u64,
+    pub entries: Vec<EntryRow>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct EntryRow {
+    pub name: String,
+    pub arena_bytes: u64,
+    pub launches: usize,
+    pub barriers: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct PassRow {
+    pub name: String,
+    pub changes: usize,
+    pub seconds: f64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct PhaseRow {
+    pub name: &'static str,
+    pub seconds: f64,
+}
+
+impl PassRow {
+    pub fn new(name: &str, changes: usize, time: Duration) -> Self {
+        PassRow { name: name.into(), changes, seconds: time.as_secs_f64() }
+    }
+}
+
+/// A phase that runs.
+pub(super) struct Clock {
+    name: &'static str,
+    begin: Instant,
+}
+
+impl BuildReport {
+    pub(super) fn begin(&mut self, name: &'static str, hooks: &mut Hooks<'_>) -> Clock {
+        (hooks.event)(Event::Phase(name));
+        Clock { name, begin: Instant::now() }
+    }
+
+    pub(super) fn end(&mut self, clock: Clock) {
+        let seconds = clock.begin.elapsed().as_secs_f64();
+        self.phases.push(PhaseRow { name: clock.name, seconds });
+    }
+
+    pub(super) fn describe(
+        &mut self,
+        source: &Source,
+        target: &Target,
+        options: &BuildOptions,
+        program: &Program,
+    ) {
+        self.model = source.model.name.clone();
+        self.quant = options.quant.name.into();
+        self.target = target.name.clone();
+        let level =
+            |l: &mlcc_passes::LevelCode| LevelRow { name: l.name.clone(), kernels: l.lowered.kernels.len() };
+        self.levels = program.levels.iter().map(level).collect();
+        self.parameters = parameters(program);
+        self.formats = formats(program, program.memory.as_ref());
+        self.memory = program.memory.as_ref().map(|m| memory_row(program, m));
+        self.tokenizer = source
+            .tokenizer
+            .as_ref()
+            .map(|t| format!("{}, {} tokens", t.file.kind.tag(), t.tokenizer.vocab_size()));
+    }
+
+    pub(super) fn written(&mut self, output: &Path, options: &BuildOptions, summary: Summary) {
+        self.artifact = Some(output.to_path_buf());
+        self.weights_file = options.split_weights.then(|| output.with_extension("safetensors"));
+        self.file_bytes = summary.file_bytes;
+        self.code_bytes = summary.code_bytes;
+    }
+}
+
+fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
+    use mlcc_ir::step::StepItem;
+    let steps = program.levels.first().map_or(&[][..], |l| &l.steps);
+    let entries = memory.entries.iter().map(|e| {
+        let items = steps.iter().find(|s| s.name == e.name).map_or(&[][..], |s| &s.items);
+        let barriers = items.iter().filter(|i| matches!(i, StepItem::Barrier)).count();
+        EntryRow {
+            name: e.name.clone(),
+            arena_bytes: e.arena_bytes,
+            launches: items.len() - barriers,
+            barriers,
+        }
+    });
+    MemoryRow {
+        weights_bytes: memory.weights_bytes,
+        state_bytes: memory.state_bytes,
+        arena_bytes: memory.arena_bytes(),
+        entries: entries.collect(),
+    }
+}
+
+fn elements(param: &Param) -> u64 {
+    dims(&param.ty).iter().product()
+}
+
+/// Number of weights.
+pub fn parameters(program: &Program) -> u64 {
+    program.module.params.values().map(elements).sum()
+}
+
+/// Parameters by format, in the order of first use.
+pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow> {
+    let mut rows: Vec<FormatRow> = Vec::new();
+    for (id, param) in program.module.params.iter() {
+        let format = param.ty.dtype.name();
+        let bytes = memory.map_or(0, |m| m.params[id.index()].1);
+        let at = match rows.iter().position(|r| r.format == format) {
+            Some(at) => at,
+            None => {
+                rows.push(FormatRow { format: format.into(), tensors: 0, parameters: 0, bytes: 0 });
+                rows.len() - 1
+            }
+        };
+        rows[at].tensors += 1;
+        rows[at].parameters += elements(param);
+        rows[at].bytes += bytes;
+    }
+    rows
+}
+
+/// What one token costs in `decode`, whatever the kernels do: the least a machine has to read and to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Every weight once (of the embedding one row), the state read and written.
+    pub bytes: u64,
+    /// A multiplication and an addition per weight of a matrix.
+    pub ops: u64,
+    /// Those of the output head, which a prompt needs only once.
+    pub head_ops: u64,
+}
+
+impl Traffic {
+    pub fn of(program: &Program, memory: &MemoryPlan) -> Traffic {
+        let mut traffic = Traffic { bytes: 2 * memory.state_bytes, ops: 0, head_ops: 0 };
+        for (id, param) in program.module.params.iter() {
+            let bytes = memory.params[id.index()].1;
+            match param.role {
+                ParamRole::Embedding => {
+                    let rows = dims(&param.ty).first().copied().unwrap_or(1).max(1);
+                    traffic.bytes += bytes / rows;
+                }
+                ParamRole::Head | ParamRole::Linear => {
+                    traffic.bytes += bytes;
+                    traffic.ops += 2 * elements(param);
+                    if param.role == ParamRole::Head {
+                        traffic.head_ops += 2 * elements(param);
+                    }
+                }
+                ParamRole::Vector => traffic.bytes += bytes,
+            }
+        }
+        traffic
+    }
+}

@@ -1,0 +1,169 @@
+//! The command line: flags, dispatch, exit codes.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+use std::sync::{LazyLock, Mutex};
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::commands::{bench, build, completions, eval, inspect, models, quants, run, targets, verify};
+use crate::error::CliError;
+use crate::ui::Ui;
+
+/// Ahead-of-time compiler for language models: a checkpoint becomes one shared library.
+#[derive(Debug, Parser)]
+#[command(name = "mlcc", version, long_version = LONG_VERSION.as_str(), max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Say less: errors and results only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say more
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Compile a model into one shared library
+    Build(Box<build::Args>),
+    /// Generate text with a compiled model
+    Run(Box<run::Args>),
+    /// Show what is in a compiled model
+    Inspect(inspect::Args),
+    /// Replay reference results through a compiled model
+    Verify(verify::Args),
+    /// Measure how well a compiled model predicts a text
+    Eval(eval::Args),
+    /// Measure speed, as a share of what the machine can do
+    Bench(bench::Args),
+    /// List the machines that can be compiled for
+    Targets(targets::Args),
+    /// List the models that can be compiled
+    Models(models::Args),
+    /// List the weight formats
+    Quants(quants::Args),
+    /// Print a completion script for a shell
+    Completions(completions::Args),
+}
+
+/// Runs the program: `args` as the system gave them, the program's name first.
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(normalize(args)) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Prints help and version to standard output, mistakes to standard error.
+            let _ = e.print();
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+        }
+    };
+    let ui = Ui::new(cli.quiet, cli.verbose);
+    match catch(|| dispatch(cli.command, &ui)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            if !error.is_quiet() {
+                let _ = writeln!(std::io::stderr(), "error: {error}");
+            }
+            ExitCode::from(error.exit_code())
+        }
+        Err(panic) => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "internal error: {panic}. This is a bug in mlcc; please report it with the command line and the output \
+                 of `mlcc doctor`."
+            );
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
+    match command {
+        Command::Build(args) => build::run(&args, ui),
+        Command::Run(args) => run::run(&args, ui),
+        Command::Inspect(args) => inspect::run(&args, ui),
+        Command::Verify(args) => verify::run(&args, ui),
+        Command::Eval(args) => eval::run(&args, ui),
+        Command::Bench(args) => bench::run(&args, ui),
+        Command::Targets(args) => targets::run(&args, ui),
+        Command::Models(args) => models::run(&args, ui),
+        Command::Quants(args) => quants::run(&args, ui),
+        Command::Completions(args) => completions::run(&args, ui),
+    }
+}
+
+/// `--two_words` is taken for `--two-words`.
+fn normalize(args: Vec<OsString>) -> Vec<OsString> {
+    let mut options = true;
+    let spelled = |arg: OsString| {
+        options &= arg != "--";
+        let text = match arg.to_str() {
+            Some(text) if options && text.starts_with("--") => text,
+            _ => return arg,
+        };
+        match text.split_once('=') {
+            Some((name, value)) => format!("{}={value}", name.replace('_', "-")).into(),
+            None => text.replace('_', "-").into(),
+        }
+    };
+    args.into_iter().map(spelled).collect()
+}
+
+/// Runs `f`; a panic becomes its message and place, without a backtrace.
+fn catch<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    static FIRST: Mutex<Option<String>> = Mutex::new(None);
+    panic::set_hook(Box::new(|info| {
+        let message = info.payload_as_str().unwrap_or("unknown panic");
+        let place = info.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
+        let mut first = FIRST.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        first.get_or_insert_with(|| format!("{message}{place}"));
+    }));
+    panic::catch_unwind(AssertUnwindSafe(f)).map_err(|_| {
+        let mut first = FIRST.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        first.take().unwrap_or_else(|| "unknown panic".into())
+    })
+}
+
+static LONG_VERSION: LazyLock<String> = LazyLock::new(long_version);
+
+fn long_version() -> String {
+    let backends: Vec<&str> = [crate::build::Backend::Llvm, crate::build::Backend::Cranelift]
+        .into_iter()
+        .filter(|b| b.is_built_in())
+        .map(|b| b.name())
+        .collect();
+    let abi = mlcc_abi::ABI_VERSION;
+    let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
+    format!(
+        "{}\nback ends: {}\nABI: {abi}\nhost: {arch}-{os}",
+        env!("CARGO_PKG_VERSION"),
+        backends.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn underscores_are_dashes_in_names_only() {
+        let args = ["mlcc", "--two_words=a_b", "-p", "a_b", "--top_k", "3", "--", "--x_y"];
+        let got = normalize(args.iter().map(OsString::from).collect());
+        assert_eq!(got, ["mlcc", "--two-words=a_b", "-p", "a_b", "--top-k", "3", "--", "--x_y"]);
+    }
+
+    #[test]
+    fn panics_become_messages() {
+        let message = catch(|| panic!("number {}", 7)).unwrap_err();
+        assert!(message.contains("number 7") && message.contains("cli.rs"), "{message}");
+    }
+}

@@ -1,0 +1,348 @@
+//! `mlcc bench`: speed, and how much of the machine's own limits it is.
+//!
+//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one. A token costs at least the bytes that are read for
+//! it (weights once per call, state) and the multiplications of its matrices; the machine's read bandwidth and
+//! arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per second.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use mlcc_runtime::{Model, Session};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::commands::{load, print, print_json};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::ui::{self, Ui};
+use probe::Arithmetic;
+
+mod loops;
+mod probe;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A compiled model
+    artifact: PathBuf,
+    /// Lengths of prompts (with commas for several; 0 = none)
+    #[arg(short = 'p', long, visible_alias = "prompt-len", default_value = "512", value_delimiter = ',')]
+    n_prompt: Vec<usize>,
+    /// Numbers of tokens to generate (with commas for several; 0 = none)
+    #[arg(short = 'n', long, visible_alias = "gen-len", default_value = "128", value_delimiter = ',')]
+    n_gen: Vec<usize>,
+    /// How often each test runs
+    #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Worker threads (with commas for several) [default: physical cores]
+    #[arg(short, long, env = "MLCC_THREADS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "md")]
+    output: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Md,
+    Json,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    model: String,
+    quant: String,
+    test: String,
+    threads: usize,
+    level: String,
+    /// Median of the repetitions.
+    tok_s: f64,
+    tok_s_min: f64,
+    tok_s_max: f64,
+    repetitions: u32,
+    bytes_per_token: f64,
+    ops_per_token: f64,
+    /// Tokens per second that the machine cannot exceed.
+    limit: f64,
+    /// `read_bandwidth` or `compute_f32`, `compute_bf16`, `compute_i8`.
+    limit_kind: String,
+    fraction_of_limit: f64,
+    read_bandwidth: f64,
+    compute_peak: f64,
+}
+
+/// One test: a prompt, or single tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    Prompt(usize),
+    Generate(usize),
+}
+
+/// What the machine can do with so many threads.
+struct Machine {
+    read_bandwidth: f64,
+    peak: f64,
+    arithmetic: Arithmetic,
+}
+
+/// What one token costs.
+struct Cost {
+    bytes: f64,
+    ops: f64,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let tests = tests(args)?;
+    let thread_counts: Vec<Option<usize>> = match args.threads.as_slice() {
+        [] => vec![None],
+        list => list.iter().map(|&t| Some(usize::from(t))).collect(),
+    };
+    let mut rows = Vec::new();
+    for threads in thread_counts {
+        let model = load(&args.artifact, threads, false)?;
+        rows.extend(measure(&model, &tests, args.repetitions, ui)?);
+    }
+    match args.output {
+        Form::Json => print_json(&rows),
+        Form::Md => print(&markdown(&rows)),
+    }
+}
+
+fn tests(args: &Args) -> Result<Vec<Test>, CliError> {
+    let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
+    let generations = args.n_gen.iter().filter(|&&n| n > 0).map(|&n| Test::Generate(n));
+    let tests: Vec<Test> = prompts.chain(generations).collect();
+    if tests.is_empty() {
+        return Err(CliError::usage("nothing to measure: give -p N or -n N above 0"));
+    }
+    Ok(tests)
+}
+
+fn measure(model: &Model, tests: &[Test], repetitions: u32, ui: &Ui) -> Result<Vec<Row>, CliError> {
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let machine = machine(model, &metadata)?;
+    ui.detail(format_args!(
+        "{} threads: {:.1} GB/s read, {:.1} G{} operations/s",
+        model.threads(),
+        machine.read_bandwidth / 1e9,
+        machine.peak / 1e9,
+        machine.arithmetic.name()
+    ));
+    let mut session = model.session()?;
+    let mut times = vec![Vec::new(); tests.len()];
+    let bar = ui.count_bar("bench");
+    bar.set_length(u64::from(repetitions + 1) * tests.len() as u64);
+    // The first round warms up; the tests take turns, so that a change of the machine's speed hits all of them.
+    for round in 0..=repetitions {
+        for (test, times) in tests.iter().zip(&mut times) {
+            bar.set_message(test.name());
+            let speed = time(&mut session, *test)?;
+            if round > 0 {
+                times.push(speed);
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let rows = tests.iter().zip(times).map(|(test, speeds)| row(model, &metadata, &machine, *test, speeds));
+    Ok(rows.collect())
+}
+
+/// Tokens per second of one run.
+fn time(session: &mut Session, test: Test) -> Result<f64, CliError> {
+    let vocab = session.model().vocab() as u64;
+    let tokens = tokens(test.tokens(), vocab);
+    session.reset()?;
+    let cancel = interrupt::flag();
+    let begin = Instant::now();
+    match test {
+        Test::Prompt(_) => {
+            session.prefill(&tokens)?;
+        }
+        Test::Generate(_) => {
+            for &token in &tokens {
+                session.decode(token)?;
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(CliError::Interrupted);
+                }
+            }
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    if cancel.load(Ordering::Relaxed) {
+        return Err(CliError::Interrupted);
+    }
+    Ok(test.tokens() as f64 / seconds)
+}
+
+/// Tokens from all over the vocabulary, the same each time.
+fn tokens(n: usize, vocab: u64) -> Vec<i32> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 33) % vocab.max(1)) as i32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+impl Test {
+    fn tokens(self) -> usize {
+        match self {
+            Test::Prompt(n) | Test::Generate(n) => n,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Test::Prompt(n) => format!("pp{n}"),
+            Test::Generate(n) => format!("tg{n}"),
+        }
+    }
+
+    /// Weights are read once per call, which takes a chunk of the prompt, or one token.
+    fn cost(self, metadata: &Value, chunk: u64) -> Cost {
+        let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
+        let (bytes, ops) = (get("/decode/bytes_per_token"), get("/decode/ops_per_token"));
+        match self {
+            Test::Prompt(n) => {
+                let calls = n.div_ceil(chunk.max(1) as usize) as f64;
+                Cost { bytes: bytes * calls / n as f64, ops: ops * (1.0 - head_share(metadata)) }
+            }
+            Test::Generate(_) => Cost { bytes, ops },
+        }
+    }
+}
+
+/// Share of the operations that the output head takes; a prompt needs it once per call only, so that it is left out
+/// there.
+fn head_share(metadata: &Value) -> f64 {
+    let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
+    let all = get("/decode/ops_per_token");
+    if all > 0.0 { get("/decode/head_ops") / all } else { 0.0 }
+}
+
+fn machine(model: &Model, metadata: &Value) -> Result<Machine, CliError> {
+    let threads = model.threads();
+    let read_bandwidth =
+        probe::read_bandwidth(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))?;
+    let wanted = match metadata.pointer("/decode/arithmetic").and_then(Value::as_str) {
+        Some("i8") => Arithmetic::I8,
+        Some("bf16") => Arithmetic::BF16,
+        _ => Arithmetic::F32,
+    };
+    let found = probe::peak(wanted, threads).map(|peak| (wanted, peak));
+    let (arithmetic, peak) = match found {
+        Some(found) => found,
+        None => (Arithmetic::F32, probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY)),
+    };
+    Ok(Machine { read_bandwidth, peak, arithmetic })
+}
+
+fn row(model: &Model, metadata: &Value, machine: &Machine, test: Test, mut speeds: Vec<f64>) -> Row {
+    speeds.sort_by(f64::total_cmp);
+    let cost = test.cost(metadata, model.plan().chunk);
+    let tok_s = median(&speeds);
+    let by_memory = machine.read_bandwidth / cost.bytes.max(1.0);
+    let by_compute = machine.peak / cost.ops.max(1.0);
+    let (limit, limit_kind) = match by_memory <= by_compute {
+        true => (by_memory, "read_bandwidth".to_string()),
+        false => (by_compute, format!("compute_{}", machine.arithmetic.name())),
+    };
+    let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
+    Row {
+        model: text("/model/name"),
+        quant: text("/quantization/scheme"),
+        test: test.name(),
+        threads: model.threads(),
+        level: model.executor().to_string(),
+        tok_s,
+        tok_s_min: speeds.first().copied().unwrap_or(0.0),
+        tok_s_max: speeds.last().copied().unwrap_or(0.0),
+        repetitions: speeds.len() as u32,
+        bytes_per_token: cost.bytes,
+        ops_per_token: cost.ops,
+        limit,
+        limit_kind,
+        fraction_of_limit: tok_s / limit,
+        read_bandwidth: machine.read_bandwidth,
+        compute_peak: machine.peak,
+    }
+}
+
+/// Of a sorted list.
+fn median(sorted: &[f64]) -> f64 {
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+fn markdown(rows: &[Row]) -> String {
+    let mut out = String::from(
+        "| model | quant | level | threads | test | tok/s | min - max | per token | limit tok/s | limited by | of limit |\n\
+         | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: |\n",
+    );
+    for r in rows {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {:.2} | {} | {:.0} % |",
+            r.model,
+            r.quant,
+            r.level,
+            r.threads,
+            r.test,
+            r.tok_s,
+            r.tok_s_min,
+            r.tok_s_max,
+            ui::bytes(r.bytes_per_token as u64),
+            r.limit,
+            r.limit_kind,
+            100.0 * r.fraction_of_limit
+        );
+    }
+    // Rows of one thread count stand together.
+    for group in rows.chunk_by(|a, b| a.threads == b.threads) {
+        let r = &group[0];
+        let _ = writeln!(
+            out,
+            "\nMachine with {} threads: {:.1} GB/s read, {:.1} G operations/s.",
+            r.threads,
+            r.read_bandwidth / 1e9,
+            r.compute_peak / 1e9
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_share_the_reading_of_weights() {
+        let metadata = serde_json::json!({
+            "decode": { "bytes_per_token": 1000, "ops_per_token": 400, "head_ops": 100, "arithmetic": "i8" }
+        });
+        let tg = Test::Generate(4).cost(&metadata, 64);
+        assert_eq!((tg.bytes, tg.ops), (1000.0, 400.0));
+        let pp = Test::Prompt(100).cost(&metadata, 64);
+        assert_eq!((pp.bytes, pp.ops), (20.0, 300.0));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(
+            [median(&[]), median(&[2.0]), median(&[1.0, 4.0]), median(&[1.0, 2.0, 9.0])],
+            [0.0, 2.0, 2.5, 2.0]
+        );
+    }
+
+    #[test]
+    fn tokens_stay_in_the_vocabulary_and_repeat() {
+        assert!(tokens(100, 7).iter().all(|t| (0..7).contains(t)));
+        assert_eq!(tokens(5, 1000), tokens(5, 1000));
+    }
+}

@@ -1,0 +1,209 @@
+//! The inner loops of the probes. All `unsafe` of the command line is here: machine instructions behind a check that the
+//! machine has them, and loads inside of a slice.
+
+use super::probe::Arithmetic;
+
+/// A loop of independent operations on registers.
+pub struct Peak {
+    /// Runs so many rounds; the value only keeps the compiler from dropping the work.
+    pub run: fn(u64) -> u64,
+    pub ops_per_round: u64,
+}
+
+/// Independent chains: enough for two units with a latency of four cycles, twice.
+const CHAINS: usize = 16;
+
+#[cfg(target_arch = "x86_64")]
+pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
+    use std::is_x86_feature_detected as has;
+    let ops = |lanes: usize| (2 * lanes * CHAINS) as u64;
+    // SAFETY (of every `run`): it is chosen only where the features that its function is compiled for were detected.
+    match arithmetic {
+        Arithmetic::F32 if has!("avx512f") => {
+            Some(Peak { run: |n| unsafe { x86::fma_512(n) }, ops_per_round: ops(16) })
+        }
+        Arithmetic::F32 if has!("avx2") && has!("fma") => {
+            Some(Peak { run: |n| unsafe { x86::fma_256(n) }, ops_per_round: ops(8) })
+        }
+        Arithmetic::BF16 if has!("avx512bf16") => {
+            Some(Peak { run: |n| unsafe { x86::dpbf16_512(n) }, ops_per_round: ops(32) })
+        }
+        Arithmetic::I8 if has!("avx512vnni") => {
+            Some(Peak { run: |n| unsafe { x86::dpbusd_512(n) }, ops_per_round: ops(64) })
+        }
+        Arithmetic::I8 if has!("avxvnni") => {
+            Some(Peak { run: |n| unsafe { x86::dpbusd_256(n) }, ops_per_round: ops(32) })
+        }
+        Arithmetic::I8 if has!("avx2") => {
+            Some(Peak { run: |n| unsafe { x86::maddubs_256(n) }, ops_per_round: ops(32) })
+        }
+        Arithmetic::F32 => Some(portable_f32()),
+        Arithmetic::BF16 | Arithmetic::I8 => None,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
+    match arithmetic {
+        Arithmetic::F32 => Some(portable_f32()),
+        Arithmetic::BF16 | Arithmetic::I8 => None,
+    }
+}
+
+/// What the compiler makes of plain arithmetic: on AArch64 this is NEON.
+fn portable_f32() -> Peak {
+    const LANES: usize = 4;
+    let run = |rounds: u64| {
+        let mut acc = [[1.0f32; LANES]; CHAINS];
+        let (a, b) = (std::hint::black_box([0.5f32; LANES]), std::hint::black_box([1.0f32; LANES]));
+        for _ in 0..rounds {
+            for chain in &mut acc {
+                for lane in 0..LANES {
+                    chain[lane] = chain[lane] * a[lane] + b[lane];
+                }
+            }
+        }
+        acc.iter().flatten().map(|x| u64::from(x.to_bits())).sum()
+    };
+    Peak { run, ops_per_round: (2 * LANES * CHAINS) as u64 }
+}
+
+/// Reads every byte.
+pub fn read(bytes: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the feature is there.
+            return unsafe { x86::read_512(bytes) };
+        }
+        if std::is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature is there.
+            return unsafe { x86::read_256(bytes) };
+        }
+    }
+    let (head, words, tail) = {
+        let (words, tail) = bytes.as_chunks::<8>();
+        (0u64, words, tail)
+    };
+    let sum = words.iter().fold(head, |sum, w| sum ^ u64::from_le_bytes(*w));
+    tail.iter().fold(sum, |sum, &b| sum ^ u64::from(b))
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::CHAINS;
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    #[target_feature(enable = "avx512f")]
+    pub fn read_512(bytes: &[u8]) -> u64 {
+        let mut acc = [_mm512_setzero_si512(); 8];
+        for block in bytes.chunks_exact(512) {
+            for (i, a) in acc.iter_mut().enumerate() {
+                // SAFETY: 64 bytes at 64 i lie in the block of 512.
+                let x = unsafe { _mm512_loadu_si512(block.as_ptr().add(64 * i).cast()) };
+                *a = _mm512_xor_si512(*a, x);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm512_setzero_si512(), |s, a| _mm512_xor_si512(s, a));
+        _mm512_reduce_add_epi64(sum) as u64
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub fn read_256(bytes: &[u8]) -> u64 {
+        let mut acc = [_mm256_setzero_si256(); 8];
+        for block in bytes.chunks_exact(256) {
+            for (i, a) in acc.iter_mut().enumerate() {
+                // SAFETY: 32 bytes at 32 i lie in the block of 256.
+                let x = unsafe { _mm256_loadu_si256(block.as_ptr().add(32 * i).cast()) };
+                *a = _mm256_xor_si256(*a, x);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm256_setzero_si256(), |s, a| _mm256_xor_si256(s, a));
+        _mm256_extract_epi64::<0>(sum) as u64
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub fn fma_512(rounds: u64) -> u64 {
+        let (a, b) = (black_box(_mm512_set1_ps(0.5)), black_box(_mm512_set1_ps(1.0)));
+        let mut acc = [_mm512_set1_ps(1.0); CHAINS];
+        for _ in 0..rounds {
+            for c in &mut acc {
+                *c = _mm512_fmadd_ps(*c, a, b);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm512_setzero_ps(), |s, c| _mm512_add_ps(s, c));
+        u64::from(_mm512_reduce_add_ps(sum).to_bits())
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub fn fma_256(rounds: u64) -> u64 {
+        let (a, b) = (black_box(_mm256_set1_ps(0.5)), black_box(_mm256_set1_ps(1.0)));
+        // Sixteen registers in all: twelve chains stay in them, the rest of the sixteen would not.
+        let mut acc = [_mm256_set1_ps(1.0); 8];
+        for _ in 0..2 * rounds {
+            for c in &mut acc {
+                *c = _mm256_fmadd_ps(*c, a, b);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm256_setzero_ps(), |s, c| _mm256_add_ps(s, c));
+        u64::from(_mm256_cvtss_f32(sum).to_bits())
+    }
+
+    #[target_feature(enable = "avx512bf16,avx512f")]
+    pub fn dpbf16_512(rounds: u64) -> u64 {
+        let ones = black_box(_mm512_set1_ps(1.0));
+        let a = _mm512_cvtne2ps_pbh(ones, ones);
+        let mut acc = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..rounds {
+            for c in &mut acc {
+                *c = _mm512_dpbf16_ps(*c, a, a);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm512_setzero_ps(), |s, c| _mm512_add_ps(s, c));
+        u64::from(_mm512_reduce_add_ps(sum).to_bits())
+    }
+
+    #[target_feature(enable = "avx512vnni,avx512f")]
+    pub fn dpbusd_512(rounds: u64) -> u64 {
+        let (a, b) = (black_box(_mm512_set1_epi8(3)), black_box(_mm512_set1_epi8(1)));
+        let mut acc = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..rounds {
+            for c in &mut acc {
+                *c = _mm512_dpbusd_epi32(*c, a, b);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm512_setzero_si512(), |s, c| _mm512_add_epi32(s, c));
+        _mm512_reduce_add_epi32(sum) as u64
+    }
+
+    #[target_feature(enable = "avxvnni,avx2")]
+    pub fn dpbusd_256(rounds: u64) -> u64 {
+        let (a, b) = (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(1)));
+        let mut acc = [_mm256_setzero_si256(); 8];
+        for _ in 0..2 * rounds {
+            for c in &mut acc {
+                *c = _mm256_dpbusd_avx_epi32(*c, a, b);
+            }
+        }
+        let sum = acc.into_iter().fold(_mm256_setzero_si256(), |s, c| _mm256_add_epi32(s, c));
+        _mm256_extract_epi64::<0>(sum) as u64
+    }
+
+    /// Without a dot instruction: two multiplications of bytes, then of words, and the sum.
+    #[target_feature(enable = "avx2")]
+    pub fn maddubs_256(rounds: u64) -> u64 {
+        let (a, b) = (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(1)));
+        let ones = black_box(_mm256_set1_epi16(1));
+        let mut acc = [_mm256_setzero_si256(); 8];
+        for _ in 0..2 * rounds {
+            for c in &mut acc {
+                // The operand depends on the chain, so that the products are computed each time.
+                let pairs = _mm256_maddubs_epi16(_mm256_xor_si256(a, *c), b);
+                *c = _mm256_add_epi32(*c, _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        let sum = acc.into_iter().fold(_mm256_setzero_si256(), |s, c| _mm256_add_epi32(s, c));
+        _mm256_extract_epi64::<0>(sum) as u64
+    }
+}

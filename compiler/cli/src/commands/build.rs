@@ -1,0 +1,214 @@
+//! `mlcc build`.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use mlcc_models::ModelRequest;
+use mlcc_passes::policy::QuantPolicy;
+use mlcc_passes::scheme::QuantScheme;
+
+use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks};
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::ui::Ui;
+
+mod dump;
+mod show;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: mlcc build --model ./rwkv-4-430m --target cpu --quant q4f16 -o rwkv.so")]
+pub struct Args {
+    /// Folder or file of a checkpoint, hf:org/repo, or a preset name (see `mlcc models`)
+    #[arg(short, long, env = "MLCC_MODEL")]
+    model: String,
+    /// Folder or file with the weights, in place of those that --model leads to
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// No weights are read: random ones from this seed, for benchmarks
+    #[arg(long, value_name = "SEED", conflicts_with = "weights")]
+    random_weights: Option<u64>,
+    /// Tokenizer file, in place of the one beside the model
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
+    #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
+    target: String,
+    /// Weight format: a name of `mlcc quants`
+    #[arg(long, visible_alias = "quantization", default_value = "f32", env = "MLCC_QUANT")]
+    quant: String,
+    /// TOML file with exceptions from the weight format for single tensors
+    #[arg(long, value_name = "FILE")]
+    quant_policy: Option<PathBuf>,
+    /// Artifact to write [default: {model}-{quant}-{target}.so]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Most tokens in one call of prefill; scratch memory grows with it
+    #[arg(long, visible_alias = "prefill-chunk-size", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: u32,
+    /// Most tokens of one sequence [default: no limit for recurrent models]
+    #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..))]
+    ctx_size: Option<u64>,
+    /// Code generator
+    #[arg(long, value_enum, env = "MLCC_BACKEND")]
+    backend: Option<BackendArg>,
+    /// Write the weights into a .safetensors file beside the artifact
+    #[arg(long)]
+    split_weights: bool,
+    /// Fail if the model needs more memory than this at run time (1500000000, 1.5GB, 2GiB)
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    memory_budget: Option<u64>,
+    /// Skip an optimizing pass (repeatable)
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    disable_pass: Vec<String>,
+    /// Stop after this pass; nothing is written
+    #[arg(long, value_name = "PASS")]
+    stop_after: Option<String>,
+    /// Print the module after a pass (repeatable; `all` for every pass)
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    print_after: Vec<String>,
+    /// Print what each pass matched, and why near matches did not
+    #[arg(long)]
+    explain_passes: bool,
+    /// Write the module after every pass into this folder
+    #[arg(long, value_name = "DIR")]
+    debug_dump: Option<PathBuf>,
+    /// Write text of the code generator instead of an artifact
+    #[arg(long, value_enum)]
+    emit: Option<EmitArg>,
+    /// Look for the model in this Hugging Face cache folder
+    #[arg(long, value_name = "DIR")]
+    hf_cache: Option<PathBuf>,
+    /// Fetch the model from Hugging Face if it is not in the cache
+    #[arg(long, hide = !cfg!(feature = "hub"))]
+    download: bool,
+    /// Print the report as JSON on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum BackendArg {
+    Llvm,
+    Cranelift,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EmitArg {
+    Llvm,
+    Asm,
+    Ptx,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let options = options(args, ui)?;
+    let mut dumps = dump::Dumps::new(&args.print_after, args.debug_dump.as_deref())?;
+    let bar = ui.bytes_bar("weights");
+    let mut event = |event: Event<'_>| match event {
+        Event::Phase(name) => ui.detail(format_args!("{name} ...")),
+        Event::Pass { pass, program } => dumps.after(pass.name, program),
+        Event::Weights { done, total, name } => {
+            bar.set_length(total);
+            bar.set_position(done);
+            bar.set_message(name.to_string());
+        }
+    };
+    let result = crate::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
+    bar.finish_and_clear();
+    dumps.finish()?;
+    report(&result?, args, ui)
+}
+
+fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
+    if args.explain_passes {
+        report.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
+    }
+    if args.json {
+        return print_json(report);
+    }
+    ui.note(show::text(report).trim_end());
+    let files = report.artifact.iter().chain(&report.weights_file).chain(&report.emitted);
+    let list: String = files.map(|f| format!("{}\n", f.display())).collect();
+    print(&list)
+}
+
+fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
+    let mut request = ModelRequest::new(&args.model);
+    request.weights = args.weights.clone();
+    request.random_weights = args.random_weights;
+    request.download = args.download;
+    if let Some(directory) = &args.hf_cache {
+        request.cache.directory = directory.clone();
+    }
+    let backend = match args.backend {
+        None => Backend::default(),
+        Some(BackendArg::Llvm) => Backend::Llvm,
+        Some(BackendArg::Cranelift) => Backend::Cranelift,
+    };
+    let (quant, stands_for) = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?;
+    if let Some(note) = stands_for {
+        ui.note(note);
+    }
+    Ok(BuildOptions {
+        request,
+        tokenizer: args.tokenizer.clone(),
+        target: args.target.clone(),
+        quant,
+        quant_name: args.quant.to_lowercase(),
+        policy: policy(args.quant_policy.as_deref())?,
+        output: args.output.clone(),
+        chunk: args.chunk,
+        context: args.ctx_size,
+        backend,
+        split_weights: args.split_weights,
+        memory_budget: args.memory_budget,
+        disabled_passes: args.disable_pass.clone(),
+        stop_after: args.stop_after.clone(),
+        emit: args.emit.map(|e| match e {
+            EmitArg::Llvm => Emit::Llvm,
+            EmitArg::Asm | EmitArg::Ptx => Emit::Assembly,
+        }),
+    })
+}
+
+fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
+    let Some(path) = path else { return Ok(QuantPolicy::default()) };
+    let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
+    QuantPolicy::parse(&text).map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))
+}
+
+/// `1500000000`, `1.5GB`, `2GiB`, `512M`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no number of bytes; write for example 1500000000, 1.5GB or 2GiB");
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let number: f64 = text[..split].trim().parse().map_err(|_| wrong())?;
+    let factor = match text[split..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(wrong()),
+    };
+    let bytes = number * factor;
+    if bytes.is_finite() && (0.0..1.8e19).contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_with_units() {
+        assert_eq!(parse_bytes("1500"), Ok(1500));
+        assert_eq!(parse_bytes("1.5GB"), Ok(1_500_000_000));
+        assert_eq!(parse_bytes("2GiB"), Ok(2 << 30));
+        for wrong in ["", "GB", "-1", "1 parsec", "nan", "1e40"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

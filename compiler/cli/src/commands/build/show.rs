@@ -1,0 +1,83 @@
+//! The report of a build for people.
+
+use std::fmt::Write;
+
+use crate::build::BuildReport;
+use crate::ui;
+
+pub fn text(report: &BuildReport) -> String {
+    let mut out = String::new();
+    let levels: Vec<String> =
+        report.levels.iter().map(|l| format!("{} ({} kernels)", l.name, l.kernels)).collect();
+    let _ = writeln!(
+        out,
+        "model {}: {} parameters, {}, for {}",
+        report.model,
+        ui::count(report.parameters),
+        report.quant,
+        levels.join(", ")
+    );
+    match &report.tokenizer {
+        Some(tokenizer) => writeln!(out, "tokenizer {tokenizer}"),
+        None => writeln!(out, "no tokenizer beside the model: `mlcc run` will need --tokenizer"),
+    }
+    .unwrap_or_default();
+    out.push('\n');
+    out.push_str(&passes(report));
+    out.push_str(&formats(report));
+    out.push_str(&memory(report));
+    let phases: Vec<String> =
+        report.phases.iter().map(|p| format!("{} {:.2} s", p.name, p.seconds)).collect();
+    let total: f64 = report.phases.iter().map(|p| p.seconds).sum();
+    let _ = writeln!(out, "time: {}, total {total:.2} s", phases.join(", "));
+    if report.artifact.is_some() {
+        let _ = writeln!(
+            out,
+            "wrote {}, {} of it code",
+            ui::bytes(report.file_bytes),
+            ui::bytes(report.code_bytes)
+        );
+    }
+    out
+}
+
+fn passes(report: &BuildReport) -> String {
+    let mut rows = vec![vec!["pass".into(), "changes".into(), "ms".into()]];
+    let row = |p: &crate::build::PassRow| {
+        vec![p.name.clone(), p.changes.to_string(), format!("{:.1}", p.seconds * 1e3)]
+    };
+    rows.extend(report.passes.iter().map(row));
+    ui::table(&rows) + "\n"
+}
+
+fn formats(report: &BuildReport) -> String {
+    let head = ["format", "tensors", "parameters", "bytes"];
+    let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
+    for f in &report.formats {
+        rows.push(vec![f.format.clone(), f.tensors.to_string(), ui::count(f.parameters), ui::bytes(f.bytes)]);
+    }
+    ui::table(&rows) + "\n"
+}
+
+fn memory(report: &BuildReport) -> String {
+    let Some(memory) = &report.memory else { return String::new() };
+    let head = ["function", "launches", "barriers", "scratch"];
+    let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
+    for e in &memory.entries {
+        rows.push(vec![
+            e.name.clone(),
+            e.launches.to_string(),
+            e.barriers.to_string(),
+            ui::bytes(e.arena_bytes),
+        ]);
+    }
+    let (weights, state, arena) = (memory.weights_bytes, memory.state_bytes, memory.arena_bytes);
+    let total = ui::bytes(weights + state + arena);
+    format!(
+        "{}memory: weights {}, state {}, scratch {}, together {total}\n\n",
+        ui::table(&rows),
+        ui::bytes(weights),
+        ui::bytes(state),
+        ui::bytes(arena)
+    )
+}

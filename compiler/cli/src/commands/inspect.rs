@@ -1,0 +1,131 @@
+//! `mlcc inspect`.
+
+use std::path::PathBuf;
+
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::ui::{self, Ui};
+use mlcc_runtime::Artifact;
+use serde_json::{Value, json};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A compiled model
+    artifact: PathBuf,
+    /// List every parameter with format, packing, shape and size (loads the code)
+    #[arg(long)]
+    params: bool,
+    /// Print the metadata as it is stored
+    #[arg(long)]
+    metadata: bool,
+    /// Check the hash of every section, the weights included
+    #[arg(long)]
+    hashes: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+    let artifact = Artifact::open(&args.artifact)?;
+    if args.hashes {
+        artifact.verify(u64::MAX)?;
+    }
+    let metadata: Value =
+        artifact.metadata().and_then(|m| serde_json::from_str(m).ok()).unwrap_or(Value::Null);
+    if args.metadata {
+        return print_json(&metadata);
+    }
+    let params = if args.params { params(&artifact)? } else { Value::Null };
+    let sections: Vec<Value> = artifact
+        .sections()
+        .iter()
+        .map(|s| json!({ "name": s.name, "offset": s.offset, "bytes": s.bytes, "xxh3_128": hash(&artifact, &s.name) }))
+        .collect();
+    let whole = json!({
+        "path": artifact.path(),
+        "machine": artifact.machine_name(),
+        "weights_file": artifact.weights_file(),
+        "sections": sections,
+        "metadata": metadata,
+        "params": params,
+    });
+    if args.json { print_json(&whole) } else { print(&text(&artifact, &metadata, &params)) }
+}
+
+fn hash(artifact: &Artifact, section: &str) -> Option<String> {
+    artifact.hash(section).map(|h| format!("{h:032x}"))
+}
+
+/// The parameter table; it is in the code, so it is there only for artifacts of this machine.
+fn params(artifact: &Artifact) -> Result<Value, CliError> {
+    let model = crate::commands::load(artifact.path(), Some(1), false)?;
+    let row = |p: &mlcc_runtime::Param| {
+        json!({
+            "name": p.name, "format": p.format, "packing": p.packing, "dims": p.dims,
+            "offset": p.offset, "bytes": p.bytes,
+        })
+    };
+    Ok(model.table().params.iter().map(row).collect())
+}
+
+fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
+    let get = |path: &str| match metadata.pointer(path) {
+        None | Some(Value::Null) => "-".to_string(),
+        Some(Value::String(s)) => s.clone(),
+        Some(other) => other.to_string(),
+    };
+    let size = |path: &str| metadata.pointer(path).and_then(Value::as_u64).map_or("-".into(), ui::bytes);
+    let number = |path: &str| metadata.pointer(path).and_then(Value::as_u64).map_or("-".into(), ui::count);
+    let levels = metadata.pointer("/target/levels").and_then(Value::as_array);
+    let levels: Vec<&str> = levels.into_iter().flatten().filter_map(Value::as_str).collect();
+    let mut rows = vec![
+        ["model".to_string(), format!("{} ({})", get("/model/name"), get("/model/type"))],
+        ["parameters".into(), number("/model/parameters")],
+        ["quantization".into(), get("/quantization/scheme")],
+        ["target".into(), format!("{} for {}", levels.join(", "), artifact.machine_name())],
+        ["compiler".into(), format!("{}, back end {}", get("/compiler"), get("/backend"))],
+        ["context".into(), get("/memory/context").replace('-', "no limit")],
+        ["chunk".into(), format!("{} tokens", get("/memory/chunk"))],
+        ["weights".into(), size("/memory/weights_bytes")],
+        ["state".into(), size("/memory/state_bytes")],
+        ["scratch".into(), size("/memory/arena_bytes")],
+        ["tokenizer".into(), format!("{}, {} tokens", get("/tokenizer/kind"), get("/tokenizer/tokens"))],
+    ];
+    if let Some(file) = artifact.weights_file() {
+        rows.push(["weights file".into(), file.display().to_string()]);
+    }
+    let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
+    let mut out: String = rows.iter().map(|[name, value]| format!("{name:<width$}  {value}\n")).collect();
+    out.push('\n');
+    out.push_str(&ui::table(&format_rows(metadata)));
+    out.push('\n');
+    let mut rows = vec![vec!["section".to_string(), "bytes".into()]];
+    rows.extend(artifact.sections().iter().map(|s| vec![s.name.clone(), s.bytes.to_string()]));
+    out.push_str(&ui::table(&rows));
+    if let Some(list) = params.as_array() {
+        out.push('\n');
+        out.push_str(&ui::table(&param_rows(list)));
+    }
+    out
+}
+
+fn format_rows(metadata: &Value) -> Vec<Vec<String>> {
+    let mut rows = vec![["format", "tensors", "parameters", "bytes"].map(String::from).to_vec()];
+    for f in metadata.pointer("/quantization/formats").and_then(Value::as_array).into_iter().flatten() {
+        let n = |key: &str| f[key].as_u64().unwrap_or(0);
+        let name = f["format"].as_str().unwrap_or("-").to_string();
+        rows.push(vec![name, n("tensors").to_string(), ui::count(n("parameters")), ui::bytes(n("bytes"))]);
+    }
+    rows
+}
+
+fn param_rows(list: &[Value]) -> Vec<Vec<String>> {
+    let mut rows = vec![["parameter", "format", "packing", "shape", "bytes"].map(String::from).to_vec()];
+    for p in list {
+        let text = |key: &str| p[key].as_str().unwrap_or("-").to_string();
+        let packing = Some(text("packing")).filter(|p| !p.is_empty()).unwrap_or_else(|| "row_major".into());
+        rows.push(vec![text("name"), text("format"), packing, p["dims"].to_string(), p["bytes"].to_string()]);
+    }
+    rows
+}

@@ -1,0 +1,46 @@
+//! `mlcc models`: architectures that are read, and models known by name.
+
+use mlcc_models::presets::PRESETS;
+use mlcc_models::registry::REGISTRY;
+use serde_json::json;
+
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::ui::{self, Ui};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+    let elements = |preset: &mlcc_models::presets::Preset| -> u64 {
+        let tensors = preset.config().architecture.tensors();
+        tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
+    };
+    if args.json {
+        let architectures: Vec<_> =
+            REGISTRY.iter().map(|e| json!({ "model_type": e.model_type, "about": e.about })).collect();
+        let presets: Vec<_> = PRESETS
+            .iter()
+            .map(|p| {
+                json!({
+                    "name": p.name, "repository": p.repo, "layers": p.layers, "hidden": p.hidden,
+                    "parameters": elements(p),
+                })
+            })
+            .collect();
+        return print_json(&json!({ "architectures": architectures, "presets": presets }));
+    }
+    let mut rows = vec![["model_type in config.json", "architecture"].map(String::from).to_vec()];
+    rows.extend(REGISTRY.iter().map(|e| vec![e.model_type.to_string(), e.about.to_string()]));
+    let mut presets =
+        vec![["name for --model", "parameters", "layers", "hidden", "weights"].map(String::from).to_vec()];
+    for p in PRESETS {
+        let (layers, hidden) = (p.layers.to_string(), p.hidden.to_string());
+        presets.push(vec![p.name.into(), ui::count(elements(p)), layers, hidden, p.repo.into()]);
+    }
+    print(&format!("{}\n{}", ui::table(&rows), ui::table(&presets)))
+}

@@ -1,0 +1,257 @@
+//! `mlcc run`: text from a prompt. Text goes to standard output as it comes, statistics to standard error.
+
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
+use mlcc_engine::{GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile};
+use mlcc_runtime::{Model, Session};
+use serde_json::Value;
+
+use crate::error::CliError;
+use crate::interrupt;
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: mlcc run model.so -p \"The sea was\" -n 100 --temp 0.7")]
+pub struct Args {
+    /// A compiled model
+    #[arg(env = "MLCC_ARTIFACT")]
+    artifact: PathBuf,
+    /// The prompt; `-` reads it from standard input
+    #[arg(short, long, conflicts_with = "file")]
+    prompt: Option<String>,
+    /// File with the prompt; `-` is standard input
+    #[arg(short, long)]
+    file: Option<PathBuf>,
+    /// Tokens to generate; -1 goes on until the model ends the text
+    #[arg(
+        short = 'n',
+        long,
+        visible_alias = "n-predict",
+        default_value_t = 256,
+        allow_negative_numbers = true
+    )]
+    predict: i64,
+    /// Worker threads [default: physical cores]
+    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    sampling: Sampling,
+    /// End the text before this string (repeatable)
+    #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on after the model's end-of-text token
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Do not repeat the prompt before the text
+    #[arg(long, visible_alias = "no-display-prompt")]
+    no_echo: bool,
+    /// Tokenizer file, in place of the one in the artifact
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Begin with the state of this file
+    #[arg(long, value_name = "FILE")]
+    load_state: Option<PathBuf>,
+    /// Write the state to this file at the end
+    #[arg(long, value_name = "FILE")]
+    save_state: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    next_help_heading = "Sampling (defaults: temp 0.8, top-k 40, top-p 0.95, min-p 0.05; the model's own values win over these)"
+)]
+struct Sampling {
+    /// 0 is greedy
+    #[arg(long, visible_alias = "temperature")]
+    temp: Option<f32>,
+    /// Keep the K likeliest tokens, 0 = all
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Keep the likeliest tokens up to this share, 1 = all
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Keep tokens at least this likely compared with the likeliest
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Make tokens of the last --repeat-last-n less likely, 1 = off
+    #[arg(long, visible_alias = "repetition-penalty")]
+    repeat_penalty: Option<f32>,
+    /// How many tokens the penalties look at, -1 = all
+    #[arg(long, allow_negative_numbers = true)]
+    repeat_last_n: Option<i32>,
+    #[arg(long, allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    #[arg(long, allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// Equal seeds give equal texts, -1 = another one each time
+    #[arg(short, long, allow_negative_numbers = true, env = "MLCC_SEED")]
+    seed: Option<i64>,
+    /// Always the likeliest token
+    #[arg(long, conflicts_with = "temp")]
+    greedy: bool,
+}
+
+impl Sampling {
+    fn overrides(&self) -> SamplingOverrides {
+        SamplingOverrides {
+            temperature: if self.greedy { Some(0.0) } else { self.temp },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: self.repeat_last_n,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed.and_then(|s| u64::try_from(s).ok()),
+        }
+    }
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let prompt = prompt(args)?;
+    let model = super::load(&args.artifact, args.threads.map(usize::from), false)?;
+    let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
+    tokenizer.check_vocab(model.vocab())?;
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let session = session(&model, args.load_state.as_deref())?;
+    // A loaded state has its begin already.
+    let ids = match session.past() {
+        0 => tokenizer.encode_prompt(&prompt)?,
+        _ => tokenizer.encode(&prompt)?,
+    };
+    let eos = if args.ignore_eos { Vec::new() } else { eos_ids(&metadata) };
+    let request = Request {
+        max_tokens: usize::try_from(args.predict).ok(),
+        eos: &eos,
+        stop: &args.stop,
+        cancel: Some(interrupt::flag()),
+        ..Request::new(&ids, sampling(&metadata, &args.sampling)?)
+    };
+    ui.detail(format_args!(
+        "{} on {} with {} threads",
+        args.artifact.display(),
+        model.executor(),
+        model.threads()
+    ));
+    let mut generator = Generator::new(session);
+    let mut text = TextOut { error: None };
+    if !args.no_echo && !ids.is_empty() {
+        text.write(&prompt)?;
+    }
+    let out = generator.generate(&tokenizer, &request, |piece| text.piece(piece))?;
+    text.write("\n")?;
+    statistics(&out, ui);
+    if let Some(path) = &args.save_state {
+        generator.into_model().save_state(path)?;
+    }
+    match out.finish {
+        FinishReason::Cancelled => Err(CliError::Interrupted),
+        _ => Ok(()),
+    }
+}
+
+/// Standard output, which may go away in the middle of the text.
+struct TextOut {
+    error: Option<std::io::Error>,
+}
+
+impl TextOut {
+    fn piece(&mut self, piece: &str) -> ControlFlow<()> {
+        let mut out = std::io::stdout().lock();
+        match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(e) => {
+                self.error = Some(e);
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn write(&mut self, piece: &str) -> Result<(), CliError> {
+        if self.error.is_none() {
+            let _ = self.piece(piece);
+        }
+        match self.error.take() {
+            Some(e) => Err(e.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+fn prompt(args: &Args) -> Result<String, CliError> {
+    let dash = Path::new("-");
+    let text = match (&args.prompt, &args.file) {
+        (Some(prompt), _) if prompt != "-" => prompt.clone(),
+        (None, Some(path)) if path != dash => {
+            let bytes = std::fs::read(path).map_err(CliError::io("read", path))?;
+            mlcc_engine::text::utf8(&path.display().to_string(), bytes)?
+        }
+        (Some(_), _) | (None, Some(_)) => stdin()?,
+        (None, None) => {
+            return Err(CliError::usage("no prompt: give -p TEXT, -f FILE, or -p - for standard input"));
+        }
+    };
+    if text.is_empty() {
+        return Err(mlcc_engine::GenerateError::EmptyPrompt.into());
+    }
+    Ok(text)
+}
+
+fn stdin() -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).map_err(CliError::io("read", "standard input"))?;
+    Ok(mlcc_engine::text::utf8("standard input", bytes)?)
+}
+
+/// The tokenizer of the artifact, or a file.
+pub(crate) fn tokenizer(model: &Model, file: Option<&Path>) -> Result<Tokenizer, CliError> {
+    if let Some(file) = file {
+        return Ok(TokenizerFile::read(file)?.load()?);
+    }
+    match model.tokenizer() {
+        Some(section) => Ok(Tokenizer::from_section(section)?),
+        None => Err(CliError::Failed(format!(
+            "{} holds no tokenizer, because there was none beside the model when it was built: name a tokenizer file \
+             with --tokenizer, here or for `mlcc build`",
+            model.artifact().path().display()
+        ))),
+    }
+}
+
+fn session(model: &Model, state: Option<&Path>) -> Result<Session, CliError> {
+    let mut session = model.session()?;
+    if let Some(path) = state {
+        session.load_state(path)?;
+    }
+    Ok(session)
+}
+
+fn eos_ids(metadata: &Value) -> Vec<TokenId> {
+    let ids = metadata.pointer("/tokenizer/eos_token_ids").and_then(Value::as_array);
+    ids.into_iter().flatten().filter_map(|v| TokenId::try_from(v.as_i64()?).ok()).collect()
+}
+
+/// Tool defaults, then the model's generation_config.json, then flags.
+fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliError> {
+    let file = match &metadata["generation_config"] {
+        Value::Null => GenerationConfig::default(),
+        value => GenerationConfig::from_json("generation_config.json", value.to_string().as_bytes())?,
+    };
+    Ok(SamplingParams::default().with(&file.sampling()).with(&flags.overrides()))
+}
+
+fn statistics(out: &Generation, ui: &Ui) {
+    ui.note(format_args!(
+        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens, {:.1} tokens/s | first token after {:.3} s | end: {} | seed {}",
+        out.prompt_tokens,
+        out.prefill_tokens_per_second(),
+        out.tokens.len(),
+        out.decode_tokens_per_second(),
+        out.prefill.as_secs_f64(),
+        out.finish.as_str(),
+        out.seed
+    ));
+}

@@ -1,0 +1,24 @@
+//! Ctrl-C: the first press asks the running command to end in order, the second ends the program.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static INSTALL: Once = Once::new();
+
+/// Exit code of a program that SIGINT ended, as shells count.
+pub const EXIT_CODE: i32 = 130;
+
+/// The flag that Ctrl-C sets from now on. Commands that never ask for it are ended by the signal itself.
+pub fn flag() -> &'static AtomicBool {
+    INSTALL.call_once(|| {
+        let handler = || {
+            if INTERRUPTED.swap(true, Ordering::SeqCst) {
+                std::process::exit(EXIT_CODE);
+            }
+        };
+        // Without a handler the signal ends the program, which is right as well.
+        let _ = ctrlc::set_handler(handler);
+    });
+    &INTERRUPTED
+}

@@ -1,0 +1,140 @@
+//! Where output goes: results to standard output, everything else to standard error.
+
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How much is said on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    Quiet,
+    Normal,
+    Verbose,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Ui {
+    pub verbosity: Verbosity,
+}
+
+impl Ui {
+    pub fn new(quiet: bool, verbose: u8) -> Self {
+        let verbosity = match (quiet, verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, 0) => Verbosity::Normal,
+            (false, _) => Verbosity::Verbose,
+        };
+        Self { verbosity }
+    }
+
+    /// One line of what is going on.
+    pub fn note(&self, text: impl Display) {
+        if self.verbosity >= Verbosity::Normal {
+            // A closed standard error is no reason to fail.
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+
+    pub fn detail(&self, text: impl Display) {
+        if self.verbosity >= Verbosity::Verbose {
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+
+    pub fn warn(&self, text: impl Display) {
+        let _ = writeln!(std::io::stderr(), "warning: {text}");
+    }
+
+    /// A progress bar over bytes; invisible where standard error is no terminal.
+    pub fn bytes_bar(&self, what: &'static str) -> ProgressBar {
+        self.bar(&format!(
+            "{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{bytes_per_sec}}  {{eta}} left  {{wide_msg}}"
+        ))
+    }
+
+    /// A progress bar over pieces of work.
+    pub fn count_bar(&self, what: &'static str) -> ProgressBar {
+        self.bar(&format!("{what:9} {{bar:30}} {{pos}} of {{len}}  {{eta}} left  {{wide_msg}}"))
+    }
+
+    fn bar(&self, template: &str) -> ProgressBar {
+        let visible = self.verbosity >= Verbosity::Normal && std::io::stderr().is_terminal();
+        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        // The templates are constants of this file; a wrong one would only look plain.
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar
+    }
+}
+
+/// `1234567` as `1.2 MB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// `1234567` as `1.23 M`.
+pub fn count(n: u64) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.2} K", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+pub fn seconds(d: Duration) -> String {
+    format!("{:.2} s", d.as_secs_f64())
+}
+
+/// Columns padded to their widest cell; the first is left-aligned, the others right-aligned. The first row is the head.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(i, (cell, &w))| if i == 0 { format!("{cell:<w$}") } else { format!("{cell:>w$}") })
+            .collect();
+        out.push_str(cells.join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(
+            [bytes(0), bytes(999), bytes(1000), bytes(999_600), bytes(1_234_567_890)].join(", "),
+            "0 B, 999 B, 1.0 kB, 1.0 MB, 1.2 GB"
+        );
+        assert_eq!(
+            [count(7), count(1500), count(5_500_000), count(3_062_000_000)].join(", "),
+            "7, 1.50 K, 5.50 M, 3.06 B"
+        );
+    }
+
+    #[test]
+    fn tables_line_up() {
+        let rows = [vec!["a".to_string(), "bytes".into()], vec!["long".into(), "1".into()]];
+        assert_eq!(table(&rows), "a     bytes\nlong      1\n");
+    }
+}
