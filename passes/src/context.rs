@@ -52,6 +52,8 @@ pub enum PassError {
     Lower(#[from] LowerError),
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    #[error("{what} cannot be compiled; {hint}")]
+    Unsupported { what: String, hint: String },
     #[error("unknown pass `{name}`; known are {known}")]
     Unknown { name: String, known: String },
     #[error("pass `{name}` cannot be switched off: it is needed for a result at all")]

@@ -3,14 +3,18 @@
 //! A pass is one function over a [`Program`]: no I/O, no environment. Optimizing passes may be switched off and the
 //! result is still right, only slower.
 
+pub mod canonicalize;
 pub mod context;
 pub mod cse;
 pub mod dce;
 pub mod decompose;
+pub mod fold;
 pub mod fuse;
 pub mod fuse_dequantize;
 pub mod fuse_transpose_matmul;
+pub mod legalize;
 pub mod lower;
+pub mod merge_projections;
 pub mod outline;
 pub mod pattern;
 pub mod pipeline;
@@ -19,6 +23,7 @@ pub mod plan_memory;
 pub mod policy;
 pub mod quantize;
 pub mod quantize_activations;
+pub mod recognize_scan;
 pub mod rewrite;
 pub mod scheme;
 

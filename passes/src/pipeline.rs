@@ -2,10 +2,11 @@
 
 use crate::{Context, PassError, Program};
 use crate::{
-    cse, dce, decompose, fuse, fuse_dequantize, fuse_transpose_matmul, lower, outline, plan_barriers,
-    plan_memory,
+    canonicalize, cse, dce, decompose, fold, fuse, fuse_dequantize, fuse_transpose_matmul, legalize, lower,
 };
-use crate::{quantize, quantize_activations};
+use crate::{
+    merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, recognize_scan,
+};
 use mlcc_ir::verify::verify_module;
 
 /// One transformation of the program.
@@ -21,6 +22,13 @@ pub struct Pass {
 
 /// The order of compilation.
 pub const PIPELINE: &[Pass] = &[
+    Pass {
+        name: "canonicalize",
+        about: "movements that move nothing and neutral arithmetic are removed",
+        optional: true,
+        run: canonicalize::run,
+    },
+    Pass { name: "fold", about: "arithmetic on constants is done now", optional: true, run: fold::run },
     Pass {
         name: "fuse_transpose_matmul",
         about: "products with a transposed weight into the form that kernels read",
@@ -46,12 +54,30 @@ pub const PIPELINE: &[Pass] = &[
         optional: true,
         run: fuse_dequantize::run,
     },
+    Pass {
+        name: "merge_projections",
+        about: "products that read one input as one product",
+        optional: true,
+        run: merge_projections::run,
+    },
+    Pass {
+        name: "recognize_scan",
+        about: "stabilised pairs of exponentials in recurrences with one exponential",
+        optional: true,
+        run: recognize_scan::run,
+    },
     Pass { name: "dce", about: "what nobody uses is removed", optional: true, run: dce::run },
     Pass {
         name: "decompose",
         about: "norms and softmax as elementwise ops and reductions",
         optional: false,
         run: decompose::run,
+    },
+    Pass {
+        name: "legalize",
+        about: "what lowering needs; what no kernel can do is refused",
+        optional: false,
+        run: legalize::run,
     },
     Pass { name: "fuse", about: "neighbouring ops into one kernel", optional: true, run: fuse::run },
     Pass {

@@ -39,7 +39,7 @@ impl Build<'_> {
     }
     /// The op of a captured value's node. Only for captures that the pattern knows to be ops.
     pub fn captured_op(&self, name: &str) -> &Op {
-        &self.old.nodes[self.old.def_id(self.captures[name]).expect("the capture is an op's result")].op
+        &self.old.def(self.captures[name]).expect("the capture is an op's result").op
     }
     /// The matched root.
     pub fn root(&self) -> &Op {
@@ -47,8 +47,12 @@ impl Build<'_> {
     }
     /// Operands of the matched root.
     pub fn operands(&self) -> Vec<ValueId> {
-        let root = self.old.def_id(self.captures[""]).expect("the root is an op's result");
-        self.old.nodes[root].inputs.iter().map(|&v| self.new(v)).collect()
+        self.operands_of("")
+    }
+    /// Operands of a captured value's node. Only for captures that the pattern knows to be ops.
+    pub fn operands_of(&self, name: &str) -> Vec<ValueId> {
+        let node = self.old.def(self.captures[name]).expect("the capture is an op's result");
+        node.inputs.iter().map(|&v| self.new(v)).collect()
     }
     /// Appends an op.
     pub fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {

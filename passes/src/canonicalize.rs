@@ -1,0 +1,204 @@
+//! One form for equal things: movements that move nothing disappear, movements of movements become one, arithmetic with
+//! neutral constants goes. In `decode` (n = 1) this turns a token shift into the plain state.
+
+use crate::pattern::{At, OpKind, Pattern, any, constant, node, op};
+use crate::rewrite::{Build, Rewrite, apply};
+use crate::{Context, PassError, Program};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Node, ValueId};
+use mlcc_ir::kernel::{BinOp, UnOp};
+use mlcc_ir::ops::{Op, OpError};
+use mlcc_ir::types::TensorType;
+
+const PASS: &str = "canonicalize";
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let rules: Vec<Rewrite> =
+        [slices(), concats(), permutes(), reshapes(), neutral()].into_iter().flatten().collect();
+    apply(program, ctx, PASS, &rules)
+}
+
+/// True if the first operand has the result's type.
+fn keeps_type(at: &At) -> bool {
+    at.operand(0) == Some(at.ty())
+}
+
+fn first_operand(b: &mut Build) -> Result<ValueId, OpError> {
+    Ok(b.operands()[0])
+}
+
+fn slices() -> Vec<Rewrite> {
+    let whole = node(OpKind::Slice).when("takes the whole axis", |at| {
+        keeps_type(at) && matches!(slice_of(at.node()), Some((_, start, _)) if start.as_const() == Some(0))
+    });
+    let of_slice = op(OpKind::Slice, [op(OpKind::Slice, [any("x")]).named("inner")])
+        .when("slices the axis of the first slice", |at| {
+            axis_of(at.node()).is_some() && axis_of(at.node()) == axis_of(operand_node(at))
+        });
+    let of_part = op(OpKind::Slice, [node(OpKind::Concat).named("concat")])
+        .when("lies within one part of the concatenation", |at| part_at(at).is_some());
+    vec![
+        Rewrite { name: "slice of the whole axis", pattern: whole, build: first_operand },
+        Rewrite { name: "slice of a slice", pattern: of_slice, build: merge_slices },
+        Rewrite { name: "slice of one part of a concatenation", pattern: of_part, build: slice_part },
+    ]
+}
+
+fn operand_node<'a>(at: &At<'a>) -> Option<&'a Node> {
+    at.f.def(*at.node()?.inputs.first()?)
+}
+
+fn slice_of(node: Option<&Node>) -> Option<(usize, &Dim, &Dim)> {
+    match &node?.op {
+        Op::Slice { axis, start, len } => Some((*axis, start, len)),
+        _ => None,
+    }
+}
+
+fn axis_of(node: Option<&Node>) -> Option<usize> {
+    match &node?.op {
+        Op::Slice { axis, .. } | Op::Concat { axis } => Some(*axis),
+        _ => None,
+    }
+}
+
+fn merge_slices(b: &mut Build) -> Result<ValueId, OpError> {
+    let (outer, inner) = (b.root().clone(), b.captured_op("inner").clone());
+    let x = b.get("x");
+    match (outer, inner) {
+        (Op::Slice { axis, start, len }, Op::Slice { start: first, .. }) => {
+            b.op(Op::Slice { axis, start: start.add(&first), len }, &[x])
+        }
+        _ => unreachable!("the pattern matches slices"),
+    }
+}
+
+/// The part of a concatenation that `len` from `start` lie in, and where in it they start.
+fn part_of(parts: &[&TensorType], axis: usize, start: &Dim, len: &Dim) -> Option<(usize, Dim)> {
+    let mut offset = Dim::from(0);
+    for (i, part) in parts.iter().enumerate() {
+        let size = part.dims.get(axis)?;
+        let end = offset.add(size);
+        let not_negative = |d: Dim| d.as_const().is_some_and(|d| d >= 0);
+        if not_negative(start.sub(&offset)) && not_negative(end.sub(&start.add(len))) {
+            return Some((i, start.sub(&offset)));
+        }
+        offset = end;
+    }
+    None
+}
+
+fn part_at(at: &At) -> Option<(usize, Dim)> {
+    let (axis, start, len) = slice_of(at.node())?;
+    let concat = operand_node(at)?;
+    let types: Vec<&TensorType> = concat.inputs.iter().map(|&v| at.f.ty(v)).collect();
+    if axis_of(Some(concat)) == Some(axis) { part_of(&types, axis, start, len) } else { None }
+}
+
+fn slice_part(b: &mut Build) -> Result<ValueId, OpError> {
+    let Op::Slice { axis, start, len } = b.root().clone() else { unreachable!("the pattern matches slices") };
+    let parts = b.operands_of("concat");
+    let types: Vec<&TensorType> = parts.iter().map(|&v| b.f.ty(v)).collect();
+    let found = part_of(&types, axis, &start, &len);
+    let (part, start) = found.expect("the guard has found it");
+    b.op(Op::Slice { axis, start, len }, &[parts[part]])
+}
+
+fn concats() -> Vec<Rewrite> {
+    let single =
+        node(OpKind::Concat).when("has one part", |at| at.node().is_some_and(|n| n.inputs.len() == 1));
+    let empty_part = node(OpKind::Concat).when("has an empty part beside others", |at| {
+        let (Some(node), Some(axis)) = (at.node(), axis_of(at.node())) else { return false };
+        node.inputs.len() > 1 && node.inputs.iter().any(|&v| is_empty(at.f.ty(v), axis))
+    });
+    let drop_empty = |b: &mut Build| {
+        let Op::Concat { axis } = *b.root() else { unreachable!("the pattern matches concat") };
+        let parts = b.operands();
+        let mut kept: Vec<ValueId> = parts.iter().copied().filter(|&v| !is_empty(b.f.ty(v), axis)).collect();
+        if kept.is_empty() {
+            kept.push(parts[0]);
+        }
+        b.op(Op::Concat { axis }, &kept)
+    };
+    vec![
+        Rewrite { name: "concatenation of one part", pattern: single, build: first_operand },
+        Rewrite { name: "empty part of a concatenation", pattern: empty_part, build: drop_empty },
+    ]
+}
+
+fn is_empty(ty: &TensorType, axis: usize) -> bool {
+    ty.dims.get(axis).and_then(Dim::as_const) == Some(0)
+}
+
+fn perm_of(node: Option<&Node>) -> Option<&[usize]> {
+    match &node?.op {
+        Op::Permute { perm } => Some(perm),
+        _ => None,
+    }
+}
+
+fn permutes() -> Vec<Rewrite> {
+    let identity = node(OpKind::Permute).when("keeps the order of axes", |at| {
+        perm_of(at.node()).is_some_and(|p| p.iter().enumerate().all(|(i, &axis)| i == axis))
+    });
+    let of_permute = op(OpKind::Permute, [op(OpKind::Permute, [any("x")]).named("inner")]);
+    let compose = |b: &mut Build| match (b.root().clone(), b.captured_op("inner").clone()) {
+        (Op::Permute { perm: outer }, Op::Permute { perm: inner }) => {
+            let perm = outer.iter().map(|&axis| inner[axis]).collect();
+            let x = b.get("x");
+            b.op(Op::Permute { perm }, &[x])
+        }
+        _ => unreachable!("the pattern matches permutes"),
+    };
+    let of_ones = node(OpKind::Permute).when("moves only axes of size 1", |at| {
+        let (Some(perm), Some(from)) = (perm_of(at.node()), at.operand(0)) else { return false };
+        let long: Vec<usize> = perm.iter().copied().filter(|&axis| from.dims[axis] != Dim::from(1)).collect();
+        long.is_sorted()
+    });
+    let as_reshape = |b: &mut Build| {
+        let Op::Permute { perm } = b.root().clone() else { unreachable!("the pattern matches permute") };
+        let x = b.operands()[0];
+        let dims = perm.iter().map(|&axis| b.f.ty(x).dims[axis].clone()).collect();
+        b.op(Op::Reshape { dims }, &[x])
+    };
+    vec![
+        Rewrite { name: "permutation that moves nothing", pattern: identity, build: first_operand },
+        Rewrite { name: "permutation of a permutation", pattern: of_permute, build: compose },
+        Rewrite { name: "permutation of axes of size 1", pattern: of_ones, build: as_reshape },
+    ]
+}
+
+fn reshapes() -> Vec<Rewrite> {
+    let same_shape = |kind| node(kind).when("keeps the type", keeps_type);
+    let of_reshape = op(OpKind::Reshape, [op(OpKind::Reshape, [any("x")])]);
+    let outer = |b: &mut Build| {
+        let (root, x) = (b.root().clone(), b.get("x"));
+        b.op(root, &[x])
+    };
+    vec![
+        Rewrite {
+            name: "reshape to the same shape",
+            pattern: same_shape(OpKind::Reshape),
+            build: first_operand,
+        },
+        Rewrite { name: "cast to the same type", pattern: same_shape(OpKind::Cast), build: first_operand },
+        Rewrite { name: "reshape of a reshape", pattern: of_reshape, build: outer },
+    ]
+}
+
+/// Arithmetic that gives one operand back. (`x + 0` turns -0 into 0, which nothing here distinguishes.)
+fn neutral() -> Vec<Rewrite> {
+    let with = |op_: BinOp, neutral: f64| -> Pattern {
+        op(OpKind::Binary(op_), [any("x"), constant(neutral)])
+            .when("has the operand's type", |at| at.capture("x").is_some_and(|x| at.f.ty(x) == at.ty()))
+    };
+    let x = |b: &mut Build| Ok(b.get("x"));
+    let negation = OpKind::Unary(UnOp::Neg);
+    vec![
+        Rewrite { name: "x * 1", pattern: with(BinOp::Mul, 1.0), build: x },
+        Rewrite { name: "x / 1", pattern: with(BinOp::Div, 1.0), build: x },
+        Rewrite { name: "x + 0", pattern: with(BinOp::Add, 0.0), build: x },
+        Rewrite { name: "x - 0", pattern: with(BinOp::Sub, 0.0), build: x },
+        Rewrite { name: "-(-x)", pattern: op(negation, [op(negation, [any("x")])]), build: x },
+    ]
+}

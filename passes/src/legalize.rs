@@ -1,0 +1,132 @@
+//! What lowering needs and models need not give: products of matrices have rank 2, a new state value is not another
+//! state's or a parameter's memory. What no kernel can do is refused here, by name.
+
+use crate::pattern::{At, OpKind, any, op};
+use crate::rewrite::{Build, Rewrite, apply};
+use crate::{Context, PassError, Program};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, FunctionKind, ValueId};
+use mlcc_ir::module::{Module, StateId};
+use mlcc_ir::ops::{Op, OpError};
+use mlcc_ir::types::DType;
+use mlcc_kernels::generic::scan::is_channelwise;
+
+const PASS: &str = "legalize";
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    check(&program.module)?;
+    let flatten = Rewrite {
+        name: "product of batched rows as one matrix",
+        pattern: op(OpKind::MatMul, [any("x"), any("w")])
+            .when("has a transposed weight of rank 2", |at| {
+                let transposed = at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true });
+                transposed && at.operand(1).is_some_and(|w| w.rank() == 2)
+            })
+            .when("has more than two axes with a size that can be joined", |at| {
+                at.operand(0).is_some_and(|x| x.rank() > 2) && rows_of(at).is_some()
+            }),
+        build: flatten,
+    };
+    let mut changes = apply(program, ctx, PASS, &[flatten])?;
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        let f = &program.module.functions[id];
+        let (rebuilt, n) = own_states(&program.module, f).map_err(PassError::op(PASS))?;
+        program.module.functions[id] = rebuilt;
+        changes += n;
+    }
+    Ok(changes)
+}
+
+/// What no kernel does.
+fn check(module: &Module) -> Result<(), PassError> {
+    let unsupported = |what: String, hint: &str| Err(PassError::Unsupported { what, hint: hint.into() });
+    for param in module.params.values() {
+        if param.ty.rank() > 2 {
+            let what = format!("parameter {} of type {}", param.name, param.ty);
+            return unsupported(
+                what,
+                "weights have at most two axes: split it, or join axes where it is declared",
+            );
+        }
+    }
+    for f in module.functions.values() {
+        for (_, node) in f.live() {
+            let Op::Scan { body, .. } = node.op else { continue };
+            let body = &module.functions[body];
+            let all_f32 = node.inputs.iter().chain(&node.outputs).all(|&v| f.ty(v).dtype == DType::F32);
+            if !is_channelwise(body) || !all_f32 {
+                let what = format!("the scan in @{} with body @{}", f.name, body.name);
+                return unsupported(
+                    what,
+                    "a body has a kernel if it is elementwise on f32 over one channel axis",
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All leading axes of the first operand as one.
+fn rows_of(at: &At) -> Option<Dim> {
+    let x = at.operand(0)?;
+    leading(&x.dims)
+}
+
+fn leading(dims: &[Dim]) -> Option<Dim> {
+    dims[..dims.len().checked_sub(1)?].iter().try_fold(Dim::from(1), |a, d| a.mul(d))
+}
+
+fn flatten(b: &mut Build) -> Result<ValueId, OpError> {
+    let (x, w) = (b.get("x"), b.get("w"));
+    let mut dims = b.f.ty(x).dims.clone();
+    let k = dims.last().cloned().unwrap_or(Dim::from(1));
+    let rows = leading(&dims).expect("the guard has joined them");
+    let matrix = b.op(Op::Reshape { dims: vec![rows, k] }, &[x])?;
+    let product = b.op(b.root().clone(), &[matrix, w])?;
+    if let Some(last) = dims.last_mut() {
+        *last = b.f.ty(w).dims[0].clone();
+    }
+    b.op(Op::Reshape { dims }, &[product])
+}
+
+/// Where a value's memory comes from, if no kernel makes it.
+enum Origin {
+    State(StateId),
+    Other,
+}
+
+fn origin(f: &Function, mut v: ValueId) -> Option<Origin> {
+    loop {
+        match f.def(v).map(|n| (&n.op, &n.inputs)) {
+            None => return Some(Origin::Other),
+            Some((Op::Reshape { .. }, inputs)) => v = inputs[0],
+            Some((Op::StateRead(s), _)) => return Some(Origin::State(*s)),
+            Some((Op::Param(_), _)) => return Some(Origin::Other),
+            Some(_) => return None,
+        }
+    }
+}
+
+/// A state that is written with its own old value is not written; one that gets memory which is not made in this step
+/// gets a copy of it.
+fn own_states(module: &Module, f: &Function) -> Result<(Function, usize), OpError> {
+    let mut changes = 0;
+    if f.kind != FunctionKind::Entry {
+        return Ok((f.clone(), 0));
+    }
+    let rebuilt = f.rebuild(|out, _, op, inputs| {
+        let Op::StateWrite(state) = op else { return Ok(None) };
+        match origin(out, inputs[0]) {
+            None => return Ok(None),
+            Some(Origin::State(s)) if s == *state => {}
+            Some(_) => {
+                // A cast to the same type is a copy: `canonicalize`, which removes such casts, has run.
+                let copy = out.append(module, Op::Cast(out.ty(inputs[0]).dtype), inputs)?;
+                out.append(module, op.clone(), &copy)?;
+            }
+        }
+        changes += 1;
+        Ok::<_, OpError>(Some(vec![]))
+    })?;
+    Ok((rebuilt, changes))
+}

@@ -1,0 +1,131 @@
+//! Products that read one input become one product: their weights (parameters stored alike) are joined along the rows,
+//! and each result is a slice. One pass over the activations, one launch and one barrier in place of several.
+//!
+//! Parameters are shared by the entry functions, so a set is merged only if every function that reads one of them reads
+//! all of them in this way.
+
+use crate::{Context, PassError, Program};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, NodeId, ValueId};
+use mlcc_ir::module::{Module, Param, ParamId, ParamSource};
+use mlcc_ir::ops::{Op, OpError};
+use mlcc_ir::types::{DType, TensorType};
+use std::collections::{BTreeMap, BTreeSet};
+
+const PASS: &str = "merge_projections";
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let merged: Vec<Vec<ParamId>> = agreed_sets(program);
+    for set in &merged {
+        let joined = join(program, set);
+        ctx.note(format!("{} as one", program.module.params[joined].name));
+        for id in program.module.functions.ids().collect::<Vec<_>>() {
+            let f = &program.module.functions[id];
+            let nodes: Vec<NodeId> = set.iter().filter_map(|&p| product_of(f, p)).collect();
+            if nodes.len() == set.len() {
+                let rebuilt = rebuild(&program.module, f, &nodes, joined).map_err(PassError::op(PASS))?;
+                program.module.functions[id] = rebuilt;
+            }
+        }
+    }
+    Ok(merged.len())
+}
+
+/// The inputs of a product and the parameter that it multiplies by; `None` if it is none that can be merged.
+fn projection<'a>(f: &'a Function, id: NodeId) -> Option<(&'a Op, &'a [ValueId], ParamId)> {
+    let node = &f.nodes[id];
+    if !matches!(node.op, Op::MatMul { transpose_b: true } | Op::MatMulI8 { .. }) {
+        return None;
+    }
+    let (weight, inputs) = node.inputs.split_last()?;
+    match f.def(*weight)?.op {
+        Op::Param(p) if f.ty(*weight).rank() == 2 => Some((&node.op, inputs, p)),
+        _ => None,
+    }
+}
+
+/// The product that reads a parameter.
+fn product_of(f: &Function, param: ParamId) -> Option<NodeId> {
+    f.live().map(|(id, _)| id).find(|&id| projection(f, id).is_some_and(|(.., p)| p == param))
+}
+
+/// Sets of at least two parameters that every function agrees on, each in order of declaration.
+fn agreed_sets(program: &Program) -> Vec<Vec<ParamId>> {
+    let module = &program.module;
+    let mut sets: BTreeSet<Vec<ParamId>> = BTreeSet::new();
+    for f in module.functions.values() {
+        sets.extend(sets_of(program, f));
+    }
+    let agrees = |set: &Vec<ParamId>, f: &Function| {
+        let uses = |p: ParamId| param_uses(f, p);
+        set.iter().all(|&p| uses(p) == 0)
+            || set.iter().all(|&p| uses(p) == 1) && sets_of(program, f).contains(set)
+    };
+    sets.into_iter().filter(|set| module.functions.values().all(|f| agrees(set, f))).collect()
+}
+
+/// How often a function reads a parameter.
+fn param_uses(f: &Function, param: ParamId) -> usize {
+    let reads = |v: &ValueId| f.def(*v).is_some_and(|n| n.op == Op::Param(param));
+    f.live().flat_map(|(_, n)| &n.inputs).chain(&f.outputs).filter(|v| reads(v)).count()
+}
+
+/// Weights of products with equal op and inputs, stored and packed alike.
+fn sets_of(program: &Program, f: &Function) -> Vec<Vec<ParamId>> {
+    type Key = (String, Vec<ValueId>, DType, String);
+    let mut found: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
+    for (id, _) in f.live() {
+        if let Some((op, inputs, p)) = projection(f, id) {
+            let param = &program.module.params[p];
+            let options = program.pack_options(&param.name);
+            let alike = format!("{options:?} {:?} {:?}", param.packing, param.role);
+            let key = (format!("{op:?}"), inputs.to_vec(), param.ty.dtype, alike);
+            found.entry(key).or_default().push(p);
+        }
+    }
+    let mut sets: Vec<Vec<ParamId>> = found.into_values().filter(|set| set.len() > 1).collect();
+    sets.iter_mut().for_each(|set| set.sort_unstable());
+    sets
+}
+
+/// Declares the parameter that joins a set.
+fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
+    let parts: Vec<&Param> = set.iter().map(|&p| &program.module.params[p]).collect();
+    let rows = parts.iter().fold(Dim::from(0), |sum, p| sum.add(&p.ty.dims[0]));
+    let names: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
+    let joined = Param {
+        name: names.join("+"),
+        ty: TensorType::new(parts[0].ty.dtype, [rows, parts[0].ty.dims[1].clone()]),
+        role: parts[0].role,
+        source: ParamSource::Concat(parts.iter().map(|p| p.source.clone()).collect()),
+        packing: parts[0].packing,
+    };
+    let options = program.pack_options(&parts[0].name);
+    program.pack_options.insert(joined.name.clone(), options);
+    program.module.params.push(joined)
+}
+
+/// Replaces products (in the order of the joined rows) by slices of one.
+fn rebuild(module: &Module, f: &Function, nodes: &[NodeId], joined: ParamId) -> Result<Function, OpError> {
+    let mut slices: Vec<ValueId> = Vec::new();
+    f.rebuild(|out, id, op, inputs| {
+        let Some(at) = nodes.iter().position(|&n| n == id) else { return Ok(None) };
+        if slices.is_empty() {
+            let weight = out.append(module, Op::Param(joined), &[])?[0];
+            let mut operands = inputs.to_vec();
+            if let Some(last) = operands.last_mut() {
+                *last = weight;
+            }
+            let product = out.append(module, op.clone(), &operands)?[0];
+            let axis = out.ty(product).rank() - 1;
+            let mut start = Dim::from(0);
+            for &n in nodes {
+                let len = f.ty(f.nodes[n].outputs[0]).dims[axis].clone();
+                let slice = Op::Slice { axis, start: start.clone(), len: len.clone() };
+                slices.push(out.append(module, slice, &[product])?[0]);
+                start = start.add(&len);
+            }
+        }
+        Ok(Some(vec![slices[at]]))
+    })
+}
