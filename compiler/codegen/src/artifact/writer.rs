@@ -154,10 +154,11 @@ impl ArtifactWriter {
         };
         let hashes = self.hashes(&split_line);
         self.section_unchecked(section::HASHES, hashes.as_bytes())?;
+        let code_bytes = self.linked.len() as u64;
         self.section_table()?;
         let summary = Summary {
             file_bytes: self.out.at(),
-            code_bytes: self.linked.len() as u64,
+            code_bytes,
             sections: self.written.iter().map(|w| (w.name.clone(), w.bytes)).collect(),
         };
         self.out.commit()?;
