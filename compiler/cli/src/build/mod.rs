@@ -169,7 +169,11 @@ pub fn compile(
 
 fn pass_options(target: &Target, options: &BuildOptions) -> Options {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
-    Options::new(target.levels.iter().map(level).collect(), i64::from(options.chunk))
+    let levels = target.levels.iter().map(level).collect();
+    let mut pass_options = Options::new(levels, i64::from(options.chunk));
+    pass_options.quant = options.quant;
+    pass_options.policy = options.policy.clone();
+    pass_options
 }
 
 /// What code generation gets.
