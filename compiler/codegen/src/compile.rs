@@ -1,12 +1,15 @@
 //! From a lowered model to a linked shared library.
 
+#[cfg(feature = "cranelift")]
+use crate::clif;
 use crate::error::CodegenError;
 use crate::launch::device_entry;
 use crate::link::find_linker;
+#[cfg(feature = "llvm")]
 use crate::llvm::{self, Output};
 use crate::model::{Input, LevelInput, Limits, variant};
 use crate::table::{ImageDesc, TableDesc};
-use mlcc_target::{Arch, Level, Spec};
+use mlcc_target::{Arch, Spec};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -31,9 +34,10 @@ pub struct Part {
     pub bytes: Vec<u8>,
 }
 
-/// Compiles and links. `soname` is recorded in the library; give the artifact's file name.
+/// Compiles with LLVM and links. `soname` is recorded in the library; give the artifact's file name.
+#[cfg(feature = "llvm")]
 pub fn compile(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
-    let (table, mut parts) = generate(input, Output::Object)?;
+    let (table, mut parts) = generate(input, |level| llvm_code(input, level, Output::Object))?;
     // Device code is inside the table.
     if input.target.arch == Arch::Nvptx {
         parts.clear();
@@ -42,9 +46,23 @@ pub fn compile(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError>
     link(&parts, host_arch(input)?, soname)
 }
 
+/// The same with Cranelift, which knows CPU targets only.
+#[cfg(feature = "cranelift")]
+pub fn compile_with_cranelift(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
+    let arch = input.target.arch;
+    let limits = Limits::of(&input.table);
+    let (table, mut parts) =
+        generate(input, |level| clif::level_object(arch, level, &input.table.states, limits))?;
+    let spec = host_spec(input)?;
+    let bytes = clif::table_object(arch, &spec.levels[0], &table.image())?;
+    parts.push(Part { name: "table".into(), bytes });
+    link(&parts, arch, soname)
+}
+
 /// The parts as text or objects, for `--emit`: one per level (LLVM IR, assembly or PTX, object), and the table.
+#[cfg(feature = "llvm")]
 pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError> {
-    let (table, mut parts) = generate(input, output)?;
+    let (table, mut parts) = generate(input, |level| llvm_code(input, level, output))?;
     parts.push(table_part(input, &table, output)?);
     Ok(parts)
 }
@@ -70,14 +88,16 @@ pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, Codegen
     Ok(Library { path, _folder: folder })
 }
 
-/// Code of every level, in parallel, and the completed table. For a GPU, objects are PTX text as well.
-fn generate(input: &Input<'_>, output: Output) -> Result<(TableDesc, Vec<Part>), CodegenError> {
+/// Code of every level, in parallel, and the completed table.
+fn generate(
+    input: &Input<'_>,
+    code: impl Fn(&LevelInput<'_>) -> Result<Vec<u8>, CodegenError> + Sync,
+) -> Result<(TableDesc, Vec<Part>), CodegenError> {
     let mut table = input.table.clone();
     let gpu = input.target.arch == Arch::Nvptx;
-    let output = if gpu && output == Output::Object { Output::Assembly } else { output };
+    let code = &code;
     let results: Vec<Result<Vec<u8>, CodegenError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            input.levels.iter().map(|level| scope.spawn(|| level_code(input, level, output))).collect();
+        let threads: Vec<_> = input.levels.iter().map(|level| scope.spawn(move || code(level))).collect();
         threads
             .into_iter()
             .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -102,24 +122,29 @@ fn generate(input: &Input<'_>, output: Output) -> Result<(TableDesc, Vec<Part>),
     Ok((table, parts))
 }
 
-fn level_code(input: &Input<'_>, level: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
+/// For a GPU, objects are PTX text as well.
+#[cfg(feature = "llvm")]
+fn llvm_code(input: &Input<'_>, level: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
     let target = input.target;
-    match target.arch {
-        Arch::Nvptx => llvm::ptx_module(&target.triple, level, output),
-        arch => {
+    match (target.arch, output) {
+        (Arch::Nvptx, Output::Object) => llvm::ptx_module(&target.triple, level, Output::Assembly),
+        (Arch::Nvptx, _) => llvm::ptx_module(&target.triple, level, output),
+        (arch, _) => {
             let limits = Limits::of(&input.table);
             llvm::level_module(arch, &target.triple, level, &input.table.states, limits, output)
         }
     }
 }
 
+#[cfg(feature = "llvm")]
 fn table_part(input: &Input<'_>, table: &TableDesc, output: Output) -> Result<Part, CodegenError> {
     let spec = host_spec(input)?;
-    let weakest: &Level = &spec.levels[0];
+    let weakest = &spec.levels[0];
     let bytes = llvm::table_object(spec.arch, &spec.triple, weakest, &table.image(), output)?;
     Ok(Part { name: "table".into(), bytes })
 }
 
+#[cfg(feature = "llvm")]
 fn host_arch(input: &Input<'_>) -> Result<Arch, CodegenError> {
     Ok(host_spec(input)?.arch)
 }

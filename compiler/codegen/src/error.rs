@@ -12,6 +12,8 @@ pub enum CodegenError {
     Step { step: String, what: String },
     #[error("LLVM refused {what}: {message}")]
     Llvm { what: String, message: String },
+    #[error("Cranelift refused {what}: {message}")]
+    Cranelift { what: String, message: String },
     #[error("this build of mlcc cannot generate code for {triple} ({cpu}): {message}")]
     Machine { triple: String, cpu: String, message: String },
     #[error("{0}")]

@@ -1,9 +1,13 @@
 //! Runs bare kernels in this process: compile, link, load, call. For tests and measurements of kernels; models go through
 //! the runtime.
 
+#[cfg(feature = "cranelift")]
+use crate::clif;
 use crate::compile::{Library, Part, link};
 use crate::error::CodegenError;
+#[cfg(feature = "llvm")]
 use crate::llvm::{self, Output};
+use crate::model::caller_symbol;
 use libloading::os::unix::{Library as Loaded, Symbol};
 use mlcc_ir::dim::{Sym, SymValues};
 use mlcc_ir::kernel::{BufDecl, Kernel};
@@ -68,22 +72,34 @@ pub struct Executor {
 
 impl Executor {
     /// Compiles `kernels` with LLVM for `level`, which this machine must be able to run.
+    #[cfg(feature = "llvm")]
     pub fn new(kernels: &[Kernel], level: &Level) -> Result<Executor, ExecutorError> {
-        let (arch, triple) = host()?;
+        let (arch, triple) = (host()?, host_triple()?);
         check_level(level)?;
         let object = llvm::kernels_object(arch, &triple, level, kernels, Output::Object)?;
         Executor::from_object(kernels, object)
     }
 
+    /// The same with Cranelift.
+    #[cfg(feature = "cranelift")]
+    pub fn with_cranelift(kernels: &[Kernel], level: &Level) -> Result<Executor, ExecutorError> {
+        check_level(level)?;
+        let object = clif::kernels_object(host()?, level, kernels)?;
+        Executor::from_object(kernels, object)
+    }
+
     /// Takes an object of any back end that exports `kernels` by their names, with the calling convention of kernels.
     pub fn from_object(kernels: &[Kernel], object: Vec<u8>) -> Result<Executor, ExecutorError> {
-        let (arch, triple) = host()?;
+        let arch = host()?;
         let baseline =
             mlcc_target::specs().map_err(mlcc_target::TargetError::from).map_err(CodegenError::from)?;
         let baseline =
             baseline.into_iter().find(|s| s.arch == arch).and_then(|s| s.levels.into_iter().next());
         let baseline = baseline.ok_or_else(no_host)?;
-        let callers = llvm::callers_object(arch, &triple, &baseline, kernels)?;
+        #[cfg(feature = "cranelift")]
+        let callers = clif::callers_object(arch, &baseline, kernels)?;
+        #[cfg(not(feature = "cranelift"))]
+        let callers = llvm::callers_object(arch, &host_triple()?, &baseline, kernels)?;
         let part = |name: &str, bytes| Part { name: name.into(), bytes };
         let library = link(&[part("kernels", object), part("callers", callers)], arch, "kernels.so")?;
         // SAFETY: the library has no initialisers; it was made from the objects above and imports nothing.
@@ -91,7 +107,7 @@ impl Executor {
         let mut callers = Vec::with_capacity(kernels.len());
         for i in 0..kernels.len() {
             // SAFETY: `callers_object` defines this symbol with this type.
-            callers.push(unsafe { loaded.get::<Caller>(llvm::caller_symbol(i).as_bytes()) }?);
+            callers.push(unsafe { loaded.get::<Caller>(caller_symbol(i).as_bytes()) }?);
         }
         Ok(Executor { kernels: kernels.to_vec(), callers, _loaded: loaded, _library: library })
     }
@@ -132,9 +148,13 @@ fn no_host() -> CodegenError {
     CodegenError::NoHost { arch: std::env::consts::ARCH.into() }
 }
 
-fn host() -> Result<(Arch, String), ExecutorError> {
-    let arch = Arch::of_host().ok_or_else(no_host)?;
-    Ok((arch, format!("{arch}-unknown-linux-gnu")))
+fn host() -> Result<Arch, ExecutorError> {
+    Ok(Arch::of_host().ok_or_else(no_host)?)
+}
+
+#[cfg(feature = "llvm")]
+fn host_triple() -> Result<String, ExecutorError> {
+    Ok(format!("{}-unknown-linux-gnu", host()?))
 }
 
 /// Refuses levels that would make this process execute an illegal instruction.

@@ -4,10 +4,10 @@
 pub mod artifact;
 #[cfg(feature = "cranelift")]
 pub mod clif;
-#[cfg(feature = "llvm")]
+#[cfg(any(feature = "llvm", feature = "cranelift"))]
 mod compile;
 mod error;
-#[cfg(feature = "llvm")]
+#[cfg(any(feature = "llvm", feature = "cranelift"))]
 pub mod executor;
 pub mod halfs;
 pub mod launch;
@@ -19,7 +19,11 @@ pub mod prepare;
 pub mod ptxas;
 pub mod table;
 
+#[cfg(feature = "cranelift")]
+pub use compile::compile_with_cranelift;
+#[cfg(any(feature = "llvm", feature = "cranelift"))]
+pub use compile::{Library, Part, link};
 #[cfg(feature = "llvm")]
-pub use compile::{Library, Part, compile, emit, link};
+pub use compile::{compile, emit};
 pub use error::{CodegenError, Fault};
 pub use model::{Input, LevelInput};

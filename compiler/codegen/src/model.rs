@@ -82,6 +82,11 @@ pub fn gpu_kernel_symbol(kernel: &str) -> String {
     format!("k_{}", symbol_part(kernel))
 }
 
+/// Name of the function that calls the kernel of that number in an executor.
+pub fn caller_symbol(index: usize) -> String {
+    format!("mlcc_call_{index}")
+}
+
 fn symbol_part(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }

@@ -1,9 +1,9 @@
 //! Elementwise arithmetic, comparisons and selection, on vectors where the machine has the operation and lane by lane
 //! elsewhere.
 
-use super::ClifError;
 use super::emit::Emit;
 use super::value::{Form, Val, mask_of, vector_of};
+use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{BlockArg, InstBuilder, Type, Value, types};
 use mlcc_ir::kernel::{BinOp, Ty, UnOp};
@@ -12,7 +12,7 @@ use mlcc_ir::types::DType;
 impl Emit<'_, '_> {
     // ---- one operand
 
-    pub fn unary(&mut self, op: UnOp, a: &Val, ty: Ty) -> Result<Val, ClifError> {
+    pub fn unary(&mut self, op: UnOp, a: &Val, ty: Ty) -> Result<Val, CodegenError> {
         if matches!(ty.dtype, DType::F16 | DType::BF16) {
             return self.unsupported(format!("{} of {ty} (16-bit floats must be lowered first)", op.name()));
         }
@@ -52,7 +52,7 @@ impl Emit<'_, '_> {
     }
 
     fn floor(&mut self, x: Value) -> Value {
-        if self.machine.rounding() {
+        if self.machine.rounding {
             return self.fb.ins().floor(x);
         }
         // Without the instruction there are no vectors either: x is a scalar.
@@ -66,7 +66,7 @@ impl Emit<'_, '_> {
     }
 
     fn round(&mut self, x: Value) -> Value {
-        if self.machine.rounding() {
+        if self.machine.rounding {
             return self.fb.ins().nearest(x);
         }
         // Adding 2^23 leaves no fraction bits and rounds half to even on the way.
@@ -88,13 +88,13 @@ impl Emit<'_, '_> {
 
     // ---- three operands
 
-    pub fn fma(&mut self, a: &Val, b: &Val, c: &Val, ty: Ty) -> Result<Val, ClifError> {
+    pub fn fma(&mut self, a: &Val, b: &Val, c: &Val, ty: Ty) -> Result<Val, CodegenError> {
         if ty.dtype != DType::F32 {
             return self.unsupported(format!("fma of {ty} (16-bit floats must be lowered first)"));
         }
         let mut parts = Vec::with_capacity(a.parts.len());
         for ((&a, &b), &c) in a.parts.iter().zip(&b.parts).zip(&c.parts) {
-            parts.push(if self.machine.fma() {
+            parts.push(if self.machine.fma {
                 self.fb.ins().fma(a, b, c)
             } else {
                 let product = self.fb.ins().fmul(a, b);
@@ -134,7 +134,7 @@ impl Emit<'_, '_> {
     // ---- two operands
 
     /// `ty` is the type of the operands.
-    pub fn binary(&mut self, op: BinOp, a: &Val, b: &Val, ty: Ty) -> Result<Val, ClifError> {
+    pub fn binary(&mut self, op: BinOp, a: &Val, b: &Val, ty: Ty) -> Result<Val, CodegenError> {
         let fits = match ty.dtype {
             DType::Bool => return self.binary_bool(op, a, b),
             DType::F32 => !matches!(op, BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr),
@@ -332,7 +332,7 @@ impl Emit<'_, '_> {
         self.fb.ins().select(valid, rest, nan)
     }
 
-    fn binary_bool(&mut self, op: BinOp, a: &Val, b: &Val) -> Result<Val, ClifError> {
+    fn binary_bool(&mut self, op: BinOp, a: &Val, b: &Val) -> Result<Val, CodegenError> {
         let (form, vals) = self.same_masks(&[a, b]);
         let pairs = vals[0].parts.iter().zip(&vals[1].parts);
         let mut parts = Vec::with_capacity(vals[0].parts.len());

@@ -1,16 +1,16 @@
 //! Value conversions. Vectors go through the widths between source and target; everything else lane by lane.
 //! Float to integer truncates and saturates (NaN gives 0), integers wrap, and 16-bit floats are not seen here.
 
-use super::ClifError;
 use super::emit::Emit;
 use super::value::{Form, Val, mask_of, scalar_type, vector_of};
+use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
 
 impl Emit<'_, '_> {
-    pub fn cast(&mut self, value: &Val, from: Ty, to: Ty) -> Result<Val, ClifError> {
+    pub fn cast(&mut self, value: &Val, from: Ty, to: Ty) -> Result<Val, CodegenError> {
         if from.dtype == to.dtype {
             return Ok(value.clone());
         }

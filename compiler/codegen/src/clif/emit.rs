@@ -1,9 +1,9 @@
 //! Statements of one kernel, and what is known while they are emitted.
 
-use super::ClifError;
 use super::isa::Machine;
 use super::local::{self, Promotion};
 use super::value::Val;
+use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{
     AbiParam, AliasRegion, AliasRegionData, Block, BlockArg, Function, InstBuilder, MemFlagsData, Signature,
@@ -28,7 +28,7 @@ pub(super) enum Place {
 /// One kernel on its way to a Cranelift function. The tables are looked up, never iterated.
 pub(super) struct Emit<'k, 'f> {
     pub kernel: &'k Kernel,
-    pub machine: Machine,
+    pub machine: &'k Machine,
     pub fb: FunctionBuilder<'f>,
     pub places: HashMap<BufId, Place>,
     pub vars: HashMap<VarId, Val>,
@@ -51,9 +51,9 @@ pub(super) fn kernel_signature(kernel: &Kernel) -> Signature {
 /// Builds the function of a kernel in which only primitive expressions are left.
 pub(super) fn kernel_function(
     kernel: &Kernel,
-    machine: Machine,
+    machine: &Machine,
     context: &mut FunctionBuilderContext,
-) -> Result<Function, ClifError> {
+) -> Result<Function, CodegenError> {
     let mut func = Function::with_name_signature(UserFuncName::default(), kernel_signature(kernel));
     let mut fb = FunctionBuilder::new(&mut func, context);
     let entry = fb.create_block();
@@ -82,17 +82,15 @@ pub(super) fn kernel_function(
     for ((_, var), &arg) in kernel.dims.iter().zip(&args[kernel.params.len()..]) {
         emit.vars.insert(*var, Val::scalar(arg));
     }
-    emit.stmts(&kernel.body)?;
-    emit.fb.ins().return_(&[]);
-    let isa = machine.isa()?;
-    emit.fb.finalize(isa.frontend_config());
+    emit.body()?;
+    emit.fb.finalize(machine.isa.frontend_config());
     Ok(func)
 }
 
 impl Emit<'_, '_> {
     /// An error about this kernel.
-    pub fn unsupported<T>(&self, what: impl Into<String>) -> Result<T, ClifError> {
-        Err(ClifError::Unsupported { kernel: self.kernel.name.clone(), what: what.into() })
+    pub fn unsupported<T>(&self, what: impl Into<String>) -> Result<T, CodegenError> {
+        Err(CodegenError::Internal { kernel: self.kernel.name.clone(), what: what.into() })
     }
 
     /// Accesses never trap; alignment is not claimed, because a 128-bit chunk may start at any element.
@@ -113,7 +111,22 @@ impl Emit<'_, '_> {
         Val { known, ..Val::scalar(self.iconst(value)) }
     }
 
-    fn stmts(&mut self, body: &[Stmt]) -> Result<(), ClifError> {
+    /// A kernel without a `par` loop is run by worker 0 alone.
+    fn body(&mut self) -> Result<(), CodegenError> {
+        if !has_par(&self.kernel.body) {
+            let (work, leave) = (self.fb.create_block(), self.fb.create_block());
+            self.fb.ins().brif(self.worker, leave, &[], work, &[]);
+            self.enter(leave);
+            self.fb.ins().return_(&[]);
+            self.enter(work);
+        }
+        let kernel = self.kernel;
+        self.stmts(&kernel.body)?;
+        self.fb.ins().return_(&[]);
+        Ok(())
+    }
+
+    fn stmts(&mut self, body: &[Stmt]) -> Result<(), CodegenError> {
         for stmt in body {
             self.cache.clear();
             self.stmt(stmt)?;
@@ -122,7 +135,7 @@ impl Emit<'_, '_> {
         Ok(())
     }
 
-    fn stmt(&mut self, stmt: &Stmt) -> Result<(), ClifError> {
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), CodegenError> {
         match stmt {
             Stmt::For { var, extent, kind, body } => self.for_loop(*var, *extent, *kind, body),
             Stmt::If { cond, then, otherwise } => self.branch(*cond, then, otherwise),
@@ -142,7 +155,7 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn alloc(&mut self, buf: BufId) -> Result<(), ClifError> {
+    fn alloc(&mut self, buf: BufId) -> Result<(), CodegenError> {
         let decl = &self.kernel.bufs[buf];
         match self.places.get(&buf).cloned() {
             // The same statement again, in an unrolled loop.
@@ -206,7 +219,7 @@ impl Emit<'_, '_> {
         extent: ExprId,
         kind: ForKind,
         body: &[Stmt],
-    ) -> Result<(), ClifError> {
+    ) -> Result<(), CodegenError> {
         let extent = self.expr(extent)?;
         match (kind, extent.known) {
             (ForKind::Unroll, Some(n)) => {
@@ -243,7 +256,7 @@ impl Emit<'_, '_> {
     }
 
     /// `for var in from..to`.
-    fn counted(&mut self, var: VarId, from: Value, to: Value, body: &[Stmt]) -> Result<(), ClifError> {
+    fn counted(&mut self, var: VarId, from: Value, to: Value, body: &[Stmt]) -> Result<(), CodegenError> {
         let header = self.fb.create_block();
         let inside = self.fb.create_block();
         let exit = self.fb.create_block();
@@ -262,7 +275,7 @@ impl Emit<'_, '_> {
         Ok(())
     }
 
-    fn branch(&mut self, cond: ExprId, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), ClifError> {
+    fn branch(&mut self, cond: ExprId, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CodegenError> {
         let cond = self.expr(cond)?.single();
         let (yes, no, join) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
         self.fb.ins().brif(cond, yes, &[], no, &[]);
@@ -280,4 +293,13 @@ impl Emit<'_, '_> {
         self.fb.switch_to_block(block);
         self.fb.seal_block(block);
     }
+}
+
+fn has_par(body: &[Stmt]) -> bool {
+    body.iter().any(|stmt| match stmt {
+        Stmt::For { kind: ForKind::Par, .. } => true,
+        Stmt::For { body, .. } => has_par(body),
+        Stmt::If { then, otherwise, .. } => has_par(then) || has_par(otherwise),
+        _ => false,
+    })
 }

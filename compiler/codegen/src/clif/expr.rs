@@ -1,16 +1,16 @@
 //! Expressions: dispatch, constants, splats, ramps and bitcasts.
 
-use super::ClifError;
 use super::emit::Emit;
 use super::local::fold;
 use super::value::{Form, Val, scalar_type};
+use crate::error::CodegenError;
 use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
 use mlcc_ir::kernel::{BinOp, Expr, ExprId, Literal, Ty};
 use mlcc_ir::types::DType;
 
 impl Emit<'_, '_> {
     /// The value of an expression, computed once per statement.
-    pub fn expr(&mut self, id: ExprId) -> Result<Val, ClifError> {
+    pub fn expr(&mut self, id: ExprId) -> Result<Val, CodegenError> {
         if let Some(val) = self.cache.get(&id) {
             return Ok(val.clone());
         }
@@ -19,7 +19,7 @@ impl Emit<'_, '_> {
         Ok(val)
     }
 
-    fn compute(&mut self, id: ExprId) -> Result<Val, ClifError> {
+    fn compute(&mut self, id: ExprId) -> Result<Val, CodegenError> {
         let kernel = self.kernel;
         let ty = kernel.ty(id);
         if ty.lanes == 0 || scalar_type(ty.dtype).is_none() {
@@ -97,7 +97,7 @@ impl Emit<'_, '_> {
         })
     }
 
-    fn literal(&mut self, literal: Literal, dtype: DType) -> Result<Val, ClifError> {
+    fn literal(&mut self, literal: Literal, dtype: DType) -> Result<Val, CodegenError> {
         let (Some(bits), Some(ty)) = (self.literal_bits(literal, dtype), scalar_type(dtype)) else {
             return self.unsupported(format!("a literal of {dtype}"));
         };
@@ -109,7 +109,7 @@ impl Emit<'_, '_> {
         Ok(Val { known, ..Val::scalar(value) })
     }
 
-    fn splat_literal(&mut self, literal: Literal, ty: Ty) -> Result<Val, ClifError> {
+    fn splat_literal(&mut self, literal: Literal, ty: Ty) -> Result<Val, CodegenError> {
         match (self.form(ty), self.literal_bits(literal, ty.dtype)) {
             (Form::Vectors(vector), Some(bits)) => {
                 let part = self.vector_splat_const(vector, bits as i64);
@@ -123,7 +123,7 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn binary_expr(&mut self, op: BinOp, a: ExprId, b: ExprId) -> Result<Val, ClifError> {
+    fn binary_expr(&mut self, op: BinOp, a: ExprId, b: ExprId) -> Result<Val, CodegenError> {
         let ty = self.kernel.ty(a);
         let left = self.expr(a)?;
         // Vector shifts take one amount for all lanes.

@@ -1,115 +1,77 @@
 //! The machine to compile for: architecture and CPU features, as Cranelift wants to be told.
 
-use super::ClifError;
+use crate::error::CodegenError;
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
-use mlcc_abi::feature;
+use mlcc_target::{Arch, Level};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Arch {
-    X86_64,
-    Aarch64,
+/// What the code of one level may use.
+#[derive(Clone)]
+pub(super) struct Machine {
+    pub isa: OwnedTargetIsa,
+    /// 128-bit integer and float vectors without holes (on x86 that means SSE4.1).
+    pub simd: bool,
+    /// A fused multiply-add instruction (elsewhere Cranelift calls a library).
+    pub fma: bool,
+    /// Rounding instructions (elsewhere Cranelift calls a library).
+    pub rounding: bool,
 }
 
-impl Arch {
-    pub fn name(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86-64",
-            Arch::Aarch64 => "aarch64",
-        }
-    }
-    fn triple(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86_64-unknown-linux-gnu",
-            Arch::Aarch64 => "aarch64-unknown-linux-gnu",
-        }
-    }
-}
+/// x86 features that Cranelift makes use of here: our name, its name.
+const X86_FLAGS: [(&str, &str); 12] = [
+    ("sse3", "has_sse3"),
+    ("ssse3", "has_ssse3"),
+    ("sse4.1", "has_sse41"),
+    ("sse4.2", "has_sse42"),
+    ("popcnt", "has_popcnt"),
+    ("cmpxchg16b", "has_cmpxchg16b"),
+    ("avx", "has_avx"),
+    ("avx2", "has_avx2"),
+    ("fma", "has_fma"),
+    ("bmi1", "has_bmi1"),
+    ("bmi2", "has_bmi2"),
+    ("lzcnt", "has_lzcnt"),
+];
 
-/// Architecture and the features (bits of [`mlcc_abi::feature`]) that code may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Machine {
-    pub arch: Arch,
-    pub features: u64,
-}
-
-/// x86 features that Cranelift makes use of here, by its own names.
-const X86_FLAGS: [(u64, &str); 12] = [
-    (feature::SSE3, "has_sse3"),
-    (feature::SSSE3, "has_ssse3"),
-    (feature::SSE4_1, "has_sse41"),
-    (feature::SSE4_2, "has_sse42"),
-    (feature::POPCNT, "has_popcnt"),
-    (feature::CMPXCHG16B, "has_cmpxchg16b"),
-    (feature::AVX, "has_avx"),
-    (feature::AVX2, "has_avx2"),
-    (feature::FMA, "has_fma"),
-    (feature::BMI1, "has_bmi1"),
-    (feature::BMI2, "has_bmi2"),
-    (feature::LZCNT, "has_lzcnt"),
+const SHARED_FLAGS: [(&str, &str); 6] = [
+    ("opt_level", "speed"),
+    ("is_pic", "true"),
+    // Stack buffers may span pages: touch them in order, inline.
+    ("enable_probestack", "true"),
+    ("probestack_strategy", "inline"),
+    ("unwind_info", "false"),
+    ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
 ];
 
 impl Machine {
-    /// Drops the features that this back end never uses, so that an artifact does not demand them.
-    pub fn used(self) -> Machine {
-        let usable = match self.arch {
-            Arch::X86_64 => X86_FLAGS.iter().fold(0, |bits, (bit, _)| bits | bit),
-            Arch::Aarch64 => feature::NEON,
+    pub fn new(arch: Arch, level: &Level) -> Result<Machine, CodegenError> {
+        let error = |message: String| CodegenError::Machine {
+            triple: format!("{arch} by Cranelift"),
+            cpu: level.name.clone(),
+            message,
         };
-        Machine { features: self.features & usable, ..self }
-    }
-
-    pub(super) fn has(self, bits: u64) -> bool {
-        self.features & bits == bits
-    }
-
-    /// 128-bit integer and float vectors without holes (on x86 that means SSE4.1).
-    pub(super) fn simd(self) -> bool {
-        match self.arch {
-            Arch::X86_64 => self.has(feature::SSE3 | feature::SSSE3 | feature::SSE4_1),
-            Arch::Aarch64 => true,
-        }
-    }
-
-    /// A fused multiply-add instruction (elsewhere Cranelift calls a library).
-    pub(super) fn fma(self) -> bool {
-        match self.arch {
-            Arch::X86_64 => self.has(feature::AVX | feature::FMA),
-            Arch::Aarch64 => true,
-        }
-    }
-
-    /// Rounding instructions (elsewhere Cranelift calls a library).
-    pub(super) fn rounding(self) -> bool {
-        match self.arch {
-            Arch::X86_64 => self.has(feature::SSE4_1),
-            Arch::Aarch64 => true,
-        }
-    }
-
-    pub(super) fn isa(self) -> Result<OwnedTargetIsa, ClifError> {
-        let error = |reason: String| ClifError::Machine { arch: self.arch.name(), reason };
+        let triple = match arch {
+            Arch::X86_64 => "x86_64-unknown-linux-gnu",
+            Arch::Aarch64 => "aarch64-unknown-linux-gnu",
+            Arch::Nvptx => return Err(error("GPU code needs the LLVM back end".into())),
+        };
         let mut flags = settings::builder();
-        let shared = [
-            ("opt_level", "speed"),
-            ("is_pic", "true"),
-            // Stack buffers may span pages: touch them in order, inline.
-            ("enable_probestack", "true"),
-            ("probestack_strategy", "inline"),
-            ("unwind_info", "false"),
-            ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
-        ];
-        for (name, value) in shared {
+        for (name, value) in SHARED_FLAGS {
             flags.set(name, value).map_err(|e| error(e.to_string()))?;
         }
-        let triple = self.arch.triple().parse().map_err(|e| error(format!("{e}")))?;
+        let triple = triple.parse().map_err(|e| error(format!("{e}")))?;
         let mut builder = cranelift_codegen::isa::lookup(triple).map_err(|e| error(e.to_string()))?;
-        if self.arch == Arch::X86_64 {
-            for (bit, flag) in X86_FLAGS {
-                let value = if self.has(bit) { "true" } else { "false" };
-                builder.set(flag, value).map_err(|e| error(e.to_string()))?;
-            }
+        let x86 = arch == Arch::X86_64;
+        for (feature, flag) in X86_FLAGS.into_iter().filter(|_| x86) {
+            let value = if level.has(feature) { "true" } else { "false" };
+            builder.set(flag, value).map_err(|e| error(e.to_string()))?;
         }
-        builder.finish(settings::Flags::new(flags)).map_err(|e| error(e.to_string()))
+        let isa = builder.finish(settings::Flags::new(flags)).map_err(|e| error(e.to_string()))?;
+        Ok(Machine {
+            isa,
+            simd: !x86 || level.has_all(&["sse3", "ssse3", "sse4.1"]),
+            fma: !x86 || level.has_all(&["avx", "fma"]),
+            rounding: !x86 || level.has("sse4.1"),
+        })
     }
 }

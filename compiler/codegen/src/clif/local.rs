@@ -24,7 +24,7 @@ pub(super) struct Promotion {
 }
 
 /// Pieces for `buf`, or `None` if it needs memory.
-pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: Machine) -> Option<Promotion> {
+pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &Machine) -> Option<Promotion> {
     let decl = &kernel.bufs[buf];
     let lane = scalar_type(decl.dtype)?;
     let len = usize::try_from(decl.len.as_const()?).ok()?;
@@ -38,7 +38,7 @@ pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: Machine) -> Option
         return None;
     }
     let wide = (16 / lane.bytes()) as i64;
-    let vectors = machine.simd() && lane != types::I64 && decl.dtype != DType::Bool;
+    let vectors = machine.simd && lane != types::I64 && decl.dtype != DType::Bool;
     let whole = |&index: &ExprId| {
         let lanes = i64::from(kernel.ty(index).lanes);
         lanes % wide == 0 && scan.run(index).is_some_and(|base| scan.multiple(base, wide))

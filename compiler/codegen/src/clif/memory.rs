@@ -1,9 +1,9 @@
 //! Loads and stores: contiguous runs, gathers and scatters, masks, and buffers kept in registers.
 
-use super::ClifError;
 use super::emit::{Emit, Place};
 use super::local::Promotion;
 use super::value::{Form, Val, scalar_type};
+use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{BlockArg, InstBuilder, Type, Value, types};
 use cranelift_frontend::Variable;
@@ -26,14 +26,14 @@ enum Target {
 }
 
 impl Emit<'_, '_> {
-    fn place(&self, buf: BufId) -> Result<Place, ClifError> {
+    fn place(&self, buf: BufId) -> Result<Place, CodegenError> {
         match self.places.get(&buf) {
             Some(place) => Ok(place.clone()),
             None => self.unsupported(format!("buffer {} is used out of scope", self.kernel.bufs[buf].name)),
         }
     }
 
-    fn element(&self, buf: BufId) -> Result<Type, ClifError> {
+    fn element(&self, buf: BufId) -> Result<Type, CodegenError> {
         let decl = &self.kernel.bufs[buf];
         match scalar_type(decl.dtype) {
             Some(ty) => Ok(ty),
@@ -47,7 +47,7 @@ impl Emit<'_, '_> {
         index: ExprId,
         mask: Option<ExprId>,
         ty: Ty,
-    ) -> Result<Val, ClifError> {
+    ) -> Result<Val, CodegenError> {
         let place = self.place(buf)?;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
         if let Place::Registers(promotion, variables) = &place {
@@ -77,7 +77,7 @@ impl Emit<'_, '_> {
         index: ExprId,
         value: ExprId,
         mask: Option<ExprId>,
-    ) -> Result<(), ClifError> {
+    ) -> Result<(), CodegenError> {
         let place = self.place(buf)?;
         let ty = self.kernel.ty(value);
         let value = self.expr(value)?;
@@ -110,7 +110,7 @@ impl Emit<'_, '_> {
 
     // ---- addresses
 
-    fn target(&mut self, buf: BufId, place: &Place, index: ExprId) -> Result<Target, ClifError> {
+    fn target(&mut self, buf: BufId, place: &Place, index: ExprId) -> Result<Target, CodegenError> {
         let width = i64::from(self.element(buf)?.bytes());
         let mut addends = Vec::new();
         if self.run_addends(index, &mut addends) {
@@ -153,7 +153,7 @@ impl Emit<'_, '_> {
     }
 
     /// Adds a one-lane index to `known + sum`, constants to `known`.
-    fn split(&mut self, index: ExprId, known: &mut i64, sum: &mut Option<Value>) -> Result<(), ClifError> {
+    fn split(&mut self, index: ExprId, known: &mut i64, sum: &mut Option<Value>) -> Result<(), CodegenError> {
         let val = self.expr(index)?;
         if let Some(k) = val.known {
             *known = known.wrapping_add(k);
@@ -367,7 +367,7 @@ impl Emit<'_, '_> {
         index: ExprId,
         variables: usize,
         promotion: Promotion,
-    ) -> Result<Vec<usize>, ClifError> {
+    ) -> Result<Vec<usize>, CodegenError> {
         let (base, stride) = match *self.kernel.exprs.expr(index) {
             Expr::Ramp { base, stride } => (self.expr(base)?.known, self.expr(stride)?.known),
             _ => (self.expr(index)?.known, Some(0)),

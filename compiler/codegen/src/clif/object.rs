@@ -1,82 +1,112 @@
-//! Object files: kernels alone, or a whole model with its entry points and the table `mlcc_model`.
+//! Object files: one per CPU level, one for the model table, and bare kernels for tests.
 
-use super::ClifError;
 use super::emit::{kernel_function, kernel_signature};
-use super::entry::{self, Callee};
+use super::entry::{self, Callee, Callees};
 use super::isa::Machine;
+use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
-use crate::table::{RelocTarget, TableDesc, TableImage, VariantDesc};
-use cranelift_codegen::Context;
-use cranelift_codegen::FinalizedRelocTarget;
-use cranelift_codegen::ir::{ExternalName, Function, Signature};
-use cranelift_frontend::FunctionBuilderContext;
-use cranelift_module::{DataDescription, FuncId, Linkage, Module, default_libcall_names};
+use crate::model::{
+    LevelInput, Limits, METADATA_FUNCTION, STATE_STEP, caller_symbol, entry_symbol, kernel_symbol, state_step,
+};
+use crate::table::{RelocTarget, StateDesc, TableImage};
+use cranelift_codegen::ir::{
+    AbiParam, ExternalName, Function, GlobalValueData, InstBuilder, MemFlagsData, Signature, UserFuncName,
+    types,
+};
+use cranelift_codegen::isa::CallConv;
+use cranelift_codegen::{Context, FinalizedRelocTarget};
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use cranelift_module::{DataDescription, DataId, FuncId, Linkage, Module, default_libcall_names};
 use cranelift_object::{ObjectBuilder, ObjectModule};
+use mlcc_abi::{MODEL_SYMBOL, ModelTable, Str};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::rewrite::expand_instrs;
 use mlcc_ir::step::Step;
-use std::collections::BTreeMap;
+use mlcc_target::{Arch, Level};
+use std::mem::offset_of;
 
-/// An object that exports every kernel under its own name (for tests and inspection).
-pub fn kernels_object(machine: Machine, kernels: &[Kernel]) -> Result<Vec<u8>, ClifError> {
-    let mut object = Object::new(machine)?;
+/// Compiles the kernels and steps of one CPU level, and the step that initialises the state.
+pub fn level_object(
+    arch: Arch,
+    input: &LevelInput<'_>,
+    states: &[StateDesc],
+    limits: Limits,
+) -> Result<Vec<u8>, CodegenError> {
+    let level = input.level;
+    let mut object = Object::new(arch, level)?;
+    let (fills, state) = state_step(states)?;
+    let mut callees = Callees::new();
+    for kernel in input.kernels.iter().chain(&fills) {
+        let id = object.kernel(&kernel_symbol(&kernel.name, &level.name), kernel, Linkage::Local)?;
+        if callees.insert(&kernel.name, Callee { kernel, id }).is_some() {
+            let what = "two kernels have this name".into();
+            return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+        }
+    }
+    for step in input.steps {
+        object.step(&entry_symbol(&step.name, &level.name), step, limits, &callees)?;
+    }
+    object.step(&entry_symbol(STATE_STEP, &level.name), &state, limits, &callees)?;
+    object.emit()
+}
+
+/// Compiles the model table and `get_metadata`; `level` is the weakest one, as its code runs anywhere.
+pub fn table_object(arch: Arch, level: &Level, image: &TableImage) -> Result<Vec<u8>, CodegenError> {
+    let mut object = Object::new(arch, level)?;
+    let error = |e| refused(MODEL_SYMBOL, &e);
+    let id = object.module.declare_data(MODEL_SYMBOL, Linkage::Export, true, false).map_err(error)?;
+    object.metadata(id)?;
+    let mut data = DataDescription::new();
+    data.define(image.bytes.clone().into());
+    data.set_align(TableImage::ALIGN);
+    let own = object.module.declare_data_in_data(id, &mut data);
+    for reloc in &image.relocs {
+        let at = reloc.at as u32;
+        match &reloc.target {
+            RelocTarget::Own(to) => data.write_data_addr(at, own, *to as i64),
+            RelocTarget::Function(name) => {
+                let function = object.function(name)?;
+                let function = object.module.declare_func_in_data(function, &mut data);
+                data.write_function_addr(at, function);
+            }
+        }
+    }
+    object.module.define_data(id, &data).map_err(error)?;
+    object.emit()
+}
+
+/// An object that exports every kernel under its own name, for tests and measurements.
+pub fn kernels_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
+    let mut object = Object::new(arch, level)?;
     for kernel in kernels {
         object.kernel(&kernel.name, kernel, Linkage::Export)?;
     }
     object.emit()
 }
 
-/// An object that exports the model table and nothing else. `variant` names the one variant of the table; the given
-/// description's own variants are replaced by it.
-pub fn model_object(
-    machine: Machine,
-    variant: &str,
-    kernels: &[Kernel],
-    steps: &[Step],
-    table: &TableDesc,
-) -> Result<Vec<u8>, ClifError> {
-    let mut object = Object::new(machine)?;
-    let mut callees = BTreeMap::new();
-    for kernel in kernels {
-        let id = object.kernel(&format!("kernel.{}", kernel.name), kernel, Linkage::Local)?;
-        callees.insert(kernel.name.as_str(), Callee { kernel, id });
+/// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
+/// sizes, worker and workers lie one after the other in `args`.
+pub fn callers_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
+    let mut object = Object::new(arch, level)?;
+    let mut signature = Signature::new(CallConv::SystemV);
+    signature.params.push(AbiParam::new(types::I64));
+    for (i, kernel) in kernels.iter().enumerate() {
+        let types = kernel_signature(kernel);
+        let callee = object.module.declare_function(&kernel.name, Linkage::Import, &types);
+        let callee = callee.map_err(|e| refused(&kernel.name, &e))?;
+        let mut func = Function::with_name_signature(UserFuncName::default(), signature.clone());
+        let callee = object.module.declare_func_in_func(callee, &mut func);
+        object.body(&mut func, |fb, args| {
+            let flags = MemFlagsData::trusted();
+            let slots = 0..types.params.len() as i32;
+            let values: Vec<_> =
+                slots.map(|slot| fb.ins().load(types::I64, flags, args[0], 8 * slot)).collect();
+            fb.ins().call(callee, &values);
+            fb.ins().return_(&[]);
+        });
+        object.define(&caller_symbol(i), &signature, func, Linkage::Export)?;
     }
-    let mut functions = BTreeMap::new();
-    let mut desc =
-        VariantDesc { name: variant.into(), features: machine.used().features, ..VariantDesc::default() };
-    for step in steps {
-        *slot(&mut desc, &step.name)? = Some(step.name.clone());
-        let id = object.step(step, table, &callees)?;
-        functions.insert(step.name.clone(), id);
-    }
-    for name in ["create_kv_cache", "reset_kv_cache"] {
-        let slot = slot(&mut desc, name)?;
-        if slot.is_none() {
-            *slot = Some(name.into());
-            let function = entry::init_function(&table.states, machine, &mut object.builder)?;
-            let id = object.define(name, entry::step_signature(), function, Linkage::Local)?;
-            functions.insert(name.into(), id);
-        }
-    }
-    desc.get_metadata = Some("get_metadata".into());
-    let id = object.metadata(&table.metadata)?;
-    functions.insert("get_metadata".into(), id);
-    let table = TableDesc { variants: vec![desc], ..table.clone() };
-    object.table(&table.image(), &functions)?;
     object.emit()
-}
-
-/// The place of an entry point's name in the variant.
-fn slot<'a>(desc: &'a mut VariantDesc, name: &str) -> Result<&'a mut Option<String>, ClifError> {
-    match name {
-        "prefill" => Ok(&mut desc.prefill),
-        "decode" => Ok(&mut desc.decode),
-        "prefill_logits" => Ok(&mut desc.prefill_logits),
-        "create_kv_cache" => Ok(&mut desc.create_kv_cache),
-        "reset_kv_cache" => Ok(&mut desc.reset_kv_cache),
-        "softmax_with_temperature" => Ok(&mut desc.softmax_with_temperature),
-        _ => Err(ClifError::UnknownEntry(name.into())),
-    }
 }
 
 struct Object {
@@ -87,102 +117,112 @@ struct Object {
 }
 
 impl Object {
-    fn new(machine: Machine) -> Result<Object, ClifError> {
-        let error = |e: cranelift_module::ModuleError| ClifError::Machine {
-            arch: machine.arch.name(),
-            reason: e.to_string(),
-        };
-        let builder = ObjectBuilder::new(machine.isa()?, "mlcc", default_libcall_names()).map_err(error)?;
-        let module = ObjectModule::new(builder);
-        Ok(Object { machine, context: module.make_context(), module, builder: FunctionBuilderContext::new() })
+    fn new(arch: Arch, level: &Level) -> Result<Object, CodegenError> {
+        let machine = Machine::new(arch, level)?;
+        let builder = ObjectBuilder::new(machine.isa.clone(), "mlcc", default_libcall_names());
+        let module = ObjectModule::new(builder.map_err(|e| refused("an object file", &e))?);
+        let context = module.make_context();
+        Ok(Object { machine, module, context, builder: FunctionBuilderContext::new() })
     }
 
-    fn kernel(&mut self, symbol: &str, kernel: &Kernel, linkage: Linkage) -> Result<FuncId, ClifError> {
+    fn kernel(&mut self, symbol: &str, kernel: &Kernel, linkage: Linkage) -> Result<FuncId, CodegenError> {
         let expanded = expand_instrs(kernel, |_| false);
         let primitive = lower_halfs(&expanded, HalfSupport::default());
-        let function = kernel_function(&primitive, self.machine, &mut self.builder)?;
-        self.define(symbol, kernel_signature(kernel), function, linkage)
+        let function = kernel_function(&primitive, &self.machine, &mut self.builder)?;
+        self.define(symbol, &kernel_signature(kernel), function, linkage)
     }
 
+    /// Hidden: the table in another object refers to it.
     fn step(
         &mut self,
+        symbol: &str,
         step: &Step,
-        table: &TableDesc,
-        callees: &BTreeMap<&str, Callee<'_>>,
-    ) -> Result<FuncId, ClifError> {
-        let module = &mut self.module;
-        let function =
-            entry::step_function(step, &table.plan, callees, self.machine, &mut self.builder, |id, func| {
-                module.declare_func_in_func(id, func)
-            })?;
-        self.define(&step.name, entry::step_signature(), function, Linkage::Local)
+        limits: Limits,
+        callees: &Callees<'_>,
+    ) -> Result<FuncId, CodegenError> {
+        let Object { machine, module, builder, .. } = self;
+        let declare = |id, func: &mut Function| module.declare_func_in_func(id, func);
+        let function = entry::step_function(step, limits, callees, machine, builder, declare)?;
+        self.define(symbol, &entry::step_signature(), function, Linkage::Hidden)
     }
 
-    fn metadata(&mut self, text: &str) -> Result<FuncId, ClifError> {
-        let mut data = DataDescription::new();
-        // One byte more: an object needs something to point at even where the text is empty.
-        data.define([text.as_bytes(), &[0]].concat().into());
-        let id = self.module.declare_data("metadata", Linkage::Local, false, false);
-        let id = id.map_err(|e| failed("metadata", &e))?;
-        self.module.define_data(id, &data).map_err(|e| failed("metadata", &e))?;
-        let module = &mut self.module;
-        let function = entry::metadata_function(text.len(), self.machine, &mut self.builder, |func| {
-            module.declare_data_in_func(id, func)
-        })?;
-        self.define("get_metadata", entry::metadata_signature(), function, Linkage::Local)
+    /// `const uint8_t *get_metadata(uint64_t *len)`: reads the table's own field.
+    fn metadata(&mut self, table: DataId) -> Result<(), CodegenError> {
+        let mut signature = Signature::new(CallConv::SystemV);
+        signature.params.push(AbiParam::new(types::I64));
+        signature.returns.push(AbiParam::new(types::I64));
+        let mut func = Function::with_name_signature(UserFuncName::default(), signature.clone());
+        let table = self.module.declare_data_in_func(table, &mut func);
+        // An exported symbol is reached through the offset table only: linkers refuse direct references to it.
+        if let GlobalValueData::Symbol { colocated, .. } = &mut func.global_values[table] {
+            *colocated = false;
+        }
+        self.body(&mut func, |fb, args| {
+            let flags = MemFlagsData::trusted();
+            let table = fb.ins().symbol_value(types::I64, table);
+            let field = |offset: usize| (offset_of!(ModelTable, metadata) + offset) as i32;
+            let len = fb.ins().load(types::I64, flags, table, field(offset_of!(Str, len)));
+            fb.ins().store(flags, len, args[0], 0);
+            let text = fb.ins().load(types::I64, flags, table, field(offset_of!(Str, ptr)));
+            fb.ins().return_(&[text]);
+        });
+        self.define(METADATA_FUNCTION, &signature, func, Linkage::Hidden)?;
+        Ok(())
     }
 
-    /// Compiles a function and checks that it calls nothing outside.
+    /// A function of the table: one of this object, or a step of another.
+    fn function(&mut self, name: &str) -> Result<FuncId, CodegenError> {
+        if let Some(cranelift_module::FuncOrDataId::Func(id)) = self.module.get_name(name) {
+            return Ok(id);
+        }
+        // Only its address is taken: the type does not matter.
+        let found = self.module.declare_function(name, Linkage::Import, &entry::step_signature());
+        found.map_err(|e| refused(name, &e))
+    }
+
+    /// Fills a function of one block; the closure gets the arguments.
+    fn body(
+        &mut self,
+        func: &mut Function,
+        f: impl FnOnce(&mut FunctionBuilder<'_>, &[cranelift_codegen::ir::Value]),
+    ) {
+        let mut fb = FunctionBuilder::new(func, &mut self.builder);
+        let block = fb.create_block();
+        fb.append_block_params_for_function_params(block);
+        fb.switch_to_block(block);
+        fb.seal_block(block);
+        let args = fb.block_params(block).to_vec();
+        f(&mut fb, &args);
+        fb.finalize(self.machine.isa.frontend_config());
+    }
+
+    /// Compiles a function and checks that it calls no library.
     fn define(
         &mut self,
         symbol: &str,
-        signature: Signature,
+        signature: &Signature,
         function: Function,
         linkage: Linkage,
-    ) -> Result<FuncId, ClifError> {
-        let id = self.module.declare_function(symbol, linkage, &signature).map_err(|e| failed(symbol, &e))?;
+    ) -> Result<FuncId, CodegenError> {
+        let id = self.module.declare_function(symbol, linkage, signature).map_err(|e| refused(symbol, &e))?;
         self.context.clear();
         self.context.func = function;
-        self.module.define_function(id, &mut self.context).map_err(|e| failed(symbol, &e))?;
+        self.module.define_function(id, &mut self.context).map_err(|e| refused(symbol, &e))?;
         let relocs = self.context.compiled_code().map(|code| code.buffer.relocs()).unwrap_or_default();
         for reloc in relocs {
             if let FinalizedRelocTarget::ExternalName(ExternalName::LibCall(call)) = &reloc.target {
-                return Err(ClifError::Import { function: symbol.into(), import: call.to_string() });
+                let what = format!("the code would call {call}, but an artifact imports nothing");
+                return Err(CodegenError::Internal { kernel: symbol.into(), what });
             }
         }
         Ok(id)
     }
 
-    fn table(&mut self, image: &TableImage, functions: &BTreeMap<String, FuncId>) -> Result<(), ClifError> {
-        let name = mlcc_abi::MODEL_SYMBOL;
-        let id = self.module.declare_data(name, Linkage::Export, true, false);
-        let id = id.map_err(|e| failed(name, &e))?;
-        let mut data = DataDescription::new();
-        data.define(image.bytes.clone().into());
-        data.set_align(TableImage::ALIGN);
-        let own = self.module.declare_data_in_data(id, &mut data);
-        for reloc in &image.relocs {
-            let at = reloc.at as u32;
-            match &reloc.target {
-                RelocTarget::Own(to) => data.write_data_addr(at, own, *to as i64),
-                RelocTarget::Function(name) => {
-                    let Some(&function) = functions.get(name) else {
-                        return Err(ClifError::UnknownEntry(name.clone()));
-                    };
-                    let function = self.module.declare_func_in_data(function, &mut data);
-                    data.write_function_addr(at, function);
-                }
-            }
-        }
-        self.module.define_data(id, &data).map_err(|e| failed(name, &e))
-    }
-
-    fn emit(self) -> Result<Vec<u8>, ClifError> {
-        let product = self.module.finish();
-        product.emit().map_err(|e| failed("the object file", &e))
+    fn emit(self) -> Result<Vec<u8>, CodegenError> {
+        self.module.finish().emit().map_err(|e| refused("the object file", &e))
     }
 }
 
-fn failed(function: &str, error: &dyn std::fmt::Debug) -> ClifError {
-    ClifError::Cranelift { function: function.into(), reason: format!("{error:?}") }
+fn refused(what: &str, error: &dyn std::fmt::Debug) -> CodegenError {
+    CodegenError::Cranelift { what: what.into(), message: format!("{error:?}") }
 }

@@ -69,7 +69,7 @@ impl Emit<'_, '_> {
     /// The form of a type other than `bool` (which has this one only in memory, as bytes).
     pub fn form(&self, ty: Ty) -> Form {
         let lane = match scalar_type(ty.dtype) {
-            Some(lane) if self.machine.simd() && lane != types::I64 && ty.dtype != DType::Bool => lane,
+            Some(lane) if self.machine.simd && lane != types::I64 && ty.dtype != DType::Bool => lane,
             _ => return Form::Scalars,
         };
         if ty.lanes.is_multiple_of(16 / lane.bytes()) {

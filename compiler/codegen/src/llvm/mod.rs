@@ -10,6 +10,6 @@ mod step;
 mod table;
 mod target;
 
-pub use module::{caller_symbol, callers_object, kernels_object, level_module, table_object};
+pub use module::{callers_object, kernels_object, level_module, table_object};
 pub use nvptx::ptx_module;
 pub use target::{Machine, Output};

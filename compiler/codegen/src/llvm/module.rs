@@ -6,7 +6,7 @@ use super::step::{Kernels, emit_step};
 use super::table::table_module;
 use super::target::{Machine, Output};
 use crate::error::{CodegenError, Fault};
-use crate::model::{LevelInput, Limits, STATE_STEP, entry_symbol, kernel_symbol, state_step};
+use crate::model::{LevelInput, Limits, STATE_STEP, caller_symbol, entry_symbol, kernel_symbol, state_step};
 use crate::prepare::{Caps, prepare};
 use crate::table::{StateDesc, TableImage};
 use inkwell::AddressSpace;
@@ -102,11 +102,6 @@ pub fn callers_object(
     }
     machine.optimize(&module)?;
     machine.emit(&module, Output::Object)
-}
-
-/// Name of the function of [`callers_object`] for the kernel of that number.
-pub fn caller_symbol(index: usize) -> String {
-    format!("mlcc_call_{index}")
 }
 
 fn emit_caller<'c>(

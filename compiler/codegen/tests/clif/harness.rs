@@ -1,13 +1,11 @@
-//! Compiles kernels for every machine that this host can run, links them with `cc`, and compares with the interpreter.
+//! Compiles kernels for every machine that this host can run and compares with the interpreter.
 
-use libloading::Library;
-use mlcc_abi::feature;
-use mlcc_codegen::clif::{Arch, Machine, kernels_object};
+use mlcc_codegen::clif::kernels_object;
+use mlcc_codegen::executor::{Aligned, Executor};
 use mlcc_interp::kernel::{Buffer, run};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use std::path::Path;
-use std::process::Command;
+use mlcc_target::{Arch, Level, detected_features, specs};
 
 /// A kernel with its arguments.
 pub struct Case {
@@ -24,80 +22,45 @@ impl Case {
     }
 }
 
-/// Levels with different code paths, as far as this host runs them.
-pub fn host_machines() -> Vec<Machine> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let mut machines = vec![Machine { arch: Arch::X86_64, features: 0 }];
-        if std::arch::is_x86_feature_detected!("sse4.2") {
-            machines.push(Machine { arch: Arch::X86_64, features: feature::X86_64_V2 });
+/// Levels with different code paths: on x86 also one without SSE4.1, which no target spec has.
+fn levels() -> Vec<(Arch, Level)> {
+    let specs = specs().expect("the built-in specs are good");
+    let mut levels = Vec::new();
+    for spec in specs.iter().filter(|s| s.arch != Arch::Nvptx) {
+        if spec.arch == Arch::X86_64 {
+            let bare = Level { name: "x86-64-v1".into(), features: Vec::new(), ..spec.levels[0].clone() };
+            levels.push((spec.arch, bare));
         }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            machines.push(Machine { arch: Arch::X86_64, features: feature::X86_64_V3 });
-        }
-        machines
+        let wanted = |l: &&Level| ["x86-64-v2", "x86-64-v3"].contains(&l.name.as_str());
+        let first = spec.levels.iter().take(1).filter(|_| spec.arch == Arch::Aarch64);
+        levels.extend(spec.levels.iter().filter(wanted).chain(first).map(|l| (spec.arch, l.clone())));
     }
-    #[cfg(target_arch = "aarch64")]
-    {
-        vec![Machine { arch: Arch::Aarch64, features: feature::NEON }]
-    }
+    levels
 }
 
-/// Machines that this host cannot run but that kernels can be compiled for (and checked for imports).
-pub fn foreign_machines() -> Vec<Machine> {
-    let all = [
-        Machine { arch: Arch::X86_64, features: 0 },
-        Machine { arch: Arch::X86_64, features: feature::X86_64_V2 },
-        Machine { arch: Arch::X86_64, features: feature::X86_64_V3 },
-        Machine { arch: Arch::Aarch64, features: feature::NEON },
-    ];
-    let host = host_machines();
-    all.into_iter().filter(|m| !host.contains(m)).collect()
+fn runs_here((arch, level): &(Arch, Level)) -> bool {
+    let have = detected_features();
+    Some(*arch) == Arch::of_host() && level.features.iter().all(|f| have.contains(&f.as_str()))
 }
 
-/// Links an object for this host into a shared library; symbols it does not define are an error.
-pub fn link(object: &[u8], folder: &Path) -> Library {
-    let (input, output) = (folder.join("code.o"), folder.join("code.so"));
-    std::fs::write(&input, object).expect("the object is written");
-    let mut cc = Command::new("cc");
-    cc.args(["-shared", "-nostdlib", "-Wl,--no-undefined", "-o"]).arg(&output).arg(&input);
-    let status = cc.status().expect("a C compiler driver `cc` is installed");
-    assert!(status.success(), "linking failed");
-    // SAFETY: freestanding code without initialisers.
-    unsafe { Library::new(output) }.expect("the library loads")
+pub fn host_levels() -> Vec<(Arch, Level)> {
+    levels().into_iter().filter(runs_here).collect()
 }
 
-/// Calls a kernel. Functions of the C ABI ignore surplus arguments, so one type serves all.
-fn call(library: &Library, kernel: &Kernel, buffers: &mut [Buffer], dims: &SymValues, workers: u64) {
-    type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
-    // SAFETY: the library exports a kernel of that name.
-    let function =
-        unsafe { library.get::<Function>(kernel.name.as_bytes()) }.expect("the kernel is exported");
-    for worker in 0..workers {
-        let mut args: Vec<u64> = buffers.iter_mut().map(|b| b.bytes.as_mut_ptr() as u64).collect();
-        args.extend(kernel.dims.iter().map(|(sym, _)| dims.get(*sym) as u64));
-        args.extend([worker, workers]);
-        assert!(args.len() <= 12, "too many arguments for the test");
-        args.resize(12, 0);
-        let a: [u64; 12] = args.try_into().expect("twelve arguments");
-        // SAFETY: the kernel's arguments; the interpreter has checked that it stays inside of the buffers.
-        unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]) };
-    }
-}
-
-/// Runs all cases on all machines and worker counts; kernel names must differ.
+/// Runs all cases at all levels and worker counts; kernel names must differ. Levels that this host cannot run are
+/// compiled for, which checks that nothing is imported.
 #[track_caller]
 pub fn check(cases: &[Case]) {
-    if let Err(message) = try_check(cases, &host_machines()) {
+    if let Err(message) = try_check(cases, &host_levels()) {
         panic!("{message}");
     }
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
-    for machine in foreign_machines() {
-        kernels_object(machine, &kernels).unwrap_or_else(|e| panic!("{machine:?}: {e}"));
+    for (arch, level) in levels().into_iter().filter(|l| !runs_here(l)) {
+        kernels_object(arch, &level, &kernels).unwrap_or_else(|e| panic!("{}: {e}", level.name));
     }
 }
 
-pub fn try_check(cases: &[Case], machines: &[Machine]) -> Result<(), String> {
+pub fn try_check(cases: &[Case], levels: &[(Arch, Level)]) -> Result<(), String> {
     let mut wanted = Vec::new();
     for case in cases {
         let mut buffers = case.buffers.clone();
@@ -105,19 +68,24 @@ pub fn try_check(cases: &[Case], machines: &[Machine]) -> Result<(), String> {
         wanted.push(buffers);
     }
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
-    for &machine in machines {
-        let object = kernels_object(machine, &kernels).map_err(|e| format!("{machine:?}: {e}"))?;
-        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let library = link(&object, folder.path());
+    for (_, level) in levels {
+        let executor =
+            Executor::with_cranelift(&kernels, level).map_err(|e| format!("{}: {e}", level.name))?;
         for (case, wanted) in cases.iter().zip(&wanted) {
             for workers in [1, 3] {
-                let mut got = case.buffers.clone();
-                call(&library, &case.kernel, &mut got, &case.dims, workers);
-                compare(case, &got, wanted).map_err(|e| format!("{machine:?}, {workers} workers: {e}"))?;
+                let got = run_compiled(&executor, case, workers)?;
+                compare(case, &got, wanted).map_err(|e| format!("{}, {workers} workers: {e}", level.name))?;
             }
         }
     }
     Ok(())
+}
+
+fn run_compiled(executor: &Executor, case: &Case, workers: usize) -> Result<Vec<Buffer>, String> {
+    let mut memory: Vec<Aligned> = case.buffers.iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+    executor.run(&case.kernel.name, &mut memory, &case.dims, workers).map_err(|e| e.to_string())?;
+    let results = case.buffers.iter().zip(&memory);
+    Ok(results.map(|(b, memory)| Buffer::new(b.dtype, memory.bytes().to_vec())).collect())
 }
 
 fn compare(case: &Case, got: &[Buffer], wanted: &[Buffer]) -> Result<(), String> {

@@ -1,274 +1,172 @@
-//! A whole model object: table, entry points, steps with barriers, checks of the arguments.
+//! A whole toy model: steps, table, several levels in one file, linking, and the runtime on the result.
 
-use crate::harness::{foreign_machines, host_machines, link};
-use mlcc_abi::{Ctx, ModelTable, StepFn, status};
-use mlcc_codegen::clif::{ClifError, model_object};
-use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
+use crate::toy::{self, reference};
+use crate::toy_kernels::{Place, kernels, steps, table};
+use mlcc_abi::{Ctx, ModelTable, status};
+use mlcc_codegen::artifact::Weights;
+use mlcc_codegen::clif::level_object;
+use mlcc_codegen::model::Limits;
+use mlcc_codegen::{Input, LevelInput, Library, compile_with_cranelift};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::kernel::{Access, ForKind, Kernel, UnOp};
+use mlcc_ir::step::{Step, StepItem};
 use mlcc_ir::types::DType;
-use std::ffi::c_void;
-use std::sync::Barrier;
+use mlcc_runtime::{LoadOptions, Model};
+use mlcc_target::{Arch, Target, resolve};
+use std::process::Command;
 
-const ROWS: usize = 24;
+const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
 
-/// `scratch[i] = state[i] + table[tokens[n - 1]]`, and the state advances by 1.
-fn advance() -> Kernel {
-    let mut kb = KernelBuilder::new("advance");
-    let n = kb.sym(Sym::N);
-    let tokens = kb.param("tokens", DType::I32, Dim::sym(Sym::N), Access::In, 4);
-    let table = kb.param("table", DType::F32, 8usize, Access::In, 64);
-    let state = kb.param("state", DType::F32, ROWS, Access::InOut, 64);
-    let scratch = kb.param("scratch", DType::F32, ROWS, Access::Out, 64);
-    let rows = kb.int(ROWS as i64);
-    kb.par("i", rows, |kb, i| {
-        let last = kb.add_int(n, -1);
-        let token = kb.load(tokens, last);
-        let token = kb.cast(token, DType::I64);
-        let (x, old) = (kb.load(table, token), kb.load(state, i));
-        let sum = kb.add(x, old);
-        kb.store(scratch, i, sum);
-        let one = kb.float(1.0);
-        let new = kb.add(old, one);
-        kb.store(state, i, new);
-    });
-    kb.finish()
+/// The toy for two levels of this machine's architecture.
+fn build(target: &Target) -> Library {
+    let (kernels, steps) = (kernels(Place::Workers), steps(Place::Workers));
+    let one = |level| LevelInput { level, kernels: &kernels, steps: &steps };
+    let name = if target.arch == Arch::X86_64 { "x86-64" } else { "aarch64" };
+    let input = Input { target, levels: target.levels.iter().map(one).collect(), table: table(name) };
+    compile_with_cranelift(&input, "toy.so").unwrap()
 }
 
-/// `logits[i] = scratch[ROWS - 1 - i]`: needs what other workers wrote.
-fn reverse() -> Kernel {
-    let mut kb = KernelBuilder::new("reverse");
-    let scratch = kb.param("scratch", DType::F32, ROWS, Access::In, 64);
-    let logits = kb.param("logits", DType::F32, ROWS, Access::Out, 64);
-    let rows = kb.int(ROWS as i64);
-    kb.par("i", rows, |kb, i| {
-        let last = kb.int(ROWS as i64 - 1);
-        let from = kb.sub(last, i);
-        let value = kb.load(scratch, from);
-        kb.store(logits, i, value);
-    });
-    kb.finish()
-}
-
-fn buffer(base: Base, offset: u64) -> BufferRef {
-    BufferRef { base, offset, bytes: 4 * ROWS as u64 }
-}
-
-fn steps() -> Vec<Step> {
-    let launch = |kernel: &str, buffers: Vec<BufferRef>, dims: Vec<Dim>| {
-        StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid: None })
-    };
-    let items = vec![
-        launch(
-            "advance",
-            vec![
-                buffer(Base::Tokens, 0),
-                buffer(Base::Weights, 64),
-                buffer(Base::State, 0),
-                buffer(Base::Arena, 64),
-            ],
-            vec![Dim::sym(Sym::N)],
-        ),
-        StepItem::Barrier,
-        launch("reverse", vec![buffer(Base::Arena, 64), buffer(Base::Logits, 0)], vec![]),
-    ];
-    let step = |name: &str| Step { name: name.into(), items: items.clone(), arena_bytes: 256 };
-    vec![step("prefill"), step("decode")]
-}
-
-fn table() -> TableDesc {
-    TableDesc {
-        target: "x86-64".into(),
-        compiler: "test".into(),
-        metadata: "{\"model\":\"toy\"}".into(),
-        params: vec![ParamDesc {
-            name: "table".into(),
-            format: "f32".into(),
-            dims: vec![8],
-            offset: 64,
-            ..Default::default()
-        }],
-        states: vec![
-            StateDesc { name: "a".into(), offset: 0, bytes: 4 * 7, fill: Some(-2.0) },
-            StateDesc { name: "b".into(), offset: 4 * 7, bytes: 4 * (ROWS as u64 - 7), fill: None },
-        ],
-        plan: PlanDesc {
-            chunk: 4,
-            context: 100,
-            vocab: 8,
-            state_bytes: 4 * ROWS as u64,
-            ..Default::default()
-        },
-        ..Default::default()
-    }
-}
-
-extern "C" fn wait(this: *mut c_void, _worker: u32) {
-    // SAFETY: the test passes a barrier that outlives the call.
-    unsafe { &*this.cast::<Barrier>() }.wait();
-}
-
-#[repr(align(64))]
-struct Aligned<const N: usize>([f32; N]);
-
-/// Memory of one session; the context points into it.
-struct Memory {
-    weights: Aligned<64>,
-    arena: Aligned<64>,
-    state: Aligned<ROWS>,
-    logits: Aligned<ROWS>,
-}
-
-struct Shared(Ctx);
-// SAFETY: the workers touch disjoint parts between barriers, as the compiled code promises.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    fn run(&self, step: StepFn, workers: u32) -> Vec<i32> {
-        let barrier = Barrier::new(workers as usize);
-        let mut ctx = self.0;
-        ctx.barrier_self = (&raw const barrier).cast_mut().cast();
-        let shared = &Shared(ctx);
-        std::thread::scope(|scope| {
-            let call = move |worker| {
-                let ctx = (&raw const shared.0).cast_mut();
-                // SAFETY: a complete context; all workers call.
-                unsafe { step(ctx, worker, workers) }
-            };
-            let threads: Vec<_> = (0..workers).map(|w| scope.spawn(move || call(w))).collect();
-            threads.into_iter().map(|t| t.join().expect("no panic")).collect()
-        })
+fn host() -> Option<Target> {
+    match Arch::of_host()? {
+        Arch::X86_64 => resolve("x86-64-v2,x86-64-v3").ok(),
+        Arch::Aarch64 => resolve("aarch64").ok(),
+        Arch::Nvptx => None,
     }
 }
 
 #[test]
-fn model_runs_through_its_table() {
-    for machine in host_machines() {
-        let object = model_object(machine, "test-level", &[advance(), reverse()], &steps(), &table())
-            .expect("compiles");
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let library = link(&object, folder.path());
-        // SAFETY: the symbol is the table.
-        let table =
-            unsafe { &**library.get::<*const ModelTable>(b"mlcc_model\0").expect("mlcc_model is exported") };
-        assert_eq!((table.magic, table.n_variants, table.vocab), (mlcc_abi::MAGIC, 1, 8));
-        // SAFETY: one variant.
-        let variant = unsafe { &*table.variants };
-        assert_eq!(variant.features, machine.used().features);
-        let entries = variant.entries;
-        let mut len = 0;
-        let metadata = entries.get_metadata.expect("get_metadata");
-        // SAFETY: the function returns a pointer to `len` bytes of the library.
-        let text = unsafe {
-            let at = metadata(&mut len);
-            std::slice::from_raw_parts(at, len as usize)
-        };
-        assert_eq!(text, b"{\"model\":\"toy\"}");
-        session(&entries);
+fn every_level_gives_the_reference_results() {
+    let Some(target) = host() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("toy.so");
+    toy::pack(build(&target).path(), &path, Weights::Inside);
+    let have = mlcc_target::detected_features();
+    let expected = reference(&TOKENS);
+    for level in target.levels.iter().filter(|l| l.features.iter().all(|f| have.contains(&f.as_str()))) {
+        for threads in [1, 3] {
+            let options = LoadOptions {
+                threads: Some(threads),
+                cpu_level: Some(level.name.clone()),
+                verify_hashes: true,
+                ..LoadOptions::default()
+            };
+            let model = Model::load(&path, &options).unwrap();
+            assert_eq!(model.executor(), level.name);
+            let mut session = model.session().unwrap();
+            for (i, &token) in TOKENS.iter().enumerate() {
+                assert_eq!(session.decode(token).unwrap(), expected[i], "{} position {i}", level.name);
+            }
+            session.reset().unwrap();
+            assert_eq!(session.prefill(&TOKENS).unwrap(), expected[7]);
+            session.reset().unwrap();
+            assert_eq!(session.prefill_logits(&TOKENS[..5]).unwrap(), expected[..5].concat());
+        }
     }
 }
 
-fn session(entries: &mlcc_abi::Entries) {
-    let mut memory = Memory {
-        weights: Aligned(std::array::from_fn(|i| i as f32)),
-        arena: Aligned([0.0; 64]),
-        state: Aligned([9.0; ROWS]),
-        logits: Aligned([0.0; ROWS]),
-    };
-    let tokens = [1, 2, 3, 5, 9, -1];
-    let mut shared = Shared(Ctx {
-        weights: memory.weights.0.as_ptr().cast(),
-        arena: memory.arena.0.as_mut_ptr().cast(),
-        state: memory.state.0.as_mut_ptr().cast(),
-        tokens: tokens.as_ptr(),
-        n: 1,
-        past: 0,
-        logits: memory.logits.0.as_mut_ptr(),
-        probs: std::ptr::null_mut(),
-        barrier: Some(wait),
-        barrier_self: std::ptr::null_mut(),
-        temperature: 1.0,
-        batch: 1,
-        reserved: [0; 5],
-    });
-    let (prefill, decode) = (entries.prefill.expect("prefill"), entries.decode.expect("decode"));
-    for workers in [1, 3] {
-        assert_eq!(shared.run(entries.create_kv_cache.expect("create"), workers), vec![0; workers as usize]);
-        let initial: Vec<f32> = (0..ROWS).map(|i| if i < 7 { -2.0 } else { 0.0 }).collect();
-        assert_eq!(memory.state.0.to_vec(), initial);
-        shared.0.n = 4;
-        assert_eq!(shared.run(prefill, workers), vec![0; workers as usize]);
-        // The table starts 64 bytes into the weights; token 5 is the last.
-        let wanted: Vec<f32> = initial.iter().rev().map(|s| s + 21.0).collect();
-        assert_eq!(memory.logits.0.to_vec(), wanted);
-        shared.0.n = 1;
-        assert_eq!(shared.run(decode, workers), vec![0; workers as usize]);
-        let wanted: Vec<f32> = initial.iter().rev().map(|s| s + 1.0 + 17.0).collect();
-        assert_eq!(memory.logits.0.to_vec(), wanted);
-        assert!(entries.softmax_with_temperature.is_none());
-
-        let expect = |shared: &Shared, step: StepFn, status: i32| {
-            assert_eq!(shared.run(step, workers), vec![status; workers as usize]);
+/// Calls entry points as a C program would, with arguments that the runtime never passes on.
+#[test]
+fn entry_points_refuse_bad_arguments() {
+    let Some(target) = host() else { return };
+    let library = build(&target);
+    // SAFETY: the library was just made and has no initialisers; its one symbol is the table.
+    let loaded = unsafe { libloading::Library::new(library.path()).unwrap() };
+    let model = unsafe { &**loaded.get::<*const ModelTable>(b"mlcc_model").unwrap() };
+    // SAFETY: the table has variants, the weakest last.
+    let entries = unsafe { (*model.variants.add(model.n_variants as usize - 1)).entries };
+    let weights = toy::weights();
+    let (mut arena, mut state, mut logits, mut probs) = ([0f32; 24], [9f32; 8], [0f32; 5], [0f32; 5]);
+    let mut call = |step: mlcc_abi::StepFn, tokens: &[i32]| {
+        let mut ctx = Ctx {
+            weights: weights.as_ptr(),
+            arena: arena.as_mut_ptr().cast(),
+            state: state.as_mut_ptr().cast(),
+            tokens: tokens.as_ptr(),
+            n: tokens.len() as i64,
+            past: 0,
+            logits: logits.as_mut_ptr(),
+            probs: probs.as_mut_ptr(),
+            barrier: None,
+            barrier_self: std::ptr::null_mut(),
+            temperature: 2.0,
+            batch: 1,
+            reserved: [0; 5],
         };
-        shared.0.n = 2;
-        expect(&shared, decode, status::BAD_LENGTH);
-        shared.0.n = 5;
-        expect(&shared, prefill, status::BAD_LENGTH);
-        shared.0.n = 0;
-        expect(&shared, prefill, status::BAD_LENGTH);
-        shared.0.n = 4;
-        shared.0.past = 97;
-        expect(&shared, prefill, status::CONTEXT_FULL);
-        shared.0.past = 0;
-        shared.0.n = 1;
-        for bad in [4, 5] {
-            shared.0.tokens = &raw const tokens[bad];
-            expect(&shared, prefill, status::BAD_TOKEN);
-        }
-        shared.0.tokens = tokens.as_ptr();
-    }
+        // SAFETY: every buffer is as large as the plan says.
+        unsafe { step(&mut ctx, 0, 1) }
+    };
+    let (prefill, decode) = (entries.prefill.unwrap(), entries.decode.unwrap());
+    assert_eq!(call(entries.create_kv_cache.unwrap(), &[]), status::OK);
+    assert_eq!(call(prefill, &[1, 5]), status::BAD_TOKEN);
+    assert_eq!(call(prefill, &[-1]), status::BAD_TOKEN);
+    assert_eq!(call(prefill, &[]), status::BAD_LENGTH);
+    assert_eq!(call(prefill, &[0; 4]), status::BAD_LENGTH);
+    assert_eq!(call(decode, &[0; 2]), status::BAD_LENGTH);
+    assert_eq!(call(decode, &TOKENS[..1]), status::OK);
+    assert_eq!(call(entries.softmax_with_temperature.unwrap(), &[0]), status::OK);
+    assert_eq!(logits.to_vec(), reference(&TOKENS[..1])[0]);
+    let sum: f32 = logits.iter().map(|x| x / 2.0).sum();
+    assert_eq!(probs.to_vec(), logits.map(|x| x / 2.0 / sum).to_vec());
+    let mut len = 0;
+    // SAFETY: `len` lives through the call, and the text as long as the library.
+    let text = unsafe { std::slice::from_raw_parts(entries.get_metadata.unwrap()(&mut len), len as usize) };
+    assert_eq!(text, table("").metadata.as_bytes());
 }
 
 #[test]
 fn equal_input_gives_equal_bytes() {
-    for machine in host_machines().into_iter().chain(foreign_machines()) {
-        let build =
-            || model_object(machine, "v", &[advance(), reverse()], &steps(), &table()).expect("compiles");
-        assert!(build() == build(), "{machine:?}: two compilations differ");
-    }
+    let Some(target) = host() else { return };
+    let bytes = || std::fs::read(build(&target).path()).unwrap();
+    assert_eq!(bytes(), bytes());
+}
+
+/// Exported: the table alone. Imported: nothing.
+#[test]
+fn the_library_has_one_symbol() {
+    let Some(target) = host() else { return };
+    let Ok(nm) = Command::new("nm").args(["-D", "--format=posix"]).arg(build(&target).path()).output() else {
+        eprintln!("skipped: no `nm` on this machine");
+        return;
+    };
+    let symbols = String::from_utf8(nm.stdout).unwrap();
+    let names: Vec<&str> = symbols.lines().filter_map(|l| l.split(' ').next()).collect();
+    assert_eq!(names, ["mlcc_model"], "{symbols}");
 }
 
 #[test]
 fn bad_modules_are_refused_by_name() {
-    let machine = host_machines()[0];
-    let build = |kernels: &[Kernel], steps: &[Step]| model_object(machine, "v", kernels, steps, &table());
-    let error = build(&[advance()], &steps()).expect_err("a kernel is missing");
-    assert!(matches!(&error, ClifError::UnknownKernel { kernel, .. } if kernel == "reverse"), "{error}");
-    let mut wrong = steps();
+    let target = resolve("x86-64-v2").unwrap();
+    let message = |kernels: &[Kernel], steps: &[Step]| {
+        let input = LevelInput { level: &target.levels[0], kernels, steps };
+        level_object(target.arch, &input, &[], Limits::default()).unwrap_err().to_string()
+    };
+    let good = kernels(Place::Workers);
+    let missing = message(&good[1..], &steps(Place::Workers));
+    assert!(missing.contains("kernel toy.feed is launched but not among the kernels"), "{missing}");
+    let mut wrong = steps(Place::Workers);
     if let StepItem::Launch(launch) = &mut wrong[0].items[0] {
-        launch.dims.clear();
+        launch.buffers.pop();
     }
-    let error = build(&[advance(), reverse()], &wrong).expect_err("a size is missing");
-    assert_eq!(error.to_string(), "step prefill, kernel advance: expected 1 dims, found 0");
-    let mut odd = steps();
-    odd[1].name = "predict".into();
-    let error = build(&[advance(), reverse()], &odd).expect_err("no such entry point");
-    assert!(error.to_string().starts_with("`predict` is not an entry point"), "{error}");
+    let count = message(&good, &wrong);
+    assert!(count.contains("kernel toy.feed: expected 4 buffers, found 3"), "{count}");
 
     let mut kb = KernelBuilder::new("gpu");
     let ten = kb.int(10);
-    kb.for_("b", ten, mlcc_ir::kernel::ForKind::Block(0), |_, _| {});
-    let error = build(&[kb.finish()], &[]).expect_err("a GPU kernel");
-    assert_eq!(error.to_string(), "kernel gpu: block and thread loops belong to GPU kernels");
+    kb.for_("b", ten, ForKind::Block(0), |_, _| {});
+    let gpu = message(&[kb.finish()], &[]);
+    assert!(gpu.contains("`gpu` failed: block and thread loops belong to GPU kernels"), "{gpu}");
 
     let mut kb = KernelBuilder::new("tail");
     let out = kb.param("out", DType::F32, 1usize, Access::InOut, 4);
     let zero = kb.int(0);
     let x = kb.load(out, zero);
-    let x = kb.unary(mlcc_ir::kernel::UnOp::Exp, x);
+    let x = kb.unary(UnOp::Exp, x);
     kb.store(out, zero, x);
-    let error = build(&[kb.finish()], &[]).expect_err("exp is not primitive");
-    assert_eq!(error.to_string(), "kernel tail: exp of f32 is not primitive and must be expanded first");
+    let exp = message(&[kb.finish()], &[]);
+    assert!(exp.contains("`tail` failed: exp of f32 is not primitive and must be expanded first"), "{exp}");
+
+    let cuda = resolve("sm_80").unwrap();
+    let input = LevelInput { level: &cuda.levels[0], kernels: &[], steps: &[] };
+    let cuda = level_object(cuda.arch, &input, &[], Limits::default()).unwrap_err().to_string();
+    assert!(cuda.contains("GPU code needs the LLVM back end"), "{cuda}");
 }

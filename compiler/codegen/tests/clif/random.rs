@@ -5,7 +5,7 @@
 //! ones.
 
 use crate::elementwise::{defined_operand, samples};
-use crate::harness::{Case, host_machines, try_check};
+use crate::harness::{Case, host_levels, try_check};
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{Access, BinOp, BufId, ExprId, Ty, UnOp};
@@ -199,7 +199,7 @@ proptest! {
             .enumerate()
             .map(|(i, (lanes, choices))| program(format!("random{i}"), *lanes, choices))
             .collect();
-        if let Err(message) = try_check(&cases, &host_machines()) {
+        if let Err(message) = try_check(&cases, &host_levels()) {
             return Err(TestCaseError::fail(message));
         }
     }
