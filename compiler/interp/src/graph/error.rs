@@ -8,7 +8,7 @@ use mlcc_ir::types::TensorType;
 pub enum GraphError {
     #[error("the module has no function {0}")]
     NoFunction(String),
-    #[error("{place}: {ty} has no valid size for the symbols of this call")]
+    #[error("{place}: {ty} has a negative size, or more than 2^30 elements, for the symbols of this call")]
     Size { place: String, ty: TensorType },
     #[error("{place}: expected {expected}, found {found}")]
     Shape { place: String, expected: String, found: String },

@@ -3,11 +3,14 @@
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::types::TensorType;
 
-/// Sizes for given symbols; `None` if one of them is negative or their product is beyond all reason.
+/// Elements of the largest tensor that is evaluated (8 GiB of f64).
+const MOST_ELEMENTS: usize = 1 << 30;
+
+/// Sizes for given symbols; `None` if one of them is negative or the tensor would be too large.
 pub fn concrete_dims(ty: &TensorType, syms: &SymValues) -> Option<Vec<usize>> {
     let dims = ty.dims.iter().map(|d| usize::try_from(d.eval(syms)).ok()).collect::<Option<Vec<_>>>()?;
     let elements = dims.iter().try_fold(1usize, |a, &d| a.checked_mul(d))?;
-    (elements <= 1 << 40).then_some(dims)
+    (elements <= MOST_ELEMENTS).then_some(dims)
 }
 
 pub fn row_major_strides(dims: &[usize]) -> Vec<i64> {

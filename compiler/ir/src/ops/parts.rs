@@ -88,10 +88,10 @@ impl Parts<'_> {
             "rms_norm" => Op::RmsNorm { eps: self.float("eps")? },
             "softmax" => Op::Softmax,
             "dequantize" => Op::Dequantize,
-            "group_scale" => Op::GroupScale { group: self.count("group")? },
-            "group_quantize" => Op::GroupQuantize { group: self.count("group")? },
-            "group_sum" => Op::GroupSum { group: self.count("group")? },
-            "matmul_i8" => Op::MatMulI8 { group: self.count("group")? },
+            "group_scale" => Op::GroupScale { group: self.positive("group")? },
+            "group_quantize" => Op::GroupQuantize { group: self.positive("group")? },
+            "group_sum" => Op::GroupSum { group: self.positive("group")? },
+            "matmul_i8" => Op::MatMulI8 { group: self.positive("group")? },
             name => {
                 let unary = UnOp::ALL.into_iter().find(|op| op.name() == name).map(Op::Unary);
                 let binary = || BinOp::ALL.into_iter().find(|op| op.name() == name).map(Op::Binary);
@@ -118,6 +118,9 @@ impl Parts<'_> {
 
     fn count(&self, attr: &'static str) -> Result<usize, PartsError> {
         self.find(attr, "a count", |a| usize::try_from(int(a)?).ok())
+    }
+    fn positive(&self, attr: &'static str) -> Result<usize, PartsError> {
+        self.find(attr, "a positive count", |a| usize::try_from(int(a)?).ok().filter(|&c| c > 0))
     }
     fn counts(&self, attr: &'static str) -> Result<Vec<usize>, PartsError> {
         self.find(attr, "a list of counts", |a| match a {

@@ -2,6 +2,7 @@
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, Token};
+use crate::dim::Dim;
 use crate::graph::{Function, FunctionKind, ValueId};
 use crate::module::{FuncId, Module};
 use crate::ops::{Attr, Op, Symbol};
@@ -20,11 +21,32 @@ pub fn parse_dtype(lexer: &mut Lexer) -> Result<DType, ParseError> {
     DType::parse(&name).ok_or_else(|| Lexer::error_at(pos, format!("unknown element type `{name}`")))
 }
 
+/// Largest product of the sizes of one tensor (coefficients of symbols taken as sizes), so that arithmetic on types
+/// cannot overflow.
+const MOST_ELEMENTS: i128 = 1 << 48;
+/// Operands of one node; definitions recurse over them.
+const MOST_OPERANDS: usize = 1024;
+
 /// `f32[n, 64]`.
 pub fn parse_type(lexer: &mut Lexer) -> Result<TensorType, ParseError> {
     let dtype = parse_dtype(lexer)?;
     lexer.expect("[")?;
-    Ok(TensorType { dtype, dims: lexer.list("]", parse_dim)? })
+    Ok(TensorType { dtype, dims: parse_dims(lexer)? })
+}
+
+/// Sizes of a tensor up to `]`.
+fn parse_dims(lexer: &mut Lexer) -> Result<Vec<Dim>, ParseError> {
+    let pos = lexer.pos();
+    let dims = lexer.list("]", parse_dim)?;
+    let size = |d: &Dim| {
+        let coefficients = d.terms().iter().map(|(_, c)| i128::from(*c).abs());
+        (i128::from(d.constant()).abs() + coefficients.sum::<i128>()).max(1)
+    };
+    let elements = dims.iter().map(size).try_fold(1i128, |a, d| Some(a * d).filter(|&p| p <= MOST_ELEMENTS));
+    match elements {
+        Some(_) => Ok(dims),
+        None => Err(Lexer::error_at(pos, "a tensor of more than 2^48 elements")),
+    }
 }
 
 /// One function, from `fn` to its closing brace.
@@ -96,6 +118,9 @@ impl Parser<'_> {
     fn operands(&self, lexer: &mut Lexer) -> Result<Vec<ValueId>, ParseError> {
         let mut values = vec![self.operand(lexer)?];
         while lexer.accept(",") {
+            if values.len() == MOST_OPERANDS {
+                return Err(lexer.error(format!("more than {MOST_OPERANDS} operands")));
+            }
             values.push(self.operand(lexer)?);
         }
         Ok(values)
@@ -169,7 +194,7 @@ impl Parser<'_> {
             },
             Token::Punct("[") => {
                 lexer.advance();
-                Attr::Dims(lexer.list("]", parse_dim)?)
+                Attr::Dims(parse_dims(lexer)?)
             }
             _ if lexer.at_float() => Attr::Float(lexer.float("a number")?),
             Token::Ident(word) if matches!(word.as_str(), "true" | "false") => {
