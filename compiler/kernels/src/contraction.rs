@@ -36,7 +36,8 @@ pub enum Activation {
     /// (of the codes of a group), `[rows, groups]`.
     I8 { scales: BufId, sums: BufId },
     /// 16-bit codes per group of 32 as two int8 planes, `code = 256 high + low`: rows of all high bytes, then all low ones,
-    /// each of k rounded up to 32; `scales` and `sums` as above. Made by the generator itself (see `split`).
+    /// each of k rounded up to 32; `scales` as above, `sums` times minus the zero point of the weights. Made by the
+    /// generator itself (see `split`).
     I16 { scales: BufId, sums: BufId },
 }
 
@@ -118,7 +119,14 @@ pub type Epilogue<'a> = dyn FnMut(&mut KernelBuilder, Tile) + 'a;
 
 /// Emits the contraction for a CPU. Panics where x or w contradict their declared types (a bug in lowering), as the
 /// builder does. int8 activations need packed weights.
-pub fn emit_matmul(kb: &mut KernelBuilder, spec: &MatMul, params: &MatMulParams, epilogue: &mut Epilogue) {
+///
+/// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker.
+pub fn emit_matmul(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    params: &MatMulParams,
+    epilogue: &mut Epilogue,
+) -> i64 {
     let table = params.lookup.map(|instr| {
         let table = tile::code_table(kb);
         (instr, kb.let_("codes", table))
@@ -149,6 +157,12 @@ pub fn emit_matmul(kb: &mut KernelBuilder, spec: &MatMul, params: &MatMulParams,
             });
         }
     }
+    slices(spec, params)
+}
+
+/// Iterations of the loop over columns: `params.tiles` tiles of weights each.
+fn slices(spec: &MatMul, params: &MatMulParams) -> i64 {
+    spec.n.div_ceil(TILE * params.tiles as usize) as i64
 }
 
 /// Whether the generator turns float activations into int8 planes.
@@ -167,7 +181,7 @@ fn chunk_of_rows(
     rows: (ExprId, ExprId),
     epilogue: &mut Epilogue,
 ) {
-    let tiles = kb.int(spec.n.div_ceil(TILE) as i64);
+    let extent = kb.int(slices(spec, params));
     let spec = match planes {
         Some(planes) => {
             planes.fill(kb, spec, params, rows);
@@ -175,7 +189,31 @@ fn chunk_of_rows(
         }
         None => *spec,
     };
-    kb.par("tile", tiles, |kb, tile| rows_of_tile(kb, &spec, params, lookup, tile, rows, epilogue));
+    let wide = params.tiles;
+    // The last slice has fewer tiles where their number does not divide.
+    let (full, rest) = (spec.n.div_ceil(TILE) as u32 / wide, spec.n.div_ceil(TILE) as u32 % wide);
+    let short = !spec.n.is_multiple_of(TILE);
+    kb.par("slice", extent, |kb, slice| {
+        let first = kb.mul_int(slice, wide.into());
+        let mut emit = |kb: &mut KernelBuilder, tiles: u32, edge: Edge| {
+            kb.open_block();
+            let slice = Slice { first, tiles, edge: if short { edge } else { Edge::Never } };
+            rows_of_slice(kb, &spec, params, lookup, slice, rows, epilogue);
+            kb.close_block()
+        };
+        let body = match (full, rest) {
+            (1, 0) => emit(kb, wide, Edge::Always),
+            (_, 0) => emit(kb, wide, Edge::Last),
+            (0, rest) => emit(kb, rest, Edge::Always),
+            (full, rest) => {
+                let full = kb.int(full.into());
+                let cond = kb.lt(slice, full);
+                let (then, otherwise) = (emit(kb, wide, Edge::Never), emit(kb, rest, Edge::Always));
+                vec![Stmt::If { cond, then, otherwise }]
+            }
+        };
+        body.into_iter().for_each(|s| kb.push(s));
+    });
 }
 
 /// Bytes that come from memory together.
@@ -184,13 +222,30 @@ const CACHE_LINE: usize = 64;
 /// A lookup instruction with its table.
 type Lookup = Option<(InstrId, ExprId)>;
 
-/// All `count` activation rows from `first`, for one tile of weights.
-fn rows_of_tile(
+/// Tiles of weights side by side that are worked on together.
+#[derive(Clone, Copy)]
+struct Slice {
+    first: ExprId,
+    tiles: u32,
+    edge: Edge,
+}
+
+/// When the last tile of a slice has fewer than 16 rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Edge {
+    Never,
+    Always,
+    /// In the last slice.
+    Last,
+}
+
+/// All `count` activation rows from `first`, for one slice of the weights.
+fn rows_of_slice(
     kb: &mut KernelBuilder,
     spec: &MatMul,
     params: &MatMulParams,
     lookup: Lookup,
-    tile: ExprId,
+    slice: Slice,
     (first, count): (ExprId, ExprId),
     epilogue: &mut Epilogue,
 ) {
@@ -204,25 +259,25 @@ fn rows_of_tile(
             let offset = kb.mul(b, by);
             let row = kb.add(before, offset);
             let row = kb.let_("row", row);
-            Block::new(kb, spec, params, lookup, tile, row, rows).emit(kb, epilogue);
+            Block::new(kb, spec, params, lookup, slice, (row, rows)).emit(kb, epilogue);
         });
         let here = kb.mul(blocks, by);
         done = kb.add(done, here);
     }
 }
 
-/// One tile of weights against `rows` activation rows, fully unrolled over rows.
+/// One slice of the weights against `rows` activation rows, fully unrolled over both.
 struct Block<'a> {
     spec: &'a MatMul,
     params: &'a MatMulParams,
     lookup: Lookup,
-    tile: ExprId,
+    slice: Slice,
     /// First row of the result.
     row: ExprId,
     rows: u32,
     /// Partial sums per accumulator.
     chains: u32,
-    /// `[chains][rows][16]` f32, in registers.
+    /// `[chains][rows][16 tiles]` f32, in registers.
     acc: BufId,
 }
 
@@ -232,15 +287,14 @@ impl<'a> Block<'a> {
         spec: &'a MatMul,
         params: &'a MatMulParams,
         lookup: Lookup,
-        tile: ExprId,
-        row: ExprId,
-        rows: u32,
+        slice: Slice,
+        (row, rows): (ExprId, u32),
     ) -> Block<'a> {
-        let chains = (params.in_flight / (rows * (TILE as u32 / params.lanes))).clamp(1, 4);
+        let chains = (params.in_flight / (rows * slice.tiles * (TILE as u32 / params.lanes))).clamp(1, 4);
         // Only plain weights keep their partial sums across iterations; groups fold them into one accumulator.
         let kept = if matches!(spec.weight, Weight::Plain(_)) { chains } else { 1 };
-        let acc = kb.alloc("acc", DType::F32, (kept * rows) as usize * TILE, Space::Local);
-        let block = Block { spec, params, lookup, tile, row, rows, chains, acc };
+        let acc = kb.alloc("acc", DType::F32, (kept * rows * slice.tiles) as usize * TILE, Space::Local);
+        let block = Block { spec, params, lookup, slice, row, rows, chains, acc };
         let zero = kb.constant(0.0, block.vector());
         for chain in 0..kept {
             block.each(|r, part| {
@@ -273,7 +327,7 @@ impl<'a> Block<'a> {
             let sum = kb.load_vec(self.acc, at, self.params.lanes);
             sums.push((r, part, kb.let_("sum", sum)));
         });
-        let first = kb.mul_int(self.tile, TILE as i64);
+        let first = kb.mul_int(self.slice.first, TILE as i64);
         let mut hand_over = |kb: &mut KernelBuilder, masked: bool| {
             for &(r, part, acc) in &sums {
                 let row = kb.add_int(self.row, r.into());
@@ -286,13 +340,13 @@ impl<'a> Block<'a> {
                 epilogue(kb, Tile { row, col, lanes: self.params.lanes, acc, mask });
             }
         };
-        let full = self.spec.n / TILE;
-        match (self.spec.n % TILE, full) {
-            (0, _) => hand_over(kb, false),
-            (_, 0) => hand_over(kb, true),
-            (_, full) => {
-                let full = kb.int(full as i64);
-                let is_full = kb.lt(self.tile, full);
+        match self.slice.edge {
+            Edge::Never => hand_over(kb, false),
+            Edge::Always => hand_over(kb, true),
+            Edge::Last => {
+                let last = kb.add_int(self.slice.first, i64::from(self.slice.tiles) - 1);
+                let end = kb.int((self.spec.n / TILE) as i64);
+                let cond = kb.lt(last, end);
                 // Two closures cannot both hold the epilogue: the blocks are built by hand.
                 kb.open_block();
                 hand_over(kb, false);
@@ -300,7 +354,7 @@ impl<'a> Block<'a> {
                 kb.open_block();
                 hand_over(kb, true);
                 let otherwise = kb.close_block();
-                kb.push(Stmt::If { cond: is_full, then, otherwise });
+                kb.push(Stmt::If { cond, then, otherwise });
             }
         }
     }
@@ -308,10 +362,16 @@ impl<'a> Block<'a> {
     fn vector(&self) -> Ty {
         Ty::vector(DType::F32, self.params.lanes)
     }
+    /// Vectors over all rows of the tiles.
     fn parts(&self) -> u32 {
-        TILE as u32 / self.params.lanes
+        self.slice.tiles * TILE as u32 / self.params.lanes
     }
-    /// Every accumulator: activation row and part of the tile.
+    /// The tile that a part belongs to, and its number there.
+    fn tile_of(&self, kb: &mut KernelBuilder, part: u32) -> (ExprId, u32) {
+        let per_tile = TILE as u32 / self.params.lanes;
+        (kb.add_int(self.slice.first, (part / per_tile).into()), part % per_tile)
+    }
+    /// Every accumulator: activation row and part of the tiles.
     fn each(&self, mut f: impl FnMut(u32, u32)) {
         for r in 0..self.rows {
             for part in 0..self.parts() {
@@ -361,18 +421,19 @@ impl<'a> Block<'a> {
         kb.add_int(at, i64::from(r) * groups)
     }
 
-    /// The reader of one group of this tile.
+    /// The reader of one group of one part.
     fn group(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, part: u32) -> GroupReader {
         let bytes = tile::group_bytes(format) as i64;
         let groups = self.spec.k.div_ceil(GROUP) as i64;
-        let start = kb.mul_int(self.tile, groups * bytes);
+        let (tile, part) = self.tile_of(kb, part);
+        let start = kb.mul_int(tile, groups * bytes);
         let here = kb.mul_int(g, bytes);
         let base = kb.add(start, here);
         let base = kb.add_int(base, self.spec.w_offset as i64);
         GroupReader { format, buf: self.spec.w, base, lanes: self.params.lanes, part }
     }
 
-    /// Word `word` of a group, for every part of the tile.
+    /// Word `word` of a group, for every part.
     fn words(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, word: usize) -> Vec<ExprId> {
         let read = |part| {
             let bits = self.group(kb, format, g, part).word(kb, word);

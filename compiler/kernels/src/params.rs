@@ -61,6 +61,8 @@ pub struct MatMulParams {
     /// Activation rows that share one unpacking of the weights, in falling order; the last entry is 1 so that every
     /// count can be met.
     pub rows: Vec<u32>,
+    /// Tiles of weights that share each activation that is broadcast.
+    pub tiles: u32,
     /// Columns per iteration of the loop over plain weights (even).
     pub unroll: u32,
     /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
@@ -92,14 +94,6 @@ pub fn choose(
         8 => target.find(&names[1..2]),
         _ => target.find(&names[2..]),
     };
-    // Vector registers: 32 with AVX-512 and on AArch64, else 16. A block takes rows * (16 / lanes) accumulators.
-    let rows: &[u32] = match (single_row, target.arch, lanes) {
-        (true, ..) => &[1],
-        (false, Arch::X86_64, 16) => &[12, 4, 1],
-        (false, Arch::X86_64, 8) => &[4, 1],
-        (false, Arch::X86_64, _) => &[2, 1],
-        (false, Arch::Aarch64 | Arch::Nvptx, _) => &[4, 1],
-    };
     let unsigned = wide(["vpdpbusd_512", "vpdpbusd_256", "usdot_128"]);
     let signed = wide(["", "", "sdot_128"]);
     let bytes = wide(["vpmaddubsw_512", "vpmaddubsw_256", "pmaddubsw_128"]);
@@ -125,16 +119,39 @@ pub fn choose(
         DType::BF16 => "prefetch_bf16",
         _ => "prefetch_u8",
     };
+    // Widened 8-bit codes cost more per product than unpacking them once for several rows of activations.
+    let widened = matches!(dot, IntDot::Pairs { .. }) && weight == DType::Packed(Format::Q8G32);
+    let split = match activation {
+        Activation::F32 | Activation::BF16 => dot != IntDot::Widen && (single_row || !widened),
+        Activation::I8 { .. } | Activation::I16 { .. } => false,
+    };
+    let (rows, tiles) = block(target.arch, lanes, weight, split, single_row);
     MatMulParams {
         lanes,
         rows: rows.to_vec(),
+        tiles,
         unroll: if single_row { 16 } else { 4 },
         in_flight: 8,
         dot,
-        split: dot != IntDot::Widen,
+        split,
         lookup,
         bf16_dot,
         prefetch: target.find(&[prefetch]).filter(|_| single_row).map(|instr| (instr, 4096)),
         chunk: None,
+    }
+}
+
+/// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *
+/// 16 / lanes, twice that with split activations) and their operands fit the registers: 32 with AVX-512 and on AArch64,
+/// 16 elsewhere. Two tiles halve the loads of activations, which is what bounds plain weights.
+fn block(arch: Arch, lanes: u32, weight: DType, split: bool, single_row: bool) -> (&'static [u32], u32) {
+    match (arch, lanes) {
+        _ if single_row => (&[1], 1),
+        (Arch::X86_64, 16) if split => (&[6, 1], 2),
+        (Arch::X86_64, 16) if weight.is_packed() => (&[12, 4, 1], 1),
+        (Arch::X86_64, 16) => (&[12, 4, 1], 2),
+        (Arch::X86_64, 8) => (&[4, 1], 1),
+        (Arch::X86_64, _) => (&[2, 1], 1),
+        (Arch::Aarch64 | Arch::Nvptx, _) => (&[4, 1], 1),
     }
 }

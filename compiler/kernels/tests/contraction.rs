@@ -205,7 +205,9 @@ impl Case {
     }
 
     fn check_cpu(&self, what: &str, params: &MatMulParams, options: &Options) {
-        let kernel = self.kernel(|kb, spec, epilogue| emit_matmul(kb, &spec, params, epilogue));
+        let kernel = self.kernel(|kb, spec, epilogue| {
+            emit_matmul(kb, &spec, params, epilogue);
+        });
         let split = params.split && self.weight.is_packed() && self.x_type != X::I8;
         self.check(what, &kernel, options, split);
     }
@@ -230,7 +232,7 @@ fn kind(x: X) -> Activation {
     }
 }
 
-const SHAPES: [(usize, usize); 4] = [(32, 64), (5, 7), (33, 100), (20, 45)];
+const SHAPES: [(usize, usize); 5] = [(32, 64), (5, 7), (33, 100), (20, 45), (60, 33)];
 
 /// Every distinct set of parameters that some level chooses.
 fn check_all(formats: &[DType], x: X, m: usize) {
@@ -377,7 +379,9 @@ fn nan_stays_nan() {
         case.x = Buffer::from_f32(&x);
         let params = choose(&target, PACKED[0], kind(X::F32), false);
         assert!(params.split);
-        let kernel = case.kernel(|kb, spec, epilogue| emit_matmul(kb, &spec, &params, epilogue));
+        let kernel = case.kernel(|kb, spec, epilogue| {
+            emit_matmul(kb, &spec, &params, epilogue);
+        });
         let y = case.run("nan", &kernel, &Options::default());
         let rows: Vec<bool> = y.chunks(case.n).map(|row| row.iter().all(|v| v.is_nan())).collect();
         assert_eq!(rows, [false, true, false]);

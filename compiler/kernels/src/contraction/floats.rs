@@ -145,9 +145,10 @@ impl Block<'_> {
         self.spec.k.next_multiple_of(plain.pair()) * TILE
     }
 
-    /// Where column `col` of one part of the tile begins.
+    /// Where column `col` of one part begins.
     fn plain_at(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> ExprId {
-        let start = kb.mul_int(self.tile, self.tile_len(plain) as i64);
+        let (tile, part) = self.tile_of(kb, part);
+        let start = kb.mul_int(tile, self.tile_len(plain) as i64);
         let here = kb.mul_int(col, TILE as i64);
         let at = kb.add(start, here);
         kb.add_int(at, (self.spec.w_offset + (part * self.params.lanes) as usize * plain.pair()) as i64)

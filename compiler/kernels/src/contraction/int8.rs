@@ -72,8 +72,14 @@ impl Block<'_> {
                 IntDot::Unsigned(_) | IntDot::Pairs { .. } | IntDot::Widen => {
                     let at = self.x_group_at(kb, r, g);
                     let sum = kb.load(sums, at);
-                    let factor = kb.int_of(-zero_point(format), DType::I32);
-                    kb.mul(sum, factor)
+                    match self.spec.activation {
+                        // The generator's own sums hold the factor already.
+                        Activation::I16 { .. } => sum,
+                        Activation::I8 { .. } | Activation::F32 | Activation::BF16 => {
+                            let factor = kb.int_of(-zero_point(format), DType::I32);
+                            kb.mul(sum, factor)
+                        }
+                    }
                 }
             };
             let start = kb.splat(start, self.params.lanes);

@@ -7,11 +7,12 @@
 //!
 //! The integers live on the stack of each worker, which makes them itself for a chunk of rows: cheaper than a barrier.
 
-use super::{Activation, GROUP, MatMul};
+use super::{Activation, GROUP, MatMul, Weight};
 use crate::params::MatMulParams;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty, UnOp};
 use mlcc_ir::types::DType;
+use mlcc_quant::tile;
 
 /// Largest integer of an activation: its high byte is at most 127 after rounding.
 const MAX_CODE: f64 = 32512.0;
@@ -24,7 +25,8 @@ const TINY: f64 = 1e-30;
 pub(super) struct Planes {
     codes: BufId,
     scales: BufId,
-    sums: BufId,
+    /// `-zero point * sum of the integers` of each group.
+    starts: BufId,
 }
 
 /// Rows that fit the stack, a multiple of `block` where possible.
@@ -39,7 +41,7 @@ impl Planes {
         Planes {
             codes: kb.alloc("planes", DType::I8, rows * groups * GROUP * 2, Space::Stack),
             scales: kb.alloc("x_scales", DType::F32, rows * groups, Space::Stack),
-            sums: kb.alloc("x_sums", DType::I32, rows * groups, Space::Stack),
+            starts: kb.alloc("x_starts", DType::I32, rows * groups, Space::Stack),
         }
     }
 
@@ -47,7 +49,7 @@ impl Planes {
     pub(super) fn spec(&self, kb: &mut KernelBuilder, spec: &MatMul, first: ExprId) -> MatMul {
         let zero = kb.int(0);
         let x_first = kb.sub(zero, first);
-        let activation = Activation::I16 { scales: self.scales, sums: self.sums };
+        let activation = Activation::I16 { scales: self.scales, sums: self.starts };
         MatMul { x: self.codes, activation, x_first, ..*spec }
     }
 
@@ -135,7 +137,13 @@ impl Planes {
         }
         if let Some(sum) = sum {
             let sum = kb.reduce_lanes(BinOp::Add, sum);
-            kb.store(self.sums, index, sum);
+            let zero_point = match spec.weight {
+                Weight::Packed(format) => tile::zero_point(format),
+                Weight::Plain(_) => 0,
+            };
+            let factor = kb.int_of(-zero_point, DType::I32);
+            let start = kb.mul(sum, factor);
+            kb.store(self.starts, index, start);
         }
     }
 }

@@ -117,14 +117,17 @@ pub fn emit(
     let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
         store_tile(kb, f, &inliner, product, outputs, n, &tile);
     };
-    match target.arch {
-        Arch::Nvptx => emit_gpu_matmul(kb, &spec, &choose_gpu(), &mut epilogue)?,
+    let slices = match target.arch {
+        Arch::Nvptx => {
+            emit_gpu_matmul(kb, &spec, &choose_gpu(), &mut epilogue)?;
+            None
+        }
         Arch::X86_64 | Arch::Aarch64 => {
             let params = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
-            emit_matmul(kb, &spec, &params, &mut epilogue);
+            Some(emit_matmul(kb, &spec, &params, &mut epilogue))
         }
-    }
-    let tiles = Some(Partition::Tiles((n as i64 + 15) / 16));
+    };
+    let tiles = slices.map(Partition::Tiles);
     let operands = [Some(c.x), c.scales, c.sums, Some(c.w)];
     let mut args = Vec::new();
     for (i, &v) in f.inputs.iter().enumerate() {

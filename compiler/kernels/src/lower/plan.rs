@@ -47,7 +47,7 @@ pub struct Buffer {
 pub enum Partition {
     /// Slices of axis 0.
     Rows(Dim),
-    /// Slices of the last axis in tiles of 16.
+    /// That many slices of the last axis, all but the last of equal whole tiles of 16 columns.
     Tiles(i64),
 }
 
