@@ -8,7 +8,8 @@
 //!   reads them, unless something needs the value in memory;
 //! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
 
-use crate::outline::{entry_functions, is_top_level, outline};
+use crate::dce::sweep;
+use crate::outline::{self, entry_functions, is_top_level};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
@@ -19,14 +20,16 @@ use mlcc_kernels::lower::contraction::is_contraction;
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let mut fused = 0;
     for id in entry_functions(&program.module) {
+        // What nobody uses would belong to no group.
+        sweep(&mut program.module, id);
         let f = &program.module.functions[id];
         let mut fusion = Fusion::new(f);
         for (node, _) in f.live() {
             fusion.visit(node, ctx);
         }
         let groups = fusion.finish();
-        fused += groups.iter().map(|g| g.len() - 1).sum::<usize>();
-        outline(&mut program.module, id, &groups);
+        fused += groups.iter().map(|g| g.nodes.len() - 1).sum::<usize>();
+        outline::outline(&mut program.module, id, &groups);
     }
     Ok(fused)
 }
@@ -201,7 +204,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Adds the lazy nodes that each group reads, and groups of their own for lazy values needed in memory.
-    fn finish(mut self) -> Vec<Vec<NodeId>> {
+    fn finish(mut self) -> Vec<outline::Group> {
         let f = self.f;
         let needed: Vec<NodeId> = self.lazy_in_memory();
         for id in needed {
@@ -225,7 +228,8 @@ impl<'a> Fusion<'a> {
             // Execution order within the function is by position, not by id.
             let position = |n: &NodeId| f.body.iter().position(|b| b == n);
             nodes.sort_by_key(position);
-            groups.push(nodes);
+            let copied = nodes.iter().copied().filter(|n| !group.nodes.contains(n)).collect();
+            groups.push(outline::Group { nodes, copied });
         }
         groups
     }

@@ -2,6 +2,7 @@
 //! code of a model does not grow with its number of layers. The pass of this name outlines what fusion left over, one
 //! node at a time.
 
+use crate::dce::sweep;
 use crate::{Context, PassError, Program};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
@@ -17,9 +18,10 @@ pub fn is_top_level(op: &Op) -> bool {
 pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
     let mut count = 0;
     for id in entry_functions(&program.module) {
+        sweep(&mut program.module, id);
         let f = &program.module.functions[id];
-        let groups: Vec<Vec<NodeId>> =
-            f.live().filter(|(_, n)| !is_top_level(&n.op)).map(|(id, _)| vec![id]).collect();
+        let single = |(id, _)| Group { nodes: vec![id], copied: vec![] };
+        let groups: Vec<Group> = f.live().filter(|(_, n)| !is_top_level(&n.op)).map(single).collect();
         count += groups.len();
         outline(&mut program.module, id, &groups);
     }
@@ -30,9 +32,19 @@ pub fn entry_functions(module: &Module) -> Vec<FuncId> {
     module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry).map(|(id, _)| id).collect()
 }
 
-/// Replaces each group by a call. A group lists its nodes in execution order; nodes computed in several groups may be
-/// listed in each. Groups must not depend on each other in a circle.
-pub fn outline(module: &mut Module, id: FuncId, groups: &[Vec<NodeId>]) {
+/// What one kernel computes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Group {
+    /// In execution order.
+    pub nodes: Vec<NodeId>,
+    /// Those of them that are computed here for this group alone: others who need the value compute it too, or get it
+    /// from the one group that lists it in `nodes` only.
+    pub copied: Vec<NodeId>,
+}
+
+/// Replaces each group by a call. Every node that is not top-level belongs to exactly one group, or is copied into
+/// all that use it. Groups must not depend on each other in a circle.
+pub fn outline(module: &mut Module, id: FuncId, groups: &[Group]) {
     let f = module.functions[id].clone();
     let mut outliner = Outliner::new(&f, groups);
     outliner.find_outputs();
@@ -46,8 +58,8 @@ pub fn outline(module: &mut Module, id: FuncId, groups: &[Vec<NodeId>]) {
 
 struct Outliner<'a> {
     f: &'a Function,
-    groups: &'a [Vec<NodeId>],
-    /// The group that provides a node's outputs to others: the last that lists it.
+    groups: &'a [Group],
+    /// The group that provides a node's outputs to others.
     home: BTreeMap<NodeId, usize>,
     outputs: Vec<Vec<ValueId>>,
     done_groups: Vec<bool>,
@@ -56,11 +68,12 @@ struct Outliner<'a> {
 }
 
 impl<'a> Outliner<'a> {
-    fn new(f: &'a Function, groups: &'a [Vec<NodeId>]) -> Self {
+    fn new(f: &'a Function, groups: &'a [Group]) -> Self {
         let mut home = BTreeMap::new();
-        for (g, nodes) in groups.iter().enumerate() {
-            for &node in nodes {
-                home.insert(node, g);
+        for (g, group) in groups.iter().enumerate() {
+            for node in group.nodes.iter().filter(|n| !group.copied.contains(n)) {
+                let other = home.insert(*node, g);
+                debug_assert!(other.is_none(), "{node} belongs to two groups");
             }
         }
         let mut new = Function::new(f.name.clone(), f.kind);
@@ -72,13 +85,12 @@ impl<'a> Outliner<'a> {
     /// Values that are used outside of the groups that compute them.
     fn find_outputs(&mut self) {
         let mut needed: Vec<bool> = vec![false; self.f.values.len()];
-        for (id, node) in self.f.live().filter(|(id, _)| !self.home.contains_key(id)) {
-            debug_assert!(is_top_level(&node.op), "{id} {}", node.op.name());
+        for (_, node) in self.f.live().filter(|(_, n)| is_top_level(&n.op)) {
             node.inputs.iter().for_each(|v| needed[v.index()] = true);
         }
         self.f.outputs.iter().for_each(|v| needed[v.index()] = true);
-        for nodes in self.groups {
-            for v in self.external(nodes) {
+        for group in self.groups {
+            for v in self.external(&group.nodes) {
                 needed[v.index()] = true;
             }
         }
@@ -109,14 +121,12 @@ impl<'a> Outliner<'a> {
             Some(&g) if self.done_groups[g] => {}
             Some(&g) => {
                 self.done_groups[g] = true;
-                // Nobody outside needs a group that was duplicated into all its users.
-                if self.outputs[g].is_empty() {
-                    return;
-                }
-                let inputs = self.external(&self.groups[g]);
+                let inputs = self.external(&self.groups[g].nodes);
                 self.emit_all(module, &inputs);
                 self.emit_call(module, g, &inputs);
             }
+            // Copied into its users.
+            None if !is_top_level(&self.f.nodes[node].op) => {}
             None => {
                 let outputs = self.f.nodes[node].outputs.clone();
                 if outputs.first().is_some_and(|v| self.map.contains_key(v)) {
@@ -142,7 +152,7 @@ impl<'a> Outliner<'a> {
 
     fn emit_call(&mut self, module: &mut Module, g: usize, inputs: &[ValueId]) {
         let outputs = self.outputs[g].clone();
-        let callee = self.group_function(module, &self.groups[g], inputs, &outputs);
+        let callee = self.group_function(module, &self.groups[g].nodes, inputs, &outputs);
         let args: Vec<ValueId> = inputs.iter().map(|v| self.map[v]).collect();
         let types = outputs.iter().map(|&v| self.f.ty(v).clone()).collect();
         let new = self.new.append_typed(Op::Call(callee), &args, types);

@@ -1,0 +1,78 @@
+//! Random modules mean the same before and after each pass on graphs, and after all of them together.
+
+use mlcc_interp::compare::Tolerance;
+use mlcc_interp::equivalence::same_meaning;
+use mlcc_ir::module::Module;
+use mlcc_ir::testing::graph::{GraphOptions, random_module};
+use mlcc_ir::text::print_module;
+use mlcc_ir::verify::verify_module;
+use mlcc_passes::{Context, Options, PIPELINE, Pass, PassError, Program, QuantScheme, run_pass};
+
+const SEEDS: u64 = 60;
+
+/// Passes that give a graph.
+fn graph_passes() -> impl Iterator<Item = &'static Pass> {
+    PIPELINE.iter().take_while(|p| p.name != "lower")
+}
+
+fn context(quant: &str) -> Context {
+    let mut options = Options::new(vec![], 16);
+    options.quant = QuantScheme::find(quant).unwrap().0;
+    Context::new(options)
+}
+
+/// Runs passes on a module; what random modules contain that no kernel can do is left as it was.
+fn after(module: &Module, passes: &[&str], quant: &str) -> Program {
+    let mut program = Program::new(module.clone());
+    for name in passes {
+        match run_pass(name, &mut program, &mut context(quant)) {
+            Ok(_) | Err(PassError::Unsupported { .. }) => {}
+            Err(error) => panic!("{name}: {error}\n{}", print_module(module)),
+        }
+        if let Err(error) = verify_module(&program.module) {
+            panic!("after {name}: {error}\n{}", print_module(&program.module));
+        }
+    }
+    program
+}
+
+fn assert_same(what: &str, seed: u64, before: &Module, after: &Module, tolerance: f64) {
+    if let Err(error) = same_meaning(before, after, seed, Tolerance::relative(tolerance)) {
+        panic!("{what}, seed {seed}: {error}\n{}\n{}", print_module(before), print_module(after));
+    }
+}
+
+#[test]
+fn each_pass_keeps_the_meaning() {
+    for seed in 0..SEEDS {
+        let module = random_module(seed, &GraphOptions::SMOOTH);
+        for pass in graph_passes() {
+            let changed = after(&module, &[pass.name], "f32");
+            assert_same(pass.name, seed, &module, &changed.module, 1e-4);
+        }
+    }
+}
+
+#[test]
+fn all_passes_keep_the_meaning() {
+    let all: Vec<&str> = graph_passes().map(|p| p.name).collect();
+    for seed in 0..SEEDS {
+        let module = random_module(seed, &GraphOptions::SMOOTH);
+        let changed = after(&module, &all, "f32");
+        assert_same("all passes", seed, &module, &changed.module, 1e-4);
+    }
+}
+
+#[test]
+fn passes_after_quantization_work_on_the_stored_weights() {
+    let later: Vec<&str> =
+        graph_passes().map(|p| p.name).skip_while(|&name| name != "fuse_dequantize").collect();
+    for seed in 0..SEEDS {
+        let module = random_module(seed, &GraphOptions::SMOOTH);
+        for quant in ["f16", "q8f16_1", "q4f16_2"] {
+            let quantized = after(&module, &["quantize"], quant).module;
+            let changed = after(&quantized, &later, quant);
+            assert_same(quant, seed, &quantized, &changed.module, 1e-4);
+        }
+    }
+}
