@@ -1,6 +1,7 @@
 //! Compiles kernels for every machine that this host can run and compares with the interpreter.
 
-use mlcc_codegen::clif::kernels_object;
+use crate::aarch64::{Call, Emulator};
+use mlcc_codegen::clif::{callers_object, kernels_object};
 use mlcc_codegen::executor::{Aligned, Executor};
 use mlcc_interp::kernel::{Buffer, run};
 use mlcc_ir::dim::SymValues;
@@ -47,8 +48,8 @@ pub fn host_levels() -> Vec<(Arch, Level)> {
     levels().into_iter().filter(runs_here).collect()
 }
 
-/// Runs all cases at all levels and worker counts; kernel names must differ. Levels that this host cannot run are
-/// compiled for, which checks that nothing is imported.
+/// Runs all cases at all levels and worker counts; kernel names must differ. Levels that neither this host nor an
+/// emulator runs are compiled for, which checks that nothing is imported.
 #[track_caller]
 pub fn check(cases: &[Case]) {
     if let Err(message) = try_check(cases, &host_levels()) {
@@ -56,17 +57,41 @@ pub fn check(cases: &[Case]) {
     }
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
     for (arch, level) in levels().into_iter().filter(|l| !runs_here(l)) {
-        kernels_object(arch, &level, &kernels).unwrap_or_else(|e| panic!("{}: {e}", level.name));
+        let code = kernels_object(arch, &level, &kernels).unwrap_or_else(|e| panic!("{}: {e}", level.name));
+        if arch == Arch::Aarch64
+            && let Some(emulator) = Emulator::find()
+        {
+            let callers = callers_object(arch, &level, &kernels).unwrap_or_else(|e| panic!("{e}"));
+            check_emulated(&emulator, cases, code, callers);
+        }
     }
 }
 
-pub fn try_check(cases: &[Case], levels: &[(Arch, Level)]) -> Result<(), String> {
-    let mut wanted = Vec::new();
-    for case in cases {
+#[track_caller]
+fn check_emulated(emulator: &Emulator, cases: &[Case], code: Vec<u8>, callers: Vec<u8>) {
+    let wanted = expected(cases).unwrap_or_else(|e| panic!("{e}"));
+    let calls: Vec<Call<'_>> =
+        cases.iter().map(|c| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers }).collect();
+    let results = emulator.run(code, callers, &calls, 3);
+    for ((case, wanted), got) in cases.iter().zip(&wanted).zip(results) {
+        let got = case.buffers.iter().zip(got).map(|(b, bytes)| Buffer::new(b.dtype, bytes));
+        let got: Vec<Buffer> = got.collect();
+        compare(case, &got, wanted).unwrap_or_else(|e| panic!("aarch64, 3 workers: {e}"));
+    }
+}
+
+/// What the interpreter makes of the cases.
+fn expected(cases: &[Case]) -> Result<Vec<Vec<Buffer>>, String> {
+    let run = |case: &Case| {
         let mut buffers = case.buffers.clone();
         run(&case.kernel, &mut buffers, &case.dims).map_err(|e| format!("interpreter: {e}"))?;
-        wanted.push(buffers);
-    }
+        Ok(buffers)
+    };
+    cases.iter().map(run).collect()
+}
+
+pub fn try_check(cases: &[Case], levels: &[(Arch, Level)]) -> Result<(), String> {
+    let wanted = expected(cases)?;
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
     for (_, level) in levels {
         let executor =

@@ -1,6 +1,8 @@
 //! The Cranelift back end against the kernel interpreter: every construct, random kernels, and a whole model.
 #![cfg(feature = "cranelift")]
 
+#[path = "../aarch64/mod.rs"]
+mod aarch64;
 #[path = "../cases/mod.rs"]
 mod cases;
 mod elementwise;

@@ -1,12 +1,15 @@
 //! The cases that the LLVM back end is held against.
 
+use crate::aarch64::{Call, Emulator};
 use crate::cases::{self, arithmetic, control, instrs, memory, prepare};
 use crate::harness::host_levels;
+use mlcc_codegen::clif::{callers_object, kernels_object};
 use mlcc_codegen::executor::{Aligned, Executor};
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::testing::{KernelOptions, random_arguments, random_kernel};
+use mlcc_target::Arch;
 
 fn check(cases: Vec<cases::Case>) {
     let cases = prepare(cases);
@@ -20,6 +23,20 @@ fn check(cases: Vec<cases::Case>) {
             let got: Vec<Vec<u8>> = buffers.iter().map(|b| b.bytes().to_vec()).collect();
             case.check(&level.name, &got, want);
         }
+    }
+    check_on_aarch64(&cases, &kernels);
+}
+
+fn check_on_aarch64(cases: &[(cases::Case, Vec<Buffer>)], kernels: &[Kernel]) {
+    let specs = mlcc_target::specs().unwrap();
+    let level = &specs.iter().find(|s| s.arch == Arch::Aarch64).unwrap().levels[0];
+    let code = kernels_object(Arch::Aarch64, level, kernels).unwrap();
+    let Some(emulator) = Emulator::find() else { return };
+    let callers = callers_object(Arch::Aarch64, level, kernels).unwrap();
+    let calls: Vec<Call<'_>> =
+        cases.iter().map(|(c, _)| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers }).collect();
+    for ((case, want), got) in cases.iter().zip(emulator.run(code, callers, &calls, 3)) {
+        case.check("aarch64", &got, want);
     }
 }
 
