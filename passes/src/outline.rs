@@ -96,7 +96,9 @@ impl<'a> Outliner<'a> {
         }
         for (id, node) in self.f.live() {
             if let Some(&g) = self.home.get(&id) {
-                self.outputs[g].extend(node.outputs.iter().filter(|v| needed[v.index()]));
+                // The kernel of a scan stores all results.
+                let all = matches!(node.op, Op::Scan { .. });
+                self.outputs[g].extend(node.outputs.iter().filter(|v| all || needed[v.index()]));
             }
         }
     }

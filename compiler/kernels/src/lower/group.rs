@@ -196,9 +196,12 @@ fn scan_group(
         return Err(LowerError::internal("a scan group without scan"));
     };
     let body = &module.functions[body];
-    if f.body.len() != 1 || node.inputs != f.inputs || node.outputs != f.outputs {
+    // A value may be several operands of the scan and is one input of the group.
+    let positions: Option<Vec<usize>> =
+        node.inputs.iter().map(|v| f.inputs.iter().position(|i| i == v)).collect();
+    let (1, Some(positions), true) = (f.body.len(), positions, node.outputs == f.outputs) else {
         return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
-    }
+    };
     if !scan::is_channelwise(body) {
         return Err(LowerError::Unsupported {
             what: format!("scan body {} mixes channels", body.name),
@@ -207,8 +210,8 @@ fn scan_group(
     }
     let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0) as usize;
     let length = f.ty(node.inputs[carries]).dims[0].clone();
-    let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
-    let scan = Scan { body, carries, seqs, inputs, outputs, length, channels };
+    let operands = positions.iter().map(|&i| inputs[i]).collect();
+    let scan = Scan { body, carries, seqs, inputs: operands, outputs: outputs.to_vec(), length, channels };
     match target.arch {
         Arch::Nvptx => scan.emit_gpu(kb),
         Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
@@ -217,7 +220,8 @@ fn scan_group(
     let arg = |access, in_place| ArgContract { access, partition: tiles.clone(), in_place };
     let mut args: Vec<ArgContract> = f.inputs.iter().map(|_| arg(Access::In, vec![])).collect();
     for i in 0..f.outputs.len() {
-        args.push(arg(Access::Out, if i < carries { vec![i] } else { vec![] }));
+        let only_carry = i < carries && positions.iter().filter(|&&p| p == positions[i]).count() == 1;
+        args.push(arg(Access::Out, if only_carry { vec![positions[i]] } else { vec![] }));
     }
     Ok(args)
 }
