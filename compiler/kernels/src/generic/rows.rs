@@ -62,6 +62,10 @@ fn inner_rows(
         let mut leading = leading.clone();
         leading.push(Index::scalar(i));
         inner_rows(kb, inliner, rows, leading, outputs, machine);
+        // The next row's reductions write the shared memory that this row's results were read from.
+        if machine == RowMachine::Gpu && inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. })) {
+            kb.barrier();
+        }
     });
 }
 
