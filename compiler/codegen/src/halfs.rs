@@ -119,11 +119,11 @@ impl Words<'_> {
     fn as_u32(&mut self, a: ExprId) -> ExprId {
         self.kb.bitcast(a, Ty::vector(DType::U32, self.lanes))
     }
-    fn from_half(&mut self, a: ExprId) -> ExprId {
+    fn half_bits(&mut self, a: ExprId) -> ExprId {
         let bits = self.kb.bitcast(a, Ty::vector(DType::U16, self.lanes));
         self.kb.cast(bits, DType::U32)
     }
-    fn to_half(&mut self, a: ExprId, dtype: DType) -> ExprId {
+    fn half_value(&mut self, a: ExprId, dtype: DType) -> ExprId {
         let bits = self.kb.cast(a, DType::U16);
         self.kb.bitcast(bits, Ty::vector(dtype, self.lanes))
     }
@@ -136,7 +136,7 @@ fn words(kb: &mut KernelBuilder, a: ExprId) -> Words<'_> {
 
 fn bf16_to_f32(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let mut w = words(kb, a);
-    let bits = w.from_half(a);
+    let bits = w.half_bits(a);
     let high = w.op(BinOp::Shl, bits, 16);
     w.as_f32(high)
 }
@@ -154,12 +154,12 @@ fn f32_to_bf16(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let magnitude = w.op(BinOp::And, bits, 0x7fff_ffff);
     let number = w.below(magnitude, 0x7f80_0001);
     let out = w.kb.select(number, rounded, quiet);
-    w.to_half(out, DType::BF16)
+    w.half_value(out, DType::BF16)
 }
 
 fn f16_to_f32(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let mut w = words(kb, a);
-    let bits = w.from_half(a);
+    let bits = w.half_bits(a);
     let sign = w.op(BinOp::And, bits, 0x8000);
     let sign = w.op(BinOp::Shl, sign, 16);
     let magnitude = w.op(BinOp::And, bits, 0x7fff);
@@ -210,5 +210,5 @@ fn f32_to_f16(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let special = w.kb.select(is_number, infinity, nan);
     let out = w.kb.select(is_finite, out, special);
     let out = w.or(out, sign);
-    w.to_half(out, DType::F16)
+    w.half_value(out, DType::F16)
 }

@@ -73,7 +73,9 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
     }
     let mut args = Vec::new();
     for buffer in &launch.buffers {
-        args.push(LaunchArg { kind: base_kind(buffer.base)?, size: 8, value: buffer.offset as i64 });
+        // The temperature is the one buffer that travels as its content.
+        let size = if buffer.base == Base::Temperature { 4 } else { 8 };
+        args.push(LaunchArg { kind: base_kind(buffer.base), size, value: buffer.offset as i64 });
     }
     for dim in &launch.dims {
         args.push(dim_argument(dim)?);
@@ -89,16 +91,36 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
     })
 }
 
-fn base_kind(base: Base) -> Result<u32, Fault> {
+fn base_kind(base: Base) -> u32 {
     match base {
-        Base::Weights => Ok(arg::WEIGHTS),
-        Base::State => Ok(arg::STATE),
-        Base::Arena => Ok(arg::ARENA),
-        Base::Tokens => Ok(arg::TOKENS),
-        Base::Logits => Ok(arg::LOGITS),
-        Base::Probs => Ok(arg::PROBS),
-        Base::Temperature => Ok(arg::TEMPERATURE),
+        Base::Weights => arg::WEIGHTS,
+        Base::State => arg::STATE,
+        Base::Arena => arg::ARENA,
+        Base::Tokens => arg::TOKENS,
+        Base::Logits => arg::LOGITS,
+        Base::Probs => arg::PROBS,
+        Base::Temperature => arg::TEMPERATURE,
     }
+}
+
+/// Parameters of a GPU kernel that are passed as their single element instead of an address: the temperature, which
+/// lives in the host's memory. All launches of a kernel must agree.
+pub fn by_value(kernel: &Kernel, steps: &[Step]) -> Result<Vec<usize>, CodegenError> {
+    let mut known: Option<Vec<usize>> = None;
+    for item in steps.iter().flat_map(|s| &s.items) {
+        let StepItem::Launch(launch) = item else { continue };
+        if launch.kernel != kernel.name {
+            continue;
+        }
+        let places = launch.buffers.iter().enumerate();
+        let found: Vec<usize> = places.filter(|(_, b)| b.base == Base::Temperature).map(|(i, _)| i).collect();
+        if known.as_ref().is_some_and(|k| *k != found) {
+            let what = "is launched both with the temperature and with a buffer in its place".into();
+            return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+        }
+        known = Some(found);
+    }
+    Ok(known.unwrap_or_default())
 }
 
 fn dim_argument(dim: &Dim) -> Result<LaunchArg, Fault> {

@@ -87,7 +87,7 @@ fn instructions_mean_what_the_table_says() {
 fn the_executor_refuses_wrong_calls() {
     let Some(level) = levels().into_iter().next() else { return };
     let case = control::loops_and_registers().remove(0);
-    let executor = Executor::new(&[case.kernel.clone()], &level).unwrap();
+    let executor = Executor::new(std::slice::from_ref(&case.kernel), &level).unwrap();
     let dims = SymValues::tokens(7);
     let run = |name: &str, sizes: &[usize]| {
         let mut buffers: Vec<Aligned> = sizes.iter().map(|&s| Aligned::zeroed(s)).collect();

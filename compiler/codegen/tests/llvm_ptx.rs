@@ -19,7 +19,8 @@ use mlcc_ir::types::DType;
 
 fn ptx(kernels: &[Kernel], level: &str) -> String {
     let target = mlcc_target::resolve(level).unwrap();
-    let input = LevelInput { level: &target.levels[0], kernels, steps: &[] };
+    let steps = toy_kernels::steps(toy_kernels::Place::Threads(4));
+    let input = LevelInput { level: &target.levels[0], kernels, steps: &steps };
     String::from_utf8(ptx_module(&target.triple, &input, Output::Assembly).unwrap()).unwrap()
 }
 
@@ -202,6 +203,9 @@ fn the_text_has_the_intended_instructions() {
     let mixed = entry("k_mixed_types");
     assert!(mixed.contains("dp4a.s32.s32"), "{mixed}");
     assert!(mixed.contains("sqrt.rn.f32"), "{mixed}");
+    // The temperature comes by value.
+    let shares = entry("k_toy_shares");
+    assert!(shares.contains(".param .f32 k_toy_shares_param_1") && !shares.contains(".local"), "{shares}");
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl<'c, 'm> Emit<'c, 'm> {
         }
     }
     /// A vector of one lane as a scalar; others unchanged.
-    pub fn from_vector(&self, a: VectorValue<'c>) -> Result<Value<'c>> {
+    pub fn unwrap_one(&self, a: VectorValue<'c>) -> Result<Value<'c>> {
         if a.get_type().get_size() == 1 { self.extract(a.into(), 0) } else { Ok(a.into()) }
     }
     /// Lanes of `a` followed by `b`; always a vector.

@@ -70,7 +70,7 @@ impl<'c> KernelEmitter<'_, 'c> {
                 let first = self.e.as_vector(a)?;
                 let second = b.map(|b| self.e.as_vector(b)).transpose()?;
                 let picked = self.e.shuffle(first, second.unwrap_or(first), lanes)?;
-                self.e.from_vector(picked.into_vector_value())
+                self.e.unwrap_one(picked.into_vector_value())
             }
             Expr::Instr(instr, args) => {
                 let value = self.instr(*instr, args)?;
@@ -170,8 +170,8 @@ impl<'c> KernelEmitter<'_, 'c> {
             BinOp::Le => self.e.fcmp(FloatPredicate::OLE, a, b),
             BinOp::Eq => self.e.fcmp(FloatPredicate::OEQ, a, b),
             BinOp::Ne => self.e.fcmp(FloatPredicate::UNE, a, b),
-            // LLVM would call fmodf.
-            BinOp::Rem | BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr => {
+            BinOp::Rem => self.e.float_remainder(a, b),
+            BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr => {
                 Err(Fault(format!("{} of f32", op.name())))
             }
         }

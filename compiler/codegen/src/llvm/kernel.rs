@@ -26,11 +26,17 @@ use std::collections::HashMap;
 
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Machine {
+pub enum Machine<'a> {
     /// `worker` and `workers` follow the dimensions as i64 arguments.
     Cpu,
-    /// Threads of the widest `Thread` loops.
-    Gpu { threads: [u32; 3] },
+    /// `threads`: of the widest `Thread` loops. `by_value`: parameters passed as their one element.
+    Gpu { threads: [u32; 3], by_value: &'a [usize] },
+}
+
+impl Machine<'_> {
+    fn is_by_value(self, param: usize) -> bool {
+        matches!(self, Machine::Gpu { by_value, .. } if by_value.contains(&param))
+    }
 }
 
 pub const GLOBAL_SPACE: u16 = 1;
@@ -43,7 +49,7 @@ pub fn emit_kernel<'c>(
     kernel: &Kernel,
     name: &str,
     caps: &Caps,
-    machine: Machine,
+    machine: Machine<'_>,
 ) -> std::result::Result<FunctionValue<'c>, CodegenError> {
     let internal = |f: Fault| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 };
     let mut emitter = KernelEmitter::declare(ctx, module, kernel, name, caps, machine).map_err(internal)?;
@@ -56,7 +62,7 @@ pub(super) struct KernelEmitter<'a, 'c> {
     pub kernel: &'a Kernel,
     pub caps: &'a Caps,
     function: FunctionValue<'c>,
-    machine: Machine,
+    machine: Machine<'a>,
     /// Positioned in the entry block, where allocas go.
     entry: Builder<'c>,
     vars: Vec<Option<Value<'c>>>,
@@ -74,20 +80,26 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         kernel: &'a Kernel,
         name: &str,
         caps: &'a Caps,
-        machine: Machine,
+        machine: Machine<'a>,
     ) -> Result<Self> {
         let space = match machine {
             Machine::Cpu => AddressSpace::default(),
             Machine::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
         };
+        let e = Emit::new(ctx, module);
         let scalars = kernel.dims.len() + if machine == Machine::Cpu { 2 } else { 0 };
-        let mut params: Vec<BasicMetadataTypeEnum<'c>> =
-            vec![ctx.ptr_type(space).into(); kernel.params.len()];
+        let mut params: Vec<BasicMetadataTypeEnum<'c>> = Vec::new();
+        for (i, &buf) in kernel.params.iter().enumerate() {
+            params.push(match machine.is_by_value(i) {
+                true => e.cell_type(kernel.bufs[buf].dtype)?.into(),
+                false => ctx.ptr_type(space).into(),
+            });
+        }
         params.resize(kernel.params.len() + scalars, ctx.i64_type().into());
         let function =
             module.add_function(name, ctx.void_type().fn_type(&params, false), Some(Linkage::Internal));
         Ok(KernelEmitter {
-            e: Emit::new(ctx, module),
+            e,
             kernel,
             caps,
             function,
@@ -130,7 +142,14 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         let mut take = || next.next().copied().ok_or_else(|| Fault::new("too few arguments declared"));
         for (i, &buf) in self.kernel.params.iter().enumerate() {
             let decl = &self.kernel.bufs[buf];
-            let pointer = take()?.into_pointer_value();
+            let argument = take()?;
+            if self.machine.is_by_value(i) {
+                let slot = self.entry.build_alloca(argument.get_type(), &decl.name)?;
+                self.entry.build_store(slot, argument)?;
+                self.bufs[buf.index()] = Some(slot);
+                continue;
+            }
+            let pointer = argument.into_pointer_value();
             pointer.set_name(&decl.name);
             if decl.align.is_power_of_two() {
                 self.function.set_param_alignment(i as u32, decl.align);
@@ -162,7 +181,8 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
         let nocapture = Attribute::get_named_enum_kind_id("nocapture");
         if nocapture != 0 {
-            for i in 0..self.kernel.params.len() as u32 {
+            let pointers = 0..self.kernel.params.len();
+            for i in pointers.filter(|&i| !self.machine.is_by_value(i)).map(|i| i as u32) {
                 f.add_attribute(AttributeLoc::Param(i), self.e.ctx.create_enum_attribute(nocapture, 0));
             }
         }
@@ -352,7 +372,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
 
     /// Threads beyond the extent skip the body.
     fn thread_body(&mut self, id: Value<'c>, extent: i64, axis: u8, body: &[Stmt]) -> Result<()> {
-        let Machine::Gpu { threads } = self.machine else {
+        let Machine::Gpu { threads, .. } = self.machine else {
             return Err(Fault::new("GPU loop in a CPU kernel"));
         };
         if i64::from(threads[usize::from(axis)]) == extent {

@@ -36,7 +36,7 @@ impl<'c> KernelEmitter<'_, 'c> {
             (Place::Scattered(at), None) => self.gather(buf, &at)?,
             (Place::Scattered(at), Some(mask)) => self.masked_gather(buf, &at, mask)?,
         };
-        self.from_memory(raw, dtype)
+        self.to_register(raw, dtype)
     }
 
     pub(super) fn store_stmt(
@@ -82,7 +82,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         self.e.intrinsic("llvm.prefetch", &[address.get_type().into()], &args).map(|_| ())
     }
 
-    fn address(&self, buf: BufId, index: Value<'c>, inside: bool) -> Result<PointerValue<'c>> {
+    pub(super) fn address(&self, buf: BufId, index: Value<'c>, inside: bool) -> Result<PointerValue<'c>> {
         let cell = self.e.cell_type(self.kernel.bufs[buf].dtype)?;
         self.e.element(self.buf(buf)?, cell, index, inside)
     }
@@ -165,7 +165,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         let tail = [mask, ty.const_zero().into()];
         let loaded = self.aligned("llvm.masked.load", &overload, &[address.into()], dtype, &tail)?;
         let loaded = loaded.ok_or_else(|| Fault::new("masked load without result"))?;
-        self.e.from_vector(loaded.into_vector_value())
+        self.e.unwrap_one(loaded.into_vector_value())
     }
 
     fn masked_store(&mut self, buf: BufId, at: Value<'c>, value: Value<'c>, mask: Value<'c>) -> Result<()> {
@@ -228,7 +228,7 @@ impl<'c> KernelEmitter<'_, 'c> {
 
     // ---- bool is a byte in memory
 
-    pub(super) fn from_memory(&self, raw: Value<'c>, dtype: DType) -> Result<Value<'c>> {
+    pub(super) fn to_register(&self, raw: Value<'c>, dtype: DType) -> Result<Value<'c>> {
         match dtype {
             DType::Bool => self.e.icmp(IntPredicate::NE, raw, raw.get_type().const_zero()),
             _ => Ok(raw),

@@ -6,6 +6,7 @@ mod kernel;
 mod memory;
 mod module;
 mod nvptx;
+mod remainder;
 mod step;
 mod table;
 mod target;

@@ -37,7 +37,7 @@ pub fn integer_arithmetic() -> Vec<Case> {
 
 pub fn float_arithmetic() -> Vec<Case> {
     let mut cases = Vec::new();
-    let ops = [BinOp::Add, BinOp::Sub, BinOp::Mul, BinOp::Div, BinOp::Min, BinOp::Max];
+    let ops = [BinOp::Add, BinOp::Sub, BinOp::Mul, BinOp::Div, BinOp::Rem, BinOp::Min, BinOp::Max];
     let compares = [BinOp::Lt, BinOp::Le, BinOp::Eq, BinOp::Ne];
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for op in ops.into_iter().chain(compares) {
@@ -83,7 +83,7 @@ pub fn half_conversions() -> Vec<Case> {
     let bits = Buffer::from_ints(DType::U16, &patterns);
     let mut cases = Vec::new();
     for half in [DType::F16, DType::BF16] {
-        cases.push(map_case("widen", &[bits.clone()], DType::F32, 16, |kb, v| {
+        cases.push(map_case("widen", std::slice::from_ref(&bits), DType::F32, 16, |kb, v| {
             let value = kb.bitcast(v[0], Ty::vector(half, 16));
             kb.cast(value, DType::F32)
         }));

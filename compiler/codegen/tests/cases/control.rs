@@ -6,12 +6,18 @@ use mlcc_interp::compare::Tolerance;
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
 pub fn loops_and_registers() -> Vec<Case> {
     let mut cases = vec![dot_case(1), dot_case(4), recurrence_case(), branches_case(), serial_case()];
     cases.push(stack_case());
+    cases.extend(
+        ["prefetch_u8", "prefetch_f16", "prefetch_bf16", "prefetch_f32"]
+            .into_iter()
+            .filter_map(prefetch_case),
+    );
     cases
 }
 
@@ -153,4 +159,22 @@ fn stack_case() -> Case {
         });
     });
     Case::new(kb.finish(), vec![tame(DType::I64, 16, 3), Buffer::zeros(DType::F32, 16)])
+}
+
+/// A copy that asks for its elements first.
+fn prefetch_case(name: &str) -> Option<Case> {
+    let prefetch = InstrId::by_name(name)?;
+    let dtype = prefetch.def().args.first()?.dtype;
+    let mut kb = KernelBuilder::new(name);
+    let x = kb.param("x", dtype, 64, Access::In, 64);
+    let out = kb.param("out", dtype, 64, Access::Out, 64);
+    let extent = kb.int(8);
+    kb.par("i", extent, |kb, i| {
+        let at = kb.mul_int(i, 8);
+        let load = kb.load(x, at);
+        kb.push(Stmt::Instr { instr: prefetch, args: vec![load] });
+        let value = kb.load_vec(x, at, 8);
+        kb.store_vec(out, at, value);
+    });
+    Some(Case::new(kb.finish(), vec![tame(dtype, 64, 1), Buffer::zeros(dtype, 64)]))
 }

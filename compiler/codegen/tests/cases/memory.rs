@@ -11,18 +11,18 @@ pub fn lanes_move() -> Vec<Case> {
     let f = any(DType::F32, 64, 0);
     let b = tame(DType::F32, 64, 8);
     let two = [f.clone(), b.clone()];
-    cases.push(map_case("reverse", &[f.clone()], DType::F32, 8, |kb, v| {
+    cases.push(map_case("reverse", std::slice::from_ref(&f), DType::F32, 8, |kb, v| {
         kb.shuffle(v[0], None, (0..8).rev().collect())
     }));
     cases.push(map_case("interleave", &two, DType::F32, 4, |kb, v| {
         kb.shuffle(v[0], Some(v[1]), vec![0, 4, 1, 5])
     }));
     cases.push(map_case("one_lane", &two, DType::F32, 1, |kb, v| kb.shuffle(v[0], Some(v[1]), vec![1])));
-    cases.push(map_case("widen_shuffle", &[f.clone()], DType::F32, 4, |kb, v| {
+    cases.push(map_case("widen_shuffle", std::slice::from_ref(&f), DType::F32, 4, |kb, v| {
         let low = kb.shuffle(v[0], None, vec![2]);
         kb.splat(low, 4)
     }));
-    cases.push(map_case("sum_lanes", &[b.clone()], DType::F32, 16, |kb, v| {
+    cases.push(map_case("sum_lanes", std::slice::from_ref(&b), DType::F32, 16, |kb, v| {
         let sum = kb.reduce_lanes(BinOp::Add, v[0]);
         kb.splat(sum, 16)
     }));
