@@ -5,7 +5,10 @@ mod cases;
 
 use cases::{Case, arithmetic, control, instrs, memory, prepare};
 use mlcc_codegen::executor::{Aligned, Executor, ExecutorError};
+use mlcc_codegen::llvm::{Output, kernels_object};
+use mlcc_codegen::prepare::Caps;
 use mlcc_ir::dim::SymValues;
+use mlcc_ir::instr::{InstrId, Spelling};
 use mlcc_ir::kernel::Kernel;
 use mlcc_target::{Arch, Level};
 
@@ -81,6 +84,28 @@ fn loops_and_registers() {
 #[test]
 fn instructions_mean_what_the_table_says() {
     check(instrs::instructions());
+}
+
+/// Also at levels that this machine cannot run: the spelling is used where the features are there, and only there.
+#[test]
+fn available_instructions_are_spelled() {
+    let cases = prepare(instrs::instructions());
+    for spec in mlcc_target::specs().unwrap().iter().filter(|s| s.arch != Arch::Nvptx) {
+        for level in &spec.levels {
+            let caps = Caps::new(spec.arch, level);
+            for (case, _) in &cases {
+                let kernels = std::slice::from_ref(&case.kernel);
+                let text = kernels_object(spec.arch, &spec.triple, level, kernels, Output::Ir).unwrap();
+                let text = String::from_utf8(text).unwrap();
+                let row =
+                    case.kernel.name.rsplit_once('_').and_then(|(row, _)| InstrId::by_name(row)).unwrap();
+                if let Spelling::Llvm { intrinsic, .. } = row.def().spelling {
+                    let spelled = text.contains(&format!("@{intrinsic}("));
+                    assert_eq!(spelled, caps.available(row), "{intrinsic} at {}:\n{text}", level.name);
+                }
+            }
+        }
+    }
 }
 
 #[test]
