@@ -239,3 +239,50 @@ fn a_gpu_artifact_is_data_for_the_loader() {
 }
 
 const VOCAB_I64: i64 = toy::VOCAB as i64;
+
+/// Greedy continuation by the reference; the first of equal logits wins, as in `generate.c`.
+fn greedy(prompt: &[i32], count: usize) -> Vec<i32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        let logits = reference(&tokens).pop().unwrap();
+        let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+        tokens.push(best as i32);
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// Cross-compiled, cross-linked, and run by an emulator: at the best level that a recent and an old processor have.
+#[test]
+fn a_c_program_runs_it_on_aarch64() {
+    for program in ["qemu-aarch64", "aarch64-linux-gnu-gcc"] {
+        if !Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success()) {
+            eprintln!("skipped: no {program} (`apt install qemu-user gcc-aarch64-linux-gnu`)");
+            return;
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let artifact = Toy::new("aarch64").artifact(folder.path());
+    let program = folder.path().join("generate");
+    let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime");
+    let built = Command::new("aarch64-linux-gnu-gcc")
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(runtime.join("include"))
+        .arg(runtime.join("examples/generate.c"))
+        .arg("-o")
+        .arg(&program)
+        .arg("-ldl")
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let want: Vec<String> = greedy(&[3, 1], 6).iter().map(i32::to_string).collect();
+    for cpu in ["max", "cortex-a53"] {
+        let run = Command::new("qemu-aarch64")
+            .args(["-L", "/usr/aarch64-linux-gnu", "-cpu", cpu])
+            .args([&program, &artifact])
+            .args(["6", "3", "1"])
+            .output()
+            .unwrap();
+        let got = String::from_utf8_lossy(&run.stdout).trim().to_owned();
+        assert_eq!(got, want.join(" "), "{cpu}: {}", String::from_utf8_lossy(&run.stderr));
+    }
+}
