@@ -2,8 +2,8 @@
 //!
 //! It exists so that a compiler built without LLVM works, so that debug builds are quick, and as a second opinion in the
 //! differential tests. Cranelift knows scalars and 128-bit vectors; wider lane vectors are lists of 128-bit chunks, odd
-//! ones lists of scalars ([`value`]). Target instructions are expanded from their meaning, 16-bit floats to integer
-//! arithmetic ([`crate::halfs`]).
+//! ones lists of scalars ([`value`]). Integer dot products have a spelling ([`instr`]); the other target instructions are
+//! expanded from their meaning, 16-bit floats to integer arithmetic ([`crate::halfs`]).
 //!
 //! Invariants:
 //! * Objects import nothing: an operation that Cranelift would turn into a library call on the chosen machine is spelled
@@ -17,6 +17,7 @@ mod cast;
 mod emit;
 mod entry;
 mod expr;
+mod instr;
 mod isa;
 mod local;
 mod memory;

@@ -1,6 +1,7 @@
 //! Expressions: dispatch, constants, splats, ramps and bitcasts.
 
 use super::emit::Emit;
+use super::instr::Pattern;
 use super::local::fold;
 use super::value::{Form, Val, scalar_type};
 use crate::error::CodegenError;
@@ -73,9 +74,14 @@ impl Emit<'_, '_> {
                 let b = b.map(|b| self.expr(b)).transpose()?;
                 Ok(self.shuffle(&a, b.as_ref(), from, lanes))
             }
-            Expr::Instr(instr, _) => {
-                self.unsupported(format!("{} has no expansion on a CPU", instr.def().name))
-            }
+            Expr::Instr(instr, args) => match Pattern::of(*instr, self.machine) {
+                Some(pattern) => {
+                    let args: Vec<Val> = args.iter().map(|a| self.expr(*a)).collect::<Result<_, _>>()?;
+                    let form = self.form(ty);
+                    Ok(self.dot_product(pattern, instr.def(), &args, form))
+                }
+                None => self.unsupported(format!("{} has no expansion on a CPU", instr.def().name)),
+            },
         }
     }
 

@@ -8,6 +8,7 @@ use mlcc_target::{Arch, Level};
 /// What the code of one level may use.
 #[derive(Clone)]
 pub(super) struct Machine {
+    pub arch: Arch,
     pub isa: OwnedTargetIsa,
     /// 128-bit integer and float vectors without holes (on x86 that means SSE4.1).
     pub simd: bool,
@@ -68,6 +69,7 @@ impl Machine {
         }
         let isa = builder.finish(settings::Flags::new(flags)).map_err(|e| error(e.to_string()))?;
         Ok(Machine {
+            arch,
             isa,
             simd: !x86 || level.has_all(&["sse3", "ssse3", "sse4.1"]),
             fma: !x86 || level.has_all(&["avx", "fma"]),

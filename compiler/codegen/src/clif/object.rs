@@ -2,6 +2,7 @@
 
 use super::emit::{kernel_function, kernel_signature};
 use super::entry::{self, Callee, Callees};
+use super::instr::Pattern;
 use super::isa::Machine;
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
@@ -126,7 +127,7 @@ impl Object {
     }
 
     fn kernel(&mut self, symbol: &str, kernel: &Kernel, linkage: Linkage) -> Result<FuncId, CodegenError> {
-        let expanded = expand_instrs(kernel, |_| false);
+        let expanded = expand_instrs(kernel, |id| Pattern::of(id, &self.machine).is_some());
         let primitive = lower_halfs(&expanded, HalfSupport::default());
         let function = kernel_function(&primitive, &self.machine, &mut self.builder)?;
         self.define(symbol, &kernel_signature(kernel), function, linkage)

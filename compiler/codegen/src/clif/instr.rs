@@ -1,0 +1,64 @@
+//! Integer dot-product instructions that Cranelift can say in a few 128-bit operations, on any machine with vectors.
+//! All others, and all of them elsewhere, are expanded from their meaning.
+
+use super::emit::Emit;
+use super::isa::Machine;
+use super::value::{Form, Val};
+use cranelift_codegen::ir::{InstBuilder, Value};
+use mlcc_ir::instr::{InstrDef, InstrId};
+use mlcc_ir::types::DType;
+use mlcc_target::Arch;
+
+/// What the instruction does to each 128-bit piece of its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pattern {
+    /// `i32 + dot4(8-bit, 8-bit)`.
+    Dot4,
+    /// Neighbouring i16 products added to i32.
+    AddProducts,
+    /// Neighbouring u8 x i8 products added with saturation to i16.
+    AddByteProducts,
+}
+
+impl Pattern {
+    /// The pattern of an instruction, if this machine has the operations for it.
+    pub fn of(instr: InstrId, machine: &Machine) -> Option<Pattern> {
+        let pattern = match instr.def().name {
+            "vpdpbusd_512" | "vpdpbusd_256" | "sdot_128" | "udot_128" | "usdot_128" => Pattern::Dot4,
+            "vpmaddwd_512" | "vpmaddwd_256" | "pmaddwd_128" => Pattern::AddProducts,
+            "vpmaddubsw_512" | "vpmaddubsw_256" | "pmaddubsw_128" => Pattern::AddByteProducts,
+            _ => return None,
+        };
+        let x86 = machine.arch == Arch::X86_64;
+        (machine.simd && (x86 || pattern != Pattern::AddByteProducts)).then_some(pattern)
+    }
+}
+
+impl Emit<'_, '_> {
+    pub fn dot_product(&mut self, pattern: Pattern, def: &InstrDef, args: &[Val], form: Form) -> Val {
+        let signed: Vec<bool> = def.args.iter().map(|ty| ty.dtype != DType::U8).collect();
+        let last = args.len() - 1;
+        let mut parts = Vec::with_capacity(args[last].parts.len());
+        for i in 0..args[last].parts.len() {
+            let (a, b) = (args[last - 1].parts[i], args[last].parts[i]);
+            parts.push(match pattern {
+                Pattern::AddProducts => self.add_products(a, b),
+                Pattern::AddByteProducts => self.fb.ins().x86_pmaddubsw(b, a),
+                Pattern::Dot4 => {
+                    let (a, b) = (self.widen(&[a], signed[1]), self.widen(&[b], signed[2]));
+                    let (low, high) = (self.add_products(a[0], b[0]), self.add_products(a[1], b[1]));
+                    let sums = self.fb.ins().iadd_pairwise(low, high);
+                    self.fb.ins().iadd(args[0].parts[i], sums)
+                }
+            });
+        }
+        Val::new(form, parts)
+    }
+
+    /// `a[2i] * b[2i] + a[2i + 1] * b[2i + 1]` in i32; one instruction on x86.
+    fn add_products(&mut self, a: Value, b: Value) -> Value {
+        let (a, b) = (self.widen(&[a], true), self.widen(&[b], true));
+        let (low, high) = (self.fb.ins().imul(a[0], b[0]), self.fb.ins().imul(a[1], b[1]));
+        self.fb.ins().iadd_pairwise(low, high)
+    }
+}
