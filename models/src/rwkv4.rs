@@ -56,7 +56,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
     let h = norm(b, x, "ln2");
     let h = channel_mixing(b, config, layer, h, n);
     x = b.add(x, h);
-    if config.rescale_every > 0 && (layer + 1) % config.rescale_every == 0 {
+    if config.rescale_every > 0 && (layer + 1).is_multiple_of(config.rescale_every) {
         x = b.scale(x, 0.5);
     }
     x
