@@ -8,7 +8,9 @@ use std::sync::{LazyLock, Mutex};
 
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::commands::{bench, build, completions, eval, inspect, models, quants, run, targets, verify};
+use crate::commands::{
+    bench, build, completions, doctor, eval, inspect, interp, models, opt, quants, run, targets, verify,
+};
 use crate::error::CliError;
 use crate::ui::Ui;
 
@@ -40,18 +42,37 @@ pub enum Command {
     Eval(eval::Args),
     /// Measure speed, as a share of what the machine can do
     Bench(bench::Args),
+    /// Run a module in text form, or reference results of a model, by interpretation
+    Interp(interp::Args),
+    /// Run passes over a module in text form
+    Opt(opt::Args),
     /// List the machines that can be compiled for
     Targets(targets::Args),
     /// List the models that can be compiled
     Models(models::Args),
     /// List the weight formats
     Quants(quants::Args),
+    /// Check what this machine offers to mlcc, and say what is missing
+    Doctor(doctor::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }
 
 /// Runs the program: `args` as the system gave them, the program's name first.
 pub fn main(args: Vec<OsString>) -> ExitCode {
+    let panic = match catch(|| parse_and_run(args)) {
+        Ok(code) => return code,
+        Err(panic) => panic,
+    };
+    let _ = writeln!(
+        std::io::stderr(),
+        "internal error: {panic}. This is a bug in mlcc; please report it with the command line and the output of \
+         `mlcc doctor`."
+    );
+    ExitCode::from(1)
+}
+
+fn parse_and_run(args: Vec<OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(normalize(args)) {
         Ok(cli) => cli,
         Err(e) => {
@@ -61,21 +82,13 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
         }
     };
     let ui = Ui::new(cli.quiet, cli.verbose);
-    match catch(|| dispatch(cli.command, &ui)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
+    match dispatch(cli.command, &ui) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
             if !error.is_quiet() {
                 let _ = writeln!(std::io::stderr(), "error: {error}");
             }
             ExitCode::from(error.exit_code())
-        }
-        Err(panic) => {
-            let _ = writeln!(
-                std::io::stderr(),
-                "internal error: {panic}. This is a bug in mlcc; please report it with the command line and the output \
-                 of `mlcc doctor`."
-            );
-            ExitCode::from(1)
         }
     }
 }
@@ -88,9 +101,12 @@ fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
         Command::Verify(args) => verify::run(&args, ui),
         Command::Eval(args) => eval::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
+        Command::Interp(args) => interp::run(&args, ui),
+        Command::Opt(args) => opt::run(&args, ui),
         Command::Targets(args) => targets::run(&args, ui),
         Command::Models(args) => models::run(&args, ui),
         Command::Quants(args) => quants::run(&args, ui),
+        Command::Doctor(args) => doctor::run(&args, ui),
         Command::Completions(args) => completions::run(&args, ui),
     }
 }

@@ -97,20 +97,22 @@ pub fn seconds(d: Duration) -> String {
     format!("{:.2} s", d.as_secs_f64())
 }
 
-/// Columns padded to their widest cell; the first is left-aligned, the others right-aligned. The first row is the head.
+/// Columns padded to their widest cell; those with numbers only are right-aligned. The first row is the head.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let cells = |c: usize| rows.iter().filter_map(move |r| r.get(c));
+    let width = |c: usize| cells(c).map(|s| s.chars().count()).max().unwrap_or(0);
+    let numeric = |c: usize| {
+        cells(c).skip(1).all(|s| s.is_empty() || s == "-" || s.starts_with(|d: char| d.is_ascii_digit()))
+    };
+    let layout: Vec<(usize, bool)> = (0..columns).map(|c| (width(c), c > 0 && numeric(c))).collect();
     let mut out = String::new();
     for row in rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(i, (cell, &w))| if i == 0 { format!("{cell:<w$}") } else { format!("{cell:>w$}") })
-            .collect();
-        out.push_str(cells.join("  ").trim_end());
+        let cells = row.iter().zip(&layout).map(|(cell, &(w, right))| match right {
+            true => format!("{cell:>w$}"),
+            false => format!("{cell:<w$}"),
+        });
+        out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         out.push('\n');
     }
     out
@@ -134,7 +136,8 @@ mod tests {
 
     #[test]
     fn tables_line_up() {
-        let rows = [vec!["a".to_string(), "bytes".into()], vec!["long".into(), "1".into()]];
-        assert_eq!(table(&rows), "a     bytes\nlong      1\n");
+        let row = |cells: [&str; 3]| cells.map(String::from).to_vec();
+        let rows = [row(["a", "bytes", "about"]), row(["long", "1", "x"])];
+        assert_eq!(table(&rows), "a     bytes  about\nlong      1  x\n");
     }
 }

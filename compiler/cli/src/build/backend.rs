@@ -45,20 +45,30 @@ impl Backend {
 }
 
 /// A linked library; its file goes away with this value.
-pub(super) use library::Library;
-
-#[cfg(feature = "llvm")]
-mod library {
-    pub type Library = mlcc_codegen::Library;
-}
+pub(super) use mlcc_codegen::Library;
 
 /// Compiles and links.
-#[cfg(feature = "llvm")]
 pub(super) fn compile(backend: Backend, input: &Input<'_>, soname: &str) -> Result<Library, BuildError> {
     match backend {
+        #[cfg(feature = "llvm")]
         Backend::Llvm => Ok(mlcc_codegen::compile(input, soname)?),
+        #[cfg(not(feature = "llvm"))]
+        Backend::Llvm => Err(backend.missing()),
+        #[cfg(feature = "cranelift")]
+        Backend::Cranelift if input.target.arch == mlcc_target::Arch::Nvptx => {
+            Err(BuildError::Unsupported("--target cuda needs --backend llvm".into()))
+        }
+        #[cfg(feature = "cranelift")]
+        Backend::Cranelift => Ok(mlcc_codegen::compile_with_cranelift(input, soname)?),
+        #[cfg(not(feature = "cranelift"))]
         Backend::Cranelift => Err(backend.missing()),
     }
+}
+
+/// Writes the text of every level beside the artifact's name; returns the files.
+#[cfg(not(feature = "llvm"))]
+pub(super) fn emit(_: Backend, _: &Input<'_>, _: Emit, _: &Path) -> Result<Vec<PathBuf>, BuildError> {
+    Err(Backend::Llvm.missing())
 }
 
 /// Writes the text of every level beside the artifact's name; returns the files.

@@ -121,7 +121,8 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 
     let clock = report.begin("code", hooks);
     let output = options.output_path(&source.model.name);
-    let soname = output.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    // Not the name of the output: equal input gives equal bytes, whatever the file is called.
+    let soname = format!("{}.so", source.model.name);
     let input = input(&source, &target, options, &program, memory);
     if let Some(emit) = options.emit {
         report.emitted = backend::emit(options.backend, &input, emit, &output)?;

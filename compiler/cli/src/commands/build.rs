@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use mlcc_models::ModelRequest;
+use mlcc_passes::pipeline::find;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
+use mlcc_target::Arch;
 
 use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks};
 use crate::commands::{print, print_json};
@@ -13,7 +15,7 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
 
-mod dump;
+pub(crate) mod dump;
 mod show;
 
 #[derive(Debug, clap::Args)]
@@ -133,6 +135,14 @@ fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
+    // Mistakes in names are told before anything is read.
+    let target = mlcc_target::resolve(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
+    if args.emit == Some(EmitArg::Ptx) && target.arch != Arch::Nvptx {
+        return Err(CliError::usage("--emit ptx needs a GPU --target, for example cuda or sm_80"));
+    }
+    for name in args.disable_pass.iter().chain(&args.stop_after) {
+        find(name).map_err(|e| CliError::usage(e.to_string()))?;
+    }
     let mut request = ModelRequest::new(&args.model);
     request.weights = args.weights.clone();
     request.random_weights = args.random_weights;

@@ -8,7 +8,7 @@ use mlcc_engine::{TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
 use serde_json::json;
 
-use crate::commands::{load, print, print_json, run};
+use crate::commands::{load, print, print_json, read_text, run};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
@@ -22,7 +22,7 @@ use crate::ui::Ui;
 pub struct Args {
     /// A compiled model
     artifact: PathBuf,
-    /// The text, UTF-8
+    /// The text, UTF-8; `-` is standard input
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
     /// Tokens of a window
@@ -49,8 +49,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let bytes = std::fs::read(&args.text).map_err(CliError::io("read", &args.text))?;
-    let text = mlcc_engine::text::utf8(&args.text.display().to_string(), bytes)?;
+    let text = read_text(&args.text)?;
     let threads = args.threads.map(usize::from);
     let model = load(&args.artifact, threads, false)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;

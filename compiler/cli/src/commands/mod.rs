@@ -3,15 +3,19 @@
 pub mod bench;
 pub mod build;
 pub mod completions;
+pub mod doctor;
 pub mod eval;
 pub mod inspect;
+pub mod interp;
 pub mod models;
+pub mod opt;
 pub mod quants;
 pub mod run;
 pub mod targets;
 pub mod verify;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -31,9 +35,24 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
+/// A text file, `-` for standard input.
+pub(crate) fn read_text(path: &Path) -> Result<String, CliError> {
+    if path == Path::new("-") {
+        return read_stdin();
+    }
+    let bytes = std::fs::read(path).map_err(CliError::io("read", path))?;
+    Ok(mlcc_engine::text::utf8(&path.display().to_string(), bytes)?)
+}
+
+pub(crate) fn read_stdin() -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).map_err(CliError::io("read", "standard input"))?;
+    Ok(mlcc_engine::text::utf8("standard input", bytes)?)
+}
+
 /// `--threads`, or the physical cores.
 pub(crate) fn load(
-    path: &std::path::Path,
+    path: &Path,
     threads: Option<usize>,
     verify_hashes: bool,
 ) -> Result<mlcc_runtime::Model, CliError> {

@@ -1,6 +1,6 @@
 //! `mlcc run`: text from a prompt. Text goes to standard output as it comes, statistics to standard error.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use mlcc_engine::{GenerationConfig, SamplingOverrides, SamplingParams, TokenId, 
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
+use crate::commands::{read_stdin, read_text};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
@@ -182,14 +183,10 @@ impl TextOut {
 }
 
 fn prompt(args: &Args) -> Result<String, CliError> {
-    let dash = Path::new("-");
     let text = match (&args.prompt, &args.file) {
-        (Some(prompt), _) if prompt != "-" => prompt.clone(),
-        (None, Some(path)) if path != dash => {
-            let bytes = std::fs::read(path).map_err(CliError::io("read", path))?;
-            mlcc_engine::text::utf8(&path.display().to_string(), bytes)?
-        }
-        (Some(_), _) | (None, Some(_)) => stdin()?,
+        (Some(prompt), _) if prompt == "-" => read_stdin()?,
+        (Some(prompt), _) => prompt.clone(),
+        (None, Some(path)) => read_text(path)?,
         (None, None) => {
             return Err(CliError::usage("no prompt: give -p TEXT, -f FILE, or -p - for standard input"));
         }
@@ -198,12 +195,6 @@ fn prompt(args: &Args) -> Result<String, CliError> {
         return Err(mlcc_engine::GenerateError::EmptyPrompt.into());
     }
     Ok(text)
-}
-
-fn stdin() -> Result<String, CliError> {
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).map_err(CliError::io("read", "standard input"))?;
-    Ok(mlcc_engine::text::utf8("standard input", bytes)?)
 }
 
 /// The tokenizer of the artifact, or a file.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_ir::text::{print_kernel, print_module, print_step};
-use mlcc_passes::{PIPELINE, Program};
+use mlcc_passes::Program;
 
 use crate::commands::print;
 use crate::error::CliError;
@@ -74,9 +74,4 @@ pub fn program_text(program: &Program) -> String {
         }
     }
     text
-}
-
-/// Names of all passes, for help texts.
-pub fn pass_names() -> String {
-    PIPELINE.iter().map(|p| p.name).collect::<Vec<_>>().join(", ")
 }

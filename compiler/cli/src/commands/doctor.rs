@@ -1,0 +1,251 @@
+//! `mlcc doctor`: what this machine offers, what is missing, and what to do about it.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_codegen::link::find_linker;
+use mlcc_codegen::ptxas::find_ptxas;
+use mlcc_models::resolve::HubCache;
+use mlcc_target::{Arch, detected_features};
+use serde::Serialize;
+
+use crate::build::Backend;
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::ui::{self, Ui};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    /// Something works less well, or not at all that most do not need.
+    Absent,
+    /// Nothing can be built.
+    Missing,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Status,
+    found: String,
+    /// What to do if it is needed.
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Check {
+        Check { name, status: Status::Ok, found: found.into(), advice: None }
+    }
+
+    fn lacking(
+        name: &'static str,
+        status: Status,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Check {
+        Check { name, status, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+    let mut checks = vec![
+        Check::ok("mlcc", format!("{}, ABI {}", env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION)),
+        llvm(),
+        cranelift(),
+        linker(),
+        cross_linker(),
+        cpu(),
+        cores(),
+        memory(),
+        temporary_folder(),
+        ptxas(),
+        cuda(),
+        cache(),
+    ];
+    if !Backend::Llvm.is_built_in() && !Backend::Cranelift.is_built_in() {
+        let advice = "build mlcc with the cargo feature `llvm19` or `cranelift`";
+        checks.push(Check::lacking("back end", Status::Missing, "none", advice));
+    }
+    let usable = checks.iter().all(|c| c.status != Status::Missing);
+    if args.json {
+        print_json(&checks)?;
+    } else {
+        print(&text(&checks))?;
+    }
+    if usable { Ok(()) } else { Err(CliError::Reported) }
+}
+
+fn text(checks: &[Check]) -> String {
+    let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    for c in checks {
+        let mark = match c.status {
+            Status::Ok => "ok     ",
+            Status::Absent => "absent ",
+            Status::Missing => "MISSING",
+        };
+        out.push_str(&format!("{mark}  {:<width$}  {}\n", c.name, c.found));
+        if let Some(advice) = &c.advice {
+            out.push_str(&format!("{:w$}{advice}\n", "", w = width + 11));
+        }
+    }
+    out
+}
+
+fn llvm() -> Check {
+    match (cfg!(feature = "llvm22"), Backend::Llvm.is_built_in()) {
+        (true, _) => Check::ok("LLVM", "22.1, linked in"),
+        (false, true) => Check::ok("LLVM", "19.1, linked in"),
+        (false, false) => Check::lacking(
+            "LLVM",
+            Status::Absent,
+            "not part of this mlcc",
+            "for the fastest code and for GPUs install LLVM 19 (apt install llvm-19-dev) and build mlcc with --features llvm19",
+        ),
+    }
+}
+
+fn cranelift() -> Check {
+    match Backend::Cranelift.is_built_in() {
+        true => Check::ok("Cranelift", "part of this mlcc"),
+        false => {
+            let advice = "for --backend cranelift build mlcc with --features cranelift";
+            Check::lacking("Cranelift", Status::Absent, "not part of this mlcc", advice)
+        }
+    }
+}
+
+fn linker() -> Check {
+    let arch = Arch::of_host().unwrap_or(Arch::X86_64);
+    match find_linker(arch) {
+        Ok(linker) => Check::ok("linker", linker.program.display().to_string()),
+        Err(e) => Check::lacking("linker", Status::Missing, "none", e.to_string()),
+    }
+}
+
+fn cross_linker() -> Check {
+    let other = if Arch::of_host() == Some(Arch::Aarch64) { Arch::X86_64 } else { Arch::Aarch64 };
+    match find_linker(other) {
+        Ok(linker) => Check::ok("cross linker", format!("{} for {other}", linker.program.display())),
+        Err(_) => {
+            let advice = format!("only needed for --target {other} machines: apt install lld");
+            Check::lacking("cross linker", Status::Absent, format!("none for {other}"), advice)
+        }
+    }
+}
+
+fn cpu() -> Check {
+    let model = proc_value("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
+    match mlcc_target::resolve("cpu") {
+        Ok(target) => {
+            Check::ok("CPU", format!("{model}; level {}: {}", target.name, detected_features().join(" ")))
+        }
+        Err(e) => Check::lacking("CPU", Status::Absent, model, e.to_string()),
+    }
+}
+
+fn cores() -> Check {
+    let logical = std::thread::available_parallelism().map_or(1, usize::from);
+    let physical = mlcc_runtime::physical_cores();
+    Check::ok(
+        "cores",
+        format!("{physical} physical, {logical} logical; runs use {physical} threads (-t changes it)"),
+    )
+}
+
+fn memory() -> Check {
+    let bytes = |key| {
+        let text = proc_value("/proc/meminfo", key)?;
+        Some(text.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    match (bytes("MemTotal"), bytes("MemAvailable")) {
+        (Some(total), Some(free)) => {
+            Check::ok("memory", format!("{}, {} of it available", ui::bytes(total), ui::bytes(free)))
+        }
+        _ => Check::lacking("memory", Status::Absent, "unknown", "/proc/meminfo tells nothing here"),
+    }
+}
+
+/// The value of the first line `key : value`.
+fn proc_value(file: &str, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+/// Objects are linked there.
+fn temporary_folder() -> Check {
+    let folder = std::env::temp_dir();
+    let probe = folder.join(format!("mlcc-doctor-{}", std::process::id()));
+    let written = std::fs::write(&probe, b"mlcc");
+    let _ = std::fs::remove_file(&probe);
+    match written {
+        Ok(()) => Check::ok("temporary folder", folder.display().to_string()),
+        Err(e) => {
+            let found = format!("cannot write to {}: {e}", folder.display());
+            Check::lacking("temporary folder", Status::Missing, found, "name another one in TMPDIR")
+        }
+    }
+}
+
+fn ptxas() -> Check {
+    match find_ptxas() {
+        Some(path) => Check::ok("ptxas", path.display().to_string()),
+        None => {
+            let advice = "not needed: GPU code is assembled by the driver when it is loaded. To have it checked at build \
+                          time: pip install nvidia-cuda-nvcc-cu12, or name it in MLCC_PTXAS";
+            Check::lacking("ptxas", Status::Absent, "none", advice)
+        }
+    }
+}
+
+/// Looks for the driver's library without loading it.
+fn cuda() -> Check {
+    const NAME: &str = "libcuda.so.1";
+    let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let usual = [
+        "/usr/lib64",
+        "/usr/lib/wsl/lib",
+        "/usr/lib",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+    ];
+    let folders = std::env::split_paths(&named).chain(usual.iter().map(PathBuf::from));
+    let found = folders.map(|f| f.join(NAME)).find(|p| p.exists());
+    match found {
+        Some(path) => Check::ok("CUDA driver", path.display().to_string()),
+        None => {
+            let advice = "only needed to run --target cuda artifacts: install the NVIDIA driver";
+            Check::lacking("CUDA driver", Status::Absent, format!("no {NAME}"), advice)
+        }
+    }
+}
+
+fn cache() -> Check {
+    let folder = HubCache::from_environment().directory;
+    let models = models_in(&folder);
+    match models {
+        Some(n) => Check::ok("Hugging Face cache", format!("{}, {n} models", folder.display())),
+        None => {
+            let advice = "only needed for --model org/name; HF_HOME or --hf-cache name another place";
+            Check::lacking(
+                "Hugging Face cache",
+                Status::Absent,
+                format!("no folder {}", folder.display()),
+                advice,
+            )
+        }
+    }
+}
+
+fn models_in(folder: &Path) -> Option<usize> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    Some(entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("models--")).count())
+}

@@ -1,0 +1,79 @@
+//! Reference results of a model by interpretation.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use mlcc_models::golden::Golden;
+use mlcc_passes::scheme::QuantScheme;
+
+use crate::build::{BuildOptions, BuildReport, Hooks, Source, compile};
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::interpret::{GraphModel, StepModel};
+use crate::replay::{self, replay};
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Reference results of a model")]
+pub struct GoldenArgs {
+    /// Folder or file of a checkpoint
+    #[arg(short, long, requires = "golden", conflicts_with = "file")]
+    model: Option<String>,
+    /// Reference results
+    #[arg(long, value_name = "FILE")]
+    golden: Option<PathBuf>,
+    /// Run the kernels of this target; without it, the graph before all passes
+    #[arg(long)]
+    target: Option<String>,
+    /// Weight format; needs --target
+    #[arg(long, visible_alias = "quantization", default_value = "f32")]
+    quant: String,
+    /// Passes to leave out
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    disable_pass: Vec<String>,
+    /// Only the first prompts
+    #[arg(long, value_name = "N")]
+    prompts: Option<usize>,
+}
+
+pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(), CliError> {
+    let (Some(model), Some(golden_path)) = (&args.model, &args.golden) else {
+        return Err(CliError::usage("give a module in text form, or --model and --golden"));
+    };
+    let mut golden = Golden::read(golden_path)?;
+    golden.prompts.truncate(args.prompts.unwrap_or(usize::MAX).max(1));
+    let (scheme, _) = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?;
+    let mut options = BuildOptions::new(model);
+    options.quant = scheme;
+    options.chunk = 16;
+    options.disabled_passes = args.disable_pass.clone();
+    let source = Source::open(&options)?;
+    let vocab = source.model.config.architecture.vocab();
+    let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{model}: {e}"));
+    let outcome = match &args.target {
+        None => {
+            let architecture = &source.model.config.architecture;
+            let module =
+                crate::model::build_module(&source.model.name, architecture).map_err(|e| failed(&e))?;
+            let mut model = GraphModel::new(&module, &source.checkpoint, vocab).map_err(|e| failed(&e))?;
+            replay(&mut model, &golden, "f32", replay::tolerance("f32"))
+        }
+        Some(target) => {
+            let target = mlcc_target::resolve(target)?;
+            let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
+            let mut hooks = Hooks { event: &mut |_| (), cancel: &cancel };
+            let (program, _) = compile(&source, &target, &options, &mut report, &mut hooks)?;
+            ui.detail(format_args!("kernels of {}, {workers} workers", target.levels[0].name));
+            let chunk = options.chunk as usize;
+            let model = StepModel::new(&program, 0, &source.checkpoint, vocab, chunk, workers);
+            let mut model = model.map_err(|e| failed(&e))?;
+            replay(&mut model, &golden, scheme.name, replay::tolerance(scheme.name))
+        }
+    };
+    let outcome = outcome.map_err(|e| failed(&e))?;
+    match json {
+        true => print_json(&outcome)?,
+        false => print(&outcome.text(&golden.source))?,
+    }
+    if outcome.ok { Ok(()) } else { Err(CliError::Reported) }
+}

@@ -1,0 +1,121 @@
+//! `mlcc opt`: a module in text form through passes, printed again.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_ir::module::Module;
+use mlcc_ir::text::parse_module;
+use mlcc_ir::verify::verify_module;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_passes::pipeline::{Control, find};
+use mlcc_passes::scheme::QuantScheme;
+use mlcc_passes::{Context, Options, PIPELINE, Program, run_pass, run_pipeline};
+
+use crate::commands::build::dump::program_text;
+use crate::commands::{print, read_text};
+use crate::error::CliError;
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Without --passes the module is read, verified and printed. Example: mlcc opt model.mlc --passes \
+    decompose,fuse"
+)]
+pub struct Args {
+    /// A module in text form; `-` is standard input
+    #[arg(required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// Passes to run, in this order; `all` runs the whole pipeline
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    passes: Vec<String>,
+    /// Passes that `all` leaves out
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    disable_pass: Vec<String>,
+    /// The last pass of `all`
+    #[arg(long, value_name = "PASS")]
+    stop_after: Option<String>,
+    /// Machine to lower for
+    #[arg(long, default_value = "cpu")]
+    target: String,
+    /// Weight format for the passes that quantize
+    #[arg(long, visible_alias = "quantization", default_value = "f32")]
+    quant: String,
+    /// Most tokens in one call of prefill
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: u32,
+    /// Print what each pass matched, and why near matches did not
+    #[arg(long)]
+    explain_passes: bool,
+    /// Write to this file in place of standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// List the passes in the order of the pipeline
+    #[arg(long)]
+    list: bool,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let file = match &args.file {
+        Some(file) if !args.list => file,
+        _ => return print(&pass_table()),
+    };
+    let mut program = Program::new(read_module(file)?);
+    let mut context = Context::new(options(args)?);
+    let failed = |e: mlcc_passes::PassError| CliError::Failed(format!("{}: {e}", file.display()));
+    if args.passes.iter().any(|p| p == "all") {
+        let control = Control {
+            disabled: args.disable_pass.clone(),
+            stop_after: args.stop_after.clone(),
+            verify: true,
+            ..Control::default()
+        };
+        run_pipeline(&mut program, &mut context, control).map_err(failed)?;
+    } else {
+        for name in &args.passes {
+            find(name).map_err(|e| CliError::usage(e.to_string()))?;
+        }
+        for name in &args.passes {
+            let changes = run_pass(name, &mut program, &mut context).map_err(failed)?;
+            ui.detail(format_args!("{name}: {changes} changes"));
+            verify(file, &program.module)?;
+        }
+    }
+    if args.explain_passes {
+        context.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
+    }
+    let text = program_text(&program);
+    match &args.output {
+        None => print(&text),
+        Some(path) => std::fs::write(path, text).map_err(CliError::io("write", path)),
+    }
+}
+
+fn options(args: &Args) -> Result<Options, CliError> {
+    let target = mlcc_target::resolve(&args.target)?;
+    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = Options::new(target.levels.iter().map(level).collect(), i64::from(args.chunk));
+    options.quant = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?.0;
+    Ok(options)
+}
+
+/// Reads and verifies a module.
+pub(crate) fn read_module(path: &Path) -> Result<Module, CliError> {
+    let text = read_text(path)?;
+    let module = parse_module(&text).map_err(|e| CliError::Failed(format!("{}:{e}", path.display())))?;
+    verify(path, &module)?;
+    Ok(module)
+}
+
+fn verify(path: &Path, module: &Module) -> Result<(), CliError> {
+    verify_module(module)
+        .map_err(|e| CliError::Failed(format!("{}: the module is not well-formed: {e}", path.display())))
+}
+
+/// The passes in their order.
+fn pass_table() -> String {
+    let row = |p: &mlcc_passes::Pass| {
+        let kind = if p.optional { "optional" } else { "needed" };
+        vec![p.name.to_string(), kind.into(), p.about.into()]
+    };
+    let head = ["pass", "", "what it does"].map(String::from).to_vec();
+    crate::ui::table(&std::iter::once(head).chain(PIPELINE.iter().map(row)).collect::<Vec<_>>())
+}

@@ -1,0 +1,236 @@
+//! Models run by interpretation, without a code generator: the graph as the model definition builds it, or the kernels
+//! and steps that the passes made of it for one target level.
+
+use mlcc_engine::eval::WindowModel;
+use mlcc_engine::{LanguageModel, TokenId};
+use mlcc_interp::graph::{GraphError, Interpreter, States, Tensor};
+use mlcc_interp::kernel::Options;
+use mlcc_interp::steps::{Memory, StepError, run_step};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::module::Module;
+use mlcc_ir::step::Base;
+use mlcc_models::Checkpoint;
+use mlcc_passes::plan_memory::MemoryPlan;
+use mlcc_passes::{LevelCode, Program};
+
+use crate::weights::{WeightError, pack_param, read_param};
+
+#[derive(Debug, thiserror::Error)]
+pub enum InterpretError {
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error("the program has no step `{0}`; it is not lowered completely")]
+    NoStep(String),
+    #[error("the interpreter has no value for parameter {0}")]
+    NoValue(String),
+}
+
+/// The graph of a model with f32 weights, in the state after the tokens fed so far.
+pub struct GraphModel<'m> {
+    interpreter: Interpreter<'m>,
+    states: States,
+    logits: Vec<f32>,
+    past: usize,
+    vocab: usize,
+}
+
+impl<'m> GraphModel<'m> {
+    /// Reads all weights.
+    pub fn new(module: &'m Module, checkpoint: &Checkpoint, vocab: usize) -> Result<Self, InterpretError> {
+        let mut values = Vec::new();
+        for param in module.params.values() {
+            let dims: Option<Vec<usize>> =
+                param.ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
+            let dims = dims.ok_or_else(|| InterpretError::NoValue(param.name.clone()))?;
+            values.push(Tensor::f32(&dims, &read_param(checkpoint, param)?));
+        }
+        let interpreter = Interpreter::new(module, move |id| values[id.index()].clone());
+        let states = States::new(module)?;
+        Ok(GraphModel { interpreter, states, logits: Vec::new(), past: 0, vocab })
+    }
+
+    fn run(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        let syms = SymValues::tokens(tokens.len() as i64);
+        let out = self.interpreter.run_named(entry, &[Tensor::ids(tokens)], &mut self.states, syms)?;
+        self.logits = out.first().map(Tensor::to_f32).unwrap_or_default();
+        self.past += tokens.len();
+        Ok(&self.logits)
+    }
+}
+
+impl LanguageModel for GraphModel<'_> {
+    type Error = InterpretError;
+
+    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        self.run("prefill", tokens)
+    }
+
+    fn decode(&mut self, token: TokenId) -> Result<&[f32], InterpretError> {
+        self.run("decode", &[token])
+    }
+
+    fn reset(&mut self) -> Result<(), InterpretError> {
+        self.states = States::new(self.interpreter.module())?;
+        self.past = 0;
+        Ok(())
+    }
+
+    fn past(&self) -> usize {
+        self.past
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context(&self) -> Option<usize> {
+        None
+    }
+}
+
+impl WindowModel for GraphModel<'_> {
+    type Error = InterpretError;
+
+    fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        self.reset()?;
+        self.run("prefill_logits", tokens)
+    }
+}
+
+/// The steps of a lowered program with packed weights, in the state after the tokens fed so far.
+pub struct StepModel<'p> {
+    program: &'p Program,
+    plan: &'p MemoryPlan,
+    level: &'p LevelCode,
+    memory: Memory,
+    options: Options,
+    chunk: usize,
+    logits: Vec<f32>,
+    past: usize,
+    vocab: usize,
+}
+
+impl<'p> StepModel<'p> {
+    /// Packs all weights into memory. `chunk` is the one that the program was planned for; `workers` share each kernel
+    /// (a GPU has its own parallelism).
+    pub fn new(
+        program: &'p Program,
+        level: usize,
+        checkpoint: &Checkpoint,
+        vocab: usize,
+        chunk: usize,
+        workers: usize,
+    ) -> Result<Self, InterpretError> {
+        let missing = || InterpretError::NoStep("prefill".into());
+        let plan = program.memory.as_ref().ok_or_else(missing)?;
+        let level = program.levels.get(level).ok_or_else(missing)?;
+        let mut memory = Memory::default();
+        *memory.block(Base::Weights) = weights(program, plan, checkpoint)?;
+        *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
+        let options = Options::workers(workers);
+        let mut model =
+            StepModel { program, plan, level, memory, options, chunk, logits: Vec::new(), past: 0, vocab };
+        model.initialise();
+        Ok(model)
+    }
+
+    fn initialise(&mut self) {
+        let mut block = vec![0; self.plan.state_bytes as usize];
+        for (id, state) in self.program.module.states.iter() {
+            let (offset, bytes) = self.plan.states[id.index()];
+            let fill = (state.init as f32).to_le_bytes();
+            for cell in block[offset as usize..(offset + bytes) as usize].chunks_exact_mut(4) {
+                cell.copy_from_slice(&fill);
+            }
+        }
+        *self.memory.block(Base::State) = block;
+        self.past = 0;
+    }
+
+    /// One call; appends `rows` rows of logits.
+    fn run(&mut self, entry: &str, tokens: &[TokenId], rows: usize) -> Result<(), InterpretError> {
+        let step = self.level.steps.iter().find(|s| s.name == entry);
+        let step = step.ok_or_else(|| InterpretError::NoStep(entry.into()))?;
+        *self.memory.block(Base::Tokens) = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        *self.memory.block(Base::Logits) = vec![0; 4 * rows * self.vocab];
+        let sizes = SymValues::tokens(tokens.len() as i64);
+        run_step(step, &self.level.lowered.kernels, &mut self.memory, &sizes, &self.options)?;
+        let (cells, _) = self.memory.block(Base::Logits).as_chunks::<4>();
+        self.logits.extend(cells.iter().map(|&c| f32::from_le_bytes(c)));
+        self.past += tokens.len();
+        Ok(())
+    }
+}
+
+/// The weights payload.
+fn weights(program: &Program, plan: &MemoryPlan, checkpoint: &Checkpoint) -> Result<Vec<u8>, InterpretError> {
+    let mut blob = vec![0; plan.weights_bytes as usize];
+    for (id, param) in program.module.params.iter() {
+        let (offset, _) = plan.params[id.index()];
+        let mut at = offset as usize;
+        let options = program.pack_options(&param.name);
+        pack_param::<InterpretError>(checkpoint, param, options, |bytes| {
+            blob[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+            Ok(())
+        })?;
+    }
+    Ok(blob)
+}
+
+impl LanguageModel for StepModel<'_> {
+    type Error = InterpretError;
+
+    fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        for piece in tokens.chunks(self.chunk) {
+            self.logits.clear();
+            self.run("prefill", piece, 1)?;
+        }
+        Ok(&self.logits)
+    }
+
+    fn decode(&mut self, token: TokenId) -> Result<&[f32], InterpretError> {
+        self.logits.clear();
+        self.run("decode", &[token], 1)?;
+        Ok(&self.logits)
+    }
+
+    fn reset(&mut self) -> Result<(), InterpretError> {
+        self.initialise();
+        Ok(())
+    }
+
+    fn past(&self) -> usize {
+        self.past
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context(&self) -> Option<usize> {
+        None
+    }
+
+    fn chunk(&self) -> usize {
+        self.chunk
+    }
+}
+
+impl WindowModel for StepModel<'_> {
+    type Error = InterpretError;
+
+    fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        self.initialise();
+        self.logits.clear();
+        for piece in tokens.chunks(self.chunk) {
+            self.run("prefill_logits", piece, piece.len())?;
+        }
+        Ok(&self.logits)
+    }
+}

@@ -1,0 +1,247 @@
+//! Reference results (`golden.json`) replayed through anything that runs a model.
+//!
+//! Each prompt is fed three ways: as one prefill, token by token, and for the logits of all positions. The error is the
+//! largest difference of a logit, relative to the largest reference logit of the prompt. Greedy tokens have to agree up
+//! to the first step whose margin a permitted error could turn.
+
+use std::error::Error;
+
+use mlcc_engine::LanguageModel;
+use mlcc_engine::eval::WindowModel;
+use mlcc_models::golden::{Golden, GoldenPrompt};
+use serde::Serialize;
+
+use crate::ui;
+
+/// Permitted relative errors by quantization scheme, for references in f32 arithmetic on unquantized weights. f32, f16
+/// and bf16 as the reference cases state them; the others about one and a half times the worst error measured on those
+/// cases, whose weights are random and therefore harder than a trained model's.
+const TOLERANCES: [(&str, f64); 9] = [
+    ("f32", 1e-3),
+    ("f16", 2e-2),
+    ("bf16", 6e-2),
+    ("q8f16_1", 2e-2),
+    ("q4f16_0", 4.5e-1),
+    ("q4f16_1", 4.5e-1),
+    ("q4f16_2", 3.5e-1),
+    ("q8i8", 4e-2),
+    ("q4i8", 3.5e-1),
+];
+
+/// The permitted relative error of a scheme; that of f32 for one that is not known.
+pub fn tolerance(scheme: &str) -> f64 {
+    TOLERANCES.iter().find(|(name, _)| *name == scheme).map_or(1e-3, |(_, t)| *t)
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    pub ok: bool,
+    pub format: String,
+    pub tolerance: f64,
+    pub worst_relative_error: f64,
+    pub greedy_equal: usize,
+    pub greedy_expected: usize,
+    pub prompts: Vec<PromptOutcome>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct PromptOutcome {
+    pub name: String,
+    pub tokens: usize,
+    /// After one prefill.
+    pub prefill_error: f64,
+    /// After the same tokens through decode.
+    pub decode_error: f64,
+    /// Mean and deviation of the logits at every position, where the reference has them.
+    pub positions_error: Option<f64>,
+    pub greedy_equal: usize,
+    /// Steps that have to agree.
+    pub greedy_expected: usize,
+}
+
+impl PromptOutcome {
+    fn worst(&self) -> f64 {
+        self.prefill_error.max(self.decode_error).max(self.positions_error.unwrap_or(0.0))
+    }
+}
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Replays all prompts. `format` and `tolerance` are for the outcome.
+pub fn replay<M>(model: &mut M, golden: &Golden, format: &str, tolerance: f64) -> Result<Outcome, Failure>
+where
+    M: LanguageModel + WindowModel,
+{
+    let mut prompts = Vec::new();
+    for (number, prompt) in golden.prompts.iter().enumerate() {
+        let name = prompt.name.clone().unwrap_or_else(|| format!("#{number}"));
+        prompts.push(replay_prompt(model, prompt, name, tolerance)?);
+    }
+    let worst = prompts.iter().map(PromptOutcome::worst).fold(0.0, f64::max);
+    let greedy_equal = prompts.iter().map(|p| p.greedy_equal).sum();
+    let greedy_expected = prompts.iter().map(|p| p.greedy_expected).sum();
+    Ok(Outcome {
+        ok: worst <= tolerance && greedy_equal == greedy_expected,
+        format: format.into(),
+        tolerance,
+        worst_relative_error: worst,
+        greedy_equal,
+        greedy_expected,
+        prompts,
+    })
+}
+
+fn replay_prompt<M>(
+    model: &mut M,
+    prompt: &GoldenPrompt,
+    name: String,
+    tolerance: f64,
+) -> Result<PromptOutcome, Failure>
+where
+    M: LanguageModel + WindowModel,
+{
+    let ids = prompt.input_ids.iter().map(|&id| i32::try_from(id)).collect::<Result<Vec<i32>, _>>();
+    let ids = ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are no token ids of any model"))?;
+    let scale = prompt.logits_last.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
+    model.reset()?;
+    let logits = model.prefill(&ids)?;
+    let prefill_error = relative_error(logits, &prompt.logits_last, scale);
+    let expected = prompt.binding_greedy(tolerance * scale);
+    let first = argmax(logits);
+    let greedy_equal = greedy_equal(model, first, expected)?;
+    let decode_error = decode_error(model, &ids, &prompt.logits_last, scale)?;
+    let positions_error = positions_error(model, prompt, &ids, scale)?;
+    let (tokens, greedy_expected) = (ids.len(), expected.len());
+    Ok(PromptOutcome {
+        name,
+        tokens,
+        prefill_error,
+        decode_error,
+        positions_error,
+        greedy_equal,
+        greedy_expected,
+    })
+}
+
+/// NaN counts as infinitely wrong.
+fn relative_error(found: &[f32], expected: &[f32], scale: f64) -> f64 {
+    if found.len() != expected.len() {
+        return f64::INFINITY;
+    }
+    let distance = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    let worst = distance.fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
+    if scale > 0.0 { worst / scale } else { worst }
+}
+
+/// Steps of greedy decoding that agree before the first that does not.
+fn greedy_equal<M: LanguageModel>(model: &mut M, first: usize, expected: &[u32]) -> Result<usize, Failure> {
+    let mut token = first;
+    for (step, &want) in expected.iter().enumerate() {
+        if token != want as usize {
+            return Ok(step);
+        }
+        if step + 1 < expected.len() {
+            token = argmax(model.decode(token as i32)?);
+        }
+    }
+    Ok(expected.len())
+}
+
+fn decode_error<M: LanguageModel>(
+    model: &mut M,
+    ids: &[i32],
+    expected: &[f32],
+    scale: f64,
+) -> Result<f64, Failure> {
+    model.reset()?;
+    let mut error = 0.0;
+    for (i, &id) in ids.iter().enumerate() {
+        let logits = model.decode(id)?;
+        if i + 1 == ids.len() {
+            error = relative_error(logits, expected, scale);
+        }
+    }
+    Ok(error)
+}
+
+fn argmax(logits: &[f32]) -> usize {
+    let mut top = 0;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > logits[top] {
+            top = id;
+        }
+    }
+    top
+}
+
+/// Mean and deviation of the logits at every position against those of the reference.
+fn positions_error<M: WindowModel>(
+    model: &mut M,
+    prompt: &GoldenPrompt,
+    ids: &[i32],
+    scale: f64,
+) -> Result<Option<f64>, Failure> {
+    let Some(checks) = &prompt.logits_checksum_all_positions else { return Ok(None) };
+    let vocab = prompt.logits_last.len();
+    let all = model.window_logits(ids).map_err(Into::into)?;
+    if all.len() != vocab * ids.len() {
+        return Ok(Some(f64::INFINITY));
+    }
+    let mut worst = 0f64;
+    for (row, (mean, std)) in all.chunks(vocab).zip(checks.mean.iter().zip(&checks.std)) {
+        let n = row.len() as f64;
+        let m = row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+        let v = row.iter().map(|&x| (f64::from(x) - m).powi(2)).sum::<f64>() / n;
+        let off = (m - mean).abs().max((v.sqrt() - std).abs());
+        worst = if off.is_nan() { f64::INFINITY } else { worst.max(off) };
+    }
+    Ok(Some(if scale > 0.0 { worst / scale } else { worst }))
+}
+
+impl Outcome {
+    /// For people.
+    pub fn text(&self, source: &str) -> String {
+        let head = ["prompt", "tokens", "prefill", "decode", "positions", "greedy"];
+        let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
+        for p in &self.prompts {
+            rows.push(vec![
+                p.name.clone(),
+                p.tokens.to_string(),
+                format!("{:.2e}", p.prefill_error),
+                format!("{:.2e}", p.decode_error),
+                p.positions_error.map_or("-".into(), |e| format!("{e:.2e}")),
+                format!("{}/{}", p.greedy_equal, p.greedy_expected),
+            ]);
+        }
+        let verdict = if self.ok { "within the tolerance" } else { "NOT within the tolerance" };
+        let (worst, equal, expected) = (self.worst_relative_error, self.greedy_equal, self.greedy_expected);
+        format!(
+            "{}\nworst relative error {worst:.3e}, tolerance of {} {:.1e}; greedy {equal} of {expected} tokens: \
+             {verdict}\nreference: {source}\n",
+            ui::table(&rows),
+            self.format,
+            self.tolerance,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlcc_passes::scheme::SCHEMES;
+
+    #[test]
+    fn errors_are_relative_and_nan_is_wrong() {
+        assert_eq!(relative_error(&[1.0, 2.5], &[1.0, 2.0], 2.0), 0.25);
+        assert_eq!(relative_error(&[f32::NAN, 2.0], &[1.0, 2.0], 2.0), f64::INFINITY);
+        assert_eq!(relative_error(&[1.0], &[1.0, 2.0], 2.0), f64::INFINITY);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn every_scheme_has_a_tolerance() {
+        for scheme in SCHEMES {
+            assert!(TOLERANCES.iter().any(|(name, _)| *name == scheme.name), "{}", scheme.name);
+        }
+    }
+}
