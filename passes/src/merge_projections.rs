@@ -32,7 +32,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 }
 
 /// The inputs of a product and the parameter that it multiplies by; `None` if it is none that can be merged.
-fn projection<'a>(f: &'a Function, id: NodeId) -> Option<(&'a Op, &'a [ValueId], ParamId)> {
+fn projection(f: &Function, id: NodeId) -> Option<(&Op, &[ValueId], ParamId)> {
     let node = &f.nodes[id];
     if !matches!(node.op, Op::MatMul { transpose_b: true } | Op::MatMulI8 { .. }) {
         return None;

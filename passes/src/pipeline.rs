@@ -101,6 +101,9 @@ pub const PIPELINE: &[Pass] = &[
     },
 ];
 
+/// Sees the program after each pass, with the pass's number of changes.
+pub type Watcher<'a> = dyn FnMut(&Pass, &Program, usize) + 'a;
+
 /// Which passes run, and who watches.
 #[derive(Default)]
 pub struct Control<'a> {
@@ -111,7 +114,7 @@ pub struct Control<'a> {
     /// Checks the module after each pass (always done in debug builds).
     pub verify: bool,
     /// Called after each pass with its number of changes.
-    pub after: Option<&'a mut dyn FnMut(&Pass, &Program, usize)>,
+    pub after: Option<&'a mut Watcher<'a>>,
 }
 
 /// The pass of that name.

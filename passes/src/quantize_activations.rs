@@ -24,7 +24,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let rewrite = Rewrite {
         name: "product with a packed weight on int8 activations",
         pattern: op(OpKind::MatMul, [any("x"), weight])
-            .when("has a transposed weight", |at| transposed(at))
+            .when("has a transposed weight", transposed)
             .when("has f32 activations of rank 2", |at| at.operand(0).is_some_and(is_f32_matrix)),
         build,
     };

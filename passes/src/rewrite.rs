@@ -35,7 +35,7 @@ pub struct Build<'a> {
 impl Build<'_> {
     /// A captured value.
     pub fn get(&self, name: &str) -> ValueId {
-        self.new(self.captures[name])
+        self.mapped(self.captures[name])
     }
     /// The op of a captured value's node. Only for captures that the pattern knows to be ops.
     pub fn captured_op(&self, name: &str) -> &Op {
@@ -52,13 +52,13 @@ impl Build<'_> {
     /// Operands of a captured value's node. Only for captures that the pattern knows to be ops.
     pub fn operands_of(&self, name: &str) -> Vec<ValueId> {
         let node = self.old.def(self.captures[name]).expect("the capture is an op's result");
-        node.inputs.iter().map(|&v| self.new(v)).collect()
+        node.inputs.iter().map(|&v| self.mapped(v)).collect()
     }
     /// Appends an op.
     pub fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {
         Ok(self.f.append(self.module, op, inputs)?[0])
     }
-    fn new(&self, old: ValueId) -> ValueId {
+    fn mapped(&self, old: ValueId) -> ValueId {
         self.map[old.index()].expect("captures are defined before the root")
     }
 }
