@@ -1,134 +1,118 @@
-//! The reference cases through the graph interpreter (before any pass) and through the kernel interpreter (after all of
-//! them, and with each optional pass switched off).
+//! The reference cases through the interpreters: operations on tensors before any pass, and kernels for CPUs and for
+//! GPUs (in lockstep, with bounds, poison and races checked) after all passes and with each optional one switched off.
+//! Interpreting kernels is slow, so they get short prompts, whose logits the graph interpreter knows.
 
-use mlcc::{model, weights};
-use mlcc_interp::graph::{Interpreter, States, Tensor};
+mod cases;
+
+use cases::{RWKV4, assert_close, golden, ids, interpreted, options, program};
+use mlcc::build::Source;
+use mlcc::weights::{WeightError, pack_param};
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::{Memory, run_step};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::step::Base;
-use mlcc_models::Checkpoint;
-use mlcc_models::golden::Golden;
-use mlcc_models::resolve::{ModelRequest, ResolvedModel, resolve};
-use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PIPELINE, Program, run_pipeline};
-use std::path::{Path, PathBuf};
-
-fn case(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens").join(name)
-}
-
-fn load(name: &str) -> (ResolvedModel, Checkpoint, Golden) {
-    let dir = case(name);
-    let resolved = resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap();
-    let checkpoint = resolved.open_weights().unwrap();
-    let golden = Golden::read(&dir.join("golden.json")).unwrap();
-    (resolved, checkpoint, golden)
-}
-
-fn assert_close(what: &str, expected: &[f32], found: &[f32], relative: f32) {
-    let scale = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let worst = expected.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-    assert_eq!(expected.len(), found.len());
-    assert!(worst <= relative * scale, "{what}: off by {worst} of {scale}");
-}
+use mlcc_passes::scheme::ActivationType;
+use mlcc_passes::{PIPELINE, Program};
 
 #[test]
 fn graph_interpreter_equals_references() {
-    for name in ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"] {
-        let (resolved, checkpoint, golden) = load(name);
-        let module = model::build_module(name, &resolved.config.architecture).unwrap();
-        let interpreter = Interpreter::new(&module, |id| {
-            let param = &module.params[id];
-            let dims: Vec<usize> = param.ty.dims.iter().map(|d| d.as_const().unwrap() as usize).collect();
-            Tensor::f32(&dims, &weights::read_param(&checkpoint, param).unwrap())
-        });
-        for prompt in &golden.prompts {
-            let ids: Vec<i32> = prompt.input_ids.iter().map(|&i| i as i32).collect();
-            let mut states = States::new(&module).unwrap();
-            let n = ids.len() as i64;
-            let out = interpreter
-                .run_named("prefill", &[Tensor::ids(&ids)], &mut states, SymValues::tokens(n))
-                .unwrap();
-            assert_close(name, &prompt.logits_last, &out[0].to_f32(), 1e-5);
+    for case in RWKV4 {
+        let source = Source::open(&options(case, "f32")).unwrap();
+        let module = mlcc::model::build_module(case, &source.model.config.architecture).unwrap();
+        let golden = golden(case);
+        let prompts: Vec<Vec<i32>> = golden.prompts.iter().map(ids).collect();
+        let found = interpreted(&module, &source, &prompts);
+        for (prompt, found) in golden.prompts.iter().zip(&found) {
+            assert_close(case, &prompt.logits_last, found, 1e-5);
         }
     }
 }
 
-/// Logits after a prompt, all through one entry or token by token.
-fn run_lowered(program: &Program, checkpoint: &Checkpoint, ids: &[i32], step_by_step: bool) -> Vec<f32> {
+/// The memory of a sequence: packed weights, fresh states, scratch.
+fn memory(program: &Program, source: &Source) -> Memory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = Memory::default();
-    let mut blob = vec![0u8; plan.weights_bytes as usize];
-    for (id, param) in program.module.params.iter() {
-        let (offset, _) = plan.params[id.0 as usize];
+    let mut weights = vec![0u8; plan.weights_bytes as usize];
+    for (param, &(offset, _)) in program.module.params.values().zip(&plan.params) {
         let mut at = offset as usize;
-        weights::pack_param::<weights::WeightError>(checkpoint, param, Default::default(), |bytes| {
-            blob[at..at + bytes.len()].copy_from_slice(bytes);
+        pack_param::<WeightError>(&source.checkpoint, param, program.pack_options(&param.name), |bytes| {
+            weights[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
             Ok(())
         })
         .unwrap();
     }
-    *memory.block(Base::Weights) = blob;
-    *memory.block(Base::State) = vec![0; plan.state_bytes as usize];
-    for (id, state) in program.module.states.iter() {
-        let (offset, bytes) = plan.states[id.0 as usize];
-        for i in 0..bytes as usize / 4 {
-            let at = offset as usize + 4 * i;
-            memory.block(Base::State)[at..at + 4].copy_from_slice(&(state.init as f32).to_le_bytes());
+    let mut states = vec![0; plan.state_bytes as usize];
+    for (state, &(offset, bytes)) in program.module.states.values().zip(&plan.states) {
+        for value in states[offset as usize..(offset + bytes) as usize].chunks_exact_mut(4) {
+            value.copy_from_slice(&(state.init as f32).to_le_bytes());
         }
     }
+    *memory.block(Base::Weights) = weights;
+    *memory.block(Base::State) = states;
     *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
-    let level = &program.levels[0];
-    let mut run = |entry: &str, ids: &[i32]| {
-        let step = level.steps.iter().find(|s| s.name == entry).unwrap();
-        *memory.block(Base::Tokens) = ids.iter().flat_map(|i| i.to_le_bytes()).collect();
-        *memory.block(Base::Logits) = vec![0; 4 * 333.max(320)];
-        let sizes = SymValues::tokens(ids.len() as i64);
-        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(2)).unwrap();
-        let bytes = memory.block(Base::Logits).clone();
-        bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect::<Vec<f32>>()
-    };
-    if step_by_step {
-        ids.iter().fold(Vec::new(), |_, id| run("decode", &[*id]))
-    } else {
-        run("prefill", ids)
-    }
+    memory
 }
 
-fn compile(resolved: &ResolvedModel, target: &str, disabled: &[&str]) -> Program {
-    let module = model::build_module("test", &resolved.config.architecture).unwrap();
-    let mut program = Program::new(module);
-    let target = mlcc_target::resolve(target).unwrap();
-    let levels = target
-        .levels
-        .iter()
-        .map(|l| (l.name.clone(), mlcc_kernels::params::KernelTarget::new(target.arch, l)))
-        .collect();
-    let mut ctx = Context::new(Options::new(levels, 64));
-    let disabled = disabled.iter().map(|s| s.to_string()).collect();
-    run_pipeline(&mut program, &mut ctx, Control { disabled, ..Control::default() }).unwrap();
-    program
+/// Logits after a prompt: its first tokens as one prefill, the last one through decode.
+fn run_kernels(program: &Program, mut memory: Memory, ids: &[i32], vocab: usize) -> Vec<f32> {
+    let level = &program.levels[0];
+    let (last, first) = ids.split_last().unwrap();
+    for (entry, ids) in [("prefill", first), ("decode", &[*last][..])] {
+        let step = level.steps.iter().find(|s| s.name == entry).unwrap();
+        *memory.block(Base::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        *memory.block(Base::Logits) = vec![0; 4 * vocab];
+        let sizes = SymValues::tokens(ids.len() as i64);
+        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(2))
+            .unwrap_or_else(|e| panic!("{entry}: {e}"));
+    }
+    memory.block(Base::Logits).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// Kernels of a case against the graph interpreter on the same stored weights.
+fn check(case: &str, quant: &str, target: &str, disabled: Option<&str>, tolerance: f32) {
+    let mut options = options(case, quant);
+    options.target = target.into();
+    options.disabled_passes = disabled.map(String::from).into_iter().collect();
+    let prompt = ids(&golden(case).prompts[1])[..3].to_vec();
+    let (graph, source) = program(&options, Some(cases::LAST_GRAPH_PASS));
+    let expected = interpreted(&graph.module, &source, std::slice::from_ref(&prompt)).remove(0);
+    let (program, source) = program(&options, None);
+    let found = run_kernels(&program, memory(&program, &source), &prompt, expected.len());
+    let what = format!("{case} in {quant} for {target} without {disabled:?}");
+    assert_close(&what, &expected, &found, tolerance);
+}
+
+const TARGETS: [&str; 4] = ["x86-64-v2", "x86-64-v4-bf16", "armv8.6", "sm_80"];
+
+#[test]
+fn kernels_equal_the_graph() {
+    for case in RWKV4 {
+        for target in TARGETS {
+            check(case, "f32", target, None, 2e-5);
+        }
+    }
 }
 
 #[test]
-fn kernel_interpreter_equals_references() {
-    for name in ["rwkv4-hf", "rwkv4-hf-odd"] {
-        let (resolved, checkpoint, golden) = load(name);
-        let optional = PIPELINE.iter().filter(|p| p.optional).map(|p| vec![p.name]);
-        for disabled in std::iter::once(vec![]).chain(optional) {
-            for target in ["x86-64-v4", "x86-64-v3", "sm_80"] {
-                let program = compile(&resolved, target, &disabled);
-                for prompt in golden.prompts.iter().take(2) {
-                    let ids: Vec<i32> = prompt.input_ids.iter().map(|&i| i as i32).collect();
-                    for step_by_step in [false, true] {
-                        let logits = run_lowered(&program, &checkpoint, &ids, step_by_step);
-                        let what = format!("{name} {target} without {disabled:?}, steps {step_by_step}");
-                        assert_close(&what, &prompt.logits_last, &logits[..prompt.logits_last.len()], 1e-4);
-                    }
-                }
-            }
+fn kernels_equal_the_graph_without_any_one_pass() {
+    for pass in PIPELINE.iter().filter(|p| p.optional) {
+        for target in ["x86-64-v3", "sm_80"] {
+            check("rwkv4-hf-odd", "f32", target, Some(pass.name), 2e-5);
+        }
+    }
+}
+
+#[test]
+fn kernels_of_packed_weights_equal_the_graph() {
+    for quant in ["f16", "q8f16_1", "q4f16_2", "q4i8"] {
+        let tolerance = match cases::scheme(quant).activation {
+            // As in matrix.rs: block floating point, and int8 codes at a rounding edge.
+            ActivationType::F32 => 1e-3,
+            ActivationType::I8 => 2e-2,
+        };
+        for target in TARGETS {
+            check("rwkv4-hf-odd", quant, target, None, tolerance);
         }
     }
 }

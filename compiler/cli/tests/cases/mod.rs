@@ -1,0 +1,116 @@
+//! The reference cases and their builds, for the tests of whole models.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use mlcc::build::{Backend, BuildOptions, BuildReport, Hooks, Source, build};
+use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::module::Module;
+use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_passes::Program;
+use mlcc_passes::scheme::QuantScheme;
+use mlcc_target::{Arch, detected_features};
+
+/// Each is a checkpoint and what a reference implementation computes from it: rescaled layers, odd sizes, the other file
+/// format with the other names.
+pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
+
+/// Smaller than the longest prompt, so that prompts are cut into pieces.
+pub const CHUNK: u32 = 8;
+
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub fn directory(case: &str) -> PathBuf {
+    workspace().join("tests/goldens").join(case)
+}
+
+pub fn golden(case: &str) -> Golden {
+    Golden::read(&directory(case).join("golden.json")).unwrap()
+}
+
+pub fn ids(prompt: &GoldenPrompt) -> Vec<i32> {
+    prompt.input_ids.iter().map(|&id| id as i32).collect()
+}
+
+pub fn scheme(name: &str) -> QuantScheme {
+    QuantScheme::find(name).unwrap().0
+}
+
+/// Options of a build of a reference case for this machine.
+pub fn options(case: &str, quant: &str) -> BuildOptions {
+    let mut options = BuildOptions::new(directory(case).to_str().unwrap());
+    options.quant = scheme(quant);
+    options.quant_name = quant.into();
+    options.chunk = CHUNK;
+    options
+}
+
+pub fn backends() -> impl Iterator<Item = Backend> {
+    [Backend::Llvm, Backend::Cranelift].into_iter().filter(|b| b.is_built_in())
+}
+
+/// Every level of this CPU that can be compiled for, the weakest first. None on a machine that has no spec.
+pub fn host_levels() -> Vec<String> {
+    let have = detected_features();
+    let specs = mlcc_target::specs().unwrap();
+    let levels = specs.iter().filter(|s| Arch::of_host() == Some(s.arch)).flat_map(|s| &s.levels);
+    let fits = levels.filter(|l| l.features.iter().all(|f| have.contains(&f.as_str())));
+    fits.map(|l| l.name.clone()).collect()
+}
+
+/// Builds the artifact `name` in `folder`.
+pub fn artifact(options: &BuildOptions, folder: &Path, name: &str) -> (PathBuf, BuildReport) {
+    let path = folder.join(name);
+    let options = BuildOptions { output: Some(path.clone()), ..options.clone() };
+    let report = build(&options, &mut Hooks { event: &mut |_| {}, cancel: &AtomicBool::new(false) });
+    (path, report.unwrap_or_else(|e| panic!("{}: {e}", options.request.model)))
+}
+
+/// The program after `stop_after`, or after all passes.
+pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (Program, Source) {
+    let options = BuildOptions { stop_after: stop_after.map(String::from), ..options.clone() };
+    let source = Source::open(&options).unwrap();
+    let target = mlcc_target::resolve(&options.target).unwrap();
+    let cancel = AtomicBool::new(false);
+    let mut hooks = Hooks { event: &mut |_| {}, cancel: &cancel };
+    let (program, _) =
+        mlcc::build::compile(&source, &target, &options, &mut BuildReport::default(), &mut hooks).unwrap();
+    (program, source)
+}
+
+/// The last pass that leaves operations on tensors, and that cannot be switched off.
+pub const LAST_GRAPH_PASS: &str = "decompose";
+
+/// Logits after each of the prompts by the graph interpreter, from the values that the stored weights stand for: the
+/// truth for compiled code of the same scheme, free of the error of quantization itself.
+pub fn interpreted(module: &Module, source: &Source, prompts: &[Vec<i32>]) -> Vec<Vec<f32>> {
+    let tensor = |name: &str| {
+        let data = source.checkpoint.read(name).ok()?;
+        Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
+    };
+    let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
+    let run = |ids: &Vec<i32>| {
+        let mut states = States::new(module).unwrap();
+        let sizes = SymValues::tokens(ids.len() as i64);
+        interpreter.run_named("prefill", &[Tensor::ids(ids)], &mut states, sizes).unwrap()[0].to_f32()
+    };
+    prompts.iter().map(run).collect()
+}
+
+/// The largest distance, relative to the largest expected magnitude. NaN is infinitely wrong.
+pub fn distance(expected: &[f32], found: &[f32]) -> f32 {
+    assert_eq!(expected.len(), found.len());
+    let scale = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let off = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
+    off.fold(0f32, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) }) / scale
+}
+
+#[track_caller]
+pub fn assert_close(what: &str, expected: &[f32], found: &[f32], tolerance: f32) {
+    let off = distance(expected, found);
+    assert!(off <= tolerance, "{what}: off by {off:e} of the largest logit, permitted are {tolerance:e}");
+}
