@@ -2,7 +2,7 @@
 //! neutral constants goes. In `decode` (n = 1) this turns a token shift into the plain state.
 
 use crate::pattern::{At, OpKind, Pattern, any, constant, node, op};
-use crate::rewrite::{Build, Rewrite, apply};
+use crate::rewrite::{Build, Misses, Rewrite, apply};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Node, ValueId};
@@ -15,7 +15,7 @@ const PASS: &str = "canonicalize";
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let rules: Vec<Rewrite> =
         [slices(), concats(), permutes(), reshapes(), neutral()].into_iter().flatten().collect();
-    apply(program, ctx, PASS, &rules)
+    apply(program, ctx, PASS, &rules, Misses::Skip)
 }
 
 /// True if the first operand has the result's type.

@@ -2,7 +2,7 @@
 //! the rows that are gathered are dequantized.
 
 use crate::pattern::{OpKind, any, op};
-use crate::rewrite::{Rewrite, apply};
+use crate::rewrite::{Misses, Rewrite, apply};
 use crate::{Context, PassError, Program};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
@@ -33,5 +33,5 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             },
         },
     ];
-    apply(program, ctx, PASS, &rewrites)
+    apply(program, ctx, PASS, &rewrites, Misses::Tell)
 }

@@ -2,7 +2,7 @@
 //! contraction kernels read, with the reduction axis innermost in both operands.
 
 use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Rewrite, apply};
+use crate::rewrite::{Misses, Rewrite, apply};
 use crate::{Context, PassError, Program};
 use mlcc_ir::ops::Op;
 
@@ -19,7 +19,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             b.op(Op::MatMul { transpose_b }, &inputs)
         },
     };
-    apply(program, ctx, PASS, &[rewrite])
+    apply(program, ctx, PASS, &[rewrite], Misses::Tell)
 }
 
 fn swaps_last_two(at: &At) -> bool {

@@ -2,7 +2,7 @@
 //! state's or a parameter's memory. What no kernel can do is refused here, by name.
 
 use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Build, Rewrite, apply};
+use crate::rewrite::{Build, Misses, Rewrite, apply};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
@@ -27,7 +27,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             }),
         build: flatten,
     };
-    let mut changes = apply(program, ctx, PASS, &[flatten])?;
+    let mut changes = apply(program, ctx, PASS, &[flatten], Misses::Tell)?;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
         let (rebuilt, n) = own_states(&program.module, f).map_err(PassError::op(PASS))?;

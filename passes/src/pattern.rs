@@ -168,7 +168,7 @@ impl Pattern {
         self.name = Some(name);
         self
     }
-    /// Adds a condition; `asks` completes the sentence "... does not match: it ...", e.g. "swaps the last two axes".
+    /// Adds a condition; `asks` completes the sentence "this is not one that ...", e.g. "swaps the last two axes".
     pub fn when(mut self, asks: &'static str, holds: fn(&At) -> bool) -> Pattern {
         self.guards.push(Guard { asks, holds });
         self
@@ -270,7 +270,7 @@ impl<'a> Matcher<'a> {
         for guard in &pattern.guards {
             let at = At { module: self.module, f: self.f, value: v, captures, uses: &self.uses };
             if !(guard.holds)(&at) {
-                return Err(format!("{}: not so that it {}", self.describe(v), guard.asks));
+                return Err(format!("{} is not one that {}", self.describe(v), guard.asks));
             }
         }
         Ok(())
@@ -364,7 +364,7 @@ mod tests {
         let exp = node(OpKind::Unary(UnOp::Exp));
         assert_eq!(near(op(bin(BinOp::Mul), [any("s"), exp])), "sub f32[2] is not a Unary(Exp)");
         let guarded = node(bin(BinOp::Mul)).when("has rank 3", |at| at.ty().rank() == 3);
-        assert_eq!(near(guarded), "mul f32[2]: not so that it has rank 3");
+        assert_eq!(near(guarded), "mul f32[2] is not one that has rank 3");
         let twice = op(bin(BinOp::Sub), [same("x"), any("y")]);
         let sum = op(bin(BinOp::Add), [any("x"), any_constant("c")]);
         assert_eq!(near(op(bin(BinOp::Mul), [sum, twice])), "input f32[2] is not the same value as x");

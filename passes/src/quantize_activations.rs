@@ -2,7 +2,7 @@
 //! group at run time, once for every product that reads the same ones. For schemes that ask for it, on CPUs.
 
 use crate::pattern::{At, OpKind, any, op};
-use crate::rewrite::{Build, Rewrite, apply};
+use crate::rewrite::{Build, Misses, Rewrite, apply};
 use crate::scheme::ActivationType;
 use crate::{Context, PassError, Program, cse};
 use mlcc_ir::graph::ValueId;
@@ -28,7 +28,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             .when("has f32 activations of rank 2", |at| at.operand(0).is_some_and(is_f32_matrix)),
         build,
     };
-    let count = apply(program, ctx, PASS, &[rewrite])?;
+    let count = apply(program, ctx, PASS, &[rewrite], Misses::Tell)?;
     // Codes, scales and sums of the same activations are computed once.
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         cse::merge_equal(&mut program.module, id);

@@ -60,7 +60,7 @@ fn stabilised_pairs(module: &Module, id: FuncId, ctx: &mut Context) -> BTreeMap<
         if both(top, &exps) {
             pairs.insert(top, exps.into_iter().map(|(node, _)| node).collect());
         } else {
-            ctx.note(format!("@{}: only one exponential below the maximum v{}", f.name, top.index()));
+            ctx.note(format!("@{}: not a stabilised pair: a maximum with one exponential only", f.name));
         }
     }
     pairs

@@ -63,12 +63,21 @@ impl Build<'_> {
     }
 }
 
+/// What is told about near misses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Misses {
+    Tell,
+    /// For rules that most places are not meant for.
+    Skip,
+}
+
 /// Applies rewrites to all functions until nothing matches. Returns the number of replacements.
 pub fn apply(
     program: &mut Program,
     ctx: &mut Context,
     pass: &'static str,
     rewrites: &[Rewrite],
+    misses: Misses,
 ) -> Result<usize, PassError> {
     let mut total = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
@@ -89,7 +98,7 @@ pub fn apply(
             }
         }
         total += record.replaced.iter().map(|(_, n)| n).sum::<usize>();
-        record.report(ctx, &program.module.functions[id].name, rewrites);
+        record.report(ctx, &program.module.functions[id].name, rewrites, misses);
     }
     Ok(total)
 }
@@ -110,13 +119,21 @@ fn count<K: PartialEq>(list: &mut Vec<(K, usize)>, key: K) {
     }
 }
 
+fn times(n: usize) -> String {
+    if n == 1 { "once".into() } else { format!("{n} times") }
+}
+
 impl Record {
-    fn report(&self, ctx: &mut Context, function: &str, rewrites: &[Rewrite]) {
+    fn report(&self, ctx: &mut Context, function: &str, rewrites: &[Rewrite], misses: Misses) {
         for (rewrite, n) in &self.replaced {
-            ctx.note(format!("@{function}: {} ({n} times)", rewrites[*rewrite].name));
+            ctx.note(format!("@{function}: {} ({})", rewrites[*rewrite].name, times(*n)));
+        }
+        if misses == Misses::Skip {
+            return;
         }
         for ((rewrite, why), n) in &self.missed {
-            ctx.note(format!("@{function}: not: {}, because {why} ({n} times)", rewrites[*rewrite].name));
+            let name = rewrites[*rewrite].name;
+            ctx.note(format!("@{function}: not: {name}, because {why} ({})", times(*n)));
         }
     }
 }
