@@ -10,6 +10,7 @@
 
 use crate::dce::sweep;
 use crate::outline::{self, entry_functions, is_top_level};
+use crate::rewrite::{count, times};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
@@ -25,7 +26,10 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         let f = &program.module.functions[id];
         let mut fusion = Fusion::new(f);
         for (node, _) in f.live() {
-            fusion.visit(node, ctx);
+            fusion.visit(node);
+        }
+        for (why, n) in &fusion.misses {
+            ctx.note(format!("@{}: {why} ({})", f.name, times(*n)));
         }
         let groups = fusion.finish();
         fused += groups.iter().map(|g| g.nodes.len() - 1).sum::<usize>();
@@ -56,6 +60,8 @@ struct Fusion<'a> {
     class: Vec<Class>,
     group_of: Vec<Option<usize>>,
     groups: Vec<Group>,
+    /// What was not fused and why, with the number of places, in order of the first.
+    misses: Vec<(String, usize)>,
 }
 
 impl<'a> Fusion<'a> {
@@ -65,6 +71,7 @@ impl<'a> Fusion<'a> {
             class: vec![Class::Structural; f.nodes.len()],
             group_of: vec![None; f.nodes.len()],
             groups: vec![],
+            misses: vec![],
         };
         for (id, node) in f.live() {
             fusion.class[id.index()] = fusion.classify(node);
@@ -93,7 +100,7 @@ impl<'a> Fusion<'a> {
         }
     }
 
-    fn visit(&mut self, id: NodeId, ctx: &mut Context) {
+    fn visit(&mut self, id: NodeId) {
         let node = &self.f.nodes[id];
         match self.class[id.index()] {
             Class::Structural | Class::Lazy => {}
@@ -102,7 +109,7 @@ impl<'a> Fusion<'a> {
                 let shape = self.f.ty(node.outputs[0]).dims.clone();
                 self.open(id, Class::Contraction, shape);
             }
-            Class::Row => match self.find_group(node, ctx) {
+            Class::Row => match self.find_group(node) {
                 Some(group) => {
                     self.groups[group].nodes.push(id);
                     self.group_of[id.index()] = Some(group);
@@ -121,7 +128,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Groups that a node reads from directly, latest first.
-    fn find_group(&self, node: &Node, ctx: &mut Context) -> Option<usize> {
+    fn find_group(&mut self, node: &Node) -> Option<usize> {
         let mut candidates: Vec<usize> =
             node.inputs.iter().filter_map(|&v| self.group_of[self.f.def_id(v)?.index()]).collect();
         candidates.sort_unstable();
@@ -129,7 +136,9 @@ impl<'a> Fusion<'a> {
         candidates.into_iter().rev().find(|&g| match self.obstacle(node, g) {
             None => true,
             Some(why) => {
-                ctx.note(format!("{} not fused into group {g}: {why}", node.op.name()));
+                let first = &self.f.nodes[self.groups[g].nodes[0]].op;
+                let miss = format!("{} not fused with {}: {why}", node.op.name(), first.name());
+                count(&mut self.misses, miss);
                 false
             }
         })

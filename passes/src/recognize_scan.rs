@@ -4,7 +4,6 @@
 
 use crate::pattern::{Matcher, Miss, OpKind, any, op, same};
 use crate::{Context, PassError, Program};
-use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::module::{FuncId, Module};

@@ -112,14 +112,15 @@ struct Record {
     missed: Vec<((usize, String), usize)>,
 }
 
-fn count<K: PartialEq>(list: &mut Vec<(K, usize)>, key: K) {
+/// Adds one to the count of `key`.
+pub(crate) fn count<K: PartialEq>(list: &mut Vec<(K, usize)>, key: K) {
     match list.iter_mut().find(|(k, _)| *k == key) {
         Some((_, n)) => *n += 1,
         None => list.push((key, 1)),
     }
 }
 
-fn times(n: usize) -> String {
+pub(crate) fn times(n: usize) -> String {
     if n == 1 { "once".into() } else { format!("{n} times") }
 }
 
