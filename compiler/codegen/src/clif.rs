@@ -25,4 +25,5 @@ mod object;
 mod shuffle;
 mod value;
 
+pub use isa::usable_level;
 pub use object::{callers_object, kernels_object, level_object, table_object};

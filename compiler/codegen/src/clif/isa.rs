@@ -34,6 +34,19 @@ const X86_FLAGS: [(&str, &str); 12] = [
     ("lzcnt", "has_lzcnt"),
 ];
 
+/// The level as this back end sees it: without the features that it has no use for, with 128-bit vectors. Kernels should
+/// be chosen for it, and an artifact then demands no more than its code needs.
+pub fn usable_level(arch: Arch, level: &Level) -> Level {
+    let knows = |feature: &String| match arch {
+        Arch::X86_64 => {
+            feature == "sse" || feature == "sse2" || X86_FLAGS.iter().any(|(ours, _)| ours == feature)
+        }
+        Arch::Aarch64 | Arch::Nvptx => feature == "neon",
+    };
+    let features = level.features.iter().filter(|f| knows(f)).cloned().collect();
+    Level { features, vector_bits: level.vector_bits.min(128), ..level.clone() }
+}
+
 const SHARED_FLAGS: [(&str, &str); 6] = [
     ("opt_level", "speed"),
     ("is_pic", "true"),

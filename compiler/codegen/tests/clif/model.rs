@@ -4,7 +4,7 @@ use crate::toy::{self, reference};
 use crate::toy_kernels::{Place, kernels, steps, table};
 use mlcc_abi::{Ctx, ModelTable, status};
 use mlcc_codegen::artifact::Weights;
-use mlcc_codegen::clif::level_object;
+use mlcc_codegen::clif::{level_object, usable_level};
 use mlcc_codegen::model::Limits;
 use mlcc_codegen::{Input, LevelInput, Library, compile_with_cranelift};
 use mlcc_ir::builder::KernelBuilder;
@@ -62,6 +62,15 @@ fn every_level_gives_the_reference_results() {
             assert_eq!(session.prefill_logits(&TOKENS[..5]).unwrap(), expected[..5].concat());
         }
     }
+}
+
+#[test]
+fn levels_shrink_to_what_is_used() {
+    let target = resolve("x86-64-v4-vnni").unwrap();
+    let level = usable_level(target.arch, &target.levels[0]);
+    assert_eq!((level.name.as_str(), level.vector_bits), ("x86-64-v4-vnni", 128));
+    assert!(level.has_all(&["avx2", "fma", "sse4.1"]));
+    assert!(!level.has("avx512f") && !level.has("avx512vnni") && !level.has("f16c"));
 }
 
 /// Calls entry points as a C program would, with arguments that the runtime never passes on.
