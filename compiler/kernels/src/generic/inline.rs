@@ -242,28 +242,20 @@ impl Inliner<'_> {
     }
 
     fn load_flat(&self, kb: &mut KernelBuilder, buf: BufId, flat: Index) -> ExprId {
-        let zero = kb.int(0);
         match (flat, self.mask) {
             (Index::Affine { base, stride: 0 }, None) => kb.load(buf, base),
-            (Index::Affine { base, stride: 0 }, Some(mask)) => match uniform(kb, mask) {
-                Some(cond) => {
-                    let safe = kb.select(cond, base, zero);
-                    kb.load(buf, safe)
-                }
-                // One element for all lanes is in range if any lane wants it; lane 0 of a tail is always wanted.
-                None => {
-                    let first = kb.shuffle(mask, None, vec![0]);
-                    let safe = kb.select(first, base, zero);
-                    kb.load(buf, safe)
-                }
-            },
-            (Index::Affine { base, stride: 1 }, Some(mask)) if uniform(kb, mask).is_some() => {
-                let cond = uniform(kb, mask).expect("checked");
-                let safe = kb.select(cond, base, zero);
-                kb.load_vec(buf, safe, self.lanes)
+            // One element for all lanes: wanted if lane 0 wants it (masks are uniform or those of a tail).
+            (Index::Affine { base, stride: 0 }, Some(mask)) => {
+                let cond = match uniform(kb, mask) {
+                    Some(cond) => cond,
+                    None => kb.shuffle(mask, None, vec![0]),
+                };
+                kb.load_masked(buf, base, Some(cond))
             }
             (index, mask) => {
                 let at = self.materialise(kb, index);
+                let mask =
+                    mask.map(|m| if kb.ty(m).lanes < self.lanes { kb.splat(m, self.lanes) } else { m });
                 kb.load_masked(buf, at, mask)
             }
         }
