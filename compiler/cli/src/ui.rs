@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -17,6 +17,8 @@ pub enum Verbosity {
 #[derive(Clone, Copy, Debug)]
 pub struct Ui {
     pub verbosity: Verbosity,
+    /// About when the program started.
+    pub started: Instant,
 }
 
 impl Ui {
@@ -26,7 +28,7 @@ impl Ui {
             (false, 0) => Verbosity::Normal,
             (false, _) => Verbosity::Verbose,
         };
-        Self { verbosity }
+        Self { verbosity, started: Instant::now() }
     }
 
     /// One line of what is going on.

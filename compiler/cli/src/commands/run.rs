@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
 use mlcc_engine::{GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile};
@@ -138,13 +139,15 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         model.threads()
     ));
     let mut generator = Generator::new(session);
-    let mut text = TextOut { error: None };
-    if !args.no_echo && !ids.is_empty() {
-        text.write(&prompt)?;
-    }
-    let out = generator.generate(&tokenizer, &request, |piece| text.piece(piece))?;
-    text.write("\n")?;
-    statistics(&out, ui);
+    // The prompt is repeated when it has been accepted: with the first text, or at the end.
+    let mut text = TextOut { echo: (!args.no_echo).then_some(prompt), error: None };
+    let mut first = None;
+    let out = generator.generate(&tokenizer, &request, |piece| {
+        first.get_or_insert_with(|| ui.started.elapsed());
+        text.piece(piece)
+    })?;
+    text.end()?;
+    statistics(&out, first.unwrap_or_else(|| ui.started.elapsed()), ui);
     if let Some(path) = &args.save_state {
         generator.into_model().save_state(path)?;
     }
@@ -156,13 +159,17 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 
 /// Standard output, which may go away in the middle of the text.
 struct TextOut {
+    /// What comes before the first piece.
+    echo: Option<String>,
     error: Option<std::io::Error>,
 }
 
 impl TextOut {
     fn piece(&mut self, piece: &str) -> ControlFlow<()> {
         let mut out = std::io::stdout().lock();
-        match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+        let echo = self.echo.take().unwrap_or_default();
+        let written = out.write_all(echo.as_bytes()).and_then(|()| out.write_all(piece.as_bytes()));
+        match written.and_then(|()| out.flush()) {
             Ok(()) => ControlFlow::Continue(()),
             Err(e) => {
                 self.error = Some(e);
@@ -171,9 +178,9 @@ impl TextOut {
         }
     }
 
-    fn write(&mut self, piece: &str) -> Result<(), CliError> {
+    fn end(&mut self) -> Result<(), CliError> {
         if self.error.is_none() {
-            let _ = self.piece(piece);
+            let _ = self.piece("\n");
         }
         match self.error.take() {
             Some(e) => Err(e.into()),
@@ -234,14 +241,15 @@ fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliErr
     Ok(SamplingParams::default().with(&file.sampling()).with(&flags.overrides()))
 }
 
-fn statistics(out: &Generation, ui: &Ui) {
+/// `first`: from the program's start to the first text.
+fn statistics(out: &Generation, first: Duration, ui: &Ui) {
     ui.note(format_args!(
-        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens, {:.1} tokens/s | first token after {:.3} s | end: {} | seed {}",
+        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}",
         out.prompt_tokens,
         out.prefill_tokens_per_second(),
         out.tokens.len(),
         out.decode_tokens_per_second(),
-        out.prefill.as_secs_f64(),
+        first.as_secs_f64(),
         out.finish.as_str(),
         out.seed
     ));

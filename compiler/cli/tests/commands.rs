@@ -1,0 +1,240 @@
+//! What each command does when all goes well: results on standard output, everything else on standard error.
+
+mod program;
+
+use program::{artifact, artifacts_in, books, case, json, mlcc, text};
+use serde_json::Value;
+
+#[test]
+fn build_says_what_it_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut build = mlcc();
+    build.current_dir(&folder).arg("build").arg("--model").arg(case("rwkv4-hf").canonicalize().unwrap());
+    build.args(["--quantization", "Q4F16", "--memory_budget", "1GB", "--explain-passes"]);
+    let output = build.assert().success().get_output().clone();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "rwkv4-hf-q4f16-cpu.so\n");
+    let report = String::from_utf8(output.stderr).unwrap();
+    for part in ["Q4F16 stands for q4f16_2", "quantize", "q4g32", "decode", "memory: weights", "time: read"] {
+        assert!(report.contains(part), "`{part}` is not in: {report}");
+    }
+    assert_eq!(artifacts_in(folder.path()), ["rwkv4-hf-q4f16-cpu.so"]);
+}
+
+#[test]
+fn build_reports_as_json_and_splits_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.so");
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(case("rwkv4-hf")).args(["--quant", "f16", "--json", "--split-weights"]);
+    let report = json(build.args(["--chunk", "16", "--ctx-size", "99", "-o"]).arg(&path));
+    assert_eq!(report["parameters"], 257024);
+    assert_eq!(report["artifact"], path.to_str().unwrap());
+    let entries = report["memory"]["entries"].as_array().unwrap();
+    assert!(entries.iter().any(|e| e["name"] == "prefill" && e["arena_bytes"].as_u64() > Some(0)));
+    let info = json(mlcc().arg("inspect").arg(&path).args(["--json", "--params", "--hashes"]));
+    assert_eq!(info["metadata"]["memory"]["context"], 99);
+    assert_eq!(info["metadata"]["quantization"]["scheme"], "f16");
+    assert!(info["weights_file"].as_str().unwrap().ends_with("model.safetensors"));
+    let head = info["params"].as_array().unwrap().iter().find(|p| p["name"] == "head.weight").unwrap();
+    assert_eq!((&head["format"], &head["dims"]), (&Value::from("f16"), &serde_json::json!([320, 64])));
+    let golden = case("rwkv4-hf").join("golden.json");
+    mlcc().arg("verify").arg(&path).arg("--golden").arg(golden).assert().success();
+}
+
+#[test]
+fn equal_input_gives_equal_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = program::copy_of(&case("rwkv4-hf"));
+    let place = copy.path().join("rwkv4-hf");
+    std::fs::create_dir(&place).unwrap();
+    for name in ["config.json", "model.safetensors", "generation_config.json"] {
+        std::fs::rename(copy.path().join(name), place.join(name)).unwrap();
+    }
+    let build = |model: &std::path::Path, name: &str| {
+        let path = folder.path().join(name);
+        let mut build = mlcc();
+        build.arg("build").arg("-m").arg(model).args(["--quant", "q8i8", "-o"]).arg(&path).assert().success();
+        std::fs::read(path).unwrap()
+    };
+    assert!(build(&case("rwkv4-hf"), "a.so") == build(&place, "other-name.so"));
+}
+
+#[test]
+fn passes_can_be_watched_and_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut build = mlcc();
+    build.current_dir(&folder).arg("build").arg("-m").arg(case("rwkv4-hf").canonicalize().unwrap());
+    build.args([
+        "--print-after",
+        "cse",
+        "--stop-after",
+        "dce",
+        "--debug-dump",
+        "dump",
+        "--disable-pass",
+        "fold",
+    ]);
+    let printed = text(&mut build);
+    assert!(printed.starts_with("// after cse\nmodule "), "{printed}");
+    let mut dumps: Vec<_> = std::fs::read_dir(folder.path().join("dump")).unwrap().flatten().collect();
+    dumps.sort_by_key(|d| d.file_name());
+    assert!(dumps.last().unwrap().file_name().to_string_lossy().ends_with("-dce.mlc"));
+    assert_eq!(artifacts_in(folder.path()), [""; 0]);
+    // A dump is a module that other commands take.
+    let last = dumps.last().unwrap().path();
+    assert!(text(mlcc().arg("opt").arg(&last).args(["--passes", "decompose,dce"])).contains("module "));
+    let out = text(mlcc().arg("interp").arg(&last).args(["decode", "7"]));
+    assert!(out.starts_with("output 0: f32[1, 320] = ["), "{out}");
+}
+
+#[test]
+fn code_can_be_emitted_as_text() {
+    if !mlcc::build::Backend::Llvm.is_built_in() {
+        eprintln!("skipped: this mlcc has no LLVM");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (target, emit, file, part) in [
+        ("x86-64-v3", "asm", "m.x86-64-v3.s", "mlcc_decode_x86_64_v3"),
+        ("x86-64-v3", "llvm", "m.x86-64-v3.ll", "target triple"),
+        ("sm_80", "ptx", "m.sm_80.ptx", ".target sm_80"),
+    ] {
+        let mut build = mlcc();
+        build.current_dir(&folder).arg("build").arg("-m").arg(case("rwkv4-hf").canonicalize().unwrap());
+        build.args(["--target", target, "--emit", emit, "-o", "m.so"]).assert().success();
+        let code = std::fs::read_to_string(folder.path().join(file)).unwrap();
+        assert!(code.contains(part), "{file}");
+    }
+    assert_eq!(artifacts_in(folder.path()), [""; 0]);
+}
+
+#[test]
+fn run_streams_text_and_repeats_itself_by_seed() {
+    let run = |extra: &[&str]| {
+        text(mlcc().arg("run").arg(artifact()).args(["-p", "It was a dark and", "-n", "12"]).args(extra))
+    };
+    let greedy = run(&["--greedy"]);
+    assert!(greedy.starts_with("It was a dark and dark-eyed man"), "{greedy}");
+    assert_eq!(greedy, run(&["--temperature", "0", "-t", "1"]));
+    assert_eq!(run(&["-s", "5", "--temp", "1"]), run(&["--seed", "5", "--temperature=1"]));
+    assert_ne!(run(&["-s", "5", "--temp", "1"]), run(&["-s", "6", "--temp", "1"]));
+    let stopped = run(&["--greedy", "--stop", "eyed", "--no-echo"]);
+    assert_eq!(stopped, " dark-\n");
+}
+
+#[test]
+fn run_reads_prompts_from_files_and_standard_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = folder.path().join("prompt.txt");
+    std::fs::write(&prompt, "The old man").unwrap();
+    let run = || {
+        let mut run = mlcc();
+        run.arg("run").arg(artifact()).args(["-n", "6", "--greedy"]);
+        run
+    };
+    let expected = text(run().args(["-p", "The old man"]));
+    assert_eq!(text(run().arg("-f").arg(&prompt)), expected);
+    assert_eq!(text(run().args(["-p", "-"]).write_stdin("The old man")), expected);
+    assert_eq!(text(run().args(["-f", "-"]).write_stdin("The old man")), expected);
+}
+
+#[test]
+fn a_saved_state_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("text.state");
+    let whole =
+        text(mlcc().arg("run").arg(artifact()).args(["-p", "It was a dark and", "-n", "8", "--greedy"]));
+    let run = |prompt: &str, n: &str| {
+        let mut run = mlcc();
+        run.arg("run").arg(artifact()).args(["-p", prompt, "-n", n, "--greedy"]);
+        run
+    };
+    run("It was a", "0").arg("--save-state").arg(&state).assert().success();
+    let rest = text(run(" dark and", "8").arg("--load-state").arg(&state).arg("--no-echo"));
+    assert_eq!(format!("It was a dark and{rest}"), whole);
+}
+
+#[test]
+fn verify_tells_errors_and_agreement() {
+    let golden = books().join("golden.json");
+    let outcome = json(mlcc().arg("verify").arg(artifact()).arg("--golden").arg(&golden).arg("--json"));
+    assert_eq!(outcome["ok"], true);
+    assert_eq!(outcome["format"], "q8f16_1");
+    assert!(outcome["worst_relative_error"].as_f64().unwrap() > 1e-5);
+    let mut strict = mlcc();
+    strict.arg("verify").arg(artifact()).arg("--golden").arg(&golden).args(["--tolerance", "1e-6"]);
+    let output = strict.assert().code(1).get_output().clone();
+    assert!(String::from_utf8(output.stdout).unwrap().contains("NOT within the tolerance"));
+}
+
+#[test]
+fn eval_gives_perplexity_and_distance() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, "She was very glad to see him, and said so. ".repeat(40)).unwrap();
+    let mut eval = mlcc();
+    eval.arg("eval").arg(artifact()).arg("--text").arg(&file).args([
+        "--context",
+        "64",
+        "--stride",
+        "64",
+        "--json",
+    ]);
+    let result = json(eval.arg("--against").arg(artifact()));
+    assert!(result["perplexity"].as_f64().unwrap() > 1.0);
+    assert_eq!(result["tokens"].as_u64().unwrap(), 63 * result["windows"].as_u64().unwrap());
+    assert_eq!((result["kl_divergence"].as_f64(), result["same_top_token"].as_f64()), (Some(0.0), Some(1.0)));
+}
+
+#[test]
+fn bench_gives_rows_for_scripts() {
+    let mut bench = mlcc();
+    bench.arg("bench").arg(artifact()).args(["-p", "8", "-n", "4", "-r", "2", "-t", "1", "-o", "json"]);
+    let rows = json(&mut bench);
+    let tests: Vec<&str> = rows.as_array().unwrap().iter().filter_map(|r| r["test"].as_str()).collect();
+    assert_eq!(tests, ["pp8", "tg4"]);
+    for row in rows.as_array().unwrap() {
+        assert_eq!(row["threads"], 1);
+        for key in [
+            "tok_s",
+            "tok_s_min",
+            "tok_s_max",
+            "bytes_per_token",
+            "ops_per_token",
+            "limit",
+            "fraction_of_limit",
+        ] {
+            assert!(row[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {row}");
+        }
+        assert!(row["limit_kind"].is_string());
+    }
+}
+
+#[test]
+fn models_are_interpreted_against_references() {
+    let golden = case("rwkv4-hf").join("golden.json");
+    for target in [&[][..], &["--target", "x86-64-v3"]] {
+        let mut interp = mlcc();
+        interp.arg("interp").arg("-m").arg(case("rwkv4-hf")).arg("--golden").arg(&golden);
+        let outcome = json(interp.args(["--prompts", "1", "--json"]).args(target));
+        assert_eq!(outcome["ok"], true);
+    }
+}
+
+#[test]
+fn tables_of_what_there_is() {
+    let names = |command: &str| -> Vec<String> {
+        let list = json(mlcc().args([command, "--json"]));
+        let rows = list.as_array().or(list["presets"].as_array()).unwrap().clone();
+        rows.iter().filter_map(|r| Some(r["name"].as_str()?.to_string())).collect()
+    };
+    assert!(names("targets").iter().any(|n| n == "sm_80"));
+    assert!(names("models").iter().any(|n| n == "rwkv-3b"));
+    assert!(names("quants").iter().any(|n| n == "q4i8"));
+    assert!(names("doctor").iter().any(|n| n == "linker"));
+    assert!(text(mlcc().args(["opt", "--list"])).contains("quantize"));
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        assert!(text(mlcc().args(["completions", shell])).contains("mlcc"), "{shell}");
+    }
+    assert!(text(mlcc().arg("--version")).contains("back ends: "));
+}

@@ -1,0 +1,100 @@
+//! Ctrl-C and closed pipes.
+#![cfg(unix)]
+
+mod program;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use program::{artifact, artifacts_in, program};
+
+fn interrupt(child: &Child) {
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Waits until `ready`; panics after a minute, or when the program has ended before.
+fn wait_for(child: &mut Child, mut ready: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !ready() {
+        assert!(child.try_wait().unwrap().is_none(), "ended before it could be interrupted");
+        assert!(begin.elapsed() < Duration::from_secs(240), "never ready");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
+    entries.filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
+}
+
+#[test]
+fn an_interrupted_build_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut build = program();
+    build.current_dir(&folder).args([
+        "build",
+        "-m",
+        "rwkv-1.5b",
+        "--random-weights",
+        "1",
+        "--quant",
+        "q4f16",
+    ]);
+    let mut child = build.args(["-o", "x.so"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // In the middle of the weights, which take long for a model of this size.
+    wait_for(&mut child, || bytes_in(folder.path()) > 4 << 20);
+    assert!(!folder.path().join("x.so").exists());
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(String::from_utf8(output.stderr).unwrap().lines().last(), Some("error: interrupted"));
+    assert_eq!(artifacts_in(folder.path()), [""; 0]);
+}
+
+#[test]
+fn an_interrupted_run_ends_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("x.state");
+    let mut run = program();
+    run.arg("run")
+        .arg(artifact())
+        .args(["-p", "It was", "-n", "-1", "--ignore-eos", "--save-state"])
+        .arg(&state);
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut begin = [0; 20];
+    out.read_exact(&mut begin).unwrap();
+    interrupt(&child);
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with('\n'));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let report = String::from_utf8(output.stderr).unwrap();
+    assert!(report.contains("end: cancelled"), "{report}");
+    assert!(state.exists());
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut run = program();
+    run.arg("run").arg(artifact()).args(["-p", "It was", "-n", "100000", "--ignore-eos"]);
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut piece = [0; 8];
+    out.read_exact(&mut piece).unwrap();
+    drop(out);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("error"));
+
+    let mut list = program();
+    let mut child = list.arg("targets").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.next().is_none());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
