@@ -151,11 +151,9 @@ fn rows_group(
 
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let single = first.as_const() == Some(1);
-    let row_local = |n: &Node| match n.op {
-        Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
-        _ => n.op.is_elementwise(),
-    };
-    let moves = f.live().any(|(_, n)| !row_local(n));
+    let moves = f.live().any(|(_, n)| !is_row_local(f, n));
+    // Ops on groups of columns read columns whose places an output may have taken already.
+    let columnwise = f.live().all(|(_, n)| n.op.is_elementwise() || matches!(n.op, Op::Reduce { .. }));
     let partition = |v: ValueId, output: bool| {
         let same_rows = f.ty(v).rank() > 1 && f.ty(v).dims.first() == Some(&first);
         (single || same_rows && (output || !moves)).then(|| Partition::Rows(first.clone()))
@@ -171,12 +169,21 @@ fn rows_group(
             && f.outputs.iter().all(|&o| is_reduction(f, o) == is_reduction(f, v));
         let same = |&i: &usize| {
             let input = f.ty(f.inputs[i]);
-            one_loop && !moves && input.dims == f.ty(v).dims && input.dtype == f.ty(v).dtype
+            one_loop && !moves && columnwise && input.dims == f.ty(v).dims && input.dtype == f.ty(v).dtype
         };
         let in_place = (0..f.inputs.len()).filter(same).collect();
         args.push(ArgContract { access: Access::Out, partition: partition(v, true), in_place });
     }
     Ok(args)
+}
+
+/// True if a row of the results depends on no other row of the operands.
+pub fn is_row_local(f: &Function, n: &Node) -> bool {
+    match n.op {
+        Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
+        Op::GroupScale { .. } | Op::GroupQuantize { .. } | Op::GroupSum { .. } => true,
+        _ => n.op.is_elementwise(),
+    }
 }
 
 fn is_reduction(f: &Function, v: ValueId) -> bool {
