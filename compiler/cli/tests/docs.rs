@@ -174,7 +174,10 @@ fn passes() -> String {
     table(&["pass", "what it does", "can be switched off"], rows)
 }
 
-const TABLES: [(&str, &str, fn() -> String); 6] = [
+/// Page, table and what writes it.
+type Table = (&'static str, &'static str, fn() -> String);
+
+const TABLES: [Table; 6] = [
     ("cli.md", "flags", flags),
     ("quantization.md", "formats", quants),
     ("build.md", "targets", targets),

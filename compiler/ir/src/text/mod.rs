@@ -17,8 +17,8 @@ pub use dim::parse_dim;
 pub use graph_print::{node_label, print_function};
 pub use kernel_parse::parse_kernel;
 pub use kernel_print::print_kernel;
-pub use module::{parse_module, print_module};
 pub use lexer::{Lexer, ParseError, Pos, Token};
+pub use module::{parse_module, print_module};
 pub use step::{parse_step, print_step};
 
 #[cfg(test)]
