@@ -9,6 +9,10 @@
 //!   `Local` buffers.
 //! * CPU kernels use `Serial`, `Unroll` and `Par`; a `Par` loop is never inside another loop of kind `Par`, and its
 //!   iterations are independent: worker `w` of `W` runs iterations `[w*extent/W, (w+1)*extent/W)`.
+//! * A CPU kernel without a `Par` loop runs on worker 0 alone; in one that has `Par` loops, stores outside of them are
+//!   executed by every worker, which counts as a race.
+//! * `Out` parameters start undefined and may be read once written. Division by zero, `MIN / -1` and shifts by the width
+//!   or more are errors.
 //! * GPU kernels are one nest of `Block` loops; inside, `Thread` loops (possibly several, one after the other, between
 //!   them `Barrier`). `Local` buffers are private to a thread even when allocated outside a `Thread` loop; `Shared`
 //!   buffers are one per block.
