@@ -14,6 +14,9 @@ pub(super) struct Machine {
     pub simd: bool,
     /// A fused multiply-add instruction (elsewhere Cranelift calls a library).
     pub fma: bool,
+    /// Vector comparisons of floats may not be given a load as operand: without AVX, Cranelift 0.135 folds it into a
+    /// `cmpps`, which faults on an address that is not a multiple of 16.
+    pub opaque_float_loads: bool,
     /// Rounding instructions (elsewhere Cranelift calls a library).
     pub rounding: bool,
 }
@@ -86,6 +89,7 @@ impl Machine {
             isa,
             simd: !x86 || level.has_all(&["sse3", "ssse3", "sse4.1"]),
             fma: !x86 || level.has_all(&["avx", "fma"]),
+            opaque_float_loads: x86 && !level.has("avx"),
             rounding: !x86 || level.has("sse4.1"),
         })
     }

@@ -5,7 +5,7 @@ use super::local::Promotion;
 use super::value::{Form, Val, scalar_type};
 use crate::error::CodegenError;
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{BlockArg, InstBuilder, Type, Value, types};
+use cranelift_codegen::ir::{BlockArg, InstBuilder, MemFlagsData, Type, Value, types};
 use cranelift_frontend::Variable;
 use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, Ty};
 use mlcc_ir::types::DType;
@@ -249,7 +249,7 @@ impl Emit<'_, '_> {
             Form::Vectors(vector) => {
                 let mut parts = Vec::new();
                 for i in 0..(ty.lanes / vector.lane_count()) as i32 {
-                    let part = self.fb.ins().load(vector, flags, start.address, start.offset + 16 * i);
+                    let part = self.load_vector(vector, flags, start.address, start.offset + 16 * i);
                     parts.push(if ty.dtype == DType::Bool {
                         let zero = self.zero(vector);
                         self.fb.ins().icmp(IntCC::NotEqual, part, zero)
@@ -266,6 +266,14 @@ impl Emit<'_, '_> {
                 Val::new(Form::Scalars, parts)
             }
         }
+    }
+
+    fn load_vector(&mut self, ty: Type, flags: MemFlagsData, address: Value, offset: i32) -> Value {
+        if ty != types::F32X4 || !self.machine.opaque_float_loads {
+            return self.fb.ins().load(ty, flags, address, offset);
+        }
+        let bits = self.fb.ins().load(types::I32X4, flags, address, offset);
+        self.as_type(bits, ty)
     }
 
     fn store_run(&mut self, place: &Place, start: Start, value: &Val, ty: Ty) {
