@@ -1,6 +1,9 @@
 //! The compiler as a library: from a resolved model to an artifact ([`build`]), and the command line over it ([`cli`]),
 //! one file per command in [`commands`].
 
+#[cfg(not(any(feature = "llvm", feature = "cranelift")))]
+compile_error!("mlcc needs a back end: enable the feature `llvm19`, `llvm22` or `cranelift`");
+
 pub mod build;
 pub mod cli;
 pub mod commands;
