@@ -30,9 +30,11 @@ pub struct Model(Arc<Inner>);
 struct Inner {
     backend: Backend,
     table: Table,
-    artifact: Artifact,
-    /// Last: the entry points above it must not outlive it.
+    /// After the backend and the table, whose entry points must not outlive it.
     _library: libloading::os::unix::Library,
+    /// After the library: the loader knows it by the number of this file's descriptor, and would answer with it if
+    /// another artifact were opened under the same number while it is still mapped.
+    artifact: Artifact,
 }
 
 /// What executes the steps.
@@ -68,7 +70,7 @@ impl Model {
                 return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
             }
         };
-        Ok(Self(Arc::new(Inner { backend, table, artifact, _library: library })))
+        Ok(Self(Arc::new(Inner { backend, table, _library: library, artifact })))
     }
 
     /// A session with a fresh state.

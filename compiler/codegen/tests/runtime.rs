@@ -214,3 +214,28 @@ fn a_rebuilt_artifact_of_the_same_name_is_new() {
     let biased: Vec<f32> = expected.iter().map(|x| x + 100.0).collect();
     assert_eq!(new.session().unwrap().decode(1).unwrap(), biased);
 }
+
+/// The loader knows a library by its descriptor's number, which is free for others once a model is dropped.
+#[test]
+fn models_loaded_and_dropped_side_by_side_stay_apart() {
+    if !toy::can_compile() {
+        return;
+    }
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let paths = [
+        toy::artifact(folders[0].path(), &["-DTOY_FEATURES=0", "-DTOY_ONLY_BEST"]),
+        toy::artifact(folders[1].path(), &["-DTOY_FEATURES=0"]),
+    ];
+    let variants = |path: &std::path::Path| Model::load(path, &options(1)).unwrap().table().variants.len();
+    let expected = [variants(&paths[0]), variants(&paths[1])];
+    assert_ne!(expected[0], expected[1], "the two artifacts can be told apart");
+    std::thread::scope(|scope| {
+        for (path, expected) in paths.iter().zip(expected) {
+            scope.spawn(move || {
+                for round in 0..300 {
+                    assert_eq!(variants(path), expected, "round {round}");
+                }
+            });
+        }
+    });
+}
