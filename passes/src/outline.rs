@@ -12,7 +12,15 @@ use std::collections::BTreeMap;
 
 /// Nodes that stay at the top: they name memory and compute nothing.
 pub fn is_top_level(op: &Op) -> bool {
-    matches!(op, Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Reshape { .. } | Op::Call(_))
+    matches!(
+        op,
+        Op::Param(_)
+            | Op::StateRead(_)
+            | Op::StateWrite(_)
+            | Op::CacheAppend(_)
+            | Op::Reshape { .. }
+            | Op::Call(_)
+    )
 }
 
 pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
@@ -208,8 +216,13 @@ impl<'a> Outliner<'a> {
 /// A name that tells what the group does: its main op with its sizes.
 fn describe(module: &Module, g: &Function) -> String {
     let rank = |op: &Op| match op {
-        Op::Scan { .. } | Op::MatMul { .. } | Op::MatMulI8 { .. } => 4,
+        Op::Scan { .. }
+        | Op::MatMul { .. }
+        | Op::MatMulI8 { .. }
+        | Op::MatMulExperts { .. }
+        | Op::Attention(_) => 4,
         Op::Gather
+        | Op::TopK { .. }
         | Op::GroupScale { .. }
         | Op::GroupQuantize { .. }
         | Op::GroupSum { .. }

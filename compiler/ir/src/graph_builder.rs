@@ -93,6 +93,11 @@ impl GraphBuilder {
         self.ops(Op::StateWrite(state), &[value]);
     }
 
+    /// Writes `rows: [n, ..]` behind what the cache `state: [context, ..]` holds; gives all rows, `[past + n, ..]`.
+    pub fn append(&mut self, state: StateId, rows: ValueId) -> ValueId {
+        self.op(Op::CacheAppend(state), &[rows])
+    }
+
     // ---- ops
 
     /// Appends an op with any number of outputs.
@@ -155,6 +160,17 @@ impl GraphBuilder {
     pub fn max(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.op(Op::Binary(BinOp::Max), &[a, b])
     }
+    pub fn min(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.op(Op::Binary(BinOp::Min), &[a, b])
+    }
+    /// `a >= b ? x : y`.
+    pub fn select_ge(&mut self, a: ValueId, b: ValueId, x: ValueId, y: ValueId) -> ValueId {
+        self.op(Op::SelectGe, &[a, b, x, y])
+    }
+    /// `i32[len]`: `start, start + 1, ...`.
+    pub fn iota(&mut self, start: Dim, len: Dim) -> ValueId {
+        self.op(Op::Iota { start, len }, &[])
+    }
     pub fn scale(&mut self, a: ValueId, factor: f64) -> ValueId {
         let factor = self.constant(factor);
         self.mul(a, factor)
@@ -185,6 +201,20 @@ impl GraphBuilder {
     }
     pub fn layer_norm(&mut self, x: ValueId, weight: ValueId, bias: ValueId, eps: f64) -> ValueId {
         self.op(Op::LayerNorm { eps }, &[x, weight, bias])
+    }
+    pub fn rms_norm(&mut self, x: ValueId, weight: ValueId, eps: f64) -> ValueId {
+        self.op(Op::RmsNorm { eps }, &[x, weight])
+    }
+    /// Values and indices of the `k` largest per row.
+    pub fn top_k(&mut self, x: ValueId, k: usize) -> (ValueId, ValueId) {
+        match self.ops(Op::TopK { k }, &[x])[..] {
+            [values, ids] => (values, ids),
+            _ => (x, x),
+        }
+    }
+    /// Rows of `x: [n, slots or 1, in]` times the matrices that `ids: i32[n, slots]` picks of `weight: [experts * out, in]`.
+    pub fn matmul_experts(&mut self, x: ValueId, weight: ValueId, ids: ValueId, experts: usize) -> ValueId {
+        self.op(Op::MatMulExperts { experts }, &[x, weight, ids])
     }
     pub fn softmax(&mut self, x: ValueId) -> ValueId {
         self.op(Op::Softmax, &[x])

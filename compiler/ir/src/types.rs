@@ -151,6 +151,23 @@ impl TensorType {
     pub fn elements(&self) -> Option<Dim> {
         self.dims.iter().try_fold(Dim::from(1), |a, d| a.mul(d))
     }
+    /// True if both have the same number of elements for all values of the symbols; sizes that both have in common
+    /// cancel, so that products of symbols compare too.
+    pub fn same_elements(&self, other: &TensorType) -> bool {
+        let mut rest = other.dims.clone();
+        let mut mine = Vec::new();
+        for d in &self.dims {
+            match rest.iter().position(|r| r == d && d.as_const().is_none()) {
+                Some(i) => drop(rest.swap_remove(i)),
+                None => mine.push(d.clone()),
+            }
+        }
+        let product = |dims: &[Dim]| dims.iter().try_fold(Dim::from(1), |a, d| a.mul(d));
+        match (product(&mine), product(&rest)) {
+            (Some(a), Some(b)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for TensorType {

@@ -188,7 +188,9 @@ pub fn dot(module: &Module, function: &Function) -> String {
     let label = |_: &Function, n: NodeReference| {
         let symbol = match &n.node.op {
             Op::Param(id) => module.params.get(*id).map(|p| p.name.clone()),
-            Op::StateRead(id) | Op::StateWrite(id) => module.states.get(*id).map(|s| s.name.clone()),
+            Op::StateRead(id) | Op::StateWrite(id) | Op::CacheAppend(id) => {
+                module.states.get(*id).map(|s| s.name.clone())
+            }
             Op::Call(id) | Op::Scan { body: id, .. } => module.functions.get(*id).map(|f| f.name.clone()),
             _ => None,
         };

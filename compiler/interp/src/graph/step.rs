@@ -6,7 +6,7 @@ use super::{GraphError, Interpreter, States, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId};
-use mlcc_ir::module::FuncId;
+use mlcc_ir::module::{FuncId, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::text::node_label;
 use mlcc_ir::types::TensorType;
@@ -155,10 +155,38 @@ impl<'i, 'm> Step<'i, 'm> {
                 Some(value) if self.after.set_shared(*state, value.clone()) => Ok(vec![]),
                 _ => Err(bad("no such state")),
             },
+            Op::CacheAppend(state) => match args.pop() {
+                Some(rows) => self.append(f, id, *state, &rows),
+                None => Err(bad("appends nothing")),
+            },
             Op::Call(callee) => self.call(*callee, args),
             Op::Scan { body, carries, seqs } => self.scan(f, node, *body, *carries, *seqs, args),
             _ => Err(bad("has no meaning")),
         }
+    }
+
+    /// Writes rows behind those that the state holds, and gives all so far.
+    fn append(
+        &mut self,
+        f: &Function,
+        id: NodeId,
+        state: StateId,
+        rows: &Tensor,
+    ) -> Result<Values, GraphError> {
+        let bad = |message: String| malformed(f, id, message);
+        let kept = self.before.shared(state).ok_or_else(|| bad("no value for the state".into()))?;
+        let past = usize::try_from(self.planner.syms.past).map_err(|_| bad("a negative past".into()))?;
+        let (context, row) = (kept.dims[0], kept.dims[1..].iter().product::<usize>());
+        let total = past + rows.dims[0];
+        if total > context {
+            return Err(bad(format!("{total} rows in a cache of {context}")));
+        }
+        let mut all = Tensor::clone(kept);
+        all.data[past * row..total * row].copy_from_slice(&rows.data);
+        let dims = std::iter::once(total).chain(kept.dims[1..].iter().copied()).collect();
+        let view = Tensor { dtype: kept.dtype, dims, data: all.data[..total * row].to_vec() };
+        self.after.set_shared(state, Arc::new(all));
+        Ok(vec![Arc::new(view)])
     }
 
     fn scan(

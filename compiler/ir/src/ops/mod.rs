@@ -1,14 +1,17 @@
 //! The closed set of graph ops. Each family file gives, for its ops, the shape rule and the meaning: a compute
 //! definition, or a decomposition into ops that have one.
 
+mod attention;
 mod contraction;
 mod elementwise;
+mod experts;
 mod movement;
 mod norm;
 mod parts;
 mod quant;
 mod structure;
 
+pub use attention::Attention;
 pub use parts::{PartsError, Symbol};
 
 use crate::compute::{RedOp, Scalar};
@@ -28,6 +31,9 @@ pub enum Op {
     StateRead(StateId),
     /// Value of a state after this step. One input, no outputs.
     StateWrite(StateId),
+    /// Keeps rows of a sequence: writes `x: [n, ..]` behind the `past` rows that the state `[context, ..]` holds and gives
+    /// all rows so far, `[past + n, ..]`. Nothing else may read or write the state in that step.
+    CacheAppend(StateId),
     /// Inputs and outputs of the function invoked.
     Call(FuncId),
     /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then constants. The body takes
@@ -51,6 +57,11 @@ pub enum Op {
     /// `a >= b ? x : y` of inputs a, b, x, y, with broadcasting (x too where a or b is NaN).
     SelectGe,
     Cast(DType),
+    /// `i32[len]`: `start, start + 1, ...` (token positions are `start = past, len = n`). No inputs.
+    Iota {
+        start: Dim,
+        len: Dim,
+    },
 
     // movement
     Reshape {
@@ -93,6 +104,19 @@ pub enum Op {
     },
     /// Over the last axis.
     Softmax,
+    /// Scaled dot-product attention of `n` queries over `t` cached keys; see [`Attention`].
+    Attention(Attention),
+
+    // mixtures of experts
+    /// The `k` largest of each row of `f32[n, e]`, falling, the lower index first among equals: `f32[n, k]`, `i32[n, k]`.
+    TopK {
+        k: usize,
+    },
+    /// Row `i`, slot `s` of `x: f32[n, k, in]` (or `[n, 1, in]`: one row for all slots) times the matrix of expert `ids[i, s]`
+    /// (`ids: i32[n, k]`) among `weight: [experts * out, in]`; gives `f32[n, k, out]`.
+    MatMulExperts {
+        experts: usize,
+    },
 
     // quantization
     /// A packed or half-precision weight as f32.
@@ -159,6 +183,7 @@ impl Op {
             Op::Param(_) => "param",
             Op::StateRead(_) => "state.read",
             Op::StateWrite(_) => "state.write",
+            Op::CacheAppend(_) => "cache.append",
             Op::Call(_) => "call",
             Op::Scan { .. } => "scan",
             Op::Constant { .. } => "constant",
@@ -166,6 +191,7 @@ impl Op {
             Op::Binary(op) => op.name(),
             Op::SelectGe => "select_ge",
             Op::Cast(_) => "cast",
+            Op::Iota { .. } => "iota",
             Op::Reshape { .. } => "reshape",
             Op::Permute { .. } => "permute",
             Op::Slice { .. } => "slice",
@@ -177,6 +203,9 @@ impl Op {
             Op::LayerNorm { .. } => "layer_norm",
             Op::RmsNorm { .. } => "rms_norm",
             Op::Softmax => "softmax",
+            Op::Attention(_) => "attention",
+            Op::TopK { .. } => "top_k",
+            Op::MatMulExperts { .. } => "matmul_experts",
             Op::Dequantize => "dequantize",
             Op::GroupScale { .. } => "group_scale",
             Op::GroupQuantize { .. } => "group_quantize",
@@ -188,17 +217,25 @@ impl Op {
     /// Types of the outputs, or what is wrong with the inputs.
     pub fn infer(&self, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
         match self {
-            Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Call(_) | Op::Scan { .. } => {
-                structure::infer(self, module, inputs)
-            }
+            Op::Param(_)
+            | Op::StateRead(_)
+            | Op::StateWrite(_)
+            | Op::CacheAppend(_)
+            | Op::Call(_)
+            | Op::Scan { .. } => structure::infer(self, module, inputs),
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
                 elementwise::infer(self, inputs)
             }
-            Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Gather => {
-                movement::infer(self, inputs)
-            }
+            Op::Iota { .. }
+            | Op::Reshape { .. }
+            | Op::Permute { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Gather => movement::infer(self, inputs),
             Op::MatMul { .. } | Op::Reduce { .. } => contraction::infer(self, inputs),
             Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => norm::infer(self, inputs),
+            Op::Attention(a) => attention::infer(self, a, inputs),
+            Op::TopK { .. } | Op::MatMulExperts { .. } => experts::infer(self, inputs),
             Op::Dequantize
             | Op::GroupScale { .. }
             | Op::GroupQuantize { .. }
@@ -210,19 +247,26 @@ impl Op {
     /// The meaning for inputs of these (valid) types.
     pub fn meaning(&self, inputs: &[&TensorType]) -> Meaning {
         match self {
-            Op::Param(_) | Op::StateRead(_) | Op::StateWrite(_) | Op::Call(_) | Op::Scan { .. } => {
-                Meaning::Structural
-            }
+            Op::Param(_)
+            | Op::StateRead(_)
+            | Op::StateWrite(_)
+            | Op::CacheAppend(_)
+            | Op::Call(_)
+            | Op::Scan { .. } => Meaning::Structural,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
                 Meaning::Compute(vec![elementwise::compute(self, inputs)])
             }
-            Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Gather => {
-                Meaning::Compute(vec![movement::compute(self, inputs)])
-            }
+            Op::Iota { .. }
+            | Op::Reshape { .. }
+            | Op::Permute { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Gather => Meaning::Compute(vec![movement::compute(self, inputs)]),
             Op::MatMul { .. } | Op::Reduce { .. } => {
                 Meaning::Compute(vec![contraction::compute(self, inputs)])
             }
-            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => Meaning::Decompose,
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax | Op::Attention(_) => Meaning::Decompose,
+            Op::TopK { .. } | Op::MatMulExperts { .. } => Meaning::Compute(experts::compute(self, inputs)),
             Op::Dequantize
             | Op::GroupScale { .. }
             | Op::GroupQuantize { .. }
@@ -242,6 +286,7 @@ impl Op {
             Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => {
                 norm::decompose(self, module, f, inputs)
             }
+            Op::Attention(a) => attention::decompose(a, module, f, inputs),
             _ => bad(self, "has no decomposition"),
         }
     }
@@ -253,7 +298,7 @@ impl Op {
 
     /// True if the node must stay although nobody uses an output.
     pub fn has_effect(&self) -> bool {
-        matches!(self, Op::StateWrite(_))
+        matches!(self, Op::StateWrite(_) | Op::CacheAppend(_))
     }
 
     /// Attributes in print order; `param`, `state.*` show their symbol instead.
@@ -263,6 +308,7 @@ impl Op {
             Op::Param(_)
             | Op::StateRead(_)
             | Op::StateWrite(_)
+            | Op::CacheAppend(_)
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::SelectGe
@@ -277,6 +323,12 @@ impl Op {
                 vec![("value", Attr::Float(*value)), ("dtype", Attr::DType(*dtype))]
             }
             Op::Cast(dtype) => vec![("dtype", Attr::DType(*dtype))],
+            Op::Iota { start, len } => {
+                vec![("start", Attr::Dim(start.clone())), ("len", Attr::Dim(len.clone()))]
+            }
+            Op::Attention(a) => a.attrs(),
+            Op::TopK { k } => vec![("k", int(k))],
+            Op::MatMulExperts { experts } => vec![("experts", int(experts))],
             Op::Reshape { dims } => vec![("dims", Attr::Dims(dims.clone()))],
             Op::Permute { perm } => vec![("perm", Attr::Ints(perm.iter().map(|&p| p as i64).collect()))],
             Op::Slice { axis, start, len } => {

@@ -1,4 +1,4 @@
-//! Ops that move elements: reshape, permute, slice, concat, gather.
+//! Ops that make or move indices: iota, reshape, permute, slice, concat, gather.
 
 use super::{Op, OpError, bad};
 use crate::compute::Scalar;
@@ -11,11 +11,12 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         return bad(op, "does not take packed weights");
     }
     match (op, inputs) {
+        (Op::Iota { len, .. }, []) => Ok(vec![TensorType { dtype: DType::I32, dims: vec![len.clone()] }]),
         (Op::Reshape { dims }, [a]) => {
             let out = TensorType { dtype: a.dtype, dims: dims.clone() };
-            match (a.elements(), out.elements()) {
-                (Some(x), Some(y)) if x == y => Ok(vec![out]),
-                _ => bad(op, format!("{a} has not as many elements as {out}")),
+            match a.same_elements(&out) {
+                true => Ok(vec![out]),
+                false => bad(op, format!("{a} has not as many elements as {out}")),
             }
         }
         (Op::Permute { perm }, [a]) => {
@@ -65,6 +66,9 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
 }
 
 pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
+    if let Op::Iota { start, .. } = op {
+        return Scalar::sum(Scalar::Axis(0), Scalar::Dim(start.clone()));
+    }
     let a = inputs[0];
     let axes = || (0..a.rank()).map(Scalar::Axis).collect::<Vec<_>>();
     match op {

@@ -1,6 +1,6 @@
 //! An op made from its parts in text: name, symbol and attributes. The inverse of [`Op::name`] and [`Op::attrs`].
 
-use super::{Attr, Op};
+use super::{Attention, Attr, Op};
 use crate::compute::RedOp;
 use crate::dim::Dim;
 use crate::kernel::{BinOp, UnOp};
@@ -41,9 +41,10 @@ impl Op {
                 Some(Symbol::Param(id)) => Op::Param(id),
                 _ => return parts.symbol("parameter"),
             },
-            "state.read" | "state.write" => match symbol {
+            "state.read" | "state.write" | "cache.append" => match symbol {
                 Some(Symbol::State(id)) if name == "state.read" => Op::StateRead(id),
-                Some(Symbol::State(id)) => Op::StateWrite(id),
+                Some(Symbol::State(id)) if name == "state.write" => Op::StateWrite(id),
+                Some(Symbol::State(id)) => Op::CacheAppend(id),
                 _ => return parts.symbol("state"),
             },
             _ if symbol.is_some() => return Err(PartsError::NoSymbol(name.into())),
@@ -74,6 +75,7 @@ impl Parts<'_> {
             "constant" => Op::Constant { value: self.float("value")?, dtype: self.dtype("dtype")? },
             "select_ge" => Op::SelectGe,
             "cast" => Op::Cast(self.dtype("dtype")?),
+            "iota" => Op::Iota { start: self.dim("start")?, len: self.dim("len")? },
             "reshape" => Op::Reshape { dims: self.dims("dims")? },
             "permute" => Op::Permute { perm: self.counts("perm")? },
             "slice" => {
@@ -87,6 +89,15 @@ impl Parts<'_> {
             "layer_norm" => Op::LayerNorm { eps: self.float("eps")? },
             "rms_norm" => Op::RmsNorm { eps: self.float("eps")? },
             "softmax" => Op::Softmax,
+            "attention" => Op::Attention(Attention {
+                scale: self.float("scale")?,
+                softcap: self.float("softcap")?,
+                window: self.count("window")?,
+                alibi: self.bool("alibi")?,
+                prefix: self.bool("prefix")?,
+            }),
+            "top_k" => Op::TopK { k: self.positive("k")? },
+            "matmul_experts" => Op::MatMulExperts { experts: self.positive("experts")? },
             "dequantize" => Op::Dequantize,
             "group_scale" => Op::GroupScale { group: self.positive("group")? },
             "group_quantize" => Op::GroupQuantize { group: self.positive("group")? },

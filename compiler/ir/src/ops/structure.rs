@@ -1,8 +1,8 @@
 //! Parameters, states, calls and scans: ops whose meaning the module gives.
 
 use super::{Op, OpError, bad};
-use crate::dim::Dim;
-use crate::module::Module;
+use crate::dim::{Dim, Sym};
+use crate::module::{Module, State};
 use crate::types::TensorType;
 
 pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
@@ -23,6 +23,11 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
             (Some(_), _) => bad(op, "takes one input"),
             (None, _) => bad(op, format!("no state {id}")),
         },
+        Op::CacheAppend(id) => match (module.states.get(*id), inputs) {
+            (Some(state), [x]) => infer_append(op, state, x),
+            (Some(_), _) => bad(op, "takes one input"),
+            (None, _) => bad(op, format!("no state {id}")),
+        },
         Op::Call(id) => {
             let Some(callee) = module.functions.get(*id) else { return bad(op, format!("no function {id}")) };
             let expected: Vec<&TensorType> = callee.inputs.iter().map(|&v| callee.ty(v)).collect();
@@ -33,6 +38,17 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
         }
         Op::Scan { body, carries, seqs } => infer_scan(op, module, inputs, *body, *carries, *seqs),
         _ => bad(op, "is not a structural op"),
+    }
+}
+
+/// Rows of the state's type in, all rows so far out.
+fn infer_append(op: &Op, state: &State, x: &TensorType) -> Result<Vec<TensorType>, OpError> {
+    match (x.dims.split_first(), state.ty.dims.split_first()) {
+        (Some((n, row)), Some((_, kept))) if row == kept && x.dtype == state.ty.dtype => {
+            let rows = Dim::sym(Sym::Past).add(n);
+            Ok(vec![TensorType::new(x.dtype, std::iter::once(&rows).chain(row))])
+        }
+        _ => bad(op, format!("{x} are no rows of state {}, which is {}", state.name, state.ty)),
     }
 }
 

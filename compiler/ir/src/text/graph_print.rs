@@ -99,7 +99,9 @@ fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &Node) ->
 fn symbol(module: &Module, op: &Op) -> Option<String> {
     let (name, id) = match op {
         Op::Param(id) => (module.params.get(*id).map(|p| &p.name), id.to_string()),
-        Op::StateRead(id) | Op::StateWrite(id) => (module.states.get(*id).map(|s| &s.name), id.to_string()),
+        Op::StateRead(id) | Op::StateWrite(id) | Op::CacheAppend(id) => {
+            (module.states.get(*id).map(|s| &s.name), id.to_string())
+        }
         _ => return None,
     };
     Some(name.map_or_else(|| undefined(&id), |name| print_name('@', name)))

@@ -251,7 +251,9 @@ impl Check<'_> {
             Op::Scan { body, .. } if callee_kind(body) != Some(FunctionKind::Body) => {
                 Err(self.node(id, "its body function is not of kind body"))
             }
-            Op::StateRead(_) | Op::StateWrite(_) if self.f.kind == FunctionKind::Body => {
+            Op::StateRead(_) | Op::StateWrite(_) | Op::CacheAppend(_)
+                if self.f.kind == FunctionKind::Body =>
+            {
                 Err(self.node(id, "states are not for the body of a scan: carry the value"))
             }
             _ => Ok(()),
@@ -276,7 +278,7 @@ impl Writes {
         let mut written = BTreeSet::new();
         for (_, node) in f.live() {
             let here = match node.op {
-                Op::StateWrite(state) => BTreeSet::from([state]),
+                Op::StateWrite(state) | Op::CacheAppend(state) => BTreeSet::from([state]),
                 Op::Call(callee) | Op::Scan { body: callee, .. } => self.of(module, callee)?,
                 _ => BTreeSet::new(),
             };

@@ -1,0 +1,180 @@
+//! Attention over a cache, by decomposition.
+
+use super::{Attr, Op, OpError, bad};
+use crate::compute::RedOp;
+use crate::dim::Dim;
+use crate::graph::{Function, ValueId};
+use crate::kernel::{BinOp, UnOp};
+use crate::module::Module;
+use crate::types::{DType, TensorType};
+
+/// Scaled dot-product attention (Vaswani et al. 2017) with grouped query heads (Ainslie et al. 2023).
+///
+/// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in any one float
+/// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if `prefix`. Output: `f32[n, heads, value_size]`.
+/// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where `j <= p`.
+/// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Attention {
+    pub scale: f64,
+    /// `cap * tanh(score / cap)` (Gemma 2); 0 = none.
+    pub softcap: f64,
+    /// Only keys with `p - j < window` (Mistral); 0 = all.
+    pub window: usize,
+    /// `slope[h] * (j - p)` is added to the score (Press et al. 2022).
+    pub alibi: bool,
+    /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
+    pub prefix: bool,
+}
+
+impl Attention {
+    /// Plain causal attention.
+    pub fn causal(scale: f64) -> Attention {
+        Attention { scale, softcap: 0.0, window: 0, alibi: false, prefix: false }
+    }
+    pub(super) fn attrs(&self) -> Vec<(&'static str, Attr)> {
+        vec![
+            ("scale", Attr::Float(self.scale)),
+            ("softcap", Attr::Float(self.softcap)),
+            ("window", Attr::Int(self.window as i64)),
+            ("alibi", Attr::Bool(self.alibi)),
+            ("prefix", Attr::Bool(self.prefix)),
+        ]
+    }
+}
+
+/// What hides a key; far below every score, and no source of NaN.
+const HIDDEN: f64 = -1e30;
+
+pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    let wanted = 3 + usize::from(a.alibi) + usize::from(a.prefix);
+    if inputs.len() != wanted {
+        return bad(op, format!("takes {wanted} inputs, not {}", inputs.len()));
+    }
+    let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
+    if [q, k, v].iter().any(|t| t.rank() != 3) || q.dtype != DType::F32 {
+        return bad(
+            op,
+            format!("takes f32[n, heads, size], keys and values of three axes, not {q}, {k} and {v}"),
+        );
+    }
+    let sizes = [&q.dims[1], &q.dims[2], &k.dims[1], &v.dims[2]].map(Dim::as_const);
+    let [Some(heads), Some(size), Some(kv_heads), Some(_)] = sizes else {
+        return bad(op, format!("{q}, {k} and {v} need constant heads and sizes"));
+    };
+    let fits = k.dims[..2] == v.dims[..2] && k.dims[2].as_const() == Some(size) && k.dtype == v.dtype;
+    if !fits || !k.dtype.is_float() || kv_heads < 1 || heads % kv_heads != 0 {
+        return bad(op, format!("queries {q} do not fit keys {k} and values {v}"));
+    }
+    if a.alibi && *inputs[3] != TensorType::new(DType::F32, [heads]) {
+        return bad(op, format!("slopes are {}, there are {heads} heads", inputs[3]));
+    }
+    if a.prefix && *inputs[wanted - 1] != TensorType::new(DType::I32, [1]) {
+        return bad(op, format!("the prefix count is {}, not i32[1]", inputs[wanted - 1]));
+    }
+    Ok(vec![TensorType::new(DType::F32, [&q.dims[0], &q.dims[1], &v.dims[2]])])
+}
+
+struct Emit<'a> {
+    module: &'a Module,
+    f: &'a mut Function,
+}
+
+impl Emit<'_> {
+    fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, OpError> {
+        Ok(self.f.append(self.module, op, inputs)?[0])
+    }
+    fn constant(&mut self, value: f64, dtype: DType) -> Result<ValueId, OpError> {
+        self.op(Op::Constant { value, dtype }, &[])
+    }
+    fn bin(&mut self, op: BinOp, a: ValueId, b: ValueId) -> Result<ValueId, OpError> {
+        self.op(Op::Binary(op), &[a, b])
+    }
+    fn times(&mut self, a: ValueId, factor: f64) -> Result<ValueId, OpError> {
+        let factor = self.constant(factor, DType::F32)?;
+        self.bin(BinOp::Mul, a, factor)
+    }
+    fn reshape(&mut self, a: ValueId, dims: &[&Dim]) -> Result<ValueId, OpError> {
+        self.op(Op::Reshape { dims: dims.iter().map(|&d| d.clone()).collect() }, &[a])
+    }
+    fn permute(&mut self, a: ValueId, perm: &[usize]) -> Result<ValueId, OpError> {
+        self.op(Op::Permute { perm: perm.to_vec() }, &[a])
+    }
+    fn iota(&mut self, start: &Dim, len: &Dim) -> Result<ValueId, OpError> {
+        self.op(Op::Iota { start: start.clone(), len: len.clone() }, &[])
+    }
+    /// `[t, kv, size]` of any float type as `f32[kv, 1, t, size]`.
+    fn heads_first(&mut self, x: ValueId) -> Result<ValueId, OpError> {
+        let ty = self.f.ty(x).clone();
+        let x = if ty.dtype == DType::F32 { x } else { self.op(Op::Cast(DType::F32), &[x])? };
+        let x = self.permute(x, &[1, 0, 2])?;
+        self.reshape(x, &[&ty.dims[1], &Dim::from(1), &ty.dims[0], &ty.dims[2]])
+    }
+}
+
+/// Scores `[kv, group, n, t]`, masked, softmax, times values.
+pub(super) fn decompose(
+    a: &Attention,
+    module: &Module,
+    f: &mut Function,
+    inputs: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
+    let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
+    let (qd, kd, vd) = (f.ty(q).dims.clone(), f.ty(k).dims.clone(), f.ty(v).dims.clone());
+    let (n, heads, t, kv) = (&qd[0], &qd[1], &kd[0], &kd[1]);
+    let count = |d: &Dim| d.as_const().unwrap_or(1);
+    let group = Dim::from(count(heads) / count(kv).max(1));
+    let one = Dim::from(1);
+    let mut e = Emit { module, f };
+
+    let split = e.reshape(q, &[n, kv, &group, &qd[2]])?;
+    let queries = e.permute(split, &[1, 2, 0, 3])?;
+    let keys = e.heads_first(k)?;
+    let mut scores = e.op(Op::MatMul { transpose_b: true }, &[queries, keys])?;
+    if a.scale != 1.0 {
+        scores = e.times(scores, a.scale)?;
+    }
+    if a.softcap != 0.0 {
+        let small = e.times(scores, 1.0 / a.softcap)?;
+        let bounded = e.op(Op::Unary(UnOp::Tanh), &[small])?;
+        scores = e.times(bounded, a.softcap)?;
+    }
+    let row = e.iota(&t.sub(n), n)?;
+    let row = e.reshape(row, &[n, &one])?;
+    let column = e.iota(&Dim::from(0), t)?;
+    if a.alibi {
+        let distance = e.bin(BinOp::Sub, column, row)?;
+        let distance = e.op(Op::Cast(DType::F32), &[distance])?;
+        let slopes = e.reshape(inputs[3], &[kv, &group, &one, &one])?;
+        let bias = e.bin(BinOp::Mul, slopes, distance)?;
+        scores = e.bin(BinOp::Add, scores, bias)?;
+    }
+    let hidden = e.constant(HIDDEN, DType::F32)?;
+    let mut seen = scores;
+    if a.window > 0 {
+        // j > p - window, as j >= p - window + 1.
+        let reach = e.constant(a.window as f64 - 1.0, DType::I32)?;
+        let first = e.bin(BinOp::Sub, row, reach)?;
+        seen = e.op(Op::SelectGe, &[column, first, seen, hidden])?;
+    }
+    seen = e.op(Op::SelectGe, &[row, column, seen, hidden])?;
+    if a.prefix {
+        let one = e.constant(1.0, DType::I32)?;
+        let last = e.bin(BinOp::Sub, inputs[inputs.len() - 1], one)?;
+        seen = e.op(Op::SelectGe, &[last, column, scores, seen])?;
+    }
+    let weights = softmax(&mut e, seen)?;
+    let values = e.heads_first(v)?;
+    let mixed = e.op(Op::MatMul { transpose_b: false }, &[weights, values])?;
+    let rows = e.permute(mixed, &[2, 0, 1, 3])?;
+    Ok(vec![e.reshape(rows, &[n, heads, &vd[2]])?])
+}
+
+fn softmax(e: &mut Emit, x: ValueId) -> Result<ValueId, OpError> {
+    let axis = e.f.ty(x).rank() - 1;
+    let max = e.op(Op::Reduce { op: RedOp::Max, axis }, &[x])?;
+    let shifted = e.bin(BinOp::Sub, x, max)?;
+    let weights = e.op(Op::Unary(UnOp::Exp), &[shifted])?;
+    let sum = e.op(Op::Reduce { op: RedOp::Sum, axis }, &[weights])?;
+    e.bin(BinOp::Div, weights, sum)
+}
