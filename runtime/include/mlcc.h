@@ -8,7 +8,8 @@
  *      with --split-weights has them in the .safetensors file beside it: they begin at byte 8 + the u64 at byte 0.)
  *   3. Pick the first variant whose `features` this CPU has: !(v->features & ~mlcc_host_features()). Running another one
  *      is an illegal instruction.
- *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN).
+ *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Take the
+ *      state from mmap or calloc: rows of a KV cache then cost no memory before they are written.
  *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past.
  *
  * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
@@ -31,7 +32,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 1u
+#define MLCC_ABI_VERSION 2u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 
@@ -94,7 +95,7 @@ typedef struct mlcc_str {
 typedef struct mlcc_ctx {
   const uint8_t *weights; /* start of the weights payload */
   uint8_t *arena;         /* arena_bytes of scratch */
-  uint8_t *state;         /* state_bytes, initialised by create_kv_cache */
+  uint8_t *state;         /* state_bytes; create_kv_cache initialises all of it but the rows of caches */
   const int32_t *tokens;  /* n token ids */
   int64_t n;              /* tokens in this call, 1..chunk */
   int64_t past;           /* tokens that the state has seen before this call */
@@ -142,6 +143,9 @@ typedef struct mlcc_param {
 #define MLCC_INIT_ZERO 0u
 #define MLCC_INIT_FILL_F32 1u
 
+#define MLCC_STATE_RECURRENT 0u /* of fixed size, replaced by every step */
+#define MLCC_STATE_CACHE 1u     /* one row per position: reads the first `past`, writes the `n` after them */
+
 /* One piece of the state block and how it begins. */
 typedef struct mlcc_state {
   mlcc_str name;
@@ -149,6 +153,11 @@ typedef struct mlcc_state {
   uint64_t bytes;
   uint32_t init; /* MLCC_INIT_* */
   float fill;
+  mlcc_str format;    /* type of the elements, for example f16 */
+  uint32_t kind;      /* MLCC_STATE_* */
+  uint32_t reserved;
+  uint64_t rows;      /* of a cache: rows planned, at least `context`; else 0 */
+  uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes; else 0 */
 } mlcc_state;
 
 /* Device code; ptr[len] is a NUL byte. */

@@ -34,7 +34,7 @@ pub use artifact::Artifact;
 pub use error::Error;
 pub use model::{LoadOptions, Model};
 pub use session::Session;
-pub use table::{Param, Plan, State, Table};
+pub use table::{Cache, Param, Plan, State, Table};
 pub use topology::physical_cores;
 
 /// Result of this crate.

@@ -43,6 +43,18 @@ pub struct State {
     pub bytes: u64,
     /// `None` = zero.
     pub fill: Option<f32>,
+    /// Type of the elements, for example `f16`.
+    pub format: String,
+    /// Rows of a KV cache; `None` = a recurrent state.
+    pub cache: Option<Cache>,
+}
+
+/// The rows of a KV cache, one per position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Planned; `rows * row_bytes` are the state's bytes.
+    pub rows: u64,
+    pub row_bytes: u64,
 }
 
 /// Code for one CPU level.
@@ -204,6 +216,12 @@ impl Table {
             if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
                 return malformed(format!("state {} lies outside of the state block", state.name));
             }
+            let Some(cache) = state.cache else { continue };
+            let fits =
+                cache.rows.checked_mul(cache.row_bytes) == Some(state.bytes) && cache.rows >= p.context;
+            if !fits || p.context == 0 || state.fill.is_some() {
+                return malformed(format!("the rows of cache {} do not fit the context", state.name));
+            }
         }
         let launches = self.device_entries.iter().flat_map(|e| &e.launches);
         for launch in launches {
@@ -272,8 +290,14 @@ unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
             abi::init::FILL_F32 => Some(s.fill),
             other => return malformed(format!("a state has the unknown initial value kind {other}")),
         };
+        let cache = match s.kind {
+            abi::state_kind::RECURRENT => None,
+            abi::state_kind::CACHE => Some(Cache { rows: s.rows, row_bytes: s.row_bytes }),
+            other => return malformed(format!("a state is of the unknown kind {other}")),
+        };
         // SAFETY: by contract.
-        Ok(State { name: unsafe { text(s.name) }?, offset: s.offset, bytes: s.bytes, fill })
+        let (name, format) = unsafe { (text(s.name)?, text(s.format)?) };
+        Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache })
     };
     list.iter().map(one).collect()
 }

@@ -125,10 +125,11 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
 }
 
 /// Kernels and step that give every piece of the state its initial value. Pieces of equal size and value share code.
+/// Rows of caches are not touched: they are read only after they were written.
 pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenError> {
     let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
     let mut items = Vec::new();
-    for state in states {
+    for state in states.iter().filter(|s| s.cache.is_none()) {
         let (dtype, cells) =
             if state.bytes % 4 == 0 { (DType::U32, state.bytes / 4) } else { (DType::U8, state.bytes) };
         let fill = state.fill.unwrap_or(0.0).to_bits();

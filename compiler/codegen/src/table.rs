@@ -78,6 +78,17 @@ pub struct StateDesc {
     pub bytes: u64,
     /// `None` = zero bytes.
     pub fill: Option<f32>,
+    /// Type of the elements.
+    pub format: String,
+    /// Rows of a KV cache; `None` = a recurrent state. Rows need no initial value.
+    pub cache: Option<CacheDesc>,
+}
+
+/// The rows of a KV cache; together they are the state's `bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheDesc {
+    pub rows: u64,
+    pub row_bytes: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -343,6 +354,12 @@ impl StateDesc {
         image.u64(self.bytes);
         image.u32(if self.fill.is_some() { abi::init::FILL_F32 } else { abi::init::ZERO });
         image.u32(self.fill.unwrap_or(0.0).to_bits());
+        strings.text(image, &self.format);
+        let kind = if self.cache.is_some() { abi::state_kind::CACHE } else { abi::state_kind::RECURRENT };
+        image.u32(kind);
+        image.u32(0);
+        image.u64(self.cache.map_or(0, |c| c.rows));
+        image.u64(self.cache.map_or(0, |c| c.row_bytes));
     }
 }
 
@@ -389,7 +406,17 @@ mod tests {
             metadata: "{\"a\":1}".into(),
             variants: vec![VariantDesc { name: "v".into(), decode: Some("f".into()), ..Default::default() }],
             params: vec![ParamDesc { name: "w".into(), dims: vec![3, 4], ..Default::default() }],
-            states: vec![StateDesc { name: "p".into(), bytes: 8, fill: Some(-1e30), ..Default::default() }],
+            states: vec![
+                StateDesc { name: "p".into(), bytes: 8, fill: Some(-1e30), ..Default::default() },
+                StateDesc {
+                    name: "k".into(),
+                    offset: 64,
+                    bytes: 60,
+                    format: "f16".into(),
+                    cache: Some(CacheDesc { rows: 5, row_bytes: 12 }),
+                    ..Default::default()
+                },
+            ],
             images: vec![ImageDesc { kind: "ptx".into(), sm: 80, bytes: b"// text".to_vec() }],
             device_entries: vec![DeviceEntryDesc { name: "decode".into(), launches: vec![launch] }],
             plan: PlanDesc { vocab: 7, ..Default::default() },
@@ -430,6 +457,11 @@ mod tests {
         assert!(variant.entries.prefill.is_none());
         assert_eq!((text(param.name), param.ndim, param.dims), ("w".into(), 2, [3, 4, 0, 0]));
         assert_eq!((state.init, state.fill), (abi::init::FILL_F32, -1e30));
+        assert_eq!((state.kind, state.rows, state.row_bytes), (abi::state_kind::RECURRENT, 0, 0));
+        // SAFETY: the second of two states, inside `memory`.
+        let cache = unsafe { *table.states.add(1) };
+        assert_eq!((text(cache.name), text(cache.format)), ("k".into(), "f16".into()));
+        assert_eq!((cache.kind, cache.rows, cache.row_bytes), (abi::state_kind::CACHE, 5, 12));
         // SAFETY: `len` bytes and the NUL lie inside `memory`.
         assert_eq!(unsafe { std::slice::from_raw_parts(img.ptr, img.len as usize + 1) }, b"// text\0");
         // SAFETY: one launch with one argument, inside `memory`.

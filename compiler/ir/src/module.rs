@@ -3,6 +3,7 @@
 use crate::entity::{Arena, entity};
 use crate::graph::Function;
 use crate::kernel::Kernel;
+use crate::ops::Op;
 use crate::step::Step;
 use crate::types::{Packing, TensorType};
 
@@ -100,6 +101,12 @@ pub struct Module {
 }
 
 impl Module {
+    /// Whether a state is a KV cache: some function appends rows to it.
+    pub fn is_cache(&self, state: StateId) -> bool {
+        let appends = |f: &Function| f.body.iter().any(|&node| f.nodes[node].op == Op::CacheAppend(state));
+        self.functions.values().any(appends)
+    }
+
     pub fn new(name: impl Into<String>) -> Module {
         Module { name: name.into(), ..Module::default() }
     }

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give arena, state, logits, probs and weights.
@@ -173,6 +173,15 @@ pub mod init {
     pub const FILL_F32: u32 = 1;
 }
 
+/// What a piece of state is.
+pub mod state_kind {
+    /// Of fixed size, replaced by every step.
+    pub const RECURRENT: u32 = 0;
+    /// One row per position (keys or values): a step reads the first `past` rows and writes the `n` rows after them.
+    /// The contents of further rows are undefined, so memory may be given to rows as late as they are written.
+    pub const CACHE: u32 = 1;
+}
+
 /// One piece of the state block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -180,9 +189,18 @@ pub struct State {
     pub name: Str,
     pub offset: u64,
     pub bytes: u64,
-    /// A value of [`init`].
+    /// A value of [`init`]; a cache has none and says [`init::ZERO`].
     pub init: u32,
     pub fill: f32,
+    /// Type of the elements, for example `f16`.
+    pub format: Str,
+    /// A value of [`state_kind`].
+    pub kind: u32,
+    pub reserved: u32,
+    /// Of a cache: rows planned, at least `context`; else 0.
+    pub rows: u64,
+    /// Of a cache: bytes of one row; row `i` lies at `offset + i * row_bytes`, and `bytes = rows * row_bytes`. Else 0.
+    pub row_bytes: u64,
 }
 
 /// Device code. `ptr[len]` is a NUL byte that `len` does not count (the CUDA driver wants it for PTX).

@@ -54,7 +54,21 @@ fn layouts(out: &mut String) {
     );
     layout!(out, Variant, "mlcc_variant", name, features, entries);
     layout!(out, Param, "mlcc_param", name, format, packing, ndim, reserved, dims, offset, bytes);
-    layout!(out, State, "mlcc_state", name, offset, bytes, init, fill);
+    layout!(
+        out,
+        State,
+        "mlcc_state",
+        name,
+        offset,
+        bytes,
+        init,
+        fill,
+        format,
+        kind,
+        reserved,
+        rows,
+        row_bytes
+    );
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, reserved, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
     layout!(out, LaunchArg, "mlcc_launch_arg", kind, size, value);
@@ -105,6 +119,8 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_CONTEXT_FULL", status::CONTEXT_FULL as u64);
     constant(out, "MLCC_INIT_ZERO", u64::from(init::ZERO));
     constant(out, "MLCC_INIT_FILL_F32", u64::from(init::FILL_F32));
+    constant(out, "MLCC_STATE_RECURRENT", u64::from(state_kind::RECURRENT));
+    constant(out, "MLCC_STATE_CACHE", u64::from(state_kind::CACHE));
     let args = [
         ("WEIGHTS", arg::WEIGHTS),
         ("ARENA", arg::ARENA),

@@ -1,6 +1,6 @@
 //! The program as the model table describes it.
 
-use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
+use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
@@ -67,13 +67,18 @@ fn params(program: &Program, memory: &MemoryPlan) -> Vec<ParamDesc> {
 }
 
 fn states(program: &Program, memory: &MemoryPlan) -> Vec<StateDesc> {
-    let states = program.module.states.values().zip(&memory.states);
+    let states = program.module.states.iter().zip(&memory.states);
     states
-        .map(|(state, &(offset, bytes))| StateDesc {
+        .map(|((id, state), &(offset, bytes))| StateDesc {
             name: state.name.clone(),
             offset,
             bytes,
             fill: (state.init != 0.0).then_some(state.init as f32),
+            format: state.ty.dtype.name().into(),
+            cache: program.module.is_cache(id).then(|| {
+                let rows = dims(&state.ty).first().copied().unwrap_or(0);
+                CacheDesc { rows, row_bytes: bytes.checked_div(rows).unwrap_or(0) }
+            }),
         })
         .collect()
 }

@@ -103,7 +103,7 @@ static const mlcc_param params[] = {
   {STR("embedding"), STR("f32"), STR(""), 2, 0, {VOCAB, WIDTH, 0, 0}, 0, VOCAB * WIDTH * 4},
 };
 static const mlcc_state states[] = {
-  {STR("h"), 0, WIDTH * 4, MLCC_INIT_FILL_F32, -1.0f},
+  {STR("h"), 0, WIDTH * 4, MLCC_INIT_FILL_F32, -1.0f, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},
 };
 
 __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {

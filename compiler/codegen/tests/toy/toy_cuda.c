@@ -43,7 +43,9 @@ static const mlcc_device_entry entries[] = {
 };
 static const uint8_t ptx[] = "// toy ptx";
 static const mlcc_device_image images[] = {{STR("ptx"), TOY_SM, 0, ptx, sizeof(ptx) - 1}};
-static const mlcc_state states[] = {{STR("h"), 0, WIDTH * 4, MLCC_INIT_FILL_F32, -1.0f}};
+static const mlcc_state states[] = {
+  {STR("h"), 0, WIDTH * 4, MLCC_INIT_FILL_F32, -1.0f, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},
+};
 
 __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .magic = MLCC_MAGIC,

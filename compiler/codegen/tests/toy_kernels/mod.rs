@@ -191,7 +191,13 @@ pub fn table(target: &str) -> TableDesc {
             bytes: (VOCAB * WIDTH * 4) as u64,
             ..ParamDesc::default()
         }],
-        states: vec![StateDesc { name: "h".into(), offset: 0, bytes: (WIDTH * 4) as u64, fill: Some(-1.0) }],
+        states: vec![StateDesc {
+            name: "h".into(),
+            offset: 0,
+            bytes: (WIDTH * 4) as u64,
+            fill: Some(-1.0),
+            ..Default::default()
+        }],
         plan: PlanDesc {
             weights_bytes: (VOCAB * WIDTH * 4) as u64,
             arena_bytes: (CHUNK * WIDTH * 4) as u64,
