@@ -30,13 +30,16 @@ pub fn build(b: &mut GraphBuilder, config: &Rwkv4Config, name: &str, n: &Dim, lo
         let table = TensorType::new(DType::F32, [config.vocab, hidden]);
         let embedding = b.param("rwkv.embeddings.weight", ParamRole::Embedding, table.clone());
         let mut x = b.gather(embedding, inputs[0]);
+        b.tap("embedding", x);
         for layer in 0..config.layers {
             x = block(b, config, layer, x, n);
+            b.tap(format!("layer.{layer}"), x);
         }
         if logits == Logits::Last {
             x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
         }
         x = layer_norm(b, x, "rwkv.ln_out", hidden, config.layer_norm_epsilon);
+        b.tap("final_norm", x);
         let head = b.param("head.weight", ParamRole::Head, table);
         vec![linear(b, x, head)]
     })
@@ -52,9 +55,11 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
     }
     let h = norm(b, x, "ln1");
     let h = time_mixing(b, config, layer, h, n);
+    b.tap(format!("layer.{layer}.attention"), h);
     x = b.add(x, h);
     let h = norm(b, x, "ln2");
     let h = channel_mixing(b, config, layer, h, n);
+    b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     if config.rescale_every > 0 && (layer + 1).is_multiple_of(config.rescale_every) {
         x = b.scale(x, 0.5);

@@ -28,7 +28,7 @@ pub mod rewrite;
 pub mod scheme;
 
 pub use context::{Context, Options, PassError};
-pub use pipeline::{PIPELINE, Pass, run_pass, run_pipeline};
+pub use pipeline::{PIPELINE, Pass, run_pass, run_passes, run_pipeline};
 pub use policy::QuantPolicy;
 pub use scheme::QuantScheme;
 

@@ -10,6 +10,7 @@ use crate::{
 use mlcc_ir::verify::verify_module;
 
 /// One transformation of the program.
+#[derive(Clone, Copy, Debug)]
 pub struct Pass {
     pub name: &'static str,
     /// One line for the help text.
@@ -119,33 +120,56 @@ pub struct Control<'a> {
 
 /// The pass of that name.
 pub fn find(name: &str) -> Result<&'static Pass, PassError> {
-    let known = || PIPELINE.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
-    PIPELINE
+    find_in(PIPELINE, name)
+}
+
+fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, PassError> {
+    let known = || passes.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    passes
         .iter()
         .find(|p| p.name == name)
         .ok_or_else(|| PassError::Unknown { name: name.into(), known: known() })
 }
 
+/// True for the passes that change numbers on purpose; all others keep the meaning of the module.
+pub fn changes_numbers(pass: &str) -> bool {
+    matches!(pass, "quantize" | "quantize_activations")
+}
+
 /// Runs one pass by name.
 pub fn run_pass(name: &str, program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    let pass = find(name)?;
+    run_one(find(name)?, program, ctx)
+}
+
+/// Runs one pass.
+pub fn run_one(pass: &Pass, program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     ctx.pass = pass.name;
     (pass.run)(program, ctx)
 }
 
 /// Runs the pipeline.
-pub fn run_pipeline(program: &mut Program, ctx: &mut Context, mut control: Control) -> Result<(), PassError> {
+pub fn run_pipeline(program: &mut Program, ctx: &mut Context, control: Control) -> Result<(), PassError> {
+    run_passes(PIPELINE, program, ctx, control)
+}
+
+/// Runs a list of passes, which is [`PIPELINE`] or a variant of it.
+pub fn run_passes(
+    passes: &[Pass],
+    program: &mut Program,
+    ctx: &mut Context,
+    mut control: Control,
+) -> Result<(), PassError> {
     for name in control.disabled.iter().chain(&control.stop_after) {
-        find(name)?;
+        find_in(passes, name)?;
     }
-    if let Some(name) = control.disabled.iter().find(|n| find(n).is_ok_and(|p| !p.optional)) {
+    if let Some(name) = control.disabled.iter().find(|n| find_in(passes, n).is_ok_and(|p| !p.optional)) {
         return Err(PassError::Required { name: name.clone() });
     }
-    for pass in PIPELINE {
+    for pass in passes {
         if control.disabled.iter().any(|d| d == pass.name) {
             continue;
         }
-        let changes = run_pass(pass.name, program, ctx)?;
+        let changes = run_one(pass, program, ctx)?;
         if control.verify || cfg!(debug_assertions) {
             verify_module(&program.module).map_err(|e| {
                 PassError::internal(pass.name, format!("it left a module that is not well formed: {e}"))

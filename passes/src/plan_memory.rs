@@ -213,6 +213,11 @@ impl<'a> EntryPlanner<'a> {
             && self.in_state[id.index()].is_none()
     }
 
+    /// An output behind the first: it stays in the arena until the step has ended, for debuggers to read.
+    fn is_tap(&self, id: BufferId) -> bool {
+        matches!(self.entry.buffers[id].memory, Memory::Output(i) if i > 0)
+    }
+
     /// First fit in order of first use; memory is free after its last use.
     fn place_temps(&self, copies: &[usize]) -> (Vec<BufferRef>, u64) {
         let mut life = self.lifetimes(copies);
@@ -222,7 +227,11 @@ impl<'a> EntryPlanner<'a> {
             life[root] = (life[root].0.min(first), life[root].1.max(last));
         }
         let mut refs: Vec<BufferRef> = self.entry.buffers.ids().map(|id| self.fixed(id)).collect();
-        let mut order: Vec<BufferId> = self.entry.buffers.ids().filter(|&id| self.is_own_temp(id)).collect();
+        let placed_here = |&id: &BufferId| self.is_own_temp(id) || self.is_tap(id);
+        let mut order: Vec<BufferId> = self.entry.buffers.ids().filter(placed_here).collect();
+        for &id in order.iter().filter(|&&id| self.is_tap(id)) {
+            life[id.index()].1 = usize::MAX;
+        }
         order.sort_by_key(|id| (life[id.index()].0, id.index()));
         let mut placed: Vec<(u64, u64, usize)> = Vec::new();
         let mut end = 0;
@@ -256,8 +265,9 @@ impl<'a> EntryPlanner<'a> {
             Memory::Input(0) if softmax => (Base::Logits, 0),
             Memory::Input(0) => (Base::Tokens, 0),
             Memory::Input(_) => (Base::Temperature, 0),
-            Memory::Output(_) if softmax => (Base::Probs, 0),
-            Memory::Output(_) => (Base::Logits, 0),
+            Memory::Output(0) if softmax => (Base::Probs, 0),
+            Memory::Output(0) => (Base::Logits, 0),
+            Memory::Output(_) => (Base::Arena, 0),
         };
         BufferRef { base, offset, bytes }
     }

@@ -12,7 +12,15 @@ use mlcc_passes::plan_memory::SOFTMAX;
 
 /// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`.
 pub fn build_module(name: &str, architecture: &Architecture) -> Result<Module, OpError> {
-    let mut b = GraphBuilder::new(name);
+    build_with(GraphBuilder::new(name), architecture)
+}
+
+/// [`build_module`], with entry functions that also return every layer's output.
+pub fn build_module_with_taps(name: &str, architecture: &Architecture) -> Result<Module, OpError> {
+    build_with(GraphBuilder::with_taps(name), architecture)
+}
+
+fn build_with(mut b: GraphBuilder, architecture: &Architecture) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
     match architecture {
         Architecture::Rwkv4(config) => {

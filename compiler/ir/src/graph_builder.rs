@@ -16,11 +16,17 @@ pub struct GraphBuilder {
     module: Module,
     open: Vec<Function>,
     error: Option<OpError>,
+    /// Taps of the open entry function; `None` where they are not wanted.
+    taps: Option<Vec<(String, ValueId)>>,
 }
 
 impl GraphBuilder {
     pub fn new(name: impl Into<String>) -> Self {
-        GraphBuilder { module: Module::new(name), open: Vec::new(), error: None }
+        GraphBuilder { module: Module::new(name), open: Vec::new(), error: None, taps: None }
+    }
+    /// A builder whose entry functions also return what they [`GraphBuilder::tap`].
+    pub fn with_taps(name: impl Into<String>) -> Self {
+        GraphBuilder { taps: Some(Vec::new()), ..GraphBuilder::new(name) }
     }
     /// The module, or the first op that did not fit its inputs.
     pub fn finish(self) -> Result<Module, OpError> {
@@ -52,7 +58,31 @@ impl GraphBuilder {
         let outputs = body(self, &args);
         let mut function = self.open.pop().expect("opened above");
         function.outputs = outputs;
+        if kind == FunctionKind::Entry
+            && let Some(taps) = &mut self.taps
+            && !taps.is_empty()
+        {
+            let (names, values): (Vec<String>, Vec<ValueId>) = taps.drain(..).unzip();
+            function.outputs.extend(values);
+            self.module.taps.push(Taps { function: name.into(), names });
+        }
         self.module.functions.push(function)
+    }
+    /// Names a value `[rows, width]` of the open entry function for debugging: it becomes an output of the function if
+    /// the builder was made [`GraphBuilder::with_taps`], and nothing happens otherwise. Models name the value behind the
+    /// embedding `embedding`, behind each layer `layer.0`, its parts `layer.0.attention` and `layer.0.mlp` (before the
+    /// residual is added), and behind the last norm `final_norm`.
+    pub fn tap(&mut self, name: impl Into<String>, value: ValueId) {
+        let entry = self.open.len() == 1 && self.open[0].kind == FunctionKind::Entry;
+        let matrix = self.error.is_some() || self.ty(value).rank() == 2;
+        let Some(taps) = &mut self.taps else { return };
+        let name = name.into();
+        if !entry || !matrix || taps.iter().any(|(n, _)| *n == name) {
+            let message = format!("{name} is no new matrix of an entry function");
+            self.error.get_or_insert(OpError { op: "tap", message });
+            return;
+        }
+        taps.push((name, value));
     }
     fn current(&mut self) -> &mut Function {
         self.open.last_mut().expect("an op outside of a function")

@@ -89,6 +89,15 @@ pub struct State {
     pub init: f64,
 }
 
+/// Values that an entry function returns behind its first output, so that they can be looked at while debugging.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Taps {
+    /// Name of the entry function.
+    pub function: String,
+    /// Names of its outputs 1, 2, ...
+    pub names: Vec<String>,
+}
+
 /// The whole compilation unit. Entry functions are found by name (`prefill`, `decode`, ...).
 #[derive(Clone, Default)]
 pub struct Module {
@@ -96,6 +105,8 @@ pub struct Module {
     pub params: Arena<ParamId, Param>,
     pub states: Arena<StateId, State>,
     pub functions: Arena<FuncId, Function>,
+    /// At most one entry per function; empty unless the module was built for debugging.
+    pub taps: Vec<Taps>,
     pub kernels: Vec<Kernel>,
     pub steps: Vec<Step>,
 }
@@ -112,6 +123,10 @@ impl Module {
     }
     pub fn function(&self, name: &str) -> Option<(FuncId, &Function)> {
         self.functions.iter().find(|(_, f)| f.name == name)
+    }
+    /// Names of the taps of an entry function, in the order of its outputs from number 1 on.
+    pub fn taps_of(&self, function: &str) -> &[String] {
+        self.taps.iter().find(|t| t.function == function).map_or(&[], |t| &t.names)
     }
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|k| k.name == name)

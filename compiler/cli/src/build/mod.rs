@@ -25,7 +25,7 @@ use mlcc_codegen::artifact::ArtifactError;
 use mlcc_codegen::{CodegenError, Input, LevelInput};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::{Control, Pass};
-use mlcc_passes::{Context, Options, PassError, Program, run_pipeline};
+use mlcc_passes::{Context, Options, PassError, Program, run_passes};
 use mlcc_target::Target;
 
 use crate::weights::WeightError;
@@ -149,7 +149,11 @@ pub fn compile(
     report: &mut BuildReport,
     hooks: &mut Hooks<'_>,
 ) -> Result<(Program, Context), BuildError> {
-    let module = crate::model::build_module(&source.model.name, &source.model.config.architecture)?;
+    let (name, architecture) = (&source.model.name, &source.model.config.architecture);
+    let module = match options.debug_taps {
+        false => crate::model::build_module(name, architecture)?,
+        true => crate::model::build_module_with_taps(name, architecture)?,
+    };
     let mut program = Program::new(module);
     let mut context = Context::new(pass_options(target, options));
     let mut begin = Instant::now();
@@ -164,7 +168,7 @@ pub fn compile(
         after: Some(&mut after),
         ..Control::default()
     };
-    run_pipeline(&mut program, &mut context, control)?;
+    run_passes(options.pipeline, &mut program, &mut context, control)?;
     Ok((program, context))
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use mlcc_models::ModelRequest;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
+use mlcc_passes::{PIPELINE, Pass};
 
 use super::Backend;
 
@@ -39,9 +40,13 @@ pub struct BuildOptions {
     pub split_weights: bool,
     /// Most bytes at run time.
     pub memory_budget: Option<u64>,
+    /// The passes; anything but [`PIPELINE`] is for tests that look for a wrong pass.
+    pub pipeline: &'static [Pass],
     pub disabled_passes: Vec<String>,
     pub stop_after: Option<String>,
     pub emit: Option<Emit>,
+    /// Entry points keep every layer's output in scratch memory, for `mlcc verify --layers`.
+    pub debug_taps: bool,
 }
 
 impl BuildOptions {
@@ -59,9 +64,11 @@ impl BuildOptions {
             backend: Backend::default(),
             split_weights: false,
             memory_budget: None,
+            pipeline: PIPELINE,
             disabled_passes: Vec::new(),
             stop_after: None,
             emit: None,
+            debug_taps: false,
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use mlcc_models::ModelRequest;
-use mlcc_passes::pipeline::find;
+use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
@@ -75,6 +75,9 @@ pub struct Args {
     /// Write the module after every pass into this folder
     #[arg(long, value_name = "DIR")]
     debug_dump: Option<PathBuf>,
+    /// Keep every layer's output where `mlcc verify --layers` finds it; costs memory and some speed
+    #[arg(long)]
+    debug_taps: bool,
     /// Write text of the code generator instead of an artifact
     #[arg(long, value_enum)]
     emit: Option<EmitArg>,
@@ -178,6 +181,8 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
             EmitArg::Llvm => Emit::Llvm,
             EmitArg::Asm | EmitArg::Ptx => Emit::Assembly,
         }),
+        pipeline: PIPELINE,
+        debug_taps: args.debug_taps,
     })
 }
 

@@ -1,11 +1,11 @@
-//! Whole modules as text: parameters, states, functions, kernels and steps, each in declaration order.
+//! Whole modules as text: parameters, states, taps, functions, kernels and steps, each in declaration order.
 
 use super::graph_parse::{Scope, parse_function, parse_type};
 use super::graph_print::{join, print_function};
 use super::lexer::{Lexer, ParseError, Token, print_float, print_name, print_string};
 use super::{parse_kernel, parse_step, print_kernel, print_step};
 use crate::entity::EntityId;
-use crate::module::{FuncId, Module, Param, ParamRole, ParamSource, State};
+use crate::module::{FuncId, Module, Param, ParamRole, ParamSource, State, Taps};
 use crate::types::Packing;
 use std::collections::HashMap;
 
@@ -16,6 +16,10 @@ pub fn print_module(module: &Module) -> String {
     }
     for State { name, ty, init } in module.states.values() {
         out.push_str(&format!("  state {} : {ty} init {}\n", print_name('@', name), print_float(*init)));
+    }
+    for Taps { function, names } in &module.taps {
+        let names = join(names.iter().map(|n| print_string(n)));
+        out.push_str(&format!("  taps {} [{names}]\n", print_name('@', function)));
     }
     for f in module.functions.values() {
         indent(&mut out, &print_function(module, f));
@@ -117,6 +121,14 @@ fn item(
             }
             module.states.push(state);
         }
+        "taps" => {
+            let taps = parse_taps(lexer)?;
+            if module.taps.iter().any(|t| t.function == taps.function) {
+                let message = format!("taps of @{} are declared twice", taps.function);
+                return Err(Lexer::error_at(pos, message));
+            }
+            module.taps.push(taps);
+        }
         "fn" => {
             let function = parse_function(lexer, &Scope { module, functions })?;
             if module.function(&function.name).is_some() {
@@ -127,7 +139,7 @@ fn item(
         "kernel" => module.kernels.push(parse_kernel(lexer)?),
         "step" => module.steps.push(parse_step(lexer)?),
         _ => {
-            let message = format!("expected param, state, fn, kernel, step or `}}`, found {}", lexer.peek());
+            let message = format!("expected param, state, taps, fn, kernel, step or `}}`, found {}", lexer.peek());
             return Err(lexer.error(message));
         }
     }
@@ -164,6 +176,14 @@ fn parse_state(lexer: &mut Lexer) -> Result<State, ParseError> {
     let ty = parse_type(lexer)?;
     lexer.expect_keyword("init")?;
     Ok(State { name, ty, init: lexer.float("the state's first value")? })
+}
+
+fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
+    lexer.expect_keyword("taps")?;
+    let function = lexer.at_name("the name of an entry function")?;
+    lexer.expect("[")?;
+    let names = lexer.list("]", |lexer| lexer.string("the name of an output"))?;
+    Ok(Taps { function, names })
 }
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {

@@ -3,7 +3,7 @@
 use super::{VerifyError, verify_kernel};
 use crate::entity::{Arena, EntityId};
 use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
-use crate::module::{FuncId, Module, Param, ParamSource, State, StateId};
+use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
 use crate::ops::Op;
 use crate::step::{Base, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
@@ -20,6 +20,8 @@ pub fn verify_module(module: &Module) -> Result<(), VerifyError> {
     unique("step", module.steps.iter().map(|s| &s.name))?;
     module.params.values().try_for_each(verify_param)?;
     module.states.values().try_for_each(verify_state)?;
+    unique("taps of", module.taps.iter().map(|t| &t.function))?;
+    module.taps.iter().try_for_each(|taps| verify_taps(module, taps))?;
     acyclic_calls(module)?;
     module.functions.values().try_for_each(|f| verify_function(module, f))?;
     let mut writes = Writes::default();
@@ -81,6 +83,26 @@ fn verify_state(state: &State) -> Result<(), VerifyError> {
             place,
             format!("its type {} is not plain with constant sizes", state.ty),
         ));
+    }
+    Ok(())
+}
+
+/// Every output of an entry function but the first has a name, if one has, and is a matrix.
+fn verify_taps(module: &Module, taps: &Taps) -> Result<(), VerifyError> {
+    let bad =
+        |message: String| Err(VerifyError::new(format!("taps of function @{}", taps.function), message));
+    let f = match module.function(&taps.function) {
+        Some((_, f)) if f.kind == FunctionKind::Entry => f,
+        _ => return bad("there is no entry function of this name".into()),
+    };
+    unique(&format!("tap of @{}:", taps.function), taps.names.iter())?;
+    if f.outputs.len() != taps.names.len() + 1 {
+        return bad(format!("{} names for outputs 1 to {}", taps.names.len(), f.outputs.len()));
+    }
+    for (name, v) in taps.names.iter().zip(&f.outputs[1..]) {
+        if f.values.get(*v).is_none_or(|v| v.ty.rank() != 2) {
+            return bad(format!("{name} is not a matrix"));
+        }
     }
     Ok(())
 }
