@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 
 /// All missing, additional and mis-shaped tensors in one error. Dimensions of size 1 do not count: a vector is stored as
 /// `[C]` or as `[1, 1, C]`, depending on who wrote the file. Additional tensors that are no floats are buffers (masks,
-/// positions) and are let pass.
+/// positions) and are let pass, and so are those that `is_ignored` names.
 pub fn check_tensors(
     expected: &[(String, Vec<usize>)],
     checkpoint: &Checkpoint,
+    is_ignored: impl Fn(&str) -> bool,
 ) -> Result<(), TensorMismatch> {
     let needed: BTreeMap<&str, &Vec<usize>> =
         expected.iter().map(|(name, shape)| (name.as_str(), shape)).collect();
@@ -29,7 +30,7 @@ pub fn check_tensors(
         }
     }
     for info in checkpoint.tensors() {
-        if !needed.contains_key(info.name.as_str()) && info.dtype.ir().is_some() {
+        if !needed.contains_key(info.name.as_str()) && info.dtype.ir().is_some() && !is_ignored(&info.name) {
             mismatch.extra.push((info.name.clone(), info.shape.clone()));
         }
     }

@@ -12,6 +12,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod definition;
 pub mod error;
 pub mod expect;
 pub mod generation;
@@ -25,7 +26,8 @@ pub mod resolve;
 pub mod rwkv4;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
-pub use config::{Architecture, ModelConfig, Rwkv4Config};
+pub use config::{ModelConfig, Rwkv4Config};
+pub use definition::{Architecture, Definition, EntrySpec, Logits};
 pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, TensorMismatch};
 pub use generation::GenerationConfig;
 pub use resolve::{ModelRequest, ResolvedModel};

@@ -4,45 +4,67 @@
 //! State per layer: the previous token's input of both blocks (`att.x`, `ffn.x`) and the WKV numerator, denominator and
 //! running maximum exponent (`att.a`, `att.b`, `att.p`).
 
+use crate::checkpoint::Distribution;
 use crate::config::Rwkv4Config;
+use crate::definition::{Definition, EntrySpec, Logits};
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, token_shift, vector};
+use crate::naming;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
 
-/// Which positions get logits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Logits {
-    Last,
-    All,
-}
-
 /// Exponent of "nothing seen yet".
 const EMPTY: f64 = -1e30;
 
-/// Adds the entry function `name`: token ids `i32[n]` to logits `f32[1 or n, vocab]`.
-pub fn build(b: &mut GraphBuilder, config: &Rwkv4Config, name: &str, n: &Dim, logits: Logits) -> FuncId {
-    let tokens = TensorType::new(DType::I32, [n]);
-    b.function(name, FunctionKind::Entry, &[tokens], |b, inputs| {
-        let hidden = config.hidden;
-        let table = TensorType::new(DType::F32, [config.vocab, hidden]);
-        let embedding = b.param("rwkv.embeddings.weight", ParamRole::Embedding, table.clone());
-        let mut x = b.gather(embedding, inputs[0]);
-        b.tap("embedding", x);
-        for layer in 0..config.layers {
-            x = block(b, config, layer, x, n);
-            b.tap(format!("layer.{layer}"), x);
-        }
-        if logits == Logits::Last {
-            x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
-        }
-        x = layer_norm(b, x, "rwkv.ln_out", hidden, config.layer_norm_epsilon);
-        b.tap("final_norm", x);
-        let head = b.param("head.weight", ParamRole::Head, table);
-        vec![linear(b, x, head)]
-    })
+impl Definition for Rwkv4Config {
+    fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
+        let (config, n) = (self, &entry.n);
+        let tokens = TensorType::new(DType::I32, [n]);
+        b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
+            let hidden = config.hidden;
+            let table = TensorType::new(DType::F32, [config.vocab, hidden]);
+            let embedding = b.param("rwkv.embeddings.weight", ParamRole::Embedding, table.clone());
+            let mut x = b.gather(embedding, inputs[0]);
+            b.tap("embedding", x);
+            for layer in 0..config.layers {
+                x = block(b, config, layer, x, n);
+                b.tap(format!("layer.{layer}"), x);
+            }
+            if entry.logits == Logits::Last {
+                x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
+            }
+            x = layer_norm(b, x, "rwkv.ln_out", hidden, config.layer_norm_epsilon);
+            b.tap("final_norm", x);
+            let head = b.param("head.weight", ParamRole::Head, table);
+            vec![linear(b, x, head)]
+        })
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    fn has_cache(&self) -> bool {
+        false
+    }
+
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        naming::rwkv4_tensors(self)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        naming::rwkv4_canonical(stored_name)
+    }
+
+    fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
+        naming::rwkv4_distribution(name, shape)
+    }
 }
 
 fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueId, n: &Dim) -> ValueId {

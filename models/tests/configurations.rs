@@ -6,7 +6,7 @@ use common::{golden, project, shared, tiny_books};
 use mlcc_models::golden::{Evaluation, Golden};
 use mlcc_models::presets::{PRESETS, Preset};
 use mlcc_models::resolve::{HubCache, ModelRequest, Weights, resolve};
-use mlcc_models::{Architecture, GenerationConfig, ModelConfig};
+use mlcc_models::{GenerationConfig, ModelConfig, Rwkv4Config};
 use std::path::Path;
 
 const SMALL: &str = r#"{"model_type":"rwkv","vocab_size":320,"hidden_size":64,"num_hidden_layers":4}"#;
@@ -29,13 +29,13 @@ fn refused(json: &str, parts: &[&str]) {
 #[test]
 fn defaults_are_those_of_transformers() {
     let config = ModelConfig::parse("x", SMALL.as_bytes()).unwrap();
-    let Architecture::Rwkv4(rwkv) = &config.architecture;
+    let rwkv: &Rwkv4Config = config.architecture.family().unwrap();
     assert_eq!((rwkv.attention_hidden, rwkv.intermediate), (64, 256));
     assert_eq!((rwkv.layer_norm_epsilon, rwkv.rescale_every, rwkv.context_length), (1e-5, 6, 1024));
     // As older converters write it.
     let nulls = with("intermediate_size", "null");
     let config = ModelConfig::parse("x", nulls.as_bytes()).unwrap();
-    let Architecture::Rwkv4(rwkv) = &config.architecture;
+    let rwkv: &Rwkv4Config = config.architecture.family().unwrap();
     assert_eq!(rwkv.intermediate, 256);
     assert!(config.raw.contains_key("vocab_size"));
 }
@@ -43,7 +43,7 @@ fn defaults_are_those_of_transformers() {
 #[test]
 fn the_case_configurations_are_read_in_full() {
     let config = ModelConfig::read(&golden("rwkv4-hf-odd").join("config.json")).unwrap();
-    let Architecture::Rwkv4(rwkv) = &config.architecture;
+    let rwkv: &Rwkv4Config = config.architecture.family().unwrap();
     assert_eq!((rwkv.vocab, rwkv.hidden, rwkv.intermediate, rwkv.layers), (333, 96, 320, 3));
     assert_eq!((rwkv.bos_token_id, rwkv.eos_token_ids.as_slice()), (Some(0), &[0][..]));
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{PickleWriter, golden, shared, tiny_books, torch_archive};
 use mlcc_models::checkpoint::{CheckpointFormat, FiniteCheck, WeightFiles};
-use mlcc_models::{Architecture, Checkpoint, ModelRequest, StoredType, resolve};
+use mlcc_models::{Checkpoint, ModelRequest, Rwkv4Config, StoredType, resolve};
 use std::path::Path;
 
 fn open(dir: &Path) -> Checkpoint {
@@ -46,7 +46,7 @@ fn pth_alone_tells_its_configuration() {
     std::fs::copy(golden("rwkv4-pth").join("model.pth"), &file).unwrap();
     let model = resolve::resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap();
     assert_eq!(model.name, "RWKV-4-Tiny");
-    let Architecture::Rwkv4(config) = &model.config.architecture;
+    let config: &Rwkv4Config = model.config.architecture.family().unwrap();
     let sizes = [config.vocab, config.hidden, config.attention_hidden, config.intermediate, config.layers];
     assert_eq!(sizes, [320, 64, 64, 256, 4]);
     assert_eq!(config.rescale_every, 6);
@@ -54,7 +54,7 @@ fn pth_alone_tells_its_configuration() {
     // A config.json beside it wins.
     std::fs::copy(golden("rwkv4-pth").join("config.json"), dir.path().join("config.json")).unwrap();
     let model = resolve::resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap();
-    let Architecture::Rwkv4(config) = &model.config.architecture;
+    let config: &Rwkv4Config = model.config.architecture.family().unwrap();
     assert_eq!(config.rescale_every, 2);
 }
 

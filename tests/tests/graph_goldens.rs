@@ -8,8 +8,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::verify::verify_module;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_models::resolve::{ModelRequest, resolve};
-use mlcc_models::rwkv4::{self, Logits};
-use mlcc_models::{Architecture, Checkpoint};
+use mlcc_models::{Checkpoint, EntrySpec, Logits};
 use std::path::Path;
 
 struct Case {
@@ -24,9 +23,11 @@ fn load(directory: &str) -> Case {
     let checkpoint = resolved.open_weights().unwrap();
     let golden = Golden::read(&dir.join("golden.json")).unwrap();
     let mut b = GraphBuilder::new("rwkv4");
-    let Architecture::Rwkv4(config) = &resolved.config.architecture;
-    rwkv4::build(&mut b, config, "prefill", &Dim::sym(Sym::N), Logits::Last);
-    rwkv4::build(&mut b, config, "decode", &Dim::from(1), Logits::Last);
+    let architecture = &resolved.config.architecture;
+    for (name, n) in [("prefill", Dim::sym(Sym::N)), ("decode", Dim::from(1))] {
+        let context = architecture.default_context();
+        architecture.build(&mut b, &EntrySpec { name, n, logits: Logits::Last, context });
+    }
     let module = b.finish().unwrap();
     verify_module(&module).unwrap();
     Case { module, checkpoint, golden }

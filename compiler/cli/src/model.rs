@@ -6,28 +6,29 @@ use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::{DType, TensorType};
-use mlcc_models::Architecture;
-use mlcc_models::rwkv4::{self, Logits};
+use mlcc_models::{Architecture, EntrySpec, Logits};
 use mlcc_passes::plan_memory::SOFTMAX;
 
-/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`.
-pub fn build_module(name: &str, architecture: &Architecture) -> Result<Module, OpError> {
-    build_with(GraphBuilder::new(name), architecture)
+/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`. Caches get room for `context` positions.
+pub fn build_module(name: &str, architecture: &Architecture, context: usize) -> Result<Module, OpError> {
+    build_with(GraphBuilder::new(name), architecture, context)
 }
 
 /// [`build_module`], with entry functions that also return every layer's output.
-pub fn build_module_with_taps(name: &str, architecture: &Architecture) -> Result<Module, OpError> {
-    build_with(GraphBuilder::with_taps(name), architecture)
+pub fn build_module_with_taps(
+    name: &str,
+    architecture: &Architecture,
+    context: usize,
+) -> Result<Module, OpError> {
+    build_with(GraphBuilder::with_taps(name), architecture, context)
 }
 
-fn build_with(mut b: GraphBuilder, architecture: &Architecture) -> Result<Module, OpError> {
+fn build_with(mut b: GraphBuilder, architecture: &Architecture, context: usize) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
-    match architecture {
-        Architecture::Rwkv4(config) => {
-            rwkv4::build(&mut b, config, "prefill", &n, Logits::Last);
-            rwkv4::build(&mut b, config, "decode", &one, Logits::Last);
-            rwkv4::build(&mut b, config, "prefill_logits", &n, Logits::All);
-        }
+    let entries =
+        [("prefill", &n, Logits::Last), ("decode", &one, Logits::Last), ("prefill_logits", &n, Logits::All)];
+    for (name, n, logits) in entries {
+        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context });
     }
     softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()

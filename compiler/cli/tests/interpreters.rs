@@ -18,7 +18,8 @@ use mlcc_passes::{PIPELINE, Program};
 fn graph_interpreter_equals_references() {
     for case in RWKV4 {
         let source = Source::open(&options(case, "f32")).unwrap();
-        let module = mlcc::model::build_module(case, &source.model.config.architecture).unwrap();
+        let module =
+            mlcc::model::build_module(case, &source.model.config.architecture, source.context).unwrap();
         let golden = golden(case);
         let prompts: Vec<Vec<i32>> = golden.prompts.iter().map(ids).collect();
         let found = interpreted(&module, &source, &prompts);

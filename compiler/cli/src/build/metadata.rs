@@ -40,7 +40,7 @@ pub fn json(
             "triple": target.triple,
             "levels": target.levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(),
         },
-        "memory": memory_json(options, memory),
+        "memory": memory_json(source, options, memory),
         "decode": {
             "bytes_per_token": traffic.bytes,
             "ops_per_token": traffic.ops,
@@ -67,11 +67,11 @@ pub fn json(
     value.to_string()
 }
 
-fn memory_json(options: &BuildOptions, memory: &MemoryPlan) -> Value {
+fn memory_json(source: &Source, options: &BuildOptions, memory: &MemoryPlan) -> Value {
     let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
     json!({
         "chunk": options.chunk,
-        "context": options.context,
+        "context": source.context_limit(options),
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,
         "arena_bytes": memory.arena_bytes(),

@@ -62,6 +62,10 @@ pub enum BuildError {
         "this mlcc was built without the {name} back end; use --backend {other}, or build mlcc with the cargo feature `{feature}`"
     )]
     NoBackend { name: &'static str, other: &'static str, feature: &'static str },
+    #[error(
+        "--ctx-size {asked} is more than the {trained} positions that the model was made for ({origin}); choose at most {trained}"
+    )]
+    Context { asked: u64, trained: usize, origin: String },
     #[error("{0}")]
     Unsupported(String),
     #[error("interrupted")]
@@ -151,8 +155,8 @@ pub fn compile(
 ) -> Result<(Program, Context), BuildError> {
     let (name, architecture) = (&source.model.name, &source.model.config.architecture);
     let module = match options.debug_taps {
-        false => crate::model::build_module(name, architecture)?,
-        true => crate::model::build_module_with_taps(name, architecture)?,
+        false => crate::model::build_module(name, architecture, source.context)?,
+        true => crate::model::build_module_with_taps(name, architecture, source.context)?,
     };
     let mut program = Program::new(module);
     let mut context = Context::new(pass_options(target, options));

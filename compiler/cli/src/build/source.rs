@@ -10,6 +10,8 @@ use super::{BuildError, BuildOptions};
 pub struct Source {
     pub model: ResolvedModel,
     pub checkpoint: Checkpoint,
+    /// Positions that caches get room for.
+    pub context: usize,
     pub tokenizer: Option<SourceTokenizer>,
     /// `generation_config.json` as it is.
     pub generation_config: Option<Vec<u8>>,
@@ -28,10 +30,32 @@ impl Source {
     pub fn open(options: &BuildOptions) -> Result<Source, BuildError> {
         let model = resolve(&options.request)?;
         let checkpoint = model.open_weights()?;
+        let context = context(&model, options)?;
         let generation_config = read(model.files.generation_config.as_deref())?;
         let chat_template = read(model.files.chat_template.as_deref())?;
         let tokenizer = tokenizer(&model, options, generation_config.as_deref())?;
-        Ok(Source { model, checkpoint, tokenizer, generation_config, chat_template })
+        Ok(Source { model, checkpoint, context, tokenizer, generation_config, chat_template })
+    }
+
+    /// Most tokens of one sequence; `None` = no limit (recurrent models, unless one was asked for).
+    pub fn context_limit(&self, options: &BuildOptions) -> Option<u64> {
+        match self.model.config.architecture.has_cache() {
+            true => Some(self.context as u64),
+            false => options.context,
+        }
+    }
+}
+
+/// What was asked for, within what the model was trained with.
+fn context(model: &ResolvedModel, options: &BuildOptions) -> Result<usize, BuildError> {
+    let architecture = &model.config.architecture;
+    let trained = architecture.context_length();
+    match options.context {
+        None => Ok(architecture.default_context()),
+        Some(asked) if architecture.has_cache() && asked > trained as u64 => {
+            Err(BuildError::Context { asked, trained, origin: model.config.origin.clone() })
+        }
+        Some(asked) => Ok(usize::try_from(asked).unwrap_or(usize::MAX)),
     }
 }
 

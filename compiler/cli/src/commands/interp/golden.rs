@@ -53,8 +53,8 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     let outcome = match &args.target {
         None => {
             let architecture = &source.model.config.architecture;
-            let module =
-                crate::model::build_module(&source.model.name, architecture).map_err(|e| failed(&e))?;
+            let module = crate::model::build_module(&source.model.name, architecture, source.context)
+                .map_err(|e| failed(&e))?;
             let mut model = GraphModel::new(&module, &source.checkpoint, vocab).map_err(|e| failed(&e))?;
             replay(&mut model, &golden, "f32", replay::tolerance("f32"))
         }
