@@ -1,6 +1,7 @@
 //! Execution of steps by the worker pool.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use mlcc_abi::{Ctx, StepFn, status};
@@ -9,12 +10,13 @@ use crate::buffer::Buffer;
 use crate::model::Backend;
 use crate::pool::Barrier;
 use crate::session::Step;
+use crate::state_block::StateBlock;
 use crate::{Error, Model, Result};
 
 /// Memory of one sequence on the CPU.
 pub(crate) struct CpuSession {
     arena: Buffer,
-    state: Buffer,
+    state: StateBlock,
     /// `vocab` floats.
     logits: Buffer,
     /// `chunk * vocab` floats, allocated by the first `prefill_logits`.
@@ -38,7 +40,7 @@ impl CpuSession {
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         Ok(Self {
             arena: Buffer::zeroed("the arena", plan.arena_bytes, align)?,
-            state: Buffer::zeroed("the state", plan.state_bytes, align)?,
+            state: StateBlock::new(plan.state_bytes, &model.table().states)?,
             logits: Buffer::floats("the logits", plan.vocab)?,
             chunk_logits: None,
             probs: None,
@@ -63,6 +65,7 @@ impl CpuSession {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
             self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
         }
+        self.state.grow(past + tokens.len() as u64)?;
         self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
         if step == Step::PrefillLogits {
             let vocab = self.logits.len();
@@ -86,12 +89,12 @@ impl CpuSession {
         if Self::entry(model, step).is_some() {
             return self.call(model, &Call { step, tokens: &[], n: 0, past: 0, temperature: 1.0 });
         }
-        self.state.bytes_mut().fill(0);
-        for piece in &model.table().states {
-            let Some(fill) = piece.fill else { continue };
-            let bytes =
-                &mut self.state.bytes_mut()[piece.offset as usize..(piece.offset + piece.bytes) as usize];
-            bytes.as_chunks_mut::<4>().0.fill(fill.to_le_bytes());
+        for piece in model.table().states.iter().filter(|p| p.cache.is_none()) {
+            let bytes = self.state.bytes_mut(piece.live(0));
+            match piece.fill {
+                None => bytes.fill(0),
+                Some(fill) => bytes.as_chunks_mut::<4>().0.fill(fill.to_le_bytes()),
+            }
         }
         Ok(())
     }
@@ -105,18 +108,39 @@ impl CpuSession {
         self.chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..n * self.logits.len() / 4])
     }
 
-    pub fn state(&self) -> &[u8] {
-        self.state.bytes()
+    pub fn state(&self, range: Range<u64>) -> &[u8] {
+        self.state.bytes(range)
     }
 
-    pub fn state_mut(&mut self) -> &mut [u8] {
-        self.state.bytes_mut()
+    /// Writes a piece of state; `rows` of every cache get memory before.
+    pub fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+        self.state.grow(rows)?;
+        for (range, bytes) in pieces {
+            self.state.bytes_mut(range.clone()).copy_from_slice(bytes);
+        }
+        Ok(())
     }
 
-    /// Takes over state and logits of a session of the same model.
-    pub fn copy_from(&mut self, other: &Self) {
-        self.state.bytes_mut().copy_from_slice(other.state.bytes());
+    /// Gives back what more than `rows` rows take.
+    pub fn shrink(&mut self, rows: u64) {
+        self.state.shrink(rows);
+    }
+
+    /// Takes over the first `rows` rows, the rest of the state and the logits of a session of the same model.
+    pub fn copy_from(&mut self, other: &Self, model: &Model, rows: u64) -> Result<()> {
+        self.state.grow(rows)?;
+        for range in model.table().states.iter().map(|s| s.live(rows)) {
+            self.state.bytes_mut(range.clone()).copy_from_slice(other.state.bytes(range));
+        }
         self.logits.bytes_mut().copy_from_slice(other.logits.bytes());
+        Ok(())
+    }
+
+    /// Bytes of state that have memory, and those of scratch and results.
+    pub fn allocated(&self) -> (u64, u64) {
+        let results = [Some(&self.logits), self.chunk_logits.as_ref(), self.probs.as_ref()];
+        let results: usize = results.into_iter().flatten().map(Buffer::len).sum();
+        (self.state.allocated(), (self.arena.len() + results) as u64)
     }
 
     fn call(&mut self, model: &Model, call: &Call<'_>) -> Result<()> {

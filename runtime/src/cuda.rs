@@ -7,6 +7,7 @@
 mod device;
 mod driver;
 mod session;
+mod state_memory;
 
 pub(crate) use device::Device;
 pub(crate) use session::CudaSession;

@@ -54,9 +54,16 @@ pub enum Error {
     Token { token: i32, position: usize, vocab: u64 },
     #[error(
         "the context is full: {past} tokens seen, {n} more given, the model is built for {context}. Shorten the \
-         prompt or build with a larger --context."
+         prompt or build with a larger -c/--ctx-size."
     )]
     ContextFull { past: u64, n: u64, context: u64 },
+    #[error("cannot go back to {wanted} tokens: the sequence has {past}")]
+    TruncateBeyond { wanted: u64, past: u64 },
+    #[error(
+        "cannot go back from {past} to {wanted} tokens: this model has the recurrent state `{state}`, which forgets no \
+         single token. Reset the session, or load a state that was saved there."
+    )]
+    TruncateRecurrent { wanted: u64, past: u64, state: String },
     #[error("temperature must be a finite number above zero, not {0}")]
     Temperature(f32),
     #[error("entry point `{entry}` failed with status {status}")]

@@ -26,6 +26,7 @@ mod library;
 mod model;
 pub mod pool;
 mod session;
+mod state_block;
 mod state_file;
 mod table;
 mod topology;
@@ -33,7 +34,7 @@ mod topology;
 pub use artifact::Artifact;
 pub use error::Error;
 pub use model::{LoadOptions, Model};
-pub use session::Session;
+pub use session::{Session, SessionMemory};
 pub use table::{Cache, Param, Plan, State, Table};
 pub use topology::physical_cores;
 

@@ -130,16 +130,20 @@ impl Model {
         self.section(section::WEIGHTS).unwrap_or(&[])
     }
 
-    /// What a saved state must agree with: the weights and the layout of the state.
+    /// What a saved state must agree with: the weights, and the states but not how many rows they are planned for.
     pub(crate) fn state_identity(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(&self.artifact().hash(section::WEIGHTS).unwrap_or(0).to_le_bytes());
-        hash.update(&self.plan().state_bytes.to_le_bytes());
         for state in &self.table().states {
-            for v in [state.name.len() as u64, state.offset, state.bytes] {
+            let (kind, bytes) = match state.cache {
+                None => (0, state.bytes),
+                Some(cache) => (1, cache.row_bytes),
+            };
+            for v in [state.name.len() as u64, state.format.len() as u64, kind, bytes] {
                 hash.update(&v.to_le_bytes());
             }
             hash.update(state.name.as_bytes());
+            hash.update(state.format.as_bytes());
         }
         hash.digest128()
     }

@@ -1,5 +1,7 @@
 //! One sequence: its state, its scratch memory, its position.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
 use mlcc_abi::section;
@@ -40,6 +42,19 @@ pub struct Session {
     past: u64,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
     all_logits: Option<Buffer>,
+}
+
+/// Bytes of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionMemory {
+    /// The state with every row of every cache: the worst case that the build planned.
+    pub planned_state: u64,
+    /// The state as far as it has memory now.
+    pub state: u64,
+    /// Scratch memory and results.
+    pub scratch: u64,
+    /// What one more token adds to the state.
+    pub bytes_per_token: u64,
 }
 
 enum Memory {
@@ -137,62 +152,123 @@ impl Session {
         }
     }
 
-    /// Forgets everything fed so far.
+    /// Forgets everything fed so far; memory of cache rows goes back to the system.
     pub fn reset(&mut self) -> Result<()> {
         self.past = 0;
+        self.shrink();
         self.initialise(Step::Reset)
+    }
+
+    /// Goes back to the first `past` tokens. The logits are not those of the last of them: feed a token next.
+    ///
+    /// A cache forgets rows by counting fewer of them; a model with a recurrent state can only go back to 0.
+    pub fn truncate(&mut self, past: u64) -> Result<()> {
+        if past > self.past {
+            return Err(Error::TruncateBeyond { wanted: past, past: self.past });
+        }
+        if past == self.past {
+            return Ok(());
+        }
+        if past == 0 {
+            return self.reset();
+        }
+        if let Some(state) = self.model.table().recurrent_state() {
+            let state = state.name.clone();
+            return Err(Error::TruncateRecurrent { wanted: past, past: self.past, state });
+        }
+        self.past = past;
+        self.shrink();
+        Ok(())
+    }
+
+    /// Whether [`Session::truncate`] may stop anywhere.
+    pub fn can_truncate(&self) -> bool {
+        self.model.table().recurrent_state().is_none()
     }
 
     /// A second session with the same past.
     pub fn fork(&self) -> Result<Self> {
         let mut twin = Self::new(&self.model)?;
-        twin.past = self.past;
         match (&mut twin.memory, &self.memory) {
-            (Memory::Cpu(to), Memory::Cpu(from)) => to.copy_from(from),
+            (Memory::Cpu(to), Memory::Cpu(from)) => to.copy_from(from, &self.model, self.past)?,
             #[cfg(feature = "cuda")]
-            (Memory::Cuda(to), Memory::Cuda(from)) => to.copy_from(from)?,
+            (Memory::Cuda(to), Memory::Cuda(from)) => to.copy_from(from, self.model.table(), self.past)?,
             #[cfg(feature = "cuda")]
             (Memory::Cpu(_), Memory::Cuda(_)) | (Memory::Cuda(_), Memory::Cpu(_)) => {
                 unreachable!("both sessions are of one model")
             }
         }
+        twin.past = self.past;
         Ok(twin)
     }
 
-    /// Writes state and position to a file (not the logits: feed a token after loading).
+    /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
+    /// loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        let bytes = match &self.memory {
-            Memory::Cpu(cpu) => std::borrow::Cow::Borrowed(cpu.state()),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => std::borrow::Cow::Owned(cuda.state()?),
-        };
-        state_file::save(path.as_ref(), self.model.state_identity(), self.past, &bytes)
+        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.past)));
+        let pieces = live.collect::<Result<Vec<_>>>()?;
+        state_file::save(path.as_ref(), self.model.state_identity(), self.past, &pieces)
     }
 
-    /// Replaces state and position by those of a file that `save_state` of the same model wrote. On an error the
-    /// session is as before.
+    /// Replaces state and position by those of a file that `save_state` of the same model wrote. Another context size
+    /// is no hindrance as long as the tokens fit. When the file is refused the session is as before.
     pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        let plan = self.model.plan();
-        let (identity, bytes) = (self.model.state_identity(), plan.state_bytes);
-        let saved = state_file::load(path.as_ref(), identity, bytes, plan.context)?;
+        let table = self.model.table();
+        let saved = state_file::load(path.as_ref(), self.model.state_identity(), table)?;
+        let mut rest = saved.state();
+        let piece = |s: &crate::State| {
+            let range = s.live(saved.past);
+            let (bytes, tail) = rest.split_at((range.end - range.start) as usize);
+            rest = tail;
+            (range, bytes)
+        };
+        let pieces: Vec<(Range<u64>, &[u8])> = table.states.iter().map(piece).collect();
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.state_mut().copy_from_slice(saved.state()),
+            Memory::Cpu(cpu) => cpu.set_state(saved.past, &pieces)?,
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.set_state(saved.state())?,
+            Memory::Cuda(cuda) => cuda.set_state(saved.past, &pieces)?,
         }
         self.past = saved.past;
+        self.shrink();
         Ok(())
     }
 
-    /// A piece of the state by its name, for inspection.
+    /// A piece of the state by its name, for inspection; of a cache the rows in use.
     pub fn state(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(piece) = self.model.table().states.iter().find(|s| s.name == name) else { return Ok(None) };
-        let range = piece.offset as usize..(piece.offset + piece.bytes) as usize;
-        Ok(Some(match &self.memory {
-            Memory::Cpu(cpu) => cpu.state()[range].to_vec(),
+        Ok(Some(self.state_bytes(piece.live(self.past))?.into_owned()))
+    }
+
+    /// What this session's memory is planned to be and what it is now.
+    pub fn memory(&self) -> SessionMemory {
+        let (state, scratch) = match &self.memory {
+            Memory::Cpu(cpu) => cpu.allocated(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.state()?[range].to_vec(),
-        }))
+            Memory::Cuda(cuda) => cuda.allocated(),
+        };
+        let planned_state = self.model.plan().state_bytes;
+        SessionMemory {
+            planned_state,
+            state,
+            scratch,
+            bytes_per_token: self.model.table().cache_bytes_per_token(),
+        }
+    }
+
+    fn state_bytes(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        Ok(match &self.memory {
+            Memory::Cpu(cpu) => Cow::Borrowed(cpu.state(range)),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => Cow::Owned(cuda.state(range)?),
+        })
+    }
+
+    fn shrink(&mut self) {
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.shrink(self.past),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.shrink(self.past),
+        }
     }
 
     fn check(&self, tokens: &[i32]) -> Result<()> {

@@ -1,23 +1,25 @@
-//! A saved state: 64 bytes of header, then the state block.
+//! A saved state: 64 bytes of header, then the states in the order of the table, of caches the rows in use.
 //!
 //! ```text
 //! 0   "mlccSTAT"
-//! 8   version u32 = 1, header bytes u32 = 64
-//! 16  identity of weights and state layout, u128
-//! 32  past u64, state bytes u64
-//! 48  xxh3-128 of the state and of `past`, u128
+//! 8   version u32 = 2, header bytes u32 = 64
+//! 16  identity of weights and states, u128
+//! 32  past u64, bytes after the header u64
+//! 48  xxh3-128 of the states and of `past`, u128
 //! ```
 
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::table::{Table, live_bytes};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"mlccSTAT";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 64;
 
 /// What a valid file holds.
@@ -33,36 +35,41 @@ impl Saved {
 }
 
 /// Writes the file beside its final name and renames it, so that an interrupted save leaves the old one.
-pub(crate) fn save(path: &Path, identity: u128, past: u64, state: &[u8]) -> Result<()> {
+pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Result<()> {
+    let bytes: u64 = pieces.iter().map(|p| p.len() as u64).sum();
     let mut header = Vec::with_capacity(HEADER);
     header.extend_from_slice(&MAGIC);
     header.extend_from_slice(&VERSION.to_le_bytes());
     header.extend_from_slice(&(HEADER as u32).to_le_bytes());
     header.extend_from_slice(&identity.to_le_bytes());
     header.extend_from_slice(&past.to_le_bytes());
-    header.extend_from_slice(&(state.len() as u64).to_le_bytes());
-    header.extend_from_slice(&digest(past, state).to_le_bytes());
+    header.extend_from_slice(&bytes.to_le_bytes());
+    header.extend_from_slice(&digest(past, pieces.iter().map(AsRef::as_ref)).to_le_bytes());
     let fail = |source| Error::Io { action: "write the state file", path: path.to_path_buf(), source };
     let name = path.file_name().ok_or_else(|| fail(std::io::ErrorKind::InvalidInput.into()))?;
     let temporary =
         path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(&header).and_then(|()| file.write_all(state)))
-        .and_then(|()| std::fs::rename(&temporary, path));
+    let write = || {
+        let mut file = BufWriter::new(File::create(&temporary)?);
+        file.write_all(&header)?;
+        pieces.iter().try_for_each(|piece| file.write_all(piece))?;
+        file.flush()
+    };
+    let written = write().and_then(|()| std::fs::rename(&temporary, path));
     written.map_err(|e| {
         let _ = std::fs::remove_file(&temporary);
         fail(e)
     })
 }
 
-/// Reads and validates a file for a model of this identity.
-pub(crate) fn load(path: &Path, identity: u128, state_bytes: u64, context: u64) -> Result<Saved> {
+/// Reads and validates a file for a model of this identity and table.
+pub(crate) fn load(path: &Path, identity: u128, table: &Table) -> Result<Saved> {
     let refuse = |what: &str| Err(Error::StateFile { path: path.to_path_buf(), what: what.into() });
     let io = |source| Error::Io { action: "read the state file", path: path.to_path_buf(), source };
-    let expected = state_bytes.saturating_add(HEADER as u64);
+    let expected = |past| live_bytes(&table.states, past).saturating_add(HEADER as u64);
     // The size is looked at first: a huge wrong file is not read.
     let size = std::fs::metadata(path).map_err(io)?.len();
-    if size > expected && size > 1 << 20 {
+    if size > expected(u64::MAX) && size > 1 << 20 {
         return refuse("it is larger than this model's state: it belongs to another model");
     }
     let file = std::fs::read(path).map_err(io)?;
@@ -81,23 +88,27 @@ pub(crate) fn load(path: &Path, identity: u128, state_bytes: u64, context: u64) 
     if found != identity {
         return refuse("it belongs to another model, or to another build of this one with other weights");
     }
-    if u64_at(&file, 40) != Some(state_bytes) || file.len() as u64 != expected {
+    // Before the size, which is bounded by the context: so a file from a larger context gets the better message.
+    let context = table.plan.context;
+    if context != 0 && past > context {
+        return refuse("it has more tokens than this model's context; build with a larger -c/--ctx-size");
+    }
+    if u64_at(&file, 40).and_then(|b| b.checked_add(HEADER as u64)) != Some(expected(past))
+        || file.len() as u64 != expected(past)
+    {
         return refuse("it is truncated");
     }
     let saved = Saved { past, file };
-    if u128_at(&saved.file, 48) != Some(digest(past, saved.state())) {
+    if u128_at(&saved.file, 48) != Some(digest(past, [saved.state()])) {
         return refuse("its hash does not match: it is corrupt");
-    }
-    if context != 0 && past > context {
-        return refuse("it has more tokens than this model's context");
     }
     Ok(saved)
 }
 
-fn digest(past: u64, state: &[u8]) -> u128 {
+fn digest<'a>(past: u64, pieces: impl IntoIterator<Item = &'a [u8]>) -> u128 {
     let mut hash = Xxh3::new();
     hash.update(&past.to_le_bytes());
-    hash.update(state);
+    pieces.into_iter().for_each(|piece| hash.update(piece));
     hash.digest128()
 }
 
@@ -117,26 +128,69 @@ fn u128_at(file: &[u8], at: usize) -> Option<u128> {
 mod tests {
     use super::*;
 
+    use crate::table::{Cache, Plan, State};
+
+    fn table(context: u64) -> Table {
+        let piece = |name: &str, offset, bytes, cache| State {
+            name: name.into(),
+            offset,
+            bytes,
+            fill: None,
+            format: "f32".into(),
+            cache,
+        };
+        let cache = Cache { rows: context.max(16), row_bytes: 3 };
+        let states = vec![piece("h", 0, 8, None), piece("k", 64, cache.rows * 3, Some(cache))];
+        let plan = Plan {
+            weights_bytes: 0,
+            arena_bytes: 0,
+            state_bytes: 64 + cache.rows * 3,
+            alignment: 64,
+            chunk: 1,
+            context,
+            batch: 1,
+            vocab: 1,
+            max_workers: 0,
+        };
+        Table {
+            target: String::new(),
+            compiler: String::new(),
+            metadata: String::new(),
+            variants: vec![],
+            params: vec![],
+            states,
+            images: vec![],
+            device_entries: vec![],
+            plan,
+        }
+    }
+
+    fn pieces() -> [Cow<'static, [u8]>; 2] {
+        [Cow::Borrowed(&b"12345678"[..]), Cow::Borrowed(&b"aaabbbcccdddeeefffggghhhiii"[..])]
+    }
+
     #[test]
     fn round_trip_and_damage() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s.state");
-        save(&path, 5, 9, b"12345678").unwrap();
-        let saved = load(&path, 5, 8, 0).unwrap();
-        assert_eq!((saved.past, saved.state()), (9, &b"12345678"[..]));
+        save(&path, 5, 9, &pieces()).unwrap();
+        let saved = load(&path, 5, &table(20)).unwrap();
+        assert_eq!((saved.past, saved.state()), (9, &b"12345678aaabbbcccdddeeefffggghhhiii"[..]));
         let good = std::fs::read(&path).unwrap();
+        assert_eq!(good.len(), 64 + 8 + 27, "only rows in use");
         for i in 0..good.len() {
             let mut bad = good.clone();
             bad[i] ^= 4;
             std::fs::write(&path, &bad).unwrap();
-            assert!(matches!(load(&path, 5, 8, 0), Err(Error::StateFile { .. })), "flipped byte {i}");
+            assert!(matches!(load(&path, 5, &table(20)), Err(Error::StateFile { .. })), "flipped byte {i}");
             std::fs::write(&path, &good[..i]).unwrap();
-            assert!(matches!(load(&path, 5, 8, 0), Err(Error::StateFile { .. })), "cut at {i}");
+            assert!(matches!(load(&path, 5, &table(20)), Err(Error::StateFile { .. })), "cut at {i}");
         }
         std::fs::write(&path, &good).unwrap();
-        assert!(load(&path, 6, 8, 0).is_err_and(|e| e.to_string().contains("another model")));
-        assert!(load(&path, 5, 8, 4).is_err_and(|e| e.to_string().contains("context")));
-        assert!(matches!(load(&folder.path().join("none"), 5, 8, 0), Err(Error::Io { .. })));
-        assert!(matches!(save(&folder.path().join("a/b"), 5, 9, b""), Err(Error::Io { .. })));
+        assert!(load(&path, 5, &table(9)).is_ok(), "another context in which it fits");
+        assert!(load(&path, 6, &table(20)).is_err_and(|e| e.to_string().contains("another model")));
+        assert!(load(&path, 5, &table(8)).is_err_and(|e| e.to_string().contains("--ctx-size")));
+        assert!(matches!(load(&folder.path().join("none"), 5, &table(20)), Err(Error::Io { .. })));
+        assert!(matches!(save(&folder.path().join("a/b"), 5, 9, &[]), Err(Error::Io { .. })));
     }
 }

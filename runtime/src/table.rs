@@ -3,6 +3,8 @@
 //! Invariant: after [`Table::read`] every parameter lies in the weights, every piece of state in the state block, and
 //! the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1).
 
+use std::ops::Range;
+
 use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
 
 /// Most arguments of one kernel launch.
@@ -55,6 +57,19 @@ pub struct Cache {
     /// Planned; `rows * row_bytes` are the state's bytes.
     pub rows: u64,
     pub row_bytes: u64,
+}
+
+impl State {
+    /// The bytes that mean something once the caches have `rows` rows: of a recurrent state all of them.
+    pub fn live(&self, rows: u64) -> Range<u64> {
+        let bytes = self.cache.map_or(self.bytes, |c| c.rows.min(rows) * c.row_bytes);
+        self.offset..self.offset + bytes
+    }
+}
+
+/// Bytes of all states of which the caches have `rows` rows.
+pub(crate) fn live_bytes(states: &[State], rows: u64) -> u64 {
+    states.iter().map(|s| s.live(rows)).map(|r| r.end - r.start).sum()
 }
 
 /// Code for one CPU level.
@@ -233,6 +248,16 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    /// Bytes that every token adds to the state; 0 for recurrent models.
+    pub fn cache_bytes_per_token(&self) -> u64 {
+        self.states.iter().filter_map(|s| s.cache).map(|c| c.row_bytes).sum()
+    }
+
+    /// A state that has no rows, so that the model cannot go back in a sequence.
+    pub fn recurrent_state(&self) -> Option<&State> {
+        self.states.iter().find(|s| s.cache.is_none())
     }
 
     pub fn param(&self, name: &str) -> Option<&Param> {

@@ -21,6 +21,7 @@ pub(crate) struct Context {
     pub driver: Driver,
     handle: Handle,
     device: i32,
+    virtual_memory: bool,
 }
 
 // SAFETY: a CUDA context may be used from any thread that makes it current, and the driver API is thread-safe.
@@ -34,6 +35,16 @@ impl Context {
         // SAFETY: the context is alive.
         self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.f.context_set)(self.handle) })?;
         Ok(&self.driver)
+    }
+
+    /// The driver's name of the device.
+    pub fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// Whether memory can be mapped into reserved addresses.
+    pub fn has_virtual_memory(&self) -> bool {
+        self.virtual_memory
     }
 }
 
@@ -256,7 +267,7 @@ fn open_context(
     ordinal: u32,
     no_device: &dyn Fn(String) -> Error,
 ) -> Result<(Context, String, u32)> {
-    let (mut count, mut device, mut major, mut minor) = (0, 0, 0, 0);
+    let (mut count, mut device, mut major, mut minor, mut mapping) = (0, 0, 0, 0, 0);
     // SAFETY: every pointer is a place for the result.
     driver.check("cuDeviceGetCount", unsafe { (driver.f.device_count)(&mut count) })?;
     if count < 1 || ordinal >= count as u32 {
@@ -268,6 +279,9 @@ fn open_context(
         let attribute = driver.f.device_attribute;
         driver.check("cuDeviceGetAttribute", attribute(&mut major, driver::ATTRIBUTE_MAJOR, device))?;
         driver.check("cuDeviceGetAttribute", attribute(&mut minor, driver::ATTRIBUTE_MINOR, device))?;
+        // A driver that does not know the attribute says so, and the memory is not mapped then.
+        let status = attribute(&mut mapping, driver::ATTRIBUTE_VIRTUAL_MEMORY, device);
+        mapping = if status == 0 { mapping } else { 0 };
     }
     let mut name = [0u8; 256];
     // SAFETY: as above.
@@ -278,7 +292,8 @@ fn open_context(
     let mut handle = null_mut();
     // SAFETY: as above.
     driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.f.context_retain)(&mut handle, device) })?;
-    Ok((Context { driver, handle, device }, name, (major * 10 + minor) as u32))
+    let virtual_memory = mapping != 0;
+    Ok((Context { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
 }
 
 /// The best image for a device: a cubin of its major version, else the newest PTX that it can run.

@@ -1,7 +1,7 @@
 //! The few functions of the CUDA driver API that we use, bound at run time.
 //!
 //! Signatures from `cuda.h` of CUDA 12; every one of them exists since CUDA 11.4 or longer. `_v2` and the like are the
-//! names that the header's macros give.
+//! names that the header's macros give. The functions of [`VirtualMemory`] may be missing.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -20,6 +20,8 @@ type Status = i32;
 
 pub const ATTRIBUTE_MAJOR: i32 = 75;
 pub const ATTRIBUTE_MINOR: i32 = 76;
+pub const ATTRIBUTE_VIRTUAL_MEMORY: i32 = 102;
+pub const GRANULARITY_RECOMMENDED: i32 = 1;
 pub const FUNCTION_SHARED_BYTES: i32 = 8;
 pub const STREAM_NON_BLOCKING: u32 = 1;
 pub const CAPTURE_THREAD_LOCAL: i32 = 1;
@@ -28,12 +30,13 @@ const JIT_ERROR_LOG_BYTES: i32 = 6;
 
 /// Declares the function table and its loading, one line per function.
 macro_rules! functions {
-    ($($field:ident = $symbol:literal ( $($arg:ty),* );)*) => {
-        pub struct Functions {
+    ($(#[$doc:meta])* $name:ident; $($field:ident = $symbol:literal ( $($arg:ty),* );)*) => {
+        $(#[$doc])*
+        pub struct $name {
             $(pub $field: unsafe extern "C" fn($($arg),*) -> Status,)*
         }
 
-        impl Functions {
+        impl $name {
             fn load(library: &Library) -> std::result::Result<Self, String> {
                 // SAFETY: the symbols have these signatures in every driver that has them.
                 Ok(unsafe { Self {
@@ -47,6 +50,8 @@ macro_rules! functions {
 }
 
 functions! {
+    /// What every driver has.
+    Functions;
     init = "cuInit" (u32);
     device_count = "cuDeviceGetCount" (*mut i32);
     device_get = "cuDeviceGet" (*mut i32, i32);
@@ -81,9 +86,70 @@ functions! {
     error_text = "cuGetErrorString" (Status, *mut *const c_char);
 }
 
+functions! {
+    /// Memory that is mapped into reserved addresses piece by piece.
+    VirtualMemory;
+    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const DeviceMemory, i32);
+    reserve = "cuMemAddressReserve" (*mut DevicePtr, usize, usize, DevicePtr, u64);
+    unreserve = "cuMemAddressFree" (DevicePtr, usize);
+    create = "cuMemCreate" (*mut u64, usize, *const DeviceMemory, u64);
+    release = "cuMemRelease" (u64);
+    map = "cuMemMap" (DevicePtr, usize, usize, u64, u64);
+    unmap = "cuMemUnmap" (DevicePtr, usize);
+    set_access = "cuMemSetAccess" (DevicePtr, usize, *const Access, usize);
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    kind: i32,
+    device: i32,
+}
+
+/// `CUmemAllocationProp` of plain memory on one device.
+#[repr(C)]
+pub struct DeviceMemory {
+    kind: i32,
+    handle_types: i32,
+    location: Location,
+    win32_metadata: *mut c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+pub struct Access {
+    location: Location,
+    flags: i32,
+}
+
+const _: () = assert!(size_of::<DeviceMemory>() == 32 && size_of::<Access>() == 12);
+
+impl Location {
+    fn of(device: i32) -> Self {
+        Self { kind: 1, device }
+    }
+}
+
+impl DeviceMemory {
+    pub fn of(device: i32) -> Self {
+        let location = Location::of(device);
+        Self { kind: 1, handle_types: 0, location, win32_metadata: std::ptr::null_mut(), flags: [0; 8] }
+    }
+}
+
+impl Access {
+    pub fn read_write(device: i32) -> Self {
+        Self { location: Location::of(device), flags: 3 }
+    }
+}
+
 /// The loaded driver library.
 pub struct Driver {
     pub f: Functions,
+    /// `None`: the driver lacks them.
+    pub virtual_memory: Option<VirtualMemory>,
     /// The functions must not outlive it.
     _library: Library,
 }
@@ -102,7 +168,8 @@ impl Driver {
         let f = Functions::load(&library).map_err(|what| {
             format!("the NVIDIA driver library {name} is too old: {what}; CUDA 11.4 is needed")
         })?;
-        let driver = Self { f, _library: library };
+        let virtual_memory = VirtualMemory::load(&library).ok();
+        let driver = Self { f, virtual_memory, _library: library };
         // SAFETY: plain call.
         let status = unsafe { (driver.f.init)(0) };
         if status != 0 {

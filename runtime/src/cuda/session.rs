@@ -1,10 +1,12 @@
 //! Memory of one sequence on a GPU.
 
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::device::{Bases, Device, DeviceBuffer, Kernel};
 use super::driver::{self, DevicePtr, Handle};
+use super::state_memory::StateMemory;
 use crate::buffer::Buffer;
 use crate::session::Step;
 use crate::table::{Plan, Table};
@@ -17,7 +19,7 @@ pub(crate) struct CudaSession {
     /// A capture that failed is not tried again.
     graph_refused: bool,
     arena: DeviceBuffer,
-    state: DeviceBuffer,
+    state: StateMemory,
     tokens: DeviceBuffer,
     logits: DeviceBuffer,
     chunk_logits: Option<DeviceBuffer>,
@@ -39,10 +41,8 @@ impl CudaSession {
         let context = device.context();
         let driver = context.enter()?;
         let row = plan.vocab * 4;
-        let (arena, state) = (
-            DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?,
-            DeviceBuffer::new(context, "the state on the GPU", plan.state_bytes)?,
-        );
+        let arena = DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?;
+        let state = StateMemory::new(context, plan.state_bytes, &table.states)?;
         let tokens = DeviceBuffer::new(context, "the tokens on the GPU", plan.chunk * 4)?;
         let logits = DeviceBuffer::new(context, "the logits on the GPU", row)?;
         let host_logits = Buffer::floats("the logits", plan.vocab)?;
@@ -75,6 +75,7 @@ impl CudaSession {
     pub fn feed(&mut self, step: Step, tokens: &[i32], past: u64) -> Result<()> {
         let device = Arc::clone(&self.device);
         let kernels = entry(&device, step)?;
+        self.state.grow(past + tokens.len() as u64)?;
         self.send(self.tokens.ptr(), tokens.as_ptr().cast(), size_of_val(tokens))?;
         if step == Step::PrefillLogits {
             let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
@@ -115,15 +116,21 @@ impl CudaSession {
     pub fn initialise(&mut self, table: &Table) -> Result<()> {
         let driver = self.device.context().enter()?;
         let (state, stream) = (self.state.ptr(), self.stream);
-        // SAFETY: the table was checked: every piece lies inside the state block.
-        unsafe {
-            if self.state.len() > 0 {
-                driver.check("cuMemsetD8Async", (driver.f.fill_bytes)(state, 0, self.state.len(), stream))?;
-            }
-            for piece in table.states.iter().filter(|p| p.bytes > 0) {
-                let Some(fill) = piece.fill else { continue };
-                let (at, words) = (state + piece.offset, piece.bytes as usize / 4);
-                driver.check("cuMemsetD32Async", (driver.f.fill_words)(at, fill.to_bits(), words, stream))?;
+        for piece in table.states.iter().filter(|p| p.cache.is_none() && p.bytes > 0) {
+            let at = state + piece.offset;
+            // SAFETY: the table was checked: every piece lies inside the state block.
+            unsafe {
+                match piece.fill {
+                    None => {
+                        let status = (driver.f.fill_bytes)(at, 0, piece.bytes as usize, stream);
+                        driver.check("cuMemsetD8Async", status)?;
+                    }
+                    Some(fill) => {
+                        let words = piece.bytes as usize / 4;
+                        let status = (driver.f.fill_words)(at, fill.to_bits(), words, stream);
+                        driver.check("cuMemsetD32Async", status)?;
+                    }
+                }
             }
         }
         self.wait()
@@ -138,25 +145,44 @@ impl CudaSession {
         self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])
     }
 
-    pub fn state(&self) -> Result<Vec<u8>> {
-        let mut out = vec![0; self.state.len()];
-        receive(&self.device, self.stream, self.state.ptr(), &mut out)?;
+    /// A piece of the state; it has memory.
+    pub fn state(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut out = vec![0; (range.end - range.start) as usize];
+        receive(&self.device, self.stream, self.state.ptr() + range.start, &mut out)?;
         Ok(out)
     }
 
-    pub fn set_state(&mut self, bytes: &[u8]) -> Result<()> {
-        self.send(self.state.ptr(), bytes.as_ptr().cast(), bytes.len().min(self.state.len()))?;
+    /// Writes pieces of state; `rows` of every cache get memory before.
+    pub fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+        self.state.grow(rows)?;
+        for (range, bytes) in pieces {
+            self.send(self.state.ptr() + range.start, bytes.as_ptr().cast(), bytes.len())?;
+        }
         self.wait()
     }
 
-    /// Takes over state and logits of a session of the same model.
-    pub fn copy_from(&mut self, other: &Self) -> Result<()> {
+    /// Gives back what more than `rows` rows take.
+    pub fn shrink(&mut self, rows: u64) {
+        self.state.shrink(rows);
+    }
+
+    /// Bytes of state that have memory, and those of scratch and results on the device.
+    pub fn allocated(&self) -> (u64, u64) {
+        let others = [Some(&self.arena), Some(&self.logits), self.chunk_logits.as_ref(), self.probs.as_ref()];
+        (self.state.allocated(), others.into_iter().flatten().map(|b| b.len() as u64).sum())
+    }
+
+    /// Takes over the first `rows` rows, the rest of the state and the logits of a session of the same model.
+    pub fn copy_from(&mut self, other: &Self, table: &Table, rows: u64) -> Result<()> {
+        self.state.grow(rows)?;
         let driver = self.device.context().enter()?;
-        let pairs = [(&self.state, &other.state), (&self.logits, &other.logits)];
-        for (to, from) in pairs.into_iter().filter(|(to, _)| to.len() > 0) {
-            // SAFETY: both belong to one model, so their sizes are equal; `other` has nothing in flight, because every
-            // operation on a session ends with a wait.
-            let status = unsafe { (driver.f.on_device)(to.ptr(), from.ptr(), to.len(), self.stream) };
+        let live = table.states.iter().map(|s| s.live(rows)).filter(|r| !r.is_empty());
+        let state = live.map(|r| (self.state.ptr() + r.start, other.state.ptr() + r.start, r.end - r.start));
+        let logits = (self.logits.ptr(), other.logits.ptr(), self.logits.len() as u64);
+        for (to, from, bytes) in state.chain([logits]).filter(|(_, _, bytes)| *bytes > 0) {
+            // SAFETY: both belong to one model and have memory for these rows; `other` has nothing in flight, because
+            // every operation on a session ends with a wait.
+            let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, self.stream) };
             driver.check("cuMemcpyDtoDAsync", status)?;
         }
         self.host_logits.bytes_mut().copy_from_slice(other.host_logits.bytes());

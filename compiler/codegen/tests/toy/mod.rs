@@ -58,8 +58,13 @@ pub fn cc(source: &Path, out: &Path, flags: &[&str]) {
 
 /// Links the toy without its payload.
 pub fn linked(folder: &Path, flags: &[&str]) -> PathBuf {
+    linked_from("toy.c", folder, flags)
+}
+
+/// Links one of the toys of this folder.
+pub fn linked_from(file: &str, folder: &Path, flags: &[&str]) -> PathBuf {
     let out = folder.join("linked.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/toy/toy.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/toy").join(file);
     let mut all = vec!["-nostdlib", "-ffreestanding", "-fno-builtin", "-fvisibility=hidden"];
     all.extend(["-Wno-override-init", "-fno-tree-loop-distribute-patterns", "-Wl,--build-id=none"]);
     all.extend(flags);

@@ -1,0 +1,107 @@
+/* A model with KV caches that can be checked by hand, written against mlcc.h alone:
+ *   row[p]    = E[token at position p]                  (two caches: `k` holds E, `v` holds 2 * E)
+ *   logits[v] = sum over p <= position of (1 + p % 3) * sum_i k[p][i] * E[v][i], and the same with v[p] - 2 * k[p] (= 0)
+ * Rows beyond the sequence are never read: create_kv_cache leaves them as they are.
+ *
+ * -DTOY_CONTEXT=n    planned rows
+ * -DTOY_ROW=n        floats of a row (at least 8, the rest is not used)
+ * -DTOY_BAD_ROWS=n   rows that the table claims
+ * -DTOY_MIXED        a recurrent state besides: the sum of all tokens, added to every logit
+ */
+#include "mlcc.h"
+
+#define VOCAB 5
+#define WIDTH 8
+#define CHUNK 3
+#ifndef TOY_CONTEXT
+#define TOY_CONTEXT 300
+#endif
+#ifndef TOY_ROW
+#define TOY_ROW 8
+#endif
+#define ROW_BYTES (TOY_ROW * 4ULL)
+#define CACHE_BYTES (TOY_CONTEXT * ROW_BYTES)
+#define K_AT 64ULL
+#define V_AT (K_AT + CACHE_BYTES)
+#if defined(__aarch64__)
+#define TARGET "aarch64"
+#else
+#define TARGET "x86-64"
+#endif
+
+static int32_t feed(mlcc_ctx *c, int all) {
+  const float *e = (const float *)c->weights;
+  float *sum = (float *)c->state, *k = (float *)(c->state + K_AT), *v = (float *)(c->state + V_AT);
+  if (c->n < 1 || c->n > CHUNK) return MLCC_BAD_LENGTH;
+  if (c->past + c->n > TOY_CONTEXT) return MLCC_CONTEXT_FULL;
+  (void)sum;
+  for (int64_t t = c->past; t < c->past + c->n; t++) {
+    const float *row = e + c->tokens[t - c->past] * WIDTH;
+    float *out = c->logits + (all ? (t - c->past) * VOCAB : 0);
+    for (int i = 0; i < WIDTH; i++) k[t * TOY_ROW + i] = row[i], v[t * TOY_ROW + i] = 2 * row[i];
+#ifdef TOY_MIXED
+    *sum += (float)c->tokens[t - c->past];
+#endif
+    for (int o = 0; o < VOCAB; o++) {
+      float logit = 0;
+      for (int64_t p = 0; p <= t; p++)
+        for (int i = 0; i < WIDTH; i++) {
+          float a = k[p * TOY_ROW + i], b = v[p * TOY_ROW + i];
+          logit += (float)(1 + p % 3) * a * e[o * WIDTH + i] + (b - 2 * a);
+        }
+#ifdef TOY_MIXED
+      logit += *sum;
+#endif
+      out[o] = logit;
+    }
+  }
+  return MLCC_OK;
+}
+
+static int32_t once(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : feed(c, 0); }
+static int32_t all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : feed(c, 1); }
+static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
+  (void)ws;
+  if (w == 0) *(float *)c->state = 0;
+  return MLCC_OK;
+}
+static const char metadata_text[] = "{\"model\":\"cached\"}";
+static const char *metadata(uint64_t *len) {
+  *len = sizeof(metadata_text) - 1;
+  return metadata_text;
+}
+
+#ifndef TOY_BAD_ROWS
+#define TOY_BAD_ROWS TOY_CONTEXT
+#endif
+#define STR(s) {s, sizeof(s) - 1}
+#define CACHE(name, at) {STR(name), at, CACHE_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, TOY_BAD_ROWS, ROW_BYTES}
+
+static const mlcc_variant variants[] = {{STR("baseline"), 0, {once, once, all, create, create, 0, metadata}}};
+static const mlcc_state states[] = {
+#ifdef TOY_MIXED
+  {STR("sum"), 0, 4, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},
+#endif
+  CACHE("k", K_AT),
+  CACHE("v", V_AT),
+};
+
+__attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
+  .magic = MLCC_MAGIC,
+  .abi_version = MLCC_ABI_VERSION,
+  .struct_size = sizeof(mlcc_model_table),
+  .target = STR(TARGET),
+  .compiler = STR("toy 1"),
+  .metadata = STR(metadata_text),
+  .variants = variants,
+  .n_variants = 1,
+  .states = states,
+  .n_states = sizeof(states) / sizeof(states[0]),
+  .weights_bytes = VOCAB * WIDTH * 4,
+  .state_bytes = V_AT + CACHE_BYTES,
+  .alignment = 64,
+  .chunk = CHUNK,
+  .context = TOY_CONTEXT,
+  .batch = 1,
+  .vocab = VOCAB,
+};
