@@ -18,22 +18,31 @@ fn source(name: &str) -> PathBuf {
 
 /// A toy artifact for CUDA and the fake driver.
 fn build(folder: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
+    build_from("toy_cuda.c", folder, flags)
+}
+
+fn build_from(file: &str, folder: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
     let (linked, driver, out) =
         (folder.join("linked.so"), folder.join("libfake.so.1"), folder.join("toy.so"));
     toy::cc(&source("fake_cuda.c"), &driver, &[]);
     let mut all = vec!["-nostdlib", "-fvisibility=hidden", "-Wl,--build-id=none"];
     all.extend(flags);
-    toy::cc(&source("toy_cuda.c"), &linked, &all);
+    toy::cc(&source(file), &linked, &all);
     toy::pack(&linked, &out, Weights::Inside);
     (out, driver)
 }
 
 /// Runs the test `name` of this file in a process of its own, because the driver is named by the environment.
 fn in_child(name: &str, artifact: &Path, driver: &Path) {
+    in_child_with(name, artifact, driver, &[]);
+}
+
+fn in_child_with(name: &str, artifact: &Path, driver: &Path, variables: &[(&str, &str)]) {
     let out = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env("MLCC_TEST_TOY", artifact)
         .env("MLCC_CUDA_DRIVER", driver)
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
@@ -92,6 +101,71 @@ fn run(expected: &[Vec<f32>], graph: bool) {
         assert_eq!(counters.get("fake_shared_bytes"), 50000);
     }
     assert_eq!(counters.get("fake_live"), 0, "a handle is still alive");
+}
+
+/// Logits of the cached toy after the last of `tokens`.
+fn cached(tokens: &[i32]) -> Vec<f32> {
+    let e = toy::embedding();
+    let row = |t: usize| &e[t * toy::WIDTH..(t + 1) * toy::WIDTH];
+    let dot = |a: usize, b: usize| row(a).iter().zip(row(b)).map(|(a, b)| a * b).sum::<f32>();
+    let logit =
+        |v: usize| tokens.iter().enumerate().map(|(p, &t)| (1 + p % 3) as f32 * dot(t as usize, v)).sum();
+    (0..toy::VOCAB).map(logit).collect()
+}
+
+#[test]
+fn child_with_caches() {
+    let Some(path) = child() else { return };
+    let counters = Counters::open();
+    let whole = std::env::var_os("FAKE_NO_MAPPING").is_some();
+    {
+        let model = Model::load(path, &LoadOptions::default()).unwrap();
+        let mut session = model.session().unwrap();
+        assert_eq!(counters.get("fake_mapped"), 0, "no row, no memory");
+        assert_eq!(session.prefill(&TOKENS).unwrap(), cached(&TOKENS));
+        // Steps of 128 rows of 64 bytes, in granules of 64 KiB.
+        let granules = |n: i32| if whole { 0 } else { n };
+        assert_eq!(counters.get("fake_mapped"), granules(1));
+        let tokens: Vec<i32> = (0..1500).map(|i| i % 5).collect();
+        session.truncate(4).unwrap();
+        assert_eq!(session.prefill(&tokens[..3]).unwrap(), cached(&[3, 1, 4, 1, 0, 1, 2]));
+        session.reset().unwrap();
+        assert_eq!(session.prefill(&tokens).unwrap(), cached(&tokens));
+        assert_eq!(counters.get("fake_mapped"), granules(2));
+        let planned = 64 + 100_000 * 64;
+        assert_eq!(session.memory().state, if whole { planned } else { 2 << 16 });
+        assert_eq!(session.memory().planned_state, planned);
+        let mut twin = session.fork().unwrap();
+        assert_eq!(twin.logits(), cached(&tokens));
+        let file = model.artifact().path().with_file_name("s.state");
+        session.save_state(&file).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), 64 + 1500 * 64);
+        let longer = [&tokens[..], &[2]].concat();
+        assert_eq!(twin.decode(2).unwrap(), cached(&longer));
+        session.reset().unwrap();
+        assert_eq!(counters.get("fake_mapped"), granules(1 + 2), "a small part is kept");
+        session.load_state(&file).unwrap();
+        assert_eq!(session.decode(2).unwrap(), cached(&longer));
+    }
+    assert_eq!((counters.get("fake_live"), counters.get("fake_mapped")), (0, 0));
+}
+
+#[test]
+fn cache_rows_get_memory_as_they_are_written() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
+        in_child("child_with_caches", &artifact, &driver);
+    }
+}
+
+#[test]
+fn devices_without_mapping_get_all_memory_at_once() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
+        in_child_with("child_with_caches", &artifact, &driver, &[("FAKE_NO_MAPPING", "1")]);
+    }
 }
 
 #[test]

@@ -1,22 +1,42 @@
 /* A CUDA driver without a GPU, for tests of the runtime's device code: memory is host memory, kernels are the functions
  * below, streams are synchronous, graphs record and replay launches. It checks what a driver would crash on: contexts,
- * live handles, ranges of copies, launch shapes. Counters are exported for the test. */
+ * live handles, ranges of copies, launch shapes. Counters are exported for the test. Memory that is mapped into
+ * reserved addresses is checked too; with FAKE_NO_MAPPING in the environment the device has none. */
+#define _DEFAULT_SOURCE
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef int R;
 typedef uint64_t P;
 enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700 };
 
-int fake_launches, fake_graph_launches, fake_live, fake_shared_bytes, fake_devices = 1;
+int fake_launches, fake_graph_launches, fake_live, fake_mapped, fake_shared_bytes, fake_devices = 1;
 
 static int context_current;
 static struct { P ptr; size_t bytes; } blocks[64];
 typedef struct { void *f; unsigned grid[3], block[3], shared; uint64_t values[8]; int n; } launch;
 static struct { int capturing, n; launch list[16]; } graph;
 
+#define GRANULE 65536
+static struct { P base; size_t bytes; unsigned char state[1024]; } reserved[4]; /* state: 1 mapped, 2 accessible */
+
+static unsigned char *granule(P p) {
+  for (int i = 0; i < 4; i++)
+    if (reserved[i].base && p >= reserved[i].base && p < reserved[i].base + reserved[i].bytes)
+      return &reserved[i].state[(p - reserved[i].base) / GRANULE];
+  return 0;
+}
+
+static int accessible(P p, size_t n) {
+  for (P at = p; at < p + n; at += GRANULE)
+    if (!granule(at) || *granule(at) != 2) return 0;
+  return n > 0 && granule(p + n - 1) && *granule(p + n - 1) == 2;
+}
+
 static int inside(P p, size_t n) {
+  if (accessible(p, n)) return 1;
   for (int i = 0; i < 64; i++)
     if (blocks[i].ptr && p >= blocks[i].ptr && p + n <= blocks[i].ptr + blocks[i].bytes) return 1;
   return 0;
@@ -41,6 +61,25 @@ static R toy_feed(const launch *l) {
       for (int i = 0; i < 8; i++) sum += h[i] * e[v * 8 + i];
       logits[(all ? t * 5 : 0) + v] = sum;
     }
+  return OK;
+}
+
+static R toy_cached(const launch *l) {
+  const float *e = (const float *)l->values[1];
+  const int32_t *tokens = (const int32_t *)l->values[2];
+  float *logits = (float *)l->values[3];
+  uint64_t n = l->values[4], past = l->values[5], row = l->values[6], all = l->values[7];
+  if (!inside(l->values[0], (past + n) * row) || !inside(l->values[2], n * 4)) return ILLEGAL;
+  for (uint64_t t = past; t < past + n; t++) {
+    memcpy((void *)(l->values[0] + t * row), e + 8 * tokens[t - past], 32);
+    for (int v = 0; v < 5; v++) {
+      float sum = 0;
+      for (uint64_t p = 0; p <= t; p++)
+        for (int i = 0; i < 8; i++)
+          sum += (float)(1 + p % 3) * ((const float *)(l->values[0] + p * row))[i] * e[v * 8 + i];
+      logits[(all ? (t - past) * 5 : 0) + v] = sum;
+    }
+  }
   return OK;
 }
 
@@ -69,7 +108,10 @@ R cuInit(unsigned flags) { return flags; }
 R cuDeviceGetCount(int *n) { return *n = fake_devices, OK; }
 R cuDeviceGet(int *d, int i) { return *d = i + 40, OK; }
 R cuDeviceGetName(char *s, int n, int d) { return d == 40 ? (strncpy(s, "Fake GPU", n), OK) : INVALID; }
-R cuDeviceGetAttribute(int *v, int a, int d) { return *v = a == 75 ? 8 : 6, d == 40 && (a == 75 || a == 76) ? OK : INVALID; }
+R cuDeviceGetAttribute(int *v, int a, int d) {
+  if (a == 102) return *v = !getenv("FAKE_NO_MAPPING"), d == 40 ? OK : INVALID;
+  return *v = a == 75 ? 8 : 6, d == 40 && (a == 75 || a == 76) ? OK : INVALID;
+}
 R cuDevicePrimaryCtxRetain(void **c, int d) { return *c = blocks, fake_live++, d == 40 ? OK : INVALID; }
 R cuDevicePrimaryCtxRelease_v2(int d) { return fake_live--, d == 40 ? OK : INVALID; }
 R cuCtxSetCurrent(void *c) { return context_current = c == blocks, OK; }
@@ -81,6 +123,7 @@ R cuModuleLoadDataEx(void **m, const void *image, unsigned n, int *options, void
 R cuModuleUnload(void *m) { return fake_live--, m == &graph ? OK : INVALID; }
 R cuModuleGetFunction(void **f, void *m, const char *name) {
   R (*found)(const launch *) = !strcmp(name, "toy_feed")      ? toy_feed
+                               : !strcmp(name, "toy_cached")  ? toy_cached
                                : !strcmp(name, "toy_softmax") ? toy_softmax
                                : !strcmp(name, "toy_never")   ? toy_never
                                                               : 0;
@@ -97,6 +140,52 @@ R cuMemFree_v2(P p) {
   for (int i = 0; i < 64; i++)
     if (blocks[i].ptr == p) return free((void *)p), blocks[i].ptr = 0, fake_live--, OK;
   return INVALID;
+}
+/* CUmemAllocationProp as far as it matters: pinned memory on device 40. */
+typedef struct { int type, handles, location, device; } prop;
+static int plain(const prop *p) { return p->type == 1 && p->handles == 0 && p->location == 1 && p->device == 40; }
+R cuMemGetAllocationGranularity(size_t *n, const prop *p, int which) {
+  return *n = GRANULE, plain(p) && which == 1 ? OK : INVALID;
+}
+R cuMemAddressReserve(P *p, size_t n, size_t align, P wish, uint64_t flags) {
+  if (!context_current || n % GRANULE || n / GRANULE > 1024 || align || wish || flags) return INVALID;
+  for (int i = 0; i < 4; i++)
+    if (!reserved[i].base) {
+      void *at = mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (at == MAP_FAILED) return 2;
+      memset(reserved[i].state, 0, sizeof reserved[i].state);
+      return *p = reserved[i].base = (P)at, reserved[i].bytes = n, fake_live++, OK;
+    }
+  return 2;
+}
+R cuMemAddressFree(P p, size_t n) {
+  for (int i = 0; i < 4; i++)
+    if (reserved[i].base == p && reserved[i].bytes == n) {
+      for (size_t g = 0; g < n / GRANULE; g++)
+        if (reserved[i].state[g]) return INVALID;
+      return munmap((void *)p, n), reserved[i].base = 0, fake_live--, OK;
+    }
+  return INVALID;
+}
+R cuMemCreate(uint64_t *h, size_t n, const prop *p, uint64_t flags) {
+  return *h = 77, fake_live++, n == GRANULE && plain(p) && !flags ? OK : INVALID;
+}
+R cuMemRelease(uint64_t h) { return fake_live--, h == 77 ? OK : INVALID; }
+R cuMemMap(P p, size_t n, size_t offset, uint64_t h, uint64_t flags) {
+  if (!granule(p) || *granule(p) || p % 4096 || n != GRANULE || offset || h != 77 || flags) return INVALID;
+  return *granule(p) = 1, fake_mapped++, OK;
+}
+R cuMemUnmap(P p, size_t n) {
+  if (!granule(p) || !*granule(p) || n != GRANULE) return INVALID;
+  mprotect((void *)p, n, PROT_NONE);
+  return *granule(p) = 0, fake_mapped--, OK;
+}
+R cuMemSetAccess(P p, size_t n, const int *access, size_t count) {
+  if (!granule(p) || *granule(p) != 1 || n != GRANULE || count != 1) return INVALID;
+  if (access[0] != 1 || access[1] != 40 || access[2] != 3) return INVALID;
+  mprotect((void *)p, n, PROT_READ | PROT_WRITE);
+  memset((void *)p, 0xff, n); /* NaN: fresh memory is undefined */
+  return *granule(p) = 2, OK;
 }
 #define STREAM_OK(s) (context_current && !graph.capturing && (!(s) || (s) == (void *)&fake_live))
 R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {

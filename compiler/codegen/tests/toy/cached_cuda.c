@@ -1,0 +1,51 @@
+/* The toy of cached.c (one cache, `k`) for a GPU: a launch list over a kernel that fake_cuda.c has. */
+#include "mlcc.h"
+
+#define VOCAB 5
+#define CONTEXT 100000
+#define ROW_BYTES 64
+#define K_AT 64
+#define STR(s) {s, sizeof(s) - 1}
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define ARG(k, s, v) {.kind = k, .size = s, .value = v}
+#define POINTERS ARG(MLCC_ARG_STATE, 8, K_AT), ARG(MLCC_ARG_WEIGHTS, 8, 0), ARG(MLCC_ARG_TOKENS, 8, 0), \
+  ARG(MLCC_ARG_LOGITS, 8, 0), ARG(MLCC_ARG_N, 8, 0), ARG(MLCC_ARG_PAST, 8, 0), ARG(MLCC_ARG_INT, 8, ROW_BYTES)
+
+static const mlcc_launch_arg last_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 0)};
+static const mlcc_launch_arg all_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 1)};
+#define ONE {.constant = 1, .div = 1}
+#define FEED(args) {STR("toy_cached"), {ONE, ONE, ONE}, {1, 1, 1}, 0, args, COUNT(args)}
+static const mlcc_launch last[] = {FEED(last_args)};
+static const mlcc_launch all[] = {FEED(all_args)};
+static const mlcc_device_entry entries[] = {
+  {STR("prefill"), last, 1},
+  {STR("decode"), last, 1},
+  {STR("prefill_logits"), all, 1},
+};
+static const uint8_t ptx[] = "// toy ptx";
+static const mlcc_device_image images[] = {{STR("ptx"), 80, 0, ptx, sizeof(ptx) - 1}};
+static const mlcc_state states[] = {
+  {STR("k"), K_AT, (uint64_t)CONTEXT * ROW_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, CONTEXT, ROW_BYTES},
+};
+
+__attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
+  .magic = MLCC_MAGIC,
+  .abi_version = MLCC_ABI_VERSION,
+  .struct_size = sizeof(mlcc_model_table),
+  .target = STR("cuda"),
+  .compiler = STR("toy 1"),
+  .metadata = STR("{\"model\":\"cached\"}"),
+  .states = states,
+  .n_states = 1,
+  .images = images,
+  .n_images = 1,
+  .device_entries = entries,
+  .n_device_entries = COUNT(entries),
+  .weights_bytes = VOCAB * 8 * 4,
+  .state_bytes = K_AT + (uint64_t)CONTEXT * ROW_BYTES,
+  .alignment = 64,
+  .chunk = 3,
+  .context = CONTEXT,
+  .batch = 1,
+  .vocab = VOCAB,
+};
