@@ -69,6 +69,20 @@ impl QuantPolicy {
         Ok(QuantPolicy { rules: rules.collect::<Result<_, _>>()? })
     }
 
+    /// Text that parses to this policy.
+    pub fn to_toml(&self) -> String {
+        let quoted = |text: &str| toml::Value::from(text).to_string();
+        let rule = |rule: &Rule| {
+            let format = rule.format.map_or(String::new(), |f| format!("format = \"{}\"\n", f.name()));
+            let search = match rule.scale_search {
+                ScaleSearch::None => "none",
+                ScaleSearch::Mse => "mse",
+            };
+            format!("[[rule]]\nmatch = {}\n{format}scale_search = \"{search}\"\n", quoted(&rule.glob))
+        };
+        self.rules.iter().map(rule).collect()
+    }
+
     /// The rule that decides about a parameter.
     pub fn rule(&self, name: &str) -> Option<&Rule> {
         self.rules.iter().find(|rule| glob_matches(&rule.glob, name))
@@ -152,6 +166,15 @@ mod tests {
     use super::*;
     use mlcc_ir::module::ParamSource;
     use mlcc_ir::types::TensorType;
+
+    #[test]
+    fn a_policy_reads_back_from_its_text() {
+        let text = "[[rule]]\nmatch = \"a\\\"*\"\nformat = \"q8g32\"\n[[rule]]\nmatch = \"*\"\nscale_search = \"mse\"";
+        let policy = QuantPolicy::parse(text).unwrap();
+        assert_eq!(policy.rules.len(), 2);
+        assert_eq!(QuantPolicy::parse(&policy.to_toml()).unwrap(), policy);
+        assert_eq!(QuantPolicy::default().to_toml(), "");
+    }
 
     #[test]
     fn globs() {

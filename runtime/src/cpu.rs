@@ -108,6 +108,10 @@ impl CpuSession {
         self.chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..n * self.logits.len() / 4])
     }
 
+    pub fn arena(&self) -> &[u8] {
+        self.arena.bytes()
+    }
+
     pub fn state(&self, range: Range<u64>) -> &[u8] {
         self.state.bytes(range)
     }

@@ -271,6 +271,16 @@ impl Session {
         }
     }
 
+    /// The scratch memory as the last step has left it. Its contents are undefined, except in an artifact built with
+    /// `--debug-taps`, whose metadata tells where the outputs of layers stay.
+    pub fn scratch(&self) -> Result<std::borrow::Cow<'_, [u8]>> {
+        Ok(match &self.memory {
+            Memory::Cpu(cpu) => cpu.arena().into(),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.arena()?.into(),
+        })
+    }
+
     fn check(&self, tokens: &[i32]) -> Result<()> {
         let plan = self.model.plan();
         if tokens.is_empty() {

@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    bench, build, completions, doctor, eval, inspect, interp, models, opt, quants, run, targets, verify,
+    bench, bisect, build, completions, doctor, eval, inspect, interp, models, opt, quants, run, targets, verify,
 };
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -38,6 +38,8 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Replay reference results through a compiled model
     Verify(verify::Args),
+    /// Find the pass or kernel that makes a model wrong
+    Bisect(bisect::Args),
     /// Measure how well a compiled model predicts a text
     Eval(eval::Args),
     /// Measure speed, as a share of what the machine can do
@@ -99,6 +101,7 @@ fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
         Command::Run(args) => run::run(&args, ui),
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
+        Command::Bisect(args) => bisect::run(&args, ui),
         Command::Eval(args) => eval::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
         Command::Interp(args) => interp::run(&args, ui),

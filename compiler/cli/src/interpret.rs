@@ -167,6 +167,20 @@ impl<'p> StepModel<'p> {
     }
 }
 
+impl StepModel<'_> {
+    /// Runs one entry point on the next tokens, at most a chunk; returns the logits of the last one.
+    pub fn call(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        self.logits.clear();
+        self.run(entry, tokens, 1)?;
+        Ok(&self.logits)
+    }
+
+    /// Scratch memory as the last call has left it.
+    pub fn scratch(&mut self) -> &[u8] {
+        self.memory.block(Base::Arena)
+    }
+}
+
 /// The weights payload.
 fn weights(program: &Program, plan: &MemoryPlan, checkpoint: &Checkpoint) -> Result<Vec<u8>, InterpretError> {
     let mut blob = vec![0; plan.weights_bytes as usize];

@@ -124,7 +124,7 @@ where
 }
 
 /// NaN counts as infinitely wrong.
-fn relative_error(found: &[f32], expected: &[f32], scale: f64) -> f64 {
+pub(crate) fn relative_error(found: &[f32], expected: &[f32], scale: f64) -> f64 {
     if found.len() != expected.len() {
         return f64::INFINITY;
     }

@@ -1,11 +1,12 @@
 //! Weights from the checkpoint to the payload: read, transformed, quantized and packed in pieces of a few rows, so that
 //! memory stays near the size of one tensor.
 
+use mlcc_interp::graph::Tensor;
 use mlcc_ir::module::{Param, ParamSource};
 use mlcc_ir::types::Packing;
 use mlcc_models::checkpoint::FiniteCheck;
 use mlcc_models::{Checkpoint, CheckpointError, TensorData};
-use mlcc_quant::{PackOptions, Packer, QuantError};
+use mlcc_quant::{PackOptions, Packer, QuantError, dequantize, pack};
 
 /// Values read at a time.
 const PIECE: usize = 1 << 18;
@@ -68,6 +69,27 @@ pub fn read_param(checkpoint: &Checkpoint, param: &Param) -> Result<Vec<f32>, We
     let mut values = vec![0.0; n * k];
     Reader::open(checkpoint, &param.source, k)?.read(0, &mut values)?;
     Ok(values)
+}
+
+/// The values that a stored parameter stands for: rounded to its type, quantized and back for packed ones.
+pub fn stored_value(
+    checkpoint: &Checkpoint,
+    param: &Param,
+    options: PackOptions,
+) -> Result<Tensor, WeightError> {
+    let dims: Option<Vec<usize>> =
+        param.ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
+    let dims = dims.ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let values = read_param(checkpoint, param)?;
+    let dtype = param.ty.dtype;
+    if !dtype.is_packed() {
+        return Ok(Tensor::new(dtype, &dims, values.into_iter().map(f64::from).collect()));
+    }
+    let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let bytes = pack(dtype, Packing::RowMajor, n, k, &values, options).map_err(named)?;
+    let values = dequantize(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
+    Ok(Tensor { dtype, dims, data: values.into_iter().map(f64::from).collect() })
 }
 
 /// An open [`ParamSource`] that gives rows of `k` values.

@@ -162,7 +162,7 @@ impl Driver {
         // SAFETY: loading the vendor's driver library runs its initialisers, which is what it is made for.
         let library = unsafe { Library::new(&name) }.map_err(|e| {
             format!(
-                "the NVIDIA driver library {name} cannot be loaded ({e}); is the NVIDIA driver installed?"
+                "the NVIDIA driver library {name} cannot be loaded ({e}); install the NVIDIA driver"
             )
         })?;
         let f = Functions::load(&library).map_err(|what| {

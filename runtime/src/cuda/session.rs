@@ -152,6 +152,12 @@ impl CudaSession {
         Ok(out)
     }
 
+    pub fn arena(&self) -> Result<Vec<u8>> {
+        let mut out = vec![0; self.arena.len()];
+        receive(&self.device, self.stream, self.arena.ptr(), &mut out)?;
+        Ok(out)
+    }
+
     /// Writes pieces of state; `rows` of every cache get memory before.
     pub fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
         self.state.grow(rows)?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::table::COMPILER;
-use super::{BuildOptions, Source, report};
+use super::{BuildOptions, Source, report, taps};
 
 /// Version of the layout of the metadata.
 const LAYOUT: u32 = 1;
@@ -23,7 +23,7 @@ pub fn json(
     let traffic = report::Traffic::of(program, memory);
     let formats = report::formats(program, Some(memory));
     let config = &source.model.config;
-    let value = json!({
+    let mut value = json!({
         "layout": LAYOUT,
         "compiler": COMPILER,
         "backend": options.backend.name(),
@@ -64,6 +64,13 @@ pub fn json(
             "config_xxh3_128": hash(Value::Object(config.raw.clone()).to_string().as_bytes()),
         },
     });
+    let taps = taps::places(program, memory);
+    if !taps.is_empty() {
+        value["taps"] = json!(taps);
+        // What `mlcc verify --layers` needs to build the same graph again.
+        value["passes_off"] = json!(options.disabled_passes);
+        value["quant_policy"] = json!(options.policy.to_toml());
+    }
     value.to_string()
 }
 

@@ -11,13 +11,14 @@ mod payload;
 mod report;
 mod source;
 mod table;
+pub mod taps;
 
 pub use backend::Backend;
 pub use options::{BuildOptions, Emit};
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
 pub use source::Source;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -123,15 +124,33 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     }
     hooks.check()?;
 
-    let clock = report.begin("code", hooks);
     let output = options.output_path(&source.model.name);
+    write_program(&source, &target, options, &program, &output, &mut report, hooks)?;
+    Ok(report)
+}
+
+/// Code and weights of a program that all passes have gone over, or what `options.emit` asks for instead.
+pub fn write_program(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    program: &Program,
+    output: &Path,
+    report: &mut BuildReport,
+    hooks: &mut Hooks<'_>,
+) -> Result<(), BuildError> {
+    let memory = program
+        .memory
+        .as_ref()
+        .ok_or_else(|| PassError::internal("plan_memory", "a program without a memory plan is to be written"))?;
+    let clock = report.begin("code", hooks);
     // Not the name of the output: equal input gives equal bytes, whatever the file is called.
     let soname = format!("{}.so", source.model.name);
-    let input = input(&source, &target, options, &program, memory);
+    let input = input(source, target, options, program, memory);
     if let Some(emit) = options.emit {
-        report.emitted = backend::emit(options.backend, &input, emit, &output)?;
+        report.emitted = backend::emit(options.backend, &input, emit, output)?;
         report.end(clock);
-        return Ok(report);
+        return Ok(());
     }
     let library = backend::compile(options.backend, &input, &soname)?;
     report.end(clock);
@@ -139,10 +158,10 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 
     let clock = report.begin("weights", hooks);
     let metadata = &input.table.metadata;
-    let written = payload::write(&output, &library, &source, options, &program, memory, metadata, hooks)?;
+    let written = payload::write(output, &library, source, options, program, memory, metadata, hooks)?;
     report.end(clock);
-    report.written(&output, options, written);
-    Ok(report)
+    report.written(output, options, written);
+    Ok(())
 }
 
 /// Builds the graph and runs the passes.
@@ -176,7 +195,7 @@ pub fn compile(
     Ok((program, context))
 }
 
-fn pass_options(target: &Target, options: &BuildOptions) -> Options {
+pub(crate) fn pass_options(target: &Target, options: &BuildOptions) -> Options {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let levels = target.levels.iter().map(level).collect();
     let mut pass_options = Options::new(levels, i64::from(options.chunk));

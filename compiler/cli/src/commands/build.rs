@@ -93,9 +93,18 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum BackendArg {
+pub(crate) enum BackendArg {
     Llvm,
     Cranelift,
+}
+
+impl BackendArg {
+    pub(crate) fn backend(self) -> Backend {
+        match self {
+            BackendArg::Llvm => Backend::Llvm,
+            BackendArg::Cranelift => Backend::Cranelift,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -153,11 +162,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     if let Some(directory) = &args.hf_cache {
         request.cache.directory = directory.clone();
     }
-    let backend = match args.backend {
-        None => Backend::default(),
-        Some(BackendArg::Llvm) => Backend::Llvm,
-        Some(BackendArg::Cranelift) => Backend::Cranelift,
-    };
+    let backend = args.backend.map_or_else(Backend::default, BackendArg::backend);
     let (quant, stands_for) = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?;
     if let Some(note) = stands_for {
         ui.note(note);

@@ -1,6 +1,7 @@
 //! One file per command: its flags (`Args`) and what it does (`run`).
 
 pub mod bench;
+pub mod bisect;
 pub mod build;
 pub mod completions;
 pub mod doctor;

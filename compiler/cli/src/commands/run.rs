@@ -84,8 +84,10 @@ struct Sampling {
     /// How many tokens the penalties look at, -1 = all
     #[arg(long, allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
+    /// Taken from the logit of every token that stands among those, 0 = off
     #[arg(long, allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
+    /// Taken from the logit of a token for each time that it stands among those, 0 = off
     #[arg(long, allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
     /// Equal seeds give equal texts, -1 = another one each time

@@ -1,4 +1,4 @@
-//! `mlcc verify`: reference results through a compiled model.
+//! `mlcc verify`: reference results through a compiled model, or layer by layer.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,26 @@ use crate::error::CliError;
 use crate::replay::{self, replay};
 use crate::ui::Ui;
 
+mod layers;
+pub(crate) mod prompt;
+
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit code 0 if the largest error of a logit, relative to the largest reference logit, is within \
-    the tolerance, and greedy decoding gives the same tokens up to the first step that such an error could turn."
+    after_help = "With --golden, exit code 0 if the largest error of a logit, relative to the largest reference logit, \
+    is within the tolerance, and greedy decoding gives the same tokens up to the first step that such an error could \
+    turn. With --layers, exit code 0 if every layer's output is, relative to its largest value."
 )]
 pub struct Args {
     /// A compiled model
     artifact: PathBuf,
     /// Reference results
-    #[arg(long)]
-    golden: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "layers")]
+    golden: Option<PathBuf>,
+    /// Compare the output of every layer; the artifact must be built with --debug-taps
+    #[arg(long, conflicts_with = "golden")]
+    layers: bool,
+    #[command(flatten)]
+    layer_args: layers::LayerArgs,
     /// Largest permitted error, in place of the one of the weight format
     #[arg(long)]
     tolerance: Option<f64>,
@@ -33,13 +42,20 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let golden = Golden::read(&args.golden)?;
+    match &args.golden {
+        Some(golden) => run_golden(args, golden, ui),
+        None => layers::run(args, ui),
+    }
+}
+
+fn run_golden(args: &Args, golden_path: &std::path::Path, ui: &Ui) -> Result<(), CliError> {
+    let golden = Golden::read(golden_path)?;
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
     let vocab = golden.prompts[0].logits_last.len();
     if vocab != model.vocab() {
         return Err(CliError::Failed(format!(
             "{} has logits for {vocab} tokens, {} is a model of {}: they do not belong together",
-            args.golden.display(),
+            golden_path.display(),
             args.artifact.display(),
             model.vocab()
         )));

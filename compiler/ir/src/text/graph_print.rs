@@ -72,6 +72,13 @@ pub fn print_function(module: &Module, f: &Function) -> String {
     out
 }
 
+/// Nodes of a function, one per line, each with its operands, attributes and type.
+pub fn print_nodes(module: &Module, f: &Function, nodes: &[NodeId]) -> String {
+    let names = ValueNames::new(f);
+    let line = |id: &NodeId| f.nodes.get(*id).map(|n| format!("{}\n", print_node(module, f, &names, n)));
+    nodes.iter().filter_map(line).collect()
+}
+
 fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &Node) -> String {
     let mut out = String::new();
     if !node.outputs.is_empty() {

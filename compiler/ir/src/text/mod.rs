@@ -14,7 +14,7 @@ mod scanner;
 pub mod step;
 
 pub use dim::parse_dim;
-pub use graph_print::{node_label, print_function};
+pub use graph_print::{node_label, print_function, print_nodes};
 pub use kernel_parse::parse_kernel;
 pub use kernel_print::print_kernel;
 pub use lexer::{Lexer, ParseError, Pos, Token};

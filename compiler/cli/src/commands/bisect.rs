@@ -1,0 +1,123 @@
+//! `mlcc bisect`: which pass or kernel makes a model wrong.
+
+use std::path::PathBuf;
+
+use mlcc_models::ModelRequest;
+use mlcc_passes::pipeline::find;
+use mlcc_passes::policy::QuantPolicy;
+use mlcc_passes::scheme::QuantScheme;
+
+use super::build::BackendArg;
+use super::verify::prompt::PromptArgs;
+use crate::build::{BuildOptions, Source};
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::layers::bisect::{Trial, Verdict, search};
+use crate::layers::calls;
+use crate::temporary::Folder;
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Builds the model with the outputs of all layers kept and holds them against the interpreted graph; if \
+    one departs, builds it again without each optional pass. Exit code 0 if nothing is wrong. Example: mlcc bisect \
+    ./rwkv-4-169m --quant q4f16"
+)]
+pub struct Args {
+    /// Folder or file of a checkpoint, hf:org/repo, or a preset name
+    model: String,
+    /// Folder or file with the weights, in place of those that the model leads to
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// No weights are read: random ones from this seed
+    #[arg(long, value_name = "SEED", conflicts_with = "weights")]
+    random_weights: Option<u64>,
+    /// Machine to compile for; code that cannot run here is interpreted
+    #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
+    target: String,
+    /// Weight format: a name of `mlcc quants`
+    #[arg(long, visible_alias = "quantization", default_value = "f32", env = "MLCC_QUANT")]
+    quant: String,
+    /// TOML file with exceptions from the weight format for single tensors
+    #[arg(long, value_name = "FILE")]
+    quant_policy: Option<PathBuf>,
+    /// Most tokens in one call of prefill
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: u32,
+    /// Code generator
+    #[arg(long, value_enum, env = "MLCC_BACKEND")]
+    backend: Option<BackendArg>,
+    /// Passes that are off in every build
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    disable_pass: Vec<String>,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let options = options(args)?;
+    let target = mlcc_target::resolve(&args.target)?;
+    let source = Source::open(&options)?;
+    let vocab = source.model.config.architecture.vocab();
+    let tokenizer = || {
+        let found = source.tokenizer.as_ref().map(|t| t.file.load());
+        Ok(found.ok_or_else(|| CliError::usage("the model has no tokenizer; give --tokens"))??)
+    };
+    let tokens = args.prompt.tokens(vocab, tokenizer)?;
+    let folder = Folder::new().map_err(CliError::io("create", std::env::temp_dir()))?;
+    let calls = calls(&tokens, args.chunk as usize);
+    let progress = |trial: &Trial| ui.note(trial_text(trial).trim_end());
+    let verdict = search(&source, &target, &options, &calls, folder.path(), progress)
+        .map_err(|e| CliError::Failed(format!("{}: {e}", args.model)))?;
+    match args.json {
+        true => print_json(&verdict)?,
+        false => print(&text(&verdict))?,
+    }
+    if verdict.whole.ok() { Ok(()) } else { Err(CliError::Reported) }
+}
+
+fn options(args: &Args) -> Result<BuildOptions, CliError> {
+    let usage = |e: &dyn std::fmt::Display| CliError::usage(e.to_string());
+    let mut options = BuildOptions::new(&args.model);
+    options.request = ModelRequest::new(&args.model);
+    options.request.weights = args.weights.clone();
+    options.request.random_weights = args.random_weights;
+    options.quant = QuantScheme::find(&args.quant).map_err(|e| usage(&e))?.0;
+    options.quant_name = options.quant.name.into();
+    options.target = args.target.clone();
+    options.chunk = args.chunk;
+    options.backend = args.backend.map_or_else(Default::default, BackendArg::backend);
+    for name in &args.disable_pass {
+        find(name).map_err(|e| usage(&e))?;
+    }
+    options.disabled_passes = args.disable_pass.clone();
+    if let Some(path) = &args.quant_policy {
+        let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
+        let policy = QuantPolicy::parse(&text);
+        options.policy = policy.map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))?;
+    }
+    Ok(options)
+}
+
+fn trial_text(trial: &Trial) -> String {
+    let verdict = if trial.ok { "right" } else { "still wrong" };
+    format!("without {}: {verdict}, error {:.1e}\n", trial.without, trial.error)
+}
+
+fn text(verdict: &Verdict) -> String {
+    let mut out = String::new();
+    if let Some(layers) = &verdict.whole.layers {
+        out.push_str(&layers.text());
+        out.push('\n');
+    }
+    if let Some(diagnosis) = &verdict.whole.diagnosis {
+        out.push_str(&diagnosis.text());
+        out.push('\n');
+    }
+    verdict.trials.iter().for_each(|t| out.push_str(&trial_text(t)));
+    out.push_str(&format!("{}\n", verdict.sentence()));
+    out
+}

@@ -1,0 +1,208 @@
+//! `mlcc verify --layers`.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_models::ModelRequest;
+use mlcc_passes::policy::QuantPolicy;
+use mlcc_passes::scheme::QuantScheme;
+use mlcc_runtime::Model;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::Args;
+use super::prompt::PromptArgs;
+use crate::build::taps::TapPlaces;
+use crate::build::{Backend, BuildOptions, Source};
+use crate::commands::{load, print, print_json, run};
+use crate::error::CliError;
+use crate::layers::bisect::runs_here;
+use crate::layers::diagnose::{self, Diagnosis};
+use crate::layers::file::TapFile;
+use crate::layers::run::ArtifactLayers;
+use crate::layers::stages::{Setup, first_wrong_pass};
+use crate::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all, tolerance};
+use crate::replay;
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Layer by layer")]
+pub struct LayerArgs {
+    /// The checkpoint that the artifact was built from: its graph is interpreted on the same stored weights
+    #[arg(short, long, value_name = "PATH", requires = "layers")]
+    model: Option<String>,
+    /// Seed of the weights, if the artifact was built with random ones
+    #[arg(long, value_name = "SEED", requires = "model")]
+    random_weights: Option<u64>,
+    /// Outputs of layers that another program has written (tools/dump_hf.py), with their prompt
+    #[arg(long, value_name = "FILE", requires = "layers")]
+    against: Option<PathBuf>,
+    #[command(flatten)]
+    prompt: PromptArgs,
+}
+
+/// One side that the artifact is held against.
+struct Side {
+    name: String,
+    comparison: Comparison,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let given = &args.layer_args;
+    if given.model.is_none() && given.against.is_none() {
+        let hint = "--layers needs a reference: --model with the checkpoint, or --against with a file of outputs";
+        return Err(CliError::usage(hint));
+    }
+    let failed = |e: Failure| CliError::Failed(format!("{}: {e}", args.artifact.display()));
+    let model = load(&args.artifact, args.threads.map(usize::from), true)?;
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let places = places(&args.artifact, &metadata)?;
+    let file = given.against.as_deref().map(TapFile::read).transpose().map_err(|e| CliError::Failed(e.to_string()))?;
+    let tokens = match &file {
+        Some(file) if !given.prompt.is_default() => {
+            let count = file.tokens.len();
+            return Err(CliError::usage(format!("the file of --against has its own prompt of {count} tokens")));
+        }
+        Some(file) => file.tokens.clone(),
+        None => given.prompt.tokens(model.vocab(), || run::tokenizer(&model, None))?,
+    };
+    let calls = calls(&tokens, model.plan().chunk as usize);
+    let mut layers = ArtifactLayers { session: model.session()?, places };
+    let found = run_all(&mut layers, &calls).map_err(failed)?;
+
+    let mut sides = Vec::new();
+    let mut diagnosis = None;
+    if let Some(checkpoint) = &given.model {
+        let options = options(&metadata, &model, checkpoint, given.random_weights)?;
+        let source = Source::open(&options)?;
+        same_config(&args.artifact, &metadata, &source)?;
+        let target = mlcc_target::resolve(&options.target)?;
+        let setup = Setup { source: &source, target: &target, options: &options };
+        let (side, why) = against_graph(args, &setup, &calls, &found, ui).map_err(failed)?;
+        sides.push(side);
+        diagnosis = why;
+        if let Some(file) = &file {
+            sides.push(definition(args, &setup, &calls, file).map_err(failed)?);
+        }
+    }
+    if let Some(file) = &file {
+        let scheme = scheme(&metadata)?;
+        let permitted = args.tolerance.unwrap_or_else(|| replay::tolerance(scheme.name));
+        let expected = from_file(file, &calls, &found);
+        let comparison = compare(&calls, &found, &expected, permitted).map_err(failed)?;
+        sides.push(Side { name: "artifact against the file".into(), comparison });
+    }
+    report(args, &sides, diagnosis.as_ref())
+}
+
+/// The taps of the metadata.
+fn places(artifact: &Path, metadata: &Value) -> Result<TapPlaces, CliError> {
+    let places = metadata.get("taps").and_then(|t| serde_json::from_value::<TapPlaces>(t.clone()).ok());
+    places.ok_or_else(|| {
+        CliError::Failed(format!("{} keeps no outputs of layers; build it with --debug-taps", artifact.display()))
+    })
+}
+
+fn scheme(metadata: &Value) -> Result<QuantScheme, CliError> {
+    let name = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
+    Ok(QuantScheme::find(name).map_err(|e| CliError::Failed(e.to_string()))?.0)
+}
+
+/// The options of the build, as its metadata tells them.
+fn options(
+    metadata: &Value,
+    model: &Model,
+    checkpoint: &str,
+    random_weights: Option<u64>,
+) -> Result<BuildOptions, CliError> {
+    let text = |path: &str| metadata.pointer(path).and_then(Value::as_str);
+    let mut options = BuildOptions::new(checkpoint);
+    options.request = ModelRequest::new(checkpoint);
+    options.request.random_weights = random_weights;
+    options.quant = scheme(metadata)?;
+    options.quant_name = options.quant.name.into();
+    options.chunk = u32::try_from(model.plan().chunk).unwrap_or(u32::MAX);
+    options.context = Some(model.plan().context).filter(|&c| c > 0);
+    options.debug_taps = true;
+    if let Some(target) = text("/target/name") {
+        options.target = target.into();
+    }
+    if text("/backend") == Some(Backend::Cranelift.name()) {
+        options.backend = Backend::Cranelift;
+    }
+    let off = metadata.get("passes_off").and_then(Value::as_array);
+    options.disabled_passes = off.into_iter().flatten().filter_map(Value::as_str).map(String::from).collect();
+    let policy = QuantPolicy::parse(text("/quant_policy").unwrap_or_default());
+    options.policy = policy.map_err(|e| CliError::Failed(e.to_string()))?;
+    Ok(options)
+}
+
+fn same_config(artifact: &Path, metadata: &Value, source: &Source) -> Result<(), CliError> {
+    let raw = Value::Object(source.model.config.raw.clone()).to_string();
+    let hash = format!("{:032x}", xxh3_128(raw.as_bytes()));
+    match metadata.pointer("/source/config_xxh3_128").and_then(Value::as_str) {
+        Some(built_from) if built_from != hash => Err(CliError::Failed(format!(
+            "{} was built from another model than {}: their configurations differ",
+            artifact.display(),
+            source.model.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The artifact against its graph, and why they differ.
+fn against_graph(
+    args: &Args,
+    setup: &Setup<'_>,
+    calls: &[Call],
+    found: &[Vec<Tap>],
+    ui: &Ui,
+) -> Result<(Side, Option<Diagnosis>), Failure> {
+    let (_, _, stages) = setup.compile()?;
+    let expected = setup.graph(&stages, stages.reference, calls)?;
+    let permitted = args.tolerance.unwrap_or_else(|| tolerance(&setup.options.quant));
+    let comparison = compare(calls, found, &expected, permitted)?;
+    let mut diagnosis = None;
+    if let Some(first) = &comparison.first {
+        ui.detail(format_args!("{} departs: looking for the pass or kernel", first.name));
+        diagnosis = match first_wrong_pass(setup, &stages, calls)? {
+            Some(wrong) => Some(diagnose::of_pass(setup, &stages, &wrong, calls)?),
+            None if runs_here(setup.target) => {
+                let folder = crate::temporary::Folder::new()?;
+                Some(diagnose::of_kernels(setup, &stages, first, calls, folder.path())?)
+            }
+            None => None,
+        };
+    }
+    Ok((Side { name: "artifact against its graph".into(), comparison }, diagnosis))
+}
+
+/// The graph before all passes, in f32, against the file: is the model definition right?
+fn definition(args: &Args, setup: &Setup<'_>, calls: &[Call], file: &TapFile) -> Result<Side, Failure> {
+    let (_, _, stages) = setup.compile()?;
+    let found = setup.graph(&stages, 0, calls)?;
+    let permitted = args.tolerance.unwrap_or_else(|| replay::tolerance("f32"));
+    let comparison = compare(calls, &found, &from_file(file, calls, &found), permitted)?;
+    Ok(Side { name: "model definition (f32) against the file".into(), comparison })
+}
+
+fn from_file(file: &TapFile, calls: &[Call], found: &[Vec<Tap>]) -> Vec<Vec<Tap>> {
+    calls.iter().zip(found).map(|(call, found)| file.expected(call, found)).collect()
+}
+
+fn report(args: &Args, sides: &[Side], diagnosis: Option<&Diagnosis>) -> Result<(), CliError> {
+    let ok = sides.iter().all(|s| s.comparison.ok());
+    if args.json {
+        let rows = sides.iter().map(|s| json!({ "what": s.name, "layers": s.comparison }));
+        let rows: Vec<Value> = rows.collect();
+        print_json(&json!({ "ok": ok, "sides": rows, "diagnosis": diagnosis }))?;
+    } else {
+        let mut out = String::new();
+        for side in sides {
+            out.push_str(&format!("{}:\n\n{}\n", side.name, side.comparison.text()));
+        }
+        out.push_str(&diagnosis.map_or(String::new(), Diagnosis::text));
+        print(out.trim_end_matches('\n'))?;
+        print("\n")?;
+    }
+    if ok { Ok(()) } else { Err(CliError::Reported) }
+}

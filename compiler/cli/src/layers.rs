@@ -1,0 +1,213 @@
+//! Outputs of layers (taps), from anything that runs a model, and their distance from a reference.
+//!
+//! A model definition names the outputs of its layers ([`mlcc_ir::graph_builder::GraphBuilder::tap`]). In a module with
+//! taps they are outputs of the entry functions, so every executor can give them: an artifact built with `--debug-taps`,
+//! the kernel interpreter, and the graph interpreter after any pass. [`diagnose`] compares these with each other to find
+//! the first layer, pass and op that depart.
+
+pub mod bisect;
+pub mod diagnose;
+pub mod file;
+pub mod run;
+pub mod stages;
+
+use std::error::Error;
+
+use mlcc_passes::scheme::{ActivationType, QuantScheme};
+use serde::Serialize;
+
+use crate::replay::relative_error;
+use crate::ui;
+
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// A named value `[rows, width]` of one call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tap {
+    pub name: String,
+    pub width: usize,
+    pub values: Vec<f32>,
+}
+
+/// Name of the last tap of every call: its logits.
+pub const LOGITS: &str = "logits";
+
+/// One call of an entry point: `tokens` behind the `start` tokens of earlier calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub start: usize,
+    pub tokens: Vec<i32>,
+}
+
+impl Call {
+    /// A single token goes through decode, as in a session.
+    pub fn entry(&self) -> &'static str {
+        if self.tokens.len() == 1 { "decode" } else { "prefill" }
+    }
+}
+
+/// A prompt as calls: all but the last token through prefill in pieces of at most `chunk`, the last one through decode.
+pub fn calls(tokens: &[i32], chunk: usize) -> Vec<Call> {
+    let Some((last, first)) = tokens.split_last() else { return Vec::new() };
+    let mut calls = Vec::new();
+    let mut start = 0;
+    for piece in first.chunks(chunk.max(1)).chain([&[*last][..]]) {
+        calls.push(Call { start, tokens: piece.to_vec() });
+        start += piece.len();
+    }
+    calls
+}
+
+/// Token ids for models without a text at hand: `count` different ones, spread over the vocabulary.
+pub fn some_tokens(count: usize, vocab: usize) -> Vec<i32> {
+    // A prime step visits every id before one repeats, unless the vocabulary is a multiple of it.
+    (0..count).map(|i| ((i * 7919 + 1) % vocab.max(1)) as i32).collect()
+}
+
+/// Anything that runs calls of one sequence and shows its taps.
+pub trait LayerModel {
+    /// Runs the next call; taps in the order of the model definition, [`LOGITS`] last.
+    fn call(&mut self, call: &Call) -> Result<Vec<Tap>, Failure>;
+}
+
+/// The taps of every call.
+pub fn run_all(model: &mut dyn LayerModel, calls: &[Call]) -> Result<Vec<Vec<Tap>>, Failure> {
+    calls.iter().map(|call| model.call(call)).collect()
+}
+
+/// Largest error that kernels of a scheme may show, relative to the largest value of a tap, against the interpreter on
+/// the same stored weights.
+pub fn tolerance(scheme: &QuantScheme) -> f64 {
+    match scheme.activation {
+        // A sum that falls on the other side of a rounding edge moves a code by one of 127.
+        ActivationType::I8 => 2e-2,
+        // Activations enter products with packed weights as 16-bit block floating point.
+        ActivationType::F32 if scheme.linear.is_packed() => 1e-3,
+        ActivationType::F32 => 1e-4,
+    }
+}
+
+/// Errors of one tap over all calls, relative to the tap's largest reference value in the call.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerRow {
+    pub name: String,
+    pub prefill: Option<f64>,
+    pub decode: Option<f64>,
+}
+
+/// A tap of one call that is outside of the tolerance.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Departure {
+    pub name: String,
+    /// Number of the call.
+    #[serde(skip)]
+    pub call: usize,
+    pub entry: &'static str,
+    /// Position of the first token of the call.
+    pub start: usize,
+    pub error: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    pub tolerance: f64,
+    pub worst: f64,
+    pub rows: Vec<LayerRow>,
+    /// The first in the order of execution.
+    pub first: Option<Departure>,
+}
+
+impl Comparison {
+    pub fn ok(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let cell = |error: Option<f64>| match error {
+            None => "-".into(),
+            Some(e) => format!("{e:.1e}{}", if e > self.tolerance { " !" } else { "" }),
+        };
+        let mut rows = vec![["tap", "prefill", "decode"].map(String::from).to_vec()];
+        rows.extend(self.rows.iter().map(|r| vec![r.name.clone(), cell(r.prefill), cell(r.decode)]));
+        let mut out = ui::table(&rows);
+        let tolerance = self.tolerance;
+        match &self.first {
+            None => out.push_str(&format!("\nworst error {:.1e}, tolerance {tolerance:.1e}: ok\n", self.worst)),
+            Some(d) => out.push_str(&format!(
+                "\nfirst departure: {} in {} (from position {}), error {:.1e}, tolerance {tolerance:.1e}\n",
+                d.name, d.entry, d.start, d.error
+            )),
+        }
+        out
+    }
+}
+
+/// Holds taps against those of a reference, by name; taps that only one side has are left out.
+pub fn compare(
+    calls: &[Call],
+    found: &[Vec<Tap>],
+    expected: &[Vec<Tap>],
+    tolerance: f64,
+) -> Result<Comparison, Failure> {
+    let mut result = Comparison { tolerance, worst: 0.0, rows: Vec::new(), first: None };
+    for (number, ((call, found), expected)) in calls.iter().zip(found).zip(expected).enumerate() {
+        for tap in found {
+            let Some(want) = expected.iter().find(|e| e.name == tap.name) else { continue };
+            let scale = want.values.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
+            let error = relative_error(&tap.values, &want.values, scale);
+            result.worst = result.worst.max(error);
+            let at = match result.rows.iter().position(|r| r.name == tap.name) {
+                Some(at) => at,
+                None => {
+                    result.rows.push(LayerRow { name: tap.name.clone(), prefill: None, decode: None });
+                    result.rows.len() - 1
+                }
+            };
+            let row = &mut result.rows[at];
+            let cell = if call.entry() == "decode" { &mut row.decode } else { &mut row.prefill };
+            *cell = Some(cell.unwrap_or(0.0).max(error));
+            if error > tolerance && result.first.is_none() {
+                let (name, entry, start) = (tap.name.clone(), call.entry(), call.start);
+                result.first = Some(Departure { name, call: number, entry, start, error });
+            }
+        }
+    }
+    match result.rows.is_empty() {
+        true => Err("the two sides have no tap in common".into()),
+        false => Ok(result),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tap(name: &str, values: &[f32]) -> Tap {
+        Tap { name: name.into(), width: values.len(), values: values.to_vec() }
+    }
+
+    #[test]
+    fn a_prompt_ends_with_decode() {
+        let cut: Vec<(usize, usize)> =
+            calls(&[1, 2, 3, 4, 5, 6], 4).iter().map(|c| (c.start, c.tokens.len())).collect();
+        assert_eq!(cut, [(0, 4), (4, 1), (5, 1)]);
+        assert_eq!(calls(&[7], 4)[0].entry(), "decode");
+        assert!(calls(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn the_first_departure_is_the_first_in_execution() {
+        let calls = calls(&[1, 2, 3], 4);
+        let expected = [vec![tap("a", &[1.0, 2.0]), tap("b", &[4.0])], vec![tap("a", &[2.0]), tap("b", &[4.0])]];
+        let mut found = expected.to_vec();
+        found[1][0].values[0] = 3.0;
+        found[0][1].values[0] = f32::NAN;
+        let result = compare(&calls, &found, &expected, 0.1).unwrap();
+        let first = result.first.clone().unwrap();
+        assert_eq!((first.name.as_str(), first.entry, first.start), ("b", "prefill", 0));
+        assert_eq!(result.rows[0], LayerRow { name: "a".into(), prefill: Some(0.0), decode: Some(0.5) });
+        assert!(result.worst.is_infinite() && !result.ok());
+        assert!(compare(&calls, &found, &[vec![], vec![]], 0.1).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! The search for the pass that makes a model wrong.
+
+use std::path::Path;
+
+use mlcc_target::{Arch, Target};
+use serde::Serialize;
+
+use super::diagnose::{self, Diagnosis};
+use super::stages::{Setup, first_wrong_pass};
+use super::{Call, Comparison, Failure, compare, tolerance};
+use crate::build::{BuildOptions, Source};
+
+/// One build held against the meaning of its graph.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// Taps of the build against the graph; absent if the graph itself goes wrong in a pass.
+    pub layers: Option<Comparison>,
+    /// What is wrong; `None` if nothing is.
+    pub diagnosis: Option<Diagnosis>,
+}
+
+impl Check {
+    pub fn ok(&self) -> bool {
+        self.diagnosis.is_none() && self.layers.as_ref().is_some_and(Comparison::ok)
+    }
+
+    fn error(&self) -> f64 {
+        let layers = self.layers.as_ref().map_or(0.0, |l| l.first.as_ref().map_or(l.worst, |f| f.error));
+        self.diagnosis.as_ref().map_or(layers, |d| d.layer.error)
+    }
+}
+
+/// A build without one pass.
+#[derive(Clone, Debug, Serialize)]
+pub struct Trial {
+    pub without: String,
+    pub ok: bool,
+    /// Error of the first tap that departs, or the worst one.
+    pub error: f64,
+}
+
+/// What the search has found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    pub whole: Check,
+    pub trials: Vec<Trial>,
+    /// Passes without which the build is right.
+    pub guilty: Vec<String>,
+}
+
+/// True if code for the target runs here.
+pub fn runs_here(target: &Target) -> bool {
+    let have = mlcc_target::detected_features();
+    let fits = |l: &mlcc_target::Level| l.features.iter().all(|f| have.contains(&f.as_str()));
+    Arch::of_host() == Some(target.arch) && target.levels.iter().any(fits)
+}
+
+/// Builds with taps, runs the calls and compares: the graph after every pass, then compiled code with the graph. Code that
+/// this machine cannot run is interpreted.
+pub fn check(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    calls: &[Call],
+    folder: &Path,
+    explain: bool,
+) -> Result<Check, Failure> {
+    let setup = Setup { source, target, options };
+    let (program, _, stages) = setup.compile()?;
+    if let Some(wrong) = first_wrong_pass(&setup, &stages, calls)? {
+        let diagnosis = diagnose::of_pass(&setup, &stages, &wrong, calls)?;
+        return Ok(Check { layers: None, diagnosis: Some(diagnosis) });
+    }
+    let expected = setup.graph(&stages, stages.reference, calls)?;
+    let found = match runs_here(target) {
+        true => diagnose::run_machine(&setup, &program, calls, &folder.join("whole.so"))?,
+        false => diagnose::run_interpreter(&setup, &program, calls)?,
+    };
+    let layers = compare(calls, &found, &expected, tolerance(&options.quant))?;
+    let diagnosis = match &layers.first {
+        Some(first) if explain && runs_here(target) => {
+            Some(diagnose::of_kernels(&setup, &stages, first, calls, folder)?)
+        }
+        _ => None,
+    };
+    Ok(Check { layers: Some(layers), diagnosis })
+}
+
+/// Checks the build, and if it is wrong, the build without each optional pass. `progress` gets every trial.
+pub fn search(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    calls: &[Call],
+    folder: &Path,
+    mut progress: impl FnMut(&Trial),
+) -> Result<Verdict, Failure> {
+    let options = BuildOptions { debug_taps: true, ..options.clone() };
+    let whole = check(source, target, &options, calls, folder, true)?;
+    let mut verdict = Verdict { whole, trials: Vec::new(), guilty: Vec::new() };
+    if verdict.whole.ok() {
+        return Ok(verdict);
+    }
+    let optional = options.pipeline.iter().filter(|p| p.optional);
+    for pass in optional.filter(|p| !options.disabled_passes.iter().any(|d| d == p.name)) {
+        if crate::interrupt::flag().load(std::sync::atomic::Ordering::Relaxed) {
+            return Err("interrupted".into());
+        }
+        let mut options = options.clone();
+        options.disabled_passes.push(pass.name.into());
+        let check = check(source, target, &options, calls, folder, false)?;
+        let trial = Trial { without: pass.name.into(), ok: check.ok(), error: check.error() };
+        progress(&trial);
+        if trial.ok {
+            verdict.guilty.push(trial.without.clone());
+        }
+        verdict.trials.push(trial);
+    }
+    Ok(verdict)
+}
+
+impl Verdict {
+    /// One sentence that names who is guilty.
+    pub fn sentence(&self) -> String {
+        if self.whole.ok() {
+            return "every layer is within the tolerance: nothing to look for".into();
+        }
+        let by_stage = self.whole.diagnosis.as_ref().and_then(|d| d.pass.clone());
+        match (by_stage, self.guilty.as_slice()) {
+            (Some(pass), _) => format!("guilty: pass {pass}"),
+            (None, []) => "no optional pass is guilty: the error stays whichever is switched off".into(),
+            (None, passes) => format!("guilty: pass {}", passes.join(" or ")),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The graph of a model after each pass, interpreted: which pass changes what the model computes.
+
+use std::sync::atomic::AtomicBool;
+
+use mlcc_ir::module::Module;
+use mlcc_ir::text::print_module;
+use mlcc_passes::pipeline::changes_numbers;
+use mlcc_passes::{Context, Program};
+use mlcc_target::Target;
+
+use super::run::{GraphLayers, Packs};
+use super::{Call, Comparison, Failure, LOGITS, Tap, compare, run_all, tolerance};
+use crate::build::{self, BuildOptions, BuildReport, Event, Hooks, Source};
+use crate::replay;
+
+/// Largest error by which the graph may move in a pass that keeps its meaning: the order of f32 operations may change.
+const EQUAL: f64 = 1e-4;
+
+/// A build with taps that can be looked into.
+pub struct Setup<'a> {
+    pub source: &'a Source,
+    pub target: &'a Target,
+    /// With `debug_taps`.
+    pub options: &'a BuildOptions,
+}
+
+/// The module as one pass leaves it.
+pub struct Stage {
+    /// `None`: before all passes.
+    pub pass: Option<&'static str>,
+    pub module: Module,
+}
+
+/// The graph before the passes and after each one that changed it, up to lowering.
+pub struct Stages {
+    pub list: Vec<Stage>,
+    pub packs: Packs,
+    /// The stage that says what the artifact computes: weights and activations are quantized in it, and no pass that has to
+    /// keep the meaning stands between it and the definition, or was held against it already.
+    pub reference: usize,
+}
+
+impl Setup<'_> {
+    pub fn cancellable<T>(&self, run: impl FnOnce(&mut Hooks<'_>) -> T) -> T {
+        let cancel: &AtomicBool = crate::interrupt::flag();
+        run(&mut Hooks { event: &mut |_| {}, cancel })
+    }
+
+    /// Runs all passes and keeps the graph after each.
+    pub fn compile(&self) -> Result<(Program, Context, Stages), Failure> {
+        let mut list: Vec<Stage> = Vec::new();
+        let mut packs = Packs::new();
+        let mut last_text = String::new();
+        let (name, architecture) = (&self.source.model.name, &self.source.model.config.architecture);
+        let module = crate::model::build_module_with_taps(name, architecture)?;
+        list.push(Stage { pass: None, module });
+        let cancel: &AtomicBool = crate::interrupt::flag();
+        let mut event = |event: Event<'_>| {
+            let Event::Pass { pass, program } = event else { return };
+            if !program.levels.is_empty() {
+                return;
+            }
+            let text = print_module(&program.module);
+            if text != last_text {
+                list.push(Stage { pass: Some(pass.name), module: program.module.clone() });
+                packs.clone_from(&program.pack_options);
+                last_text = text;
+            }
+        };
+        let mut hooks = Hooks { event: &mut event, cancel };
+        let mut report = BuildReport::default();
+        let (program, context) =
+            build::compile(self.source, self.target, self.options, &mut report, &mut hooks)?;
+        let changes = |s: &Stage| s.pass.is_some_and(changes_numbers);
+        let reference = match self.is_f32() {
+            true => 0,
+            false => list.iter().rposition(changes).unwrap_or(0),
+        };
+        Ok((program, context, Stages { list, packs, reference }))
+    }
+
+    fn is_f32(&self) -> bool {
+        let scheme = &self.options.quant;
+        let plain = [scheme.linear, scheme.embedding, scheme.head].iter().all(|d| *d == mlcc_ir::types::DType::F32);
+        plain && self.options.policy.rules.is_empty()
+    }
+
+    /// Taps of the graph at a stage.
+    pub fn graph(&self, stages: &Stages, stage: usize, calls: &[Call]) -> Result<Vec<Vec<Tap>>, Failure> {
+        let module = &stages.list[stage].module;
+        run_all(&mut GraphLayers::new(module, &self.source.checkpoint, &stages.packs)?, calls)
+    }
+}
+
+/// A pass that changes what the graph computes.
+pub struct WrongPass {
+    pub pass: &'static str,
+    /// Number of its stage.
+    pub stage: usize,
+    pub comparison: Comparison,
+}
+
+/// The first pass after which taps are not what they were before it.
+pub fn first_wrong_pass(setup: &Setup<'_>, stages: &Stages, calls: &[Call]) -> Result<Option<WrongPass>, Failure> {
+    let mut before = setup.graph(stages, 0, calls)?;
+    for stage in 1..stages.list.len() {
+        let pass = stages.list[stage].pass.unwrap_or_default();
+        let after = setup.graph(stages, stage, calls)?;
+        let lossy = changes_numbers(pass);
+        let permitted = match lossy {
+            true => replay::tolerance(setup.options.quant.name),
+            // Behind quantized activations a code may fall on the other side of its rounding edge.
+            false if stage > stages.reference => EQUAL.max(tolerance(&setup.options.quant)),
+            false => EQUAL,
+        };
+        let comparison = compare(calls, &after, &before, permitted)?;
+        // Single taps of a quantized model may be far off where cancellation makes them small; its logits are not.
+        let wrong = match lossy {
+            true => {
+                let logits = comparison.rows.iter().filter(|r| r.name == LOGITS);
+                logits.flat_map(|r| [r.prefill, r.decode]).flatten().any(|error| error > permitted)
+            }
+            false => !comparison.ok(),
+        };
+        if wrong {
+            return Ok(Some(WrongPass { pass, stage, comparison }));
+        }
+        if lossy {
+            before = after;
+        }
+    }
+    Ok(None)
+}
