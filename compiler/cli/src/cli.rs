@@ -9,7 +9,8 @@ use std::sync::{LazyLock, Mutex};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    bench, bisect, build, completions, doctor, eval, inspect, interp, models, opt, quants, run, targets, verify,
+    bench, bisect, build, completions, doctor, eval, inspect, interp, models, opt, quants, run, targets,
+    verify,
 };
 use crate::error::CliError;
 use crate::ui::Ui;

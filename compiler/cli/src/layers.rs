@@ -133,7 +133,9 @@ impl Comparison {
         let mut out = ui::table(&rows);
         let tolerance = self.tolerance;
         match &self.first {
-            None => out.push_str(&format!("\nworst error {:.1e}, tolerance {tolerance:.1e}: ok\n", self.worst)),
+            None => {
+                out.push_str(&format!("\nworst error {:.1e}, tolerance {tolerance:.1e}: ok\n", self.worst))
+            }
             Some(d) => out.push_str(&format!(
                 "\nfirst departure: {} in {} (from position {}), error {:.1e}, tolerance {tolerance:.1e}\n",
                 d.name, d.entry, d.start, d.error
@@ -199,7 +201,8 @@ mod tests {
     #[test]
     fn the_first_departure_is_the_first_in_execution() {
         let calls = calls(&[1, 2, 3], 4);
-        let expected = [vec![tap("a", &[1.0, 2.0]), tap("b", &[4.0])], vec![tap("a", &[2.0]), tap("b", &[4.0])]];
+        let expected =
+            [vec![tap("a", &[1.0, 2.0]), tap("b", &[4.0])], vec![tap("a", &[2.0]), tap("b", &[4.0])]];
         let mut found = expected.to_vec();
         found[1][0].values[0] = 3.0;
         found[0][1].values[0] = f32::NAN;

@@ -97,7 +97,8 @@ fn wrong_canonicalize(program: &mut Program, ctx: &mut Context) -> Result<usize,
     let changes = canonicalize::run(program, ctx)?;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &mut program.module.functions[id];
-        let gates: Vec<_> = f.live().filter(|(_, n)| n.op == Op::Unary(UnOp::Sigmoid)).map(|(n, _)| n).collect();
+        let gates: Vec<_> =
+            f.live().filter(|(_, n)| n.op == Op::Unary(UnOp::Sigmoid)).map(|(n, _)| n).collect();
         if let Some(&node) = gates.get(3) {
             f.nodes[node].op = Op::Unary(UnOp::Tanh);
         }

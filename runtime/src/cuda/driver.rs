@@ -161,9 +161,7 @@ impl Driver {
             std::env::var(DRIVER_VARIABLE).ok().filter(|n| !n.is_empty()).unwrap_or_else(|| DRIVER.into());
         // SAFETY: loading the vendor's driver library runs its initialisers, which is what it is made for.
         let library = unsafe { Library::new(&name) }.map_err(|e| {
-            format!(
-                "the NVIDIA driver library {name} cannot be loaded ({e}); install the NVIDIA driver"
-            )
+            format!("the NVIDIA driver library {name} cannot be loaded ({e}); install the NVIDIA driver")
         })?;
         let f = Functions::load(&library).map_err(|what| {
             format!("the NVIDIA driver library {name} is too old: {what}; CUDA 11.4 is needed")

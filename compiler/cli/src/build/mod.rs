@@ -139,10 +139,9 @@ pub fn write_program(
     report: &mut BuildReport,
     hooks: &mut Hooks<'_>,
 ) -> Result<(), BuildError> {
-    let memory = program
-        .memory
-        .as_ref()
-        .ok_or_else(|| PassError::internal("plan_memory", "a program without a memory plan is to be written"))?;
+    let memory = program.memory.as_ref().ok_or_else(|| {
+        PassError::internal("plan_memory", "a program without a memory plan is to be written")
+    })?;
     let clock = report.begin("code", hooks);
     // Not the name of the output: equal input gives equal bytes, whatever the file is called.
     let soname = format!("{}.so", source.model.name);

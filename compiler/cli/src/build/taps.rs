@@ -56,7 +56,8 @@ impl TapPlace {
         let dtype = DType::parse(&self.dtype)?;
         let rows = self.rows.unwrap_or(tokens as u64);
         let bytes = rows.checked_mul(self.width)?.checked_mul(dtype.bytes()? as u64)?;
-        let range = usize::try_from(self.offset).ok()?..usize::try_from(self.offset.checked_add(bytes)?).ok()?;
+        let range =
+            usize::try_from(self.offset).ok()?..usize::try_from(self.offset.checked_add(bytes)?).ok()?;
         Some(Buffer::new(dtype, scratch.get(range)?.to_vec()).to_f32())
     }
 }

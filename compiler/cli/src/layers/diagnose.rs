@@ -171,7 +171,8 @@ pub fn of_kernels(
 ) -> Result<Diagnosis, Failure> {
     let outlined = stages.list.last().ok_or("no passes have run")?;
     let mut module = outlined.module.clone();
-    let entries: Vec<FuncId> = ["prefill", "decode"].iter().filter_map(|e| Some(module.function(e)?.0)).collect();
+    let entries: Vec<FuncId> =
+        ["prefill", "decode"].iter().filter_map(|e| Some(module.function(e)?.0)).collect();
     for id in entries {
         keep_results(&mut module, id, &layer.name)?;
     }
@@ -301,7 +302,11 @@ fn by_interpreter(
 }
 
 /// The calls through the kernel interpreter: what a GPU would do as well.
-pub fn run_interpreter(setup: &Setup<'_>, program: &Program, calls: &[Call]) -> Result<Vec<Vec<Tap>>, Failure> {
+pub fn run_interpreter(
+    setup: &Setup<'_>,
+    program: &Program,
+    calls: &[Call],
+) -> Result<Vec<Vec<Tap>>, Failure> {
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     let vocab = setup.source.model.config.architecture.vocab();
     let chunk = setup.options.chunk as usize;

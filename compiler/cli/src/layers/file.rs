@@ -32,7 +32,9 @@ impl TapFile {
             }
             let &[_, width] = data.shape() else {
                 let shape = data.shape();
-                return Err(format!("{label}: {} is {shape:?}, expected [positions, width]", info.name).into());
+                return Err(
+                    format!("{label}: {} is {shape:?}, expected [positions, width]", info.name).into()
+                );
             };
             file.taps.push(Tap { name: info.name.clone(), width, values });
         }
@@ -44,7 +46,9 @@ impl TapFile {
             let rows = tap.values.len().checked_div(tap.width).unwrap_or(0);
             if rows != positions && rows != 1 {
                 let name = &tap.name;
-                return Err(format!("{label}: {name} has {rows} rows for a prompt of {positions} tokens").into());
+                return Err(
+                    format!("{label}: {name} has {rows} rows for a prompt of {positions} tokens").into()
+                );
             }
         }
         Ok(file)

@@ -52,7 +52,7 @@ impl Setup<'_> {
         let mut packs = Packs::new();
         let mut last_text = String::new();
         let (name, architecture) = (&self.source.model.name, &self.source.model.config.architecture);
-        let module = crate::model::build_module_with_taps(name, architecture)?;
+        let module = crate::model::build_module_with_taps(name, architecture, self.source.context)?;
         list.push(Stage { pass: None, module });
         let cancel: &AtomicBool = crate::interrupt::flag();
         let mut event = |event: Event<'_>| {
@@ -81,7 +81,8 @@ impl Setup<'_> {
 
     fn is_f32(&self) -> bool {
         let scheme = &self.options.quant;
-        let plain = [scheme.linear, scheme.embedding, scheme.head].iter().all(|d| *d == mlcc_ir::types::DType::F32);
+        let plain =
+            [scheme.linear, scheme.embedding, scheme.head].iter().all(|d| *d == mlcc_ir::types::DType::F32);
         plain && self.options.policy.rules.is_empty()
     }
 
@@ -101,7 +102,11 @@ pub struct WrongPass {
 }
 
 /// The first pass after which taps are not what they were before it.
-pub fn first_wrong_pass(setup: &Setup<'_>, stages: &Stages, calls: &[Call]) -> Result<Option<WrongPass>, Failure> {
+pub fn first_wrong_pass(
+    setup: &Setup<'_>,
+    stages: &Stages,
+    calls: &[Call],
+) -> Result<Option<WrongPass>, Failure> {
     let mut before = setup.graph(stages, 0, calls)?;
     for stage in 1..stages.list.len() {
         let pass = stages.list[stage].pass.unwrap_or_default();

@@ -139,7 +139,8 @@ fn item(
         "kernel" => module.kernels.push(parse_kernel(lexer)?),
         "step" => module.steps.push(parse_step(lexer)?),
         _ => {
-            let message = format!("expected param, state, taps, fn, kernel, step or `}}`, found {}", lexer.peek());
+            let message =
+                format!("expected param, state, taps, fn, kernel, step or `}}`, found {}", lexer.peek());
             return Err(lexer.error(message));
         }
     }

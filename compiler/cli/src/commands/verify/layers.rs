@@ -49,18 +49,26 @@ struct Side {
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let given = &args.layer_args;
     if given.model.is_none() && given.against.is_none() {
-        let hint = "--layers needs a reference: --model with the checkpoint, or --against with a file of outputs";
+        let hint =
+            "--layers needs a reference: --model with the checkpoint, or --against with a file of outputs";
         return Err(CliError::usage(hint));
     }
     let failed = |e: Failure| CliError::Failed(format!("{}: {e}", args.artifact.display()));
     let model = load(&args.artifact, args.threads.map(usize::from), true)?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let places = places(&args.artifact, &metadata)?;
-    let file = given.against.as_deref().map(TapFile::read).transpose().map_err(|e| CliError::Failed(e.to_string()))?;
+    let file = given
+        .against
+        .as_deref()
+        .map(TapFile::read)
+        .transpose()
+        .map_err(|e| CliError::Failed(e.to_string()))?;
     let tokens = match &file {
         Some(file) if !given.prompt.is_default() => {
             let count = file.tokens.len();
-            return Err(CliError::usage(format!("the file of --against has its own prompt of {count} tokens")));
+            return Err(CliError::usage(format!(
+                "the file of --against has its own prompt of {count} tokens"
+            )));
         }
         Some(file) => file.tokens.clone(),
         None => given.prompt.tokens(model.vocab(), || run::tokenizer(&model, None))?,
@@ -98,7 +106,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 fn places(artifact: &Path, metadata: &Value) -> Result<TapPlaces, CliError> {
     let places = metadata.get("taps").and_then(|t| serde_json::from_value::<TapPlaces>(t.clone()).ok());
     places.ok_or_else(|| {
-        CliError::Failed(format!("{} keeps no outputs of layers; build it with --debug-taps", artifact.display()))
+        CliError::Failed(format!(
+            "{} keeps no outputs of layers; build it with --debug-taps",
+            artifact.display()
+        ))
     })
 }
 
