@@ -30,7 +30,6 @@ impl Definition for Rwkv4Config {
             b.tap("embedding", x);
             for layer in 0..config.layers {
                 x = block(b, config, layer, x, n);
-                b.tap(format!("layer.{layer}"), x);
             }
             if entry.logits == Logits::Last {
                 x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
@@ -83,6 +82,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
     let h = channel_mixing(b, config, layer, h, n);
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
+    b.tap(format!("layer.{layer}"), x);
     if config.rescale_every > 0 && (layer + 1).is_multiple_of(config.rescale_every) {
         x = b.scale(x, 0.5);
     }
