@@ -4,9 +4,12 @@
 //! range is an error that names file and field.
 
 pub mod fields;
+pub mod rope;
 pub mod rwkv4;
+pub mod sizes;
 
 pub use fields::ConfigFields;
+pub use rope::{RopeConfig, RopeDefaults};
 pub use rwkv4::Rwkv4Config;
 
 use crate::definition::{Architecture, Definition};

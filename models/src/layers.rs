@@ -1,5 +1,20 @@
 //! Layers shared by model definitions. Parameter names are the checkpoint's.
 
+pub mod activation;
+pub mod attention;
+pub mod linear;
+pub mod mlp;
+pub mod moe;
+pub mod norm;
+pub mod rope;
+pub mod self_attention;
+
+pub use activation::Activation;
+pub use attention::Attention;
+pub use linear::{FusedQkv, Linear};
+pub use rope::{Rope, RopeTables};
+pub use self_attention::SelfAttention;
+
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;

@@ -19,11 +19,14 @@ pub mod generation;
 pub mod golden;
 pub mod infer;
 pub mod layers;
+pub mod llama;
 pub mod naming;
 pub mod presets;
+pub mod qwen2;
 pub mod registry;
 pub mod resolve;
 pub mod rwkv4;
+pub mod transformer;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::{ModelConfig, Rwkv4Config};

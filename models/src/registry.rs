@@ -3,6 +3,8 @@
 use crate::config::{ConfigFields, Rwkv4Config};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::llama::LlamaConfig;
+use crate::qwen2;
 
 /// A model type and how its configuration is read.
 pub struct Entry {
@@ -27,9 +29,17 @@ const fn entry(
     Entry { model_type, classes, about, config }
 }
 
-pub const REGISTRY: &[Entry] = &[entry("rwkv", &["RwkvForCausalLM"], "RWKV-4", |fields| {
-    Rwkv4Config::from_fields(fields).map(Architecture::new)
-})];
+pub const REGISTRY: &[Entry] = &[
+    entry("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| Rwkv4Config::from_fields(f).map(Architecture::new)),
+    entry("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
+        LlamaConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("mistral", &["MistralForCausalLM"], "Mistral", |f| LlamaConfig::mistral(f).map(Architecture::new)),
+    entry("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
+        LlamaConfig::internlm(f).map(Architecture::new)
+    }),
+    entry("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| qwen2::from_fields(f).map(Architecture::new)),
+];
 
 /// Model types people are likely to bring that later versions will read.
 const PLANNED: &[(&str, &str)] = &[("rwkv5", "RWKV-5"), ("rwkv6", "RWKV-6"), ("rwkv7", "RWKV-7")];

@@ -55,7 +55,7 @@ impl<'m> GraphModel<'m> {
     }
 
     fn run(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
-        let syms = SymValues::tokens(tokens.len() as i64);
+        let syms = SymValues { past: self.past as i64, ..SymValues::tokens(tokens.len() as i64) };
         let out = self.interpreter.run_named(entry, &[Tensor::ids(tokens)], &mut self.states, syms)?;
         self.logits = out.first().map(Tensor::to_f32).unwrap_or_default();
         self.past += tokens.len();
@@ -158,7 +158,7 @@ impl<'p> StepModel<'p> {
         let step = step.ok_or_else(|| InterpretError::NoStep(entry.into()))?;
         *self.memory.block(Base::Tokens) = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         *self.memory.block(Base::Logits) = vec![0; 4 * rows * self.vocab];
-        let sizes = SymValues::tokens(tokens.len() as i64);
+        let sizes = SymValues { past: self.past as i64, ..SymValues::tokens(tokens.len() as i64) };
         run_step(step, &self.level.lowered.kernels, &mut self.memory, &sizes, &self.options)?;
         let (cells, _) = self.memory.block(Base::Logits).as_chunks::<4>();
         self.logits.extend(cells.iter().map(|&c| f32::from_le_bytes(c)));

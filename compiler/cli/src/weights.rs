@@ -2,7 +2,7 @@
 //! memory stays near the size of one tensor.
 
 use mlcc_interp::graph::Tensor;
-use mlcc_ir::module::{Param, ParamSource};
+use mlcc_ir::module::{Param, ParamSource, RowBlocks};
 use mlcc_ir::types::Packing;
 use mlcc_models::checkpoint::FiniteCheck;
 use mlcc_models::{Checkpoint, CheckpointError, TensorData};
@@ -44,7 +44,9 @@ pub fn pack_param<E: From<WeightError>>(
     let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
     let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
     let packing = param.packing.unwrap_or(Packing::RowMajor);
-    let reader = Reader::open(checkpoint, &param.source, k).map_err(WeightError::from)?;
+    // Rows of a vector's source are its elements.
+    let width = row_width(param, k);
+    let reader = Reader::open(checkpoint, &param.source, width).map_err(WeightError::from)?;
     let mut packer = Packer::new(param.ty.dtype, packing, n, k, options).map_err(named)?;
     let mut bytes = Vec::new();
     let rows_at_once = (PIECE / k.max(1)).max(1);
@@ -53,7 +55,7 @@ pub fn pack_param<E: From<WeightError>>(
     while row < n {
         let rows = rows_at_once.min(n - row);
         let piece = &mut values[..rows * k];
-        reader.read(row, piece).map_err(WeightError::from)?;
+        reader.read(row * (k / width), piece).map_err(WeightError::from)?;
         packer.push_rows(piece, &mut bytes).map_err(named)?;
         write(&bytes)?;
         bytes.clear();
@@ -67,7 +69,7 @@ pub fn pack_param<E: From<WeightError>>(
 pub fn read_param(checkpoint: &Checkpoint, param: &Param) -> Result<Vec<f32>, WeightError> {
     let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
     let mut values = vec![0.0; n * k];
-    Reader::open(checkpoint, &param.source, k)?.read(0, &mut values)?;
+    Reader::open(checkpoint, &param.source, row_width(param, k))?.read(0, &mut values)?;
     Ok(values)
 }
 
@@ -92,11 +94,18 @@ pub fn stored_value(
     Ok(Tensor { dtype, dims, data: values.into_iter().map(f64::from).collect() })
 }
 
+/// Elements of a row as sources count rows: a vector has as many rows as elements.
+fn row_width(param: &Param, k: usize) -> usize {
+    if param.ty.rank() < 2 { 1 } else { k.max(1) }
+}
+
 /// An open [`ParamSource`] that gives rows of `k` values.
 enum Reader<'a> {
     Tensor { data: TensorData<'a>, k: usize },
     Map { f: fn(f64, f32) -> f32, argument: f64, inner: Box<Reader<'a>> },
     Concat(Vec<(usize, Reader<'a>)>),
+    Rows { blocks: RowBlocks, inner: Box<Reader<'a>>, k: usize },
+    UnitRows { inner: Box<Reader<'a>>, k: usize },
     Whole { values: Vec<f32>, k: usize },
 }
 
@@ -116,6 +125,17 @@ impl<'a> Reader<'a> {
                 let inner = Box::new(Reader::open(checkpoint, inner, k)?);
                 Reader::Map { f: |_, x| (-f64::from(x).exp()) as f32, argument: 0.0, inner }
             }
+            ParamSource::Offset(term, inner) => {
+                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
+                Reader::Map { f: |term, x| (f64::from(x) + term) as f32, argument: *term, inner }
+            }
+            ParamSource::Rows(blocks, inner) => {
+                Reader::Rows { blocks: *blocks, inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
+            }
+            ParamSource::UnitRows(inner) => {
+                Reader::UnitRows { inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
+            }
+            ParamSource::Values(values) => Reader::Whole { values: values.clone(), k },
             ParamSource::Concat(parts) => {
                 let open = |part| {
                     let reader = Reader::open(checkpoint, part, k)?;
@@ -142,6 +162,8 @@ impl<'a> Reader<'a> {
             Reader::Tensor { data, .. } => data.elements().checked_div(k).unwrap_or(0),
             Reader::Map { inner, .. } => inner.rows(k),
             Reader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
+            Reader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
+            Reader::UnitRows { inner, .. } => inner.rows(k),
             Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
         }
     }
@@ -159,6 +181,22 @@ impl<'a> Reader<'a> {
                 Ok(())
             }
             Reader::Concat(parts) => Reader::read_parts(parts, row, out),
+            Reader::Rows { blocks, inner, k } => {
+                let (mut row, mut out) = (row, out);
+                while !out.is_empty() {
+                    // To the end of the block.
+                    let rows = (blocks.len - row % blocks.len).min(out.len() / k);
+                    let (here, rest) = out.split_at_mut(rows * k);
+                    inner.read(blocks.source_row(row), here)?;
+                    (row, out) = (row + rows, rest);
+                }
+                Ok(())
+            }
+            Reader::UnitRows { inner, k } => {
+                inner.read(row, out)?;
+                out.chunks_mut(*k).for_each(unit_length);
+                Ok(())
+            }
             Reader::Whole { values, k } => {
                 out.copy_from_slice(&values[row * k..row * k + out.len()]);
                 Ok(())
@@ -192,9 +230,18 @@ impl<'a> Reader<'a> {
 
     fn width(&self) -> Option<usize> {
         match self {
-            Reader::Tensor { k, .. } | Reader::Whole { k, .. } => Some(*k),
+            Reader::Tensor { k, .. }
+            | Reader::Whole { k, .. }
+            | Reader::Rows { k, .. }
+            | Reader::UnitRows { k, .. } => Some(*k),
             Reader::Map { inner, .. } => inner.width(),
             Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
         }
     }
+}
+
+/// Scales a row to Euclidean length 1; one shorter than 1e-12 is divided by that (as `torch.nn.functional.normalize`).
+fn unit_length(row: &mut [f32]) {
+    let length = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
+    row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
 }

@@ -77,7 +77,17 @@ impl RandomWeights {
                 let tensor = random_tensor(DType::F32, &dims, seed);
                 self.tensors.entry(name.clone()).or_insert(tensor);
             }
-            ParamSource::Scale(_, s) | ParamSource::NegExp(s) => self.add(s, dims, seed),
+            ParamSource::Scale(_, s)
+            | ParamSource::NegExp(s)
+            | ParamSource::Offset(_, s)
+            | ParamSource::UnitRows(s) => self.add(s, dims, seed),
+            ParamSource::Rows(blocks, s) => {
+                if let Some(rows) = dims.first_mut() {
+                    *rows = blocks.of;
+                }
+                self.add(s, dims, seed);
+            }
+            ParamSource::Values(_) => {}
             ParamSource::Transpose(s) => {
                 dims.reverse();
                 self.add(s, dims, seed);

@@ -5,7 +5,7 @@ use mlcc_interp::equivalence::{RandomWeights, random_inputs, same_meaning};
 use mlcc_interp::graph::{Interpreter, Mode, States, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{BinOp, UnOp};
-use mlcc_ir::module::{Param, ParamRole, ParamSource};
+use mlcc_ir::module::{Param, ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::ops::Op;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
 use mlcc_ir::text::{parse_module, print_module};
@@ -85,6 +85,16 @@ fn parameters_are_made_from_their_sources() {
     let p = param(TensorType::new(DType::F32, [4, 2]), joined.clone());
     let e = f64::from(-(1.0f64 / 1.0f64.exp()) as f32);
     assert_eq!(param_value(&p, &tensor).unwrap().data, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0, -1.0, e]);
+    let source = |source: ParamSource| {
+        let rows = param_value(&param(TensorType::new(DType::F32, [2]), source), &tensor).unwrap();
+        rows.data
+    };
+    let every_other = RowBlocks { start: 1, len: 1, stride: 2, count: 2, of: 4 };
+    let column = ParamSource::Values(vec![1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(source(ParamSource::Rows(every_other, Box::new(column))), [2.0, 4.0]);
+    assert_eq!(source(ParamSource::Offset(1.5, Box::new(named("b")))), [1.5, 0.5]);
+    let unit = source(ParamSource::UnitRows(Box::new(ParamSource::Values(vec![3.0, -4.0]))));
+    assert_eq!(unit, [f64::from(0.6f32), f64::from(-0.8f32)]);
     // A single-element axis may be squeezed.
     let p = param(TensorType::new(DType::F16, [2]), ParamSource::Scale(0.1, Box::new(named("b"))));
     assert_eq!(param_value(&p, &tensor).unwrap().data[1], half::f16::from_f32(-0.1).to_f64());

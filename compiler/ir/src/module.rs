@@ -27,6 +27,42 @@ pub enum ParamSource {
     Concat(Vec<ParamSource>),
     /// Two-dimensional transpose.
     Transpose(Box<ParamSource>),
+    /// `x + term` (norms that store their weight less one).
+    Offset(f64, Box<ParamSource>),
+    /// Some of the rows (parts of fused layers).
+    Rows(RowBlocks, Box<ParamSource>),
+    /// Rows scaled to Euclidean length 1 (normalised heads).
+    UnitRows(Box<ParamSource>),
+    /// A table that the model definition computes (rotary frequencies, ALiBi slopes); one axis.
+    Values(Vec<f32>),
+}
+
+/// Which rows (indices of axis 0) of a tensor of `of` rows: `count` blocks of `len` rows, the first at `start`, each
+/// `stride` behind the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowBlocks {
+    pub start: usize,
+    pub len: usize,
+    pub stride: usize,
+    pub count: usize,
+    pub of: usize,
+}
+
+impl RowBlocks {
+    /// `len` rows from `start` on.
+    pub fn range(start: usize, len: usize, of: usize) -> RowBlocks {
+        RowBlocks { start, len, stride: len, count: 1, of }
+    }
+    /// Rows that it picks; `None` where a block is empty or ends behind the last row.
+    pub fn rows(&self) -> Option<usize> {
+        let last = self.count.checked_sub(1)?.checked_mul(self.stride)?.checked_add(self.start)?;
+        let fits = last.checked_add(self.len)? <= self.of && self.len > 0 && self.stride >= self.len;
+        self.len.checked_mul(self.count).filter(|_| fits)
+    }
+    /// The source's row that is row number `row` of the result.
+    pub fn source_row(&self, row: usize) -> usize {
+        self.start + row / self.len * self.stride + row % self.len
+    }
 }
 
 impl ParamSource {
@@ -34,8 +70,14 @@ impl ParamSource {
     pub fn tensors(&self) -> Vec<&str> {
         match self {
             ParamSource::Tensor(name) => vec![name],
-            ParamSource::Scale(_, s) | ParamSource::NegExp(s) | ParamSource::Transpose(s) => s.tensors(),
+            ParamSource::Scale(_, s)
+            | ParamSource::NegExp(s)
+            | ParamSource::Transpose(s)
+            | ParamSource::Offset(_, s)
+            | ParamSource::Rows(_, s)
+            | ParamSource::UnitRows(s) => s.tensors(),
             ParamSource::Concat(parts) => parts.iter().flat_map(|p| p.tensors()).collect(),
+            ParamSource::Values(_) => vec![],
         }
     }
 }

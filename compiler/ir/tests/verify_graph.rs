@@ -3,7 +3,7 @@
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BinOp, BufDecl, Kernel, Space, UnOp};
-use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, State, StateId};
+use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
@@ -87,6 +87,16 @@ fn parameters_and_states_have_usable_types() {
     assert_eq!(tiles, "parameter @w: packing tile16 is for matrices, not f32[2]");
     let source = complaint(|m| m.params[ParamId(0)].source = ParamSource::Concat(vec![]));
     assert_eq!(source, "parameter @w: its source joins no tensors");
+    let rows = |blocks: RowBlocks| {
+        complaint(|m| {
+            let tensor = Box::new(ParamSource::Tensor("w".into()));
+            m.params[ParamId(0)].source = ParamSource::Rows(blocks, tensor);
+        })
+    };
+    let outside = "parameter @w: its source takes rows that do not lie in 5 rows one behind another";
+    assert_eq!(rows(RowBlocks::range(4, 2, 5)), outside);
+    assert_eq!(rows(RowBlocks { start: 0, len: 1, stride: usize::MAX, count: 3, of: 5 }), outside);
+    assert_eq!(rows(RowBlocks { start: 0, len: 2, stride: 1, count: 2, of: 5 }), outside);
     let state = complaint(|m| m.states[StateId(0)].ty = TensorType::new(DType::F32, [Sym::N]));
     assert_eq!(state, "state @s: its type f32[n] is not plain with constant sizes");
 }

@@ -80,6 +80,24 @@ impl ConfigFields {
         }
     }
 
+    /// The fields of an object in this one, with its name for messages.
+    pub fn object(&self, field: &str) -> Result<Option<ConfigFields>, ConfigError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Object(raw)) => {
+                Ok(Some(ConfigFields { origin: format!("{}, {field}", self.origin), raw: raw.clone() }))
+            }
+            Some(other) => Err(self.wrong(field, "an object", other)),
+        }
+    }
+
+    /// A list of numbers.
+    pub fn numbers(&self, field: &str) -> Result<Vec<f64>, ConfigError> {
+        let value = self.get(field).ok_or_else(|| self.missing(field, "a list of numbers"))?;
+        let items = value.as_array().and_then(|items| items.iter().map(Value::as_f64).collect());
+        items.ok_or_else(|| self.wrong(field, "a list of numbers", value))
+    }
+
     /// Token ids written as one number or as a list of numbers.
     pub fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
         let expected = "a token id or a list of token ids";

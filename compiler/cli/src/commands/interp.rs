@@ -147,7 +147,9 @@ fn run_function(
         let seed = args.seed.wrapping_add(1000 + i as u64);
         let dims: Vec<usize> = param.ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect();
         let mut plain = param.clone();
-        plain.source = mlcc_ir::module::ParamSource::Tensor(param.name.clone());
+        if !matches!(param.source, mlcc_ir::module::ParamSource::Values(_)) {
+            plain.source = mlcc_ir::module::ParamSource::Tensor(param.name.clone());
+        }
         let value = param_value(&plain, &|_| Some(random_tensor(DType::F32, &dims, seed)));
         params.push(value.map_err(|e| e.to_string())?);
     }

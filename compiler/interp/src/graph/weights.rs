@@ -41,6 +41,9 @@ pub fn param_value(param: &Param, tensor: &dyn Fn(&str) -> Option<Tensor>) -> Re
     Ok(Tensor { dtype, dims, data })
 }
 
+/// Rows shorter than this are divided by it (as `torch.nn.functional.normalize` does).
+const SHORTEST: f64 = 1e-12;
+
 fn evaluate(
     param: &Param,
     source: &ParamSource,
@@ -58,6 +61,37 @@ fn evaluate(
             Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) * factor) as f32))
         }
         ParamSource::NegExp(s) => Ok(map(evaluate(param, s, tensor)?, &|v| -libm::exp(f64::from(v)) as f32)),
+        ParamSource::Offset(term, s) => {
+            Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) + term) as f32))
+        }
+        ParamSource::Values(values) => Ok(Tensor::f32(&[values.len()], values)),
+        ParamSource::Rows(blocks, s) => {
+            let t = evaluate(param, s, tensor)?;
+            let (Some(rows), Some(&of)) = (blocks.rows().filter(|_| !t.dims.is_empty()), t.dims.first())
+            else {
+                return Err(shape(format!("takes rows of {}", t.describe())));
+            };
+            if of != blocks.of {
+                return Err(shape(format!(
+                    "takes rows of {}, which should have {}",
+                    t.describe(),
+                    blocks.of
+                )));
+            }
+            let width: usize = t.dims[1..].iter().product();
+            let row = |r: usize| t.data[blocks.source_row(r) * width..][..width].iter().copied();
+            let dims = std::iter::once(rows).chain(t.dims[1..].iter().copied()).collect();
+            Ok(Tensor { dtype: t.dtype, dims, data: (0..rows).flat_map(row).collect() })
+        }
+        ParamSource::UnitRows(s) => {
+            let mut t = evaluate(param, s, tensor)?;
+            let width = t.dims.last().copied().unwrap_or(1).max(1);
+            for row in t.data.chunks_mut(width) {
+                let length = row.iter().map(|x| x * x).sum::<f64>().sqrt().max(SHORTEST);
+                row.iter_mut().for_each(|x| *x = f64::from((*x / length) as f32));
+            }
+            Ok(t)
+        }
         ParamSource::Transpose(s) => {
             let t = evaluate(param, s, tensor)?;
             let &[rows, columns] = t.dims.as_slice() else {

@@ -8,7 +8,7 @@ use crate::compute::RedOp;
 use crate::dim::{Dim, Sym, SymValues};
 use crate::graph::{Function, FunctionKind, ValueId};
 use crate::kernel::{BinOp, UnOp};
-use crate::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, State};
+use crate::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State};
 use crate::ops::Op;
 use crate::types::{DType, Format, TensorType};
 
@@ -114,11 +114,18 @@ impl Generator {
         let mut source = ParamSource::Tensor(name.clone());
         if self.options.sources {
             let part = |suffix: &str| ParamSource::Tensor(format!("{name}.{suffix}"));
-            source = match self.rng.below(6) {
+            source = match self.rng.below(10) {
                 0 => ParamSource::Scale(0.5, Box::new(part("a"))),
                 1 => ParamSource::NegExp(Box::new(ParamSource::Scale(-1.25e-3, Box::new(part("a"))))),
                 2 => ParamSource::Concat(vec![part("a"), part("b")]),
                 3 => ParamSource::Transpose(Box::new(part("odd \"name\""))),
+                4 => ParamSource::Offset(1.0, Box::new(part("a"))),
+                5 => {
+                    let rows = ty.dims.first().and_then(Dim::as_const).unwrap_or(1).max(1) as usize;
+                    let blocks = RowBlocks { start: 1, len: 1, stride: 3, count: rows, of: 3 * rows };
+                    ParamSource::Rows(blocks, Box::new(part("a")))
+                }
+                6 => ParamSource::UnitRows(Box::new(part("a"))),
                 _ => source,
             };
             if self.rng.chance(4) {

@@ -5,7 +5,7 @@ use super::graph_print::{join, print_function};
 use super::lexer::{Lexer, ParseError, Token, print_float, print_name, print_string};
 use super::{parse_kernel, parse_step, print_kernel, print_step};
 use crate::entity::EntityId;
-use crate::module::{FuncId, Module, Param, ParamRole, ParamSource, State, Taps};
+use crate::module::{FuncId, Module, Param, ParamRole, ParamSource, RowBlocks, State, Taps};
 use crate::types::Packing;
 use std::collections::HashMap;
 
@@ -61,6 +61,14 @@ fn print_source(source: &ParamSource) -> String {
         ParamSource::NegExp(s) => format!("neg_exp({})", print_source(s)),
         ParamSource::Transpose(s) => format!("transpose({})", print_source(s)),
         ParamSource::Concat(parts) => format!("concat({})", join(parts.iter().map(print_source))),
+        ParamSource::Offset(term, s) => format!("offset({}, {})", print_float(*term), print_source(s)),
+        ParamSource::Rows(RowBlocks { start, len, stride, count, of }, s) => {
+            format!("rows({start}, {len}, {stride}, {count}, {of}, {})", print_source(s))
+        }
+        ParamSource::UnitRows(s) => format!("unit_rows({})", print_source(s)),
+        ParamSource::Values(values) => {
+            format!("values({})", join(values.iter().map(|&v| print_float(f64::from(v)))))
+        }
     }
 }
 
@@ -187,10 +195,13 @@ fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
     Ok(Taps { function, names })
 }
 
+/// What a source may be.
+const SOURCES: &str = "tensor, scale, neg_exp, transpose, concat, offset, rows, unit_rows or values";
+
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
     let pos = lexer.pos();
-    let word = lexer.ident("tensor, scale, neg_exp, transpose or concat")?;
+    let word = lexer.ident(SOURCES)?;
     lexer.expect("(")?;
     let source = match word.as_str() {
         "tensor" => ParamSource::Tensor(lexer.string("the checkpoint tensor's name")?),
@@ -206,8 +217,31 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             lexer.leave();
             return Ok(ParamSource::Concat(parts));
         }
+        "offset" => {
+            let term = lexer.float("a term")?;
+            lexer.expect(",")?;
+            ParamSource::Offset(term, Box::new(parse_source(lexer)?))
+        }
+        "rows" => {
+            let mut size = || -> Result<usize, ParseError> {
+                let pos = lexer.pos();
+                let value = lexer.int("a number of rows")?;
+                lexer.expect(",")?;
+                usize::try_from(value)
+                    .map_err(|_| Lexer::error_at(pos, format!("{value} is no number of rows")))
+            };
+            let blocks =
+                RowBlocks { start: size()?, len: size()?, stride: size()?, count: size()?, of: size()? };
+            ParamSource::Rows(blocks, Box::new(parse_source(lexer)?))
+        }
+        "unit_rows" => ParamSource::UnitRows(Box::new(parse_source(lexer)?)),
+        "values" => {
+            let values = lexer.list(")", |lexer| lexer.float("a value"))?;
+            lexer.leave();
+            return Ok(ParamSource::Values(values.into_iter().map(|v| v as f32).collect()));
+        }
         _ => {
-            let message = format!("expected tensor, scale, neg_exp, transpose or concat, found `{word}`");
+            let message = format!("expected {SOURCES}, found `{word}`");
             return Err(Lexer::error_at(pos, message));
         }
     };

@@ -60,19 +60,27 @@ fn verify_param(param: &Param) -> Result<(), VerifyError> {
     {
         return bad(format!("packing {} is for matrices, not {}", packing.name(), param.ty));
     }
-    match source_without_tensor(&param.source) {
-        true => bad("its source joins no tensors".into()),
-        false => Ok(()),
+    match source_fault(&param.source) {
+        Some(fault) => bad(fault),
+        None => Ok(()),
     }
 }
 
-fn source_without_tensor(source: &ParamSource) -> bool {
+/// What is wrong with a source, if anything is.
+fn source_fault(source: &ParamSource) -> Option<String> {
     match source {
-        ParamSource::Tensor(_) => false,
-        ParamSource::Scale(_, s) | ParamSource::NegExp(s) | ParamSource::Transpose(s) => {
-            source_without_tensor(s)
+        ParamSource::Tensor(_) | ParamSource::Values(_) => None,
+        ParamSource::Scale(_, s)
+        | ParamSource::NegExp(s)
+        | ParamSource::Transpose(s)
+        | ParamSource::Offset(_, s)
+        | ParamSource::UnitRows(s) => source_fault(s),
+        ParamSource::Concat(parts) if parts.is_empty() => Some("its source joins no tensors".into()),
+        ParamSource::Concat(parts) => parts.iter().find_map(source_fault),
+        ParamSource::Rows(blocks, _) if blocks.rows().is_none() => {
+            Some(format!("its source takes rows that do not lie in {} rows one behind another", blocks.of))
         }
-        ParamSource::Concat(parts) => parts.is_empty() || parts.iter().any(source_without_tensor),
+        ParamSource::Rows(_, s) => source_fault(s),
     }
 }
 

@@ -1,0 +1,208 @@
+//! Rotary embedding of a configuration: `rope_theta` and `rope_scaling`, or `rope_parameters` of newer files.
+
+use super::fields::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::rope::{Frequencies, Pairs, Rope, exact_frequencies};
+use serde_json::Value;
+use std::f64::consts::PI;
+
+/// Kinds of `rope_scaling` that are read, for messages.
+const KINDS: &str = "default, linear, dynamic, llama3, yarn or longrope";
+
+/// What a family takes for granted.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeDefaults {
+    pub theta: f64,
+    /// Share of a head that is turned.
+    pub share: f64,
+    pub pairs: Pairs,
+}
+
+impl RopeDefaults {
+    /// The whole head, halves as pairs.
+    pub const LLAMA: RopeDefaults = RopeDefaults { theta: 10000.0, share: 1.0, pairs: Pairs::Half };
+}
+
+/// Rotary embedding, and the positions that scaling extends the model to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    pub rope: Rope,
+    pub context: usize,
+}
+
+impl RopeConfig {
+    /// `context` is what the configuration says without regard to scaling.
+    pub fn read(
+        config: &ConfigFields,
+        head_size: usize,
+        context: usize,
+        defaults: RopeDefaults,
+    ) -> Result<RopeConfig, ConfigError> {
+        let (parameters, scaling) = (config.object("rope_parameters")?, config.object("rope_scaling")?);
+        let named = parameters.as_ref().filter(|p| p.get("rope_theta").is_some()).unwrap_or(config);
+        let theta = named.float_or("rope_theta", named.float_or("rotary_emb_base", defaults.theta)?)?;
+        if !(theta > 1.0 && theta.is_finite()) {
+            return Err(named.wrong("rope_theta", "a number above 1", &Value::from(theta)));
+        }
+        let dims = rotary_dims(config, parameters.as_ref(), head_size, defaults.share)?;
+        let reader = Reader { config, dims, theta, context, pairs: defaults.pairs };
+        match parameters.as_ref().or(scaling.as_ref()) {
+            Some(fields) => reader.scaled(fields),
+            None => Ok(reader.fixed(exact_frequencies(dims, theta), 1.0)),
+        }
+    }
+}
+
+/// Elements of a head that are turned: an even number.
+fn rotary_dims(
+    config: &ConfigFields,
+    parameters: Option<&ConfigFields>,
+    head_size: usize,
+    share: f64,
+) -> Result<usize, ConfigError> {
+    let field = "partial_rotary_factor";
+    let source = parameters.filter(|p| p.get(field).is_some()).unwrap_or(config);
+    let share = source.float_or(field, source.float_or("rotary_pct", share)?)?;
+    let dims = (head_size as f64 * share) as usize;
+    match share > 0.0 && share <= 1.0 && dims >= 2 && dims.is_multiple_of(2) {
+        true => Ok(dims),
+        false => {
+            let expected = format!("a share of the head size {head_size} that is an even number of elements");
+            Err(source.wrong(field, &expected, &Value::from(share)))
+        }
+    }
+}
+
+struct Reader<'a> {
+    config: &'a ConfigFields,
+    dims: usize,
+    theta: f64,
+    context: usize,
+    pairs: Pairs,
+}
+
+impl Reader<'_> {
+    fn fixed(&self, exact: Vec<f64>, scale: f64) -> RopeConfig {
+        let table = exact.into_iter().map(|f| f as f32).collect();
+        self.with(Frequencies::Fixed(table), scale, self.context)
+    }
+
+    fn with(&self, frequencies: Frequencies, scale: f64, context: usize) -> RopeConfig {
+        RopeConfig { rope: Rope { frequencies, pairs: self.pairs, scale: scale as f32 }, context }
+    }
+
+    fn scaled(&self, fields: &ConfigFields) -> Result<RopeConfig, ConfigError> {
+        let field = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
+        let kind = if fields.get(field).is_some() { fields.string(field)? } else { "default".into() };
+        let plain = exact_frequencies(self.dims, self.theta);
+        match kind.as_str() {
+            "default" | "none" => Ok(self.fixed(plain, 1.0)),
+            "linear" => {
+                let factor = factor(fields)?;
+                Ok(self.fixed(plain.into_iter().map(|f| f / factor).collect(), 1.0))
+            }
+            "dynamic" => self.dynamic(fields, plain),
+            "llama3" => self.llama3(fields, plain),
+            "yarn" => self.yarn(fields, plain),
+            "longrope" | "su" => self.longrope(fields, plain),
+            _ => Err(fields.wrong(field, KINDS, &Value::from(kind))),
+        }
+    }
+
+    fn dynamic(&self, fields: &ConfigFields, plain: Vec<f64>) -> Result<RopeConfig, ConfigError> {
+        let factor = factor(fields)?;
+        let original = fields.size_or("original_max_position_embeddings", self.context)?;
+        if self.dims < 4 {
+            return Err(fields.wrong(
+                "factor",
+                "another scaling: a head of 2 has one frequency",
+                &Value::from(factor),
+            ));
+        }
+        let table = plain.into_iter().map(|f| f as f32).collect();
+        let context = (original as f64 * factor) as usize;
+        Ok(self.with(Frequencies::Dynamic { table, original, factor }, 1.0, context.max(self.context)))
+    }
+
+    /// Frequencies below the original context stay, far longer waves are stretched, those between blended (Llama 3.1).
+    fn llama3(&self, fields: &ConfigFields, plain: Vec<f64>) -> Result<RopeConfig, ConfigError> {
+        let factor = factor(fields)?;
+        let (low, high) =
+            (fields.float_or("low_freq_factor", 1.0)?, fields.float_or("high_freq_factor", 4.0)?);
+        if !(low > 0.0 && high > low) {
+            let expected = format!("a number above low_freq_factor, which is {low}");
+            return Err(fields.wrong("high_freq_factor", &expected, &Value::from(high)));
+        }
+        let original = fields.size("original_max_position_embeddings")? as f64;
+        let stretch = |f: f64| {
+            let waves = original * f / (2.0 * PI);
+            let smooth = ((waves - low) / (high - low)).clamp(0.0, 1.0);
+            (1.0 - smooth) * f / factor + smooth * f
+        };
+        Ok(self.fixed(plain.into_iter().map(stretch).collect(), 1.0))
+    }
+
+    /// YaRN (Peng et al. 2023): interpolation blended over the frequencies, and an attention factor.
+    fn yarn(&self, fields: &ConfigFields, plain: Vec<f64>) -> Result<RopeConfig, ConfigError> {
+        let factor = factor(fields)?;
+        let original = fields.size_or("original_max_position_embeddings", self.context)?;
+        let (fast, slow) = (fields.float_or("beta_fast", 32.0)?, fields.float_or("beta_slow", 1.0)?);
+        let dims = self.dims as f64;
+        let place = |turns: f64| dims * (original as f64 / (turns * 2.0 * PI)).ln() / (2.0 * self.theta.ln());
+        let (mut low, mut high) = (place(fast), place(slow));
+        if fields.flag_or("truncate", true)? {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dims - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let blend = |(i, f): (usize, f64)| {
+            let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            f / factor * ramp + f * (1.0 - ramp)
+        };
+        let table = plain.into_iter().enumerate().map(blend).collect();
+        let scale = match fields.get("attention_factor") {
+            Some(_) => fields.float_or("attention_factor", 1.0)?,
+            None => yarn_attention(fields, factor)?,
+        };
+        let context = self.context.max((original as f64 * factor) as usize);
+        Ok(RopeConfig { context, ..self.fixed(table, scale) })
+    }
+
+    fn longrope(&self, fields: &ConfigFields, plain: Vec<f64>) -> Result<RopeConfig, ConfigError> {
+        let key = "original_max_position_embeddings";
+        let original = fields.size_or(key, self.config.size_or(key, self.context)?)?;
+        let table = |name: &str| -> Result<Vec<f32>, ConfigError> {
+            let factors = fields.numbers(name)?;
+            if factors.len() != plain.len() || factors.iter().any(|f| f.is_nan() || *f <= 0.0) {
+                let expected = format!("{} positive numbers, one for each pair of a head", plain.len());
+                return Err(fields.wrong(name, &expected, &fields.raw[name]));
+            }
+            Ok(plain.iter().zip(&factors).map(|(f, by)| (f / by) as f32).collect())
+        };
+        let (short, long) = (table("short_factor")?, table("long_factor")?);
+        let factor = fields.float_or("factor", self.context as f64 / original as f64)?;
+        let scale = match fields.get("attention_factor") {
+            Some(_) => fields.float_or("attention_factor", 1.0)?,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        };
+        Ok(self.with(Frequencies::Long { short, long, original }, scale, self.context))
+    }
+}
+
+/// Scaling factor: at least 1.
+fn factor(fields: &ConfigFields) -> Result<f64, ConfigError> {
+    match fields.get("factor").map(|v| (v.as_f64(), v)) {
+        Some((Some(factor), _)) if factor >= 1.0 && factor.is_finite() => Ok(factor),
+        Some((_, found)) => Err(fields.wrong("factor", "a number of at least 1", found)),
+        None => Err(fields.missing("factor", "a number of at least 1")),
+    }
+}
+
+fn yarn_attention(fields: &ConfigFields, factor: f64) -> Result<f64, ConfigError> {
+    let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let (one, all) = (fields.float_or("mscale", 0.0)?, fields.float_or("mscale_all_dim", 0.0)?);
+    Ok(if one != 0.0 && all != 0.0 { scale(one) / scale(all) } else { scale(1.0) })
+}

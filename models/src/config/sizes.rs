@@ -1,0 +1,117 @@
+//! Fields that all transformer configurations have, under the names that families use for them.
+
+use super::fields::ConfigFields;
+use crate::error::ConfigError;
+use crate::transformer::Sizes;
+use serde_json::Value;
+
+/// Larger than in any published model. Limits keep a damaged file from asking for millions of tensors.
+const MOST_LAYERS: usize = 1000;
+const MOST_HEADS: usize = 4096;
+const LARGEST_HEAD: usize = 4096;
+
+const HIDDEN: [&str; 3] = ["hidden_size", "n_embd", "d_model"];
+const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];
+const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
+const KV_HEADS: [&str; 2] = ["num_key_value_heads", "num_kv_heads"];
+const HEAD_SIZE: [&str; 2] = ["head_dim", "kv_channels"];
+const VOCAB: [&str; 2] = ["padded_vocab_size", "vocab_size"];
+const CONTEXT: [&str; 6] = [
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+];
+
+impl Sizes {
+    /// `default_context` is for families whose configurations do not tell it.
+    pub fn read(config: &ConfigFields, default_context: Option<usize>) -> Result<Sizes, ConfigError> {
+        let (hidden_field, heads_field) = (config.first(&HIDDEN), config.first(&HEADS));
+        let (hidden, heads) = (config.size(hidden_field)?, config.size(heads_field)?);
+        limit(config, heads_field, heads, MOST_HEADS)?;
+        let layers = config.size(config.first(&LAYERS))?;
+        limit(config, config.first(&LAYERS), layers, MOST_LAYERS)?;
+        let kv_field = config.first(&KV_HEADS);
+        let kv_heads = config.size_or(kv_field, heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            let expected = format!("a divisor of {heads_field}, which is {heads}");
+            return Err(config.wrong(kv_field, &expected, &Value::from(kv_heads)));
+        }
+        let size_field = config.first(&HEAD_SIZE);
+        if config.get(size_field).is_none() && !hidden.is_multiple_of(heads) {
+            let expected = format!("a multiple of {heads_field}, which is {heads}");
+            return Err(config.wrong(hidden_field, &expected, &Value::from(hidden)));
+        }
+        let head_size = config.size_or(size_field, hidden / heads)?;
+        limit(config, size_field, head_size, LARGEST_HEAD)?;
+        let context_field = config.first(&CONTEXT);
+        let context = match default_context {
+            None => config.size(context_field)?,
+            Some(default) => config.size_or(context_field, default)?,
+        };
+        let vocab = config.size(config.first(&VOCAB))?;
+        Ok(Sizes { vocab, hidden, layers, heads, kv_heads, head_size, context })
+    }
+}
+
+fn limit(config: &ConfigFields, field: &str, found: usize, most: usize) -> Result<(), ConfigError> {
+    match found <= most {
+        true => Ok(()),
+        false => Err(config.wrong(field, &format!("at most {most}"), &Value::from(found))),
+    }
+}
+
+impl ConfigFields {
+    /// The first of these fields that is there; the first of all where none is.
+    pub fn first(&self, fields: &[&'static str]) -> &'static str {
+        fields.iter().find(|f| self.get(f).is_some()).unwrap_or(&fields[0])
+    }
+
+    /// The epsilon of a norm, under the first of these names that is there.
+    pub fn epsilon(&self, fields: &[&'static str], default: f64) -> Result<f64, ConfigError> {
+        let field = self.first(fields);
+        let eps = self.float_or(field, default)?;
+        match eps > 0.0 && eps < 1.0 {
+            true => Ok(eps),
+            false => Err(self.wrong(field, "a number between 0 and 1", &Value::from(eps))),
+        }
+    }
+
+    /// Refuses a field that is there with another value than `only`: `what` says what that would be.
+    pub fn only(&self, field: &str, only: bool, what: &str) -> Result<(), ConfigError> {
+        match self.flag_or(field, only)? == only {
+            true => Ok(()),
+            false => Err(ConfigError::NotSupportedYet {
+                file: self.origin.clone(),
+                what: format!("{what} (`{field}` = {})", !only),
+                supported: format!("`{field}` = {only}"),
+            }),
+        }
+    }
+
+    /// Per layer: the width of its attention window, by `layer_types` where the file has it, else by `is_windowed`.
+    pub fn windows(
+        &self,
+        layers: usize,
+        is_windowed: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Option<usize>>, ConfigError> {
+        let width = match self.get("sliding_window") {
+            None => None,
+            Some(_) => Some(self.size("sliding_window")?),
+        };
+        let Some(types) = self.get("layer_types") else {
+            return Ok((0..layers).map(|i| width.filter(|_| is_windowed(i))).collect());
+        };
+        let expected = format!("a list of {layers} of full_attention and sliding_attention");
+        let wrong = || self.wrong("layer_types", &expected, types);
+        let types = types.as_array().filter(|t| t.len() == layers).ok_or_else(wrong)?;
+        let window = |kind: &Value| match kind.as_str() {
+            Some("full_attention") => Ok(None),
+            Some("sliding_attention") => Ok(width),
+            _ => Err(wrong()),
+        };
+        types.iter().map(window).collect()
+    }
+}

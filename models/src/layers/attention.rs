@@ -1,0 +1,159 @@
+//! Attention over a cache, written in primitive ops; a pass makes one op of it.
+
+use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, TensorType};
+
+/// What distinguishes one model's attention from another's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Factor of the products of queries and keys.
+    pub scale: f64,
+    /// Queries are divided by it and the scores multiplied: keeps half-precision scores in range (ChatGLM-6B).
+    pub balance: f64,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f64>,
+    /// Only this many newest keys are seen.
+    pub window: Option<usize>,
+    /// Per query head: `slope * (j - p)` is added to the score of key `j` for the query at `p`.
+    pub alibi: Option<Vec<f32>>,
+}
+
+/// What hides a key; far below every score, and no source of NaN.
+const HIDDEN: f64 = -1e30;
+
+impl Attention {
+    /// Causal, with the usual factor `1 / sqrt(size)`.
+    pub fn causal(size: usize) -> Attention {
+        Attention {
+            scale: 1.0 / (size as f64).sqrt(),
+            balance: 1.0,
+            softcap: None,
+            window: None,
+            alibi: None,
+        }
+    }
+
+    /// Queries `[n, heads, size]`, keys and values `[n, kv_heads, size]` of this call to `[n, heads * size]`. Keys and
+    /// values join those of the calls before in the layer's cache.
+    pub fn apply(&self, net: &mut Net, layer: usize, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
+        self.apply_with_prefix(net, layer, q, k, v, None)
+    }
+
+    /// The same where every query sees the first `prefix: i32[1]` keys, also those behind it.
+    pub fn apply_with_prefix(
+        &self,
+        net: &mut Net,
+        layer: usize,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+        prefix: Option<ValueId>,
+    ) -> ValueId {
+        let k = cached(net, &format!("layers.{layer}.key"), k);
+        let v = cached(net, &format!("layers.{layer}.value"), v);
+        let axis = |net: &Net, x, axis: usize| net.ty(x).dims[axis].clone();
+        let (n, heads, size) = (axis(net, q, 0), axis(net, q, 1), axis(net, q, 2));
+        let (t, kv) = (axis(net, k, 0), axis(net, k, 1));
+        let count = |d: &Dim| d.as_const().unwrap_or(1);
+        let group = Dim::from(count(&heads) / count(&kv).max(1));
+
+        // Queries that share a key head stand in one group: [kv, group, n, size].
+        let q = net.reshape(q, [n.clone(), kv.clone(), group.clone(), size]);
+        let q = net.permute(q, &[1, 2, 0, 3]);
+        let k = heads_first(net, k);
+        let transposed = net.permute(k, &[0, 1, 3, 2]);
+        let scores = match self.balance {
+            1.0 => {
+                let products = net.matmul(q, transposed);
+                net.scale(products, self.scale)
+            }
+            balance => {
+                let q = net.scale(q, self.scale / balance);
+                let products = net.matmul(q, transposed);
+                net.scale(products, balance)
+            }
+        };
+        let mut scores = scores;
+        if let Some(cap) = self.softcap {
+            let small = net.scale(scores, 1.0 / cap);
+            let bounded = net.tanh(small);
+            scores = net.scale(bounded, cap);
+        }
+        let row = net.positions();
+        let row = net.reshape(row, [n.clone(), Dim::from(1)]);
+        let column = net.iota(Dim::from(0), t);
+        if let Some(slopes) = &self.alibi {
+            let distance = net.sub(column, row);
+            let distance = net.cast(distance, DType::F32);
+            let slopes = net.table("alibi.slopes", slopes.clone());
+            let slopes = net.reshape(slopes, [kv, group, Dim::from(1), Dim::from(1)]);
+            let bias = net.mul(slopes, distance);
+            scores = net.add(scores, bias);
+        }
+        let seen = self.masked(net, scores, row, column, prefix);
+        let weights = net.softmax(seen);
+        let v = heads_first(net, v);
+        let mixed = net.matmul(weights, v);
+        let rows = net.permute(mixed, &[2, 0, 1, 3]);
+        let width = count(&heads) * net.width(rows) as i64;
+        net.reshape(rows, [n, Dim::from(width)])
+    }
+
+    /// Scores with those of hidden keys replaced. `row: i32[n, 1]` and `column: i32[t]` are the positions.
+    fn masked(
+        &self,
+        net: &mut Net,
+        scores: ValueId,
+        row: ValueId,
+        column: ValueId,
+        prefix: Option<ValueId>,
+    ) -> ValueId {
+        let hidden = net.constant(HIDDEN);
+        let mut seen = scores;
+        // A window as long as the cache hides nothing.
+        if let Some(window) = self.window.filter(|&w| w < net.context()) {
+            let reach = integer(net, window as i64 - 1);
+            let first = net.sub(row, reach);
+            seen = net.select_ge(column, first, seen, hidden);
+        }
+        seen = net.select_ge(row, column, seen, hidden);
+        if let Some(prefix) = prefix {
+            let one = integer(net, 1);
+            let last = net.sub(prefix, one);
+            seen = net.select_ge(last, column, scores, seen);
+        }
+        seen
+    }
+}
+
+/// All rows of a cache with those of this call: `[past + n, ..]`.
+fn cached(net: &mut Net, name: &str, rows: ValueId) -> ValueId {
+    let dims = net.ty(rows).dims.clone();
+    let context = Dim::from(net.context());
+    let ty = TensorType::new(DType::F32, std::iter::once(context).chain(dims[1..].iter().cloned()));
+    let state = net.state(name, ty, 0.0);
+    net.append(state, rows)
+}
+
+/// `[t, kv, size]` as `[kv, 1, t, size]`.
+fn heads_first(net: &mut Net, x: ValueId) -> ValueId {
+    let dims = net.ty(x).dims.clone();
+    let x = net.permute(x, &[1, 0, 2]);
+    net.reshape(x, [dims[1].clone(), Dim::from(1), dims[0].clone(), dims[2].clone()])
+}
+
+/// An `i32` constant.
+pub fn integer(net: &mut Net, value: i64) -> ValueId {
+    net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
+}
+
+/// Slopes of ALiBi (Press et al. 2022) for any number of heads: those of the next smaller power of two, then every other
+/// one of twice that power. `max` is the exponent of the last slope (8 in the paper).
+pub fn alibi_slopes(heads: usize, max: f64) -> Vec<f32> {
+    let power = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    let slopes = |n: usize| (1..=n).map(move |i| (-max * i as f64 / n as f64).exp2() as f32);
+    slopes(power).chain(slopes(2 * power).step_by(2)).take(heads).collect()
+}

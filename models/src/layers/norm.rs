@@ -1,0 +1,40 @@
+//! Norms over the last axis, with their weights by checkpoint name.
+
+use crate::transformer::Net;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+
+/// `x / rms(x) * weight` (Zhang and Sennrich 2019) with `{name}.weight`.
+pub fn rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    let size = net.width(x);
+    let weight = net.vector(&format!("{name}.weight"), size);
+    net.rms_norm(x, weight, eps)
+}
+
+/// RMS norm whose checkpoint stores the weight less one (Gemma).
+pub fn rms_norm_plus_one(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    let (name, size) = (format!("{name}.weight"), net.width(x));
+    let source = ParamSource::Offset(1.0, Box::new(net.tensor(&name, &[size])));
+    let weight = net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [size]), source);
+    net.rms_norm(x, weight, eps)
+}
+
+/// LayerNorm (Ba et al. 2016) with `{name}.weight` and `{name}.bias`.
+pub fn layer_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    let size = net.width(x);
+    let weight = net.vector(&format!("{name}.weight"), size);
+    let bias = net.vector(&format!("{name}.bias"), size);
+    net.layer_norm(x, weight, bias, eps)
+}
+
+/// LayerNorm with `{name}.weight` and, where `bias`, `{name}.bias`.
+pub fn layer_norm_bias(net: &mut Net, x: ValueId, name: &str, eps: f64, bias: bool) -> ValueId {
+    if bias {
+        return layer_norm(net, x, name, eps);
+    }
+    let size = net.width(x);
+    let weight = net.vector(&format!("{name}.weight"), size);
+    let zeros = net.table(&format!("zeros.{size}"), vec![0.0; size]);
+    net.layer_norm(x, weight, zeros, eps)
+}

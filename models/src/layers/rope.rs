@@ -1,0 +1,197 @@
+//! Rotary position embedding (Su et al. 2021): heads as pairs that are turned by the position times a frequency.
+
+use crate::transformer::Net;
+use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::kernel::UnOp;
+use mlcc_ir::types::DType;
+
+/// Rotary embedding of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    pub frequencies: Frequencies,
+    /// Which elements form a pair.
+    pub pairs: Pairs,
+    /// Factor of cosine and sine (the attention factor of YaRN and LongRoPE).
+    pub scale: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// Element `i` with `i + half` (GPT-NeoX, Llama).
+    Half,
+    /// Element `2 i` with `2 i + 1` (GPT-J, GLM).
+    Interleaved,
+}
+
+/// Radians per position of each pair.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Frequencies {
+    Fixed(Vec<f32>),
+    /// Dynamic NTK scaling: the base grows with the sequence once it is longer than `original`.
+    Dynamic {
+        table: Vec<f32>,
+        original: usize,
+        factor: f64,
+    },
+    /// LongRoPE (Ding et al. 2024): `long` once the sequence is longer than `original`, `short` before.
+    Long {
+        short: Vec<f32>,
+        long: Vec<f32>,
+        original: usize,
+    },
+}
+
+/// Cosine and sine at the positions of a call, computed once and used by all layers.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeTables {
+    /// `[n, 1, half]`.
+    cos: ValueId,
+    sin: ValueId,
+    half: usize,
+    pairs: Pairs,
+}
+
+impl Rope {
+    /// The unscaled embedding of the first `dims` elements of each head.
+    pub fn plain(dims: usize, theta: f64, pairs: Pairs) -> Rope {
+        Rope { frequencies: Frequencies::Fixed(frequencies(dims, theta)), pairs, scale: 1.0 }
+    }
+
+    /// Tables for the positions of this call. `name` tells tables of one model from each other.
+    pub fn tables(&self, net: &mut Net, name: &str) -> RopeTables {
+        let positions = net.positions();
+        self.tables_at(net, name, positions)
+    }
+
+    /// Tables for `positions: i32[n]`.
+    pub fn tables_at(&self, net: &mut Net, name: &str, positions: ValueId) -> RopeTables {
+        let (frequencies, half) = self.frequencies(net, name);
+        let n = net.n();
+        let positions = net.cast(positions, DType::F32);
+        let positions = net.reshape(positions, [n.clone(), Dim::from(1)]);
+        let angles = net.mul(positions, frequencies);
+        let table = |net: &mut Net, op: UnOp| {
+            let mut table = net.unary(op, angles);
+            if self.scale != 1.0 {
+                table = net.scale(table, f64::from(self.scale));
+            }
+            net.reshape(table, [n.clone(), Dim::from(1), Dim::from(half)])
+        };
+        let (cos, sin) = (table(net, UnOp::Cos), table(net, UnOp::Sin));
+        RopeTables { cos, sin, half, pairs: self.pairs }
+    }
+
+    /// Frequencies `[half]` for this call, and how many there are.
+    fn frequencies(&self, net: &mut Net, name: &str) -> (ValueId, usize) {
+        match &self.frequencies {
+            Frequencies::Fixed(table) => (net.table(name, table.clone()), table.len()),
+            Frequencies::Long { short, original, .. } if net.context() <= *original => {
+                (net.table(name, short.clone()), short.len())
+            }
+            Frequencies::Long { short, long, original } => {
+                let half = short.len();
+                let short = net.table(&format!("{name}.short"), short.clone());
+                let long = net.table(&format!("{name}.long"), long.clone());
+                let length = length(net);
+                let limit = net.constant((*original + 1) as f64);
+                (net.select_ge(length, limit, long, short), half)
+            }
+            Frequencies::Dynamic { table, original, factor } => {
+                let half = table.len();
+                let exponents = (0..half).map(|i| (-2.0 * i as f64 / (2.0 * half as f64 - 2.0)) as f32);
+                let exponents = net.table(&format!("{name}.exponents"), exponents.collect());
+                let table = net.table(name, table.clone());
+                // (factor * length / original - (factor - 1))^(exponent), which is 1 up to the original length.
+                let length = length(net);
+                let original_length = net.constant(*original as f64);
+                let length = net.max(length, original_length);
+                let stretch = net.scale(length, factor / *original as f64);
+                let less = net.constant(factor - 1.0);
+                let base = net.sub(stretch, less);
+                let log = net.unary(UnOp::Log, base);
+                let power = net.mul(exponents, log);
+                let power = net.exp(power);
+                (net.mul(table, power), half)
+            }
+        }
+    }
+}
+
+/// Tokens of the sequence behind this call, `f32[1]`.
+fn length(net: &mut Net) -> ValueId {
+    let total = Dim::sym(Sym::Past).add(&net.n());
+    let total = net.iota(total, Dim::from(1));
+    net.cast(total, DType::F32)
+}
+
+/// `theta^(-2 i / dims)` for each pair.
+pub fn frequencies(dims: usize, theta: f64) -> Vec<f32> {
+    exact_frequencies(dims, theta).into_iter().map(|f| f as f32).collect()
+}
+
+/// The same before rounding.
+pub fn exact_frequencies(dims: usize, theta: f64) -> Vec<f64> {
+    (0..dims / 2).map(|i| theta.powf(-2.0 * i as f64 / dims as f64)).collect()
+}
+
+impl RopeTables {
+    /// Elements of a head that are turned.
+    pub fn dims(&self) -> usize {
+        2 * self.half
+    }
+
+    /// Turns the first [`RopeTables::dims`] elements of every head of `x: [n, heads, size]`.
+    pub fn apply(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let (size, dims) = (net.width(x), self.dims());
+        if dims >= size {
+            return self.turn(net, x);
+        }
+        let turned = part(net, x, 0, dims);
+        let turned = self.turn(net, turned);
+        let rest = part(net, x, dims, size - dims);
+        net.concat(&[turned, rest], 2)
+    }
+
+    /// All elements of `x: [n, heads, dims]`.
+    fn turn(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let half = self.half;
+        match self.pairs {
+            Pairs::Half => {
+                let (a, b) = (part(net, x, 0, half), part(net, x, half, half));
+                let (a, b) = self.turn_pairs(net, a, b);
+                net.concat(&[a, b], 2)
+            }
+            Pairs::Interleaved => {
+                let dims = net.ty(x).dims.clone();
+                let (n, heads) = (dims[0].clone(), dims[1].clone());
+                let pairs = net.reshape(x, [n.clone(), heads.clone(), Dim::from(half), Dim::from(2)]);
+                let side = |net: &mut Net, i: usize| {
+                    let side = net.slice(pairs, 3, Dim::from(i), Dim::from(1));
+                    net.reshape(side, [n.clone(), heads.clone(), Dim::from(half)])
+                };
+                let (a, b) = (side(net, 0), side(net, 1));
+                let (a, b) = self.turn_pairs(net, a, b);
+                let column = |net: &mut Net, x| {
+                    net.reshape(x, [n.clone(), heads.clone(), Dim::from(half), Dim::from(1)])
+                };
+                let (a, b) = (column(net, a), column(net, b));
+                let joined = net.concat(&[a, b], 3);
+                net.reshape(joined, dims)
+            }
+        }
+    }
+
+    /// `(a cos - b sin, b cos + a sin)`.
+    fn turn_pairs(&self, net: &mut Net, a: ValueId, b: ValueId) -> (ValueId, ValueId) {
+        let (cos, sin) = (self.cos, self.sin);
+        let (ac, bs) = (net.mul(a, cos), net.mul(b, sin));
+        let (bc, a_s) = (net.mul(b, cos), net.mul(a, sin));
+        (net.sub(ac, bs), net.add(bc, a_s))
+    }
+}
+
+/// Elements `start..start + len` of every head of `x: [n, heads, size]`.
+pub fn part(net: &mut Net, x: ValueId, start: usize, len: usize) -> ValueId {
+    net.slice(x, 2, Dim::from(start), Dim::from(len))
+}

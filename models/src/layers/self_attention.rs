@@ -1,0 +1,68 @@
+//! The attention part of a layer with separate projections, as most checkpoints of the Hugging Face classes store it.
+
+use super::attention::Attention;
+use super::linear::Linear;
+use super::rope::RopeTables;
+use crate::transformer::{Net, Sizes};
+use mlcc_ir::graph::ValueId;
+
+/// Normalises queries and keys head by head: `(net, x: [n, heads, size], name, eps)`.
+pub type HeadNorm = fn(&mut Net, ValueId, &str, f64) -> ValueId;
+
+/// `{name}.q_proj`, `k_proj`, `v_proj` and the output projection around [`Attention`].
+#[derive(Clone, Debug)]
+pub struct SelfAttention<'a> {
+    /// Such as `model.layers.0.self_attn`.
+    pub name: &'a str,
+    pub output: &'a str,
+    pub qkv_bias: bool,
+    pub output_bias: bool,
+    /// Norms `{name}.q_norm` and `{name}.k_norm` of every head, with their epsilon.
+    pub head_norm: Option<(HeadNorm, f64)>,
+    pub rope: Option<&'a RopeTables>,
+    pub attention: Attention,
+}
+
+impl<'a> SelfAttention<'a> {
+    /// Without biases and norms.
+    pub fn new(name: &'a str, rope: &'a RopeTables, attention: Attention) -> SelfAttention<'a> {
+        SelfAttention {
+            name,
+            output: "o_proj",
+            qkv_bias: false,
+            output_bias: false,
+            head_norm: None,
+            rope: Some(rope),
+            attention,
+        }
+    }
+
+    /// `[n, hidden]` to `[n, hidden]`.
+    pub fn apply(&self, net: &mut Net, layer: usize, sizes: &Sizes, x: ValueId) -> ValueId {
+        let project = |net: &mut Net, which: &str, out: usize| {
+            Linear::new(&format!("{}.{which}", self.name), out).bias(self.qkv_bias).apply(net, x)
+        };
+        let q = project(net, "q_proj", sizes.query());
+        let k = project(net, "k_proj", sizes.key());
+        let v = project(net, "v_proj", sizes.key());
+        let h = self.attend(net, layer, sizes, [q, k, v]);
+        let output = format!("{}.{}", self.name, self.output);
+        Linear::new(&output, sizes.hidden).bias(self.output_bias).apply(net, h)
+    }
+
+    /// The part between the projections: `[n, width]` each to `[n, heads * size]`.
+    pub fn attend(&self, net: &mut Net, layer: usize, sizes: &Sizes, [q, k, v]: [ValueId; 3]) -> ValueId {
+        let mut q = net.split_heads(q, sizes.heads);
+        let mut k = net.split_heads(k, sizes.kv_heads);
+        let v = net.split_heads(v, sizes.kv_heads);
+        if let Some((norm, eps)) = self.head_norm {
+            q = norm(net, q, &format!("{}.q_norm", self.name), eps);
+            k = norm(net, k, &format!("{}.k_norm", self.name), eps);
+        }
+        if let Some(rope) = self.rope {
+            q = rope.apply(net, q);
+            k = rope.apply(net, k);
+        }
+        self.attention.apply(net, layer, q, k, v)
+    }
+}

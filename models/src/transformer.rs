@@ -1,0 +1,269 @@
+//! What the definitions of transformers share: an entry function under construction, and how a definition becomes one.
+
+use crate::checkpoint::Distribution;
+use crate::definition::{Definition, EntrySpec, Logits};
+use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::graph::{FunctionKind, ValueId};
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
+
+/// Sizes that every transformer has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sizes {
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Key and value heads; queries share them in groups.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_size: usize,
+    /// Positions that the model was trained with.
+    pub context: usize,
+}
+
+impl Sizes {
+    /// Width of all query heads.
+    pub fn query(&self) -> usize {
+        self.heads * self.head_size
+    }
+    /// Width of all key (or value) heads.
+    pub fn key(&self) -> usize {
+        self.kv_heads * self.head_size
+    }
+}
+
+/// A decoder-only transformer: configuration and definition of a family.
+pub trait Transformer: Any + Debug + Send + Sync {
+    fn sizes(&self) -> &Sizes;
+
+    /// Logits `[rows, vocab]` of the positions that are asked for (see [`Net::wanted_rows`]).
+    fn forward(&self, net: &mut Net) -> ValueId;
+
+    /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
+    fn canonical_name(&self, stored_name: &str) -> String {
+        stored_name.to_string()
+    }
+
+    /// True for tensors that checkpoints may hold and the model does not need, beside [`is_buffer`].
+    fn is_ignored(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+}
+
+impl<T: Transformer> Definition for T {
+    fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
+        build(self, b, entry, &mut Vec::new())
+    }
+    fn vocab(&self) -> usize {
+        self.sizes().vocab
+    }
+    fn context_length(&self) -> usize {
+        self.sizes().context
+    }
+    fn has_cache(&self) -> bool {
+        true
+    }
+    /// What the definition asks for when it is built.
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let mut tensors = Vec::new();
+        let entry = EntrySpec { name: "tensors", n: Dim::from(1), logits: Logits::Last, context: 1 };
+        build(self, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
+        let mut seen = BTreeSet::new();
+        tensors.retain(|(name, _)| seen.insert(name.clone()));
+        tensors
+    }
+    fn canonical_name(&self, stored_name: &str) -> String {
+        Transformer::canonical_name(self, stored_name)
+    }
+    fn is_ignored(&self, name: &str) -> bool {
+        is_buffer(name) || Transformer::is_ignored(self, name)
+    }
+    fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
+        distribution(name, shape)
+    }
+}
+
+fn build(
+    model: &impl Transformer,
+    b: &mut GraphBuilder,
+    entry: &EntrySpec,
+    tensors: &mut Vec<(String, Vec<usize>)>,
+) -> FuncId {
+    let tokens = TensorType::new(DType::I32, [&entry.n]);
+    b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
+        let positions = b.iota(Dim::sym(Sym::Past), entry.n.clone());
+        let mut net = Net { b, entry, tokens: inputs[0], positions, tensors };
+        vec![model.forward(&mut net)]
+    })
+}
+
+/// Tensors of published checkpoints that are no weights: rotary frequencies and causal masks.
+pub fn is_buffer(name: &str) -> bool {
+    const BUFFERS: [&str; 7] = [
+        ".rotary_emb.inv_freq",
+        ".rotary_pos_emb.inv_freq",
+        ".attn.masked_bias",
+        ".attn.bias",
+        ".attention.masked_bias",
+        ".attention.bias",
+        ".rotary_emb.cos_cached",
+    ];
+    BUFFERS.iter().any(|end| name.ends_with(end)) || name.ends_with(".rotary_emb.sin_cached")
+}
+
+/// Random values that keep a random transformer in the range of a trained one: norms near 1, small biases, matrices with
+/// deviation 1/sqrt(inputs).
+fn distribution(name: &str, shape: &[usize]) -> Distribution {
+    if name.ends_with("bias") {
+        return Distribution::Normal { mean: 0.0, deviation: 0.02 };
+    }
+    match shape {
+        [_, inputs, ..] => Distribution::Normal { mean: 0.0, deviation: 1.0 / (*inputs as f32).sqrt() },
+        _ => Distribution::Normal { mean: 1.0, deviation: 0.02 },
+    }
+}
+
+/// An entry function under construction. Dereferences to the builder of its ops.
+pub struct Net<'a> {
+    b: &'a mut GraphBuilder,
+    entry: &'a EntrySpec<'a>,
+    tokens: ValueId,
+    positions: ValueId,
+    /// Checkpoint tensors asked for so far.
+    tensors: &'a mut Vec<(String, Vec<usize>)>,
+}
+
+impl Deref for Net<'_> {
+    type Target = GraphBuilder;
+    fn deref(&self) -> &GraphBuilder {
+        self.b
+    }
+}
+
+impl DerefMut for Net<'_> {
+    fn deref_mut(&mut self) -> &mut GraphBuilder {
+        self.b
+    }
+}
+
+impl Net<'_> {
+    /// Tokens in this call.
+    pub fn n(&self) -> Dim {
+        self.entry.n.clone()
+    }
+    /// Positions that caches have room for.
+    pub fn context(&self) -> usize {
+        self.entry.context
+    }
+    /// Token ids `i32[n]`.
+    pub fn tokens(&self) -> ValueId {
+        self.tokens
+    }
+    /// Positions of the tokens in the sequence, `i32[n]`.
+    pub fn positions(&self) -> ValueId {
+        self.positions
+    }
+
+    /// A tensor of the checkpoint, by its canonical name.
+    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> ParamSource {
+        self.tensors.push((name.to_string(), shape.to_vec()));
+        ParamSource::Tensor(name.to_string())
+    }
+
+    /// A tensor of the checkpoint as a parameter.
+    pub fn weight(&mut self, name: &str, role: ParamRole, shape: &[usize]) -> ValueId {
+        let source = self.tensor(name, shape);
+        self.param_from(name, role, TensorType::new(DType::F32, shape.iter().copied()), source)
+    }
+
+    /// A vector of the checkpoint, kept in f32.
+    pub fn vector(&mut self, name: &str, size: usize) -> ValueId {
+        self.weight(name, ParamRole::Vector, &[size])
+    }
+
+    /// A table of numbers that the definition computes. Equal names have to mean equal tables.
+    pub fn table(&mut self, name: &str, values: Vec<f32>) -> ValueId {
+        let ty = TensorType::new(DType::F32, [values.len()]);
+        self.param_from(name, ParamRole::Vector, ty, ParamSource::Values(values))
+    }
+
+    /// Width of the last axis.
+    pub fn width(&self, x: ValueId) -> usize {
+        let last = self.ty(x).dims.last().and_then(Dim::as_const);
+        last.and_then(|d| usize::try_from(d).ok()).unwrap_or(0)
+    }
+
+    /// Token embeddings `[n, hidden]` from the table `name: [vocab, hidden]`.
+    pub fn embed(&mut self, name: &str, vocab: usize, hidden: usize) -> ValueId {
+        let table = self.weight(name, ParamRole::Embedding, &[vocab, hidden]);
+        let tokens = self.tokens;
+        self.gather(table, tokens)
+    }
+
+    /// All layers in order on the embeddings `x`; `layer(net, number, x)` adds one.
+    pub fn layers(
+        &mut self,
+        count: usize,
+        mut x: ValueId,
+        mut layer: impl FnMut(&mut Net, usize, ValueId) -> ValueId,
+    ) -> ValueId {
+        self.tap("embedding", x);
+        for number in 0..count {
+            x = layer(self, number, x);
+            self.tap(format!("layer.{number}"), x);
+        }
+        x
+    }
+
+    /// The rows of `x: [n, hidden]` whose logits are asked for: the last one, or all.
+    pub fn wanted_rows(&mut self, x: ValueId) -> ValueId {
+        match self.entry.logits {
+            Logits::All => x,
+            Logits::Last => {
+                let last = self.entry.n.sub(&Dim::from(1));
+                self.slice(x, 0, last, Dim::from(1))
+            }
+        }
+    }
+
+    /// `x + h`, with `h` the output of a part of a layer (`attention` or `mlp`).
+    pub fn residual(&mut self, layer: usize, part: &str, x: ValueId, h: ValueId) -> ValueId {
+        self.tap(format!("layer.{layer}.{part}"), h);
+        self.add(x, h)
+    }
+
+    /// `[n, heads * size]` as `[n, heads, size]`.
+    pub fn split_heads(&mut self, x: ValueId, heads: usize) -> ValueId {
+        let (n, size) = (self.n(), self.width(x) / heads.max(1));
+        self.reshape(x, [n, Dim::from(heads), Dim::from(size)])
+    }
+
+    /// `[n, heads, size]` as `[n, heads * size]`.
+    pub fn join_heads(&mut self, x: ValueId) -> ValueId {
+        let heads = self.ty(x).dims.get(1).and_then(Dim::as_const).unwrap_or(0);
+        let width = Dim::from(heads * self.width(x) as i64);
+        let n = self.n();
+        self.reshape(x, [n, width])
+    }
+}
+
+/// Canonical names of the Hugging Face classes whose inner model is called `model`.
+pub fn hf_name(name: &str) -> String {
+    prefixed(name, "model.", &["embed_tokens.", "layers.", "norm."])
+}
+
+/// The name with `prefix`, if it begins with one of `roots`: checkpoints saved from the inner model leave the prefix out.
+pub fn prefixed(name: &str, prefix: &str, roots: &[&str]) -> String {
+    match roots.iter().any(|root| name.starts_with(root)) {
+        true => format!("{prefix}{name}"),
+        false => name.to_string(),
+    }
+}

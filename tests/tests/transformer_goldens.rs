@@ -1,0 +1,177 @@
+//! The definitions of transformers in the graph interpreter against reference implementations: one prefill, prefill in
+//! pieces and token by token give the reference's logits, at all positions, and greedy decoding its tokens.
+//!
+//! Cases are in `goldens/`, or in a folder of reference cases beside the project; one that is in neither is skipped.
+
+use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
+use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::Module;
+use mlcc_ir::verify::verify_module;
+use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_models::resolve::{ModelRequest, resolve};
+use mlcc_models::{Checkpoint, EntrySpec, Logits};
+use std::path::{Path, PathBuf};
+
+/// Of the largest logit. Measured are up to 2e-6.
+const TOLERANCE: f32 = 1e-5;
+
+/// Where a case is, if it is there.
+fn find(case: &str) -> Option<PathBuf> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let places = ["goldens", "../../shared/goldens", "../../shared/models"];
+    places.iter().map(|place| tests.join(place).join(case)).find(|dir| dir.join("golden.json").exists())
+}
+
+struct Case {
+    module: Module,
+    checkpoint: Checkpoint,
+    golden: Golden,
+}
+
+impl Case {
+    fn load(dir: &Path) -> Case {
+        let resolved = resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap_or_else(|e| panic!("{e}"));
+        let checkpoint = resolved.open_weights().unwrap_or_else(|e| panic!("{e}"));
+        let golden = Golden::read(&dir.join("golden.json")).unwrap();
+        let architecture = &resolved.config.architecture;
+        let mut b = GraphBuilder::new("case");
+        let entries = [
+            ("prefill", Dim::sym(Sym::N), Logits::Last),
+            ("decode", Dim::from(1), Logits::Last),
+            ("prefill_logits", Dim::sym(Sym::N), Logits::All),
+        ];
+        for (name, n, logits) in entries {
+            let context = architecture.context_length().min(128);
+            architecture.build(&mut b, &EntrySpec { name, n, logits, context });
+        }
+        let module = b.finish().unwrap_or_else(|e| panic!("{e}"));
+        verify_module(&module).unwrap_or_else(|e| panic!("{e}"));
+        Case { module, checkpoint, golden }
+    }
+}
+
+/// A sequence in the interpreter.
+struct Sequence<'i, 'm> {
+    interpreter: &'i Interpreter<'m>,
+    states: States,
+    past: usize,
+}
+
+impl<'i, 'm> Sequence<'i, 'm> {
+    fn new(interpreter: &'i Interpreter<'m>, module: &Module) -> Self {
+        Sequence { interpreter, states: States::new(module).unwrap(), past: 0 }
+    }
+
+    fn run(&mut self, entry: &str, ids: &[u32]) -> Vec<f32> {
+        let ids: Vec<i32> = ids.iter().map(|&i| i as i32).collect();
+        let syms = SymValues { past: self.past as i64, ..SymValues::tokens(ids.len() as i64) };
+        self.past += ids.len();
+        let run = self.interpreter.run_named(entry, &[Tensor::ids(&ids)], &mut self.states, syms);
+        run.unwrap_or_else(|e| panic!("{entry}: {e}"))[0].to_f32()
+    }
+
+    /// Logits after feeding tokens in pieces of this length.
+    fn feed(&mut self, ids: &[u32], piece: usize) -> Vec<f32> {
+        let mut logits = Vec::new();
+        for ids in ids.chunks(piece) {
+            logits = self.run(if ids.len() == 1 { "decode" } else { "prefill" }, ids);
+        }
+        logits
+    }
+}
+
+fn scale(prompt: &GoldenPrompt) -> f32 {
+    prompt.logits_last.iter().fold(0f32, |m, x| m.max(x.abs()))
+}
+
+fn assert_close(what: &str, prompt: &GoldenPrompt, found: &[f32]) -> f32 {
+    assert_eq!(prompt.logits_last.len(), found.len(), "{what}");
+    let errors = prompt.logits_last.iter().zip(found).map(|(a, b)| (a - b).abs());
+    let worst = errors.fold(0f32, |m, e| if e.is_nan() { f32::INFINITY } else { m.max(e) }) / scale(prompt);
+    assert!(worst <= TOLERANCE, "{what}: off by {worst:e} of the largest logit");
+    worst
+}
+
+/// Mean and deviation of the logits at every position.
+fn assert_positions(what: &str, prompt: &GoldenPrompt, found: &[f32]) {
+    let Some(checks) = &prompt.logits_checksum_all_positions else { return };
+    let vocab = prompt.logits_last.len();
+    assert_eq!(found.len(), vocab * prompt.input_ids.len(), "{what}");
+    let tolerance = f64::from(TOLERANCE * scale(prompt));
+    for (i, row) in found.chunks(vocab).enumerate() {
+        let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / vocab as f64;
+        let variance = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / vocab as f64;
+        let off = (mean - checks.mean[i]).abs().max((variance.sqrt() - checks.std[i]).abs());
+        assert!(off <= tolerance, "{what}: checksums at position {i} are off by {off:e}");
+    }
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(i, _)| i as u32)
+}
+
+/// How the prompts of a case may be fed.
+#[derive(Clone, Copy, PartialEq)]
+enum Feeding {
+    Any,
+    /// Every token sees the whole prompt, which has to come as one piece.
+    WholePrompts,
+}
+
+fn check(case: &str, feeding: Feeding, prompts: usize, steps: usize) {
+    let Some(dir) = find(case) else {
+        println!("skipped: the reference case {case} is not there");
+        return;
+    };
+    let Case { module, checkpoint, golden } = &Case::load(&dir);
+    let tensor = |name: &str| {
+        let data = checkpoint.read(name).ok()?;
+        Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
+    };
+    let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
+    let start = || Sequence::new(&interpreter, module);
+    let mut worst = 0f32;
+    for (i, prompt) in golden.prompts.iter().enumerate().take(prompts) {
+        let ids = &prompt.input_ids;
+        let what = |how: &str| format!("{case}, prompt {i} of {} tokens {how}", ids.len());
+        assert_positions(&what("at once"), prompt, &start().run("prefill_logits", ids));
+        let mut sequence = start();
+        let mut logits = sequence.feed(ids, ids.len());
+        worst = worst.max(assert_close(&what("at once"), prompt, &logits));
+        if feeding == Feeding::Any {
+            worst = worst.max(assert_close(&what("in pieces of 5"), prompt, &start().feed(ids, 5)));
+            sequence = start();
+            logits = sequence.feed(ids, 1);
+            worst = worst.max(assert_close(&what("one by one"), prompt, &logits));
+        }
+        for (step, &want) in prompt.greedy.iter().take(steps).enumerate() {
+            assert_eq!(argmax(&logits), want, "{} greedy token {step}", what("then"));
+            logits = sequence.feed(&[want], 1);
+        }
+    }
+    println!("{case}: off by at most {worst:.1e}");
+}
+
+macro_rules! cases {
+    ($($test:ident: $case:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            check($case, Feeding::Any, usize::MAX, 32);
+        })*
+    };
+}
+
+cases! {
+    llama: "llama-mha",
+    llama_in_torch_shards: "llama-mha-bin",
+    llama3_tied_with_scaled_rope: "llama3-gqa-tied",
+    mistral_beyond_its_window: "mistral-swa",
+    qwen2: "qwen2",
+}
+
+#[test]
+fn trained_checkpoint() {
+    check("llama-tiny-books", Feeding::Any, 1, 4);
+}
