@@ -4,11 +4,13 @@
 //! * [`sampler`]: logits to one token id; [`stop`]: where a text has to end.
 //! * [`generate`]: the loop of prefill, sample and decode over any [`generate::LanguageModel`].
 //! * [`eval`]: perplexity, and how far two models are apart.
+//! * [`chat`]: messages to a prompt, by the checkpoint's own template.
 //! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
 //!
 //! The crate knows nothing of the compiler. Everything that it reads can come from memory, because an artifact
 //! carries its tokenizer in a payload section.
 
+pub mod chat;
 pub mod eval;
 pub mod generate;
 pub mod generation_config;
@@ -19,6 +21,7 @@ pub mod stop;
 pub mod text;
 pub mod tokenizer;
 
+pub use chat::{ChatError, ChatSource, ChatTemplate, Message};
 pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request};
 pub use generation_config::GenerationConfig;
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};

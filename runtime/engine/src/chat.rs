@@ -1,0 +1,133 @@
+//! Chat templates: messages to the text that a chat model was trained on.
+//!
+//! A template is either the checkpoint's own Jinja text, rendered as the `transformers` library renders it, or one of the
+//! [`BuiltinFormat`]s of models that were published without one. [`ChatSource`] collects what a checkpoint's files say
+//! and packs it into the artifact's chat section; [`ChatTemplate`] is made from that section and renders.
+//!
+//! Templates are foreign programs: they run with a bounded number of steps and a bounded length of output, cannot reach
+//! files, and what they raise becomes an error that carries their message.
+
+mod builtin;
+mod jinja;
+mod message;
+mod source;
+mod strftime;
+
+pub use builtin::BuiltinFormat;
+pub use message::{Content, Message, Value};
+pub use source::{ChatFiles, ChatSource};
+
+use jinja::JinjaTemplates;
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum ChatError {
+    #[error("the chat section of the artifact cannot be read: {reason}. Build the artifact again.")]
+    Section { reason: String },
+    #[error(
+        "{file} is not as expected: {reason}. Correct it, or remove it to build without a chat template."
+    )]
+    File { file: String, reason: String },
+    #[error("the chat template `{template}` is not a valid template: {reason}")]
+    Syntax { template: String, reason: String },
+    #[error("the chat template `{template}` failed: {reason}")]
+    Render { template: String, reason: String },
+    #[error("the chat template refuses these messages: {message}")]
+    Raised { message: String },
+    #[error(
+        "the chat template `{template}` ran for more than {steps} steps without an end; it loops, or the conversation is too long"
+    )]
+    TooManySteps { template: String, steps: u64 },
+    #[error("the chat template `{template}` made more than {bytes} bytes of text from one conversation")]
+    TooLong { template: String, bytes: usize },
+    #[error("message {index} holds {kind}, and this model reads only text. Send the text alone.")]
+    NotText { index: usize, kind: String },
+    #[error("message {index} has role `{role}`, the chat format {format} knows {known}")]
+    Role { index: usize, role: String, format: &'static str, known: &'static str },
+    #[error("there is no chat format `{found}`; built in are {known}")]
+    UnknownFormat { found: String, known: String },
+}
+
+/// What a template may be given beside the messages.
+#[derive(Debug, Clone, Default)]
+pub struct Extra {
+    /// Descriptions of functions that the model may call, as the chat API takes them.
+    pub tools: Option<Value>,
+    /// Texts for retrieval-augmented answers.
+    pub documents: Option<Value>,
+    /// Further variables of the template (`enable_thinking`, ...); they win over the special tokens' names.
+    pub variables: BTreeMap<String, Value>,
+    /// Seconds since 1970 that `strftime_now` formats; `None` = the system's clock. Always UTC.
+    pub now: Option<u64>,
+}
+
+/// A chat template, ready to render.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    format: Format,
+}
+
+#[derive(Debug)]
+enum Format {
+    Jinja(JinjaTemplates),
+    Builtin(BuiltinFormat),
+}
+
+impl ChatTemplate {
+    /// From the content of an artifact's chat section.
+    pub fn from_section(section: &[u8]) -> Result<ChatTemplate, ChatError> {
+        ChatSource::from_section(section)?.compile()
+    }
+
+    /// One Jinja template without special tokens, for example from a user's file.
+    pub fn from_jinja(text: &str) -> Result<ChatTemplate, ChatError> {
+        ChatSource::jinja(text).compile()
+    }
+
+    pub fn builtin(format: BuiltinFormat) -> ChatTemplate {
+        ChatTemplate { format: Format::Builtin(format) }
+    }
+
+    /// The prompt of a conversation. `add_generation_prompt` ends it where the assistant's next answer begins.
+    ///
+    /// The text contains the names of control tokens; how to encode it says [`ChatTemplate::wants_prompt_template`].
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        extra: &Extra,
+    ) -> Result<String, ChatError> {
+        message::check_text(messages)?;
+        match &self.format {
+            Format::Jinja(templates) => templates.render(messages, add_generation_prompt, extra),
+            Format::Builtin(format) => format.render(messages, add_generation_prompt),
+        }
+    }
+
+    /// Whether the rendered text still needs what the tokenizer puts around a prompt
+    /// ([`crate::Tokenizer::encode_prompt`]); a Jinja template writes its begin token itself
+    /// ([`crate::Tokenizer::encode`]).
+    pub fn wants_prompt_template(&self) -> bool {
+        match &self.format {
+            Format::Jinja(_) => false,
+            Format::Builtin(format) => format.wants_prompt_template(),
+        }
+    }
+
+    /// Texts that end an answer although the model has no token for them.
+    pub fn stop_texts(&self) -> &'static [&'static str] {
+        match &self.format {
+            Format::Jinja(_) => &[],
+            Format::Builtin(format) => format.stop_texts(),
+        }
+    }
+
+    /// Whether the template looks at a variable, for example `tools` or `enable_thinking`.
+    pub fn uses(&self, variable: &str) -> bool {
+        match &self.format {
+            Format::Jinja(templates) => templates.uses(variable),
+            Format::Builtin(_) => false,
+        }
+    }
+}
