@@ -4,23 +4,39 @@
 //! its tokenizer in a payload section, and all of them know the bytes of every token, which is what makes streams that
 //! never split a character possible ([`DecodeStream`]).
 
+mod added;
+mod bpe_json;
+mod companions;
 mod file;
+mod gguf;
 mod hf;
+mod merge;
+mod prefix_index;
+mod regexes;
+mod sentencepiece;
 mod stream;
 mod table;
+mod tiktoken;
 mod world;
 
 use thiserror::Error;
 
+pub use added::{Added, Extras};
 pub use file::{TokenizerFile, TokenizerKind};
+pub use gguf::GgufVocabulary;
 pub use hf::HfTokenizer;
+pub use sentencepiece::SentencePieceTokenizer;
 pub use stream::{DecodeStream, Utf8Stream};
+pub use tiktoken::{Pattern, TiktokenTokenizer};
 pub use world::WorldTokenizer;
 
 use table::{EntryKind, TokenTable};
 
 /// As the entry points of a compiled model take them.
 pub type TokenId = i32;
+
+/// Larger ids than any published vocabulary has; keeps a damaged file from asking for gigabytes.
+const MAX_ID: u32 = 1 << 24;
 
 /// What to do with control tokens when decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,20 +52,40 @@ pub enum TokenizerError {
     #[error("cannot read the tokenizer {path}: {source}")]
     Io { path: String, source: std::io::Error },
     #[error(
-        "no tokenizer in {folder}: expected tokenizer.json, 20B_tokenizer.json or rwkv_vocab_v20230424.txt there. \
-         Put one of them beside the weights, or name the file with --tokenizer."
+        "no tokenizer in {folder}: expected tokenizer.json, 20B_tokenizer.json, rwkv_vocab_*.txt, tokenizer.model, \
+         *.tiktoken, or vocab.json with merges.txt there. Put one of them beside the weights, or name the file with \
+         --tokenizer."
     )]
     NotFound { folder: String },
     #[error(
-        "{path} is not a tokenizer file that can be read: expected a Hugging Face tokenizer (.json) or an RWKV World \
-         vocabulary (.txt)"
+        "{path} is not a tokenizer file that can be read: expected a Hugging Face tokenizer (.json), an RWKV World \
+         vocabulary (.txt), a sentencepiece model (.model) or tiktoken ranks (.tiktoken)"
     )]
     UnknownFile { path: String },
     #[error(
-        "the tokenizer of this artifact is of kind {found:?}, which this version does not know (it knows \"hf-json\" \
-         and \"rwkv-world\"). Use the mlcc version that built the artifact, or build it again."
+        "{path} is a WordPiece vocabulary, which is not read. Make a tokenizer.json of it with the transformers library \
+         (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and put that beside it."
     )]
-    UnknownKind { found: String },
+    WordPiece { path: String },
+    #[error(
+        "the tokenizer of this artifact is of kind {found:?}, which this version does not know (it knows {known}). Use \
+         the mlcc version that built the artifact, or build it again."
+    )]
+    UnknownKind { found: String, known: String },
+    #[error("the tokenizer section of the artifact cannot be read: {reason}. Build the artifact again.")]
+    Section { reason: String },
+    #[error("{file}, beside the tokenizer, is not as expected: {reason}")]
+    Companion { file: String, reason: String },
+    #[error("tokenizer_class {class} is not supported: {detail}. Give a tokenizer.json with --tokenizer.")]
+    UnknownClass { class: String, detail: String },
+    #[error("not a sentencepiece model that can be read: {reason}")]
+    SentencePiece { reason: String },
+    #[error("line {line} of the tiktoken ranks: expected {expected}")]
+    TiktokenLine { line: usize, expected: &'static str },
+    #[error("the tiktoken ranks have no token for the single byte 0x{byte:02x}; all 256 are needed")]
+    TiktokenByte { byte: u8 },
+    #[error("the tokenizer in the GGUF file cannot be used: {reason}")]
+    Gguf { reason: String },
     #[error("{path}: {source}")]
     InFile { path: String, source: Box<TokenizerError> },
     #[error("the tokenizer has no tokens: the file is empty or damaged, get it again")]
@@ -94,6 +130,8 @@ pub enum TokenizerError {
 pub enum Tokenizer {
     Hf(Box<HfTokenizer>),
     RwkvWorld(WorldTokenizer),
+    SentencePiece(Box<SentencePieceTokenizer>),
+    Tiktoken(Box<TiktokenTokenizer>),
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -103,12 +141,23 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// From the content of a tokenizer file.
+    /// From the content of a tokenizer file that needs nothing beside it.
     pub fn from_bytes(kind: TokenizerKind, bytes: &[u8]) -> Result<Self, TokenizerError> {
-        match kind {
-            TokenizerKind::HfJson => Ok(Tokenizer::Hf(Box::new(HfTokenizer::from_bytes(bytes)?))),
-            TokenizerKind::RwkvWorld => Ok(Tokenizer::RwkvWorld(WorldTokenizer::from_bytes(bytes)?)),
-        }
+        Tokenizer::new(kind, bytes, Extras::default())
+    }
+
+    /// From the content of a tokenizer file and what the files beside it say.
+    pub fn new(kind: TokenizerKind, bytes: &[u8], extras: Extras) -> Result<Self, TokenizerError> {
+        Ok(match kind {
+            TokenizerKind::HfJson => Tokenizer::Hf(Box::new(HfTokenizer::from_bytes(bytes)?)),
+            TokenizerKind::RwkvWorld => Tokenizer::RwkvWorld(WorldTokenizer::from_bytes(bytes)?),
+            TokenizerKind::SentencePiece => {
+                Tokenizer::SentencePiece(Box::new(SentencePieceTokenizer::from_bytes(bytes, extras)?))
+            }
+            TokenizerKind::Tiktoken => {
+                Tokenizer::Tiktoken(Box::new(TiktokenTokenizer::from_bytes(bytes, extras)?))
+            }
+        })
     }
 
     /// The tokenizer that lies in a checkpoint's folder.
@@ -120,6 +169,8 @@ impl Tokenizer {
         match self {
             Tokenizer::Hf(_) => TokenizerKind::HfJson,
             Tokenizer::RwkvWorld(_) => TokenizerKind::RwkvWorld,
+            Tokenizer::SentencePiece(_) => TokenizerKind::SentencePiece,
+            Tokenizer::Tiktoken(_) => TokenizerKind::Tiktoken,
         }
     }
 
@@ -128,6 +179,8 @@ impl Tokenizer {
         match self {
             Tokenizer::Hf(hf) => hf.encode(text, false),
             Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
+            Tokenizer::SentencePiece(sp) => Ok(sp.encode(text, false)),
+            Tokenizer::Tiktoken(tiktoken) => tiktoken.encode(text, false),
         }
     }
 
@@ -137,6 +190,8 @@ impl Tokenizer {
         match self {
             Tokenizer::Hf(hf) => hf.encode(text, true),
             Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
+            Tokenizer::SentencePiece(sp) => Ok(sp.encode(text, true)),
+            Tokenizer::Tiktoken(tiktoken) => tiktoken.encode(text, true),
         }
     }
 
@@ -168,6 +223,8 @@ impl Tokenizer {
         match self {
             Tokenizer::Hf(hf) => hf.specials(),
             Tokenizer::RwkvWorld(_) => &[world::END_OF_TEXT],
+            Tokenizer::SentencePiece(sp) => sp.specials(),
+            Tokenizer::Tiktoken(tiktoken) => tiktoken.specials(),
         }
     }
 
@@ -179,6 +236,8 @@ impl Tokenizer {
                 [id] => Some(id),
                 _ => None,
             },
+            Tokenizer::SentencePiece(sp) => sp.token_to_id(token),
+            Tokenizer::Tiktoken(tiktoken) => tiktoken.token_to_id(token),
         }
     }
 
@@ -209,7 +268,8 @@ impl Tokenizer {
     fn leading_strip(&self) -> usize {
         match self {
             Tokenizer::Hf(hf) => hf.leading_strip,
-            Tokenizer::RwkvWorld(_) => 0,
+            Tokenizer::SentencePiece(sp) => sp.leading_strip(),
+            Tokenizer::RwkvWorld(_) | Tokenizer::Tiktoken(_) => 0,
         }
     }
 
@@ -217,6 +277,8 @@ impl Tokenizer {
         match self {
             Tokenizer::Hf(hf) => hf.table(),
             Tokenizer::RwkvWorld(world) => world.table(),
+            Tokenizer::SentencePiece(sp) => sp.table(),
+            Tokenizer::Tiktoken(tiktoken) => tiktoken.table(),
         }
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use mlcc_engine::special::SpecialSources;
-use mlcc_engine::tokenizer::TokenizerError;
+use mlcc_engine::tokenizer::{Extras, GgufVocabulary, TokenizerError};
 use mlcc_engine::{
     DecodeStream, SpecialIds, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind,
 };
@@ -136,7 +136,7 @@ fn files_and_sections() {
     let section = file.to_section();
     let tokenizer = Tokenizer::from_section(&section).unwrap();
     assert_eq!(tokenizer.encode("ab").unwrap(), file.load().unwrap().encode("ab").unwrap());
-    assert!(matches!(Tokenizer::from_section(b"tiktoken\nxyz"), Err(TokenizerError::UnknownKind { .. })));
+    assert!(matches!(Tokenizer::from_section(b"wordpiece\nxyz"), Err(TokenizerError::UnknownKind { .. })));
     assert!(Tokenizer::from_section(b"").is_err());
     assert!(Tokenizer::from_section(&section[..section.len() / 2]).is_err());
 
@@ -203,7 +203,11 @@ proptest! {
 
 /// Damages a file: bytes at some places replaced, maybe cut off.
 fn damage(file: &str, places: &[(u32, u8)], keep: u32) -> Vec<u8> {
-    let mut bytes = file.as_bytes().to_vec();
+    damage_bytes(file.as_bytes(), places, keep)
+}
+
+fn damage_bytes(file: &[u8], places: &[(u32, u8)], keep: u32) -> Vec<u8> {
+    let mut bytes = file.to_vec();
     for &(place, byte) in places {
         let place = place as usize % bytes.len();
         bytes[place] = byte;
@@ -232,6 +236,11 @@ proptest! {
         keep in any::<u32>(),
     ) {
         survives(TokenizerKind::HfJson, &damage(&common::sentencepiece_json(), &places, keep));
+        let sentence_piece = gguf_file(&sentence_piece_vocabulary()).unwrap().bytes;
+        survives(TokenizerKind::SentencePiece, &damage_bytes(&sentence_piece, &places, keep));
+        let charsmap = include_bytes!("data/unigram.model");
+        survives(TokenizerKind::SentencePiece, &damage_bytes(charsmap, &places, keep));
+        survives(TokenizerKind::Tiktoken, &damage(include_str!("data/digits.tiktoken"), &places, keep));
         survives(TokenizerKind::RwkvWorld, &damage(&common::world_vocabulary(&[b"ab", "é".as_bytes()]), &places, keep));
     }
 }
@@ -255,4 +264,200 @@ fn threads_may_share_a_tokenizer() {
     fn shared<T: Send + Sync>() {}
     shared::<Tokenizer>();
     shared::<TokenizerError>();
+}
+
+/// A sentencepiece model of a few pieces and all bytes.
+fn sentence_piece_vocabulary() -> GgufVocabulary {
+    let mut vocabulary = GgufVocabulary {
+        model: "llama".to_owned(),
+        bos_token_id: Some(1),
+        eos_token_id: Some(2),
+        ..GgufVocabulary::default()
+    };
+    let mut add = |text: &str, score: f32, kind: i32| {
+        vocabulary.tokens.push(text.to_owned());
+        vocabulary.scores.push(score);
+        vocabulary.token_types.push(kind);
+    };
+    add("<unk>", 0.0, 2);
+    add("<s>", 0.0, 3);
+    add("</s>", 0.0, 3);
+    (0..=255u8).for_each(|byte| add(&format!("<0x{byte:02X}>"), 0.0, 6));
+    for (text, score) in [("\u{2581}", -1.0), ("a", -2.0), ("b", -3.0), ("ab", -4.0), ("\u{2581}ab", -5.0)] {
+        add(text, score, 1);
+    }
+    add("<|user|>", 0.0, 4);
+    vocabulary
+}
+
+fn gguf_file(vocabulary: &GgufVocabulary) -> Result<TokenizerFile, TokenizerError> {
+    vocabulary.to_file(std::path::Path::new("model.gguf"))
+}
+
+#[test]
+fn gguf_sentencepiece() {
+    let vocabulary = sentence_piece_vocabulary();
+    let tokenizer = Tokenizer::from_section(&gguf_file(&vocabulary).unwrap().to_section()).unwrap();
+    let word = 263;
+    assert_eq!(tokenizer.encode("ab").unwrap(), [word]);
+    assert_eq!(tokenizer.encode_prompt("ab ab").unwrap(), [1, word, word]);
+    assert_eq!(tokenizer.encode("é").unwrap(), [259, 3 + 0xc3, 3 + 0xa9]);
+    assert_eq!(tokenizer.encode("<|user|>ab</s>").unwrap()[..2], [259, 264]);
+    assert_eq!(tokenizer.decode(&[1, word, 264, word, 2], SpecialTokens::Skip), "ab<|user|> ab");
+    assert_eq!(tokenizer.token_to_id("</s>"), Some(2));
+    let without = GgufVocabulary { add_bos_token: Some(false), add_eos_token: Some(true), ..vocabulary };
+    let tokenizer = gguf_file(&without).unwrap().load().unwrap();
+    assert_eq!(tokenizer.encode_prompt("ab").unwrap(), [word, 2]);
+}
+
+#[test]
+fn gguf_byte_level() {
+    let vocabulary = GgufVocabulary {
+        model: "gpt2".to_owned(),
+        pre: Some("qwen2".to_owned()),
+        tokens: ["a", "b", "Ġ", "ab", "Ġab", "<|end|>", "1", "<tool>"].map(str::to_owned).to_vec(),
+        token_types: vec![1, 1, 1, 1, 1, 3, 1, 4],
+        merges: vec!["a b".to_owned(), "Ġ ab".to_owned()],
+        eos_token_id: Some(5),
+        ..GgufVocabulary::default()
+    };
+    let tokenizer = gguf_file(&vocabulary).unwrap().load().unwrap();
+    assert_eq!(tokenizer.encode_prompt("ab ab11<|end|>a<tool>").unwrap(), [3, 4, 6, 6, 5, 0, 7]);
+    assert_eq!(tokenizer.special_ids(), [5]);
+    assert_eq!(tokenizer.decode(&[3, 4, 5, 7], SpecialTokens::Skip), "ab ab<tool>");
+    let begun = GgufVocabulary { bos_token_id: Some(5), add_bos_token: Some(true), ..vocabulary.clone() };
+    assert_eq!(gguf_file(&begun).unwrap().load().unwrap().encode_prompt("a").unwrap(), [5, 0]);
+    let refused = |vocabulary: GgufVocabulary, part: &str| {
+        let error = gguf_file(&vocabulary).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(GgufVocabulary { pre: Some("elvish".to_owned()), ..vocabulary.clone() }, "`elvish`");
+    refused(GgufVocabulary { pre: None, ..vocabulary.clone() }, "tokenizer.ggml.pre is missing");
+    refused(GgufVocabulary { merges: Vec::new(), ..vocabulary.clone() }, "merges");
+    refused(GgufVocabulary { token_types: vec![1], ..vocabulary.clone() }, "1 entries for 8 tokens");
+    refused(GgufVocabulary { token_types: vec![9; 8], ..vocabulary.clone() }, "token 0 is 9");
+    refused(GgufVocabulary { model: "bert".to_owned(), ..vocabulary }, "`bert`");
+}
+
+#[test]
+fn gguf_world() {
+    let mut tokens = vec!["<s>".to_owned()];
+    tokens.extend((0..=255u8).map(|byte| match byte {
+        b'\\' => "\\\\".to_owned(),
+        0x20..0x7f => char::from(byte).to_string(),
+        byte => format!("\\x{byte:02x}"),
+    }));
+    tokens.push("don't".to_owned());
+    tokens.push("[PAD258]".to_owned());
+    let vocabulary = GgufVocabulary { model: "rwkv".to_owned(), tokens, ..GgufVocabulary::default() };
+    let tokenizer = gguf_file(&vocabulary).unwrap().load().unwrap();
+    assert_eq!(tokenizer.encode("don't\n").unwrap(), [257, 11]);
+    assert_eq!(tokenizer.vocab_size(), 258);
+}
+
+#[test]
+fn rank_files_that_are_wrong() {
+    let all: String = (0..=255u8).map(|byte| format!("{} {byte}\n", base64(byte))).collect();
+    let load = |text: &str| Tokenizer::from_bytes(TokenizerKind::Tiktoken, text.as_bytes());
+    let tokenizer = load(&format!("{all}YWI= 256\n")).unwrap();
+    assert_eq!(tokenizer.encode("abé").unwrap(), [256, 0xc3, 0xa9]);
+    assert_eq!((tokenizer.token_to_id("ab"), tokenizer.token_to_id("abc")), (Some(256), None));
+    let cases = [
+        ("", "no tokens"),
+        ("IQ== 33\n", "0x00"),
+        ("IQ==\n", "line 1"),
+        ("IQ== x\n", "base64, a space and a rank"),
+        ("I!== 3\n", "base64"),
+        ("IQ== 3\nIg== 3\n", "each rank once"),
+        ("IQ== 3\nIQ== 4\n", "each token once"),
+        ("IQ== 99999999\n", "a rank below"),
+    ];
+    for (text, part) in cases {
+        let error = load(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text:?}: {error}");
+    }
+}
+
+fn base64(byte: u8) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |six: u8| char::from(ALPHABET[usize::from(six)]);
+    format!("{}{}==", digit(byte >> 2), digit((byte & 3) << 4))
+}
+
+#[test]
+fn sentencepiece_models_that_are_wrong() {
+    let good = gguf_file(&sentence_piece_vocabulary()).unwrap().bytes;
+    let load = |bytes: &[u8]| Tokenizer::from_bytes(TokenizerKind::SentencePiece, bytes);
+    assert!(load(&good).is_ok());
+    assert!(matches!(load(b""), Err(TokenizerError::Empty)));
+    assert!(load(&good[..good.len() - 3]).unwrap_err().to_string().contains("ends in the middle"));
+    // Trainer field 3 (model type): WORD.
+    let word = [&good[..], &[0x12, 2, 0x18, 3]].concat();
+    assert!(load(&word).unwrap_err().to_string().contains("type WORD"));
+    let charsmap = [&good[..], &[0x1a, 6, 0x12, 4, 255, 255, 0, 0]].concat();
+    assert!(load(&charsmap).unwrap_err().to_string().contains("precompiled_charsmap"));
+    let twice = [&good[..], &[0x0a, 3, 0x0a, 1, b'a']].concat();
+    assert!(load(&twice).unwrap_err().to_string().contains("occurs twice"));
+    let bytes = [&good[..], &[0x0a, 10, 0x0a, 6, b'<', b'0', b'x', b'Z', b'Z', b'>', 0x18, 6]].concat();
+    assert!(load(&bytes).unwrap_err().to_string().contains("byte piece"));
+    let huge = TokenizerFile {
+        extras: Extras { id_offset: u32::MAX, ..Extras::default() },
+        ..gguf_file(&sentence_piece_vocabulary()).unwrap()
+    };
+    assert!(huge.load().unwrap_err().to_string().contains("4294967295"));
+}
+
+#[test]
+fn files_beside_a_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    let find = || TokenizerFile::find(folder.path());
+    write("vocab.txt", b"[PAD]\n[UNK]\n");
+    assert!(matches!(find(), Err(TokenizerError::WordPiece { .. })));
+    write("tokenizer.model", &gguf_file(&sentence_piece_vocabulary()).unwrap().bytes);
+    assert_eq!(find().unwrap().extras, Extras { prefix: vec![1], ..Extras::default() });
+
+    write("tokenizer_config.json", br#"{"tokenizer_class": "ChatGLMTokenizer"}"#);
+    let glm = find().unwrap().load().unwrap();
+    // 265 pieces, then [MASK] [gMASK] [sMASK] sop eop <|system|> ...; "sop" in a word stays text.
+    assert_eq!(glm.encode_prompt("").unwrap(), [266, 268]);
+    assert_eq!(glm.encode("[gMASK]sop<|assistant|>").unwrap(), [266, 268, 272]);
+    assert!(!glm.encode("philosophy").unwrap().contains(&268));
+    assert!(glm.is_special(268) && glm.vocab_size() == 274);
+
+    let config = r#"{"add_bos_token": false, "add_eos_token": true, "legacy": false, "eos_token": {"content": "<e>"},
+        "added_tokens_decoder": {"265": {"content": "<e>", "special": true}, "266": {"content": "<t>", "special": false}}}"#;
+    write("tokenizer_config.json", config.as_bytes());
+    let tokenizer = find().unwrap().load().unwrap();
+    assert_eq!(tokenizer.encode_prompt("ab<t>ab").unwrap(), [263, 266, 262, 265]);
+    assert_eq!(tokenizer.special_ids(), [0, 1, 2, 265]);
+
+    write("tokenizer_config.json", br#"{"added_tokens_decoder": {"x": 1}}"#);
+    assert!(find().unwrap_err().to_string().contains("added_tokens_decoder.x"));
+    write("tokenizer_config.json", br#"{"tokenizer_class": "XLMRobertaTokenizer"}"#);
+    assert!(find().unwrap_err().to_string().contains("XLMRobertaTokenizer"));
+    write("tokenizer_config.json", b"{");
+    assert!(find().unwrap_err().to_string().contains("tokenizer_config.json"));
+
+    std::fs::remove_file(folder.path().join("tokenizer.model")).unwrap();
+    write("k.tiktoken", b"IQ== 0\n");
+    write("tokenizer_config.json", br#"{"tokenizer_class": "KimiTokenizer"}"#);
+    assert!(find().unwrap_err().to_string().contains("KimiTokenizer"));
+}
+
+#[test]
+fn chatglm_6b_spaces() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut vocabulary = sentence_piece_vocabulary();
+    for (text, kind) in [("<n>", 4), ("<|tab|>", 4), ("<|blank_3|>", 4), ("[gMASK]", 1), ("<sop>", 1)] {
+        vocabulary.tokens.push(text.to_owned());
+        vocabulary.scores.push(-9.0);
+        vocabulary.token_types.push(kind);
+    }
+    std::fs::write(folder.path().join("ice_text.model"), gguf_file(&vocabulary).unwrap().bytes).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), br#"{"num_image_tokens": 1000}"#).unwrap();
+    let tokenizer = TokenizerFile::find(folder.path()).unwrap().load().unwrap();
+    let ids = tokenizer.encode_prompt("ab\n\tab   ab").unwrap();
+    assert_eq!(ids, [1263, 1265, 1266, 1262, 1267, 1262, 1268, 1269]);
+    assert_eq!(tokenizer.decode(&ids[..6], SpecialTokens::Skip), "ab\n\tab   ab");
 }

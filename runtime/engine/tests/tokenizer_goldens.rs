@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use mlcc_engine::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
+use mlcc_engine::tokenizer::Added;
+use mlcc_engine::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
 use serde_json::Value;
 
 fn ids(value: &Value) -> Vec<TokenId> {
@@ -88,4 +89,79 @@ fn evaluation_text_has_the_stated_tokens() {
     let windows = mlcc_engine::eval::Windows::new(&tokens, Default::default(), 4096).unwrap();
     assert_eq!(windows.count(), 104);
     assert_eq!(windows.iter().map(|w| w.tokens.len() - w.first_scored).sum::<usize>(), 26520);
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// Small models of sentencepiece and tiktoken, with what these libraries make of texts (`tools/tokenizer_cases.py`).
+#[test]
+fn small_models_of_the_reference_libraries() {
+    let files: Value = serde_json::from_slice(&std::fs::read(data("tokenizer_cases.json")).unwrap()).unwrap();
+    let files = files.as_array().unwrap();
+    assert_eq!(files.len(), 7);
+    for file in files {
+        let name = file["file"].as_str().unwrap();
+        let mut read = TokenizerFile::read(&data(name)).unwrap();
+        // Qwen's are known by the file's name; for others they come from tokenizer_config.json.
+        if name == "digits.tiktoken" {
+            let special = file["special"].as_object().unwrap().iter();
+            let added = special.map(|(text, id)| Added {
+                text: text.clone(),
+                ids: vec![id.as_i64().unwrap() as TokenId],
+                special: true,
+                parsed: true,
+            });
+            read.extras.added = added.collect();
+        }
+        // Through the form that the artifact carries.
+        let tokenizer = Tokenizer::from_section(&read.to_section()).unwrap();
+        let is_sentence_piece = name.ends_with(".model");
+        for case in file["cases"].as_array().unwrap() {
+            let (text, expected) = (case["text"].as_str().unwrap(), ids(&case["ids"]));
+            // The unknown token has a name here, and " ⁇ " in sentencepiece.
+            let decoded = case["decoded"].as_str().unwrap().replace(" \u{2047} ", "");
+            if is_sentence_piece && text.contains("<s>") {
+                continue;
+            }
+            assert_eq!(tokenizer.encode(text).unwrap(), expected, "{name}: {text:?}");
+            if !expected.contains(&0) || !is_sentence_piece {
+                assert_eq!(tokenizer.decode(&expected, SpecialTokens::Keep), decoded, "{name}: {text:?}");
+            }
+        }
+    }
+}
+
+/// The same ids from `tokenizer.model` as from `tokenizer.json`.
+#[test]
+fn llama_from_its_sentencepiece_model() {
+    let Some(folder) = common::shared("goldens/llama-mha") else { return };
+    let own = tempfile::tempdir().unwrap();
+    for file in ["tokenizer.model", "tokenizer_config.json", "tokenizer_golden.json"] {
+        std::fs::copy(folder.join(file), own.path().join(file)).unwrap();
+    }
+    let tokenizer = check(own.path(), SpecialTokens::Skip);
+    assert_eq!(tokenizer.kind(), TokenizerKind::SentencePiece);
+    let json = Tokenizer::from_dir(&folder).unwrap();
+    assert_eq!(tokenizer.vocab_size(), json.vocab_size());
+    for text in ["<s>[INST] Hi [/INST] Hello </s><s>[INST] x", " a", "\u{0}\u{7f}é😀\n\n", "</s>", "a<s> b"]
+    {
+        assert_eq!(tokenizer.encode(text).unwrap(), json.encode(text).unwrap(), "{text:?}");
+    }
+}
+
+/// `vocab.json` and `merges.txt` give what `tokenizer.json` gives.
+#[test]
+fn gpt2_from_vocabulary_and_merges() {
+    let Some(folder) = common::shared("goldens/gpt2") else { return };
+    let own = tempfile::tempdir().unwrap();
+    for file in ["vocab.json", "merges.txt", "tokenizer_config.json", "tokenizer_golden.json"] {
+        std::fs::copy(folder.join(file), own.path().join(file)).unwrap();
+    }
+    let tokenizer = check(own.path(), SpecialTokens::Keep);
+    assert_eq!(tokenizer.special_ids(), Tokenizer::from_dir(&folder).unwrap().special_ids());
+    std::fs::remove_file(own.path().join("merges.txt")).unwrap();
+    let error = TokenizerFile::read(&own.path().join("vocab.json")).unwrap_err().to_string();
+    assert!(error.contains("merges.txt"), "{error}");
 }

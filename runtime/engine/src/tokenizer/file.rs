@@ -1,41 +1,44 @@
 //! Where a tokenizer's bytes come from: a checkpoint's folder, a file, or an artifact's payload section.
 //!
-//! Section format: the kind's tag, a newline, then the file exactly as it was.
+//! Section format: the kind's tag, for some kinds a space and JSON ([`Extras`]), a newline, then the file exactly as it was.
 
 use std::path::{Path, PathBuf};
 
+use super::added::Extras;
+use super::companions::Companions;
 use super::{Tokenizer, TokenizerError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenizerKind {
     HfJson,
     RwkvWorld,
+    SentencePiece,
+    Tiktoken,
 }
 
 impl TokenizerKind {
-    pub const ALL: [TokenizerKind; 2] = [TokenizerKind::HfJson, TokenizerKind::RwkvWorld];
+    pub const ALL: [TokenizerKind; 4] = [
+        TokenizerKind::HfJson,
+        TokenizerKind::RwkvWorld,
+        TokenizerKind::SentencePiece,
+        TokenizerKind::Tiktoken,
+    ];
 
     /// The name under which an artifact stores it.
     pub fn tag(self) -> &'static str {
         match self {
             TokenizerKind::HfJson => "hf-json",
             TokenizerKind::RwkvWorld => "rwkv-world",
+            TokenizerKind::SentencePiece => "sentencepiece",
+            TokenizerKind::Tiktoken => "tiktoken",
         }
     }
 
     pub fn from_tag(tag: &str) -> Result<Self, TokenizerError> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.tag() == tag)
-            .ok_or_else(|| TokenizerError::UnknownKind { found: tag.to_owned() })
-    }
-
-    fn of_path(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()? {
-            "json" => Some(TokenizerKind::HfJson),
-            "txt" => Some(TokenizerKind::RwkvWorld),
-            _ => None,
-        }
+        Self::ALL.into_iter().find(|kind| kind.tag() == tag).ok_or_else(|| TokenizerError::UnknownKind {
+            found: tag.to_owned(),
+            known: Self::ALL.map(TokenizerKind::tag).join(", "),
+        })
     }
 }
 
@@ -45,31 +48,93 @@ pub struct TokenizerFile {
     pub path: PathBuf,
     pub kind: TokenizerKind,
     pub bytes: Vec<u8>,
+    /// What the files beside it say; empty for kinds that say all themselves.
+    pub extras: Extras,
 }
 
-impl TokenizerFile {
-    /// Names in the order of preference: the checkpoint's own, RWKV's file for its Pile models, World vocabularies.
-    const NAMES: [&'static str; 3] = ["tokenizer.json", "20B_tokenizer.json", "rwkv_vocab_v20230424.txt"];
+/// Longest first line of a section: a few thousand added tokens.
+const LONGEST_HEAD: usize = 1 << 20;
 
+/// Names in the order of preference: the checkpoint's own, RWKV's file for its Pile models, World vocabularies, then
+/// formats that need a file beside them.
+const NAMES: [&str; 2] = ["tokenizer.json", "20B_tokenizer.json"];
+const MODELS: [&str; 3] = ["tokenizer.model", "spiece.model", "ice_text.model"];
+
+impl TokenizerFile {
     /// The tokenizer in a checkpoint's folder.
     pub fn find(folder: &Path) -> Result<Self, TokenizerError> {
-        match Self::NAMES.iter().map(|name| folder.join(name)).find(|path| path.exists()) {
-            Some(path) => Self::read(&path),
+        match Self::find_in(folder)? {
+            Some(file) => Ok(file),
             None => Err(TokenizerError::NotFound { folder: folder.display().to_string() }),
         }
     }
 
-    /// One file, whose kind its extension tells.
+    /// The same; `None` if the folder has none. A tokenizer of a kind that is not read is an error.
+    pub fn find_in(folder: &Path) -> Result<Option<Self>, TokenizerError> {
+        let named = |name: &str| Some(folder.join(name)).filter(|path| path.is_file());
+        let matching = |begin: &str, end: &str| {
+            let is_match = |path: &PathBuf| {
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+                name.starts_with(begin) && name.ends_with(end)
+            };
+            let entries = std::fs::read_dir(folder).ok()?;
+            // The last by name: names of World vocabularies carry a date.
+            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_match).max()
+        };
+        let found = NAMES
+            .iter()
+            .find_map(|name| named(name))
+            .or_else(|| matching("rwkv_vocab_", ".txt"))
+            .or_else(|| MODELS.iter().find_map(|name| named(name)))
+            .or_else(|| matching("", ".tiktoken"))
+            .or_else(|| named("vocab.json").filter(|_| named("merges.txt").is_some()));
+        match (found, named("vocab.txt")) {
+            (Some(path), _) => Self::read(&path).map(Some),
+            (None, Some(path)) => Err(TokenizerError::WordPiece { path: path.display().to_string() }),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// One file. Its name and its beginning tell its kind; files beside it (tokenizer_config.json, merges.txt,
+    /// added_tokens.json) are taken into account where the kind needs them.
     pub fn read(path: &Path) -> Result<Self, TokenizerError> {
         let name = || path.display().to_string();
-        let kind =
-            TokenizerKind::of_path(path).ok_or_else(|| TokenizerError::UnknownFile { path: name() })?;
+        let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
+        if file_name == "vocab.txt" {
+            return Err(TokenizerError::WordPiece { path: name() });
+        }
+        if !matches!(extension, "json" | "txt" | "model" | "tiktoken") {
+            return Err(TokenizerError::UnknownFile { path: name() });
+        }
         let bytes = std::fs::read(path).map_err(|source| TokenizerError::Io { path: name(), source })?;
-        Ok(TokenizerFile { path: path.to_owned(), kind, bytes })
+        let named = |error: TokenizerError| match error {
+            io @ TokenizerError::Io { .. } => io,
+            source => TokenizerError::InFile { path: name(), source: Box::new(source) },
+        };
+        let beside = || Companions::of(path);
+        let ranks = super::tiktoken::looks_like_ranks(&bytes);
+        let (kind, bytes, extras) = match extension {
+            "json" if file_name == "vocab.json" => {
+                let json = beside()?.slow_bpe(&bytes).map_err(named)?;
+                (TokenizerKind::HfJson, json, Extras::default())
+            }
+            "json" => (TokenizerKind::HfJson, bytes, Extras::default()),
+            "txt" => (TokenizerKind::RwkvWorld, bytes, Extras::default()),
+            _ if ranks => {
+                let extras = beside()?.tiktoken(file_name, &bytes).map_err(named)?;
+                (TokenizerKind::Tiktoken, bytes, extras)
+            }
+            _ => {
+                let extras = beside()?.sentence_piece(file_name, &bytes).map_err(named)?;
+                (TokenizerKind::SentencePiece, bytes, extras)
+            }
+        };
+        Ok(TokenizerFile { path: path.to_owned(), kind, bytes, extras })
     }
 
     pub fn load(&self) -> Result<Tokenizer, TokenizerError> {
-        Tokenizer::from_bytes(self.kind, &self.bytes).map_err(|source| TokenizerError::InFile {
+        Tokenizer::new(self.kind, &self.bytes, self.extras.clone()).map_err(|source| TokenizerError::InFile {
             path: self.path.display().to_string(),
             source: Box::new(source),
         })
@@ -77,8 +142,13 @@ impl TokenizerFile {
 
     /// The content of an artifact's tokenizer section.
     pub fn to_section(&self) -> Vec<u8> {
-        let mut section = Vec::with_capacity(self.bytes.len() + 16);
+        let mut section = Vec::with_capacity(self.bytes.len() + 64);
         section.extend_from_slice(self.kind.tag().as_bytes());
+        if self.extras != Extras::default() {
+            section.push(b' ');
+            // Strings and numbers always print.
+            section.extend(serde_json::to_vec(&self.extras).unwrap_or_default());
+        }
         section.push(b'\n');
         section.extend_from_slice(&self.bytes);
         section
@@ -88,11 +158,19 @@ impl TokenizerFile {
 impl Tokenizer {
     /// From the content of an artifact's tokenizer section.
     pub fn from_section(section: &[u8]) -> Result<Self, TokenizerError> {
-        let end = section.iter().take(64).position(|&b| b == b'\n');
-        let (tag, file) = match end {
+        let end = section.iter().take(LONGEST_HEAD).position(|&b| b == b'\n');
+        let (head, file) = match end {
             Some(end) => (&section[..end], &section[end + 1..]),
             None => (&section[..section.len().min(32)], &[][..]),
         };
-        Tokenizer::from_bytes(TokenizerKind::from_tag(&String::from_utf8_lossy(tag))?, file)
+        let head = String::from_utf8_lossy(head);
+        let (tag, extras) = match head.split_once(' ') {
+            Some((tag, extras)) => (tag, extras),
+            None => (&*head, "{}"),
+        };
+        let kind = TokenizerKind::from_tag(tag)?;
+        let extras =
+            serde_json::from_str(extras).map_err(|e| TokenizerError::Section { reason: e.to_string() })?;
+        Tokenizer::new(kind, file, extras)
     }
 }

@@ -10,10 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::table::{EntryKind, TokenTable};
-use super::{TokenId, TokenizerError};
-
-/// Larger ids than any published vocabulary has; keeps a damaged file from asking for gigabytes.
-const MAX_ID: u32 = 1 << 24;
+use super::{MAX_ID, TokenId, TokenizerError};
 
 pub struct HfTokenizer {
     inner: tokenizers::Tokenizer,
@@ -214,7 +211,7 @@ impl DecodePlan {
 }
 
 /// `<0x0A>` is the byte 10.
-fn fallback_byte(token: &str) -> Option<u8> {
+pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         u8::from_str_radix(digits, 16).ok()
@@ -225,7 +222,7 @@ fn fallback_byte(token: &str) -> Option<u8> {
 
 /// GPT-2's printable alphabet for bytes: printable Latin-1 characters stand for themselves, the other 68 bytes for
 /// U+0100 and up, in order.
-fn byte_of_char(c: char) -> Option<u8> {
+pub(super) fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => Some(code as u8),

@@ -243,6 +243,11 @@ fn python_literal(repr: &str) -> Result<Vec<u8>, &'static str> {
     if chars.next().is_some() { Err(QUOTED) } else { Ok(bytes) }
 }
 
+/// Number of bytes of a Python literal; `None` if it is none.
+pub(super) fn literal_length(repr: &str) -> Option<usize> {
+    python_literal(repr).ok().map(|bytes| bytes.len())
+}
+
 fn hex_char(chars: &mut std::str::Chars<'_>, digits: usize) -> Option<char> {
     let mut code = 0u32;
     for _ in 0..digits {

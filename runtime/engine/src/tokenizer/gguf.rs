@@ -1,0 +1,167 @@
+//! The tokenizer of a GGUF file (`tokenizer.ggml.*`), turned into one of the other kinds.
+
+use serde_json::Value;
+use std::path::Path;
+
+use super::added::Extras;
+use super::bpe_json::ByteLevelBpe;
+use super::regexes::{known, pre_tokenizer};
+use super::sentencepiece::{ModelType, Piece, PieceKind, SentencePieceModel};
+use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind};
+
+/// The values of the file, named as the keys are. Ids are as they stand there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GgufVocabulary {
+    /// `tokenizer.ggml.model`: llama, gpt2, t5, rwkv.
+    pub model: String,
+    pub pre: Option<String>,
+    pub tokens: Vec<String>,
+    pub scores: Vec<f32>,
+    pub token_types: Vec<i32>,
+    pub merges: Vec<String>,
+    pub bos_token_id: Option<u32>,
+    pub eos_token_id: Option<u32>,
+    pub unknown_token_id: Option<u32>,
+    pub add_bos_token: Option<bool>,
+    pub add_eos_token: Option<bool>,
+    pub add_space_prefix: Option<bool>,
+    pub remove_extra_whitespaces: Option<bool>,
+    pub precompiled_charsmap: Vec<u8>,
+}
+
+fn wrong(reason: impl Into<String>) -> TokenizerError {
+    TokenizerError::Gguf { reason: reason.into() }
+}
+
+impl GgufVocabulary {
+    /// `path` is that of the GGUF file, for messages.
+    pub fn to_file(&self, path: &Path) -> Result<TokenizerFile, TokenizerError> {
+        if self.tokens.is_empty() {
+            return Err(TokenizerError::Empty);
+        }
+        for (name, length) in [("scores", self.scores.len()), ("token_type", self.token_types.len())] {
+            if length != 0 && length != self.tokens.len() {
+                let tokens = self.tokens.len();
+                return Err(wrong(format!("tokenizer.ggml.{name} has {length} entries for {tokens} tokens")));
+            }
+        }
+        let (kind, bytes, extras) = match self.model.as_str() {
+            "llama" => self.sentence_piece(ModelType::Bpe)?,
+            "t5" => self.sentence_piece(ModelType::Unigram)?,
+            "gpt2" => (TokenizerKind::HfJson, self.byte_level()?.to_string().into_bytes(), Extras::default()),
+            "rwkv" => (TokenizerKind::RwkvWorld, self.world()?.into_bytes(), Extras::default()),
+            other => {
+                return Err(wrong(format!(
+                    "tokenizer.ggml.model is `{other}`; llama, t5, gpt2 and rwkv are read. Put the model's \
+                     tokenizer.json beside the file, or name it with --tokenizer"
+                )));
+            }
+        };
+        Ok(TokenizerFile { path: path.to_owned(), kind, bytes, extras })
+    }
+
+    fn kind(&self, id: usize) -> Result<PieceKind, TokenizerError> {
+        let Some(&number) = self.token_types.get(id) else { return Ok(PieceKind::Normal) };
+        let kind = u64::try_from(number).ok().and_then(PieceKind::from_number);
+        kind.ok_or_else(|| {
+            wrong(format!("tokenizer.ggml.token_type of token {id} is {number}, 1 to 6 are known"))
+        })
+    }
+
+    fn named(&self, id: Option<u32>) -> Option<(String, TokenId)> {
+        let id = id?;
+        Some((self.tokens.get(id as usize)?.clone(), TokenId::try_from(id).ok()?))
+    }
+
+    fn sentence_piece(
+        &self,
+        model_type: ModelType,
+    ) -> Result<(TokenizerKind, Vec<u8>, Extras), TokenizerError> {
+        if self.scores.is_empty() {
+            return Err(wrong(format!("a `{}` tokenizer needs tokenizer.ggml.scores", self.model)));
+        }
+        let mut pieces = Vec::with_capacity(self.tokens.len());
+        for (id, (text, &score)) in self.tokens.iter().zip(&self.scores).enumerate() {
+            pieces.push(Piece { text: text.clone(), score, kind: self.kind(id)? });
+        }
+        if !pieces.iter().any(|piece| piece.kind == PieceKind::Unknown) {
+            let unknown = self.unknown_token_id.unwrap_or(0) as usize;
+            let piece = pieces.get_mut(unknown);
+            piece.ok_or_else(|| wrong(format!("unknown_token_id {unknown} is no token")))?.kind =
+                PieceKind::Unknown;
+        }
+        let bos = self.named(self.bos_token_id);
+        let eos = self.named(self.eos_token_id);
+        let bytes = pieces.iter().filter(|piece| piece.kind == PieceKind::Byte).count();
+        let model = SentencePieceModel {
+            pieces,
+            model_type,
+            byte_fallback: bytes == 256,
+            bos_piece: bos.clone().map_or_else(String::new, |(name, _)| name),
+            eos_piece: eos.clone().map_or_else(String::new, |(name, _)| name),
+            charsmap: self.precompiled_charsmap.clone(),
+            add_dummy_prefix: self.add_space_prefix.unwrap_or(true),
+            remove_extra_whitespaces: self.remove_extra_whitespaces.unwrap_or(false),
+            ..SentencePieceModel::default()
+        };
+        let extras = Extras {
+            prefix: wanted(bos, self.add_bos_token.unwrap_or(model_type == ModelType::Bpe)),
+            suffix: wanted(eos, self.add_eos_token.unwrap_or(model_type == ModelType::Unigram)),
+            ..Extras::default()
+        };
+        Ok((TokenizerKind::SentencePiece, model.to_bytes(), extras))
+    }
+
+    fn byte_level(&self) -> Result<Value, TokenizerError> {
+        if self.merges.is_empty() {
+            return Err(wrong("a `gpt2` tokenizer needs tokenizer.ggml.merges"));
+        }
+        let pre = self.pre.as_deref().ok_or_else(|| {
+            wrong("tokenizer.ggml.pre is missing, so the file does not say how texts are cut; convert the model again")
+        })?;
+        let setup = pre_tokenizer(pre)
+            .ok_or_else(|| wrong(format!("tokenizer.ggml.pre `{pre}` is unknown; known are {}", known())))?;
+        let mut bpe = ByteLevelBpe {
+            merges: self.merges.clone(),
+            regexes: setup.regexes,
+            ignore_merges: setup.ignore_merges,
+            nfc: pre == "qwen2",
+            ..ByteLevelBpe::default()
+        };
+        for (id, token) in self.tokens.iter().enumerate() {
+            // Below 2^24, as reading the file has checked.
+            let number = id as TokenId;
+            match self.kind(id)? {
+                PieceKind::Control | PieceKind::Unknown => bpe.added.push((token.clone(), number, true)),
+                PieceKind::UserDefined => bpe.added.push((token.clone(), number, false)),
+                PieceKind::Normal | PieceKind::Unused | PieceKind::Byte => {}
+            }
+            bpe.vocab.push((token.clone(), number));
+        }
+        bpe.bos = self.named(self.bos_token_id).filter(|_| self.add_bos_token.unwrap_or(setup.add_bos));
+        bpe.eos = self.named(self.eos_token_id).filter(|_| self.add_eos_token.unwrap_or(false));
+        Ok(bpe.to_json())
+    }
+
+    /// The World vocabulary: tokens are written as the inside of a Python bytes literal. Token 0 is the end of a text.
+    fn world(&self) -> Result<String, TokenizerError> {
+        let mut file = String::new();
+        for (id, token) in self.tokens.iter().enumerate().skip(1) {
+            if token.starts_with("[PAD") || self.kind(id)? != PieceKind::Normal {
+                continue;
+            }
+            // Python chooses double quotes where a single one is inside.
+            let quoted = [format!("b'{token}'"), format!("b\"{token}\"")];
+            let literal = quoted.iter().find_map(|text| Some((text, super::world::literal_length(text)?)));
+            let (literal, length) = literal.ok_or_else(|| {
+                wrong(format!("token {id} of the World vocabulary is no bytes literal: {token:?}"))
+            })?;
+            file.push_str(&format!("{id} {literal} {length}\n"));
+        }
+        Ok(file)
+    }
+}
+
+fn wanted(token: Option<(String, TokenId)>, wanted: bool) -> Vec<TokenId> {
+    token.filter(|_| wanted).into_iter().map(|(_, id)| id).collect()
+}
