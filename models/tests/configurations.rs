@@ -176,12 +176,9 @@ fn directories_bring_their_files() {
     let model = resolve(&request(tiny_books().to_str().unwrap(), dir.path())).unwrap();
     assert_eq!(model.name, "rwkv4-tiny-books");
     let files = &model.files;
-    assert!(
-        files.tokenizer_json.is_some()
-            && files.tokenizer_config.is_some()
-            && files.generation_config.is_some()
-    );
-    assert_eq!((files.rwkv_vocab.as_ref(), files.chat_template.as_ref()), (None, None));
+    assert_eq!(files.directories, [tiny_books()]);
+    assert!(files.tokenizer_config.is_some() && files.generation_config.is_some());
+    assert_eq!((files.chat_template.as_ref(), files.chat_template_json.as_ref()), (None, None));
     assert_eq!(
         (model.generation.eos_token_ids.as_slice(), model.generation.do_sample),
         (&[0][..], Some(false))

@@ -15,6 +15,13 @@ const SMALL_FILES: &[&str] = &[
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "spiece.model",
+    "ice_text.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
 ];
 
 /// Fetches configuration, tokenizer and weights of a repository: safetensors if it has them, else torch files.
@@ -41,7 +48,8 @@ fn wanted(names: &[String]) -> Vec<&str> {
         true => name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"),
         false => name.ends_with(".bin") || name.ends_with(".bin.index.json") || name.ends_with(".pth"),
     };
-    let is_vocab = |name: &str| name.starts_with("rwkv_vocab_") && name.ends_with(".txt");
+    let is_vocab =
+        |name: &str| name.starts_with("rwkv_vocab_") && name.ends_with(".txt") || name.ends_with(".tiktoken");
     // Files in folders are variants (onnx, original weights) that a build does not read.
     let in_root = names.iter().map(String::as_str).filter(|name| !name.contains('/'));
     in_root.filter(|name| SMALL_FILES.contains(name) || is_weights(name) || is_vocab(name)).collect()

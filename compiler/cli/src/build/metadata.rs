@@ -58,6 +58,7 @@ pub fn json(
             "eos_token_ids": t.special.eos,
             "xxh3_128": hash(&t.file.bytes),
         })),
+        "chat": source.chat.as_ref().map(|chat| json!({ "xxh3_128": hash(&chat.to_section()) })),
         "source": {
             "format": format!("{:?}", source.checkpoint.format).to_lowercase(),
             "tensors": source.checkpoint.tensors().len(),

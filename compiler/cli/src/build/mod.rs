@@ -12,6 +12,7 @@ mod report;
 mod source;
 mod table;
 pub mod taps;
+mod text_files;
 
 pub use backend::Backend;
 pub use options::{BuildOptions, Emit};
@@ -50,6 +51,8 @@ pub enum BuildError {
     Weight(#[from] WeightError),
     #[error(transparent)]
     Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
+    #[error(transparent)]
+    Chat(#[from] mlcc_engine::ChatError),
     #[error(transparent)]
     Config(#[from] mlcc_engine::generation_config::ConfigError),
     #[error("cannot {action} {path}: {source}")]
@@ -109,6 +112,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
+    report.warnings = source.warnings.clone();
     report.end(clock);
     hooks.check()?;
 

@@ -36,8 +36,8 @@ pub(super) fn write(
     if let Some(tokenizer) = &source.tokenizer {
         writer.section(section::TOKENIZER, &tokenizer.file.to_section())?;
     }
-    if let Some(template) = &source.chat_template {
-        writer.section(section::CHAT, template)?;
+    if let Some(chat) = &source.chat {
+        writer.section(section::CHAT, &chat.to_section())?;
     }
     writer.begin_section(section::WEIGHTS)?;
     write_weights(&mut writer, source, program, memory, hooks)?;

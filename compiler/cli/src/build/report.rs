@@ -31,6 +31,8 @@ pub struct BuildReport {
     pub passes: Vec<PassRow>,
     /// Pass and line of `--explain-passes`.
     pub notes: Vec<(String, String)>,
+    /// What was left out of the artifact, and why.
+    pub warnings: Vec<String>,
     pub phases: Vec<PhaseRow>,
     pub file_bytes: u64,
     pub code_bytes: u64,

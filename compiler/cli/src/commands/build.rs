@@ -134,6 +134,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
+    report.warnings.iter().for_each(|warning| ui.warn(warning));
     if args.explain_passes {
         report.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
     }
