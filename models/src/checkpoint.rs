@@ -8,6 +8,7 @@
 pub mod bytes;
 pub mod data;
 pub mod finite;
+pub mod gguf;
 pub mod pickle;
 pub mod random;
 pub mod safetensors;
@@ -34,6 +35,8 @@ pub struct TensorInfo {
     pub name: String,
     /// The name in the file, for messages.
     pub stored_name: String,
+    /// The name that the reader gives it: that of the file, or of the checkpoint that the file was converted from.
+    pub listed_name: String,
     pub dtype: StoredType,
     pub shape: Vec<usize>,
     place: Place,
@@ -44,7 +47,7 @@ impl TensorInfo {
         self.shape.iter().product()
     }
     pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.size()
+        self.elements() / self.dtype.block().0 * self.dtype.block().1
     }
 }
 
@@ -55,6 +58,8 @@ enum Place {
     Contiguous { file: usize, start: usize },
     /// Element (i, j, ...) at byte `start + size * (i*strides[0] + j*strides[1] + ...)`.
     Strided { file: usize, start: usize, strides: Vec<usize> },
+    /// Rows of a tensor of a GGUF file.
+    View(gguf::view::View),
     /// Generated.
     Random(RandomTensor),
 }
@@ -65,6 +70,8 @@ pub enum CheckpointFormat {
     Safetensors,
     /// `torch.save` zip: `.pth`, `.pt`, `.bin`.
     Torch,
+    /// `.gguf` of llama.cpp.
+    Gguf,
     Random,
 }
 
@@ -74,6 +81,8 @@ pub struct Checkpoint {
     /// Directory or file, for messages.
     pub origin: String,
     pub format: CheckpointFormat,
+    /// What a GGUF file says beside its tensors; empty for others.
+    pub metadata: gguf::Metadata,
     files: Vec<FileBytes>,
     tensors: Vec<TensorInfo>,
     by_name: BTreeMap<String, usize>,
@@ -106,6 +115,7 @@ impl Checkpoint {
             .into_iter()
             .map(|(name, shape, distribution)| TensorInfo {
                 stored_name: name.clone(),
+                listed_name: name.clone(),
                 dtype: StoredType::F32,
                 place: Place::Random(RandomTensor::new(seed, &name, distribution)),
                 name,
@@ -115,6 +125,7 @@ impl Checkpoint {
         Checkpoint::with_tensors(
             format!("random weights (seed {seed})"),
             CheckpointFormat::Random,
+            gguf::Metadata::default(),
             Vec::new(),
             infos,
         )
@@ -125,25 +136,31 @@ impl Checkpoint {
         format: CheckpointFormat,
         files: Vec<FileBytes>,
     ) -> Result<Checkpoint, CheckpointError> {
+        if format == CheckpointFormat::Gguf {
+            let (tensors, metadata) = gguf::list(&files)?;
+            return Checkpoint::with_tensors(origin, format, metadata, files, tensors);
+        }
         let mut tensors = Vec::new();
         for (number, file) in files.iter().enumerate() {
             let listed = match format {
                 CheckpointFormat::Safetensors => safetensors::list(number, file)?,
                 CheckpointFormat::Torch => torch::list(number, file)?,
-                CheckpointFormat::Random => Vec::new(),
+                CheckpointFormat::Gguf | CheckpointFormat::Random => Vec::new(),
             };
             tensors.extend(listed);
         }
-        Checkpoint::with_tensors(origin, format, files, tensors)
+        Checkpoint::with_tensors(origin, format, gguf::Metadata::default(), files, tensors)
     }
 
     fn with_tensors(
         origin: String,
         format: CheckpointFormat,
+        metadata: gguf::Metadata,
         files: Vec<FileBytes>,
         tensors: Vec<TensorInfo>,
     ) -> Result<Checkpoint, CheckpointError> {
-        let mut checkpoint = Checkpoint { origin, format, files, tensors, by_name: BTreeMap::new() };
+        let mut checkpoint =
+            Checkpoint { origin, format, metadata, files, tensors, by_name: BTreeMap::new() };
         checkpoint.index_names()?;
         Ok(checkpoint)
     }
@@ -151,7 +168,7 @@ impl Checkpoint {
     /// Gives every tensor the name that `rename` returns. Two tensors under one name are an error.
     pub fn rename(&mut self, rename: impl Fn(&str) -> String) -> Result<(), CheckpointError> {
         for tensor in &mut self.tensors {
-            tensor.name = rename(&tensor.stored_name);
+            tensor.name = rename(&tensor.listed_name);
         }
         self.index_names()
     }
@@ -194,17 +211,34 @@ impl Checkpoint {
             }
             Place::Strided { file, start, strides } => {
                 let file = &self.files[*file];
+                // Block formats occur only in views.
                 let gathered = data::gather(file, *start, &info.shape, strides, info.dtype.size());
                 Content::Mapped { file, start: *start, bytes: Cow::Owned(gathered) }
             }
+            Place::View(view) => {
+                let file = &self.files[view.file];
+                match view.transpose {
+                    true => Content::Values(view.transposed(file)),
+                    false => Content::Viewed { file, view },
+                }
+            }
         };
         Ok(TensorData::new(info, content))
+    }
+
+    /// The configuration that a GGUF file holds, as fields of a config.json; `None` for other formats.
+    pub fn embedded_config(&self) -> Result<Option<crate::config::ConfigFields>, CheckpointError> {
+        match self.format {
+            CheckpointFormat::Gguf => gguf::config::fields(&self.files).map(Some),
+            CheckpointFormat::Safetensors | CheckpointFormat::Torch | CheckpointFormat::Random => Ok(None),
+        }
     }
 
     /// "stored name in file", for messages.
     fn source_of(&self, tensor: &TensorInfo) -> String {
         let file = match &tensor.place {
             Place::Contiguous { file, .. } | Place::Strided { file, .. } => &self.files[*file].label,
+            Place::View(view) => &self.files[view.file].label,
             Place::Random(_) => &self.origin,
         };
         match tensor.stored_name == tensor.name {

@@ -54,7 +54,7 @@ impl ModelConfig {
         ModelConfig::known(origin, "rwkv", config, raw)
     }
 
-    fn from_fields(fields: ConfigFields) -> Result<ModelConfig, ConfigError> {
+    pub(crate) fn from_fields(fields: ConfigFields) -> Result<ModelConfig, ConfigError> {
         let (model_type, architecture) = registry::architecture(&fields)?;
         let ConfigFields { origin, raw } = fields;
         Ok(ModelConfig { origin, model_type, architecture, raw })

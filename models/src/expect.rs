@@ -30,7 +30,7 @@ pub fn check_tensors(
         }
     }
     for info in checkpoint.tensors() {
-        if !needed.contains_key(info.name.as_str()) && info.dtype.ir().is_some() && !is_ignored(&info.name) {
+        if !needed.contains_key(info.name.as_str()) && info.dtype.is_weight() && !is_ignored(&info.name) {
             mismatch.extra.push((info.name.clone(), info.shape.clone()));
         }
     }

@@ -12,7 +12,7 @@ mod model_files;
 pub use hub_cache::{HubCache, RepoName};
 pub use model_files::ModelFiles;
 
-use crate::checkpoint::{Checkpoint, WeightFiles};
+use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
 use crate::config::ModelConfig;
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
@@ -214,7 +214,7 @@ fn not_cached(repo: &RepoName, request: &ModelRequest, how: &str) -> ResolveErro
 
 fn no_such_model(model: &str) -> ResolveError {
     let forms = format!(
-        "a directory with config.json, a weight file (.safetensors, .pth, .bin), hf:org/repo, or one of {}",
+        "a directory with config.json, a weight file (.safetensors, .pth, .bin, .gguf), hf:org/repo, or one of {}",
         presets::names()
     );
     ResolveError::NoSuchModel { path: format!("`{model}`"), forms }
@@ -245,6 +245,13 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
 
 /// config.json of the directory, or what the tensors tell.
 fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
+    // A GGUF file tells its configuration itself; a config.json beside it may be that of another model.
+    if let Weights::Files(files) = weights
+        && files.format == CheckpointFormat::Gguf
+        && let Some(fields) = Checkpoint::open(files)?.embedded_config()?
+    {
+        return Ok(ModelConfig::from_fields(fields)?);
+    }
     let path = dir.join("config.json");
     if path.exists() {
         return Ok(ModelConfig::read(&path)?);

@@ -1,6 +1,7 @@
 //! One tensor being read: as bytes, or as f32 in pieces of any size.
 
 use super::bytes::FileBytes;
+use super::gguf::view::View;
 use super::{RandomTensor, StoredType, TensorInfo};
 use crate::error::CheckpointError;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -22,13 +23,22 @@ pub(super) enum Content<'a> {
         start: usize,
         bytes: Cow<'a, [u8]>,
     },
+    /// Rows that are read through a view.
+    Viewed {
+        file: &'a FileBytes,
+        view: &'a View,
+    },
+    /// Made when the tensor was opened.
+    Values(Vec<f32>),
     Random(&'a RandomTensor),
 }
 
 impl Drop for TensorData<'_> {
     fn drop(&mut self) {
-        if let Content::Mapped { file, start, bytes } = &self.content {
-            file.release(*start, bytes.len());
+        match &self.content {
+            Content::Mapped { file, start, bytes } => file.release(*start, bytes.len()),
+            Content::Viewed { file, view } => file.release(view.start, view.bytes()),
+            Content::Values(_) | Content::Random(_) => {}
         }
     }
 }
@@ -51,11 +61,19 @@ impl<'a> TensorData<'a> {
         self.info.elements()
     }
 
-    /// The elements as they are stored; `None` for random weights, which exist only as values.
+    /// The elements as they are stored; `None` for weights that are random, in blocks, or changed while they are read.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.content {
             Content::Mapped { bytes, .. } => Some(bytes),
-            Content::Random(_) => None,
+            Content::Viewed { .. } | Content::Values(_) | Content::Random(_) => None,
+        }
+    }
+
+    /// The blocks of row `row` (along the last axis) as a block format stores them; `None` where there are none.
+    pub fn row_blocks(&self, row: usize) -> Option<&[u8]> {
+        match &self.content {
+            Content::Viewed { file, view } => view.row_blocks(file, row),
+            Content::Mapped { .. } | Content::Values(_) | Content::Random(_) => None,
         }
     }
 
@@ -69,6 +87,11 @@ impl<'a> TensorData<'a> {
         }
         match &self.content {
             Content::Random(random) => random.fill(start, out),
+            Content::Values(values) => out.copy_from_slice(&values[start..end]),
+            Content::Viewed { file, view } => {
+                self.require_float()?;
+                view.read(file, start, out);
+            }
             Content::Mapped { bytes, .. } => {
                 let size = self.info.dtype.size();
                 self.convert(&bytes[start * size..end * size], out)?;
@@ -86,30 +109,36 @@ impl<'a> TensorData<'a> {
     }
 
     fn require_float(&self) -> Result<(), CheckpointError> {
-        match self.info.dtype {
-            StoredType::F32 | StoredType::F16 | StoredType::BF16 => Ok(()),
-            other => Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored: other.name() }),
+        match self.info.dtype.is_weight() {
+            true => Ok(()),
+            false => {
+                let stored = self.info.dtype.name();
+                Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored })
+            }
         }
     }
 
     fn convert(&self, bytes: &[u8], out: &mut [f32]) -> Result<(), CheckpointError> {
         self.require_float()?;
-        match self.info.dtype {
-            StoredType::F16 => {
-                from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
-            }
-            StoredType::BF16 => {
-                from_halves(bytes, out, |bits, out| {
-                    bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out)
-                });
-            }
-            _ => {
-                for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *value = f32::from_le_bytes(*raw);
-                }
+        to_floats(self.info.dtype, bytes, out);
+        Ok(())
+    }
+}
+
+/// Elements of one of the three float types.
+pub(super) fn to_floats(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        StoredType::F16 => {
+            from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
+        }
+        StoredType::BF16 => {
+            from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
+        }
+        _ => {
+            for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*raw);
             }
         }
-        Ok(())
     }
 }
 

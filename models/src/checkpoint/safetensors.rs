@@ -90,6 +90,7 @@ fn place_entries(
         infos.push(TensorInfo {
             name: name.clone(),
             stored_name: name.clone(),
+            listed_name: name.clone(),
             dtype,
             shape: entry.shape.clone(),
             place: Place::Contiguous { file: number, start: data_start + start },

@@ -28,7 +28,7 @@ struct Index {
 const SINGLE: &[(&str, CheckpointFormat)] =
     &[("model.safetensors", CheckpointFormat::Safetensors), ("pytorch_model.bin", CheckpointFormat::Torch)];
 const EXPECTED: &str = "model.safetensors, model.safetensors.index.json, pytorch_model.bin, \
-                        pytorch_model.bin.index.json, or one .safetensors, .pth, .pt or .bin file";
+                        pytorch_model.bin.index.json, or one .safetensors, .pth, .pt, .bin or .gguf file";
 
 impl WeightFiles {
     /// The weights in a directory.
@@ -48,12 +48,14 @@ impl WeightFiles {
         if candidates.iter().any(|(_, format)| *format == CheckpointFormat::Safetensors) {
             candidates.retain(|(_, format)| *format == CheckpointFormat::Safetensors);
         }
+        // Of a model in several GGUF files the first one stands for all.
+        candidates.retain(|(file, _)| split_gguf(&file_name(file)).is_none_or(|(_, number, _)| number == 1));
         let mut candidates = candidates.into_iter();
         match (candidates.next(), candidates.len()) {
             (None, _) => {
                 Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected: EXPECTED })
             }
-            (Some((file, format)), 0) => Ok(WeightFiles::single(file, format)),
+            (Some((file, _)), 0) => WeightFiles::from_file(&file),
             (Some(first), _) => {
                 let names: Vec<String> =
                     std::iter::once(first).chain(candidates).map(|(file, _)| file_name(&file)).collect();
@@ -75,11 +77,12 @@ impl WeightFiles {
             return WeightFiles::indexed(path, format);
         }
         match format_of(path) {
+            Some(CheckpointFormat::Gguf) => WeightFiles::gguf(path),
             Some(format) => Ok(WeightFiles::single(path.to_path_buf(), format)),
             None => Err(CheckpointError::Unsupported {
                 file: path.display().to_string(),
                 detail:
-                    "is no weight file by its name; expected .safetensors, .pth, .pt, .bin or .index.json"
+                    "is no weight file by its name; expected .safetensors, .pth, .pt, .bin, .gguf or .index.json"
                         .to_string(),
             }),
         }
@@ -87,6 +90,19 @@ impl WeightFiles {
 
     fn single(file: PathBuf, format: CheckpointFormat) -> WeightFiles {
         WeightFiles { origin: file.display().to_string(), format, files: vec![file], index: None }
+    }
+
+    /// One GGUF file, or all of a model that was split (`name-00001-of-00003.gguf`).
+    fn gguf(path: &Path) -> Result<WeightFiles, CheckpointError> {
+        let whole = WeightFiles::single(path.to_path_buf(), CheckpointFormat::Gguf);
+        let name = file_name(path);
+        let Some((base, _, count)) = split_gguf(&name) else { return Ok(whole) };
+        let part = |number: u32| format!("{base}-{number:05}-of-{count:05}.gguf");
+        let files: Vec<PathBuf> = (1..=count).map(|number| path.with_file_name(part(number))).collect();
+        match files.iter().find(|file| !file.is_file()) {
+            Some(file) => Err(CheckpointError::MissingShard { index: whole.origin, shard: file_name(file) }),
+            None => Ok(WeightFiles { files, ..whole }),
+        }
     }
 
     fn indexed(path: &Path, format: CheckpointFormat) -> Result<WeightFiles, CheckpointError> {
@@ -135,6 +151,7 @@ impl WeightFiles {
                 super::Place::Contiguous { file, .. } | super::Place::Strided { file, .. } => {
                     file_name(&self.files[*file])
                 }
+                super::Place::View(view) => file_name(&self.files[view.file]),
                 super::Place::Random(_) => String::new(),
             });
             if found.as_ref() != Some(shard) {
@@ -153,10 +170,20 @@ fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
+/// Base name, number and count of a file of a split model.
+fn split_gguf(name: &str) -> Option<(&str, u32, u32)> {
+    const MOST: u32 = 10_000;
+    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (base, number) = rest.rsplit_once('-')?;
+    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
+    (1..=count).contains(&number).then_some((base, number, count)).filter(|_| count <= MOST)
+}
+
 fn format_of(path: &Path) -> Option<CheckpointFormat> {
     match path.extension()?.to_str()? {
         "safetensors" | "st" => Some(CheckpointFormat::Safetensors),
         "pth" | "pt" | "bin" => Some(CheckpointFormat::Torch),
+        "gguf" => Some(CheckpointFormat::Gguf),
         _ => None,
     }
 }

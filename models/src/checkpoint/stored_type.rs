@@ -1,5 +1,6 @@
-//! Element types that a checkpoint file may store. Only the three float types can be read as weights; the others occur in
-//! buffers that no model definition asks for (masks, positions), and are listed without being read.
+//! Element types that a checkpoint file may store. Only three float types and the block formats of GGUF can be read as
+//! weights; the others occur in buffers that no model definition asks for (masks, positions), and are listed without being
+//! read.
 
 use std::fmt;
 
@@ -21,6 +22,15 @@ pub enum StoredType {
     C64,
     F8E4M3,
     F8E5M2,
+    /// Block formats of GGUF files, see [`super::gguf::blocks`].
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4K,
+    Q5K,
+    Q6K,
 }
 
 impl StoredType {
@@ -42,21 +52,84 @@ impl StoredType {
             StoredType::C64 => "c64",
             StoredType::F8E4M3 => "f8_e4m3",
             StoredType::F8E5M2 => "f8_e5m2",
+            StoredType::Q4_0 => "Q4_0",
+            StoredType::Q4_1 => "Q4_1",
+            StoredType::Q5_0 => "Q5_0",
+            StoredType::Q5_1 => "Q5_1",
+            StoredType::Q8_0 => "Q8_0",
+            StoredType::Q4K => "Q4_K",
+            StoredType::Q5K => "Q5_K",
+            StoredType::Q6K => "Q6_K",
         }
     }
 
-    /// Bytes of one element.
-    pub fn size(self) -> usize {
+    /// Elements that are stored together, and their bytes.
+    pub fn block(self) -> (usize, usize) {
         match self {
-            StoredType::Bool | StoredType::I8 | StoredType::U8 => 1,
-            StoredType::F8E4M3 | StoredType::F8E5M2 => 1,
-            StoredType::I16 | StoredType::U16 | StoredType::F16 | StoredType::BF16 => 2,
-            StoredType::I32 | StoredType::U32 | StoredType::F32 => 4,
-            StoredType::I64 | StoredType::U64 | StoredType::F64 | StoredType::C64 => 8,
+            StoredType::Bool | StoredType::I8 | StoredType::U8 => (1, 1),
+            StoredType::F8E4M3 | StoredType::F8E5M2 => (1, 1),
+            StoredType::I16 | StoredType::U16 | StoredType::F16 | StoredType::BF16 => (1, 2),
+            StoredType::I32 | StoredType::U32 | StoredType::F32 => (1, 4),
+            StoredType::I64 | StoredType::U64 | StoredType::F64 | StoredType::C64 => (1, 8),
+            StoredType::Q4_0 => (32, 18),
+            StoredType::Q4_1 => (32, 20),
+            StoredType::Q5_0 => (32, 22),
+            StoredType::Q5_1 => (32, 24),
+            StoredType::Q8_0 => (32, 34),
+            StoredType::Q4K => (256, 144),
+            StoredType::Q5K => (256, 176),
+            StoredType::Q6K => (256, 210),
         }
     }
 
-    /// The same type in the IR, for those that can be weights.
+    /// True for formats that store several elements together.
+    pub fn is_block(self) -> bool {
+        self.block().0 > 1
+    }
+
+    /// Bytes of one element of a type that is no block format; of a block of one that is.
+    pub fn size(self) -> usize {
+        self.block().1
+    }
+
+    /// Bytes of `elements` in rows of `row`; `None` if a row is no whole number of blocks, or the number does not fit.
+    pub fn checked_bytes(self, elements: usize, row: usize) -> Option<usize> {
+        let (block, bytes) = self.block();
+        row.is_multiple_of(block).then(|| (elements / block).checked_mul(bytes))?
+    }
+
+    /// True for types that weights may have.
+    pub fn is_weight(self) -> bool {
+        self.is_block() || self.ir().is_some()
+    }
+
+    /// The types that are read from GGUF files, for messages.
+    pub const GGML_READ: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K";
+
+    /// By the number of a type in ggml; the name of one that is not read.
+    pub fn from_ggml(number: u32) -> Result<StoredType, String> {
+        Ok(match number {
+            0 => StoredType::F32,
+            1 => StoredType::F16,
+            2 => StoredType::Q4_0,
+            3 => StoredType::Q4_1,
+            6 => StoredType::Q5_0,
+            7 => StoredType::Q5_1,
+            8 => StoredType::Q8_0,
+            12 => StoredType::Q4K,
+            13 => StoredType::Q5K,
+            14 => StoredType::Q6K,
+            24 => StoredType::I8,
+            25 => StoredType::I16,
+            26 => StoredType::I32,
+            27 => StoredType::I64,
+            28 => StoredType::F64,
+            30 => StoredType::BF16,
+            other => return Err(ggml_name(other)),
+        })
+    }
+
+    /// The same type in the IR, for those that can be weights as they are.
     pub fn ir(self) -> Option<mlcc_ir::types::DType> {
         match self {
             StoredType::F16 => Some(mlcc_ir::types::DType::F16),
@@ -65,6 +138,30 @@ impl StoredType {
             _ => None,
         }
     }
+}
+
+/// Types of ggml that are not read.
+fn ggml_name(number: u32) -> String {
+    let name = match number {
+        9 => "Q8_1",
+        10 => "Q2_K",
+        11 => "Q3_K",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        39 => "MXFP4",
+        other => return format!("type {other}, which ggml does not have either"),
+    };
+    name.to_string()
 }
 
 impl fmt::Display for StoredType {

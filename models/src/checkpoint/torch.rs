@@ -61,6 +61,7 @@ fn place_tensor(
     Ok(TensorInfo {
         name: name.to_string(),
         stored_name: name.to_string(),
+        listed_name: name.to_string(),
         dtype: storage.dtype,
         shape: tensor.shape.clone(),
         place: match tensor.is_contiguous() {

@@ -1,0 +1,84 @@
+//! GGUF, the file format of llama.cpp (specification: `docs/gguf.md` of ggml), versions 2 and 3, little-endian.
+//!
+//! [`header`] reads and checks what the file says of itself, [`blocks`] the quantized element types, [`names`] leads from
+//! its tensors to those of the Hugging Face checkpoint that it was converted from (and undoes what the converter did to
+//! them), [`config`] from its metadata to the fields of that checkpoint's config.json. So a GGUF file is another
+//! checkpoint of the same model.
+
+pub mod blocks;
+pub mod config;
+pub mod header;
+pub mod metadata;
+mod names;
+mod rope;
+pub(super) mod view;
+
+pub use metadata::{Metadata, MetadataValue};
+
+use super::bytes::FileBytes;
+use super::{Place, TensorInfo};
+use crate::error::CheckpointError;
+use header::Header;
+
+/// A tensor as the file lists it, found to lie inside of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawTensor {
+    pub name: String,
+    pub dtype: super::StoredType,
+    /// Row-major: the file's dimensions in reverse, so the last one is contiguous.
+    pub shape: Vec<usize>,
+    /// Number of the file.
+    pub file: usize,
+    /// First byte in the file.
+    pub start: usize,
+}
+
+/// All tensors of a model's files under their Hugging Face names, and the metadata of the first file.
+pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, Metadata), CheckpointError> {
+    let mut tensors = Vec::new();
+    let mut metadata: Option<Metadata> = None;
+    for (number, file) in files.iter().enumerate() {
+        let header = Header::read(number, file)?;
+        tensors.extend(header.tensors);
+        metadata.get_or_insert(header.metadata);
+    }
+    let metadata = metadata.unwrap_or_default();
+    let label = files.first().map_or("", |file| file.label.as_str());
+    let infos = names::map(label, &metadata, &tensors)?;
+    Ok((infos, metadata))
+}
+
+impl RawTensor {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The tensor as it stands, under `name`.
+    fn plain(&self, name: String) -> TensorInfo {
+        let place = match self.dtype.is_block() {
+            false => Place::Contiguous { file: self.file, start: self.start },
+            true => Place::View(view::View::whole(self)),
+        };
+        TensorInfo {
+            name: name.clone(),
+            stored_name: self.name.clone(),
+            listed_name: name,
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            place,
+        }
+    }
+
+    /// A changed view of the tensor, under `name`.
+    fn viewed(&self, name: String, shape: Vec<usize>, view: view::View) -> TensorInfo {
+        let place = Place::View(view);
+        TensorInfo {
+            name: name.clone(),
+            stored_name: self.name.clone(),
+            listed_name: name,
+            dtype: self.dtype,
+            shape,
+            place,
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! From the tensors of a GGUF file to those of the Hugging Face checkpoint: names, and what the converter
+//! (`convert_hf_to_gguf.py` of llama.cpp) did to the values.
+//!
+//! A tensor that has no entry keeps its name; the comparison with the model's own list reports it.
+
+use super::super::TensorInfo;
+use super::config::ARCHITECTURES;
+use super::view::View;
+use super::{Metadata, RawTensor};
+use crate::error::CheckpointError;
+
+/// What was done to a tensor, and is undone here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    None,
+    /// Rows of each query head were interleaved: (half, i) became (i, half).
+    QueryHeads,
+    /// The same for key heads.
+    KeyHeads,
+    /// One was added to the weight of a norm.
+    PlusOne,
+    /// Conv1D of GPT-2 was transposed.
+    Transposed,
+    /// Rows of (head, q/k/v, i) became (q/k/v, head, i).
+    HeadsInside,
+    /// Falcon: rows of (group, q.../k/v, i) became all q, all k, all v.
+    FalconGroups,
+    /// All experts of a layer were stacked; the name has a second place, for the expert.
+    Experts,
+}
+
+use Change::*;
+
+/// GGUF name, Hugging Face name, change. `{}` is the number of the layer, `{e}` that of the expert.
+type Entry = (&'static str, &'static str, Change);
+
+const LLAMA_TOP: &[Entry] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", None),
+    ("output_norm.weight", "model.norm.weight", None),
+    ("output_norm.bias", "model.norm.bias", None),
+    ("output.weight", "lm_head.weight", None),
+];
+
+/// The parts that Llama-like blocks name alike, without the layer.
+const LLAMA_BLOCK: &[Entry] = &[
+    ("attn_norm", "input_layernorm", None),
+    ("attn_q", "self_attn.q_proj", None),
+    ("attn_k", "self_attn.k_proj", None),
+    ("attn_v", "self_attn.v_proj", None),
+    ("attn_output", "self_attn.o_proj", None),
+    ("attn_q_norm", "self_attn.q_norm", None),
+    ("attn_k_norm", "self_attn.k_norm", None),
+    ("attn_qkv", "self_attn.qkv_proj", None),
+    ("ffn_norm", "post_attention_layernorm", None),
+    ("ffn_gate", "mlp.gate_proj", None),
+    ("ffn_up", "mlp.up_proj", None),
+    ("ffn_down", "mlp.down_proj", None),
+];
+
+/// Tensors that hold configuration, not weights.
+const CONFIGURATION: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+/// One family: names outside of layers; the prefix of layer names; names in a layer that differ from [`LLAMA_BLOCK`] or
+/// stand alone.
+struct Family {
+    top: &'static [Entry],
+    layers: &'static str,
+    block: &'static [Entry],
+    /// Whether [`LLAMA_BLOCK`] holds for the rest.
+    llama_block: bool,
+}
+
+fn family(arch: &str, experts: bool) -> Option<Family> {
+    let llama =
+        |block: &'static [Entry]| Family { top: LLAMA_TOP, layers: "model.layers", block, llama_block: true };
+    Some(match arch {
+        "llama" if experts => llama(&[
+            ("attn_q", "self_attn.q_proj", QueryHeads),
+            ("attn_k", "self_attn.k_proj", KeyHeads),
+            ("ffn_gate_inp", "block_sparse_moe.gate", None),
+            ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
+            ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
+            ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
+        ]),
+        "llama" => {
+            llama(&[("attn_q", "self_attn.q_proj", QueryHeads), ("attn_k", "self_attn.k_proj", KeyHeads)])
+        }
+        "qwen2" | "qwen3" => llama(&[]),
+        "qwen3moe" => llama(&[
+            ("ffn_gate_inp", "mlp.gate", None),
+            ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
+            ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
+            ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
+        ]),
+        "gemma2" | "gemma3" => Family {
+            top: &[
+                ("token_embd.weight", "model.embed_tokens.weight", None),
+                ("output_norm.weight", "model.norm.weight", PlusOne),
+                ("output.weight", "lm_head.weight", None),
+            ],
+            ..llama(&[
+                ("attn_norm", "input_layernorm", PlusOne),
+                ("post_attention_norm", "post_attention_layernorm", PlusOne),
+                ("ffn_norm", "pre_feedforward_layernorm", PlusOne),
+                ("post_ffw_norm", "post_feedforward_layernorm", PlusOne),
+                ("attn_q_norm", "self_attn.q_norm", PlusOne),
+                ("attn_k_norm", "self_attn.k_norm", PlusOne),
+            ])
+        },
+        "phi3" => llama(&[("ffn_up", "mlp.gate_up_proj", None)]),
+        "starcoder2" => llama(&[("ffn_up", "mlp.c_fc", None), ("ffn_down", "mlp.c_proj", None)]),
+        "stablelm" => llama(&[]),
+        "olmo2" => llama(&[
+            ("post_attention_norm", "post_attention_layernorm", None),
+            ("post_ffw_norm", "post_feedforward_layernorm", None),
+        ]),
+        "glm4" => llama(&[
+            ("ffn_up", "mlp.gate_up_proj", None),
+            ("post_attention_norm", "post_self_attn_layernorm", None),
+            ("post_ffw_norm", "post_mlp_layernorm", None),
+        ]),
+        "gpt2" => Family {
+            top: &[
+                ("token_embd.weight", "transformer.wte.weight", None),
+                ("position_embd.weight", "transformer.wpe.weight", None),
+                ("output_norm.weight", "transformer.ln_f.weight", None),
+                ("output_norm.bias", "transformer.ln_f.bias", None),
+                ("output.weight", "lm_head.weight", None),
+            ],
+            layers: "transformer.h",
+            block: &[
+                ("attn_norm", "ln_1", None),
+                ("attn_qkv", "attn.c_attn", Transposed),
+                ("attn_output", "attn.c_proj", Transposed),
+                ("ffn_norm", "ln_2", None),
+                ("ffn_up", "mlp.c_fc", Transposed),
+                ("ffn_down", "mlp.c_proj", Transposed),
+            ],
+            llama_block: false,
+        },
+        "gptneox" => Family {
+            top: &[
+                ("token_embd.weight", "gpt_neox.embed_in.weight", None),
+                ("output_norm.weight", "gpt_neox.final_layer_norm.weight", None),
+                ("output_norm.bias", "gpt_neox.final_layer_norm.bias", None),
+                ("output.weight", "embed_out.weight", None),
+            ],
+            layers: "gpt_neox.layers",
+            block: &[
+                ("attn_norm", "input_layernorm", None),
+                ("attn_qkv", "attention.query_key_value", HeadsInside),
+                ("attn_output", "attention.dense", None),
+                ("ffn_norm", "post_attention_layernorm", None),
+                ("ffn_up", "mlp.dense_h_to_4h", None),
+                ("ffn_down", "mlp.dense_4h_to_h", None),
+            ],
+            llama_block: false,
+        },
+        "bloom" => Family {
+            top: &[
+                ("token_embd.weight", "transformer.word_embeddings.weight", None),
+                ("token_embd_norm.weight", "transformer.word_embeddings_layernorm.weight", None),
+                ("token_embd_norm.bias", "transformer.word_embeddings_layernorm.bias", None),
+                ("output_norm.weight", "transformer.ln_f.weight", None),
+                ("output_norm.bias", "transformer.ln_f.bias", None),
+                ("output.weight", "lm_head.weight", None),
+            ],
+            layers: "transformer.h",
+            block: &[
+                ("attn_norm", "input_layernorm", None),
+                ("attn_qkv", "self_attention.query_key_value", HeadsInside),
+                ("attn_output", "self_attention.dense", None),
+                ("ffn_norm", "post_attention_layernorm", None),
+                ("ffn_up", "mlp.dense_h_to_4h", None),
+                ("ffn_down", "mlp.dense_4h_to_h", None),
+            ],
+            llama_block: false,
+        },
+        "falcon" => Family {
+            top: &[
+                ("token_embd.weight", "transformer.word_embeddings.weight", None),
+                ("output_norm.weight", "transformer.ln_f.weight", None),
+                ("output_norm.bias", "transformer.ln_f.bias", None),
+                ("output.weight", "lm_head.weight", None),
+            ],
+            layers: "transformer.h",
+            block: &[
+                ("attn_norm", "input_layernorm", None),
+                ("attn_norm_2", "ln_mlp", None),
+                ("attn_qkv", "self_attention.query_key_value", FalconGroups),
+                ("attn_output", "self_attention.dense", None),
+                ("ffn_up", "mlp.dense_h_to_4h", None),
+                ("ffn_down", "mlp.dense_4h_to_h", None),
+            ],
+            llama_block: false,
+        },
+        "mpt" => Family {
+            top: &[
+                ("token_embd.weight", "transformer.wte.weight", None),
+                ("output_norm.weight", "transformer.norm_f.weight", None),
+                ("output_norm.bias", "transformer.norm_f.bias", None),
+                ("output.weight", "lm_head.weight", None),
+            ],
+            layers: "transformer.blocks",
+            block: &[
+                ("attn_norm", "norm_1", None),
+                ("attn_qkv", "attn.Wqkv", None),
+                ("attn_output", "attn.out_proj", None),
+                ("attn_q_norm", "attn.q_ln", None),
+                ("attn_k_norm", "attn.k_ln", None),
+                ("ffn_norm", "norm_2", None),
+                ("ffn_up", "ffn.up_proj", None),
+                ("ffn_down", "ffn.down_proj", None),
+            ],
+            llama_block: false,
+        },
+        "chatglm" => Family {
+            top: &[
+                ("token_embd.weight", "transformer.embedding.word_embeddings.weight", None),
+                ("output_norm.weight", "transformer.encoder.final_layernorm.weight", None),
+                ("output.weight", "transformer.output_layer.weight", None),
+            ],
+            layers: "transformer.encoder.layers",
+            block: &[
+                ("attn_norm", "input_layernorm", None),
+                ("attn_qkv", "self_attention.query_key_value", None),
+                ("attn_output", "self_attention.dense", None),
+                ("ffn_norm", "post_attention_layernorm", None),
+                ("ffn_up", "mlp.dense_h_to_4h", None),
+                ("ffn_down", "mlp.dense_4h_to_h", None),
+            ],
+            llama_block: false,
+        },
+        _ => return Option::None,
+    })
+}
+
+/// Sizes that the changes depend on.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    query: usize,
+    key: usize,
+}
+
+/// All tensors under their Hugging Face names. Files of an architecture that is not known keep their own names.
+pub(super) fn map(
+    label: &str,
+    metadata: &Metadata,
+    tensors: &[RawTensor],
+) -> Result<Vec<TensorInfo>, CheckpointError> {
+    let arch = metadata.string("general.architecture")?.unwrap_or("");
+    let number = |name: &str| metadata.number(&format!("{arch}.{name}"));
+    let query = number("attention.head_count")?.unwrap_or(0);
+    let key = number("attention.head_count_kv")?.unwrap_or(query);
+    let heads = Heads { query: query as usize, key: key as usize };
+    let experts = number("expert_count")?.unwrap_or(0) > 0;
+    let family = family(arch, experts);
+    debug_assert!(family.is_some() == ARCHITECTURES.iter().any(|(known, _)| *known == arch));
+    let mut infos = Vec::with_capacity(tensors.len());
+    for raw in tensors.iter().filter(|raw| !CONFIGURATION.contains(&raw.name.as_str())) {
+        let found = family.as_ref().and_then(|family| family.find(&raw.name));
+        match found {
+            Some((name, change)) => undo(label, raw, name, change, heads, &mut infos)?,
+            Option::None => infos.push(raw.plain(raw.name.clone())),
+        }
+    }
+    Ok(infos)
+}
+
+impl Family {
+    fn find(&self, gguf: &str) -> Option<(String, Change)> {
+        if let Some((_, name, change)) = self.top.iter().find(|(known, ..)| *known == gguf) {
+            return Some(((*name).to_string(), *change));
+        }
+        let (layer, part) = gguf.strip_prefix("blk.")?.split_once('.')?;
+        let layer: u32 = layer.parse().ok()?;
+        let (part, suffix) = part.rsplit_once('.')?;
+        let rest: &[Entry] = if self.llama_block { LLAMA_BLOCK } else { &[] };
+        let (_, name, change) = self.block.iter().chain(rest).find(|(known, ..)| *known == part)?;
+        // A bias is one element per row; a transposed matrix has its bias as it was.
+        let change = if suffix == "bias" && *change == Transposed { None } else { *change };
+        Some((format!("{}.{layer}.{name}.{suffix}", self.layers), change))
+    }
+}
+
+fn undo(
+    label: &str,
+    raw: &RawTensor,
+    name: String,
+    change: Change,
+    heads: Heads,
+    infos: &mut Vec<TensorInfo>,
+) -> Result<(), CheckpointError> {
+    let view = View::whole(raw);
+    let wrong = |what: String| CheckpointError::UnsupportedTensor {
+        file: label.to_string(),
+        tensor: raw.name.clone(),
+        detail: format!("has shape {:?}, {what}", raw.shape),
+    };
+    let ordered = |order: Option<Vec<u32>>| {
+        let heads = format!("which does not fit {} query and {} key heads", heads.query, heads.key);
+        let order = order.ok_or_else(|| wrong(heads))?;
+        Ok(raw.viewed(name.clone(), raw.shape.clone(), View { order: Some(order), ..view.clone() }))
+    };
+    match change {
+        None => infos.push(raw.plain(name)),
+        QueryHeads => infos.push(ordered(interleaved(view.rows, heads.query))?),
+        KeyHeads => infos.push(ordered(interleaved(view.rows, heads.key))?),
+        HeadsInside => infos.push(ordered(heads_inside(view.rows, heads.query))?),
+        FalconGroups => infos.push(ordered(falcon_groups(view.rows, heads))?),
+        PlusOne => infos.push(raw.viewed(name, raw.shape.clone(), View { add: -1.0, ..view })),
+        Transposed => {
+            let &[rows, columns] = raw.shape.as_slice() else {
+                return Err(wrong("expected a matrix".to_string()));
+            };
+            infos.push(raw.viewed(name, vec![columns, rows], View { transpose: true, ..view }));
+        }
+        Experts => {
+            let &[experts, rows, columns] = raw.shape.as_slice() else {
+                return Err(wrong("expected a matrix for each expert".to_string()));
+            };
+            for expert in 0..experts {
+                let name = name.replace("{e}", &expert.to_string());
+                let view = View { first: expert * rows, ..view.clone() };
+                infos.push(raw.viewed(name, vec![rows, columns], view));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of a head: (half, i) is stored at (i, half).
+fn interleaved(rows: usize, heads: usize) -> Option<Vec<u32>> {
+    let head = exact(rows, heads)?;
+    let half = exact(head, 2)?;
+    Some(
+        (0..rows)
+            .map(|row| row / head * head + row % head % half * 2 + row % head / half)
+            .map(|r| r as u32)
+            .collect(),
+    )
+}
+
+/// Row (head, part, i) of three parts is stored at (part, head, i).
+fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
+    let size = exact(rows, 3 * heads)?;
+    let stored = |row: usize| {
+        let (head, part, i) = (row / (3 * size), row / size % 3, row % size);
+        (part * heads + head) * size + i
+    };
+    Some((0..rows).map(|row| stored(row) as u32).collect())
+}
+
+/// Row (group, part, i), where a group has its queries, one key and one value, is stored with all queries first.
+fn falcon_groups(rows: usize, heads: Heads) -> Option<Vec<u32>> {
+    let size = exact(rows, heads.query + 2 * heads.key)?;
+    let queries = exact(heads.query, heads.key)?;
+    let stored = |row: usize| {
+        let (group, part, i) = (row / ((queries + 2) * size), row / size % (queries + 2), row % size);
+        let head = match part {
+            part if part < queries => group * queries + part,
+            part => heads.query + (part - queries) * heads.key + group,
+        };
+        head * size + i
+    };
+    Some((0..rows).map(|row| stored(row) as u32).collect())
+}
+
+/// The quotient, if there is no rest.
+fn exact(number: usize, by: usize) -> Option<usize> {
+    (by != 0 && number.is_multiple_of(by)).then(|| number / by)
+}

@@ -1,0 +1,118 @@
+//! A tensor as the model wants it, made from one that is stored in another order: rows picked and permuted, a constant
+//! added, or transposed. Rows are read one by one; a block format is decoded row by row.
+
+use super::super::bytes::FileBytes;
+use super::super::data::to_floats;
+use super::super::stored_type::StoredType;
+use super::RawTensor;
+use super::blocks::dequantize;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    pub file: usize,
+    /// First byte of the stored tensor.
+    pub start: usize,
+    pub dtype: StoredType,
+    /// Elements of a stored row.
+    pub row: usize,
+    /// Stored rows.
+    pub rows: usize,
+    /// The stored row of each row; `None`: in order.
+    pub order: Option<Vec<u32>>,
+    /// The first stored row, where `order` is `None`.
+    pub first: usize,
+    /// Added to every element.
+    pub add: f32,
+    /// Columns of the stored tensor are rows here.
+    pub transpose: bool,
+}
+
+impl View {
+    pub fn whole(raw: &RawTensor) -> View {
+        let row = match raw.shape.as_slice() {
+            [_] | [] => 1,
+            [.., row] => *row,
+        };
+        // A vector of a block format has its blocks along its one dimension.
+        let row = if raw.dtype.is_block() { raw.shape.last().copied().unwrap_or(1) } else { row };
+        let rows = raw.elements().checked_div(row).unwrap_or(0);
+        View {
+            file: raw.file,
+            start: raw.start,
+            dtype: raw.dtype,
+            row,
+            rows,
+            order: None,
+            first: 0,
+            add: 0.0,
+            transpose: false,
+        }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.dtype.checked_bytes(self.row, self.row).unwrap_or(0)
+    }
+
+    /// Bytes of the whole stored tensor.
+    pub fn bytes(&self) -> usize {
+        self.rows * self.row_bytes()
+    }
+
+    fn stored_row<'a>(&self, file: &'a FileBytes, row: usize) -> &'a [u8] {
+        let stored = match &self.order {
+            Some(order) => order[row] as usize,
+            None => self.first + row,
+        };
+        file.slice(self.start + stored * self.row_bytes(), self.row_bytes())
+    }
+
+    /// Blocks of row `row` as they are stored; `None` where the view changes values or is of no block format.
+    pub fn row_blocks<'a>(&self, file: &'a FileBytes, row: usize) -> Option<&'a [u8]> {
+        let unchanged = self.dtype.is_block() && self.add == 0.0 && !self.transpose;
+        unchanged.then(|| self.stored_row(file, row))
+    }
+
+    /// Elements `start ..` in row-major order. Not for transposed views.
+    pub fn read(&self, file: &FileBytes, start: usize, out: &mut [f32]) {
+        if self.row == 0 {
+            return;
+        }
+        let mut scratch = Vec::new();
+        let (mut row, mut column, mut done) = (start / self.row, start % self.row, 0);
+        while done < out.len() {
+            let count = (self.row - column).min(out.len() - done);
+            let bytes = self.stored_row(file, row);
+            let values = &mut out[done..done + count];
+            match (self.dtype.is_block(), count == self.row) {
+                (true, true) => dequantize(self.dtype, bytes, values),
+                (true, false) => {
+                    scratch.resize(self.row, 0.0);
+                    dequantize(self.dtype, bytes, &mut scratch);
+                    values.copy_from_slice(&scratch[column..column + count]);
+                }
+                (false, _) => {
+                    let size = self.dtype.size();
+                    to_floats(self.dtype, &bytes[column * size..(column + count) * size], values);
+                }
+            }
+            if self.add != 0.0 {
+                values.iter_mut().for_each(|value| *value += self.add);
+            }
+            done += count;
+            (row, column) = (row + 1, 0);
+        }
+    }
+
+    /// The whole of a transposed view: `[columns, rows]` of the stored tensor, row-major.
+    pub fn transposed(&self, file: &FileBytes) -> Vec<f32> {
+        let mut stored = vec![0.0; self.rows * self.row];
+        View { transpose: false, ..self.clone() }.read(file, 0, &mut stored);
+        let mut values = vec![0.0; stored.len()];
+        for (r, row) in stored.chunks_exact(self.row.max(1)).enumerate() {
+            for (c, &value) in row.iter().enumerate() {
+                values[c * self.rows + r] = value;
+            }
+        }
+        values
+    }
+}
