@@ -4,8 +4,10 @@ use std::path::Path;
 
 use mlcc_engine::chat::{BuiltinFormat, ChatFiles};
 use mlcc_engine::special::SpecialSources;
+use mlcc_engine::tokenizer::GgufVocabulary;
 use mlcc_engine::{ChatSource, SpecialIds, Tokenizer, TokenizerFile, TokenizerKind};
-use mlcc_models::ResolvedModel;
+use mlcc_models::checkpoint::gguf::Metadata;
+use mlcc_models::{Checkpoint, CheckpointError, ModelError, ResolvedModel};
 
 use super::{BuildError, BuildOptions};
 
@@ -18,10 +20,11 @@ pub struct SourceTokenizer {
 /// The tokenizer that the user named, or the one beside the model.
 pub(super) fn tokenizer(
     model: &ResolvedModel,
+    checkpoint: &Checkpoint,
     options: &BuildOptions,
     generation_config: Option<&[u8]>,
 ) -> Result<Option<SourceTokenizer>, BuildError> {
-    let Some(file) = tokenizer_file(model, options)? else { return Ok(None) };
+    let Some(file) = tokenizer_file(model, checkpoint, options)? else { return Ok(None) };
     let tokenizer = file.load()?;
     tokenizer.check_vocab(model.config.architecture.vocab())?;
     let config = serde_json::to_vec(&model.config.raw).unwrap_or_default();
@@ -37,10 +40,14 @@ pub(super) fn tokenizer(
 
 fn tokenizer_file(
     model: &ResolvedModel,
+    checkpoint: &Checkpoint,
     options: &BuildOptions,
 ) -> Result<Option<TokenizerFile>, BuildError> {
     if let Some(path) = &options.tokenizer {
         return Ok(Some(TokenizerFile::read(path)?));
+    }
+    if let Some(vocabulary) = gguf_vocabulary(&checkpoint.metadata).map_err(ModelError::from)? {
+        return Ok(Some(vocabulary.to_file(Path::new(&checkpoint.origin))?));
     }
     for dir in &model.files.directories {
         if let Some(file) = TokenizerFile::find_in(dir)? {
@@ -50,10 +57,60 @@ fn tokenizer_file(
     Ok(None)
 }
 
+/// The tokenizer in a GGUF file's metadata.
+fn gguf_vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, CheckpointError> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let Some(model) = metadata.string(&key("model"))? else { return Ok(None) };
+    let id = |name: &str| -> Result<Option<u32>, CheckpointError> {
+        Ok(metadata.number(&key(name))?.and_then(|id| u32::try_from(id).ok()))
+    };
+    let bytes = |list: Vec<i64>| list.into_iter().map(|byte| byte as u8).collect();
+    Ok(Some(GgufVocabulary {
+        model: model.to_owned(),
+        pre: metadata.string(&key("pre"))?.map(str::to_owned),
+        tokens: metadata.strings(&key("tokens"))?.to_vec(),
+        scores: metadata.floats(&key("scores"))?.iter().map(|&score| score as f32).collect(),
+        token_types: metadata.integers(&key("token_type"))?.into_iter().map(|kind| kind as i32).collect(),
+        merges: metadata.strings(&key("merges"))?.to_vec(),
+        bos_token_id: id("bos_token_id")?,
+        eos_token_id: id("eos_token_id")?,
+        unknown_token_id: id("unknown_token_id")?,
+        add_bos_token: metadata.flag(&key("add_bos_token"))?,
+        add_eos_token: metadata.flag(&key("add_eos_token"))?,
+        add_space_prefix: metadata.flag(&key("add_space_prefix"))?,
+        remove_extra_whitespaces: metadata.flag(&key("remove_extra_whitespaces"))?,
+        precompiled_charsmap: bytes(metadata.integers(&key("precompiled_charsmap"))?),
+    }))
+}
+
+/// The chat templates in a GGUF file's metadata, with the names of the special tokens.
+fn gguf_chat(metadata: &Metadata) -> Result<Option<ChatSource>, CheckpointError> {
+    const KEY: &str = "tokenizer.chat_template";
+    let Some(default) = metadata.string(KEY)? else { return Ok(None) };
+    let mut source = ChatSource::jinja(default);
+    for name in metadata.strings("tokenizer.chat_templates")? {
+        if let Some(text) = metadata.string(&format!("{KEY}.{name}"))? {
+            source = source.with_template(name, text);
+        }
+    }
+    let tokens = metadata.strings("tokenizer.ggml.tokens")?;
+    for (token, key) in
+        [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
+    {
+        let id = metadata.number(&format!("tokenizer.ggml.{key}_token_id"))?;
+        let text = id.and_then(|id| tokens.get(usize::try_from(id).ok()?));
+        if let Some(text) = text {
+            source = source.with_token(token, text);
+        }
+    }
+    Ok(Some(source))
+}
+
 /// The chat template of the model's files, else the format that belongs to its kind. A template that is no valid one is
 /// left out with a warning: the model can be used without it.
 pub(super) fn chat(
     model: &ResolvedModel,
+    checkpoint: &Checkpoint,
     tokenizer: Option<&SourceTokenizer>,
     warnings: &mut Vec<String>,
 ) -> Result<Option<ChatSource>, BuildError> {
@@ -62,12 +119,15 @@ pub(super) fn chat(
     let tokenizer_config = read(files.tokenizer_config.as_deref())?;
     let json = read(files.chat_template_json.as_deref())?;
     let special_tokens_map = read(files.special_tokens_map.as_deref())?;
-    let found = ChatSource::from_files(ChatFiles {
-        chat_template_jinja: jinja.as_deref(),
-        tokenizer_config: tokenizer_config.as_deref(),
-        chat_template_json: json.as_deref(),
-        special_tokens_map: special_tokens_map.as_deref(),
-    })?;
+    let found = match gguf_chat(&checkpoint.metadata).map_err(ModelError::from)? {
+        Some(source) => Some(source),
+        None => ChatSource::from_files(ChatFiles {
+            chat_template_jinja: jinja.as_deref(),
+            tokenizer_config: tokenizer_config.as_deref(),
+            chat_template_json: json.as_deref(),
+            special_tokens_map: special_tokens_map.as_deref(),
+        })?,
+    };
     let Some(source) = found.or_else(|| builtin(model, tokenizer).map(ChatSource::builtin)) else {
         return Ok(None);
     };

@@ -35,7 +35,9 @@ impl Header {
         match version {
             2 | 3 => {}
             1 => {
-                return Err(cursor.unsupported("is GGUF version 1, 2 and 3 are read; convert the model again"));
+                return Err(
+                    cursor.unsupported("is GGUF version 1, 2 and 3 are read; convert the model again")
+                );
             }
             v if v.swap_bytes() <= 3 => {
                 return Err(cursor.unsupported("is a big-endian GGUF file, only little-endian ones are read"));

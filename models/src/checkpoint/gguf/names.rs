@@ -371,3 +371,47 @@ fn falcon_groups(rows: usize, heads: Heads) -> Option<Vec<u32>> {
 fn exact(number: usize, by: usize) -> Option<usize> {
     (by != 0 && number.is_multiple_of(by)).then(|| number / by)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows after a conversion: number of the original row at each stored place.
+    fn restored(stored: &[u32], order: &[u32]) -> Vec<u32> {
+        order.iter().map(|&row| stored[row as usize]).collect()
+    }
+
+    #[test]
+    fn conversions_are_undone() {
+        let all: Vec<u32> = (0..24).collect();
+        // reshape(2, 2, 6).swapaxes(1, 2): head, half, i.
+        let rows = |f: &dyn Fn(u32, u32, u32) -> u32, a: u32, b: u32, c: u32| -> Vec<u32> {
+            let pairs = (0..a).flat_map(|x| (0..b).map(move |y| (x, y)));
+            pairs.flat_map(|(x, y)| (0..c).map(move |z| (x, y, z))).map(|(x, y, z)| f(x, y, z)).collect()
+        };
+        let stored = rows(&|head, i, half| head * 12 + half * 6 + i, 2, 6, 2);
+        assert_eq!(restored(&stored, &interleaved(24, 2).unwrap()), all);
+        // reshape(2, 3, 4) to q, k, v.
+        let stored = rows(&|part, head, i| head * 12 + part * 4 + i, 3, 2, 4);
+        assert_eq!(restored(&stored, &heads_inside(24, 2).unwrap()), all);
+        // Two groups of one query head, a key and a value of 4; the same order as above.
+        let order = falcon_groups(24, Heads { query: 2, key: 2 }).unwrap();
+        assert_eq!(restored(&stored, &order), all);
+        // Groups of two query heads: q q k v, elements of 3.
+        let stored = [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 6, 7, 8, 18, 19, 20, 9, 10, 11, 21, 22, 23];
+        let order = falcon_groups(24, Heads { query: 4, key: 2 }).unwrap();
+        assert_eq!(restored(&stored, &order), all);
+        for bad in [interleaved(24, 0), interleaved(24, 7), interleaved(24, 24), heads_inside(24, 3)] {
+            assert_eq!(bad, Option::None);
+        }
+    }
+
+    #[test]
+    fn every_architecture_has_names() {
+        for (arch, _) in ARCHITECTURES {
+            let family = family(arch, false).unwrap_or_else(|| panic!("{arch}"));
+            assert!(family.find("token_embd.weight").is_some(), "{arch}");
+            assert!(family.find("blk.3.attn_norm.weight").is_some() || *arch == "olmo2", "{arch}");
+        }
+    }
+}

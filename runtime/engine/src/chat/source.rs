@@ -46,6 +46,13 @@ impl ChatSource {
         ChatSource { builtin: Some(format.name().to_owned()), ..ChatSource::default() }
     }
 
+    /// Adds a template under a name (`tool_use`).
+    #[must_use]
+    pub fn with_template(mut self, name: &str, text: &str) -> ChatSource {
+        self.templates.push((name.to_owned(), text.to_owned()));
+        self
+    }
+
     /// Sets a special token by its name for templates (`bos_token`).
     #[must_use]
     pub fn with_token(mut self, name: &str, text: &str) -> ChatSource {

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Writes GGUF files from checkpoints in the Hugging Face layout, with the `gguf` package of llama.cpp.
+
+    pip install gguf sentencepiece
+    python3 tools/gguf_cases.py GOLDENS              # the small files of models/tests/data
+    python3 tools/gguf_cases.py GOLDENS --all DIR    # one file for each reference checkpoint that GGUF knows
+
+Tensor names come from the package's own tables; changes of values are those of convert_hf_to_gguf.py.
+"""
+
+import argparse
+import json
+import pathlib
+import struct
+
+import gguf
+import numpy as np
+
+DATA = pathlib.Path(__file__).parent.parent / "models/tests/data"
+TYPES = gguf.GGMLQuantizationType
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
+    "falcon": "falcon",
+    "bloom": "bloom",
+    "mpt": "mpt",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "olmo2": "olmo2",
+    "chatglm": "chatglm",
+    "glm4": "glm4",
+}
+
+
+def read_safetensors(folder):
+    """Name to (array, type name). bfloat16 comes as uint16."""
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        data = path.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, entry in json.loads(data[8 : 8 + size]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = (8 + size + offset for offset in entry["data_offsets"])
+            kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8, "BOOL": np.bool_}[entry["dtype"]]
+            tensors[name] = (np.frombuffer(data[begin:end], kind).reshape(entry["shape"]), entry["dtype"])
+    return tensors
+
+
+def as_float(array, kind):
+    if kind == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
+def first(config, *names, default=None):
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    return default
+
+
+def permute(weights, heads):
+    """Interleaves the halves of each head, as LlamaModel.permute does."""
+    return weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+
+
+class Converter:
+    def __init__(self, folder, path):
+        self.folder = folder
+        self.config = json.loads((folder / "config.json").read_text())
+        self.arch = ARCHITECTURES[self.config["model_type"]]
+        self.writer = gguf.GGUFWriter(path, self.arch)
+        number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == self.arch)
+        self.layers = first(self.config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        self.names = gguf.get_tensor_name_map(number, self.layers)
+        c = self.config
+        self.hidden = first(c, "hidden_size", "n_embd", "d_model")
+        self.heads = first(c, "num_attention_heads", "n_head", "n_heads")
+        self.kv_heads = first(c, "num_key_value_heads", "multi_query_group_num", default=self.heads)
+        if self.arch == "falcon":
+            self.kv_heads = c["num_kv_heads"] if c.get("new_decoder_architecture") else (1 if c["multi_query"] else self.heads)
+        self.head = first(c, "head_dim", "kv_channels", default=self.hidden // self.heads)
+
+    def metadata(self):
+        w, c = self.writer, self.config
+        w.add_block_count(self.layers)
+        w.add_embedding_length(self.hidden)
+        w.add_head_count(self.heads)
+        if self.kv_heads != self.heads or self.arch in ("falcon", "chatglm"):
+            w.add_head_count_kv(self.kv_heads)
+        context = first(c, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
+        w.add_context_length(context)
+        inner = first(c, "intermediate_size", "ffn_hidden_size", "n_inner", default=4 * self.hidden)
+        w.add_feed_forward_length(inner)
+        if c.get("head_dim"):
+            w.add_key_length(c["head_dim"])
+            w.add_value_length(c["head_dim"])
+        eps = first(c, "rms_norm_eps", "layernorm_epsilon")
+        if eps is not None:
+            w.add_layer_norm_rms_eps(eps)
+        eps = first(c, "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+        if eps is not None:
+            w.add_layer_norm_eps(eps)
+        parameters = c.get("rope_parameters") or {}
+        theta = first(c, "rope_theta", "rotary_emb_base", default=parameters.get("rope_theta"))
+        if self.arch == "chatglm":
+            theta = 10000.0 * c.get("rope_ratio", 1.0)
+        if theta is not None:
+            w.add_rope_freq_base(theta)
+        share = first(c, "partial_rotary_factor", "rotary_pct", default=parameters.get("partial_rotary_factor"))
+        if self.arch == "chatglm":
+            share = 0.5
+        if share is not None or self.arch == "llama":
+            w.add_rope_dimension_count(int(self.head * (share or 1.0)))
+        if c.get("sliding_window"):
+            w.add_sliding_window(c["sliding_window"])
+        if c.get("attn_logit_softcapping"):
+            w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
+        if c.get("final_logit_softcapping"):
+            w.add_final_logit_softcapping(c["final_logit_softcapping"])
+        experts = first(c, "num_local_experts", "num_experts")
+        if experts:
+            w.add_expert_count(experts)
+            w.add_expert_used_count(c["num_experts_per_tok"])
+        if c.get("moe_intermediate_size"):
+            w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        if "use_parallel_residual" in c:
+            w.add_parallel_residual(c["use_parallel_residual"])
+        if self.arch == "gemma3":
+            w.add_uint32("gemma3.attention.sliding_window_pattern", c["sliding_window_pattern"])
+            w.add_float32("gemma3.rope.freq_base_swa", c["rope_local_base_freq"])
+        if self.arch == "mpt":
+            w.add_max_alibi_bias(c["attn_config"]["alibi_bias_max"])
+        scaling = c.get("rope_scaling") or {}
+        if scaling.get("rope_type") == "linear":
+            w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            w.add_rope_scaling_factor(scaling["factor"])
+        if scaling.get("rope_type") == "llama3":
+            self.llama3_factors(scaling, theta)
+
+    def llama3_factors(self, scaling, theta):
+        dims = self.head
+        freqs = 1.0 / theta ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
+        factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+        original = scaling["original_max_position_embeddings"]
+        factors = []
+        for freq in freqs:
+            wave = 2 * np.pi / freq
+            if wave < original / high:
+                factors.append(1.0)
+            elif wave > original / low:
+                factors.append(factor)
+            else:
+                smooth = (original / wave - low) / (high - low)
+                factors.append(1 / ((1 - smooth) / factor + smooth))
+        self.writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+    def change(self, name, array):
+        """What convert_hf_to_gguf.py does to the values of a tensor."""
+        c, heads = self.config, self.heads
+        if self.arch == "llama" and ".q_proj." in name:
+            return permute(array, heads)
+        if self.arch == "llama" and ".k_proj." in name:
+            return permute(array, self.kv_heads)
+        if self.arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            return array + 1
+        if self.arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+            return array.T
+        if self.arch in ("gptneox", "bloom") and ".query_key_value." in name:
+            return array.reshape(heads, 3, self.hidden // heads, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+        if self.arch == "falcon" and ".query_key_value." in name:
+            groups = array.reshape(self.kv_heads, heads // self.kv_heads + 2, self.head, -1)
+            parts = [groups[:, :-2], groups[:, -2:-1], groups[:, -1:]]
+            return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+        return array
+
+    def tensors(self, quantization):
+        tensors = read_safetensors(self.folder)
+        tied = self.config.get("tie_word_embeddings", False)
+        experts = {}
+        for name, (array, kind) in tensors.items():
+            if kind not in ("F32", "F16", "BF16") or "inv_freq" in name or (tied and name == "lm_head.weight"):
+                continue
+            values = self.change(name, as_float(array, kind))
+            if ".experts." in name:
+                base, rest = name.split(".experts.")
+                number, part = rest.split(".", 1)
+                experts.setdefault(f"{base}.experts.{part}", {})[int(number)] = values
+                continue
+            self.add(name, values, kind, quantization)
+        for name, parts in experts.items():
+            self.add(name, np.stack([parts[n] for n in sorted(parts)]), "F32", quantization)
+
+    def add(self, name, values, kind, quantization):
+        suffixes = (".weight", ".bias")
+        new = self.names.get_name(name, suffixes) or self.names.get_name(name.removeprefix("transformer."), suffixes)
+        if new is None:
+            raise ValueError(f"{self.arch}: no name for {name}")
+        target = {"F32": TYPES.F32, "F16": TYPES.F16, "BF16": TYPES.BF16}[kind]
+        if values.ndim == 1 or new.endswith("ffn_gate_inp.weight"):
+            target = TYPES.F32
+        elif quantization is not None and values.shape[-1] % gguf.GGML_QUANT_SIZES[quantization][0] == 0:
+            target = quantization
+        data = gguf.quantize(np.ascontiguousarray(values, np.float32), target)
+        self.writer.add_tensor(new, data, raw_dtype=target)
+
+    def tokenizer(self):
+        w = self.writer
+        path, model = self.folder / "tokenizer.json", self.folder / "tokenizer.model"
+        config = self.folder / "tokenizer_config.json"
+        config = json.loads(config.read_text()) if config.exists() else {}
+        if model.exists():
+            import sentencepiece
+
+            sp = sentencepiece.SentencePieceProcessor(str(model))
+            pieces = range(sp.vocab_size())
+            kind = lambda i: 2 if sp.is_unknown(i) else 3 if sp.is_control(i) else 5 if sp.is_unused(i) else 6 if sp.is_byte(i) else 1
+            w.add_tokenizer_model("llama")
+            w.add_token_list([sp.id_to_piece(i) for i in pieces])
+            w.add_token_scores([sp.get_score(i) for i in pieces])
+            w.add_token_types([kind(i) for i in pieces])
+            w.add_add_bos_token(config.get("add_bos_token", True))
+        elif path.exists():
+            data = json.loads(path.read_text())
+            tokens = {id: (token, 1) for token, id in data["model"]["vocab"].items()}
+            for added in data["added_tokens"]:
+                tokens[added["id"]] = (added["content"], 3 if added["special"] else 4)
+            w.add_tokenizer_model("gpt2")
+            w.add_tokenizer_pre("qwen2" if self.arch == "qwen2" else "gpt-2")
+            w.add_token_list([tokens[i][0] for i in range(len(tokens))])
+            w.add_token_types([tokens[i][1] for i in range(len(tokens))])
+            merges = data["model"]["merges"]
+            w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+        if config.get("chat_template"):
+            w.add_chat_template(config["chat_template"])
+        for name, add in (("bos_token_id", w.add_bos_token_id), ("eos_token_id", w.add_eos_token_id)):
+            if isinstance(self.config.get(name), int):
+                add(self.config[name])
+
+    def run(self, quantization=None):
+        self.metadata()
+        self.tokenizer()
+        self.tensors(quantization)
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+
+def blocks(path):
+    """Random bytes as blocks of every type, and what the package reads from them."""
+    random = np.random.default_rng(3)
+    writer = gguf.GGUFWriter(path, "blocks")
+    expected = {}
+    for kind in (TYPES.Q4_0, TYPES.Q4_1, TYPES.Q5_0, TYPES.Q5_1, TYPES.Q8_0, TYPES.Q4_K, TYPES.Q5_K, TYPES.Q6_K):
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        data = random.integers(0, 256, (3, 512 // elements, size), dtype=np.uint8)
+        # Scales are half floats anywhere in a block: finite ones.
+        offsets = {TYPES.Q6_K: [208], TYPES.Q4_0: [0], TYPES.Q5_0: [0], TYPES.Q8_0: [0]}.get(kind, [0, 2])
+        for offset in offsets:
+            scales = random.normal(0, 0.05, data.shape[:2]).astype(np.float16)
+            data[:, :, offset : offset + 2] = scales.view(np.uint8).reshape(*data.shape[:2], 2)
+        data = data.reshape(3, -1)
+        writer.add_tensor(kind.name, data, raw_dtype=kind)
+        expected[kind.name] = gguf.dequantize(data, kind).astype(np.float32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    values = np.concatenate([expected[name].ravel() for name in expected])
+    path.with_suffix(".f32").write_bytes(values.astype("<f4").tobytes())
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("goldens", type=pathlib.Path)
+    arguments.add_argument("--all", type=pathlib.Path, help="write a file for every checkpoint into this folder")
+    arguments.add_argument("--quantize", help="a type such as Q8_0 for the matrices, with --all")
+    options = arguments.parse_args()
+    quantization = TYPES[options.quantize] if options.quantize else None
+    if options.all:
+        options.all.mkdir(exist_ok=True)
+        for folder in sorted(options.goldens.iterdir()):
+            config = folder / "config.json"
+            kind = json.loads(config.read_text()).get("model_type") if config.exists() else None
+            config = json.loads(config.read_text()) if config.exists() else {}
+            if kind in ARCHITECTURES and list(folder.glob("*.safetensors")) and not config.get("position_encoding_2d"):
+                if folder.name in ("gpt2-hub-names",):
+                    continue
+                try:
+                    Converter(folder, options.all / f"{folder.name}.gguf").run(quantization)
+                    print(folder.name)
+                except ValueError as error:
+                    (options.all / f"{folder.name}.gguf").unlink(missing_ok=True)
+                    print(f"{folder.name}: not expressible: {error}")
+        return
+    DATA.mkdir(exist_ok=True)
+    for name in ("qwen2", "mistral-swa"):
+        Converter(options.goldens / name, DATA / f"{name}.gguf").run()
+    blocks(DATA / "blocks.gguf")
+    for path in sorted(DATA.iterdir()):
+        print(path.name, path.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()
