@@ -155,7 +155,6 @@ fn permutes() -> Vec<Rewrite> {
         let long: Vec<usize> = perm.iter().copied().filter(|&axis| from.dims[axis] != Dim::from(1)).collect();
         long.is_sorted()
     });
-    let of_ones = of_ones.when("has a linear size", |at| at.ty().elements().is_some());
     let as_reshape = |b: &mut Build| {
         let Op::Permute { perm } = b.root().clone() else { unreachable!("the pattern matches permute") };
         let x = b.operands()[0];

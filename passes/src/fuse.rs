@@ -4,7 +4,7 @@
 //! Greedy in execution order: a node joins the latest group that it reads from if shapes agree and no circle arises
 //! between groups. Nodes are classed as
 //! * structural (parameters, states, reshapes): never in a group;
-//! * lazy (constants, slices, concatenations, permutations, arithmetic on parameters): copied into each group that
+//! * lazy (constants, positions, slices, concatenations, permutations, arithmetic on parameters): copied into each group that
 //!   reads them, unless something needs the value in memory;
 //! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
 
@@ -91,7 +91,11 @@ impl<'a> Fusion<'a> {
         };
         match &node.op {
             op if is_top_level(op) => Class::Structural,
-            Op::Constant { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } => Class::Lazy,
+            Op::Constant { .. }
+            | Op::Iota { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Permute { .. } => Class::Lazy,
             op if op.is_elementwise() && node.inputs.iter().all(constant) => Class::Lazy,
             op if op.is_elementwise() => Class::Row,
             Op::Reduce { axis, .. } if axis + 1 == f.ty(node.inputs[0]).rank() => Class::Row,

@@ -51,10 +51,6 @@ fn check(module: &Module) -> Result<(), PassError> {
     }
     for f in module.functions.values() {
         for (_, node) in f.live() {
-            if let Some(ty) = node.outputs.iter().map(|&v| f.ty(v)).find(|ty| ty.elements().is_none()) {
-                let what = format!("the {} of type {ty} in @{}", node.op.name(), f.name);
-                return unsupported(what, "sizes in memory must be linear in each of n, b and past");
-            }
             let Op::Scan { body, .. } = node.op else { continue };
             let body = &module.functions[body];
             let all_f32 = node.inputs.iter().chain(&node.outputs).all(|&v| f.ty(v).dtype == DType::F32);

@@ -33,17 +33,19 @@ fn steps(level: &LevelCode, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
     if entries.len() != plan.entries.len() {
         return Err(PassError::internal(PASS, "levels differ in their entry points"));
     }
-    entries.iter().zip(&plan.entries).map(|(entry, plan)| step(level, entry, plan)).collect()
+    entries.iter().zip(&plan.entries).map(|(entry, of_entry)| step(level, entry, of_entry, plan)).collect()
 }
 
 /// An access since the last barrier.
 struct Touch {
     place: BufferRef,
+    /// Behind the last byte that it may reach: new rows of a cache lie anywhere in its state.
+    end: u64,
     write: bool,
     partition: Option<Partition>,
 }
 
-fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan) -> Result<Step, PassError> {
+fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
     if entry.buffers.len() != plan.buffers.len() {
         return Err(PassError::internal(PASS, format!("levels differ in the buffers of {}", entry.name)));
     }
@@ -51,7 +53,7 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan) -> Result<Step, Pass
     let mut items = Vec::new();
     let mut open: Vec<Touch> = Vec::new();
     for launch in entry.launches.iter().chain(copies) {
-        let accesses: Vec<Touch> = launch.args.iter().filter_map(|a| access(a, plan)).collect();
+        let accesses: Vec<Touch> = launch.args.iter().filter_map(|a| access(a, plan, memory)).collect();
         let on_gpu = launch.grid.is_some();
         if !on_gpu && accesses.iter().any(|new| open.iter().any(|old| conflict(old, new))) {
             items.push(StepItem::Barrier);
@@ -64,16 +66,19 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan) -> Result<Step, Pass
 }
 
 /// Weights and tokens are never written and need no watch.
-fn access(arg: &Arg, plan: &EntryPlan) -> Option<Touch> {
+fn access(arg: &Arg, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
     let place = plan.buffers[arg.buffer.index()].clone();
     let write = arg.access != Access::In;
     let watched = !matches!(place.base, Base::Weights | Base::Tokens | Base::Temperature);
-    watched.then(|| Touch { place, write, partition: arg.partition.clone() })
+    let state =
+        memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
+    let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
+    watched.then(|| Touch { place, end, write, partition: arg.partition.clone() })
 }
 
 fn conflict(old: &Touch, new: &Touch) -> bool {
     let (a, b) = (&old.place, &new.place);
-    let overlap = a.base == b.base && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+    let overlap = a.base == b.base && a.offset < new.end && b.offset < old.end;
     if !overlap || !(old.write || new.write) {
         return false;
     }

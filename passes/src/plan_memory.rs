@@ -1,11 +1,13 @@
 //! Gives every buffer an address. Weights and states have fixed places; temporaries of an entry share one arena by
-//! lifetime (best fit over the launches, worst case `n = chunk`); an output takes over the memory of a dying input, or
+//! lifetime (best fit over the launches, worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input, or
 //! of the state it replaces, where its kernel allows that.
 
 use crate::{Context, PassError, Program};
-use mlcc_ir::dim::SymValues;
+use mlcc_ir::dim::{Bounds, Dim};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
+use mlcc_ir::module::{Module, StateId};
+use mlcc_ir::ops::Op;
 use mlcc_ir::step::{Base, BufferRef};
 use mlcc_kernels::lower::group::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
@@ -23,6 +25,10 @@ pub struct MemoryPlan {
     /// Offset and bytes of each state in the state block, by `StateId`.
     pub states: Vec<(u64, u64)>,
     pub state_bytes: u64,
+    /// Bytes per token of each state that is a cache, by `StateId`; 0 for recurrent states.
+    pub row_bytes: Vec<u64>,
+    /// Rows of the shortest cache: most tokens of a sequence. `None` without caches.
+    pub context: Option<u64>,
     pub entries: Vec<EntryPlan>,
 }
 
@@ -46,30 +52,70 @@ impl MemoryPlan {
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let module = &program.module;
     let level = program.levels.first().ok_or_else(|| PassError::internal(PASS, "nothing was lowered"))?;
-    let sizes = SymValues::tokens(ctx.options.chunk);
+    let context = context(module);
+    let bounds = Bounds { chunk: ctx.options.chunk, context };
+    let sized = |bytes: Dim| worst(&bytes, &bounds);
     let mut end = 0;
     let mut params = Vec::new();
     for param in module.params.values() {
-        let bytes = value_bytes(&param.ty, param.packing)?.eval(&sizes) as u64;
+        let bytes = sized(value_bytes(&param.ty, param.packing)?)?;
         params.push((place(&mut end, bytes), bytes));
     }
     let weights_bytes = end;
     end = 0;
     let mut states = Vec::new();
     for state in module.states.values() {
-        let bytes = value_bytes(&state.ty, None)?.eval(&sizes) as u64;
+        let bytes = sized(value_bytes(&state.ty, None)?)?;
         states.push((place(&mut end, bytes), bytes));
     }
     let state_bytes = round_up(end);
-    let mut plan = MemoryPlan { params, weights_bytes, states, state_bytes, entries: Vec::new() };
+    let context = context.map(|c| c as u64);
+    let row_bytes = row_bytes(module, &states);
+    let entries = Vec::new();
+    let mut plan = MemoryPlan { params, weights_bytes, states, state_bytes, row_bytes, context, entries };
     for entry in &level.lowered.entries {
-        let planned = EntryPlanner::new(entry, &plan, &sizes).run()?;
+        let planned = EntryPlanner::new(entry, &plan, &bounds)?.run()?;
         ctx.note(format!("{}: arena {} bytes", planned.name, planned.arena_bytes));
         plan.entries.push(planned);
     }
     let count = plan.entries.iter().map(|e| e.buffers.len()).sum();
     program.memory = Some(plan);
     Ok(count)
+}
+
+/// States that rows are appended to.
+fn caches(module: &Module) -> impl Iterator<Item = StateId> {
+    module.functions.values().flat_map(|f| f.live()).filter_map(|(_, node)| match node.op {
+        Op::CacheAppend(s) => Some(s),
+        _ => None,
+    })
+}
+
+/// Tokens that a cache holds.
+fn rows(module: &Module, state: StateId) -> i64 {
+    module.states[state].ty.dims.first().and_then(Dim::as_const).unwrap_or(0)
+}
+
+/// Rows of the shortest cache of the module.
+fn context(module: &Module) -> Option<i64> {
+    caches(module).map(|s| rows(module, s)).min()
+}
+
+fn row_bytes(module: &Module, states: &[(u64, u64)]) -> Vec<u64> {
+    let mut out = vec![0; states.len()];
+    for s in caches(module) {
+        out[s.index()] = states[s.index()].1 / rows(module, s).max(1) as u64;
+    }
+    out
+}
+
+/// The most bytes that a buffer may need.
+fn worst(bytes: &Dim, bounds: &Bounds) -> Result<u64, PassError> {
+    let most = bytes.range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
+    most.ok_or_else(|| PassError::Unsupported {
+        what: format!("a buffer of {bytes} bytes"),
+        hint: "its size has no limit: only models with a cache may have values as long as the past".into(),
+    })
 }
 
 fn round_up(bytes: u64) -> u64 {
@@ -85,7 +131,8 @@ fn place(end: &mut u64, bytes: u64) -> u64 {
 struct EntryPlanner<'a> {
     entry: &'a Entry,
     plan: &'a MemoryPlan,
-    sizes: &'a SymValues,
+    /// Most bytes of each buffer.
+    bytes: Vec<u64>,
     /// Where a temporary lies instead of in memory of its own.
     merged: Vec<Option<BufferId>>,
     /// Temporaries that lie in a state.
@@ -93,9 +140,10 @@ struct EntryPlanner<'a> {
 }
 
 impl<'a> EntryPlanner<'a> {
-    fn new(entry: &'a Entry, plan: &'a MemoryPlan, sizes: &'a SymValues) -> Self {
+    fn new(entry: &'a Entry, plan: &'a MemoryPlan, bounds: &Bounds) -> Result<Self, PassError> {
         let n = entry.buffers.len();
-        EntryPlanner { entry, plan, sizes, merged: vec![None; n], in_state: vec![None; n] }
+        let bytes = entry.buffers.values().map(|b| worst(&b.bytes, bounds)).collect::<Result<_, _>>()?;
+        Ok(EntryPlanner { entry, plan, bytes, merged: vec![None; n], in_state: vec![None; n] })
     }
 
     fn run(mut self) -> Result<EntryPlan, PassError> {
@@ -120,7 +168,7 @@ impl<'a> EntryPlanner<'a> {
     }
 
     fn bytes(&self, id: BufferId) -> u64 {
-        self.entry.buffers[id].bytes.eval(self.sizes) as u64
+        self.bytes[id.index()]
     }
 
     /// New state values that can be written where the state lies: their kernel is the last to read the old value and
@@ -258,9 +306,13 @@ impl<'a> EntryPlanner<'a> {
     fn fixed(&self, id: BufferId) -> BufferRef {
         let bytes = self.bytes(id);
         let softmax = self.entry.name == SOFTMAX;
+        if let Memory::NewRows(s) = self.entry.buffers[id].memory {
+            let per_past = self.plan.row_bytes[s.index()];
+            return BufferRef { base: Base::State, offset: self.plan.states[s.index()].0, bytes, per_past };
+        }
         let (base, offset) = match self.entry.buffers[id].memory {
             Memory::Param(p) => (Base::Weights, self.plan.params[p.index()].0),
-            Memory::State(s) => (Base::State, self.plan.states[s.index()].0),
+            Memory::State(s) | Memory::NewRows(s) => (Base::State, self.plan.states[s.index()].0),
             Memory::Temp => (Base::Arena, 0),
             Memory::Input(0) if softmax => (Base::Logits, 0),
             Memory::Input(0) => (Base::Tokens, 0),
@@ -269,7 +321,7 @@ impl<'a> EntryPlanner<'a> {
             Memory::Output(0) => (Base::Logits, 0),
             Memory::Output(_) => (Base::Arena, 0),
         };
-        BufferRef { base, offset, bytes }
+        BufferRef { base, offset, bytes, per_past: 0 }
     }
 }
 

@@ -192,6 +192,7 @@ typedef struct mlcc_launch_arg {
   uint32_t kind; /* MLCC_ARG_* */
   uint32_t size; /* bytes: 8 for pointers, 4 or 8 for integers */
   int64_t value; /* byte offset or constant */
+  int64_t per_past; /* pointers into the state: added once per past token */
 } mlcc_launch_arg;
 
 typedef struct mlcc_launch {

@@ -75,7 +75,12 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
     for buffer in &launch.buffers {
         // The temperature is the one buffer that travels as its content.
         let size = if buffer.base == Base::Temperature { 4 } else { 8 };
-        args.push(LaunchArg { kind: base_kind(buffer.base), size, value: buffer.offset as i64 });
+        args.push(LaunchArg {
+            kind: base_kind(buffer.base),
+            size,
+            value: buffer.offset as i64,
+            per_past: buffer.per_past as i64,
+        });
     }
     for dim in &launch.dims {
         args.push(dim_argument(dim)?);
@@ -125,7 +130,7 @@ pub fn by_value(kernel: &Kernel, steps: &[Step]) -> Result<Vec<usize>, CodegenEr
 
 fn dim_argument(dim: &Dim) -> Result<LaunchArg, Fault> {
     let kind = match (dim.as_const(), dim.terms()) {
-        (Some(value), _) => return Ok(LaunchArg { kind: arg::INT, size: 8, value }),
+        (Some(value), _) => return Ok(LaunchArg { kind: arg::INT, size: 8, value, per_past: 0 }),
         (None, [(Atom::Sym(Sym::N), 1)]) if dim.constant() == 0 => arg::N,
         (None, [(Atom::Sym(Sym::Past), 1)]) if dim.constant() == 0 => arg::PAST,
         _ => {
@@ -134,7 +139,7 @@ fn dim_argument(dim: &Dim) -> Result<LaunchArg, Fault> {
             )));
         }
     };
-    Ok(LaunchArg { kind, size: 8, value: 0 })
+    Ok(LaunchArg { kind, size: 8, value: 0, per_past: 0 })
 }
 
 /// A size as `ceil((coef_n * n + coef_past * past + constant) / div)`: linear, or one floor division plus a constant.

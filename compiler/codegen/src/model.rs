@@ -141,7 +141,12 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenEr
         kernels.entry(name.clone()).or_insert_with(|| fill_kernel(&name, dtype, cells, fill));
         items.push(StepItem::Launch(Launch {
             kernel: name,
-            buffers: vec![BufferRef { base: Base::State, offset: state.offset, bytes: state.bytes }],
+            buffers: vec![BufferRef {
+                base: Base::State,
+                offset: state.offset,
+                bytes: state.bytes,
+                per_past: 0,
+            }],
             dims: Vec::new(),
             grid: None,
         }));

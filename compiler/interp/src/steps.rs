@@ -20,9 +20,9 @@ impl Memory {
         &mut self.blocks[slot(base)]
     }
 
-    fn read(&self, place: &BufferRef) -> Result<Vec<u8>, StepError> {
+    fn read(&self, place: &BufferRef, past: usize) -> Result<Vec<u8>, StepError> {
         let block = &self.blocks[slot(place.base)];
-        let start = place.offset as usize;
+        let start = place.offset as usize + place.per_past as usize * past;
         let end = start + place.bytes as usize;
         // Inputs and outputs hold only the rows of this call; the rest of the worst case is never touched.
         match block.get(start..end.min(block.len())) {
@@ -31,8 +31,8 @@ impl Memory {
         }
     }
 
-    fn write(&mut self, place: &BufferRef, bytes: &[u8]) {
-        let start = place.offset as usize;
+    fn write(&mut self, place: &BufferRef, past: usize, bytes: &[u8]) {
+        let start = place.offset as usize + place.per_past as usize * past;
         self.blocks[slot(place.base)][start..start + bytes.len()].copy_from_slice(bytes);
     }
 }
@@ -80,19 +80,20 @@ fn run_launch(
         .iter()
         .find(|k| k.name == launch.kernel)
         .ok_or_else(|| StepError::NoKernel(launch.kernel.clone()))?;
+    let past = sizes.past.max(0) as usize;
     let mut buffers = Vec::new();
     for (place, &buf) in launch.buffers.iter().zip(&kernel.params) {
         let decl = &kernel.bufs[buf];
         // The kernel knows the buffer with this call's length.
         let bytes = decl.len.eval(sizes) as usize * decl.dtype.bytes().unwrap_or(1);
-        let mut data = memory.read(place)?;
+        let mut data = memory.read(place, past)?;
         data.truncate(bytes);
         buffers.push(Buffer::new(decl.dtype, data));
     }
     run_with(kernel, &mut buffers, sizes, options)?;
     for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {
         if kernel.bufs[buf].access != Access::In {
-            memory.write(place, &buffer.bytes);
+            memory.write(place, past, &buffer.bytes);
         }
     }
     Ok(())

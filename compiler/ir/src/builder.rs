@@ -91,6 +91,14 @@ impl KernelBuilder {
                     let (a, b) = (self.dim(&a), self.dim(&b));
                     self.max(a, b)
                 }
+                Atom::Product(factors) => {
+                    let mut product = self.int(1);
+                    for factor in &factors {
+                        let factor = self.dim(factor);
+                        product = self.mul(product, factor);
+                    }
+                    product
+                }
             };
             let c = self.int(coefficient);
             let term = self.mul(value, c);

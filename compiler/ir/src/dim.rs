@@ -1,4 +1,4 @@
-//! Sizes known at compile time or linear in a few run-time symbols.
+//! Sizes known at compile time or linear in a few run-time symbols. Numbers of elements may also be products of such sizes.
 //!
 //! Canonical form: a constant plus terms sorted by atom with non-zero coefficients; structural equality is equality.
 
@@ -33,6 +33,9 @@ pub enum Atom {
     FloorDiv(Box<Dim>, i64),
     Min(Box<Dim>, Box<Dim>),
     Max(Box<Dim>, Box<Dim>),
+    /// Two or more sizes that are not constant and have no common factor among their coefficients, sorted. In numbers
+    /// of elements only: dims of tensors stay linear.
+    Product(Vec<Dim>),
 }
 
 /// A size: `constant + sum(coefficient * atom)`.
@@ -62,6 +65,14 @@ impl SymValues {
             Sym::Past => self.past,
         }
     }
+}
+
+/// What is known of the symbols at compile time: `1 <= n <= chunk`, `b = 1`, `past >= 0`, `past + n <= context`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    pub chunk: i64,
+    /// `None`: any number of tokens.
+    pub context: Option<i64>,
 }
 
 impl Dim {
@@ -107,6 +118,39 @@ impl Dim {
             (_, Some(c)) => Some(self.scale(c)),
             (Some(c), _) => Some(other.scale(c)),
             _ => None,
+        }
+    }
+    /// Product of any two sizes: linear where one is constant, else an atom of its own.
+    pub fn product(&self, other: &Dim) -> Dim {
+        if let Some(linear) = self.mul(other) {
+            return linear;
+        }
+        let (mut coefficient, mut factors) = (1, Vec::new());
+        for dim in [self, other] {
+            let content = dim.content();
+            coefficient *= content;
+            let terms = dim.terms.iter().map(|(a, c)| (a.clone(), c / content)).collect();
+            match Dim::normalise(dim.constant / content, terms) {
+                Dim { constant: 0, terms } if matches!(terms[..], [(Atom::Product(_), 1)]) => {
+                    if let Some((Atom::Product(inner), _)) = terms.into_iter().next() {
+                        factors.extend(inner);
+                    }
+                }
+                primitive => factors.push(primitive),
+            }
+        }
+        factors.sort();
+        Dim { constant: 0, terms: vec![(Atom::Product(factors), coefficient)] }
+    }
+    /// Greatest common divisor of all coefficients; negative if the first one is.
+    fn content(&self) -> i64 {
+        fn gcd(a: i64, b: i64) -> i64 {
+            if b == 0 { a } else { gcd(b, a % b) }
+        }
+        let size = self.terms.iter().fold(self.constant.abs(), |g, (_, c)| gcd(g, c.abs()));
+        match self.terms.first() {
+            Some((_, c)) if *c < 0 => -size,
+            _ => size.max(1),
         }
     }
     /// `floor(self / divisor)`, `divisor > 0`.
@@ -165,8 +209,61 @@ impl Dim {
             Atom::FloorDiv(d, by) => d.eval(values).div_euclid(*by),
             Atom::Min(a, b) => a.eval(values).min(b.eval(values)),
             Atom::Max(a, b) => a.eval(values).max(b.eval(values)),
+            Atom::Product(factors) => factors.iter().map(|d| d.eval(values)).product(),
         };
         self.terms.iter().fold(self.constant, |sum, (a, c)| sum + c * atom(a))
+    }
+    /// Least and greatest value under the bounds (exact for linear sizes, else possibly wider); `None` if there is no
+    /// limit or a number overflows.
+    pub fn range(&self, bounds: &Bounds) -> Option<(i64, i64)> {
+        let linear = |values: SymValues| {
+            self.terms.iter().try_fold(self.constant, |sum, (atom, c)| match atom {
+                Atom::Sym(s) => sum.checked_add(c.checked_mul(values.get(*s))?),
+                _ => Some(sum),
+            })
+        };
+        let grows = self.terms.iter().any(|(a, _)| *a == Atom::Sym(Sym::Past));
+        let corner = |n, past| linear(SymValues { n, b: 1, past });
+        let corners = match bounds.context {
+            None if grows => return None,
+            None => [corner(1, 0)?, corner(bounds.chunk, 0)?, corner(1, 0)?, corner(1, 0)?],
+            Some(context) => {
+                let n = bounds.chunk.min(context);
+                [corner(1, 0)?, corner(n, 0)?, corner(1, context - 1)?, corner(n, context - n)?]
+            }
+        };
+        let (mut low, mut high) = (*corners.iter().min()?, *corners.iter().max()?);
+        for (atom, c) in &self.terms {
+            let (a, b) = match atom {
+                Atom::Sym(_) => continue,
+                Atom::FloorDiv(d, by) => {
+                    let (low, high) = d.range(bounds)?;
+                    (low.div_euclid(*by), high.div_euclid(*by))
+                }
+                Atom::Min(x, y) => {
+                    let (x, y) = (x.range(bounds)?, y.range(bounds)?);
+                    (x.0.min(y.0), x.1.min(y.1))
+                }
+                Atom::Max(x, y) => {
+                    let (x, y) = (x.range(bounds)?, y.range(bounds)?);
+                    (x.0.max(y.0), x.1.max(y.1))
+                }
+                Atom::Product(factors) => factors.iter().try_fold((1i64, 1i64), |(low, high), d| {
+                    let (a, b) = d.range(bounds)?;
+                    let all = [
+                        low.checked_mul(a)?,
+                        low.checked_mul(b)?,
+                        high.checked_mul(a)?,
+                        high.checked_mul(b)?,
+                    ];
+                    Some((*all.iter().min()?, *all.iter().max()?))
+                })?,
+            };
+            let (a, b) = (a.checked_mul(*c)?, b.checked_mul(*c)?);
+            low = low.checked_add(a.min(b))?;
+            high = high.checked_add(a.max(b))?;
+        }
+        Some((low, high))
     }
     /// Replaces a symbol by a size (used to specialise `n` to 1).
     pub fn substitute(&self, sym: Sym, by: &Dim) -> Dim {
@@ -178,6 +275,9 @@ impl Dim {
                 Atom::FloorDiv(d, divisor) => d.substitute(sym, by).floor_div(*divisor),
                 Atom::Min(a, b) => a.substitute(sym, by).minimum(&b.substitute(sym, by)),
                 Atom::Max(a, b) => a.substitute(sym, by).maximum(&b.substitute(sym, by)),
+                Atom::Product(factors) => {
+                    factors.iter().fold(Dim::from(1), |p, d| p.product(&d.substitute(sym, by)))
+                }
             };
             out = out.add(&value.scale(*coefficient));
         }
@@ -212,7 +312,7 @@ impl From<&Dim> for Dim {
 }
 
 impl fmt::Display for Dim {
-    /// `3`, `n`, `2*n + 1`, `(n + 15) / 16`, `min(n, past)`.
+    /// `3`, `n`, `2*n + 1`, `floordiv(n + 15, 16)`, `min(n, past)`, `mul(n, n + past)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut first = true;
         for (atom, coefficient) in &self.terms {
@@ -231,6 +331,10 @@ impl fmt::Display for Dim {
                 Atom::FloorDiv(d, by) => write!(f, "floordiv({d}, {by})")?,
                 Atom::Min(a, b) => write!(f, "min({a}, {b})")?,
                 Atom::Max(a, b) => write!(f, "max({a}, {b})")?,
+                Atom::Product(factors) => {
+                    let factors: Vec<String> = factors.iter().map(Dim::to_string).collect();
+                    write!(f, "mul({})", factors.join(", "))?;
+                }
             }
         }
         match (first, self.constant) {
@@ -239,5 +343,48 @@ impl fmt::Display for Dim {
             (false, c) if c < 0 => write!(f, " - {}", -c),
             (false, c) => write!(f, " + {c}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_have_one_form() {
+        let (n, total) = (Dim::sym(Sym::N), Dim::sym(Sym::N).add(&Dim::sym(Sym::Past)));
+        let scores = n.scale(4).product(&total);
+        assert_eq!(scores, total.scale(2).product(&n.scale(2)));
+        assert_eq!(scores.to_string(), "4*mul(n, n + past)");
+        assert_eq!(scores.eval(&SymValues { n: 3, b: 1, past: 5 }), 96);
+        assert_eq!(n.product(&Dim::from(3)), n.scale(3));
+        assert_eq!(n.product(&n).product(&total), total.product(&n).product(&n));
+        assert_eq!(scores.substitute(Sym::N, &Dim::from(1)), Dim::sym(Sym::Past).scale(4).add(&Dim::from(4)));
+    }
+
+    #[test]
+    fn ranges_hold_every_value_and_are_reached_where_linear() {
+        let (n, past) = (Dim::sym(Sym::N), Dim::sym(Sym::Past));
+        let total = n.add(&past);
+        let bounds = Bounds { chunk: 3, context: Some(7) };
+        let dims = [
+            (total.clone(), true),
+            (n.scale(5).sub(&past.scale(2)), true),
+            (total.floor_div(2).add(&n), false),
+            (total.minimum(&Dim::from(4)), true),
+            (n.scale(2).product(&total), true),
+        ];
+        for (dim, exact) in dims {
+            let (low, high) = dim.range(&bounds).unwrap();
+            let mut values = Vec::new();
+            for n in 1..=3 {
+                values.extend((0..=7 - n).map(|past| dim.eval(&SymValues { n, b: 1, past })));
+            }
+            let (least, most) = (*values.iter().min().unwrap(), *values.iter().max().unwrap());
+            assert!(low <= least && most <= high, "{dim}");
+            assert!(!exact || (low, high) == (least, most), "{dim}: {low}..{high}, is {least}..{most}");
+        }
+        assert_eq!(total.range(&Bounds { chunk: 3, context: None }), None);
+        assert_eq!(n.range(&Bounds { chunk: 3, context: None }), Some((1, 3)));
     }
 }

@@ -8,7 +8,7 @@ use crate::dim::Dim;
 pub enum Base {
     /// The weights payload (read only).
     Weights,
-    /// Recurrent state of one sequence.
+    /// State of one sequence: recurrent states and caches.
     State,
     /// Temporaries of this step; contents do not outlive it.
     Arena,
@@ -38,12 +38,14 @@ impl Base {
     }
 }
 
-/// A buffer argument: `base + offset` bytes, `bytes` long (constant: worst case over the planned sizes).
+/// A buffer argument: `base + offset + per_past * past` bytes, `bytes` long (constant: worst case over the planned sizes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
     pub base: Base,
     pub offset: u64,
     pub bytes: u64,
+    /// Bytes per token already in the cache: new rows of a cache lie behind those of earlier tokens. 0 elsewhere.
+    pub per_past: u64,
 }
 
 /// GPU launch shape; `None` in CPU steps.

@@ -147,9 +147,9 @@ impl TensorType {
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
-    /// Number of elements as a size expression.
-    pub fn elements(&self) -> Option<Dim> {
-        self.dims.iter().try_fold(Dim::from(1), |a, d| a.mul(d))
+    /// Number of elements.
+    pub fn elements(&self) -> Dim {
+        self.dims.iter().fold(Dim::from(1), |a, d| a.product(d))
     }
     /// True if both have the same number of elements for all values of the symbols; sizes that both have in common
     /// cancel, so that products of symbols compare too.

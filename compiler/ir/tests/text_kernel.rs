@@ -141,7 +141,7 @@ fn wrong_text_is_refused_with_its_place() {
         ),
         (
             "kernel @k(%x: f32[m] in align 64) {}".into(),
-            "1:19: unknown size `m`: expected a number, n, b, past, floordiv, min or max",
+            "1:19: unknown size `m`: expected a number, n, b, past, floordiv, min, max or mul",
         ),
         ("kernel @k(; m: %m) {}".into(), "1:13: unknown size symbol `m`; known: n, b, past"),
         (

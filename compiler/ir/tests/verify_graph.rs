@@ -203,7 +203,7 @@ fn steps_fit_their_kernels() {
             m.steps.push(step);
         }
     };
-    let buffer = |offset| BufferRef { base: Base::Arena, offset, bytes: 16 };
+    let buffer = |offset| BufferRef { base: Base::Arena, offset, bytes: 16, per_past: 0 };
     let mut fine = module();
     with(launch("k", vec![buffer(48)]))(&mut fine);
     verify_module(&fine).unwrap();

@@ -227,7 +227,7 @@ pub struct DimExpr {
     pub div: i64,
 }
 
-/// Kinds of kernel argument. Pointers are `base + value`, scalars have `size` 4 or 8 bytes.
+/// Kinds of kernel argument. Pointers are `base + value + per_past * past`, scalars have `size` 4 or 8 bytes.
 pub mod arg {
     pub const WEIGHTS: u32 = 0;
     pub const ARENA: u32 = 1;
@@ -255,6 +255,8 @@ pub struct LaunchArg {
     pub size: u32,
     /// Byte offset from the base, or the constant.
     pub value: i64,
+    /// Pointers into the state: bytes per past token, for new rows of a cache. 0 elsewhere.
+    pub per_past: i64,
 }
 
 /// One kernel launch.

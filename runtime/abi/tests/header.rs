@@ -71,7 +71,7 @@ fn layouts(out: &mut String) {
     );
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, reserved, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
-    layout!(out, LaunchArg, "mlcc_launch_arg", kind, size, value);
+    layout!(out, LaunchArg, "mlcc_launch_arg", kind, size, value, per_past);
     layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args);
     layout!(out, DeviceEntry, "mlcc_device_entry", name, launches, n_launches);
     layout!(

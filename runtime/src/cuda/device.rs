@@ -213,7 +213,8 @@ impl Device {
 
     /// The argument as the low bytes of a word (little-endian, so 4-byte scalars need nothing more).
     fn value(&self, a: &LaunchArg, bases: &Bases) -> Result<u64> {
-        let at = |base: DevicePtr| base.wrapping_add_signed(a.value);
+        let offset = a.value.wrapping_add(a.per_past.wrapping_mul(bases.past));
+        let at = |base: DevicePtr| base.wrapping_add_signed(offset);
         Ok(match a.kind {
             arg::WEIGHTS => at(self.weights.ptr()),
             arg::ARENA => at(bases.arena),
@@ -237,7 +238,7 @@ impl Kernel {
     /// Whether the launch differs from token to token.
     pub fn uses_past(&self) -> bool {
         self.launch.grid.iter().any(|g| g.coef_past != 0)
-            || self.launch.args.iter().any(|a| a.kind == arg::PAST)
+            || self.launch.args.iter().any(|a| a.kind == arg::PAST || a.per_past != 0)
     }
 }
 

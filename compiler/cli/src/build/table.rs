@@ -40,7 +40,7 @@ pub fn describe(
             state_bytes: memory.state_bytes,
             alignment: mlcc_passes::plan_memory::ALIGN,
             chunk: u64::from(options.chunk),
-            context: source.context_limit(options).unwrap_or(0),
+            context: memory.context.or_else(|| source.context_limit(options)).unwrap_or(0),
             batch: 1,
             vocab: source.model.config.architecture.vocab() as u64,
             max_workers: 0,

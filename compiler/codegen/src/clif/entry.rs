@@ -109,7 +109,13 @@ impl Entry<'_> {
                     let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + 2);
                     for buffer in &launch.buffers {
                         let base = self.base(buffer.base);
-                        args.push(self.fb.ins().iadd_imm_s(base, buffer.offset as i64));
+                        let mut address = self.fb.ins().iadd_imm_s(base, buffer.offset as i64);
+                        if buffer.per_past > 0 {
+                            let past = self.sym(Sym::Past);
+                            let rows = self.fb.ins().imul_imm_s(past, buffer.per_past as i64);
+                            address = self.fb.ins().iadd(address, rows);
+                        }
+                        args.push(address);
                     }
                     for dim in &launch.dims {
                         args.push(self.dim(dim));
@@ -172,6 +178,13 @@ impl Entry<'_> {
                 Atom::Max(a, b) => {
                     let (a, b) = (self.dim(a), self.dim(b));
                     self.fb.ins().smax(a, b)
+                }
+                Atom::Product(factors) => {
+                    let one = self.fb.ins().iconst(types::I64, 1);
+                    factors.iter().fold(one, |product, factor| {
+                        let factor = self.dim(factor);
+                        self.fb.ins().imul(product, factor)
+                    })
                 }
             };
             let term = self.fb.ins().imul_imm_s(value, *coefficient);

@@ -131,8 +131,12 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let function = self.kernels.get(&launch.kernel);
         let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
         let mut args: Vec<Value<'c>> = Vec::new();
-        for BufferRef { base, offset, .. } in &launch.buffers {
-            let address = self.offset(self.base(*base)?, *offset)?;
+        for BufferRef { base, offset, per_past, .. } in &launch.buffers {
+            let mut address = self.offset(self.base(*base)?, *offset)?;
+            if *per_past > 0 {
+                let rows = self.e.mul(self.sym(Sym::Past)?, self.e.i64(*per_past as i64))?;
+                address = self.e.element(address, self.e.ctx.i8_type().into(), rows, true)?;
+            }
             args.push(address.as_basic_value_enum());
         }
         for dim in &launch.dims {
@@ -167,6 +171,10 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
                 Atom::FloorDiv(d, by) => self.floor_div(d, *by)?,
                 Atom::Min(a, b) => self.extremum("llvm.smin", a, b)?,
                 Atom::Max(a, b) => self.extremum("llvm.smax", a, b)?,
+                Atom::Product(factors) => {
+                    let one = self.e.i64(1);
+                    factors.iter().try_fold(one, |product, factor| self.e.mul(product, self.dim(factor)?))?
+                }
             };
             let term = self.e.mul(value, self.e.i64(*coefficient))?;
             sum = self.e.add(sum, term)?;

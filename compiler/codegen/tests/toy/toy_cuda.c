@@ -11,21 +11,21 @@
 #endif
 
 #ifdef TOY_PAST
-#define PAST {MLCC_ARG_PAST, 8, 0}
+#define PAST {MLCC_ARG_PAST, 8, 0, 0}
 #else
-#define PAST {MLCC_ARG_INT, 8, 0}
+#define PAST {MLCC_ARG_INT, 8, 0, 0}
 #endif
 
 static const mlcc_launch_arg all_args[] = {
-  {MLCC_ARG_STATE, 8, 0}, {MLCC_ARG_WEIGHTS, 8, 0}, {MLCC_ARG_TOKENS, 8, 0}, {MLCC_ARG_LOGITS, 8, 0},
-  {MLCC_ARG_N, 4, 0},     PAST,                     {MLCC_ARG_ARENA, 8, 16}, {MLCC_ARG_INT, 4, 1},
+  {MLCC_ARG_STATE, 8, 0, 0}, {MLCC_ARG_WEIGHTS, 8, 0, 0}, {MLCC_ARG_TOKENS, 8, 0, 0}, {MLCC_ARG_LOGITS, 8, 0, 0},
+  {MLCC_ARG_N, 4, 0, 0},     PAST,                     {MLCC_ARG_ARENA, 8, 16, 0}, {MLCC_ARG_INT, 4, 1, 0},
 };
 static const mlcc_launch_arg last_args[] = {
-  {MLCC_ARG_STATE, 8, 0}, {MLCC_ARG_WEIGHTS, 8, 0}, {MLCC_ARG_TOKENS, 8, 0}, {MLCC_ARG_LOGITS, 8, 0},
-  {MLCC_ARG_N, 4, 0},     PAST,                     {MLCC_ARG_ARENA, 8, 16}, {MLCC_ARG_INT, 4, 0},
+  {MLCC_ARG_STATE, 8, 0, 0}, {MLCC_ARG_WEIGHTS, 8, 0, 0}, {MLCC_ARG_TOKENS, 8, 0, 0}, {MLCC_ARG_LOGITS, 8, 0, 0},
+  {MLCC_ARG_N, 4, 0, 0},     PAST,                     {MLCC_ARG_ARENA, 8, 16, 0}, {MLCC_ARG_INT, 4, 0, 0},
 };
 static const mlcc_launch_arg softmax_args[] = {
-  {MLCC_ARG_LOGITS, 8, 0}, {MLCC_ARG_PROBS, 8, 0}, {MLCC_ARG_TEMPERATURE, 4, 0},
+  {MLCC_ARG_LOGITS, 8, 0, 0}, {MLCC_ARG_PROBS, 8, 0, 0}, {MLCC_ARG_TEMPERATURE, 4, 0, 0},
 };
 #define ONE {0, 0, 1, 1}
 #define FEED(args) {STR("toy_feed"), {{5, 0, 1, 2}, ONE, ONE}, {32, 2, 1}, 50000, args, COUNT(args)}

@@ -1,4 +1,5 @@
-//! Sizes in text: `3`, `n`, `2*n + 1`, `floordiv(n + 15, 16)`, `min(n, past)`; read with any arithmetic that stays linear.
+//! Sizes in text: `3`, `n`, `2*n + 1`, `floordiv(n + 15, 16)`, `min(n, past)`, `mul(n, past)`; read with any
+//! arithmetic that stays linear.
 
 use super::lexer::{Lexer, ParseError, Token};
 use crate::dim::{Dim, Sym};
@@ -72,13 +73,18 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     if let Some(sym) = Sym::ALL.into_iter().find(|s| s.name() == name) {
         return Ok(Dim::sym(sym));
     }
-    if !matches!(name.as_str(), "floordiv" | "min" | "max") {
+    if !matches!(name.as_str(), "floordiv" | "min" | "max" | "mul") {
         let known: Vec<&str> = Sym::ALL.iter().map(|s| s.name()).collect();
-        let message =
-            format!("unknown size `{name}`: expected a number, {}, floordiv, min or max", known.join(", "));
+        let message = format!(
+            "unknown size `{name}`: expected a number, {}, floordiv, min, max or mul",
+            known.join(", ")
+        );
         return Err(Lexer::error_at(pos, message));
     }
     lexer.expect("(")?;
+    if name == "mul" {
+        return product(lexer);
+    }
     let a = parse_dim(lexer)?;
     lexer.expect(",")?;
     let (b_pos, b) = (lexer.pos(), parse_dim(lexer)?);
@@ -89,6 +95,20 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
         (_, Some(divisor)) if divisor > 0 => Ok(a.floor_div(divisor)),
         _ => Err(Lexer::error_at(b_pos, format!("floordiv by {b}: the divisor must be a positive constant"))),
     }
+}
+
+/// Factors up to the closing parenthesis.
+fn product(lexer: &mut Lexer) -> Result<Dim, ParseError> {
+    let mut product = parse_dim(lexer)?;
+    while !lexer.accept(")") {
+        lexer.expect(",")?;
+        let (pos, next) = (lexer.pos(), parse_dim(lexer)?);
+        if magnitude(&product) * magnitude(&next) > LIMIT {
+            return Err(Lexer::error_at(pos, "size too large"));
+        }
+        product = product.product(&next);
+    }
+    Ok(product)
 }
 
 #[cfg(test)]
@@ -113,6 +133,8 @@ mod tests {
             "floordiv(n + 15, 16)",
             "min(n, past)",
             "3*max(n, b) - 1",
+            "mul(n, n + past)",
+            "8*mul(n, n, past - 1) + 2",
         ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }
@@ -124,7 +146,7 @@ mod tests {
     fn bad_sizes_are_refused() {
         for (text, message) in [
             ("n * past", "1:3: (n) * (past) is not linear in the symbols"),
-            ("m", "1:1: unknown size `m`: expected a number, n, b, past, floordiv, min or max"),
+            ("m", "1:1: unknown size `m`: expected a number, n, b, past, floordiv, min, max or mul"),
             ("floordiv(n, 0)", "1:13: floordiv by 0: the divisor must be a positive constant"),
             ("floordiv(n, b)", "1:13: floordiv by b: the divisor must be a positive constant"),
             ("n +", "1:4: expected a size, found the end of the text"),
@@ -149,7 +171,8 @@ mod tests {
             1 => Dim::sym(Sym::ALL[next(3) as usize]),
             2 => random(state, depth - 1).add(&random(state, depth - 1)),
             3 => random(state, depth - 1).sub(&random(state, depth - 1)),
-            4 => random(state, depth - 1).scale(small),
+            4 if small % 2 == 0 => random(state, depth - 1).scale(small),
+            4 => random(state, depth - 1).product(&random(state, depth - 1)),
             5 => random(state, depth - 1).floor_div(small.abs() + 1),
             6 => random(state, depth - 1).minimum(&random(state, depth - 1)),
             _ => random(state, depth - 1).maximum(&random(state, depth - 1)),

@@ -6,7 +6,7 @@
 //!   barrier
 //! }
 //! ```
-//! A buffer is `base+offset:bytes`; the sizes after `;` are the dimension arguments.
+//! A buffer is `base+offset:bytes`, or `base+offset+stride*past:bytes` for new rows of a cache; the sizes after `;` are the dimension arguments.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
@@ -30,8 +30,7 @@ pub fn print_step(step: &Step) -> String {
 }
 
 fn print_launch(launch: &Launch) -> String {
-    let buffers: Vec<String> =
-        launch.buffers.iter().map(|b| format!("{}+{}:{}", b.base.name(), b.offset, b.bytes)).collect();
+    let buffers: Vec<String> = launch.buffers.iter().map(print_buffer).collect();
     let mut out = format!("launch {}({}", print_name('@', &launch.kernel), buffers.join(", "));
     if !launch.dims.is_empty() {
         let dims: Vec<String> = launch.dims.iter().map(Dim::to_string).collect();
@@ -42,6 +41,11 @@ fn print_launch(launch: &Launch) -> String {
         let _ = write!(out, " grid [{x}, {y}, {z}] threads [{i}, {j}, {k}]");
     }
     out
+}
+
+fn print_buffer(b: &BufferRef) -> String {
+    let rows = if b.per_past > 0 { format!("+{}*past", b.per_past) } else { String::new() };
+    format!("{}+{}{rows}:{}", b.base.name(), b.offset, b.bytes)
 }
 
 /// Parses one step; the lexer stands at `step`.
@@ -91,8 +95,14 @@ fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     };
     lexer.expect("+")?;
     let offset = lexer.uint("an offset in bytes")?;
+    let mut per_past = 0;
+    if lexer.accept("+") {
+        per_past = lexer.uint("bytes per past token")?;
+        lexer.expect("*")?;
+        lexer.expect_keyword("past")?;
+    }
     lexer.expect(":")?;
-    Ok(BufferRef { base, offset, bytes: lexer.uint("a length in bytes")? })
+    Ok(BufferRef { base, offset, bytes: lexer.uint("a length in bytes")?, per_past })
 }
 
 fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
@@ -113,7 +123,7 @@ mod tests {
     use super::*;
 
     const TEXT: &str = "step @decode arena 4096 {
-  launch @add(arena+0:1024, weights+64:1024, logits+0:4; n, 2*n + 1) grid [n, 1, 1] threads [32, 1, 1]
+  launch @add(arena+0:1024, weights+64:1024, state+128+32*past:64; n, 2*n + 1) grid [n, 1, 1] threads [32, 1, 1]
   barrier
   launch @\"odd name\"()
   launch @sizes(; floordiv(n + 15, 16))

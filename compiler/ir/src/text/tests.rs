@@ -113,7 +113,7 @@ fn function_level_errors() {
         ("%y = call %x {function = @g} : f32[2]", "3:26: the module has no function @g"),
         (
             "%y = exp %x : f32[k]",
-            "3:19: unknown size `k`: expected a number, n, b, past, floordiv, min or max",
+            "3:19: unknown size `k`: expected a number, n, b, past, floordiv, min, max or mul",
         ),
     ] {
         assert_eq!(in_function(line), message, "{line}");

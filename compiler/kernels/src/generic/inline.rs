@@ -7,7 +7,7 @@
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::{RedOp, Scalar};
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, ValueId};
+use mlcc_ir::graph::{Def, Function, Node, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, Space, Ty, UnOp};
 use mlcc_ir::ops::Meaning;
 use mlcc_ir::types::{DType, TensorType};
@@ -75,13 +75,22 @@ impl Inliner<'_> {
             }
             None => {
                 let node = self.f.def(v).expect("inputs of a group are bound");
-                let types: Vec<&TensorType> = node.inputs.iter().map(|&i| self.f.ty(i)).collect();
-                let Meaning::Compute(scalars) = node.op.meaning(&types) else {
+                let Some(scalar) = self.definition(v, node) else {
                     panic!("{} reached lowering; `decompose` has to run before", node.op.name());
                 };
                 let place = Place { inputs: &node.inputs, axes: index, reds: Vec::new() };
-                self.scalar(kb, &scalars[0], &place)
+                self.scalar(kb, &scalar, &place)
             }
+        }
+    }
+
+    /// The compute definition of a value, if its node has one.
+    fn definition(&self, v: ValueId, node: &Node) -> Option<Scalar> {
+        let Def::Node(_, output) = self.f.values[v].def else { return None };
+        let types: Vec<&TensorType> = node.inputs.iter().map(|&i| self.f.ty(i)).collect();
+        match node.op.meaning(&types) {
+            Meaning::Compute(mut scalars) => Some(scalars.swap_remove(output as usize)),
+            Meaning::Decompose | Meaning::Structural => None,
         }
     }
 
@@ -345,15 +354,12 @@ impl Inliner<'_> {
             Some(Binding::Buffer { layout, .. }) => layout.is_none(),
             None => match self.f.def(v) {
                 None => false,
-                Some(node) => {
-                    let types: Vec<&TensorType> = node.inputs.iter().map(|&i| self.f.ty(i)).collect();
-                    match node.op.meaning(&types) {
-                        Meaning::Compute(scalars) => {
-                            !scalars[0].has_reduction() && node.inputs.iter().all(|&i| self.vectorizable(i))
-                        }
-                        Meaning::Decompose | Meaning::Structural => false,
+                Some(node) => match self.definition(v, node) {
+                    Some(scalar) => {
+                        !scalar.has_reduction() && node.inputs.iter().all(|&i| self.vectorizable(i))
                     }
-                }
+                    None => false,
+                },
             },
         }
     }

@@ -61,10 +61,7 @@ pub fn buffer_dtype(ty: &TensorType) -> DType {
 /// Bytes of a value in memory.
 pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, LowerError> {
     match (packing, ty.dtype.bytes()) {
-        (None, Some(bytes)) => {
-            let elements = ty.elements().ok_or_else(|| LowerError::internal(format!("size of {ty}")))?;
-            Ok(elements.scale(bytes as i64))
-        }
+        (None, Some(bytes)) => Ok(ty.elements().scale(bytes as i64)),
         (packing, _) => {
             let layout = layout(ty, packing.unwrap_or(Packing::RowMajor))?;
             Ok(Dim::from(layout.bytes()))
@@ -100,7 +97,11 @@ pub fn lower_group(
         let ty = f.ty(v);
         let dtype = buffer_dtype(ty);
         let bytes = value_bytes(ty, packings[i])?;
-        let len = bytes.floor_div(dtype.bytes().unwrap_or(1) as i64);
+        let len = if ty.dtype.is_packed() || packings[i].is_some() {
+            bytes.floor_div(dtype.bytes().unwrap_or(1) as i64)
+        } else {
+            ty.elements()
+        };
         inputs.push(kb.param(&format!("in{i}"), dtype, len, Access::In, 64));
         let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
         layouts.push(if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) });
@@ -108,8 +109,7 @@ pub fn lower_group(
     let mut outputs = Vec::new();
     for (i, &v) in f.outputs.iter().enumerate() {
         let ty = f.ty(v);
-        let elements = ty.elements().ok_or_else(|| LowerError::internal(format!("size of {ty}")))?;
-        outputs.push(kb.param(&format!("out{i}"), ty.dtype, elements, Access::Out, 64));
+        outputs.push(kb.param(&format!("out{i}"), ty.dtype, ty.elements(), Access::Out, 64));
     }
     let bound = inputs.iter().zip(&layouts).zip(&f.inputs);
     let bindings: HashMap<ValueId, Binding> =

@@ -9,7 +9,7 @@ use group::{GroupKernel, lower_group, value_bytes};
 use mlcc_ir::entity::Arena;
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::module::{FuncId, Module, ParamId};
+use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{Packing, TensorType};
 use plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory};
@@ -87,8 +87,12 @@ struct KernelCache<'a> {
 #[derive(PartialEq)]
 enum Key {
     Group(FuncId, Vec<Option<Packing>>),
-    Copy(TensorType),
+    /// Type and alignment of the destination.
+    Copy(TensorType, u32),
 }
+
+/// Alignment of every buffer in bytes, except of new rows in a cache.
+const ALIGN: u32 = 64;
 
 impl KernelCache<'_> {
     fn group(&mut self, id: FuncId, packings: Vec<Option<Packing>>) -> Result<usize, LowerError> {
@@ -97,14 +101,18 @@ impl KernelCache<'_> {
         self.get(key, f, f.name.clone(), &packings)
     }
 
-    /// A kernel that copies a tensor.
-    fn copy(&mut self, ty: &TensorType) -> Result<usize, LowerError> {
+    /// A kernel that copies a tensor to a place of that alignment.
+    fn copy(&mut self, ty: &TensorType, align: u32) -> Result<usize, LowerError> {
         let mut f = Function::new("copy", FunctionKind::Group);
         let input = f.add_input(ty.clone());
         let out = f.append(self.module, Op::Reshape { dims: ty.dims.clone() }, &[input]);
         f.outputs = out.map_err(|e| LowerError::internal(e.to_string()))?;
         let name = format!("copy_{}", ty.to_string().replace(|c: char| !c.is_alphanumeric(), "_"));
-        self.get(Key::Copy(ty.clone()), &f, name, &[None])
+        let index = self.get(Key::Copy(ty.clone(), align), &f, name, &[None])?;
+        let kernel = &mut self.kernels[index].kernel;
+        let to = kernel.params[1];
+        kernel.bufs[to].align = align;
+        Ok(index)
     }
 
     fn get(
@@ -166,11 +174,12 @@ impl<'a> EntryLowering<'a> {
                 Op::StateWrite(s) => {
                     let (buffer, _) = self.at(node.inputs[0])?;
                     self.entry.updates.push((*s, buffer));
-                    let kernel = kernels.copy(&self.module.states[*s].ty)?;
+                    let kernel = kernels.copy(&self.module.states[*s].ty, ALIGN)?;
                     let state = self.buffer(Memory::State(*s), self.entry.buffers[buffer].bytes.clone());
                     let copy = self.launch(kernels, kernel, &[(buffer, None)], &[state])?;
                     self.entry.copies.push(copy);
                 }
+                Op::CacheAppend(s) => self.append(kernels, *s, node.inputs[0], node.outputs[0])?,
                 Op::Reshape { .. } => {
                     let source = self.at(node.inputs[0])?;
                     self.places[node.outputs[0].0 as usize] = Some(source);
@@ -183,6 +192,37 @@ impl<'a> EntryLowering<'a> {
         }
         self.outputs(kernels)?;
         Ok(self.entry)
+    }
+
+    /// New rows of a cache: the kernel that makes them writes them there, or they are copied. All rows so far are a
+    /// prefix of the state's memory.
+    fn append(
+        &mut self,
+        kernels: &mut KernelCache,
+        state: StateId,
+        rows: ValueId,
+        all: ValueId,
+    ) -> Result<(), LowerError> {
+        let ty = &self.module.states[state].ty;
+        let row = TensorType { dtype: ty.dtype, dims: ty.dims[1..].to_vec() };
+        let row_bytes = value_bytes(&row, None)?.as_const().unwrap_or(0);
+        let memory = Memory::NewRows(state);
+        let (made, _) = self.at(rows)?;
+        // Kernels rely on the alignment of what they write.
+        let direct = self.entry.buffers[made].memory == Memory::Temp
+            && row_bytes % i64::from(ALIGN) == 0
+            && !self.entry.updates.iter().any(|(_, b)| *b == made);
+        if direct {
+            self.entry.buffers[made].memory = memory;
+        } else {
+            let align = row_bytes | i64::from(ALIGN);
+            let kernel = kernels.copy(self.f.ty(rows), 1 << align.trailing_zeros())?;
+            let to = self.buffer(memory, self.entry.buffers[made].bytes.clone());
+            let launch = self.launch(kernels, kernel, &[(made, None)], &[to])?;
+            self.entry.launches.push(launch);
+        }
+        self.place(all, Memory::State(state), value_bytes(ty, None)?, None);
+        Ok(())
     }
 
     fn buffer(&mut self, memory: Memory, bytes: mlcc_ir::dim::Dim) -> BufferId {
@@ -266,7 +306,7 @@ impl<'a> EntryLowering<'a> {
                 self.entry.buffers[buffer].memory = memory;
                 continue;
             }
-            let kernel = kernels.copy(self.f.ty(v))?;
+            let kernel = kernels.copy(self.f.ty(v), ALIGN)?;
             let bytes = self.entry.buffers[buffer].bytes.clone();
             let out = self.entry.buffers.push(Buffer { memory, bytes });
             let launch = self.launch(kernels, kernel, &[(buffer, None)], &[out])?;

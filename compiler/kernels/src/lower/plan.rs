@@ -25,8 +25,10 @@ impl EntityId for BufferId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Memory {
     Param(ParamId),
-    /// The value from before the step.
+    /// The value from before the step, or all rows of a cache.
     State(StateId),
+    /// The rows of this step in a cache, behind those of earlier tokens.
+    NewRows(StateId),
     /// Input number `.0` of the entry function.
     Input(u32),
     /// Output number `.0` of the entry function.
@@ -115,6 +117,7 @@ impl Entry {
         let name = match self.buffers[arg.buffer].memory {
             Memory::Param(p) => module.params[p].name.clone(),
             Memory::State(s) => format!("state {}", module.states[s].name),
+            Memory::NewRows(s) => format!("new rows of {}", module.states[s].name),
             Memory::Input(i) => format!("input {i}"),
             Memory::Output(i) => format!("output {i}"),
             Memory::Temp => format!("temp {}", arg.buffer.0),
@@ -138,6 +141,7 @@ impl fmt::Display for Memory {
         match self {
             Memory::Param(p) => write!(f, "param {p}"),
             Memory::State(s) => write!(f, "state {s}"),
+            Memory::NewRows(s) => write!(f, "new rows of {s}"),
             Memory::Input(i) => write!(f, "input {i}"),
             Memory::Output(i) => write!(f, "output {i}"),
             Memory::Temp => write!(f, "temp"),
