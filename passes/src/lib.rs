@@ -10,6 +10,7 @@ pub mod dce;
 pub mod decompose;
 pub mod fold;
 pub mod fuse;
+pub mod fuse_attention;
 pub mod fuse_dequantize;
 pub mod fuse_transpose_matmul;
 pub mod legalize;

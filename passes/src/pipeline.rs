@@ -2,7 +2,7 @@
 
 use crate::{Context, PassError, Program};
 use crate::{
-    canonicalize, cse, dce, decompose, fold, fuse, fuse_dequantize, fuse_transpose_matmul, legalize, lower,
+    canonicalize, cse, dce, decompose, fold, fuse, fuse_attention, fuse_dequantize, fuse_transpose_matmul, legalize, lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, recognize_scan,
@@ -37,6 +37,12 @@ pub const PIPELINE: &[Pass] = &[
         run: fuse_transpose_matmul::run,
     },
     Pass { name: "cse", about: "equal computations once", optional: true, run: cse::run },
+    Pass {
+        name: "fuse_attention",
+        about: "softmax between two products as one attention",
+        optional: true,
+        run: fuse_attention::run,
+    },
     Pass {
         name: "quantize",
         about: "weights into the storage types of the quantization scheme",

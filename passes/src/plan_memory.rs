@@ -7,7 +7,6 @@ use mlcc_ir::dim::{Bounds, Dim};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, StateId};
-use mlcc_ir::ops::Op;
 use mlcc_ir::step::{Base, BufferRef};
 use mlcc_kernels::lower::group::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
@@ -85,10 +84,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 
 /// States that rows are appended to.
 fn caches(module: &Module) -> impl Iterator<Item = StateId> {
-    module.functions.values().flat_map(|f| f.live()).filter_map(|(_, node)| match node.op {
-        Op::CacheAppend(s) => Some(s),
-        _ => None,
-    })
+    module.states.ids().filter(|&s| module.is_cache(s))
 }
 
 /// Tokens that a cache holds.

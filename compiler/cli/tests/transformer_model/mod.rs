@@ -6,7 +6,7 @@ use std::path::Path;
 
 use mlcc::build::Backend;
 use mlcc_codegen::artifact::{ArtifactWriter, Weights};
-use mlcc_codegen::table::{PlanDesc, StateDesc, TableDesc};
+use mlcc_codegen::table::{CacheDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_codegen::{Input, LevelInput};
 use mlcc_interp::equivalence::RandomWeights;
 use mlcc_interp::graph::{Interpreter, States, Tensor};
@@ -311,17 +311,22 @@ pub fn artifact(
     path: &Path,
 ) {
     let plan = program.memory.as_ref().unwrap();
-    let states = program.module.states.values().zip(&plan.states);
-    let describe = |(s, &(offset, bytes)): (&mlcc_ir::module::State, &(u64, u64))| StateDesc {
-        name: s.name.clone(),
-        offset,
-        bytes,
-        ..StateDesc::default()
+    let describe = |(id, s): (mlcc_ir::module::StateId, &mlcc_ir::module::State)| {
+        let (offset, bytes) = plan.states[id.index()];
+        let row_bytes = plan.row_bytes[id.index()];
+        StateDesc {
+            name: s.name.clone(),
+            offset,
+            bytes,
+            format: s.ty.dtype.name().into(),
+            cache: Some(CacheDesc { rows: bytes / row_bytes, row_bytes }),
+            ..StateDesc::default()
+        }
     };
     let table = TableDesc {
         target: "x86-64".into(),
         metadata: "{}".into(),
-        states: states.map(describe).collect(),
+        states: program.module.states.iter().map(describe).collect(),
         plan: PlanDesc {
             weights_bytes: plan.weights_bytes,
             arena_bytes: plan.arena_bytes(),

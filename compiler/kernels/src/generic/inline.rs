@@ -253,11 +253,11 @@ impl Inliner<'_> {
     fn load_flat(&self, kb: &mut KernelBuilder, buf: BufId, flat: Index) -> ExprId {
         match (flat, self.mask) {
             (Index::Affine { base, stride: 0 }, None) => kb.load(buf, base),
-            // One element for all lanes: wanted if lane 0 wants it (masks are uniform or those of a tail).
+            // One element for all lanes: wanted if any of them wants it.
             (Index::Affine { base, stride: 0 }, Some(mask)) => {
                 let cond = match uniform(kb, mask) {
                     Some(cond) => cond,
-                    None => kb.shuffle(mask, None, vec![0]),
+                    None => kb.reduce_lanes(BinOp::Or, mask),
                 };
                 kb.load_masked(buf, base, Some(cond))
             }

@@ -1,0 +1,440 @@
+//! Attention written in primitive ops, `softmax(mask(scale(q k^T))) v`, becomes one `attention` op, for which there are
+//! kernels that never hold the matrix of scores.
+//!
+//! Found from the last product upwards. Between the two products may stand, in any order that makes sense: factors
+//! (also on queries or keys), soft-capping, ALiBi and masks as selections, as additions, or as minima with huge numbers,
+//! clamps to the range of a float type, and float casts. Masks and biases are read as linear forms in the positions of
+//! query and key, so that it does not matter how they are spelled. The order of axes is followed through reshapes and
+//! permutations.
+
+mod layout;
+mod positions;
+
+use crate::dce::sweep;
+use crate::outline::entry_functions;
+use crate::rewrite::{count, times};
+use crate::{Context, PassError, Program, canonicalize};
+use layout::{Chain, constant};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{BinOp, UnOp};
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::{Attention, Op, OpError};
+use mlcc_ir::types::{DType, TensorType};
+use positions::{Position, Reader};
+
+const PASS: &str = "fuse_attention";
+/// Numbers at least this large stand for infinity: the largest f16 is 65504.
+const HUGE: f64 = 6e4;
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let mut total = 0;
+    for id in entry_functions(&program.module) {
+        let f = &program.module.functions[id];
+        let (mut found, mut misses) = (Vec::new(), Vec::new());
+        for (node_id, node) in f.live() {
+            match find(f, node) {
+                Ok(attention) => found.push((node_id, attention)),
+                Err(Some(why)) => count(&mut misses, why),
+                Err(None) => {}
+            }
+        }
+        for (why, n) in misses {
+            ctx.note(format!("@{}: not an attention, because {why} ({})", f.name, times(n)));
+        }
+        if found.is_empty() {
+            continue;
+        }
+        ctx.note(format!("@{}: {} of products and a softmax", f.name, times(found.len())));
+        total += found.len();
+        let mut new = f.clone();
+        for (node, attention) in found {
+            let at = new.body.iter().position(|&n| n == node).unwrap_or(new.body.len());
+            let end = new.body.len();
+            let old = new.nodes[node].outputs[0];
+            let value = attention.emit(&program.module, &mut new, old).map_err(PassError::op(PASS))?;
+            let added: Vec<_> = new.body.drain(end..).collect();
+            new.body.splice(at..at, added);
+            new.replace_uses(old, value);
+        }
+        program.module.functions[id] = new;
+        sweep(&mut program.module, id);
+    }
+    if total > 0 {
+        // The order of axes that the product had and the one that its users want cancel.
+        canonicalize::run(program, ctx)?;
+    }
+    Ok(total)
+}
+
+/// Why something is not an attention: `None` if it does not look like one at all.
+type Miss = Option<String>;
+
+fn miss<T>(why: impl Into<String>) -> Result<T, Miss> {
+    Err(Some(why.into()))
+}
+
+/// What was found, in values of the function.
+struct Found {
+    op: Attention,
+    /// `[n, heads, size]`, `[t, kv, size]` and `[t, kv, value size]` after a reshape.
+    inputs: [(ValueId, TensorType); 3],
+    slopes: Option<(ValueId, f64)>,
+    prefix: Option<ValueId>,
+    /// Sizes of the axes before `n` in the result, with their role.
+    axes: Vec<(Dim, Role)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Kv,
+    Group,
+    /// Size 1.
+    None,
+}
+
+/// What stands between the product and the softmax.
+#[derive(Default)]
+struct Scores {
+    scale: f64,
+    softcap: f64,
+    causal: bool,
+    window: usize,
+    slopes: Option<(ValueId, f64)>,
+    prefix: Option<ValueId>,
+    /// What a prefix selection takes for keys of the prefix: the scores before other masks.
+    unmasked: Option<ValueId>,
+}
+
+fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
+    let Op::MatMul { transpose_b } = node.op else { return Err(None) };
+    let softmax = skip_casts(f, node.inputs[0]);
+    let Some(Node { op: Op::Softmax, inputs, .. }) = f.def(softmax) else { return Err(None) };
+    let dims = &f.ty(softmax).dims;
+    if dims.len() < 2 {
+        return miss("the softmax has no axis of queries");
+    }
+    let (n, t) = (&dims[dims.len() - 2], &dims[dims.len() - 1]);
+    let reader = Reader { f, n, t };
+    let mut scores = Scores { scale: 1.0, ..Scores::default() };
+    let product = scores.peel(&reader, inputs[0])?;
+    if !scores.causal && n.as_const() != Some(1) {
+        return miss("no causal mask was found");
+    }
+    scores.assemble(f, (n, t), product, (node, transpose_b))
+}
+
+fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
+    while let Some(Node { op: Op::Cast(dtype), inputs, .. }) = f.def(v) {
+        if !dtype.is_float() || !f.ty(inputs[0]).dtype.is_float() {
+            break;
+        }
+        v = inputs[0];
+    }
+    v
+}
+
+impl Scores {
+    /// Reads what stands between the softmax's input and the product; returns the product.
+    fn peel<'f>(&mut self, r: &Reader<'f>, mut v: ValueId) -> Result<&'f Node, Miss> {
+        loop {
+            v = skip_casts(r.f, v);
+            let Some(node) = r.f.def(v) else { return miss("the scores are an input of the function") };
+            let has_shape = |i: &ValueId| r.f.ty(*i).dims == r.f.ty(v).dims;
+            match &node.op {
+                Op::MatMul { .. } => {
+                    return match self.unmasked.is_none_or(|u| skip_casts(r.f, u) == v) {
+                        true => Ok(node),
+                        false => miss("the prefix sees other scores"),
+                    };
+                }
+                Op::SelectGe => v = self.selection(r, &node.inputs)?,
+                Op::Binary(op) => {
+                    let (x, other) = match (has_shape(&node.inputs[0]), has_shape(&node.inputs[1])) {
+                        (true, _) if !self.is_bias(r, node.inputs[0]) => (node.inputs[0], node.inputs[1]),
+                        (_, true) if *op != BinOp::Sub && *op != BinOp::Div => (node.inputs[1], node.inputs[0]),
+                        _ => return miss(format!("{} changes the shape of the scores", op.name())),
+                    };
+                    v = self.binary(r, *op, x, other)?;
+                }
+                other => return miss(format!("{} stands between product and softmax", other.name())),
+            }
+            if self.unmasked.is_some_and(|u| skip_casts(r.f, u) == skip_casts(r.f, v)) {
+                self.unmasked = None;
+            }
+        }
+    }
+
+    /// True for values that are masks or biases of full shape (decode has no others).
+    fn is_bias(&self, r: &Reader, v: ValueId) -> bool {
+        let Some(node) = r.f.def(v) else { return false };
+        match &node.op {
+            Op::SelectGe => node.inputs[2..].iter().all(|&x| constant(r.f, x).is_some()),
+            Op::Binary(BinOp::Mul) => node.inputs.iter().any(|&x| r.read(x).is_some_and(|p| p.key != 0.0)),
+            Op::Binary(BinOp::Add) => node.inputs.iter().all(|&x| self.is_bias(r, x)),
+            Op::Cast(_) => self.is_bias(r, node.inputs[0]),
+            _ => constant(r.f, v).is_some(),
+        }
+    }
+
+    /// `a >= b ? x : y` with scores on one side; returns the scores.
+    fn selection(&mut self, r: &Reader, inputs: &[ValueId]) -> Result<ValueId, Miss> {
+        let &[a, b, x, y] = inputs else { return Err(None) };
+        let form = self.condition(r, a, b)?;
+        let hidden = |v: ValueId| constant(r.f, v).is_some_and(|c| c <= -1e4);
+        match (hidden(x), hidden(y)) {
+            (false, true) => self.mask(form, x),
+            (true, false) => self.mask(negated(form), y),
+            (false, false) if form.form() == (0.0, -1.0, 1.0, -1.0) && self.unmasked.is_none() => {
+                self.prefix = form.count;
+                self.unmasked = Some(x);
+                Ok(y)
+            }
+            _ => miss("a selection is no mask"),
+        }
+    }
+
+    fn condition(&self, r: &Reader, a: ValueId, b: ValueId) -> Result<Position, Miss> {
+        let form = r.read(a).zip(r.read(b)).and_then(|(a, b)| a.sub(b));
+        form.ok_or_else(|| Some("a condition is not linear in the positions".into()))
+    }
+
+    /// Keys are seen where `form >= 0`.
+    fn mask<T>(&mut self, form: Position, rest: T) -> Result<T, Miss> {
+        if self.softcap != 0.0 {
+            return miss("a mask stands before the soft cap");
+        }
+        match form.form() {
+            (1.0, -1.0, 0.0, 0.0) => self.causal = true,
+            // p - j < window
+            (-1.0, 1.0, 0.0, c) if c >= 0.0 && (self.window == 0 || self.window == c as usize + 1) => {
+                self.window = c as usize + 1;
+            }
+            (p, j, prefix, c) => {
+                return miss(format!(
+                    "a mask shows keys where {p} p + {j} j + {prefix} prefix + {c} >= 0, for query p and key j"
+                ));
+            }
+        }
+        Ok(rest)
+    }
+
+    /// `x op other` where `x` are the scores; returns what is left of them.
+    fn binary(&mut self, r: &Reader, op: BinOp, x: ValueId, other: ValueId) -> Result<ValueId, Miss> {
+        match (op, constant(r.f, other)) {
+            (BinOp::Max, Some(c)) if c <= -HUGE => Ok(x),
+            (BinOp::Min, Some(c)) if c >= HUGE => Ok(x),
+            (BinOp::Min, None) => self.select_bias(r, other, HUGE, f64::INFINITY).map(|()| x),
+            (BinOp::Add, None) => self.bias(r, other).map(|()| x),
+            (BinOp::Mul, Some(c)) => self.factor(r, x, c),
+            (BinOp::Div, Some(c)) if c != 0.0 => self.factor(r, x, 1.0 / c),
+            (_, Some(c)) => miss(format!("{} by {c} changes the scores", op.name())),
+            (_, None) => miss(format!("{} with something that is no mask", op.name())),
+        }
+    }
+
+    /// An added value: a mask of zeros and huge negative numbers, ALiBi, or the sum of both.
+    fn bias(&mut self, r: &Reader, v: ValueId) -> Result<(), Miss> {
+        let v = skip_casts(r.f, v);
+        let Some(node) = r.f.def(v) else { return miss("an input of the function is added to the scores") };
+        match &node.op {
+            Op::SelectGe => self.select_bias(r, v, 0.0, 0.0),
+            Op::Binary(BinOp::Add) => node.inputs.iter().try_for_each(|&v| self.bias(r, v)),
+            Op::Binary(BinOp::Mul) => {
+                let forms = [r.read(node.inputs[0]), r.read(node.inputs[1])];
+                let (slopes, form) = match forms {
+                    [_, Some(form)] if form.key != 0.0 => (node.inputs[0], form),
+                    [Some(form), _] if form.key != 0.0 => (node.inputs[1], form),
+                    _ => return miss("a product is added to the scores that is not linear in the keys"),
+                };
+                let once = self.slopes.is_none() && self.scale == 1.0 && self.softcap == 0.0;
+                if !once || form.prefix != 0.0 {
+                    return miss("a second or scaled bias");
+                }
+                // Softmax takes no notice of what depends on the query alone.
+                self.slopes = Some((slopes, form.key));
+                Ok(())
+            }
+            other => miss(format!("{} is added to the scores", other.name())),
+        }
+    }
+
+    /// `seen` (between the bounds) or a huge negative number, by a condition.
+    fn select_bias(&mut self, r: &Reader, v: ValueId, low: f64, high: f64) -> Result<(), Miss> {
+        let v = skip_casts(r.f, v);
+        let Some(Node { op: Op::SelectGe, inputs, .. }) = r.f.def(v) else {
+            return miss("something that is no mask is joined with the scores");
+        };
+        let form = self.condition(r, inputs[0], inputs[1])?;
+        let seen = |c: f64| (low..=high).contains(&c);
+        match (constant(r.f, inputs[2]), constant(r.f, inputs[3])) {
+            (Some(x), Some(y)) if seen(x) && y <= -1e4 => self.mask(form, ()),
+            (Some(x), Some(y)) if x <= -1e4 && seen(y) => self.mask(negated(form), ()),
+            _ => miss("a mask has other values than its neutral one and a huge negative number"),
+        }
+    }
+
+    /// A factor of the scores, or the outer part of `cap * tanh(x / cap)`.
+    fn factor(&mut self, r: &Reader, x: ValueId, c: f64) -> Result<ValueId, Miss> {
+        let inner = skip_casts(r.f, x);
+        let Some(Node { op: Op::Unary(UnOp::Tanh), inputs, .. }) = r.f.def(inner) else {
+            self.scale *= c;
+            return Ok(x);
+        };
+        if self.softcap != 0.0 || self.scale != 1.0 || c <= 0.0 {
+            return miss("a second or scaled soft cap");
+        }
+        self.softcap = c;
+        self.scale = c;
+        Ok(inputs[0])
+    }
+
+    /// The operands in the order of axes that the op wants.
+    fn assemble(
+        self,
+        f: &Function,
+        (n, t): (&Dim, &Dim),
+        product: &Node,
+        (mixed, values_transposed): (&Node, bool),
+    ) -> Result<Found, Miss> {
+        let Op::MatMul { transpose_b } = product.op else { return Err(None) };
+        let (q, k, v) = (product.inputs[0], product.inputs[1], mixed.inputs[1]);
+        let lead = f.ty(product.outputs[0]).dims[..f.ty(product.outputs[0]).rank() - 2].to_vec();
+        let (qt, kt, vt) = (f.ty(q), f.ty(k), f.ty(v));
+        if f.ty(product.outputs[0]).dims[lead.len()..] != [n.clone(), t.clone()] || qt.rank() != lead.len() + 2 {
+            return miss("the scores have other axes than the softmax");
+        }
+        if qt.dims[..lead.len()] != lead[..] || f.ty(mixed.inputs[0]).dims[..lead.len()] != lead[..] {
+            return miss("queries and scores have other heads");
+        }
+        let roles = roles(&lead, kt)?;
+        if roles != self::roles(&lead, vt)? {
+            return miss("keys and values have other heads");
+        }
+        let axes: Vec<(Dim, Role)> = lead.into_iter().zip(roles).collect();
+        let size = |role: Role| -> Option<i64> {
+            axes.iter().filter(|(_, r)| *r == role).try_fold(1, |p, (d, _)| Some(p * d.as_const()?))
+        };
+        let (Some(kv), Some(group)) = (size(Role::Kv), size(Role::Group)) else {
+            return miss("the number of heads is not constant");
+        };
+        let width = |ty: &TensorType, transposed: bool| ty.dims[ty.rank() - if transposed { 2 } else { 1 }].clone();
+        let (key_size, value_size) = (width(kt, !transpose_b), width(vt, values_transposed));
+
+        let q_chain = Chain::of(f, q, true);
+        let lists = &q_chain.axes;
+        let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let order = [vec![lists.len() - 2], of(Role::Kv).collect(), of(Role::Group).collect(), vec![lists.len() - 1]];
+        let order: Vec<usize> = order.concat().iter().flat_map(|&i| lists[i].clone()).collect();
+        let query = q_chain.in_order(&order);
+        let (key, key_scale) = rows_first(f, k, &axes, !transpose_b, true)?;
+        let (value, _) = rows_first(f, v, &axes, values_transposed, false)?;
+        let Some((query, query_scale)) = query else { return miss("the queries' rows are moved apart") };
+        if let Some((slopes, _)) = self.slopes {
+            let ordered = of(Role::Kv).chain(of(Role::Group)).is_sorted();
+            let ty = f.ty(slopes);
+            if !ordered || ty.dtype != DType::F32 || ty.elements().as_const() != Some(kv * group) {
+                return miss(format!("slopes {ty} are not one per head"));
+            }
+        }
+        let op = Attention {
+            scale: self.scale * query_scale * key_scale,
+            softcap: self.softcap,
+            window: self.window,
+            alibi: self.slopes.is_some(),
+            prefix: self.prefix.is_some(),
+        };
+        let heads_of = |rows: &Dim, heads: i64, size: &Dim, dtype| {
+            TensorType { dtype, dims: vec![rows.clone(), Dim::from(heads), size.clone()] }
+        };
+        let common = if f.ty(key).dtype == f.ty(value).dtype { f.ty(key).dtype } else { DType::F32 };
+        let inputs = [
+            (query, heads_of(n, kv * group, &key_size, DType::F32)),
+            (key, heads_of(t, kv, &key_size, common)),
+            (value, heads_of(t, kv, &value_size, common)),
+        ];
+        Ok(Found { op, inputs, slopes: self.slopes, prefix: self.prefix, axes })
+    }
+}
+
+/// Visible where `form < 0`, of integers.
+fn negated(form: Position) -> Position {
+    let mut form = form.scale(-1.0);
+    form.constant -= 1.0;
+    form
+}
+
+/// Which of the scores' leading axes an operand has.
+fn roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<Role>, Miss> {
+    let own = &operand.dims[..operand.rank() - 2];
+    if own.len() > lead.len() {
+        return miss("keys or values have more axes than the scores");
+    }
+    let missing = lead.len() - own.len();
+    let role = |(i, size): (usize, &Dim)| match i.checked_sub(missing).map(|i| &own[i]) {
+        _ if size.as_const() == Some(1) => Ok(Role::None),
+        None => Ok(Role::Group),
+        Some(d) if d.as_const() == Some(1) => Ok(Role::Group),
+        Some(d) if d == size => Ok(Role::Kv),
+        Some(_) => miss("keys or values have other heads than the scores"),
+    };
+    lead.iter().enumerate().map(role).collect()
+}
+
+/// The value that holds keys or values as `[t, heads, size]`.
+fn rows_first(
+    f: &Function,
+    v: ValueId,
+    axes: &[(Dim, Role)],
+    transposed: bool,
+    scaled: bool,
+) -> Result<(ValueId, f64), Miss> {
+    let chain = Chain::of(f, v, scaled);
+    let lists = &chain.axes;
+    let missing = axes.len() - (lists.len() - 2);
+    let (t, size) = match transposed {
+        true => (lists.len() - 1, lists.len() - 2),
+        false => (lists.len() - 2, lists.len() - 1),
+    };
+    let heads = axes.iter().enumerate().filter(|(_, a)| a.1 == Role::Kv).map(|(i, _)| i - missing);
+    let order: Vec<usize> = std::iter::once(t).chain(heads).chain([size]).collect();
+    let order: Vec<usize> = order.iter().flat_map(|&i| lists[i].clone()).collect();
+    chain.in_order(&order).ok_or_else(|| Some("keys or values have no rows by position".into()))
+}
+
+impl Found {
+    /// Appends the op and what brings its result into the order of `old`.
+    fn emit(&self, module: &Module, f: &mut Function, old: ValueId) -> Result<ValueId, OpError> {
+        let mut append = |op: Op, inputs: &[ValueId]| Ok::<_, OpError>(f.append(module, op, inputs)?[0]);
+        let mut inputs = Vec::new();
+        for (v, ty) in &self.inputs {
+            let v = append(Op::Reshape { dims: ty.dims.clone() }, &[*v])?;
+            inputs.push(append(Op::Cast(ty.dtype), &[v])?);
+        }
+        if let Some((slopes, factor)) = self.slopes {
+            let heads = self.inputs[0].1.dims[1].clone();
+            let mut slopes = append(Op::Reshape { dims: vec![heads] }, &[slopes])?;
+            if factor != 1.0 {
+                let factor = append(Op::Constant { value: factor, dtype: DType::F32 }, &[])?;
+                slopes = append(Op::Binary(BinOp::Mul), &[slopes, factor])?;
+            }
+            inputs.push(slopes);
+        }
+        inputs.extend(self.prefix);
+        let rows = append(Op::Attention(self.op.clone()), &inputs)?;
+        // [n, heads, size] -> [n, kv axes, group axes, size] -> the old order.
+        let with = |role: Role| self.axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let order: Vec<usize> = with(Role::Kv).chain(with(Role::Group)).collect();
+        let (n, size) = (self.inputs[0].1.dims[0].clone(), self.inputs[2].1.dims[2].clone());
+        let split = order.iter().map(|&i| self.axes[i].0.clone());
+        let split = std::iter::once(n).chain(split).chain([size]).collect();
+        let rows = append(Op::Reshape { dims: split }, &[rows])?;
+        let long: Vec<usize> = (0..self.axes.len()).filter(|i| self.axes[*i].1 != Role::None).collect();
+        let place = |axis: &usize| 1 + order.iter().position(|o| o == axis).unwrap_or(0);
+        let perm = long.iter().map(place).chain([0, 1 + order.len()]).collect();
+        let moved = append(Op::Permute { perm }, &[rows])?;
+        let ty = f.ty(old).clone();
+        let moved = f.append(module, Op::Reshape { dims: ty.dims }, &[moved])?[0];
+        Ok(f.append(module, Op::Cast(ty.dtype), &[moved])?[0])
+    }
+}

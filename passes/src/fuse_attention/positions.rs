@@ -1,0 +1,134 @@
+//! Integers that a mask or a bias is made of, as linear forms in the positions of query and key.
+
+use super::layout::constant;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, ValueId};
+use mlcc_ir::kernel::{BinOp, UnOp};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::DType;
+
+/// `query * p + key * j + prefix * count + constant`, where `p` and `j` are the positions of query and key in the
+/// sequence.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Position {
+    pub query: f64,
+    pub key: f64,
+    pub prefix: f64,
+    pub constant: f64,
+    /// The `i32[1]` that `prefix` counts.
+    pub count: Option<ValueId>,
+}
+
+impl Position {
+    fn combine(self, other: Position, sign: f64) -> Option<Position> {
+        if self.count.is_some() && other.count.is_some() && self.count != other.count {
+            return None;
+        }
+        Some(Position {
+            query: self.query + sign * other.query,
+            key: self.key + sign * other.key,
+            prefix: self.prefix + sign * other.prefix,
+            constant: self.constant + sign * other.constant,
+            count: self.count.or(other.count),
+        })
+    }
+    pub fn sub(self, other: Position) -> Option<Position> {
+        self.combine(other, -1.0)
+    }
+    pub fn scale(self, by: f64) -> Position {
+        Position {
+            query: self.query * by,
+            key: self.key * by,
+            prefix: self.prefix * by,
+            constant: self.constant * by,
+            count: self.count,
+        }
+    }
+    /// The four coefficients.
+    pub fn form(&self) -> (f64, f64, f64, f64) {
+        (self.query, self.key, self.prefix, self.constant)
+    }
+}
+
+/// Reads values that broadcast to scores `[.., n, t]`.
+pub struct Reader<'a> {
+    pub f: &'a Function,
+    pub n: &'a Dim,
+    pub t: &'a Dim,
+}
+
+impl Reader<'_> {
+    /// The linear form of a value, if it is one.
+    pub fn read(&self, v: ValueId) -> Option<Position> {
+        let rank = self.f.ty(v).rank();
+        self.at(v, &(0..rank).rev().collect::<Vec<_>>())
+    }
+
+    /// `places[i]` counts the axis of the scores that axis `i` of the value lies on, from the last.
+    fn at(&self, v: ValueId, places: &[usize]) -> Option<Position> {
+        if let Some(value) = constant(self.f, v) {
+            return Some(Position { constant: value, ..Position::default() });
+        }
+        let operand = |node: &mlcc_ir::graph::Node, i: usize| {
+            let (v, rank) = (node.inputs[i], places.len());
+            self.at(v, &places[rank - self.f.ty(v).rank()..])
+        };
+        let found = self.f.def(v).and_then(|node| match &node.op {
+            Op::Iota { start, len } => self.iota(start, len, places[0]),
+            Op::Cast(_) => operand(node, 0),
+            Op::Unary(UnOp::Neg) => operand(node, 0).map(|p| p.scale(-1.0)),
+            Op::Binary(BinOp::Add) => operand(node, 0)?.combine(operand(node, 1)?, 1.0),
+            Op::Binary(BinOp::Sub) => operand(node, 0)?.sub(operand(node, 1)?),
+            Op::Binary(BinOp::Mul) => {
+                let (a, b) = (operand(node, 0)?, operand(node, 1)?);
+                let plain = |p: &Position| p.form() == (0.0, 0.0, 0.0, p.constant);
+                match (plain(&a), plain(&b)) {
+                    (true, _) => Some(b.scale(a.constant)),
+                    (_, true) => Some(a.scale(b.constant)),
+                    _ => None,
+                }
+            }
+            Op::Permute { perm } => {
+                let mut source = vec![0; places.len()];
+                perm.iter().zip(places).for_each(|(&from, &place)| source[from] = place);
+                self.at(node.inputs[0], &source)
+            }
+            Op::Reshape { dims } => {
+                let x = node.inputs[0];
+                let long = |dims: &[Dim]| -> Vec<usize> {
+                    (0..dims.len()).filter(|&i| dims[i].as_const() != Some(1)).collect()
+                };
+                let (from, to) = (long(&self.f.ty(x).dims), long(dims));
+                let same = from.len() == to.len()
+                    && from.iter().zip(&to).all(|(&a, &b)| self.f.ty(x).dims[a] == dims[b]);
+                let mut source = vec![0; self.f.ty(x).rank()];
+                from.iter().zip(&to).for_each(|(&a, &b)| source[a] = places[b]);
+                if same { self.at(x, &source) } else { None }
+            }
+            _ => None,
+        });
+        found.or_else(|| self.count(v))
+    }
+
+    fn iota(&self, start: &Dim, len: &Dim, place: usize) -> Option<Position> {
+        let behind_past = start.sub(&self.t.sub(self.n)).as_const();
+        let single = len.as_const() == Some(1);
+        match (behind_past, start.as_const()) {
+            (_, Some(c)) if single => Some(Position { constant: c as f64, ..Position::default() }),
+            (Some(c), _) if len == self.n && (place == 1 || single) => {
+                Some(Position { query: 1.0, constant: c as f64, ..Position::default() })
+            }
+            (_, Some(c)) if len == self.t && place == 0 => {
+                Some(Position { key: 1.0, constant: c as f64, ..Position::default() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Any other single integer counts the keys of a prefix.
+    fn count(&self, v: ValueId) -> Option<Position> {
+        let ty = self.f.ty(v);
+        let single = ty.dtype == DType::I32 && ty.dims.iter().all(|d| d.as_const() == Some(1)) && ty.rank() == 1;
+        single.then_some(Position { prefix: 1.0, count: Some(v), ..Position::default() })
+    }
+}
