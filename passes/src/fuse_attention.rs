@@ -152,7 +152,9 @@ impl Scores {
                 Op::Binary(op) => {
                     let (x, other) = match (has_shape(&node.inputs[0]), has_shape(&node.inputs[1])) {
                         (true, _) if !self.is_bias(r, node.inputs[0]) => (node.inputs[0], node.inputs[1]),
-                        (_, true) if *op != BinOp::Sub && *op != BinOp::Div => (node.inputs[1], node.inputs[0]),
+                        (_, true) if *op != BinOp::Sub && *op != BinOp::Div => {
+                            (node.inputs[1], node.inputs[0])
+                        }
                         _ => return miss(format!("{} changes the shape of the scores", op.name())),
                     };
                     v = self.binary(r, *op, x, other)?;
@@ -301,7 +303,9 @@ impl Scores {
         let (q, k, v) = (product.inputs[0], product.inputs[1], mixed.inputs[1]);
         let lead = f.ty(product.outputs[0]).dims[..f.ty(product.outputs[0]).rank() - 2].to_vec();
         let (qt, kt, vt) = (f.ty(q), f.ty(k), f.ty(v));
-        if f.ty(product.outputs[0]).dims[lead.len()..] != [n.clone(), t.clone()] || qt.rank() != lead.len() + 2 {
+        if f.ty(product.outputs[0]).dims[lead.len()..] != [n.clone(), t.clone()]
+            || qt.rank() != lead.len() + 2
+        {
             return miss("the scores have other axes than the softmax");
         }
         if qt.dims[..lead.len()] != lead[..] || f.ty(mixed.inputs[0]).dims[..lead.len()] != lead[..] {
@@ -318,13 +322,15 @@ impl Scores {
         let (Some(kv), Some(group)) = (size(Role::Kv), size(Role::Group)) else {
             return miss("the number of heads is not constant");
         };
-        let width = |ty: &TensorType, transposed: bool| ty.dims[ty.rank() - if transposed { 2 } else { 1 }].clone();
+        let width =
+            |ty: &TensorType, transposed: bool| ty.dims[ty.rank() - if transposed { 2 } else { 1 }].clone();
         let (key_size, value_size) = (width(kt, !transpose_b), width(vt, values_transposed));
 
         let q_chain = Chain::of(f, q, true);
         let lists = &q_chain.axes;
         let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
-        let order = [vec![lists.len() - 2], of(Role::Kv).collect(), of(Role::Group).collect(), vec![lists.len() - 1]];
+        let order =
+            [vec![lists.len() - 2], of(Role::Kv).collect(), of(Role::Group).collect(), vec![lists.len() - 1]];
         let order: Vec<usize> = order.concat().iter().flat_map(|&i| lists[i].clone()).collect();
         let query = q_chain.in_order(&order);
         let (key, key_scale) = rows_first(f, k, &axes, !transpose_b, true)?;
@@ -344,8 +350,9 @@ impl Scores {
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
         };
-        let heads_of = |rows: &Dim, heads: i64, size: &Dim, dtype| {
-            TensorType { dtype, dims: vec![rows.clone(), Dim::from(heads), size.clone()] }
+        let heads_of = |rows: &Dim, heads: i64, size: &Dim, dtype| TensorType {
+            dtype,
+            dims: vec![rows.clone(), Dim::from(heads), size.clone()],
         };
         let common = if f.ty(key).dtype == f.ty(value).dtype { f.ty(key).dtype } else { DType::F32 };
         let inputs = [
@@ -423,7 +430,8 @@ impl Found {
         inputs.extend(self.prefix);
         let rows = append(Op::Attention(self.op.clone()), &inputs)?;
         // [n, heads, size] -> [n, kv axes, group axes, size] -> the old order.
-        let with = |role: Role| self.axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+        let with =
+            |role: Role| self.axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
         let order: Vec<usize> = with(Role::Kv).chain(with(Role::Group)).collect();
         let (n, size) = (self.inputs[0].1.dims[0].clone(), self.inputs[2].1.dims[2].clone());
         let split = order.iter().map(|&i| self.axes[i].0.clone());

@@ -2,7 +2,8 @@
 
 use crate::{Context, PassError, Program};
 use crate::{
-    canonicalize, cse, dce, decompose, fold, fuse, fuse_attention, fuse_dequantize, fuse_transpose_matmul, legalize, lower,
+    canonicalize, cse, dce, decompose, fold, fuse, fuse_attention, fuse_dequantize, fuse_transpose_matmul,
+    legalize, lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, recognize_scan,

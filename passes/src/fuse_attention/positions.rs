@@ -128,7 +128,8 @@ impl Reader<'_> {
     /// Any other single integer counts the keys of a prefix.
     fn count(&self, v: ValueId) -> Option<Position> {
         let ty = self.f.ty(v);
-        let single = ty.dtype == DType::I32 && ty.dims.iter().all(|d| d.as_const() == Some(1)) && ty.rank() == 1;
+        let single =
+            ty.dtype == DType::I32 && ty.dims.iter().all(|d| d.as_const() == Some(1)) && ty.rank() == 1;
         single.then_some(Position { prefix: 1.0, count: Some(v), ..Position::default() })
     }
 }
