@@ -45,7 +45,11 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         if found.is_empty() {
             continue;
         }
-        ctx.note(format!("@{}: {} of products and a softmax", f.name, times(found.len())));
+        ctx.note(format!(
+            "@{}: softmax between two products as one attention ({})",
+            f.name,
+            times(found.len())
+        ));
         total += found.len();
         let mut new = f.clone();
         for (node, attention) in found {
@@ -412,6 +416,7 @@ fn rows_first(
 impl Found {
     /// Appends the op and what brings its result into the order of `old`.
     fn emit(&self, module: &Module, f: &mut Function, old: ValueId) -> Result<ValueId, OpError> {
+        let TensorType { dtype, dims } = f.ty(old).clone();
         let mut append = |op: Op, inputs: &[ValueId]| Ok::<_, OpError>(f.append(module, op, inputs)?[0]);
         let mut inputs = Vec::new();
         for (v, ty) in &self.inputs {
@@ -429,6 +434,7 @@ impl Found {
         }
         inputs.extend(self.prefix);
         let rows = append(Op::Attention(self.op.clone()), &inputs)?;
+        let rows = append(Op::Cast(dtype), &[rows])?;
         // [n, heads, size] -> [n, kv axes, group axes, size] -> the old order.
         let with =
             |role: Role| self.axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
@@ -441,8 +447,6 @@ impl Found {
         let place = |axis: &usize| 1 + order.iter().position(|o| o == axis).unwrap_or(0);
         let perm = long.iter().map(place).chain([0, 1 + order.len()]).collect();
         let moved = append(Op::Permute { perm }, &[rows])?;
-        let ty = f.ty(old).clone();
-        let moved = f.append(module, Op::Reshape { dims: ty.dims }, &[moved])?[0];
-        Ok(f.append(module, Op::Cast(ty.dtype), &[moved])?[0])
+        append(Op::Reshape { dims }, &[moved])
     }
 }
