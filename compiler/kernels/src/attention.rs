@@ -1,0 +1,217 @@
+//! Kernels of the `attention` op: scores, softmax and weighted values of a block of keys at a time, with running maxima
+//! and sums ("online softmax", Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022), so that no matrix of
+//! scores is ever in memory. Everything is accumulated in f32.
+//!
+//! [`decode`] (one query on a CPU), [`prefill`] (several queries on a CPU), [`gpu`] (both).
+
+pub mod decode;
+pub mod gpu;
+pub mod prefill;
+
+use crate::generic::inline::{Index, Inliner};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{BinOp, ExprId, UnOp};
+use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::types::DType;
+
+/// The score of a key that is not seen, and the first running maximum.
+pub(crate) const HIDDEN: f64 = -1e30;
+/// A slice of the cache has at least this many keys, where a cache is cut for several workers.
+pub(crate) const SLICE_KEYS: i64 = 64;
+
+/// One attention: the op, its sizes, and where the operands come from.
+pub struct Problem<'a> {
+    /// Binds the operands; one lane.
+    pub inliner: Inliner<'a>,
+    pub op: Attention,
+    q: ValueId,
+    k: ValueId,
+    v: ValueId,
+    slopes: Option<ValueId>,
+    prefix: Option<ValueId>,
+    pub n: Dim,
+    /// Keys.
+    pub t: Dim,
+    pub kv: i64,
+    /// Query heads per key head.
+    pub group: i64,
+    pub size: i64,
+    pub value_size: i64,
+}
+
+/// The node of an attention, if the function has one.
+pub fn find(f: &Function) -> Option<&Node> {
+    f.live().map(|(_, n)| n).find(|n| matches!(n.op, Op::Attention(_)))
+}
+
+impl<'a> Problem<'a> {
+    /// `node` is an attention of the inliner's function.
+    pub fn new(node: &Node, inliner: Inliner<'a>) -> Option<Problem<'a>> {
+        let Op::Attention(op) = &node.op else { return None };
+        let dims = |i: usize| inliner.f.ty(node.inputs[i]).dims.clone();
+        let size = |d: &Dim| d.as_const();
+        let (q, k, v) = (dims(0), dims(1), dims(2));
+        let kv = size(&k[1])?;
+        let (group, size, value_size) = (q[1].as_const()? / kv, size(&q[2])?, size(&v[2])?);
+        let at = |i: usize| node.inputs[i];
+        Some(Problem {
+            op: op.clone(),
+            q: at(0),
+            k: at(1),
+            v: at(2),
+            slopes: op.alibi.then(|| at(3)),
+            prefix: op.prefix.then(|| at(node.inputs.len() - 1)),
+            n: q[0].clone(),
+            t: k[0].clone(),
+            kv,
+            group,
+            size,
+            value_size,
+            inliner,
+        })
+    }
+
+    pub fn heads(&self) -> i64 {
+        self.kv * self.group
+    }
+
+    /// Elements from column `c` of a row as f32.
+    fn row(&self, kb: &mut KernelBuilder, v: ValueId, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
+        let ctx = Inliner { lanes, ..self.inliner.clone() };
+        let column = if lanes > 1 { Index::lanes(c) } else { Index::scalar(c) };
+        let value = ctx.value(kb, v, &[Index::scalar(row), Index::scalar(head), column]);
+        let value = kb.cast(value, DType::F32);
+        if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value }
+    }
+    /// Elements of a query, times the scale of scores.
+    fn query(&self, kb: &mut KernelBuilder, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
+        let value = self.row(kb, self.q, row, head, c, lanes);
+        let scale = kb.float(self.op.scale);
+        kb.mul(value, scale)
+    }
+    fn key(&self, kb: &mut KernelBuilder, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
+        self.row(kb, self.k, row, head, c, lanes)
+    }
+    fn value(&self, kb: &mut KernelBuilder, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
+        self.row(kb, self.v, row, head, c, lanes)
+    }
+    /// Slope of a query head; `None` without ALiBi.
+    fn slope(&self, kb: &mut KernelBuilder, head: ExprId) -> Option<ExprId> {
+        self.slopes.map(|v| self.inliner.value(kb, v, &[Index::scalar(head)]))
+    }
+    /// Keys of the prefix, at most all; `None` without a prefix.
+    fn prefix(&self, kb: &mut KernelBuilder) -> Option<ExprId> {
+        let v = self.prefix?;
+        let zero = kb.int(0);
+        let count = self.inliner.value(kb, v, &[Index::scalar(zero)]);
+        let (count, t) = (kb.cast(count, DType::I64), kb.dim(&self.t));
+        let count = kb.min(count, t);
+        Some(kb.let_("prefix", count))
+    }
+    /// The first key that a query at position `p` and those after it see.
+    fn first_key(&self, kb: &mut KernelBuilder, p: ExprId) -> ExprId {
+        let zero = kb.int(0);
+        if self.op.window == 0 || self.op.prefix {
+            return zero;
+        }
+        let first = kb.add_int(p, 1 - self.op.window as i64);
+        let first = kb.max(first, zero);
+        kb.let_("first", first)
+    }
+
+    /// Products to scores: soft cap, bias, and what is hidden. Keys `j ..` in the lanes of `s`, a query at `p`.
+    fn score(&self, kb: &mut KernelBuilder, s: ExprId, at: &Place) -> ExprId {
+        let lanes = kb.ty(s).lanes;
+        let mut s = s;
+        if self.op.softcap != 0.0 {
+            let (small, cap) = (kb.float(1.0 / self.op.softcap), kb.float(self.op.softcap));
+            let bounded = kb.mul(s, small);
+            let bounded = kb.unary(UnOp::Tanh, bounded);
+            s = kb.mul(bounded, cap);
+        }
+        let (p, j) = (kb.cast(at.p, DType::I32), kb.cast(at.j, DType::I32));
+        let one = kb.int_of(1, DType::I32);
+        let j = kb.ramp(j, one, lanes);
+        if let Some(slope) = at.slope {
+            let distance = kb.binary(BinOp::Sub, j, p);
+            let distance = kb.cast(distance, DType::F32);
+            let bias = kb.mul(distance, slope);
+            s = kb.add(s, bias);
+        }
+        let mut seen = kb.binary(BinOp::Le, j, p);
+        if self.op.window > 0 {
+            let reach = kb.int_of(self.op.window as i64, DType::I32);
+            let edge = kb.sub(p, reach);
+            let near = kb.lt(edge, j);
+            seen = kb.binary(BinOp::And, seen, near);
+        }
+        if let Some(prefix) = at.prefix {
+            let prefix = kb.cast(prefix, DType::I32);
+            let inside = kb.lt(j, prefix);
+            seen = kb.binary(BinOp::Or, seen, inside);
+        }
+        if let Some(end) = at.end {
+            let end = kb.cast(end, DType::I32);
+            let before = kb.lt(j, end);
+            seen = kb.binary(BinOp::And, seen, before);
+        }
+        let hidden = kb.float(HIDDEN);
+        kb.select(seen, s, hidden)
+    }
+}
+
+/// Where a score stands.
+struct Place {
+    /// Position of the query.
+    p: ExprId,
+    /// The first key.
+    j: ExprId,
+    slope: Option<ExprId>,
+    prefix: Option<ExprId>,
+    /// Keys from here on belong to another slice.
+    end: Option<ExprId>,
+}
+
+/// The widest power of two up to `most` that divides a size.
+pub(crate) fn lanes_of(size: i64, most: u32) -> u32 {
+    let mut lanes = most;
+    while size % i64::from(lanes) != 0 {
+        lanes /= 2;
+    }
+    lanes
+}
+
+/// Slices that the cache is cut into where there are few key heads: enough for `wanted` items of work.
+pub(crate) fn most_slices(kv: i64, wanted: i64) -> i64 {
+    (wanted / kv).clamp(1, 32)
+}
+
+/// How many slices are in use, and the keys of each (a multiple of `block`), for keys `first .. t`.
+pub(crate) fn slices(kb: &mut KernelBuilder, first: ExprId, t: ExprId, most: i64, block: i64) -> (ExprId, ExprId) {
+    let count = kb.sub(t, first);
+    let rounded = kb.add_int(count, SLICE_KEYS - 1);
+    let least = kb.int(SLICE_KEYS);
+    let used = kb.div(rounded, least);
+    let most = kb.int(most);
+    let used = kb.min(used, most);
+    let used = kb.let_("slices", used);
+    let part = ceil_div(kb, count, used);
+    let block_size = kb.int(block);
+    let blocks = ceil_div(kb, part, block_size);
+    let part = kb.mul_int(blocks, block);
+    (used, kb.let_("slice_keys", part))
+}
+
+pub(crate) fn ceil_div(kb: &mut KernelBuilder, a: ExprId, b: ExprId) -> ExprId {
+    let less = kb.add_int(b, -1);
+    let sum = kb.add(a, less);
+    kb.div(sum, b)
+}
+
+/// `max(a, 0)`.
+pub(crate) fn at_least_zero(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
+    let zero = kb.int(0);
+    kb.max(a, zero)
+}
