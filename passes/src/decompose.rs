@@ -1,4 +1,5 @@
 //! Replaces norms and softmax by the ops they are defined by, so that fusion sees elementwise ops and reductions.
+//! Attention stays: it has kernels of its own.
 
 use crate::{Context, PassError, Program};
 use mlcc_ir::ops::{Meaning, Op};
@@ -10,7 +11,9 @@ pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
     let mut count = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
-        let decomposes = |op: &Op, types: &[&TensorType]| matches!(op.meaning(types), Meaning::Decompose);
+        let decomposes = |op: &Op, types: &[&TensorType]| {
+            matches!(op.meaning(types), Meaning::Decompose) && !matches!(op, Op::Attention(_))
+        };
         let rebuilt = f.rebuild(|out, _, op, inputs| {
             let types: Vec<&TensorType> = inputs.iter().map(|&v| out.ty(v)).collect();
             if !decomposes(op, &types) {

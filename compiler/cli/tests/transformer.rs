@@ -6,8 +6,9 @@ mod transformer_model;
 
 use cases::{assert_close, backends, host_levels};
 use mlcc_interp::equivalence::RandomWeights;
+use mlcc_ir::ops::Attention;
 use mlcc_runtime::{Error, LoadOptions, Model};
-use transformer_model::{CHUNK, Config, artifact, by_graph, by_steps, compiled};
+use transformer_model::{CHUNK, Config, artifact, by_graph, by_steps, compiled, unfused};
 
 const IDS: [i32; 16] = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32, 38, 4, 6, 2];
 
@@ -26,20 +27,25 @@ fn check(what: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) 
 /// Rows of a cache that are multiples of 64 bytes are written by the kernel that makes them, others are copied.
 fn configs() -> Vec<(&'static str, Config)> {
     let tiny = Config::tiny();
+    let bias = Attention { alibi: true, prefix: true, ..tiny.attention.clone() };
+    let capped = Attention { window: 4, softcap: 2.0, ..tiny.attention.clone() };
     vec![
         ("rows of 128 bytes", tiny.clone()),
         ("rows of 24 bytes", Config { heads: 3, kv_heads: 1, size: 6, layers: 1, ..tiny.clone() }),
-        ("experts", Config { experts: Some((5, 2)), layers: 1, ..tiny }),
+        ("experts", Config { experts: Some((5, 2)), layers: 1, ..tiny.clone() }),
+        ("alibi and a prefix", Config { attention: bias, layers: 1, ..tiny.clone() }),
+        ("window and soft cap", Config { attention: capped, layers: 1, ..tiny }),
     ]
 }
 
 #[test]
 fn steps_equal_the_graph() {
     for (what, config) in configs() {
-        let module = config.module();
+        let module = unfused(&config.module());
         let weights = RandomWeights::new(&module, 5);
         let expected = by_graph(&module, &weights, &pieces());
-        for (target, disabled) in [("x86-64-v3", &[][..]), ("x86-64-v4", &["fuse"]), ("sm_80", &[])] {
+        let without = [&[][..], &["fuse"], &["fuse_attention"], &[]];
+        for (target, disabled) in ["x86-64-v3", "x86-64-v4", "x86-64-v3", "sm_80"].into_iter().zip(without) {
             let target = mlcc_target::resolve(target).unwrap();
             let program = compiled(&module, &target, "f32", disabled);
             let found = by_steps(&program, &weights, &pieces(), config.vocab);
@@ -54,7 +60,7 @@ fn artifacts_equal_the_graph() {
     let levels = host_levels();
     let Some(best) = levels.last() else { return };
     for (what, config) in configs() {
-        let module = config.module();
+        let module = unfused(&config.module());
         let weights = RandomWeights::new(&module, 5);
         let expected = by_graph(&module, &weights, &pieces());
         let target = mlcc_target::resolve(best).unwrap();

@@ -78,7 +78,15 @@ impl<'a> Problem<'a> {
     }
 
     /// Elements from column `c` of a row as f32.
-    fn row(&self, kb: &mut KernelBuilder, v: ValueId, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
+    fn row(
+        &self,
+        kb: &mut KernelBuilder,
+        v: ValueId,
+        row: ExprId,
+        head: ExprId,
+        c: ExprId,
+        lanes: u32,
+    ) -> ExprId {
         let ctx = Inliner { lanes, ..self.inliner.clone() };
         let column = if lanes > 1 { Index::lanes(c) } else { Index::scalar(c) };
         let value = ctx.value(kb, v, &[Index::scalar(row), Index::scalar(head), column]);
@@ -189,7 +197,13 @@ pub(crate) fn most_slices(kv: i64, wanted: i64) -> i64 {
 }
 
 /// How many slices are in use, and the keys of each (a multiple of `block`), for keys `first .. t`.
-pub(crate) fn slices(kb: &mut KernelBuilder, first: ExprId, t: ExprId, most: i64, block: i64) -> (ExprId, ExprId) {
+pub(crate) fn slices(
+    kb: &mut KernelBuilder,
+    first: ExprId,
+    t: ExprId,
+    most: i64,
+    block: i64,
+) -> (ExprId, ExprId) {
     let count = kb.sub(t, first);
     let rounded = kb.add_int(count, SLICE_KEYS - 1);
     let least = kb.int(SLICE_KEYS);

@@ -1,6 +1,7 @@
 //! From ops to kernels: generic kernels made from compute definitions, generators for the shapes that matter, the
 //! expansion of transcendental functions, and the lowering of whole functions.
 
+pub mod attention;
 pub mod contraction;
 pub mod generic;
 pub mod lower;

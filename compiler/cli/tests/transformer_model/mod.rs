@@ -123,7 +123,7 @@ impl Config {
         angles: (ValueId, ValueId),
         n: &Dim,
     ) -> ValueId {
-        let (q_width, kv_width) = (self.heads * self.size, self.kv_heads * self.size);
+        let q_width = self.heads * self.size;
         let heads = |b: &mut GraphBuilder, which: &str, count: usize| {
             let rows =
                 linear(b, x, &format!("{name}.{which}"), count * self.size, self.hidden, ParamRole::Linear);
@@ -150,7 +150,6 @@ impl Config {
         }
         let mixed = b.op(Op::Attention(self.attention.clone()), &inputs);
         let mixed = b.reshape(mixed, [n.clone(), Dim::from(q_width)]);
-        let _ = kv_width;
         linear(b, mixed, &format!("{name}.o"), self.hidden, q_width, ParamRole::Linear)
     }
 
@@ -223,6 +222,19 @@ fn linear(
 fn norm(b: &mut GraphBuilder, x: ValueId, name: &str, hidden: usize) -> ValueId {
     let weight = b.param(name, ParamRole::Vector, TensorType::new(DType::F32, [hidden]));
     b.rms_norm(x, weight, 1e-5)
+}
+
+/// The same in primitive ops, as model definitions write attention.
+pub fn unfused(module: &Module) -> Module {
+    let mut out = module.clone();
+    for id in module.functions.ids() {
+        let rebuilt = module.functions[id].rebuild(|f, _, op, inputs| match op {
+            Op::Attention(_) => op.decompose(module, f, inputs).map(Some),
+            _ => Ok(None),
+        });
+        out.functions[id] = rebuilt.unwrap();
+    }
+    out
 }
 
 /// Lowers for a target.

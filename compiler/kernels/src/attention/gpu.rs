@@ -79,14 +79,21 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     });
 }
 
-fn one_block(kb: &mut KernelBuilder, a: &Problem, params: Params, (tile, heads): (ExprId, ExprId), out: BufId) {
+fn one_block(
+    kb: &mut KernelBuilder,
+    a: &Problem,
+    params: Params,
+    (tile, heads): (ExprId, ExprId),
+    out: BufId,
+) {
     let (n, t) = (kb.dim(&a.n), kb.dim(&a.t));
     let past = kb.sub(t, n);
     let last = kb.add_int(t, -1);
     let prefix = a.prefix(kb);
     let rows = params.rows();
-    let shared =
-        |kb: &mut KernelBuilder, name: &str, len: i64| kb.alloc(name, DType::F32, len as usize, Space::Shared);
+    let shared = |kb: &mut KernelBuilder, name: &str, len: i64| {
+        kb.alloc(name, DType::F32, len as usize, Space::Shared)
+    };
     let first_head = kb.mul_int(heads, params.heads);
     let group = kb.int(a.group);
     let single = a.n.as_const() == Some(1);
@@ -286,7 +293,11 @@ impl Block<'_> {
     }
 
     /// `body(index in the matrix of sums, slot of the thread, row)` for each element that a thread keeps.
-    fn each_sum(&self, kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, ExprId, ExprId, ExprId)) {
+    fn each_sum(
+        &self,
+        kb: &mut KernelBuilder,
+        body: impl FnOnce(&mut KernelBuilder, ExprId, ExprId, ExprId),
+    ) {
         let count = self.params.rows() * self.a.value_size;
         let share = (count + THREADS - 1) / THREADS;
         Self::threads(kb, |kb, t| {
@@ -396,7 +407,14 @@ pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, params: Params, partial: 
 }
 
 /// One value of the result, from its column in all slices.
-fn joined(kb: &mut KernelBuilder, a: &Problem, partial: BufId, used: ExprId, head: ExprId, c: ExprId) -> ExprId {
+fn joined(
+    kb: &mut KernelBuilder,
+    a: &Problem,
+    partial: BufId,
+    used: ExprId,
+    head: ExprId,
+    c: ExprId,
+) -> ExprId {
     let zero = kb.int(0);
     let cell = |kb: &mut KernelBuilder, name: &str, value: f64| {
         let buf = kb.alloc(name, DType::F32, 1, Space::Local);

@@ -128,7 +128,11 @@ impl Tile<'_> {
     }
 
     /// Runs `body(row, position among the queries, query head)` for every row that stands for one.
-    fn each_row(&self, kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, ExprId, ExprId, ExprId)) {
+    fn each_row(
+        &self,
+        kb: &mut KernelBuilder,
+        body: impl FnOnce(&mut KernelBuilder, ExprId, ExprId, ExprId),
+    ) {
         let group = kb.int(self.a.group);
         kb.serial("i", self.count, |kb, i| {
             kb.serial("g", group, |kb, g| {
@@ -336,7 +340,8 @@ impl Tile<'_> {
     fn mix(&self, kb: &mut KernelBuilder) {
         let (size, keys) = (self.a.value_size, self.params.keys);
         let lanes = lanes_of(size, self.params.lanes);
-        let vectors = if size % (self.params.vectors * i64::from(lanes)) == 0 { self.params.vectors } else { 1 };
+        let vectors =
+            if size % (self.params.vectors * i64::from(lanes)) == 0 { self.params.vectors } else { 1 };
         let width = vectors * i64::from(lanes);
         let blocks = self.row_blocks(kb);
         kb.serial("rows", blocks, |kb, block| {
@@ -407,7 +412,12 @@ impl Product {
     }
 
     /// The sums by row and vector, over `0..extent`; on top of those in `start` times the factors of the rows.
-    fn emit(&self, kb: &mut KernelBuilder, extent: ExprId, start: Option<(BufId, BufId)>) -> Vec<Vec<ExprId>> {
+    fn emit(
+        &self,
+        kb: &mut KernelBuilder,
+        extent: ExprId,
+        start: Option<(BufId, BufId)>,
+    ) -> Vec<Vec<ExprId>> {
         let (lanes, zero) = (self.lanes, kb.int(0));
         let mut sums: Vec<Vec<BufId>> = Vec::new();
         for r in 0..self.rows {

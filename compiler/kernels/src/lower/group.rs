@@ -1,8 +1,10 @@
 //! One group function to one kernel: which template fits, and what its arguments promise.
 
 use super::LowerError;
+use super::attention::attention_group;
 use super::contraction::{self, Contraction};
 use super::plan::Partition;
+use crate::attention;
 use crate::generic::inline::{Binding, Inliner};
 use crate::generic::rows::{self, RowMachine};
 use crate::generic::scan::{self, Scan};
@@ -25,6 +27,16 @@ pub struct GroupKernel {
     pub kernel: Kernel,
     pub args: Vec<ArgContract>,
     pub grid: Option<Grid>,
+    pub merge: Option<Merge>,
+}
+
+/// A second kernel that joins what the first one left unfinished: the first one's arguments end in the unfinished
+/// results instead of the group's outputs; the second one takes those, then the group's outputs.
+#[derive(Clone)]
+pub struct Merge {
+    pub kernel: Box<GroupKernel>,
+    /// Size of the unfinished results in bytes.
+    pub bytes: Dim,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,6 +50,7 @@ pub struct ArgContract {
 /// The template that a group takes.
 pub enum Template<'a> {
     Scan(&'a Node),
+    Attention(&'a Node),
     Contraction(Contraction),
     Rows,
 }
@@ -46,6 +59,9 @@ pub enum Template<'a> {
 pub fn template<'a>(f: &'a Function, packings: &[Option<Packing>], target: &KernelTarget) -> Template<'a> {
     if let Some((_, node)) = f.live().find(|(_, n)| matches!(n.op, Op::Scan { .. })) {
         return Template::Scan(node);
+    }
+    if let Some(node) = attention::find(f) {
+        return Template::Attention(node);
     }
     match contraction::find(f, packings, target) {
         Some(contraction) => Template::Contraction(contraction),
@@ -106,25 +122,38 @@ pub fn lower_group(
         let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
         layouts.push(if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) });
     }
-    let mut outputs = Vec::new();
-    for (i, &v) in f.outputs.iter().enumerate() {
-        let ty = f.ty(v);
-        outputs.push(kb.param(&format!("out{i}"), ty.dtype, ty.elements(), Access::Out, 64));
-    }
     let bound = inputs.iter().zip(&layouts).zip(&f.inputs);
     let bindings: HashMap<ValueId, Binding> =
         bound.map(|((&buf, layout), &v)| (v, Binding::Buffer { buf, layout: layout.clone() })).collect();
     let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };
     let inliner = Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: lanes };
-
-    let args = match template(f, packings, target) {
+    let chosen = template(f, packings, target);
+    if let Template::Attention(node) = chosen {
+        return attention_group(kb, f, node, inliner, target);
+    }
+    let mut outputs = Vec::new();
+    for (i, &v) in f.outputs.iter().enumerate() {
+        let ty = f.ty(v);
+        outputs.push(kb.param(&format!("out{i}"), ty.dtype, ty.elements(), Access::Out, 64));
+    }
+    let args = match chosen {
+        Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
         Template::Scan(node) => scan_group(&mut kb, module, f, node, &inputs, &outputs, target)?,
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows => rows_group(&mut kb, f, inliner, &outputs, target)?,
     };
+    finished(kb, args, target)
+}
+
+/// The kernel with its launch shape.
+pub(super) fn finished(
+    kb: KernelBuilder,
+    args: Vec<ArgContract>,
+    target: &KernelTarget,
+) -> Result<GroupKernel, LowerError> {
     let kernel = crate::math::expand_math(&kb.finish());
     let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
-    Ok(GroupKernel { kernel, args, grid })
+    Ok(GroupKernel { kernel, args, grid, merge: None })
 }
 
 fn rows_group(

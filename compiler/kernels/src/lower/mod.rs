@@ -1,5 +1,6 @@
 //! From graph functions to kernels: every group that fusion made becomes one kernel; reshapes become views.
 
+pub mod attention;
 pub mod contraction;
 pub mod group;
 pub mod plan;
@@ -67,7 +68,8 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
 
 /// Lowers all entry functions. Every node must be a parameter, a state access, a reshape, or a call of a group.
 pub fn lower(module: &Module, target: &KernelTarget) -> Result<Lowered, LowerError> {
-    let mut kernels = KernelCache { module, target, keys: Vec::new(), kernels: Vec::new() };
+    let mut kernels =
+        KernelCache { module, target, keys: Vec::new(), kernels: Vec::new(), merges: Vec::new() };
     let mut entries = Vec::new();
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
         entries.push(EntryLowering::new(module, f).run(&mut kernels)?);
@@ -82,6 +84,8 @@ struct KernelCache<'a> {
     target: &'a KernelTarget,
     keys: Vec<(Key, usize)>,
     kernels: Vec<GroupKernel>,
+    /// By kernel: the one that joins what it left, and the bytes between them.
+    merges: Vec<Option<(usize, mlcc_ir::dim::Dim)>>,
 }
 
 #[derive(PartialEq)]
@@ -128,9 +132,18 @@ impl KernelCache<'_> {
         let taken = |name: &str| self.kernels.iter().any(|k| k.kernel.name == name);
         let variants = (1..).map(|i| format!("{name}_v{i}"));
         let name = std::iter::once(name.clone()).chain(variants).find(|n| !taken(n)).unwrap_or(name);
-        self.kernels.push(lower_group(self.module, f, &name, packings, self.target)?);
-        self.keys.push((key, self.kernels.len() - 1));
-        Ok(self.kernels.len() - 1)
+        let mut made = lower_group(self.module, f, &name, packings, self.target)?;
+        let merge = made.merge.take();
+        self.kernels.push(made);
+        self.merges.push(None);
+        let index = self.kernels.len() - 1;
+        self.keys.push((key, index));
+        if let Some(merge) = merge {
+            self.merges[index] = Some((self.kernels.len(), merge.bytes));
+            self.kernels.push(*merge.kernel);
+            self.merges.push(None);
+        }
+        Ok(index)
     }
 }
 
@@ -263,6 +276,14 @@ impl<'a> EntryLowering<'a> {
             let bytes = value_bytes(self.f.ty(v), None)?;
             self.place(v, Memory::Temp, bytes, None);
             outs.push(self.at(v)?.0);
+        }
+        if let Some((merge, bytes)) = kernels.merges[kernel].clone() {
+            let between = self.buffer(Memory::Temp, bytes);
+            let launch = self.launch(kernels, kernel, &ins, &[between])?;
+            self.entry.launches.push(launch);
+            let launch = self.launch(kernels, merge, &[(between, None)], &outs)?;
+            self.entry.launches.push(launch);
+            return Ok(());
         }
         let launch = self.launch(kernels, kernel, &ins, &outs)?;
         self.entry.launches.push(launch);

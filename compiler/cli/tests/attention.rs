@@ -1,0 +1,271 @@
+//! Attention kernels against a plain reference: interpreted for CPUs and a GPU, compiled by every back end at every level of
+//! this machine, for decode and prefill, over head sizes, groups, lengths and kinds of attention.
+
+mod cases;
+
+use std::collections::HashMap;
+
+use cases::{assert_close, host_levels};
+use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_interp::equivalence::random_tensor;
+use mlcc_interp::graph::Tensor;
+use mlcc_interp::kernel::{Buffer, Options, run_with};
+use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::kernel::Kernel;
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::types::{DType, TensorType};
+use mlcc_kernels::lower::group::lower_group;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_target::Level;
+
+/// A kind of attention with its sizes.
+#[derive(Clone, Debug)]
+struct Case {
+    kv: usize,
+    group: usize,
+    size: usize,
+    value_size: usize,
+    cache: DType,
+    op: Attention,
+}
+
+impl Case {
+    fn new(kv: usize, group: usize, size: usize) -> Case {
+        let op = Attention::causal((size as f64).powf(-0.5));
+        Case { kv, group, size, value_size: size, cache: DType::F32, op }
+    }
+    fn heads(&self) -> usize {
+        self.kv * self.group
+    }
+
+    /// The group that lowering gets: `n` queries, one if `single`.
+    fn function(&self, single: bool) -> Function {
+        let n = if single { Dim::from(1) } else { Dim::sym(Sym::N) };
+        let t = Dim::sym(Sym::Past).add(&n);
+        let mut f = Function::new("attention", FunctionKind::Group);
+        let dims = |rows: &Dim, heads: usize, size: usize| [rows.clone(), Dim::from(heads), Dim::from(size)];
+        let mut inputs = vec![
+            f.add_input(TensorType::new(DType::F32, dims(&n, self.heads(), self.size))),
+            f.add_input(TensorType::new(self.cache, dims(&t, self.kv, self.size))),
+            f.add_input(TensorType::new(self.cache, dims(&t, self.kv, self.value_size))),
+        ];
+        if self.op.alibi {
+            inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads()])));
+        }
+        if self.op.prefix {
+            inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
+        }
+        f.outputs = f.append(&Module::new("m"), Op::Attention(self.op.clone()), &inputs).unwrap();
+        f
+    }
+
+    fn inputs(&self, n: usize, past: usize) -> Vec<Tensor> {
+        let (t, heads) = (past + n, self.heads());
+        let mut inputs = vec![
+            random_tensor(DType::F32, &[n, heads, self.size], 1),
+            random_tensor(self.cache, &[t, self.kv, self.size], 2),
+            random_tensor(self.cache, &[t, self.kv, self.value_size], 3),
+        ];
+        if self.op.alibi {
+            let slopes = (0..heads).map(|h| (-8.0 * (h + 1) as f64 / heads as f64).exp2()).collect();
+            inputs.push(Tensor::new(DType::F32, &[heads], slopes));
+        }
+        if self.op.prefix {
+            inputs.push(Tensor::new(DType::I32, &[1], vec![(t / 2 + 1) as f64]));
+        }
+        inputs
+    }
+
+    /// The definition, in f64.
+    fn reference(&self, inputs: &[Tensor], n: usize, past: usize) -> Vec<f32> {
+        let (q, k, v) = (&inputs[0].data, &inputs[1].data, &inputs[2].data);
+        let prefix = if self.op.prefix { inputs[inputs.len() - 1].data[0] as usize } else { 0 };
+        let mut out = Vec::new();
+        for i in 0..n {
+            let p = past + i;
+            for h in 0..self.heads() {
+                let kv = h / self.group;
+                let seen = |j: usize| {
+                    let near = self.op.window == 0 || p - j.min(p) < self.op.window;
+                    j <= p && near || j < prefix
+                };
+                let keys: Vec<usize> = (0..past + n).filter(|&j| seen(j)).collect();
+                let query = &q[(i * self.heads() + h) * self.size..][..self.size];
+                let score = |j: usize| {
+                    let key = &k[(j * self.kv + kv) * self.size..][..self.size];
+                    let mut s = self.op.scale * query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>();
+                    if self.op.softcap != 0.0 {
+                        s = self.op.softcap * (s / self.op.softcap).tanh();
+                    }
+                    let distance = j as f64 - p as f64;
+                    s + if self.op.alibi { inputs[3].data[h] * distance } else { 0.0 }
+                };
+                let scores: Vec<f64> = keys.iter().map(|&j| score(j)).collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = scores.iter().map(|s| (s - most).exp()).sum();
+                let value = |c: usize| {
+                    let of = |j: usize| v[(j * self.kv + kv) * self.value_size + c];
+                    keys.iter().zip(&scores).map(|(&j, s)| (s - most).exp() * of(j)).sum::<f64>() / total
+                };
+                out.extend((0..self.value_size).map(|c| value(c) as f32));
+            }
+        }
+        out
+    }
+
+    /// The kernel, and the one that joins its slices.
+    fn kernels(&self, single: bool, target: &KernelTarget) -> Vec<Kernel> {
+        let f = self.function(single);
+        let packings = vec![None; f.inputs.len()];
+        let made = lower_group(&Module::new("m"), &f, "attention", &packings, target).unwrap();
+        std::iter::once(made.kernel).chain(made.merge.map(|m| m.kernel.kernel)).collect()
+    }
+}
+
+fn kinds() -> Vec<Attention> {
+    let plain = Attention::causal(0.2);
+    vec![
+        Attention { softcap: 5.0, ..plain.clone() },
+        Attention { window: 7, ..plain.clone() },
+        Attention { window: 40, softcap: 3.0, ..plain.clone() },
+        Attention { alibi: true, ..plain.clone() },
+        Attention { prefix: true, ..plain.clone() },
+        Attention { prefix: true, window: 5, alibi: true, ..plain },
+    ]
+}
+
+/// Runs kernels one after the other: buffers of the first one, what lies between, the results.
+fn run(
+    kernels: &[Kernel],
+    inputs: &[Tensor],
+    sizes: &SymValues,
+    mut call: impl FnMut(&Kernel, &mut Vec<Vec<u8>>),
+) -> Vec<f32> {
+    let mut buffers: Vec<Vec<u8>> =
+        inputs.iter().map(|t| Buffer::from_floats(t.dtype, &t.to_f32()).bytes).collect();
+    for (i, kernel) in kernels.iter().enumerate() {
+        if i > 0 {
+            buffers.drain(..buffers.len() - 1);
+        }
+        let out = kernel.bufs[*kernel.params.last().unwrap()].len.eval(sizes);
+        buffers.push(vec![0xff; 4 * out as usize]);
+        call(kernel, &mut buffers);
+    }
+    let bytes = buffers.pop().unwrap();
+    bytes.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
+}
+
+fn interpreted(kernels: &[Kernel], inputs: &[Tensor], sizes: &SymValues, workers: usize) -> Vec<f32> {
+    run(kernels, inputs, sizes, |kernel, bytes| {
+        let buffers = kernel.params.iter().zip(bytes.iter());
+        let mut buffers: Vec<Buffer> =
+            buffers.map(|(&p, b)| Buffer::new(kernel.bufs[p].dtype, b.clone())).collect();
+        run_with(kernel, &mut buffers, sizes, &Options::workers(workers)).unwrap_or_else(|e| panic!("{e}"));
+        *bytes = buffers.into_iter().map(|b| b.bytes).collect();
+    })
+}
+
+fn executed(
+    e: &Executor,
+    kernels: &[Kernel],
+    inputs: &[Tensor],
+    sizes: &SymValues,
+    workers: usize,
+) -> Vec<f32> {
+    run(kernels, inputs, sizes, |kernel, bytes| {
+        let mut buffers: Vec<Aligned> = bytes.iter().map(|b| Aligned::from_bytes(b)).collect();
+        e.run(&kernel.name, &mut buffers, sizes, workers).unwrap();
+        *bytes = buffers.iter().map(|b| b.bytes().to_vec()).collect();
+    })
+}
+
+fn target_of(name: &str) -> (KernelTarget, Level) {
+    let target = mlcc_target::resolve(name).unwrap();
+    let level = target.levels[0].clone();
+    (KernelTarget::new(target.arch, &level), level)
+}
+
+/// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends.
+const SMALL: [(usize, usize); 6] = [(1, 0), (1, 5), (1, 77), (3, 0), (19, 0), (9, 30)];
+
+#[test]
+fn interpreted_kernels_equal_the_definition() {
+    let mut all: Vec<Case> = vec![
+        Case::new(2, 2, 32),
+        Case { value_size: 16, ..Case::new(1, 3, 24) },
+        Case { cache: DType::F16, ..Case::new(1, 1, 6) },
+    ];
+    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
+    for case in all {
+        for (n, past) in SMALL {
+            let inputs = case.inputs(n, past);
+            let expected = case.reference(&inputs, n, past);
+            let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
+            for (name, workers) in [("x86-64-v3", 3), ("x86-64-v4", 1), ("sm_80", 1)] {
+                for single in if n == 1 { vec![true, false] } else { vec![false] } {
+                    let found =
+                        interpreted(&case.kernels(single, &target_of(name).0), &inputs, &sizes, workers);
+                    let what = format!("{case:?} for {name}, n = {n} ({single}), past = {past}");
+                    assert_close(&what, &expected, &found, 1e-5);
+                }
+            }
+        }
+    }
+}
+
+type Compile = fn(&[Kernel], &Level) -> Executor;
+
+fn back_ends() -> Vec<(&'static str, Compile)> {
+    vec![
+        #[cfg(feature = "llvm")]
+        ("llvm", |kernels, level| Executor::new(kernels, level).unwrap()),
+        #[cfg(feature = "cranelift")]
+        ("cranelift", |kernels, level| Executor::with_cranelift(kernels, level).unwrap()),
+    ]
+}
+
+#[test]
+fn compiled_kernels_equal_the_definition() {
+    let sized = |kv, group, size, cache| Case { cache, ..Case::new(kv, group, size) };
+    let mut all = vec![
+        sized(1, 1, 32, DType::F32),
+        sized(2, 3, 40, DType::F16),
+        sized(1, 4, 64, DType::BF16),
+        sized(3, 1, 80, DType::F32),
+        sized(2, 7, 96, DType::F16),
+        sized(1, 8, 128, DType::F16),
+        sized(1, 2, 256, DType::F32),
+        Case { value_size: 72, ..sized(1, 16, 48, DType::F16) },
+    ];
+    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 32) }));
+    let lengths = [(1, 0), (1, 1), (1, 63), (1, 200), (2, 0), (33, 0), (70, 41), (5, 333)];
+    let big = [(1, 2000), (300, 0), (120, 900)];
+    let mut references: HashMap<(usize, usize, usize), (Vec<Tensor>, Vec<f32>)> = HashMap::new();
+    for level in host_levels() {
+        let (target, level) = target_of(&level);
+        for (back_end, compile) in back_ends() {
+            for (c, case) in all.iter().enumerate() {
+                let (decode, prefill) = (case.kernels(true, &target), case.kernels(false, &target));
+                let (one, many) = (compile(&decode, &level), compile(&prefill, &level));
+                let more = if c == 0 && back_end == "llvm" { &big[..] } else { &[] };
+                for &(n, past) in lengths.iter().chain(more) {
+                    let (inputs, expected) = references.entry((c, n, past)).or_insert_with(|| {
+                        let inputs = case.inputs(n, past);
+                        let expected = case.reference(&inputs, n, past);
+                        (inputs, expected)
+                    });
+                    let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
+                    let what = format!("{case:?} by {back_end} for {}, n = {n}, past = {past}", level.name);
+                    let found = executed(&many, &prefill, inputs, &sizes, 2);
+                    assert_close(&what, expected, &found, 1e-5);
+                    if n == 1 {
+                        let found = executed(&one, &decode, inputs, &sizes, 3);
+                        assert_close(&format!("{what}, decode"), expected, &found, 1e-5);
+                    }
+                }
+            }
+        }
+    }
+}
