@@ -41,6 +41,11 @@ pub trait Definition: Any + Debug + Send + Sync {
     /// False for recurrent models: they keep a state of fixed size and may go beyond [`Definition::context_length`].
     fn has_cache(&self) -> bool;
 
+    /// True for prefix language models: tokens see later ones of the prompt, which has to come in one call.
+    fn needs_whole_prompts(&self) -> bool {
+        false
+    }
+
     /// Canonical name and shape of every tensor that the checkpoint has to have.
     fn tensors(&self) -> Vec<(String, Vec<usize>)>;
 

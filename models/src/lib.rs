@@ -10,22 +10,42 @@
 //!
 //! Input from outside is never trusted: every reader returns a typed error that names the file and the tensor or field.
 
+pub mod baichuan;
+pub mod bloom;
+pub mod chatglm;
+pub mod chatglm2;
 pub mod checkpoint;
 pub mod config;
 pub mod definition;
 pub mod error;
 pub mod expect;
+pub mod falcon;
+pub mod gemma;
 pub mod generation;
+pub mod glm;
 pub mod golden;
+pub mod gpt2;
+pub mod gpt_neox;
+pub mod gptj;
 pub mod infer;
+pub mod internlm2;
 pub mod layers;
 pub mod llama;
+pub mod mixtral;
+pub mod mpt;
 pub mod naming;
+pub mod olmo2;
+pub mod opt;
+pub mod phi3;
 pub mod presets;
+pub mod qwen;
 pub mod qwen2;
+pub mod qwen3;
 pub mod registry;
 pub mod resolve;
 pub mod rwkv4;
+pub mod stablelm;
+pub mod starcoder2;
 pub mod transformer;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};

@@ -1,10 +1,30 @@
 //! The list of model families that mlcc can build: one line per `model_type` of config.json.
 
+use crate::baichuan::BaichuanConfig;
+use crate::bloom::BloomConfig;
+use crate::chatglm::ChatGlmConfig;
+use crate::chatglm2::ChatGlm2Config;
 use crate::config::{ConfigFields, Rwkv4Config};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::falcon::FalconConfig;
+use crate::gemma::GemmaConfig;
+use crate::glm::GlmConfig;
+use crate::gpt_neox::GptNeoxConfig;
+use crate::gpt2::Gpt2Config;
+use crate::gptj::GptJConfig;
+use crate::internlm2::InternLm2Config;
 use crate::llama::LlamaConfig;
+use crate::mixtral::MixtralConfig;
+use crate::mpt::MptConfig;
+use crate::olmo2::Olmo2Config;
+use crate::opt::OptConfig;
+use crate::phi3::Phi3Config;
+use crate::qwen::QwenConfig;
 use crate::qwen2;
+use crate::qwen3::Qwen3Config;
+use crate::stablelm::StableLmConfig;
+use crate::starcoder2::Starcoder2Config;
 
 /// A model type and how its configuration is read.
 pub struct Entry {
@@ -35,11 +55,73 @@ pub const REGISTRY: &[Entry] = &[
         LlamaConfig::from_fields(f).map(Architecture::new)
     }),
     entry("mistral", &["MistralForCausalLM"], "Mistral", |f| LlamaConfig::mistral(f).map(Architecture::new)),
+    entry("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
+        MixtralConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("qwen", &["QWenLMHeadModel"], "Qwen, first generation", |f| {
+        QwenConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| qwen2::from_fields(f).map(Architecture::new)),
+    entry("qwen3", &["Qwen3ForCausalLM"], "Qwen 3", |f| Qwen3Config::dense(f).map(Architecture::new)),
+    entry("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
+        Qwen3Config::moe(f).map(Architecture::new)
+    }),
+    entry("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| GemmaConfig::gemma2(f).map(Architecture::new)),
+    entry("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
+        GemmaConfig::gemma3(f).map(Architecture::new)
+    }),
+    entry("gemma3", &[], "Gemma 3, text only", |f| GemmaConfig::gemma3(f).map(Architecture::new)),
+    entry("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| Phi3Config::from_fields(f).map(Architecture::new)),
+    entry("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
+    entry("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
+        Starcoder2Config::from_fields(f).map(Architecture::new)
+    }),
+    entry("stablelm", &["StableLmForCausalLM"], "StableLM 2", |f| {
+        StableLmConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("gpt2", &["GPT2LMHeadModel"], "GPT-2", |f| Gpt2Config::gpt2(f).map(Architecture::new)),
+    entry("gpt_bigcode", &["GPTBigCodeForCausalLM"], "StarCoder 1, SantaCoder", |f| {
+        Gpt2Config::bigcode(f).map(Architecture::new)
+    }),
+    entry("gptj", &["GPTJForCausalLM"], "GPT-J", |f| GptJConfig::gptj(f).map(Architecture::new)),
+    entry("moss", &["MossForCausalLM"], "MOSS", |f| GptJConfig::moss(f).map(Architecture::new)),
+    entry("gpt_neox", &["GPTNeoXForCausalLM"], "GPT-NeoX, Pythia", |f| {
+        GptNeoxConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("opt", &["OPTForCausalLM"], "OPT", |f| OptConfig::from_fields(f).map(Architecture::new)),
+    entry("falcon", &["FalconForCausalLM", "RWForCausalLM"], "Falcon", |f| {
+        FalconConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("bloom", &["BloomForCausalLM"], "BLOOM", |f| BloomConfig::from_fields(f).map(Architecture::new)),
+    entry("mpt", &["MptForCausalLM", "MPTForCausalLM"], "MPT", |f| {
+        MptConfig::from_fields(f).map(Architecture::new)
+    }),
+    entry("glm", &["GlmForCausalLM"], "GLM-4", |f| GlmConfig::glm(f).map(Architecture::new)),
+    entry("glm4", &["Glm4ForCausalLM"], "GLM-4-0414", |f| GlmConfig::glm4(f).map(Architecture::new)),
+    entry(
+        "chatglm",
+        &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
+        "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
+        chatglm,
+    ),
+    entry("baichuan", &["BaiChuanForCausalLM", "BaichuanForCausalLM"], "Baichuan 1, 2", |f| {
+        BaichuanConfig::from_fields(f).map(Architecture::new)
+    }),
     entry("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
         LlamaConfig::internlm(f).map(Architecture::new)
     }),
-    entry("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| qwen2::from_fields(f).map(Architecture::new)),
+    entry("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
+        InternLm2Config::from_fields(f).map(Architecture::new)
+    }),
 ];
+
+/// Two architectures have one name: version 1 has positions of two dimensions.
+fn chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
+    match fields.get("position_encoding_2d").or(fields.get("inner_hidden_size")) {
+        Some(_) => ChatGlmConfig::from_fields(fields).map(Architecture::new),
+        None => ChatGlm2Config::from_fields(fields).map(Architecture::new),
+    }
+}
 
 /// Model types people are likely to bring that later versions will read.
 const PLANNED: &[(&str, &str)] = &[("rwkv5", "RWKV-5"), ("rwkv6", "RWKV-6"), ("rwkv7", "RWKV-7")];
@@ -52,6 +134,7 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
         (None, Some(entry)) => entry.model_type.to_string(),
         _ => fields.string("model_type")?,
     };
+    refuse_other_inputs(fields)?;
     let by_type = REGISTRY.iter().find(|e| e.model_type == model_type);
     if let Some(entry) = by_type.or(by_class) {
         return Ok((model_type, (entry.config)(fields)?));
@@ -61,6 +144,20 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
         return Err(ConfigError::NotSupportedYet { file, what: about.to_string(), supported: supported() });
     }
     Err(ConfigError::UnknownModelType { file, found: model_type, supported: supported() })
+}
+
+/// Models that also take images or sounds have a configuration for that part.
+fn refuse_other_inputs(fields: &ConfigFields) -> Result<(), ConfigError> {
+    let parts =
+        ["vision_config", "vision_tower", "mm_vision_tower", "visual", "audio_config", "img_processor"];
+    match parts.iter().find(|part| fields.get(part).is_some()) {
+        None => Ok(()),
+        Some(part) => Err(ConfigError::NotSupportedYet {
+            file: fields.origin.clone(),
+            what: format!("a model with image or audio input (`{part}`)"),
+            supported: "models of text only".to_string(),
+        }),
+    }
 }
 
 /// The first name in `architectures`.

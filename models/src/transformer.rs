@@ -46,6 +46,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
     /// Logits `[rows, vocab]` of the positions that are asked for (see [`Net::wanted_rows`]).
     fn forward(&self, net: &mut Net) -> ValueId;
 
+    /// See [`Definition::needs_whole_prompts`].
+    fn needs_whole_prompts(&self) -> bool {
+        false
+    }
+
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
     fn canonical_name(&self, stored_name: &str) -> String {
         stored_name.to_string()
@@ -70,6 +75,9 @@ impl<T: Transformer> Definition for T {
     }
     fn has_cache(&self) -> bool {
         true
+    }
+    fn needs_whole_prompts(&self) -> bool {
+        Transformer::needs_whole_prompts(self)
     }
     /// What the definition asks for when it is built.
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {

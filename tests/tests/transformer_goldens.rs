@@ -169,6 +169,33 @@ cases! {
     llama3_tied_with_scaled_rope: "llama3-gqa-tied",
     mistral_beyond_its_window: "mistral-swa",
     qwen2: "qwen2",
+    qwen3_tied_with_head_norms: "qwen3",
+    qwen3_with_experts: "qwen3-moe",
+    mixtral: "mixtral",
+    gemma2_beyond_its_window: "gemma2",
+    gemma3_beyond_its_window: "gemma3-text",
+    phi3: "phi3",
+    olmo2: "olmo2",
+    starcoder2_beyond_its_window: "starcoder2",
+    stablelm: "stablelm",
+    gpt2: "gpt2",
+    gpt2_with_the_names_of_its_hub: "gpt2-hub-names",
+    gptj: "gptj",
+    gpt_neox: "gpt-neox",
+    opt: "opt",
+    falcon: "falcon-mqa",
+    bloom: "bloom-alibi",
+    mpt: "mpt-alibi",
+    glm: "glm-hf",
+    glm4: "glm4-hf",
+    chatglm2: "chatglm2-6b-tiny",
+    baichuan_with_rope: "baichuan-7b-tiny",
+    baichuan2_with_alibi: "baichuan2-13b-tiny",
+}
+
+#[test]
+fn chatglm() {
+    check("chatglm-6b-tiny", Feeding::WholePrompts, usize::MAX, 32);
 }
 
 #[test]

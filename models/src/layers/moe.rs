@@ -2,12 +2,15 @@
 
 use super::Activation;
 use super::linear::Linear;
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
 use crate::transformer::Net;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
+use serde_json::Value;
 
 /// Gated experts chosen per token (Shazeer et al. 2017; Mixtral, Jiang et al. 2024).
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +34,30 @@ pub struct ExpertNames<'a> {
     pub parts: [&'a str; 3],
 }
 
+/// Larger than in any published model.
+const MOST_EXPERTS: usize = 1024;
+
 impl Experts {
+    /// `count` are the names of the field with the number of experts.
+    pub fn read(
+        fields: &ConfigFields,
+        count: &[&'static str],
+        intermediate: usize,
+        normalised: bool,
+    ) -> Result<Experts, ConfigError> {
+        let (field, chosen_field) = (fields.first(count), "num_experts_per_tok");
+        let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
+        if count > MOST_EXPERTS {
+            return Err(fields.wrong(field, &format!("at most {MOST_EXPERTS}"), &Value::from(count)));
+        }
+        if chosen > count {
+            let expected = format!("at most {field}, which is {count}");
+            return Err(fields.wrong(chosen_field, &expected, &Value::from(chosen)));
+        }
+        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        Ok(Experts { count, chosen, intermediate, normalised, activation })
+    }
+
     /// `[n, hidden]` to `[n, hidden]`.
     pub fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> ValueId {
         let (hidden, inner) = (net.width(x), self.intermediate);

@@ -1,0 +1,79 @@
+//! BLOOM (Scao et al. 2022; reference: `BloomForCausalLM` of transformers): ALiBi, a norm behind the embeddings,
+//! projections fused head by head.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::attention::alibi_slopes;
+use crate::layers::linear::head_or_tied;
+use crate::layers::norm::layer_norm;
+use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
+use crate::transformer::{Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct BloomConfig {
+    pub sizes: Sizes,
+    pub eps: f64,
+    /// Residuals are taken behind the norms.
+    pub residual_behind_norm: bool,
+    pub tied: bool,
+}
+
+impl BloomConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<BloomConfig, ConfigError> {
+        Ok(BloomConfig {
+            // ALiBi has no longest sequence; this is what the models were trained with.
+            sizes: Sizes::read(fields, Some(2048))?,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
+            residual_behind_norm: fields.flag_or("apply_residual_connection_post_layernorm", false)?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+        })
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("transformer.h.{layer}");
+        let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
+        let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attention");
+        let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
+        let projection = format!("{part}.query_key_value");
+        let qkv = fused.apply(net, normalised, &Linear::new(&projection, fused.rows()).bias(true));
+        let [q, k, v] = qkv.map(|x| net.split_heads(x, sizes.heads));
+        let alibi = Some(alibi_slopes(sizes.heads, 8.0));
+        let h = Attention { alibi, ..Attention::causal(sizes.head_size) }.apply(net, layer, q, k, v);
+        let h = Linear::new(&format!("{part}.dense"), hidden).bias(true).apply(net, h);
+        let x = net.residual(layer, "attention", residual(x, normalised), h);
+        let normalised = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
+        let (up, down) = (Linear::new(&up, 4 * hidden), Linear::new(&down, hidden));
+        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), Activation::GeluTanh);
+        net.residual(layer, "mlp", residual(x, normalised), h)
+    }
+}
+
+impl Transformer for BloomConfig {
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn forward(&self, net: &mut Net) -> ValueId {
+        let (sizes, embedding) = (&self.sizes, "transformer.word_embeddings.weight");
+        let x = net.embed(embedding, sizes.vocab, sizes.hidden);
+        let x = layer_norm(net, x, "transformer.word_embeddings_layernorm", self.eps);
+        let x = net.layers(sizes.layers, x, |net, layer, x| self.block(net, layer, x));
+        let x = net.wanted_rows(x);
+        let x = layer_norm(net, x, "transformer.ln_f", self.eps);
+        net.tap("final_norm", x);
+        head_or_tied(net, x, "lm_head.weight", self.tied.then_some(embedding), sizes.vocab)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        let roots = ["word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."];
+        prefixed(stored_name, "transformer.", &roots)
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        self.tied && name == "lm_head.weight"
+    }
+}

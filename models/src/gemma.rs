@@ -1,0 +1,193 @@
+//! Gemma 2 and 3, text only (Gemma Team 2024, 2025; reference: `Gemma2ForCausalLM`, `Gemma3ForCausalLM` of
+//! transformers): four norms in a layer whose weights are stored less one, scaled embeddings, windows on most layers.
+//! Gemma 2 bounds scores and logits by tanh; Gemma 3 has norms on the heads and two rotary bases.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::linear::head_or_tied;
+use crate::layers::norm::rms_norm_plus_one;
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Net, Sizes, Transformer, hf_name};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmaConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Of layers without a window.
+    pub rope: Rope,
+    /// Of layers with a window.
+    pub local_rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    pub bias: bool,
+    /// Queries are divided by its square root.
+    pub query_scalar: f64,
+    pub attention_cap: Option<f64>,
+    pub logit_cap: Option<f64>,
+    pub head_norms: bool,
+    pub tied: bool,
+}
+
+impl GemmaConfig {
+    pub fn gemma2(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
+        let sizes = Sizes::read(fields, Some(8192))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        let windows = fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?;
+        let local_rope = rope.rope.clone();
+        let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
+        Ok(GemmaConfig {
+            attention_cap: cap(fields, "attn_logit_softcapping")?,
+            logit_cap: cap(fields, "final_logit_softcapping")?,
+            ..config
+        })
+    }
+
+    /// Also reads the configuration of the text model inside of a larger file.
+    pub fn gemma3(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
+        let nested = fields.object("text_config")?;
+        let fields = nested.as_ref().unwrap_or(fields);
+        let sizes = Sizes::read(fields, Some(131_072))?;
+        let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern"]);
+        let pattern = fields.size_or(pattern, 6)?;
+        let windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
+        let ropes = gemma3_ropes(fields, &sizes)?;
+        let config = GemmaConfig::common(fields, sizes, ropes, windows)?;
+        let attention_cap = cap(fields, "attn_logit_softcapping")?;
+        let logit_cap = cap(fields, "final_logit_softcapping")?;
+        Ok(GemmaConfig { head_norms: true, attention_cap, logit_cap, ..config })
+    }
+
+    fn common(
+        fields: &ConfigFields,
+        sizes: Sizes,
+        [rope, local_rope]: [Rope; 2],
+        windows: Vec<Option<usize>>,
+    ) -> Result<GemmaConfig, ConfigError> {
+        let query_scalar = fields.float_or("query_pre_attn_scalar", sizes.head_size as f64)?;
+        if !(query_scalar > 0.0 && query_scalar.is_finite()) {
+            let found = Value::from(query_scalar);
+            return Err(fields.wrong("query_pre_attn_scalar", "a positive number", &found));
+        }
+        let act = ["hidden_activation", "hidden_act"];
+        Ok(GemmaConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &act, Activation::GeluTanh)?,
+            rope,
+            local_rope,
+            windows,
+            bias: fields.flag_or("attention_bias", false)?,
+            query_scalar,
+            attention_cap: None,
+            logit_cap: None,
+            head_norms: false,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: [&RopeTables; 2]) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let norm =
+            |net: &mut Net, x, norm: &str| rms_norm_plus_one(net, x, &format!("{name}.{norm}"), self.eps);
+        let window = self.windows[layer];
+        let attention = Attention {
+            scale: self.query_scalar.powf(-0.5),
+            softcap: self.attention_cap,
+            window,
+            ..Attention::causal(self.sizes.head_size)
+        };
+        let rope = if window.is_some() { local } else { rope };
+        let h = norm(net, x, "input_layernorm");
+        let h = SelfAttention {
+            qkv_bias: self.bias,
+            output_bias: self.bias,
+            head_norm: self.head_norms.then_some((rms_norm_plus_one, self.eps)),
+            ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
+        }
+        .apply(net, layer, &self.sizes, h);
+        let h = norm(net, h, "post_attention_layernorm");
+        let x = net.residual(layer, "attention", x, h);
+        let h = norm(net, x, "pre_feedforward_layernorm");
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
+        let h = norm(net, h, "post_feedforward_layernorm");
+        net.residual(layer, "mlp", x, h)
+    }
+}
+
+/// Rotary embedding of layers without and with a window.
+fn gemma3_ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], ConfigError> {
+    let defaults = |theta| RopeDefaults { theta, ..RopeDefaults::LLAMA };
+    let (global, local) = (defaults(1e6), defaults(1e4));
+    let read = |fields: &ConfigFields, defaults| {
+        RopeConfig::read(fields, sizes.head_size, sizes.context, defaults).map(|config| config.rope)
+    };
+    // Newer files have one object for each kind of layer; what is read for one kind sees no other field.
+    if let Some(parameters) = fields.object("rope_parameters")? {
+        let of = |kind: &str, defaults| {
+            let raw = match parameters.object(kind)? {
+                Some(one) => one.raw,
+                None => return Err(parameters.missing(kind, "an object")),
+            };
+            let raw = [("rope_parameters".to_string(), Value::Object(raw))].into_iter().collect();
+            read(&ConfigFields { origin: fields.origin.clone(), raw }, defaults)
+        };
+        return Ok([of("full_attention", global)?, of("sliding_attention", local)?]);
+    }
+    let theta = fields.float_or("rope_local_base_freq", local.theta)?;
+    let raw = [("rope_theta".to_string(), Value::from(theta))].into_iter().collect();
+    let local = read(&ConfigFields { origin: fields.origin.clone(), raw }, local)?;
+    Ok([read(fields, global)?, local])
+}
+
+/// A bound by tanh; absent or null: none.
+fn cap(fields: &ConfigFields, field: &str) -> Result<Option<f64>, ConfigError> {
+    let Some(found) = fields.get(field) else { return Ok(None) };
+    match fields.float_or(field, 0.0)? {
+        cap if cap > 0.0 && cap.is_finite() => Ok(Some(cap)),
+        _ => Err(fields.wrong(field, "a positive number or null", found)),
+    }
+}
+
+impl Transformer for GemmaConfig {
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn forward(&self, net: &mut Net) -> ValueId {
+        let (vocab, embedding) = (self.sizes.vocab, "model.embed_tokens.weight");
+        let rope = self.rope.tables(net, "rope");
+        let local = match self.local_rope == self.rope {
+            true => rope,
+            false => self.local_rope.tables(net, "rope.local"),
+        };
+        let x = net.embed(embedding, vocab, self.sizes.hidden);
+        let x = net.scale(x, (self.sizes.hidden as f64).sqrt());
+        let block = |net: &mut Net, layer, x| self.block(net, layer, x, [&rope, &local]);
+        let x = net.layers(self.sizes.layers, x, block);
+        let x = net.wanted_rows(x);
+        let x = rms_norm_plus_one(net, x, "model.norm", self.eps);
+        net.tap("final_norm", x);
+        let logits = head_or_tied(net, x, "lm_head.weight", self.tied.then_some(embedding), vocab);
+        match self.logit_cap {
+            None => logits,
+            Some(cap) => {
+                let small = net.scale(logits, 1.0 / cap);
+                let bounded = net.tanh(small);
+                net.scale(bounded, cap)
+            }
+        }
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        hf_name(stored_name.strip_prefix("language_model.").unwrap_or(stored_name))
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        self.tied && name == "lm_head.weight"
+    }
+}

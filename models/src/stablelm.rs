@@ -1,0 +1,85 @@
+//! StableLM 2 (Bellagente et al. 2024; reference: `StableLmForCausalLM` of transformers): LayerNorm around the Llama
+//! block, rotary embedding on a quarter of each head, in some models both parts of a layer side by side.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::linear::head_or_tied;
+use crate::layers::norm::layer_norm;
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Net, Sizes, Transformer, hf_name};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StableLmConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub qkv_bias: bool,
+    /// Attention and feed-forward part read the same normalised input.
+    pub parallel: bool,
+    pub tied: bool,
+}
+
+impl StableLmConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<StableLmConfig, ConfigError> {
+        fields.only("qk_layernorm", false, "StableLM with norms on the heads")?;
+        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        Ok(StableLmConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            qkv_bias: fields.flag_or("use_qkv_bias", false)?,
+            parallel: fields.flag_or("use_parallel_residual", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attn");
+        let part = SelfAttention::new(&part, rope, Attention::causal(self.sizes.head_size));
+        let part = SelfAttention { qkv_bias: self.qkv_bias, ..part };
+        let h = part.apply(net, layer, &self.sizes, normalised);
+        let x = net.residual(layer, "attention", x, h);
+        let input = match self.parallel {
+            true => normalised,
+            false => layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps),
+        };
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, input, &mlp, self.intermediate, false, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+}
+
+impl Transformer for StableLmConfig {
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn forward(&self, net: &mut Net) -> ValueId {
+        let (vocab, embedding) = (self.sizes.vocab, "model.embed_tokens.weight");
+        let rope = self.rope.tables(net, "rope");
+        let x = net.embed(embedding, vocab, self.sizes.hidden);
+        let x = net.layers(self.sizes.layers, x, |net, layer, x| self.block(net, layer, x, &rope));
+        let x = net.wanted_rows(x);
+        let x = layer_norm(net, x, "model.norm", self.eps);
+        net.tap("final_norm", x);
+        head_or_tied(net, x, "lm_head.weight", self.tied.then_some(embedding), vocab)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        hf_name(stored_name)
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        self.tied && name == "lm_head.weight"
+    }
+}
