@@ -173,6 +173,25 @@ impl Checkpoint {
         self.index_names()
     }
 
+    /// Turns the matrices that `wanted` picks by their stored names, without moving their elements.
+    pub fn transpose(&mut self, wanted: impl Fn(&str) -> bool) {
+        for tensor in self.tensors.iter_mut().filter(|t| wanted(&t.stored_name)) {
+            let &[rows, columns] = tensor.shape.as_slice() else { continue };
+            tensor.place = match std::mem::replace(&mut tensor.place, Place::Contiguous { file: 0, start: 0 })
+            {
+                Place::Contiguous { file, start } => {
+                    Place::Strided { file, start, strides: vec![1, columns] }
+                }
+                Place::Strided { file, start, mut strides } => {
+                    strides.reverse();
+                    Place::Strided { file, start, strides }
+                }
+                Place::Random(random) => Place::Random(random),
+            };
+            tensor.shape = vec![columns, rows];
+        }
+    }
+
     fn index_names(&mut self) -> Result<(), CheckpointError> {
         self.by_name.clear();
         for (number, tensor) in self.tensors.iter().enumerate() {

@@ -6,11 +6,17 @@
 pub mod fields;
 pub mod rope;
 pub mod rwkv4;
+pub mod rwkv5;
+pub mod rwkv6;
+pub mod rwkv7;
 pub mod sizes;
 
 pub use fields::ConfigFields;
 pub use rope::{RopeConfig, RopeDefaults};
 pub use rwkv4::Rwkv4Config;
+pub use rwkv5::Rwkv5Config;
+pub use rwkv6::Rwkv6Config;
+pub use rwkv7::Rwkv7Config;
 
 use crate::definition::{Architecture, Definition};
 use crate::error::ConfigError;
@@ -54,9 +60,32 @@ impl ModelConfig {
         ModelConfig::known(origin, "rwkv", config, raw)
     }
 
+    pub fn rwkv5(origin: String, config: Rwkv5Config) -> ModelConfig {
+        let raw = config.to_fields();
+        ModelConfig::known(origin, "rwkv5", config, raw)
+    }
+
+    pub fn rwkv6(origin: String, config: Rwkv6Config) -> ModelConfig {
+        let raw = config.to_fields();
+        ModelConfig::known(origin, "rwkv6", config, raw)
+    }
+
+    pub fn rwkv7(origin: String, config: Rwkv7Config) -> ModelConfig {
+        let raw = config.to_fields();
+        ModelConfig::known(origin, "rwkv7", config, raw)
+    }
+
     pub(crate) fn from_fields(fields: ConfigFields) -> Result<ModelConfig, ConfigError> {
         let (model_type, architecture) = registry::architecture(&fields)?;
         let ConfigFields { origin, raw } = fields;
         Ok(ModelConfig { origin, model_type, architecture, raw })
+    }
+}
+
+/// The fields of a JSON object.
+fn object(value: serde_json::Value) -> serde_json::Map<String, serde_json::Value> {
+    match value {
+        serde_json::Value::Object(fields) => fields,
+        _ => serde_json::Map::new(),
     }
 }

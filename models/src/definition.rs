@@ -54,6 +54,12 @@ pub trait Definition: Any + Debug + Send + Sync {
         stored_name.to_string()
     }
 
+    /// True if the matrix of this name in the checkpoint is the transpose of what its canonical name stands for.
+    fn is_stored_transposed(&self, stored_name: &str) -> bool {
+        let _ = stored_name;
+        false
+    }
+
     /// True for tensors (by canonical name) that checkpoints may hold and that the model does not need.
     fn is_ignored(&self, name: &str) -> bool {
         let _ = name;

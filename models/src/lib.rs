@@ -44,12 +44,16 @@ pub mod qwen3;
 pub mod registry;
 pub mod resolve;
 pub mod rwkv4;
+pub mod rwkv5;
+pub mod rwkv6;
+pub mod rwkv7;
+mod rwkv_layers;
 pub mod stablelm;
 pub mod starcoder2;
 pub mod transformer;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
-pub use config::{ModelConfig, Rwkv4Config};
+pub use config::{ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
 pub use definition::{Architecture, Definition, EntrySpec, Logits};
 pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, TensorMismatch};
 pub use generation::GenerationConfig;

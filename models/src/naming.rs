@@ -1,4 +1,5 @@
-//! One set of tensor names for RWKV-4: those of the Hugging Face checkpoints. BlinkDL's own `.pth` files use shorter ones.
+//! One set of tensor names for RWKV-4 to -6: those of the Hugging Face checkpoints. BlinkDL's own `.pth` files use shorter
+//! ones.
 //!
 //! | BlinkDL | here |
 //! | --- | --- |
@@ -7,14 +8,17 @@
 //! | `blocks.N.ln1.*`, `ln2.*` | `rwkv.blocks.N.ln1.*`, `ln2.*` |
 //! | `blocks.N.att.*` | `rwkv.blocks.N.attention.*` |
 //! | `blocks.N.ffn.*` | `rwkv.blocks.N.feed_forward.*` |
-//! | `*.time_mix_k`, `_v`, `_r` | `*.time_mix_key`, `_value`, `_receptance` |
+//! | `*.time_mix_k`, `_v`, `_r`, `_g` | `*.time_mix_key`, `_value`, `_receptance`, `_gate` |
 //! | `ln_out.*` | `rwkv.ln_out.*` |
 //! | `head.weight` | `head.weight` |
+
+pub mod rwkv5;
+pub mod rwkv7;
 
 use crate::checkpoint::Distribution;
 use crate::config::Rwkv4Config;
 
-/// The canonical name of an RWKV-4 tensor. A name that is canonical already, or unknown, comes back as it is.
+/// The canonical name of a tensor of RWKV-4, -5 or -6. A name that is canonical already, or unknown, comes back as it is.
 pub fn rwkv4_canonical(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("emb.") {
         return format!("rwkv.embeddings.{rest}");
@@ -38,6 +42,7 @@ fn long_mix(part: &str) -> &str {
         "time_mix_k" => "time_mix_key",
         "time_mix_v" => "time_mix_value",
         "time_mix_r" => "time_mix_receptance",
+        "time_mix_g" => "time_mix_gate",
         other => other,
     }
 }

@@ -1,6 +1,6 @@
-//! Models whose configuration is known without files: the RWKV-4 "Pile" series as published.
+//! Models whose configuration is known without files: published RWKV series.
 
-use crate::config::{ModelConfig, Rwkv4Config};
+use crate::config::{ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
@@ -9,30 +9,79 @@ pub struct Preset {
     pub repo: &'static str,
     pub layers: usize,
     pub hidden: usize,
+    family: Family,
 }
 
-/// Tokens of the GPT-NeoX tokenizer that the series was trained with.
+/// What a size stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Rwkv4Pile,
+    Rwkv5World,
+    Rwkv6World,
+    Rwkv7World,
+}
+
+/// Tokens of the GPT-NeoX tokenizer that the Pile series was trained with.
 const PILE_VOCAB: usize = 50277;
+/// Rows of the embedding of the World series.
+const WORLD_VOCAB: usize = 65536;
+
+const fn preset(
+    name: &'static str,
+    repo: &'static str,
+    layers: usize,
+    hidden: usize,
+    family: Family,
+) -> Preset {
+    Preset { name, repo, layers, hidden, family }
+}
 
 pub const PRESETS: &[Preset] = &[
-    Preset { name: "rwkv-169m", repo: "RWKV/rwkv-4-169m-pile", layers: 12, hidden: 768 },
-    Preset { name: "rwkv-430m", repo: "RWKV/rwkv-4-430m-pile", layers: 24, hidden: 1024 },
-    Preset { name: "rwkv-1.5b", repo: "RWKV/rwkv-4-1b5-pile", layers: 24, hidden: 2048 },
-    Preset { name: "rwkv-3b", repo: "RWKV/rwkv-4-3b-pile", layers: 32, hidden: 2560 },
-    Preset { name: "rwkv-7b", repo: "RWKV/rwkv-4-7b-pile", layers: 32, hidden: 4096 },
-    Preset { name: "rwkv-14b", repo: "RWKV/rwkv-4-14b-pile", layers: 40, hidden: 5120 },
+    preset("rwkv-169m", "RWKV/rwkv-4-169m-pile", 12, 768, Family::Rwkv4Pile),
+    preset("rwkv-430m", "RWKV/rwkv-4-430m-pile", 24, 1024, Family::Rwkv4Pile),
+    preset("rwkv-1.5b", "RWKV/rwkv-4-1b5-pile", 24, 2048, Family::Rwkv4Pile),
+    preset("rwkv-3b", "RWKV/rwkv-4-3b-pile", 32, 2560, Family::Rwkv4Pile),
+    preset("rwkv-7b", "RWKV/rwkv-4-7b-pile", 32, 4096, Family::Rwkv4Pile),
+    preset("rwkv-14b", "RWKV/rwkv-4-14b-pile", 40, 5120, Family::Rwkv4Pile),
+    preset("rwkv5-1.5b", "RWKV/rwkv-5-world-1b5", 24, 2048, Family::Rwkv5World),
+    preset("rwkv5-3b", "RWKV/rwkv-5-world-3b", 32, 2560, Family::Rwkv5World),
+    preset("rwkv5-7b", "RWKV/v5-Eagle-7B-HF", 32, 4096, Family::Rwkv5World),
+    preset("rwkv6-1.6b", "RWKV/rwkv-6-world-1b6", 24, 2048, Family::Rwkv6World),
+    preset("rwkv6-3b", "RWKV/rwkv-6-world-3b", 32, 2560, Family::Rwkv6World),
+    preset("rwkv6-7b", "RWKV/v6-Finch-7B-HF", 32, 4096, Family::Rwkv6World),
+    preset("rwkv7-0.1b", "fla-hub/rwkv7-191M-world", 12, 768, Family::Rwkv7World),
+    preset("rwkv7-0.4b", "fla-hub/rwkv7-0.4B-world", 24, 1024, Family::Rwkv7World),
+    preset("rwkv7-1.5b", "fla-hub/rwkv7-1.5B-world", 24, 2048, Family::Rwkv7World),
+    preset("rwkv7-2.9b", "fla-hub/rwkv7-2.9B-world", 32, 2560, Family::Rwkv7World),
 ];
 
 impl Preset {
-    /// Case does not matter, and `1b5` is how the series itself spells 1.5b.
+    /// Case does not matter, and `1b5` is how the series themselves spell 1.5b.
     pub fn find(name: &str) -> Option<&'static Preset> {
-        let name = name.to_ascii_lowercase().replace("1b5", "1.5b");
+        let name = name.to_ascii_lowercase().replace("1b5", "1.5b").replace("1b6", "1.6b");
         PRESETS.iter().find(|preset| preset.name == name)
     }
 
     pub fn config(&self) -> ModelConfig {
-        let config = Rwkv4Config::of_size(PILE_VOCAB, self.hidden, self.layers);
-        ModelConfig::rwkv4(format!("preset {}", self.name), config)
+        let Preset { hidden, layers, .. } = *self;
+        let origin = format!("preset {}", self.name);
+        match self.family {
+            Family::Rwkv4Pile => ModelConfig::rwkv4(origin, Rwkv4Config::of_size(PILE_VOCAB, hidden, layers)),
+            Family::Rwkv5World => {
+                ModelConfig::rwkv5(origin, Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers))
+            }
+            Family::Rwkv6World => {
+                ModelConfig::rwkv6(origin, Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers))
+            }
+            Family::Rwkv7World => {
+                let mut config = Rwkv7Config::of_size(WORLD_VOCAB, hidden, layers);
+                if hidden == 1024 {
+                    // The one published shape that departs from the rule.
+                    config.gate_rank = 128;
+                }
+                ModelConfig::rwkv7(origin, config)
+            }
+        }
     }
 }
 

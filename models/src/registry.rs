@@ -4,7 +4,7 @@ use crate::baichuan::BaichuanConfig;
 use crate::bloom::BloomConfig;
 use crate::chatglm::ChatGlmConfig;
 use crate::chatglm2::ChatGlm2Config;
-use crate::config::{ConfigFields, Rwkv4Config};
+use crate::config::{ConfigFields, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::falcon::FalconConfig;
@@ -51,6 +51,9 @@ const fn entry(
 
 pub const REGISTRY: &[Entry] = &[
     entry("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| Rwkv4Config::from_fields(f).map(Architecture::new)),
+    entry("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| Rwkv5Config::from_fields(f).map(Architecture::new)),
+    entry("rwkv6", &["Rwkv6ForCausalLM"], "RWKV-6", |f| Rwkv6Config::from_fields(f).map(Architecture::new)),
+    entry("rwkv7", &["RWKV7ForCausalLM"], "RWKV-7", |f| Rwkv7Config::from_fields(f).map(Architecture::new)),
     entry("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
         LlamaConfig::from_fields(f).map(Architecture::new)
     }),
@@ -123,9 +126,6 @@ fn chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
     }
 }
 
-/// Model types people are likely to bring that later versions will read.
-const PLANNED: &[(&str, &str)] = &[("rwkv5", "RWKV-5"), ("rwkv6", "RWKV-6"), ("rwkv7", "RWKV-7")];
-
 /// The model type and the configured model: by `model_type`, else by the class in `architectures`.
 pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
     let class = class_name(fields);
@@ -140,9 +140,6 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
         return Ok((model_type, (entry.config)(fields)?));
     }
     let file = fields.origin.clone();
-    if let Some((_, about)) = PLANNED.iter().find(|(name, _)| *name == model_type) {
-        return Err(ConfigError::NotSupportedYet { file, what: about.to_string(), supported: supported() });
-    }
     Err(ConfigError::UnknownModelType { file, found: model_type, supported: supported() })
 }
 

@@ -75,6 +75,7 @@ impl ResolvedModel {
             Weights::Files(files) => {
                 let mut checkpoint = Checkpoint::open(files)?;
                 checkpoint.rename(|name| architecture.canonical_name(name))?;
+                checkpoint.transpose(|stored| architecture.is_stored_transposed(stored));
                 checkpoint
             }
             Weights::Random { seed } => {

@@ -6,9 +6,10 @@
 
 use crate::checkpoint::Distribution;
 use crate::config::Rwkv4Config;
-use crate::definition::{Definition, EntrySpec, Logits};
-use crate::layers::{interpolate, layer_norm, linear, linear_weight, token_shift, vector};
+use crate::definition::{Definition, EntrySpec};
+use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
 use crate::naming;
+use crate::rwkv_layers::{Frame, gated_channel_mixing, previous_token, rescaled, rescaled_weight};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -20,25 +21,16 @@ const EMPTY: f64 = -1e30;
 
 impl Definition for Rwkv4Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        let (config, n) = (self, &entry.n);
-        let tokens = TensorType::new(DType::I32, [n]);
-        b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
-            let hidden = config.hidden;
-            let table = TensorType::new(DType::F32, [config.vocab, hidden]);
-            let embedding = b.param("rwkv.embeddings.weight", ParamRole::Embedding, table.clone());
-            let mut x = b.gather(embedding, inputs[0]);
-            b.tap("embedding", x);
-            for layer in 0..config.layers {
-                x = block(b, config, layer, x, n);
-            }
-            if entry.logits == Logits::Last {
-                x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
-            }
-            x = layer_norm(b, x, "rwkv.ln_out", hidden, config.layer_norm_epsilon);
-            b.tap("final_norm", x);
-            let head = b.param("head.weight", ParamRole::Head, table);
-            vec![linear(b, x, head)]
-        })
+        let frame = Frame {
+            vocab: self.vocab,
+            hidden: self.hidden,
+            layers: self.layers,
+            epsilon: self.layer_norm_epsilon,
+            embedding: "rwkv.embeddings.weight",
+            norm: "rwkv.ln_out",
+            head: "head.weight",
+        };
+        frame.build(b, entry, |b, layer, x| block(b, self, layer, x, &entry.n))
     }
 
     fn vocab(&self) -> usize {
@@ -83,35 +75,14 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
-    if config.rescale_every > 0 && (layer + 1).is_multiple_of(config.rescale_every) {
-        x = b.scale(x, 0.5);
-    }
-    x
-}
-
-/// `[hidden, input]`, divided by `2^(layer / rescale_every)` so that float16 does not overflow in deep layers.
-fn rescaled_weight(
-    b: &mut GraphBuilder,
-    config: &Rwkv4Config,
-    layer: usize,
-    name: &str,
-    input: usize,
-) -> ValueId {
-    let halvings = layer.checked_div(config.rescale_every).unwrap_or(0);
-    let tensor = ParamSource::Tensor(name.into());
-    let source = match halvings {
-        0 => tensor,
-        h => ParamSource::Scale(0.5f64.powi(h as i32), Box::new(tensor)),
-    };
-    b.param_from(name, ParamRole::Linear, TensorType::new(DType::F32, [config.hidden, input]), source)
+    rescaled(b, x, (layer, config.rescale_every))
 }
 
 /// The attention-free mixing over time.
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
     let (hidden, attention) = (config.hidden, config.attention_hidden);
     let name = format!("rwkv.blocks.{layer}.attention");
-    let state = b.state(&format!("blocks.{layer}.att.x"), TensorType::new(DType::F32, [hidden]), 0.0);
-    let previous = token_shift(b, x, state, n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"), n);
     let project = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
         let mixed = interpolate(b, x, previous, mix);
@@ -139,7 +110,8 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: Valu
     let wkv = out[3];
 
     let gated = b.mul(r, wkv);
-    let output = rescaled_weight(b, config, layer, &format!("{name}.output.weight"), attention);
+    let output = format!("{name}.output.weight");
+    let output = rescaled_weight(b, (layer, config.rescale_every), &output, hidden, attention);
     linear(b, gated, output)
 }
 
@@ -170,24 +142,14 @@ fn wkv_step(b: &mut GraphBuilder, channels: usize) -> FuncId {
     })
 }
 
-/// The gated feed-forward block.
 fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
-    let (hidden, intermediate) = (config.hidden, config.intermediate);
     let name = format!("rwkv.blocks.{layer}.feed_forward");
-    let state = b.state(&format!("blocks.{layer}.ffn.x"), TensorType::new(DType::F32, [hidden]), 0.0);
-    let previous = token_shift(b, x, state, n);
-    let project = |b: &mut GraphBuilder, which: &str, out: usize| {
-        let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
-        let mixed = interpolate(b, x, previous, mix);
-        let weight = linear_weight(b, &format!("{name}.{which}.weight"), out, hidden);
-        linear(b, mixed, weight)
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"), n);
+    let mixed = |b: &mut GraphBuilder, which: &str| {
+        let mix = vector(b, &format!("{name}.time_mix_{which}"), config.hidden);
+        interpolate(b, x, previous, mix)
     };
-    let k = project(b, "key", intermediate);
-    let k = b.relu(k);
-    let k = b.square(k);
-    let r = project(b, "receptance", hidden);
-    let r = b.sigmoid(r);
-    let value = rescaled_weight(b, config, layer, &format!("{name}.value.weight"), intermediate);
-    let v = linear(b, k, value);
-    b.mul(r, v)
+    let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));
+    let rescale = (layer, config.rescale_every);
+    gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
 }

@@ -75,22 +75,15 @@ fn wrong_configurations_name_file_and_field() {
 #[test]
 fn other_models_are_named_with_what_is_supported() {
     refused(r#"{"model_type":"bert"}"#, &["`bert` is unknown", "rwkv (RWKV-4)"]);
-    refused(r#"{"model_type":"rwkv6"}"#, &["RWKV-6 is not supported yet", "rwkv (RWKV-4)"]);
+    refused(r#"{"model_type":"rwkv6"}"#, &["`hidden_size` is missing"]);
     refused(&with("rwkv_version", "5.2"), &["RWKV version 5.2 is not supported yet"]);
     refused(&with("rwkv_version", "\"4\""), &["`rwkv_version` should be a number"]);
     ModelConfig::parse("x", with("rwkv_version", "4").as_bytes()).unwrap();
 }
 
 #[test]
-fn later_rwkv_without_configuration_is_recognised() {
+fn other_models_without_configuration_are_refused() {
     let Some(shared) = shared() else { return };
-    for (case, version) in [("rwkv5-pth", "RWKV-5"), ("rwkv6-pth", "RWKV-6"), ("rwkv7-pth", "RWKV-7")] {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("model.pth");
-        std::fs::copy(shared.join("goldens").join(case).join("model.pth"), &file).unwrap();
-        let error = resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap_err().to_string();
-        assert!(error.contains(&format!("{version} is not supported yet")), "{error}");
-    }
     let dir = tempfile::tempdir().unwrap();
     let llama = shared.join("goldens/llama-mha/model.safetensors");
     std::fs::copy(llama, dir.path().join("model.safetensors")).unwrap();
@@ -117,7 +110,10 @@ fn generation_configurations() {
 
 #[test]
 fn goldens_and_evaluations_are_read_in_full() {
-    for dir in [golden("rwkv4-hf"), golden("rwkv4-hf-odd"), golden("rwkv4-pth"), tiny_books()] {
+    let later = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"].map(golden);
+    for dir in
+        [golden("rwkv4-hf"), golden("rwkv4-hf-odd"), golden("rwkv4-pth"), tiny_books()].iter().chain(&later)
+    {
         let golden = Golden::read(&dir.join("golden.json")).unwrap();
         assert!(golden.prompts.len() >= 3);
         let prompt = &golden.prompts[0];
@@ -198,13 +194,24 @@ fn presets_have_the_published_sizes() {
         ("rwkv-3b", "2.985e9"),
         ("rwkv-7b", "7.393e9"),
         ("rwkv-14b", "1.415e10"),
+        // "Eagle and Finch", arXiv 2404.05892, and "RWKV-7 Goose", arXiv 2503.14456.
+        ("rwkv5-1b5", "1.578e9"),
+        ("rwkv5-3b", "3.063e9"),
+        ("rwkv5-7b", "7.518e9"),
+        ("rwkv6-1b6", "1.600e9"),
+        ("rwkv6-3b", "3.100e9"),
+        ("rwkv6-7b", "7.636e9"),
+        ("rwkv7-0.1b", "1.910e8"),
+        ("rwkv7-0.4b", "4.508e8"),
+        ("rwkv7-1b5", "1.527e9"),
+        ("rwkv7-2.9b", "2.948e9"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();
         let elements: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         assert_eq!(format!("{:.3e}", elements as f64), parameters, "{name}");
     }
-    assert_eq!(PRESETS.len(), 6);
+    assert_eq!(PRESETS.len(), published.len());
     assert_eq!(Preset::find("rwkv-2b"), None);
 }
 

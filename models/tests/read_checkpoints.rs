@@ -12,8 +12,9 @@ fn open(dir: &Path) -> Checkpoint {
 }
 
 #[test]
-fn every_rwkv4_case_resolves_and_fits_its_configuration() {
-    for dir in [golden("rwkv4-hf"), golden("rwkv4-hf-odd"), golden("rwkv4-pth"), tiny_books()] {
+fn every_case_resolves_and_fits_its_configuration() {
+    let cases = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth", "rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
+    for dir in cases.map(golden).into_iter().chain([tiny_books()]) {
         let model = resolve::resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap();
         let checkpoint = model.open_weights().unwrap();
         assert_eq!(checkpoint.tensors().len(), model.config.architecture.tensors().len());

@@ -93,7 +93,10 @@ impl QuantPolicy {
         let rule = self.rule(&param.name);
         let wanted = match (param.role, rule.and_then(|r| r.format)) {
             (ParamRole::Vector, _) | (_, None) => scheme.storage(param.role),
-            (ParamRole::Embedding | ParamRole::Head | ParamRole::Linear, Some(format)) => format,
+            (
+                ParamRole::Embedding | ParamRole::Head | ParamRole::Linear | ParamRole::LowRank,
+                Some(format),
+            ) => format,
         };
         let dtype = if wanted.is_packed() && param.ty.rank() != 2 { DType::F32 } else { wanted };
         (dtype, PackOptions { scale_search: rule.map_or(ScaleSearch::None, |r| r.scale_search) })

@@ -122,11 +122,13 @@ impl QuantScheme {
     }
 
     /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are sensitive.
+    /// So are the factors of low-rank products, which stay f16 where matrices are packed.
     pub fn storage(&self, role: ParamRole) -> DType {
         match role {
             ParamRole::Embedding => self.embedding,
             ParamRole::Head => self.head,
-            ParamRole::Linear => self.linear,
+            ParamRole::LowRank if self.linear.is_packed() => DType::F16,
+            ParamRole::Linear | ParamRole::LowRank => self.linear,
             ParamRole::Vector => DType::F32,
         }
     }

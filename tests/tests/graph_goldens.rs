@@ -1,5 +1,5 @@
-//! The RWKV-4 definition in the graph interpreter against reference implementations: one prefill, prefill in pieces and
-//! token by token give the reference's logits, and greedy decoding its tokens.
+//! Model definitions in the graph interpreter against reference implementations: one prefill, prefill in pieces and token
+//! by token give the reference's logits, and greedy decoding its tokens.
 
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
@@ -22,7 +22,7 @@ fn load(directory: &str) -> Case {
     let resolved = resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap();
     let checkpoint = resolved.open_weights().unwrap();
     let golden = Golden::read(&dir.join("golden.json")).unwrap();
-    let mut b = GraphBuilder::new("rwkv4");
+    let mut b = GraphBuilder::new("model");
     let architecture = &resolved.config.architecture;
     for (name, n) in [("prefill", Dim::sym(Sym::N)), ("decode", Dim::from(1))] {
         let context = architecture.default_context();
@@ -102,6 +102,21 @@ fn transformers_with_odd_sizes() {
 #[test]
 fn rwkv_package() {
     check("goldens/rwkv4-pth", usize::MAX, 32);
+}
+
+#[test]
+fn rwkv5_with_matrix_states() {
+    check("goldens/rwkv5-hf", usize::MAX, 32);
+}
+
+#[test]
+fn rwkv6_with_states_that_decay_by_token() {
+    check("goldens/rwkv6-hf", usize::MAX, 32);
+}
+
+#[test]
+fn rwkv7_with_the_delta_rule() {
+    check("goldens/rwkv7-hf", usize::MAX, 32);
 }
 
 #[test]

@@ -125,6 +125,10 @@ impl<'a> Reader<'a> {
                 let inner = Box::new(Reader::open(checkpoint, inner, k)?);
                 Reader::Map { f: |_, x| (-f64::from(x).exp()) as f32, argument: 0.0, inner }
             }
+            ParamSource::Exp(inner) => {
+                let inner = Box::new(Reader::open(checkpoint, inner, k)?);
+                Reader::Map { f: |_, x| f64::from(x).exp() as f32, argument: 0.0, inner }
+            }
             ParamSource::Offset(term, inner) => {
                 let inner = Box::new(Reader::open(checkpoint, inner, k)?);
                 Reader::Map { f: |term, x| (f64::from(x) + term) as f32, argument: *term, inner }
@@ -145,8 +149,7 @@ impl<'a> Reader<'a> {
             }
             ParamSource::Transpose(inner) => {
                 // The columns of the source are the rows here, so its row length is the number of our rows.
-                let probe = Reader::open(checkpoint, inner, 1)?;
-                let total = probe.rows(1);
+                let total = Reader::open(checkpoint, inner, 1)?.elements();
                 let rows = total.checked_div(k).unwrap_or(0);
                 let inner = Reader::open(checkpoint, inner, rows.max(1))?;
                 let mut values = vec![0.0; total];
@@ -155,6 +158,20 @@ impl<'a> Reader<'a> {
                 Reader::Whole { values: transposed.map(|(r, c)| values[c * rows + r]).collect(), k }
             }
         })
+    }
+
+    /// Values of all rows, if opened for rows of one value.
+    fn elements(&self) -> usize {
+        match self {
+            Reader::Tensor { data, .. } => data.elements(),
+            Reader::Map { inner, .. } | Reader::UnitRows { inner, .. } => inner.elements(),
+            Reader::Concat(parts) => parts.iter().map(|(_, reader)| reader.elements()).sum(),
+            Reader::Rows { blocks, inner, .. } => {
+                let width = inner.elements().checked_div(blocks.of).unwrap_or(0);
+                blocks.rows().unwrap_or(0) * width
+            }
+            Reader::Whole { values, .. } => values.len(),
+        }
     }
 
     fn rows(&self, k: usize) -> usize {

@@ -79,6 +79,7 @@ impl RandomWeights {
             }
             ParamSource::Scale(_, s)
             | ParamSource::NegExp(s)
+            | ParamSource::Exp(s)
             | ParamSource::Offset(_, s)
             | ParamSource::UnitRows(s) => self.add(s, dims, seed),
             ParamSource::Rows(blocks, s) => {

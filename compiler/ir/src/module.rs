@@ -17,12 +17,15 @@ entity!(/// A recurrent state tensor of the module.
 /// What a parameter is made of: checkpoint tensors and the transformations applied while loading them.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ParamSource {
-    /// A tensor of the checkpoint under its checkpoint name, read as f32, single-element dimensions squeezed to fit.
+    /// A tensor of the checkpoint under its checkpoint name, read as f32. As a whole parameter its elements are taken in
+    /// row-major order whatever its shape, so that `[1, 1, 64]` or `[4, 16]` may fill a vector of 64.
     Tensor(String),
     /// `x * factor`.
     Scale(f64, Box<ParamSource>),
     /// `-exp(x)` (RWKV decay).
     NegExp(Box<ParamSource>),
+    /// `exp(x)`.
+    Exp(Box<ParamSource>),
     /// Sources joined along axis 0.
     Concat(Vec<ParamSource>),
     /// Two-dimensional transpose.
@@ -37,7 +40,7 @@ pub enum ParamSource {
     Values(Vec<f32>),
 }
 
-/// Which rows (indices of axis 0) of a tensor of `of` rows: `count` blocks of `len` rows, the first at `start`, each
+/// Which rows (indices of axis 0; of all axes but the last where there are more than two) of a tensor of `of` rows: `count` blocks of `len` rows, the first at `start`, each
 /// `stride` behind the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowBlocks {
@@ -72,6 +75,7 @@ impl ParamSource {
             ParamSource::Tensor(name) => vec![name],
             ParamSource::Scale(_, s)
             | ParamSource::NegExp(s)
+            | ParamSource::Exp(s)
             | ParamSource::Transpose(s)
             | ParamSource::Offset(_, s)
             | ParamSource::Rows(_, s)
@@ -91,18 +95,21 @@ pub enum ParamRole {
     Head,
     /// A linear layer's weight `[out, in]`.
     Linear,
+    /// One of the two thin factors of a low-rank product (LoRA), `[out, in]`: small, and sensitive to few bits.
+    LowRank,
     /// Norm weights, biases, time constants: kept in f32.
     Vector,
 }
 
 impl ParamRole {
-    pub const ALL: [ParamRole; 4] =
-        [ParamRole::Embedding, ParamRole::Head, ParamRole::Linear, ParamRole::Vector];
+    pub const ALL: [ParamRole; 5] =
+        [ParamRole::Embedding, ParamRole::Head, ParamRole::Linear, ParamRole::LowRank, ParamRole::Vector];
     pub fn name(self) -> &'static str {
         match self {
             ParamRole::Embedding => "embedding",
             ParamRole::Head => "head",
             ParamRole::Linear => "linear",
+            ParamRole::LowRank => "low_rank",
             ParamRole::Vector => "vector",
         }
     }

@@ -72,6 +72,15 @@ impl ConfigFields {
         }
     }
 
+    /// A number between 0 and 1, both excluded.
+    pub fn fraction_or(&self, field: &str, default: f64) -> Result<f64, ConfigError> {
+        let value = self.float_or(field, default)?;
+        match value > 0.0 && value < 1.0 {
+            true => Ok(value),
+            false => Err(self.wrong(field, "a number between 0 and 1", &self.raw[field])),
+        }
+    }
+
     pub fn flag_or(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
         match self.get(field) {
             None => Ok(default),

@@ -47,7 +47,7 @@ impl Rwkv4Config {
 
     /// The same as the fields of a config.json, for models that have no such file.
     pub fn to_fields(&self) -> serde_json::Map<String, serde_json::Value> {
-        let value = serde_json::json!({
+        super::object(serde_json::json!({
             "model_type": "rwkv",
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
@@ -59,33 +59,15 @@ impl Rwkv4Config {
             "context_length": self.context_length,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_ids,
-        });
-        match value {
-            serde_json::Value::Object(fields) => fields,
-            _ => serde_json::Map::new(),
-        }
+        }))
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv4Config, ConfigError> {
         refuse_other_versions(fields)?;
         let hidden = fields.size("hidden_size")?;
-        let layer_norm_epsilon = fields.float_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?;
-        if !(layer_norm_epsilon > 0.0 && layer_norm_epsilon < 1.0) {
-            let found = &fields.raw["layer_norm_epsilon"];
-            return Err(fields.wrong("layer_norm_epsilon", "a number between 0 and 1", found));
-        }
-        if fields.flag_or("tie_word_embeddings", false)? {
-            return Err(ConfigError::NotSupportedYet {
-                file: fields.origin.clone(),
-                what: "RWKV-4 with tie_word_embeddings = true".to_string(),
-                supported: "RWKV-4 with its own head.weight".to_string(),
-            });
-        }
-        let layers = fields.size("num_hidden_layers")?;
-        if layers > MOST_LAYERS {
-            let found = &fields.raw["num_hidden_layers"];
-            return Err(fields.wrong("num_hidden_layers", &format!("at most {MOST_LAYERS}"), found));
-        }
+        let layer_norm_epsilon = fields.fraction_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?;
+        refuse_tied_head(fields)?;
+        let layers = layers_of(fields)?;
         Ok(Rwkv4Config {
             vocab: fields.size("vocab_size")?,
             hidden,
@@ -98,6 +80,30 @@ impl Rwkv4Config {
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.token_ids("eos_token_id")?,
         })
+    }
+}
+
+/// All published RWKV checkpoints have a head of their own.
+pub(super) fn refuse_tied_head(fields: &ConfigFields) -> Result<(), ConfigError> {
+    match fields.flag_or("tie_word_embeddings", false)? {
+        false => Ok(()),
+        true => Err(ConfigError::NotSupportedYet {
+            file: fields.origin.clone(),
+            what: "RWKV with tie_word_embeddings = true".to_string(),
+            supported: "RWKV with a head of its own".to_string(),
+        }),
+    }
+}
+
+/// `num_hidden_layers`, within reason.
+pub(super) fn layers_of(fields: &ConfigFields) -> Result<usize, ConfigError> {
+    let layers = fields.size("num_hidden_layers")?;
+    match layers > MOST_LAYERS {
+        false => Ok(layers),
+        true => {
+            let found = &fields.raw["num_hidden_layers"];
+            Err(fields.wrong("num_hidden_layers", &format!("at most {MOST_LAYERS}"), found))
+        }
     }
 }
 

@@ -208,7 +208,7 @@ impl Traffic {
                     let rows = dims(&param.ty).first().copied().unwrap_or(1).max(1);
                     traffic.bytes += bytes / rows;
                 }
-                ParamRole::Head | ParamRole::Linear => {
+                ParamRole::Head | ParamRole::Linear | ParamRole::LowRank => {
                     traffic.bytes += bytes;
                     traffic.ops += 2 * elements(param);
                     if param.role == ParamRole::Head {

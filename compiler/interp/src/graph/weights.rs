@@ -61,12 +61,18 @@ fn evaluate(
             Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) * factor) as f32))
         }
         ParamSource::NegExp(s) => Ok(map(evaluate(param, s, tensor)?, &|v| -libm::exp(f64::from(v)) as f32)),
+        ParamSource::Exp(s) => Ok(map(evaluate(param, s, tensor)?, &|v| libm::exp(f64::from(v)) as f32)),
         ParamSource::Offset(term, s) => {
             Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) + term) as f32))
         }
         ParamSource::Values(values) => Ok(Tensor::f32(&[values.len()], values)),
         ParamSource::Rows(blocks, s) => {
-            let t = evaluate(param, s, tensor)?;
+            let mut t = evaluate(param, s, tensor)?;
+            if let [leading @ .., last] = t.dims.as_slice()
+                && leading.len() > 1
+            {
+                t.dims = vec![leading.iter().product(), *last];
+            }
             let (Some(rows), Some(&of)) = (blocks.rows().filter(|_| !t.dims.is_empty()), t.dims.first())
             else {
                 return Err(shape(format!("takes rows of {}", t.describe())));

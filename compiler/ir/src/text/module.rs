@@ -59,6 +59,7 @@ fn print_source(source: &ParamSource) -> String {
         ParamSource::Tensor(name) => format!("tensor({})", print_string(name)),
         ParamSource::Scale(factor, s) => format!("scale({}, {})", print_float(*factor), print_source(s)),
         ParamSource::NegExp(s) => format!("neg_exp({})", print_source(s)),
+        ParamSource::Exp(s) => format!("exp({})", print_source(s)),
         ParamSource::Transpose(s) => format!("transpose({})", print_source(s)),
         ParamSource::Concat(parts) => format!("concat({})", join(parts.iter().map(print_source))),
         ParamSource::Offset(term, s) => format!("offset({}, {})", print_float(*term), print_source(s)),
@@ -196,7 +197,7 @@ fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
 }
 
 /// What a source may be.
-const SOURCES: &str = "tensor, scale, neg_exp, transpose, concat, offset, rows, unit_rows or values";
+const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, unit_rows or values";
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
@@ -211,6 +212,7 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             ParamSource::Scale(factor, Box::new(parse_source(lexer)?))
         }
         "neg_exp" => ParamSource::NegExp(Box::new(parse_source(lexer)?)),
+        "exp" => ParamSource::Exp(Box::new(parse_source(lexer)?)),
         "transpose" => ParamSource::Transpose(Box::new(parse_source(lexer)?)),
         "concat" => {
             let parts = lexer.list(")", parse_source)?;

@@ -72,6 +72,7 @@ fn source_fault(source: &ParamSource) -> Option<String> {
         ParamSource::Tensor(_) | ParamSource::Values(_) => None,
         ParamSource::Scale(_, s)
         | ParamSource::NegExp(s)
+        | ParamSource::Exp(s)
         | ParamSource::Transpose(s)
         | ParamSource::Offset(_, s)
         | ParamSource::UnitRows(s) => source_fault(s),

@@ -6,6 +6,7 @@ use super::contraction::{self, Contraction};
 use super::plan::Partition;
 use crate::attention;
 use crate::generic::inline::{Binding, Inliner};
+use crate::generic::row_scan::{self, RowScan};
 use crate::generic::rows::{self, RowMachine};
 use crate::generic::scan::{self, Scan};
 use crate::params::KernelTarget;
@@ -77,7 +78,8 @@ pub fn buffer_dtype(ty: &TensorType) -> DType {
 /// Bytes of a value in memory.
 pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, LowerError> {
     match (packing, ty.dtype.bytes()) {
-        (None, Some(bytes)) => Ok(ty.elements().scale(bytes as i64)),
+        // Plain elements one after the other need no layout, whatever the number of axes.
+        (None | Some(Packing::RowMajor), Some(bytes)) => Ok(ty.elements().scale(bytes as i64)),
         (packing, _) => {
             let layout = layout(ty, packing.unwrap_or(Packing::RowMajor))?;
             Ok(Dim::from(layout.bytes()))
@@ -238,28 +240,77 @@ fn scan_group(
     let (1, Some(positions), true) = (f.body.len(), positions, node.outputs == f.outputs) else {
         return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
     };
-    if !scan::is_channelwise(body) {
-        return Err(LowerError::Unsupported {
-            what: format!("scan body {} mixes channels", body.name),
-            hint: "only bodies that are elementwise over one channel axis have a kernel".into(),
-        });
-    }
-    let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0) as usize;
     let length = f.ty(node.inputs[carries]).dims[0].clone();
     let operands = positions.iter().map(|&i| inputs[i]).collect();
-    let scan = Scan { body, carries, seqs, inputs: operands, outputs: outputs.to_vec(), length, channels };
-    match target.arch {
-        Arch::Nvptx => scan.emit_gpu(kb),
-        Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
-    }
-    let tiles = Some(Partition::Tiles((channels as i64 + scan::CHANNELS - 1) / scan::CHANNELS));
-    let arg = |access, in_place| ArgContract { access, partition: tiles.clone(), in_place };
-    let mut args: Vec<ArgContract> = f.inputs.iter().map(|_| arg(Access::In, vec![])).collect();
-    for i in 0..f.outputs.len() {
+    let shares = if let Some(shape) = row_scan::shape_of(body, carries) {
+        let (inputs, outputs) = (operands, outputs.to_vec());
+        let scan = RowScan { body, carries, seqs, inputs, outputs, length, shape };
+        match target.arch {
+            Arch::Nvptx => scan.emit_gpu(kb),
+            Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
+        }
+        row_shares(&scan)
+    } else if scan::is_channelwise(body) {
+        let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0) as usize;
+        let (inputs, outputs) = (operands, outputs.to_vec());
+        let scan = Scan { body, carries, seqs, inputs, outputs, length, channels };
+        match target.arch {
+            Arch::Nvptx => scan.emit_gpu(kb),
+            Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
+        }
+        let tiles = Partition::Tiles((channels as i64 + scan::CHANNELS - 1) / scan::CHANNELS);
+        ScanShares {
+            inputs: vec![Some(tiles.clone()); node.inputs.len()],
+            outputs: vec![Some(tiles); node.outputs.len()],
+        }
+    } else {
+        return Err(LowerError::Unsupported {
+            what: format!("scan body {}", body.name),
+            hint: SCAN_BODIES.into(),
+        });
+    };
+    let mut args: Vec<ArgContract> = (0..f.inputs.len())
+        .map(|i| {
+            // A value that is several operands is read as the least orderly of them.
+            let mut uses =
+                positions.iter().zip(&shares.inputs).filter(|(p, _)| **p == i).map(|(_, share)| share);
+            let first = uses.next().cloned().flatten();
+            let partition = if uses.all(|share| *share == first) { first } else { None };
+            ArgContract { access: Access::In, partition, in_place: vec![] }
+        })
+        .collect();
+    for (i, partition) in shares.outputs.into_iter().enumerate() {
         let only_carry = i < carries && positions.iter().filter(|&&p| p == positions[i]).count() == 1;
-        args.push(arg(Access::Out, if only_carry { vec![positions[i]] } else { vec![] }));
+        let in_place = if only_carry { vec![positions[i]] } else { vec![] };
+        args.push(ArgContract { access: Access::Out, partition, in_place });
     }
     Ok(args)
+}
+
+/// Which scan bodies have a kernel.
+pub const SCAN_BODIES: &str = "a body has a kernel if it is elementwise on f32 over one channel axis, or over the rows of a matrix \
+    with reductions over its last axis";
+
+/// How the elements of a scan's operands and results are shared among workers.
+struct ScanShares {
+    inputs: Vec<Option<Partition>>,
+    outputs: Vec<Option<Partition>>,
+}
+
+/// Vectors along the rows are sliced as the results of contractions are; vectors along the columns are read by all rows
+/// of their head.
+fn row_shares(scan: &RowScan) -> ScanShares {
+    let rows = scan.shape.heads * scan.shape.rows;
+    let tiles = (scan.block_rows() == row_scan::ROWS).then_some(Partition::Tiles(rows / row_scan::ROWS));
+    let stacked = |v: &ValueId| {
+        let extent = scan.extent(*v);
+        let sliced = extent.heads && extent.rows && (!extent.columns || scan.shape.columns == 1);
+        if sliced { tiles.clone() } else { None }
+    };
+    ScanShares {
+        inputs: scan.body.inputs.iter().map(stacked).collect(),
+        outputs: scan.body.outputs.iter().map(stacked).collect(),
+    }
 }
 
 /// Launch shape of a GPU kernel: the extents of its block and thread loops.
