@@ -4,7 +4,7 @@
 
 mod cases;
 
-use cases::{RWKV4, assert_close, golden, ids, interpreted, options, program};
+use cases::{assert_close, golden, ids, interpreted, options, other_namings, program, recurrent};
 use mlcc::build::Source;
 use mlcc::weights::{WeightError, pack_param};
 use mlcc_interp::kernel::Options as RunOptions;
@@ -16,7 +16,7 @@ use mlcc_passes::{PIPELINE, Program};
 
 #[test]
 fn graph_interpreter_equals_references() {
-    for case in RWKV4 {
+    for case in recurrent().chain(other_namings()) {
         let source = Source::open(&options(case, "f32")).unwrap();
         let module =
             mlcc::model::build_module(case, &source.model.config.architecture, source.context).unwrap();
@@ -88,7 +88,7 @@ const TARGETS: [&str; 4] = ["x86-64-v2", "x86-64-v4-bf16", "armv8.6", "sm_80"];
 
 #[test]
 fn kernels_equal_the_graph() {
-    for case in RWKV4 {
+    for case in recurrent() {
         for target in TARGETS {
             check(case, "f32", target, None, 2e-5);
         }
@@ -101,6 +101,8 @@ fn kernels_equal_the_graph_without_any_one_pass() {
         for target in ["x86-64-v3", "sm_80"] {
             check("rwkv4-hf-odd", "f32", target, Some(pass.name), 2e-5);
         }
+        check("rwkv6-hf", "f32", "sm_80", Some(pass.name), 2e-5);
+        check("rwkv7-hf", "f32", "x86-64-v3", Some(pass.name), 2e-5);
     }
 }
 
@@ -114,6 +116,7 @@ fn kernels_of_packed_weights_equal_the_graph() {
         };
         for target in TARGETS {
             check("rwkv4-hf-odd", quant, target, None, tolerance);
+            check("rwkv7-hf", quant, target, None, tolerance);
         }
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use cases::{
-    RWKV4, artifact, assert_close, backends, distance, golden, host_levels, ids, interpreted, options,
-    program,
+    MATRIX_STATES, RWKV4, artifact, assert_close, backends, distance, golden, host_levels, ids, interpreted,
+    options, other_namings, program, recurrent,
 };
 use mlcc::build::Backend;
 use mlcc_passes::PIPELINE;
@@ -87,7 +87,7 @@ fn reference(case: &str) -> (Vec<Vec<i32>>, Vec<Vec<f32>>) {
 fn every_back_end_and_level_equals_the_references() {
     let levels = host_levels();
     let folder = tempfile::tempdir().unwrap();
-    for case in RWKV4 {
+    for case in recurrent() {
         let (prompts, expected) = reference(case);
         for backend in backends() {
             let mut options = options(case, "f32");

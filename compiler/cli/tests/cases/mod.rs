@@ -17,6 +17,25 @@ use mlcc_target::{Arch, detected_features};
 /// format with the other names.
 pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 
+/// RWKV-5 to -7, whose states are matrices: heads of 16, 32 and 64.
+pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
+
+/// All cases that are part of the project.
+pub fn recurrent() -> impl Iterator<Item = &'static str> {
+    RWKV4.into_iter().chain(MATRIX_STATES)
+}
+
+/// The same weights as [`MATRIX_STATES`] in the other file format with the other names, where the larger set of reference
+/// cases is at hand.
+pub fn other_namings() -> Vec<&'static str> {
+    let cases = ["rwkv5-pth", "rwkv6-pth", "rwkv7-pth"];
+    let (found, absent): (Vec<&str>, Vec<&str>) = cases.into_iter().partition(|c| directory(c).is_dir());
+    if !absent.is_empty() {
+        eprintln!("skipped: no reference cases {absent:?} (set MLCC_SHARED)");
+    }
+    found
+}
+
 /// Smaller than the longest prompt, so that prompts are cut into pieces.
 pub const CHUNK: u32 = 8;
 
@@ -25,7 +44,12 @@ pub fn workspace() -> PathBuf {
 }
 
 pub fn directory(case: &str) -> PathBuf {
-    workspace().join("tests/goldens").join(case)
+    let own = workspace().join("tests/goldens").join(case);
+    if own.is_dir() {
+        return own;
+    }
+    let shared = std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from);
+    shared.join("goldens").join(case)
 }
 
 pub fn golden(case: &str) -> Golden {
