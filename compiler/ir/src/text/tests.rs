@@ -67,16 +67,19 @@ fn in_function(line: &str) -> String {
 fn module_level_errors() {
     for (text, message) in [
         ("", "1:1: expected `module`, found the end of the text"),
-        ("module @m {", "1:12: expected param, state, fn, kernel, step or `}`, found the end of the text"),
+        (
+            "module @m {",
+            "1:12: expected param, state, taps, fn, kernel, step or `}`, found the end of the text",
+        ),
         ("module @m { } x", "1:15: expected the end of the text, found `x`"),
         ("module @m { param @w : q7[2] }", "1:24: unknown element type `q7`"),
         (
             "module @m { param @w : f32[2] role king = tensor(\"w\") }",
-            "1:36: expected one of embedding, head, linear, vector, found `king`",
+            "1:36: expected one of embedding, head, linear, low_rank, vector, found `king`",
         ),
         (
             "module @m { param @w : f32[2] role vector = sum(tensor(\"w\")) }",
-            "1:45: expected tensor, scale, neg_exp, transpose or concat, found `sum`",
+            "1:45: expected tensor, scale, neg_exp, exp, transpose, slice or concat, found `sum`",
         ),
         (
             "module @m {\nstate @s : f32[2] init 0\nstate @s : f32[2] init 0 }",
