@@ -95,6 +95,14 @@ fn parameters_are_made_from_their_sources() {
     assert_eq!(source(ParamSource::Offset(1.5, Box::new(named("b")))), [1.5, 0.5]);
     let unit = source(ParamSource::UnitRows(Box::new(ParamSource::Values(vec![3.0, -4.0]))));
     assert_eq!(unit, [f64::from(0.6f32), f64::from(-0.8f32)]);
+    // One of two matrices that are stored together, turned.
+    let three_axes =
+        |name: &str| (name == "w").then(|| Tensor::f32(&[2, 1, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
+    let rows = ParamSource::Rows(RowBlocks::range(1, 1, 2), Box::new(named("w")));
+    let turned = ParamSource::Transpose(Box::new(ParamSource::Exp(Box::new(rows))));
+    let p = param(TensorType::new(DType::F32, [3, 1]), turned);
+    let e = [4.0f64, 5.0, 6.0].map(|x| f64::from(x.exp() as f32));
+    assert_eq!(param_value(&p, &three_axes).unwrap().data, e);
     // A single-element axis may be squeezed.
     let p = param(TensorType::new(DType::F16, [2]), ParamSource::Scale(0.1, Box::new(named("b"))));
     assert_eq!(param_value(&p, &tensor).unwrap().data[1], half::f16::from_f32(-0.1).to_f64());
