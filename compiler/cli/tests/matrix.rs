@@ -7,10 +7,16 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use cases::{
-    MATRIX_STATES, RWKV4, artifact, assert_close, backends, distance, golden, host_levels, ids, interpreted,
+    MATRIX_STATES, artifact, assert_close, backends, distance, golden, host_levels, ids, interpreted,
     options, other_namings, program, recurrent,
 };
 use mlcc::build::Backend;
+#[cfg(feature = "llvm")]
+use mlcc::build::Emit;
+#[cfg(feature = "llvm")]
+use mlcc_codegen::ptxas::{PTXAS_VARIABLE, assemble, find_ptxas};
+use mlcc_ir::module::ParamRole;
+use mlcc_ir::types::DType;
 use mlcc_passes::PIPELINE;
 use mlcc_passes::scheme::{ActivationType, SCHEMES};
 use mlcc_runtime::{LoadOptions, Model, Session};
@@ -104,10 +110,10 @@ fn every_back_end_and_level_equals_the_references() {
 }
 
 /// LLVM takes seconds for a build, Cranelift a tenth of that.
-fn cases_of(backend: Backend) -> &'static [&'static str] {
+fn cases_of(backend: Backend) -> Vec<&'static str> {
     match backend {
-        Backend::Llvm => &RWKV4[1..2],
-        Backend::Cranelift => &RWKV4,
+        Backend::Llvm => vec!["rwkv4-hf-odd", "rwkv7-hf"],
+        Backend::Cranelift => recurrent().collect(),
     }
 }
 
@@ -147,6 +153,73 @@ fn every_weight_format_equals_its_own_meaning() {
                 check(&what, &path, Some(level), &prompts, &expected, format_tolerance(scheme.activation));
             }
         }
+    }
+}
+
+/// The same of models whose states are matrices and whose thin matrices keep more bits.
+#[test]
+fn formats_of_matrix_states_equal_their_own_meaning() {
+    let folder = tempfile::tempdir().unwrap();
+    for (case, quant) in [
+        ("rwkv5-hf", "q8f16_1"),
+        ("rwkv6-hf", "q4f16_1"),
+        ("rwkv7-hf", "q8f16_1"),
+        ("rwkv7-hf", "q4f16_1"),
+        ("rwkv7-hf", "q4i8"),
+    ] {
+        let mut options = options(case, quant);
+        options.backend = backends().last().expect("a back end is built in");
+        let (module, source) = program(&options, Some(cases::LAST_GRAPH_PASS));
+        let thin = module.module.params.values().filter(|p| p.role == ParamRole::LowRank);
+        assert!(thin.clone().all(|p| p.ty.dtype == DType::F16), "{case} in {quant}");
+        assert_eq!(thin.count() > 0, case != "rwkv5-hf");
+        let (prompts, _) = reference(case);
+        let expected = interpreted(&module.module, &source, &prompts);
+        let (path, _) = artifact(&options, folder.path(), "q.so");
+        let tolerance = format_tolerance(cases::scheme(quant).activation);
+        check(&format!("{case} in {quant}"), &path, None, &prompts, &expected, tolerance);
+    }
+}
+
+/// Weights as the other file format has them, under the other names and in the other orientation; and in f16.
+#[test]
+fn other_namings_and_halves_equal_the_references() {
+    let folder = tempfile::tempdir().unwrap();
+    let others = other_namings().into_iter().map(|case| (case, "f32", F32));
+    let halves = MATRIX_STATES.into_iter().map(|case| (case, "f16", 2e-2));
+    for (case, quant, tolerance) in others.chain(halves) {
+        let (prompts, expected) = reference(case);
+        let mut options = options(case, quant);
+        options.backend = backends().last().expect("a back end is built in");
+        let (path, _) = artifact(&options, folder.path(), "other.so");
+        check(&format!("{case} in {quant}"), &path, None, &prompts, &expected, tolerance);
+    }
+}
+
+/// Every kernel of the models with matrix states, at head sizes 32 and 64, through NVIDIA's assembler.
+#[cfg(feature = "llvm")]
+#[test]
+fn device_code_of_matrix_states_assembles_without_spills() {
+    let Some(ptxas) = find_ptxas() else {
+        eprintln!("skipped: no ptxas (set {PTXAS_VARIABLE}, or `pip install nvidia-cuda-nvcc-cu12`)");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    for (case, quant) in [("rwkv6-hf", "f32"), ("rwkv7-hf", "q4f16_1")] {
+        let mut options = options(case, quant);
+        options.target = "sm_80".into();
+        options.emit = Some(Emit::Assembly);
+        let (_, report) = artifact(&options, folder.path(), "gpu.ptx");
+        let text = std::fs::read(&report.emitted[0]).unwrap();
+        let done = assemble(&ptxas, &text, 80).unwrap_or_else(|e| panic!("{case}: {e}"));
+        let scans = done.usage.iter().filter(|u| u.kernel.contains("scan_wkv"));
+        assert!(scans.clone().count() >= 2, "{case}: {:?}", done.usage);
+        for usage in &done.usage {
+            assert_eq!(usage.spill_bytes, 0, "{case}: {usage:?}");
+        }
+        scans.for_each(|u| {
+            println!("{case} {}: {} registers, {} bytes shared", u.kernel, u.registers, u.shared_bytes)
+        });
     }
 }
 
@@ -205,7 +278,14 @@ fn equal_input_gives_equal_bytes() {
 #[test]
 fn verify_accepts_what_build_wrote() {
     let folder = tempfile::tempdir().unwrap();
-    for (case, quant) in [("rwkv4-hf", "f32"), ("rwkv4-hf-odd", "f16"), ("rwkv4-pth", "bf16")] {
+    for (case, quant) in [
+        ("rwkv4-hf", "f32"),
+        ("rwkv4-hf-odd", "f16"),
+        ("rwkv4-pth", "bf16"),
+        ("rwkv5-hf", "f32"),
+        ("rwkv6-hf", "bf16"),
+        ("rwkv7-hf", "f32"),
+    ] {
         let artifact = folder.path().join(format!("{case}.so"));
         let mut build = Command::new(env!("CARGO_BIN_EXE_mlcc"));
         build.args(["build", "--quiet", "--quant", quant, "--chunk", "8", "--model"]);

@@ -2,8 +2,8 @@
 //! the row, then every output is stored in one loop over the columns, all loads of an iteration before its stores (so an
 //! output may take the place of an input read at the same index).
 //!
-//! CPU: rows are shared out among workers, columns are vectors with a scalar tail. GPU: a block per row, threads stride
-//! over the columns, reductions meet in shared memory.
+//! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: a block per
+//! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
 
 use super::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
@@ -45,7 +45,10 @@ pub fn emit(
     });
 }
 
-/// Serial loops over further leading axes, then the row itself.
+/// Blocks of a GPU along the second axis of a launch.
+const MOST_BLOCKS: i64 = 65_535;
+
+/// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
 fn inner_rows(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
@@ -58,10 +61,16 @@ fn inner_rows(
         return one_row(kb, inliner.clone(), &leading, outputs, machine);
     }
     let extent = kb.dim(&rows[leading.len()]);
-    kb.serial("inner", extent, |kb, i| {
+    let few = rows[leading.len()].as_const().is_some_and(|size| size <= MOST_BLOCKS);
+    let in_blocks = machine == RowMachine::Gpu && leading.len() == 1 && few;
+    let kind = if in_blocks { ForKind::Block(1) } else { ForKind::Serial };
+    kb.for_("inner", extent, kind, |kb, i| {
         let mut leading = leading.clone();
         leading.push(Index::scalar(i));
         inner_rows(kb, inliner, rows, leading, outputs, machine);
+        if in_blocks {
+            return;
+        }
         // The next row's reductions write the shared memory that this row's results were read from.
         if machine == RowMachine::Gpu && inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. })) {
             kb.barrier();
