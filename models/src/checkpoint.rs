@@ -173,21 +173,19 @@ impl Checkpoint {
         self.index_names()
     }
 
-    /// Turns the matrices that `wanted` picks by their stored names, without moving their elements.
+    /// Turns the matrices that `wanted` picks by their stored names, without moving their elements. Only those that are
+    /// stored as plain elements can be turned; the shape of others tells that they have not been.
     pub fn transpose(&mut self, wanted: impl Fn(&str) -> bool) {
         for tensor in self.tensors.iter_mut().filter(|t| wanted(&t.stored_name)) {
             let &[rows, columns] = tensor.shape.as_slice() else { continue };
-            tensor.place = match std::mem::replace(&mut tensor.place, Place::Contiguous { file: 0, start: 0 })
-            {
-                Place::Contiguous { file, start } => {
-                    Place::Strided { file, start, strides: vec![1, columns] }
+            let (file, start, strides) = match &tensor.place {
+                Place::Contiguous { file, start } => (*file, *start, vec![1, columns]),
+                Place::Strided { file, start, strides } => {
+                    (*file, *start, strides.iter().rev().copied().collect())
                 }
-                Place::Strided { file, start, mut strides } => {
-                    strides.reverse();
-                    Place::Strided { file, start, strides }
-                }
-                Place::Random(random) => Place::Random(random),
+                Place::View(_) | Place::Random(_) => continue,
             };
+            tensor.place = Place::Strided { file, start, strides };
             tensor.shape = vec![columns, rows];
         }
     }
