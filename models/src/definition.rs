@@ -46,6 +46,11 @@ pub trait Definition: Any + Debug + Send + Sync {
         false
     }
 
+    /// How many newest tokens the model sees, the current one included, if older ones change nothing.
+    fn window(&self) -> Option<usize> {
+        None
+    }
+
     /// Canonical name and shape of every tensor that the checkpoint has to have.
     fn tensors(&self) -> Vec<(String, Vec<usize>)>;
 
@@ -85,9 +90,11 @@ impl Architecture {
         any.downcast_ref()
     }
 
-    /// Room in the caches where the user asks for none: what the model was trained with, at most 4096 positions.
+    /// Room in the caches where the user asks for none: what the model was trained with, at most 4096 positions; with a
+    /// window somewhat more than that, so that old rows can be dropped now and then.
     pub fn default_context(&self) -> usize {
-        self.context_length().min(4096)
+        let most = self.window().map_or(4096, |window| window.saturating_add(1024).max(4096));
+        self.context_length().min(most)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::layers::linear::head_or_tied;
 use crate::layers::moe::{ExpertNames, Experts};
 use crate::layers::norm::rms_norm;
 use crate::layers::{Attention, Rope, RopeTables, SelfAttention};
-use crate::transformer::{Net, Sizes, Transformer, hf_name};
+use crate::transformer::{Net, Sizes, Transformer, hf_name, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +56,10 @@ impl MixtralConfig {
 impl Transformer for MixtralConfig {
     fn sizes(&self) -> &Sizes {
         &self.sizes
+    }
+
+    fn window(&self) -> Option<usize> {
+        widest(&self.windows)
     }
 
     fn forward(&self, net: &mut Net) -> ValueId {

@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layers::linear::head_or_tied;
 use crate::layers::norm::layer_norm;
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Net, Sizes, Transformer, hf_name};
+use crate::transformer::{Net, Sizes, Transformer, hf_name, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +58,10 @@ impl Starcoder2Config {
 impl Transformer for Starcoder2Config {
     fn sizes(&self) -> &Sizes {
         &self.sizes
+    }
+
+    fn window(&self) -> Option<usize> {
+        widest(&self.windows)
     }
 
     fn forward(&self, net: &mut Net) -> ValueId {

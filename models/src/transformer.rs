@@ -39,6 +39,15 @@ impl Sizes {
     }
 }
 
+/// The state that counts rows dropped from the begin of all caches (`i32[1]`), where [`Transformer::window`] allows that.
+/// The program that runs the model changes it; the model only reads it.
+pub const DROPPED_ROWS: &str = "cache.dropped_rows";
+
+/// The widest of the layers' windows; `None` if a layer has none.
+pub fn widest(windows: &[Option<usize>]) -> Option<usize> {
+    windows.iter().copied().try_fold(0, |widest, window| Some(widest.max(window?))).filter(|&w| w > 0)
+}
+
 /// A decoder-only transformer: configuration and definition of a family.
 pub trait Transformer: Any + Debug + Send + Sync {
     fn sizes(&self) -> &Sizes;
@@ -49,6 +58,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
     /// See [`Definition::needs_whole_prompts`].
     fn needs_whole_prompts(&self) -> bool {
         false
+    }
+
+    /// How many newest keys every query sees, the widest layer's; `None` if a layer sees all.
+    fn window(&self) -> Option<usize> {
+        None
     }
 
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
@@ -79,6 +93,10 @@ impl<T: Transformer> Definition for T {
     fn needs_whole_prompts(&self) -> bool {
         Transformer::needs_whole_prompts(self)
     }
+
+    fn window(&self) -> Option<usize> {
+        Transformer::window(self)
+    }
     /// What the definition asks for when it is built.
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut tensors = Vec::new();
@@ -107,8 +125,14 @@ fn build(
 ) -> FuncId {
     let tokens = TensorType::new(DType::I32, [&entry.n]);
     b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
-        let positions = b.iota(Dim::sym(Sym::Past), entry.n.clone());
-        let mut net = Net { b, entry, tokens: inputs[0], positions, tensors };
+        let rows = b.iota(Dim::sym(Sym::Past), entry.n.clone());
+        // A window as long as the cache hides nothing, and so nothing may be dropped.
+        let dropped = model.window().filter(|&w| w < entry.context).map(|_| {
+            let state = b.state(DROPPED_ROWS, TensorType::new(DType::I32, [1]), 0.0);
+            b.read(state)
+        });
+        let mut net = Net { b, entry, tokens: inputs[0], rows, positions: rows, dropped, tensors };
+        net.positions = net.position_of_row(rows);
         vec![model.forward(&mut net)]
     })
 }
@@ -144,7 +168,10 @@ pub struct Net<'a> {
     b: &'a mut GraphBuilder,
     entry: &'a EntrySpec<'a>,
     tokens: ValueId,
+    rows: ValueId,
     positions: ValueId,
+    /// Rows that were dropped before, `i32[1]`, where rows may be dropped.
+    dropped: Option<ValueId>,
     /// Checkpoint tensors asked for so far.
     tensors: &'a mut Vec<(String, Vec<usize>)>,
 }
@@ -174,6 +201,17 @@ impl Net<'_> {
     /// Token ids `i32[n]`.
     pub fn tokens(&self) -> ValueId {
         self.tokens
+    }
+    /// Rows of the caches that the tokens get, `i32[n]`: positions less the rows that were dropped before.
+    pub fn rows(&self) -> ValueId {
+        self.rows
+    }
+    /// Positions in the sequence of what stands at `rows` of the caches.
+    pub fn position_of_row(&mut self, rows: ValueId) -> ValueId {
+        match self.dropped {
+            Some(dropped) => self.add(rows, dropped),
+            None => rows,
+        }
     }
     /// Positions of the tokens in the sequence, `i32[n]`.
     pub fn positions(&self) -> ValueId {

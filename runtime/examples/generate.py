@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 2
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 3
 # Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
 CPUINFO = {
     "x86_64": "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512bw avx512cd avx512dq "

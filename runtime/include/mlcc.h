@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 2u
+#define MLCC_ABI_VERSION 3u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 
@@ -48,6 +48,9 @@ extern "C" {
 #define MLCC_BAD_TOKEN 1    /* a token id is negative or not below vocab */
 #define MLCC_BAD_LENGTH 2   /* n is not in 1..chunk */
 #define MLCC_CONTEXT_FULL 3 /* past + n exceeds context */
+
+/* Bits of mlcc_model_table.flags. */
+#define MLCC_WHOLE_PROMPTS 1ULL /* a prompt comes in one call of at most chunk tokens, with past 0 */
 
 /* CPU features: bits of mlcc_variant.features. */
 #define MLCC_FEATURE_SSE3 (1ULL << 0)
@@ -145,6 +148,10 @@ typedef struct mlcc_param {
 
 #define MLCC_STATE_RECURRENT 0u /* of fixed size, replaced by every step */
 #define MLCC_STATE_CACHE 1u     /* one row per position: reads the first `past`, writes the `n` after them */
+/* One int32_t, zero at first, that the caller owns. A model that has it looks back only rows - 1 rows: a caller whose
+ * caches are full may move the last rows - 1 rows of every cache to its begin, add the number of rows it dropped here,
+ * and go on with past = rows - 1. */
+#define MLCC_STATE_DROPPED_ROWS 2u
 
 /* One piece of the state block and how it begins. */
 typedef struct mlcc_state {
@@ -156,7 +163,7 @@ typedef struct mlcc_state {
   mlcc_str format;    /* type of the elements, for example f16 */
   uint32_t kind;      /* MLCC_STATE_* */
   uint32_t reserved;
-  uint64_t rows;      /* of a cache: rows planned, at least `context`; else 0 */
+  uint64_t rows;      /* of a cache: rows planned, at least `context`; of dropped rows: the window; else 0 */
   uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes; else 0 */
 } mlcc_state;
 
@@ -215,7 +222,7 @@ typedef struct mlcc_model_table {
   uint64_t magic;
   uint32_t abi_version;
   uint32_t struct_size;
-  uint64_t flags;
+  uint64_t flags;    /* MLCC_WHOLE_PROMPTS */
   mlcc_str target;   /* x86-64, aarch64 or cuda */
   mlcc_str compiler; /* name and version */
   mlcc_str metadata; /* JSON */

@@ -11,6 +11,7 @@ use crate::model::Backend;
 use crate::pool::Barrier;
 use crate::session::Step;
 use crate::state_block::StateBlock;
+use crate::table::{State, Table};
 use crate::{Error, Model, Result};
 
 /// Memory of one sequence on the CPU.
@@ -123,6 +124,16 @@ impl CpuSession {
             self.state.bytes_mut(range.clone()).copy_from_slice(bytes);
         }
         Ok(())
+    }
+
+    /// Moves `kept` rows of every cache, those after the first `count`, to its begin; `counter` gets the number of rows
+    /// that were dropped so far.
+    pub fn drop_rows(&mut self, table: &Table, count: u64, kept: u64, counter: &State, dropped: i32) {
+        for (state, cache) in table.states.iter().filter_map(|s| Some((s, s.cache?))) {
+            let rows = self.state.bytes_mut(state.live(count + kept));
+            rows.copy_within((count * cache.row_bytes) as usize.., 0);
+        }
+        self.state.bytes_mut(counter.live(0)).copy_from_slice(&dropped.to_le_bytes());
     }
 
     /// Gives back what more than `rows` rows take.

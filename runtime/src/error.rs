@@ -64,6 +64,20 @@ pub enum Error {
          single token. Reset the session, or load a state that was saved there."
     )]
     TruncateRecurrent { wanted: u64, past: u64, state: String },
+    #[error(
+        "the snapshot belongs to another model or to a larger context: restore it in a session of its own model"
+    )]
+    ForeignSnapshot,
+    #[error(
+        "cannot go back from {past} to {wanted} tokens: the window of {window} tokens before that was dropped already. \
+         Reset the session and read the tokens again."
+    )]
+    TruncateDropped { wanted: u64, past: u64, window: u64 },
+    #[error(
+        "this model reads a prompt as a whole: at most {chunk} tokens at the begin of a sequence, not {n} after {past}. \
+         Build with a larger --chunk for longer prompts; reset the session before the next one."
+    )]
+    WholePrompt { n: u64, past: u64, chunk: u64 },
     #[error("temperature must be a finite number above zero, not {0}")]
     Temperature(f32),
     #[error("entry point `{entry}` failed with status {status}")]

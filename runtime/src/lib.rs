@@ -34,7 +34,7 @@ mod topology;
 pub use artifact::Artifact;
 pub use error::Error;
 pub use model::{LoadOptions, Model};
-pub use session::{Session, SessionMemory};
+pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
 pub use topology::physical_cores;
 

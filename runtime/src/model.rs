@@ -135,9 +135,10 @@ impl Model {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(&self.artifact().hash(section::WEIGHTS).unwrap_or(0).to_le_bytes());
         for state in &self.table().states {
-            let (kind, bytes) = match state.cache {
-                None => (0, state.bytes),
-                Some(cache) => (1, cache.row_bytes),
+            let (kind, bytes) = match (state.cache, state.dropped_beyond) {
+                (Some(cache), _) => (1, cache.row_bytes),
+                (None, Some(window)) => (2, window),
+                (None, None) => (0, state.bytes),
             };
             for v in [state.name.len() as u64, state.format.len() as u64, kind, bytes] {
                 hash.update(&v.to_le_bytes());

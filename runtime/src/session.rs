@@ -39,9 +39,21 @@ impl Step {
 pub struct Session {
     model: Model,
     memory: Memory,
-    past: u64,
+    /// Rows in the caches (for recurrent models: tokens seen).
+    rows: u64,
+    /// Rows that were dropped from the begin of the caches.
+    dropped: u64,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
     all_logits: Option<Buffer>,
+}
+
+/// A copy of a session's state in memory.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    identity: u128,
+    rows: u64,
+    /// The live bytes of each state, in the order of the table.
+    pieces: Vec<Vec<u8>>,
 }
 
 /// Bytes of a session.
@@ -70,7 +82,7 @@ impl Session {
             #[cfg(feature = "cuda")]
             Backend::Cuda(device) => Memory::Cuda(crate::cuda::CudaSession::new(device, model.table())?),
         };
-        let mut session = Self { model: model.clone(), memory, past: 0, all_logits: None };
+        let mut session = Self { model: model.clone(), memory, rows: 0, dropped: 0, all_logits: None };
         session.initialise(Step::Create)?;
         Ok(session)
     }
@@ -81,15 +93,14 @@ impl Session {
 
     /// Tokens that the state has seen.
     pub fn past(&self) -> u64 {
-        self.past
+        self.dropped + self.rows
     }
 
     /// Feeds `tokens` (any number, at least one) and returns the logits of the last position.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
-        let chunk = self.model.plan().chunk as usize;
-        let whole = self.has(Step::Prefill);
-        for piece in tokens.chunks(if whole { chunk } else { 1 }) {
+        let chunk = if self.has(Step::Prefill) { self.chunk() } else { 1 };
+        for piece in tokens.chunks(chunk) {
             let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
             self.step(step, piece)?;
         }
@@ -112,7 +123,7 @@ impl Session {
             Some(buffer) if buffer.len() as u64 >= 4 * wanted => buffer,
             _ => Buffer::floats("logits of all positions", wanted)?,
         };
-        let chunk = if self.has(Step::PrefillLogits) { self.model.plan().chunk as usize } else { 1 };
+        let chunk = if self.has(Step::PrefillLogits) { self.chunk() } else { 1 };
         let mut at = 0;
         for piece in tokens.chunks(chunk) {
             let rows = if chunk == 1 {
@@ -154,19 +165,21 @@ impl Session {
 
     /// Forgets everything fed so far; memory of cache rows goes back to the system.
     pub fn reset(&mut self) -> Result<()> {
-        self.past = 0;
+        (self.rows, self.dropped) = (0, 0);
         self.shrink();
         self.initialise(Step::Reset)
     }
 
     /// Goes back to the first `past` tokens. The logits are not those of the last of them: feed a token next.
     ///
-    /// A cache forgets rows by counting fewer of them; a model with a recurrent state can only go back to 0.
+    /// A cache forgets rows by counting fewer of them; a model with a recurrent state can only go back to 0, and one that
+    /// dropped rows (see [`Session::window`]) only as far as it still has what the next token will see.
     pub fn truncate(&mut self, past: u64) -> Result<()> {
-        if past > self.past {
-            return Err(Error::TruncateBeyond { wanted: past, past: self.past });
+        let seen = self.past();
+        if past > seen {
+            return Err(Error::TruncateBeyond { wanted: past, past: seen });
         }
-        if past == self.past {
+        if past == seen {
             return Ok(());
         }
         if past == 0 {
@@ -174,40 +187,56 @@ impl Session {
         }
         if let Some(state) = self.model.table().recurrent_state() {
             let state = state.name.clone();
-            return Err(Error::TruncateRecurrent { wanted: past, past: self.past, state });
+            return Err(Error::TruncateRecurrent { wanted: past, past: seen, state });
         }
-        self.past = past;
+        if let Some(window) = self.window().filter(|_| !self.can_truncate_to(past)) {
+            return Err(Error::TruncateDropped { wanted: past, past: seen, window });
+        }
+        self.rows = past - self.dropped;
         self.shrink();
         Ok(())
     }
 
-    /// Whether [`Session::truncate`] may stop anywhere.
+    /// Whether [`Session::truncate`] would go back to `past` tokens.
+    pub fn can_truncate_to(&self, past: u64) -> bool {
+        let all_rows = self.dropped == 0;
+        let enough = |window: u64| past >= self.dropped + (window - 1);
+        let rows = all_rows || self.window().is_none_or(enough);
+        past == 0 || past == self.past() || past < self.past() && self.can_truncate() && rows
+    }
+
+    /// Whether [`Session::truncate`] may stop elsewhere than at 0.
     pub fn can_truncate(&self) -> bool {
         self.model.table().recurrent_state().is_none()
+    }
+
+    /// How many newest tokens the model sees, if it goes on beyond its context by dropping the rows of older ones.
+    pub fn window(&self) -> Option<u64> {
+        self.model.table().window().map(|(window, _)| window)
     }
 
     /// A second session with the same past.
     pub fn fork(&self) -> Result<Self> {
         let mut twin = Self::new(&self.model)?;
         match (&mut twin.memory, &self.memory) {
-            (Memory::Cpu(to), Memory::Cpu(from)) => to.copy_from(from, &self.model, self.past)?,
+            (Memory::Cpu(to), Memory::Cpu(from)) => to.copy_from(from, &self.model, self.rows)?,
             #[cfg(feature = "cuda")]
-            (Memory::Cuda(to), Memory::Cuda(from)) => to.copy_from(from, self.model.table(), self.past)?,
+            (Memory::Cuda(to), Memory::Cuda(from)) => to.copy_from(from, self.model.table(), self.rows)?,
             #[cfg(feature = "cuda")]
             (Memory::Cpu(_), Memory::Cuda(_)) | (Memory::Cuda(_), Memory::Cpu(_)) => {
                 unreachable!("both sessions are of one model")
             }
         }
-        twin.past = self.past;
+        (twin.rows, twin.dropped) = (self.rows, self.dropped);
         Ok(twin)
     }
 
     /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
     /// loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.past)));
+        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.rows)));
         let pieces = live.collect::<Result<Vec<_>>>()?;
-        state_file::save(path.as_ref(), self.model.state_identity(), self.past, &pieces)
+        state_file::save(path.as_ref(), self.model.state_identity(), self.rows, &pieces)
     }
 
     /// Replaces state and position by those of a file that `save_state` of the same model wrote. Another context size
@@ -223,12 +252,40 @@ impl Session {
             (range, bytes)
         };
         let pieces: Vec<(Range<u64>, &[u8])> = table.states.iter().map(piece).collect();
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.set_state(saved.past, &pieces)?,
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.set_state(saved.past, &pieces)?,
+        self.set_state(saved.past, &pieces)
+    }
+
+    /// Position, recurrent states and the cache rows in use, to go back to later.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.rows)));
+        let pieces = live.map(|bytes| Ok(bytes?.into_owned())).collect::<Result<_>>()?;
+        Ok(Snapshot { identity: self.model.state_identity(), rows: self.rows, pieces })
+    }
+
+    /// Goes back, or ahead, to a snapshot of a session of the same model. Feed a token next.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let context = self.model.plan().context;
+        let fits = context == 0 || snapshot.rows <= context;
+        if snapshot.identity != self.model.state_identity() || !fits {
+            return Err(Error::ForeignSnapshot);
         }
-        self.past = saved.past;
+        let ranges = self.model.table().states.iter().map(|s| s.live(snapshot.rows));
+        let pieces: Vec<_> = ranges.zip(snapshot.pieces.iter().map(Vec::as_slice)).collect();
+        self.set_state(snapshot.rows, &pieces)
+    }
+
+    fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.set_state(rows, pieces)?,
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.set_state(rows, pieces)?,
+        }
+        self.rows = rows;
+        let counter = self.model.table().window().map(|(_, state)| state.offset);
+        let counted = pieces.iter().find(|(range, _)| Some(range.start) == counter);
+        let counted =
+            counted.and_then(|(_, bytes)| i32::from_le_bytes((*bytes).try_into().ok()?).try_into().ok());
+        self.dropped = counted.unwrap_or(0);
         self.shrink();
         Ok(())
     }
@@ -236,7 +293,7 @@ impl Session {
     /// A piece of the state by its name, for inspection; of a cache the rows in use.
     pub fn state(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(piece) = self.model.table().states.iter().find(|s| s.name == name) else { return Ok(None) };
-        Ok(Some(self.state_bytes(piece.live(self.past))?.into_owned()))
+        Ok(Some(self.state_bytes(piece.live(self.rows))?.into_owned()))
     }
 
     /// What this session's memory is planned to be and what it is now.
@@ -265,9 +322,9 @@ impl Session {
 
     fn shrink(&mut self) {
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.shrink(self.past),
+            Memory::Cpu(cpu) => cpu.shrink(self.rows),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.shrink(self.past),
+            Memory::Cuda(cuda) => cuda.shrink(self.rows),
         }
     }
 
@@ -291,9 +348,39 @@ impl Session {
             return Err(Error::Token { token: tokens[position], position, vocab: plan.vocab });
         }
         let n = tokens.len() as u64;
-        if plan.context != 0 && self.past + n > plan.context {
-            return Err(Error::ContextFull { past: self.past, n, context: plan.context });
+        if self.model.table().whole_prompts && n > 1 && (self.past() > 0 || n > plan.chunk) {
+            return Err(Error::WholePrompt { n, past: self.past(), chunk: plan.chunk });
         }
+        // Positions of the dropped rows are counted in 32 bits.
+        let limit = if self.window().is_some() { i32::MAX as u64 } else { plan.context };
+        if limit != 0 && self.past() + n > limit {
+            return Err(Error::ContextFull { past: self.past(), n, context: limit });
+        }
+        Ok(())
+    }
+
+    /// Most tokens in one call of an entry point: beside what a window keeps there must be room for them.
+    fn chunk(&self) -> usize {
+        let (chunk, context) = (self.model.plan().chunk, self.model.plan().context);
+        self.window().map_or(chunk, |window| chunk.min(context - (window - 1))) as usize
+    }
+
+    /// Drops the oldest rows where the caches are full and the model does without.
+    fn make_room(&mut self, n: u64) -> Result<()> {
+        let table = self.model.table();
+        let Some((window, counter)) = table.window() else { return Ok(()) };
+        if self.rows + n <= table.plan.context {
+            return Ok(());
+        }
+        let kept = self.rows.min(window - 1);
+        let count = self.rows - kept;
+        let dropped = self.dropped + count;
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.drop_rows(table, count, kept, counter, dropped as i32),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.drop_rows(table, count, kept, counter, dropped as i32)?,
+        }
+        (self.rows, self.dropped) = (kept, dropped);
         Ok(())
     }
 
@@ -306,12 +393,13 @@ impl Session {
     }
 
     fn step(&mut self, step: Step, tokens: &[i32]) -> Result<()> {
+        self.make_room(tokens.len() as u64)?;
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.feed(&self.model, step, tokens, self.past)?,
+            Memory::Cpu(cpu) => cpu.feed(&self.model, step, tokens, self.rows)?,
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.feed(step, tokens, self.past)?,
+            Memory::Cuda(cuda) => cuda.feed(step, tokens, self.rows)?,
         }
-        self.past += tokens.len() as u64;
+        self.rows += tokens.len() as u64;
         Ok(())
     }
 

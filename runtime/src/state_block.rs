@@ -129,7 +129,15 @@ mod tests {
 
     fn state(name: &str, offset: u64, bytes: u64, row_bytes: u64) -> State {
         let cache = (row_bytes > 0).then(|| Cache { rows: bytes / row_bytes, row_bytes });
-        State { name: name.into(), offset, bytes, fill: None, format: "f32".into(), cache }
+        State {
+            name: name.into(),
+            offset,
+            bytes,
+            fill: None,
+            format: "f32".into(),
+            cache,
+            dropped_beyond: None,
+        }
     }
 
     /// Resident bytes of the block, as the kernel counts them.

@@ -138,6 +138,7 @@ mod tests {
             fill: None,
             format: "f32".into(),
             cache,
+            dropped_beyond: None,
         };
         let cache = Cache { rows: context.max(16), row_bytes: 3 };
         let states = vec![piece("h", 0, 8, None), piece("k", 64, cache.rows * 3, Some(cache))];
@@ -162,6 +163,7 @@ mod tests {
             images: vec![],
             device_entries: vec![],
             plan,
+            whole_prompts: false,
         }
     }
 

@@ -47,8 +47,10 @@ pub struct State {
     pub fill: Option<f32>,
     /// Type of the elements, for example `f16`.
     pub format: String,
-    /// Rows of a KV cache; `None` = a recurrent state.
+    /// Rows of a KV cache; `None` = another state.
     pub cache: Option<Cache>,
+    /// The number of rows dropped from the begin of every cache, of a model that sees only so many newest rows.
+    pub dropped_beyond: Option<u64>,
 }
 
 /// The rows of a KV cache, one per position.
@@ -119,6 +121,8 @@ pub struct Table {
     pub images: Vec<Image>,
     pub device_entries: Vec<DeviceEntry>,
     pub plan: Plan,
+    /// A prompt comes in one call of at most `chunk` tokens, at the begin of a sequence.
+    pub whole_prompts: bool,
 }
 
 /// Why a table is not usable.
@@ -189,7 +193,8 @@ impl Table {
         }
         // SAFETY: same version, so same layout.
         let t = unsafe { &*table };
-        if t.struct_size as usize != size_of::<ModelTable>() || t.flags != 0 {
+        if t.struct_size as usize != size_of::<ModelTable>() || t.flags & !abi::table_flag::WHOLE_PROMPTS != 0
+        {
             return malformed("the table has another size or unknown flags");
         }
         // SAFETY: by contract the arrays and texts of the table are readable.
@@ -204,6 +209,7 @@ impl Table {
                 images: images(t)?,
                 device_entries: device_entries(t)?,
                 plan: plan(t),
+                whole_prompts: t.flags & abi::table_flag::WHOLE_PROMPTS != 0,
             }
         };
         read.check()?;
@@ -231,6 +237,11 @@ impl Table {
             if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
                 return malformed(format!("state {} lies outside of the state block", state.name));
             }
+            if let Some(window) = state.dropped_beyond
+                && (state.bytes != 4 || state.fill.is_some() || window == 0 || window >= p.context)
+            {
+                return malformed(format!("state {} is no number of dropped rows", state.name));
+            }
             let Some(cache) = state.cache else { continue };
             let fits =
                 cache.rows.checked_mul(cache.row_bytes) == Some(state.bytes) && cache.rows >= p.context;
@@ -257,7 +268,13 @@ impl Table {
 
     /// A state that has no rows, so that the model cannot go back in a sequence.
     pub fn recurrent_state(&self) -> Option<&State> {
-        self.states.iter().find(|s| s.cache.is_none())
+        self.states.iter().find(|s| s.cache.is_none() && s.dropped_beyond.is_none())
+    }
+
+    /// How many newest rows the model sees, the current one included, if it can go on without the others; and the state
+    /// that counts those.
+    pub fn window(&self) -> Option<(u64, &State)> {
+        self.states.iter().find_map(|s| Some((s.dropped_beyond?, s)))
     }
 
     pub fn param(&self, name: &str) -> Option<&Param> {
@@ -315,14 +332,15 @@ unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
             abi::init::FILL_F32 => Some(s.fill),
             other => return malformed(format!("a state has the unknown initial value kind {other}")),
         };
-        let cache = match s.kind {
-            abi::state_kind::RECURRENT => None,
-            abi::state_kind::CACHE => Some(Cache { rows: s.rows, row_bytes: s.row_bytes }),
+        let (cache, dropped_beyond) = match s.kind {
+            abi::state_kind::RECURRENT => (None, None),
+            abi::state_kind::CACHE => (Some(Cache { rows: s.rows, row_bytes: s.row_bytes }), None),
+            abi::state_kind::DROPPED_ROWS => (None, Some(s.rows)),
             other => return malformed(format!("a state is of the unknown kind {other}")),
         };
         // SAFETY: by contract.
         let (name, format) = unsafe { (text(s.name)?, text(s.format)?) };
-        Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache })
+        Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache, dropped_beyond })
     };
     list.iter().map(one).collect()
 }

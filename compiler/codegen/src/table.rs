@@ -27,6 +27,8 @@ pub struct TableDesc {
     pub images: Vec<ImageDesc>,
     pub device_entries: Vec<DeviceEntryDesc>,
     pub plan: PlanDesc,
+    /// A prompt comes in one call ([`mlcc_abi::table_flag::WHOLE_PROMPTS`]).
+    pub whole_prompts: bool,
 }
 
 /// The numbers of the memory plan; field for field those of [`mlcc_abi::ModelTable`].
@@ -80,8 +82,10 @@ pub struct StateDesc {
     pub fill: Option<f32>,
     /// Type of the elements.
     pub format: String,
-    /// Rows of a KV cache; `None` = a recurrent state. Rows need no initial value.
+    /// Rows of a KV cache; they need no initial value. `None` = another state.
     pub cache: Option<CacheDesc>,
+    /// The number of rows dropped from the caches, of a model that looks back this many rows, its own one included.
+    pub dropped_beyond: Option<u64>,
 }
 
 /// The rows of a KV cache; together they are the state's `bytes`.
@@ -261,7 +265,7 @@ impl TableDesc {
         image.u64(abi::MAGIC);
         image.u32(abi::ABI_VERSION);
         image.u32(size_of::<abi::ModelTable>() as u32);
-        image.u64(0);
+        image.u64(if self.whole_prompts { abi::table_flag::WHOLE_PROMPTS } else { 0 });
         strings.text(image, &self.target);
         strings.text(image, &self.compiler);
         strings.text(image, &self.metadata);
@@ -356,10 +360,14 @@ impl StateDesc {
         image.u32(if self.fill.is_some() { abi::init::FILL_F32 } else { abi::init::ZERO });
         image.u32(self.fill.unwrap_or(0.0).to_bits());
         strings.text(image, &self.format);
-        let kind = if self.cache.is_some() { abi::state_kind::CACHE } else { abi::state_kind::RECURRENT };
+        let (kind, rows) = match (self.cache, self.dropped_beyond) {
+            (Some(cache), _) => (abi::state_kind::CACHE, cache.rows),
+            (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window),
+            (None, None) => (abi::state_kind::RECURRENT, 0),
+        };
         image.u32(kind);
         image.u32(0);
-        image.u64(self.cache.map_or(0, |c| c.rows));
+        image.u64(rows);
         image.u64(self.cache.map_or(0, |c| c.row_bytes));
     }
 }
@@ -421,6 +429,7 @@ mod tests {
             images: vec![ImageDesc { kind: "ptx".into(), sm: 80, bytes: b"// text".to_vec() }],
             device_entries: vec![DeviceEntryDesc { name: "decode".into(), launches: vec![launch] }],
             plan: PlanDesc { vocab: 7, ..Default::default() },
+            whole_prompts: true,
         }
     }
 
@@ -449,6 +458,7 @@ mod tests {
             String::from_utf8(unsafe { std::slice::from_raw_parts(s.ptr, s.len as usize) }.to_vec()).unwrap()
         };
         assert_eq!((table.magic, table.abi_version), (abi::MAGIC, abi::ABI_VERSION));
+        assert_eq!(table.flags, abi::table_flag::WHOLE_PROMPTS);
         assert_eq!((text(table.target), text(table.metadata)), ("x86-64".into(), "{\"a\":1}".into()));
         assert_eq!((table.vocab, table.alignment, table.n_variants), (7, 64, 1));
         // SAFETY: each array has one element, inside `memory`.

@@ -114,6 +114,22 @@ fn forks_and_files_carry_the_rows_in_use() {
 }
 
 #[test]
+fn snapshots_are_returned_to() {
+    for flags in [&[][..], &["-DTOY_MIXED"]] {
+        let Some((_folder, model)) = load(flags) else { return };
+        let mut session = model.session().unwrap();
+        session.prefill(&TOKENS[..5]).unwrap();
+        let snapshot = session.snapshot().unwrap();
+        let expected = session.prefill(&TOKENS[5..]).unwrap().to_vec();
+        session.restore(&snapshot).unwrap();
+        assert_eq!(session.past(), 5);
+        assert_eq!(session.prefill(&TOKENS[5..]).unwrap(), expected);
+        let Some((_other, foreign)) = load(&["-DTOY_ROW=9"]) else { return };
+        assert!(matches!(foreign.session().unwrap().restore(&snapshot), Err(Error::ForeignSnapshot)));
+    }
+}
+
+#[test]
 fn a_full_context_is_named() {
     let Some((_folder, model)) = load(&["-DTOY_CONTEXT=5"]) else { return };
     let mut session = model.session().unwrap();
@@ -143,6 +159,78 @@ fn long_contexts_take_memory_as_they_grow() {
     session.reset().unwrap();
     assert_eq!(session.memory().state, 256 * 8192, "a small part is kept");
     assert_eq!(session.prefill(&TOKENS).unwrap(), reference(&TOKENS)[9]);
+}
+
+#[test]
+fn prompts_that_must_be_whole_are_not_cut() {
+    let Some((_folder, model)) = load(&["-DTOY_FLAGS=MLCC_WHOLE_PROMPTS"]) else { return };
+    let mut session = model.session().unwrap();
+    let error = session.prefill(&TOKENS[..4]).unwrap_err();
+    assert!(matches!(error, Error::WholePrompt { n: 4, past: 0, chunk: 3 }));
+    assert!(error.to_string().contains("--chunk"), "{error}");
+    session.prefill(&TOKENS[..3]).unwrap();
+    assert_eq!(session.decode(TOKENS[3]).unwrap(), reference(&TOKENS)[3]);
+    assert!(matches!(session.prefill(&TOKENS[4..6]), Err(Error::WholePrompt { n: 2, past: 4, .. })));
+    session.reset().unwrap();
+    assert_eq!(session.prefill(&TOKENS[..3]).unwrap(), reference(&TOKENS)[2]);
+}
+
+/// Only the `window` newest tokens count.
+fn windowed(tokens: &[i32], window: usize) -> Vec<Vec<f32>> {
+    let e = toy::embedding();
+    let row = |t: usize| &e[t * WIDTH..(t + 1) * WIDTH];
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    let logit = |upto: usize, v: usize| {
+        let seen = (upto + 1).saturating_sub(window)..=upto;
+        seen.map(|p| (1 + p % 3) as f32 * dot(row(tokens[p] as usize), row(v))).sum()
+    };
+    (0..tokens.len()).map(|t| (0..VOCAB).map(|v| logit(t, v)).collect()).collect()
+}
+
+#[test]
+fn windows_go_on_beyond_the_context() {
+    let tokens: Vec<i32> = (0..60).map(|i| (i * i + i / 7) % 5).collect();
+    for (context, window) in [("9", 4), ("7", 6), ("20", 1)] {
+        let flags = [format!("-DTOY_CONTEXT={context}"), format!("-DTOY_WINDOW={window}")];
+        let Some((folder, model)) = load(&flags.each_ref().map(String::as_str)) else { return };
+        let expected = windowed(&tokens, window);
+        let mut session = model.session().unwrap();
+        assert_eq!(session.window(), Some(window as u64));
+        for (i, &token) in tokens.iter().enumerate() {
+            assert_eq!(session.decode(token).unwrap(), expected[i], "position {i}, window {window}");
+        }
+        assert_eq!(session.past(), 60);
+        session.reset().unwrap();
+        assert_eq!(session.prefill(&tokens).unwrap(), expected[59], "in chunks");
+        session.reset().unwrap();
+        assert_eq!(session.prefill_logits(&tokens[..40]).unwrap(), expected[..40].concat());
+        // What was dropped comes along with files and forks.
+        let file = folder.path().join("s.state");
+        session.save_state(&file).unwrap();
+        let mut twin = session.fork().unwrap();
+        assert_eq!(twin.prefill(&tokens[40..]).unwrap(), expected[59]);
+        session.reset().unwrap();
+        session.load_state(&file).unwrap();
+        assert_eq!(session.past(), 40);
+        assert_eq!(session.prefill(&tokens[40..]).unwrap(), expected[59]);
+    }
+}
+
+#[test]
+fn windows_go_back_as_far_as_they_have_rows() {
+    let tokens: Vec<i32> = (0..30).map(|i| (i * i + i / 7) % 5).collect();
+    let Some((_folder, model)) = load(&["-DTOY_CONTEXT=10", "-DTOY_WINDOW=4"]) else { return };
+    let mut session = model.session().unwrap();
+    session.prefill(&tokens[..10]).unwrap();
+    session.truncate(2).unwrap();
+    session.prefill(&tokens[2..14]).unwrap();
+    let least = (1..14).find(|&past| session.can_truncate_to(past)).unwrap();
+    assert!((4..14).contains(&least), "{least}");
+    let error = session.truncate(least - 1).unwrap_err();
+    assert!(matches!(error, Error::TruncateDropped { past: 14, window: 4, .. }), "{error}");
+    session.truncate(least).unwrap();
+    let other = [&tokens[..least as usize], &[1, 1, 2]].concat();
+    assert_eq!(session.prefill(&[1, 1, 2]).unwrap(), windowed(&other, 4)[least as usize + 2]);
 }
 
 #[test]

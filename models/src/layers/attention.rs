@@ -82,7 +82,7 @@ impl Attention {
             let bounded = net.tanh(small);
             scores = net.scale(bounded, cap);
         }
-        let row = net.positions();
+        let row = net.rows();
         let row = net.reshape(row, [n.clone(), Dim::from(1)]);
         let column = net.iota(Dim::from(0), t);
         if let Some(slopes) = &self.alibi {
@@ -102,7 +102,7 @@ impl Attention {
         net.reshape(rows, [n, Dim::from(width)])
     }
 
-    /// Scores with those of hidden keys replaced. `row: i32[n, 1]` and `column: i32[t]` are the positions.
+    /// Scores with those of hidden keys replaced. `row: i32[n, 1]` and `column: i32[t]` are rows of the cache.
     fn masked(
         &self,
         net: &mut Net,

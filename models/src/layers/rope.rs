@@ -122,6 +122,7 @@ impl Rope {
 fn length(net: &mut Net) -> ValueId {
     let total = Dim::sym(Sym::Past).add(&net.n());
     let total = net.iota(total, Dim::from(1));
+    let total = net.position_of_row(total);
     net.cast(total, DType::F32)
 }
 

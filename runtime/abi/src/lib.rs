@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give arena, state, logits, probs and weights.
@@ -43,6 +43,12 @@ pub mod section {
     pub const HASHES: &str = ".mlcc.hashes";
     /// Every payload section's name begins so.
     pub const PREFIX: &str = ".mlcc.";
+}
+
+/// Bits of [`ModelTable::flags`].
+pub mod table_flag {
+    /// Tokens of a prompt see later ones (prefix language models): a prompt comes in one call, with `past` 0.
+    pub const WHOLE_PROMPTS: u64 = 1;
 }
 
 /// Return values of entry points.
@@ -180,6 +186,10 @@ pub mod state_kind {
     /// One row per position (keys or values): a step reads the first `past` rows and writes the `n` rows after them.
     /// The contents of further rows are undefined, so memory may be given to rows as late as they are written.
     pub const CACHE: u32 = 1;
+    /// One `i32`, zero at first, that the caller owns: rows dropped from the begin of every cache. A model that has it
+    /// looks back only `rows - 1` rows, so a caller may move the last `rows - 1` rows of every cache to its begin, count
+    /// here how many it dropped, and go on with `past = rows - 1`. Positions are `past` plus this number.
+    pub const DROPPED_ROWS: u32 = 2;
 }
 
 /// One piece of the state block.
@@ -197,7 +207,7 @@ pub struct State {
     /// A value of [`state_kind`].
     pub kind: u32,
     pub reserved: u32,
-    /// Of a cache: rows planned, at least `context`; else 0.
+    /// Of a cache: rows planned, at least `context`. Of the number of dropped rows: the window. Else 0.
     pub rows: u64,
     /// Of a cache: bytes of one row; row `i` lies at `offset + i * row_bytes`, and `bytes = rows * row_bytes`. Else 0.
     pub row_bytes: u64,
@@ -291,7 +301,7 @@ pub struct ModelTable {
     pub abi_version: u32,
     /// `size_of::<ModelTable>()` of the writer.
     pub struct_size: u32,
-    /// None defined yet; must be zero.
+    /// Bits of [`table_flag`]; the others must be zero.
     pub flags: u64,
     /// `x86-64`, `aarch64` or `cuda`.
     pub target: Str,

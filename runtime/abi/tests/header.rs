@@ -119,8 +119,10 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_CONTEXT_FULL", status::CONTEXT_FULL as u64);
     constant(out, "MLCC_INIT_ZERO", u64::from(init::ZERO));
     constant(out, "MLCC_INIT_FILL_F32", u64::from(init::FILL_F32));
+    constant(out, "MLCC_WHOLE_PROMPTS", table_flag::WHOLE_PROMPTS);
     constant(out, "MLCC_STATE_RECURRENT", u64::from(state_kind::RECURRENT));
     constant(out, "MLCC_STATE_CACHE", u64::from(state_kind::CACHE));
+    constant(out, "MLCC_STATE_DROPPED_ROWS", u64::from(state_kind::DROPPED_ROWS));
     let args = [
         ("WEIGHTS", arg::WEIGHTS),
         ("ARENA", arg::ARENA),

@@ -10,6 +10,7 @@
 mod builtin;
 mod jinja;
 mod message;
+mod named;
 mod source;
 mod strftime;
 

@@ -39,6 +39,25 @@ pub trait LanguageModel {
     }
 }
 
+/// A model that can go back in its context.
+pub trait RewindModel: LanguageModel {
+    /// A copy of the state.
+    type Snapshot;
+
+    /// Whether [`RewindModel::truncate`] may stop elsewhere than at 0 (a recurrent state cannot).
+    fn can_truncate(&self) -> bool;
+    /// Whether a prompt has to be read again from its begin when it goes on (prefix language models).
+    fn needs_whole_prompts(&self) -> bool {
+        false
+    }
+    /// Whether [`RewindModel::truncate`] would stop at `past`: a model with a window may have dropped what it needs.
+    fn can_truncate_to(&self, past: usize) -> bool;
+    /// Keeps the first `past` tokens of the context.
+    fn truncate(&mut self, past: usize) -> Result<(), Self::Error>;
+    fn snapshot(&self) -> Result<Self::Snapshot, Self::Error>;
+    fn restore(&mut self, snapshot: &Self::Snapshot) -> Result<(), Self::Error>;
+}
+
 #[derive(Debug, Error)]
 pub enum GenerateError {
     #[error("the prompt is empty: give some text with -p TEXT, with -f FILE, or on standard input")]
@@ -166,6 +185,22 @@ impl<M: LanguageModel> Generator<M> {
         self.model.past()
     }
 
+    /// The model itself, for what does not change its context.
+    pub fn model_mut(&mut self) -> &mut M {
+        &mut self.model
+    }
+
+    /// The tokens fed since the last reset.
+    pub fn fed(&self) -> &[TokenId] {
+        &self.fed
+    }
+
+    /// Tells the tokens of the model's context, after a state was loaded into it.
+    pub fn assume_fed(&mut self, fed: Vec<TokenId>) {
+        self.unfed = None;
+        self.fed = fed;
+    }
+
     pub fn into_model(self) -> M {
         self.model
     }
@@ -174,6 +209,12 @@ impl<M: LanguageModel> Generator<M> {
         self.unfed = None;
         self.fed.clear();
         self.model.reset().map_err(model_error)
+    }
+
+    /// Forgets the last token of the text before, which was chosen but not fed: the next prompt has it, or does not
+    /// want it.
+    pub fn drop_unfed(&mut self) {
+        self.unfed = None;
     }
 
     /// Generates one text. `on_text` gets it piece by piece, in whole characters, and may end it.
@@ -302,6 +343,28 @@ impl<M: LanguageModel> Generator<M> {
             out.decode_steps += 1;
             token = sampler.sample(logits)?;
         }
+    }
+}
+
+impl<M: RewindModel> Generator<M> {
+    /// Keeps the first `past` tokens of the context; the model must be able to ([`RewindModel::can_truncate`]).
+    pub fn truncate(&mut self, past: usize) -> Result<(), GenerateError> {
+        self.unfed = None;
+        self.model.truncate(past).map_err(model_error)?;
+        self.fed.truncate(past);
+        Ok(())
+    }
+
+    pub fn snapshot(&self) -> Result<M::Snapshot, GenerateError> {
+        self.model.snapshot().map_err(model_error)
+    }
+
+    /// Goes back to a snapshot that was taken when `fed` tokens were in the context.
+    pub fn restore(&mut self, snapshot: &M::Snapshot, fed: usize) -> Result<(), GenerateError> {
+        self.unfed = None;
+        self.model.restore(snapshot).map_err(model_error)?;
+        self.fed.truncate(fed);
+        Ok(())
     }
 }
 

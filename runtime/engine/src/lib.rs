@@ -3,6 +3,7 @@
 //! * [`tokenizer`]: text to token ids and back, also as a stream of UTF-8 pieces.
 //! * [`sampler`]: logits to one token id; [`stop`]: where a text has to end.
 //! * [`generate`]: the loop of prefill, sample and decode over any [`generate::LanguageModel`].
+//! * [`conversation`]: a chat over one context that is read only once.
 //! * [`eval`]: perplexity, and how far two models are apart.
 //! * [`chat`]: messages to a prompt, by the checkpoint's own template.
 //! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
@@ -11,6 +12,7 @@
 //! carries its tokenizer in a payload section.
 
 pub mod chat;
+pub mod conversation;
 pub mod eval;
 pub mod generate;
 pub mod generation_config;
@@ -22,7 +24,8 @@ pub mod text;
 pub mod tokenizer;
 
 pub use chat::{ChatError, ChatSource, ChatTemplate, Message};
-pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request};
+pub use conversation::{ChatFormat, Conversation};
+pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, RewindModel};
 pub use generation_config::GenerationConfig;
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};
 pub use special::SpecialIds;

@@ -1,10 +1,38 @@
 //! Compiled models in the terms of this crate.
 
-use mlcc_runtime::{Error, Session};
+use mlcc_runtime::{Error, Session, Snapshot};
 
 use crate::eval::WindowModel;
-use crate::generate::LanguageModel;
+use crate::generate::{LanguageModel, RewindModel};
 use crate::tokenizer::TokenId;
+
+impl RewindModel for Session {
+    type Snapshot = Snapshot;
+
+    fn can_truncate(&self) -> bool {
+        Session::can_truncate(self)
+    }
+
+    fn needs_whole_prompts(&self) -> bool {
+        self.model().table().whole_prompts
+    }
+
+    fn can_truncate_to(&self, past: usize) -> bool {
+        Session::can_truncate_to(self, past as u64)
+    }
+
+    fn truncate(&mut self, past: usize) -> Result<(), Error> {
+        Session::truncate(self, past as u64)
+    }
+
+    fn snapshot(&self) -> Result<Snapshot, Error> {
+        Session::snapshot(self)
+    }
+
+    fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        Session::restore(self, snapshot)
+    }
+}
 
 impl LanguageModel for Session {
     type Error = Error;
@@ -30,15 +58,17 @@ impl LanguageModel for Session {
     }
 
     fn context(&self) -> Option<usize> {
-        // 0 in the plan: the state does not grow.
+        // 0 in the plan: the state does not grow. A window drops the oldest tokens and goes on.
         match self.model().plan().context {
             0 => None,
+            _ if self.window().is_some() => None,
             context => Some(context as usize),
         }
     }
 
     fn chunk(&self) -> usize {
-        self.model().plan().chunk as usize
+        // The session takes a whole prompt or refuses it.
+        if self.model().table().whole_prompts { usize::MAX } else { self.model().plan().chunk as usize }
     }
 }
 

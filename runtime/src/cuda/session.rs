@@ -9,7 +9,7 @@ use super::driver::{self, DevicePtr, Handle};
 use super::state_memory::StateMemory;
 use crate::buffer::Buffer;
 use crate::session::Step;
-use crate::table::{Plan, Table};
+use crate::table::{Plan, State, Table};
 use crate::{Error, Result};
 
 pub(crate) struct CudaSession {
@@ -164,6 +164,37 @@ impl CudaSession {
         for (range, bytes) in pieces {
             self.send(self.state.ptr() + range.start, bytes.as_ptr().cast(), bytes.len())?;
         }
+        self.wait()
+    }
+
+    /// Moves `kept` rows of every cache, those after the first `count`, to its begin; `counter` gets the number of rows
+    /// that were dropped so far.
+    pub fn drop_rows(
+        &mut self,
+        table: &Table,
+        count: u64,
+        kept: u64,
+        counter: &State,
+        dropped: i32,
+    ) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let (state, stream) = (self.state.ptr(), self.stream);
+        for (piece, cache) in table.states.iter().filter_map(|s| Some((s, s.cache?))) {
+            let (begin, end) = (state + piece.offset, kept * cache.row_bytes);
+            let step = count * cache.row_bytes;
+            let mut at = 0;
+            // Piece by piece in order, because the two ranges of one copy must not overlap.
+            while at < end {
+                let bytes = step.min(end - at) as usize;
+                // SAFETY: `count + kept` rows of the cache have memory.
+                let status = unsafe { (driver.f.on_device)(begin + at, begin + at + step, bytes, stream) };
+                driver.check("cuMemcpyDtoDAsync", status)?;
+                at += step;
+            }
+        }
+        // SAFETY: the table was checked: the counter has four bytes inside the state block.
+        let status = unsafe { (driver.f.fill_words)(state + counter.offset, dropped as u32, 1, stream) };
+        driver.check("cuMemsetD32Async", status)?;
         self.wait()
     }
 

@@ -6,6 +6,8 @@
  * -DTOY_CONTEXT=n    planned rows
  * -DTOY_ROW=n        floats of a row (at least 8, the rest is not used)
  * -DTOY_BAD_ROWS=n   rows that the table claims
+ * -DTOY_WINDOW=n     only the n newest rows are seen, and older ones may be dropped; p above is the position
+ * -DTOY_FLAGS=n      flags of the table
  * -DTOY_MIXED        a recurrent state besides: the sum of all tokens, added to every logit
  */
 #include "mlcc.h"
@@ -16,6 +18,9 @@
 #ifndef TOY_CONTEXT
 #define TOY_CONTEXT 300
 #endif
+#ifndef TOY_FLAGS
+#define TOY_FLAGS 0
+#endif
 #ifndef TOY_ROW
 #define TOY_ROW 8
 #endif
@@ -23,6 +28,11 @@
 #define CACHE_BYTES (TOY_CONTEXT * ROW_BYTES)
 #define K_AT 64ULL
 #define V_AT (K_AT + CACHE_BYTES)
+#ifdef TOY_WINDOW
+#define FIRST_SEEN (t >= TOY_WINDOW ? t - TOY_WINDOW + 1 : 0)
+#else
+#define FIRST_SEEN 0
+#endif
 #if defined(__aarch64__)
 #define TARGET "aarch64"
 #else
@@ -35,6 +45,11 @@ static int32_t feed(mlcc_ctx *c, int all) {
   if (c->n < 1 || c->n > CHUNK) return MLCC_BAD_LENGTH;
   if (c->past + c->n > TOY_CONTEXT) return MLCC_CONTEXT_FULL;
   (void)sum;
+#ifdef TOY_WINDOW
+  const int64_t dropped = *(const int32_t *)(c->state + 4);
+#else
+  const int64_t dropped = 0;
+#endif
   for (int64_t t = c->past; t < c->past + c->n; t++) {
     const float *row = e + c->tokens[t - c->past] * WIDTH;
     float *out = c->logits + (all ? (t - c->past) * VOCAB : 0);
@@ -44,10 +59,10 @@ static int32_t feed(mlcc_ctx *c, int all) {
 #endif
     for (int o = 0; o < VOCAB; o++) {
       float logit = 0;
-      for (int64_t p = 0; p <= t; p++)
+      for (int64_t p = FIRST_SEEN; p <= t; p++)
         for (int i = 0; i < WIDTH; i++) {
           float a = k[p * TOY_ROW + i], b = v[p * TOY_ROW + i];
-          logit += (float)(1 + p % 3) * a * e[o * WIDTH + i] + (b - 2 * a);
+          logit += (float)(1 + (dropped + p) % 3) * a * e[o * WIDTH + i] + (b - 2 * a);
         }
 #ifdef TOY_MIXED
       logit += *sum;
@@ -62,7 +77,7 @@ static int32_t once(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ?
 static int32_t all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : feed(c, 1); }
 static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   (void)ws;
-  if (w == 0) *(float *)c->state = 0;
+  if (w == 0) ((float *)c->state)[0] = ((float *)c->state)[1] = 0;
   return MLCC_OK;
 }
 static const char metadata_text[] = "{\"model\":\"cached\"}";
@@ -82,6 +97,9 @@ static const mlcc_state states[] = {
 #ifdef TOY_MIXED
   {STR("sum"), 0, 4, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},
 #endif
+#ifdef TOY_WINDOW
+  {STR("dropped"), 4, 4, MLCC_INIT_ZERO, 0, STR("i32"), MLCC_STATE_DROPPED_ROWS, 0, TOY_WINDOW, 0},
+#endif
   CACHE("k", K_AT),
   CACHE("v", V_AT),
 };
@@ -90,6 +108,7 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .magic = MLCC_MAGIC,
   .abi_version = MLCC_ABI_VERSION,
   .struct_size = sizeof(mlcc_model_table),
+  .flags = TOY_FLAGS,
   .target = STR(TARGET),
   .compiler = STR("toy 1"),
   .metadata = STR(metadata_text),

@@ -1,0 +1,322 @@
+//! A conversation: messages in, answers out, over one context that is read only once.
+//!
+//! Every turn renders the whole conversation as the chat template wants it, but feeds only what the context lacks:
+//! * a model with caches keeps the longest common prefix of the tokens and drops the rest of its rows;
+//! * a recurrent model cannot drop tokens. Its context goes on where its text is the begin of the new text; else it goes
+//!   back to the state that was kept at the begin of a turn, and as a last resort to the empty one;
+//! * a prefix language model (ChatGLM-6B), whose tokens see later ones of the prompt, reads everything again.
+
+mod file;
+
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
+
+use thiserror::Error;
+
+use crate::chat::{ChatError, ChatTemplate, Extra, Message};
+use crate::generate::{FinishReason, GenerateError, Generation, Generator, Request, RewindModel};
+use crate::sampler::SamplingParams;
+use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer, TokenizerError};
+
+pub use file::{FileError, Restored};
+
+/// States of past turns that are kept for models that cannot drop tokens.
+const CHECKPOINTS: usize = 8;
+
+/// How messages become text.
+#[derive(Debug)]
+pub enum ChatFormat {
+    Template(Box<ChatTemplate>),
+    /// The texts of all messages one after the other, as a model that was not trained to chat continues them.
+    Plain,
+}
+
+#[derive(Debug, Error)]
+pub enum ConversationError {
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    #[error("there is no answer to make again: say something first")]
+    NothingToRegenerate,
+}
+
+/// How one answer is made.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings<'a> {
+    pub sampling: &'a SamplingParams,
+    /// `None`: until something else ends the answer.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end an answer, beside those of the template.
+    pub eos: &'a [TokenId],
+    /// Texts that end an answer, beside those of the template.
+    pub stop: &'a [String],
+    pub cancel: Option<&'a AtomicBool>,
+}
+
+/// What a turn did.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    pub generation: Generation,
+    /// Tokens of the conversation before the answer.
+    pub prompt_tokens: usize,
+    /// Of those, how many were in the context already.
+    pub reused_tokens: usize,
+}
+
+pub struct Conversation<M: RewindModel> {
+    generator: Generator<M>,
+    format: ChatFormat,
+    /// Tokens with which the template ends an answer.
+    end_tokens: Vec<TokenId>,
+    messages: Vec<Message>,
+    /// The text of the context's tokens; `None` when it is not known exactly.
+    context_text: Option<String>,
+    /// Oldest first; only for models that cannot drop tokens.
+    checkpoints: Vec<Checkpoint<M::Snapshot>>,
+    /// Tokens that were in the context when the last turn began to feed.
+    turn_start: usize,
+}
+
+/// The state at the begin of a turn.
+struct Checkpoint<S> {
+    snapshot: S,
+    fed: usize,
+    text: String,
+}
+
+impl<M: RewindModel> Conversation<M> {
+    /// `model` has an empty context. `system` is the first message, where the template knows one.
+    pub fn new(model: M, format: ChatFormat, system: Option<&str>, tokenizer: &Tokenizer) -> Self {
+        let end_tokens = match &format {
+            ChatFormat::Template(template) => end_tokens(template, tokenizer),
+            ChatFormat::Plain => Vec::new(),
+        };
+        Conversation {
+            generator: Generator::new(model),
+            format,
+            end_tokens,
+            messages: system.map(|text| Message::new("system", text)).into_iter().collect(),
+            context_text: Some(String::new()),
+            checkpoints: Vec::new(),
+            turn_start: 0,
+        }
+    }
+
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    pub fn model(&self) -> &M {
+        self.generator.model()
+    }
+
+    /// Tokens in the context now.
+    pub fn context_tokens(&self) -> usize {
+        self.generator.past()
+    }
+
+    /// Tokens with which the template ends an answer.
+    pub fn end_tokens(&self) -> &[TokenId] {
+        &self.end_tokens
+    }
+
+    /// Forgets all messages but the system's.
+    pub fn reset(&mut self) -> Result<(), ConversationError> {
+        self.messages.retain(|m| m.role == "system");
+        self.forget_context()
+    }
+
+    /// Says `text` and streams the answer. On an error, and when the answer was cancelled before its first token, the
+    /// conversation is as before.
+    pub fn send(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        settings: &Settings<'_>,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Turn, ConversationError> {
+        self.messages.push(Message::new("user", text));
+        let turn = self.answer(tokenizer, settings, usize::MAX, on_text);
+        if turn.as_ref().map_or(true, |t| t.generation.tokens.is_empty()) {
+            self.messages.pop();
+        }
+        turn
+    }
+
+    /// Makes the last answer again. What the turn had read is read again in the same pieces, so that an equal seed
+    /// gives an equal answer.
+    pub fn regenerate(
+        &mut self,
+        tokenizer: &Tokenizer,
+        settings: &Settings<'_>,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Turn, ConversationError> {
+        let Some(old) = self.messages.pop_if(|m| m.role == "assistant") else {
+            return Err(ConversationError::NothingToRegenerate);
+        };
+        let turn = self.answer(tokenizer, settings, self.turn_start, on_text);
+        if turn.as_ref().map_or(true, |t| t.generation.tokens.is_empty()) {
+            self.messages.push(old);
+        }
+        turn
+    }
+
+    /// Makes an answer to the messages, and appends it to them if it has a token. At most `most_reused` tokens of the
+    /// context stay.
+    fn answer(
+        &mut self,
+        tokenizer: &Tokenizer,
+        settings: &Settings<'_>,
+        most_reused: usize,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Turn, ConversationError> {
+        let text = self.render()?;
+        let new = match self.generator.model().can_truncate() {
+            _ if self.generator.model().needs_whole_prompts() => {
+                self.forget_context()?;
+                self.encode_whole(tokenizer, &text)?
+            }
+            true => self.keep_common_prefix(tokenizer, &text, most_reused)?,
+            false => self.go_on_or_back(tokenizer, &text)?,
+        };
+        let reused_tokens = self.generator.past();
+        self.turn_start = reused_tokens;
+        let eos = [settings.eos, &self.end_tokens].concat();
+        let template_stops = match &self.format {
+            ChatFormat::Template(template) => template.stop_texts(),
+            ChatFormat::Plain => &[],
+        };
+        let stop: Vec<String> =
+            settings.stop.iter().cloned().chain(template_stops.iter().map(|s| s.to_string())).collect();
+        let request = Request {
+            max_tokens: settings.max_tokens,
+            eos: &eos,
+            stop: &stop,
+            cancel: settings.cancel,
+            ..Request::new(&new, settings.sampling.clone())
+        };
+        self.context_text = None;
+        let mut answer = String::new();
+        let out = self.generator.generate(tokenizer, &request, |piece| {
+            answer.push_str(piece);
+            on_text(piece)
+        });
+        let generation = match out {
+            Ok(generation) => generation,
+            Err(error) => {
+                if matches!(error, GenerateError::Model(_)) {
+                    self.forget_context()?;
+                }
+                return Err(error.into());
+            }
+        };
+        let whole_prompt = generation.prompt_tokens == new.len();
+        if whole_prompt && generation.finish != FinishReason::Cancelled || !generation.tokens.is_empty() {
+            // The last token was chosen but not fed; the next turn renders its text.
+            let fed = self.generator.past() - reused_tokens - new.len();
+            let said = tokenizer.decode(&generation.tokens[..fed], SpecialTokens::Keep);
+            self.context_text = Some(text + &said);
+        }
+        self.generator.drop_unfed();
+        if !generation.tokens.is_empty() {
+            self.messages.push(Message::new("assistant", answer));
+        }
+        Ok(Turn { generation, prompt_tokens: reused_tokens + new.len(), reused_tokens })
+    }
+
+    /// The conversation as text, up to where the next answer begins.
+    fn render(&self) -> Result<String, ConversationError> {
+        match &self.format {
+            ChatFormat::Template(template) => Ok(template.render(&self.messages, true, &Extra::default())?),
+            ChatFormat::Plain => Ok(self.messages.iter().map(Message::text).collect()),
+        }
+    }
+
+    fn encode_whole(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, ConversationError> {
+        let with_begin = match &self.format {
+            ChatFormat::Template(template) => template.wants_prompt_template(),
+            ChatFormat::Plain => true,
+        };
+        Ok(if with_begin { tokenizer.encode_prompt(text)? } else { tokenizer.encode(text)? })
+    }
+
+    /// Drops what the context has beyond the begin of `text`; the tokens that are left to feed, at least one.
+    fn keep_common_prefix(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        most_reused: usize,
+    ) -> Result<Vec<TokenId>, ConversationError> {
+        let ids = self.encode_whole(tokenizer, text)?;
+        let fed = self.generator.fed();
+        let common = fed.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+        // The last token is fed even if it is there: its logits are needed.
+        let kept = common.min(ids.len().saturating_sub(1)).min(most_reused);
+        if kept == fed.len() {
+            return Ok(ids[kept..].to_vec());
+        }
+        if !self.generator.model().can_truncate_to(kept) {
+            self.generator.reset()?;
+            return Ok(ids);
+        }
+        self.generator.truncate(kept)?;
+        Ok(ids[kept..].to_vec())
+    }
+
+    /// Brings a context that cannot drop tokens to a begin of `text`; the tokens that are left to feed.
+    fn go_on_or_back(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+    ) -> Result<Vec<TokenId>, ConversationError> {
+        let rest_after = |begin: &str| text.strip_prefix(begin).filter(|rest| !rest.is_empty());
+        if self.generator.past() > 0
+            && let Some(begin) = &self.context_text
+            && let Some(rest) = rest_after(begin)
+        {
+            let (snapshot, fed) = (self.generator.snapshot()?, self.generator.fed().len());
+            if self.checkpoints.len() == CHECKPOINTS {
+                self.checkpoints.remove(0);
+            }
+            self.checkpoints.push(Checkpoint { snapshot, fed, text: begin.clone() });
+            return Ok(tokenizer.encode(rest)?);
+        }
+        while let Some(checkpoint) = self.checkpoints.last() {
+            if let Some(rest) = rest_after(&checkpoint.text) {
+                self.generator.restore(&checkpoint.snapshot, checkpoint.fed)?;
+                return Ok(tokenizer.encode(rest)?);
+            }
+            self.checkpoints.pop();
+        }
+        if self.generator.past() > 0 {
+            self.generator.reset()?;
+        }
+        self.encode_whole(tokenizer, text)
+    }
+
+    fn forget_context(&mut self) -> Result<(), ConversationError> {
+        self.checkpoints.clear();
+        self.context_text = Some(String::new());
+        self.turn_start = 0;
+        Ok(self.generator.reset()?)
+    }
+}
+
+/// The control token that the template puts after an answer (`<|im_end|>`, `<|eot_id|>`, ...). A model ends its answer
+/// with it although its generation_config.json may not say so.
+fn end_tokens(template: &ChatTemplate, tokenizer: &Tokenizer) -> Vec<TokenId> {
+    const ANSWER: &str = "Answer.";
+    let messages = [Message::new("user", "Question?"), Message::new("assistant", ANSWER)];
+    // A template that refuses this talk ends its answers in a way that cannot be found out here.
+    let Ok(text) = template.render(&messages, false, &Extra::default()) else { return Vec::new() };
+    let Some((_, tail)) = text.rsplit_once(ANSWER) else { return Vec::new() };
+    let Ok(ids) = tokenizer.encode(tail) else { return Vec::new() };
+    let blank = |id: &TokenId| {
+        !tokenizer.is_special(*id) && tokenizer.decode(&[*id], SpecialTokens::Skip).trim().is_empty()
+    };
+    let first = ids.into_iter().find(|id| !blank(id));
+    first.into_iter().filter(|&id| tokenizer.is_special(id)).collect()
+}

@@ -1,0 +1,131 @@
+//! A conversation as files: `FILE` has the messages as JSON, `FILE.state` the model's state, so that nothing has to be
+//! read again. Without the second file, or for another model, the messages alone are taken over.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_runtime::Session;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{Conversation, ConversationError};
+use crate::chat::Message;
+use crate::tokenizer::TokenId;
+
+/// Version of the JSON.
+const VERSION: u32 = 1;
+/// Larger files are no conversations.
+const MAX_BYTES: u64 = 256 << 20;
+
+#[derive(Debug, Error)]
+pub enum FileError {
+    #[error("cannot {action} {path}: {source}")]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{path} is no saved conversation: {reason}")]
+    Format { path: PathBuf, reason: String },
+    #[error(transparent)]
+    State(#[from] mlcc_runtime::Error),
+    #[error(transparent)]
+    Conversation(#[from] ConversationError),
+}
+
+/// What came back with the messages.
+#[derive(Debug)]
+pub enum Restored {
+    /// The model's state: the next turn feeds new tokens only.
+    State,
+    /// Nothing, for this reason: the next turn reads the whole conversation.
+    MessagesOnly(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    mlcc_conversation: u32,
+    messages: Vec<Message>,
+    /// Tokens of the context that the state file holds.
+    tokens: Vec<TokenId>,
+    turn_start: usize,
+    context_text: Option<String>,
+}
+
+fn state_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".state");
+    name.into()
+}
+
+impl Conversation<Session> {
+    /// Writes `path` and `path.state`; both are replaced as a whole.
+    pub fn save(&self, path: &Path) -> Result<(), FileError> {
+        let saved = Saved {
+            mlcc_conversation: VERSION,
+            messages: self.messages.clone(),
+            tokens: self.generator.fed().to_vec(),
+            turn_start: self.turn_start,
+            context_text: self.context_text.clone(),
+        };
+        let io = |source| FileError::Io { action: "write", path: path.to_path_buf(), source };
+        let text = serde_json::to_vec_pretty(&saved).map_err(|e| io(e.into()))?;
+        self.generator.model().save_state(state_path(path))?;
+        let name = path.file_name().ok_or_else(|| io(std::io::ErrorKind::InvalidInput.into()))?;
+        let temporary =
+            path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
+        let written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
+        written.map_err(|e| {
+            let _ = std::fs::remove_file(&temporary);
+            io(e)
+        })
+    }
+
+    /// Replaces messages and context by those of `path`. On an error the conversation is as before.
+    pub fn load(&mut self, path: &Path) -> Result<Restored, FileError> {
+        let saved = read(path)?;
+        let state = match self.load_state(path, &saved) {
+            Ok(()) => Restored::State,
+            Err(reason) => {
+                self.forget_context()?;
+                Restored::MessagesOnly(reason)
+            }
+        };
+        self.messages = saved.messages;
+        if let Restored::State = state {
+            self.checkpoints.clear();
+            self.turn_start = saved.turn_start;
+            self.context_text = saved.context_text;
+            self.generator.assume_fed(saved.tokens);
+        }
+        Ok(state)
+    }
+
+    fn load_state(&mut self, path: &Path, saved: &Saved) -> Result<(), String> {
+        let vocab = self.generator.model().model().vocab();
+        if saved.tokens.iter().any(|&id| usize::try_from(id).map_or(true, |id| id >= vocab)) {
+            return Err("its tokens are not of this model's vocabulary".into());
+        }
+        let session = self.generator.model_mut();
+        session.load_state(state_path(path)).map_err(|e| e.to_string())?;
+        if session.past() != saved.tokens.len() as u64 || saved.turn_start > saved.tokens.len() {
+            return Err(format!(
+                "the state has {} tokens, the conversation {}",
+                session.past(),
+                saved.tokens.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<Saved, FileError> {
+    let io = |source| FileError::Io { action: "read", path: path.to_path_buf(), source };
+    let wrong = |reason: String| FileError::Format { path: path.to_path_buf(), reason };
+    let bytes = std::fs::metadata(path).map_err(io)?.len();
+    if bytes > MAX_BYTES {
+        return Err(wrong(format!("it has {bytes} bytes")));
+    }
+    let text = std::fs::read(path).map_err(io)?;
+    let saved: Saved = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
+    if saved.mlcc_conversation != VERSION {
+        let found = saved.mlcc_conversation;
+        return Err(wrong(format!("it is of version {found}, this program reads version {VERSION}")));
+    }
+    Ok(saved)
+}
