@@ -9,8 +9,8 @@ use std::sync::{LazyLock, Mutex};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    bench, bisect, build, completions, doctor, eval, inspect, interp, models, opt, quants, run, targets,
-    verify,
+    bench, bisect, build, chat, completions, doctor, eval, inspect, interp, models, opt, quants, run,
+    targets, verify,
 };
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -35,6 +35,8 @@ pub enum Command {
     Build(Box<build::Args>),
     /// Generate text with a compiled model
     Run(Box<run::Args>),
+    /// Talk with a compiled model
+    Chat(Box<chat::Args>),
     /// Show what is in a compiled model
     Inspect(inspect::Args),
     /// Replay reference results through a compiled model
@@ -100,6 +102,7 @@ fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
     match command {
         Command::Build(args) => build::run(&args, ui),
         Command::Run(args) => run::run(&args, ui),
+        Command::Chat(args) => chat::run(&args, ui),
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
         Command::Bisect(args) => bisect::run(&args, ui),

@@ -34,6 +34,10 @@ pub enum CliError {
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
     #[error(transparent)]
+    Chat(#[from] mlcc_engine::ChatError),
+    #[error(transparent)]
+    ConversationFile(#[from] mlcc_engine::conversation::FileError),
+    #[error(transparent)]
     Eval(#[from] mlcc_engine::eval::EvalError),
     #[error(transparent)]
     EngineConfig(#[from] EngineConfigError),

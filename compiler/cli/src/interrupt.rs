@@ -1,19 +1,27 @@
-//! Ctrl-C: the first press asks the running command to end in order, the second ends the program.
+//! Ctrl-C: the first press asks the running command to end in order, the second ends the program. Where a command waits
+//! for its user there is nothing to end in order, and the first press ends the program.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static AT_PROMPT: AtomicBool = AtomicBool::new(false);
 static INSTALL: Once = Once::new();
 
 /// Exit code of a program that SIGINT ended, as shells count.
 pub const EXIT_CODE: i32 = 130;
 
+/// Says that the command waits for its user, or no longer. A press that came before the prompt counts as answered.
+pub fn wait_at_prompt(waits: bool) {
+    INTERRUPTED.store(false, Ordering::SeqCst);
+    AT_PROMPT.store(waits, Ordering::SeqCst);
+}
+
 /// The flag that Ctrl-C sets from now on. Commands that never ask for it are ended by the signal itself.
 pub fn flag() -> &'static AtomicBool {
     INSTALL.call_once(|| {
         let handler = || {
-            if INTERRUPTED.swap(true, Ordering::SeqCst) {
+            if INTERRUPTED.swap(true, Ordering::SeqCst) || AT_PROMPT.load(Ordering::SeqCst) {
                 std::process::exit(EXIT_CODE);
             }
         };

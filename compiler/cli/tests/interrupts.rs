@@ -3,7 +3,7 @@
 
 mod program;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -76,6 +76,31 @@ fn an_interrupted_run_ends_in_order() {
     let report = String::from_utf8(output.stderr).unwrap();
     assert!(report.contains("end: cancelled"), "{report}");
     assert!(state.exists());
+}
+
+#[test]
+fn an_interrupted_answer_is_not_the_end_of_a_chat() {
+    let mut chat = program();
+    chat.arg("chat").arg(artifact()).args(["--template", "plain", "-n", "200000"]);
+    let mut child = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut notes = BufReader::new(child.stderr.take().unwrap()).lines();
+    input.write_all(b"It was\n").unwrap();
+    let mut begin = [0; 20];
+    out.read_exact(&mut begin).unwrap();
+    interrupt(&child);
+    assert!(notes.any(|line| line.unwrap() == "(stopped)"));
+    // The chat goes on, and the next press is at the prompt.
+    input.write_all(b"/set max_tokens=5\nThe old man\n/stats\n").unwrap();
+    let mut stats = String::new();
+    while !stats.contains("answer 5 tokens") {
+        stats.clear();
+        assert!(out.read_line(&mut stats).unwrap() > 0, "the chat has ended");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[test]

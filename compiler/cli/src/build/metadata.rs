@@ -7,7 +7,7 @@ use mlcc_target::Target;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::table::COMPILER;
+use super::table::{COMPILER, caches};
 use super::{BuildOptions, Source, report, taps};
 
 /// Version of the layout of the metadata.
@@ -40,7 +40,7 @@ pub fn json(
             "triple": target.triple,
             "levels": target.levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(),
         },
-        "memory": memory_json(source, options, memory),
+        "memory": memory_json(source, options, program, memory),
         "decode": {
             "bytes_per_token": traffic.bytes,
             "ops_per_token": traffic.ops,
@@ -75,13 +75,15 @@ pub fn json(
     value.to_string()
 }
 
-fn memory_json(source: &Source, options: &BuildOptions, memory: &MemoryPlan) -> Value {
+fn memory_json(source: &Source, options: &BuildOptions, program: &Program, memory: &MemoryPlan) -> Value {
     let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
     json!({
         "chunk": options.chunk,
         "context": source.context_limit(options),
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,
+        "cache": caches(program, memory),
+        "window": source.model.config.architecture.window(),
         "arena_bytes": memory.arena_bytes(),
         "arena_bytes_by_entry": entries.collect::<serde_json::Map<_, _>>(),
     })

@@ -59,7 +59,8 @@ pub enum BuildError {
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error(
         "the model needs {needed} bytes of memory at run time (weights {weights}, state {state}, scratch {arena}), the \
-         budget is {budget}: choose a smaller format with --quant, a smaller --chunk, or raise --memory-budget"
+         budget is {budget}: choose a smaller format with --quant, a smaller -c/--ctx-size or --chunk, or raise \
+         --memory-budget"
     )]
     Budget { needed: u64, weights: u64, state: u64, arena: u64, budget: u64 },
     #[error(

@@ -11,7 +11,7 @@ use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::Target;
 use serde::Serialize;
 
-use super::table::dims;
+use super::table::{CacheRow, caches, dims};
 use super::{BuildOptions, Event, Hooks, Source};
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -59,6 +59,8 @@ pub struct FormatRow {
 pub struct MemoryRow {
     pub weights_bytes: u64,
     pub state_bytes: u64,
+    /// The part of the state that grows with the sequence; `None` for recurrent models.
+    pub cache: Option<CacheRow>,
     pub arena_bytes: u64,
     pub entries: Vec<EntryRow>,
 }
@@ -153,6 +155,7 @@ fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     MemoryRow {
         weights_bytes: memory.weights_bytes,
         state_bytes: memory.state_bytes,
+        cache: caches(program, memory),
         arena_bytes: memory.arena_bytes(),
         entries: entries.collect(),
     }
@@ -190,7 +193,8 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
 /// What one token costs in `decode`, whatever the kernels do: the least a machine has to read and to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
-    /// Every weight once (of the embedding one row), the state read and written.
+    /// Every weight once (of the embedding one row), recurrent states read and written, one row of the caches written.
+    /// What a token reads of the caches depends on its position and is not counted.
     pub bytes: u64,
     /// A multiplication and an addition per weight of a matrix.
     pub ops: u64,
@@ -200,7 +204,12 @@ pub struct Traffic {
 
 impl Traffic {
     pub fn of(program: &Program, memory: &MemoryPlan) -> Traffic {
-        let mut traffic = Traffic { bytes: 2 * memory.state_bytes, ops: 0, head_ops: 0 };
+        let cache = caches(program, memory);
+        let states = program.module.states.iter().zip(&memory.states);
+        let recurrent =
+            states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
+        let state = 2 * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
+        let mut traffic = Traffic { bytes: state, ops: 0, head_ops: 0 };
         for (id, param) in program.module.params.iter() {
             let bytes = memory.params[id.index()].1;
             match param.role {

@@ -2,9 +2,11 @@
 
 use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_ir::types::{Packing, TensorType};
+use mlcc_models::transformer::DROPPED_ROWS;
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::{Arch, Target};
+use serde::Serialize;
 
 use super::{BuildOptions, Source};
 
@@ -33,7 +35,7 @@ pub fn describe(
         compiler: COMPILER.into(),
         metadata,
         params: params(program, memory),
-        states: states(program, memory),
+        states: states(source, program, memory),
         plan: PlanDesc {
             weights_bytes: memory.weights_bytes,
             arena_bytes: memory.arena_bytes(),
@@ -45,6 +47,7 @@ pub fn describe(
             vocab: source.model.config.architecture.vocab() as u64,
             max_workers: 0,
         },
+        whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()
     }
 }
@@ -66,7 +69,8 @@ fn params(program: &Program, memory: &MemoryPlan) -> Vec<ParamDesc> {
         .collect()
 }
 
-fn states(program: &Program, memory: &MemoryPlan) -> Vec<StateDesc> {
+fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateDesc> {
+    let window = source.model.config.architecture.window();
     let states = program.module.states.iter().zip(&memory.states);
     states
         .map(|((id, state), &(offset, bytes))| StateDesc {
@@ -79,8 +83,37 @@ fn states(program: &Program, memory: &MemoryPlan) -> Vec<StateDesc> {
                 let rows = dims(&state.ty).first().copied().unwrap_or(0);
                 CacheDesc { rows, row_bytes: bytes.checked_div(rows).unwrap_or(0) }
             }),
+            dropped_beyond: window.map(|w| w as u64).filter(|_| state.name == DROPPED_ROWS),
         })
         .collect()
+}
+
+/// What the caches are and cost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheRow {
+    /// Positions planned.
+    pub rows: u64,
+    pub bytes_per_token: u64,
+    /// Element types, each once.
+    pub formats: Vec<String>,
+}
+
+/// `None` for recurrent models.
+pub fn caches(program: &Program, memory: &MemoryPlan) -> Option<CacheRow> {
+    let mut row = CacheRow { rows: u64::MAX, bytes_per_token: 0, formats: Vec::new() };
+    for ((id, state), &(_, bytes)) in program.module.states.iter().zip(&memory.states) {
+        if !program.module.is_cache(id) {
+            continue;
+        }
+        let rows = dims(&state.ty).first().copied().unwrap_or(0);
+        row.rows = row.rows.min(rows);
+        row.bytes_per_token += bytes.checked_div(rows).unwrap_or(0);
+        let format = state.ty.dtype.name().to_string();
+        if !row.formats.contains(&format) {
+            row.formats.push(format);
+        }
+    }
+    (!row.formats.is_empty()).then_some(row)
 }
 
 /// Sizes of a parameter, which are constant.

@@ -88,7 +88,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
         ["context".into(), get("/memory/context").replace('-', "no limit")],
         ["chunk".into(), format!("{} tokens", get("/memory/chunk"))],
         ["weights".into(), size("/memory/weights_bytes")],
-        ["state".into(), size("/memory/state_bytes")],
+        ["state".into(), size("/memory/state_bytes") + &cache_text(metadata)],
         ["scratch".into(), size("/memory/arena_bytes")],
         ["tokenizer".into(), format!("{}, {} tokens", get("/tokenizer/kind"), get("/tokenizer/tokens"))],
     ];
@@ -106,6 +106,21 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
     if let Some(list) = params.as_array() {
         out.push('\n');
         out.push_str(&ui::table(&param_rows(list)));
+    }
+    out
+}
+
+/// What a token adds to the state, where it grows.
+fn cache_text(metadata: &Value) -> String {
+    let Some(cache) = metadata.pointer("/memory/cache").filter(|c| !c.is_null()) else {
+        return String::new();
+    };
+    let formats = cache["formats"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let formats: Vec<&str> = formats.collect();
+    let token = ui::bytes(cache["bytes_per_token"].as_u64().unwrap_or(0));
+    let mut out = format!(" with all rows used, {token} a token in {}", formats.join(" and "));
+    if let Some(window) = metadata.pointer("/memory/window").and_then(Value::as_u64) {
+        out += &format!("; sees {window} tokens");
     }
     out
 }

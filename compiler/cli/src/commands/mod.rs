@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod bisect;
 pub mod build;
+pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod eval;

@@ -65,7 +65,7 @@ pub struct Args {
 #[command(
     next_help_heading = "Sampling (defaults: temp 0.8, top-k 40, top-p 0.95, min-p 0.05; the model's own values win over these)"
 )]
-struct Sampling {
+pub(crate) struct Sampling {
     /// 0 is greedy
     #[arg(long, visible_alias = "temperature")]
     temp: Option<f32>,
@@ -142,7 +142,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     ));
     let mut generator = Generator::new(session);
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
-    let mut text = TextOut { echo: (!args.no_echo).then_some(prompt), error: None };
+    let mut text = TextOut::new((!args.no_echo).then_some(prompt));
     let mut first = None;
     let out = generator.generate(&tokenizer, &request, |piece| {
         first.get_or_insert_with(|| ui.started.elapsed());
@@ -160,14 +160,18 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// Standard output, which may go away in the middle of the text.
-struct TextOut {
+pub(crate) struct TextOut {
     /// What comes before the first piece.
     echo: Option<String>,
     error: Option<std::io::Error>,
 }
 
 impl TextOut {
-    fn piece(&mut self, piece: &str) -> ControlFlow<()> {
+    pub(crate) fn new(echo: Option<String>) -> Self {
+        TextOut { echo, error: None }
+    }
+
+    pub(crate) fn piece(&mut self, piece: &str) -> ControlFlow<()> {
         let mut out = std::io::stdout().lock();
         let echo = self.echo.take().unwrap_or_default();
         let written = out.write_all(echo.as_bytes()).and_then(|()| out.write_all(piece.as_bytes()));
@@ -180,10 +184,15 @@ impl TextOut {
         }
     }
 
-    fn end(&mut self) -> Result<(), CliError> {
+    pub(crate) fn end(&mut self) -> Result<(), CliError> {
         if self.error.is_none() {
             let _ = self.piece("\n");
         }
+        self.check()
+    }
+
+    /// The error that ended the text, if there was one.
+    pub(crate) fn check(&mut self) -> Result<(), CliError> {
         match self.error.take() {
             Some(e) => Err(e.into()),
             None => Ok(()),
@@ -229,13 +238,13 @@ fn session(model: &Model, state: Option<&Path>) -> Result<Session, CliError> {
     Ok(session)
 }
 
-fn eos_ids(metadata: &Value) -> Vec<TokenId> {
+pub(crate) fn eos_ids(metadata: &Value) -> Vec<TokenId> {
     let ids = metadata.pointer("/tokenizer/eos_token_ids").and_then(Value::as_array);
     ids.into_iter().flatten().filter_map(|v| TokenId::try_from(v.as_i64()?).ok()).collect()
 }
 
 /// Tool defaults, then the model's generation_config.json, then flags.
-fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliError> {
+pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliError> {
     let file = match &metadata["generation_config"] {
         Value::Null => GenerationConfig::default(),
         value => GenerationConfig::from_json("generation_config.json", value.to_string().as_bytes())?,

@@ -73,8 +73,11 @@ fn memory(report: &BuildReport) -> String {
     }
     let (weights, state, arena) = (memory.weights_bytes, memory.state_bytes, memory.arena_bytes);
     let total = ui::bytes(weights + state + arena);
+    let cache = memory.cache.as_ref().map_or(String::new(), |c| {
+        format!(" ({} tokens of {} in {})", c.rows, ui::bytes(c.bytes_per_token), c.formats.join(" and "))
+    });
     format!(
-        "{}memory: weights {}, state {}, scratch {}, together {total}\n\n",
+        "{}memory: weights {}, state {}{cache}, scratch {}, together {total}\n\n",
         ui::table(&rows),
         ui::bytes(weights),
         ui::bytes(state),

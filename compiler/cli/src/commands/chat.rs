@@ -1,0 +1,291 @@
+//! `mlcc chat`: a conversation with a compiled model. Answers and the results of commands go to standard output,
+//! everything else to standard error. Reads lines from a terminal or, one message per line, from a pipe.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use mlcc_engine::conversation::{ChatFormat, Conversation, ConversationError, Restored, Settings, Turn};
+use mlcc_engine::{ChatTemplate, FinishReason, TokenId, Tokenizer};
+use mlcc_runtime::{Model, Session};
+use serde_json::Value;
+
+use crate::commands::{print, run};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::ui::{self, Ui};
+use command::Command;
+use input::{Event, Input};
+use settings::ChatSettings;
+
+mod command;
+mod input;
+mod settings;
+
+/// `--template` for models that were not trained to chat.
+const PLAIN: &str = "plain";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: mlcc chat model.so --system \"Answer in one sentence.\" --temp 0.7\n\
+    Inside: /help lists the commands; Ctrl-C stops an answer, at the prompt it leaves.")]
+pub struct Args {
+    /// A compiled model
+    #[arg(env = "MLCC_ARTIFACT")]
+    artifact: PathBuf,
+    /// The system's message, before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Chat template in place of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text, or
+    /// `plain` for text that is simply continued
+    #[arg(long, value_name = "NAME|FILE")]
+    template: Option<String>,
+    /// Most tokens of an answer; -1 goes on until the model ends it
+    #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true)]
+    predict: i64,
+    /// Worker threads [default: physical cores]
+    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    sampling: run::Sampling,
+    /// End an answer before this string (repeatable)
+    #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Tokenizer file, in place of the one in the artifact
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Begin with a conversation that /save wrote
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let model = super::load(&args.artifact, args.threads.map(usize::from), false)?;
+    let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
+    tokenizer.check_vocab(model.vocab())?;
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let format = format(&model, args.template.as_deref())?;
+    let settings = ChatSettings {
+        sampling: run::sampling(&metadata, &args.sampling)?,
+        max_tokens: usize::try_from(args.predict).ok(),
+        stop: args.stop.clone(),
+    };
+    settings.check().map_err(CliError::usage)?;
+    let conversation = Conversation::new(model.session()?, format, args.system.as_deref(), &tokenizer);
+    let eos = run::eos_ids(&metadata);
+    let mut chat = Chat { conversation, tokenizer, settings, eos, last: None, failed: false, ui: *ui };
+    if let Some(path) = &args.load {
+        chat.load(path)?;
+    }
+    ui.note(format_args!(
+        "{} on {}, {}. /help lists the commands.",
+        args.artifact.display(),
+        model.executor(),
+        match model.plan().context {
+            0 => "no limit of the context".into(),
+            context => format!("context {context} tokens"),
+        }
+    ));
+    chat.run()
+}
+
+/// The template of `--template`, else of the artifact.
+fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
+    let template = match name {
+        Some(PLAIN) => return Ok(ChatFormat::Plain),
+        Some(name) if ChatTemplate::names().contains(&name) => ChatTemplate::named(name)?,
+        Some(file) if Path::new(file).exists() => {
+            ChatTemplate::from_jinja(&super::read_text(Path::new(file))?)?
+        }
+        Some(other) => {
+            let names = ChatTemplate::names().join(", ");
+            return Err(CliError::usage(format!(
+                "there is no chat template and no file `{other}`; templates are {names}, and {PLAIN}"
+            )));
+        }
+        None => match model.section(mlcc_abi::section::CHAT) {
+            Some(section) => ChatTemplate::from_section(section)?,
+            None => {
+                return Err(CliError::Failed(format!(
+                    "{} has no chat template, because there was none beside the model when it was built. Name one \
+                     with --template ({}, or a file of Jinja text); --template {PLAIN} continues what you write, as \
+                     models that were not trained to chat do",
+                    model.artifact().path().display(),
+                    ChatTemplate::names().join(", ")
+                )));
+            }
+        },
+    };
+    Ok(ChatFormat::Template(Box::new(template)))
+}
+
+struct Chat {
+    conversation: Conversation<Session>,
+    tokenizer: Tokenizer,
+    settings: ChatSettings,
+    /// Tokens that end texts, as the model's files say.
+    eos: Vec<TokenId>,
+    last: Option<Turn>,
+    /// Something was refused; told by the exit code where nobody looks at the messages.
+    failed: bool,
+    ui: Ui,
+}
+
+/// Whether the conversation goes on.
+type Flow = Result<ControlFlow<()>, CliError>;
+
+impl Chat {
+    fn run(&mut self) -> Result<(), CliError> {
+        let mut input = Input::open()?;
+        // From here on Ctrl-C stops answers.
+        interrupt::flag();
+        loop {
+            interrupt::wait_at_prompt(true);
+            let event = input.read();
+            interrupt::wait_at_prompt(false);
+            let flow = match event? {
+                Event::End => ControlFlow::Break(()),
+                Event::Interrupted => return Err(CliError::Interrupted),
+                Event::Message(text) => self.line(&text)?,
+            };
+            if flow.is_break() {
+                break;
+            }
+        }
+        if self.failed && !input.is_terminal() { Err(CliError::Reported) } else { Ok(()) }
+    }
+
+    fn line(&mut self, text: &str) -> Flow {
+        match Command::parse(text) {
+            None if text.trim().is_empty() => Ok(ControlFlow::Continue(())),
+            None => self.say(Some(command::message(text))),
+            Some(Ok(command)) => self.command(command),
+            Some(Err(message)) => self.refuse(message),
+        }
+    }
+
+    /// A mistake ends nothing.
+    fn refuse(&mut self, message: impl std::fmt::Display) -> Flow {
+        self.failed = true;
+        let _ = writeln!(std::io::stderr(), "error: {message}");
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn command(&mut self, command: Command) -> Flow {
+        match command {
+            Command::Help => print(command::HELP)?,
+            Command::Exit => return Ok(ControlFlow::Break(())),
+            Command::Stats => print(&self.stats())?,
+            Command::Regenerate => return self.say(None),
+            Command::Reset => {
+                self.last = None;
+                match self.conversation.reset() {
+                    Ok(()) => self.ui.note("(a new conversation)"),
+                    Err(e) => return self.refuse(e),
+                }
+            }
+            Command::Set(None) => print(&self.settings.list())?,
+            Command::Set(Some(text)) => match self.settings.set(&text) {
+                Ok(said) => self.ui.note(format_args!("({said})")),
+                Err(message) => return self.refuse(message),
+            },
+            Command::Save(path) => match self.conversation.save(&path) {
+                Ok(()) => self.ui.note(format_args!("(saved as {})", path.display())),
+                Err(e) => return self.refuse(e),
+            },
+            Command::Load(path) => {
+                if let Err(e) = self.load(&path) {
+                    return self.refuse(e);
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), CliError> {
+        let restored = self.conversation.load(path)?;
+        self.last = None;
+        let count = self.conversation.messages().len();
+        self.ui.note(format_args!("({count} messages from {})", path.display()));
+        if let Restored::MessagesOnly(reason) = restored {
+            self.ui.warn(format_args!("the conversation will be read again: {reason}"));
+        }
+        Ok(())
+    }
+
+    /// Answers `text`, or the last message again.
+    fn say(&mut self, text: Option<&str>) -> Flow {
+        let settings = Settings {
+            sampling: &self.settings.sampling,
+            max_tokens: self.settings.max_tokens,
+            eos: &self.eos,
+            stop: &self.settings.stop,
+            cancel: Some(interrupt::flag()),
+        };
+        let mut out = run::TextOut::new(None);
+        let show = |piece: &str| out.piece(piece);
+        let turn = match text {
+            Some(text) => self.conversation.send(&self.tokenizer, text, &settings, show),
+            None => self.conversation.regenerate(&self.tokenizer, &settings, show),
+        };
+        match turn {
+            Ok(turn) => {
+                out.end()?;
+                self.tell_end(&turn);
+                self.last = Some(turn);
+                Ok(ControlFlow::Continue(()))
+            }
+            Err(error) => {
+                out.check()?;
+                let hint = match &error {
+                    ConversationError::Generate(mlcc_engine::GenerateError::PromptTooLong { .. }) => {
+                        ". /reset begins a new conversation."
+                    }
+                    _ => "",
+                };
+                self.refuse(format_args!("{error}{hint}"))
+            }
+        }
+    }
+
+    fn tell_end(&self, turn: &Turn) {
+        match turn.generation.finish {
+            FinishReason::Cancelled => self.ui.note("(stopped)"),
+            FinishReason::Length => self.ui.note("(the answer has the most tokens that -n allows)"),
+            FinishReason::Context => self.ui.note(
+                "(the context is full: /reset begins a new conversation; build with a larger -c/--ctx-size for longer ones)",
+            ),
+            FinishReason::Eos | FinishReason::Stop(_) => {}
+        }
+    }
+
+    fn stats(&self) -> String {
+        let session = self.conversation.model();
+        let memory = session.memory();
+        let limit = match session.model().plan().context {
+            0 => "no limit".into(),
+            context => format!("of {context}"),
+        };
+        let mut out = format!(
+            "context: {} tokens, {limit}; state {} of at most {}\n",
+            self.conversation.context_tokens(),
+            ui::bytes(memory.state),
+            ui::bytes(memory.planned_state)
+        );
+        if let Some(turn) = &self.last {
+            let made = &turn.generation;
+            out += &format!(
+                "last turn: prompt {} tokens, {} of them in the context before, {} read at {:.1} tokens/s; answer {} \
+                 tokens at {:.1} tokens/s; end: {}; seed {}\n",
+                turn.prompt_tokens,
+                turn.reused_tokens,
+                made.prompt_tokens,
+                made.prefill_tokens_per_second(),
+                made.tokens.len(),
+                made.decode_tokens_per_second(),
+                made.finish.as_str(),
+                made.seed
+            );
+        }
+        out
+    }
+}

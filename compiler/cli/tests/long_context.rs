@@ -1,0 +1,157 @@
+//! Sessions over the caches of compiled transformers: memory on demand, going back, windows beyond the context, chats.
+//! The models are reference cases that are not part of the project.
+
+mod program;
+
+use std::path::{Path, PathBuf};
+
+use mlcc_runtime::{LoadOptions, Model};
+use program::{failure, json, mlcc, text, workspace};
+
+/// A model of the folder of reference files; `None`, with a printed reason, where it is absent.
+fn shared(name: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from);
+    let path = folder.join("goldens").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is absent (set MLCC_SHARED to the folder of reference files)", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// Built with a context of so many tokens.
+fn build(model: &Path, folder: &Path, context: &str) -> PathBuf {
+    let out = folder.join(format!("{context}.so"));
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(model).args(["-c", context, "--chunk", "8", "-o"]).arg(&out);
+    build.assert().success();
+    out
+}
+
+fn load(path: &Path) -> Model {
+    Model::load(path, &LoadOptions { threads: Some(2), ..LoadOptions::default() }).unwrap()
+}
+
+fn tokens(count: i32) -> Vec<i32> {
+    (0..count).map(|i| 3 + (i * i + i / 5) % 300).collect()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn long_contexts_cost_what_is_used() {
+    let Some(model) = shared("llama-mha") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // The configuration, for a longer training than this tiny model had.
+    let copy = folder.path().join("model");
+    std::fs::create_dir(&copy).unwrap();
+    for file in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(model.join(file), copy.join(file)).unwrap();
+    }
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(model.join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = 131072.into();
+    std::fs::write(copy.join("config.json"), config.to_string()).unwrap();
+
+    let path = build(&copy, folder.path(), "131072");
+    let info = json(mlcc().arg("inspect").arg(&path).arg("--json"));
+    let cache = &info["metadata"]["memory"]["cache"];
+    let per_token = cache["bytes_per_token"].as_u64().unwrap();
+    assert!(per_token > 0 && cache["rows"] == 131072, "{cache}");
+    assert!(text(mlcc().arg("inspect").arg(&path)).contains(" a token in f"));
+    let loaded = load(&path);
+    let mut session = loaded.session().unwrap();
+    let memory = session.memory();
+    assert!(memory.planned_state >= 131072 * per_token && memory.state == 0, "{memory:?}");
+    assert!(memory.scratch < 64 << 20, "nothing else grows with the context: {memory:?}");
+    session.prefill(&tokens(200)).unwrap();
+    assert_eq!(session.memory().state, 256 * per_token);
+    session.reset().unwrap();
+
+    let mut refused = mlcc();
+    refused.arg("build").arg("-m").arg(&copy).args(["-c", "131072", "--memory-budget", "1MB", "-o"]);
+    let message = failure(refused.arg(folder.path().join("no.so")), 1);
+    assert!(message.contains("--ctx-size"), "{message}");
+    assert!(!folder.path().join("no.so").exists());
+}
+
+#[test]
+fn sessions_go_back_and_on_otherwise() {
+    let Some(model) = shared("llama-mha") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let loaded = load(&build(&model, folder.path(), "100"));
+    let first = tokens(60);
+    let mut other = first.clone();
+    other[33..].reverse();
+    let (mut fresh, mut session) = (loaded.session().unwrap(), loaded.session().unwrap());
+    let expected = fresh.prefill(&other).unwrap();
+    session.prefill(&first).unwrap();
+    let mut fork = session.fork().unwrap();
+    session.truncate(33).unwrap();
+    assert!(distance(session.prefill(&other[33..]).unwrap(), expected) < 1e-4);
+    fork.truncate(20).unwrap();
+    for &token in &other[20..] {
+        fork.decode(token).unwrap();
+    }
+    assert!(distance(fork.logits(), expected) < 1e-4);
+    let error = session.prefill(&tokens(41)).unwrap_err().to_string();
+    assert!(error.contains("60 tokens seen, 41 more given") && error.contains("--ctx-size"), "{error}");
+    assert_eq!(session.past(), 60);
+}
+
+/// Mistral's window of 16 tokens: a cache of 40 rows goes on for ever, and gives what a large one gives.
+#[test]
+fn windows_go_on_beyond_the_context() {
+    let Some(model) = shared("mistral-swa") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (small, large) =
+        (load(&build(&model, folder.path(), "40")), load(&build(&model, folder.path(), "250")));
+    assert_eq!(small.session().unwrap().window(), Some(16));
+    let tokens = tokens(200);
+    let (mut session, mut expected) = (small.session().unwrap(), large.session().unwrap());
+    session.prefill(&tokens[..90]).unwrap();
+    expected.prefill(&tokens[..90]).unwrap();
+    assert!(distance(session.logits(), expected.logits()) < 1e-4);
+    for &token in &tokens[90..] {
+        session.decode(token).unwrap();
+        expected.decode(token).unwrap();
+        assert!(distance(session.logits(), expected.logits()) < 1e-4, "after {} tokens", session.past());
+    }
+    assert_eq!(
+        (session.past(), session.memory().planned_state < expected.memory().planned_state),
+        (200, true)
+    );
+}
+
+#[test]
+fn chats_keep_the_common_begin() {
+    let Some(model) = shared("llama-mha") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = build(&model, folder.path(), "120");
+    let chat = |lines: &str| {
+        let mut chat = mlcc();
+        chat.arg("chat").arg(&path).args(["--template", "vicuna", "-n", "5", "--greedy"]);
+        chat.write_stdin(lines.to_owned()).assert()
+    };
+    let stats = |out: &[u8]| -> Vec<String> {
+        let text = String::from_utf8_lossy(out).into_owned();
+        text.lines().filter(|l| l.starts_with("last turn")).map(String::from).collect()
+    };
+    let out = chat("one\n/stats\ntwo\n/stats\n/regen\n/stats\n").success().get_output().stdout.clone();
+    let [first, second, again] = &stats(&out)[..] else { panic!("{}", String::from_utf8_lossy(&out)) };
+    let number = |line: &str, unit: &str| -> u32 {
+        line.split(unit).next().and_then(|l| l.split_whitespace().last()).unwrap().parse().unwrap()
+    };
+    let (reused, read) = (" of them in the context before", " read at");
+    assert_eq!(number(first, reused), 0);
+    assert!(number(second, reused) >= number(first, read), "{first}\n{second}");
+    assert_eq!(number(second, read), number(again, read), "the turn is read as before");
+    // A prompt that does not fit is refused, and a new conversation fits.
+    let long = format!("{}\n/reset\none\n/stats\n", "word ".repeat(300));
+    let output = chat(&long).code(1).get_output().clone();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("--ctx-size") && message.contains("/reset"), "{message}");
+    assert_eq!(stats(&output.stdout).len(), 1);
+}
