@@ -170,7 +170,10 @@ fn caches_give_what_one_prompt_gives() {
     let shared = shared.map_or_else(|| program::workspace().join("../shared"), std::path::PathBuf::from);
     let model = shared.join("models/llama-tiny-books");
     if !model.exists() {
-        eprintln!("skipped: {} is absent (set MLCC_SHARED to the folder of reference files)", model.display());
+        eprintln!(
+            "skipped: {} is absent (set MLCC_SHARED to the folder of reference files)",
+            model.display()
+        );
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -191,7 +194,17 @@ fn caches_give_what_one_prompt_gives() {
     // All that was fed is reused, but for a last token that may go on otherwise.
     assert!(number(stats, " of them in the context before") > 6, "{stats}");
     let mut loaded = mlcc();
-    loaded.arg("chat").arg(&path).args(["--template", "plain", "-n", "6", "--greedy", "-r", "\n", "--load", &file]);
+    loaded.arg("chat").arg(&path).args([
+        "--template",
+        "plain",
+        "-n",
+        "6",
+        "--greedy",
+        "-r",
+        "\n",
+        "--load",
+        &file,
+    ]);
     let output = loaded.write_stdin(", for the\n/stats\n").assert().success().get_output().stdout.clone();
     let output = String::from_utf8(output).unwrap();
     let lines: Vec<&str> = output.lines().collect();
