@@ -1,6 +1,7 @@
 //! What passes are told and what they report.
 
 use crate::policy::{PolicyError, QuantPolicy};
+use crate::quantize_cache::CacheType;
 use crate::scheme::QuantScheme;
 use mlcc_ir::ops::OpError;
 use mlcc_kernels::lower::LowerError;
@@ -16,12 +17,15 @@ pub struct Options {
     pub quant: QuantScheme,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,
+    /// How keys and values are stored.
+    pub kv_cache: CacheType,
 }
 
 impl Options {
     /// Weights stay f32.
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
-        Options { levels, chunk, quant: QuantScheme::default(), policy: QuantPolicy::default() }
+        let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
+        Options { levels, chunk, quant, policy, kv_cache: CacheType::default() }
     }
 }
 

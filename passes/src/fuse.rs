@@ -6,6 +6,8 @@
 //! * structural (parameters, states, reshapes): never in a group;
 //! * lazy (constants, positions, slices, concatenations, permutations, arithmetic on parameters): copied into each group that
 //!   reads them, unless something needs the value in memory;
+//! * lazy, too, is what only attention reads and computes from single elements: its kernel unpacks cached codes and
+//!   turns queries as it loads them;
 //! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
 
 use crate::dce::sweep;
@@ -58,6 +60,8 @@ struct Group {
 struct Fusion<'a> {
     f: &'a Function,
     class: Vec<Class>,
+    /// Nodes that only attention reads, through nodes of the same kind.
+    attended: Vec<bool>,
     group_of: Vec<Option<usize>>,
     groups: Vec<Group>,
     /// What was not fused and why, with the number of places, in order of the first.
@@ -69,12 +73,16 @@ impl<'a> Fusion<'a> {
         let mut fusion = Fusion {
             f,
             class: vec![Class::Structural; f.nodes.len()],
+            attended: attended(f),
             group_of: vec![None; f.nodes.len()],
             groups: vec![],
             misses: vec![],
         };
         for (id, node) in f.live() {
-            fusion.class[id.index()] = fusion.classify(node);
+            fusion.class[id.index()] = match fusion.attended[id.index()] {
+                true => Class::Lazy,
+                false => fusion.classify(node),
+            };
         }
         fusion
     }
@@ -254,7 +262,8 @@ impl<'a> Fusion<'a> {
         }
         let reads_memory = match self.class[user.index()] {
             Class::Row | Class::Lazy => false,
-            Class::Contraction | Class::Closed | Class::Structural => true,
+            Class::Closed => !is_attention(&self.f.nodes[user]),
+            Class::Contraction | Class::Structural => true,
         };
         !reads_memory
     }
@@ -270,13 +279,38 @@ impl<'a> Fusion<'a> {
             }
         };
         for (id, node) in self.f.live() {
-            if !matches!(self.class[id.index()], Class::Row | Class::Lazy) {
+            if !matches!(self.class[id.index()], Class::Row | Class::Lazy) && !is_attention(node) {
                 node.inputs.iter().for_each(|&v| need(v));
             }
         }
         self.f.outputs.iter().for_each(|&v| need(v));
         self.f.body.iter().copied().filter(|n| needed[n.index()]).collect()
     }
+}
+
+fn is_attention(node: &Node) -> bool {
+    matches!(node.op, Op::Attention(_))
+}
+
+/// Marks nodes that compute each element from single elements of their operands, and that only attention and marked
+/// nodes use.
+fn attended(f: &Function) -> Vec<bool> {
+    let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); f.values.len()];
+    for (id, node) in f.live() {
+        node.inputs.iter().for_each(|v| users[v.index()].push(id));
+    }
+    let mut marked = vec![false; f.nodes.len()];
+    for (id, node) in f.live().rev() {
+        let moves =
+            matches!(node.op, Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::Iota { .. });
+        let only = |v: &ValueId| {
+            let users = &users[v.index()];
+            let fits = |u: &NodeId| marked[u.index()] || is_attention(&f.nodes[*u]);
+            !users.is_empty() && users.iter().all(fits) && !f.outputs.contains(v)
+        };
+        marked[id.index()] = (moves || node.op.is_elementwise()) && node.outputs.iter().all(only);
+    }
+    marked
 }
 
 fn leading(dims: &[Dim]) -> &[Dim] {

@@ -21,6 +21,14 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             },
         },
         Rewrite {
+            name: "product with chosen experts that reads the stored weight",
+            pattern: op(OpKind::MatMulExperts, [any("x"), stored("w"), any("ids")]),
+            build: |b| {
+                let inputs = [b.get("x"), b.get("w"), b.get("ids")];
+                b.op(b.root().clone(), &inputs)
+            },
+        },
+        Rewrite {
             name: "gather that reads the stored table",
             pattern: op(OpKind::Gather, [stored("table"), any("ids")]),
             build: |b| {

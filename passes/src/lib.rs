@@ -24,6 +24,7 @@ pub mod plan_memory;
 pub mod policy;
 pub mod quantize;
 pub mod quantize_activations;
+pub mod quantize_cache;
 pub mod recognize_scan;
 pub mod rewrite;
 pub mod scheme;
@@ -31,6 +32,7 @@ pub mod scheme;
 pub use context::{Context, Options, PassError};
 pub use pipeline::{PIPELINE, Pass, run_pass, run_passes, run_pipeline};
 pub use policy::QuantPolicy;
+pub use quantize_cache::CacheType;
 pub use scheme::QuantScheme;
 
 use mlcc_ir::module::Module;

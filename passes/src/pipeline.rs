@@ -6,7 +6,8 @@ use crate::{
     legalize, lower,
 };
 use crate::{
-    merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, recognize_scan,
+    merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, quantize_cache,
+    recognize_scan,
 };
 use mlcc_ir::verify::verify_module;
 
@@ -49,6 +50,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "weights into the storage types of the quantization scheme",
         optional: true,
         run: quantize::run,
+    },
+    Pass {
+        name: "quantize_cache",
+        about: "keys and values into the storage type of the cache",
+        optional: true,
+        run: quantize_cache::run,
     },
     Pass {
         name: "quantize_activations",

@@ -7,8 +7,11 @@ mod transformer_model;
 use cases::{assert_close, backends, host_levels};
 use mlcc_interp::equivalence::RandomWeights;
 use mlcc_ir::ops::Attention;
+use mlcc_passes::CacheType;
 use mlcc_runtime::{Error, LoadOptions, Model};
-use transformer_model::{CHUNK, Config, artifact, by_graph, by_steps, compiled, unfused};
+use transformer_model::{
+    CHUNK, Config, after, artifact, by_graph, by_steps, compiled, compiled_with, unfused,
+};
 
 const IDS: [i32; 16] = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32, 38, 4, 6, 2];
 
@@ -85,6 +88,36 @@ fn artifacts_equal_the_graph() {
                 assert!(room > CHUNK as usize);
                 assert!(matches!(session.decode(0), Err(Error::ContextFull { .. })));
             }
+        }
+    }
+}
+
+/// Against the interpreter on the same stored weights and caches: what kernels add is rounding on another side of an edge.
+#[test]
+fn stored_types_keep_their_meaning() {
+    let tiny = Config::tiny();
+    let wide = Config { size: 32, layers: 1, ..tiny.clone() };
+    let experts = Config { experts: Some((4, 2)), hidden: 64, layers: 1, ..tiny };
+    let cases = [
+        (&wide, "f32", CacheType::F16, 2e-3),
+        (&wide, "f32", CacheType::BF16, 1e-2),
+        (&wide, "f16", CacheType::I8, 2e-2),
+        (&experts, "q8f16_1", CacheType::F32, 5e-4),
+        (&experts, "q4f16_1", CacheType::F32, 5e-4),
+        (&experts, "bf16", CacheType::F32, 1e-5),
+    ];
+    for (config, quant, cache, tolerance) in cases {
+        let module = unfused(&config.module());
+        let weights = RandomWeights::new(&module, 5);
+        let stored = after(&module, &["quantize", "quantize_cache"], quant, cache);
+        let expected = by_graph(&stored, &weights, &pieces());
+        let without = [&[][..], &["fuse_attention"], &[]];
+        for (target, disabled) in ["x86-64-v3", "x86-64-v4", "sm_80"].into_iter().zip(without) {
+            let target = mlcc_target::resolve(target).unwrap();
+            let program = compiled_with(&module, &target, quant, cache, disabled);
+            let found = by_steps(&program, &weights, &pieces(), config.vocab);
+            let what = format!("{quant}, {cache:?}, {} without {disabled:?}", target.name);
+            check(&what, &expected, &found, tolerance);
         }
     }
 }

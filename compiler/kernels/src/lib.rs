@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod contraction;
+pub mod experts;
 pub mod generic;
 pub mod lower;
 pub mod math;

@@ -14,7 +14,7 @@ use mlcc_ir::types::{DType, TensorType};
 use mlcc_ir::verify::verify_module;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::{Control, find};
-use mlcc_passes::{Context, Program, QuantScheme, run_pass, run_pipeline};
+use mlcc_passes::{CacheType, Context, Program, QuantScheme, run_pass, run_pipeline};
 
 /// The result as text. `Err` is for tests that cannot be carried out; errors that a test may expect are results.
 pub fn run(test: &FileTest) -> Result<String, String> {
@@ -54,6 +54,8 @@ fn reprint(test: &FileTest, module: &Module) -> String {
 struct Options {
     /// `option quant q8i8`: the quantization scheme.
     quant: QuantScheme,
+    /// `option kv_cache f16`: the storage type of caches.
+    kv_cache: CacheType,
     /// `option disable fuse`: an optional pass before `lower` that does not run.
     disabled: Vec<String>,
     /// `option tolerance 0.1`: how far results may be off afterwards, relative to the largest; for passes that quantize.
@@ -64,12 +66,21 @@ struct Options {
 
 impl Options {
     fn parse(test: &FileTest) -> Result<Options, String> {
-        let mut options =
-            Options { quant: QuantScheme::default(), disabled: vec![], tolerance: 1e-5, explain: false };
+        let mut options = Options {
+            quant: QuantScheme::default(),
+            kv_cache: CacheType::default(),
+            disabled: vec![],
+            tolerance: 1e-5,
+            explain: false,
+        };
         for line in test.directives("option") {
             let (key, value) = line.split_once(' ').unwrap_or((&line, ""));
             match (key, value.trim()) {
                 ("quant", name) => options.quant = QuantScheme::find(name).map_err(|e| e.to_string())?.0,
+                ("kv_cache", name) => {
+                    let found = CacheType::find(name);
+                    options.kv_cache = found.ok_or_else(|| format!("{name} is no type of caches"))?;
+                }
                 ("disable", name) => {
                     find(name).map_err(|e| e.to_string())?;
                     options.disabled.push(name.into());
@@ -79,14 +90,17 @@ impl Options {
                 }
                 ("explain", "") => options.explain = true,
                 _ => {
-                    return Err(format!("`option {line}`: expected quant, disable, tolerance or explain"));
+                    return Err(format!(
+                        "`option {line}`: expected quant, kv_cache, disable, tolerance or explain"
+                    ));
                 }
             }
         }
         Ok(options)
     }
     fn context(&self, levels: Vec<(String, KernelTarget)>) -> Context {
-        Context::new(mlcc_passes::Options { quant: self.quant, ..mlcc_passes::Options::new(levels, 16) })
+        let (quant, kv_cache) = (self.quant, self.kv_cache);
+        Context::new(mlcc_passes::Options { quant, kv_cache, ..mlcc_passes::Options::new(levels, 16) })
     }
     fn notes(&self, ctx: &Context, out: &mut String) {
         if self.explain {

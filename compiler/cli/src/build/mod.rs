@@ -205,6 +205,7 @@ pub(crate) fn pass_options(target: &Target, options: &BuildOptions) -> Options {
     let mut pass_options = Options::new(levels, i64::from(options.chunk));
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
+    pass_options.kv_cache = options.cache_type();
     pass_options
 }
 

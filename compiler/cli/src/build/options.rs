@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use mlcc_ir::types::DType;
 use mlcc_models::ModelRequest;
+use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{PIPELINE, Pass};
@@ -30,6 +32,8 @@ pub struct BuildOptions {
     pub quant_name: String,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,
+    /// How keys and values are stored; `None`: f32 with f32 weights, else f16.
+    pub kv_cache: Option<CacheType>,
     /// Default: `{model}-{quant}-{target}.so` in the current folder.
     pub output: Option<PathBuf>,
     /// Most tokens in one call of `prefill`.
@@ -58,6 +62,7 @@ impl BuildOptions {
             quant: QuantScheme::default(),
             quant_name: QuantScheme::default().name.into(),
             policy: QuantPolicy::default(),
+            kv_cache: None,
             output: None,
             chunk: 64,
             context: None,
@@ -70,6 +75,12 @@ impl BuildOptions {
             emit: None,
             debug_taps: false,
         }
+    }
+
+    /// The storage type of caches.
+    pub fn cache_type(&self) -> CacheType {
+        let plain = if self.quant.linear == DType::F32 { CacheType::F32 } else { CacheType::F16 };
+        self.kv_cache.unwrap_or(plain)
     }
 
     /// Where the artifact goes.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use mlcc_models::ModelRequest;
+use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
@@ -42,6 +43,9 @@ pub struct Args {
     /// TOML file with exceptions from the weight format for single tensors
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
+    /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
+    #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
+    kv_cache: Option<CacheType>,
     /// Artifact to write [default: {model}-{quant}-{target}.so]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -175,6 +179,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         quant,
         quant_name: args.quant.to_lowercase(),
         policy: policy(args.quant_policy.as_deref())?,
+        kv_cache: args.kv_cache,
         output: args.output.clone(),
         chunk: args.chunk,
         context: args.ctx_size,
@@ -190,6 +195,11 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         pipeline: PIPELINE,
         debug_taps: args.debug_taps,
     })
+}
+
+fn parse_cache(name: &str) -> Result<CacheType, String> {
+    let known = CacheType::ALL.map(CacheType::name).join(", ");
+    CacheType::find(&name.to_lowercase()).ok_or_else(|| format!("unknown cache type; known are {known}"))
 }
 
 fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {

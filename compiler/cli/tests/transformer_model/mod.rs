@@ -23,7 +23,7 @@ use mlcc_ir::step::Base;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, Program, QuantScheme, run_pipeline};
+use mlcc_passes::{CacheType, Context, Options, Program, QuantScheme, run_pass, run_pipeline};
 use mlcc_target::Target;
 
 /// Most tokens in one call.
@@ -237,11 +237,35 @@ pub fn unfused(module: &Module) -> Module {
     out
 }
 
+/// The module as these passes leave it, for weights and caches of other types.
+pub fn after(module: &Module, passes: &[&str], quant: &str, kv_cache: CacheType) -> Module {
+    let mut options = Options::new(vec![], CHUNK);
+    options.quant = QuantScheme::find(quant).unwrap().0;
+    options.kv_cache = kv_cache;
+    let (mut program, mut ctx) = (Program::new(module.clone()), Context::new(options));
+    for pass in passes {
+        run_pass(pass, &mut program, &mut ctx).unwrap();
+    }
+    program.module
+}
+
 /// Lowers for a target.
 pub fn compiled(module: &Module, target: &Target, quant: &str, disabled: &[&str]) -> Program {
+    compiled_with(module, target, quant, CacheType::F32, disabled)
+}
+
+/// The same with a type of cache.
+pub fn compiled_with(
+    module: &Module,
+    target: &Target,
+    quant: &str,
+    kv_cache: CacheType,
+    disabled: &[&str],
+) -> Program {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = Options::new(target.levels.iter().map(level).collect(), CHUNK);
     options.quant = QuantScheme::find(quant).unwrap().0;
+    options.kv_cache = kv_cache;
     let mut program = Program::new(module.clone());
     let control =
         Control { disabled: disabled.iter().map(|s| s.to_string()).collect(), ..Control::default() };

@@ -3,6 +3,7 @@
 use super::LowerError;
 use super::attention::attention_group;
 use super::contraction::{self, Contraction};
+use super::experts;
 use super::plan::Partition;
 use crate::attention;
 use crate::generic::inline::{Binding, Inliner};
@@ -52,6 +53,7 @@ pub struct ArgContract {
 pub enum Template<'a> {
     Scan(&'a Node),
     Attention(&'a Node),
+    Experts(&'a Node),
     Contraction(Contraction),
     Rows,
 }
@@ -63,6 +65,9 @@ pub fn template<'a>(f: &'a Function, packings: &[Option<Packing>], target: &Kern
     }
     if let Some(node) = attention::find(f) {
         return Template::Attention(node);
+    }
+    if let Some(node) = experts::find(f, packings, target) {
+        return Template::Experts(node);
     }
     match contraction::find(f, packings, target) {
         Some(contraction) => Template::Contraction(contraction),
@@ -140,6 +145,7 @@ pub fn lower_group(
     }
     let args = match chosen {
         Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
+        Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
         Template::Scan(node) => scan_group(&mut kb, module, f, node, &inputs, &outputs, target)?,
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows => rows_group(&mut kb, f, inliner, &outputs, target)?,

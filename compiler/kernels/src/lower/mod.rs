@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod contraction;
+pub mod experts;
 pub mod group;
 pub mod plan;
 
@@ -47,10 +48,14 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
         for (_, node) in f.live() {
             let Op::Call(callee) = node.op else { continue };
             let callee = &module.functions[callee];
-            for (_, inner) in
-                callee.live().filter(|(_, n)| contraction::is_contraction(callee, &n.op, &n.inputs))
-            {
-                let weight = inner.inputs[inner.inputs.len() - 1];
+            for (_, inner) in callee.live() {
+                let weight = match inner.op {
+                    Op::MatMulExperts { .. } if experts::is_tiled(callee, inner) => inner.inputs[1],
+                    _ if contraction::is_contraction(callee, &inner.op, &inner.inputs) => {
+                        inner.inputs[inner.inputs.len() - 1]
+                    }
+                    _ => continue,
+                };
                 let position = callee.inputs.iter().position(|&i| i == weight);
                 let argument = position.and_then(|i| f.def(node.inputs[i]));
                 if let Some(Op::Param(p)) = argument.map(|n| &n.op) {
