@@ -243,10 +243,15 @@ fn compiled_kernels_equal_the_definition() {
     let lengths = [(1, 0), (1, 1), (1, 63), (1, 200), (2, 0), (33, 0), (70, 41), (5, 333)];
     let big = [(1, 2000), (300, 0), (120, 900)];
     let mut references: HashMap<(usize, usize, usize), (Vec<Tensor>, Vec<f32>)> = HashMap::new();
-    for level in host_levels() {
-        let (target, level) = target_of(&level);
+    let levels = host_levels();
+    for (l, level) in levels.iter().enumerate() {
+        let (target, level) = target_of(level);
         for (back_end, compile) in back_ends() {
             for (c, case) in all.iter().enumerate() {
+                // The best level does everything, the others share the cases.
+                if l + 1 < levels.len() && (c + l) % 3 != 0 {
+                    continue;
+                }
                 let (decode, prefill) = (case.kernels(true, &target), case.kernels(false, &target));
                 let (one, many) = (compile(&decode, &level), compile(&prefill, &level));
                 let more = if c == 0 && back_end == "llvm" { &big[..] } else { &[] };
