@@ -5,7 +5,7 @@ mod common;
 #[path = "common/readers.rs"]
 mod readers;
 
-use common::{PickleWriter, golden, safetensors, torch_archive};
+use common::{PickleWriter, golden, project, safetensors, torch_archive};
 
 /// SplitMix64, as a source of choices.
 struct Choices(u64);
@@ -97,6 +97,46 @@ fn mutated_torch_archives() {
     let start = whole.windows(2).position(|pair| pair == [0x80, 2]).unwrap();
     let pickles = [whole[start..start + 7729].to_vec()];
     run(&pickles, |pickle| readers::torch(&torch_archive(pickle, &[("0", &[0; 64])])));
+}
+
+/// Small files of the gguf package, without their data: mutations are for the header.
+#[test]
+fn mutated_gguf_files() {
+    let read = |name: &str| std::fs::read(project().join("models/tests/data").join(name)).unwrap();
+    let (blocks, mistral) = (read("blocks.gguf"), read("mistral-swa.gguf"));
+    // Up to the first tensor, with as much data as keeps some of them whole.
+    let header = mistral[..40_000].to_vec();
+    run(&[blocks[..2000].to_vec(), blocks, header, experts()], readers::gguf);
+}
+
+/// A file with the changes that depend on sizes: experts, heads, norms, a transposed matrix.
+fn experts() -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let number = |key: &str, value: u32| [&text(key)[..], &4u32.to_le_bytes(), &value.to_le_bytes()].concat();
+    let tensor = |name: &str, dims: &[u64], offset: u64| {
+        let dims_bytes: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
+        let head = [&text(name)[..], &(dims.len() as u32).to_le_bytes(), &dims_bytes].concat();
+        [&head[..], &8u32.to_le_bytes(), &offset.to_le_bytes()].concat()
+    };
+    let pairs = [
+        [&text("general.architecture")[..], &8u32.to_le_bytes(), &text("llama")].concat(),
+        number("llama.embedding_length", 32),
+        number("llama.block_count", 1),
+        number("llama.attention.head_count", 2),
+        number("llama.expert_count", 2),
+    ];
+    let tensors = [
+        tensor("blk.0.ffn_up_exps.weight", &[32, 2, 2], 0),
+        tensor("blk.0.attn_q.weight", &[32, 4], 160),
+        tensor("token_embd.weight", &[32, 2], 320),
+    ];
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend((pairs.len() as u64).to_le_bytes());
+    file.extend(pairs.concat());
+    file.extend(tensors.concat());
+    file.resize(file.len().next_multiple_of(32) + 400, 7);
+    file
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub enum IntDot {
     /// `i32 += dot4(i8, i8)`: weights with the zero point removed.
     Signed(InstrId),
     /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`. 4-bit codes use the first over a whole
-    /// group (32 products of at most 14 * 127 fit i16); 8-bit codes would saturate and are widened for the second.
+    /// group (16 products of at most 15 * 128 in each i16 fit); 8-bit codes would saturate and are widened for the second.
     Pairs { bytes: InstrId, words: InstrId },
     /// Widening multiplications, column by column.
     Widen,

@@ -7,6 +7,11 @@
 //! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest f16 becomes that
 //! f16 and codes clamp; a scale so small that f16 cannot hold it well (0 or deep subnormal) is rounded up to the next
 //! f16, so that `|w - w'| <= scale / 2` (plus the rounding of the scale) holds for every group that does not overflow.
+//!
+//! Weights that were quantized before in the same groups are not changed: formats such as ggml's Q4_0 and Q8_0 also use the
+//! one code beyond `-max_int..=max_int` that the bits have room for. A group whose weights all are whole multiples of
+//! `max|w| / (max_int + 1)` is stored with that code, and with a negative scale where its sign asks for one, so kernels
+//! must take every code.
 
 use half::f16;
 
@@ -57,6 +62,9 @@ impl GroupSpec {
         if max_abs == 0.0 {
             return self.zero();
         }
+        if let Some(group) = self.quantized_before(weights, max_abs) {
+            return group;
+        }
         let full = self.scale_for(max_abs);
         match search {
             ScaleSearch::None => self.encode(weights, full),
@@ -67,6 +75,29 @@ impl GroupSpec {
     /// Stored code to its weight.
     pub fn decode(&self, code: u8, scale: f16) -> f32 {
         (i32::from(code) - self.zero_point) as f32 * scale.to_f32()
+    }
+
+    /// The group exactly, if its weights are multiples of a scale whose largest code is one beyond `max_int`.
+    fn quantized_before(&self, weights: &[f32], max_abs: f32) -> Option<Group> {
+        let steps = self.max_int + 1;
+        let unit = f16::from_f32(max_abs / steps as f32);
+        if unit.to_f32() * steps as f32 != max_abs {
+            return None;
+        }
+        // The bits have room for one more code on one side: 15 of 4 bits (+8), 0 of 8 bits (-128).
+        let above = steps + self.zero_point < 1 << self.bits;
+        let extreme = weights.iter().copied().find(|w| w.abs() == max_abs)?;
+        let scale = if (extreme > 0.0) == above { unit } else { -unit };
+        let range = -self.zero_point..(1 << self.bits) - self.zero_point;
+        let mut group = Group { scale, codes: [self.zero_point as u8; MAX_GROUP] };
+        for (stored, &w) in group.codes.iter_mut().zip(weights) {
+            let code = w / scale.to_f32();
+            if code != code.round() || !range.contains(&(code as i32)) || code * scale.to_f32() != w {
+                return None;
+            }
+            *stored = (code as i32 + self.zero_point) as u8;
+        }
+        Some(group)
     }
 
     fn scale_for(&self, max_abs: f32) -> f16 {
@@ -189,6 +220,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Values of ggml's blocks, Q4_0 and Q8_0, come back as they are.
+    #[test]
+    fn weights_that_were_quantized_before_do_not_change() {
+        let mut seed = 7_u32;
+        let mut next = |below: u32| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) % below
+        };
+        for (spec, codes, offset) in [(q4g32::SPEC, 16, 8), (q8g32::SPEC, 256, 128)] {
+            for round in 0..200 {
+                let scale = f16::from_f32((next(2000) as f32 - 1000.0) / 4096.0).to_f32();
+                let mut weights: Vec<f32> =
+                    (0..32).map(|_| (next(codes) as i32 - offset) as f32 * scale).collect();
+                // ggml scales by the extreme weight, so it is always there: -8 of Q4_0, 127 (or -128 elsewhere) of Q8_0.
+                weights[round % 32] =
+                    if codes == 16 || round % 2 == 0 { -offset as f32 } else { 127.0 } * scale;
+                if codes == 256 && round % 2 == 1 {
+                    weights.iter_mut().for_each(|w| *w = w.clamp(-127.0 * scale.abs(), 127.0 * scale.abs()));
+                }
+                for search in [ScaleSearch::None, ScaleSearch::Mse] {
+                    assert_eq!(values(spec, &weights, search), weights, "scale {scale}");
+                }
+            }
+        }
+        // Both extremes at once do not fit.
+        let both = [8.0, -8.0, 1.0];
+        assert_ne!(values(q4g32::SPEC, &both, ScaleSearch::None), both);
+        assert_eq!(values(q4g32::SPEC, &[8.0, -7.0, 1.0], ScaleSearch::None), [8.0, -7.0, 1.0]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `q4g32`: int4, codes stored 0..=14 with zero point 7, groups of 32, f16 scale (MLC's q4f16 arithmetic).
+//! `q4g32`: int4, codes stored 0..=14 with zero point 7, groups of 32, f16 scale (MLC's q4f16 arithmetic). Code 15 and
+//! negative scales occur in groups that were quantized before ([`crate::group`]; ggml's Q4_0).
 //!
 //! Bytes (G groups per row, the last one padded to 32 codes with the zero point):
 //! * `RowMajor`: codes `[N][16 G]`, two per byte, the even column in the low nibble; then scales `[N][G]` f16.

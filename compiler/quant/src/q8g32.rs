@@ -1,4 +1,5 @@
 //! `q8g32`: int8, codes stored 1..=255 with zero point 128, groups of 32, f16 scale (MLC's q8f16; ggml's Q8_0 plus 128).
+//! Code 0 occurs in groups that were quantized elsewhere with all 256 codes ([`crate::group`]).
 //!
 //! Bytes (G groups per row, the last one padded to 32 codes with the zero point):
 //! * `RowMajor`: codes `[N][32 G]`, then scales `[N][G]` f16.

@@ -1,6 +1,8 @@
 //! Tokenizers from memory, streams, and files that are wrong.
 
 mod common;
+#[path = "common/readers.rs"]
+mod readers;
 
 use mlcc_engine::special::SpecialSources;
 use mlcc_engine::tokenizer::{Extras, GgufVocabulary, TokenizerError};
@@ -218,16 +220,6 @@ fn damage_bytes(file: &[u8], places: &[(u32, u8)], keep: u32) -> Vec<u8> {
     bytes
 }
 
-/// What a damaged file may still be: an error, or a tokenizer that works.
-fn survives(kind: TokenizerKind, bytes: &[u8]) {
-    if let Ok(tokenizer) = Tokenizer::from_bytes(kind, bytes) {
-        if let Ok(ids) = tokenizer.encode_prompt("ab c\n é") {
-            tokenizer.decode(&ids, SpecialTokens::Keep);
-        }
-        let _ = tokenizer.check_vocab(200);
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
@@ -235,13 +227,15 @@ proptest! {
         places in proptest::collection::vec((any::<u32>(), prop_oneof![any::<u8>(), 0x20u8..0x7f]), 1..6),
         keep in any::<u32>(),
     ) {
-        survives(TokenizerKind::HfJson, &damage(&common::sentencepiece_json(), &places, keep));
+        readers::tokenizer(TokenizerKind::HfJson, &damage(&common::sentencepiece_json(), &places, keep));
         let sentence_piece = gguf_file(&sentence_piece_vocabulary()).unwrap().bytes;
-        survives(TokenizerKind::SentencePiece, &damage_bytes(&sentence_piece, &places, keep));
+        readers::tokenizer(TokenizerKind::SentencePiece, &damage_bytes(&sentence_piece, &places, keep));
         let charsmap = include_bytes!("data/unigram.model");
-        survives(TokenizerKind::SentencePiece, &damage_bytes(charsmap, &places, keep));
-        survives(TokenizerKind::Tiktoken, &damage(include_str!("data/digits.tiktoken"), &places, keep));
-        survives(TokenizerKind::RwkvWorld, &damage(&common::world_vocabulary(&[b"ab", "é".as_bytes()]), &places, keep));
+        readers::tokenizer(TokenizerKind::SentencePiece, &damage_bytes(charsmap, &places, keep));
+        readers::tokenizer_section(&damage_bytes(b"sentencepiece {\"prefix\":[1],\"id_offset\":3}\n\x0a\x03\x0a\x01a", &places, keep));
+        readers::chat(&damage("{% for m in messages %}{{ m.role | tojson }}{% if loop.last %}{{ m['content'][1:] }}{% endif %}{% endfor %}", &places, keep));
+        readers::tokenizer(TokenizerKind::Tiktoken, &damage(include_str!("data/digits.tiktoken"), &places, keep));
+        readers::tokenizer(TokenizerKind::RwkvWorld, &damage(&common::world_vocabulary(&[b"ab", "é".as_bytes()]), &places, keep));
     }
 }
 

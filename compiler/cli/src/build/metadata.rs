@@ -34,7 +34,7 @@ pub fn json(
             "context_length": config.architecture.context_length(),
             "config": config.raw,
         },
-        "quantization": { "scheme": options.quant.name, "formats": formats },
+        "quantization": { "scheme": options.quant.name, "keep": options.keep_quant, "formats": formats },
         "target": {
             "name": options.target,
             "triple": target.triple,

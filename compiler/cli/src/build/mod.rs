@@ -5,6 +5,7 @@
 //! artifact's name before it is complete. Equal input gives equal bytes: no times, paths or random numbers go in.
 
 mod backend;
+pub mod keep;
 mod metadata;
 mod options;
 mod payload;
@@ -181,8 +182,14 @@ pub fn compile(
         false => crate::model::build_module(name, architecture, source.context)?,
         true => crate::model::build_module_with_taps(name, architecture, source.context)?,
     };
+    let mut pass_options = pass_options(target, options);
+    if options.keep_quant {
+        pass_options.policy = keep::policy(&module, &source.checkpoint, &options.policy);
+    }
+    report.conversions =
+        keep::conversions(&module, &source.checkpoint, &pass_options.policy, &pass_options.quant);
     let mut program = Program::new(module);
-    let mut context = Context::new(pass_options(target, options));
+    let mut context = Context::new(pass_options);
     let mut begin = Instant::now();
     let mut after = |pass: &Pass, program: &Program, changes: usize| {
         report.passes.push(PassRow::new(pass.name, changes, begin.elapsed()));

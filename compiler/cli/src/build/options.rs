@@ -30,6 +30,8 @@ pub struct BuildOptions {
     pub quant: QuantScheme,
     /// The weight format as the user named it, for the name of the artifact.
     pub quant_name: String,
+    /// Weights that come quantized stay as they are where a format of ours can hold them; `quant` is for the rest.
+    pub keep_quant: bool,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,
     /// How keys and values are stored; `None`: f32 with f32 weights, else f16.
@@ -61,6 +63,7 @@ impl BuildOptions {
             target: "cpu".into(),
             quant: QuantScheme::default(),
             quant_name: QuantScheme::default().name.into(),
+            keep_quant: false,
             policy: QuantPolicy::default(),
             kv_cache: None,
             output: None,

@@ -27,6 +27,8 @@ pub struct BuildReport {
     pub levels: Vec<LevelRow>,
     pub parameters: u64,
     pub formats: Vec<FormatRow>,
+    /// What became of the tensors of a checkpoint that is quantized.
+    pub conversions: Vec<super::keep::ConversionRow>,
     pub memory: Option<MemoryRow>,
     pub passes: Vec<PassRow>,
     /// Pass and line of `--explain-passes`.

@@ -10,6 +10,7 @@ use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
 
+use crate::build::keep::BASE;
 use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
@@ -37,9 +38,9 @@ pub struct Args {
     /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Weight format: a name of `mlcc quants`
-    #[arg(long, visible_alias = "quantization", default_value = "f32", env = "MLCC_QUANT")]
-    quant: String,
+    /// Weight format: a name of `mlcc quants`, or `keep` for that of a GGUF file [default: keep for GGUF files, else f32]
+    #[arg(long, visible_alias = "quantization", env = "MLCC_QUANT")]
+    quant: Option<String>,
     /// TOML file with exceptions from the weight format for single tensors
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
@@ -151,6 +152,9 @@ fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
     print(&list)
 }
 
+/// `--quant` for the formats that the weights have already.
+const KEEP: &str = "keep";
+
 fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     // Mistakes in names are told before anything is read.
     let target = mlcc_target::resolve(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
@@ -168,7 +172,14 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         request.cache.directory = directory.clone();
     }
     let backend = args.backend.map_or_else(Backend::default, BackendArg::backend);
-    let (quant, stands_for) = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?;
+    let name = match &args.quant {
+        Some(name) => name.to_lowercase(),
+        None if request.is_gguf() => KEEP.to_string(),
+        None => QuantScheme::default().name.to_string(),
+    };
+    let keep_quant = name == KEEP;
+    let scheme = if keep_quant { BASE } else { &name };
+    let (quant, stands_for) = QuantScheme::find(scheme).map_err(|e| CliError::usage(e.to_string()))?;
     if let Some(note) = stands_for {
         ui.note(note);
     }
@@ -177,7 +188,8 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         tokenizer: args.tokenizer.clone(),
         target: args.target.clone(),
         quant,
-        quant_name: args.quant.to_lowercase(),
+        quant_name: name,
+        keep_quant,
         policy: policy(args.quant_policy.as_deref())?,
         kv_cache: args.kv_cache,
         output: args.output.clone(),

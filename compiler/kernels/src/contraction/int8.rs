@@ -204,7 +204,7 @@ impl Block<'_> {
     }
 
     /// The sums of a group of 4-bit codes through i16 pairs, one instruction and one addition per quad. 16 products of at
-    /// most 14 * 128 meet in each i16: 28672, below its limit.
+    /// most 15 * 128 meet in each i16: 30720, below its limit.
     fn byte_pairs(
         &self,
         kb: &mut KernelBuilder,

@@ -236,6 +236,9 @@ fn family(arch: &str, experts: bool) -> Option<Family> {
     })
 }
 
+/// More than any model has; keeps a damaged file from asking for millions of tensors.
+const MOST_EXPERTS: usize = 4096;
+
 /// Sizes that the changes depend on.
 #[derive(Clone, Copy, Debug)]
 struct Heads {
@@ -320,6 +323,9 @@ fn undo(
             let &[experts, rows, columns] = raw.shape.as_slice() else {
                 return Err(wrong("expected a matrix for each expert".to_string()));
             };
+            if experts > MOST_EXPERTS || raw.elements() == 0 {
+                return Err(wrong(format!("expected up to {MOST_EXPERTS} experts")));
+            }
             for expert in 0..experts {
                 let name = name.replace("{e}", &expert.to_string());
                 let view = View { first: expert * rows, ..view.clone() };

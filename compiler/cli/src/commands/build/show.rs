@@ -24,6 +24,7 @@ pub fn text(report: &BuildReport) -> String {
     .unwrap_or_default();
     out.push('\n');
     out.push_str(&passes(report));
+    out.push_str(&conversions(report));
     out.push_str(&formats(report));
     out.push_str(&memory(report));
     let phases: Vec<String> =
@@ -47,6 +48,19 @@ fn passes(report: &BuildReport) -> String {
         vec![p.name.clone(), p.changes.to_string(), format!("{:.1}", p.seconds * 1e3)]
     };
     rows.extend(report.passes.iter().map(row));
+    ui::table(&rows) + "\n"
+}
+
+fn conversions(report: &BuildReport) -> String {
+    if report.conversions.is_empty() {
+        return String::new();
+    }
+    let head = ["in the file", "stored as", "tensors", ""];
+    let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
+    let row = |c: &crate::build::keep::ConversionRow| {
+        vec![c.stored.to_string(), c.format.clone(), c.tensors.to_string(), c.how.to_string()]
+    };
+    rows.extend(report.conversions.iter().map(row));
     ui::table(&rows) + "\n"
 }
 

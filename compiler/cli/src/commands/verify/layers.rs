@@ -131,6 +131,7 @@ fn options(
     options.request.random_weights = random_weights;
     options.quant = scheme(metadata)?;
     options.quant_name = options.quant.name.into();
+    options.keep_quant = metadata.pointer("/quantization/keep") == Some(&Value::Bool(true));
     options.chunk = u32::try_from(model.plan().chunk).unwrap_or(u32::MAX);
     options.context = Some(model.plan().context).filter(|&c| c > 0);
     options.debug_taps = true;

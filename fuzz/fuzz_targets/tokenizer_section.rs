@@ -1,0 +1,8 @@
+//! Any bytes as an artifact's tokenizer section: a value or a typed error, never a panic.
+#![no_main]
+
+#[path = "../../runtime/engine/tests/common/readers.rs"]
+#[allow(dead_code)]
+mod readers;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| readers::tokenizer_section(input));

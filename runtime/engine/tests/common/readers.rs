@@ -1,0 +1,40 @@
+//! What the fuzz targets and the tests with damaged files do with one input: an error, or something that works. Nothing
+//! here may panic or use memory out of proportion to the input.
+
+use mlcc_engine::chat::{ChatTemplate, Extra, Message};
+use mlcc_engine::{SpecialTokens, Tokenizer, TokenizerKind};
+
+pub fn tokenizer(kind: TokenizerKind, bytes: &[u8]) {
+    let tokenizer = match Tokenizer::from_bytes(kind, bytes) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => {
+            let message = error.to_string();
+            assert!(message.len() < 4096, "a message of {} bytes", message.len());
+            return;
+        }
+    };
+    if let Ok(ids) = tokenizer.encode_prompt("ab c\n é") {
+        tokenizer.decode(&ids, SpecialTokens::Keep);
+    }
+    let _ = tokenizer.check_vocab(200);
+}
+
+pub fn sentence_piece(bytes: &[u8]) {
+    tokenizer(TokenizerKind::SentencePiece, bytes);
+}
+
+pub fn tiktoken(bytes: &[u8]) {
+    tokenizer(TokenizerKind::Tiktoken, bytes);
+}
+
+/// A section of an artifact: head and file.
+pub fn tokenizer_section(bytes: &[u8]) {
+    let _ = Tokenizer::from_section(bytes);
+}
+
+pub fn chat(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(template) = ChatTemplate::from_jinja(text) else { return };
+    let messages = [Message::new("system", "s"), Message::new("user", "<u>\n"), Message::new("assistant", "a")];
+    let _ = template.render(&messages, true, &Extra { now: Some(0), ..Extra::default() });
+}
