@@ -10,7 +10,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::verify::verify_module;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_models::resolve::{ModelRequest, resolve};
-use mlcc_models::{Checkpoint, EntrySpec, Logits};
+use mlcc_models::{Checkpoint, ConfigError, EntrySpec, Logits, ModelError};
 use std::path::{Path, PathBuf};
 
 /// Of the largest logit. Measured are up to 2e-6.
@@ -30,8 +30,10 @@ struct Case {
 }
 
 impl Case {
-    fn load(dir: &Path) -> Case {
-        let resolved = resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap_or_else(|e| panic!("{e}"));
+    /// The golden of `dir`, and its model, or the same in the file `model`.
+    fn load(dir: &Path, model: Option<&Path>) -> Case {
+        let path = model.unwrap_or(dir).to_str().unwrap();
+        let resolved = resolve(&ModelRequest::new(path)).unwrap_or_else(|e| panic!("{e}"));
         let checkpoint = resolved.open_weights().unwrap_or_else(|e| panic!("{e}"));
         let golden = Golden::read(&dir.join("golden.json")).unwrap();
         let architecture = &resolved.config.architecture;
@@ -121,11 +123,15 @@ enum Feeding {
 }
 
 fn check(case: &str, feeding: Feeding, prompts: usize, steps: usize) {
+    check_model(case, None, feeding, prompts, steps);
+}
+
+fn check_model(case: &str, model: Option<&Path>, feeding: Feeding, prompts: usize, steps: usize) {
     let Some(dir) = find(case) else {
         println!("skipped: the reference case {case} is not there");
         return;
     };
-    let Case { module, checkpoint, golden } = &Case::load(&dir);
+    let Case { module, checkpoint, golden } = &Case::load(&dir, model);
     let tensor = |name: &str| {
         let data = checkpoint.read(name).ok()?;
         Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
@@ -201,4 +207,31 @@ fn chatglm() {
 #[test]
 fn trained_checkpoint() {
     check("llama-tiny-books", Feeding::Any, 1, 4);
+}
+
+/// Files of llama.cpp's format give the logits of the checkpoints that they were made from.
+#[test]
+fn gguf_files() {
+    for case in ["qwen2", "mistral-swa"] {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
+        check_model(case, Some(&data.join(format!("{case}.gguf"))), Feeding::Any, 2, 4);
+    }
+}
+
+/// The same for all files of a folder (`tools/gguf_cases.py GOLDENS --all DIR`, then `MLCC_GGUF=DIR`).
+#[test]
+fn gguf_files_of_every_architecture() {
+    let Some(folder) = std::env::var_os("MLCC_GGUF") else {
+        println!("skipped: MLCC_GGUF names no folder of files made by tools/gguf_cases.py --all");
+        return;
+    };
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let file = entry.unwrap().path();
+        match resolve(&ModelRequest::new(file.to_str().unwrap())) {
+            Err(ModelError::Config(ConfigError::UnknownModelType { found, .. })) => {
+                println!("no {found} yet")
+            }
+            _ => check_model(file.file_stem().unwrap().to_str().unwrap(), Some(&file), Feeding::Any, 1, 4),
+        }
+    }
 }

@@ -35,6 +35,7 @@ pub fn tokenizer_section(bytes: &[u8]) {
 pub fn chat(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(template) = ChatTemplate::from_jinja(text) else { return };
-    let messages = [Message::new("system", "s"), Message::new("user", "<u>\n"), Message::new("assistant", "a")];
+    let messages =
+        [Message::new("system", "s"), Message::new("user", "<u>\n"), Message::new("assistant", "a")];
     let _ = template.render(&messages, true, &Extra { now: Some(0), ..Extra::default() });
 }
