@@ -196,7 +196,7 @@ fn files_that_are_wrong() {
     refused(&good.clone().pair("a", 4, &[0; 4]), &["metadata `a` twice"]);
     refused(&good.clone().pair("b", 13, &[]), &["type 13", "`b`"]);
     refused(&good.clone().pair("b", 7, &[2]), &["the bool 2"]);
-    refused(&good.clone().pair("b", 8, &u64::MAX.to_le_bytes()), &["too long"]);
+    refused(&good.clone().pair("b", 8, &u64::MAX.to_le_bytes()), &["ends inside a metadata value"]);
     let list = |kind: u32, count: u64| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
     refused(&good.clone().pair("b", 9, &list(4, 1 << 40)), &["claims 1099511627776 elements", "`b`"]);
     refused(&good.clone().pair("b", 9, &list(8, 400)), &["claims 400 elements"]);

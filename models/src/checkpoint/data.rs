@@ -71,6 +71,8 @@ impl<'a> TensorData<'a> {
 
     /// The blocks of row `row` (along the last axis) as a block format stores them; `None` where there are none.
     pub fn row_blocks(&self, row: usize) -> Option<&[u8]> {
+        let width = self.info.shape.last().copied().unwrap_or(1);
+        self.elements().checked_div(width).filter(|&rows| row < rows)?;
         match &self.content {
             Content::Viewed { file, view } => view.row_blocks(file, row),
             Content::Mapped { .. } | Content::Values(_) | Content::Random(_) => None,

@@ -39,7 +39,7 @@ fn checkpoint(format: CheckpointFormat, input: &[u8]) {
         let tensor = open.read(&info.name).expect("a listed tensor opens");
         assert!(tensor.bytes().is_none_or(|bytes| bytes.len() == info.bytes()));
         if format == CheckpointFormat::Gguf {
-            let _ = tensor.row_blocks(0).filter(|_| info.elements() > 0);
+            let _ = (tensor.row_blocks(0), tensor.row_blocks(usize::MAX));
         } else {
             assert!(tensor.bytes().is_some());
         }

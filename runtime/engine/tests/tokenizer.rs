@@ -2,6 +2,7 @@
 
 mod common;
 #[path = "common/readers.rs"]
+#[allow(dead_code)] // the fuzz targets use all of it
 mod readers;
 
 use mlcc_engine::special::SpecialSources;

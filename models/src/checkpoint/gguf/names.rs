@@ -12,7 +12,7 @@ use crate::error::CheckpointError;
 /// What was done to a tensor, and is undone here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    None,
+    Same,
     /// Rows of each query head were interleaved: (half, i) became (i, half).
     QueryHeads,
     /// The same for key heads.
@@ -35,26 +35,26 @@ use Change::*;
 type Entry = (&'static str, &'static str, Change);
 
 const LLAMA_TOP: &[Entry] = &[
-    ("token_embd.weight", "model.embed_tokens.weight", None),
-    ("output_norm.weight", "model.norm.weight", None),
-    ("output_norm.bias", "model.norm.bias", None),
-    ("output.weight", "lm_head.weight", None),
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.norm.weight", Same),
+    ("output_norm.bias", "model.norm.bias", Same),
+    ("output.weight", "lm_head.weight", Same),
 ];
 
 /// The parts that Llama-like blocks name alike, without the layer.
 const LLAMA_BLOCK: &[Entry] = &[
-    ("attn_norm", "input_layernorm", None),
-    ("attn_q", "self_attn.q_proj", None),
-    ("attn_k", "self_attn.k_proj", None),
-    ("attn_v", "self_attn.v_proj", None),
-    ("attn_output", "self_attn.o_proj", None),
-    ("attn_q_norm", "self_attn.q_norm", None),
-    ("attn_k_norm", "self_attn.k_norm", None),
-    ("attn_qkv", "self_attn.qkv_proj", None),
-    ("ffn_norm", "post_attention_layernorm", None),
-    ("ffn_gate", "mlp.gate_proj", None),
-    ("ffn_up", "mlp.up_proj", None),
-    ("ffn_down", "mlp.down_proj", None),
+    ("attn_norm", "input_layernorm", Same),
+    ("attn_q", "self_attn.q_proj", Same),
+    ("attn_k", "self_attn.k_proj", Same),
+    ("attn_v", "self_attn.v_proj", Same),
+    ("attn_output", "self_attn.o_proj", Same),
+    ("attn_q_norm", "self_attn.q_norm", Same),
+    ("attn_k_norm", "self_attn.k_norm", Same),
+    ("attn_qkv", "self_attn.qkv_proj", Same),
+    ("ffn_norm", "post_attention_layernorm", Same),
+    ("ffn_gate", "mlp.gate_proj", Same),
+    ("ffn_up", "mlp.up_proj", Same),
+    ("ffn_down", "mlp.down_proj", Same),
 ];
 
 /// Tensors that hold configuration, not weights.
@@ -78,7 +78,7 @@ fn family(arch: &str, experts: bool) -> Option<Family> {
         "llama" if experts => llama(&[
             ("attn_q", "self_attn.q_proj", QueryHeads),
             ("attn_k", "self_attn.k_proj", KeyHeads),
-            ("ffn_gate_inp", "block_sparse_moe.gate", None),
+            ("ffn_gate_inp", "block_sparse_moe.gate", Same),
             ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
             ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
             ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
@@ -88,16 +88,16 @@ fn family(arch: &str, experts: bool) -> Option<Family> {
         }
         "qwen2" | "qwen3" => llama(&[]),
         "qwen3moe" => llama(&[
-            ("ffn_gate_inp", "mlp.gate", None),
+            ("ffn_gate_inp", "mlp.gate", Same),
             ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
             ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
             ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
         ]),
         "gemma2" | "gemma3" => Family {
             top: &[
-                ("token_embd.weight", "model.embed_tokens.weight", None),
+                ("token_embd.weight", "model.embed_tokens.weight", Same),
                 ("output_norm.weight", "model.norm.weight", PlusOne),
-                ("output.weight", "lm_head.weight", None),
+                ("output.weight", "lm_head.weight", Same),
             ],
             ..llama(&[
                 ("attn_norm", "input_layernorm", PlusOne),
@@ -108,32 +108,32 @@ fn family(arch: &str, experts: bool) -> Option<Family> {
                 ("attn_k_norm", "self_attn.k_norm", PlusOne),
             ])
         },
-        "phi3" => llama(&[("ffn_up", "mlp.gate_up_proj", None)]),
-        "starcoder2" => llama(&[("ffn_up", "mlp.c_fc", None), ("ffn_down", "mlp.c_proj", None)]),
+        "phi3" => llama(&[("ffn_up", "mlp.gate_up_proj", Same)]),
+        "starcoder2" => llama(&[("ffn_up", "mlp.c_fc", Same), ("ffn_down", "mlp.c_proj", Same)]),
         "stablelm" => llama(&[]),
         "olmo2" => llama(&[
-            ("post_attention_norm", "post_attention_layernorm", None),
-            ("post_ffw_norm", "post_feedforward_layernorm", None),
+            ("post_attention_norm", "post_attention_layernorm", Same),
+            ("post_ffw_norm", "post_feedforward_layernorm", Same),
         ]),
         "glm4" => llama(&[
-            ("ffn_up", "mlp.gate_up_proj", None),
-            ("post_attention_norm", "post_self_attn_layernorm", None),
-            ("post_ffw_norm", "post_mlp_layernorm", None),
+            ("ffn_up", "mlp.gate_up_proj", Same),
+            ("post_attention_norm", "post_self_attn_layernorm", Same),
+            ("post_ffw_norm", "post_mlp_layernorm", Same),
         ]),
         "gpt2" => Family {
             top: &[
-                ("token_embd.weight", "transformer.wte.weight", None),
-                ("position_embd.weight", "transformer.wpe.weight", None),
-                ("output_norm.weight", "transformer.ln_f.weight", None),
-                ("output_norm.bias", "transformer.ln_f.bias", None),
-                ("output.weight", "lm_head.weight", None),
+                ("token_embd.weight", "transformer.wte.weight", Same),
+                ("position_embd.weight", "transformer.wpe.weight", Same),
+                ("output_norm.weight", "transformer.ln_f.weight", Same),
+                ("output_norm.bias", "transformer.ln_f.bias", Same),
+                ("output.weight", "lm_head.weight", Same),
             ],
             layers: "transformer.h",
             block: &[
-                ("attn_norm", "ln_1", None),
+                ("attn_norm", "ln_1", Same),
                 ("attn_qkv", "attn.c_attn", Transposed),
                 ("attn_output", "attn.c_proj", Transposed),
-                ("ffn_norm", "ln_2", None),
+                ("ffn_norm", "ln_2", Same),
                 ("ffn_up", "mlp.c_fc", Transposed),
                 ("ffn_down", "mlp.c_proj", Transposed),
             ],
@@ -141,98 +141,98 @@ fn family(arch: &str, experts: bool) -> Option<Family> {
         },
         "gptneox" => Family {
             top: &[
-                ("token_embd.weight", "gpt_neox.embed_in.weight", None),
-                ("output_norm.weight", "gpt_neox.final_layer_norm.weight", None),
-                ("output_norm.bias", "gpt_neox.final_layer_norm.bias", None),
-                ("output.weight", "embed_out.weight", None),
+                ("token_embd.weight", "gpt_neox.embed_in.weight", Same),
+                ("output_norm.weight", "gpt_neox.final_layer_norm.weight", Same),
+                ("output_norm.bias", "gpt_neox.final_layer_norm.bias", Same),
+                ("output.weight", "embed_out.weight", Same),
             ],
             layers: "gpt_neox.layers",
             block: &[
-                ("attn_norm", "input_layernorm", None),
+                ("attn_norm", "input_layernorm", Same),
                 ("attn_qkv", "attention.query_key_value", HeadsInside),
-                ("attn_output", "attention.dense", None),
-                ("ffn_norm", "post_attention_layernorm", None),
-                ("ffn_up", "mlp.dense_h_to_4h", None),
-                ("ffn_down", "mlp.dense_4h_to_h", None),
+                ("attn_output", "attention.dense", Same),
+                ("ffn_norm", "post_attention_layernorm", Same),
+                ("ffn_up", "mlp.dense_h_to_4h", Same),
+                ("ffn_down", "mlp.dense_4h_to_h", Same),
             ],
             llama_block: false,
         },
         "bloom" => Family {
             top: &[
-                ("token_embd.weight", "transformer.word_embeddings.weight", None),
-                ("token_embd_norm.weight", "transformer.word_embeddings_layernorm.weight", None),
-                ("token_embd_norm.bias", "transformer.word_embeddings_layernorm.bias", None),
-                ("output_norm.weight", "transformer.ln_f.weight", None),
-                ("output_norm.bias", "transformer.ln_f.bias", None),
-                ("output.weight", "lm_head.weight", None),
+                ("token_embd.weight", "transformer.word_embeddings.weight", Same),
+                ("token_embd_norm.weight", "transformer.word_embeddings_layernorm.weight", Same),
+                ("token_embd_norm.bias", "transformer.word_embeddings_layernorm.bias", Same),
+                ("output_norm.weight", "transformer.ln_f.weight", Same),
+                ("output_norm.bias", "transformer.ln_f.bias", Same),
+                ("output.weight", "lm_head.weight", Same),
             ],
             layers: "transformer.h",
             block: &[
-                ("attn_norm", "input_layernorm", None),
+                ("attn_norm", "input_layernorm", Same),
                 ("attn_qkv", "self_attention.query_key_value", HeadsInside),
-                ("attn_output", "self_attention.dense", None),
-                ("ffn_norm", "post_attention_layernorm", None),
-                ("ffn_up", "mlp.dense_h_to_4h", None),
-                ("ffn_down", "mlp.dense_4h_to_h", None),
+                ("attn_output", "self_attention.dense", Same),
+                ("ffn_norm", "post_attention_layernorm", Same),
+                ("ffn_up", "mlp.dense_h_to_4h", Same),
+                ("ffn_down", "mlp.dense_4h_to_h", Same),
             ],
             llama_block: false,
         },
         "falcon" => Family {
             top: &[
-                ("token_embd.weight", "transformer.word_embeddings.weight", None),
-                ("output_norm.weight", "transformer.ln_f.weight", None),
-                ("output_norm.bias", "transformer.ln_f.bias", None),
-                ("output.weight", "lm_head.weight", None),
+                ("token_embd.weight", "transformer.word_embeddings.weight", Same),
+                ("output_norm.weight", "transformer.ln_f.weight", Same),
+                ("output_norm.bias", "transformer.ln_f.bias", Same),
+                ("output.weight", "lm_head.weight", Same),
             ],
             layers: "transformer.h",
             block: &[
-                ("attn_norm", "input_layernorm", None),
-                ("attn_norm_2", "ln_mlp", None),
+                ("attn_norm", "input_layernorm", Same),
+                ("attn_norm_2", "ln_mlp", Same),
                 ("attn_qkv", "self_attention.query_key_value", FalconGroups),
-                ("attn_output", "self_attention.dense", None),
-                ("ffn_up", "mlp.dense_h_to_4h", None),
-                ("ffn_down", "mlp.dense_4h_to_h", None),
+                ("attn_output", "self_attention.dense", Same),
+                ("ffn_up", "mlp.dense_h_to_4h", Same),
+                ("ffn_down", "mlp.dense_4h_to_h", Same),
             ],
             llama_block: false,
         },
         "mpt" => Family {
             top: &[
-                ("token_embd.weight", "transformer.wte.weight", None),
-                ("output_norm.weight", "transformer.norm_f.weight", None),
-                ("output_norm.bias", "transformer.norm_f.bias", None),
-                ("output.weight", "lm_head.weight", None),
+                ("token_embd.weight", "transformer.wte.weight", Same),
+                ("output_norm.weight", "transformer.norm_f.weight", Same),
+                ("output_norm.bias", "transformer.norm_f.bias", Same),
+                ("output.weight", "lm_head.weight", Same),
             ],
             layers: "transformer.blocks",
             block: &[
-                ("attn_norm", "norm_1", None),
-                ("attn_qkv", "attn.Wqkv", None),
-                ("attn_output", "attn.out_proj", None),
-                ("attn_q_norm", "attn.q_ln", None),
-                ("attn_k_norm", "attn.k_ln", None),
-                ("ffn_norm", "norm_2", None),
-                ("ffn_up", "ffn.up_proj", None),
-                ("ffn_down", "ffn.down_proj", None),
+                ("attn_norm", "norm_1", Same),
+                ("attn_qkv", "attn.Wqkv", Same),
+                ("attn_output", "attn.out_proj", Same),
+                ("attn_q_norm", "attn.q_ln", Same),
+                ("attn_k_norm", "attn.k_ln", Same),
+                ("ffn_norm", "norm_2", Same),
+                ("ffn_up", "ffn.up_proj", Same),
+                ("ffn_down", "ffn.down_proj", Same),
             ],
             llama_block: false,
         },
         "chatglm" => Family {
             top: &[
-                ("token_embd.weight", "transformer.embedding.word_embeddings.weight", None),
-                ("output_norm.weight", "transformer.encoder.final_layernorm.weight", None),
-                ("output.weight", "transformer.output_layer.weight", None),
+                ("token_embd.weight", "transformer.embedding.word_embeddings.weight", Same),
+                ("output_norm.weight", "transformer.encoder.final_layernorm.weight", Same),
+                ("output.weight", "transformer.output_layer.weight", Same),
             ],
             layers: "transformer.encoder.layers",
             block: &[
-                ("attn_norm", "input_layernorm", None),
-                ("attn_qkv", "self_attention.query_key_value", None),
-                ("attn_output", "self_attention.dense", None),
-                ("ffn_norm", "post_attention_layernorm", None),
-                ("ffn_up", "mlp.dense_h_to_4h", None),
-                ("ffn_down", "mlp.dense_4h_to_h", None),
+                ("attn_norm", "input_layernorm", Same),
+                ("attn_qkv", "self_attention.query_key_value", Same),
+                ("attn_output", "self_attention.dense", Same),
+                ("ffn_norm", "post_attention_layernorm", Same),
+                ("ffn_up", "mlp.dense_h_to_4h", Same),
+                ("ffn_down", "mlp.dense_4h_to_h", Same),
             ],
             llama_block: false,
         },
-        _ => return Option::None,
+        _ => return None,
     })
 }
 
@@ -265,7 +265,7 @@ pub(super) fn map(
         let found = family.as_ref().and_then(|family| family.find(&raw.name));
         match found {
             Some((name, change)) => undo(label, raw, name, change, heads, &mut infos)?,
-            Option::None => infos.push(raw.plain(raw.name.clone())),
+            None => infos.push(raw.plain(raw.name.clone())),
         }
     }
     Ok(infos)
@@ -282,7 +282,7 @@ impl Family {
         let rest: &[Entry] = if self.llama_block { LLAMA_BLOCK } else { &[] };
         let (_, name, change) = self.block.iter().chain(rest).find(|(known, ..)| *known == part)?;
         // A bias is one element per row; a transposed matrix has its bias as it was.
-        let change = if suffix == "bias" && *change == Transposed { None } else { *change };
+        let change = if suffix == "bias" && *change == Transposed { Same } else { *change };
         Some((format!("{}.{layer}.{name}.{suffix}", self.layers), change))
     }
 }
@@ -307,7 +307,7 @@ fn undo(
         Ok(raw.viewed(name.clone(), raw.shape.clone(), View { order: Some(order), ..view.clone() }))
     };
     match change {
-        None => infos.push(raw.plain(name)),
+        Same => infos.push(raw.plain(name)),
         QueryHeads => infos.push(ordered(interleaved(view.rows, heads.query))?),
         KeyHeads => infos.push(ordered(interleaved(view.rows, heads.key))?),
         HeadsInside => infos.push(ordered(heads_inside(view.rows, heads.query))?),
@@ -408,7 +408,7 @@ mod tests {
         let order = falcon_groups(24, Heads { query: 4, key: 2 }).unwrap();
         assert_eq!(restored(&stored, &order), all);
         for bad in [interleaved(24, 0), interleaved(24, 7), interleaved(24, 24), heads_inside(24, 3)] {
-            assert_eq!(bad, Option::None);
+            assert_eq!(bad, None);
         }
     }
 
