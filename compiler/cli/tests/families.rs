@@ -1,0 +1,192 @@
+//! The model families as artifacts against their reference cases: whole prompts (which the runtime cuts into chunks),
+//! prompts in pieces and token by token, greedy continuations, weight formats, passes switched off.
+//!
+//! Cases are in `tests/goldens`, or in a folder of reference cases beside the project; one that is in neither is skipped.
+
+mod cases;
+
+use std::path::{Path, PathBuf};
+
+use cases::{artifact, assert_close, backends, distance, ids, interpreted, program, scheme, workspace};
+use mlcc::build::{Backend, BuildOptions};
+use mlcc_models::golden::{Golden, GoldenPrompt};
+use mlcc_passes::PIPELINE;
+use mlcc_runtime::{LoadOptions, Model, Session};
+
+/// f32 arithmetic in another order than the reference's; measured are up to 4e-6.
+const F32: f32 = 2e-5;
+/// As the reference cases state it for half-precision weights and activations.
+const F16: f32 = 2e-2;
+
+/// Every family by its case.
+const FAMILIES: [&str; 27] = [
+    "llama-mha",
+    "llama3-gqa-tied",
+    "mistral-swa",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "mixtral",
+    "gemma2",
+    "gemma3-text",
+    "phi3",
+    "olmo2",
+    "starcoder2",
+    "stablelm",
+    "gpt2",
+    "gpt2-hub-names",
+    "gptj",
+    "gpt-neox",
+    "opt",
+    "falcon-mqa",
+    "bloom-alibi",
+    "mpt-alibi",
+    "glm-hf",
+    "glm4-hf",
+    "chatglm-6b-tiny",
+    "chatglm2-6b-tiny",
+    "baichuan-7b-tiny",
+    "baichuan2-13b-tiny",
+];
+
+/// Few that have most of what the others have: scaled rotary embedding, shared key heads and a tied head; windows and
+/// bounds by tanh; experts; ALiBi with odd heads.
+const SAMPLE: [&str; 4] = ["llama3-gqa-tied", "gemma2", "qwen3-moe", "bloom-alibi"];
+
+fn find(case: &str) -> Option<PathBuf> {
+    let places = ["tests/goldens", "../shared/goldens", "../shared/models"];
+    let dir =
+        places.iter().map(|p| workspace().join(p).join(case)).find(|dir| dir.join("golden.json").exists());
+    if dir.is_none() {
+        println!("skipped: the reference case {case} is not there");
+    }
+    dir
+}
+
+fn golden(dir: &Path) -> Golden {
+    Golden::read(&dir.join("golden.json")).unwrap()
+}
+
+fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
+    let mut options = BuildOptions::new(dir.to_str().unwrap());
+    options.quant = scheme(quant);
+    options.quant_name = quant.into();
+    // Smaller than the longest prompt, so that prompts are cut, where the model permits that.
+    options.chunk = if needs_whole_prompts(dir) { 64 } else { cases::CHUNK };
+    options.context = Some(96);
+    options.backend = backend;
+    options
+}
+
+fn needs_whole_prompts(dir: &Path) -> bool {
+    dir.ends_with("chatglm-6b-tiny")
+}
+
+fn session(path: &Path, threads: usize) -> Session {
+    let options = LoadOptions { threads: Some(threads), ..LoadOptions::default() };
+    Model::load(path, &options).unwrap_or_else(|e| panic!("{e}")).session().unwrap()
+}
+
+/// Logits after the prompt, fed in calls of `piece` tokens.
+fn feed(session: &mut Session, ids: &[i32], piece: usize) -> Vec<f32> {
+    session.reset().unwrap();
+    for ids in ids.chunks(piece) {
+        match ids {
+            [id] => session.decode(*id).unwrap(),
+            ids => session.prefill(ids).unwrap(),
+        };
+    }
+    session.logits().to_vec()
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(i, _)| i as u32)
+}
+
+/// Feeds every prompt in every way and returns the greatest distance to what is expected.
+fn check(what: &str, path: &Path, prompts: &[Vec<i32>], expected: &[Vec<f32>], tolerance: f32, whole: bool) {
+    let mut session = session(path, 1);
+    let mut worst = 0f32;
+    for (ids, expected) in prompts.iter().zip(expected) {
+        let ways = if whole { vec![ids.len()] } else { vec![ids.len().max(2), 5, 1] };
+        for piece in ways {
+            let found = feed(&mut session, ids, piece);
+            let what = format!("{what}, {} tokens in pieces of {piece}", ids.len());
+            assert_close(&what, expected, &found, tolerance);
+            worst = worst.max(distance(expected, &found));
+        }
+    }
+    println!("{what}: off by at most {worst:.1e}");
+}
+
+/// The greedy continuation as far as errors within the tolerance cannot turn it.
+fn check_greedy(what: &str, path: &Path, prompt: &GoldenPrompt, tolerance: f32) {
+    let mut session = session(path, 2);
+    let scale = prompt.logits_last.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let mut logits = feed(&mut session, &ids(prompt), prompt.input_ids.len());
+    for (step, &want) in prompt.binding_greedy(f64::from(tolerance * scale)).iter().enumerate() {
+        assert_eq!(argmax(&logits), want, "{what}: greedy token {step}");
+        logits = session.decode(want as i32).unwrap().to_vec();
+    }
+}
+
+fn references(golden: &Golden) -> (Vec<Vec<i32>>, Vec<Vec<f32>>) {
+    (golden.prompts.iter().map(ids).collect(), golden.prompts.iter().map(|p| p.logits_last.clone()).collect())
+}
+
+fn check_case(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tolerance: f32) {
+    let Some(dir) = find(case) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&dir, quant, backend);
+    options.disabled_passes = disabled.map(String::from).into_iter().collect();
+    let (path, _) = artifact(&options, folder.path(), "case.so");
+    let golden = golden(&dir);
+    let (prompts, expected) = references(&golden);
+    let what = format!("{case} in {quant} by {} without {disabled:?}", backend.name());
+    check(&what, &path, &prompts, &expected, tolerance, needs_whole_prompts(&dir));
+    if disabled.is_none() {
+        golden.prompts.iter().for_each(|prompt| check_greedy(&what, &path, prompt, tolerance));
+    }
+}
+
+#[test]
+fn every_family_equals_its_reference() {
+    // All by the back end that is preferred; the other one compiles the sample.
+    for (i, backend) in backends().enumerate() {
+        let cases = if i == 0 { &FAMILIES[..] } else { &SAMPLE[..] };
+        cases.iter().for_each(|case| check_case(case, "f32", backend, None, F32));
+    }
+}
+
+#[test]
+fn half_precision_is_within_its_tolerance() {
+    let backend = backends().last().expect("a back end is built in");
+    SAMPLE.iter().for_each(|case| check_case(case, "f16", backend, None, F16));
+}
+
+#[test]
+fn every_optional_pass_can_be_switched_off() {
+    let backend = backends().last().expect("a back end is built in");
+    for pass in PIPELINE.iter().filter(|p| p.optional) {
+        SAMPLE.iter().for_each(|case| check_case(case, "f32", backend, Some(pass.name), F32));
+    }
+}
+
+/// Against the interpreter on the same quantized weights: what is left is the error of kernels, not of quantization.
+#[test]
+fn packed_weights_equal_their_own_meaning() {
+    let backend = backends().last().expect("a back end is built in");
+    for case in SAMPLE {
+        let Some(dir) = find(case) else { continue };
+        for quant in ["q8f16_1", "q4f16_1"] {
+            let folder = tempfile::tempdir().unwrap();
+            let options = options(&dir, quant, backend);
+            let (module, source) = program(&options, Some(cases::LAST_GRAPH_PASS));
+            let (prompts, _) = references(&golden(&dir));
+            let expected = interpreted(&module.module, &source, &prompts);
+            let (path, _) = artifact(&options, folder.path(), "case.so");
+            check(&format!("{case} in {quant}"), &path, &prompts, &expected, 5e-4, false);
+        }
+    }
+}
