@@ -1,8 +1,13 @@
-//! Models whose configuration is known without files: published RWKV series.
+//! Models whose configuration is known without files: the published RWKV series, by their sizes, and the transformers of
+//! `presets/transformers.json`, by the fields of their config.json that matter.
 
-use crate::config::{ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+use crate::config::sizes::{HIDDEN, LAYERS};
+use crate::config::{ConfigFields, ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::sync::LazyLock;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preset {
     pub name: &'static str,
     /// The Hugging Face repository with the weights.
@@ -13,12 +18,14 @@ pub struct Preset {
 }
 
 /// What a size stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Family {
     Rwkv4Pile,
     Rwkv5World,
     Rwkv6World,
     Rwkv7World,
+    /// A configuration as it is in config.json.
+    Fields(Map<String, Value>),
 }
 
 /// Tokens of the GPT-NeoX tokenizer that the Pile series was trained with.
@@ -36,7 +43,7 @@ const fn preset(
     Preset { name, repo, layers, hidden, family }
 }
 
-pub const PRESETS: &[Preset] = &[
+const RWKV: &[Preset] = &[
     preset("rwkv-169m", "RWKV/rwkv-4-169m-pile", 12, 768, Family::Rwkv4Pile),
     preset("rwkv-430m", "RWKV/rwkv-4-430m-pile", 24, 1024, Family::Rwkv4Pile),
     preset("rwkv-1.5b", "RWKV/rwkv-4-1b5-pile", 24, 2048, Family::Rwkv4Pile),
@@ -59,13 +66,15 @@ impl Preset {
     /// Case does not matter, and `1b5` is how the series themselves spell 1.5b.
     pub fn find(name: &str) -> Option<&'static Preset> {
         let name = name.to_ascii_lowercase().replace("1b5", "1.5b").replace("1b6", "1.6b");
-        PRESETS.iter().find(|preset| preset.name == name)
+        all().find(|preset| preset.name == name)
     }
 
     pub fn config(&self) -> ModelConfig {
-        let Preset { hidden, layers, .. } = *self;
+        let (hidden, layers) = (self.hidden, self.layers);
         let origin = format!("preset {}", self.name);
-        match self.family {
+        match &self.family {
+            Family::Fields(raw) => ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() })
+                .expect("a test reads the configurations of all presets"),
             Family::Rwkv4Pile => ModelConfig::rwkv4(origin, Rwkv4Config::of_size(PILE_VOCAB, hidden, layers)),
             Family::Rwkv5World => {
                 ModelConfig::rwkv5(origin, Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers))
@@ -85,8 +94,33 @@ impl Preset {
     }
 }
 
+/// One line of `transformers.json`.
+#[derive(Deserialize)]
+struct Published {
+    name: &'static str,
+    repo: &'static str,
+    config: Map<String, Value>,
+}
+
+static TRANSFORMERS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
+    let published: Vec<Published> =
+        serde_json::from_str(include_str!("presets/transformers.json")).expect("a test reads it");
+    let preset = |Published { name, repo, config }| {
+        let fields = ConfigFields { origin: name.to_string(), raw: config };
+        let size = |names: &[&'static str]| fields.size(fields.first(names)).expect("a test reads all sizes");
+        let (layers, hidden) = (size(&LAYERS), size(&HIDDEN));
+        Preset { name, repo, layers, hidden, family: Family::Fields(fields.raw) }
+    };
+    published.into_iter().map(preset).collect()
+});
+
+/// All presets, by family.
+pub fn all() -> impl Iterator<Item = &'static Preset> {
+    RWKV.iter().chain(TRANSFORMERS.iter())
+}
+
 /// All names, for messages.
 pub fn names() -> String {
-    let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+    let names: Vec<&str> = all().map(|preset| preset.name).collect();
     names.join(", ")
 }

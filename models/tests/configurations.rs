@@ -4,7 +4,7 @@ mod common;
 
 use common::{golden, project, shared, tiny_books};
 use mlcc_models::golden::{Evaluation, Golden};
-use mlcc_models::presets::{PRESETS, Preset};
+use mlcc_models::presets::{Preset, all};
 use mlcc_models::resolve::{HubCache, ModelRequest, Weights, resolve};
 use mlcc_models::{GenerationConfig, ModelConfig, Rwkv4Config};
 use std::path::Path;
@@ -205,13 +205,55 @@ fn presets_have_the_published_sizes() {
         ("rwkv7-0.4b", "4.508e8"),
         ("rwkv7-1b5", "1.527e9"),
         ("rwkv7-2.9b", "2.948e9"),
+        // Parameter counts of the repositories' safetensors, or of the papers.
+        ("tinyllama-1.1b", "1.100e9"),
+        ("llama-2-7b", "6.738e9"),
+        ("llama-3-8b", "8.030e9"),
+        ("llama-3.2-1b", "1.236e9"),
+        ("mistral-7b", "7.242e9"),
+        ("mixtral-8x7b", "4.670e10"),
+        ("qwen2.5-0.5b", "4.940e8"),
+        ("qwen2.5-1.5b", "1.544e9"),
+        ("qwen2.5-7b", "7.616e9"),
+        ("qwen3-0.6b", "5.960e8"),
+        ("qwen3-1.7b", "1.721e9"),
+        ("qwen3-8b", "8.191e9"),
+        ("qwen3-30b-a3b", "3.053e10"),
+        ("qwen-7b", "7.721e9"),
+        ("gemma-2-2b", "2.614e9"),
+        ("gemma-3-1b", "9.999e8"),
+        ("phi-3-mini", "3.821e9"),
+        ("olmo-2-7b", "7.299e9"),
+        ("starcoder2-3b", "3.030e9"),
+        ("stablelm-2-1.6b", "1.645e9"),
+        ("gpt2", "1.244e8"),
+        ("gpt2-medium", "3.548e8"),
+        ("starcoderbase-1b", "1.137e9"),
+        ("gpt-j-6b", "6.051e9"),
+        ("pythia-410m", "4.053e8"),
+        ("gpt-neox-20b", "2.055e10"),
+        ("opt-125m", "1.252e8"),
+        ("bloom-560m", "5.592e8"),
+        ("falcon-7b", "6.922e9"),
+        ("mpt-7b", "6.649e9"),
+        ("glm-4-9b", "9.400e9"),
+        ("chatglm-6b", "6.708e9"),
+        ("chatglm2-6b", "6.244e9"),
+        ("baichuan2-7b", "7.506e9"),
+        ("baichuan2-13b", "1.390e10"),
+        ("internlm2-7b", "7.738e9"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();
         let elements: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         assert_eq!(format!("{:.3e}", elements as f64), parameters, "{name}");
     }
-    assert_eq!(PRESETS.len(), published.len());
+    let rwkv = |name: &str| name.to_ascii_lowercase().starts_with("rwkv");
+    let (known, stated) =
+        (all().filter(|p| rwkv(p.name)).count(), published.iter().filter(|(n, _)| rwkv(n)).count());
+    assert_eq!(known, stated);
+    // The configurations of all presets are read.
+    assert!(all().all(|preset| preset.config().architecture.context_length() >= 1024));
     assert_eq!(Preset::find("rwkv-2b"), None);
 }
 

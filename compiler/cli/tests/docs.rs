@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use mlcc::cli::Cli;
 use mlcc_ir::types::{DType, Format};
-use mlcc_models::presets::PRESETS;
+use mlcc_models::presets;
 use mlcc_models::registry::REGISTRY;
 use mlcc_passes::PIPELINE;
 use mlcc_passes::scheme::{ActivationType, Q4F16, SCHEMES};
@@ -164,7 +164,7 @@ fn models() -> String {
 
 fn presets() -> String {
     let rows =
-        PRESETS.iter().map(|p| vec![code(p.name), p.layers.to_string(), p.hidden.to_string(), code(p.repo)]);
+        presets::all().map(|p| vec![code(p.name), p.layers.to_string(), p.hidden.to_string(), code(p.repo)]);
     table(&["--model", "layers", "hidden size", "weights on Hugging Face"], rows)
 }
 

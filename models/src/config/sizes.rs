@@ -10,8 +10,8 @@ const MOST_LAYERS: usize = 1000;
 const MOST_HEADS: usize = 4096;
 const LARGEST_HEAD: usize = 4096;
 
-const HIDDEN: [&str; 3] = ["hidden_size", "n_embd", "d_model"];
-const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];
+pub(crate) const HIDDEN: [&str; 4] = ["hidden_size", "n_embd", "d_model", "n_embed"];
+pub(crate) const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];
 const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
 const KV_HEADS: [&str; 2] = ["num_key_value_heads", "num_kv_heads"];
 const HEAD_SIZE: [&str; 2] = ["head_dim", "kv_channels"];

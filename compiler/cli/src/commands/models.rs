@@ -1,6 +1,6 @@
 //! `mlcc models`: architectures that are read, and models known by name.
 
-use mlcc_models::presets::PRESETS;
+use mlcc_models::presets;
 use mlcc_models::registry::REGISTRY;
 use serde_json::json;
 
@@ -23,8 +23,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     if args.json {
         let architectures: Vec<_> =
             REGISTRY.iter().map(|e| json!({ "model_type": e.model_type, "about": e.about })).collect();
-        let presets: Vec<_> = PRESETS
-            .iter()
+        let presets: Vec<_> = presets::all()
             .map(|p| {
                 json!({
                     "name": p.name, "repository": p.repo, "layers": p.layers, "hidden": p.hidden,
@@ -36,11 +35,11 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     }
     let mut rows = vec![["model_type in config.json", "architecture"].map(String::from).to_vec()];
     rows.extend(REGISTRY.iter().map(|e| vec![e.model_type.to_string(), e.about.to_string()]));
-    let mut presets =
+    let mut rows_of_presets =
         vec![["name for --model", "parameters", "layers", "hidden", "weights"].map(String::from).to_vec()];
-    for p in PRESETS {
+    for p in presets::all() {
         let (layers, hidden) = (p.layers.to_string(), p.hidden.to_string());
-        presets.push(vec![p.name.into(), ui::count(elements(p)), layers, hidden, p.repo.into()]);
+        rows_of_presets.push(vec![p.name.into(), ui::count(elements(p)), layers, hidden, p.repo.into()]);
     }
-    print(&format!("{}\n{}", ui::table(&rows), ui::table(&presets)))
+    print(&format!("{}\n{}", ui::table(&rows), ui::table(&rows_of_presets)))
 }
