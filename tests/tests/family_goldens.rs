@@ -197,6 +197,11 @@ cases! {
     chatglm2: "chatglm2-6b-tiny",
     baichuan_with_rope: "baichuan-7b-tiny",
     baichuan2_with_alibi: "baichuan2-13b-tiny",
+    moss: "moss",
+    gpt_bigcode: "gpt-bigcode",
+    internlm: "internlm",
+    internlm2: "internlm2",
+    qwen: "qwen",
 }
 
 #[test]

@@ -19,7 +19,7 @@ const F32: f32 = 2e-5;
 const F16: f32 = 2e-2;
 
 /// Every family by its case.
-const FAMILIES: [&str; 27] = [
+const FAMILIES: [&str; 32] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -47,6 +47,11 @@ const FAMILIES: [&str; 27] = [
     "chatglm2-6b-tiny",
     "baichuan-7b-tiny",
     "baichuan2-13b-tiny",
+    "moss",
+    "gpt-bigcode",
+    "internlm",
+    "internlm2",
+    "qwen",
 ];
 
 /// Few that have most of what the others have: scaled rotary embedding, shared key heads and a tied head; windows and

@@ -1,0 +1,191 @@
+//! Configurations of transformers: what is read, and what is refused with the field and what is supported.
+
+use mlcc_models::definition::Definition;
+use mlcc_models::layers::rope::{Frequencies, frequencies};
+use mlcc_models::llama::LlamaConfig;
+use mlcc_models::phi3::Phi3Config;
+use mlcc_models::{Checkpoint, ModelConfig, expect};
+use serde_json::{Map, Value, json};
+
+fn llama() -> Map<String, Value> {
+    let fields = json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 256,
+    });
+    fields.as_object().unwrap().clone()
+}
+
+fn with(changes: Value) -> Map<String, Value> {
+    let mut fields = llama();
+    fields.extend(changes.as_object().unwrap().clone());
+    fields
+}
+
+fn parse(fields: Map<String, Value>) -> Result<ModelConfig, String> {
+    let json = Value::Object(fields).to_string();
+    ModelConfig::parse("dir/config.json", json.as_bytes()).map_err(|e| e.to_string())
+}
+
+fn read(changes: Value) -> LlamaConfig {
+    parse(with(changes)).unwrap().architecture.family::<LlamaConfig>().unwrap().clone()
+}
+
+#[track_caller]
+fn refused(changes: Value, parts: &[&str]) {
+    let error = parse(with(changes)).expect_err("refused");
+    for part in parts.iter().chain(&["dir/config.json"]) {
+        assert!(error.contains(part), "expected `{part}` in: {error}");
+    }
+}
+
+fn table(config: &LlamaConfig) -> Vec<f32> {
+    match &config.rope.frequencies {
+        Frequencies::Fixed(table) => table.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn contradictions_and_unknown_names_are_refused() {
+    refused(json!({ "hidden_act": "mish" }), &["`hidden_act`", "silu", "gelu_pytorch_tanh", "relu2", "mish"]);
+    refused(
+        json!({ "rope_scaling": { "type": "wave", "factor": 2.0 } }),
+        &["rope_scaling", "`type`", "llama3", "yarn"],
+    );
+    refused(json!({ "rope_scaling": { "type": "linear" } }), &["`factor` is missing"]);
+    refused(json!({ "rope_scaling": { "type": "linear", "factor": 0.5 } }), &["`factor`", "at least 1"]);
+    refused(json!({ "rope_scaling": 7 }), &["`rope_scaling` should be an object"]);
+    refused(json!({ "rope_theta": 0.0 }), &["`rope_theta`", "above 1"]);
+    let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64 });
+    refused(json!({ "rope_scaling": llama3 }), &["`high_freq_factor`"]);
+    refused(
+        json!({ "num_key_value_heads": 3 }),
+        &["`num_key_value_heads`", "a divisor of num_attention_heads, which is 4"],
+    );
+    refused(json!({ "hidden_size": 66 }), &["`hidden_size`", "a multiple of num_attention_heads"]);
+    refused(json!({ "num_hidden_layers": 100000 }), &["`num_hidden_layers`", "at most 1000"]);
+    refused(json!({ "num_attention_heads": 268435456 }), &["`num_attention_heads`", "at most"]);
+    refused(json!({ "head_dim": 1048576 }), &["`head_dim`", "at most"]);
+    refused(json!({ "rms_norm_eps": 0 }), &["`rms_norm_eps`", "between 0 and 1"]);
+    refused(json!({ "partial_rotary_factor": 0.35 }), &["`partial_rotary_factor`", "even number"]);
+    refused(json!({ "vision_config": {} }), &["image or audio", "`vision_config`"]);
+    refused(
+        json!({ "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 8 }),
+        &["`num_experts_per_tok`", "at most num_experts, which is 4"],
+    );
+    refused(
+        json!({ "model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] }),
+        &["`layer_types`", "a list of 2"],
+    );
+    refused(json!({ "model_type": "gemma2", "final_logit_softcapping": -1 }), &["`final_logit_softcapping`"]);
+    refused(json!({ "model_type": "gptj", "rotary_dim": 7 }), &["`rotary_dim`", "even"]);
+    refused(
+        json!({ "model_type": "mpt", "attn_config": { "alibi": false } }),
+        &["attn_config", "`alibi` = false"],
+    );
+    refused(json!({ "model_type": "stablelm", "qk_layernorm": true }), &["`qk_layernorm` = true"]);
+    refused(
+        json!({ "model_type": "phi3", "rope_scaling": { "type": "longrope", "short_factor": [1.0], "long_factor": [1.0] } }),
+        &["`short_factor`", "8 positive numbers"],
+    );
+}
+
+#[test]
+fn the_class_decides_where_the_model_type_is_unknown() {
+    let config =
+        parse(with(json!({ "model_type": "my-llama", "architectures": ["LlamaForCausalLM"] }))).unwrap();
+    assert!(config.architecture.family::<LlamaConfig>().is_some());
+    refused(json!({ "model_type": "my-llama" }), &["`my-llama` is unknown", "llama (Llama 1, 2, 3; Yi)"]);
+}
+
+#[test]
+fn both_styles_of_configuration_say_the_same() {
+    let old = read(
+        json!({ "rope_theta": 5e5, "rope_scaling": { "type": "linear", "factor": 4.0 }, "torch_dtype": "float16" }),
+    );
+    let new = read(
+        json!({ "rope_parameters": { "rope_theta": 5e5, "rope_type": "linear", "factor": 4.0 }, "dtype": "float16" }),
+    );
+    assert_eq!(old, new);
+    assert_ne!(table(&old), table(&read(json!({}))));
+}
+
+/// Numbers of `transformers.modeling_rope_utils`, computed by hand from its formulas.
+#[test]
+fn rotary_scaling() {
+    let plain = frequencies(16, 10000.0);
+    assert_eq!(plain[0], 1.0);
+    assert!((plain[4] - 0.01).abs() < 1e-9, "{}", plain[4]);
+    let linear = table(&read(json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } })));
+    assert_eq!(linear[0], 0.125);
+    // Original context 64: wavelengths below 16 stay (0: 6.3), above 64 are stretched (from 3 on: 199).
+    let llama3 =
+        table(&read(json!({ "rope_scaling": { "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64 } })));
+    assert_eq!((llama3[0], llama3[4]), (plain[0], (0.01f64 / 8.0) as f32));
+    let wave = std::f64::consts::TAU / f64::from(plain[1]);
+    let smooth = (64.0 / wave - 1.0) / 3.0;
+    let blended = (1.0 - smooth) * f64::from(plain[1]) / 8.0 + smooth * f64::from(plain[1]);
+    assert!((f64::from(llama3[1]) - blended).abs() < 1e-8);
+    // YaRN: the fastest stays, the slowest is divided by the factor; the context grows; attention factor 0.1 ln 4 + 1.
+    let yarn = read(
+        json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256 } }),
+    );
+    let frequencies = table(&yarn);
+    assert_eq!((frequencies[0], frequencies[7]), (plain[0], plain[7] / 4.0));
+    assert_eq!((yarn.sizes.context, yarn.rope.scale), (1024, (0.1 * 4f64.ln() + 1.0) as f32));
+    let dynamic = read(json!({ "rope_scaling": { "type": "dynamic", "factor": 2.0 } }));
+    assert_eq!(dynamic.sizes.context, 512);
+    assert!(matches!(dynamic.rope.frequencies, Frequencies::Dynamic { original: 256, .. }));
+}
+
+#[test]
+fn longrope_has_two_tables() {
+    let factors = |by: f64| (0..8).map(|i| 1.0 + by * f64::from(i)).collect::<Vec<_>>();
+    let fields = with(
+        json!({ "model_type": "phi3", "max_position_embeddings": 1024, "original_max_position_embeddings": 256,
+        "rope_scaling": { "type": "longrope", "short_factor": factors(0.0), "long_factor": factors(1.0) } }),
+    );
+    let config = parse(fields).unwrap();
+    let rope = &config.architecture.family::<Phi3Config>().unwrap().rope;
+    let Frequencies::Long { short, long, original } = &rope.frequencies else { panic!("{rope:?}") };
+    assert_eq!(
+        (short[3], long[3], *original),
+        (frequencies(16, 10000.0)[3], frequencies(16, 10000.0)[3] / 4.0, 256)
+    );
+    assert_eq!(rope.scale, (1.0 + 4f64.ln() / 256f64.ln()).sqrt() as f32);
+}
+
+#[test]
+fn windows_are_by_layer() {
+    let mistral = read(json!({ "model_type": "mistral", "sliding_window": 8 }));
+    assert_eq!(mistral.windows, [Some(8), Some(8)]);
+    let off = read(json!({ "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": false }));
+    assert_eq!(off.windows, [None, None]);
+    let upper = json!({ "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1 });
+    assert_eq!(read(upper).windows, [None, Some(8)]);
+}
+
+/// A configuration of another size than the tensors is refused with both.
+#[test]
+fn tensors_of_another_model_are_refused() {
+    let stored = parse(llama()).unwrap().architecture;
+    let tensors = stored.tensors().into_iter().map(|(name, shape)| {
+        let values = stored.distribution(&name, &shape);
+        (name, shape, values)
+    });
+    let checkpoint = Checkpoint::random(0, tensors.collect()).unwrap();
+    let other =
+        read(json!({ "num_key_value_heads": 4, "attention_bias": true, "tie_word_embeddings": true }));
+    let ignored = |name: &str| Definition::is_ignored(&other, name);
+    let error = expect::check_tensors(&other.tensors(), &checkpoint, ignored).unwrap_err();
+    assert_eq!(error.misshaped.len(), 4);
+    assert_eq!(
+        error.misshaped[0],
+        ("model.layers.0.self_attn.k_proj.weight".to_string(), vec![64, 64], vec![32, 64])
+    );
+    assert_eq!(error.missing.len(), 8);
+    // The head of a checkpoint whose configuration ties it is let pass.
+    assert_eq!(error.extra, []);
+}
