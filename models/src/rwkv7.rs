@@ -121,38 +121,38 @@ fn time_mixing(
         let weight = linear_weight(b, &format!("{name}.{which}.weight"), hidden, hidden);
         linear(b, x, weight)
     };
-    let low_rank = |b: &mut GraphBuilder, x, which: &str, rank, activation| {
-        low_rank(b, &format!("{name}.{which}_lora"), x, (hidden, rank), activation)
-    };
+    let is_first = first_value.is_none();
+    let module = |which: &str| format!("{name}.{which}_lora");
+    // What reads the mixes stands together, so that workers meet once behind it.
     let r = project(b, xr, "r_proj");
     let k = project(b, xk, "k_proj");
     let v = project(b, xv, "v_proj");
-    let bias =
-        |b: &mut GraphBuilder, which: &str| vector(b, &format!("{name}.{which}_lora.lora.2.bias"), hidden);
+    let w = low_rank_down(b, &module("w"), xw, (hidden, config.decay_rank), Some(UnOp::Tanh));
+    let a = low_rank_down(b, &module("a"), xa, (hidden, config.rate_rank), None);
+    let g = low_rank_down(b, &module("g"), xg, (hidden, config.gate_rank), Some(UnOp::Sigmoid));
+    let share = (!is_first).then(|| low_rank_down(b, &module("v"), xv, (hidden, config.value_rank), None));
 
-    let w = low_rank(b, xw, "w", config.decay_rank, Some(UnOp::Tanh));
-    let base = bias(b, "w");
-    let w = b.add(w, base);
-    let w = b.sigmoid(w);
+    // `sigmoid(x B + bias)`.
+    let gate = |b: &mut GraphBuilder, x, which: &str, rank| {
+        let x = low_rank_up(b, &module(which), x, (hidden, rank));
+        let bias = vector(b, &format!("{}.lora.2.bias", module(which)), hidden);
+        let x = b.add(x, bias);
+        b.sigmoid(x)
+    };
+    let w = gate(b, w, "w", config.decay_rank);
     let w = b.scale(w, DECAY_SCALE);
     let w = b.exp(w);
-    let a = low_rank(b, xa, "a", config.rate_rank, None);
-    let base = bias(b, "a");
-    let a = b.add(a, base);
-    let a = b.sigmoid(a);
-    let g = low_rank(b, xg, "g", config.gate_rank, Some(UnOp::Sigmoid));
+    let a = gate(b, a, "a", config.rate_rank);
+    let g = low_rank_up(b, &module("g"), g, (hidden, config.gate_rank));
     // Layers after the first take a part of the first one's value.
-    let v = match *first_value {
-        None => *first_value.insert(v),
-        Some(first) => {
-            let share = low_rank(b, xv, "v", config.value_rank, None);
-            let base = bias(b, "v");
-            let share = b.add(share, base);
-            let share = b.sigmoid(share);
+    let v = match (*first_value, share) {
+        (Some(first), Some(share)) => {
+            let share = gate(b, share, "v", config.value_rank);
             let missing = b.sub(first, v);
             let part = b.mul(missing, share);
             b.add(v, part)
         }
+        _ => *first_value.insert(v),
     };
 
     let (k, a) = (heads.split(b, k), heads.split(b, a));
@@ -178,23 +178,25 @@ fn time_mixing(
     project(b, y, "o_proj")
 }
 
-/// `activation(x A) B` with `A: [rank, hidden]`, `B: [hidden, rank]`, as `torch.nn.Linear` has them.
-fn low_rank(
+/// `activation(x A)`, the first half of a low-rank product, with `A: [rank, hidden]` as `torch.nn.Linear` has it.
+fn low_rank_down(
     b: &mut GraphBuilder,
     module: &str,
     x: ValueId,
     (hidden, rank): (usize, usize),
     activation: Option<UnOp>,
 ) -> ValueId {
-    let weight = |b: &mut GraphBuilder, place: &str, out, input| {
-        let name = format!("{module}.lora.{place}.weight");
-        low_rank_weight(b, &name, ParamSource::Tensor(name.clone()), out, input)
-    };
-    let down = weight(b, "0", rank, hidden);
-    let x = linear(b, x, down);
-    let x = activation.map_or(x, |op| b.unary(op, x));
-    let up = weight(b, "2", hidden, rank);
-    linear(b, x, up)
+    let name = format!("{module}.lora.0.weight");
+    let weight = low_rank_weight(b, &name, ParamSource::Tensor(name.clone()), rank, hidden);
+    let x = linear(b, x, weight);
+    activation.map_or(x, |op| b.unary(op, x))
+}
+
+/// `x B`, the second half, with `B: [hidden, rank]`.
+fn low_rank_up(b: &mut GraphBuilder, module: &str, x: ValueId, (hidden, rank): (usize, usize)) -> ValueId {
+    let name = format!("{module}.lora.2.weight");
+    let weight = low_rank_weight(b, &name, ParamSource::Tensor(name.clone()), hidden, rank);
+    linear(b, x, weight)
 }
 
 /// What is removed from the state: keys times `k_k`, of length 1 per head. `k: [n, heads, size]`.

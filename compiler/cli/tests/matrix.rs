@@ -98,9 +98,12 @@ fn every_back_end_and_level_equals_the_references() {
         for backend in backends() {
             let mut options = options(case, "f32");
             options.backend = backend;
+            // One model of each kind of state at every level; the others at the best one.
+            let every = matches!(case, "rwkv4-hf-odd" | "rwkv7-hf");
+            let levels = if every { &levels[..] } else { &levels[levels.len().saturating_sub(1)..] };
             options.target = levels.join(",");
             let (path, _) = artifact(&options, folder.path(), &format!("{case}.so"));
-            for level in &levels {
+            for level in levels {
                 assert_eq!(load(&path, Some(level), 1).executor(), level);
                 let what = format!("{case} by {} for {level}", backend.name());
                 check(&what, &path, Some(level), &prompts, &expected, F32);
@@ -112,7 +115,7 @@ fn every_back_end_and_level_equals_the_references() {
 /// LLVM takes seconds for a build, Cranelift a tenth of that.
 fn cases_of(backend: Backend) -> Vec<&'static str> {
     match backend {
-        Backend::Llvm => vec!["rwkv4-hf-odd", "rwkv7-hf"],
+        Backend::Llvm => vec!["rwkv4-hf-odd"],
         Backend::Cranelift => recurrent().collect(),
     }
 }
