@@ -14,6 +14,8 @@ pub struct ModelFiles {
     pub chat_template: Option<PathBuf>,
     /// `chat_template.json`, the older form of it.
     pub chat_template_json: Option<PathBuf>,
+    /// Text to measure the model on.
+    pub eval_text: Option<PathBuf>,
 }
 
 impl ModelFiles {
@@ -35,6 +37,8 @@ impl ModelFiles {
             fill(&mut files.special_tokens_map, "special_tokens_map.json");
             fill(&mut files.chat_template, "chat_template.jinja");
             fill(&mut files.chat_template_json, "chat_template.json");
+            fill(&mut files.eval_text, "eval.txt");
+            fill(&mut files.eval_text, "valid.txt");
         }
         files
     }

@@ -39,6 +39,8 @@ pub mod section {
     pub const TOKENIZER: &str = ".mlcc.tokenizer";
     pub const CHAT: &str = ".mlcc.chat";
     pub const GOLDEN: &str = ".mlcc.golden";
+    /// JSON: how well this artifact predicts a text, measured when it was built.
+    pub const REPORT: &str = ".mlcc.report";
     /// Hash of the code and of every other payload section; always the last one.
     pub const HASHES: &str = ".mlcc.hashes";
     /// Every payload section's name begins so.

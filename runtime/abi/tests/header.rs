@@ -174,6 +174,7 @@ fn section_names_agree() {
         ("TOKENIZER", section::TOKENIZER),
         ("CHAT", section::CHAT),
         ("GOLDEN", section::GOLDEN),
+        ("REPORT", section::REPORT),
         ("HASHES", section::HASHES),
     ];
     for (name, value) in names {

@@ -129,6 +129,8 @@ pub struct Comparison {
     pub reference: Perplexity,
     /// Mean of KL(reference || this), in nats.
     pub kl_divergence: f64,
+    /// The largest at any scored position.
+    pub kl_max: f64,
     /// 0 to 1.
     pub same_top_token: f64,
 }
@@ -196,7 +198,7 @@ pub fn compare(
 ) -> Result<Comparison, EvalError> {
     let vocab = windows.vocab;
     let (mut ours, mut theirs) = (Perplexity::default(), Perplexity::default());
-    let (mut divergence, mut same) = (0.0, 0usize);
+    let (mut divergence, mut kl_max, mut same) = (0.0, 0f64, 0usize);
     for window in windows.iter() {
         let expected = run_window("the reference model", &window, vocab, reference)?;
         let found = run_window("the model", &window, vocab, this)?;
@@ -206,7 +208,9 @@ pub fn compare(
             let found = Row::of("the model", &window, found, vocab, position)?;
             theirs.add(&expected, target);
             ours.add(&found, target);
-            divergence += kl_divergence(&expected, &found);
+            let kl = kl_divergence(&expected, &found);
+            divergence += kl;
+            kl_max = if kl.is_nan() { kl } else { kl_max.max(kl) };
             same += usize::from(expected.top == found.top);
         }
         theirs.windows += 1;
@@ -218,6 +222,7 @@ pub fn compare(
         this: ours,
         reference: theirs,
         kl_divergence: divergence / scored,
+        kl_max,
         same_top_token: same as f64 / scored,
     })
 }

@@ -9,6 +9,7 @@ pub mod keep;
 mod metadata;
 mod options;
 mod payload;
+pub mod quality;
 mod report;
 mod source;
 mod table;
@@ -16,7 +17,8 @@ pub mod taps;
 mod text_files;
 
 pub use backend::Backend;
-pub use options::{BuildOptions, Emit};
+pub use options::{BuildOptions, Emit, ReportMode, ReportOptions};
+pub use quality::Quality;
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
 pub use source::Source;
 
@@ -72,6 +74,13 @@ pub enum BuildError {
         "--ctx-size {asked} is more than the {trained} positions that the model was made for ({origin}); choose at most {trained}"
     )]
     Context { asked: u64, trained: usize, origin: String },
+    #[error(
+        "the mean KL divergence from f32 is {found:.6}, --max-kl permits {permitted}: choose a larger format with --quant, \
+         or keep the worst tensors in one with --quant-policy; nothing was written"
+    )]
+    Quality { found: f64, permitted: f64 },
+    #[error("--report: {0}")]
+    Report(String),
     #[error("{0}")]
     Unsupported(String),
     #[error("interrupted")]
@@ -91,6 +100,12 @@ pub enum Event<'a> {
         done: u64,
         total: u64,
         name: &'a str,
+    },
+    /// Windows of text that were measured, and perplexity so far.
+    Report {
+        done: usize,
+        total: usize,
+        perplexity: f64,
     },
 }
 
@@ -163,9 +178,20 @@ pub fn write_program(
 
     let clock = report.begin("weights", hooks);
     let metadata = &input.table.metadata;
-    let written = payload::write(output, &library, source, options, program, memory, metadata, hooks)?;
+    let mut writer = payload::write(output, &library, source, options, program, memory, metadata, hooks)?;
     report.end(clock);
-    report.written(output, options, written);
+
+    match quality::plan(source, target, options, memory)? {
+        quality::Plan::No => {}
+        quality::Plan::Skip(why) => report.quality_skipped = Some(why),
+        quality::Plan::Measure(plan) => {
+            let clock = report.begin("report", hooks);
+            let quality = plan.run(&mut writer, output, source, options, hooks)?;
+            report.end(clock);
+            report.quality = Some(quality);
+        }
+    }
+    report.written(output, options, writer.finish()?);
     Ok(())
 }
 

@@ -53,6 +53,34 @@ pub struct BuildOptions {
     pub emit: Option<Emit>,
     /// Entry points keep every layer's output in scratch memory, for `mlcc verify --layers`.
     pub debug_taps: bool,
+    pub report: ReportOptions,
+}
+
+/// When the artifact is measured before it gets its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportMode {
+    Off,
+    /// Where a text and all else is at hand.
+    Auto,
+    /// What is missing is an error.
+    On,
+}
+
+#[derive(Clone, Debug)]
+pub struct ReportOptions {
+    pub mode: ReportMode,
+    /// In place of the text beside the model.
+    pub text: Option<PathBuf>,
+    /// At most so many tokens of it.
+    pub tokens: usize,
+    /// The largest mean KL divergence from f32 that an artifact may have.
+    pub max_kl: Option<f64>,
+}
+
+impl Default for ReportOptions {
+    fn default() -> Self {
+        ReportOptions { mode: ReportMode::Off, text: None, tokens: 512, max_kl: None }
+    }
 }
 
 impl BuildOptions {
@@ -77,6 +105,7 @@ impl BuildOptions {
             stop_after: None,
             emit: None,
             debug_taps: false,
+            report: ReportOptions::default(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mlcc_abi::section;
-use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Summary, Weights};
+use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Weights};
 use mlcc_ir::entity::EntityId;
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
@@ -12,6 +12,7 @@ use super::backend::Library;
 use super::{BuildError, BuildOptions, Event, Hooks, Source};
 use crate::weights::pack_param;
 
+/// Everything but the end: more sections may follow.
 #[allow(clippy::too_many_arguments, reason = "each is a different part of the file")]
 pub(super) fn write(
     output: &Path,
@@ -22,7 +23,7 @@ pub(super) fn write(
     memory: &MemoryPlan,
     metadata: &str,
     hooks: &mut Hooks<'_>,
-) -> Result<Summary, BuildError> {
+) -> Result<ArtifactWriter, BuildError> {
     let weights = match options.split_weights {
         false => Weights::Inside,
         true => Weights::Split {
@@ -42,7 +43,7 @@ pub(super) fn write(
     writer.begin_section(section::WEIGHTS)?;
     write_weights(&mut writer, source, program, memory, hooks)?;
     writer.end_section()?;
-    Ok(writer.finish()?)
+    Ok(writer)
 }
 
 /// Parameters in the order of the payload.

@@ -12,7 +12,7 @@ use mlcc_target::Target;
 use serde::Serialize;
 
 use super::table::{CacheRow, caches, dims};
-use super::{BuildOptions, Event, Hooks, Source};
+use super::{BuildOptions, Event, Hooks, Quality, Source};
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BuildReport {
@@ -40,6 +40,10 @@ pub struct BuildReport {
     pub code_bytes: u64,
     /// The tokenizer of the artifact, if it has one.
     pub tokenizer: Option<String>,
+    /// What the artifact is like on a text.
+    pub quality: Option<Quality>,
+    /// Why it was not measured, although a text is there.
+    pub quality_skipped: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]

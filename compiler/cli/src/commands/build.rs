@@ -10,8 +10,7 @@ use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
 
-use crate::build::keep::BASE;
-use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks};
+use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ReportMode, ReportOptions};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
@@ -83,6 +82,22 @@ pub struct Args {
     /// Keep every layer's output where `mlcc verify --layers` finds it; costs memory and some speed
     #[arg(long)]
     debug_taps: bool,
+    /// Measure the artifact on a text: perplexity, KL divergence from f32 and equal top tokens, kept in the artifact
+    /// [default: if a text (eval.txt, valid.txt) lies beside the model]
+    #[arg(long, conflicts_with = "no_report")]
+    report: bool,
+    /// Do not measure
+    #[arg(long)]
+    no_report: bool,
+    /// Text to measure on, in place of the one beside the model
+    #[arg(long, value_name = "FILE")]
+    eval_text: Option<PathBuf>,
+    /// Measure on at most so many tokens
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
+    eval_tokens: u32,
+    /// Fail, and write nothing, if the mean KL divergence from f32 is larger; implies --report
+    #[arg(long, value_name = "NATS", value_parser = parse_kl, conflicts_with = "no_report")]
+    max_kl: Option<f64>,
     /// Write text of the code generator instead of an artifact
     #[arg(long, value_enum)]
     emit: Option<EmitArg>,
@@ -123,6 +138,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let options = options(args, ui)?;
     let mut dumps = dump::Dumps::new(&args.print_after, args.debug_dump.as_deref())?;
     let bar = ui.bytes_bar("weights");
+    let windows = ui.count_bar("report");
     let mut event = |event: Event<'_>| match event {
         Event::Phase(name) => ui.detail(format_args!("{name} ...")),
         Event::Pass { pass, program } => dumps.after(pass.name, program),
@@ -131,9 +147,16 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             bar.set_position(done);
             bar.set_message(name.to_string());
         }
+        Event::Report { done, total, perplexity } => {
+            bar.finish_and_clear();
+            windows.set_length(total as u64);
+            windows.set_position(done as u64);
+            windows.set_message(format!("perplexity {perplexity:.3}"));
+        }
     };
     let result = crate::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
     bar.finish_and_clear();
+    windows.finish_and_clear();
     dumps.finish()?;
     report(&result?, args, ui)
 }
@@ -206,6 +229,16 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         }),
         pipeline: PIPELINE,
         debug_taps: args.debug_taps,
+        report: ReportOptions {
+            mode: match (args.no_report, args.report || args.max_kl.is_some() || args.eval_text.is_some()) {
+                (true, _) => ReportMode::Off,
+                (false, true) => ReportMode::On,
+                (false, false) => ReportMode::Auto,
+            },
+            text: args.eval_text.clone(),
+            tokens: args.eval_tokens as usize,
+            max_kl: args.max_kl,
+        },
     })
 }
 
@@ -218,6 +251,11 @@ fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
     let Some(path) = path else { return Ok(QuantPolicy::default()) };
     let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
     QuantPolicy::parse(&text).map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))
+}
+
+fn parse_kl(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
+    value.ok_or_else(|| format!("`{text}` is no number of nats; write for example 0.01"))
 }
 
 /// `1500000000`, `1.5GB`, `2GiB`, `512M`.

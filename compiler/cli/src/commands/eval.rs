@@ -134,6 +134,7 @@ fn report(
             "stride": args.stride,
             "reference_perplexity": comparison.map(|c| c.reference.perplexity()),
             "kl_divergence": comparison.map(|c| c.kl_divergence),
+            "kl_max": comparison.map(|c| c.kl_max),
             "same_top_token": comparison.map(|c| c.same_top_token),
         }));
     }
@@ -145,9 +146,10 @@ fn report(
     );
     if let Some(c) = comparison {
         out.push_str(&format!(
-            "reference perplexity {:.4}, KL divergence {:.6}, same top token {:.2} %\n",
+            "reference perplexity {:.4}, KL divergence {:.6} (at most {:.4}), same top token {:.2} %\n",
             c.reference.perplexity(),
             c.kl_divergence,
+            c.kl_max,
             100.0 * c.same_top_token
         ));
     }

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use crate::build::Quality;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
+use mlcc_abi::section;
 use mlcc_runtime::Artifact;
 use serde_json::{Value, json};
 
@@ -31,8 +33,13 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     if args.hashes {
         artifact.verify(u64::MAX)?;
     }
-    let metadata: Value =
-        artifact.metadata().and_then(|m| serde_json::from_str(m).ok()).unwrap_or(Value::Null);
+    let json_of = |text: Option<&str>| text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or(Value::Null);
+    let mut metadata: Value = json_of(artifact.metadata());
+    let report: Value =
+        json_of(artifact.section(section::REPORT).and_then(|bytes| std::str::from_utf8(bytes).ok()));
+    if let Some(object) = metadata.as_object_mut().filter(|_| !report.is_null()) {
+        object.insert("report".into(), report);
+    }
     if args.metadata {
         return print_json(&metadata);
     }
@@ -92,6 +99,11 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
         ["scratch".into(), size("/memory/arena_bytes")],
         ["tokenizer".into(), format!("{}, {} tokens", get("/tokenizer/kind"), get("/tokenizer/tokens"))],
     ];
+    let quality = metadata.get("report").and_then(|r| serde_json::from_value::<Quality>(r.clone()).ok());
+    if let Some(quality) = quality {
+        rows.push(["quality".into(), quality.text()]);
+        rows.push(["reference".into(), quality.reference.clone()]);
+    }
     if let Some(file) = artifact.weights_file() {
         rows.push(["weights file".into(), file.display().to_string()]);
     }

@@ -47,6 +47,11 @@ impl PendingFile {
         &self.path
     }
 
+    /// Where the bytes are until `commit`.
+    pub fn temporary(&self) -> &Path {
+        &self.temporary
+    }
+
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -84,6 +89,22 @@ impl PendingFile {
             out.write_all(bytes)?;
             out.seek(SeekFrom::Start(end)).map(|_| ())
         })
+    }
+
+    /// Everything written so far can be read from the file.
+    pub fn flush(&mut self) -> Result<(), ArtifactError> {
+        self.run("write", |out| out.flush())
+    }
+
+    /// Forgets what was written behind `end`.
+    pub fn truncate(&mut self, end: u64) -> Result<(), ArtifactError> {
+        self.run("write", |out| {
+            out.flush()?;
+            out.get_ref().set_len(end)?;
+            out.seek(SeekFrom::Start(end)).map(|_| ())
+        })?;
+        self.at = end;
+        Ok(())
     }
 
     /// Flushes to disk. Late errors (a full disk found at write-back) come here.

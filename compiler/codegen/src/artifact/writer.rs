@@ -52,6 +52,8 @@ pub struct ArtifactWriter {
     code_hash: u128,
     written: Vec<Written>,
     open: Open,
+    /// After a preview: where the next section goes.
+    resume: Option<u64>,
 }
 
 impl ArtifactWriter {
@@ -82,7 +84,8 @@ impl ArtifactWriter {
                 Some(SplitFile::create(&beside, &tensors, bytes)?)
             }
         };
-        Ok(Self { out, split, linked, code_hash: hash.digest128(), written: Vec::new(), open: Open::None })
+        let (code_hash, written) = (hash.digest128(), Vec::new());
+        Ok(Self { out, split, linked, code_hash, written, open: Open::None, resume: None })
     }
 
     /// Begins a payload section; its name begins with [`section::PREFIX`].
@@ -95,6 +98,7 @@ impl ArtifactWriter {
         if !name.starts_with(section::PREFIX) || !plain || !free {
             return Err(ArtifactError::Misuse(format!("bad or repeated section name `{name}`")));
         }
+        self.end_preview()?;
         self.open = match &mut self.split {
             Some(split) if name == section::WEIGHTS => {
                 split.begin()?;
@@ -139,11 +143,35 @@ impl ArtifactWriter {
         self.end_section()
     }
 
+    /// Completes the file under its temporary name, which is returned: it can be loaded and measured before it gets its
+    /// final name. Whoever has it mapped must let go of it before the writer goes on. Not for split weights, which
+    /// have no name yet.
+    pub fn preview(&mut self) -> Result<PathBuf, ArtifactError> {
+        if !matches!(self.open, Open::None) || self.split.is_some() {
+            return Err(ArtifactError::Misuse("preview inside a section, or of split weights".into()));
+        }
+        self.end_preview()?;
+        self.resume = Some(self.out.at());
+        let hashes = self.hashes("");
+        self.section_unchecked(section::HASHES, hashes.as_bytes())?;
+        self.section_table()?;
+        self.out.flush()?;
+        Ok(self.out.temporary().to_path_buf())
+    }
+
+    /// Takes hashes and section table of a preview off again.
+    fn end_preview(&mut self) -> Result<(), ArtifactError> {
+        let Some(end) = self.resume.take() else { return Ok(()) };
+        self.written.pop();
+        self.out.truncate(end)
+    }
+
     /// Writes the hashes and the section table and gives the file its final name.
     pub fn finish(mut self) -> Result<Summary, ArtifactError> {
         if !matches!(self.open, Open::None) {
             return Err(ArtifactError::Misuse("finish inside a section".into()));
         }
+        self.end_preview()?;
         // The artifact is complete on disk before the weights take their name, so that a full disk leaves neither.
         let split_line = match self.split.take() {
             Some(split) => {
@@ -188,8 +216,8 @@ impl ArtifactWriter {
     /// Writes the names and headers of the linker's sections and of ours, and points the ELF header at them. (The
     /// linker's own table stays where it was, unused.)
     fn section_table(&mut self) -> Result<(), ArtifactError> {
-        let linked = std::mem::take(&mut self.linked);
-        let elf = Elf::parse(&linked).map_err(|e| ArtifactError::Misuse(e.to_string()))?;
+        let linked = &self.linked;
+        let elf = Elf::parse(linked).map_err(|e| ArtifactError::Misuse(e.to_string()))?;
         let mut names = elf.section_names().to_vec();
         let mut headers = elf.section_headers().to_vec();
         let names_index = usize::from(u16::from_le_bytes([linked[62], linked[63]]));

@@ -31,6 +31,12 @@ pub fn text(report: &BuildReport) -> String {
         report.phases.iter().map(|p| format!("{} {:.2} s", p.name, p.seconds)).collect();
     let total: f64 = report.phases.iter().map(|p| p.seconds).sum();
     let _ = writeln!(out, "time: {}, total {total:.2} s", phases.join(", "));
+    match (&report.quality, &report.quality_skipped) {
+        (Some(quality), _) => writeln!(out, "quality: {}", quality.text()),
+        (None, Some(why)) => writeln!(out, "quality: not measured, {why}"),
+        (None, None) => Ok(()),
+    }
+    .unwrap_or_default();
     if report.artifact.is_some() {
         let _ = writeln!(
             out,

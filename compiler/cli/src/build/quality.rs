@@ -1,0 +1,303 @@
+//! `--report`: the finished artifact on a text, against the same model in f32 arithmetic, before it gets its name.
+//!
+//! The reference is a second build for this machine, in a format that holds the checkpoint's values exactly (f16 or bf16
+//! weights stay in their type). It is a file beside the artifact, mapped like any artifact and removed afterwards: it
+//! costs disk and page cache, not memory of its own.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_abi::section;
+use mlcc_codegen::artifact::ArtifactWriter;
+use mlcc_engine::TokenId;
+use mlcc_engine::eval::{self, Protocol, WindowModel, Windows};
+use mlcc_models::StoredType;
+use mlcc_models::resolve::Weights;
+use mlcc_passes::plan_memory::MemoryPlan;
+use mlcc_passes::scheme::QuantScheme;
+use mlcc_runtime::{LoadOptions, Model, Session};
+use mlcc_target::Target;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{BuildError, BuildOptions, BuildReport, Event, Hooks, ReportMode, ReportOptions, Source};
+use crate::layers::bisect::runs_here;
+use crate::ui;
+
+/// Tokens of one window.
+const WINDOW: usize = 256;
+/// Without being asked, no reference larger than this is written.
+const LARGEST_REFERENCE: u64 = 4 << 30;
+
+/// How well an artifact predicts a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Quality {
+    pub perplexity: f64,
+    pub reference_perplexity: f64,
+    /// Of KL(reference || artifact) over all scored positions, in nats.
+    pub kl_mean: f64,
+    pub kl_max: f64,
+    /// Share of positions where both find the same token likeliest, 0 to 1.
+    pub same_top_token: f64,
+    /// Scored tokens, and tokens of a window.
+    pub tokens: usize,
+    pub window: usize,
+    /// What the reference is.
+    pub reference: String,
+    /// CPU level or device that ran the artifact.
+    pub executor: String,
+    /// Hash of the text.
+    pub text_xxh3_128: String,
+}
+
+impl Quality {
+    /// One line for people.
+    pub fn text(&self) -> String {
+        format!(
+            "perplexity {:.3} (f32 {:.3}), KL mean {:.6}, max {:.4}, same top token {:.2} %, over {} tokens",
+            self.perplexity,
+            self.reference_perplexity,
+            self.kl_mean,
+            self.kl_max,
+            100.0 * self.same_top_token,
+            self.tokens
+        )
+    }
+}
+
+/// Whether and how to measure.
+pub(super) enum Plan {
+    No,
+    /// There is a text, but something else is missing.
+    Skip(String),
+    Measure(Measurement),
+}
+
+pub(super) struct Measurement {
+    text: PathBuf,
+    reference: QuantScheme,
+    /// The artifact is its own reference.
+    same: bool,
+    /// Tokens of one window, within the context of the model.
+    window: usize,
+}
+
+/// Looks at what is at hand.
+pub(super) fn plan(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    memory: &MemoryPlan,
+) -> Result<Plan, BuildError> {
+    let ReportOptions { mode, text, max_kl, .. } = &options.report;
+    let asked = *mode == ReportMode::On || max_kl.is_some();
+    if *mode == ReportMode::Off && !asked {
+        return Ok(Plan::No);
+    }
+    let Some(text) = text.as_ref().or(source.model.files.eval_text.as_ref()) else {
+        let what = "there is no text: name one with --eval-text, or put it beside the model as eval.txt";
+        return if asked { Err(BuildError::Report(what.into())) } else { Ok(Plan::No) };
+    };
+    let reference = exact_scheme(source);
+    let bytes = reference_bytes(source, reference);
+    let missing = match () {
+        () if matches!(source.model.weights, Weights::Random { .. }) && !asked => {
+            "the weights are random".into()
+        }
+        () if source.tokenizer.is_none() => "the model has no tokenizer".into(),
+        () if !runs_here(target) => format!("code for {} does not run here", target.name),
+        () if options.split_weights => "weights in a file of their own cannot be measured".into(),
+        () if bytes > LARGEST_REFERENCE && !asked => {
+            let (size, needed) = (ui::bytes(bytes), ui::bytes(memory.weights_bytes));
+            format!(
+                "the reference would take {size} of disk beside the {needed} of the artifact; --report measures anyway"
+            )
+        }
+        () => {
+            let same = options.quant == reference && options.policy.rules.is_empty();
+            let limit = source.context_limit(options).unwrap_or(u64::MAX);
+            let window = WINDOW.min(usize::try_from(limit).unwrap_or(WINDOW));
+            return Ok(Plan::Measure(Measurement { text: text.clone(), reference, same, window }));
+        }
+    };
+    if asked { Err(BuildError::Report(missing)) } else { Ok(Plan::Skip(missing)) }
+}
+
+/// The plain format that holds every value of the checkpoint.
+fn exact_scheme(source: &Source) -> QuantScheme {
+    let types: Vec<StoredType> = source.checkpoint.tensors().iter().map(|t| t.dtype).collect();
+    let name = match () {
+        () if types.iter().all(|&t| t == StoredType::F16) => "f16",
+        () if types.iter().all(|&t| t == StoredType::BF16) => "bf16",
+        () => "f32",
+    };
+    QuantScheme::find(name).map(|(scheme, _)| scheme).unwrap_or_default()
+}
+
+fn reference_bytes(source: &Source, scheme: QuantScheme) -> u64 {
+    let tensors = source.model.config.architecture.tensors();
+    let elements: u64 =
+        tensors.iter().map(|(_, shape)| shape.iter().map(|&d| d as u64).product::<u64>()).sum();
+    elements * scheme.linear.bytes().unwrap_or(4) as u64
+}
+
+/// A file that goes away with this value.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Measurement {
+    /// Measures what the writer has so far, holds it against `--max-kl` and adds the result as a section.
+    pub fn run(
+        &self,
+        writer: &mut ArtifactWriter,
+        output: &Path,
+        source: &Source,
+        options: &BuildOptions,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Quality, BuildError> {
+        let text = std::fs::read(&self.text).map_err(|e| BuildError::Io {
+            action: "read",
+            path: self.text.clone(),
+            source: e,
+        })?;
+        let tokens = tokens(source, &text, options.report.tokens)?;
+        let reference = match self.same {
+            true => None,
+            false => Some(self.build_reference(output, options, hooks)?),
+        };
+        let path = writer.preview()?;
+        let mut quality = self.measure(&path, reference.as_ref().map(|r| r.0.as_path()), &tokens, hooks)?;
+        quality.text_xxh3_128 = format!("{:032x}", xxh3_128(&text));
+        if let Some(permitted) = options.report.max_kl
+            && !(quality.kl_mean <= permitted)
+        {
+            return Err(BuildError::Quality { found: quality.kl_mean, permitted });
+        }
+        let json = serde_json::to_vec(&quality).map_err(|e| BuildError::Report(e.to_string()))?;
+        writer.section(section::REPORT, &json)?;
+        Ok(quality)
+    }
+
+    fn build_reference(
+        &self,
+        output: &Path,
+        options: &BuildOptions,
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Removed, BuildError> {
+        let name = output.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let path = output.with_file_name(format!(".{name}.{}.reference", std::process::id()));
+        let reference = BuildOptions {
+            request: options.request.clone(),
+            tokenizer: options.tokenizer.clone(),
+            context: options.context,
+            quant: self.reference,
+            quant_name: self.reference.name.into(),
+            output: Some(path.clone()),
+            ..BuildOptions::new(&options.request.model)
+        };
+        let guard = Removed(path);
+        let mut quiet = Hooks { event: &mut |_| {}, cancel: hooks.cancel };
+        let _: BuildReport = super::build(&reference, &mut quiet)?;
+        Ok(guard)
+    }
+
+    fn measure(
+        &self,
+        artifact: &Path,
+        reference: Option<&Path>,
+        tokens: &[TokenId],
+        hooks: &mut Hooks<'_>,
+    ) -> Result<Quality, BuildError> {
+        let failed = |e: &dyn std::fmt::Display| BuildError::Report(e.to_string());
+        let load = |path: &Path| Model::load(path, &LoadOptions::default()).map_err(|e| failed(&e));
+        let model = load(artifact)?;
+        let window = self.window.min(tokens.len());
+        let protocol = Protocol { context: window, stride: window };
+        let windows = Windows::new(tokens, protocol, model.vocab()).map_err(|e| failed(&e))?;
+        let total = windows.count();
+        let cancel = hooks.cancel;
+        let session = |model: &Model| -> Result<_, BuildError> {
+            Ok(Cancellable { session: model.session().map_err(|e| failed(&e))?, cancel })
+        };
+        let event = &mut hooks.event;
+        let progress = |p: &eval::Perplexity| {
+            event(Event::Report { done: p.windows, total, perplexity: p.perplexity() });
+        };
+        let mut this = session(&model)?;
+        let executor = model.executor().to_string();
+        let result = match reference {
+            None => eval::perplexity(&windows, &mut this, progress).map(|p| (p, None)),
+            Some(path) => {
+                let other = load(path)?;
+                let mut other = session(&other)?;
+                eval::compare(&windows, &mut other, &mut this, progress).map(|c| (c.this, Some(c)))
+            }
+        };
+        if cancel.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(BuildError::Interrupted);
+        }
+        let (own, comparison) = result.map_err(|e| failed(&e))?;
+        let reference = match &comparison {
+            None => "the artifact itself: its format holds the checkpoint exactly".into(),
+            Some(_) => {
+                format!("f32 arithmetic on the checkpoint's values, stored as {}", self.reference.name)
+            }
+        };
+        let of = |f: fn(&eval::Comparison) -> f64, itself: f64| comparison.as_ref().map_or(itself, f);
+        Ok(Quality {
+            perplexity: own.perplexity(),
+            reference_perplexity: of(|c| c.reference.perplexity(), own.perplexity()),
+            kl_mean: of(|c| c.kl_divergence, 0.0),
+            kl_max: of(|c| c.kl_max, 0.0),
+            same_top_token: of(|c| c.same_top_token, 1.0),
+            tokens: own.tokens_scored,
+            window,
+            reference,
+            executor,
+            text_xxh3_128: String::new(),
+        })
+    }
+}
+
+/// The first tokens of the text.
+fn tokens(source: &Source, text: &[u8], most: usize) -> Result<Vec<TokenId>, BuildError> {
+    // No token of any vocabulary stands for more text than this on average; whole texts may be large.
+    const BYTES_PER_TOKEN: usize = 32;
+    let tokenizer = source.tokenizer.as_ref().map(|t| &t.tokenizer);
+    let tokenizer = tokenizer.ok_or_else(|| BuildError::Report("the model has no tokenizer".into()))?;
+    let head = &text[..text.len().min(most.saturating_mul(BYTES_PER_TOKEN))];
+    let head = match std::str::from_utf8(head) {
+        Ok(head) => head,
+        // Cut inside of a character.
+        Err(e) if e.error_len().is_none() => {
+            std::str::from_utf8(&head[..e.valid_up_to()]).unwrap_or_default()
+        }
+        Err(e) => {
+            return Err(BuildError::Report(format!("the text is not UTF-8 (byte {})", e.valid_up_to())));
+        }
+    };
+    let mut tokens = tokenizer.encode(head)?;
+    tokens.truncate(most);
+    Ok(tokens)
+}
+
+/// A session that fails once the build was cancelled.
+struct Cancellable<'a> {
+    session: Session,
+    cancel: &'a std::sync::atomic::AtomicBool,
+}
+
+impl WindowModel for Cancellable<'_> {
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
+        if self.cancel.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err("interrupted".into());
+        }
+        Ok(WindowModel::window_logits(&mut self.session, tokens)?)
+    }
+}
