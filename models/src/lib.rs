@@ -27,6 +27,7 @@ pub mod golden;
 pub mod gpt2;
 pub mod gpt_neox;
 pub mod gptj;
+pub mod granite;
 pub mod infer;
 pub mod internlm2;
 pub mod layers;

@@ -14,6 +14,7 @@ use crate::gpt_neox::GptNeoxConfig;
 use crate::gpt2::Gpt2Config;
 use crate::gptj::GptJConfig;
 use crate::internlm2::InternLm2Config;
+use crate::granite::GraniteConfig;
 use crate::llama::LlamaConfig;
 use crate::mixtral::MixtralConfig;
 use crate::mpt::MptConfig;
@@ -115,6 +116,9 @@ pub const REGISTRY: &[Entry] = &[
     }),
     entry("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
         InternLm2Config::from_fields(f).map(Architecture::new)
+    }),
+    entry("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
+        GraniteConfig::from_fields(f).map(Architecture::new)
     }),
 ];
 

@@ -207,6 +207,7 @@ cases! {
 #[test]
 fn chatglm() {
     check("chatglm-6b-tiny", Feeding::WholePrompts, usize::MAX, 32);
+    granite: "granite",
 }
 
 #[test]

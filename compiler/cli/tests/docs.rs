@@ -174,10 +174,32 @@ fn passes() -> String {
     table(&["pass", "what it does", "can be switched off"], rows)
 }
 
+/// Rust code of a file of the project: without its header, or between the lines `// docs: begin` and `// docs: end`.
+fn rust(file: &str) -> String {
+    let path = docs().join("..").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let marked = text.split_once("// docs: begin\n").and_then(|(_, rest)| rest.split_once("// docs: end"));
+    let code: String = match marked {
+        Some((code, _)) => code.into(),
+        None => text.lines().skip_while(|l| l.starts_with("//!")).map(|l| format!("{l}\n")).collect(),
+    };
+    format!("```rust\n{}\n```\n", code.trim())
+}
+
+fn granite() -> String {
+    rust("models/src/granite.rs")
+}
+
+fn gated_square() -> String {
+    rust("compiler/codegen/tests/handwritten_kernel.rs")
+}
+
 /// Page, table and what writes it.
 type Table = (&'static str, &'static str, fn() -> String);
 
-const TABLES: [Table; 6] = [
+const TABLES: [Table; 8] = [
+    ("add-a-model.md", "granite", granite),
+    ("add-a-kernel.md", "gated_square", gated_square),
     ("cli.md", "flags", flags),
     ("quantization.md", "formats", quants),
     ("build.md", "targets", targets),

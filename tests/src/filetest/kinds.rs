@@ -34,6 +34,16 @@ pub fn run(test: &FileTest) -> Result<String, String> {
         Kind::Parse | Kind::Verify => unreachable!("handled above"),
         Kind::Pass(names) => passes(module, names, &Options::parse(test)?),
         Kind::Lower(target) => lower(module, target, &Options::parse(test)?),
+        #[cfg(feature = "llvm")]
+        Kind::Codegen(target) => {
+            let options = Options::parse(test)?;
+            let compiled = compile(module, target, None, &options)?;
+            compiled
+                .and_then(|(p, _)| super::codegen::find(test, &p, target))
+                .or_else(|e| Ok(format!("error: {e}\n")))
+        }
+        #[cfg(not(feature = "llvm"))]
+        Kind::Codegen(_) => Err("built without the feature `llvm19`".into()),
         Kind::Interp => interp(test, &module),
         Kind::InterpKernel => interp_kernel(test, &module),
     }
@@ -130,6 +140,23 @@ fn passes(module: Module, names: &[String], options: &Options) -> Result<String,
 
 /// The kernels of the module for a target, after all passes up to `lower`.
 fn lower(module: Module, target: &str, options: &Options) -> Result<String, String> {
+    let (program, ctx) = match compile(module, target, Some("lower"), options)? {
+        Ok(compiled) => compiled,
+        Err(error) => return Ok(format!("error: {error}\n")),
+    };
+    let kernels = program.levels.iter().flat_map(|level| &level.lowered.kernels);
+    let mut out = kernels.map(print_kernel).collect::<Vec<_>>().join("\n");
+    options.notes(&ctx, &mut out);
+    Ok(out)
+}
+
+/// The passes up to `stop_after`, or all of them. The inner error is the program's, which a test may expect.
+fn compile(
+    module: Module,
+    target: &str,
+    stop_after: Option<&str>,
+    options: &Options,
+) -> Result<Result<(Program, Context), String>, String> {
     let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
     let levels: Vec<(String, KernelTarget)> = target
         .levels
@@ -140,17 +167,12 @@ fn lower(module: Module, target: &str, options: &Options) -> Result<String, Stri
     let mut ctx = options.context(levels);
     let control = Control {
         disabled: options.disabled.clone(),
-        stop_after: Some("lower".into()),
+        stop_after: stop_after.map(String::from),
         verify: true,
         after: None,
     };
-    if let Err(error) = run_pipeline(&mut program, &mut ctx, control) {
-        return Ok(format!("error: {error}\n"));
-    }
-    let kernels = program.levels.iter().flat_map(|level| &level.lowered.kernels);
-    let mut out = kernels.map(print_kernel).collect::<Vec<_>>().join("\n");
-    options.notes(&ctx, &mut out);
-    Ok(out)
+    let result = run_pipeline(&mut program, &mut ctx, control).map_err(|e| e.to_string());
+    Ok(result.map(|()| (program, ctx)))
 }
 
 fn calls(test: &FileTest) -> Result<Vec<Call>, String> {

@@ -9,10 +9,12 @@
 //! ```
 //!
 //! Kinds: `parse` (the text printed again; `canonical` if it is the same), `verify`, `pass NAME[, NAME]` (the module after
-//! these passes, which must verify and mean the same as before), `lower TARGET` (the kernels), `interp` and
-//! `interp-kernel` (results of `run` lines). `option` lines are explained at `kinds::Options`. An error stands as `error: ...`. With `MLCC_BLESS=1` the expectation is
+//! these passes, which must verify and mean the same as before), `lower TARGET` (the kernels), `codegen TARGET` (whether
+//! lines of the assembly hold the words of `find` lines), `interp` and `interp-kernel` (results of `run` lines). `option` lines are explained at `kinds::Options`. An error stands as `error: ...`. With `MLCC_BLESS=1` the expectation is
 //! written instead of compared.
 
+#[cfg(feature = "llvm")]
+mod codegen;
 mod kinds;
 mod run;
 
@@ -25,6 +27,7 @@ pub enum Kind {
     Verify,
     Pass(Vec<String>),
     Lower(String),
+    Codegen(String),
     Interp,
     InterpKernel,
 }
@@ -42,8 +45,10 @@ impl Kind {
                 Ok(Kind::Pass(names.split(',').map(|n| n.trim().to_string()).collect()))
             }
             ("lower", target) if !target.is_empty() => Ok(Kind::Lower(target.into())),
+            ("codegen", target) if !target.is_empty() => Ok(Kind::Codegen(target.into())),
             _ => Err(format!(
-                "unknown kind `{text}`: expected parse, verify, pass NAME, lower TARGET, interp or interp-kernel"
+                "unknown kind `{text}`: expected parse, verify, pass NAME, lower TARGET, codegen TARGET, interp or \
+                 interp-kernel"
             )),
         }
     }

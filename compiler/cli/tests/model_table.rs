@@ -1,0 +1,210 @@
+//! docs/model-table.md: every reference case in every weight format for every kind of target, with the error that was
+//! found. It is made by running the cases:
+//!
+//! ```text
+//! MLCC_MODEL_TABLE=all cargo test -p mlcc --test model_table          # all cases that are there
+//! MLCC_MODEL_TABLE=granite,opt cargo test -p mlcc --test model_table  # these rows anew
+//! ```
+//!
+//! Without the variable the test looks at the page only: the cases of the project are in it, and nothing failed.
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use mlcc::build::{Backend, BuildOptions, Source};
+use mlcc::layers::bisect::check;
+use mlcc::layers::{LOGITS, calls};
+use mlcc::replay::{replay, tolerance};
+use mlcc_models::golden::Golden;
+use mlcc_runtime::{LoadOptions, Model};
+
+const FORMATS: [&str; 5] = ["f32", "f16", "q8f16_1", "q4f16_1", "q4i8"];
+const HEAD: [&str; 6] =
+    ["case", "family", "format", "cpu, LLVM", "cpu, Cranelift", "cuda (sm_80), interpreted"];
+const BEGIN: &str = "<!-- generated: model-table -->\n";
+const END: &str = "<!-- end -->";
+
+/// Tokens that kernels for a GPU are interpreted on: a prefill and a decode.
+const GPU_TOKENS: usize = 4;
+/// Tokens that quantized models are compared on.
+const TOKENS: usize = 12;
+
+fn page() -> PathBuf {
+    cases::workspace().join("docs/model-table.md")
+}
+
+/// Reference cases: those of the project, and those in a shared folder beside it.
+fn folders() -> BTreeMap<String, PathBuf> {
+    let shared = std::env::var_os("MLCC_SHARED").map_or(cases::workspace().join("../shared"), PathBuf::from);
+    let mut found = BTreeMap::new();
+    for place in [shared.join("goldens"), cases::workspace().join("tests/goldens")] {
+        let Ok(entries) = std::fs::read_dir(&place) else { continue };
+        for folder in entries.map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").exists()) {
+            let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+            found.insert(name, folder);
+        }
+    }
+    found
+}
+
+/// Columns of the rows by case and format.
+type Rows = BTreeMap<(String, String), Vec<String>>;
+
+fn read_rows(text: &str) -> Rows {
+    let from = text.find(BEGIN).expect("the page has a table") + BEGIN.len();
+    let table = &text[from..from + text[from..].find(END).expect("the table has an end")];
+    let cells =
+        |line: &str| line.trim_matches('|').split('|').map(|c| c.trim().to_string()).collect::<Vec<_>>();
+    let rows = table.lines().filter(|l| l.starts_with("| ")).map(cells);
+    rows.skip(1).map(|row| ((row[0].clone(), row[2].clone()), row)).collect()
+}
+
+fn write_rows(text: &str, rows: &Rows) -> String {
+    let from = text.find(BEGIN).expect("the page has a table") + BEGIN.len();
+    let to = from + text[from..].find(END).expect("the table has an end");
+    let mut table = format!("\n| {} |\n|{}\n", HEAD.join(" | "), " --- |".repeat(HEAD.len()));
+    let place = |format: &str| FORMATS.iter().position(|f| *f == format);
+    let mut rows: Vec<&Vec<String>> = rows.values().collect();
+    rows.sort_by_key(|row| (row[0].clone(), place(&row[2])));
+    rows.iter().for_each(|row| table.push_str(&format!("| {} |\n", row.join(" | "))));
+    format!("{}{table}\n{}", &text[..from], &text[to..])
+}
+
+/// `pass 1.2e-7` or `FAIL ...`.
+fn cell(outcome: Result<(bool, f64), String>) -> String {
+    match outcome {
+        Ok((true, error)) => format!("pass {error:.1e}"),
+        Ok((false, error)) => format!("FAIL {error:.1e}"),
+        Err(message) => {
+            let first = message.lines().next().unwrap_or_default().replace('|', "/");
+            format!("FAIL {}", first.chars().take(120).collect::<String>())
+        }
+    }
+}
+
+fn options(folder: &Path, format: &str) -> BuildOptions {
+    let mut options = BuildOptions::new(folder.to_str().unwrap());
+    options.quant = cases::scheme(format);
+    options.quant_name = format.into();
+    options.chunk = cases::CHUNK;
+    options
+}
+
+/// Plain formats: the reference's logits and greedy tokens, through the runtime.
+fn against_golden(folder: &Path, options: &BuildOptions) -> Result<(bool, f64), String> {
+    let place = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let golden = Golden::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
+    let output = place.path().join("model.so");
+    let options = BuildOptions { output: Some(output.clone()), ..options.clone() };
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    let mut hooks = mlcc::build::Hooks { event: &mut |_| {}, cancel: &cancel };
+    mlcc::build::build(&options, &mut hooks).map_err(|e| e.to_string())?;
+    let model = Model::load(&output, &LoadOptions::default()).map_err(|e| e.to_string())?;
+    let mut session = model.session().map_err(|e| e.to_string())?;
+    let scheme = options.quant.name;
+    let outcome = replay(&mut session, &golden, scheme, tolerance(scheme)).map_err(|e| e.to_string())?;
+    Ok((outcome.ok, outcome.worst_relative_error))
+}
+
+/// Every layer against the interpreter on the same stored weights; the error is that of the logits.
+fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<(bool, f64), String> {
+    let options = BuildOptions { debug_taps: true, ..options.clone() };
+    let target = mlcc_target::resolve(&options.target).map_err(|e| e.to_string())?;
+    let source = Source::open(&options).map_err(|e| e.to_string())?;
+    let golden = Golden::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
+    let longest = golden.prompts.iter().map(cases::ids).max_by_key(Vec::len).unwrap_or_default();
+    let tokens = &longest[..longest.len().min(count)];
+    let place = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let calls = calls(tokens, options.chunk as usize);
+    let outcome =
+        check(&source, &target, &options, &calls, place.path(), false).map_err(|e| e.to_string())?;
+    if let Some(diagnosis) = &outcome.diagnosis {
+        return Err(diagnosis.text());
+    }
+    let layers = outcome.layers.as_ref().ok_or("nothing was compared")?;
+    let logits = layers.rows.iter().filter(|r| r.name == LOGITS);
+    let error = logits.flat_map(|r| [r.prefill, r.decode]).flatten().fold(0.0, f64::max);
+    Ok((outcome.ok(), error))
+}
+
+/// The rows of a case.
+fn run(name: &str, folder: &Path, rows: &mut Rows) {
+    let family = match Source::open(&options(folder, "f32")) {
+        Ok(source) => source.model.config.model_type.clone(),
+        Err(e) => {
+            println!("{name}: left out: {e}");
+            return;
+        }
+    };
+    for format in FORMATS {
+        let mut row = vec![name.to_string(), family.clone(), format.to_string()];
+        for backend in [Backend::Llvm, Backend::Cranelift] {
+            let options = BuildOptions { backend, ..options(folder, format) };
+            row.push(match (backend.is_built_in(), options.quant.linear.is_packed()) {
+                (false, _) => "-".into(),
+                (true, false) => cell(against_golden(folder, &options)),
+                (true, true) => cell(against_graph(folder, &options, TOKENS)),
+            });
+        }
+        let gpu = BuildOptions { target: "sm_80".into(), ..options(folder, format) };
+        row.push(cell(against_graph(folder, &gpu, GPU_TOKENS)));
+        println!("{}", row.join(" | "));
+        rows.insert((name.to_string(), format.to_string()), row);
+    }
+}
+
+#[test]
+fn the_table_is_that_of_a_run() {
+    let text = std::fs::read_to_string(page()).unwrap();
+    let mut rows = read_rows(&text);
+    if let Ok(wanted) = std::env::var("MLCC_MODEL_TABLE") {
+        let all = wanted == "all";
+        let folders = folders();
+        if all {
+            rows.clear();
+        }
+        for (name, folder) in folders.iter().filter(|(name, _)| all || wanted.split(',').any(|w| w == *name))
+        {
+            rows.retain(|(case, _), _| case != name);
+            run(name, folder, &mut rows);
+        }
+        std::fs::write(page(), write_rows(&text, &rows)).unwrap();
+    }
+    let failed: Vec<String> = rows
+        .values()
+        .flat_map(|row| {
+            row[3..].iter().filter(|c| c.starts_with("FAIL")).map(|c| format!("{}: {c}", row[..3].join(" ")))
+        })
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    let own = cases::workspace().join("tests/goldens");
+    for folder in std::fs::read_dir(own).unwrap().map(|e| e.unwrap().path()) {
+        if !folder.join("golden.json").exists() {
+            continue;
+        }
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        for format in FORMATS {
+            assert!(
+                rows.contains_key(&(name.clone(), format.to_string())),
+                "docs/model-table.md has no row of {name} in {format}; run MLCC_MODEL_TABLE={name} cargo test -p mlcc \
+                 --test model_table"
+            );
+        }
+    }
+}
+
+#[test]
+fn rows_survive_writing_and_reading() {
+    let text = format!("# Page\n{BEGIN}\n{END}\nrest\n");
+    let row = |case: &str, format: &str| {
+        let cells = [case, "rwkv", format, "pass 1.0e-7", "-", "FAIL why"].map(String::from).to_vec();
+        ((case.to_string(), format.to_string()), cells)
+    };
+    let rows: Rows = [row("b", "f32"), row("a", "q4i8"), row("a", "f32")].into();
+    let written = write_rows(&text, &rows);
+    assert_eq!(read_rows(&written), rows);
+    assert!(written.find("| a | rwkv | f32").unwrap() < written.find("| a | rwkv | q4i8").unwrap());
+    assert!(written.ends_with(&format!("{END}\nrest\n")));
+}

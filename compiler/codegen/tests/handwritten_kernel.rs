@@ -1,0 +1,140 @@
+//! The worked example of docs/add-a-kernel.md: a kernel written by hand, held against the meaning of its ops in the
+//! kernel interpreter and as machine code.
+#![cfg(any(feature = "llvm", feature = "cranelift"))]
+
+// docs: begin
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::kernel::{Access, BufId, ExprId, Kernel, Ty};
+use mlcc_ir::types::DType;
+
+/// `out = gate * max(x, 0)^2` for matrices `f32[n, width]`: rows are shared among the workers, `lanes` columns at a time.
+fn gated_square(width: i64, lanes: u32) -> Kernel {
+    let mut kb = KernelBuilder::new("gated_square");
+    let elements = Dim::sym(Sym::N).scale(width);
+    let x = kb.param("x", DType::F32, elements.clone(), Access::In, 64);
+    let gate = kb.param("gate", DType::F32, elements.clone(), Access::In, 64);
+    let out = kb.param("out", DType::F32, elements, Access::Out, 64);
+    let buffers = [x, gate, out];
+    let rows = kb.sym(Sym::N);
+    kb.par("row", rows, |kb, row| {
+        let row = kb.mul_int(row, width);
+        let vectors = kb.int(width / i64::from(lanes));
+        kb.serial("vector", vectors, |kb, vector| {
+            let column = kb.mul_int(vector, i64::from(lanes));
+            let at = kb.add(row, column);
+            columns(kb, buffers, at, lanes);
+        });
+        // Columns that fill no vector, one by one.
+        let rest = width % i64::from(lanes);
+        let count = kb.int(rest);
+        kb.serial("column", count, |kb, column| {
+            let column = kb.add_int(column, width - rest);
+            let at = kb.add(row, column);
+            columns(kb, buffers, at, 1);
+        });
+    });
+    kb.finish()
+}
+
+/// `lanes` elements from `at` on.
+fn columns(kb: &mut KernelBuilder, [x, gate, out]: [BufId; 3], at: ExprId, lanes: u32) {
+    let zero = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+    let x = kb.load_vec(x, at, lanes);
+    let positive = kb.max(x, zero);
+    let square = kb.mul(positive, positive);
+    let gate = kb.load_vec(gate, at, lanes);
+    let value = kb.mul(gate, square);
+    kb.store_vec(out, at, value);
+}
+// docs: end
+
+use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_interp::compare::{Tolerance, compare};
+use mlcc_interp::equivalence::random_inputs;
+use mlcc_interp::graph::{Interpreter, States, Tensor};
+use mlcc_interp::kernel::{Buffer, Options, run_with};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::graph::FunctionKind;
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::Module;
+use mlcc_ir::types::TensorType;
+use mlcc_ir::verify::verify_kernel;
+use mlcc_target::{Arch, Level};
+
+const WIDTH: i64 = 100;
+
+/// The ops that the kernel stands for.
+fn ops() -> Module {
+    let ty = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(WIDTH)]);
+    let mut b = GraphBuilder::new("ops");
+    b.function("ops", FunctionKind::Group, &[ty.clone(), ty], |b, inputs| {
+        let positive = b.relu(inputs[0]);
+        let square = b.square(positive);
+        vec![b.mul(inputs[1], square)]
+    });
+    b.finish().unwrap()
+}
+
+/// Random inputs for `n` rows, and what the ops make of them.
+fn reference(n: i64) -> (Vec<Tensor>, Vec<f32>) {
+    let (module, sizes) = (ops(), SymValues::tokens(n));
+    let (_, f) = module.function("ops").unwrap();
+    let inputs = random_inputs(f, &sizes, 7);
+    let interpreter = Interpreter::new(&module, |_| unreachable!("there are no weights"));
+    let mut states = States::new(&module).unwrap();
+    let outputs = interpreter.run_named("ops", &inputs, &mut states, sizes).unwrap();
+    (inputs, outputs[0].to_f32())
+}
+
+fn buffers(inputs: &[Tensor], n: i64) -> Vec<Buffer> {
+    let mut buffers: Vec<Buffer> = inputs.iter().map(|t| Buffer::from_f32(&t.to_f32())).collect();
+    buffers.push(Buffer::zeros(DType::F32, (n * WIDTH) as usize));
+    buffers
+}
+
+#[test]
+fn the_kernel_means_its_ops() {
+    for n in [1, 7] {
+        let (inputs, expected) = reference(n);
+        for lanes in [1, 8, 16] {
+            let kernel = gated_square(WIDTH, lanes);
+            verify_kernel(&kernel).unwrap();
+            for workers in [1, 3] {
+                let mut buffers = buffers(&inputs, n);
+                // Also finds reads of unwritten memory, accesses out of bounds and races.
+                run_with(&kernel, &mut buffers, &SymValues::tokens(n), &Options::workers(workers)).unwrap();
+                compare(buffers[2].to_f32(), expected.clone(), Tolerance::EXACT).unwrap();
+            }
+        }
+    }
+}
+
+fn best_level() -> Option<Level> {
+    let have = mlcc_target::detected_features();
+    let specs = mlcc_target::specs().unwrap();
+    let levels = specs.into_iter().filter(|s| Some(s.arch) == Arch::of_host()).flat_map(|s| s.levels);
+    levels.filter(|l| l.features.iter().all(|f| have.contains(&f.as_str()))).last()
+}
+
+#[test]
+fn its_machine_code_means_them_too() {
+    let Some(level) = best_level() else {
+        println!("skipped: no level of the target specs is for this machine");
+        return;
+    };
+    let (n, kernels) = (7, [gated_square(WIDTH, 16)]);
+    let (inputs, expected) = reference(n);
+    let mut executors = Vec::new();
+    #[cfg(feature = "llvm")]
+    executors.push(Executor::new(&kernels, &level).unwrap());
+    #[cfg(feature = "cranelift")]
+    executors.push(Executor::with_cranelift(&kernels, &level).unwrap());
+    for executor in executors {
+        let mut memory: Vec<Aligned> =
+            buffers(&inputs, n).iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+        executor.run("gated_square", &mut memory, &SymValues::tokens(n), 3).unwrap();
+        let found = Buffer::new(DType::F32, memory[2].bytes().to_vec()).to_f32();
+        compare(found, expected.clone(), Tolerance::EXACT).unwrap();
+    }
+}

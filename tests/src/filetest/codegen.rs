@@ -1,0 +1,71 @@
+//! Tests of kind `codegen`: which instructions stand in the assembly of a module.
+//!
+//! A line `// find vpdpbusd zmm` asks for a line of the assembly that holds both words in this order. The result says, line
+//! by line, how it is: `vpdpbusd zmm: found`, or `none`. Numbers and order of instructions are left to LLVM.
+
+use super::FileTest;
+use mlcc_codegen::llvm::Output;
+use mlcc_codegen::table::{PlanDesc, TableDesc};
+use mlcc_codegen::{Input, LevelInput, emit};
+use mlcc_passes::Program;
+
+/// What became of each `find` line.
+pub fn find(test: &FileTest, program: &Program, target: &str) -> Result<String, String> {
+    let wanted = test.directives("find");
+    if wanted.is_empty() {
+        return Err("the test has no `// find WORDS` line".into());
+    }
+    let assembly = assembly(program, target)?;
+    let outcome = |words: &String| {
+        let found = assembly.lines().any(|line| holds(line, words));
+        format!("{words}: {}\n", if found { "found" } else { "none" })
+    };
+    Ok(wanted.iter().map(outcome).collect())
+}
+
+/// All words stand in the line, one behind the other.
+fn holds(line: &str, words: &str) -> bool {
+    let mut rest = line;
+    words.split_whitespace().all(|word| match rest.find(word) {
+        Some(at) => {
+            rest = &rest[at + word.len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+/// The text of all levels.
+fn assembly(program: &Program, target: &str) -> Result<String, String> {
+    let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
+    let memory = program.memory.as_ref().ok_or("memory is not planned")?;
+    let levels = target.levels.iter().zip(&program.levels);
+    let levels =
+        levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
+    let plan = PlanDesc {
+        weights_bytes: memory.weights_bytes,
+        arena_bytes: memory.arena_bytes(),
+        state_bytes: memory.state_bytes,
+        chunk: 16,
+        batch: 1,
+        vocab: 1,
+        ..PlanDesc::default()
+    };
+    let table = TableDesc { plan, ..TableDesc::default() };
+    let input = Input { target: &target, levels: levels.collect(), table };
+    let parts = emit(&input, Output::Assembly).map_err(|e| e.to_string())?;
+    let code = parts.iter().filter(|p| p.name != "table").map(|p| String::from_utf8_lossy(&p.bytes));
+    Ok(code.collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::holds;
+
+    #[test]
+    fn words_stand_in_order() {
+        let line = "\tvpdpbusd\t(%rax){1to16}, %zmm1, %zmm0";
+        assert!(holds(line, "vpdpbusd 1to16 %zmm0"));
+        assert!(!holds(line, "%zmm0 vpdpbusd") && !holds(line, "%zmm0 %zmm1") && !holds(line, "vpdpbusds"));
+    }
+}
