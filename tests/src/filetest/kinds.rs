@@ -254,7 +254,7 @@ fn param_values(test: &FileTest, module: &Module) -> Result<Vec<Tensor>, String>
 fn tensor(ty: &TensorType, argument: &Argument, syms: &SymValues) -> Result<Tensor, String> {
     let dims: Vec<usize> = ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect();
     match argument {
-        Argument::Values(values) if values.len() == dims.iter().product() => {
+        Argument::Values(values) if values.len() == dims.iter().product::<usize>() => {
             Ok(Tensor::new(ty.dtype, &dims, values.clone()))
         }
         Argument::Values(values) => Ok(Tensor::new(ty.dtype, &[values.len()], values.clone())),
