@@ -202,12 +202,12 @@ cases! {
     internlm: "internlm",
     internlm2: "internlm2",
     qwen: "qwen",
+    granite: "granite",
 }
 
 #[test]
 fn chatglm() {
     check("chatglm-6b-tiny", Feeding::WholePrompts, usize::MAX, 32);
-    granite: "granite",
 }
 
 #[test]
