@@ -58,7 +58,7 @@ fn read_rows(text: &str) -> Rows {
     let cells =
         |line: &str| line.trim_matches('|').split('|').map(|c| c.trim().to_string()).collect::<Vec<_>>();
     let rows = table.lines().filter(|l| l.starts_with("| ")).map(cells);
-    rows.skip(1).map(|row| ((row[0].clone(), row[2].clone()), row)).collect()
+    rows.skip(2).map(|row| ((row[0].clone(), row[2].clone()), row)).collect()
 }
 
 fn write_rows(text: &str, rows: &Rows) -> String {

@@ -1,6 +1,7 @@
-//! The trained checkpoint on its held-out text, in every weight format, against the reference's perplexity.
+//! The trained checkpoints on their held-out text, in every weight format, against the reference's perplexity.
 //!
-//! The text is no part of the project: it is looked for in `$MLCC_SHARED`, or in a folder `shared` beside the checkout.
+//! The texts, and one of the checkpoints, are no part of the project: they are looked for in `$MLCC_SHARED`, or in a folder
+//! `shared` beside the checkout.
 
 mod cases;
 
@@ -13,17 +14,26 @@ use mlcc_passes::scheme::SCHEMES;
 use mlcc_runtime::{LoadOptions, Model};
 use serde_json::Value;
 
-/// The first windows of the text; the reference gives each window's own mean. `MLCC_ALL_WINDOWS=1` takes all of them.
-const WINDOWS: usize = 12;
+/// Checkpoints, and how many windows of the text are measured (the reference gives each window's own mean).
+/// `MLCC_ALL_WINDOWS=1` takes all of them.
+const MODELS: [(&str, usize); 2] = [("rwkv4-tiny-books", 12), ("llama-tiny-books", 6)];
 
-const MODEL: &str = "rwkv4-tiny-books";
-
-fn text() -> Option<String> {
+fn shared(model: &str) -> PathBuf {
     let shared = match std::env::var_os("MLCC_SHARED") {
         Some(folder) => PathBuf::from(folder),
         None => cases::workspace().join("../shared"),
     };
-    let path = shared.join("models").join(MODEL).join("valid.txt");
+    shared.join("models").join(model)
+}
+
+/// Where the checkpoint is: in the project, or in the shared folder.
+fn checkpoint(model: &str) -> PathBuf {
+    let own = cases::workspace().join("assets").join(model);
+    if own.is_dir() { own } else { shared(model) }
+}
+
+fn text(model: &str) -> Option<String> {
+    let path = shared(model).join("valid.txt");
     match std::fs::read_to_string(&path) {
         Ok(text) => Some(text),
         Err(e) => {
@@ -64,40 +74,54 @@ fn permitted(scheme: &str) -> f64 {
     }
 }
 
-#[test]
-fn perplexity_is_that_of_the_reference() {
-    let Some(text) = text() else { return };
-    let assets = cases::workspace().join("assets").join(MODEL);
+fn check(model: &str, windows: usize) {
+    let Some(text) = text(model) else { return };
+    let folder = checkpoint(model);
     let evaluation: Value =
-        serde_json::from_slice(&std::fs::read(assets.join("eval.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(folder.join("eval.json")).unwrap()).unwrap();
     let size = |key: &str| evaluation[key].as_u64().expect("a size") as usize;
     let protocol = Protocol { context: size("context_length"), stride: size("stride") };
-    let tokenizer = TokenizerFile::read(&assets.join("tokenizer.json")).unwrap().load().unwrap();
+    let tokenizer = TokenizerFile::read(&folder.join("tokenizer.json")).unwrap().load().unwrap();
     let mut tokens = tokenizer.encode(&text).unwrap();
     assert_eq!(tokens.len(), size("valid_tokens"));
 
     let all = Windows::new(&tokens, protocol, tokenizer.vocab_size()).unwrap().count();
-    let windows = if std::env::var_os("MLCC_ALL_WINDOWS").is_some() { all } else { WINDOWS };
+    let windows = if std::env::var_os("MLCC_ALL_WINDOWS").is_some() { all } else { windows };
     tokens.truncate((windows - 1) * protocol.stride + protocol.context);
     let expected = reference(&evaluation, windows);
-    println!("{windows} of {all} windows, reference {expected:.4}");
+    println!("{model}: {windows} of {all} windows, reference {expected:.4}");
     let mut wrong = Vec::new();
     for scheme in SCHEMES {
-        let found = measure(&assets, scheme.name, &tokens, protocol);
+        let found = measure(&folder, scheme.name, &tokens, protocol);
         let off = found / expected - 1.0;
         println!("{:<8} {found:.4} ({:+.3} %)", scheme.name, 100.0 * off);
         if off.is_nan() || off.abs() > permitted(scheme.name) {
-            wrong.push(format!("{}: {found} in place of {expected}", scheme.name));
+            wrong.push(format!("{model} in {}: {found} in place of {expected}", scheme.name));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
 #[test]
+fn perplexity_of_rwkv_is_that_of_the_reference() {
+    check(MODELS[0].0, MODELS[0].1);
+}
+
+#[test]
+fn perplexity_of_llama_is_that_of_the_reference() {
+    check(MODELS[1].0, MODELS[1].1);
+}
+
+#[test]
 fn the_reference_means_belong_to_its_perplexity() {
-    let path = cases::workspace().join("assets").join(MODEL).join("eval.json");
-    let evaluation: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let windows = evaluation["mean_nll_per_window_float32"].as_array().expect("a list").len();
-    let whole = number(&evaluation["results"]["float32"]["ppl"]);
-    assert!((reference(&evaluation, windows) / whole - 1.0).abs() < 1e-6);
+    for (model, _) in MODELS {
+        let Ok(json) = std::fs::read(checkpoint(model).join("eval.json")) else {
+            println!("skipped: {model} is not there");
+            continue;
+        };
+        let evaluation: Value = serde_json::from_slice(&json).unwrap();
+        let windows = evaluation["mean_nll_per_window_float32"].as_array().expect("a list").len();
+        let whole = number(&evaluation["results"]["float32"]["ppl"]);
+        assert!((reference(&evaluation, windows) / whole - 1.0).abs() < 1e-6, "{model}");
+    }
 }
