@@ -147,7 +147,7 @@ fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, PassError> {
 
 /// True for the passes that change numbers on purpose; all others keep the meaning of the module.
 pub fn changes_numbers(pass: &str) -> bool {
-    matches!(pass, "quantize" | "quantize_activations")
+    matches!(pass, "quantize" | "quantize_activations" | "quantize_cache")
 }
 
 /// Runs one pass by name.

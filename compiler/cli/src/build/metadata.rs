@@ -70,6 +70,7 @@ pub fn json(
         value["taps"] = json!(taps);
         // What `mlcc verify --layers` needs to build the same graph again.
         value["passes_off"] = json!(options.disabled_passes);
+        value["kv_cache"] = json!(options.cache_type().name());
         value["quant_policy"] = json!(options.policy.to_toml());
     }
     value.to_string()

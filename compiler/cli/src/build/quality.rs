@@ -12,6 +12,7 @@ use mlcc_engine::TokenId;
 use mlcc_engine::eval::{self, Protocol, WindowModel, Windows};
 use mlcc_models::StoredType;
 use mlcc_models::resolve::Weights;
+use mlcc_passes::CacheType;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::{LoadOptions, Model, Session};
@@ -113,7 +114,9 @@ pub(super) fn plan(
             )
         }
         () => {
-            let same = options.quant == reference && options.policy.rules.is_empty();
+            let plain_cache =
+                options.cache_type() == CacheType::F32 || !source.model.config.architecture.has_cache();
+            let same = options.quant == reference && options.policy.rules.is_empty() && plain_cache;
             let limit = source.context_limit(options).unwrap_or(u64::MAX);
             let window = WINDOW.min(usize::try_from(limit).unwrap_or(WINDOW));
             return Ok(Plan::Measure(Measurement { text: text.clone(), reference, same, window }));
@@ -195,6 +198,7 @@ impl Measurement {
             tokenizer: options.tokenizer.clone(),
             context: options.context,
             quant: self.reference,
+            kv_cache: Some(CacheType::F32),
             quant_name: self.reference.name.into(),
             output: Some(path.clone()),
             ..BuildOptions::new(&options.request.model)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_models::ModelRequest;
+use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::Model;
@@ -141,6 +142,7 @@ fn options(
     if text("/backend") == Some(Backend::Cranelift.name()) {
         options.backend = Backend::Cranelift;
     }
+    options.kv_cache = text("/kv_cache").and_then(CacheType::find);
     let off = metadata.get("passes_off").and_then(Value::as_array);
     options.disabled_passes = off.into_iter().flatten().filter_map(Value::as_str).map(String::from).collect();
     let policy = QuantPolicy::parse(text("/quant_policy").unwrap_or_default());
