@@ -10,6 +10,7 @@ use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
 
+use crate::build::keep::BASE;
 use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ReportMode, ReportOptions};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
