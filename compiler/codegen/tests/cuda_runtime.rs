@@ -105,11 +105,18 @@ fn run(expected: &[Vec<f32>], graph: bool) {
 
 /// Logits of the cached toy after the last of `tokens`.
 fn cached(tokens: &[i32]) -> Vec<f32> {
+    windowed(tokens, tokens.len())
+}
+
+/// The same where only the `window` newest tokens count.
+fn windowed(tokens: &[i32], window: usize) -> Vec<f32> {
     let e = toy::embedding();
     let row = |t: usize| &e[t * toy::WIDTH..(t + 1) * toy::WIDTH];
     let dot = |a: usize, b: usize| row(a).iter().zip(row(b)).map(|(a, b)| a * b).sum::<f32>();
-    let logit =
-        |v: usize| tokens.iter().enumerate().map(|(p, &t)| (1 + p % 3) as f32 * dot(t as usize, v)).sum();
+    let logit = |v: usize| {
+        let seen = tokens.iter().enumerate().skip(tokens.len().saturating_sub(window));
+        seen.map(|(p, &t)| (1 + p % 3) as f32 * dot(t as usize, v)).sum()
+    };
     (0..toy::VOCAB).map(logit).collect()
 }
 
@@ -156,6 +163,37 @@ fn cache_rows_get_memory_as_they_are_written() {
         let folder = tempfile::tempdir().unwrap();
         let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
         in_child("child_with_caches", &artifact, &driver);
+    }
+}
+
+#[test]
+fn child_with_window() {
+    let Some(path) = child() else { return };
+    {
+        let model = Model::load(path, &LoadOptions::default()).unwrap();
+        let mut session = model.session().unwrap();
+        let tokens: Vec<i32> = (0..50).map(|i| (i * i + i / 7) % 5).collect();
+        for (i, &token) in tokens.iter().enumerate() {
+            assert_eq!(session.decode(token).unwrap(), windowed(&tokens[..=i], 6), "position {i}");
+        }
+        session.reset().unwrap();
+        assert_eq!(session.prefill(&tokens[..30]).unwrap(), windowed(&tokens[..30], 6));
+        let file = model.artifact().path().with_file_name("w.state");
+        session.save_state(&file).unwrap();
+        session.reset().unwrap();
+        session.load_state(&file).unwrap();
+        assert_eq!((session.past(), session.prefill(&tokens[30..]).unwrap()), (30, &windowed(&tokens, 6)[..]));
+    }
+    assert_eq!(Counters::open().get("fake_live"), 0);
+}
+
+#[test]
+fn windows_go_on_beyond_the_context() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = ["-DTOY_CONTEXT=9", "-DTOY_WINDOW=6"];
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &flags);
+        in_child("child_with_window", &artifact, &driver);
     }
 }
 

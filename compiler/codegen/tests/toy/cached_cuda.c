@@ -1,8 +1,16 @@
-/* The toy of cached.c (one cache, `k`) for a GPU: a launch list over a kernel that fake_cuda.c has. */
+/* The toy of cached.c (one cache, `k`) for a GPU: a launch list over a kernel that fake_cuda.c has.
+ * -DTOY_CONTEXT=n, -DTOY_WINDOW=n as there; the number of dropped rows lies before the cache. */
 #include "mlcc.h"
 
 #define VOCAB 5
+#ifdef TOY_CONTEXT
+#define CONTEXT TOY_CONTEXT
+#else
 #define CONTEXT 100000
+#endif
+#ifndef TOY_WINDOW
+#define TOY_WINDOW 0
+#endif
 #define ROW_BYTES 64
 #define K_AT 64
 #define STR(s) {s, sizeof(s) - 1}
@@ -11,8 +19,9 @@
 #define POINTERS ARG(MLCC_ARG_STATE, 8, K_AT), ARG(MLCC_ARG_WEIGHTS, 8, 0), ARG(MLCC_ARG_TOKENS, 8, 0), \
   ARG(MLCC_ARG_LOGITS, 8, 0), ARG(MLCC_ARG_N, 8, 0), ARG(MLCC_ARG_PAST, 8, 0), ARG(MLCC_ARG_INT, 8, ROW_BYTES)
 
-static const mlcc_launch_arg last_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 0)};
-static const mlcc_launch_arg all_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 1)};
+/* The last argument: whether all rows get logits, and twice the window. */
+static const mlcc_launch_arg last_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 2 * TOY_WINDOW)};
+static const mlcc_launch_arg all_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 2 * TOY_WINDOW + 1)};
 #define ONE {.constant = 1, .div = 1}
 #define FEED(args) {STR("toy_cached"), {ONE, ONE, ONE}, {1, 1, 1}, 0, args, COUNT(args)}
 static const mlcc_launch last[] = {FEED(last_args)};
@@ -25,6 +34,9 @@ static const mlcc_device_entry entries[] = {
 static const uint8_t ptx[] = "// toy ptx";
 static const mlcc_device_image images[] = {{STR("ptx"), 80, 0, ptx, sizeof(ptx) - 1}};
 static const mlcc_state states[] = {
+#if TOY_WINDOW
+  {STR("dropped"), K_AT - 4, 4, MLCC_INIT_ZERO, 0, STR("i32"), MLCC_STATE_DROPPED_ROWS, 0, TOY_WINDOW, 0},
+#endif
   {STR("k"), K_AT, (uint64_t)CONTEXT * ROW_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, CONTEXT, ROW_BYTES},
 };
 
@@ -36,7 +48,7 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .compiler = STR("toy 1"),
   .metadata = STR("{\"model\":\"cached\"}"),
   .states = states,
-  .n_states = 1,
+  .n_states = COUNT(states),
   .images = images,
   .n_images = 1,
   .device_entries = entries,

@@ -68,15 +68,16 @@ static R toy_cached(const launch *l) {
   const float *e = (const float *)l->values[1];
   const int32_t *tokens = (const int32_t *)l->values[2];
   float *logits = (float *)l->values[3];
-  uint64_t n = l->values[4], past = l->values[5], row = l->values[6], all = l->values[7];
+  uint64_t n = l->values[4], past = l->values[5], row = l->values[6], all = l->values[7] & 1, window = l->values[7] / 2;
+  uint64_t dropped = window ? *(const uint32_t *)(l->values[0] - 4) : 0;
   if (!inside(l->values[0], (past + n) * row) || !inside(l->values[2], n * 4)) return ILLEGAL;
   for (uint64_t t = past; t < past + n; t++) {
     memcpy((void *)(l->values[0] + t * row), e + 8 * tokens[t - past], 32);
     for (int v = 0; v < 5; v++) {
       float sum = 0;
-      for (uint64_t p = 0; p <= t; p++)
+      for (uint64_t p = window && t >= window ? t - window + 1 : 0; p <= t; p++)
         for (int i = 0; i < 8; i++)
-          sum += (float)(1 + p % 3) * ((const float *)(l->values[0] + p * row))[i] * e[v * 8 + i];
+          sum += (float)(1 + (dropped + p) % 3) * ((const float *)(l->values[0] + p * row))[i] * e[v * 8 + i];
       logits[(all ? (t - past) * 5 : 0) + v] = sum;
     }
   }
