@@ -72,7 +72,7 @@ pub struct SessionMemory {
 enum Memory {
     Cpu(CpuSession),
     #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::CudaSession),
+    Cuda(Box<crate::cuda::CudaSession>),
 }
 
 impl Session {
@@ -80,7 +80,9 @@ impl Session {
         let memory = match model.backend() {
             Backend::Cpu { .. } => Memory::Cpu(CpuSession::new(model)?),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(device) => Memory::Cuda(crate::cuda::CudaSession::new(device, model.table())?),
+            Backend::Cuda(device) => {
+                Memory::Cuda(Box::new(crate::cuda::CudaSession::new(device, model.table())?))
+            }
         };
         let mut session = Self { model: model.clone(), memory, rows: 0, dropped: 0, all_logits: None };
         session.initialise(Step::Create)?;

@@ -182,7 +182,10 @@ fn child_with_window() {
         session.save_state(&file).unwrap();
         session.reset().unwrap();
         session.load_state(&file).unwrap();
-        assert_eq!((session.past(), session.prefill(&tokens[30..]).unwrap()), (30, &windowed(&tokens, 6)[..]));
+        assert_eq!(
+            (session.past(), session.prefill(&tokens[30..]).unwrap()),
+            (30, &windowed(&tokens, 6)[..])
+        );
     }
     assert_eq!(Counters::open().get("fake_live"), 0);
 }

@@ -183,7 +183,6 @@ impl<M: RewindModel> Conversation<M> {
             false => self.go_on_or_back(tokenizer, &text)?,
         };
         let reused_tokens = self.generator.past();
-        self.turn_start = reused_tokens;
         let eos = [settings.eos, &self.end_tokens].concat();
         let template_stops = match &self.format {
             ChatFormat::Template(template) => template.stop_texts(),
@@ -213,6 +212,9 @@ impl<M: RewindModel> Conversation<M> {
                 return Err(error.into());
             }
         };
+        if !generation.tokens.is_empty() {
+            self.turn_start = reused_tokens;
+        }
         let whole_prompt = generation.prompt_tokens == new.len();
         if whole_prompt && generation.finish != FinishReason::Cancelled || !generation.tokens.is_empty() {
             // The last token was chosen but not fed; the next turn renders its text.

@@ -38,6 +38,8 @@ pub struct BuildReport {
     pub phases: Vec<PhaseRow>,
     pub file_bytes: u64,
     pub code_bytes: u64,
+    /// Most tokens of a prompt, for models that read a prompt in one call.
+    pub whole_prompts: Option<u32>,
     /// The tokenizer of the artifact, if it has one.
     pub tokenizer: Option<String>,
     /// What the artifact is like on a text.
@@ -125,6 +127,7 @@ impl BuildReport {
         self.model = source.model.name.clone();
         self.quant = options.quant.name.into();
         self.target = target.name.clone();
+        self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(options.chunk);
         let level =
             |l: &mlcc_passes::LevelCode| LevelRow { name: l.name.clone(), kernels: l.lowered.kernels.len() };
         self.levels = program.levels.iter().map(level).collect();

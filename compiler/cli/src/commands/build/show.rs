@@ -22,6 +22,9 @@ pub fn text(report: &BuildReport) -> String {
         None => writeln!(out, "no tokenizer beside the model: `mlcc run` will need --tokenizer"),
     }
     .unwrap_or_default();
+    if let Some(chunk) = report.whole_prompts {
+        let _ = writeln!(out, "prompts are read as a whole, so they have at most {chunk} tokens (--chunk)");
+    }
     out.push('\n');
     out.push_str(&passes(report));
     out.push_str(&conversions(report));
