@@ -50,8 +50,8 @@ pub struct PromptOutcome {
     pub tokens: usize,
     /// After one prefill.
     pub prefill_error: f64,
-    /// After the same tokens through decode.
-    pub decode_error: f64,
+    /// After the same tokens through decode; `None` for models that read prompts as a whole.
+    pub decode_error: Option<f64>,
     /// Mean and deviation of the logits at every position, where the reference has them.
     pub positions_error: Option<f64>,
     pub greedy_equal: usize,
@@ -61,7 +61,7 @@ pub struct PromptOutcome {
 
 impl PromptOutcome {
     fn worst(&self) -> f64 {
-        self.prefill_error.max(self.decode_error).max(self.positions_error.unwrap_or(0.0))
+        self.prefill_error.max(self.decode_error.unwrap_or(0.0)).max(self.positions_error.unwrap_or(0.0))
     }
 }
 
@@ -109,7 +109,10 @@ where
     let expected = prompt.binding_greedy(tolerance * scale);
     let first = argmax(logits);
     let greedy_equal = greedy_equal(model, first, expected)?;
-    let decode_error = decode_error(model, &ids, &prompt.logits_last, scale)?;
+    let decode_error = match model.needs_whole_prompts() {
+        true => None,
+        false => Some(decode_error(model, &ids, &prompt.logits_last, scale)?),
+    };
     let positions_error = positions_error(model, prompt, &ids, scale)?;
     let (tokens, greedy_expected) = (ids.len(), expected.len());
     Ok(PromptOutcome {
@@ -208,7 +211,7 @@ impl Outcome {
                 p.name.clone(),
                 p.tokens.to_string(),
                 format!("{:.2e}", p.prefill_error),
-                format!("{:.2e}", p.decode_error),
+                p.decode_error.map_or("-".into(), |e| format!("{e:.2e}")),
                 p.positions_error.map_or("-".into(), |e| format!("{e:.2e}")),
                 format!("{}/{}", p.greedy_equal, p.greedy_expected),
             ]);

@@ -27,7 +27,8 @@ fn build(model: &Path, folder: &Path, context: &str) -> PathBuf {
 fn build_with(model: &Path, folder: &Path, context: &str, flags: &[&str]) -> PathBuf {
     let out = folder.join(format!("{context}{}.so", flags.concat()));
     let mut build = mlcc();
-    build.arg("build").arg("-m").arg(model).args(["-c", context, "--chunk", "8"]).args(flags);
+    let chunk = if flags.contains(&"--chunk") { &[][..] } else { &["--chunk", "8"] };
+    build.arg("build").arg("-m").arg(model).args(["-c", context]).args(chunk).args(flags);
     build.arg("-o").arg(&out);
     build.assert().success();
     out
@@ -137,6 +138,20 @@ fn windows_go_on_beyond_the_context() {
         (session.past(), session.memory().planned_state < expected.memory().planned_state),
         (200, true)
     );
+}
+
+/// ChatGLM-6B, whose tokens see later ones of the prompt.
+#[test]
+fn whole_prompts_are_not_cut() {
+    let Some(model) = shared("chatglm-6b-tiny") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = build_with(&model, folder.path(), "100", &["--chunk", "40"]);
+    let golden = model.join("golden.json");
+    mlcc().arg("verify").arg(&path).arg("--golden").arg(golden).assert().success();
+    let mut session = load(&path).session().unwrap();
+    let error = session.prefill(&tokens(41)).unwrap_err().to_string();
+    assert!(error.contains("at most 40 tokens") && error.contains("--chunk"), "{error}");
+    assert_eq!(session.past(), 0);
 }
 
 #[test]

@@ -33,6 +33,11 @@ pub trait LanguageModel {
     fn vocab(&self) -> usize;
     /// How many tokens fit in the context; `None` if there is no limit (recurrent models).
     fn context(&self) -> Option<usize>;
+    /// Whether a prompt has to come in one call, and be read again from its begin when it goes on (prefix language
+    /// models).
+    fn needs_whole_prompts(&self) -> bool {
+        false
+    }
     /// How many tokens of a prompt are fed between two looks at the cancel flag.
     fn chunk(&self) -> usize {
         512
@@ -46,10 +51,6 @@ pub trait RewindModel: LanguageModel {
 
     /// Whether [`RewindModel::truncate`] may stop elsewhere than at 0 (a recurrent state cannot).
     fn can_truncate(&self) -> bool;
-    /// Whether a prompt has to be read again from its begin when it goes on (prefix language models).
-    fn needs_whole_prompts(&self) -> bool {
-        false
-    }
     /// Whether [`RewindModel::truncate`] would stop at `past`: a model with a window may have dropped what it needs.
     fn can_truncate_to(&self, past: usize) -> bool;
     /// Keeps the first `past` tokens of the context.

@@ -13,10 +13,6 @@ impl RewindModel for Session {
         Session::can_truncate(self)
     }
 
-    fn needs_whole_prompts(&self) -> bool {
-        self.model().table().whole_prompts
-    }
-
     fn can_truncate_to(&self, past: usize) -> bool {
         Session::can_truncate_to(self, past as u64)
     }
@@ -66,9 +62,13 @@ impl LanguageModel for Session {
         }
     }
 
+    fn needs_whole_prompts(&self) -> bool {
+        self.model().table().whole_prompts
+    }
+
     fn chunk(&self) -> usize {
         // The session takes a whole prompt or refuses it.
-        if self.model().table().whole_prompts { usize::MAX } else { self.model().plan().chunk as usize }
+        if self.needs_whole_prompts() { usize::MAX } else { self.model().plan().chunk as usize }
     }
 }
 

@@ -74,6 +74,10 @@ impl LanguageModel for Parrot {
     fn context(&self) -> Option<usize> {
         None
     }
+
+    fn needs_whole_prompts(&self) -> bool {
+        self.whole
+    }
 }
 
 impl RewindModel for Parrot {
@@ -81,10 +85,6 @@ impl RewindModel for Parrot {
 
     fn can_truncate(&self) -> bool {
         !self.recurrent
-    }
-
-    fn needs_whole_prompts(&self) -> bool {
-        self.whole
     }
 
     fn can_truncate_to(&self, past: usize) -> bool {
