@@ -176,7 +176,7 @@ impl Measurement {
         let mut quality = self.measure(&path, reference.as_ref().map(|r| r.0.as_path()), &tokens, hooks)?;
         quality.text_xxh3_128 = format!("{:032x}", xxh3_128(&text));
         if let Some(permitted) = options.report.max_kl
-            && !(quality.kl_mean <= permitted)
+            && (quality.kl_mean.is_nan() || quality.kl_mean > permitted)
         {
             return Err(BuildError::Quality { found: quality.kl_mean, permitted });
         }
