@@ -137,6 +137,8 @@ class Converter:
             w.add_expert_feed_forward_length(c["moe_intermediate_size"])
         if "use_parallel_residual" in c:
             w.add_parallel_residual(c["use_parallel_residual"])
+        if c.get("query_pre_attn_scalar"):
+            w.add_attention_scale(c["query_pre_attn_scalar"] ** -0.5)
         if self.arch == "gemma3":
             w.add_uint32("gemma3.attention.sliding_window_pattern", c["sliding_window_pattern"])
             w.add_float32("gemma3.rope.freq_base_swa", c["rope_local_base_freq"])

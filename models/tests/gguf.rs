@@ -86,8 +86,6 @@ fn check_field(label: &str, field: &str, value: &Value, config: &Value) {
         // Said in other words; the model's own golden holds them.
         ("rope_scaling" | "attn_config", _) => {}
         ("num_kv_heads", _) if config["multi_query"] == true => {}
-        // What llama.cpp assumes for all models but the largest.
-        ("query_pre_attn_scalar", _) => {}
         (_, Value::Number(number)) if number.is_f64() => {
             let (a, b) = (number.as_f64().unwrap(), expected.as_f64().unwrap());
             assert!((a - b).abs() <= 1e-6 * b.abs(), "{label}: {a}, expected {b}");

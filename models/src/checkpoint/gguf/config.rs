@@ -295,13 +295,16 @@ fn gemma(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     w.copy("attention.sliding_window", "sliding_window")?;
     w.copy_float("attn_logit_softcapping", "attn_logit_softcapping")?;
     w.copy_float("final_logit_softcapping", "final_logit_softcapping")?;
-    // Not in the file: llama.cpp knows it by the number of layers.
+    // Files without it: llama.cpp knows it by the number of layers.
     let layers = w.need("block_count")?;
-    let scalar = match GEMMA_27B.contains(&(w.arch, layers)) {
-        true => w.need("embedding_length")?.checked_div(w.need("attention.head_count")?).unwrap_or(0),
-        false => w.head_size()?,
-    };
-    w.set("query_pre_attn_scalar", scalar);
+    match w.float("attention.scale")? {
+        Some(scale) if scale > 0.0 => w.set("query_pre_attn_scalar", scale.powi(-2)),
+        _ if GEMMA_27B.contains(&(w.arch, layers)) => {
+            let share = w.need("embedding_length")?.checked_div(w.need("attention.head_count")?);
+            w.set("query_pre_attn_scalar", share.unwrap_or(0));
+        }
+        _ => w.set("query_pre_attn_scalar", w.head_size()?),
+    }
     if w.arch == "gemma3" {
         let local = w.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
         w.set("rope_local_base_freq", local);
