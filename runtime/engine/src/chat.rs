@@ -71,7 +71,7 @@ pub struct ChatTemplate {
 
 #[derive(Debug)]
 enum Format {
-    Jinja(JinjaTemplates),
+    Jinja(Box<JinjaTemplates>),
     Builtin(BuiltinFormat),
 }
 

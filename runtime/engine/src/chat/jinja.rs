@@ -172,19 +172,18 @@ fn system_clock() -> u64 {
 
 /// Methods of Python's types; the common ones are `minijinja-contrib`'s.
 fn unknown_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    match (value.as_str(), method, args) {
-        (Some(text), "removeprefix" | "removesuffix" | "partition", [argument]) => {
-            let Some(part) = argument.as_str() else { return Err(Error::from(ErrorKind::InvalidOperation)) };
-            return Ok(match method {
-                "removeprefix" => Value::from(text.strip_prefix(part).unwrap_or(text).to_owned()),
-                "removesuffix" => Value::from(text.strip_suffix(part).unwrap_or(text).to_owned()),
-                _ => match text.split_once(part) {
-                    Some((before, after)) => [before, part, after].map(str::to_owned).into_iter().collect(),
-                    None => [text, "", ""].map(str::to_owned).into_iter().collect(),
-                },
-            });
-        }
-        _ => {}
+    if let (Some(text), "removeprefix" | "removesuffix" | "partition", [argument]) =
+        (value.as_str(), method, args)
+    {
+        let Some(part) = argument.as_str() else { return Err(Error::from(ErrorKind::InvalidOperation)) };
+        return Ok(match method {
+            "removeprefix" => Value::from(text.strip_prefix(part).unwrap_or(text).to_owned()),
+            "removesuffix" => Value::from(text.strip_suffix(part).unwrap_or(text).to_owned()),
+            _ => match text.split_once(part) {
+                Some((before, after)) => [before, part, after].map(str::to_owned).into_iter().collect(),
+                None => [text, "", ""].map(str::to_owned).into_iter().collect(),
+            },
+        });
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }

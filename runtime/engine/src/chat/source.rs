@@ -101,7 +101,9 @@ impl ChatSource {
     pub fn compile(&self) -> Result<ChatTemplate, ChatError> {
         let format = match (&self.builtin, self.templates.is_empty()) {
             (Some(name), true) => Format::Builtin(BuiltinFormat::from_name(name)?),
-            (None, false) => Format::Jinja(JinjaTemplates::compile(&self.templates, self.tokens.clone())?),
+            (None, false) => {
+                Format::Jinja(Box::new(JinjaTemplates::compile(&self.templates, self.tokens.clone())?))
+            }
             _ => {
                 let reason = "it needs either templates or a built-in format".to_owned();
                 return Err(ChatError::Section { reason });

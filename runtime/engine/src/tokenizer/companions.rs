@@ -207,7 +207,7 @@ impl Companions {
             added = qwen_tokens(count_ranks(bytes)? as TokenId);
         }
         let id = |name: &&str| added.iter().find(|added| added.text == **name)?.ids.first().copied();
-        let prefix = prefix.iter().filter_map(|name| id(name)).collect();
+        let prefix = prefix.iter().filter_map(id).collect();
         Ok(Extras { added, prefix, pattern: Some(pattern), ..Extras::default() })
     }
 
