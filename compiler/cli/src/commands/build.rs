@@ -53,7 +53,7 @@ pub struct Args {
     /// Most tokens in one call of prefill; scratch memory grows with it
     #[arg(long, visible_alias = "prefill-chunk-size", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
-    /// Most tokens of one sequence [default: no limit for recurrent models]
+    /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..))]
     ctx_size: Option<u64>,
     /// Code generator
