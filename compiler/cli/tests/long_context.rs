@@ -1,15 +1,20 @@
 //! Sessions over the caches of compiled transformers: memory on demand, going back, windows beyond the context, chats.
-//! The models are reference cases that are not part of the project.
+//! The models are reference cases; the one with a tokenizer is not part of the project.
 
 mod program;
 
 use std::path::{Path, PathBuf};
 
 use mlcc_runtime::{LoadOptions, Model};
-use program::{failure, json, mlcc, text, workspace};
+use program::{case, failure, json, mlcc, text, workspace};
 
-/// A model of the folder of reference files; `None`, with a printed reason, where it is absent.
-fn shared(name: &str) -> Option<PathBuf> {
+/// A reference case, of the project or else of the folder of reference files; `None`, with a printed reason, where it
+/// is absent.
+fn reference_case(name: &str) -> Option<PathBuf> {
+    let own = case(name);
+    if own.exists() {
+        return Some(own);
+    }
     let folder = std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from);
     let path = folder.join("goldens").join(name);
     if !path.exists() {
@@ -48,14 +53,12 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn long_contexts_cost_what_is_used() {
-    let Some(model) = shared("llama-mha") else { return };
+    let Some(model) = reference_case("qwen2") else { return };
     let folder = tempfile::tempdir().unwrap();
     // The configuration, for a longer training than this tiny model had.
     let copy = folder.path().join("model");
     std::fs::create_dir(&copy).unwrap();
-    for file in ["model.safetensors", "tokenizer.json"] {
-        std::fs::copy(model.join(file), copy.join(file)).unwrap();
-    }
+    std::fs::copy(model.join("model.safetensors"), copy.join("model.safetensors")).unwrap();
     let mut config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(model.join("config.json")).unwrap()).unwrap();
     config["max_position_embeddings"] = 131072.into();
@@ -85,7 +88,7 @@ fn long_contexts_cost_what_is_used() {
 
 #[test]
 fn sessions_go_back_and_on_otherwise() {
-    let Some(model) = shared("llama-mha") else { return };
+    let Some(model) = reference_case("qwen2") else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut costs = Vec::new();
     for cache in ["f32", "f16", "i8"] {
@@ -119,7 +122,7 @@ fn sessions_go_back_and_on_otherwise() {
 /// Mistral's window of 16 tokens: a cache of 40 rows goes on for ever, and gives what a large one gives.
 #[test]
 fn windows_go_on_beyond_the_context() {
-    let Some(model) = shared("mistral-swa") else { return };
+    let Some(model) = reference_case("mistral-swa") else { return };
     let folder = tempfile::tempdir().unwrap();
     let (small, large) =
         (load(&build(&model, folder.path(), "40")), load(&build(&model, folder.path(), "250")));
@@ -143,7 +146,7 @@ fn windows_go_on_beyond_the_context() {
 /// ChatGLM-6B, whose tokens see later ones of the prompt.
 #[test]
 fn whole_prompts_are_not_cut() {
-    let Some(model) = shared("chatglm-6b-tiny") else { return };
+    let Some(model) = reference_case("chatglm-6b-tiny") else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = build_with(&model, folder.path(), "100", &["--chunk", "40"]);
     let golden = model.join("golden.json");
@@ -156,7 +159,7 @@ fn whole_prompts_are_not_cut() {
 
 #[test]
 fn chats_keep_the_common_begin() {
-    let Some(model) = shared("llama-mha") else { return };
+    let Some(model) = reference_case("llama-mha") else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = build(&model, folder.path(), "120");
     let chat = |lines: &str| {
