@@ -6,8 +6,8 @@
 //! * structural (parameters, states, reshapes): never in a group;
 //! * lazy (constants, positions, slices, concatenations, permutations, arithmetic on parameters): copied into each group that
 //!   reads them, unless something needs the value in memory;
-//! * lazy, too, is what only attention reads and computes from single elements: its kernel unpacks cached codes and
-//!   turns queries as it loads them;
+//! * lazy, too, is what computes from single elements and is read by attention alone, whose kernel unpacks cached codes
+//!   and turns queries as it loads them, or by one concatenation of columns alone (turned keys, written once);
 //! * contraction, row (elementwise or last-axis reduction), and closed (everything else, a kernel each).
 
 use crate::dce::sweep;
@@ -60,7 +60,7 @@ struct Group {
 struct Fusion<'a> {
     f: &'a Function,
     class: Vec<Class>,
-    /// Nodes that only attention reads, through nodes of the same kind.
+    /// Nodes that only attention or a concatenation of columns reads, through nodes of the same kind.
     attended: Vec<bool>,
     group_of: Vec<Option<usize>>,
     groups: Vec<Group>,
@@ -292,20 +292,27 @@ fn is_attention(node: &Node) -> bool {
     matches!(node.op, Op::Attention(_))
 }
 
-/// Marks nodes that compute each element from single elements of their operands, and that only attention and marked
-/// nodes use.
+/// Marks nodes that compute each element from single elements of their operands, and that only attention, a
+/// concatenation of columns with one user, and marked nodes use.
 fn attended(f: &Function) -> Vec<bool> {
     let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); f.values.len()];
     for (id, node) in f.live() {
         node.inputs.iter().for_each(|v| users[v.index()].push(id));
     }
+    let users_of = |v: &ValueId| users[v.index()].len() + f.outputs.iter().filter(|o| *o == v).count();
     let mut marked = vec![false; f.nodes.len()];
     for (id, node) in f.live().rev() {
         let moves =
             matches!(node.op, Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::Iota { .. });
         let only = |v: &ValueId| {
             let users = &users[v.index()];
-            let fits = |u: &NodeId| marked[u.index()] || is_attention(&f.nodes[*u]);
+            let joins = |u: &NodeId| match f.nodes[*u] {
+                Node { op: Op::Concat { axis }, ref outputs, .. } => {
+                    axis + 1 == f.ty(outputs[0]).rank() && users_of(&outputs[0]) == 1
+                }
+                _ => false,
+            };
+            let fits = |u: &NodeId| marked[u.index()] || is_attention(&f.nodes[*u]) || joins(u);
             !users.is_empty() && users.iter().all(fits) && !f.outputs.contains(v)
         };
         marked[id.index()] = (moves || node.op.is_elementwise()) && node.outputs.iter().all(only);

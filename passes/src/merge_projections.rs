@@ -4,6 +4,8 @@
 //! Parameters are shared by the entry functions, so a set is merged only if every function that reads one of them reads
 //! all of them in this way.
 
+use crate::pattern::{At, OpKind, any, op};
+use crate::rewrite::{Build, Misses, Rewrite, apply};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
@@ -28,7 +30,41 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             }
         }
     }
+    if !merged.is_empty() {
+        let split = op(OpKind::Reshape, [op(OpKind::Slice, [any("x")]).named("slice")])
+            .when("divides the columns of a slice into whole heads", |at| heads_of(at).is_some());
+        let rewrite =
+            Rewrite { name: "heads of a slice as a slice of heads", pattern: split, build: slice_heads };
+        apply(program, ctx, PASS, &[rewrite], Misses::Skip)?;
+    }
     Ok(merged.len())
+}
+
+/// Columns of a head, where a slice of columns becomes `[.., heads, size]` and starts with a whole head.
+fn heads_of(at: &At) -> Option<i64> {
+    let slice = at.f.def(at.node()?.inputs[0])?;
+    let Op::Slice { axis, start, .. } = &slice.op else { return None };
+    let (x, out) = (at.f.ty(slice.inputs[0]), at.ty());
+    let size = out.dims.last()?.as_const().filter(|&s| s > 0)?;
+    let whole = |d: &Dim| d.as_const().is_some_and(|d| d % size == 0);
+    let splits = axis + 1 == x.rank() && out.rank() == x.rank() + 1 && out.dims[..*axis] == x.dims[..*axis];
+    (splits && whole(start) && whole(&x.dims[*axis])).then_some(size)
+}
+
+/// The reshape is a view of the product, so that users read the slice where they need it.
+fn slice_heads(b: &mut Build) -> Result<ValueId, OpError> {
+    let (Op::Slice { axis, start, .. }, Op::Reshape { dims }) = (b.captured_op("slice").clone(), b.root().clone())
+    else {
+        unreachable!("the pattern matches a reshape of a slice");
+    };
+    let x = b.get("x");
+    let size = dims[axis + 1].clone();
+    let by = size.as_const().unwrap_or(1);
+    let mut all = b.f.ty(x).dims.clone();
+    all[axis] = all[axis].floor_div(by);
+    all.push(size);
+    let heads = b.op(Op::Reshape { dims: all }, &[x])?;
+    b.op(Op::Slice { axis, start: start.floor_div(by), len: dims[axis].clone() }, &[heads])
 }
 
 /// The inputs of a product and the parameter that it multiplies by; `None` if it is none that can be merged.
