@@ -11,7 +11,8 @@ use cases::{artifact, assert_close, backends, distance, ids, interpreted, progra
 use mlcc::build::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
 use mlcc_models::golden::{Golden, GoldenPrompt};
-use mlcc_passes::PIPELINE;
+use mlcc_passes::{CacheType, PIPELINE};
+
 use mlcc_runtime::{LoadOptions, Model, Session};
 
 /// f32 arithmetic in another order than the reference's; measured are up to 4e-6.
@@ -204,7 +205,9 @@ fn packed_weights_equal_their_own_meaning() {
         let Some(dir) = find(case) else { continue };
         for quant in ["q8f16_1", "q4f16_1"] {
             let folder = tempfile::tempdir().unwrap();
-            let options = options(&dir, quant, backend);
+            let mut options = options(&dir, quant, backend);
+            // A rounding edge of a cache in f16 would hide what the kernels add.
+            options.kv_cache = Some(CacheType::F32);
             let (module, source) = program(&options, Some(cases::LAST_GRAPH_PASS));
             let (prompts, _) = references(&golden(&dir));
             let expected = interpreted(&module.module, &source, &prompts);
