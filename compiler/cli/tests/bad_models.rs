@@ -42,7 +42,8 @@ fn configurations() {
     build_fails(model.path(), &[], &["config.json", "`hidden_size` is missing", "expected"]);
     std::fs::write(&config, good.replace("\"hidden_size\": 64", "\"hidden_size\": \"64\"")).unwrap();
     build_fails(model.path(), &[], &["config.json", "`hidden_size`", "\"64\""]);
-    std::fs::write(&config, good.replace("\"rwkv\"", "\"mamba\"")).unwrap();
+    let unknown = good.replace("\"rwkv\"", "\"mamba\"").replace("RwkvForCausalLM", "MambaForCausalLM");
+    std::fs::write(&config, unknown).unwrap();
     build_fails(model.path(), &[], &["`mamba`", "rwkv (RWKV-4)"]);
     std::fs::write(&config, &good[..good.len() / 2]).unwrap();
     build_fails(model.path(), &[], &["config.json is not valid JSON"]);

@@ -96,7 +96,7 @@ impl Rwkv5Config {
         check_heads(fields, "head_size", attention_hidden, head_size)?;
         let layer_norm_epsilon = fields.fraction_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?;
         let divisor = fields.float_or("head_size_divisor", HEAD_SIZE_DIVISOR)?;
-        if !(divisor >= 1.0 && divisor <= 1e4) {
+        if !(1.0..=1e4).contains(&divisor) {
             let found = &fields.raw["head_size_divisor"];
             return Err(fields.wrong("head_size_divisor", "a number from 1 to 10000", found));
         }
