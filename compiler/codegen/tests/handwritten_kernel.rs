@@ -114,7 +114,7 @@ fn best_level() -> Option<Level> {
     let have = mlcc_target::detected_features();
     let specs = mlcc_target::specs().unwrap();
     let levels = specs.into_iter().filter(|s| Some(s.arch) == Arch::of_host()).flat_map(|s| s.levels);
-    levels.filter(|l| l.features.iter().all(|f| have.contains(&f.as_str()))).last()
+    levels.rev().find(|l| l.features.iter().all(|f| have.contains(&f.as_str())))
 }
 
 #[test]
