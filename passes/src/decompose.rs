@@ -11,8 +11,10 @@ pub fn run(program: &mut Program, _: &mut Context) -> Result<usize, PassError> {
     let mut count = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
+        // Attention and quantized activations have kernels of their own.
         let decomposes = |op: &Op, types: &[&TensorType]| {
-            matches!(op.meaning(types), Meaning::Decompose) && !matches!(op, Op::Attention(_))
+            let whole = matches!(op, Op::Attention(_) | Op::QuantizeRows { .. });
+            matches!(op.meaning(types), Meaning::Decompose) && !whole
         };
         let rebuilt = f.rebuild(|out, _, op, inputs| {
             let types: Vec<&TensorType> = inputs.iter().map(|&v| out.ty(v)).collect();

@@ -226,6 +226,7 @@ fn describe(module: &Module, g: &Function) -> String {
         | Op::GroupScale { .. }
         | Op::GroupQuantize { .. }
         | Op::GroupSum { .. }
+        | Op::QuantizeRows { .. }
         | Op::Dequantize => 3,
         Op::Reduce { .. } => 2,
         Op::Unary(_) | Op::Binary(_) | Op::SelectGe => 1,

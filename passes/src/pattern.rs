@@ -44,6 +44,7 @@ pub enum OpKind {
     GroupScale,
     GroupQuantize,
     GroupSum,
+    QuantizeRows,
     MatMulI8,
 }
 
@@ -79,6 +80,7 @@ impl OpKind {
             Op::GroupScale { .. } => OpKind::GroupScale,
             Op::GroupQuantize { .. } => OpKind::GroupQuantize,
             Op::GroupSum { .. } => OpKind::GroupSum,
+            Op::QuantizeRows { .. } => OpKind::QuantizeRows,
             Op::MatMulI8 { .. } => OpKind::MatMulI8,
         }
     }

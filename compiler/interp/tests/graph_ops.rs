@@ -235,11 +235,11 @@ fn activation_quantization_with_a_short_last_group() {
     let (k, group, groups) = (40usize, 32usize, 2usize);
     let mut x = input(DType::F32, &[n(), d(k as i64)], 14);
     x.1.data[32..40].fill(0.0); // an all-zero group
-    let scales = run(Op::GroupScale { group }, std::slice::from_ref(&x));
+    let scales = run(Op::GroupScale { group, bits: 8 }, std::slice::from_ref(&x));
     assert_eq!(scales.dims, [3, groups]);
     assert_eq!(scales.data[1], 0.0);
     let sty = TensorType::new(DType::F32, [n(), d(groups as i64)]);
-    let codes = run(Op::GroupQuantize { group }, &[x.clone(), (sty.clone(), scales.clone())]);
+    let codes = run(Op::GroupQuantize { group, bits: 8, part: 32 }, &[x.clone(), (sty.clone(), scales.clone())]);
     assert_eq!(codes.dims, [3, groups * group]);
     for i in 0..3 {
         for j in 0..groups * group {
@@ -252,8 +252,8 @@ fn activation_quantization_with_a_short_last_group() {
         }
     }
     let cty = TensorType::new(DType::I8, [n(), d(64)]);
-    let sums = run(Op::GroupSum { group }, &[(cty.clone(), codes.clone())]);
-    assert_eq!(sums.row(2)[1], codes.row(2)[32..].iter().sum::<f64>());
+    let sums = run(Op::GroupSum { part: 32, zero: 128 }, &[(cty.clone(), codes.clone())]);
+    assert_eq!(sums.row(2)[1], -128.0 * codes.row(2)[32..].iter().sum::<f64>());
 
     let packed = DType::Packed(Format::Q8G32);
     let w = (TensorType::new(packed, [d(5), d(k as i64)]), values(packed, &[5, k], 15));
@@ -269,4 +269,22 @@ fn activation_quantization_with_a_short_last_group() {
     }
     assert_close(&out.data, &want, 1e-7);
     assert_eq!(run(Op::Dequantize, std::slice::from_ref(&w)).data, w.1.data);
+}
+
+/// `quantize_rows` is the three steps, with a scale for more columns than a sum.
+#[test]
+fn rows_are_quantized_in_one_op() {
+    let k = 40usize;
+    let x = input(DType::F32, &[n(), d(k as i64)], 16);
+    for (bits, most) in [(8, 127.0), (16, 32512.0)] {
+        let op = Op::QuantizeRows { group: 64, bits, part: 32, zero: 7 };
+        let [codes, scales, sums] = <[Tensor; 3]>::try_from(run_all(op, std::slice::from_ref(&x))).unwrap();
+        assert_eq!((codes.dims[1], scales.dims[1], sums.dims[1]), (64, 1, 2));
+        for i in 0..3 {
+            let largest = x.1.row(i).iter().fold(0.0_f64, |m, v| m.max(v.abs()));
+            assert!((scales.row(i)[0] - largest / most).abs() <= largest * 1e-7);
+            assert_eq!(codes.row(i).iter().fold(0.0_f64, |m, v| m.max(v.abs())), most);
+            assert_eq!(sums.row(i)[0], -7.0 * codes.row(i)[..32].iter().sum::<f64>());
+        }
+    }
 }

@@ -33,6 +33,29 @@ impl KernelTarget {
         def.arch == self.arch.name() && def.features.iter().all(|f| self.features.contains(*f))
     }
 
+    /// The instruction for vectors of 16, 8 or 4 lanes of 32 bits, whichever this machine uses.
+    fn find_wide(&self, names: [&str; 3]) -> Option<InstrId> {
+        match self.f32_lanes() {
+            16 => self.find(&names[..1]),
+            8 => self.find(&names[1..2]),
+            _ => self.find(&names[2..]),
+        }
+    }
+
+    /// How integer activations meet packed weights here.
+    pub fn int_dot(&self) -> IntDot {
+        let unsigned = self.find_wide(["vpdpbusd_512", "vpdpbusd_256", "usdot_128"]);
+        let signed = self.find_wide(["", "", "sdot_128"]);
+        let bytes = self.find_wide(["vpmaddubsw_512", "vpmaddubsw_256", "pmaddubsw_128"]);
+        let words = self.find_wide(["vpmaddwd_512", "vpmaddwd_256", "pmaddwd_128"]);
+        match (unsigned, signed, bytes, words) {
+            (Some(instr), ..) => IntDot::Unsigned(instr),
+            (None, Some(instr), ..) => IntDot::Signed(instr),
+            (None, None, Some(bytes), Some(words)) => IntDot::Pairs { bytes, words },
+            _ => IntDot::Widen,
+        }
+    }
+
     /// The first of `names` that the machine has.
     fn find(&self, names: &[&str]) -> Option<InstrId> {
         names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))
@@ -68,18 +91,21 @@ pub struct MatMulParams {
     /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
     pub in_flight: u32,
     pub dot: IntDot,
-    /// Take float activations as 16-bit block floating point (two int8 planes) where the weights are packed: the integer
-    /// dot instructions then serve them too, several times faster than unpacking weights to f32.
-    pub split: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
     pub bf16_dot: Option<InstrId>,
     /// How many bytes ahead weights are asked for, and with which instruction; for weights that stream from memory.
     pub prefetch: Option<(InstrId, u32)>,
+    /// Asks for the weights of the next slice while those of this one are worked on; for integer products of many rows.
+    pub ahead: Option<InstrId>,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
 }
+
+/// Activation rows per pass over the weights of integer products: their sums (with 48 weight rows 48 KiB) and codes stay
+/// in the second-level cache.
+const CHUNK: u32 = 256;
 
 /// Parameters for a machine. `single_row`: the contraction is a matvec (decode).
 pub fn choose(
@@ -88,30 +114,15 @@ pub fn choose(
     activation: Activation,
     single_row: bool,
 ) -> MatMulParams {
-    let lanes = (target.vector_bits / 32).clamp(4, 16).next_power_of_two();
-    let wide = |names: [&str; 3]| match lanes {
-        16 => target.find(&names[..1]),
-        8 => target.find(&names[1..2]),
-        _ => target.find(&names[2..]),
-    };
-    let unsigned = wide(["vpdpbusd_512", "vpdpbusd_256", "usdot_128"]);
-    let signed = wide(["", "", "sdot_128"]);
-    let bytes = wide(["vpmaddubsw_512", "vpmaddubsw_256", "pmaddubsw_128"]);
-    let words = wide(["vpmaddwd_512", "vpmaddwd_256", "pmaddwd_128"]);
-    let dot = match (unsigned, signed, bytes, words) {
-        _ if !weight.is_packed() => IntDot::Widen,
-        (Some(instr), ..) => IntDot::Unsigned(instr),
-        (None, Some(instr), ..) => IntDot::Signed(instr),
-        (None, None, Some(bytes), Some(words)) => IntDot::Pairs { bytes, words },
-        _ => IntDot::Widen,
-    };
+    let lanes = target.f32_lanes();
+    let dot = if weight.is_packed() { target.int_dot() } else { IntDot::Widen };
     let lookup = match weight {
-        DType::Packed(Format::Q4G32) => wide(["vpermps_512", "", ""]),
+        DType::Packed(Format::Q4G32) => target.find_wide(["vpermps_512", "", ""]),
         _ => None,
     };
     let bf16_dot = match activation {
-        Activation::BF16 if weight == DType::BF16 => wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
-        Activation::F32 | Activation::BF16 | Activation::I8 { .. } | Activation::I16 { .. } => None,
+        Activation::BF16 if weight == DType::BF16 => target.find_wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
+        Activation::F32 | Activation::BF16 | Activation::Codes(_) => None,
     };
     let prefetch = match weight {
         DType::F32 => "prefetch_f32",
@@ -119,39 +130,46 @@ pub fn choose(
         DType::BF16 => "prefetch_bf16",
         _ => "prefetch_u8",
     };
-    // Widened 8-bit codes cost more per product than unpacking them once for several rows of activations.
-    let widened = matches!(dot, IntDot::Pairs { .. }) && weight == DType::Packed(Format::Q8G32);
-    let split = match activation {
-        Activation::F32 | Activation::BF16 => dot != IntDot::Widen && (single_row || !widened),
-        Activation::I8 { .. } | Activation::I16 { .. } => false,
-    };
-    let (rows, tiles) = block(target.arch, lanes, weight, split, single_row);
+    let (rows, tiles) = block(target, weight, activation, single_row);
     MatMulParams {
         lanes,
-        rows: rows.to_vec(),
+        rows,
         tiles,
         unroll: if single_row { 16 } else { 4 },
         in_flight: 8,
         dot,
-        split,
         lookup,
         bf16_dot,
         prefetch: target.find(&[prefetch]).filter(|_| single_row).map(|instr| (instr, 4096)),
-        chunk: None,
+        ahead: target.find(&[prefetch]).filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
+        chunk: matches!(activation, Activation::Codes(_)).then_some(CHUNK).filter(|_| !single_row),
+    }
+}
+
+/// Activation rows that the codes of integer activations interleave (see `contraction::Codes`) for products with more
+/// than one row.
+pub fn code_block(target: &KernelTarget) -> u32 {
+    match (target.arch, target.f32_lanes()) {
+        (Arch::X86_64, 8 | 16) => 4,
+        (Arch::X86_64, _) => 2,
+        (Arch::Aarch64 | Arch::Nvptx, _) => 4,
     }
 }
 
 /// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *
-/// 16 / lanes, twice that with split activations) and their operands fit the registers: 32 with AVX-512 and on AArch64,
-/// 16 elsewhere. Two tiles halve the loads of activations, which is what bounds plain weights.
-fn block(arch: Arch, lanes: u32, weight: DType, split: bool, single_row: bool) -> (&'static [u32], u32) {
-    match (arch, lanes) {
-        _ if single_row => (&[1], 1),
-        (Arch::X86_64, 16) if split => (&[6, 1], 2),
-        (Arch::X86_64, 16) if weight.is_packed() => (&[12, 4, 1], 1),
-        (Arch::X86_64, 16) => (&[12, 4, 1], 2),
-        (Arch::X86_64, 8) => (&[4, 1], 1),
-        (Arch::X86_64, _) => (&[2, 1], 1),
-        (Arch::Aarch64 | Arch::Nvptx, _) => (&[4, 1], 1),
+/// 16 / lanes) and their operands fit the registers: 32 with AVX-512 and on AArch64, 16 elsewhere. Two tiles halve the
+/// loads of activations.
+fn block(target: &KernelTarget, weight: DType, activation: Activation, single_row: bool) -> (Vec<u32>, u32) {
+    if single_row {
+        return (vec![1], 1);
+    }
+    match (target.arch, target.f32_lanes(), activation) {
+        (Arch::X86_64, 16, Activation::Codes(_)) => (vec![code_block(target), 1], 3),
+        (_, _, Activation::Codes(_)) => (vec![code_block(target), 1], 1),
+        (Arch::X86_64, 16, _) if weight.is_packed() => (vec![12, 4, 1], 1),
+        (Arch::X86_64, 16, _) => (vec![6, 2, 1], 4),
+        (Arch::X86_64, 8, _) => (vec![4, 1], 1),
+        (Arch::X86_64, ..) => (vec![2, 1], 1),
+        (Arch::Aarch64 | Arch::Nvptx, ..) => (vec![4, 1], 1),
     }
 }

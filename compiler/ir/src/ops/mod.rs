@@ -13,6 +13,7 @@ mod structure;
 
 pub use attention::Attention;
 pub use parts::{PartsError, Symbol};
+pub use quant::max_code;
 
 use crate::compute::{RedOp, Scalar};
 use crate::dim::Dim;
@@ -121,19 +122,32 @@ pub enum Op {
     // quantization
     /// A packed or half-precision weight as f32.
     Dequantize,
-    /// `x: [m, k]` -> `f32[m, ceil(k/group)]`: max |x| over the group / 127.
+    /// `x: [m, k]` -> `f32[m, ceil(k/group)]`: max |x| over the group / the largest code (127 for 8 bits, 32512 for 16).
     GroupScale {
         group: usize,
+        bits: usize,
     },
-    /// `x: [m, k]`, scales -> `i8[m, k rounded up to group]`: `round(x / scale)`, 0 where the scale is 0 and in the padding.
+    /// `x: [m, k]`, scales -> `i8` or `i16` `[m, k rounded up to part]`: `round(x / scale)`, 0 where the scale is 0 and in
+    /// the padding.
     GroupQuantize {
         group: usize,
+        bits: usize,
+        part: usize,
     },
-    /// `i8[m, k]` -> `i32[m, k/group]`: sums of codes.
+    /// Codes `[m, k]` -> `i32[m, k/part]`: minus `zero` times the sum of the codes of each part.
     GroupSum {
-        group: usize,
+        part: usize,
+        zero: usize,
     },
-    /// Activations quantized per group times a packed weight: inputs codes, scales, sums of codes, weight `[n, k]`; gives
+    /// `x: [m, k]` -> its codes, scales and sums as by the three ops above: what products with packed weights read that
+    /// have groups of `part` and the zero point `zero`. CPU kernels keep all three in an order of their own.
+    QuantizeRows {
+        group: usize,
+        bits: usize,
+        part: usize,
+        zero: usize,
+    },
+    /// Activations quantized per group times a packed weight: inputs codes, scales, sums, weight `[n, k]`; gives
     /// `f32[m, n] = sum over k of code * scale * weight`. The sums are redundant: kernels repair the weights' zero point with them.
     MatMulI8 {
         group: usize,
@@ -210,6 +224,7 @@ impl Op {
             Op::GroupScale { .. } => "group_scale",
             Op::GroupQuantize { .. } => "group_quantize",
             Op::GroupSum { .. } => "group_sum",
+            Op::QuantizeRows { .. } => "quantize_rows",
             Op::MatMulI8 { .. } => "matmul_i8",
         }
     }
@@ -240,6 +255,7 @@ impl Op {
             | Op::GroupScale { .. }
             | Op::GroupQuantize { .. }
             | Op::GroupSum { .. }
+            | Op::QuantizeRows { .. }
             | Op::MatMulI8 { .. } => quant::infer(self, inputs),
         }
     }
@@ -272,6 +288,7 @@ impl Op {
             | Op::GroupQuantize { .. }
             | Op::GroupSum { .. }
             | Op::MatMulI8 { .. } => Meaning::Compute(vec![quant::compute(self, inputs)]),
+            Op::QuantizeRows { .. } => Meaning::Decompose,
         }
     }
 
@@ -287,6 +304,7 @@ impl Op {
                 norm::decompose(self, module, f, inputs)
             }
             Op::Attention(a) => attention::decompose(a, module, f, inputs),
+            Op::QuantizeRows { .. } => quant::decompose(self, module, f, inputs),
             _ => bad(self, "has no decomposition"),
         }
     }
@@ -341,10 +359,15 @@ impl Op {
             Op::Concat { axis } | Op::Reduce { axis, .. } => vec![("axis", int(axis))],
             Op::MatMul { transpose_b } => vec![("transpose_b", Attr::Bool(*transpose_b))],
             Op::LayerNorm { eps } | Op::RmsNorm { eps } => vec![("eps", Attr::Float(*eps))],
-            Op::GroupScale { group }
-            | Op::GroupQuantize { group }
-            | Op::GroupSum { group }
-            | Op::MatMulI8 { group } => vec![("group", int(group))],
+            Op::GroupScale { group, bits } => vec![("group", int(group)), ("bits", int(bits))],
+            Op::GroupQuantize { group, bits, part } => {
+                vec![("group", int(group)), ("bits", int(bits)), ("part", int(part))]
+            }
+            Op::GroupSum { part, zero } => vec![("part", int(part)), ("zero", int(zero))],
+            Op::QuantizeRows { group, bits, part, zero } => {
+                vec![("group", int(group)), ("bits", int(bits)), ("part", int(part)), ("zero", int(zero))]
+            }
+            Op::MatMulI8 { group } => vec![("group", int(group))],
         }
     }
 }

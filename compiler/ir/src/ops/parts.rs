@@ -99,9 +99,19 @@ impl Parts<'_> {
             "top_k" => Op::TopK { k: self.positive("k")? },
             "matmul_experts" => Op::MatMulExperts { experts: self.positive("experts")? },
             "dequantize" => Op::Dequantize,
-            "group_scale" => Op::GroupScale { group: self.positive("group")? },
-            "group_quantize" => Op::GroupQuantize { group: self.positive("group")? },
-            "group_sum" => Op::GroupSum { group: self.positive("group")? },
+            "group_scale" => Op::GroupScale { group: self.positive("group")?, bits: self.bits()? },
+            "group_quantize" => Op::GroupQuantize {
+                group: self.positive("group")?,
+                bits: self.bits()?,
+                part: self.positive("part")?,
+            },
+            "group_sum" => Op::GroupSum { part: self.positive("part")?, zero: self.count("zero")? },
+            "quantize_rows" => Op::QuantizeRows {
+                group: self.positive("group")?,
+                bits: self.bits()?,
+                part: self.positive("part")?,
+                zero: self.count("zero")?,
+            },
             "matmul_i8" => Op::MatMulI8 { group: self.positive("group")? },
             name => {
                 let unary = UnOp::ALL.into_iter().find(|op| op.name() == name).map(Op::Unary);
@@ -132,6 +142,9 @@ impl Parts<'_> {
     }
     fn positive(&self, attr: &'static str) -> Result<usize, PartsError> {
         self.find(attr, "a positive count", |a| usize::try_from(int(a)?).ok().filter(|&c| c > 0))
+    }
+    fn bits(&self) -> Result<usize, PartsError> {
+        self.find("bits", "8 or 16", |a| usize::try_from(int(a)?).ok().filter(|b| [8, 16].contains(b)))
     }
     fn counts(&self, attr: &'static str) -> Result<Vec<usize>, PartsError> {
         self.find(attr, "a list of counts", |a| match a {

@@ -3,43 +3,65 @@
 use super::{Op, OpError, bad};
 use crate::compute::{RedOp, Scalar};
 use crate::dim::Dim;
+use crate::graph::{Function, ValueId};
 use crate::kernel::{BinOp, UnOp};
+use crate::module::Module;
 use crate::types::{DType, TensorType};
 
-/// Largest code of an int8 activation.
-const MAX_CODE: f64 = 127.0;
+/// Largest code of activations of so many bits. Of 16 bits, the high byte is at most 127 after rounding.
+pub fn max_code(bits: usize) -> f64 {
+    if bits == 16 { 32512.0 } else { 127.0 }
+}
+
+fn code_type(bits: usize) -> DType {
+    if bits == 16 { DType::I16 } else { DType::I8 }
+}
+
+fn is_codes(q: &TensorType) -> bool {
+    q.rank() == 2 && matches!(q.dtype, DType::I8 | DType::I16)
+}
 
 pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     let groups = |k: &Dim, group: usize| k.ceil_div(group as i64);
+    let rows = |dtype, x: &TensorType, columns| TensorType { dtype, dims: vec![x.dims[0].clone(), columns] };
+    let scales = |x: &TensorType, group| rows(DType::F32, x, groups(&x.dims[1], group));
+    let codes = |x: &TensorType, bits, part: usize| {
+        rows(code_type(bits), x, groups(&x.dims[1], part).scale(part as i64))
+    };
     match (op, inputs) {
         (Op::Dequantize, [w]) => Ok(vec![TensorType { dtype: DType::F32, dims: w.dims.clone() }]),
-        (Op::GroupScale { group }, [x]) if x.rank() == 2 && x.dtype == DType::F32 => Ok(vec![TensorType {
-            dtype: DType::F32,
-            dims: vec![x.dims[0].clone(), groups(&x.dims[1], *group)],
-        }]),
-        (Op::GroupQuantize { group }, [x, s])
+        (Op::GroupScale { group, .. }, [x]) if x.rank() == 2 && x.dtype == DType::F32 => {
+            Ok(vec![scales(x, *group)])
+        }
+        (Op::GroupQuantize { group, bits, part }, [x, s])
             if x.rank() == 2 && x.dtype == DType::F32 && s.dtype == DType::F32 =>
         {
-            let g = groups(&x.dims[1], *group);
-            if s.dims != [x.dims[0].clone(), g.clone()] {
+            if **s != scales(x, *group) {
                 return bad(op, format!("scales are {s} for {x}"));
             }
-            Ok(vec![TensorType { dtype: DType::I8, dims: vec![x.dims[0].clone(), g.scale(*group as i64)] }])
+            Ok(vec![codes(x, *bits, *part)])
         }
-        (Op::GroupSum { group }, [q]) if q.rank() == 2 && q.dtype == DType::I8 => Ok(vec![TensorType {
-            dtype: DType::I32,
-            dims: vec![q.dims[0].clone(), groups(&q.dims[1], *group)],
-        }]),
-        (Op::MatMulI8 { group }, [q, s, z, w]) => {
-            let fits = q.rank() == 2 && w.rank() == 2 && w.dtype.is_packed() && q.dtype == DType::I8;
-            if !fits {
-                return bad(op, format!("takes i8 codes and a packed weight, not {q} and {w}"));
+        (Op::GroupSum { part, .. }, [q]) if is_codes(q) => {
+            Ok(vec![rows(DType::I32, q, groups(&q.dims[1], *part))])
+        }
+        (Op::QuantizeRows { group, bits, part, .. }, [x]) if x.rank() == 2 && x.dtype == DType::F32 => {
+            if !group.is_multiple_of(*part) {
+                return bad(op, format!("a group of {group} is no multiple of {part}"));
             }
-            let g = groups(&w.dims[1], *group);
-            let per_group = [q.dims[0].clone(), g.clone()];
-            let scales = s.dtype == DType::F32 && s.dims == per_group;
-            let sums = z.dtype == DType::I32 && z.dims == per_group;
-            if q.dims[1] != g.scale(*group as i64) || !scales || !sums {
+            let sums = rows(DType::I32, x, groups(&x.dims[1], *part));
+            Ok(vec![codes(x, *bits, *part), scales(x, *group), sums])
+        }
+        (Op::MatMulI8 { group }, [q, s, z, w]) => {
+            let DType::Packed(format) = w.dtype else {
+                return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
+            };
+            if !is_codes(q) || w.rank() != 2 {
+                return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
+            }
+            let (k, part) = (&w.dims[1], format.group());
+            let scales_fit = **s == rows(DType::F32, q, groups(k, *group));
+            let sums_fit = **z == rows(DType::I32, q, groups(k, part));
+            if q.dims[1] != groups(k, part).scale(part as i64) || !scales_fit || !sums_fit {
                 return bad(op, format!("codes {q}, scales {s} and sums {z} do not fit weight {w}"));
             }
             Ok(vec![TensorType { dtype: DType::F32, dims: vec![q.dims[0].clone(), w.dims[0].clone()] }])
@@ -48,31 +70,47 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
     }
 }
 
+pub(super) fn decompose(
+    op: &Op,
+    module: &Module,
+    f: &mut Function,
+    inputs: &[ValueId],
+) -> Result<Vec<ValueId>, OpError> {
+    let &Op::QuantizeRows { group, bits, part, zero } = op else { return bad(op, "quantizes no rows") };
+    let x = inputs[0];
+    let scales = f.append(module, Op::GroupScale { group, bits }, &[x])?[0];
+    let codes = f.append(module, Op::GroupQuantize { group, bits, part }, &[x, scales])?[0];
+    let sums = f.append(module, Op::GroupSum { part, zero }, &[codes])?[0];
+    Ok(vec![codes, scales, sums])
+}
+
 pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
     match op {
         Op::Dequantize => Scalar::load(0, (0..inputs[0].rank()).map(Scalar::Axis).collect()),
-        Op::GroupScale { group } => {
+        Op::GroupScale { group, bits } => {
             let column = in_group(Scalar::Axis(1), *group);
             let value = Scalar::load(0, vec![Scalar::Axis(0), column.clone()]);
             let magnitude = guard(Scalar::unary(UnOp::Abs, value), column, &inputs[0].dims[1], *group);
             let max = Scalar::reduce(RedOp::Max, 0, Dim::from(*group), magnitude);
-            Scalar::product(max, Scalar::Float(1.0 / MAX_CODE))
+            Scalar::product(max, Scalar::Float(1.0 / max_code(*bits)))
         }
-        Op::GroupQuantize { group } => {
+        Op::GroupQuantize { group, bits, part } => {
+            let most = max_code(*bits);
             let group_index = Scalar::binary(BinOp::Div, Scalar::Axis(1), Scalar::Int(*group as i64));
             let scale = Scalar::load(1, vec![Scalar::Axis(0), group_index]);
             let x = Scalar::load(0, vec![Scalar::Axis(0), Scalar::Axis(1)]);
             let ratio = Scalar::binary(BinOp::Div, x, scale.clone());
-            let low = Scalar::binary(BinOp::Max, Scalar::unary(UnOp::Round, ratio), Scalar::Float(-MAX_CODE));
-            let code = Scalar::binary(BinOp::Min, low, Scalar::Float(MAX_CODE));
+            let low = Scalar::binary(BinOp::Max, Scalar::unary(UnOp::Round, ratio), Scalar::Float(-most));
+            let code = Scalar::binary(BinOp::Min, low, Scalar::Float(most));
             let positive = Scalar::binary(BinOp::Lt, Scalar::Float(0.0), scale);
             let safe = Scalar::Select(Box::new(positive), Box::new(code), Box::new(Scalar::Float(0.0)));
-            let value = guard(safe, Scalar::Axis(1), &inputs[0].dims[1], *group);
-            Scalar::Cast(DType::I8, Box::new(value))
+            let value = guard(safe, Scalar::Axis(1), &inputs[0].dims[1], *part);
+            Scalar::Cast(code_type(*bits), Box::new(value))
         }
-        Op::GroupSum { group } => {
-            let code = Scalar::load(0, vec![Scalar::Axis(0), in_group(Scalar::Axis(1), *group)]);
-            Scalar::reduce(RedOp::Sum, 0, Dim::from(*group), code)
+        Op::GroupSum { part, zero } => {
+            let code = Scalar::load(0, vec![Scalar::Axis(0), in_group(Scalar::Axis(1), *part)]);
+            let sum = Scalar::reduce(RedOp::Sum, 0, Dim::from(*part), code);
+            Scalar::product(sum, Scalar::Int(-(*zero as i64)))
         }
         Op::MatMulI8 { group } => {
             let group_index = Scalar::binary(BinOp::Div, Scalar::Red(0), Scalar::Int(*group as i64));

@@ -338,11 +338,17 @@ impl Generator {
             self.keep(Op::Dequantize, &[w]);
             return;
         }
+        let (bits, part, zero) = (self.rng.pick(&[8, 16]), 32, 7);
         let path = |g: &mut Self| {
-            let scales = g.keep(Op::GroupScale { group }, &[x])?;
-            let codes = g.keep(Op::GroupQuantize { group }, &[x, scales])?;
-            let sums = g.keep(Op::GroupSum { group }, &[codes])?;
-            g.keep(Op::MatMulI8 { group }, &[codes, scales, sums, w])
+            if bits == 8 {
+                let scales = g.keep(Op::GroupScale { group, bits }, &[x])?;
+                let codes = g.keep(Op::GroupQuantize { group, bits, part }, &[x, scales])?;
+                let sums = g.keep(Op::GroupSum { part, zero }, &[codes])?;
+                return g.keep(Op::MatMulI8 { group }, &[codes, scales, sums, w]);
+            }
+            let op = Op::QuantizeRows { group, bits, part, zero };
+            let parts = g.f.append(&g.module, op, &[x]).ok()?;
+            g.keep(Op::MatMulI8 { group }, &[parts[0], parts[1], parts[2], w])
         };
         path(self);
     }

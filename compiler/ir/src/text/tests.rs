@@ -38,7 +38,7 @@ fn the_generator_reaches_every_op() {
         names.extend(module.functions.values().flat_map(|f| f.live()).map(|(_, n)| n.op.name()));
     }
     let all = "abs add call cast concat constant cos dequantize div erf exp gather group_quantize group_scale group_sum \
-        layer_norm log matmul matmul_i8 max min mul neg param permute recip reduce_max reduce_sum reshape rms_norm rsqrt \
+        layer_norm log matmul matmul_i8 max min mul neg param permute quantize_rows recip reduce_max reduce_sum reshape rms_norm rsqrt \
         scan select_ge sigmoid sin slice softmax sqrt state.read state.write sub tanh";
     assert_eq!(names.into_iter().collect::<Vec<_>>(), all.split_whitespace().collect::<Vec<_>>());
 }

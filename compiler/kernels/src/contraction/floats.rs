@@ -1,6 +1,7 @@
 //! Contractions in f32: plain weights, and packed weights against f32 or bf16 activations.
 
-use super::Block;
+use super::GROUP;
+use super::block::Block;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, ExprId, Ty};
@@ -147,7 +148,7 @@ impl Block<'_> {
 
     /// Where column `col` of one part begins.
     fn plain_at(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> ExprId {
-        let (tile, part) = self.tile_of(kb, part);
+        let (tile, part) = self.slice.tile_of(kb, self.params.lanes, part);
         let start = kb.mul_int(tile, self.tile_len(plain) as i64);
         let here = kb.mul_int(col, TILE as i64);
         let at = kb.add(start, here);
@@ -158,8 +159,8 @@ impl Block<'_> {
 
     /// Sums integer weights times activations within a group, then scales: one multiplication per group and row.
     pub(super) fn grouped(&self, kb: &mut KernelBuilder, format: Format) {
-        self.for_groups(kb, false, |kb, g, columns| {
-            let first = kb.mul_int(g, super::GROUP as i64);
+        self.for_groups(kb, format, |kb, g, columns| {
+            let first = kb.mul_int(g, GROUP as i64);
             let mut sums: Vec<Vec<Option<ExprId>>> =
                 vec![vec![None; (self.rows * self.parts()) as usize]; self.chains as usize];
             for word in 0..words(format) {
@@ -216,6 +217,24 @@ impl Block<'_> {
                     *sum = Some(kb.let_("s", next));
                 }
             }
+        }
+    }
+
+    /// `for g in 0..groups`; the last group, if short, is emitted on its own with its number of columns.
+    fn for_groups(
+        &self,
+        kb: &mut KernelBuilder,
+        format: Format,
+        mut body: impl FnMut(&mut KernelBuilder, ExprId, usize),
+    ) {
+        let (full, rest) = (self.spec.k / GROUP, self.spec.k % GROUP);
+        let count = kb.int(full as i64);
+        kb.serial("g", count, |kb, g| {
+            self.prefetch_group(kb, format, g);
+            body(kb, g, GROUP);
+        });
+        if rest > 0 {
+            body(kb, count, rest);
         }
     }
 }

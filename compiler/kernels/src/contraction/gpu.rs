@@ -1,7 +1,7 @@
 //! The contraction on a GPU over row-major weights: for one activation row, a warp per weight row whose threads read
 //! consecutive pieces and fold their sums by shuffles; for more, square tiles through shared memory.
 
-use super::{Activation, Epilogue, GROUP, MatMul, Tile, Weight};
+use super::{Activation, Epilogue, MatMul, Tile, Weight};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, Ty};
@@ -34,7 +34,7 @@ pub fn choose_gpu() -> GpuMatMulParams {
 }
 
 /// Emits the contraction as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
-/// sums, each in the one thread that holds it. int8 activations are scaled to f32 where they are read.
+/// sums, each in the one thread that holds it. Activations are floats.
 pub fn emit_gpu_matmul(
     kb: &mut KernelBuilder,
     spec: &MatMul,
@@ -70,7 +70,6 @@ impl Gpu<'_> {
         lanes: u32,
         mask: Option<ExprId>,
     ) -> ExprId {
-        let row = kb.add(self.spec.x_first, row);
         let start = kb.mul_int(row, self.spec.activation.row_stride(self.spec.k) as i64);
         let at = kb.add(start, col);
         let index = kb.ramp1(at, lanes);
@@ -79,16 +78,7 @@ impl Gpu<'_> {
         let value = kb.cast(value, DType::F32);
         match self.spec.activation {
             Activation::F32 | Activation::BF16 => value,
-            Activation::I8 { scales, .. } => {
-                let group = kb.int(GROUP as i64);
-                let g = kb.div(col, group);
-                let start = kb.mul_int(row, self.spec.k.div_ceil(GROUP) as i64);
-                let at = kb.add(start, g);
-                let scale = kb.load_masked(scales, at, mask);
-                let scale = kb.let_("x_scale", scale);
-                kb.mul(value, scale)
-            }
-            Activation::I16 { .. } => panic!("16-bit activations are made by the CPU generator only"),
+            Activation::Codes(_) => panic!("integer activations are for CPU kernels"),
         }
     }
 

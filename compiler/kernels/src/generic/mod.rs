@@ -1,5 +1,6 @@
 //! Kernels made from compute definitions.
 
+pub mod codes;
 pub mod inline;
 pub mod row_scan;
 pub mod rows;

@@ -5,6 +5,7 @@
 //! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: a block per
 //! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
 
+use super::codes::{Place, RowCodes};
 use super::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
@@ -25,14 +26,19 @@ pub enum RowMachine {
 }
 
 /// Emits the kernel body. `inliner` binds the inputs of the group; `outputs` names what is stored where.
-/// All outputs have the same leading axes `rows`.
+/// All outputs have the same leading axes `rows`. Rows that are quantized (`codes`, CPU, one leading axis) are shared out
+/// in blocks of `block`, as their codes are ordered.
 pub fn emit(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
     rows: &[Dim],
     outputs: &[(ValueId, BufId)],
+    (codes, block): (&[RowCodes], u32),
     machine: RowMachine,
 ) {
+    if let (RowMachine::Cpu { lanes }, [_, ..], [count]) = (machine, codes, rows) {
+        return quantized_rows(kb, inliner, count, outputs, (codes, block), lanes);
+    }
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let extent = kb.dim(&first);
     let kind = match machine {
@@ -42,6 +48,49 @@ pub fn emit(
     kb.for_("row", extent, kind, |kb, row| {
         let leading = if rows.is_empty() { vec![] } else { vec![Index::scalar(row)] };
         inner_rows(kb, inliner, rows, leading, outputs, machine);
+    });
+}
+
+/// Blocks of rows among workers; in each row first what is stored as it is, then the codes.
+fn quantized_rows(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    rows: &Dim,
+    outputs: &[(ValueId, BufId)],
+    (codes, block): (&[RowCodes], u32),
+    lanes: u32,
+) {
+    // A single row is in no block.
+    let block = if rows.as_const() == Some(1) { 1 } else { block };
+    let count = kb.dim(rows);
+    let size = kb.int(block.into());
+    let rounded = kb.add_int(count, i64::from(block) - 1);
+    let blocks = kb.div(rounded, size);
+    kb.par("rows", blocks, |kb, b| {
+        let first = kb.mul(b, size);
+        let first = kb.let_("first", first);
+        let left = kb.sub(count, first);
+        let here = kb.min(left, size);
+        kb.serial("r", here, |kb, r| {
+            let row = kb.add(first, r);
+            let row = kb.let_("row", row);
+            let whole = kb.lt(here, size);
+            let one = kb.int(1);
+            let stride = kb.select(whole, one, size);
+            let leading = [Index::scalar(row)];
+            let mut inliner = inliner.clone();
+            let machine = RowMachine::Cpu { lanes };
+            bind_reductions(kb, &mut inliner, &leading, machine);
+            store_columns(kb, &inliner, &leading, outputs, machine);
+            for codes in codes {
+                let quads = codes.row_quads() as i64;
+                let (block_first, row_first) = (kb.mul_int(first, quads), kb.mul_int(row, quads));
+                let block_first = kb.add(block_first, r);
+                let first = kb.select(whole, row_first, block_first);
+                let first = kb.let_("place", first);
+                codes.emit(kb, &inliner, &leading, Place { row, first, stride }, lanes);
+            }
+        });
     });
 }
 
@@ -85,6 +134,12 @@ fn one_row(
     outputs: &[(ValueId, BufId)],
     machine: RowMachine,
 ) {
+    bind_reductions(kb, &mut inliner, leading, machine);
+    store_columns(kb, &inliner, leading, outputs, machine);
+}
+
+/// Computes the reductions over a row and binds their results.
+fn bind_reductions(kb: &mut KernelBuilder, inliner: &mut Inliner, leading: &[Index], machine: RowMachine) {
     let f = inliner.f;
     for (_, node) in f.live() {
         let Op::Reduce { op, axis } = node.op else { continue };
@@ -98,28 +153,38 @@ fn one_row(
                 let index = [leading, &[Index::scalar(zero)]].concat();
                 inliner.value(kb, output, &index)
             }
-            RowMachine::Gpu => gpu_reduce(kb, &inliner, op, input, leading),
+            RowMachine::Gpu => gpu_reduce(kb, inliner, op, input, leading),
         };
         inliner.bindings.insert(output, Binding::Value(value));
     }
+}
+
+/// Stores the outputs of a row, those of the same columns in one loop.
+fn store_columns(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    leading: &[Index],
+    outputs: &[(ValueId, BufId)],
+    machine: RowMachine,
+) {
     let mut done = vec![false; outputs.len()];
     for i in 0..outputs.len() {
         if done[i] {
             continue;
         }
-        let cols = columns(&inliner, outputs[i].0);
+        let cols = columns(inliner, outputs[i].0);
         let wide = inliner.vectorizable(outputs[i].0);
         let together: Vec<usize> = (i..outputs.len())
-            .filter(|&j| !done[j] && columns(&inliner, outputs[j].0) == cols)
+            .filter(|&j| !done[j] && columns(inliner, outputs[j].0) == cols)
             .filter(|&j| inliner.vectorizable(outputs[j].0) == wide)
             .collect();
         let stores: Vec<(ValueId, BufId)> = together.iter().map(|&j| outputs[j]).collect();
         together.iter().for_each(|&j| done[j] = true);
         match machine {
             RowMachine::Cpu { lanes } => {
-                cpu_columns(kb, &inliner, leading, &cols, if wide { lanes } else { 1 }, &stores);
+                cpu_columns(kb, inliner, leading, &cols, if wide { lanes } else { 1 }, &stores);
             }
-            RowMachine::Gpu => gpu_columns(kb, &inliner, leading, &cols, &stores),
+            RowMachine::Gpu => gpu_columns(kb, inliner, leading, &cols, &stores),
         }
     }
 }

@@ -3,14 +3,14 @@
 use super::LowerError;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::contraction::{Activation, MatMul, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul};
+use crate::contraction::{Activation, Codes, MatMul, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul};
 use crate::generic::inline::{Binding, Index, Inliner};
-use crate::params::{KernelTarget, choose};
+use crate::params::{KernelTarget, choose, code_block};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BufId, ExprId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::types::Packing;
+use mlcc_ir::types::{DType, Packing};
 use mlcc_target::Arch;
 use std::collections::HashMap;
 
@@ -23,6 +23,8 @@ pub struct Contraction {
     scales: Option<usize>,
     sums: Option<usize>,
     w: usize,
+    /// Columns per scale of integer activations.
+    group: usize,
 }
 
 /// The packing that the generators read.
@@ -40,7 +42,7 @@ pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
         Op::MatMul { transpose_b: true } => {
             inputs.iter().all(|&v| f.ty(v).rank() == 2)
                 && constant(inputs[1])
-                && f.ty(inputs[0]).dtype == mlcc_ir::types::DType::F32
+                && f.ty(inputs[0]).dtype == DType::F32
         }
         Op::MatMulI8 { .. } => constant(inputs[3]),
         _ => false,
@@ -62,13 +64,15 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
             scales: None,
             sums: None,
             w: position(node.inputs[1])?,
+            group: 0,
         },
-        Op::MatMulI8 { .. } => Contraction {
+        Op::MatMulI8 { group } => Contraction {
             node: id,
             x: position(node.inputs[0])?,
             scales: Some(position(node.inputs[1])?),
             sums: Some(position(node.inputs[2])?),
             w: position(node.inputs[3])?,
+            group,
         },
         _ => return None,
     };
@@ -105,15 +109,18 @@ pub fn emit(
     let rows = f.ty(product).dims[0].clone();
     let m = kb.dim(&rows);
     let activation = match (c.scales, c.sums) {
-        (Some(scales), Some(sums)) => Activation::I8 { scales: inputs[scales], sums: inputs[sums] },
+        (Some(scales), Some(sums)) => {
+            let planes = if f.ty(f.inputs[c.x]).dtype == DType::I16 { 2 } else { 1 };
+            let block = code_block(target);
+            Activation::Codes(Codes { planes, group: c.group, block, scales: inputs[scales], starts: inputs[sums] })
+        }
         _ => Activation::F32,
     };
     let kind = Weight::of(weight.dtype);
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
-    let x_first = kb.int(0);
     let x = inputs[c.x];
-    let spec = MatMul { x, activation, x_first, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k };
+    let spec = MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k };
     let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
         store_tile(kb, f, &inliner, product, outputs, n, &tile);
     };

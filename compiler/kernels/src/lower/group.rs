@@ -6,11 +6,13 @@ use super::contraction::{self, Contraction};
 use super::experts;
 use super::plan::Partition;
 use crate::attention;
+use crate::contraction::GROUP;
+use crate::generic::codes::RowCodes;
 use crate::generic::inline::{Binding, Inliner};
 use crate::generic::row_scan::{self, RowScan};
 use crate::generic::rows::{self, RowMachine};
 use crate::generic::scan::{self, Scan};
-use crate::params::KernelTarget;
+use crate::params::{KernelTarget, code_block};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -179,12 +181,15 @@ fn rows_group(
     if f.outputs.iter().any(|v| leading(v) != rows) {
         return Err(LowerError::internal(format!("group {} stores rows of different shapes", f.name)));
     }
-    let stores: Vec<(ValueId, BufId)> = f.outputs.iter().copied().zip(outputs.iter().copied()).collect();
+    let codes = row_codes(f, outputs)?;
+    let stored = |v: &ValueId| f.def(*v).is_none_or(|n| !matches!(n.op, Op::QuantizeRows { .. }));
+    let pairs = f.outputs.iter().copied().zip(outputs.iter().copied());
+    let stores: Vec<(ValueId, BufId)> = pairs.filter(|(v, _)| stored(v)).collect();
     let machine = match target.arch {
         Arch::Nvptx => RowMachine::Gpu,
         Arch::X86_64 | Arch::Aarch64 => RowMachine::Cpu { lanes: target.f32_lanes() },
     };
-    rows::emit(kb, &inliner, &rows, &stores, machine);
+    rows::emit(kb, &inliner, &rows, &stores, (&codes, code_block(target)), machine);
 
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let single = first.as_const() == Some(1);
@@ -192,7 +197,7 @@ fn rows_group(
     // Ops on groups of columns read columns whose places an output may have taken already.
     let columnwise = f.live().all(|(_, n)| n.op.is_elementwise() || matches!(n.op, Op::Reduce { .. }));
     let partition = |v: ValueId, output: bool| {
-        let same_rows = f.ty(v).rank() > 1 && f.ty(v).dims.first() == Some(&first);
+        let same_rows = codes.is_empty() && f.ty(v).rank() > 1 && f.ty(v).dims.first() == Some(&first);
         (single || same_rows && (output || !moves)).then(|| Partition::Rows(first.clone()))
     };
     let mut args: Vec<ArgContract> = f
@@ -214,11 +219,31 @@ fn rows_group(
     Ok(args)
 }
 
+/// The rows that a group quantizes, with the buffers of the results.
+fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerError> {
+    let mut all = Vec::new();
+    for (_, node) in f.live() {
+        let Op::QuantizeRows { group, bits, part, zero } = node.op else { continue };
+        let buffer = |v: &ValueId| f.outputs.iter().position(|o| o == v).map(|at| outputs[at]);
+        let buffers: Option<Vec<BufId>> = node.outputs.iter().map(buffer).collect();
+        let k = f.ty(node.inputs[0]).dims[1].as_const();
+        let (Some([codes, scales, starts]), Some(k), GROUP) = (buffers.as_deref(), k, part) else {
+            return Err(LowerError::internal(format!("group {} quantizes rows that nobody reads whole", f.name)));
+        };
+        let (codes, scales, starts) = (*codes, *scales, *starts);
+        all.push(RowCodes { x: node.inputs[0], codes, scales, starts, group, bits, part, zero, k: k as usize });
+    }
+    Ok(all)
+}
+
 /// True if a row of the results depends on no other row of the operands.
 pub fn is_row_local(f: &Function, n: &Node) -> bool {
     match n.op {
         Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
-        Op::GroupScale { .. } | Op::GroupQuantize { .. } | Op::GroupSum { .. } => true,
+        Op::GroupScale { .. }
+        | Op::GroupQuantize { .. }
+        | Op::GroupSum { .. }
+        | Op::QuantizeRows { .. } => true,
         _ => n.op.is_elementwise(),
     }
 }

@@ -1,0 +1,238 @@
+//! Speed of one matrix product on one core, beside the peak of the instruction it is made of, probed in the same process.
+//!
+//!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
+//!
+//! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `f32`), m, n, k; then optionally
+//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `group=128`, `chunk=96`, `unroll=4`, and
+//! `object=PATH`, which writes the object file for a disassembler.
+
+use std::time::Instant;
+
+use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_codegen::llvm::{Output, kernels_object};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::{Access, BufId, Kernel, Ty};
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_kernels::contraction::{Activation, Codes, GROUP, MatMul, Weight, emit_matmul};
+use mlcc_kernels::params::{KernelTarget, MatMulParams, choose};
+use mlcc_quant::{PackOptions, pack};
+use mlcc_target::{Arch, Level};
+
+struct Problem {
+    weight: DType,
+    /// Planes of integer activations; none for floats.
+    planes: Option<usize>,
+    group: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [weight, x, m, n, k, options @ ..] = args.as_slice() else {
+        panic!("arguments: WEIGHTS ACTIVATIONS M N K [key=value]...")
+    };
+    let number = |s: &str| s.parse::<usize>().unwrap_or_else(|e| panic!("{s}: {e}"));
+    let weight = match weight.as_str() {
+        "q4" => DType::Packed(Format::Q4G32),
+        "q8" => DType::Packed(Format::Q8G32),
+        "f32" => DType::F32,
+        "f16" => DType::F16,
+        "bf16" => DType::BF16,
+        other => panic!("weights {other}"),
+    };
+    let planes = match x.as_str() {
+        "i8" => Some(1),
+        "i16" => Some(2),
+        "f32" => None,
+        other => panic!("activations {other}"),
+    };
+    let mut problem = Problem { weight, planes, group: 128, m: number(m), n: number(n), k: number(k) };
+    let level = level();
+    let target = KernelTarget::new(Arch::X86_64, &level);
+    let none = problem.activation(1, [BufId(0); 2]);
+    let mut params = choose(&target, weight, none, problem.m == 1);
+    let mut object = None;
+    for option in options {
+        match option.split_once('=') {
+            Some(("rows", v)) => params.rows = v.split('.').map(|v| number(v) as u32).collect(),
+            Some(("tiles", v)) => params.tiles = number(v) as u32,
+            Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
+            Some(("unroll", v)) => params.unroll = number(v) as u32,
+            Some(("group", v)) => problem.group = number(v),
+            Some(("object", v)) => object = Some(v.to_string()),
+            _ => panic!("option {option}"),
+        }
+    }
+    let peak = peak_kernel(planes.is_some());
+    let kernels = [problem.kernel(&params), peak];
+    if let Some(path) = object {
+        let triple = "x86_64-unknown-linux-gnu";
+        let bytes = kernels_object(Arch::X86_64, triple, &level, &kernels, Output::Object).expect("it compiles");
+        std::fs::write(path, bytes).expect("the object file can be written");
+    }
+    let executor = Executor::new(&kernels, &level).expect("the kernels load");
+    let mut buffers = problem.buffers(&kernels[0]);
+    let mut out = vec![Aligned::zeroed(64)];
+    // The machine may be shared: the best of many short turns, taken alternately.
+    let (mut peak, mut seconds) = (0.0_f64, f64::INFINITY);
+    for _ in 0..15 {
+        peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, 1));
+        seconds = seconds.min(time(&executor, "product", &mut buffers, problem.m));
+    }
+    let rate = 2.0 * (problem.m * problem.n * problem.k) as f64 / seconds;
+    println!(
+        "{:.1} of {:.1} Gop/s: {:.1} %, weights {:.2} GB/s",
+        rate / 1e9,
+        peak / 1e9,
+        100.0 * rate / peak,
+        pack_bytes(&problem) as f64 / seconds / 1e9
+    );
+}
+
+fn pack_bytes(problem: &Problem) -> usize {
+    mlcc_quant::packed_bytes(problem.weight, Packing::Tile16, problem.n, problem.k).expect("sizes fit")
+}
+
+/// The level of this machine that comes last in its specification, or the one that `MLCC_LEVEL` names.
+fn level() -> Level {
+    let have = mlcc_target::detected_features();
+    let wanted = std::env::var("MLCC_LEVEL").ok();
+    let runs = |l: &Level| l.features.iter().all(|f| have.contains(&f.as_str()));
+    let specs = mlcc_target::specs().expect("built-in specifications");
+    let levels = specs.into_iter().filter(|s| Some(s.arch) == Arch::of_host()).flat_map(|s| s.levels);
+    let mut fitting: Vec<Level> =
+        levels.filter(|l| runs(l) && wanted.as_ref().is_none_or(|w| *w == l.name)).collect();
+    fitting.sort_by_key(|l| (l.vector_bits, l.features.len()));
+    fitting.pop().expect("a level for this machine")
+}
+
+fn time(executor: &Executor, kernel: &str, buffers: &mut [Aligned], m: usize) -> f64 {
+    let dims = SymValues::tokens(m as i64);
+    let mut best = f64::INFINITY;
+    for _ in 0..3 {
+        let begin = Instant::now();
+        executor.run(kernel, buffers, &dims, 1).expect("the kernel runs");
+        best = best.min(begin.elapsed().as_secs_f64());
+    }
+    best
+}
+
+const ROUNDS: i64 = 1 << 20;
+const CHAINS: usize = 16;
+/// Both peaks count 64 or 16 products per instruction; set by `peak_kernel`.
+const PEAK_OPS: f64 = (ROUNDS as usize * CHAINS * 128) as f64;
+
+/// Independent dot products or multiply-adds on registers. The float version runs four times as many rounds, so that both
+/// stand for the same number of operations.
+fn peak_kernel(integers: bool) -> Kernel {
+    let mut kb = KernelBuilder::new("peak");
+    let out = kb.param("out", DType::U8, 64, Access::InOut, 64);
+    let zero = kb.int(0);
+    let bytes = kb.load_vec(out, zero, 64);
+    let bytes = kb.let_("bytes", bytes);
+    let (dtype, rounds) = if integers { (DType::I32, ROUNDS) } else { (DType::F32, 4 * ROUNDS) };
+    let ty = Ty::vector(dtype, 16);
+    let acc = kb.alloc("acc", dtype, 16 * CHAINS, mlcc_ir::kernel::Space::Local);
+    for c in 0..CHAINS {
+        let at = kb.int(16 * c as i64);
+        let first = kb.constant(0.0, ty);
+        kb.store_vec(acc, at, first);
+    }
+    let rounds = kb.int(rounds);
+    let dot = InstrId::by_name("vpdpbusd_512").expect("an instruction of the table");
+    kb.serial("round", rounds, |kb, _| {
+        for c in 0..CHAINS {
+            let at = kb.int(16 * c as i64);
+            let old = kb.load_vec(acc, at, 16);
+            let new = match integers {
+                true => {
+                    let signed = kb.bitcast(bytes, Ty::vector(DType::I8, 64));
+                    kb.instr(dot, vec![old, bytes, signed])
+                }
+                false => {
+                    let x = kb.bitcast(bytes, ty);
+                    kb.fma(old, x, x)
+                }
+            };
+            kb.store_vec(acc, at, new);
+        }
+    });
+    let mut sum = kb.constant(0.0, ty);
+    for c in 0..CHAINS {
+        let at = kb.int(16 * c as i64);
+        let value = kb.load_vec(acc, at, 16);
+        sum = kb.add(sum, value);
+    }
+    let sum = kb.bitcast(sum, Ty::vector(DType::U8, 64));
+    kb.store_vec(out, zero, sum);
+    kb.finish()
+}
+
+impl Problem {
+    fn activation(&self, block: u32, [scales, starts]: [BufId; 2]) -> Activation {
+        match self.planes {
+            Some(planes) => Activation::Codes(Codes { planes, group: self.group, block, scales, starts }),
+            None => Activation::F32,
+        }
+    }
+
+    fn kernel(&self, params: &MatMulParams) -> Kernel {
+        let (n, k) = (self.n, self.k);
+        let mut kb = KernelBuilder::new("product");
+        let rows = Dim::sym(Sym::N);
+        let x_type = match self.planes {
+            Some(1) => DType::I8,
+            Some(_) => DType::I16,
+            None => DType::F32,
+        };
+        let x = kb.param("x", x_type, rows.scale(k.next_multiple_of(GROUP) as i64), Access::In, 64);
+        let scales = kb.param("scales", DType::F32, rows.scale(k.div_ceil(self.group) as i64), Access::In, 64);
+        let starts = kb.param("starts", DType::I32, rows.scale(k.div_ceil(GROUP) as i64), Access::In, 64);
+        let w_type = if self.weight.is_packed() { DType::U8 } else { self.weight };
+        let w_len = pack_bytes(self) / w_type.bytes().unwrap_or(1);
+        let w = kb.param("w", w_type, w_len, Access::In, 64);
+        let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
+        let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
+        let weight = Weight::of(self.weight).expect("a weight type");
+        let activation = self.activation(params.rows[0], [scales, starts]);
+        let spec = MatMul { x, activation, w, w_offset: 0, weight, m, n, k };
+        emit_matmul(&mut kb, &spec, params, &mut |kb, tile| {
+            let start = kb.mul_int(tile.row, n as i64);
+            let at = kb.add(start, tile.col);
+            let index = kb.ramp1(at, tile.lanes);
+            kb.store_masked(y, index, tile.acc, tile.mask);
+        });
+        kb.finish()
+    }
+
+    fn buffers(&self, kernel: &Kernel) -> Vec<Aligned> {
+        let mut seed = 1_u32;
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) as f32 / 8_388_608.0 - 1.0
+        };
+        let weights: Vec<f32> = (0..self.n * self.k).map(|_| next()).collect();
+        let packed =
+            pack(self.weight, Packing::Tile16, self.n, self.k, &weights, PackOptions::default()).expect("it packs");
+        let dims = SymValues::tokens(self.m as i64);
+        let mut buffers: Vec<Aligned> = kernel
+            .params
+            .iter()
+            .map(|&p| {
+                let decl = &kernel.bufs[p];
+                let bytes = decl.len.eval(&dims) as usize * decl.dtype.bytes().unwrap_or(1);
+                // Any codes do; floats must not be denormal.
+                let floats = decl.dtype == DType::F32;
+                let value = |_| if floats { next().to_le_bytes() } else { ((next() * 1e9) as i32).to_le_bytes() };
+                let words: Vec<u8> = (0..bytes.div_ceil(4)).flat_map(value).collect();
+                Aligned::from_bytes(&words[..bytes])
+            })
+            .collect();
+        buffers[3] = Aligned::from_bytes(&packed);
+        buffers
+    }
+}

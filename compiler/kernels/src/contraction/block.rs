@@ -1,0 +1,269 @@
+//! One slice of the weights against a few activation rows: the register block of the CPU contractions.
+
+use super::strip::Strip;
+use super::{Activation, CACHE_LINE, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight};
+use crate::params::MatMulParams;
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
+use mlcc_ir::types::{DType, Format};
+use mlcc_quant::TILE;
+use mlcc_quant::tile::{self, GroupReader};
+
+/// One slice of the weights against `rows` activation rows, fully unrolled over both.
+pub(super) struct Block<'a> {
+    pub spec: &'a MatMul,
+    pub params: &'a MatMulParams,
+    pub lookup: Lookup,
+    pub slice: Slice,
+    /// First row of the result.
+    pub row: ExprId,
+    pub rows: u32,
+    /// Whether the codes of these rows are interleaved (see [`Codes::block`]).
+    pub interleaved: bool,
+    /// The unpacked weights, where there are any.
+    pub strip: Option<Strip>,
+    /// Partial sums per accumulator.
+    pub chains: u32,
+    /// `[chains][rows][16 tiles]` f32, in registers.
+    pub acc: BufId,
+}
+
+/// Which activation rows a block takes, and how it finds its operands.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub first: ExprId,
+    pub count: u32,
+    pub interleaved: bool,
+    pub strip: Option<Strip>,
+}
+
+impl<'a> Block<'a> {
+    /// A block with its accumulators set to zero.
+    pub fn new(
+        kb: &mut KernelBuilder,
+        spec: &'a MatMul,
+        params: &'a MatMulParams,
+        lookup: Lookup,
+        slice: Slice,
+        rows: Rows,
+    ) -> Block<'a> {
+        let lanes_of_slice = rows.count * slice.tiles * (TILE as u32 / params.lanes);
+        let chains = (params.in_flight / lanes_of_slice).clamp(1, 4);
+        // Only plain weights keep their partial sums across iterations; groups fold them into one accumulator.
+        let kept = if matches!(spec.weight, Weight::Plain(_)) { chains } else { 1 };
+        let length = (kept * rows.count * slice.tiles) as usize * TILE;
+        let acc = kb.alloc("acc", DType::F32, length, Space::Local);
+        let Rows { first: row, count, interleaved, strip } = rows;
+        let block =
+            Block { spec, params, lookup, slice, row, rows: count, interleaved, strip, chains, acc };
+        let zero = kb.constant(0.0, block.vector());
+        for chain in 0..kept {
+            block.each(|r, part| {
+                let at = block.slot(kb, chain, r, part);
+                kb.store_vec(acc, at, zero);
+            });
+        }
+        block
+    }
+
+    pub fn emit(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
+        match (self.spec.weight, self.spec.activation) {
+            (Weight::Plain(plain), Activation::F32 | Activation::BF16) => self.plain(kb, plain),
+            (Weight::Packed(format), Activation::F32 | Activation::BF16) => self.grouped(kb, format),
+            (Weight::Packed(format), Activation::Codes(codes)) => {
+                let scales = self.spec.k.div_ceil(codes.group) as i64;
+                let all = (kb.int(0), kb.int(scales));
+                self.integers(kb, format, codes, all);
+                self.scale_sums(kb, codes);
+            }
+            (Weight::Plain(plain), Activation::Codes(_)) => {
+                panic!("integer activations need packed weights, found {}", plain.dtype())
+            }
+        }
+        self.finish(kb, epilogue);
+    }
+
+    /// Hands the sums to the epilogue, masked only where the last tile has fewer than 16 rows.
+    pub fn finish(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
+        let mut sums = Vec::new();
+        self.each(|r, part| {
+            let at = self.slot(kb, 0, r, part);
+            let sum = kb.load_vec(self.acc, at, self.params.lanes);
+            sums.push((r, part, kb.let_("sum", sum)));
+        });
+        let first = kb.mul_int(self.slice.first, TILE as i64);
+        let mut hand_over = |kb: &mut KernelBuilder, masked: bool| {
+            for &(r, part, acc) in &sums {
+                let row = kb.add_int(self.row, r.into());
+                let col = kb.add_int(first, (part * self.params.lanes).into());
+                let mask = masked.then(|| {
+                    let columns = kb.ramp1(col, self.params.lanes);
+                    let n = kb.int(self.spec.n as i64);
+                    kb.lt(columns, n)
+                });
+                epilogue(kb, Tile { row, col, lanes: self.params.lanes, acc, mask });
+            }
+        };
+        match self.slice.edge {
+            Edge::Never => hand_over(kb, false),
+            Edge::Always => hand_over(kb, true),
+            Edge::Last => {
+                let last = kb.add_int(self.slice.first, i64::from(self.slice.tiles) - 1);
+                let end = kb.int((self.spec.n / TILE) as i64);
+                let cond = kb.lt(last, end);
+                // Two closures cannot both hold the epilogue: the blocks are built by hand.
+                kb.open_block();
+                hand_over(kb, false);
+                let then = kb.close_block();
+                kb.open_block();
+                hand_over(kb, true);
+                let otherwise = kb.close_block();
+                kb.push(Stmt::If { cond, then, otherwise });
+            }
+        }
+    }
+
+    pub fn vector(&self) -> Ty {
+        Ty::vector(DType::F32, self.params.lanes)
+    }
+    pub fn lanes(&self) -> u32 {
+        self.params.lanes
+    }
+    /// Vectors over all rows of the tiles.
+    pub fn parts(&self) -> u32 {
+        self.slice.parts(self.params.lanes)
+    }
+    /// Every accumulator: activation row and part of the tiles.
+    pub fn each(&self, mut f: impl FnMut(u32, u32)) {
+        for r in 0..self.rows {
+            for part in 0..self.parts() {
+                f(r, part);
+            }
+        }
+    }
+    /// Number of an accumulator within one chain.
+    pub fn index(&self, r: u32, part: u32) -> usize {
+        (r * self.parts() + part) as usize
+    }
+    pub fn slot(&self, kb: &mut KernelBuilder, chain: u32, r: u32, part: u32) -> ExprId {
+        let number = chain * self.rows * self.parts() + r * self.parts() + part;
+        kb.int((number * self.params.lanes).into())
+    }
+    /// The accumulators of a chain as values.
+    pub fn load_acc(&self, kb: &mut KernelBuilder, chain: u32) -> Vec<ExprId> {
+        let mut values = Vec::new();
+        self.each(|r, part| {
+            let at = self.slot(kb, chain, r, part);
+            let value = kb.load_vec(self.acc, at, self.params.lanes);
+            values.push(kb.let_("a", value));
+        });
+        values
+    }
+    pub fn store_acc(&self, kb: &mut KernelBuilder, chain: u32, values: &[ExprId]) {
+        self.each(|r, part| {
+            let at = self.slot(kb, chain, r, part);
+            kb.store_vec(self.acc, at, values[self.index(r, part)]);
+        });
+    }
+
+    /// Offset in x of column `col` of float activation row `r` of this block.
+    pub fn x_at(&self, kb: &mut KernelBuilder, r: u32, col: ExprId) -> ExprId {
+        let start = kb.mul_int(self.row, self.spec.activation.row_stride(self.spec.k) as i64);
+        let at = kb.add(start, col);
+        kb.add_int(at, i64::from(r) * self.spec.activation.row_stride(self.spec.k) as i64)
+    }
+
+    /// Where the four codes of a quad lie in x, and their number of elements of x.
+    pub fn x_quad_at(
+        &self,
+        kb: &mut KernelBuilder,
+        codes: Codes,
+        r: u32,
+        plane: usize,
+        g: ExprId,
+        quad: usize,
+    ) -> (ExprId, u32) {
+        let elements = codes.quad_elements() as i64;
+        let row = kb.mul_int(self.row, (codes.row_quads(self.spec.k) as i64) * elements);
+        let interleave = if self.interleaved { i64::from(self.rows) } else { 1 };
+        let apart = if self.interleaved { 1 } else { codes.row_quads(self.spec.k) as i64 };
+        let group = kb.mul_int(g, (codes.planes * GROUP / 4) as i64 * interleave * elements);
+        let at = kb.add(row, group);
+        let quad = (plane * GROUP / 4 + quad) as i64 * interleave + i64::from(r) * apart;
+        (kb.add_int(at, quad * elements), elements as u32)
+    }
+
+    /// Offset of group `g` of activation row `r` in the starts of integer activations.
+    pub fn x_group_at(&self, kb: &mut KernelBuilder, r: u32, g: ExprId) -> ExprId {
+        self.row_entry(kb, r, g, self.spec.k.div_ceil(GROUP))
+    }
+
+    /// Offset of scale `s` of activation row `r` of integer activations.
+    pub fn x_scale_at(&self, kb: &mut KernelBuilder, codes: Codes, r: u32, s: ExprId) -> ExprId {
+        self.row_entry(kb, r, s, self.spec.k.div_ceil(codes.group))
+    }
+
+    fn row_entry(&self, kb: &mut KernelBuilder, r: u32, entry: ExprId, entries: usize) -> ExprId {
+        let start = kb.mul_int(self.row, entries as i64);
+        let at = kb.add(start, entry);
+        kb.add_int(at, i64::from(r) * entries as i64)
+    }
+
+    /// The reader of one group of one part.
+    pub fn group(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, part: u32) -> GroupReader {
+        group_reader(kb, self.spec, format, self.slice, self.params.lanes, g, part)
+    }
+
+    /// Word `word` of a group, for every part.
+    pub fn words(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, word: usize) -> Vec<ExprId> {
+        let read = |part| {
+            let bits = self.group(kb, format, g, part).word(kb, word);
+            kb.let_("word", bits)
+        };
+        (0..self.parts()).map(read).collect()
+    }
+
+    /// Asks for `count` elements of w that lie the prefetch distance behind `base`, where w goes that far: a tensor ends
+    /// `len` elements behind its start.
+    pub fn prefetch(&self, kb: &mut KernelBuilder, base: ExprId, count: usize, len: usize) {
+        let Some((instr, distance)) = self.params.prefetch else { return };
+        let size = kb.kernel().bufs[self.spec.w].dtype.bytes().unwrap_or(1);
+        let last = kb.int((self.spec.w_offset + len - count) as i64);
+        let ahead = kb.add_int(base, i64::from(distance) / size as i64);
+        let ahead = kb.min(ahead, last);
+        let ahead = kb.let_("ahead", ahead);
+        for line in (0..count * size).step_by(CACHE_LINE) {
+            let at = kb.add_int(ahead, (line / size) as i64);
+            let element = kb.load(self.spec.w, at);
+            kb.push(Stmt::Instr { instr, args: vec![element] });
+        }
+    }
+
+    /// Asks for the weights of a group ahead of its use.
+    pub fn prefetch_group(&self, kb: &mut KernelBuilder, format: Format, g: ExprId) {
+        let bytes = tile::group_bytes(format);
+        let base = self.group(kb, format, g, 0).base;
+        let all = self.spec.n.div_ceil(TILE) * self.spec.k.div_ceil(GROUP) * bytes;
+        self.prefetch(kb, base, bytes, all);
+    }
+}
+
+/// The reader of group `g` of one part of a slice.
+pub(super) fn group_reader(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    format: Format,
+    slice: Slice,
+    lanes: u32,
+    g: ExprId,
+    part: u32,
+) -> GroupReader {
+    let bytes = tile::group_bytes(format) as i64;
+    let groups = spec.k.div_ceil(GROUP) as i64;
+    let (tile, part) = slice.tile_of(kb, lanes, part);
+    let start = kb.mul_int(tile, groups * bytes);
+    let here = kb.mul_int(g, bytes);
+    let base = kb.add(start, here);
+    let base = kb.add_int(base, spec.w_offset as i64);
+    GroupReader { format, buf: spec.w, base, lanes, part }
+}

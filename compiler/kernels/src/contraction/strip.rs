@@ -1,0 +1,240 @@
+//! Integer products of many activation rows: the weights of a slice are unpacked once per [`DEPTH`] columns into a strip
+//! that stays in cache while all blocks of rows pass by, and the sums of the rows wait in a buffer between
+//! the pieces of k.
+
+use super::block::{Block, Rows, group_reader};
+use super::integers::{QUADS, dot_operand};
+use super::{CACHE_LINE, Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
+use crate::params::{IntDot, MatMulParams};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt};
+use mlcc_ir::types::{DType, Format};
+use mlcc_quant::TILE;
+use mlcc_quant::tile::{self, quads, words};
+
+/// Columns of a strip: with three tiles of 16 rows 108 KiB.
+const DEPTH: usize = 2048;
+/// Cache lines of the next slice that each block asks for: with some hundred rows, all of them arrive in time.
+const AHEAD: usize = 16;
+
+/// Whether a strip takes all columns, so that no sums have to wait.
+pub(super) fn is_whole(spec: &MatMul, codes: Codes) -> bool {
+    spec.k <= Strip::depth(codes)
+}
+
+/// Dot operands and f32 scales of one piece of a slice, in the order in which a block reads them, on the worker's stack.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    codes: BufId,
+    scales: BufId,
+    lanes: u32,
+    /// First group of the piece.
+    first: ExprId,
+}
+
+impl Strip {
+    /// Columns per piece: whole groups of activation scales.
+    fn depth(codes: Codes) -> usize {
+        (DEPTH / codes.group).max(1) * codes.group
+    }
+
+    fn alloc(kb: &mut KernelBuilder, spec: &MatMul, params: &MatMulParams, codes: Codes) -> Strip {
+        let groups = Self::depth(codes).min(spec.k.next_multiple_of(GROUP)) / GROUP;
+        let vectors = groups * params.tiles as usize * TILE;
+        let element = if matches!(params.dot, IntDot::Signed(_)) { DType::I8 } else { DType::U8 };
+        Strip {
+            codes: kb.alloc("strip", element, vectors * GROUP, Space::Stack),
+            scales: kb.alloc("strip_scales", DType::F32, vectors, Space::Stack),
+            lanes: params.lanes,
+            first: kb.int(0),
+        }
+    }
+
+    /// Offset of the vector of a part, in vectors; `g` counts from the begin of the piece.
+    fn vector(kb: &mut KernelBuilder, parts: u32, g: ExprId, quad: usize, part: u32, quads: usize) -> ExprId {
+        let start = kb.mul_int(g, quads as i64 * i64::from(parts));
+        kb.add_int(start, quad as i64 * i64::from(parts) + i64::from(part))
+    }
+
+    /// The operand of one quad and part of group `g`.
+    pub fn codes(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, quad: usize, part: u32) -> ExprId {
+        let g = kb.sub(g, self.first);
+        let at = Self::vector(kb, parts, g, quad, part, QUADS);
+        let at = kb.mul_int(at, i64::from(4 * self.lanes));
+        kb.load_vec(self.codes, at, 4 * self.lanes)
+    }
+
+    /// The weight scales of a part, f32.
+    pub fn scales(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, part: u32) -> ExprId {
+        let g = kb.sub(g, self.first);
+        let at = Self::vector(kb, parts, g, 0, part, 1);
+        let at = kb.mul_int(at, i64::from(self.lanes));
+        kb.load_vec(self.scales, at, self.lanes)
+    }
+
+    /// Unpacks `count` groups of a slice.
+    fn fill(
+        &self,
+        kb: &mut KernelBuilder,
+        spec: &MatMul,
+        params: &MatMulParams,
+        slice: Slice,
+        format: Format,
+        count: ExprId,
+    ) {
+        let parts = slice.parts(self.lanes);
+        kb.serial("u", count, |kb, u| {
+            let g = kb.add(self.first, u);
+            for part in 0..parts {
+                let reader = group_reader(kb, spec, format, slice, self.lanes, g, part);
+                let scales = reader.scales(kb);
+                let at = Self::vector(kb, parts, u, 0, part, 1);
+                let at = kb.mul_int(at, i64::from(self.lanes));
+                kb.store_vec(self.scales, at, scales);
+                for word in 0..words(format) {
+                    let bits = reader.word(kb, word);
+                    let bits = kb.let_("word", bits);
+                    for quad in quads(format, word) {
+                        let codes = dot_operand(kb, params.dot, format, bits, quad);
+                        let at = Self::vector(kb, parts, u, quad, part, QUADS);
+                        let at = kb.mul_int(at, i64::from(4 * self.lanes));
+                        kb.store_vec(self.codes, at, codes);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// What the blocks of one slice have in common.
+pub(super) struct Blocks<'a> {
+    pub spec: &'a MatMul,
+    pub params: &'a MatMulParams,
+    pub lookup: Lookup,
+    pub slice: Slice,
+    pub format: Format,
+    pub codes: Codes,
+    /// First row.
+    pub first: ExprId,
+    /// Number of blocks of `params.rows[0]` rows, at most `params.chunk` rows in all.
+    pub count: ExprId,
+}
+
+impl Blocks<'_> {
+    /// Emits all blocks, piece by piece of k.
+    pub fn emit(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
+        let (spec, params) = (self.spec, self.params);
+        let strip = Strip::alloc(kb, spec, params, self.codes);
+        let depth = Strip::depth(self.codes);
+        let groups = kb.int(spec.k.div_ceil(GROUP) as i64);
+        let scales = kb.int(spec.k.div_ceil(self.codes.group) as i64);
+        if is_whole(spec, self.codes) {
+            strip.fill(kb, spec, params, self.slice, self.format, groups);
+            let none = kb.int(0);
+            self.each(kb, Some(strip), |kb, block, _| {
+                block.integers(kb, self.format, self.codes, (none, scales));
+                block.scale_sums(kb, self.codes);
+                block.finish(kb, epilogue);
+            });
+            return;
+        }
+        let vectors = params.chunk.unwrap_or(params.rows[0]) * self.slice.parts(params.lanes);
+        let sums = kb.alloc("sums", DType::F32, (vectors * params.lanes) as usize, Space::Stack);
+        self.each(kb, None, |kb, block, b| block.save(kb, sums, b));
+        let pieces = kb.int(spec.k.div_ceil(depth) as i64);
+        kb.serial("piece", pieces, |kb, piece| {
+            let first = kb.mul_int(piece, (depth / GROUP) as i64);
+            let first = kb.let_("first", first);
+            let strip = Strip { first, ..strip };
+            let (left, most) = (kb.sub(groups, first), kb.int((depth / GROUP) as i64));
+            let count = kb.min(left, most);
+            strip.fill(kb, spec, params, self.slice, self.format, count);
+            let first = kb.mul_int(piece, (depth / self.codes.group) as i64);
+            let first = kb.let_("first_scale", first);
+            let (left, most) = (kb.sub(scales, first), kb.int((depth / self.codes.group) as i64));
+            let count = kb.min(left, most);
+            self.each(kb, Some(strip), |kb, block, b| {
+                block.restore(kb, sums, b);
+                block.integers(kb, self.format, self.codes, (first, count));
+                block.save(kb, sums, b);
+            });
+        });
+        self.each(kb, None, |kb, block, b| {
+            block.restore(kb, sums, b);
+            block.scale_sums(kb, self.codes);
+            block.finish(kb, epilogue);
+        });
+    }
+
+    /// Asks for some of the weights that the next strip will be made of: the same piece of the next slice.
+    fn prefetch_next(&self, kb: &mut KernelBuilder, b: ExprId) {
+        let Some(instr) = self.params.ahead else { return };
+        let bytes = tile::group_bytes(self.format) * self.spec.k.div_ceil(GROUP);
+        let tiles = self.slice.tiles as usize;
+        let next = kb.add_int(self.slice.first, tiles as i64);
+        let start = kb.mul_int(next, bytes as i64);
+        let from = kb.mul_int(b, (AHEAD * CACHE_LINE) as i64);
+        let here = kb.add(start, from);
+        let here = kb.add_int(here, self.spec.w_offset as i64);
+        let here = kb.let_("ahead", here);
+        let last = (self.spec.w_offset + self.spec.n.div_ceil(TILE) * bytes - 1) as i64;
+        let last = kb.int(last);
+        let behind = kb.int((bytes * tiles) as i64);
+        let useful = kb.lt(from, behind);
+        kb.if_(useful, |kb| {
+            for line in 0..AHEAD {
+                let at = kb.add_int(here, (line * CACHE_LINE) as i64);
+                let at = kb.min(at, last);
+                let element = kb.load(self.spec.w, at);
+                kb.push(Stmt::Instr { instr, args: vec![element] });
+            }
+        });
+    }
+
+    fn each(
+        &self,
+        kb: &mut KernelBuilder,
+        strip: Option<Strip>,
+        mut body: impl FnMut(&mut KernelBuilder, &Block, ExprId),
+    ) {
+        let rows = self.params.rows[0];
+        kb.serial("block", self.count, |kb, b| {
+            let offset = kb.mul_int(b, rows.into());
+            let row = kb.add(self.first, offset);
+            let row = kb.let_("row", row);
+            let rows = Rows { first: row, count: rows, interleaved: rows > 1, strip };
+            let block = Block::new(kb, self.spec, self.params, self.lookup, self.slice, rows);
+            if strip.is_some() {
+                self.prefetch_next(kb, b);
+            }
+            body(kb, &block, b);
+        });
+    }
+}
+
+impl Block<'_> {
+    /// Where the accumulators of block `b` wait.
+    fn parked(&self, kb: &mut KernelBuilder, b: ExprId, r: u32, part: u32) -> ExprId {
+        let lanes = i64::from(self.params.lanes);
+        let start = kb.mul_int(b, i64::from(self.rows * self.parts()) * lanes);
+        kb.add_int(start, self.index(r, part) as i64 * lanes)
+    }
+
+    fn save(&self, kb: &mut KernelBuilder, sums: BufId, b: ExprId) {
+        self.each(|r, part| {
+            let from = self.slot(kb, 0, r, part);
+            let value = kb.load_vec(self.acc, from, self.params.lanes);
+            let to = self.parked(kb, b, r, part);
+            kb.store_vec(sums, to, value);
+        });
+    }
+
+    fn restore(&self, kb: &mut KernelBuilder, sums: BufId, b: ExprId) {
+        self.each(|r, part| {
+            let from = self.parked(kb, b, r, part);
+            let value = kb.load_vec(sums, from, self.params.lanes);
+            let to = self.slot(kb, 0, r, part);
+            kb.store_vec(self.acc, to, value);
+        });
+    }
+}
