@@ -189,10 +189,11 @@ fn eval_gives_perplexity_and_distance() {
 #[test]
 fn bench_gives_rows_for_scripts() {
     let mut bench = mlcc();
-    bench.arg("bench").arg(artifact()).args(["-p", "8", "-n", "4", "-r", "2", "-t", "1", "-o", "json"]);
+    bench.arg("bench").arg(artifact()).args(["-p", "8", "-n", "4", "-d", "0,3", "-r", "2"]);
+    bench.args(["-t", "1", "-o", "json", "--warm-up", "0"]);
     let rows = json(&mut bench);
     let tests: Vec<&str> = rows.as_array().unwrap().iter().filter_map(|r| r["test"].as_str()).collect();
-    assert_eq!(tests, ["pp8", "tg4"]);
+    assert_eq!(tests, ["pp8", "tg4", "tg4@d3"]);
     for row in rows.as_array().unwrap() {
         assert_eq!(row["threads"], 1);
         for key in [
@@ -202,12 +203,41 @@ fn bench_gives_rows_for_scripts() {
             "bytes_per_token",
             "ops_per_token",
             "limit",
-            "fraction_of_limit",
         ] {
             assert!(row[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {row}");
         }
         assert!(row["limit_kind"].is_string());
+        // A share of a limit that moved says nothing.
+        let limit = if row["limit_kind"] == "read_bandwidth" { "read_bandwidth" } else { "compute_peak" };
+        let [before, after] = [0, 1].map(|i| row[limit][i].as_f64().unwrap());
+        let steady = (after - before).abs() <= 0.1 * before.max(after);
+        assert_eq!(row["fraction_of_limit"].as_f64().is_some_and(|x| x > 0.0), steady, "{row}");
     }
+}
+
+#[test]
+fn bench_measures_the_first_token() {
+    let mut bench = mlcc();
+    bench.arg("bench").arg(artifact()).args(["--start", "-r", "1", "-t", "1", "-o", "json"]);
+    let report = json(&mut bench);
+    assert!(report["milliseconds"].as_f64().is_some_and(|x| x > 0.0), "{report}");
+    assert!(report["weights"].as_u64().is_some_and(|x| x > 0), "{report}");
+}
+
+#[test]
+fn inspect_shows_machine_code_or_says_what_it_needs() {
+    let out = |kernel: &str| mlcc().arg("inspect").arg(artifact()).args(["--asm", kernel]).output().unwrap();
+    let found = out("all");
+    if !found.status.success() {
+        let message = String::from_utf8_lossy(&found.stderr).into_owned();
+        assert!(message.contains("disassembler"), "{message}");
+        return;
+    }
+    let text = String::from_utf8(found.stdout).unwrap();
+    assert!(text.contains("<gather") && text.contains("ret"), "{text}");
+    let missing = out("nothing");
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("gather"));
 }
 
 #[test]

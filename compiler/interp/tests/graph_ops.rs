@@ -28,22 +28,27 @@ fn values(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
 
 /// Runs one op on inputs of these types in both modes, which must agree, and returns its output.
 fn run(op: Op, inputs: &[(TensorType, Tensor)]) -> Tensor {
+    run_all(op, inputs).remove(0)
+}
+
+/// All results of an op, which both modes agree on.
+fn run_all(op: Op, inputs: &[(TensorType, Tensor)]) -> Vec<Tensor> {
     let mut module = Module::new("m");
     let mut f = Function::new("f", FunctionKind::Entry);
     let args: Vec<_> = inputs.iter().map(|(ty, _)| f.add_input(ty.clone())).collect();
     f.outputs = f.append(&module, op, &args).unwrap();
     let id = module.functions.push(f);
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
-    let mut results = [Mode::Fast, Mode::Plain].map(|mode| {
+    let [fast, plain] = [Mode::Fast, Mode::Plain].map(|mode| {
         let interpreter = Interpreter::new(&module, |_| unreachable!()).with_mode(mode);
         let mut states = States::new(&module).unwrap();
-        interpreter.run(id, &tensors, &mut states, SYMS).unwrap().remove(0)
+        interpreter.run(id, &tensors, &mut states, SYMS).unwrap()
     });
-    let fast = results[0].clone();
-    let plain = &mut results[1];
-    assert_eq!(fast.dims, plain.dims);
-    for (i, (a, b)) in fast.data.iter().zip(&plain.data).enumerate() {
-        assert!(a.to_bits() == b.to_bits(), "element {i}: fast {a}, plain {b}");
+    for (fast, plain) in fast.iter().zip(&plain) {
+        assert_eq!(fast.dims, plain.dims);
+        for (i, (a, b)) in fast.data.iter().zip(&plain.data).enumerate() {
+            assert!(a.to_bits() == b.to_bits(), "element {i}: fast {a}, plain {b}");
+        }
     }
     fast
 }

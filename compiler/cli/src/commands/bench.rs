@@ -3,6 +3,10 @@
 //! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one. A token costs at least the bytes that are read for
 //! it (weights once per call, state) and the multiplications of its matrices; the machine's read bandwidth and
 //! arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per second.
+//!
+//! The processors of a virtual machine change places and share their memory with others, so that the limits move. All
+//! threads are busy for some seconds first, the limits are probed before and after each figure, and where they moved by
+//! more than a tenth no share of them is given.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -22,6 +26,7 @@ use probe::Arithmetic;
 
 mod loops;
 mod probe;
+mod start;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -33,12 +38,24 @@ pub struct Args {
     /// Numbers of tokens to generate (with commas for several; 0 = none)
     #[arg(short = 'n', long, visible_alias = "gen-len", default_value = "128", value_delimiter = ',')]
     n_gen: Vec<usize>,
+    /// Positions before the generated tokens (with commas for several)
+    #[arg(short = 'd', long, default_value = "0", value_delimiter = ',')]
+    depth: Vec<usize>,
     /// How often each test runs
     #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
     /// Worker threads (with commas for several) [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    /// Seconds for which all threads are busy before the first test
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    warm_up: f64,
+    /// Measure instead the time from the start of a process to the first token after a prompt of 8, and its memory
+    #[arg(long)]
+    start: bool,
+    /// What the process does that `--start` measures
+    #[arg(long, hide = true, conflicts_with = "start")]
+    first_token: bool,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     output: Form,
@@ -68,24 +85,33 @@ struct Row {
     limit: f64,
     /// `read_bandwidth` or `compute_f32`, `compute_bf16`, `compute_i8`.
     limit_kind: String,
-    fraction_of_limit: f64,
-    read_bandwidth: f64,
-    compute_peak: f64,
+    /// Nothing where that limit moved by more than a tenth while this was measured.
+    fraction_of_limit: Option<f64>,
+    /// Bytes per second, before and after; operations per second likewise.
+    read_bandwidth: [f64; 2],
+    compute_peak: [f64; 2],
+    /// Nanoseconds in which a cache line goes to another thread and comes back, before and after.
+    ping_pong: Option<[f64; 2]>,
 }
 
-/// One test: a prompt, or single tokens.
+/// One test: a prompt, or single tokens behind so many others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prompt(usize),
-    Generate(usize),
+    Generate { tokens: usize, depth: usize },
 }
 
-/// What the machine can do with so many threads.
+/// What the machine can do with so many threads at one moment.
+#[derive(Clone, Copy, Debug)]
 struct Machine {
     read_bandwidth: f64,
     peak: f64,
+    ping_pong: Option<f64>,
     arithmetic: Arithmetic,
 }
+
+/// Largest relative change of a limit for which a share of it is given.
+const STEADY: f64 = 0.10;
 
 /// What one token costs.
 struct Cost {
@@ -94,6 +120,17 @@ struct Cost {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let threads = args.threads.first().map(|&t| usize::from(t));
+    if args.first_token {
+        return start::first_token(&args.artifact, threads);
+    }
+    if args.start {
+        let report = start::measure(&args.artifact, threads, args.repetitions)?;
+        return match args.output {
+            Form::Json => print_json(&report),
+            Form::Md => print(&report.markdown()),
+        };
+    }
     let tests = tests(args)?;
     let thread_counts: Vec<Option<usize>> = match args.threads.as_slice() {
         [] => vec![None],
@@ -102,7 +139,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for threads in thread_counts {
         let model = load(&args.artifact, threads, false)?;
-        rows.extend(measure(&model, &tests, args.repetitions, ui)?);
+        rows.extend(measure(&model, &tests, args, ui)?);
     }
     match args.output {
         Form::Json => print_json(&rows),
@@ -112,7 +149,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 
 fn tests(args: &Args) -> Result<Vec<Test>, CliError> {
     let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
-    let generations = args.n_gen.iter().filter(|&&n| n > 0).map(|&n| Test::Generate(n));
+    let lengths = args.n_gen.iter().filter(|&&n| n > 0);
+    let generations =
+        lengths.flat_map(|&tokens| args.depth.iter().map(move |&depth| Test::Generate { tokens, depth }));
     let tests: Vec<Test> = prompts.chain(generations).collect();
     if tests.is_empty() {
         return Err(CliError::usage("nothing to measure: give -p N or -n N above 0"));
@@ -120,35 +159,32 @@ fn tests(args: &Args) -> Result<Vec<Test>, CliError> {
     Ok(tests)
 }
 
-fn measure(model: &Model, tests: &[Test], repetitions: u32, ui: &Ui) -> Result<Vec<Row>, CliError> {
+fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Row>, CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let mut machine = machine(model, &metadata)?;
     let mut session = model.session()?;
-    let mut times = vec![Vec::new(); tests.len()];
     let bar = ui.count_bar("bench");
-    bar.set_length(u64::from(repetitions + 1) * tests.len() as u64);
-    // The first round warms up; the tests take turns, so that a change of the machine's speed hits all of them.
-    for round in 0..=repetitions {
-        for (test, times) in tests.iter().zip(&mut times) {
-            bar.set_message(test.name());
+    bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
+    bar.set_message("warming up");
+    probe::keep_busy(model.threads(), args.warm_up.max(0.0));
+    let mut before = machine(model, &metadata)?;
+    let mut rows = Vec::new();
+    for test in tests {
+        bar.set_message(test.name());
+        let mut speeds = Vec::new();
+        // The first round fills the caches.
+        for round in 0..=args.repetitions {
             let speed = time(&mut session, *test)?;
             if round > 0 {
-                times.push(speed);
+                speeds.push(speed);
             }
             bar.inc(1);
         }
+        let after = machine(model, &metadata)?;
+        rows.push(row(model, &metadata, [before, after], *test, speeds));
+        before = after;
     }
     bar.finish_and_clear();
-    machine.probe_again(model.threads())?;
-    ui.detail(format_args!(
-        "{} threads: {:.1} GB/s read, {:.1} G operations/s in {}",
-        model.threads(),
-        machine.read_bandwidth / 1e9,
-        machine.peak / 1e9,
-        machine.arithmetic.name()
-    ));
-    let rows = tests.iter().zip(times).map(|(test, speeds)| row(model, &metadata, &machine, *test, speeds));
-    Ok(rows.collect())
+    Ok(rows)
 }
 
 /// Tokens per second of one run.
@@ -157,12 +193,15 @@ fn time(session: &mut Session, test: Test) -> Result<f64, CliError> {
     let tokens = tokens(test.tokens(), vocab);
     session.reset()?;
     let cancel = interrupt::flag();
+    if let Test::Generate { depth: depth @ 1.., .. } = test {
+        session.prefill(&self::tokens(depth, vocab))?;
+    }
     let begin = Instant::now();
     match test {
         Test::Prompt(_) => {
             session.prefill(&tokens)?;
         }
-        Test::Generate(_) => {
+        Test::Generate { .. } => {
             for &token in &tokens {
                 session.decode(token)?;
                 if cancel.load(Ordering::Relaxed) {
@@ -191,14 +230,15 @@ fn tokens(n: usize, vocab: u64) -> Vec<i32> {
 impl Test {
     fn tokens(self) -> usize {
         match self {
-            Test::Prompt(n) | Test::Generate(n) => n,
+            Test::Prompt(n) | Test::Generate { tokens: n, .. } => n,
         }
     }
 
     fn name(self) -> String {
         match self {
             Test::Prompt(n) => format!("pp{n}"),
-            Test::Generate(n) => format!("tg{n}"),
+            Test::Generate { tokens, depth: 0 } => format!("tg{tokens}"),
+            Test::Generate { tokens, depth } => format!("tg{tokens}@d{depth}"),
         }
     }
 
@@ -211,7 +251,7 @@ impl Test {
                 let calls = n.div_ceil(chunk.max(1) as usize) as f64;
                 Cost { bytes: bytes * calls / n as f64, ops: ops * (1.0 - head_share(metadata)) }
             }
-            Test::Generate(_) => Cost { bytes, ops },
+            Test::Generate { .. } => Cost { bytes, ops },
         }
     }
 }
@@ -236,34 +276,43 @@ fn machine(model: &Model, metadata: &Value) -> Result<Machine, CliError> {
         Some(found) => found,
         None => (Arithmetic::F32, probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY)),
     };
-    Ok(Machine { read_bandwidth: bandwidth(threads)?, peak, arithmetic })
+    let ping_pong = (threads > 1).then(probe::ping_pong);
+    Ok(Machine { read_bandwidth: bandwidth(threads)?, peak, ping_pong, arithmetic })
 }
 
 fn bandwidth(threads: usize) -> Result<f64, CliError> {
     probe::read_bandwidth(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))
 }
 
-impl Machine {
-    /// After the tests, because a machine that was busy with something else before may be free now: a limit is the best
-    /// that was seen.
-    fn probe_again(&mut self, threads: usize) -> Result<(), CliError> {
-        self.read_bandwidth = self.read_bandwidth.max(bandwidth(threads)?);
-        self.peak = self.peak.max(probe::peak(self.arithmetic, threads).unwrap_or(0.0));
-        Ok(())
-    }
+/// Whether a limit stayed what it was.
+fn is_steady([before, after]: [f64; 2]) -> bool {
+    (after - before).abs() <= STEADY * before.max(after)
 }
 
-fn row(model: &Model, metadata: &Value, machine: &Machine, test: Test, mut speeds: Vec<f64>) -> Row {
+fn row(
+    model: &Model,
+    metadata: &Value,
+    machine: [Machine; 2],
+    test: Test,
+    mut speeds: Vec<f64>,
+) -> Row {
     speeds.sort_by(f64::total_cmp);
     let cost = test.cost(metadata, model.plan().chunk);
     let tok_s = median(&speeds);
-    let by_memory = machine.read_bandwidth / cost.bytes.max(1.0);
-    let by_compute = machine.peak / cost.ops.max(1.0);
-    let (limit, limit_kind) = match by_memory <= by_compute {
-        true => (by_memory, "read_bandwidth".to_string()),
-        false => (by_compute, format!("compute_{}", machine.arithmetic.name())),
+    let (read_bandwidth, compute_peak) = (machine.map(|m| m.read_bandwidth), machine.map(|m| m.peak));
+    // A probe can only be disturbed: the better one counts.
+    let best = |values: [f64; 2]| values[0].max(values[1]);
+    let by_memory = best(read_bandwidth) / cost.bytes.max(1.0);
+    let by_compute = best(compute_peak) / cost.ops.max(1.0);
+    let (limit, limit_kind, steady) = match by_memory <= by_compute {
+        true => (by_memory, "read_bandwidth".to_string(), is_steady(read_bandwidth)),
+        false => {
+            let kind = format!("compute_{}", machine[0].arithmetic.name());
+            (by_compute, kind, is_steady(compute_peak))
+        }
     };
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
+    let ping_pong = machine[0].ping_pong.zip(machine[1].ping_pong).map(|(before, after)| [before, after]);
     Row {
         model: text("/model/name"),
         quant: text("/quantization/scheme"),
@@ -278,9 +327,10 @@ fn row(model: &Model, metadata: &Value, machine: &Machine, test: Test, mut speed
         ops_per_token: cost.ops,
         limit,
         limit_kind,
-        fraction_of_limit: tok_s / limit,
-        read_bandwidth: machine.read_bandwidth,
-        compute_peak: machine.peak,
+        fraction_of_limit: steady.then(|| tok_s / limit),
+        read_bandwidth,
+        compute_peak,
+        ping_pong,
     }
 }
 
@@ -295,13 +345,18 @@ fn median(sorted: &[f64]) -> f64 {
 
 fn markdown(rows: &[Row]) -> String {
     let mut out = String::from(
-        "| model | quant | level | threads | test | tok/s | min - max | per token | limit tok/s | limited by | of limit |\n\
-         | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: |\n",
+        "| model | quant | level | threads | test | tok/s | min - max | per token | limit tok/s | limited by | of limit | read GB/s | Gop/s | ping-pong ns |\n\
+         | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |\n",
     );
     for r in rows {
+        let share = match r.fraction_of_limit {
+            Some(share) => format!("{:.0} %", 100.0 * share),
+            None => "limit moved".to_string(),
+        };
+        let pair = |[before, after]: [f64; 2], unit: f64| format!("{:.1}, {:.1}", before / unit, after / unit);
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {:.2} | {} | {:.0} % |",
+            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {:.2} | {} | {share} | {} | {} | {} |",
             r.model,
             r.quant,
             r.level,
@@ -313,20 +368,12 @@ fn markdown(rows: &[Row]) -> String {
             ui::bytes(r.bytes_per_token as u64),
             r.limit,
             r.limit_kind,
-            100.0 * r.fraction_of_limit
+            pair(r.read_bandwidth, 1e9),
+            pair(r.compute_peak, 1e9),
+            r.ping_pong.map_or("-".to_string(), |p| pair(p, 1.0)),
         );
     }
-    // Rows of one thread count stand together.
-    for group in rows.chunk_by(|a, b| a.threads == b.threads) {
-        let r = &group[0];
-        let _ = writeln!(
-            out,
-            "\nMachine with {} threads: {:.1} GB/s read, {:.1} G operations/s.",
-            r.threads,
-            r.read_bandwidth / 1e9,
-            r.compute_peak / 1e9
-        );
-    }
+    out.push_str("\nLimits of the machine: before, after.\n");
     out
 }
 
@@ -339,10 +386,16 @@ mod tests {
         let metadata = serde_json::json!({
             "decode": { "bytes_per_token": 1000, "ops_per_token": 400, "head_ops": 100, "arithmetic": "i8" }
         });
-        let tg = Test::Generate(4).cost(&metadata, 64);
+        let tg = Test::Generate { tokens: 4, depth: 0 }.cost(&metadata, 64);
         assert_eq!((tg.bytes, tg.ops), (1000.0, 400.0));
         let pp = Test::Prompt(100).cost(&metadata, 64);
         assert_eq!((pp.bytes, pp.ops), (20.0, 300.0));
+    }
+
+    #[test]
+    fn limits_that_move_are_not_steady() {
+        assert!(is_steady([100.0, 91.0]) && is_steady([91.0, 100.0]) && is_steady([0.0, 0.0]));
+        assert!(!is_steady([100.0, 89.0]) && !is_steady([89.0, 100.0]));
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub struct Args {
     /// Print the metadata as it is stored
     #[arg(long)]
     metadata: bool,
+    /// Print the machine code of the kernels of this name, of all CPU levels (`all` for every function); needs objdump
+    #[arg(long, value_name = "KERNEL")]
+    asm: Option<String>,
     /// Check the hash of every section, the weights included
     #[arg(long)]
     hashes: bool,
@@ -32,6 +35,9 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     let artifact = Artifact::open(&args.artifact)?;
     if args.hashes {
         artifact.verify(u64::MAX)?;
+    }
+    if let Some(kernel) = &args.asm {
+        return print(&assembly(artifact.path(), kernel)?);
     }
     let json_of = |text: Option<&str>| text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or(Value::Null);
     let mut metadata: Value = json_of(artifact.metadata());
@@ -58,6 +64,45 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         "params": params,
     });
     if args.json { print_json(&whole) } else { print(&text(&artifact, &metadata, &params)) }
+}
+
+/// Disassemblers, by preference.
+const DISASSEMBLERS: [&str; 3] = ["llvm-objdump", "llvm-objdump-19", "objdump"];
+
+/// The functions of a kernel as a disassembler prints them.
+fn assembly(path: &std::path::Path, kernel: &str) -> Result<String, CliError> {
+    let run = |program: &&str| {
+        let mut command = std::process::Command::new(program);
+        command.args(["-d", "--no-show-raw-insn"]).arg(path).output().ok().filter(|o| o.status.success())
+    };
+    let Some(out) = DISASSEMBLERS.iter().find_map(run) else {
+        let names = DISASSEMBLERS.join(", ");
+        return Err(CliError::usage(format!("no disassembler ({names}) was found that reads {}", path.display())));
+    };
+    let text = String::from_utf8_lossy(&out.stdout);
+    let functions = functions(&text);
+    let wanted = |name: &str| kernel == "all" || name == kernel || name.strip_prefix(kernel).is_some_and(|r| r.starts_with('.'));
+    let found: Vec<&str> = functions.iter().filter(|(name, _)| wanted(name)).map(|(_, text)| *text).collect();
+    if found.is_empty() {
+        let names: Vec<&str> = functions.iter().map(|(name, _)| name.split('.').next().unwrap_or(name)).collect();
+        return Err(CliError::usage(format!("no kernel `{kernel}`; there are {}", names.join(", "))));
+    }
+    Ok(found.join("\n"))
+}
+
+/// Name and text of each function in a disassembly: each begins with `address <name>:`.
+fn functions(text: &str) -> Vec<(&str, &str)> {
+    let mut starts: Vec<(usize, &str)> = Vec::new();
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let name = line.trim_end().strip_suffix(">:").and_then(|l| l.split_once('<'));
+        if let Some((_, name)) = name {
+            starts.push((at, name));
+        }
+        at += line.len();
+    }
+    let ends = starts.iter().skip(1).map(|(at, _)| *at).chain([text.len()]);
+    starts.iter().zip(ends).map(|(&(at, name), end)| (name, text[at..end].trim_end())).collect()
 }
 
 fn hash(artifact: &Artifact, section: &str) -> Option<String> {
@@ -155,4 +200,16 @@ fn param_rows(list: &[Value]) -> Vec<Vec<String>> {
         rows.push(vec![text("name"), text("format"), packing, p["dims"].to_string(), p["bytes"].to_string()]);
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::functions;
+
+    #[test]
+    fn functions_of_a_disassembly() {
+        let text = "\nx.so: file format\n\n0000 <norm.v4>:\n   0: ret\n\n0010 <norm_2.v4>:\n  10: jmp 4 <norm.v4>\n";
+        let want = [("norm.v4", "0000 <norm.v4>:\n   0: ret"), ("norm_2.v4", "0010 <norm_2.v4>:\n  10: jmp 4 <norm.v4>")];
+        assert_eq!(functions(text), want);
+    }
 }

@@ -5,6 +5,7 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::{Advice, MmapMut};
@@ -81,6 +82,55 @@ pub fn peak(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
     Some(body.ops_per_round as f64 * rounds as f64 * threads as f64 / best.as_secs_f64())
 }
 
+/// Keeps `threads` threads busy for so many seconds: some hosts give each its own core only after a while.
+pub fn keep_busy(threads: usize, seconds: f64) {
+    let Some(body) = loops::peak(Arithmetic::F32) else { return };
+    let end = Instant::now() + Duration::from_secs_f64(seconds.min(3600.0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while Instant::now() < end {
+                    black_box((body.run)(1 << 14));
+                }
+            });
+        }
+    });
+}
+
+/// Times that a cache line goes to and fro in one round of [`ping_pong`].
+const BOUNCES: u32 = 2000;
+
+/// Nanoseconds in which a cache line goes to another thread and comes back; the best of some rounds.
+pub fn ping_pong() -> f64 {
+    let ball = AtomicU32::new(0);
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        ball.store(0, Ordering::SeqCst);
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| bounce(&ball, 1));
+            bounce(&ball, 0);
+        });
+        best = best.min(begin.elapsed().as_secs_f64() * 1e9 / f64::from(BOUNCES));
+    }
+    best
+}
+
+/// Waits for numbers of one parity and answers with the next. Where there is one core only, the other one is let run.
+fn bounce(ball: &AtomicU32, parity: u32) {
+    for round in 0..BOUNCES {
+        let mut spins = 0;
+        while ball.load(Ordering::Acquire) != 2 * round + parity {
+            spins += 1;
+            match spins % 1024 {
+                0 => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+        ball.store(2 * round + parity + 1, Ordering::Release);
+    }
+}
+
 /// Runs `work` on one thread per item, all at once, `rounds` times; the shortest time from the first begin to the last
 /// end of a round. `prepare` runs once before, on the thread that will do the work.
 fn together<T: Send>(
@@ -123,6 +173,12 @@ mod tests {
         let best = together(&mut counts, 4, |c| *c = 10, |c| *c += 1);
         assert_eq!(counts, [14, 14, 14]);
         assert!(best < Duration::MAX);
+    }
+
+    #[test]
+    fn the_ball_comes_back() {
+        assert!(ping_pong() > 0.0);
+        keep_busy(2, 0.001);
     }
 
     #[test]

@@ -1,0 +1,125 @@
+//! How long a process takes to its first token, and how much memory it has then.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::{median, tokens};
+use crate::commands::{load, print};
+use crate::error::CliError;
+use crate::ui;
+
+/// Tokens of the prompt.
+const PROMPT: usize = 8;
+
+/// What the process tells when it has its first token.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    token: usize,
+    weights: u64,
+    /// Bytes of memory at this moment, and at most so far; of Linux.
+    resident: Option<u64>,
+    peak: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Median of the repetitions, from before the process was started.
+    milliseconds: f64,
+    milliseconds_min: f64,
+    weights: u64,
+    resident: Option<u64>,
+    peak: Option<u64>,
+    /// Peak over weights.
+    memory_ratio: Option<f64>,
+}
+
+/// The process that is measured: loads the model, reads a prompt, takes the best token and tells.
+pub fn first_token(artifact: &Path, threads: Option<usize>) -> Result<(), CliError> {
+    let model = load(artifact, threads, false)?;
+    let mut session = model.session()?;
+    let logits = session.prefill(&tokens(PROMPT, model.vocab() as u64))?;
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token);
+    let weights = model.table().params.iter().map(|p| p.bytes).sum();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let (resident, peak) = (field(&status, "VmRSS:"), field(&status, "VmHWM:"));
+    let told = Told { token: best, weights, resident, peak };
+    print(&serde_json::to_string(&told).unwrap_or_default())
+}
+
+/// A size in the status of a Linux process, in bytes.
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Starts such processes one after the other.
+pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Result<Report, CliError> {
+    let program = std::env::current_exe().map_err(CliError::io("find", "this program"))?;
+    let mut times = Vec::new();
+    let mut last = None;
+    // The first one brings the artifact into the page cache.
+    for round in 0..=repetitions {
+        let mut command = Command::new(&program);
+        command.args(["bench", "--first-token"]).arg(artifact).stdout(Stdio::piped());
+        if let Some(threads) = threads {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        let begin = Instant::now();
+        let mut child = command.spawn().map_err(CliError::io("start", &program))?;
+        let mut line = String::new();
+        if let Some(out) = child.stdout.take() {
+            BufReader::new(out).read_line(&mut line).map_err(CliError::io("read from", &program))?;
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        child.wait().map_err(CliError::io("wait for", &program))?;
+        let told: Told = serde_json::from_str(&line)
+            .map_err(|_| CliError::usage("the measured process ended before its first token; see its message above"))?;
+        if round > 0 {
+            times.push(1e3 * seconds);
+        }
+        last = Some(told);
+    }
+    times.sort_by(f64::total_cmp);
+    let told = last.ok_or_else(|| CliError::usage("nothing was measured"))?;
+    Ok(Report {
+        milliseconds: median(&times),
+        milliseconds_min: times.first().copied().unwrap_or(0.0),
+        weights: told.weights,
+        resident: told.resident,
+        peak: told.peak,
+        memory_ratio: told.peak.map(|p| p as f64 / told.weights.max(1) as f64),
+    })
+}
+
+impl Report {
+    pub fn markdown(&self) -> String {
+        let size = |bytes: Option<u64>| bytes.map_or("-".to_string(), ui::bytes);
+        let ratio = self.memory_ratio.map_or("-".to_string(), |r| format!("{r:.2}"));
+        format!(
+            "| first token, ms | fastest, ms | weights | memory | at most | over weights |\n\
+             | ---: | ---: | ---: | ---: | ---: | ---: |\n\
+             | {:.1} | {:.1} | {} | {} | {} | {ratio} |\n",
+            self.milliseconds,
+            self.milliseconds_min,
+            ui::bytes(self.weights),
+            size(self.resident),
+            size(self.peak),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_a_status() {
+        let status = "Name:\tmlcc\nVmHWM:\t  2048 kB\nVmRSS:\t   1 kB\nThreads:\t2\n";
+        assert_eq!((field(status, "VmHWM:"), field(status, "VmRSS:")), (Some(2 << 20), Some(1024)));
+        assert_eq!((field(status, "VmSwap:"), field("VmRSS: x kB", "VmRSS:")), (None, None));
+    }
+}
