@@ -74,9 +74,10 @@ fn quantized_rows(
         kb.serial("r", here, |kb, r| {
             let row = kb.add(first, r);
             let row = kb.let_("row", row);
-            let whole = kb.lt(here, size);
+            // Rows behind the last whole block lie one by one.
+            let alone = kb.lt(here, size);
             let one = kb.int(1);
-            let stride = kb.select(whole, one, size);
+            let stride = kb.select(alone, one, size);
             let leading = [Index::scalar(row)];
             let mut inliner = inliner.clone();
             let machine = RowMachine::Cpu { lanes };
@@ -86,7 +87,7 @@ fn quantized_rows(
                 let quads = codes.row_quads() as i64;
                 let (block_first, row_first) = (kb.mul_int(first, quads), kb.mul_int(row, quads));
                 let block_first = kb.add(block_first, r);
-                let first = kb.select(whole, row_first, block_first);
+                let first = kb.select(alone, row_first, block_first);
                 let first = kb.let_("place", first);
                 codes.emit(kb, &inliner, &leading, Place { row, first, stride }, lanes);
             }

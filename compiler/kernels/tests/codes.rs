@@ -1,0 +1,134 @@
+//! The kernel of `quantize_rows` on every CPU level: codes, scales and starts in the order that products read, with blocks
+//! of rows, rows left over, short groups, groups of zeros, tiny groups, and values that are no numbers.
+
+use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, TensorType};
+use mlcc_kernels::lower::group::lower_group;
+use mlcc_kernels::params::{KernelTarget, code_block};
+use mlcc_target::Arch;
+
+const ZERO: usize = 7;
+
+/// What a kernel made of `x: [m, k]`, brought back to rows.
+struct Made {
+    codes: Vec<Vec<i32>>,
+    scales: Vec<Vec<f32>>,
+    starts: Vec<i32>,
+}
+
+fn quantize(target: &KernelTarget, x: &[f32], (m, k): (usize, usize), (group, bits): (usize, usize)) -> Made {
+    let module = Module::new("m");
+    let mut f = Function::new("codes", FunctionKind::Group);
+    let rows = if m == 1 { Dim::from(1) } else { Dim::sym(Sym::N) };
+    let input = f.add_input(TensorType::new(DType::F32, [rows, Dim::from(k)]));
+    let op = Op::QuantizeRows { group, bits, part: 32, zero: ZERO };
+    f.outputs = f.append(&module, op, &[input]).unwrap();
+    let kernel = lower_group(&module, &f, "codes", &[None], target).unwrap().kernel;
+    let (padded, planes) = (k.next_multiple_of(32), bits / 8);
+    let code_type = if bits == 8 { DType::I8 } else { DType::I16 };
+    let mut buffers = [
+        Buffer::from_f32(x),
+        Buffer::zeros(code_type, m * padded),
+        Buffer::zeros(DType::F32, m * k.div_ceil(group)),
+        Buffer::zeros(DType::I32, m * k.div_ceil(32)),
+    ];
+    let options = Options { workers: 2, order: Order::Reverse };
+    run_with(&kernel, &mut buffers, &SymValues::tokens(m as i64), &options).unwrap();
+
+    let block = if m == 1 { 1 } else { code_block(target) as usize };
+    let bytes: Vec<i8> = buffers[1].bytes.iter().map(|&b| b as i8).collect();
+    let mut codes = vec![vec![0; padded]; m];
+    for (row, codes) in codes.iter_mut().enumerate() {
+        let whole = row / block * block + block <= m;
+        let (first, rows) = if whole { (row / block * block, block) } else { (row, 1) };
+        for (c, code) in codes.iter_mut().enumerate() {
+            for plane in 0..planes {
+                let quad = (c / 32 * planes + plane) * 8 + c % 32 / 4;
+                let at = first * padded * planes + (quad * rows + row - first) * 4 + c % 4;
+                *code = *code * 256 + i32::from(bytes[at]);
+            }
+        }
+    }
+    // The first place holds the last scale, the others ratios.
+    let ratios = buffers[2].to_f32();
+    let scales = ratios.chunks(k.div_ceil(group)).map(|row| {
+        let mut scale = row[0];
+        let mut scales = vec![scale];
+        for ratio in row[1..].iter().rev() {
+            scale *= ratio;
+            scales.push(scale);
+        }
+        scales.reverse();
+        scales
+    });
+    let scales = scales.collect();
+    let starts = buffers[3].bytes.chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+    Made { codes, scales, starts }
+}
+
+fn targets() -> Vec<KernelTarget> {
+    let mut targets: Vec<KernelTarget> = Vec::new();
+    for spec in mlcc_target::specs().unwrap().iter().filter(|s| s.arch != Arch::Nvptx) {
+        for level in &spec.levels {
+            let target = KernelTarget::new(spec.arch, level);
+            if targets.iter().all(|t| t.f32_lanes() != target.f32_lanes() || t.arch != target.arch) {
+                targets.push(target);
+            }
+        }
+    }
+    targets
+}
+
+fn noise(count: usize) -> Vec<f32> {
+    let mut seed = 5_u32;
+    let mut next = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Every value is met within half a step (and a rounding) of the scale of its group.
+#[test]
+fn codes_stand_for_the_values() {
+    for target in targets() {
+        for (m, k, group, bits) in [(1, 100, 64, 8), (6, 75, 32, 8), (9, 160, 128, 8), (5, 100, 64, 16)] {
+            let mut x = noise(m * k);
+            // A group of zeros between others, and one far smaller than the one before it.
+            x[..k.min(32)].fill(0.0);
+            x[(m - 1) * k..(m - 1) * k + 32].iter_mut().for_each(|v| *v *= 1e6);
+            let made = quantize(&target, &x, (m, k), (group, bits));
+            for row in 0..m {
+                for c in 0..k.next_multiple_of(32) {
+                    let (code, scale) = (made.codes[row][c], made.scales[row][c / group]);
+                    let want = if c < k { x[row * k + c] } else { 0.0 };
+                    let off = (f64::from(code) * f64::from(scale) - f64::from(want)).abs();
+                    assert!(off <= f64::from(scale) * 0.501 + 1e-12, "{m} x {k}, {bits} bits, row {row}, column {c}");
+                }
+                for (p, codes) in made.codes[row].chunks(32).enumerate() {
+                    let sum: i32 = codes.iter().sum();
+                    assert_eq!(made.starts[row * k.div_ceil(32) + p], -(ZERO as i32) * sum);
+                }
+            }
+        }
+    }
+}
+
+/// NaN and infinities must not turn into numbers, and touch no other row.
+#[test]
+fn what_is_no_number_stays_none() {
+    let (m, k) = (3, 64);
+    for target in targets() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut x = noise(m * k);
+            x[k + 40] = bad;
+            let made = quantize(&target, &x, (m, k), (32, 8));
+            let numbers: Vec<bool> = made.scales.iter().map(|s| s.iter().any(|s| !s.is_nan())).collect();
+            assert_eq!(numbers, [true, false, true]);
+        }
+    }
+}
