@@ -129,8 +129,8 @@ fn append_codes(
     let mut op = |op: Op, inputs: &[ValueId]| Ok::<_, OpError>(f.append(module, op, inputs)?[0]);
     let flat = Op::Reshape { dims: vec![n.product(heads), size.clone()] };
     let flat = op(flat, &[rows])?;
-    let scale = op(Op::GroupScale { group }, &[flat])?;
-    let code = op(Op::GroupQuantize { group }, &[flat, scale])?;
+    let scale = op(Op::GroupScale { group, bits: 8 }, &[flat])?;
+    let code = op(Op::GroupQuantize { group, bits: 8, part: group }, &[flat, scale])?;
     let code = op(Op::Reshape { dims: dims.clone() }, &[code])?;
     let scale = op(Op::Reshape { dims: vec![n.clone(), heads.clone()] }, &[scale])?;
     let code = op(Op::CacheAppend(codes), &[code])?;
