@@ -53,7 +53,8 @@ fn heads_of(at: &At) -> Option<i64> {
 
 /// The reshape is a view of the product, so that users read the slice where they need it.
 fn slice_heads(b: &mut Build) -> Result<ValueId, OpError> {
-    let (Op::Slice { axis, start, .. }, Op::Reshape { dims }) = (b.captured_op("slice").clone(), b.root().clone())
+    let (Op::Slice { axis, start, .. }, Op::Reshape { dims }) =
+        (b.captured_op("slice").clone(), b.root().clone())
     else {
         unreachable!("the pattern matches a reshape of a slice");
     };

@@ -196,14 +196,7 @@ fn bench_gives_rows_for_scripts() {
     assert_eq!(tests, ["pp8", "tg4", "tg4@d3"]);
     for row in rows.as_array().unwrap() {
         assert_eq!(row["threads"], 1);
-        for key in [
-            "tok_s",
-            "tok_s_min",
-            "tok_s_max",
-            "bytes_per_token",
-            "ops_per_token",
-            "limit",
-        ] {
+        for key in ["tok_s", "tok_s_min", "tok_s_max", "bytes_per_token", "ops_per_token", "limit"] {
             assert!(row[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {row}");
         }
         assert!(row["limit_kind"].is_string());

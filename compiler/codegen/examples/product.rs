@@ -71,7 +71,8 @@ fn main() {
     let kernels = [problem.kernel(&params), peak];
     if let Some(path) = object {
         let triple = "x86_64-unknown-linux-gnu";
-        let bytes = kernels_object(Arch::X86_64, triple, &level, &kernels, Output::Object).expect("it compiles");
+        let bytes =
+            kernels_object(Arch::X86_64, triple, &level, &kernels, Output::Object).expect("it compiles");
         std::fs::write(path, bytes).expect("the object file can be written");
     }
     let executor = Executor::new(&kernels, &level).expect("the kernels load");
@@ -190,7 +191,8 @@ impl Problem {
             None => DType::F32,
         };
         let x = kb.param("x", x_type, rows.scale(k.next_multiple_of(GROUP) as i64), Access::In, 64);
-        let scales = kb.param("scales", DType::F32, rows.scale(k.div_ceil(self.group) as i64), Access::In, 64);
+        let scales =
+            kb.param("scales", DType::F32, rows.scale(k.div_ceil(self.group) as i64), Access::In, 64);
         let starts = kb.param("starts", DType::I32, rows.scale(k.div_ceil(GROUP) as i64), Access::In, 64);
         let w_type = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let w_len = pack_bytes(self) / w_type.bytes().unwrap_or(1);
@@ -216,8 +218,8 @@ impl Problem {
             (seed >> 8) as f32 / 8_388_608.0 - 1.0
         };
         let weights: Vec<f32> = (0..self.n * self.k).map(|_| next()).collect();
-        let packed =
-            pack(self.weight, Packing::Tile16, self.n, self.k, &weights, PackOptions::default()).expect("it packs");
+        let packed = pack(self.weight, Packing::Tile16, self.n, self.k, &weights, PackOptions::default())
+            .expect("it packs");
         let dims = SymValues::tokens(self.m as i64);
         let mut buffers: Vec<Aligned> = kernel
             .params
@@ -227,7 +229,8 @@ impl Problem {
                 let bytes = decl.len.eval(&dims) as usize * decl.dtype.bytes().unwrap_or(1);
                 // Any codes do; floats must not be denormal.
                 let floats = decl.dtype == DType::F32;
-                let value = |_| if floats { next().to_le_bytes() } else { ((next() * 1e9) as i32).to_le_bytes() };
+                let value =
+                    |_| if floats { next().to_le_bytes() } else { ((next() * 1e9) as i32).to_le_bytes() };
                 let words: Vec<u8> = (0..bytes.div_ceil(4)).flat_map(value).collect();
                 Aligned::from_bytes(&words[..bytes])
             })

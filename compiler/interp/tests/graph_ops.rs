@@ -244,7 +244,8 @@ fn activation_quantization_with_a_short_last_group() {
     assert_eq!(scales.dims, [3, groups]);
     assert_eq!(scales.data[1], 0.0);
     let sty = TensorType::new(DType::F32, [n(), d(groups as i64)]);
-    let codes = run(Op::GroupQuantize { group, bits: 8, part: 32 }, &[x.clone(), (sty.clone(), scales.clone())]);
+    let codes =
+        run(Op::GroupQuantize { group, bits: 8, part: 32 }, &[x.clone(), (sty.clone(), scales.clone())]);
     assert_eq!(codes.dims, [3, groups * group]);
     for i in 0..3 {
         for j in 0..groups * group {

@@ -17,6 +17,7 @@ mod strip;
 pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 
 use crate::params::MatMulParams;
+use block::{Block, Rows};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, Stmt};
@@ -24,7 +25,6 @@ use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::tile;
-use block::{Block, Rows};
 use strip::Blocks;
 
 /// Type and row length of the activations.

@@ -107,7 +107,10 @@ fn codes_stand_for_the_values() {
                     let (code, scale) = (made.codes[row][c], made.scales[row][c / group]);
                     let want = if c < k { x[row * k + c] } else { 0.0 };
                     let off = (f64::from(code) * f64::from(scale) - f64::from(want)).abs();
-                    assert!(off <= f64::from(scale) * 0.501 + 1e-12, "{m} x {k}, {bits} bits, row {row}, column {c}");
+                    assert!(
+                        off <= f64::from(scale) * 0.501 + 1e-12,
+                        "{m} x {k}, {bits} bits, row {row}, column {c}"
+                    );
                 }
                 for (p, codes) in made.codes[row].chunks(32).enumerate() {
                     let sum: i32 = codes.iter().sum();

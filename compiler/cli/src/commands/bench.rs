@@ -289,13 +289,7 @@ fn is_steady([before, after]: [f64; 2]) -> bool {
     (after - before).abs() <= STEADY * before.max(after)
 }
 
-fn row(
-    model: &Model,
-    metadata: &Value,
-    machine: [Machine; 2],
-    test: Test,
-    mut speeds: Vec<f64>,
-) -> Row {
+fn row(model: &Model, metadata: &Value, machine: [Machine; 2], test: Test, mut speeds: Vec<f64>) -> Row {
     speeds.sort_by(f64::total_cmp);
     let cost = test.cost(metadata, model.plan().chunk);
     let tok_s = median(&speeds);
@@ -353,7 +347,8 @@ fn markdown(rows: &[Row]) -> String {
             Some(share) => format!("{:.0} %", 100.0 * share),
             None => "limit moved".to_string(),
         };
-        let pair = |[before, after]: [f64; 2], unit: f64| format!("{:.1}, {:.1}", before / unit, after / unit);
+        let pair =
+            |[before, after]: [f64; 2], unit: f64| format!("{:.1}, {:.1}", before / unit, after / unit);
         let _ = writeln!(
             out,
             "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {:.2} | {} | {share} | {} | {} | {} |",

@@ -77,14 +77,20 @@ fn assembly(path: &std::path::Path, kernel: &str) -> Result<String, CliError> {
     };
     let Some(out) = DISASSEMBLERS.iter().find_map(run) else {
         let names = DISASSEMBLERS.join(", ");
-        return Err(CliError::usage(format!("no disassembler ({names}) was found that reads {}", path.display())));
+        return Err(CliError::usage(format!(
+            "no disassembler ({names}) was found that reads {}",
+            path.display()
+        )));
     };
     let text = String::from_utf8_lossy(&out.stdout);
     let functions = functions(&text);
-    let wanted = |name: &str| kernel == "all" || name == kernel || name.strip_prefix(kernel).is_some_and(|r| r.starts_with('.'));
+    let wanted = |name: &str| {
+        kernel == "all" || name == kernel || name.strip_prefix(kernel).is_some_and(|r| r.starts_with('.'))
+    };
     let found: Vec<&str> = functions.iter().filter(|(name, _)| wanted(name)).map(|(_, text)| *text).collect();
     if found.is_empty() {
-        let names: Vec<&str> = functions.iter().map(|(name, _)| name.split('.').next().unwrap_or(name)).collect();
+        let names: Vec<&str> =
+            functions.iter().map(|(name, _)| name.split('.').next().unwrap_or(name)).collect();
         return Err(CliError::usage(format!("no kernel `{kernel}`; there are {}", names.join(", "))));
     }
     Ok(found.join("\n"))
@@ -208,8 +214,12 @@ mod tests {
 
     #[test]
     fn functions_of_a_disassembly() {
-        let text = "\nx.so: file format\n\n0000 <norm.v4>:\n   0: ret\n\n0010 <norm_2.v4>:\n  10: jmp 4 <norm.v4>\n";
-        let want = [("norm.v4", "0000 <norm.v4>:\n   0: ret"), ("norm_2.v4", "0010 <norm_2.v4>:\n  10: jmp 4 <norm.v4>")];
+        let text =
+            "\nx.so: file format\n\n0000 <norm.v4>:\n   0: ret\n\n0010 <norm_2.v4>:\n  10: jmp 4 <norm.v4>\n";
+        let want = [
+            ("norm.v4", "0000 <norm.v4>:\n   0: ret"),
+            ("norm_2.v4", "0010 <norm_2.v4>:\n  10: jmp 4 <norm.v4>"),
+        ];
         assert_eq!(functions(text), want);
     }
 }

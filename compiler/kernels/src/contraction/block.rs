@@ -54,8 +54,7 @@ impl<'a> Block<'a> {
         let length = (kept * rows.count * slice.tiles) as usize * TILE;
         let acc = kb.alloc("acc", DType::F32, length, Space::Local);
         let Rows { first: row, count, interleaved, strip } = rows;
-        let block =
-            Block { spec, params, lookup, slice, row, rows: count, interleaved, strip, chains, acc };
+        let block = Block { spec, params, lookup, slice, row, rows: count, interleaved, strip, chains, acc };
         let zero = kb.constant(0.0, block.vector());
         for chain in 0..kept {
             block.each(|r, part| {

@@ -174,7 +174,15 @@ impl Block<'_> {
     }
 
     /// Four consecutive activation codes of a plane in every 32-bit lane, i8.
-    fn x_quad(&self, kb: &mut KernelBuilder, codes: Codes, r: u32, plane: usize, g: ExprId, quad: usize) -> ExprId {
+    fn x_quad(
+        &self,
+        kb: &mut KernelBuilder,
+        codes: Codes,
+        r: u32,
+        plane: usize,
+        g: ExprId,
+        quad: usize,
+    ) -> ExprId {
         let (at, elements) = self.x_quad_at(kb, codes, r, plane, g, quad);
         let four = kb.load_vec(self.spec.x, at, elements);
         let word = kb.bitcast(four, Ty::scalar(DType::I32));

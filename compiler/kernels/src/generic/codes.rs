@@ -65,15 +65,25 @@ impl RowCodes {
     }
 
     /// Quantizes one row.
-    pub fn emit(&self, kb: &mut KernelBuilder, inliner: &Inliner, leading: &[Index], place: Place, lanes: u32) {
+    pub fn emit(
+        &self,
+        kb: &mut KernelBuilder,
+        inliner: &Inliner,
+        leading: &[Index],
+        place: Place,
+        lanes: u32,
+    ) {
         let one = |kb: &mut KernelBuilder, name, value: f64| {
             let buf = kb.alloc(name, DType::F32, 1, Space::Local);
             let (at, value) = (kb.int(0), kb.float(value));
             kb.store(buf, at, value);
             buf
         };
-        let carried =
-            Carried { scale: one(kb, "scale", 1.0), largest: one(kb, "largest", 0.0), poison: one(kb, "poison", 0.0) };
+        let carried = Carried {
+            scale: one(kb, "scale", 1.0),
+            largest: one(kb, "largest", 0.0),
+            poison: one(kb, "poison", 0.0),
+        };
         let row = Row { codes: self, inliner, leading, place, lanes, carried };
         let full = kb.int((self.k / self.group) as i64);
         kb.serial("g", full, |kb, g| row.group(kb, g, self.group));

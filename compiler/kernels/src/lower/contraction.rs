@@ -112,7 +112,13 @@ pub fn emit(
         (Some(scales), Some(sums)) => {
             let planes = if f.ty(f.inputs[c.x]).dtype == DType::I16 { 2 } else { 1 };
             let block = code_block(target);
-            Activation::Codes(Codes { planes, group: c.group, block, scales: inputs[scales], starts: inputs[sums] })
+            Activation::Codes(Codes {
+                planes,
+                group: c.group,
+                block,
+                scales: inputs[scales],
+                starts: inputs[sums],
+            })
         }
         _ => Activation::F32,
     };

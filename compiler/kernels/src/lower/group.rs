@@ -228,10 +228,23 @@ fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerErro
         let buffers: Option<Vec<BufId>> = node.outputs.iter().map(buffer).collect();
         let k = f.ty(node.inputs[0]).dims[1].as_const();
         let (Some([codes, scales, starts]), Some(k), GROUP) = (buffers.as_deref(), k, part) else {
-            return Err(LowerError::internal(format!("group {} quantizes rows that nobody reads whole", f.name)));
+            return Err(LowerError::internal(format!(
+                "group {} quantizes rows that nobody reads whole",
+                f.name
+            )));
         };
         let (codes, scales, starts) = (*codes, *scales, *starts);
-        all.push(RowCodes { x: node.inputs[0], codes, scales, starts, group, bits, part, zero, k: k as usize });
+        all.push(RowCodes {
+            x: node.inputs[0],
+            codes,
+            scales,
+            starts,
+            group,
+            bits,
+            part,
+            zero,
+            k: k as usize,
+        });
     }
     Ok(all)
 }
@@ -240,10 +253,9 @@ fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerErro
 pub fn is_row_local(f: &Function, n: &Node) -> bool {
     match n.op {
         Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
-        Op::GroupScale { .. }
-        | Op::GroupQuantize { .. }
-        | Op::GroupSum { .. }
-        | Op::QuantizeRows { .. } => true,
+        Op::GroupScale { .. } | Op::GroupQuantize { .. } | Op::GroupSum { .. } | Op::QuantizeRows { .. } => {
+            true
+        }
         _ => n.op.is_elementwise(),
     }
 }

@@ -76,8 +76,9 @@ pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Res
         }
         let seconds = begin.elapsed().as_secs_f64();
         child.wait().map_err(CliError::io("wait for", &program))?;
-        let told: Told = serde_json::from_str(&line)
-            .map_err(|_| CliError::usage("the measured process ended before its first token; see its message above"))?;
+        let told: Told = serde_json::from_str(&line).map_err(|_| {
+            CliError::usage("the measured process ended before its first token; see its message above")
+        })?;
         if round > 0 {
             times.push(1e3 * seconds);
         }
