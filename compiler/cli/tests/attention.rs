@@ -242,7 +242,9 @@ fn compiled_kernels_equal_the_definition() {
     all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 32) }));
     let lengths = [(1, 0), (1, 1), (1, 63), (1, 200), (2, 0), (33, 0), (70, 41), (5, 333)];
     let big = [(1, 2000), (300, 0), (120, 900)];
-    let mut references: HashMap<(usize, usize, usize), (Vec<Tensor>, Vec<f32>)> = HashMap::new();
+    // Inputs and the expected result by case, tokens and past.
+    type References = HashMap<(usize, usize, usize), (Vec<Tensor>, Vec<f32>)>;
+    let mut references = References::new();
     let levels = host_levels();
     for (l, level) in levels.iter().enumerate() {
         let (target, level) = target_of(level);

@@ -64,43 +64,41 @@ fn module(case: &Case) -> (Module, FuncId) {
     (m, id)
 }
 
-/// One output row, all keys before and at `position`.
-fn reference(
-    case: &Case,
-    q: &[f64],
-    keys: &Tensor,
-    kept: &Tensor,
-    position: usize,
-    slopes: &[f64],
+/// What a query sees: rows so far, slopes and prefix.
+struct Seen<'a> {
+    keys: &'a Tensor,
+    kept: &'a Tensor,
+    slopes: &'a [f64],
     prefix: usize,
     known: usize,
-) -> Vec<f64> {
+}
+
+/// The output row of the query at `position`.
+fn reference(case: &Case, q: &[f64], position: usize, seen: &Seen) -> Vec<f64> {
     let (a, mut out) = (&case.attention, vec![]);
     for head in 0..case.heads {
         let kv = head / (case.heads / case.kv);
-        let seen = |j: &usize| {
+        let visible = |j: &usize| {
             let in_window = a.window == 0 || position < j + a.window;
-            (*j <= position && in_window) || (a.prefix && *j < prefix)
+            (*j <= position && in_window) || (a.prefix && *j < seen.prefix)
         };
-        let scores: Vec<(usize, f64)> = (0..known)
-            .filter(seen)
-            .map(|j| {
-                let at = (j * case.kv + kv) * case.size;
-                let dot: f64 = (0..case.size).map(|d| q[head * case.size + d] * keys.data[at + d]).sum();
-                let mut score = dot * a.scale;
-                if a.softcap != 0.0 {
-                    score = a.softcap * (score / a.softcap).tanh();
-                }
-                if a.alibi {
-                    score += slopes[head] * (j as f64 - position as f64);
-                }
-                (j, score)
-            })
-            .collect();
+        let score = |j: usize| {
+            let key = &seen.keys.data[(j * case.kv + kv) * case.size..][..case.size];
+            let query = &q[head * case.size..][..case.size];
+            let mut score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * a.scale;
+            if a.softcap != 0.0 {
+                score = a.softcap * (score / a.softcap).tanh();
+            }
+            if a.alibi {
+                score += seen.slopes[head] * (j as f64 - position as f64);
+            }
+            score
+        };
+        let scores: Vec<(usize, f64)> = (0..seen.known).filter(visible).map(|j| (j, score(j))).collect();
         let top = scores.iter().map(|s| s.1).fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|s| (s.1 - top).exp()).sum();
         for d in 0..case.value_size {
-            let value = |j: usize| kept.data[(j * case.kv + kv) * case.value_size + d];
+            let value = |j: usize| seen.kept.data[(j * case.kv + kv) * case.value_size + d];
             out.push(scores.iter().map(|&(j, s)| (s - top).exp() / sum * value(j)).sum());
         }
     }
@@ -134,7 +132,8 @@ fn check(case: Case) {
         let out = interpreter.run(id, &inputs, &mut states, syms).unwrap().remove(0);
         for i in 0..n {
             let row = &inputs[0].data[i * case.heads * case.size..][..case.heads * case.size];
-            let expected = reference(&case, row, &k, &v, past + i, &slopes.data, prefix, past + n);
+            let seen = Seen { keys: &k, kept: &v, slopes: &slopes.data, prefix, known: past + n };
+            let expected = reference(&case, row, past + i, &seen);
             let found = &out.data[i * expected.len()..][..expected.len()];
             for (x, y) in expected.iter().zip(found) {
                 assert!((x - y).abs() < 1e-5, "{:?}, position {}: {x} and {y}", case.attention, past + i);

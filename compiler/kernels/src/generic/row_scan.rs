@@ -393,8 +393,7 @@ impl RowScan<'_> {
         step.evaluate(kb, tile.rows, &mut values);
         for (i, v) in self.body.outputs.iter().enumerate() {
             let extent = self.extent(*v);
-            for r in 0..tile.rows {
-                let row = &values[v][r];
+            for (r, row) in values[v].iter().enumerate().take(tile.rows) {
                 match states.get(i) {
                     Some(&state) => step.store_state(kb, state, extent, r, row),
                     None => {
