@@ -202,7 +202,8 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         None => QuantScheme::default().name.to_string(),
     };
     let keep_quant = name == KEEP;
-    let scheme = if keep_quant { BASE } else { &name };
+    // As it was typed: messages repeat it.
+    let scheme = if keep_quant { BASE } else { args.quant.as_deref().unwrap_or(&name) };
     let (quant, stands_for) = QuantScheme::find(scheme).map_err(|e| CliError::usage(e.to_string()))?;
     if let Some(note) = stands_for {
         ui.note(note);
