@@ -1,10 +1,12 @@
 //! The dynamic loader's side of an artifact.
 //!
-//! The file is named to `dlopen` through its open descriptor: the loader remembers libraries by name, and a model that
-//! was built again under the same name would otherwise be answered with the old one.
+//! The file is named to `dlopen` through its open descriptor, and every time in another spelling: the loader remembers
+//! libraries by every name they were opened by, and would otherwise answer with an old one where a model was built
+//! again under the same name, or where a descriptor's number came back while a library it once named is still loaded.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mlcc_abi::{MODEL_SYMBOL, ModelTable};
@@ -12,10 +14,20 @@ use mlcc_abi::{MODEL_SYMBOL, ModelTable};
 use crate::table::{Table, TableError};
 use crate::{Artifact, Error, Result};
 
+/// A path of an open descriptor that this process has not used before: `.` and empty components, which mean nothing,
+/// spell a counter.
+fn unused_name(descriptor: RawFd) -> PathBuf {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let bits =
+        (0..u64::BITS - number.leading_zeros()).map(|bit| if number >> bit & 1 == 1 { "./" } else { "/" });
+    PathBuf::from(format!("/proc/self/fd/{}{descriptor}", bits.collect::<String>()))
+}
+
 /// Maps the code of an artifact. The library must stay loaded as long as the table's entry points are used.
 pub(crate) fn load(artifact: &Artifact) -> Result<(Library, Table)> {
     let path = || artifact.path().to_path_buf();
-    let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", artifact.file().as_raw_fd()));
+    let by_descriptor = unused_name(artifact.file().as_raw_fd());
     let name = if by_descriptor.exists() {
         by_descriptor
     } else {

@@ -32,8 +32,6 @@ struct Inner {
     table: Table,
     /// After the backend and the table, whose entry points must not outlive it.
     _library: libloading::os::unix::Library,
-    /// After the library: the loader knows it by the number of this file's descriptor, and would answer with it if
-    /// another artifact were opened under the same number while it is still mapped.
     artifact: Artifact,
 }
 

@@ -215,6 +215,24 @@ fn a_rebuilt_artifact_of_the_same_name_is_new() {
     assert_eq!(new.session().unwrap().decode(1).unwrap(), biased);
 }
 
+/// The loader knows a library by all names it was opened by, and descriptors' numbers come back.
+#[test]
+fn a_model_loaded_twice_does_not_answer_for_another() {
+    if !toy::can_compile() {
+        return;
+    }
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let one = toy::artifact(folders[0].path(), &[]);
+    let other = toy::artifact(folders[1].path(), &["-DTOY_BIAS=100"]);
+    let kept = Model::load(&one, &options(1)).unwrap();
+    drop(Model::load(&one, &options(1)).unwrap());
+    let second = Model::load(&other, &options(1)).unwrap();
+    let expected = reference(&[1])[0].clone();
+    assert_eq!(kept.session().unwrap().decode(1).unwrap(), expected);
+    let biased: Vec<f32> = expected.iter().map(|x| x + 100.0).collect();
+    assert_eq!(second.session().unwrap().decode(1).unwrap(), biased);
+}
+
 /// The loader knows a library by its descriptor's number, which is free for others once a model is dropped.
 #[test]
 fn models_loaded_and_dropped_side_by_side_stay_apart() {
