@@ -134,7 +134,7 @@ mod tests {
             "min(n, past)",
             "3*max(n, b) - 1",
             "mul(n, n + past)",
-            "8*mul(n, n, past - 1) + 2",
+            "8*mul(past - 1, n, n) + 2",
         ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }

@@ -150,7 +150,7 @@ mod tests {
                 "2:29: unknown memory `heap`; known: weights, state, arena, tokens, logits, probs, temperature",
             ),
             ("barrier", "fence", "3:3: expected `launch`, `barrier` or `}`, found `fence`"),
-            ("[32, 1, 1]", "[32, 1]", "2:75: expected three block extents and three thread extents"),
+            ("[32, 1, 1]", "[32, 1]", "2:85: expected three block extents and three thread extents"),
             ("arena+0:1024", "arena+0", "2:22: expected `:`, found `,`"),
             ("arena 4096", "4096", "1:14: expected `arena`, found 4096"),
         ] {
