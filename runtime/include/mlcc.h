@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 3u
+#define MLCC_ABI_VERSION 4u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 
@@ -109,7 +109,9 @@ typedef struct mlcc_ctx {
   void *barrier_self;
   float temperature; /* for softmax_with_temperature; > 0 */
   uint32_t batch;    /* 1 */
-  uint64_t reserved[5];
+  void (*trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
+  void *trace_self;
+  uint64_t reserved[3];
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);

@@ -12,6 +12,7 @@ use crate::pool::Barrier;
 use crate::session::Step;
 use crate::state_block::StateBlock;
 use crate::table::{State, Table};
+use crate::trace::{StepTimes, Trace};
 use crate::{Error, Model, Result};
 
 /// Memory of one sequence on the CPU.
@@ -24,6 +25,8 @@ pub(crate) struct CpuSession {
     chunk_logits: Option<Buffer>,
     /// `vocab` floats, allocated by the first `softmax`.
     probs: Option<Buffer>,
+    /// Times of the items of steps, if they are taken.
+    trace: Option<Box<Trace>>,
 }
 
 /// What differs from call to call.
@@ -45,6 +48,7 @@ impl CpuSession {
             logits: Buffer::floats("the logits", plan.vocab)?,
             chunk_logits: None,
             probs: None,
+            trace: None,
         })
     }
 
@@ -158,6 +162,13 @@ impl CpuSession {
         (self.state.allocated(), (self.arena.len() + results) as u64)
     }
 
+    /// Takes times from now on, or no longer; gives what was taken so far.
+    pub fn trace(&mut self, workers: usize, on: bool) -> Vec<StepTimes> {
+        let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
+        self.trace = on.then(|| Box::new(Trace::new(workers)));
+        taken
+    }
+
     fn call(&mut self, model: &Model, call: &Call<'_>) -> Result<()> {
         let entry = call.step.name();
         let missing = || Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry };
@@ -171,6 +182,8 @@ impl CpuSession {
             (Some(all), Step::PrefillLogits) => all.as_mut_ptr(),
             _ => self.logits.as_mut_ptr(),
         };
+        let trace = self.trace.as_deref_mut();
+        let trace = trace.map(|trace| trace.begin(call.step.name()));
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
             arena: self.arena.as_mut_ptr(),
@@ -184,12 +197,17 @@ impl CpuSession {
             barrier_self: std::ptr::from_ref(pool.barrier()).cast_mut().cast(),
             temperature: call.temperature,
             batch: 1,
-            reserved: [0; 5],
+            trace: trace.map(|_| note as mlcc_abi::TraceFn),
+            trace_self: trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast()),
+            reserved: [0; 3],
         };
         let shared = SharedCtx(&raw mut ctx);
         let failed = AtomicI32::new(status::OK);
         let workers = pool.workers() as u32;
         pool.run(&|worker| {
+            if let Some(trace) = trace {
+                trace.start(worker);
+            }
             // SAFETY: the variant fits this CPU; the buffers have the sizes and alignment of the plan, the tokens
             // are in range, all workers make the same call, and `ctx` outlives `run`.
             let result = unsafe { step(shared.get(), worker as u32, workers) };
@@ -221,4 +239,11 @@ unsafe extern "C" fn wait(barrier: *mut c_void, _worker: u32) {
     // SAFETY: `barrier_self` is the pool's barrier, which outlives the run.
     let barrier = unsafe { &*barrier.cast::<Barrier>() };
     barrier.wait();
+}
+
+/// `ctx.trace`.
+unsafe extern "C" fn note(trace: *mut c_void, worker: u32, item: u32) {
+    // SAFETY: `trace_self` is the session's trace, which outlives the run.
+    let trace = unsafe { &*trace.cast::<Trace>() };
+    trace.note(worker as usize, item as usize);
 }

@@ -30,6 +30,7 @@ mod state_block;
 mod state_file;
 mod table;
 mod topology;
+mod trace;
 
 pub use artifact::Artifact;
 pub use error::Error;
@@ -37,6 +38,7 @@ pub use model::{LoadOptions, Model};
 pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
 pub use topology::physical_cores;
+pub use trace::StepTimes;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -9,7 +9,7 @@ use mlcc_abi::section;
 use crate::buffer::Buffer;
 use crate::cpu::CpuSession;
 use crate::model::Backend;
-use crate::{Error, Model, Result, state_file};
+use crate::{Error, Model, Result, StepTimes, state_file};
 
 /// The steps that a session runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -338,6 +338,16 @@ impl Session {
             #[cfg(feature = "cuda")]
             Memory::Cuda(cuda) => cuda.arena()?.into(),
         })
+    }
+
+    /// Takes the times of the launches and barriers of every step from now on (or no longer), and gives those taken so
+    /// far, by entry point. On a CPU only: elsewhere there are none.
+    pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.trace(self.model.threads(), on),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(_) => Vec::new(),
+        }
     }
 
     fn check(&self, tokens: &[i32]) -> Result<()> {

@@ -209,6 +209,27 @@ fn bench_gives_rows_for_scripts() {
 }
 
 #[test]
+fn bench_shows_where_the_time_goes() {
+    let mut bench = mlcc();
+    bench.arg("bench").arg(artifact()).args(["--kernels", "-p", "8", "-n", "2", "-r", "1", "-t", "2"]);
+    let profiles = json(bench.args(["-o", "json", "--warm-up", "0"]));
+    let tests: Vec<&str> = profiles.as_array().unwrap().iter().filter_map(|p| p["test"].as_str()).collect();
+    assert_eq!(tests, ["pp8", "tg2"]);
+    for profile in profiles.as_array().unwrap() {
+        let kernels = profile["kernels"].as_array().unwrap();
+        let ms = |value: &Value| value["ms"].as_f64().unwrap();
+        let inside = kernels.iter().map(ms).sum::<f64>() + profile["waiting_ms"].as_f64().unwrap();
+        assert!(inside > 0.0 && inside <= 1.01 * ms(profile), "{profile}");
+        assert!(profile["barriers"].as_u64().unwrap() > 0);
+        let products = kernels.iter().filter(|k| k["kernel"].as_str().unwrap().starts_with("matmul"));
+        for kernel in products {
+            assert!(kernel["ops"].as_f64().unwrap() > 0.0 && kernel["memory_bytes"].as_f64().unwrap() > 0.0);
+        }
+        assert!(kernels.iter().all(|k| k["calls"].as_u64().unwrap() > 0 && k["bound_by"].is_string()));
+    }
+}
+
+#[test]
 fn bench_measures_the_first_token() {
     let mut bench = mlcc();
     bench.arg("bench").arg(artifact()).args(["--start", "-r", "1", "-t", "1", "-o", "json"]);

@@ -123,7 +123,9 @@ fn entry_points_refuse_bad_arguments() {
             barrier_self: std::ptr::null_mut(),
             temperature: 2.0,
             batch: 1,
-            reserved: [0; 5],
+            trace: None,
+            trace_self: std::ptr::null_mut(),
+            reserved: [0; 3],
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give arena, state, logits, probs and weights.
@@ -100,12 +100,19 @@ pub struct Ctx {
     pub temperature: f32,
     /// Sequences in this call; 1 for now.
     pub batch: u32,
+    /// Told when an item of the step (a launch or a barrier) is over; null: nobody wants to know.
+    pub trace: Option<TraceFn>,
+    /// First argument of `trace`.
+    pub trace_self: *mut c_void,
     /// Must be zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 3],
 }
 
 /// `barrier(self, worker)`.
 pub type BarrierFn = unsafe extern "C" fn(this: *mut c_void, worker: u32);
+
+/// `trace(self, worker, item)`: worker `worker` is through with item number `item` of the step.
+pub type TraceFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, item: u32);
 
 /// An SPMD step: all `workers` call it with the same `ctx` and their own number. Every worker takes the same path
 /// through the barriers, so an error is seen by all of them before the first one.

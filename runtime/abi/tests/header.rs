@@ -38,6 +38,8 @@ fn layouts(out: &mut String) {
         barrier_self,
         temperature,
         batch,
+        trace,
+        trace_self,
         reserved
     );
     layout!(

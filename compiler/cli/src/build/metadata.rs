@@ -3,12 +3,12 @@
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::scheme::ActivationType;
-use mlcc_target::Target;
+use mlcc_target::{Arch, Target};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::table::{COMPILER, caches};
-use super::{BuildOptions, Source, report, taps};
+use super::{BuildOptions, Source, profile, report, taps};
 
 /// Version of the layout of the metadata.
 const LAYOUT: u32 = 1;
@@ -65,6 +65,9 @@ pub fn json(
             "config_xxh3_128": hash(Value::Object(config.raw.clone()).to_string().as_bytes()),
         },
     });
+    if target.arch != Arch::Nvptx {
+        value["profile"] = profile::json(program);
+    }
     let taps = taps::places(program, memory);
     if !taps.is_empty() {
         value["taps"] = json!(taps);

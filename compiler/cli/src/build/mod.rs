@@ -9,6 +9,7 @@ pub mod keep;
 mod metadata;
 mod options;
 mod payload;
+pub mod profile;
 pub mod quality;
 mod report;
 mod source;

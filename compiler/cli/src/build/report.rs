@@ -203,7 +203,7 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
     /// Every weight once (of the embedding one row), recurrent states read and written, one row of the caches written.
-    /// What a token reads of the caches depends on its position and is not counted.
+    /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
     pub bytes: u64,
     /// A multiplication and an addition per weight of a matrix.
     pub ops: u64,

@@ -24,6 +24,7 @@ use crate::interrupt;
 use crate::ui::{self, Ui};
 use probe::Arithmetic;
 
+mod kernels;
 mod loops;
 mod probe;
 mod start;
@@ -53,6 +54,9 @@ pub struct Args {
     /// Measure instead the time from the start of a process to the first token after a prompt of 8, and its memory
     #[arg(long)]
     start: bool,
+    /// Show instead where the time goes, kernel by kernel
+    #[arg(long, conflicts_with = "start")]
+    kernels: bool,
     /// What the process does that `--start` measures
     #[arg(long, hide = true, conflicts_with = "start")]
     first_token: bool,
@@ -132,6 +136,13 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         };
     }
     let tests = tests(args)?;
+    if args.kernels {
+        let profiles = kernels::measure(&load(&args.artifact, threads, false)?, args, ui)?;
+        return match args.output {
+            Form::Json => print_json(&profiles),
+            Form::Md => print(&kernels::markdown(&profiles)),
+        };
+    }
     let thread_counts: Vec<Option<usize>> = match args.threads.as_slice() {
         [] => vec![None],
         list => list.iter().map(|&t| Some(usize::from(t))).collect(),
@@ -189,14 +200,19 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
 
 /// Tokens per second of one run.
 fn time(session: &mut Session, test: Test) -> Result<f64, CliError> {
-    let vocab = session.model().vocab() as u64;
-    let tokens = tokens(test.tokens(), vocab);
     session.reset()?;
-    let cancel = interrupt::flag();
     if let Test::Generate { depth: depth @ 1.., .. } = test {
-        session.prefill(&self::tokens(depth, vocab))?;
+        session.prefill(&tokens(depth, session.model().vocab() as u64))?;
     }
     let begin = Instant::now();
+    feed(session, test)?;
+    Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// Feeds the tokens of a test.
+fn feed(session: &mut Session, test: Test) -> Result<(), CliError> {
+    let tokens = tokens(test.tokens(), session.model().vocab() as u64);
+    let cancel = interrupt::flag();
     match test {
         Test::Prompt(_) => {
             session.prefill(&tokens)?;
@@ -210,11 +226,10 @@ fn time(session: &mut Session, test: Test) -> Result<f64, CliError> {
             }
         }
     }
-    let seconds = begin.elapsed().as_secs_f64();
-    if cancel.load(Ordering::Relaxed) {
-        return Err(CliError::Interrupted);
+    match cancel.load(Ordering::Relaxed) {
+        true => Err(CliError::Interrupted),
+        false => Ok(()),
     }
-    Ok(test.tokens() as f64 / seconds)
 }
 
 /// Tokens from all over the vocabulary, the same each time.
@@ -242,16 +257,22 @@ impl Test {
         }
     }
 
-    /// Weights are read once per call, which takes a chunk of the prompt, or one token.
+    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token.
     fn cost(self, metadata: &Value, chunk: u64) -> Cost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
         let (bytes, ops) = (get("/decode/bytes_per_token"), get("/decode/ops_per_token"));
+        let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
+        // Bytes of the caches that a call reads after so many tokens in the mean.
+        let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
         match self {
             Test::Prompt(n) => {
                 let calls = n.div_ceil(chunk.max(1) as usize) as f64;
+                let bytes = bytes + cache(n as f64 / 2.0);
                 Cost { bytes: bytes * calls / n as f64, ops: ops * (1.0 - head_share(metadata)) }
             }
-            Test::Generate { .. } => Cost { bytes, ops },
+            Test::Generate { tokens, depth } => {
+                Cost { bytes: bytes + cache(depth as f64 + tokens as f64 / 2.0), ops }
+            }
         }
     }
 }
@@ -385,6 +406,17 @@ mod tests {
         assert_eq!((tg.bytes, tg.ops), (1000.0, 400.0));
         let pp = Test::Prompt(100).cost(&metadata, 64);
         assert_eq!((pp.bytes, pp.ops), (20.0, 300.0));
+    }
+
+    #[test]
+    fn tokens_read_the_rows_before_them() {
+        let mut metadata = serde_json::json!({
+            "decode": { "bytes_per_token": 1000 }, "memory": { "cache": { "bytes_per_token": 10 } }
+        });
+        let bytes = |metadata: &Value, depth| Test::Generate { tokens: 4, depth }.cost(metadata, 64).bytes;
+        assert_eq!([0, 100].map(|d| bytes(&metadata, d)), [1020.0, 2020.0]);
+        metadata["memory"]["window"] = 50.into();
+        assert_eq!(bytes(&metadata, 100), 1500.0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A step checks its arguments first (every worker alike, so that all of them leave before the first barrier), reads the
 //! buffers' addresses from the context and calls the kernels in order. A barrier is a call through the context,
-//! skipped when there is one worker.
+//! skipped when there is one worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
 
 use super::isa::Machine;
 use crate::error::CodegenError;
@@ -101,8 +101,9 @@ impl Entry<'_> {
     fn items(&mut self, step: &Step, refs: &BTreeMap<&str, FuncRef>) {
         let worker = self.fb.ins().uextend(types::I64, self.worker);
         let workers = self.fb.ins().uextend(types::I64, self.workers);
-        let barrier = self.barrier_signature();
-        for item in &step.items {
+        let barrier = self.callback_signature(1);
+        let trace = self.callback_signature(2);
+        for (number, item) in step.items.iter().enumerate() {
             match item {
                 StepItem::Barrier => self.barrier(barrier),
                 StepItem::Launch(launch) => {
@@ -124,6 +125,7 @@ impl Entry<'_> {
                     self.fb.ins().call(refs[launch.kernel.as_str()], &args);
                 }
             }
+            self.trace(trace, number as i64);
         }
     }
 
@@ -269,10 +271,26 @@ impl Entry<'_> {
         self.enter(good);
     }
 
-    fn barrier_signature(&mut self) -> SigRef {
+    /// `void (void *self, uint32_t ...)` with so many numbers.
+    fn callback_signature(&mut self, numbers: usize) -> SigRef {
         let mut signature = Signature::new(CallConv::SystemV);
-        signature.params.extend([types::I64, types::I32].map(AbiParam::new));
+        signature.params.push(AbiParam::new(types::I64));
+        signature.params.extend((0..numbers).map(|_| AbiParam::new(types::I32)));
         self.fb.import_signature(signature)
+    }
+
+    /// Tells that the item of that number is over, if somebody wants to know.
+    fn trace(&mut self, signature: SigRef, item: i64) {
+        let (tell, go_on) = (self.fb.create_block(), self.fb.create_block());
+        self.fb.set_cold_block(tell);
+        let function = self.field(types::I64, offset_of!(Ctx, trace));
+        self.fb.ins().brif(function, tell, &[], go_on, &[]);
+        self.enter(tell);
+        let this = self.field(types::I64, offset_of!(Ctx, trace_self));
+        let item = self.fb.ins().iconst(types::I32, item);
+        self.fb.ins().call_indirect(signature, function, &[this, self.worker, item]);
+        self.fb.ins().jump(go_on, &[]);
+        self.enter(go_on);
     }
 
     fn barrier(&mut self, signature: SigRef) {

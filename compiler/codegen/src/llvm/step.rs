@@ -2,7 +2,7 @@
 //!
 //! A step checks its arguments first (every worker alike, so that all of them leave before the first barrier), reads the
 //! buffers' addresses from the context and calls the kernels in order. A barrier is a call through the context,
-//! skipped when there is one worker.
+//! skipped when there is one worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
 
 use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
@@ -72,13 +72,14 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
 
     fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
         self.check(Checks::of_step(&step.name), step, limits)?;
-        for item in &step.items {
+        for (number, item) in step.items.iter().enumerate() {
             match item {
                 StepItem::Launch(launch) => {
                     self.launch(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
                 }
                 StepItem::Barrier => self.barrier()?,
             }
+            self.trace(number as u32)?;
         }
         self.leave(status::OK)
     }
@@ -158,6 +159,26 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let pointer = ctx.ptr_type(AddressSpace::default());
         let ty = ctx.void_type().fn_type(&[pointer.into(), ctx.i32_type().into()], false);
         self.e.b.build_indirect_call(ty, function, &[this.into(), self.worker.into()], "")?;
+        self.e.b.build_unconditional_branch(next)?;
+        self.e.b.position_at_end(next);
+        Ok(())
+    }
+
+    /// Tells that the item of that number is over, if somebody wants to know.
+    fn trace(&self, item: u32) -> Result<()> {
+        let ctx = self.e.ctx;
+        let call = ctx.append_basic_block(self.function, "tell");
+        let next = ctx.append_basic_block(self.function, "next");
+        let function = self.pointer_field(offset_of!(Ctx, trace))?;
+        let silent = self.e.b.build_is_null(function, "")?;
+        self.e.b.build_conditional_branch(silent, next, call)?;
+        self.e.b.position_at_end(call);
+        let this = self.pointer_field(offset_of!(Ctx, trace_self))?;
+        let (pointer, i32) = (ctx.ptr_type(AddressSpace::default()), ctx.i32_type());
+        let ty = ctx.void_type().fn_type(&[pointer.into(), i32.into(), i32.into()], false);
+        let args = [this.into(), self.worker.into(), self.e.i32(item).into()];
+        let told = self.e.b.build_indirect_call(ty, function, &args, "")?;
+        told.add_attribute(AttributeLoc::Function, self.e.flag("cold"));
         self.e.b.build_unconditional_branch(next)?;
         self.e.b.position_at_end(next);
         Ok(())

@@ -2,11 +2,13 @@
 
 pub mod attention;
 pub mod contraction;
+pub mod cost;
 pub mod experts;
 pub mod group;
 pub mod plan;
 
 use crate::params::KernelTarget;
+use cost::Cost;
 use group::{GroupKernel, lower_group, value_bytes};
 use mlcc_ir::entity::Arena;
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
@@ -37,6 +39,8 @@ impl LowerError {
 #[derive(Clone)]
 pub struct Lowered {
     pub kernels: Vec<Kernel>,
+    /// By kernel.
+    pub costs: Vec<Cost>,
     pub entries: Vec<Entry>,
 }
 
@@ -73,14 +77,21 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
 
 /// Lowers all entry functions. Every node must be a parameter, a state access, a reshape, or a call of a group.
 pub fn lower(module: &Module, target: &KernelTarget) -> Result<Lowered, LowerError> {
-    let mut kernels =
-        KernelCache { module, target, keys: Vec::new(), kernels: Vec::new(), merges: Vec::new() };
+    let mut kernels = KernelCache {
+        module,
+        target,
+        keys: Vec::new(),
+        kernels: Vec::new(),
+        costs: Vec::new(),
+        merges: Vec::new(),
+    };
     let mut entries = Vec::new();
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
         entries.push(EntryLowering::new(module, f).run(&mut kernels)?);
     }
+    let costs = kernels.costs;
     let kernels = kernels.kernels.into_iter().map(|g| g.kernel).collect();
-    Ok(Lowered { kernels, entries })
+    Ok(Lowered { kernels, costs, entries })
 }
 
 /// Kernels made so far: a group function is lowered once per combination of parameter packings.
@@ -89,6 +100,7 @@ struct KernelCache<'a> {
     target: &'a KernelTarget,
     keys: Vec<(Key, usize)>,
     kernels: Vec<GroupKernel>,
+    costs: Vec<Cost>,
     /// By kernel: the one that joins what it left, and the bytes between them.
     merges: Vec<Option<(usize, mlcc_ir::dim::Dim)>>,
 }
@@ -140,10 +152,12 @@ impl KernelCache<'_> {
         let mut made = lower_group(self.module, f, &name, packings, self.target)?;
         let merge = made.merge.take();
         self.kernels.push(made);
+        self.costs.push(cost::of_group(self.module, f, packings)?);
         self.merges.push(None);
         let index = self.kernels.len() - 1;
         self.keys.push((key, index));
         if let Some(merge) = merge {
+            self.costs.push(cost::of_merge(f, &merge.bytes)?);
             self.merges[index] = Some((self.kernels.len(), merge.bytes));
             self.kernels.push(*merge.kernel);
             self.merges.push(None);

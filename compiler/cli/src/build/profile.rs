@@ -1,0 +1,74 @@
+//! What the metadata says of kernels, so that a profile can name the items of a step and their least work.
+
+use mlcc_ir::dim::Dim;
+use mlcc_ir::step::{Base, Launch, Step, StepItem};
+use mlcc_kernels::lower::cost::Cost;
+use mlcc_passes::{LevelCode, Program};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// A kernel of one level; sizes are texts (`mlcc_ir::text::dim`) of `n` and `past`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelInfo {
+    pub name: String,
+    /// Bytes of weights, states and caches that one launch reads or writes.
+    pub memory: String,
+    /// Bytes of other tensors.
+    pub values: String,
+    pub ops: String,
+    /// `f32` or `i8`.
+    pub arithmetic: String,
+}
+
+/// By level: its kernels, and per step the kernel of each item, or -1 for a barrier.
+pub fn json(program: &Program) -> Value {
+    let levels = program.levels.iter().map(|level| (level.name.clone(), of_level(level)));
+    Value::Object(levels.collect())
+}
+
+fn of_level(level: &LevelCode) -> Value {
+    let kernels: Vec<KernelInfo> = level
+        .lowered
+        .kernels
+        .iter()
+        .zip(&level.lowered.costs)
+        .map(|(kernel, cost)| info(&kernel.name, cost, launch_of(&level.steps, &kernel.name)))
+        .collect();
+    let number = |item: &StepItem| match item {
+        StepItem::Barrier => -1,
+        StepItem::Launch(l) => kernels.iter().position(|k| k.name == l.kernel).map_or(-1, |i| i as i64),
+    };
+    let steps = level.steps.iter().map(|step| {
+        let items: Vec<i64> = step.items.iter().map(number).collect();
+        (step.name.clone(), json!(items))
+    });
+    let steps: Map<String, Value> = steps.collect();
+    json!({ "kernels": kernels, "steps": steps })
+}
+
+fn launch_of<'a>(steps: &'a [Step], kernel: &str) -> Option<&'a Launch> {
+    let launches = steps.iter().flat_map(|s| &s.items).filter_map(|item| match item {
+        StepItem::Launch(launch) => Some(launch),
+        StepItem::Barrier => None,
+    });
+    launches.into_iter().find(|l| l.kernel == kernel)
+}
+
+/// Launches of one kernel have equal types, so one of them tells where the arguments of all lie.
+fn info(name: &str, cost: &Cost, launch: Option<&Launch>) -> KernelInfo {
+    let (mut memory, mut values) = (Dim::from(0), Dim::from(0));
+    for (i, bytes) in cost.bytes.iter().enumerate() {
+        let base = launch.and_then(|l| l.buffers.get(i)).map(|b| b.base);
+        match base {
+            Some(Base::Weights | Base::State) => memory = memory.add(bytes),
+            _ => values = values.add(bytes),
+        }
+    }
+    KernelInfo {
+        name: name.into(),
+        memory: memory.to_string(),
+        values: values.to_string(),
+        ops: cost.ops.to_string(),
+        arithmetic: cost.arithmetic.name().into(),
+    }
+}

@@ -1,0 +1,396 @@
+//! `mlcc bench --kernels`: where the time of a prompt and of a token goes, kernel by kernel.
+//!
+//! The step itself tells after each launch and barrier (`mlcc_abi::Ctx::trace`), so the kernels run as they always do,
+//! with all workers and with the caches as the kernels before have left them. A kernel's limit is the longer of what its
+//! weights, states and cache rows take at the probed read bandwidth and what its operations take at the probed peak.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Instant;
+
+use mlcc_ir::dim::{Dim, SymValues};
+use mlcc_ir::text::{Lexer, parse_dim};
+use mlcc_runtime::{Model, Session, StepTimes};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::probe::{self, Arithmetic};
+use super::{Args, Test, bandwidth, feed, tokens};
+use crate::build::profile::KernelInfo;
+use crate::error::CliError;
+use crate::ui::{self, Ui};
+
+/// Where the time of one test went. Times are milliseconds of one run.
+#[derive(Debug, Serialize)]
+pub struct Profile {
+    model: String,
+    quant: String,
+    level: String,
+    threads: usize,
+    test: String,
+    repetitions: u32,
+    tok_s: f64,
+    ms: f64,
+    /// Longest first.
+    kernels: Vec<Row>,
+    barriers: u64,
+    /// Waiting for other workers, mean of the workers.
+    waiting_ms: f64,
+    /// Outside of the items of steps: calling the workers, arguments, the caller's own work.
+    outside_ms: f64,
+    read_bandwidth: f64,
+    peak_f32: f64,
+    peak_i8: Option<f64>,
+}
+
+/// All launches of one kernel.
+#[derive(Debug, Serialize)]
+struct Row {
+    kernel: String,
+    calls: u64,
+    /// Mean of the workers.
+    ms: f64,
+    /// Sum of what the slowest worker of each launch took.
+    slowest_ms: f64,
+    /// Of the whole run.
+    share: f64,
+    /// Weights, states, rows of caches.
+    memory_bytes: f64,
+    /// Other tensors.
+    value_bytes: f64,
+    ops: f64,
+    limit_ms: f64,
+    share_of_limit: f64,
+    /// `memory`, `f32` or `i8` (arithmetic), or `neither` where both limits are far.
+    bound_by: String,
+}
+
+/// A kernel that reaches less than this share of its limit is bound by something else.
+const FAR: f64 = 0.25;
+
+/// What the machine can do, per second.
+struct Limits {
+    bandwidth: f64,
+    f32: f64,
+    i8: Option<f64>,
+}
+
+pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliError> {
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let level = Level::read(&metadata, model.executor())?;
+    let threads = model.threads();
+    ui.detail("warming up");
+    probe::keep_busy(threads, args.warm_up.max(0.0));
+    let limits = Limits {
+        bandwidth: bandwidth(threads)?,
+        f32: probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY),
+        i8: probe::peak(Arithmetic::I8, threads),
+    };
+    let mut session = model.session()?;
+    let mut profiles = Vec::new();
+    for test in super::tests(args)? {
+        ui.detail(test.name());
+        let run = run(&mut session, test, args.repetitions)?;
+        let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
+        let (kernels, barriers, waiting_ms) = rows(&level, test, &run, model.plan().chunk, &limits);
+        let inside: f64 = kernels.iter().map(|k| k.ms).sum::<f64>() + waiting_ms;
+        profiles.push(Profile {
+            model: text("/model/name"),
+            quant: text("/quantization/scheme"),
+            level: model.executor().to_string(),
+            threads,
+            test: test.name(),
+            repetitions: args.repetitions,
+            tok_s: 1e3 * test.tokens() as f64 / run.ms,
+            ms: run.ms,
+            kernels,
+            barriers,
+            waiting_ms,
+            outside_ms: (run.ms - inside).max(0.0),
+            read_bandwidth: limits.bandwidth,
+            peak_f32: limits.f32,
+            peak_i8: limits.i8,
+        });
+    }
+    Ok(profiles)
+}
+
+/// Times of one test.
+struct Run {
+    repetitions: f64,
+    /// Of one repetition, by the clock.
+    ms: f64,
+    times: Vec<StepTimes>,
+}
+
+fn run(session: &mut Session, test: Test, repetitions: u32) -> Result<Run, CliError> {
+    let vocab = session.model().vocab() as u64;
+    let (mut seconds, mut times) = (0.0, Vec::new());
+    // The first round fills the caches.
+    for round in 0..=repetitions {
+        session.reset()?;
+        if let Test::Generate { depth: depth @ 1.., .. } = test {
+            session.prefill(&tokens(depth, vocab))?;
+        }
+        session.trace(round > 0);
+        let begin = Instant::now();
+        feed(session, test)?;
+        if round > 0 {
+            seconds += begin.elapsed().as_secs_f64();
+            add(&mut times, session.trace(false));
+        }
+    }
+    Ok(Run { repetitions: f64::from(repetitions), ms: 1e3 * seconds / f64::from(repetitions), times })
+}
+
+fn add(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
+    for step in more {
+        let Some(known) = sum.iter_mut().find(|s| s.entry == step.entry) else {
+            sum.push(step);
+            continue;
+        };
+        known.calls += step.calls;
+        let items = known.nanoseconds.iter_mut().flatten().zip(step.nanoseconds.iter().flatten());
+        items.for_each(|(sum, more)| *sum += more);
+    }
+}
+
+/// The kernels of one level, and what the items of its steps are.
+struct Level {
+    kernels: Vec<Kernel>,
+    steps: BTreeMap<String, Vec<i64>>,
+}
+
+struct Kernel {
+    name: String,
+    memory: Dim,
+    values: Dim,
+    ops: Dim,
+    is_i8: bool,
+}
+
+impl Level {
+    fn read(metadata: &Value, name: &str) -> Result<Level, CliError> {
+        let missing = || {
+            CliError::usage(format!(
+                "the artifact does not describe its kernels for {name}: profiles are of models for a CPU"
+            ))
+        };
+        let level = metadata.get("profile").and_then(|p| p.get(name)).ok_or_else(missing)?;
+        let parsed = |key: &str| level.get(key).cloned().ok_or_else(missing);
+        let infos: Vec<KernelInfo> = serde_json::from_value(parsed("kernels")?).map_err(|_| missing())?;
+        let kernels = infos.iter().map(|k| Kernel::read(k).ok_or_else(missing)).collect::<Result<_, _>>()?;
+        let steps = serde_json::from_value(parsed("steps")?).map_err(|_| missing())?;
+        Ok(Level { kernels, steps })
+    }
+}
+
+impl Kernel {
+    fn read(info: &KernelInfo) -> Option<Kernel> {
+        let dim = |text: &str| parse_dim(&mut Lexer::new(text).ok()?).ok();
+        Some(Kernel {
+            name: info.name.clone(),
+            memory: dim(&info.memory)?,
+            values: dim(&info.values)?,
+            ops: dim(&info.ops)?,
+            is_i8: info.arithmetic == "i8",
+        })
+    }
+}
+
+/// Sizes of the calls that a test makes, with the entry point of each.
+fn calls(test: Test, chunk: u64) -> Vec<(&'static str, SymValues)> {
+    match test {
+        Test::Prompt(n) => {
+            let chunk = chunk.max(1) as usize;
+            let piece = |past: usize| {
+                let n = chunk.min(n - past);
+                let entry = if n == 1 { "decode" } else { "prefill" };
+                (entry, SymValues { n: n as i64, b: 1, past: past as i64 })
+            };
+            (0..n).step_by(chunk).map(piece).collect()
+        }
+        Test::Generate { tokens, depth } => {
+            let call = |i: usize| ("decode", SymValues { n: 1, b: 1, past: (depth + i) as i64 });
+            (0..tokens).map(call).collect()
+        }
+    }
+}
+
+/// Rows of the kernels, the number of barriers and the time spent at them.
+fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (Vec<Row>, u64, f64) {
+    let per_run = 1e-6 / run.repetitions;
+    let calls = calls(test, chunk);
+    let (mut rows, mut barriers, mut waiting): (BTreeMap<usize, Row>, u64, f64) = (BTreeMap::new(), 0, 0.0);
+    for step in &run.times {
+        let Some(items) = level.steps.get(step.entry) else { continue };
+        let sizes: Vec<SymValues> = calls.iter().filter(|c| c.0 == step.entry).map(|c| c.1).collect();
+        for (item, &kernel) in items.iter().enumerate() {
+            let times = step.nanoseconds.iter().map(|w| w.get(item).copied().unwrap_or(0) as f64 * per_run);
+            let mean = times.clone().sum::<f64>() / step.nanoseconds.len().max(1) as f64;
+            let Some(cost) = usize::try_from(kernel).ok().and_then(|k| level.kernels.get(k)) else {
+                barriers += sizes.len() as u64;
+                waiting += mean;
+                continue;
+            };
+            let row = rows.entry(kernel as usize).or_insert_with(|| Row::of(&cost.name));
+            row.calls += sizes.len() as u64;
+            row.ms += mean;
+            row.slowest_ms += times.fold(0.0, f64::max);
+            row.add_work(cost, &sizes);
+        }
+    }
+    let finish = |(kernel, mut row): (usize, Row)| {
+        row.finish(level.kernels[kernel].is_i8, run.ms, limits);
+        row
+    };
+    let mut rows: Vec<Row> = rows.into_iter().map(finish).collect();
+    rows.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    (rows, barriers, waiting)
+}
+
+impl Row {
+    fn of(kernel: &str) -> Row {
+        Row {
+            kernel: kernel.into(),
+            calls: 0,
+            ms: 0.0,
+            slowest_ms: 0.0,
+            share: 0.0,
+            memory_bytes: 0.0,
+            value_bytes: 0.0,
+            ops: 0.0,
+            limit_ms: 0.0,
+            share_of_limit: 0.0,
+            bound_by: String::new(),
+        }
+    }
+
+    fn add_work(&mut self, cost: &Kernel, sizes: &[SymValues]) {
+        let sum = |dim: &Dim| sizes.iter().map(|s| dim.eval(s) as f64).sum::<f64>();
+        self.memory_bytes += sum(&cost.memory);
+        self.value_bytes += sum(&cost.values);
+        self.ops += sum(&cost.ops);
+    }
+
+    fn finish(&mut self, is_i8: bool, total_ms: f64, limits: &Limits) {
+        let (arithmetic, peak) = match limits.i8.filter(|_| is_i8) {
+            Some(peak) => ("i8", peak),
+            None => ("f32", limits.f32),
+        };
+        let by_memory = 1e3 * self.memory_bytes / limits.bandwidth;
+        let by_compute = 1e3 * self.ops / peak;
+        self.limit_ms = by_memory.max(by_compute);
+        self.share = self.ms / total_ms;
+        self.share_of_limit = if self.ms > 0.0 { self.limit_ms / self.ms } else { 0.0 };
+        let bound = if by_memory >= by_compute { "memory" } else { arithmetic };
+        self.bound_by = if self.share_of_limit < FAR { "neither" } else { bound }.into();
+    }
+}
+
+pub fn markdown(profiles: &[Profile]) -> String {
+    let mut out = String::new();
+    for p in profiles {
+        let _ = write!(out, "{}", p.markdown());
+    }
+    out
+}
+
+impl Profile {
+    fn markdown(&self) -> String {
+        let mut out = format!(
+            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms; read {:.1} GB/s, f32 {:.0} Gflop/s, i8 {} Gop/s\n\n",
+            self.model,
+            self.quant,
+            self.level,
+            self.threads,
+            self.test,
+            self.tok_s,
+            self.ms,
+            self.read_bandwidth / 1e9,
+            self.peak_f32 / 1e9,
+            self.peak_i8.map_or("-".to_string(), |p| format!("{:.0}", p / 1e9)),
+        );
+        out.push_str(
+            "| kernel | calls | ms | slowest ms | of time | us/call | weights, caches | values | Gop | GB/s | Gop/s | of limit | bound by |\n\
+             | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
+        );
+        for k in &self.kernels {
+            let per_second = |x: f64| if k.ms > 0.0 { 1e-6 * x / k.ms } else { 0.0 };
+            let _ = writeln!(
+                out,
+                "| {} | {} | {:.3} | {:.3} | {:.1} % | {:.2} | {} | {} | {:.2} | {:.1} | {:.1} | {:.0} % | {} |",
+                k.kernel,
+                k.calls,
+                k.ms,
+                k.slowest_ms,
+                100.0 * k.share,
+                1e3 * k.ms / k.calls.max(1) as f64,
+                ui::bytes(k.memory_bytes as u64),
+                ui::bytes(k.value_bytes as u64),
+                k.ops / 1e9,
+                per_second(k.memory_bytes),
+                per_second(k.ops),
+                100.0 * k.share_of_limit,
+                k.bound_by,
+            );
+        }
+        let line = |name: &str, calls: u64, ms: f64| {
+            let us = 1e3 * ms / calls.max(1) as f64;
+            format!(
+                "| {name} | {calls} | {ms:.3} | | {:.1} % | {us:.2} | | | | | | | |\n",
+                100.0 * ms / self.ms
+            )
+        };
+        out += &line("(barriers)", self.barriers, self.waiting_ms);
+        out += &line("(outside of kernels)", 1, self.outside_ms);
+        out.push('\n');
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level() -> Level {
+        let metadata = serde_json::json!({ "profile": { "v3": {
+            "kernels": [
+                { "name": "product", "memory": "4000", "values": "8*n", "ops": "2000*n", "arithmetic": "i8" },
+                { "name": "attention", "memory": "16*n + 16*past", "values": "0", "ops": "mul(n, past)", "arithmetic": "f32" },
+            ],
+            "steps": { "prefill": [0, -1, 1], "decode": [0, -1, 1, 0] },
+        }}});
+        assert!(Level::read(&metadata, "v4").is_err());
+        Level::read(&metadata, "v3").unwrap()
+    }
+
+    #[test]
+    fn work_is_summed_over_calls() {
+        let times = vec![StepTimes {
+            entry: "decode",
+            calls: 4,
+            nanoseconds: vec![
+                vec![2_000_000, 500_000, 1_000_000, 0],
+                vec![1_000_000, 1_500_000, 1_000_000, 0],
+            ],
+        }];
+        let run = Run { repetitions: 2.0, ms: 4.0, times };
+        let limits = Limits { bandwidth: 1e9, f32: 1e9, i8: Some(2e9) };
+        let test = Test::Generate { tokens: 2, depth: 10 };
+        let (rows, barriers, waiting) = rows(&level(), test, &run, 64, &limits);
+        assert_eq!((barriers, waiting), (2, 0.5));
+        let product = &rows[0];
+        assert_eq!((product.kernel.as_str(), product.calls, product.ms), ("product", 4, 0.75));
+        assert_eq!((product.slowest_ms, product.memory_bytes, product.ops), (1.0, 16000.0, 8000.0));
+        assert_eq!(rows[1].memory_bytes, 16.0 * (11.0 + 12.0));
+        assert_eq!(rows[1].ops, 10.0 + 11.0);
+        assert_eq!((product.limit_ms, product.bound_by.as_str()), (0.016, "neither"));
+    }
+
+    #[test]
+    fn prompts_are_cut_into_chunks() {
+        let found: Vec<_> = calls(Test::Prompt(129), 64).iter().map(|(e, s)| (*e, s.n, s.past)).collect();
+        assert_eq!(found, [("prefill", 64, 0), ("prefill", 64, 64), ("decode", 1, 128)]);
+    }
+}

@@ -1,0 +1,183 @@
+//! What a kernel has to move and to compute at least, from its group function: for profiles, not for decisions.
+
+use super::LowerError;
+use super::group::value_bytes;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::module::Module;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, Packing};
+
+/// The arithmetic that most operations of a kernel are done in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arithmetic {
+    F32,
+    /// Dot products of bytes.
+    I8,
+}
+
+impl Arithmetic {
+    pub const ALL: [Arithmetic; 2] = [Arithmetic::F32, Arithmetic::I8];
+    pub fn name(self) -> &'static str {
+        match self {
+            Arithmetic::F32 => "f32",
+            Arithmetic::I8 => "i8",
+        }
+    }
+}
+
+/// Least work of one launch.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Cost {
+    /// Bytes read or written, by argument of the kernel.
+    pub bytes: Vec<Dim>,
+    /// A multiplication and an addition are two.
+    pub ops: Dim,
+    pub arithmetic: Arithmetic,
+}
+
+/// Of a group function whose inputs `i` with `packings[i]` are parameters.
+pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> Result<Cost, LowerError> {
+    let mut bytes = Vec::new();
+    for (&v, &packing) in f.inputs.iter().zip(packings) {
+        bytes.push(read_bytes(f, v, packing)?);
+    }
+    for &v in &f.outputs {
+        bytes.push(value_bytes(f.ty(v), None)?);
+    }
+    let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
+    let dots = f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. }));
+    Ok(Cost { bytes, ops, arithmetic: if dots { Arithmetic::I8 } else { Arithmetic::F32 } })
+}
+
+/// Of a kernel that joins unfinished results of so many bytes, given its outputs.
+pub fn of_merge(f: &Function, between: &Dim) -> Result<Cost, LowerError> {
+    let mut bytes = vec![between.clone()];
+    for &v in &f.outputs {
+        bytes.push(value_bytes(f.ty(v), None)?);
+    }
+    Ok(Cost { ops: between.floor_div(2), bytes, arithmetic: Arithmetic::F32 })
+}
+
+/// Rows that are picked count, not the table that they are picked from.
+fn read_bytes(f: &Function, v: ValueId, packing: Option<Packing>) -> Result<Dim, LowerError> {
+    let all = value_bytes(f.ty(v), packing)?;
+    let mut users = f.live().filter(|(_, n)| n.inputs.contains(&v)).map(|(_, n)| n);
+    let (Some(user), None, Some(whole)) = (users.next(), users.next(), all.as_const()) else {
+        return Ok(all);
+    };
+    Ok(match user.op {
+        Op::Gather if user.inputs[0] == v => {
+            let rows = f.ty(v).dims[0].as_const().unwrap_or(1).max(1);
+            f.ty(user.inputs[1]).elements().scale(whole / rows)
+        }
+        Op::MatMulExperts { experts } => {
+            let chosen = f.ty(user.inputs[2]).elements().minimum(&Dim::from(experts as i64));
+            chosen.scale(whole / experts.max(1) as i64)
+        }
+        _ => all,
+    })
+}
+
+fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
+    let results = || node.outputs.first().map_or(Dim::from(0), |&v| f.ty(v).elements());
+    let operand = |i: usize| node.inputs.get(i).map_or(Dim::from(0), |&v| f.ty(v).elements());
+    let depth = || f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const).unwrap_or(0);
+    match &node.op {
+        Op::MatMul { .. } | Op::MatMulExperts { .. } => results().scale(2 * depth()),
+        Op::MatMulI8 { .. } => {
+            // Two planes of bytes hold 16 bits.
+            let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
+            let k = f.ty(node.inputs[node.inputs.len() - 1]).dims[1].as_const().unwrap_or(0);
+            results().scale(2 * planes * k)
+        }
+        Op::Attention(a) => {
+            let (q, keys, values) = (f.ty(node.inputs[0]), f.ty(node.inputs[1]), f.ty(node.inputs[2]));
+            let (n, t) = (&q.dims[0], &keys.dims[0]);
+            // Query i sees t - n + 1 + i keys.
+            let seen = match a.window {
+                0 => n.product(t).sub(&n.product(&n.sub(&Dim::from(1))).floor_div(2)),
+                window => n.product(&t.minimum(&Dim::from(window as i64))),
+            };
+            let size = |dims: &[Dim]| dims[2].as_const().unwrap_or(0);
+            let heads = q.dims[1].as_const().unwrap_or(0);
+            seen.scale(2 * heads * (size(&keys.dims) + size(&values.dims)))
+        }
+        Op::Scan { body, carries, .. } => {
+            let body = &module.functions[*body];
+            let once = body.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, body, n)));
+            let length = node.inputs.get(*carries).and_then(|&v| f.ty(v).dims.first().cloned());
+            once.product(&length.unwrap_or(Dim::from(1)))
+        }
+        Op::Reduce { .. } | Op::TopK { .. } => operand(0),
+        Op::GroupScale { .. } | Op::GroupQuantize { .. } | Op::GroupSum { .. } => operand(0),
+        Op::QuantizeRows { .. } => operand(0).scale(3),
+        Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Dequantize => results(),
+        // Decomposed before lowering.
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => results(),
+        Op::Param(_)
+        | Op::StateRead(_)
+        | Op::StateWrite(_)
+        | Op::CacheAppend(_)
+        | Op::Call(_)
+        | Op::Constant { .. }
+        | Op::Cast(_)
+        | Op::Iota { .. }
+        | Op::Reshape { .. }
+        | Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Concat { .. }
+        | Op::Gather => Dim::from(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlcc_ir::dim::Sym;
+    use mlcc_ir::dim::SymValues;
+    use mlcc_ir::graph::FunctionKind;
+    use mlcc_ir::ops::Attention;
+    use mlcc_ir::types::TensorType;
+
+    const AT: SymValues = SymValues { n: 3, b: 1, past: 5 };
+
+    fn ty(dims: Vec<Dim>) -> TensorType {
+        TensorType { dtype: DType::F32, dims }
+    }
+
+    fn costs(op: Op, inputs: &[TensorType], packings: &[Option<Packing>]) -> (i64, Vec<i64>) {
+        let module = Module::new("t");
+        let mut f = Function::new("group", FunctionKind::Group);
+        let values: Vec<ValueId> = inputs.iter().map(|t| f.add_input(t.clone())).collect();
+        f.outputs = f.append(&module, op, &values).unwrap();
+        let cost = of_group(&module, &f, packings).unwrap();
+        (cost.ops.eval(&AT), cost.bytes.iter().map(|d| d.eval(&AT)).collect())
+    }
+
+    #[test]
+    fn products() {
+        let inputs = [ty(vec![Dim::sym(Sym::N), 8.into()]), ty(vec![4.into(), 8.into()])];
+        let (ops, bytes) = costs(Op::MatMul { transpose_b: true }, &inputs, &[None, Some(Packing::RowMajor)]);
+        assert_eq!((ops, bytes), (2 * 3 * 8 * 4, vec![4 * 3 * 8, 4 * 4 * 8, 4 * 3 * 4]));
+    }
+
+    #[test]
+    fn rows_that_are_picked() {
+        let ids = TensorType { dtype: DType::I32, dims: vec![Dim::sym(Sym::N)] };
+        let inputs = [ty(vec![100.into(), 8.into()]), ids];
+        let (ops, bytes) = costs(Op::Gather, &inputs, &[Some(Packing::RowMajor), None]);
+        assert_eq!((ops, bytes), (0, vec![3 * 32, 3 * 4, 3 * 32]));
+    }
+
+    #[test]
+    fn attention_sees_what_lies_before() {
+        let t = Dim::sym(Sym::Past).add(&Dim::sym(Sym::N));
+        let cache = ty(vec![t, 2.into(), 8.into()]);
+        let inputs = [ty(vec![Dim::sym(Sym::N), 4.into(), 8.into()]), cache.clone(), cache];
+        let (ops, bytes) = costs(Op::Attention(Attention::causal(1.0)), &inputs, &[None; 3]);
+        // Queries at positions 5, 6 and 7 see 6, 7 and 8 keys.
+        assert_eq!(ops, 2 * 4 * (8 + 8) * (6 + 7 + 8));
+        assert_eq!(bytes[1], 8 * 2 * 8 * 4);
+    }
+}
