@@ -72,7 +72,7 @@ impl ChatGlmConfig {
         let [q, k, v] = qkv.map(|x| net.split_heads(x, sizes.heads));
         let (q, k) = (places.turn(net, q), places.turn(net, k));
         let scores = Attention { balance: (layer + 1) as f64, ..Attention::causal(sizes.head_size) };
-        let h = scores.apply_with_prefix(net, layer, q, k, v, Some(places.prefix));
+        let h = scores.apply_with_prefix(net, layer, q.into(), k, v, Some(places.prefix));
         let h = Linear::new(&format!("{attention}.dense"), hidden).bias(true).apply(net, h);
         let kept = net.scale(normalised, alpha);
         let x = net.residual(layer, "attention", kept, h);
@@ -173,6 +173,10 @@ impl Transformer for ChatGlmConfig {
 
     fn needs_whole_prompts(&self) -> bool {
         true
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some("every token of this model sees the whole prompt")
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {

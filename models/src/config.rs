@@ -77,9 +77,20 @@ impl ModelConfig {
 
     pub(crate) fn from_fields(fields: ConfigFields) -> Result<ModelConfig, ConfigError> {
         let (model_type, architecture) = registry::architecture(&fields)?;
+        let architecture = streaming(architecture, &fields)?;
         let ConfigFields { origin, raw } = fields;
         Ok(ModelConfig { origin, model_type, architecture, raw })
     }
+}
+
+/// `sliding_window_size` and `attention_sink_size`, as MLC-LLM names them; not in the files of the families themselves.
+fn streaming(architecture: Architecture, fields: &ConfigFields) -> Result<Architecture, ConfigError> {
+    let field = "sliding_window_size";
+    let none = fields.get(field).is_none_or(|v| v.as_i64() == Some(-1));
+    let window = if none { None } else { Some(fields.size(field)?) };
+    let sinks = fields.count_or("attention_sink_size", 0)?;
+    let failed = |source| ConfigError::Stream { file: fields.origin.clone(), source };
+    architecture.with_stream(window, sinks).map_err(failed)
 }
 
 /// The fields of a JSON object.

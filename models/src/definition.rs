@@ -1,6 +1,7 @@
 //! What a model family implements: its tensors and its graph. One file per family, one line in the registry.
 
 use crate::checkpoint::Distribution;
+use crate::error::StreamError;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::FuncId;
@@ -25,6 +26,19 @@ pub struct EntrySpec<'a> {
     pub logits: Logits,
     /// Positions that caches have room for; of no meaning to recurrent models.
     pub context: usize,
+    /// What is seen of a sequence of any length; [`Architecture::stream`].
+    pub stream: Option<Stream>,
+}
+
+/// What a model is given to see of a sequence that goes on for ever: a window over the newest tokens, and behind it the
+/// first ones, which attention needs as a place for the weight that no other token gets (Xiao et al., "Efficient Streaming
+/// Language Models with Attention Sinks", 2023). Positions are places in what is seen, so no distance reaches `window`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stream {
+    /// Tokens that are seen together, the sinks among them.
+    pub window: usize,
+    /// First tokens that stay visible.
+    pub sinks: usize,
 }
 
 /// A configured model.
@@ -48,6 +62,11 @@ pub trait Definition: Any + Debug + Send + Sync {
 
     /// How many newest tokens the model sees, the current one included, if older ones change nothing.
     fn window(&self) -> Option<usize> {
+        None
+    }
+
+    /// Why a sequence cannot go on beyond the context with a window and sinks, if it cannot.
+    fn cannot_stream(&self) -> Option<&'static str> {
         None
     }
 
@@ -77,30 +96,83 @@ pub trait Definition: Any + Debug + Send + Sync {
 
 /// A configured model of any family.
 #[derive(Clone, Debug)]
-pub struct Architecture(Arc<dyn Definition>);
+pub struct Architecture {
+    definition: Arc<dyn Definition>,
+    stream: Option<Stream>,
+}
 
 impl Architecture {
     pub fn new(definition: impl Definition) -> Architecture {
-        Architecture(Arc::new(definition))
+        Architecture { definition: Arc::new(definition), stream: None }
     }
 
     /// The configuration, if it is of this family.
     pub fn family<T: Definition>(&self) -> Option<&T> {
-        let any: &dyn Any = &*self.0;
+        let any: &dyn Any = &*self.definition;
         any.downcast_ref()
+    }
+
+    /// The model with a window of so many tokens (of what it was trained with where `None`), of which the first `sinks`
+    /// are those that the sequence begins with.
+    pub fn with_stream(self, window: Option<usize>, sinks: usize) -> Result<Architecture, StreamError> {
+        if window.is_none() && sinks == 0 {
+            return Ok(self);
+        }
+        if !self.has_cache() {
+            return Err(StreamError::Unsuitable {
+                why: "a recurrent model keeps no tokens that could be dropped",
+            });
+        }
+        if let Some(why) = self.definition.cannot_stream() {
+            return Err(StreamError::Unsuitable { why });
+        }
+        let trained = self.context_length();
+        if let Some(window) = window.filter(|&w| w > trained) {
+            return Err(StreamError::TooLong { window, trained });
+        }
+        let own = self.definition.window();
+        let window = match (window, own) {
+            (Some(window), Some(own)) => window.min(own),
+            (Some(window), None) => window,
+            (None, Some(own)) => own,
+            (None, None) => return Err(StreamError::NoWindow { sinks }),
+        };
+        if sinks >= window {
+            return Err(StreamError::NothingLeft { sinks, window });
+        }
+        Ok(Architecture { stream: Some(Stream { window, sinks }), ..self })
+    }
+
+    /// What [`Architecture::with_stream`] gave the model to see.
+    pub fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+
+    /// How many newest tokens the model sees, the current one included, if between them and [`Architecture::sinks`]
+    /// nothing counts.
+    pub fn window(&self) -> Option<usize> {
+        self.stream.map(|s| s.window - s.sinks).or_else(|| self.definition.window())
+    }
+
+    /// How many first tokens the model sees for ever.
+    pub fn sinks(&self) -> usize {
+        self.stream.map_or(0, |s| s.sinks)
     }
 
     /// Room in the caches where the user asks for none: what the model was trained with, at most 4096 positions; with a
     /// window somewhat more than that, so that old rows can be dropped now and then.
     pub fn default_context(&self) -> usize {
-        let most = self.window().map_or(4096, |window| window.saturating_add(1024).max(4096));
-        self.context_length().min(most)
+        let room = |window: usize| window.saturating_add(1024);
+        match self.stream {
+            Some(stream) => room(stream.window),
+            None => self.context_length().min(self.window().map_or(4096, |w| room(w).max(4096))),
+        }
     }
 }
 
 impl Deref for Architecture {
     type Target = dyn Definition;
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        &*self.definition
     }
 }

@@ -36,6 +36,27 @@ pub enum ConfigError {
         "{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory"
     )]
     CannotInfer { file: String, detail: String },
+    #[error("{file}: {source}")]
+    Stream { file: String, source: StreamError },
+}
+
+/// A window or attention sinks that a model cannot have.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum StreamError {
+    #[error("a sliding window or attention sinks are not possible here: {why}")]
+    Unsuitable { why: &'static str },
+    #[error(
+        "a sliding window of {window} tokens is longer than the {trained} that the model was trained with; choose at most {trained}"
+    )]
+    TooLong { window: usize, trained: usize },
+    #[error(
+        "{sinks} attention sinks need a window, and some layers of this model see all tokens; give it one with --sliding-window (`sliding_window_size` in config.json)"
+    )]
+    NoWindow { sinks: usize },
+    #[error(
+        "{sinks} attention sinks leave nothing of a sliding window of {window} tokens, which they are part of; choose fewer sinks or a longer window"
+    )]
+    NothingLeft { sinks: usize, window: usize },
 }
 
 /// A weight file is damaged, of another kind, or uses something that is not read.

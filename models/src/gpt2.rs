@@ -7,7 +7,7 @@ use crate::error::ConfigError;
 use crate::layers::linear::head_or_tied;
 use crate::layers::norm::layer_norm;
 use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
-use crate::transformer::{Net, Sizes, Transformer, prefixed};
+use crate::transformer::{LEARNED_POSITIONS, Net, Sizes, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 
@@ -117,6 +117,10 @@ impl Transformer for Gpt2Config {
         let x = layer_norm(net, x, "transformer.ln_f", self.eps);
         net.tap("final_norm", x);
         head_or_tied(net, x, "lm_head.weight", self.tied.then_some(embedding), sizes.vocab)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some(LEARNED_POSITIONS)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {

@@ -10,7 +10,7 @@ pub mod rope;
 pub mod self_attention;
 
 pub use activation::Activation;
-pub use attention::Attention;
+pub use attention::{Attention, Queries};
 pub use linear::{FusedQkv, Linear};
 pub use rope::{Rope, RopeTables};
 pub use self_attention::SelfAttention;

@@ -55,7 +55,7 @@ pub mod transformer;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::{ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
-pub use definition::{Architecture, Definition, EntrySpec, Logits};
-pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, TensorMismatch};
+pub use definition::{Architecture, Definition, EntrySpec, Logits, Stream};
+pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch};
 pub use generation::GenerationConfig;
 pub use resolve::{ModelRequest, ResolvedModel};

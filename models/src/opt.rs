@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layers::linear::head_or_tied;
 use crate::layers::norm::layer_norm;
 use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
-use crate::transformer::{Net, Sizes, Transformer, prefixed};
+use crate::transformer::{LEARNED_POSITIONS, Net, Sizes, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
@@ -115,6 +115,10 @@ impl Transformer for OptConfig {
             x = Linear::new("model.decoder.project_out", self.embedding).apply(net, x);
         }
         head_or_tied(net, x, "lm_head.weight", self.tied.then_some(table), sizes.vocab)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some(LEARNED_POSITIONS)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {

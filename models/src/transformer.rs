@@ -1,11 +1,12 @@
 //! What the definitions of transformers share: an entry function under construction, and how a definition becomes one.
 
 use crate::checkpoint::Distribution;
-use crate::definition::{Definition, EntrySpec, Logits};
+use crate::definition::{Definition, EntrySpec, Logits, Stream};
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
+use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -43,6 +44,10 @@ impl Sizes {
 /// The program that runs the model changes it; the model only reads it.
 pub const DROPPED_ROWS: &str = "cache.dropped_rows";
 
+/// Why [`Transformer::cannot_stream`] where positions have embeddings of their own.
+pub(crate) const LEARNED_POSITIONS: &str =
+    "the positions of this model are learned one by one, and there is none behind the last";
+
 /// The widest of the layers' windows; `None` if a layer has none.
 pub fn widest(windows: &[Option<usize>]) -> Option<usize> {
     windows.iter().copied().try_fold(0, |widest, window| Some(widest.max(window?))).filter(|&w| w > 0)
@@ -62,6 +67,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
 
     /// How many newest keys every query sees, the widest layer's; `None` if a layer sees all.
     fn window(&self) -> Option<usize> {
+        None
+    }
+
+    /// See [`Definition::cannot_stream`]. Positions have to be relative: rotary or ALiBi.
+    fn cannot_stream(&self) -> Option<&'static str> {
         None
     }
 
@@ -97,10 +107,14 @@ impl<T: Transformer> Definition for T {
     fn window(&self) -> Option<usize> {
         Transformer::window(self)
     }
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Transformer::cannot_stream(self)
+    }
     /// What the definition asks for when it is built.
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut tensors = Vec::new();
-        let entry = EntrySpec { name: "tensors", n: Dim::from(1), logits: Logits::Last, context: 1 };
+        let entry =
+            EntrySpec { name: "tensors", n: Dim::from(1), logits: Logits::Last, context: 1, stream: None };
         build(self, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
         let mut seen = BTreeSet::new();
         tensors.retain(|(name, _)| seen.insert(name.clone()));
@@ -127,11 +141,13 @@ fn build(
     b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
         let rows = b.iota(Dim::sym(Sym::Past), entry.n.clone());
         // A window as long as the cache hides nothing, and so nothing may be dropped.
-        let dropped = model.window().filter(|&w| w < entry.context).map(|_| {
+        let stream = entry.stream.filter(|s| s.window < entry.context);
+        let window = stream.map(|s| s.window).or(model.window());
+        let dropped = window.filter(|&w| w < entry.context).map(|_| {
             let state = b.state(DROPPED_ROWS, TensorType::new(DType::I32, [1]), 0.0);
             b.read(state)
         });
-        let mut net = Net { b, entry, tokens: inputs[0], rows, positions: rows, dropped, tensors };
+        let mut net = Net { b, entry, tokens: inputs[0], rows, positions: rows, dropped, stream, tensors };
         net.positions = net.position_of_row(rows);
         vec![model.forward(&mut net)]
     })
@@ -172,6 +188,7 @@ pub struct Net<'a> {
     positions: ValueId,
     /// Rows that were dropped before, `i32[1]`, where rows may be dropped.
     dropped: Option<ValueId>,
+    stream: Option<Stream>,
     /// Checkpoint tensors asked for so far.
     tensors: &'a mut Vec<(String, Vec<usize>)>,
 }
@@ -211,6 +228,28 @@ impl Net<'_> {
         match self.dropped {
             Some(dropped) => self.add(rows, dropped),
             None => rows,
+        }
+    }
+    /// What is seen of a sequence that is longer than the caches, if the model was given a window for that.
+    pub fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+    /// Places at which the queries `rows` count as standing for the sinks: behind a full window they stay.
+    pub fn places_for_sinks(&mut self, rows: ValueId) -> Option<ValueId> {
+        let stream = self.stream.filter(|s| s.sinks > 0)?;
+        let last = Op::Constant { value: (stream.window - 1) as f64, dtype: DType::I32 };
+        let last = self.op(last, &[]);
+        Some(self.min(rows, last))
+    }
+    /// What a layer sees: its newest tokens, `None` for all, and the first ones. `own` is the window that it was trained
+    /// with. A window that is narrower than that over the newest tokens stays as it was trained, without sinks.
+    pub fn view(&self, own: Option<usize>) -> (Option<usize>, usize) {
+        let Some(Stream { window, sinks }) = self.stream else {
+            return (own.filter(|&w| w < self.context()), 0);
+        };
+        match own.filter(|&w| w <= window - sinks) {
+            Some(own) => (Some(own), 0),
+            None => (Some(window - sinks), sinks),
         }
     }
     /// Positions of the tokens in the sequence, `i32[n]`.

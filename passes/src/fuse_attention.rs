@@ -5,10 +5,12 @@
 //! (also on queries or keys), soft-capping, ALiBi and masks as selections, as additions, or as minima with huge numbers,
 //! clamps to the range of a float type, and float casts. Masks and biases are read as linear forms in the positions of
 //! query and key, so that it does not matter how they are spelled. The order of axes is followed through reshapes and
-//! permutations.
+//! permutations. A window may have other scores behind it for its first keys (attention sinks): they come from queries
+//! of their own, and all else has to be alike.
 
 mod layout;
 mod positions;
+mod sinks;
 
 use crate::dce::sweep;
 use crate::outline::entry_functions;
@@ -22,6 +24,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Attention, Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
 use positions::{Position, Reader};
+use sinks::Sinks;
 
 const PASS: &str = "fuse_attention";
 /// Numbers at least this large stand for infinity: the largest f16 is 65504.
@@ -85,6 +88,8 @@ struct Found {
     inputs: [(ValueId, TensorType); 3],
     slopes: Option<(ValueId, f64)>,
     prefix: Option<ValueId>,
+    /// Queries for sinks, `[n, heads, size]` after a reshape.
+    sink_queries: Option<ValueId>,
     /// Sizes of the axes before `n` in the result, with their role.
     axes: Vec<(Dim, Role)>,
 }
@@ -99,13 +104,15 @@ enum Role {
 
 /// What stands between the product and the softmax.
 #[derive(Default)]
-struct Scores {
+struct Scores<'f> {
     scale: f64,
     softcap: f64,
     causal: bool,
     window: usize,
-    slopes: Option<(ValueId, f64)>,
+    /// Slopes with the distance that they are factors of.
+    slopes: Option<(ValueId, Position)>,
     prefix: Option<ValueId>,
+    sinks: Option<Sinks<'f>>,
     /// What a prefix selection takes for keys of the prefix: the scores before other masks.
     unmasked: Option<ValueId>,
 }
@@ -138,9 +145,9 @@ fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
     v
 }
 
-impl Scores {
+impl<'f> Scores<'f> {
     /// Reads what stands between the softmax's input and the product; returns the product.
-    fn peel<'f>(&mut self, r: &Reader<'f>, mut v: ValueId) -> Result<&'f Node, Miss> {
+    fn peel(&mut self, r: &Reader<'f>, mut v: ValueId) -> Result<&'f Node, Miss> {
         loop {
             v = skip_casts(r.f, v);
             let Some(node) = r.f.def(v) else { return miss("the scores are an input of the function") };
@@ -172,11 +179,13 @@ impl Scores {
     }
 
     /// True for values that are masks or biases of full shape (decode has no others).
-    fn is_bias(&self, r: &Reader, v: ValueId) -> bool {
+    fn is_bias(&self, r: &Reader<'f>, v: ValueId) -> bool {
         let Some(node) = r.f.def(v) else { return false };
         match &node.op {
             Op::SelectGe => node.inputs[2..].iter().all(|&x| constant(r.f, x).is_some()),
-            Op::Binary(BinOp::Mul) => node.inputs.iter().any(|&x| r.read(x).is_some_and(|p| p.key != 0.0)),
+            Op::Binary(BinOp::Mul) => {
+                node.inputs.iter().any(|&x| r.read_near(x).is_some_and(|p| p.key != 0.0))
+            }
             Op::Binary(BinOp::Add) => node.inputs.iter().all(|&x| self.is_bias(r, x)),
             Op::Cast(_) => self.is_bias(r, node.inputs[0]),
             _ => constant(r.f, v).is_some(),
@@ -184,7 +193,7 @@ impl Scores {
     }
 
     /// `a >= b ? x : y` with scores on one side; returns the scores.
-    fn selection(&mut self, r: &Reader, inputs: &[ValueId]) -> Result<ValueId, Miss> {
+    fn selection(&mut self, r: &Reader<'f>, inputs: &[ValueId]) -> Result<ValueId, Miss> {
         let &[a, b, x, y] = inputs else { return Err(None) };
         let form = self.condition(r, a, b)?;
         let hidden = |v: ValueId| constant(r.f, v).is_some_and(|c| c <= -1e4);
@@ -195,6 +204,10 @@ impl Scores {
                 self.prefix = form.count;
                 self.unmasked = Some(x);
                 Ok(y)
+            }
+            (false, false) if self.sinks.is_none() => {
+                self.sinks = Some(Sinks::read(r, y)?);
+                self.mask(form, x)
             }
             _ => miss("a selection is no mask"),
         }
@@ -247,7 +260,7 @@ impl Scores {
             Op::SelectGe => self.select_bias(r, v, 0.0, 0.0),
             Op::Binary(BinOp::Add) => node.inputs.iter().try_for_each(|&v| self.bias(r, v)),
             Op::Binary(BinOp::Mul) => {
-                let forms = [r.read(node.inputs[0]), r.read(node.inputs[1])];
+                let forms = [r.read_near(node.inputs[0]), r.read_near(node.inputs[1])];
                 let (slopes, form) = match forms {
                     [_, Some(form)] if form.key != 0.0 => (node.inputs[0], form),
                     [Some(form), _] if form.key != 0.0 => (node.inputs[1], form),
@@ -257,8 +270,7 @@ impl Scores {
                 if !once || form.prefix != 0.0 {
                     return miss("a second or scaled bias");
                 }
-                // Softmax takes no notice of what depends on the query alone.
-                self.slopes = Some((slopes, form.key));
+                self.slopes = Some((slopes, form));
                 Ok(())
             }
             other => miss(format!("{} is added to the scores", other.name())),
@@ -330,16 +342,12 @@ impl Scores {
             |ty: &TensorType, transposed: bool| ty.dims[ty.rank() - if transposed { 2 } else { 1 }].clone();
         let (key_size, value_size) = (width(kt, !transpose_b), width(vt, values_transposed));
 
-        let q_chain = Chain::of(f, q, true);
-        let lists = &q_chain.axes;
         let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
-        let order =
-            [vec![lists.len() - 2], of(Role::Kv).collect(), of(Role::Group).collect(), vec![lists.len() - 1]];
-        let order: Vec<usize> = order.concat().iter().flat_map(|&i| lists[i].clone()).collect();
-        let query = q_chain.in_order(&order);
+        let Some((query, query_scale)) = queries_first(f, q, &axes) else {
+            return miss("the queries' rows are moved apart");
+        };
         let (key, key_scale) = rows_first(f, k, &axes, !transpose_b, true)?;
         let (value, _) = rows_first(f, v, &axes, values_transposed, false)?;
-        let Some((query, query_scale)) = query else { return miss("the queries' rows are moved apart") };
         if let Some((slopes, _)) = self.slopes {
             let ordered = of(Role::Kv).chain(of(Role::Group)).is_sorted();
             let ty = f.ty(slopes);
@@ -347,10 +355,15 @@ impl Scores {
                 return miss(format!("slopes {ty} are not one per head"));
             }
         }
+        let sink_queries = match &self.sinks {
+            Some(sinks) => Some(sinks.queries(f, &self, (product, query_scale), &axes)?),
+            None => None,
+        };
         let op = Attention {
             scale: self.scale * query_scale * key_scale,
             softcap: self.softcap,
             window: self.window,
+            sinks: self.sinks.as_ref().map_or(0, |s| s.count),
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
         };
@@ -364,7 +377,9 @@ impl Scores {
             (key, heads_of(t, kv, &key_size, common)),
             (value, heads_of(t, kv, &value_size, common)),
         ];
-        Ok(Found { op, inputs, slopes: self.slopes, prefix: self.prefix, axes })
+        // Softmax takes no notice of what depends on the query alone.
+        let slopes = self.slopes.map(|(slopes, distance)| (slopes, distance.key));
+        Ok(Found { op, inputs, slopes, prefix: self.prefix, sink_queries, axes })
     }
 }
 
@@ -390,6 +405,17 @@ fn roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<Role>, Miss> {
         Some(_) => miss("keys or values have other heads than the scores"),
     };
     lead.iter().enumerate().map(role).collect()
+}
+
+/// The value that holds queries as `[n, heads, size]`, with its scale.
+fn queries_first(f: &Function, q: ValueId, axes: &[(Dim, Role)]) -> Option<(ValueId, f64)> {
+    let chain = Chain::of(f, q, true);
+    let lists = &chain.axes;
+    let of = |role: Role| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
+    let order =
+        [vec![lists.len() - 2], of(Role::Kv).collect(), of(Role::Group).collect(), vec![lists.len() - 1]];
+    let order: Vec<usize> = order.concat().iter().flat_map(|&i| lists[i].clone()).collect();
+    chain.in_order(&order)
 }
 
 /// The value that holds keys or values as `[t, heads, size]`.
@@ -433,6 +459,11 @@ impl Found {
             inputs.push(slopes);
         }
         inputs.extend(self.prefix);
+        if let Some(queries) = self.sink_queries {
+            let TensorType { dtype, dims } = self.inputs[0].1.clone();
+            let queries = append(Op::Reshape { dims }, &[queries])?;
+            inputs.push(append(Op::Cast(dtype), &[queries])?);
+        }
         let rows = append(Op::Attention(self.op.clone()), &inputs)?;
         let rows = append(Op::Cast(dtype), &[rows])?;
         // [n, heads, size] -> [n, kv axes, group axes, size] -> the old order.

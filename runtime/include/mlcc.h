@@ -151,9 +151,9 @@ typedef struct mlcc_param {
 
 #define MLCC_STATE_RECURRENT 0u /* of fixed size, replaced by every step */
 #define MLCC_STATE_CACHE 1u     /* one row per position: reads the first `past`, writes the `n` after them */
-/* One int32_t, zero at first, that the caller owns. A model that has it looks back only rows - 1 rows: a caller whose
- * caches are full may move the last rows - 1 rows of every cache to its begin, add the number of rows it dropped here,
- * and go on with past = rows - 1. */
+/* One int32_t, zero at first, that the caller owns. A model that has it looks back only rows - 1 rows, and on the first
+ * `sinks` ones: a caller whose caches are full may move the last rows - 1 rows of every cache to behind those, add the
+ * number of rows it dropped here, and go on with past = sinks + rows - 1. */
 #define MLCC_STATE_DROPPED_ROWS 2u
 
 /* One piece of the state block and how it begins. */
@@ -165,7 +165,7 @@ typedef struct mlcc_state {
   float fill;
   mlcc_str format;    /* type of the elements, for example f16 */
   uint32_t kind;      /* MLCC_STATE_* */
-  uint32_t reserved;
+  uint32_t sinks;     /* of the number of dropped rows: first rows that are never dropped; else 0 */
   uint64_t rows;      /* of a cache: rows planned, at least `context`; of dropped rows: the window; else 0 */
   uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes; else 0 */
 } mlcc_state;

@@ -5,11 +5,17 @@ use std::ptr::NonNull;
 
 use crate::{Error, Result};
 
+/// Alignment that the allocator gives to zeroed memory without writing the zeros itself.
+const FRESH: usize = 16;
+
 /// Owned bytes, allocated once.
 pub struct Buffer {
+    /// Inside of `block`, aligned as asked for.
     ptr: NonNull<u8>,
-    layout: Layout,
     len: usize,
+    align: usize,
+    block: NonNull<u8>,
+    layout: Layout,
 }
 
 // SAFETY: the memory is owned by this value alone; `&Buffer` gives shared reads only.
@@ -24,10 +30,19 @@ impl Buffer {
         let refuse = || Error::OutOfMemory { what, bytes };
         let len = usize::try_from(bytes).map_err(|_| refuse())?;
         let align = usize::try_from(align).map_err(|_| refuse())?;
-        let layout = Layout::from_size_align(len.max(1), align).map_err(|_| refuse())?;
+        if !align.is_power_of_two() {
+            return Err(refuse());
+        }
+        // With a larger alignment the allocator would clear the pages, that is, touch all of them.
+        let more = align.saturating_sub(FRESH);
+        let size = len.max(1).checked_add(more).ok_or_else(refuse)?;
+        let layout = Layout::from_size_align(size, FRESH).map_err(|_| refuse())?;
         // SAFETY: the layout's size is not zero.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
-        Ok(Self { ptr, layout, len })
+        let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        let offset = block.addr().get().next_multiple_of(align) - block.addr().get();
+        // SAFETY: the block is aligned to FRESH, so the next multiple of `align` is at most `more` bytes away.
+        let ptr = unsafe { block.add(offset) };
+        Ok(Self { ptr, len, align, block, layout })
     }
 
     /// `len` zero floats.
@@ -57,7 +72,7 @@ impl Buffer {
     /// The content as floats. The buffer comes from [`Buffer::floats`] (any buffer is at least 4-aligned otherwise
     /// the result is empty).
     pub fn as_floats(&self) -> &[f32] {
-        if self.layout.align() < 4 {
+        if self.align < 4 {
             return &[];
         }
         // SAFETY: aligned for f32, every bit pattern is an f32, bounds as in `bytes`.
@@ -68,7 +83,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout.
-        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+        unsafe { dealloc(self.block.as_ptr(), self.layout) }
     }
 }
 

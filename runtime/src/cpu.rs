@@ -130,12 +130,13 @@ impl CpuSession {
         Ok(())
     }
 
-    /// Moves `kept` rows of every cache, those after the first `count`, to its begin; `counter` gets the number of rows
+    /// Moves rows of every cache to the places `moved`, from `count` rows behind them; `counter` gets the number of rows
     /// that were dropped so far.
-    pub fn drop_rows(&mut self, table: &Table, count: u64, kept: u64, counter: &State, dropped: i32) {
+    pub fn drop_rows(&mut self, table: &Table, count: u64, moved: Range<u64>, counter: &State, dropped: i32) {
         for (state, cache) in table.states.iter().filter_map(|s| Some((s, s.cache?))) {
-            let rows = self.state.bytes_mut(state.live(count + kept));
-            rows.copy_within((count * cache.row_bytes) as usize.., 0);
+            let rows = self.state.bytes_mut(state.live(count + moved.end));
+            let byte = |row: u64| (row * cache.row_bytes) as usize;
+            rows.copy_within(byte(moved.start + count).., byte(moved.start));
         }
         self.state.bytes_mut(counter.live(0)).copy_from_slice(&dropped.to_le_bytes());
     }

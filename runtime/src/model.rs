@@ -133,12 +133,15 @@ impl Model {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(&self.artifact().hash(section::WEIGHTS).unwrap_or(0).to_le_bytes());
         for state in &self.table().states {
-            let (kind, bytes) = match (state.cache, state.dropped_beyond) {
-                (Some(cache), _) => (1, cache.row_bytes),
-                (None, Some(window)) => (2, window),
-                (None, None) => (0, state.bytes),
+            let (kind, bytes, sinks) = match (state.cache, state.dropped_beyond) {
+                (Some(cache), _) => (1, cache.row_bytes, 0),
+                (None, Some(window)) => (2, window.newest, window.sinks),
+                (None, None) => (0, state.bytes, 0),
             };
-            for v in [state.name.len() as u64, state.format.len() as u64, kind, bytes] {
+            // Without sinks as artifacts were that knew of none.
+            let sinks = Some(sinks).filter(|&s| s > 0);
+            let sizes = [state.name.len() as u64, state.format.len() as u64, kind, bytes];
+            for v in sizes.into_iter().chain(sinks) {
                 hash.update(&v.to_le_bytes());
             }
             hash.update(state.name.as_bytes());

@@ -202,8 +202,7 @@ impl Session {
     /// Whether [`Session::truncate`] would go back to `past` tokens.
     pub fn can_truncate_to(&self, past: u64) -> bool {
         let all_rows = self.dropped == 0;
-        let enough = |window: u64| past >= self.dropped + (window - 1);
-        let rows = all_rows || self.window().is_none_or(enough);
+        let rows = all_rows || self.kept().is_none_or(|kept| past >= self.dropped + kept);
         past == 0 || past == self.past() || past < self.past() && self.can_truncate() && rows
     }
 
@@ -214,7 +213,17 @@ impl Session {
 
     /// How many newest tokens the model sees, if it goes on beyond its context by dropping the rows of older ones.
     pub fn window(&self) -> Option<u64> {
-        self.model.table().window().map(|(window, _)| window)
+        self.model.table().window().map(|(window, _)| window.newest)
+    }
+
+    /// How many first tokens such a model sees for ever.
+    pub fn sinks(&self) -> u64 {
+        self.model.table().window().map_or(0, |(window, _)| window.sinks)
+    }
+
+    /// Rows that the next token sees beside its own, if the others may be dropped.
+    fn kept(&self) -> Option<u64> {
+        self.model.table().window().map(|(window, _)| window.kept())
     }
 
     /// A second session with the same past.
@@ -374,23 +383,23 @@ impl Session {
     /// Most tokens in one call of an entry point: beside what a window keeps there must be room for them.
     fn chunk(&self) -> usize {
         let (chunk, context) = (self.model.plan().chunk, self.model.plan().context);
-        self.window().map_or(chunk, |window| chunk.min(context - (window - 1))) as usize
+        self.kept().map_or(chunk, |kept| chunk.min(context - kept)) as usize
     }
 
-    /// Drops the oldest rows where the caches are full and the model does without.
+    /// Drops the oldest rows behind the sinks where the caches are full and the model does without.
     fn make_room(&mut self, n: u64) -> Result<()> {
         let table = self.model.table();
         let Some((window, counter)) = table.window() else { return Ok(()) };
         if self.rows + n <= table.plan.context {
             return Ok(());
         }
-        let kept = self.rows.min(window - 1);
-        let count = self.rows - kept;
+        let kept = self.rows.min(window.kept());
+        let (count, sinks) = (self.rows - kept, window.sinks.min(kept));
         let dropped = self.dropped + count;
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.drop_rows(table, count, kept, counter, dropped as i32),
+            Memory::Cpu(cpu) => cpu.drop_rows(table, count, sinks..kept, counter, dropped as i32),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.drop_rows(table, count, kept, counter, dropped as i32)?,
+            Memory::Cuda(cuda) => cuda.drop_rows(table, count, sinks..kept, counter, dropped as i32)?,
         }
         (self.rows, self.dropped) = (kept, dropped);
         Ok(())

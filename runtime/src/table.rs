@@ -50,7 +50,23 @@ pub struct State {
     /// Rows of a KV cache; `None` = another state.
     pub cache: Option<Cache>,
     /// The number of rows dropped from the begin of every cache, of a model that sees only so many newest rows.
-    pub dropped_beyond: Option<u64>,
+    pub dropped_beyond: Option<Window>,
+}
+
+/// The rows of the caches that a model sees, if it can go on without the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The newest ones, that of the current token included.
+    pub newest: u64,
+    /// The first ones.
+    pub sinks: u64,
+}
+
+impl Window {
+    /// Rows that the next token sees beside its own.
+    pub fn kept(self) -> u64 {
+        self.sinks + (self.newest - 1)
+    }
 }
 
 /// The rows of a KV cache, one per position.
@@ -237,8 +253,9 @@ impl Table {
             if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
                 return malformed(format!("state {} lies outside of the state block", state.name));
             }
+            let few = |w: Window| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
             if let Some(window) = state.dropped_beyond
-                && (state.bytes != 4 || state.fill.is_some() || window == 0 || window >= p.context)
+                && (state.bytes != 4 || state.fill.is_some() || !few(window))
             {
                 return malformed(format!("state {} is no number of dropped rows", state.name));
             }
@@ -271,9 +288,8 @@ impl Table {
         self.states.iter().find(|s| s.cache.is_none() && s.dropped_beyond.is_none())
     }
 
-    /// How many newest rows the model sees, the current one included, if it can go on without the others; and the state
-    /// that counts those.
-    pub fn window(&self) -> Option<(u64, &State)> {
+    /// The rows that the model sees if it can go on without the others, and the state that counts those.
+    pub fn window(&self) -> Option<(Window, &State)> {
         self.states.iter().find_map(|s| Some((s.dropped_beyond?, s)))
     }
 
@@ -335,7 +351,9 @@ unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
         let (cache, dropped_beyond) = match s.kind {
             abi::state_kind::RECURRENT => (None, None),
             abi::state_kind::CACHE => (Some(Cache { rows: s.rows, row_bytes: s.row_bytes }), None),
-            abi::state_kind::DROPPED_ROWS => (None, Some(s.rows)),
+            abi::state_kind::DROPPED_ROWS => {
+                (None, Some(Window { newest: s.rows, sinks: u64::from(s.sinks) }))
+            }
             other => return malformed(format!("a state is of the unknown kind {other}")),
         };
         // SAFETY: by contract.

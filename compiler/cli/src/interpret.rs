@@ -10,7 +10,7 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::Module;
 use mlcc_ir::step::Base;
-use mlcc_models::Checkpoint;
+use mlcc_models::{Architecture, Checkpoint};
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::{LevelCode, Program};
 
@@ -37,11 +37,16 @@ pub struct GraphModel<'m> {
     logits: Vec<f32>,
     past: usize,
     vocab: usize,
+    whole_prompts: bool,
 }
 
 impl<'m> GraphModel<'m> {
-    /// Reads all weights.
-    pub fn new(module: &'m Module, checkpoint: &Checkpoint, vocab: usize) -> Result<Self, InterpretError> {
+    /// Reads all weights. `module` is the graph of `architecture`.
+    pub fn new(
+        module: &'m Module,
+        checkpoint: &Checkpoint,
+        architecture: &Architecture,
+    ) -> Result<Self, InterpretError> {
         let mut values = Vec::new();
         for param in module.params.values() {
             let dims: Option<Vec<usize>> =
@@ -51,7 +56,8 @@ impl<'m> GraphModel<'m> {
         }
         let interpreter = Interpreter::new(module, move |id| values[id.index()].clone());
         let states = States::new(module)?;
-        Ok(GraphModel { interpreter, states, logits: Vec::new(), past: 0, vocab })
+        let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
+        Ok(GraphModel { interpreter, states, logits: Vec::new(), past: 0, vocab, whole_prompts })
     }
 
     fn run(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
@@ -91,6 +97,10 @@ impl LanguageModel for GraphModel<'_> {
     fn context(&self) -> Option<usize> {
         None
     }
+
+    fn needs_whole_prompts(&self) -> bool {
+        self.whole_prompts
+    }
 }
 
 impl WindowModel for GraphModel<'_> {
@@ -113,6 +123,7 @@ pub struct StepModel<'p> {
     logits: Vec<f32>,
     past: usize,
     vocab: usize,
+    whole_prompts: bool,
 }
 
 impl<'p> StepModel<'p> {
@@ -122,7 +133,7 @@ impl<'p> StepModel<'p> {
         program: &'p Program,
         level: usize,
         checkpoint: &Checkpoint,
-        vocab: usize,
+        architecture: &Architecture,
         chunk: usize,
         workers: usize,
     ) -> Result<Self, InterpretError> {
@@ -133,8 +144,10 @@ impl<'p> StepModel<'p> {
         *memory.block(Base::Weights) = weights(program, plan, checkpoint)?;
         *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
         let options = Options::workers(workers);
+        let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
+        let logits = Vec::new();
         let mut model =
-            StepModel { program, plan, level, memory, options, chunk, logits: Vec::new(), past: 0, vocab };
+            StepModel { program, plan, level, memory, options, chunk, logits, past: 0, vocab, whole_prompts };
         model.initialise();
         Ok(model)
     }
@@ -229,6 +242,10 @@ impl LanguageModel for StepModel<'_> {
 
     fn context(&self) -> Option<usize> {
         None
+    }
+
+    fn needs_whole_prompts(&self) -> bool {
+        self.whole_prompts
     }
 
     fn chunk(&self) -> usize {

@@ -28,7 +28,8 @@ fn build_with(mut b: GraphBuilder, architecture: &Architecture, context: usize) 
     let entries =
         [("prefill", &n, Logits::Last), ("decode", &one, Logits::Last), ("prefill_logits", &n, Logits::All)];
     for (name, n, logits) in entries {
-        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context });
+        let stream = architecture.stream();
+        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context, stream });
     }
     softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()

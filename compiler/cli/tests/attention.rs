@@ -57,6 +57,9 @@ impl Case {
         if self.op.prefix {
             inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
         }
+        if self.op.sinks > 0 {
+            inputs.push(f.add_input(TensorType::new(DType::F32, dims(&n, self.heads(), self.size))));
+        }
         f.outputs = f.append(&Module::new("m"), Op::Attention(self.op.clone()), &inputs).unwrap();
         f
     }
@@ -75,31 +78,37 @@ impl Case {
         if self.op.prefix {
             inputs.push(Tensor::new(DType::I32, &[1], vec![(t / 2 + 1) as f64]));
         }
+        if self.op.sinks > 0 {
+            inputs.push(random_tensor(DType::F32, &[n, heads, self.size], 4));
+        }
         inputs
     }
 
     /// The definition, in f64.
     fn reference(&self, inputs: &[Tensor], n: usize, past: usize) -> Vec<f32> {
         let (q, k, v) = (&inputs[0].data, &inputs[1].data, &inputs[2].data);
-        let prefix = if self.op.prefix { inputs[inputs.len() - 1].data[0] as usize } else { 0 };
+        let prefix = self.op.prefix_input().map_or(0, |i| inputs[i].data[0] as usize);
         let mut out = Vec::new();
         for i in 0..n {
             let p = past + i;
             for h in 0..self.heads() {
                 let kv = h / self.group;
-                let seen = |j: usize| {
-                    let near = self.op.window == 0 || p - j.min(p) < self.op.window;
-                    j <= p && near || j < prefix
-                };
+                let near = |j: usize| self.op.window == 0 || p - j.min(p) < self.op.window;
+                let seen = |j: usize| j <= p && (near(j) || j < self.op.sinks) || j < prefix;
                 let keys: Vec<usize> = (0..past + n).filter(|&j| seen(j)).collect();
-                let query = &q[(i * self.heads() + h) * self.size..][..self.size];
                 let score = |j: usize| {
+                    let sink = self.op.sink_input().filter(|_| !near(j));
+                    let (q, place) = match sink {
+                        Some(input) => (&inputs[input].data, p.min(self.op.last_place())),
+                        None => (q, p),
+                    };
+                    let query = &q[(i * self.heads() + h) * self.size..][..self.size];
                     let key = &k[(j * self.kv + kv) * self.size..][..self.size];
                     let mut s = self.op.scale * query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>();
                     if self.op.softcap != 0.0 {
                         s = self.op.softcap * (s / self.op.softcap).tanh();
                     }
-                    let distance = j as f64 - p as f64;
+                    let distance = j as f64 - place as f64;
                     s + if self.op.alibi { inputs[3].data[h] * distance } else { 0.0 }
                 };
                 let scores: Vec<f64> = keys.iter().map(|&j| score(j)).collect();
@@ -132,7 +141,9 @@ fn kinds() -> Vec<Attention> {
         Attention { window: 40, softcap: 3.0, ..plain.clone() },
         Attention { alibi: true, ..plain.clone() },
         Attention { prefix: true, ..plain.clone() },
-        Attention { prefix: true, window: 5, alibi: true, ..plain },
+        Attention { prefix: true, window: 5, alibi: true, ..plain.clone() },
+        Attention { window: 6, sinks: 2, softcap: 4.0, ..plain.clone() },
+        Attention { window: 21, sinks: 37, alibi: true, ..plain },
     ]
 }
 

@@ -79,7 +79,7 @@ fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
     options.quant = scheme(quant);
     options.quant_name = quant.into();
     // Smaller than the longest prompt, so that prompts are cut, where the model permits that.
-    options.chunk = if needs_whole_prompts(dir) { 64 } else { cases::CHUNK };
+    options.chunk = (!needs_whole_prompts(dir)).then_some(cases::CHUNK);
     options.context = Some(96);
     options.backend = backend;
     options

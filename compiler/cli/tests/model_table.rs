@@ -89,7 +89,7 @@ fn options(folder: &Path, format: &str) -> BuildOptions {
     let mut options = BuildOptions::new(folder.to_str().unwrap());
     options.quant = cases::scheme(format);
     options.quant_name = format.into();
-    options.chunk = cases::CHUNK;
+    options.chunk = Some(cases::CHUNK);
     options
 }
 
@@ -118,7 +118,7 @@ fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<
     let longest = golden.prompts.iter().map(cases::ids).max_by_key(Vec::len).unwrap_or_default();
     let tokens = &longest[..longest.len().min(count)];
     let place = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let calls = calls(tokens, options.chunk as usize);
+    let calls = calls(tokens, source.chunk as usize);
     let outcome =
         check(&source, &target, &options, &calls, place.path(), false).map_err(|e| e.to_string())?;
     if let Some(diagnosis) = &outcome.diagnosis {

@@ -84,8 +84,17 @@ pub struct StateDesc {
     pub format: String,
     /// Rows of a KV cache; they need no initial value. `None` = another state.
     pub cache: Option<CacheDesc>,
-    /// The number of rows dropped from the caches, of a model that looks back this many rows, its own one included.
-    pub dropped_beyond: Option<u64>,
+    /// The number of rows dropped from the caches, of a model that sees only these.
+    pub dropped_beyond: Option<WindowDesc>,
+}
+
+/// The rows of the caches that a model sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowDesc {
+    /// The newest ones, that of the current token included.
+    pub newest: u64,
+    /// The first ones.
+    pub sinks: u32,
 }
 
 /// The rows of a KV cache; together they are the state's `bytes`.
@@ -362,11 +371,11 @@ impl StateDesc {
         strings.text(image, &self.format);
         let (kind, rows) = match (self.cache, self.dropped_beyond) {
             (Some(cache), _) => (abi::state_kind::CACHE, cache.rows),
-            (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window),
+            (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window.newest),
             (None, None) => (abi::state_kind::RECURRENT, 0),
         };
         image.u32(kind);
-        image.u32(0);
+        image.u32(self.dropped_beyond.map_or(0, |window| window.sinks));
         image.u64(rows);
         image.u64(self.cache.map_or(0, |c| c.row_bytes));
     }

@@ -56,6 +56,9 @@ fn module(case: &Case) -> (Module, FuncId) {
     if case.attention.prefix {
         inputs.push(f.add_input(TensorType::new(DType::I32, [1])));
     }
+    if case.attention.sinks > 0 {
+        inputs.push(f.add_input(row(case.heads, case.size)));
+    }
     f.outputs = f.append(&m, Op::Attention(case.attention.clone()), &inputs).unwrap();
     let id = m.functions.push(f);
     verify_module(&m).unwrap();
@@ -73,24 +76,27 @@ struct Seen<'a> {
     known: usize,
 }
 
-/// The output row of the query at `position`.
-fn reference(case: &Case, q: &[f64], position: usize, seen: &Seen) -> Vec<f64> {
+/// The output row of the query at `position`; `far` is the query for sinks behind the window.
+fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -> Vec<f64> {
     let (a, mut out) = (&case.attention, vec![]);
     for head in 0..case.heads {
         let kv = head / (case.heads / case.kv);
-        let visible = |j: &usize| {
-            let in_window = a.window == 0 || position < j + a.window;
-            (*j <= position && in_window) || (a.prefix && *j < seen.prefix)
-        };
+        let in_window = |j: usize| a.window == 0 || position < j + a.window;
+        let visible =
+            |j: &usize| (*j <= position && (in_window(*j) || *j < a.sinks)) || (a.prefix && *j < seen.prefix);
         let score = |j: usize| {
             let key = &seen.keys.data[(j * case.kv + kv) * case.size..][..case.size];
+            let (q, place) = match a.sinks > 0 && !in_window(j) {
+                true => (far, position.min(a.window + a.sinks - 1)),
+                false => (q, position),
+            };
             let query = &q[head * case.size..][..case.size];
             let mut score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * a.scale;
             if a.softcap != 0.0 {
                 score = a.softcap * (score / a.softcap).tanh();
             }
             if a.alibi {
-                score += seen.slopes[head] * (j as f64 - position as f64);
+                score += seen.slopes[head] * (j as f64 - place as f64);
             }
             score
         };
@@ -114,6 +120,7 @@ fn check(case: Case) {
     let k = values(&[total, case.kv, case.size], 2);
     let v = values(&[total, case.kv, case.value_size], 3);
     let slopes = values(&[case.heads], 4);
+    let far = values(&[total, case.heads, case.size], 6);
     let prefix = case.calls[0];
     let mut past = 0;
     for &n in case.calls {
@@ -128,12 +135,17 @@ fn check(case: Case) {
         if case.attention.prefix {
             inputs.push(Tensor::new(DType::I32, &[1], vec![prefix as f64]));
         }
+        if case.attention.sinks > 0 {
+            inputs.push(rows(&far));
+        }
         let syms = SymValues { n: n as i64, b: 1, past: past as i64 };
         let out = interpreter.run(id, &inputs, &mut states, syms).unwrap().remove(0);
         for i in 0..n {
-            let row = &inputs[0].data[i * case.heads * case.size..][..case.heads * case.size];
+            let width = case.heads * case.size;
+            let row = &inputs[0].data[i * width..][..width];
+            let far = &far.data[(past + i) * width..][..width];
             let seen = Seen { keys: &k, kept: &v, slopes: &slopes.data, prefix, known: past + n };
-            let expected = reference(&case, row, past + i, &seen);
+            let expected = reference(&case, [row, far], past + i, &seen);
             let found = &out.data[i * expected.len()..][..expected.len()];
             for (x, y) in expected.iter().zip(found) {
                 assert!((x - y).abs() < 1e-5, "{:?}, position {}: {x} and {y}", case.attention, past + i);
@@ -146,6 +158,7 @@ fn check(case: Case) {
     let mut inputs = vec![one(case.heads, case.size), one(case.kv, case.size), one(case.kv, case.value_size)];
     inputs.extend(case.attention.alibi.then(|| slopes.clone()));
     inputs.extend(case.attention.prefix.then(|| Tensor::new(DType::I32, &[1], vec![1.0])));
+    inputs.extend((case.attention.sinks > 0).then(|| one(case.heads, case.size)));
     assert!(interpreter.run(id, &inputs, &mut states, over).is_err(), "a full cache takes no rows");
 }
 
@@ -160,7 +173,8 @@ fn attention_over_a_cache_equals_its_formula() {
     check(case(2, 1, Attention { window: 3, ..plain.clone() }));
     check(case(3, 3, Attention { alibi: true, ..plain.clone() }));
     check(case(2, 2, Attention { prefix: true, ..plain.clone() }));
-    check(case(4, 2, Attention { alibi: true, prefix: true, softcap: 2.0, window: 4, scale: 1.0 }));
+    check(case(4, 2, Attention { alibi: true, prefix: true, softcap: 2.0, window: 4, ..plain.clone() }));
+    check(case(4, 2, Attention { alibi: true, softcap: 2.0, window: 3, sinks: 2, ..plain }));
 }
 
 fn run(m: &Module, id: FuncId, inputs: &[Tensor]) -> Vec<Tensor> {

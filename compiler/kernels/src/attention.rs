@@ -21,6 +21,15 @@ pub(crate) const HIDDEN: f64 = -1e30;
 /// A slice of the cache has at least this many keys, where a cache is cut for several workers.
 pub(crate) const SLICE_KEYS: i64 = 64;
 
+/// Which keys a pass over the cache is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Keys {
+    /// All that the mask shows; with sinks those of the window.
+    Seen,
+    /// Sinks that the window has left behind.
+    Sinks,
+}
+
 /// One attention: the op, its sizes, and where the operands come from.
 pub struct Problem<'a> {
     /// Binds the operands; one lane.
@@ -31,6 +40,9 @@ pub struct Problem<'a> {
     v: ValueId,
     slopes: Option<ValueId>,
     prefix: Option<ValueId>,
+    /// Queries for the sinks.
+    sink_q: Option<ValueId>,
+    keys: Keys,
     pub n: Dim,
     /// Keys.
     pub t: Dim,
@@ -61,8 +73,10 @@ impl<'a> Problem<'a> {
             q: at(0),
             k: at(1),
             v: at(2),
-            slopes: op.alibi.then(|| at(3)),
-            prefix: op.prefix.then(|| at(node.inputs.len() - 1)),
+            slopes: op.slopes_input().map(at),
+            prefix: op.prefix_input().map(at),
+            sink_q: op.sink_input().map(at),
+            keys: Keys::Seen,
             n: q[0].clone(),
             t: k[0].clone(),
             kv,
@@ -75,6 +89,30 @@ impl<'a> Problem<'a> {
 
     pub fn heads(&self) -> i64 {
         self.kv * self.group
+    }
+
+    /// The same problem over the sinks behind the window, the first `op.sinks` keys; `None` if there are none. Where a
+    /// query has none of them behind its window all scores are hidden, and what that adds up to counts nothing once a
+    /// key of the window was seen.
+    fn sinks(&self) -> Option<Problem<'a>> {
+        let q = self.sink_q?;
+        Some(Problem {
+            op: self.op.clone(),
+            inliner: self.inliner.clone(),
+            n: self.n.clone(),
+            t: self.t.clone(),
+            q,
+            keys: Keys::Sinks,
+            ..*self
+        })
+    }
+
+    /// How many sinks a pass for queries up to position `last` has to take: none while their windows begin with the
+    /// first key.
+    fn sinks_behind(&self, kb: &mut KernelBuilder, last: ExprId) -> ExprId {
+        let (window, sinks, none) = (kb.int(self.op.window as i64), kb.int(self.op.sinks as i64), kb.int(0));
+        let within = kb.lt(last, window);
+        kb.select(within, none, sinks)
     }
 
     /// Elements from column `c` of a row as f32.
@@ -143,10 +181,14 @@ impl<'a> Problem<'a> {
         let one = kb.int_of(1, DType::I32);
         let j = kb.ramp(j, one, lanes);
         if let Some(slope) = at.slope {
-            let distance = kb.binary(BinOp::Sub, j, p);
+            let place = self.place(kb, p);
+            let distance = kb.binary(BinOp::Sub, j, place);
             let distance = kb.cast(distance, DType::F32);
             let bias = kb.mul(distance, slope);
             s = kb.add(s, bias);
+        }
+        if self.keys == Keys::Sinks {
+            return self.sink_score(kb, s, p, j);
         }
         let mut seen = kb.binary(BinOp::Le, j, p);
         if self.op.window > 0 {
@@ -165,6 +207,28 @@ impl<'a> Problem<'a> {
             let before = kb.lt(j, end);
             seen = kb.binary(BinOp::And, seen, before);
         }
+        let hidden = kb.float(HIDDEN);
+        kb.select(seen, s, hidden)
+    }
+
+    /// Where a query at position `p` (`i32`) counts as standing.
+    fn place(&self, kb: &mut KernelBuilder, p: ExprId) -> ExprId {
+        match self.keys {
+            Keys::Seen => p,
+            Keys::Sinks => {
+                let last = kb.int_of(self.op.last_place() as i64, DType::I32);
+                kb.min(p, last)
+            }
+        }
+    }
+
+    /// Scores of keys `j` (`i32` lanes) that are sinks behind the window of the query at `p`.
+    fn sink_score(&self, kb: &mut KernelBuilder, s: ExprId, p: ExprId, j: ExprId) -> ExprId {
+        let (sinks, reach) = (self.op.sinks as i64, self.op.window as i64);
+        let (sinks, reach) = (kb.int_of(sinks, DType::I32), kb.int_of(reach, DType::I32));
+        let edge = kb.sub(p, reach);
+        let (first, behind) = (kb.lt(j, sinks), kb.binary(BinOp::Le, j, edge));
+        let seen = kb.binary(BinOp::And, first, behind);
         let hidden = kb.float(HIDDEN);
         kb.select(seen, s, hidden)
     }

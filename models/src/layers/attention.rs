@@ -15,10 +15,25 @@ pub struct Attention {
     pub balance: f64,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f64>,
-    /// Only this many newest keys are seen.
+    /// Only this many newest keys are seen; [`Net::view`] may narrow that.
     pub window: Option<usize>,
     /// Per query head: `slope * (j - p)` is added to the score of key `j` for the query at `p`.
     pub alibi: Option<Vec<f32>>,
+}
+
+/// Queries `[n, heads, size]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Queries {
+    pub near: ValueId,
+    /// Turned for the place that they have for attention sinks behind the window.
+    pub far: ValueId,
+}
+
+impl From<ValueId> for Queries {
+    /// Queries that are not turned.
+    fn from(q: ValueId) -> Queries {
+        Queries { near: q, far: q }
+    }
 }
 
 /// What hides a key; far below every score, and no source of NaN.
@@ -38,8 +53,15 @@ impl Attention {
 
     /// Queries `[n, heads, size]`, keys and values `[n, kv_heads, size]` of this call to `[n, heads * size]`. Keys and
     /// values join those of the calls before in the layer's cache.
-    pub fn apply(&self, net: &mut Net, layer: usize, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
-        self.apply_with_prefix(net, layer, q, k, v, None)
+    pub fn apply(
+        &self,
+        net: &mut Net,
+        layer: usize,
+        q: impl Into<Queries>,
+        k: ValueId,
+        v: ValueId,
+    ) -> ValueId {
+        self.apply_with_prefix(net, layer, q.into(), k, v, None)
     }
 
     /// The same where every query sees the first `prefix: i32[1]` keys, also those behind it.
@@ -47,7 +69,7 @@ impl Attention {
         &self,
         net: &mut Net,
         layer: usize,
-        q: ValueId,
+        q: Queries,
         k: ValueId,
         v: ValueId,
         prefix: Option<ValueId>,
@@ -55,45 +77,22 @@ impl Attention {
         let k = cached(net, &format!("layers.{layer}.key"), k);
         let v = cached(net, &format!("layers.{layer}.value"), v);
         let axis = |net: &Net, x, axis: usize| net.ty(x).dims[axis].clone();
-        let (n, heads, size) = (axis(net, q, 0), axis(net, q, 1), axis(net, q, 2));
+        let (n, heads) = (axis(net, q.near, 0), axis(net, q.near, 1));
         let (t, kv) = (axis(net, k, 0), axis(net, k, 1));
         let count = |d: &Dim| d.as_const().unwrap_or(1);
         let group = Dim::from(count(&heads) / count(&kv).max(1));
 
-        // Queries that share a key head stand in one group: [kv, group, n, size].
-        let q = net.reshape(q, [n.clone(), kv.clone(), group.clone(), size]);
-        let q = net.permute(q, &[1, 2, 0, 3]);
         let k = heads_first(net, k);
-        let transposed = net.permute(k, &[0, 1, 3, 2]);
-        let scores = match self.balance {
-            1.0 => {
-                let products = net.matmul(q, transposed);
-                net.scale(products, self.scale)
-            }
-            balance => {
-                let q = net.scale(q, self.scale / balance);
-                let products = net.matmul(q, transposed);
-                net.scale(products, balance)
-            }
-        };
-        let mut scores = scores;
-        if let Some(cap) = self.softcap {
-            let small = net.scale(scores, 1.0 / cap);
-            let bounded = net.tanh(small);
-            scores = net.scale(bounded, cap);
-        }
+        let keys = net.permute(k, &[0, 1, 3, 2]);
         let row = net.rows();
-        let row = net.reshape(row, [n.clone(), Dim::from(1)]);
         let column = net.iota(Dim::from(0), t);
-        if let Some(slopes) = &self.alibi {
-            let distance = net.sub(column, row);
-            let distance = net.cast(distance, DType::F32);
+        let slopes = self.alibi.as_ref().map(|slopes| {
             let slopes = net.table("alibi.slopes", slopes.clone());
-            let slopes = net.reshape(slopes, [kv, group, Dim::from(1), Dim::from(1)]);
-            let bias = net.mul(slopes, distance);
-            scores = net.add(scores, bias);
-        }
-        let seen = self.masked(net, scores, row, column, prefix);
+            net.reshape(slopes, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
+        });
+        let products = Products { keys, column, slopes, kv, group };
+        let near = self.scores(net, q.near, row, &products);
+        let seen = self.masked(net, (q.far, near), &products, prefix);
         let weights = net.softmax(seen);
         let v = heads_first(net, v);
         let mixed = net.matmul(weights, v);
@@ -102,31 +101,92 @@ impl Attention {
         net.reshape(rows, [n, Dim::from(width)])
     }
 
-    /// Scores with those of hidden keys replaced. `row: i32[n, 1]` and `column: i32[t]` are rows of the cache.
+    /// Scores `[kv, group, n, t]` before masks, of queries `[n, heads, size]` that stand at `rows: i32[n]`.
+    fn scores(&self, net: &mut Net, q: ValueId, rows: ValueId, products: &Products) -> ValueId {
+        let Products { keys, column, slopes, kv, group } = products;
+        let dims = net.ty(q).dims.clone();
+        // Queries that share a key head stand in one group: [kv, group, n, size].
+        let q = net.reshape(q, [dims[0].clone(), kv.clone(), group.clone(), dims[2].clone()]);
+        let q = net.permute(q, &[1, 2, 0, 3]);
+        let mut scores = match self.balance {
+            1.0 => {
+                let products = net.matmul(q, *keys);
+                net.scale(products, self.scale)
+            }
+            balance => {
+                let q = net.scale(q, self.scale / balance);
+                let products = net.matmul(q, *keys);
+                net.scale(products, balance)
+            }
+        };
+        if let Some(cap) = self.softcap {
+            let small = net.scale(scores, 1.0 / cap);
+            let bounded = net.tanh(small);
+            scores = net.scale(bounded, cap);
+        }
+        let Some(slopes) = *slopes else { return scores };
+        let row = column_of(net, rows);
+        let distance = net.sub(*column, row);
+        let distance = net.cast(distance, DType::F32);
+        let bias = net.mul(slopes, distance);
+        net.add(scores, bias)
+    }
+
+    /// Scores `near` with those of hidden keys replaced, and those of sinks by the scores of the queries `far`.
     fn masked(
         &self,
         net: &mut Net,
-        scores: ValueId,
-        row: ValueId,
-        column: ValueId,
+        (far, near): (ValueId, ValueId),
+        products: &Products,
         prefix: Option<ValueId>,
     ) -> ValueId {
+        let (row, column) = (net.rows(), products.column);
+        let row = column_of(net, row);
         let hidden = net.constant(HIDDEN);
-        let mut seen = scores;
-        // A window as long as the cache hides nothing.
-        if let Some(window) = self.window.filter(|&w| w < net.context()) {
+        let mut seen = near;
+        let (window, sinks) = net.view(self.window);
+        if let Some(window) = window {
+            let behind = if sinks == 0 { hidden } else { self.sinks(net, far, products, sinks) };
             let reach = integer(net, window as i64 - 1);
             let first = net.sub(row, reach);
-            seen = net.select_ge(column, first, seen, hidden);
+            seen = net.select_ge(column, first, seen, behind);
         }
         seen = net.select_ge(row, column, seen, hidden);
         if let Some(prefix) = prefix {
             let one = integer(net, 1);
             let last = net.sub(prefix, one);
-            seen = net.select_ge(last, column, scores, seen);
+            seen = net.select_ge(last, column, near, seen);
         }
         seen
     }
+
+    /// Scores of the first keys, which are seen from everywhere; all others hidden.
+    fn sinks(&self, net: &mut Net, queries: ValueId, products: &Products, sinks: usize) -> ValueId {
+        let rows = net.rows();
+        let places = net.places_for_sinks(rows).unwrap_or(rows);
+        let scores = self.scores(net, queries, places, products);
+        let hidden = net.constant(HIDDEN);
+        let last = integer(net, sinks as i64 - 1);
+        net.select_ge(last, products.column, scores, hidden)
+    }
+}
+
+/// What queries meet in a layer.
+struct Products {
+    /// Transposed, `[kv, 1, size, t]`.
+    keys: ValueId,
+    /// Rows of the cache, `i32[t]`.
+    column: ValueId,
+    /// `[kv, group, 1, 1]`.
+    slopes: Option<ValueId>,
+    kv: Dim,
+    group: Dim,
+}
+
+/// `[n]` as `[n, 1]`.
+fn column_of(net: &mut Net, rows: ValueId) -> ValueId {
+    let n = net.n();
+    net.reshape(rows, [n, Dim::from(1)])
 }
 
 /// All rows of a cache with those of this call: `[past + n, ..]`.

@@ -1,5 +1,6 @@
 //! Rotary position embedding (Su et al. 2021): heads as pairs that are turned by the position times a frequency.
 
+use super::attention::integer;
 use crate::transformer::Net;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::ValueId;
@@ -45,11 +46,18 @@ pub enum Frequencies {
 /// Cosine and sine at the positions of a call, computed once and used by all layers.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeTables {
-    /// `[n, 1, half]`.
-    cos: ValueId,
-    sin: ValueId,
+    at: Turn,
+    /// Where queries stand for attention sinks.
+    at_sinks: Option<Turn>,
     half: usize,
     pairs: Pairs,
+}
+
+/// `[n, 1, half]` both.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    cos: ValueId,
+    sin: ValueId,
 }
 
 impl Rope {
@@ -60,8 +68,11 @@ impl Rope {
 
     /// Tables for the positions of this call. `name` tells tables of one model from each other.
     pub fn tables(&self, net: &mut Net, name: &str) -> RopeTables {
-        let positions = net.positions();
-        self.tables_at(net, name, positions)
+        let (positions, rows) = (net.positions(), net.rows());
+        let tables = self.tables_at(net, name, positions);
+        let places = net.places_for_sinks(rows);
+        let at_sinks = places.map(|places| self.tables_at(net, name, places).at);
+        RopeTables { at_sinks, ..tables }
     }
 
     /// Tables for `positions: i32[n]`.
@@ -79,14 +90,14 @@ impl Rope {
             net.reshape(table, [n.clone(), Dim::from(1), Dim::from(half)])
         };
         let (cos, sin) = (table(net, UnOp::Cos), table(net, UnOp::Sin));
-        RopeTables { cos, sin, half, pairs: self.pairs }
+        RopeTables { at: Turn { cos, sin }, at_sinks: None, half, pairs: self.pairs }
     }
 
     /// Frequencies `[half]` for this call, and how many there are.
     fn frequencies(&self, net: &mut Net, name: &str) -> (ValueId, usize) {
         match &self.frequencies {
             Frequencies::Fixed(table) => (net.table(name, table.clone()), table.len()),
-            Frequencies::Long { short, original, .. } if net.context() <= *original => {
+            Frequencies::Long { short, original, .. } if longest(net) <= *original => {
                 (net.table(name, short.clone()), short.len())
             }
             Frequencies::Long { short, long, original } => {
@@ -118,11 +129,22 @@ impl Rope {
     }
 }
 
-/// Tokens of the sequence behind this call, `f32[1]`.
+/// Tokens that positions may come to.
+fn longest(net: &Net) -> usize {
+    net.stream().map_or(net.context(), |s| s.window)
+}
+
+/// Tokens of the sequence behind this call, `f32[1]`; with a stream no more than are seen of it.
 fn length(net: &mut Net) -> ValueId {
     let total = Dim::sym(Sym::Past).add(&net.n());
     let total = net.iota(total, Dim::from(1));
-    let total = net.position_of_row(total);
+    let total = match net.stream() {
+        Some(stream) => {
+            let most = integer(net, stream.window as i64);
+            net.min(total, most)
+        }
+        None => net.position_of_row(total),
+    };
     net.cast(total, DType::F32)
 }
 
@@ -144,23 +166,32 @@ impl RopeTables {
 
     /// Turns the first [`RopeTables::dims`] elements of every head of `x: [n, heads, size]`.
     pub fn apply(&self, net: &mut Net, x: ValueId) -> ValueId {
+        self.apply_at(net, x, self.at)
+    }
+
+    /// The same with queries for attention sinks; `None` where there are no sinks.
+    pub fn apply_for_sinks(&self, net: &mut Net, x: ValueId) -> Option<ValueId> {
+        self.at_sinks.map(|at| self.apply_at(net, x, at))
+    }
+
+    fn apply_at(&self, net: &mut Net, x: ValueId, at: Turn) -> ValueId {
         let (size, dims) = (net.width(x), self.dims());
         if dims >= size {
-            return self.turn(net, x);
+            return self.turn(net, x, at);
         }
         let turned = part(net, x, 0, dims);
-        let turned = self.turn(net, turned);
+        let turned = self.turn(net, turned, at);
         let rest = part(net, x, dims, size - dims);
         net.concat(&[turned, rest], 2)
     }
 
     /// All elements of `x: [n, heads, dims]`.
-    fn turn(&self, net: &mut Net, x: ValueId) -> ValueId {
+    fn turn(&self, net: &mut Net, x: ValueId, at: Turn) -> ValueId {
         let half = self.half;
         match self.pairs {
             Pairs::Half => {
                 let (a, b) = (part(net, x, 0, half), part(net, x, half, half));
-                let (a, b) = self.turn_pairs(net, a, b);
+                let (a, b) = turn_pairs(net, (a, b), at);
                 net.concat(&[a, b], 2)
             }
             Pairs::Interleaved => {
@@ -172,7 +203,7 @@ impl RopeTables {
                     net.reshape(side, [n.clone(), heads.clone(), Dim::from(half)])
                 };
                 let (a, b) = (side(net, 0), side(net, 1));
-                let (a, b) = self.turn_pairs(net, a, b);
+                let (a, b) = turn_pairs(net, (a, b), at);
                 let column = |net: &mut Net, x| {
                     net.reshape(x, [n.clone(), heads.clone(), Dim::from(half), Dim::from(1)])
                 };
@@ -182,14 +213,13 @@ impl RopeTables {
             }
         }
     }
+}
 
-    /// `(a cos - b sin, b cos + a sin)`.
-    fn turn_pairs(&self, net: &mut Net, a: ValueId, b: ValueId) -> (ValueId, ValueId) {
-        let (cos, sin) = (self.cos, self.sin);
-        let (ac, bs) = (net.mul(a, cos), net.mul(b, sin));
-        let (bc, a_s) = (net.mul(b, cos), net.mul(a, sin));
-        (net.sub(ac, bs), net.add(bc, a_s))
-    }
+/// `(a cos - b sin, b cos + a sin)`.
+fn turn_pairs(net: &mut Net, (a, b): (ValueId, ValueId), Turn { cos, sin }: Turn) -> (ValueId, ValueId) {
+    let (ac, bs) = (net.mul(a, cos), net.mul(b, sin));
+    let (bc, a_s) = (net.mul(b, cos), net.mul(a, sin));
+    (net.sub(ac, bs), net.add(bc, a_s))
 }
 
 /// Elements `start..start + len` of every head of `x: [n, heads, size]`.

@@ -1,6 +1,6 @@
 //! The attention part of a layer with separate projections, as most checkpoints of the Hugging Face classes store it.
 
-use super::attention::Attention;
+use super::attention::{Attention, Queries};
 use super::linear::Linear;
 use super::rope::RopeTables;
 use crate::transformer::{Net, Sizes};
@@ -59,10 +59,9 @@ impl<'a> SelfAttention<'a> {
             q = norm(net, q, &format!("{}.q_norm", self.name), eps);
             k = norm(net, k, &format!("{}.k_norm", self.name), eps);
         }
-        if let Some(rope) = self.rope {
-            q = rope.apply(net, q);
-            k = rope.apply(net, k);
-        }
-        self.attention.apply(net, layer, q, k, v)
+        let Some(rope) = self.rope else { return self.attention.apply(net, layer, q, k, v) };
+        let far = rope.apply_for_sinks(net, q);
+        (q, k) = (rope.apply(net, q), rope.apply(net, k));
+        self.attention.apply(net, layer, Queries { near: q, far: far.unwrap_or(q) }, k, v)
     }
 }

@@ -7,29 +7,36 @@ use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
-/// `query * p + key * j + prefix * count + constant`, where `p` and `j` are the positions of query and key in the
-/// sequence.
+/// `query * p + key * j + prefix * count + near * min(p, limit) + constant`, where `p` and `j` are the positions of query
+/// and key in the sequence.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Position {
     pub query: f64,
     pub key: f64,
     pub prefix: f64,
+    pub near: f64,
     pub constant: f64,
     /// The `i32[1]` that `prefix` counts.
     pub count: Option<ValueId>,
+    /// Where the position that `near` counts ends.
+    pub limit: Option<f64>,
 }
 
 impl Position {
     fn combine(self, other: Position, sign: f64) -> Option<Position> {
-        if self.count.is_some() && other.count.is_some() && self.count != other.count {
+        let differs = |a: Option<f64>, b: Option<f64>| a.is_some() && b.is_some() && a != b;
+        let counts_differ = self.count.is_some() && other.count.is_some() && self.count != other.count;
+        if counts_differ || differs(self.limit, other.limit) {
             return None;
         }
         Some(Position {
             query: self.query + sign * other.query,
             key: self.key + sign * other.key,
             prefix: self.prefix + sign * other.prefix,
+            near: self.near + sign * other.near,
             constant: self.constant + sign * other.constant,
             count: self.count.or(other.count),
+            limit: self.limit.or(other.limit),
         })
     }
     pub fn sub(self, other: Position) -> Option<Position> {
@@ -40,11 +47,17 @@ impl Position {
             query: self.query * by,
             key: self.key * by,
             prefix: self.prefix * by,
+            near: self.near * by,
             constant: self.constant * by,
             count: self.count,
+            limit: self.limit,
         }
     }
-    /// The four coefficients.
+    /// A number.
+    fn is_constant(&self) -> bool {
+        self.form() == (0.0, 0.0, 0.0, self.constant) && self.near == 0.0
+    }
+    /// The coefficients but `near`.
     pub fn form(&self) -> (f64, f64, f64, f64) {
         (self.query, self.key, self.prefix, self.constant)
     }
@@ -58,8 +71,13 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The linear form of a value, if it is one.
+    /// The linear form of a value that has no part in `min(p, limit)`, if it is one.
     pub fn read(&self, v: ValueId) -> Option<Position> {
+        self.read_near(v).filter(|p| p.near == 0.0)
+    }
+
+    /// The linear form of a value, if it is one.
+    pub fn read_near(&self, v: ValueId) -> Option<Position> {
         let rank = self.f.ty(v).rank();
         self.at(v, &(0..rank).rev().collect::<Vec<_>>())
     }
@@ -81,12 +99,18 @@ impl Reader<'_> {
             Op::Binary(BinOp::Sub) => operand(node, 0)?.sub(operand(node, 1)?),
             Op::Binary(BinOp::Mul) => {
                 let (a, b) = (operand(node, 0)?, operand(node, 1)?);
-                let plain = |p: &Position| p.form() == (0.0, 0.0, 0.0, p.constant);
-                match (plain(&a), plain(&b)) {
+                match (a.is_constant(), b.is_constant()) {
                     (true, _) => Some(b.scale(a.constant)),
                     (_, true) => Some(a.scale(b.constant)),
                     _ => None,
                 }
+            }
+            Op::Binary(BinOp::Min) => {
+                let (a, b) = (operand(node, 0)?, operand(node, 1)?);
+                let (p, limit) = if b.is_constant() { (a, b) } else { (b, a) };
+                let is_query = p.form() == (1.0, 0.0, 0.0, 0.0) && p.near == 0.0 && limit.is_constant();
+                let limit = Some(limit.constant);
+                is_query.then_some(Position { near: 1.0, limit, ..Position::default() })
             }
             Op::Permute { perm } => {
                 let mut source = vec![0; places.len()];

@@ -196,8 +196,9 @@ pub mod state_kind {
     /// The contents of further rows are undefined, so memory may be given to rows as late as they are written.
     pub const CACHE: u32 = 1;
     /// One `i32`, zero at first, that the caller owns: rows dropped from the begin of every cache. A model that has it
-    /// looks back only `rows - 1` rows, so a caller may move the last `rows - 1` rows of every cache to its begin, count
-    /// here how many it dropped, and go on with `past = rows - 1`. Positions are `past` plus this number.
+    /// looks back only `rows - 1` rows and on the first [`super::State::sinks`] ones, so a caller may move the last
+    /// `rows - 1` rows of every cache to behind those, count here how many it dropped, and go on with
+    /// `past = sinks + rows - 1`. Positions are `past` plus this number.
     pub const DROPPED_ROWS: u32 = 2;
 }
 
@@ -215,7 +216,8 @@ pub struct State {
     pub format: Str,
     /// A value of [`state_kind`].
     pub kind: u32,
-    pub reserved: u32,
+    /// Of the number of dropped rows: the first rows of every cache, which are never dropped. Else 0.
+    pub sinks: u32,
     /// Of a cache: rows planned, at least `context`. Of the number of dropped rows: the window. Else 0.
     pub rows: u64,
     /// Of a cache: bytes of one row; row `i` lies at `offset + i * row_bytes`, and `bytes = rows * row_bytes`. Else 0.

@@ -56,21 +56,7 @@ fn layouts(out: &mut String) {
     );
     layout!(out, Variant, "mlcc_variant", name, features, entries);
     layout!(out, Param, "mlcc_param", name, format, packing, ndim, reserved, dims, offset, bytes);
-    layout!(
-        out,
-        State,
-        "mlcc_state",
-        name,
-        offset,
-        bytes,
-        init,
-        fill,
-        format,
-        kind,
-        reserved,
-        rows,
-        row_bytes
-    );
+    layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, reserved, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
     layout!(out, LaunchArg, "mlcc_launch_arg", kind, size, value, per_past);

@@ -167,26 +167,27 @@ impl CudaSession {
         self.wait()
     }
 
-    /// Moves `kept` rows of every cache, those after the first `count`, to its begin; `counter` gets the number of rows
+    /// Moves rows of every cache to the places `moved`, from `count` rows behind them; `counter` gets the number of rows
     /// that were dropped so far.
     pub fn drop_rows(
         &mut self,
         table: &Table,
         count: u64,
-        kept: u64,
+        moved: Range<u64>,
         counter: &State,
         dropped: i32,
     ) -> Result<()> {
         let driver = self.device.context().enter()?;
         let (state, stream) = (self.state.ptr(), self.stream);
         for (piece, cache) in table.states.iter().filter_map(|s| Some((s, s.cache?))) {
-            let (begin, end) = (state + piece.offset, kept * cache.row_bytes);
+            let begin = state + piece.offset + moved.start * cache.row_bytes;
+            let end = (moved.end - moved.start) * cache.row_bytes;
             let step = count * cache.row_bytes;
             let mut at = 0;
             // Piece by piece in order, because the two ranges of one copy must not overlap.
             while at < end {
                 let bytes = step.min(end - at) as usize;
-                // SAFETY: `count + kept` rows of the cache have memory.
+                // SAFETY: `count + moved.end` rows of the cache have memory.
                 let status = unsafe { (driver.f.on_device)(begin + at, begin + at + step, bytes, stream) };
                 driver.check("cuMemcpyDtoDAsync", status)?;
                 at += step;

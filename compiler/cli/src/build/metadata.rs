@@ -74,6 +74,9 @@ pub fn json(
         // What `mlcc verify --layers` needs to build the same graph again.
         value["passes_off"] = json!(options.disabled_passes);
         value["kv_cache"] = json!(options.cache_type().name());
+        if let Some(stream) = source.model.config.architecture.stream() {
+            value["stream"] = json!({ "window": stream.window, "sinks": stream.sinks });
+        }
         value["quant_policy"] = json!(options.policy.to_toml());
     }
     value.to_string()
@@ -82,12 +85,13 @@ pub fn json(
 fn memory_json(source: &Source, options: &BuildOptions, program: &Program, memory: &MemoryPlan) -> Value {
     let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
     json!({
-        "chunk": options.chunk,
+        "chunk": source.chunk,
         "context": source.context_limit(options),
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,
         "cache": caches(program, memory),
         "window": source.model.config.architecture.window(),
+        "sinks": source.model.config.architecture.sinks(),
         "arena_bytes": memory.arena_bytes(),
         "arena_bytes_by_entry": entries.collect::<serde_json::Map<_, _>>(),
     })

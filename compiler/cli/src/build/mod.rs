@@ -82,6 +82,12 @@ pub enum BuildError {
     Quality { found: f64, permitted: f64 },
     #[error("--report: {0}")]
     Report(String),
+    #[error(transparent)]
+    Stream(#[from] mlcc_models::StreamError),
+    #[error(
+        "--ctx-size {asked} has no room beside a sliding window of {window} tokens; choose more than {window}, or leave out -c"
+    )]
+    NoRoom { asked: u64, window: usize },
     #[error("{0}")]
     Unsupported(String),
     #[error("interrupted")]
@@ -209,7 +215,7 @@ pub fn compile(
         false => crate::model::build_module(name, architecture, source.context)?,
         true => crate::model::build_module_with_taps(name, architecture, source.context)?,
     };
-    let mut pass_options = pass_options(target, options);
+    let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
         pass_options.policy = keep::policy(&module, &source.checkpoint, &options.policy);
     }
@@ -233,10 +239,10 @@ pub fn compile(
     Ok((program, context))
 }
 
-pub(crate) fn pass_options(target: &Target, options: &BuildOptions) -> Options {
+pub(crate) fn pass_options(source: &Source, target: &Target, options: &BuildOptions) -> Options {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let levels = target.levels.iter().map(level).collect();
-    let mut pass_options = Options::new(levels, i64::from(options.chunk));
+    let mut pass_options = Options::new(levels, i64::from(source.chunk));
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
     pass_options.kv_cache = options.cache_type();

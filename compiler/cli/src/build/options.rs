@@ -38,10 +38,14 @@ pub struct BuildOptions {
     pub kv_cache: Option<CacheType>,
     /// Default: `{model}-{quant}-{target}.so` in the current folder.
     pub output: Option<PathBuf>,
-    /// Most tokens in one call of `prefill`.
-    pub chunk: u32,
+    /// Most tokens in one call of `prefill`; `None`: [`super::source::CHUNK`], or more where a prompt has to come in one.
+    pub chunk: Option<u32>,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
     pub context: Option<u64>,
+    /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the model has.
+    pub sliding_window: Option<usize>,
+    /// First tokens that stay visible; `None`: what the model has.
+    pub attention_sinks: Option<usize>,
     pub backend: Backend,
     pub split_weights: bool,
     /// Most bytes at run time.
@@ -95,8 +99,10 @@ impl BuildOptions {
             policy: QuantPolicy::default(),
             kv_cache: None,
             output: None,
-            chunk: 64,
+            chunk: None,
             context: None,
+            sliding_window: None,
+            attention_sinks: None,
             backend: Backend::default(),
             split_weights: false,
             memory_budget: None,

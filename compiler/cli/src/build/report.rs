@@ -127,7 +127,7 @@ impl BuildReport {
         self.model = source.model.name.clone();
         self.quant = options.quant.name.into();
         self.target = target.name.clone();
-        self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(options.chunk);
+        self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(source.chunk);
         let level =
             |l: &mlcc_passes::LevelCode| LevelRow { name: l.name.clone(), kernels: l.lowered.kernels.len() };
         self.levels = program.levels.iter().map(level).collect();

@@ -7,11 +7,19 @@ use mlcc_models::{Checkpoint, ResolvedModel};
 use super::text_files::{self, SourceTokenizer};
 use super::{BuildError, BuildOptions};
 
+/// Tokens in one call of prefill where the user asks for no number.
+pub const CHUNK: u32 = 64;
+/// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
+/// address space until it is used.
+const WHOLE_PROMPT: u32 = 2048;
+
 pub struct Source {
     pub model: ResolvedModel,
     pub checkpoint: Checkpoint,
     /// Positions that caches get room for.
     pub context: usize,
+    /// Most tokens in one call of prefill.
+    pub chunk: u32,
     pub tokenizer: Option<SourceTokenizer>,
     /// `generation_config.json` as it is.
     pub generation_config: Option<Vec<u8>>,
@@ -24,14 +32,19 @@ impl Source {
     /// Finds and opens everything and holds it against each other: tensors against the configuration, the tokenizer
     /// against the vocabulary.
     pub fn open(options: &BuildOptions) -> Result<Source, BuildError> {
-        let model = resolve(&options.request)?;
+        let mut model = resolve(&options.request)?;
+        stream(&mut model, options)?;
         let checkpoint = model.open_weights()?;
         let context = context(&model, options)?;
+        let chunk = options.chunk.unwrap_or(match model.config.architecture.needs_whole_prompts() {
+            true => u32::try_from(context).map_or(WHOLE_PROMPT, |context| context.min(WHOLE_PROMPT)),
+            false => CHUNK,
+        });
         let generation_config = text_files::read(model.files.generation_config.as_deref())?;
         let tokenizer = text_files::tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
         let mut warnings = Vec::new();
         let chat = text_files::chat(&model, &checkpoint, tokenizer.as_ref(), &mut warnings)?;
-        Ok(Source { model, checkpoint, context, tokenizer, generation_config, chat, warnings })
+        Ok(Source { model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })
     }
 
     /// Most tokens of one sequence; `None` = no limit (recurrent models, unless one was asked for).
@@ -43,10 +56,30 @@ impl Source {
     }
 }
 
-/// What was asked for, within what the model was trained with.
+/// The window and the sinks that were asked for, in place of those of the configuration.
+fn stream(model: &mut ResolvedModel, options: &BuildOptions) -> Result<(), BuildError> {
+    let architecture = model.config.architecture.clone();
+    let known = architecture.stream();
+    let window = options.sliding_window.or(known.map(|s| s.window));
+    let sinks = options.attention_sinks.unwrap_or(known.map_or(0, |s| s.sinks));
+    model.config.architecture = architecture.with_stream(window, sinks)?;
+    let asked_for = options.sliding_window.is_some() || sinks > 0;
+    match (model.config.architecture.stream(), options.context) {
+        (Some(stream), Some(asked)) if asked_for && asked <= stream.window as u64 => {
+            Err(BuildError::NoRoom { asked, window: stream.window })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What was asked for, within what the model was trained with; beyond that only with a window that it was given, because
+/// distances are shorter then.
 fn context(model: &ResolvedModel, options: &BuildOptions) -> Result<usize, BuildError> {
     let architecture = &model.config.architecture;
-    let trained = architecture.context_length();
+    let trained = match architecture.stream() {
+        Some(_) => usize::MAX,
+        None => architecture.context_length(),
+    };
     match options.context {
         None => Ok(architecture.default_context()),
         Some(asked) if architecture.has_cache() && asked > trained as u64 => {

@@ -1,6 +1,6 @@
 //! The program as the model table describes it.
 
-use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc};
+use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, WindowDesc};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_models::transformer::DROPPED_ROWS;
 use mlcc_passes::Program;
@@ -41,7 +41,7 @@ pub fn describe(
             arena_bytes: memory.arena_bytes(),
             state_bytes: memory.state_bytes,
             alignment: mlcc_passes::plan_memory::ALIGN,
-            chunk: u64::from(options.chunk),
+            chunk: u64::from(source.chunk),
             context: memory.context.or_else(|| source.context_limit(options)).unwrap_or(0),
             batch: 1,
             vocab: source.model.config.architecture.vocab() as u64,
@@ -70,7 +70,9 @@ fn params(program: &Program, memory: &MemoryPlan) -> Vec<ParamDesc> {
 }
 
 fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateDesc> {
-    let window = source.model.config.architecture.window();
+    let architecture = &source.model.config.architecture;
+    let sinks = architecture.sinks() as u32;
+    let window = architecture.window().map(|newest| WindowDesc { newest: newest as u64, sinks });
     let states = program.module.states.iter().zip(&memory.states);
     states
         .map(|((id, state), &(offset, bytes))| StateDesc {
@@ -83,7 +85,7 @@ fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateD
                 let rows = dims(&state.ty).first().copied().unwrap_or(0);
                 CacheDesc { rows, row_bytes: bytes.checked_div(rows).unwrap_or(0) }
             }),
-            dropped_beyond: window.map(|w| w as u64).filter(|_| state.name == DROPPED_ROWS),
+            dropped_beyond: window.filter(|_| state.name == DROPPED_ROWS),
         })
         .collect()
 }

@@ -88,7 +88,7 @@ fn options(args: &Args) -> Result<BuildOptions, CliError> {
     options.quant = QuantScheme::find(&args.quant).map_err(|e| usage(&e))?.0;
     options.quant_name = options.quant.name.into();
     options.target = args.target.clone();
-    options.chunk = args.chunk;
+    options.chunk = Some(args.chunk);
     options.backend = args.backend.map_or_else(Default::default, BackendArg::backend);
     for name in &args.disable_pass {
         find(name).map_err(|e| usage(&e))?;

@@ -50,12 +50,20 @@ pub struct Args {
     /// Artifact to write [default: {model}-{quant}-{target}.so]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Most tokens in one call of prefill; scratch memory grows with it
-    #[arg(long, visible_alias = "prefill-chunk-size", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    chunk: u32,
+    /// Most tokens in one call of prefill; scratch memory grows with it [default: 64; up to 2048 for models that take a
+    /// prompt only as a whole]
+    #[arg(long, visible_alias = "prefill-chunk-size", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: Option<u32>,
     /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..))]
     ctx_size: Option<u64>,
+    /// Tokens that are seen together, the attention sinks among them: the sequence goes on for ever, and older tokens are
+    /// dropped (rotary and ALiBi models) [default: the model's own window]
+    #[arg(long, visible_alias = "sliding-window-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    sliding_window: Option<u32>,
+    /// First tokens of the sequence that stay visible in the window [default: 0]
+    #[arg(long, visible_alias = "attention-sink-size", value_name = "N")]
+    attention_sinks: Option<u32>,
     /// Code generator
     #[arg(long, value_enum, env = "MLCC_BACKEND")]
     backend: Option<BackendArg>,
@@ -220,6 +228,8 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         output: args.output.clone(),
         chunk: args.chunk,
         context: args.ctx_size,
+        sliding_window: args.sliding_window.map(|n| n as usize),
+        attention_sinks: args.attention_sinks.map(|n| n as usize),
         backend,
         split_weights: args.split_weights,
         memory_budget: args.memory_budget,

@@ -183,7 +183,11 @@ fn cache_text(metadata: &Value) -> String {
     let token = ui::bytes(cache["bytes_per_token"].as_u64().unwrap_or(0));
     let mut out = format!(" with all rows used, {token} a token in {}", formats.join(" and "));
     if let Some(window) = metadata.pointer("/memory/window").and_then(Value::as_u64) {
-        out += &format!("; sees {window} tokens");
+        let sinks = metadata.pointer("/memory/sinks").and_then(Value::as_u64).unwrap_or(0);
+        out += &match sinks {
+            0 => format!("; sees {window} tokens"),
+            _ => format!("; sees the first {sinks} and the newest {window} tokens"),
+        };
     }
     out
 }

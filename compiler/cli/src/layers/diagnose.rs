@@ -250,7 +250,7 @@ fn as_matrix(module: &Module, f: &mut Function, v: ValueId) -> Result<Option<Val
 fn lower(setup: &Setup<'_>, module: Module, packs: &Packs) -> Result<Program, Failure> {
     let mut program = Program::new(module);
     program.pack_options.clone_from(packs);
-    let mut context = Context::new(build::pass_options(setup.target, setup.options));
+    let mut context = Context::new(build::pass_options(setup.source, setup.target, setup.options));
     let kernel_level = setup.options.pipeline.iter().skip_while(|p| p.name != "lower");
     for pass in kernel_level.filter(|p| !setup.options.disabled_passes.iter().any(|d| d == p.name)) {
         run_one(pass, &mut program, &mut context)?;
@@ -308,8 +308,7 @@ pub fn run_interpreter(
     calls: &[Call],
 ) -> Result<Vec<Vec<Tap>>, Failure> {
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
-    let vocab = setup.source.model.config.architecture.vocab();
-    let chunk = setup.options.chunk as usize;
-    let model = StepModel::new(program, 0, &setup.source.checkpoint, vocab, chunk, 2)?;
+    let (architecture, chunk) = (&setup.source.model.config.architecture, setup.source.chunk as usize);
+    let model = StepModel::new(program, 0, &setup.source.checkpoint, architecture, chunk, 2)?;
     run_all(&mut KernelLayers { model, places: taps::places(program, memory) }, calls)
 }

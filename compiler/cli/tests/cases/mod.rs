@@ -69,7 +69,7 @@ pub fn options(case: &str, quant: &str) -> BuildOptions {
     let mut options = BuildOptions::new(directory(case).to_str().unwrap());
     options.quant = scheme(quant);
     options.quant_name = quant.into();
-    options.chunk = CHUNK;
+    options.chunk = Some(CHUNK);
     options
 }
 

@@ -11,7 +11,8 @@ use crate::types::{DType, TensorType};
 /// Scaled dot-product attention (Vaswani et al. 2017) with grouped query heads (Ainslie et al. 2023).
 ///
 /// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in any one float
-/// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if `prefix`. Output: `f32[n, heads, value_size]`.
+/// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if `prefix`, then the queries once more if there are
+/// `sinks`. Output: `f32[n, heads, value_size]`.
 /// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where `j <= p`.
 /// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,6 +22,10 @@ pub struct Attention {
     pub softcap: f64,
     /// Only keys with `p - j < window` (Mistral); 0 = all.
     pub window: usize,
+    /// Keys `j < sinks` are seen from behind the window too (attention sinks, Xiao et al. 2023), as if they stood in
+    /// front of it without a gap: their products are with the last input, the queries turned for the place
+    /// `min(p, window + sinks - 1)`, which is where ALiBi counts from as well. Needs a window, and no prefix.
+    pub sinks: usize,
     /// `slope[h] * (j - p)` is added to the score (Press et al. 2022).
     pub alibi: bool,
     /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
@@ -30,13 +35,30 @@ pub struct Attention {
 impl Attention {
     /// Plain causal attention.
     pub fn causal(scale: f64) -> Attention {
-        Attention { scale, softcap: 0.0, window: 0, alibi: false, prefix: false }
+        Attention { scale, softcap: 0.0, window: 0, sinks: 0, alibi: false, prefix: false }
+    }
+    /// The input that holds the slopes.
+    pub fn slopes_input(&self) -> Option<usize> {
+        self.alibi.then_some(3)
+    }
+    /// The input that counts the keys of the prefix.
+    pub fn prefix_input(&self) -> Option<usize> {
+        self.prefix.then_some(3 + usize::from(self.alibi))
+    }
+    /// The input with the queries for the sinks.
+    pub fn sink_input(&self) -> Option<usize> {
+        (self.sinks > 0).then_some(3 + usize::from(self.alibi) + usize::from(self.prefix))
+    }
+    /// Where a query stands at most for the sinks.
+    pub fn last_place(&self) -> usize {
+        (self.window + self.sinks).saturating_sub(1)
     }
     pub(super) fn attrs(&self) -> Vec<(&'static str, Attr)> {
         vec![
             ("scale", Attr::Float(self.scale)),
             ("softcap", Attr::Float(self.softcap)),
             ("window", Attr::Int(self.window as i64)),
+            ("sinks", Attr::Int(self.sinks as i64)),
             ("alibi", Attr::Bool(self.alibi)),
             ("prefix", Attr::Bool(self.prefix)),
         ]
@@ -47,7 +69,10 @@ impl Attention {
 const HIDDEN: f64 = -1e30;
 
 pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
-    let wanted = 3 + usize::from(a.alibi) + usize::from(a.prefix);
+    if a.sinks > 0 && (a.window == 0 || a.prefix) {
+        return bad(op, "sinks stand in front of a window, and not together with a prefix");
+    }
+    let wanted = 3 + [a.alibi, a.prefix, a.sinks > 0].into_iter().filter(|&more| more).count();
     if inputs.len() != wanted {
         return bad(op, format!("takes {wanted} inputs, not {}", inputs.len()));
     }
@@ -69,8 +94,15 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
     if a.alibi && *inputs[3] != TensorType::new(DType::F32, [heads]) {
         return bad(op, format!("slopes are {}, there are {heads} heads", inputs[3]));
     }
-    if a.prefix && *inputs[wanted - 1] != TensorType::new(DType::I32, [1]) {
-        return bad(op, format!("the prefix count is {}, not i32[1]", inputs[wanted - 1]));
+    if let Some(count) = a.prefix_input().map(|i| inputs[i])
+        && *count != TensorType::new(DType::I32, [1])
+    {
+        return bad(op, format!("the prefix count is {count}, not i32[1]"));
+    }
+    if let Some(again) = a.sink_input().map(|i| inputs[i])
+        && again != q
+    {
+        return bad(op, format!("the queries for sinks are {again}, not {q}"));
     }
     Ok(vec![TensorType::new(DType::F32, [&q.dims[0], &q.dims[1], &v.dims[2]])])
 }
@@ -127,9 +159,59 @@ pub(super) fn decompose(
     let one = Dim::from(1);
     let mut e = Emit { module, f };
 
-    let split = e.reshape(q, &[n, kv, &group, &qd[2]])?;
-    let queries = e.permute(split, &[1, 2, 0, 3])?;
     let keys = e.heads_first(k)?;
+    let row = e.iota(&t.sub(n), n)?;
+    let row = e.reshape(row, &[n, &one])?;
+    let column = e.iota(&Dim::from(0), t)?;
+    let slopes = match a.slopes_input() {
+        Some(i) => Some(e.reshape(inputs[i], &[kv, &group, &one, &one])?),
+        None => None,
+    };
+    let scored = |e: &mut Emit, q: ValueId, place: ValueId| {
+        let split = e.reshape(q, &[n, kv, &group, &qd[2]])?;
+        let queries = e.permute(split, &[1, 2, 0, 3])?;
+        scores(a, e, (queries, keys), slopes, (place, column))
+    };
+    let near = scored(&mut e, q, row)?;
+    let hidden = e.constant(HIDDEN, DType::F32)?;
+    let mut seen = near;
+    if a.window > 0 {
+        let far = match a.sink_input() {
+            None => hidden,
+            Some(i) => {
+                let last = e.constant(a.last_place() as f64, DType::I32)?;
+                let place = e.bin(BinOp::Min, row, last)?;
+                let far = scored(&mut e, inputs[i], place)?;
+                let last = e.constant(a.sinks as f64 - 1.0, DType::I32)?;
+                e.op(Op::SelectGe, &[last, column, far, hidden])?
+            }
+        };
+        // j > p - window, as j >= p - window + 1.
+        let reach = e.constant(a.window as f64 - 1.0, DType::I32)?;
+        let first = e.bin(BinOp::Sub, row, reach)?;
+        seen = e.op(Op::SelectGe, &[column, first, seen, far])?;
+    }
+    seen = e.op(Op::SelectGe, &[row, column, seen, hidden])?;
+    if let Some(i) = a.prefix_input() {
+        let one = e.constant(1.0, DType::I32)?;
+        let last = e.bin(BinOp::Sub, inputs[i], one)?;
+        seen = e.op(Op::SelectGe, &[last, column, near, seen])?;
+    }
+    let weights = softmax(&mut e, seen)?;
+    let values = e.heads_first(v)?;
+    let mixed = e.op(Op::MatMul { transpose_b: false }, &[weights, values])?;
+    let rows = e.permute(mixed, &[2, 0, 1, 3])?;
+    Ok(vec![e.reshape(rows, &[n, heads, &vd[2]])?])
+}
+
+/// Products of queries and keys with all but masks: scale, soft cap and ALiBi from `row` to `column`.
+fn scores(
+    a: &Attention,
+    e: &mut Emit,
+    (queries, keys): (ValueId, ValueId),
+    slopes: Option<ValueId>,
+    (row, column): (ValueId, ValueId),
+) -> Result<ValueId, OpError> {
     let mut scores = e.op(Op::MatMul { transpose_b: true }, &[queries, keys])?;
     if a.scale != 1.0 {
         scores = e.times(scores, a.scale)?;
@@ -139,35 +221,11 @@ pub(super) fn decompose(
         let bounded = e.op(Op::Unary(UnOp::Tanh), &[small])?;
         scores = e.times(bounded, a.softcap)?;
     }
-    let row = e.iota(&t.sub(n), n)?;
-    let row = e.reshape(row, &[n, &one])?;
-    let column = e.iota(&Dim::from(0), t)?;
-    if a.alibi {
-        let distance = e.bin(BinOp::Sub, column, row)?;
-        let distance = e.op(Op::Cast(DType::F32), &[distance])?;
-        let slopes = e.reshape(inputs[3], &[kv, &group, &one, &one])?;
-        let bias = e.bin(BinOp::Mul, slopes, distance)?;
-        scores = e.bin(BinOp::Add, scores, bias)?;
-    }
-    let hidden = e.constant(HIDDEN, DType::F32)?;
-    let mut seen = scores;
-    if a.window > 0 {
-        // j > p - window, as j >= p - window + 1.
-        let reach = e.constant(a.window as f64 - 1.0, DType::I32)?;
-        let first = e.bin(BinOp::Sub, row, reach)?;
-        seen = e.op(Op::SelectGe, &[column, first, seen, hidden])?;
-    }
-    seen = e.op(Op::SelectGe, &[row, column, seen, hidden])?;
-    if a.prefix {
-        let one = e.constant(1.0, DType::I32)?;
-        let last = e.bin(BinOp::Sub, inputs[inputs.len() - 1], one)?;
-        seen = e.op(Op::SelectGe, &[last, column, scores, seen])?;
-    }
-    let weights = softmax(&mut e, seen)?;
-    let values = e.heads_first(v)?;
-    let mixed = e.op(Op::MatMul { transpose_b: false }, &[weights, values])?;
-    let rows = e.permute(mixed, &[2, 0, 1, 3])?;
-    Ok(vec![e.reshape(rows, &[n, heads, &vd[2]])?])
+    let Some(slopes) = slopes else { return Ok(scores) };
+    let distance = e.bin(BinOp::Sub, column, row)?;
+    let distance = e.op(Op::Cast(DType::F32), &[distance])?;
+    let bias = e.bin(BinOp::Mul, slopes, distance)?;
+    e.bin(BinOp::Add, scores, bias)
 }
 
 fn softmax(e: &mut Emit, x: ValueId) -> Result<ValueId, OpError> {

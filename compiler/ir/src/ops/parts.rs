@@ -93,6 +93,7 @@ impl Parts<'_> {
                 scale: self.float("scale")?,
                 softcap: self.float("softcap")?,
                 window: self.count("window")?,
+                sinks: self.count("sinks")?,
                 alibi: self.bool("alibi")?,
                 prefix: self.bool("prefix")?,
             }),

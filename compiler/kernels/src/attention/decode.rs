@@ -30,6 +30,7 @@ impl Params {
 }
 
 /// Buffers of one item on the stack.
+#[derive(Clone, Copy)]
 struct Item {
     q: BufId,
     /// Unpacked keys or values of a block.
@@ -80,27 +81,41 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             last,
             prefix,
         };
-        item.begin(kb, a, params);
-        let keys = kb.sub(item.end, item.start);
-        let keys = at_least_zero(kb, keys);
-        let block = kb.int(block);
-        let blocks = ceil_div(kb, keys, block);
-        kb.serial("block", blocks, |kb, i| {
-            let at = kb.mul(i, block);
-            let j = kb.add(item.start, at);
-            let j = kb.let_("j", j);
-            item.scores(kb, a, params, j);
-            item.mix(kb, a, params, j);
-        });
+        item.clear(kb, a, params);
+        if let Some(sinks) = a.sinks() {
+            // With the first slice.
+            let (zero, all) = (kb.int(0), a.sinks_behind(kb, last));
+            let later = kb.lt(zero, slice);
+            let count = kb.select(later, zero, all);
+            let end = kb.let_("sinks", count);
+            Item { start: zero, end, ..item }.run(kb, &sinks, params);
+        }
+        item.run(kb, a, params);
         item.store(kb, a, params, slice, out);
     });
 }
 
 impl Item {
-    /// Scaled queries; no keys seen yet.
-    fn begin(&self, kb: &mut KernelBuilder, a: &Problem, params: Params) {
+    /// Adds the keys `start..end`.
+    fn run(&self, kb: &mut KernelBuilder, a: &Problem, params: Params) {
+        self.load_queries(kb, a, params);
+        let block = i64::from(params.lanes);
+        let keys = kb.sub(self.end, self.start);
+        let keys = at_least_zero(kb, keys);
+        let block = kb.int(block);
+        let blocks = ceil_div(kb, keys, block);
+        kb.serial("block", blocks, |kb, i| {
+            let at = kb.mul(i, block);
+            let j = kb.add(self.start, at);
+            let j = kb.let_("j", j);
+            self.scores(kb, a, params, j);
+            self.mix(kb, a, params, j);
+        });
+    }
+
+    /// Scaled queries.
+    fn load_queries(&self, kb: &mut KernelBuilder, a: &Problem, params: Params) {
         let lanes = lanes_of(a.size, params.lanes);
-        let wide = lanes_of(a.value_size, params.lanes);
         let (group, zero) = (kb.int(a.group), kb.int(0));
         kb.serial("g", group, |kb, g| {
             let base = kb.mul_int(self.head, a.group);
@@ -111,6 +126,14 @@ impl Item {
                 let at = kb.add(row, c);
                 kb.store_vec(self.q, at, value);
             });
+        });
+    }
+
+    /// No keys seen yet.
+    fn clear(&self, kb: &mut KernelBuilder, a: &Problem, params: Params) {
+        let wide = lanes_of(a.value_size, params.lanes);
+        let group = kb.int(a.group);
+        kb.serial("g", group, |kb, g| {
             columns(kb, a.value_size, wide, |kb, c| {
                 let nothing = kb.constant(0.0, Ty::vector(DType::F32, wide));
                 let row = kb.mul_int(g, a.value_size);

@@ -42,6 +42,7 @@ impl Params {
 }
 
 /// The place of one block.
+#[derive(Clone, Copy)]
 struct Block<'a> {
     a: &'a Problem<'a>,
     params: Params,
@@ -132,26 +133,44 @@ fn one_block(
         let end = kb.add(p, count);
         (start, prefix.map_or(end, |prefix| kb.max(end, prefix)))
     };
-    block.begin(kb);
-    let keys = kb.sub(end, start);
-    let keys = at_least_zero(kb, keys);
-    let step = kb.int(params.keys);
-    let tiles = ceil_div(kb, keys, step);
-    kb.serial("keys", tiles, |kb, i| {
-        let at = kb.mul(i, step);
-        let j = kb.add(start, at);
-        block.load(kb, j, a.size, |kb, row, c| a.key(kb, row, block.head, c, 1));
-        kb.barrier();
-        block.scores(kb, j, end);
-        kb.barrier();
-        block.softmax(kb, j, a.value_size);
-        block.mix(kb);
-        kb.barrier();
-    });
+    block.clear(kb);
+    if let Some(sinks) = a.sinks() {
+        let last = if single { last } else { kb.add_int(end, -1) };
+        let (zero, all) = (kb.int(0), a.sinks_behind(kb, last));
+        let count = if single {
+            // With the first slice.
+            let later = kb.lt(zero, tile);
+            kb.select(later, zero, all)
+        } else {
+            all
+        };
+        Block { a: &sinks, ..block }.keys(kb, zero, count);
+    }
+    block.keys(kb, start, end);
     block.store(kb, tile, out);
 }
 
 impl Block<'_> {
+    /// Adds the keys `start..end`.
+    fn keys(&self, kb: &mut KernelBuilder, start: ExprId, end: ExprId) {
+        self.load_queries(kb);
+        let keys = kb.sub(end, start);
+        let keys = at_least_zero(kb, keys);
+        let step = kb.int(self.params.keys);
+        let tiles = ceil_div(kb, keys, step);
+        kb.serial("keys", tiles, |kb, i| {
+            let at = kb.mul(i, step);
+            let j = kb.add(start, at);
+            self.load(kb, j, self.a.size, |kb, row, c| self.a.key(kb, row, self.head, c, 1));
+            kb.barrier();
+            self.scores(kb, j, end);
+            kb.barrier();
+            self.softmax(kb, j, self.a.value_size);
+            self.mix(kb);
+            kb.barrier();
+        });
+    }
+
     /// `body(thread)` in all threads.
     fn threads(kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, ExprId)) {
         let threads = kb.int(THREADS);
@@ -179,16 +198,9 @@ impl Block<'_> {
         (kb.min(position, most), kb.add(self.first_head, h))
     }
 
-    fn begin(&self, kb: &mut KernelBuilder) {
-        let (rows, size) = (self.params.rows(), self.a.size);
-        Self::strided(kb, rows * size, |kb, at| {
-            let width = kb.int(size);
-            let (row, c) = (kb.div(at, width), kb.rem(at, width));
-            let (position, head) = self.query_of(kb, row);
-            let value = self.a.query(kb, position, head, c, 1);
-            kb.store(self.q, at, value);
-        });
-        Self::strided(kb, rows, |kb, row| {
+    /// No keys seen yet.
+    fn clear(&self, kb: &mut KernelBuilder) {
+        Self::strided(kb, self.params.rows(), |kb, row| {
             let (hidden, nothing) = (kb.float(HIDDEN), kb.float(0.0));
             kb.store(self.max, row, hidden);
             kb.store(self.total, row, nothing);
@@ -196,6 +208,18 @@ impl Block<'_> {
         self.each_sum(kb, |kb, _, slot, _| {
             let nothing = kb.float(0.0);
             kb.store(self.sums, slot, nothing);
+        });
+    }
+
+    /// Scaled queries.
+    fn load_queries(&self, kb: &mut KernelBuilder) {
+        let (rows, size) = (self.params.rows(), self.a.size);
+        Self::strided(kb, rows * size, |kb, at| {
+            let width = kb.int(size);
+            let (row, c) = (kb.div(at, width), kb.rem(at, width));
+            let (position, head) = self.query_of(kb, row);
+            let value = self.a.query(kb, position, head, c, 1);
+            kb.store(self.q, at, value);
         });
         kb.barrier();
     }

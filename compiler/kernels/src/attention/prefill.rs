@@ -35,6 +35,7 @@ impl Params {
 }
 
 /// A tile's buffers on the stack, and its place.
+#[derive(Clone, Copy)]
 struct Tile<'a> {
     a: &'a Problem<'a>,
     params: Params,
@@ -105,11 +106,23 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
 
 impl Tile<'_> {
     fn run(&self, kb: &mut KernelBuilder, out: BufId) {
-        self.begin(kb);
+        self.clear(kb);
         let first = kb.add(self.past, self.first);
-        let start = self.a.first_key(kb, first);
         let end = kb.add(first, self.count);
+        if let Some(sinks) = self.a.sinks() {
+            let last = kb.add_int(end, -1);
+            let (zero, count) = (kb.int(0), self.a.sinks_behind(kb, last));
+            Tile { a: &sinks, ..*self }.keys(kb, zero, count);
+        }
+        let start = self.a.first_key(kb, first);
         let end = self.prefix.map_or(end, |prefix| kb.max(end, prefix));
+        self.keys(kb, start, end);
+        self.store(kb, out);
+    }
+
+    /// Adds the keys `start..end`.
+    fn keys(&self, kb: &mut KernelBuilder, start: ExprId, end: ExprId) {
+        self.load_queries(kb);
         let keys = kb.sub(end, start);
         let keys = at_least_zero(kb, keys);
         let block = kb.int(self.params.keys);
@@ -124,7 +137,6 @@ impl Tile<'_> {
             self.unpack_values(kb, j);
             self.mix(kb);
         });
-        self.store(kb, out);
     }
 
     /// Runs `body(row, position among the queries, query head)` for every row that stands for one.
@@ -153,8 +165,8 @@ impl Tile<'_> {
         ceil_div(kb, rows, block)
     }
 
-    /// Scaled queries; no keys seen yet. Rows that stand for nothing are zero.
-    fn begin(&self, kb: &mut KernelBuilder) {
+    /// No keys seen yet; queries that stand for nothing are zero.
+    fn clear(&self, kb: &mut KernelBuilder) {
         let (size, wide) = (self.a.size, self.a.value_size);
         let (lanes, value_lanes) = (lanes_of(size, self.params.lanes), lanes_of(wide, self.params.lanes));
         let blocks = self.row_blocks(kb);
@@ -174,10 +186,15 @@ impl Tile<'_> {
             kb.store(self.max, row, hidden);
             kb.store(self.total, row, nothing);
         });
+    }
+
+    /// Scaled queries.
+    fn load_queries(&self, kb: &mut KernelBuilder) {
+        let lanes = lanes_of(self.a.size, self.params.lanes);
         self.each_row(kb, |kb, row, position, head| {
-            columns(kb, size, lanes, |kb, c| {
+            columns(kb, self.a.size, lanes, |kb, c| {
                 let value = self.a.query(kb, position, head, c, lanes);
-                let at = kb.mul_int(row, size);
+                let at = kb.mul_int(row, self.a.size);
                 let at = kb.add(at, c);
                 kb.store_vec(self.q, at, value);
             });

@@ -13,6 +13,9 @@ use crate::interpret::{GraphModel, StepModel};
 use crate::replay::{self, replay};
 use crate::ui::Ui;
 
+/// Small, so that prompts come in several calls.
+const CHUNK: u32 = 16;
+
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Reference results of a model")]
 pub struct GoldenArgs {
@@ -45,17 +48,19 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     let (scheme, _) = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?;
     let mut options = BuildOptions::new(model);
     options.quant = scheme;
-    options.chunk = 16;
     options.disabled_passes = args.disable_pass.clone();
-    let source = Source::open(&options)?;
-    let vocab = source.model.config.architecture.vocab();
+    let mut source = Source::open(&options)?;
+    if !source.model.config.architecture.needs_whole_prompts() {
+        source.chunk = CHUNK;
+    }
+    let architecture = &source.model.config.architecture;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{model}: {e}"));
     let outcome = match &args.target {
         None => {
-            let architecture = &source.model.config.architecture;
             let module = crate::model::build_module(&source.model.name, architecture, source.context)
                 .map_err(|e| failed(&e))?;
-            let mut model = GraphModel::new(&module, &source.checkpoint, vocab).map_err(|e| failed(&e))?;
+            let model = GraphModel::new(&module, &source.checkpoint, architecture);
+            let mut model = model.map_err(|e| failed(&e))?;
             replay(&mut model, &golden, "f32", replay::tolerance("f32"))
         }
         Some(target) => {
@@ -64,8 +69,8 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
             let mut hooks = Hooks { event: &mut |_| (), cancel: &cancel };
             let (program, _) = compile(&source, &target, &options, &mut report, &mut hooks)?;
             ui.detail(format_args!("kernels of {}, {workers} workers", target.levels[0].name));
-            let chunk = options.chunk as usize;
-            let model = StepModel::new(&program, 0, &source.checkpoint, vocab, chunk, workers);
+            let chunk = source.chunk as usize;
+            let model = StepModel::new(&program, 0, &source.checkpoint, architecture, chunk, workers);
             let mut model = model.map_err(|e| failed(&e))?;
             replay(&mut model, &golden, scheme.name, replay::tolerance(scheme.name))
         }

@@ -133,7 +133,10 @@ fn options(
     options.quant = scheme(metadata)?;
     options.quant_name = options.quant.name.into();
     options.keep_quant = metadata.pointer("/quantization/keep") == Some(&Value::Bool(true));
-    options.chunk = u32::try_from(model.plan().chunk).unwrap_or(u32::MAX);
+    options.chunk = Some(u32::try_from(model.plan().chunk).unwrap_or(u32::MAX));
+    let stream = |key: &str| metadata.pointer(key).and_then(Value::as_u64).map(|n| n as usize);
+    options.sliding_window = stream("/stream/window");
+    options.attention_sinks = stream("/stream/sinks");
     options.context = Some(model.plan().context).filter(|&c| c > 0);
     options.debug_taps = true;
     if let Some(target) = text("/target/name") {

@@ -1,0 +1,69 @@
+//! Attention sinks: other scores behind a window, for its first keys.
+
+use super::layout::constant;
+use super::positions::Reader;
+use super::{Miss, Role, Scores, miss, queries_first, skip_casts};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::ops::Op;
+
+/// What stands behind the window for its first keys.
+pub struct Sinks<'f> {
+    pub count: usize,
+    scores: Box<Scores<'f>>,
+    product: &'f Node,
+}
+
+impl<'f> Sinks<'f> {
+    /// What a window's selection takes for keys behind it: other scores for the first ones, the others hidden.
+    pub fn read(r: &Reader<'f>, v: ValueId) -> Result<Sinks<'f>, Miss> {
+        let Some(Node { op: Op::SelectGe, inputs, .. }) = r.f.def(skip_casts(r.f, v)) else {
+            return miss("a selection is no mask");
+        };
+        let hidden = constant(r.f, inputs[3]).is_some_and(|c| c <= -1e4);
+        let form = r.read(inputs[0]).zip(r.read(inputs[1])).and_then(|(a, b)| a.sub(b));
+        let count = match form.map(|p| p.form()) {
+            Some((0.0, -1.0, 0.0, c)) if c >= 0.0 && hidden => c as usize + 1,
+            _ => return miss("what stands behind a window is no score of its first keys"),
+        };
+        let mut scores = Scores { scale: 1.0, ..Scores::default() };
+        let product = scores.peel(r, inputs[2])?;
+        match scores.causal || scores.window > 0 || scores.prefix.is_some() || scores.sinks.is_some() {
+            true => miss("the scores of a window's first keys have masks of their own"),
+            false => Ok(Sinks { count, scores: Box::new(scores), product }),
+        }
+    }
+
+    /// The queries, if all else is as in the window: the same keys, factors and cap, and biases that count from
+    /// `min(p, window + sinks - 1)`.
+    pub fn queries(
+        &self,
+        f: &Function,
+        near: &Scores,
+        (product, near_scale): (&Node, f64),
+        axes: &[(Dim, Role)],
+    ) -> Result<ValueId, Miss> {
+        let [q, k] = self.product.inputs[..] else { return Err(None) };
+        let same = self.product.op == product.op
+            && k == product.inputs[1]
+            && f.ty(q) == f.ty(product.inputs[0])
+            && self.scores.softcap == near.softcap;
+        let Some((query, scale)) = queries_first(f, q, axes).filter(|_| same) else {
+            return miss("a window's first keys have scores of another kind");
+        };
+        if near.window == 0 || near.prefix.is_some() || self.scores.scale * scale != near.scale * near_scale {
+            return miss("a window's first keys have scores of another scale");
+        }
+        let last = (near.window + self.count - 1) as f64;
+        let biased = match (near.slopes, self.scores.slopes) {
+            (None, None) => true,
+            (Some((slopes, a)), Some((far, b))) => {
+                let counts = a.query == -a.key && b.near == -b.key && b.limit == Some(last);
+                let alike = a.key == b.key && a.constant == b.constant;
+                slopes == far && counts && alike && a.near == 0.0 && b.query == 0.0
+            }
+            _ => false,
+        };
+        if biased { Ok(query) } else { miss("a window's first keys have another bias") }
+    }
+}
