@@ -118,7 +118,7 @@ fn argmax(logits: &[f32]) -> u32 {
 #[derive(Clone, Copy, PartialEq)]
 enum Feeding {
     Any,
-    /// Every token sees the whole prompt, which has to come as one piece.
+    /// In one piece: every token sees the whole prompt, or is turned by angles that depend on its length.
     WholePrompts,
 }
 
@@ -203,6 +203,15 @@ cases! {
     internlm2: "internlm2",
     qwen: "qwen",
     granite: "granite",
+    linear_rope: "llama-linear",
+    yarn: "llama-yarn",
+}
+
+/// Beyond the length that the models were trained with, reached by a prompt and by decoding.
+#[test]
+fn rope_scaled_by_length() {
+    check("llama-dynamic", Feeding::WholePrompts, usize::MAX, 16);
+    check("phi3-longrope", Feeding::WholePrompts, usize::MAX, 16);
 }
 
 #[test]

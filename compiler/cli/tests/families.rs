@@ -20,8 +20,8 @@ const F32: f32 = 2e-5;
 /// As the reference cases state it for half-precision weights and activations.
 const F16: f32 = 2e-2;
 
-/// Every family by its case.
-const FAMILIES: [&str; 32] = [
+/// Every family by its case, and kinds of rope scaling.
+const FAMILIES: [&str; 35] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -54,6 +54,9 @@ const FAMILIES: [&str; 32] = [
     "internlm",
     "internlm2",
     "qwen",
+    "llama-dynamic",
+    "llama-yarn",
+    "phi3-longrope",
 ];
 
 /// Few that have most of what the others have: scaled rotary embedding, shared key heads and a tied head; windows and
@@ -85,8 +88,9 @@ fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
     options
 }
 
+/// Prefix attention, and rotary embeddings whose angles depend on the length of what comes together.
 fn needs_whole_prompts(dir: &Path) -> bool {
-    dir.ends_with("chatglm-6b-tiny")
+    ["chatglm-6b-tiny", "llama-dynamic", "phi3-longrope"].iter().any(|case| dir.ends_with(case))
 }
 
 fn session(path: &Path, threads: usize) -> Session {

@@ -5,6 +5,9 @@ mod program;
 
 use std::path::{Path, PathBuf};
 
+use mlcc::build::{BuildOptions, Source};
+use mlcc::interpret::GraphModel;
+use mlcc_engine::LanguageModel;
 use mlcc_runtime::{LoadOptions, Model};
 use program::{case, failure, json, mlcc, text, workspace};
 
@@ -41,6 +44,15 @@ fn build_with(model: &Path, folder: &Path, context: &str, flags: &[&str]) -> Pat
 
 fn load(path: &Path) -> Model {
     Model::load(path, &LoadOptions { threads: Some(2), ..LoadOptions::default() }).unwrap()
+}
+
+/// Logits after a prompt by the graph of the model definition, in one piece.
+fn interpreted(model: &Path, prompt: &[i32]) -> Vec<f32> {
+    let source = Source::open(&BuildOptions::new(model.to_str().unwrap())).unwrap();
+    let architecture = &source.model.config.architecture;
+    let module = mlcc::model::build_module("model", architecture, source.context).unwrap();
+    let mut graph = GraphModel::new(&module, &source.checkpoint, architecture).unwrap();
+    graph.prefill(prompt).unwrap().to_vec()
 }
 
 fn tokens(count: i32) -> Vec<i32> {
@@ -143,11 +155,142 @@ fn windows_go_on_beyond_the_context() {
     );
 }
 
-/// ChatGLM-6B, whose tokens see later ones of the prompt.
+/// A window of 16 tokens with 4 sinks on a model that was trained with neither: an independent computation by the recipe
+/// of the paper, at every length of piece, far beyond the rows of the cache.
+#[test]
+fn streams_equal_their_definition() {
+    let Some(model) = reference_case("llama-linear") else { return };
+    let expected: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(model.join("streaming.json")).unwrap()).unwrap();
+    let ids: Vec<i32> = serde_json::from_value(expected["input_ids"].clone()).unwrap();
+    let (window, sinks) = (expected["sliding_window"].to_string(), expected["attention_sinks"].to_string());
+    let folder = tempfile::tempdir().unwrap();
+    let stream = ["--sliding-window", &window, "--attention-sinks", &sinks];
+    for off in ["", "fuse_attention", "fuse"] {
+        let off = if off.is_empty() { vec![] } else { vec!["--disable-pass", off] };
+        let loaded = load(&build_with(&model, folder.path(), "21", &[&stream[..], &off].concat()));
+        for piece in [1, 5, 8] {
+            let mut session = loaded.session().unwrap();
+            assert_eq!((session.window(), session.sinks()), (Some(12), 4));
+            for wanted in expected["logits"].as_array().unwrap() {
+                let end = wanted["position"].as_u64().unwrap() as usize + 1;
+                let values: Vec<f32> = serde_json::from_value(wanted["values"].clone()).unwrap();
+                for ids in ids[session.past() as usize..end].chunks(piece) {
+                    session.prefill(ids).unwrap();
+                }
+                let worst = distance(session.logits(), &values);
+                assert!(worst < 1e-4, "{worst} after {end} tokens by {piece} with {off:?}");
+            }
+        }
+    }
+}
+
+/// Rows that were dropped are no loss: a short cache gives what a long one gives, whose mask hides them.
+#[test]
+fn streams_need_no_more_rows_than_they_see() {
+    let folder = tempfile::tempdir().unwrap();
+    let stream = ["--sliding-window", "24", "--attention-sinks", "3"];
+    // ALiBi; a window of its own that is narrower; caps and layers with windows of their own.
+    for (case, cache) in [("bloom-alibi", "f32"), ("mistral-swa", "f16"), ("gemma2", "f32")] {
+        let Some(model) = reference_case(case) else { return };
+        let flags = [&stream[..], &["--kv-cache", cache]].concat();
+        let (short, long) = (
+            load(&build_with(&model, folder.path(), "31", &flags)),
+            load(&build_with(&model, folder.path(), "300", &flags)),
+        );
+        let tokens: Vec<i32> = tokens(120).iter().map(|t| t % short.vocab() as i32).collect();
+        let (mut session, mut expected) = (short.session().unwrap(), long.session().unwrap());
+        session.prefill(&tokens[..50]).unwrap();
+        expected.prefill(&tokens[..50]).unwrap();
+        let largest = expected.logits().iter().fold(0f32, |m, x| m.max(x.abs()));
+        let limit = 1e-4 * largest.max(1.0);
+        for &token in &tokens[50..] {
+            let worst = distance(session.logits(), expected.logits());
+            assert!(worst < limit, "{case}: {worst} after {} tokens", session.past());
+            session.decode(token).unwrap();
+            expected.decode(token).unwrap();
+        }
+    }
+}
+
+/// Files, copies and going back, with rows dropped between sinks and window.
+#[test]
+fn streams_are_kept_and_go_back() {
+    let Some(model) = reference_case("llama-linear") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let stream = ["--sliding-window", "16", "--attention-sinks", "4"];
+    let path = build_with(&model, folder.path(), "40", &stream);
+    let shown = text(mlcc().arg("inspect").arg(&path));
+    assert!(shown.contains("sees the first 4 and the newest 12 tokens"), "{shown}");
+    let loaded = load(&path);
+    let ids: Vec<i32> = tokens(100).iter().map(|t| t % 64).collect();
+    let mut session = loaded.session().unwrap();
+    session.prefill(&ids[..70]).unwrap();
+    let file = folder.path().join("state");
+    session.save_state(&file).unwrap();
+    let snapshot = session.snapshot().unwrap();
+    let mut others = [session.fork().unwrap(), loaded.session().unwrap(), loaded.session().unwrap()];
+    others[1].load_state(&file).unwrap();
+    others[2].restore(&snapshot).unwrap();
+    session.prefill(&ids[70..90]).unwrap();
+    for other in &mut others {
+        assert_eq!(other.past(), 70);
+        other.prefill(&ids[70..90]).unwrap();
+        assert!(distance(other.logits(), session.logits()) < 1e-6);
+    }
+    // Back as far as the window of the next token is still there.
+    let back = (70..90).rev().take_while(|&past| session.can_truncate_to(past)).last().unwrap();
+    session.truncate(back).unwrap();
+    session.prefill(&ids[back as usize..90]).unwrap();
+    assert!(distance(others[0].logits(), session.logits()) < 1e-4, "after going back to {back}");
+    let error = session.truncate(9).unwrap_err().to_string();
+    assert!(error.contains("9 tokens"), "{error}");
+    // Without sinks the same window sees other tokens.
+    let other = load(&build_with(&model, folder.path(), "40", &stream[..2]));
+    let mut other = other.session().unwrap();
+    other.prefill(&ids[..90]).unwrap();
+    assert!(distance(others[0].logits(), other.logits()) > 1e-2);
+}
+
+#[test]
+fn streams_that_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |case: &str, flags: &[&str], told: &[&str]| {
+        let Some(model) = reference_case(case) else { return };
+        let out = folder.path().join("no.so");
+        let message = failure(mlcc().arg("build").arg("-m").arg(&model).args(flags).arg("-o").arg(out), 1);
+        assert!(told.iter().all(|told| message.contains(told)), "{message}");
+    };
+    refused("llama-linear", &["--attention-sinks", "4"], &["--sliding-window", "4 attention sinks"]);
+    refused("llama-linear", &["--sliding-window", "8", "--attention-sinks", "8"], &["8 tokens"]);
+    refused("llama-linear", &["--sliding-window", "500"], &["500", "128"]);
+    refused("llama-linear", &["--sliding-window", "16", "-c", "16"], &["--ctx-size", "16"]);
+    refused("gpt2", &["--sliding-window", "16"], &["learned"]);
+    refused("rwkv4-hf", &["--sliding-window", "16"], &["recurrent"]);
+    refused("chatglm-6b-tiny", &["--sliding-window", "16"], &["whole prompt"]);
+}
+
+/// ChatGLM-6B, whose tokens see later ones of the prompt: it may be as long as the context, unless `--chunk` says less.
 #[test]
 fn whole_prompts_are_not_cut() {
     let Some(model) = reference_case("chatglm-6b-tiny") else { return };
     let folder = tempfile::tempdir().unwrap();
+    let long = folder.path().join("long.so");
+    mlcc().arg("build").arg("-m").arg(&model).args(["-c", "120", "-o"]).arg(&long).assert().success();
+    let mut session = load(&long).session().unwrap();
+    // Ends with the mask and the begin of the answer.
+    let golden: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(model.join("golden.json")).unwrap()).unwrap();
+    let short: Vec<i32> = serde_json::from_value(golden["prompts"][0]["input_ids"].clone()).unwrap();
+    let prompt: Vec<i32> = tokens(90).iter().map(|t| 5 + t % 100).chain(short).collect();
+    assert!(prompt.len() > 64 && prompt.len() < 110);
+    let found = session.prefill(&prompt).unwrap().to_vec();
+    let expected = interpreted(&model, &prompt);
+    let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert!(distance(&found, &expected) < 1e-4 * largest);
+    let golden = model.join("golden.json");
+    mlcc().arg("interp").arg("-m").arg(&model).arg("--golden").arg(&golden).assert().success();
+
     let path = build_with(&model, folder.path(), "100", &["--chunk", "40"]);
     let golden = model.join("golden.json");
     mlcc().arg("verify").arg(&path).arg("--golden").arg(golden).assert().success();
