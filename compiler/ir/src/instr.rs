@@ -236,6 +236,7 @@ pub const INSTRS: &[InstrDef] = &[
         Meaning::Expr(dot4_i32), Spelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
     // x86: prefetch into all cache levels, per element type of the buffer.
     prefetch("prefetch_u8", &[Ty::scalar(U8)]),
+    prefetch("prefetch_i8", &[Ty::scalar(DType::I8)]),
     prefetch("prefetch_f16", &[Ty::scalar(DType::F16)]),
     prefetch("prefetch_bf16", &[Ty::scalar(BF16)]),
     prefetch("prefetch_f32", &[Ty::F32]),

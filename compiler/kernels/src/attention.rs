@@ -2,17 +2,20 @@
 //! and sums ("online softmax", Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022), so that no matrix of
 //! scores is ever in memory. Everything is accumulated in f32.
 //!
-//! [`decode`] (one query on a CPU), [`prefill`] (several queries on a CPU), [`gpu`] (both).
+//! [`decode`] (one query on a CPU) with [`merge`], [`prefill`] (several queries on a CPU), [`gpu`] (both).
 
+mod block;
 pub mod decode;
 pub mod gpu;
+pub mod merge;
 pub mod prefill;
+mod product;
 
-use crate::generic::inline::{Index, Inliner};
+use crate::generic::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{BinOp, ExprId, UnOp};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, UnOp};
 use mlcc_ir::ops::{Attention, Op};
 use mlcc_ir::types::DType;
 
@@ -85,6 +88,30 @@ impl<'a> Problem<'a> {
             value_size,
             inliner,
         })
+    }
+
+    /// Where rows of keys, and of values, lie in memory: buffer, type and elements of a head.
+    fn key_rows(&self) -> Option<(BufId, DType, i64)> {
+        self.rows_of(self.k)
+    }
+    fn value_rows(&self) -> Option<(BufId, DType, i64)> {
+        self.rows_of(self.v)
+    }
+    /// The widest operand that has all heads of every key, through what is computed element by element.
+    fn rows_of(&self, v: ValueId) -> Option<(BufId, DType, i64)> {
+        let ty = self.inliner.f.ty(v);
+        let [t, kv, size] = &ty.dims[..] else { return None };
+        if *t != self.t || kv.as_const() != Some(self.kv) {
+            return None;
+        }
+        match self.inliner.bindings.get(&v) {
+            Some(Binding::Buffer { buf, layout: None }) => Some((*buf, ty.dtype, size.as_const()?)),
+            Some(_) => None,
+            None => {
+                let inputs = &self.inliner.f.def(v)?.inputs;
+                inputs.iter().filter_map(|&i| self.rows_of(i)).max_by_key(|rows| rows.2)
+            }
+        }
     }
 
     pub fn heads(&self) -> i64 {
@@ -167,7 +194,8 @@ impl<'a> Problem<'a> {
         kb.let_("first", first)
     }
 
-    /// Products to scores: soft cap, bias, and what is hidden. Keys `j ..` in the lanes of `s`, a query at `p`.
+    /// Products to scores: soft cap, bias, and what is hidden. Keys `j ..` in the lanes of `s` (or one in each lane of
+    /// `j`, `i32`), a query at `p`.
     fn score(&self, kb: &mut KernelBuilder, s: ExprId, at: &Place) -> ExprId {
         let lanes = kb.ty(s).lanes;
         let mut s = s;
@@ -179,7 +207,7 @@ impl<'a> Problem<'a> {
         }
         let (p, j) = (kb.cast(at.p, DType::I32), kb.cast(at.j, DType::I32));
         let one = kb.int_of(1, DType::I32);
-        let j = kb.ramp(j, one, lanes);
+        let j = if kb.ty(j).lanes == lanes { j } else { kb.ramp(j, one, lanes) };
         if let Some(slope) = at.slope {
             let place = self.place(kb, p);
             let distance = kb.binary(BinOp::Sub, j, place);
@@ -238,7 +266,7 @@ impl<'a> Problem<'a> {
 struct Place {
     /// Position of the query.
     p: ExprId,
-    /// The first key.
+    /// The first key, or a key for each lane.
     j: ExprId,
     slope: Option<ExprId>,
     prefix: Option<ExprId>,

@@ -226,7 +226,7 @@ fn chunk_of_rows(
 }
 
 /// Bytes that come from memory together.
-const CACHE_LINE: usize = 64;
+pub(crate) const CACHE_LINE: usize = 64;
 
 /// A lookup instruction with its table.
 type Lookup = Option<(InstrId, ExprId)>;

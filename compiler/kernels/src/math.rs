@@ -9,6 +9,7 @@
 //! | function | error | notes |
 //! |---|---|---|
 //! | exp | 1.5 ulp | 0 below -103.98, inf above 88.73, one step of rounding among denormals |
+//! | [`exp_below_zero`] | 1.5 ulp | for x <= 0 only; 0 below -87.33 |
 //! | log | 2 ulp | denormals included; log(0) = -inf, log(x < 0) = NaN |
 //! | tanh | 2.5 ulp | odd, exactly +-1 from about 9 |
 //! | sigmoid | 3 ulp | relative also in the left tail |
@@ -25,6 +26,10 @@ use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Ty, UnOp};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;
 
+/// `(exp(r) - 1 - r) / r^2` for r up to ln 2 / 2 in size.
+const EXP: [f64; 6] =
+    [1.987_569_15e-4, 1.398_199_95e-3, 8.333_451_9e-3, 4.166_579_6e-2, 1.666_666_55e-1, 5.000_000_1e-1];
+
 /// Replaces every operation that is not [`UnOp::is_primitive`].
 pub fn expand_math(kernel: &Kernel) -> Kernel {
     rewrite_exprs(kernel, |kb, expr, ty| match *expr {
@@ -38,6 +43,13 @@ pub fn expand(kb: &mut KernelBuilder, op: UnOp, x: ExprId, ty: Ty) -> ExprId {
     let wide = kb.cast(x, DType::F32);
     let result = Lanes { kb, lanes: ty.lanes }.function(op, wide);
     kb.cast(result, ty.dtype)
+}
+
+/// `exp(x)` for f32 x that are at most zero, as the weights of a softmax need it, in about half the operations of the
+/// general one: no overflow, and results below 2^-126 are zero.
+pub fn exp_below_zero(kb: &mut KernelBuilder, x: ExprId) -> ExprId {
+    let lanes = kb.ty(x).lanes;
+    Lanes { kb, lanes }.exp_below_zero(x)
 }
 
 /// Builds f32 (and i32) expressions of one number of lanes.
@@ -137,17 +149,7 @@ impl Lanes<'_> {
         let (c1, c2) = (self.f(0.693_359_375), self.f(-2.121_944_4e-4));
         let r = self.kb.fma(minus_n, c1, x1);
         let r = self.kb.fma(minus_n, c2, r);
-        let p = self.poly(
-            r,
-            &[
-                1.987_569_15e-4,
-                1.398_199_95e-3,
-                8.333_451_9e-3,
-                4.166_579_6e-2,
-                1.666_666_55e-1,
-                5.000_000_1e-1,
-            ],
-        );
+        let p = self.poly(r, &EXP);
         let rr = self.kb.mul(r, r);
         let p = self.kb.fma(p, rr, r);
         let one = self.f(1.0);
@@ -159,6 +161,35 @@ impl Lanes<'_> {
         let (a, b) = (self.power_of_two(half), self.power_of_two(rest));
         let y = self.kb.mul(p, a);
         let y = self.kb.mul(y, b);
+        self.keep_nan(x, y)
+    }
+
+    fn exp_below_zero(&mut self, x: ExprId) -> ExprId {
+        const MAGIC: f32 = 12_582_912.0;
+        let low = self.f(-87.33);
+        let x1 = self.kb.max(x, low);
+        let (log2e, magic) = (self.f(std::f64::consts::LOG2_E), self.f(MAGIC.into()));
+        // The nearest integer n is in the low bits of the sum (see `nearest`), and alone after the shift to the exponent.
+        let shifted = self.kb.fma(x1, log2e, magic);
+        let shifted = self.kb.let_("shifted", shifted);
+        let n = self.kb.sub(shifted, magic);
+        let minus_n = self.kb.unary(UnOp::Neg, n);
+        let (c1, c2) = (self.f(0.693_359_375), self.f(-2.121_944_4e-4));
+        let r = self.kb.fma(minus_n, c1, x1);
+        let r = self.kb.fma(minus_n, c2, r);
+        let r = self.kb.let_("r", r);
+        let p = self.poly(r, &EXP);
+        let rr = self.kb.mul(r, r);
+        let p = self.kb.fma(p, rr, r);
+        let one = self.f(1.0);
+        let p = self.kb.add(p, one);
+        // Adds n to the exponent. With x1 as above and p in 0.7..1.42 the sum stays normal.
+        let (shift, bits, p) = (self.i(23), self.bits(shifted), self.bits(p));
+        let exponent = self.kb.binary(BinOp::Shl, bits, shift);
+        let y = self.kb.add(p, exponent);
+        let (y, nothing) = (self.float(y), self.f(0.0));
+        let gone = self.kb.lt(x, low);
+        let y = self.kb.select(gone, nothing, y);
         self.keep_nan(x, y)
     }
 

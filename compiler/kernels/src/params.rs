@@ -42,6 +42,18 @@ impl KernelTarget {
         }
     }
 
+    /// Asks for memory ahead of its use; packed weights are bytes.
+    pub fn prefetch(&self, dtype: DType) -> Option<InstrId> {
+        let name = match dtype {
+            DType::F32 => "prefetch_f32",
+            DType::F16 => "prefetch_f16",
+            DType::BF16 => "prefetch_bf16",
+            DType::I8 => "prefetch_i8",
+            _ => "prefetch_u8",
+        };
+        self.find(&[name])
+    }
+
     /// How integer activations meet packed weights here.
     pub fn int_dot(&self) -> IntDot {
         let unsigned = self.find_wide(["vpdpbusd_512", "vpdpbusd_256", "usdot_128"]);
@@ -124,12 +136,7 @@ pub fn choose(
         Activation::BF16 if weight == DType::BF16 => target.find_wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
         Activation::F32 | Activation::BF16 | Activation::Codes(_) => None,
     };
-    let prefetch = match weight {
-        DType::F32 => "prefetch_f32",
-        DType::F16 => "prefetch_f16",
-        DType::BF16 => "prefetch_bf16",
-        _ => "prefetch_u8",
-    };
+    let prefetch = target.prefetch(weight);
     let (rows, tiles) = block(target, weight, activation, single_row);
     MatMulParams {
         lanes,
@@ -140,8 +147,8 @@ pub fn choose(
         dot,
         lookup,
         bf16_dot,
-        prefetch: target.find(&[prefetch]).filter(|_| single_row).map(|instr| (instr, 4096)),
-        ahead: target.find(&[prefetch]).filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
+        prefetch: prefetch.filter(|_| single_row).map(|instr| (instr, 4096)),
+        ahead: prefetch.filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
         chunk: matches!(activation, Activation::Codes(_)).then_some(CHUNK).filter(|_| !single_row),
     }
 }

@@ -5,7 +5,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, Expr, Kernel, UnOp};
 use mlcc_ir::types::DType;
-use mlcc_kernels::math::expand_math;
+use mlcc_kernels::math::{exp_below_zero, expand_math};
 
 const LANES: usize = 16;
 
@@ -127,6 +127,33 @@ fn errors_stay_within_the_stated_bounds() {
             op.name(),
             reference(op, x.into())
         );
+    }
+}
+
+#[test]
+fn exp_of_what_is_at_most_zero() {
+    let values: Vec<f32> = sweep().into_iter().filter(|x| *x <= 0.0 || x.is_nan()).collect();
+    let len = values.len().next_multiple_of(LANES);
+    let mut padded = values.clone();
+    padded.resize(len, 0.0);
+    let mut kb = KernelBuilder::new("exp_below_zero");
+    let x = kb.param("x", DType::F32, len, Access::In, 64);
+    let y = kb.param("y", DType::F32, len, Access::Out, 64);
+    let count = kb.int((len / LANES) as i64);
+    kb.par("i", count, |kb, i| {
+        let at = kb.mul_int(i, LANES as i64);
+        let value = kb.load_vec(x, at, LANES as u32);
+        let value = exp_below_zero(kb, value);
+        kb.store_vec(y, at, value);
+    });
+    let mut buffers = [Buffer::from_floats(DType::F32, &padded), Buffer::zeros(DType::F32, len)];
+    run(&kb.finish(), &mut buffers, &SymValues::tokens(1)).unwrap();
+    for (&x, y) in values.iter().zip(buffers[1].to_f32()) {
+        if x < -87.33 {
+            assert_eq!(y, 0.0, "exp({x:e})");
+        } else {
+            assert!(ulps(y, f64::from(x).exp()) <= 1.5, "exp({x:e}) = {y:e}");
+        }
     }
 }
 

@@ -1,11 +1,16 @@
 //! Attention of several queries on a CPU, by tiles: some positions with all query heads of a key head against blocks of
 //! keys. Both products of a tile are small matrix products with their sums in registers: queries times transposed keys,
 //! lanes over keys; weights times values, lanes over columns.
+//!
+//! Keys are transposed and values unpacked once per tile and block, so a tile has many rows; one row of a block of keys
+//! has several vectors of scores, so that its maximum is found once for all of them.
 
 use super::decode::columns;
+use super::product::{Product, transpose};
 use super::{HIDDEN, Place, Problem, at_least_zero, ceil_div, lanes_of};
+use crate::math::exp_below_zero;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
 /// Sizes of the schedule.
@@ -21,16 +26,32 @@ pub struct Params {
     pub vectors: i64,
 }
 
+/// Rows of a tile that are aimed at: of many, so that transposing keys costs little beside the products, and of few where
+/// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
+const MANY_ROWS: i64 = 96;
+const FEW_ROWS: i64 = 48;
+
 impl Params {
-    /// Tiles of at least 32 rows, because each block of keys is transposed once per tile.
+    /// The register blocks are those of the contractions (see `params::block`).
     pub fn choose(a: &Problem, lanes: u32) -> Params {
-        let (rows, vectors) = if lanes == 16 { (8, 2) } else { (4, 2) };
-        let positions = (32 + a.group - 1) / a.group;
-        Params { lanes, positions, keys: 32, rows, vectors }
+        let (rows, vectors) = if lanes == 16 { (6, 4) } else { (4, 2) };
+        let keys = (i64::from(lanes) * vectors).max(32);
+        let few = a.kv == 1 || a.size.max(a.value_size) > 128;
+        let wanted = if few { FEW_ROWS } else { MANY_ROWS };
+        // Whole register blocks, where the group allows that.
+        let step = (1..=rows).find(|p| p * a.group % rows == 0).unwrap_or(1);
+        let positions = (wanted / (a.group * step)).max(1) * step;
+        let positions = if positions * a.group > 2 * wanted { 1 } else { positions };
+        Params { lanes, positions, keys, rows, vectors }
     }
     /// Rows of a tile: positions times heads, rounded up to whole register blocks.
     fn tile_rows(&self, a: &Problem) -> i64 {
         (self.positions * a.group + self.rows - 1) / self.rows * self.rows
+    }
+    /// The same, rounded up to whole vectors.
+    fn padded_rows(&self, a: &Problem) -> i64 {
+        let lanes = i64::from(self.lanes);
+        (self.tile_rows(a) + lanes - 1) / lanes * lanes
     }
 }
 
@@ -49,9 +70,12 @@ struct Tile<'a> {
     s: BufId,
     /// `[rows, value_size]`.
     sums: BufId,
+    /// Running maxima, the largest score of a block, what the change of maxima makes of older sums: `[padded rows]`.
     max: BufId,
-    total: BufId,
+    most: BufId,
     factor: BufId,
+    /// Sums of weights, `[rows, lanes]`.
+    total: BufId,
     head: ExprId,
     /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
     first: ExprId,
@@ -78,7 +102,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         let first = kb.mul(tile, positions);
         let rest = kb.sub(n, first);
         let count = kb.min(rest, positions);
-        let rows = params.tile_rows(a);
+        let (rows, padded) = (params.tile_rows(a), params.padded_rows(a));
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
@@ -90,9 +114,10 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             v: floats(kb, "v", params.keys * a.value_size),
             s: floats(kb, "s", rows * params.keys),
             sums: floats(kb, "sums", rows * a.value_size),
-            max: floats(kb, "max", rows),
-            total: floats(kb, "total", rows),
-            factor: floats(kb, "factor", rows),
+            max: floats(kb, "max", padded),
+            most: floats(kb, "most", padded),
+            factor: floats(kb, "factor", padded),
+            total: floats(kb, "total", rows * i64::from(params.lanes)),
             head: kb.let_("head", head),
             first: kb.let_("first", first),
             count: kb.let_("count", count),
@@ -133,7 +158,8 @@ impl Tile<'_> {
             let j = kb.let_("j", j);
             self.transpose_keys(kb, j);
             self.products(kb, j);
-            self.softmax(kb);
+            self.raise_max(kb);
+            self.to_weights(kb);
             self.unpack_values(kb, j);
             self.mix(kb);
         });
@@ -182,9 +208,12 @@ impl Tile<'_> {
             };
             clear(kb, self.q, size, lanes);
             clear(kb, self.sums, wide, value_lanes);
-            let (hidden, nothing) = (kb.float(HIDDEN), kb.float(0.0));
-            kb.store(self.max, row, hidden);
-            kb.store(self.total, row, nothing);
+            clear(kb, self.total, self.params.lanes.into(), self.params.lanes);
+        });
+        columns(kb, self.params.padded_rows(self.a), self.params.lanes, |kb, c| {
+            let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, self.params.lanes));
+            kb.store_vec(self.max, c, hidden);
+            kb.store_vec(self.most, c, hidden);
         });
     }
 
@@ -306,92 +335,118 @@ impl Tile<'_> {
         (p, self.a.slope(kb, head))
     }
 
-    /// Scores to weights, with the running maxima and sums.
-    fn softmax(&self, kb: &mut KernelBuilder) {
+    /// The vectors of scores of a row.
+    fn scores_of(&self, kb: &mut KernelBuilder, row: ExprId) -> Vec<(ExprId, ExprId)> {
+        let lanes = self.params.lanes;
+        let base = kb.mul_int(row, self.params.keys);
+        (0..self.params.keys / i64::from(lanes))
+            .map(|v| {
+                let at = kb.add_int(base, v * i64::from(lanes));
+                let s = kb.load_vec(self.s, at, lanes);
+                (at, kb.let_("s", s))
+            })
+            .collect()
+    }
+
+    /// New running maxima, and what their change makes of older sums.
+    fn raise_max(&self, kb: &mut KernelBuilder) {
         let lanes = self.params.lanes;
         let blocks = self.row_blocks(kb);
         let rows = kb.mul_int(blocks, self.params.rows);
-        let vectors = self.params.keys / i64::from(lanes);
         kb.serial("row", rows, |kb, row| {
-            let base = kb.mul_int(row, self.params.keys);
-            let at = |kb: &mut KernelBuilder, v: i64| kb.add_int(base, v * i64::from(lanes));
-            let all: Vec<ExprId> = (0..vectors)
-                .map(|v| {
-                    let at = at(kb, v);
-                    let s = kb.load_vec(self.s, at, lanes);
-                    kb.let_("s", s)
-                })
-                .collect();
-            let most = all.iter().copied().reduce(|x, y| kb.max(x, y)).expect("a block has keys");
+            let scores = self.scores_of(kb, row);
+            let most =
+                scores.into_iter().map(|(_, s)| s).reduce(|x, y| kb.max(x, y)).expect("a block has keys");
             let most = kb.reduce_lanes(BinOp::Max, most);
-            let old = kb.load(self.max, row);
+            kb.store(self.most, row, most);
+        });
+        columns(kb, self.params.padded_rows(self.a), lanes, |kb, c| {
+            let (old, most) = (kb.load_vec(self.max, c, lanes), kb.load_vec(self.most, c, lanes));
             let old = kb.let_("old", old);
             let max = kb.max(old, most);
             let max = kb.let_("max", max);
-            let weights: Vec<ExprId> = all
-                .iter()
-                .map(|&s| {
-                    let below = kb.sub(s, max);
-                    let weight = kb.unary(UnOp::Exp, below);
-                    kb.let_("weight", weight)
-                })
-                .collect();
-            for (v, &weight) in weights.iter().enumerate() {
-                let at = at(kb, v as i64);
-                kb.store_vec(self.s, at, weight);
-            }
-            let sum = weights.into_iter().reduce(|x, y| kb.add(x, y)).expect("a block has keys");
-            let sum = kb.reduce_lanes(BinOp::Add, sum);
             let fallen = kb.sub(old, max);
-            let factor = kb.unary(UnOp::Exp, fallen);
-            let factor = kb.let_("factor", factor);
-            let total = kb.load(self.total, row);
-            let total = kb.fma(total, factor, sum);
-            kb.store(self.total, row, total);
-            kb.store(self.max, row, max);
-            kb.store(self.factor, row, factor);
+            let factor = exp_below_zero(kb, fallen);
+            kb.store_vec(self.factor, c, factor);
+            kb.store_vec(self.max, c, max);
         });
     }
 
-    /// Adds the weighted values of a block to the sums.
+    /// Scores to weights, and their sums.
+    fn to_weights(&self, kb: &mut KernelBuilder) {
+        let lanes = self.params.lanes;
+        let blocks = self.row_blocks(kb);
+        let rows = kb.mul_int(blocks, self.params.rows);
+        kb.serial("row", rows, |kb, row| {
+            let (max, factor) = (kb.load(self.max, row), kb.load(self.factor, row));
+            let (max, factor) = (kb.let_("max", max), kb.let_("factor", factor));
+            let at = kb.mul_int(row, lanes.into());
+            let total = kb.load_vec(self.total, at, lanes);
+            let mut total = kb.mul(total, factor);
+            for (at, s) in self.scores_of(kb, row) {
+                let below = kb.sub(s, max);
+                let weight = exp_below_zero(kb, below);
+                let weight = kb.let_("weight", weight);
+                kb.store_vec(self.s, at, weight);
+                total = kb.add(total, weight);
+            }
+            kb.store_vec(self.total, at, total);
+        });
+    }
+
+    /// Adds the weighted values of a block to the sums, as many columns at a time as registers have room for.
     fn mix(&self, kb: &mut KernelBuilder) {
-        let (size, keys) = (self.a.value_size, self.params.keys);
-        let lanes = lanes_of(size, self.params.lanes);
-        let vectors =
-            if size % (self.params.vectors * i64::from(lanes)) == 0 { self.params.vectors } else { 1 };
-        let width = vectors * i64::from(lanes);
+        let size = self.a.value_size;
+        let lanes = i64::from(lanes_of(size, self.params.lanes));
+        let all = size / lanes;
+        let passes = (all + self.params.vectors - 1) / self.params.vectors;
+        let vectors = (all + passes - 1) / passes;
+        let (full, rest) = (all / vectors, all % vectors);
         let blocks = self.row_blocks(kb);
         kb.serial("rows", blocks, |kb, block| {
             let row = kb.mul_int(block, self.params.rows);
             let row = kb.let_("row", row);
-            let groups = kb.int(size / width);
+            let groups = kb.int(full);
             kb.serial("columns", groups, |kb, group| {
-                let from = kb.mul_int(group, width);
+                let from = kb.mul_int(group, vectors * lanes);
                 let from = kb.let_("from", from);
-                let extent = kb.int(keys);
-                let tile = Product {
-                    a: (self.s, row, keys),
-                    b: (self.v, from, size),
-                    lanes,
-                    rows: self.params.rows,
-                    vectors,
-                };
-                let sums = tile.emit(kb, extent, Some((self.sums, self.factor)));
-                for (r, sums) in sums.into_iter().enumerate() {
-                    for (v, sum) in sums.into_iter().enumerate() {
-                        let at = tile.place(kb, (r as i64, v as i64), size);
-                        kb.store_vec(self.sums, at, sum);
-                    }
-                }
+                self.mix_columns(kb, row, from, vectors);
             });
+            if rest > 0 {
+                let from = kb.int(full * vectors * lanes);
+                self.mix_columns(kb, row, from, rest);
+            }
         });
+    }
+
+    /// `vectors` vectors of columns from `from` on, for a register block of rows.
+    fn mix_columns(&self, kb: &mut KernelBuilder, row: ExprId, from: ExprId, vectors: i64) {
+        let (size, keys) = (self.a.value_size, self.params.keys);
+        let lanes = lanes_of(size, self.params.lanes);
+        let extent = kb.int(keys);
+        let tile = Product {
+            a: (self.s, row, keys),
+            b: (self.v, from, size),
+            lanes,
+            rows: self.params.rows,
+            vectors,
+        };
+        let sums = tile.emit(kb, extent, Some((self.sums, self.factor)));
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                let at = tile.place(kb, (r as i64, v as i64), size);
+                kb.store_vec(self.sums, at, sum);
+            }
+        }
     }
 
     fn store(&self, kb: &mut KernelBuilder, out: BufId) {
         let size = self.a.value_size;
         let lanes = lanes_of(size, self.params.lanes);
         self.each_row(kb, |kb, row, position, head| {
-            let (one, total) = (kb.float(1.0), kb.load(self.total, row));
+            let at = kb.mul_int(row, self.params.lanes.into());
+            let total = kb.load_vec(self.total, at, self.params.lanes);
+            let (one, total) = (kb.float(1.0), kb.reduce_lanes(BinOp::Add, total));
             let factor = kb.div(one, total);
             let factor = kb.let_("factor", factor);
             let to = kb.mul_int(position, self.a.heads());
@@ -407,101 +462,4 @@ impl Tile<'_> {
             });
         });
     }
-}
-
-/// A block of a matrix product with its sums in registers: rows of `a` (buffer, first row, length of a row) times
-/// columns of `b` (buffer, first column, length of a row).
-struct Product {
-    a: (BufId, ExprId, i64),
-    b: (BufId, ExprId, i64),
-    lanes: u32,
-    rows: i64,
-    vectors: i64,
-}
-
-impl Product {
-    /// Place of a vector of the block in a matrix with rows of `width`.
-    fn place(&self, kb: &mut KernelBuilder, (r, v): (i64, i64), width: i64) -> ExprId {
-        let row = kb.add_int(self.a.1, r);
-        let at = kb.mul_int(row, width);
-        let column = kb.add_int(self.b.1, v * i64::from(self.lanes));
-        kb.add(at, column)
-    }
-
-    /// The sums by row and vector, over `0..extent`; on top of those in `start` times the factors of the rows.
-    fn emit(
-        &self,
-        kb: &mut KernelBuilder,
-        extent: ExprId,
-        start: Option<(BufId, BufId)>,
-    ) -> Vec<Vec<ExprId>> {
-        let (lanes, zero) = (self.lanes, kb.int(0));
-        let mut sums: Vec<Vec<BufId>> = Vec::new();
-        for r in 0..self.rows {
-            let mut of_row = Vec::new();
-            for v in 0..self.vectors {
-                let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
-                let value = match start {
-                    None => kb.constant(0.0, Ty::vector(DType::F32, lanes)),
-                    Some((old, factor)) => {
-                        let row = kb.add_int(self.a.1, r);
-                        let factor = kb.load(factor, row);
-                        let at = self.place(kb, (r, v), self.b.2);
-                        let old = kb.load_vec(old, at, lanes);
-                        kb.mul(old, factor)
-                    }
-                };
-                kb.store_vec(sum, zero, value);
-                of_row.push(sum);
-            }
-            sums.push(of_row);
-        }
-        kb.serial("k", extent, |kb, k| {
-            let base = kb.mul_int(k, self.b.2);
-            let base = kb.add(base, self.b.1);
-            let b: Vec<ExprId> = (0..self.vectors)
-                .map(|v| {
-                    let at = kb.add_int(base, v * i64::from(lanes));
-                    let value = kb.load_vec(self.b.0, at, lanes);
-                    kb.let_("b", value)
-                })
-                .collect();
-            for (r, of_row) in sums.iter().enumerate() {
-                let row = kb.add_int(self.a.1, r as i64);
-                let at = kb.mul_int(row, self.a.2);
-                let at = kb.add(at, k);
-                let value = kb.load(self.a.0, at);
-                let value = kb.splat(value, lanes);
-                for (&sum, &b) in of_row.iter().zip(&b) {
-                    let old = kb.load_vec(sum, zero, lanes);
-                    let new = kb.fma(value, b, old);
-                    kb.store_vec(sum, zero, new);
-                }
-            }
-        });
-        let load = |kb: &mut KernelBuilder, &sum: &BufId| {
-            let value = kb.load_vec(sum, zero, lanes);
-            kb.let_("product", value)
-        };
-        sums.iter().map(|row| row.iter().map(|sum| load(kb, sum)).collect()).collect()
-    }
-}
-
-/// Rows of a square to its columns, by exchanging ever smaller quarters (Eklundh 1972).
-fn transpose(kb: &mut KernelBuilder, mut rows: Vec<ExprId>) -> Vec<ExprId> {
-    let lanes = rows.len() as u32;
-    let mut half = lanes / 2;
-    while half > 0 {
-        for i in (0..lanes).filter(|i| i & half == 0) {
-            let (a, b) = (rows[i as usize], rows[(i + half) as usize]);
-            // Lane l of the results, in terms of a followed by b.
-            let low = (0..lanes).map(|l| if l & half == 0 { l } else { lanes + l - half }).collect();
-            let high = (0..lanes).map(|l| if l & half == 0 { l + half } else { lanes + l }).collect();
-            let (low, high) = (kb.shuffle(a, Some(b), low), kb.shuffle(a, Some(b), high));
-            rows[i as usize] = kb.let_("t", low);
-            rows[(i + half) as usize] = kb.let_("t", high);
-        }
-        half /= 2;
-    }
-    rows
 }

@@ -2,7 +2,7 @@
 
 use super::LowerError;
 use super::group::{ArgContract, GroupKernel, Merge, finished};
-use crate::attention::{Problem, decode, gpu, prefill};
+use crate::attention::{Problem, decode, gpu, merge, prefill};
 use crate::generic::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
@@ -24,14 +24,14 @@ impl Schedule {
         match target.arch {
             Arch::Nvptx => Schedule::Gpu(gpu::Params::choose(a)),
             Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) => {
-                Schedule::Decode(decode::Params::choose(a, target.f32_lanes()))
+                Schedule::Decode(decode::Params::choose(a, target))
             }
             Arch::X86_64 | Arch::Aarch64 => Schedule::Prefill(prefill::Params::choose(a, target.f32_lanes())),
         }
     }
     fn slices(&self) -> i64 {
         match self {
-            Schedule::Decode(p) => p.slices,
+            Schedule::Decode(p) => p.slices(),
             Schedule::Prefill(_) => 1,
             Schedule::Gpu(p) => p.slices,
         }
@@ -45,7 +45,7 @@ impl Schedule {
     }
     fn emit_merge(&self, kb: &mut KernelBuilder, a: &Problem, partial: BufId, out: BufId) {
         match *self {
-            Schedule::Decode(p) => decode::emit_merge(kb, a, p, partial, out),
+            Schedule::Decode(p) => merge::emit(kb, a, p, partial, out),
             Schedule::Gpu(p) => gpu::emit_merge(kb, a, p, partial, out),
             Schedule::Prefill(_) => {}
         }

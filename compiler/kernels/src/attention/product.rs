@@ -1,0 +1,103 @@
+//! Parts of tiles of attention: a register block of a matrix product, and the transposition of a square.
+
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
+use mlcc_ir::types::DType;
+
+/// A block of a matrix product with its sums in registers: rows of `a` (buffer, first row, length of a row) times
+/// columns of `b` (buffer, first column, length of a row).
+pub(super) struct Product {
+    pub a: (BufId, ExprId, i64),
+    pub b: (BufId, ExprId, i64),
+    pub lanes: u32,
+    pub rows: i64,
+    pub vectors: i64,
+}
+
+impl Product {
+    /// Place of a vector of the block in a matrix with rows of `width`.
+    pub fn place(&self, kb: &mut KernelBuilder, (r, v): (i64, i64), width: i64) -> ExprId {
+        let row = kb.add_int(self.a.1, r);
+        let at = kb.mul_int(row, width);
+        let column = kb.add_int(self.b.1, v * i64::from(self.lanes));
+        kb.add(at, column)
+    }
+
+    /// The sums by row and vector, over `0..extent`; on top of those in `start` times the factors of the rows.
+    pub fn emit(
+        &self,
+        kb: &mut KernelBuilder,
+        extent: ExprId,
+        start: Option<(BufId, BufId)>,
+    ) -> Vec<Vec<ExprId>> {
+        let (lanes, zero) = (self.lanes, kb.int(0));
+        let mut sums: Vec<Vec<BufId>> = Vec::new();
+        for r in 0..self.rows {
+            let mut of_row = Vec::new();
+            for v in 0..self.vectors {
+                let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
+                let value = match start {
+                    None => kb.constant(0.0, Ty::vector(DType::F32, lanes)),
+                    Some((old, factor)) => {
+                        let row = kb.add_int(self.a.1, r);
+                        let factor = kb.load(factor, row);
+                        let at = self.place(kb, (r, v), self.b.2);
+                        let old = kb.load_vec(old, at, lanes);
+                        kb.mul(old, factor)
+                    }
+                };
+                kb.store_vec(sum, zero, value);
+                of_row.push(sum);
+            }
+            sums.push(of_row);
+        }
+        kb.serial("k", extent, |kb, k| {
+            let base = kb.mul_int(k, self.b.2);
+            let base = kb.add(base, self.b.1);
+            let b: Vec<ExprId> = (0..self.vectors)
+                .map(|v| {
+                    let at = kb.add_int(base, v * i64::from(lanes));
+                    let value = kb.load_vec(self.b.0, at, lanes);
+                    kb.let_("b", value)
+                })
+                .collect();
+            for (r, of_row) in sums.iter().enumerate() {
+                let row = kb.add_int(self.a.1, r as i64);
+                let at = kb.mul_int(row, self.a.2);
+                let at = kb.add(at, k);
+                let value = kb.load(self.a.0, at);
+                let value = kb.splat(value, lanes);
+                let value = kb.let_("a", value);
+                for (&sum, &b) in of_row.iter().zip(&b) {
+                    let old = kb.load_vec(sum, zero, lanes);
+                    let new = kb.fma(value, b, old);
+                    kb.store_vec(sum, zero, new);
+                }
+            }
+        });
+        let load = |kb: &mut KernelBuilder, &sum: &BufId| {
+            let value = kb.load_vec(sum, zero, lanes);
+            kb.let_("product", value)
+        };
+        sums.iter().map(|row| row.iter().map(|sum| load(kb, sum)).collect()).collect()
+    }
+}
+
+/// Rows of a square to its columns, by exchanging ever smaller quarters (Eklundh 1972).
+pub(super) fn transpose(kb: &mut KernelBuilder, mut rows: Vec<ExprId>) -> Vec<ExprId> {
+    let lanes = rows.len() as u32;
+    let mut half = lanes / 2;
+    while half > 0 {
+        for i in (0..lanes).filter(|i| i & half == 0) {
+            let (a, b) = (rows[i as usize], rows[(i + half) as usize]);
+            // Lane l of the results, in terms of a followed by b.
+            let low = (0..lanes).map(|l| if l & half == 0 { l } else { lanes + l - half }).collect();
+            let high = (0..lanes).map(|l| if l & half == 0 { l + half } else { lanes + l }).collect();
+            let (low, high) = (kb.shuffle(a, Some(b), low), kb.shuffle(a, Some(b), high));
+            rows[i as usize] = kb.let_("t", low);
+            rows[(i + half) as usize] = kb.let_("t", high);
+        }
+        half /= 2;
+    }
+    rows
+}
