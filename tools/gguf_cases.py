@@ -2,8 +2,8 @@
 """Writes GGUF files from checkpoints in the Hugging Face layout, with the `gguf` package of llama.cpp.
 
     pip install gguf sentencepiece
-    python3 tools/gguf_cases.py GOLDENS              # the small files of models/tests/data
-    python3 tools/gguf_cases.py GOLDENS --all DIR    # one file for each reference checkpoint that GGUF knows
+    python3 tools/gguf_cases.py GOLDENS...              # the small files of models/tests/data
+    python3 tools/gguf_cases.py GOLDENS... --all DIR    # one file for each reference checkpoint that GGUF knows
 
 Tensor names come from the package's own tables; changes of values are those of convert_hf_to_gguf.py.
 """
@@ -19,6 +19,9 @@ import numpy as np
 DATA = pathlib.Path(__file__).parent.parent / "models/tests/data"
 TYPES = gguf.GGMLQuantizationType
 
+# Kept in the project.
+PROJECT = ("qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf")
+
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
@@ -26,6 +29,12 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "granite": "granite",
+    "internlm": "llama",
+    "internlm2": "internlm2",
+    "baichuan": "baichuan",
+    "qwen": "qwen",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
@@ -34,11 +43,15 @@ ARCHITECTURES = {
     "falcon": "falcon",
     "bloom": "bloom",
     "mpt": "mpt",
+    "gpt_bigcode": "starcoder",
     "starcoder2": "starcoder2",
     "stablelm": "stablelm",
     "olmo2": "olmo2",
     "chatglm": "chatglm",
+    "glm": "chatglm",
     "glm4": "glm4",
+    "rwkv6": "rwkv6",
+    "rwkv7": "rwkv7",
 }
 
 
@@ -90,16 +103,21 @@ class Converter:
         self.kv_heads = first(c, "num_key_value_heads", "multi_query_group_num", default=self.heads)
         if self.arch == "falcon":
             self.kv_heads = c["num_kv_heads"] if c.get("new_decoder_architecture") else (1 if c["multi_query"] else self.heads)
-        self.head = first(c, "head_dim", "kv_channels", default=self.hidden // self.heads)
+        if self.arch == "starcoder":
+            self.kv_heads = 1
+        if self.heads:
+            self.head = first(c, "head_dim", "kv_channels", default=self.hidden // self.heads)
 
     def metadata(self):
         w, c = self.writer, self.config
+        if self.arch in ("rwkv6", "rwkv7"):
+            return self.rwkv_metadata()
         w.add_block_count(self.layers)
         w.add_embedding_length(self.hidden)
         w.add_head_count(self.heads)
         if self.kv_heads != self.heads or self.arch in ("falcon", "chatglm"):
             w.add_head_count_kv(self.kv_heads)
-        context = first(c, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
+        context = first(c, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", default=2048)
         w.add_context_length(context)
         inner = first(c, "intermediate_size", "ffn_hidden_size", "n_inner", default=4 * self.hidden)
         w.add_feed_forward_length(inner)
@@ -142,6 +160,14 @@ class Converter:
         if self.arch == "gemma3":
             w.add_uint32("gemma3.attention.sliding_window_pattern", c["sliding_window_pattern"])
             w.add_float32("gemma3.rope.freq_base_swa", c["rope_local_base_freq"])
+        if self.arch == "granite":
+            w.add_attention_scale(c["attention_multiplier"])
+            w.add_embedding_scale(c["embedding_multiplier"])
+            w.add_residual_scale(c["residual_multiplier"])
+            w.add_logit_scale(c["logits_scaling"])
+        if self.arch == "baichuan" and "max_position_embeddings" not in c:
+            # Published files have 40 layers and do not say it.
+            w.add_max_alibi_bias(8.0)
         if self.arch == "mpt":
             w.add_max_alibi_bias(c["attn_config"]["alibi_bias_max"])
         scaling = c.get("rope_scaling") or {}
@@ -150,6 +176,25 @@ class Converter:
             w.add_rope_scaling_factor(scaling["factor"])
         if scaling.get("rope_type") == "llama3":
             self.llama3_factors(scaling, theta)
+
+    def rwkv_metadata(self):
+        w, c = self.writer, self.config
+        w.add_context_length(1048576)
+        w.add_embedding_length(self.hidden)
+        w.add_block_count(self.layers)
+        w.add_layer_norm_eps(first(c, "layer_norm_epsilon", "norm_eps"))
+        w.add_wkv_head_size(first(c, "head_size", "head_dim"))
+        w.add_feed_forward_length(c["intermediate_size"])
+        w.add_head_count(0)
+        if self.arch == "rwkv6":
+            w.add_rescale_every_n_layers(c["rescale_every"])
+            w.add_time_mix_extra_dim(32)
+            w.add_time_decay_extra_dim(64)
+        else:
+            w.add_decay_lora_rank(c["decay_low_rank_dim"])
+            w.add_iclr_lora_rank(c["a_low_rank_dim"])
+            w.add_value_residual_mix_lora_rank(c["v_low_rank_dim"])
+            w.add_gate_lora_rank(c["gate_low_rank_dim"])
 
     def llama3_factors(self, scaling, theta):
         dims = self.head
@@ -171,11 +216,11 @@ class Converter:
     def change(self, name, array):
         """What convert_hf_to_gguf.py does to the values of a tensor."""
         c, heads = self.config, self.heads
-        if self.arch == "llama" and ".q_proj." in name:
+        if self.arch in ("llama", "granite") and ".q_proj." in name:
             return permute(array, heads)
-        if self.arch == "llama" and ".k_proj." in name:
+        if self.arch in ("llama", "granite") and ".k_proj." in name:
             return permute(array, self.kv_heads)
-        if self.arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if self.arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             return array + 1
         if self.arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             return array.T
@@ -187,30 +232,87 @@ class Converter:
             return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
         return array
 
+    def parts(self, name, array):
+        """A fused projection as the tensors that the converter makes of it, else the tensor."""
+        if name.endswith("W_pack.weight"):
+            q, k, v = np.split(array, 3)
+        elif name.endswith(".wqkv.weight"):
+            groups = array.reshape(self.kv_heads, -1, self.head, array.shape[-1])
+            q, k, v = (part.reshape(-1, array.shape[-1]) for part in (groups[:, :-2], groups[:, -2], groups[:, -1]))
+        else:
+            return [(name, self.change(name, array))]
+        base = name.split(".attention.")[0].split(".self_attn.")[0] + ".self_attn."
+        q, k = permute(q, self.heads), permute(k, self.kv_heads)
+        return [(base + part + "_proj.weight", values) for part, values in (("q", q), ("k", k), ("v", v))]
+
     def tensors(self, quantization):
         tensors = read_safetensors(self.folder)
-        tied = self.config.get("tie_word_embeddings", False)
-        experts = {}
-        for name, (array, kind) in tensors.items():
-            if kind not in ("F32", "F16", "BF16") or "inv_freq" in name or (tied and name == "lm_head.weight"):
+        if self.arch in ("rwkv6", "rwkv7"):
+            return self.rwkv_tensors(tensors, quantization)
+        tied = self.config.get("tie_word_embeddings", self.arch == "starcoder")
+        stacks = {}
+        for stored, (array, kind) in tensors.items():
+            if kind not in ("F32", "F16", "BF16") or "inv_freq" in stored or (tied and stored == "lm_head.weight"):
                 continue
-            values = self.change(name, as_float(array, kind))
-            if ".experts." in name:
-                base, rest = name.split(".experts.")
-                number, part = rest.split(".", 1)
-                experts.setdefault(f"{base}.experts.{part}", {})[int(number)] = values
-                continue
-            self.add(name, values, kind, quantization)
-        for name, parts in experts.items():
+            for name, values in self.parts(stored, as_float(array, kind)):
+                for mark in (".experts.", "_layernorm.norms."):
+                    if mark in name:
+                        base, rest = name.split(mark)
+                        number, part = rest.split(".", 1)
+                        stack = base + mark.replace(".norms", "") + part
+                        stacks.setdefault(stack, {})[int(number)] = values
+                        break
+                else:
+                    self.add(name, values, kind, quantization)
+        for name, parts in stacks.items():
             self.add(name, np.stack([parts[n] for n in sorted(parts)]), "F32", quantization)
+
+    def rwkv_tensors(self, tensors, quantization):
+        seven = self.arch == "rwkv7"
+        mixes = ["r", "w", "k", "v", "a", "g"] if seven else ["w", "k", "v", "r", "g"]
+        lerp = ".attn.x_" if seven else ".attention.time_maa_"
+        stacks = {}
+        for name, (array, kind) in tensors.items():
+            values = as_float(array, kind)
+            base, found, mix = name.partition(lerp)
+            if found and mix in mixes:
+                stacks.setdefault(base.split(".")[-1], {})[mix] = values.reshape(-1)
+                continue
+            if seven:
+                name = name.replace("_lora.lora.0.weight", "1.weight").replace("_lora.lora.2.weight", "2.weight")
+                name = name.replace("_lora.lora.2.bias", "0.weight").replace("ffn_norm", "ln2").replace("ffn", "feed_forward")
+                name = name.replace("attn", "attention").replace("g_norm", "ln_x")
+                values = values.reshape(-1) if name.endswith("r_k") else values.squeeze()
+                self.add(name, values, kind, quantization)
+                if ".layers.0.attention.a" in name and name.split(".a")[-1][:1] in "012":
+                    # The first layer has none; llama.cpp wants some.
+                    self.add(".v".join(name.rsplit(".a", 1)), values, kind, quantization)
+                continue
+            layer = int(name.split(".")[2]) if ".blocks." in name else 0
+            if name.endswith(("time_maa_w1", "time_decay_w1", "time_decay_w2")):
+                values = values.T
+            if name.endswith("time_maa_w2"):
+                values = values.transpose(0, 2, 1)
+            if name.endswith("time_decay") or "_maa_" in name and values.shape[0] == 1:
+                values = values.squeeze()
+            if name.endswith(("attention.output.weight", "feed_forward.value.weight")) and self.config["rescale_every"]:
+                values = values / 2 ** (layer // self.config["rescale_every"])
+            self.add(name, values, kind, quantization)
+        for layer, parts in stacks.items():
+            stacked = np.stack([parts[mix] for mix in mixes])
+            stacked = stacked if seven else stacked[:, None, None, :]
+            self.writer.add_tensor(f"blk.{layer}.time_mix_lerp_fused.weight", np.ascontiguousarray(stacked))
 
     def add(self, name, values, kind, quantization):
         suffixes = (".weight", ".bias")
         new = self.names.get_name(name, suffixes) or self.names.get_name(name.removeprefix("transformer."), suffixes)
         if new is None:
             raise ValueError(f"{self.arch}: no name for {name}")
+        if not new.endswith(suffixes):
+            new += ".weight"
         target = {"F32": TYPES.F32, "F16": TYPES.F16, "BF16": TYPES.BF16}[kind]
-        if values.ndim == 1 or new.endswith("ffn_gate_inp.weight"):
+        small = ("ffn_gate_inp.weight", "_norm.weight", "time_mix_first.weight", "time_mix_w2.weight")
+        if values.ndim == 1 or new.endswith(small):
             target = TYPES.F32
         elif quantization is not None and values.shape[-1] % gguf.GGML_QUANT_SIZES[quantization][0] == 0:
             target = quantization
@@ -286,14 +388,14 @@ def blocks(path):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("goldens", type=pathlib.Path)
+    arguments.add_argument("goldens", type=pathlib.Path, nargs="+", help="folders of reference checkpoints")
     arguments.add_argument("--all", type=pathlib.Path, help="write a file for every checkpoint into this folder")
     arguments.add_argument("--quantize", help="a type such as Q8_0 for the matrices, with --all")
     options = arguments.parse_args()
     quantization = TYPES[options.quantize] if options.quantize else None
     if options.all:
         options.all.mkdir(exist_ok=True)
-        for folder in sorted(options.goldens.iterdir()):
+        for folder in sorted(folder for place in options.goldens for folder in place.iterdir()):
             config = folder / "config.json"
             kind = json.loads(config.read_text()).get("model_type") if config.exists() else None
             config = json.loads(config.read_text()) if config.exists() else {}
@@ -308,8 +410,9 @@ def main():
                     print(f"{folder.name}: not expressible: {error}")
         return
     DATA.mkdir(exist_ok=True)
-    for name in ("qwen2", "mistral-swa"):
-        Converter(options.goldens / name, DATA / f"{name}.gguf").run()
+    for name in PROJECT:
+        folder = next(place / name for place in options.goldens if (place / name).exists())
+        Converter(folder, DATA / f"{name}.gguf").run()
     blocks(DATA / "blocks.gguf")
     for path in sorted(DATA.iterdir()):
         print(path.name, path.stat().st_size)

@@ -61,6 +61,13 @@ FAMILIES = {
     "llama-yarn": lambda: scaled_llama(
         128, rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, beta_slow=0.5),
     "phi3-longrope": longrope,
+    "gemma": lambda: transformers.GemmaConfig(
+        vocab_size=112, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, hidden_activation="gelu_pytorch_tanh"),
+    "stablelm-head-norms": lambda: transformers.StableLmConfig(
+        vocab_size=112, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, qk_layernorm=True, use_parallel_residual=True,
+        use_qkv_bias=True, bos_token_id=0, eos_token_id=0),
 }
 
 
@@ -77,6 +84,10 @@ def model_of(config, seed):
             if name == "model.norm.weight":
                 # Keeps tied embeddings from repeating the input token.
                 p.mul_(torch.randint(0, 2, p.shape) * 2 - 1)
+            if config.model_type == "gemma" and name.endswith("norm.weight"):
+                p.sub_(1.0)
+            if name.endswith(".bias"):
+                p.sub_(1.0)
             if half(config):
                 p.copy_(p.half().float())
     return model

@@ -21,6 +21,8 @@ pub struct BaichuanConfig {
     pub activation: Activation,
     /// `None`: ALiBi.
     pub rope: Option<Rope>,
+    /// Queries, keys and values are one matrix `W_pack`; files converted to GGUF have them apart.
+    pub fused: bool,
     /// The rows of the head are scaled to length 1.
     pub unit_head: bool,
 }
@@ -46,6 +48,7 @@ impl BaichuanConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
             activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
             rope,
+            fused: fields.flag_or("fused_qkv", true)?,
             unit_head: sizes.vocab == VERSION_2_VOCAB || fields.get("z_loss_weight").is_some(),
             sizes,
         })
@@ -55,8 +58,6 @@ impl BaichuanConfig {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-        let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.W_pack"), fused.rows()));
         let alibi = rope.is_none().then(|| alibi_slopes(sizes.heads, 8.0));
         let attention = SelfAttention {
             name: &part,
@@ -67,8 +68,15 @@ impl BaichuanConfig {
             rope,
             attention: Attention { alibi, ..Attention::causal(sizes.head_size) },
         };
-        let h = attention.attend(net, layer, sizes, qkv);
-        let h = Linear::new(&format!("{part}.o_proj"), sizes.hidden).apply(net, h);
+        let h = match self.fused {
+            false => attention.apply(net, layer, sizes, h),
+            true => {
+                let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+                let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.W_pack"), fused.rows()));
+                let h = attention.attend(net, layer, sizes, qkv);
+                Linear::new(&format!("{part}.o_proj"), sizes.hidden).apply(net, h)
+            }
+        };
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mlp = format!("{name}.mlp");

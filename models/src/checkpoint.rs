@@ -235,8 +235,8 @@ impl Checkpoint {
             Place::View(view) => {
                 let file = &self.files[view.file];
                 match view.transpose {
-                    true => Content::Values(view.transposed(file)),
-                    false => Content::Viewed { file, view },
+                    Some(_) => Content::Values(view.transposed(file)),
+                    None => Content::Viewed { file, view },
                 }
             }
         };

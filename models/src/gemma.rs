@@ -1,6 +1,7 @@
-//! Gemma 2 and 3, text only (Gemma Team 2024, 2025; reference: `Gemma2ForCausalLM`, `Gemma3ForCausalLM` of
-//! transformers): four norms in a layer whose weights are stored less one, scaled embeddings, windows on most layers.
-//! Gemma 2 bounds scores and logits by tanh; Gemma 3 has norms on the heads and two rotary bases.
+//! Gemma 1, 2 and 3, text only (Gemma Team 2024, 2025; reference: `GemmaForCausalLM`, `Gemma2ForCausalLM`,
+//! `Gemma3ForCausalLM` of transformers): norms whose weights are stored less one, scaled embeddings. From Gemma 2 on a layer
+//! has four norms, and most layers have windows. Gemma 2 bounds scores and logits by tanh; Gemma 3 has norms on the heads and
+//! two rotary bases.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
@@ -28,10 +29,22 @@ pub struct GemmaConfig {
     pub attention_cap: Option<f64>,
     pub logit_cap: Option<f64>,
     pub head_norms: bool,
+    /// Norms behind the parts of a layer, too.
+    pub norms_behind: bool,
     pub tied: bool,
 }
 
 impl GemmaConfig {
+    pub fn gemma1(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
+        let sizes = Sizes::read(fields, Some(8192))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        let (windows, local_rope) = (vec![None; sizes.layers], rope.rope.clone());
+        let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
+        // The first published files say `gelu` and mean the approximation; `hidden_activation` came to correct them.
+        let activation = Activation::read(fields, &["hidden_activation"], Activation::GeluTanh)?;
+        Ok(GemmaConfig { norms_behind: false, activation, ..config })
+    }
+
     pub fn gemma2(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
         let sizes = Sizes::read(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
@@ -84,6 +97,7 @@ impl GemmaConfig {
             attention_cap: None,
             logit_cap: None,
             head_norms: false,
+            norms_behind: true,
             tied: fields.flag_or("tie_word_embeddings", true)?,
             sizes,
         })
@@ -109,12 +123,15 @@ impl GemmaConfig {
             ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
         }
         .apply(net, layer, &self.sizes, h);
-        let h = norm(net, h, "post_attention_layernorm");
+        let behind = |net: &mut Net, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
+        let h = behind(net, h, "post_attention_layernorm");
         let x = net.residual(layer, "attention", x, h);
-        let h = norm(net, x, "pre_feedforward_layernorm");
+        // Gemma 1 has the names of Llama.
+        let before = if self.norms_behind { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let h = norm(net, x, before);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
-        let h = norm(net, h, "post_feedforward_layernorm");
+        let h = behind(net, h, "post_feedforward_layernorm");
         net.residual(layer, "mlp", x, h)
     }
 }

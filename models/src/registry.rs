@@ -70,6 +70,7 @@ pub const REGISTRY: &[Entry] = &[
     entry("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
         Qwen3Config::moe(f).map(Architecture::new)
     }),
+    entry("gemma", &["GemmaForCausalLM"], "Gemma 1", |f| GemmaConfig::gemma1(f).map(Architecture::new)),
     entry("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| GemmaConfig::gemma2(f).map(Architecture::new)),
     entry("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
         GemmaConfig::gemma3(f).map(Architecture::new)

@@ -1,10 +1,11 @@
 //! StableLM 2 (Bellagente et al. 2024; reference: `StableLmForCausalLM` of transformers): LayerNorm around the Llama
-//! block, rotary embedding on a quarter of each head, in some models both parts of a layer side by side.
+//! block, rotary embedding on a quarter of each head; in the 12B model both parts of a layer stand side by side, and heads have
+//! norms.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::linear::head_or_tied;
-use crate::layers::norm::layer_norm;
+use crate::layers::norm::{layer_norm, layer_norm_by_head};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Net, Sizes, Transformer, hf_name};
 use mlcc_ir::graph::ValueId;
@@ -17,6 +18,8 @@ pub struct StableLmConfig {
     pub activation: Activation,
     pub rope: Rope,
     pub qkv_bias: bool,
+    /// Queries and keys are normalised head by head (12B).
+    pub head_norms: bool,
     /// Attention and feed-forward part read the same normalised input.
     pub parallel: bool,
     pub tied: bool,
@@ -24,7 +27,6 @@ pub struct StableLmConfig {
 
 impl StableLmConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<StableLmConfig, ConfigError> {
-        fields.only("qk_layernorm", false, "StableLM with norms on the heads")?;
         let mut sizes = Sizes::read(fields, Some(4096))?;
         let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
@@ -35,6 +37,7 @@ impl StableLmConfig {
             activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
             rope: rope.rope,
             qkv_bias: fields.flag_or("use_qkv_bias", false)?,
+            head_norms: fields.flag_or("qk_layernorm", false)?,
             parallel: fields.flag_or("use_parallel_residual", false)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
@@ -46,7 +49,11 @@ impl StableLmConfig {
         let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
         let part = SelfAttention::new(&part, rope, Attention::causal(self.sizes.head_size));
-        let part = SelfAttention { qkv_bias: self.qkv_bias, ..part };
+        let part = SelfAttention {
+            qkv_bias: self.qkv_bias,
+            head_norm: self.head_norms.then_some((head_norm, self.eps)),
+            ..part
+        };
         let h = part.apply(net, layer, &self.sizes, normalised);
         let x = net.residual(layer, "attention", x, h);
         let input = match self.parallel {
@@ -57,6 +64,11 @@ impl StableLmConfig {
         let h = mlp::gated_by_name(net, input, &mlp, self.intermediate, false, self.activation);
         net.residual(layer, "mlp", x, h)
     }
+}
+
+/// Its norms are called `q_layernorm` and `k_layernorm`.
+fn head_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    layer_norm_by_head(net, x, &name.replace("_norm", "_layernorm"), eps)
 }
 
 impl Transformer for StableLmConfig {

@@ -178,12 +178,14 @@ cases! {
     qwen3_tied_with_head_norms: "qwen3",
     qwen3_with_experts: "qwen3-moe",
     mixtral: "mixtral",
+    gemma: "gemma",
     gemma2_beyond_its_window: "gemma2",
     gemma3_beyond_its_window: "gemma3-text",
     phi3: "phi3",
     olmo2: "olmo2",
     starcoder2_beyond_its_window: "starcoder2",
     stablelm: "stablelm",
+    stablelm_with_head_norms: "stablelm-head-norms",
     gpt2: "gpt2",
     gpt2_with_the_names_of_its_hub: "gpt2-hub-names",
     gptj: "gptj",
@@ -227,7 +229,7 @@ fn trained_checkpoint() {
 /// Files of llama.cpp's format give the logits of the checkpoints that they were made from.
 #[test]
 fn gguf_files() {
-    for case in ["qwen2", "mistral-swa"] {
+    for case in ["qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf"] {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
         check_model(case, Some(&data.join(format!("{case}.gguf"))), Feeding::Any, usize::MAX, 4);
     }

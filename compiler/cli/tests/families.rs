@@ -21,7 +21,7 @@ const F32: f32 = 2e-5;
 const F16: f32 = 2e-2;
 
 /// Every family by its case, and kinds of rope scaling.
-const FAMILIES: [&str; 35] = [
+const FAMILIES: [&str; 37] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -29,12 +29,14 @@ const FAMILIES: [&str; 35] = [
     "qwen3",
     "qwen3-moe",
     "mixtral",
+    "gemma",
     "gemma2",
     "gemma3-text",
     "phi3",
     "olmo2",
     "starcoder2",
     "stablelm",
+    "stablelm-head-norms",
     "gpt2",
     "gpt2-hub-names",
     "gptj",

@@ -7,10 +7,12 @@
 
 pub mod blocks;
 pub mod config;
+mod families;
 pub mod header;
 pub mod metadata;
 mod names;
 mod rope;
+mod tables;
 pub(super) mod view;
 
 pub use metadata::{Metadata, MetadataValue};

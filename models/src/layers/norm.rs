@@ -1,6 +1,7 @@
 //! Norms over the last axis, with their weights by checkpoint name.
 
 use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
@@ -37,4 +38,19 @@ pub fn layer_norm_bias(net: &mut Net, x: ValueId, name: &str, eps: f64, bias: bo
     let weight = net.vector(&format!("{name}.weight"), size);
     let zeros = net.table(&format!("zeros.{size}"), vec![0.0; size]);
     net.layer_norm(x, weight, zeros, eps)
+}
+
+/// LayerNorm of each head of `x: [n, heads, size]` with weights of its own, `{name}.norms.{head}.weight`, and no bias
+/// (`StableLmLayerNormPerHead` of transformers).
+pub fn layer_norm_by_head(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    let heads = net.ty(x).dims.get(1).and_then(Dim::as_const).unwrap_or(0) as usize;
+    let size = net.width(x);
+    let ones = net.table(&format!("ones.{size}"), vec![1.0; size]);
+    let zeros = net.table(&format!("zeros.{size}"), vec![0.0; size]);
+    let x = net.layer_norm(x, ones, zeros, eps);
+    let parts = (0..heads).map(|head| net.tensor(&format!("{name}.norms.{head}.weight"), &[size])).collect();
+    let (name, ty) = (format!("{name}.weight"), TensorType::new(DType::F32, [heads * size]));
+    let weight = net.param_from(&name, ParamRole::Vector, ty, ParamSource::Concat(parts));
+    let weight = net.reshape(weight, [Dim::from(heads), Dim::from(size)]);
+    net.mul(x, weight)
 }

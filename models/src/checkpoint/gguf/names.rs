@@ -5,245 +5,37 @@
 
 use super::super::TensorInfo;
 use super::config::ARCHITECTURES;
+use super::tables::{CONFIGURATION, Change, Family, Kind, LLAMA_BLOCK, family};
 use super::view::View;
 use super::{Metadata, RawTensor};
 use crate::error::CheckpointError;
-
-/// What was done to a tensor, and is undone here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    Same,
-    /// Rows of each query head were interleaved: (half, i) became (i, half).
-    QueryHeads,
-    /// The same for key heads.
-    KeyHeads,
-    /// One was added to the weight of a norm.
-    PlusOne,
-    /// Conv1D of GPT-2 was transposed.
-    Transposed,
-    /// Rows of (head, q/k/v, i) became (q/k/v, head, i).
-    HeadsInside,
-    /// Falcon: rows of (group, q.../k/v, i) became all q, all k, all v.
-    FalconGroups,
-    /// All experts of a layer were stacked; the name has a second place, for the expert.
-    Experts,
-}
-
 use Change::*;
 
-/// GGUF name, Hugging Face name, change. `{}` is the number of the layer, `{e}` that of the expert.
-type Entry = (&'static str, &'static str, Change);
-
-const LLAMA_TOP: &[Entry] = &[
-    ("token_embd.weight", "model.embed_tokens.weight", Same),
-    ("output_norm.weight", "model.norm.weight", Same),
-    ("output_norm.bias", "model.norm.bias", Same),
-    ("output.weight", "lm_head.weight", Same),
-];
-
-/// The parts that Llama-like blocks name alike, without the layer.
-const LLAMA_BLOCK: &[Entry] = &[
-    ("attn_norm", "input_layernorm", Same),
-    ("attn_q", "self_attn.q_proj", Same),
-    ("attn_k", "self_attn.k_proj", Same),
-    ("attn_v", "self_attn.v_proj", Same),
-    ("attn_output", "self_attn.o_proj", Same),
-    ("attn_q_norm", "self_attn.q_norm", Same),
-    ("attn_k_norm", "self_attn.k_norm", Same),
-    ("attn_qkv", "self_attn.qkv_proj", Same),
-    ("ffn_norm", "post_attention_layernorm", Same),
-    ("ffn_gate", "mlp.gate_proj", Same),
-    ("ffn_up", "mlp.up_proj", Same),
-    ("ffn_down", "mlp.down_proj", Same),
-];
-
-/// Tensors that hold configuration, not weights.
-const CONFIGURATION: [&str; 3] =
-    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
-
-/// One family: names outside of layers; the prefix of layer names; names in a layer that differ from [`LLAMA_BLOCK`] or
-/// stand alone.
-struct Family {
-    top: &'static [Entry],
-    layers: &'static str,
-    block: &'static [Entry],
-    /// Whether [`LLAMA_BLOCK`] holds for the rest.
-    llama_block: bool,
-}
-
-fn family(arch: &str, experts: bool) -> Option<Family> {
-    let llama =
-        |block: &'static [Entry]| Family { top: LLAMA_TOP, layers: "model.layers", block, llama_block: true };
-    Some(match arch {
-        "llama" if experts => llama(&[
-            ("attn_q", "self_attn.q_proj", QueryHeads),
-            ("attn_k", "self_attn.k_proj", KeyHeads),
-            ("ffn_gate_inp", "block_sparse_moe.gate", Same),
-            ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
-            ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
-            ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
-        ]),
-        "llama" => {
-            llama(&[("attn_q", "self_attn.q_proj", QueryHeads), ("attn_k", "self_attn.k_proj", KeyHeads)])
-        }
-        "qwen2" | "qwen3" => llama(&[]),
-        "qwen3moe" => llama(&[
-            ("ffn_gate_inp", "mlp.gate", Same),
-            ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
-            ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
-            ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
-        ]),
-        "gemma2" | "gemma3" => Family {
-            top: &[
-                ("token_embd.weight", "model.embed_tokens.weight", Same),
-                ("output_norm.weight", "model.norm.weight", PlusOne),
-                ("output.weight", "lm_head.weight", Same),
-            ],
-            ..llama(&[
-                ("attn_norm", "input_layernorm", PlusOne),
-                ("post_attention_norm", "post_attention_layernorm", PlusOne),
-                ("ffn_norm", "pre_feedforward_layernorm", PlusOne),
-                ("post_ffw_norm", "post_feedforward_layernorm", PlusOne),
-                ("attn_q_norm", "self_attn.q_norm", PlusOne),
-                ("attn_k_norm", "self_attn.k_norm", PlusOne),
-            ])
-        },
-        "phi3" => llama(&[("ffn_up", "mlp.gate_up_proj", Same)]),
-        "starcoder2" => llama(&[("ffn_up", "mlp.c_fc", Same), ("ffn_down", "mlp.c_proj", Same)]),
-        "stablelm" => llama(&[]),
-        "olmo2" => llama(&[
-            ("post_attention_norm", "post_attention_layernorm", Same),
-            ("post_ffw_norm", "post_feedforward_layernorm", Same),
-        ]),
-        "glm4" => llama(&[
-            ("ffn_up", "mlp.gate_up_proj", Same),
-            ("post_attention_norm", "post_self_attn_layernorm", Same),
-            ("post_ffw_norm", "post_mlp_layernorm", Same),
-        ]),
-        "gpt2" => Family {
-            top: &[
-                ("token_embd.weight", "transformer.wte.weight", Same),
-                ("position_embd.weight", "transformer.wpe.weight", Same),
-                ("output_norm.weight", "transformer.ln_f.weight", Same),
-                ("output_norm.bias", "transformer.ln_f.bias", Same),
-                ("output.weight", "lm_head.weight", Same),
-            ],
-            layers: "transformer.h",
-            block: &[
-                ("attn_norm", "ln_1", Same),
-                ("attn_qkv", "attn.c_attn", Transposed),
-                ("attn_output", "attn.c_proj", Transposed),
-                ("ffn_norm", "ln_2", Same),
-                ("ffn_up", "mlp.c_fc", Transposed),
-                ("ffn_down", "mlp.c_proj", Transposed),
-            ],
-            llama_block: false,
-        },
-        "gptneox" => Family {
-            top: &[
-                ("token_embd.weight", "gpt_neox.embed_in.weight", Same),
-                ("output_norm.weight", "gpt_neox.final_layer_norm.weight", Same),
-                ("output_norm.bias", "gpt_neox.final_layer_norm.bias", Same),
-                ("output.weight", "embed_out.weight", Same),
-            ],
-            layers: "gpt_neox.layers",
-            block: &[
-                ("attn_norm", "input_layernorm", Same),
-                ("attn_qkv", "attention.query_key_value", HeadsInside),
-                ("attn_output", "attention.dense", Same),
-                ("ffn_norm", "post_attention_layernorm", Same),
-                ("ffn_up", "mlp.dense_h_to_4h", Same),
-                ("ffn_down", "mlp.dense_4h_to_h", Same),
-            ],
-            llama_block: false,
-        },
-        "bloom" => Family {
-            top: &[
-                ("token_embd.weight", "transformer.word_embeddings.weight", Same),
-                ("token_embd_norm.weight", "transformer.word_embeddings_layernorm.weight", Same),
-                ("token_embd_norm.bias", "transformer.word_embeddings_layernorm.bias", Same),
-                ("output_norm.weight", "transformer.ln_f.weight", Same),
-                ("output_norm.bias", "transformer.ln_f.bias", Same),
-                ("output.weight", "lm_head.weight", Same),
-            ],
-            layers: "transformer.h",
-            block: &[
-                ("attn_norm", "input_layernorm", Same),
-                ("attn_qkv", "self_attention.query_key_value", HeadsInside),
-                ("attn_output", "self_attention.dense", Same),
-                ("ffn_norm", "post_attention_layernorm", Same),
-                ("ffn_up", "mlp.dense_h_to_4h", Same),
-                ("ffn_down", "mlp.dense_4h_to_h", Same),
-            ],
-            llama_block: false,
-        },
-        "falcon" => Family {
-            top: &[
-                ("token_embd.weight", "transformer.word_embeddings.weight", Same),
-                ("output_norm.weight", "transformer.ln_f.weight", Same),
-                ("output_norm.bias", "transformer.ln_f.bias", Same),
-                ("output.weight", "lm_head.weight", Same),
-            ],
-            layers: "transformer.h",
-            block: &[
-                ("attn_norm", "input_layernorm", Same),
-                ("attn_norm_2", "ln_mlp", Same),
-                ("attn_qkv", "self_attention.query_key_value", FalconGroups),
-                ("attn_output", "self_attention.dense", Same),
-                ("ffn_up", "mlp.dense_h_to_4h", Same),
-                ("ffn_down", "mlp.dense_4h_to_h", Same),
-            ],
-            llama_block: false,
-        },
-        "mpt" => Family {
-            top: &[
-                ("token_embd.weight", "transformer.wte.weight", Same),
-                ("output_norm.weight", "transformer.norm_f.weight", Same),
-                ("output_norm.bias", "transformer.norm_f.bias", Same),
-                ("output.weight", "lm_head.weight", Same),
-            ],
-            layers: "transformer.blocks",
-            block: &[
-                ("attn_norm", "norm_1", Same),
-                ("attn_qkv", "attn.Wqkv", Same),
-                ("attn_output", "attn.out_proj", Same),
-                ("attn_q_norm", "attn.q_ln", Same),
-                ("attn_k_norm", "attn.k_ln", Same),
-                ("ffn_norm", "norm_2", Same),
-                ("ffn_up", "ffn.up_proj", Same),
-                ("ffn_down", "ffn.down_proj", Same),
-            ],
-            llama_block: false,
-        },
-        "chatglm" => Family {
-            top: &[
-                ("token_embd.weight", "transformer.embedding.word_embeddings.weight", Same),
-                ("output_norm.weight", "transformer.encoder.final_layernorm.weight", Same),
-                ("output.weight", "transformer.output_layer.weight", Same),
-            ],
-            layers: "transformer.encoder.layers",
-            block: &[
-                ("attn_norm", "input_layernorm", Same),
-                ("attn_qkv", "self_attention.query_key_value", Same),
-                ("attn_output", "self_attention.dense", Same),
-                ("ffn_norm", "post_attention_layernorm", Same),
-                ("ffn_up", "mlp.dense_h_to_4h", Same),
-                ("ffn_down", "mlp.dense_4h_to_h", Same),
-            ],
-            llama_block: false,
-        },
-        _ => return None,
-    })
-}
-
 /// More than any model has; keeps a damaged file from asking for millions of tensors.
-const MOST_EXPERTS: usize = 4096;
+const MOST_PARTS: usize = 4096;
 
 /// Sizes that the changes depend on.
 #[derive(Clone, Copy, Debug)]
-struct Heads {
+struct Sizes {
     query: usize,
     key: usize,
+    /// Elements of a head of RWKV.
+    head_size: usize,
+    /// As [`Rescaled`] has it; 0: never.
+    rescale_every: usize,
+}
+
+impl Sizes {
+    fn read(metadata: &Metadata, arch: &str) -> Result<Sizes, CheckpointError> {
+        let number = |name: &str| metadata.number(&format!("{arch}.{name}"));
+        let query = number("attention.head_count")?.unwrap_or(0);
+        Ok(Sizes {
+            query: query as usize,
+            key: number("attention.head_count_kv")?.unwrap_or(query) as usize,
+            head_size: number("wkv.head_size")?.unwrap_or(0) as usize,
+            rescale_every: number("rescale_every_n_layers")?.unwrap_or(0) as usize,
+        })
+    }
 }
 
 /// All tensors under their Hugging Face names. Files of an architecture that is not known keep their own names.
@@ -253,87 +45,144 @@ pub(super) fn map(
     tensors: &[RawTensor],
 ) -> Result<Vec<TensorInfo>, CheckpointError> {
     let arch = metadata.string("general.architecture")?.unwrap_or("");
-    let number = |name: &str| metadata.number(&format!("{arch}.{name}"));
-    let query = number("attention.head_count")?.unwrap_or(0);
-    let key = number("attention.head_count_kv")?.unwrap_or(query);
-    let heads = Heads { query: query as usize, key: key as usize };
-    let experts = number("expert_count")?.unwrap_or(0) > 0;
-    let family = family(arch, experts);
+    let kind = Kind {
+        experts: metadata.number(&format!("{arch}.expert_count"))?.unwrap_or(0) > 0,
+        separate_qkv: tensors.iter().any(|raw| raw.name == "blk.0.attn_q.weight"),
+    };
+    let family = family(arch, kind);
     debug_assert!(family.is_some() == ARCHITECTURES.iter().any(|(known, _)| *known == arch));
-    let mut infos = Vec::with_capacity(tensors.len());
+    let mut reader = Reader { label, sizes: Sizes::read(metadata, arch)?, infos: Vec::new() };
     for raw in tensors.iter().filter(|raw| !CONFIGURATION.contains(&raw.name.as_str())) {
-        let found = family.as_ref().and_then(|family| family.find(&raw.name));
-        match found {
-            Some((name, change)) => undo(label, raw, name, change, heads, &mut infos)?,
-            None => infos.push(raw.plain(raw.name.clone())),
+        match family.as_ref().and_then(|family| family.find(&raw.name)) {
+            Some(found) => reader.undo(raw, found)?,
+            None => reader.infos.push(raw.plain(raw.name.clone())),
         }
     }
-    Ok(infos)
+    Ok(reader.infos)
+}
+
+/// A tensor's name in the checkpoint, and what to undo.
+#[derive(Debug)]
+struct Found {
+    name: String,
+    change: Change,
+    layer: usize,
 }
 
 impl Family {
-    fn find(&self, gguf: &str) -> Option<(String, Change)> {
+    fn find(&self, gguf: &str) -> Option<Found> {
         if let Some((_, name, change)) = self.top.iter().find(|(known, ..)| *known == gguf) {
-            return Some(((*name).to_string(), *change));
+            return Some(Found { name: (*name).to_string(), change: *change, layer: 0 });
         }
-        let (layer, part) = gguf.strip_prefix("blk.")?.split_once('.')?;
+        let (layer, whole) = gguf.strip_prefix("blk.")?.split_once('.')?;
         let layer: u32 = layer.parse().ok()?;
-        let (part, suffix) = part.rsplit_once('.')?;
-        let rest: &[Entry] = if self.llama_block { LLAMA_BLOCK } else { &[] };
-        let (_, name, change) = self.block.iter().chain(rest).find(|(known, ..)| *known == part)?;
+        let rest: &[_] = if self.llama_block { LLAMA_BLOCK } else { &[] };
+        let entry = |part: &str| self.block.iter().chain(rest).find(|(known, ..)| *known == part);
+        let prefix = format!("{}.{layer}", self.layers);
+        let layer = layer as usize;
+        if let Some((_, name, change)) = entry(whole) {
+            return Some(Found { name: format!("{prefix}.{name}"), change: *change, layer });
+        }
+        let (part, suffix) = whole.rsplit_once('.')?;
+        let (_, name, change) = entry(part)?;
         // A bias is one element per row; a transposed matrix has its bias as it was.
         let change = if suffix == "bias" && *change == Transposed { Same } else { *change };
-        Some((format!("{}.{layer}.{name}.{suffix}", self.layers), change))
+        Some(Found { name: format!("{prefix}.{name}.{suffix}"), change, layer })
     }
 }
 
-fn undo(
-    label: &str,
-    raw: &RawTensor,
-    name: String,
-    change: Change,
-    heads: Heads,
-    infos: &mut Vec<TensorInfo>,
-) -> Result<(), CheckpointError> {
-    let view = View::whole(raw);
-    let wrong = |what: String| CheckpointError::UnsupportedTensor {
-        file: label.to_string(),
-        tensor: raw.name.clone(),
-        detail: format!("has shape {:?}, {what}", raw.shape),
-    };
-    let ordered = |order: Option<Vec<u32>>| {
-        let heads = format!("which does not fit {} query and {} key heads", heads.query, heads.key);
-        let order = order.ok_or_else(|| wrong(heads))?;
-        Ok(raw.viewed(name.clone(), raw.shape.clone(), View { order: Some(order), ..view.clone() }))
-    };
-    match change {
-        Same => infos.push(raw.plain(name)),
-        QueryHeads => infos.push(ordered(interleaved(view.rows, heads.query))?),
-        KeyHeads => infos.push(ordered(interleaved(view.rows, heads.key))?),
-        HeadsInside => infos.push(ordered(heads_inside(view.rows, heads.query))?),
-        FalconGroups => infos.push(ordered(falcon_groups(view.rows, heads))?),
-        PlusOne => infos.push(raw.viewed(name, raw.shape.clone(), View { add: -1.0, ..view })),
-        Transposed => {
-            let &[rows, columns] = raw.shape.as_slice() else {
-                return Err(wrong("expected a matrix".to_string()));
-            };
-            infos.push(raw.viewed(name, vec![columns, rows], View { transpose: true, ..view }));
+/// Tensors as they are found.
+struct Reader<'a> {
+    label: &'a str,
+    sizes: Sizes,
+    infos: Vec<TensorInfo>,
+}
+
+impl Reader<'_> {
+    fn undo(&mut self, raw: &RawTensor, found: Found) -> Result<(), CheckpointError> {
+        let Found { name, change, layer } = found;
+        let (view, sizes) = (View::whole(raw), self.sizes);
+        match change {
+            Same => self.infos.push(raw.plain(name)),
+            QueryHeads => self.ordered(raw, name, interleaved(view.rows, sizes.query))?,
+            KeyHeads => self.ordered(raw, name, interleaved(view.rows, sizes.key))?,
+            HeadsInside => self.ordered(raw, name, heads_inside(view.rows, sizes.query))?,
+            FalconGroups => self.ordered(raw, name, falcon_groups(view.rows, sizes))?,
+            PlusOne => self.push(raw, name, raw.shape.clone(), View { add: -1.0, ..view }),
+            Rescaled => {
+                let halvings = layer.checked_div(sizes.rescale_every).unwrap_or(0);
+                let scale = 2f32.powi(halvings.min(100) as i32);
+                self.push(raw, name, raw.shape.clone(), View { scale, ..view });
+            }
+            Transposed => {
+                let &[rows, columns] = raw.shape.as_slice() else {
+                    return Err(self.wrong(raw, "expected a matrix"));
+                };
+                let view = View { transpose: Some(rows), ..view };
+                self.push(raw, name, vec![columns, rows], view);
+            }
+            TransposedEach => {
+                let &[count, rows, columns] = raw.shape.as_slice() else {
+                    return Err(self.wrong(raw, "expected a list of matrices"));
+                };
+                let view = View { transpose: Some(rows), ..view };
+                self.push(raw, name, vec![count, columns, rows], view);
+            }
+            SplitHeads => {
+                let heads = exact(raw.elements(), sizes.head_size).ok_or_else(|| {
+                    self.wrong(raw, &format!("which does not fit heads of {}", sizes.head_size))
+                })?;
+                self.infos.push(TensorInfo { shape: vec![heads, sizes.head_size], ..raw.plain(name) });
+            }
+            Experts | Heads => {
+                let parts: Vec<String> =
+                    (0..raw.shape.first().map_or(0, |&n| n.min(MOST_PARTS + 1))).map(|i| i.to_string()).collect();
+                self.parts(raw, &name, &parts)?;
+            }
+            Stacked(names) => {
+                let parts: Vec<String> = names.iter().map(|part| (*part).to_string()).collect();
+                self.parts(raw, &name, &parts)?;
+            }
         }
-        Experts => {
-            let &[experts, rows, columns] = raw.shape.as_slice() else {
-                return Err(wrong("expected a matrix for each expert".to_string()));
-            };
-            if experts > MOST_EXPERTS || raw.elements() == 0 {
-                return Err(wrong(format!("expected up to {MOST_EXPERTS} experts")));
-            }
-            for expert in 0..experts {
-                let name = name.replace("{e}", &expert.to_string());
-                let view = View { first: expert * rows, ..view.clone() };
-                infos.push(raw.viewed(name, vec![rows, columns], view));
-            }
+        Ok(())
+    }
+
+    fn push(&mut self, raw: &RawTensor, name: String, shape: Vec<usize>, view: View) {
+        self.infos.push(raw.viewed(name, shape, view));
+    }
+
+    /// Rows in the order that the checkpoint has them in; `None` does not fit the heads.
+    fn ordered(&mut self, raw: &RawTensor, name: String, order: Option<Vec<u32>>) -> Result<(), CheckpointError> {
+        let Sizes { query, key, .. } = self.sizes;
+        let order = order
+            .ok_or_else(|| self.wrong(raw, &format!("which does not fit {query} query and {key} key heads")))?;
+        let view = View { order: Some(order), ..View::whole(raw) };
+        self.push(raw, name, raw.shape.clone(), view);
+        Ok(())
+    }
+
+    /// The parts along the first axis as tensors of their own: `name` with each of `parts` in its place.
+    fn parts(&mut self, raw: &RawTensor, name: &str, parts: &[String]) -> Result<(), CheckpointError> {
+        let fits = raw.shape.len() > 1 && raw.shape[0] == parts.len() && raw.elements() > 0;
+        if !fits || parts.len() > MOST_PARTS {
+            return Err(self.wrong(raw, &format!("expected a list of {} parts, at most {MOST_PARTS}", parts.len())));
+        }
+        let view = View::whole(raw);
+        let (shape, rows) = (&raw.shape[1..], view.rows / parts.len());
+        for (number, part) in parts.iter().enumerate() {
+            let view = View { first: number * rows, ..view.clone() };
+            self.push(raw, name.replace("{e}", part), shape.to_vec(), view);
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, raw: &RawTensor, what: &str) -> CheckpointError {
+        CheckpointError::UnsupportedTensor {
+            file: self.label.to_string(),
+            tensor: raw.name.clone(),
+            detail: format!("has shape {:?}, {what}", raw.shape),
         }
     }
-    Ok(())
 }
 
 /// Rows of a head: (half, i) is stored at (i, half).
@@ -359,7 +208,7 @@ fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
 }
 
 /// Row (group, part, i), where a group has its queries, one key and one value, is stored with all queries first.
-fn falcon_groups(rows: usize, heads: Heads) -> Option<Vec<u32>> {
+fn falcon_groups(rows: usize, heads: Sizes) -> Option<Vec<u32>> {
     let size = exact(rows, heads.query + 2 * heads.key)?;
     let queries = exact(heads.query, heads.key)?;
     let stored = |row: usize| {
@@ -387,6 +236,10 @@ mod tests {
         order.iter().map(|&row| stored[row as usize]).collect()
     }
 
+    fn sizes(query: usize, key: usize) -> Sizes {
+        Sizes { query, key, head_size: 0, rescale_every: 0 }
+    }
+
     #[test]
     fn conversions_are_undone() {
         let all: Vec<u32> = (0..24).collect();
@@ -401,11 +254,11 @@ mod tests {
         let stored = rows(&|part, head, i| head * 12 + part * 4 + i, 3, 2, 4);
         assert_eq!(restored(&stored, &heads_inside(24, 2).unwrap()), all);
         // Two groups of one query head, a key and a value of 4; the same order as above.
-        let order = falcon_groups(24, Heads { query: 2, key: 2 }).unwrap();
+        let order = falcon_groups(24, sizes(2, 2)).unwrap();
         assert_eq!(restored(&stored, &order), all);
         // Groups of two query heads: q q k v, elements of 3.
         let stored = [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 6, 7, 8, 18, 19, 20, 9, 10, 11, 21, 22, 23];
-        let order = falcon_groups(24, Heads { query: 4, key: 2 }).unwrap();
+        let order = falcon_groups(24, sizes(4, 2)).unwrap();
         assert_eq!(restored(&stored, &order), all);
         for bad in [interleaved(24, 0), interleaved(24, 7), interleaved(24, 24), heads_inside(24, 3)] {
             assert_eq!(bad, None);
@@ -415,9 +268,64 @@ mod tests {
     #[test]
     fn every_architecture_has_names() {
         for (arch, _) in ARCHITECTURES {
-            let family = family(arch, false).unwrap_or_else(|| panic!("{arch}"));
-            assert!(family.find("token_embd.weight").is_some(), "{arch}");
-            assert!(family.find("blk.3.attn_norm.weight").is_some() || *arch == "olmo2", "{arch}");
+            for separate_qkv in [false, true] {
+                let family = family(arch, Kind { separate_qkv, ..Kind::default() });
+                let family = family.unwrap_or_else(|| panic!("{arch}"));
+                assert!(family.find("token_embd.weight").is_some(), "{arch}");
+                assert!(family.find("blk.3.attn_norm.weight").is_some() || *arch == "olmo2", "{arch}");
+            }
         }
+    }
+
+    #[test]
+    fn names_with_and_without_a_suffix() {
+        let find = |arch: &str, name: &str| family(arch, Kind::default()).unwrap().find(name).unwrap();
+        let found = find("rwkv6", "blk.4.time_mix_first.weight");
+        assert_eq!((found.name.as_str(), found.change), ("rwkv.blocks.4.attention.time_faaaa", Same));
+        let found = find("rwkv6", "blk.4.time_mix_ln.bias");
+        assert_eq!((found.name.as_str(), found.layer), ("rwkv.blocks.4.attention.ln_x.bias", 4));
+        let found = find("rwkv7", "blk.0.time_mix_w0.weight");
+        assert_eq!(found.name, "model.layers.0.attn.w_lora.lora.2.bias");
+        let found = find("gpt2", "blk.1.attn_qkv.bias");
+        assert_eq!((found.name.as_str(), found.change), ("transformer.h.1.attn.c_attn.bias", Same));
+    }
+
+    fn raw(name: &str, shape: &[usize]) -> RawTensor {
+        let dtype = crate::StoredType::F32;
+        RawTensor { name: name.into(), dtype, shape: shape.to_vec(), file: 0, start: 0 }
+    }
+
+    fn undone(shape: &[usize], change: Change, layer: usize) -> Result<Vec<TensorInfo>, String> {
+        let sizes = Sizes { query: 4, key: 2, head_size: 8, rescale_every: 2 };
+        let mut reader = Reader { label: "m.gguf", sizes, infos: Vec::new() };
+        let found = Found { name: "n.{e}".into(), change, layer };
+        reader.undo(&raw("t", shape), found).map_err(|error| error.to_string())?;
+        Ok(reader.infos)
+    }
+
+    #[test]
+    fn weights_that_were_halved_are_doubled() {
+        for (layer, scale) in [(0, 1.0), (1, 1.0), (2, 2.0), (5, 4.0)] {
+            let infos = undone(&[4, 4], Rescaled, layer).unwrap();
+            let crate::checkpoint::Place::View(view) = &infos[0].place else { panic!("a view") };
+            assert_eq!(view.scale, scale, "layer {layer}");
+        }
+    }
+
+    #[test]
+    fn stacked_tensors_come_apart() {
+        let names = |infos: &[TensorInfo]| infos.iter().map(|info| info.name.clone()).collect::<Vec<_>>();
+        let infos = undone(&[2, 1, 1, 6], Stacked(&["w", "k"]), 0).unwrap();
+        assert_eq!((names(&infos), infos[1].shape.clone()), (vec!["n.w".into(), "n.k".into()], vec![1, 1, 6]));
+        let infos = undone(&[3, 8], Heads, 0).unwrap();
+        assert_eq!((infos.len(), infos[2].name.as_str(), infos[2].shape.as_slice()), (3, "n.2", &[8][..]));
+        assert_eq!(undone(&[16], SplitHeads, 0).unwrap()[0].shape, [2, 8]);
+        for (shape, change) in
+            [(&[3, 6][..], Stacked(&["w", "k"])), (&[2, 0], Heads), (&[5000, 1], Experts), (&[8], Heads)]
+        {
+            assert!(undone(shape, change, 0).unwrap_err().contains("parts"), "{shape:?}");
+        }
+        assert!(undone(&[12], SplitHeads, 0).unwrap_err().contains("heads of 8"));
+        assert!(undone(&[2, 2], TransposedEach, 0).unwrap_err().contains("a list of matrices"));
     }
 }

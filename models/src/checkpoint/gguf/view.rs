@@ -21,10 +21,12 @@ pub struct View {
     pub order: Option<Vec<u32>>,
     /// The first stored row, where `order` is `None`.
     pub first: usize,
+    /// Every element is multiplied by it, a power of two.
+    pub scale: f32,
     /// Added to every element.
     pub add: f32,
-    /// Columns of the stored tensor are rows here.
-    pub transpose: bool,
+    /// Columns of the stored tensor are rows here: of each matrix of so many rows.
+    pub transpose: Option<usize>,
 }
 
 impl View {
@@ -44,8 +46,9 @@ impl View {
             rows,
             order: None,
             first: 0,
+            scale: 1.0,
             add: 0.0,
-            transpose: false,
+            transpose: None,
         }
     }
 
@@ -68,7 +71,7 @@ impl View {
 
     /// Blocks of row `row` as they are stored; `None` where the view changes values or is of no block format.
     pub fn row_blocks<'a>(&self, file: &'a FileBytes, row: usize) -> Option<&'a [u8]> {
-        let unchanged = self.dtype.is_block() && self.add == 0.0 && !self.transpose;
+        let unchanged = self.dtype.is_block() && self.add == 0.0 && self.scale == 1.0 && self.transpose.is_none();
         unchanged.then(|| self.stored_row(file, row))
     }
 
@@ -95,6 +98,9 @@ impl View {
                     to_floats(self.dtype, &bytes[column * size..(column + count) * size], values);
                 }
             }
+            if self.scale != 1.0 {
+                values.iter_mut().for_each(|value| *value *= self.scale);
+            }
             if self.add != 0.0 {
                 values.iter_mut().for_each(|value| *value += self.add);
             }
@@ -103,14 +109,18 @@ impl View {
         }
     }
 
-    /// The whole of a transposed view: `[columns, rows]` of the stored tensor, row-major.
+    /// The whole of a transposed view: `[columns, rows]` of each stored matrix, row-major.
     pub fn transposed(&self, file: &FileBytes) -> Vec<f32> {
+        let rows = self.transpose.unwrap_or(self.rows).max(1);
         let mut stored = vec![0.0; self.rows * self.row];
-        View { transpose: false, ..self.clone() }.read(file, 0, &mut stored);
+        View { transpose: None, ..self.clone() }.read(file, 0, &mut stored);
         let mut values = vec![0.0; stored.len()];
-        for (r, row) in stored.chunks_exact(self.row.max(1)).enumerate() {
-            for (c, &value) in row.iter().enumerate() {
-                values[c * self.rows + r] = value;
+        let matrices = stored.chunks_exact((rows * self.row).max(1));
+        for (stored, values) in matrices.zip(values.chunks_exact_mut((rows * self.row).max(1))) {
+            for (r, row) in stored.chunks_exact(self.row.max(1)).enumerate() {
+                for (c, &value) in row.iter().enumerate() {
+                    values[c * rows + r] = value;
+                }
             }
         }
         values

@@ -1,0 +1,311 @@
+//! What differs from family to family in the configuration of a GGUF file.
+
+use super::config::{ARCHITECTURES, Writer};
+use crate::error::CheckpointError;
+use serde_json::json;
+
+/// What differs from family to family.
+pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let Some((_, model_type)) = ARCHITECTURES.iter().find(|(arch, _)| *arch == w.arch) else {
+        let known: Vec<&str> = ARCHITECTURES.iter().map(|(arch, _)| *arch).collect();
+        return Err(CheckpointError::Unsupported {
+            file: w.metadata.origin.clone(),
+            detail: format!("has the architecture `{}`; GGUF files are read of {}", w.arch, known.join(", ")),
+        });
+    };
+    w.set("model_type", *model_type);
+    match w.arch {
+        "llama" | "internlm2" => llama(w),
+        "granite" => granite(w),
+        "baichuan" => baichuan(w),
+        "qwen" => qwen(w),
+        "qwen2" => {
+            w.set("hidden_act", "silu");
+            Ok(())
+        }
+        "qwen3" | "qwen3moe" => qwen3(w),
+        "gemma" => {
+            w.set("hidden_activation", "gelu_pytorch_tanh");
+            Ok(())
+        }
+        "gemma2" | "gemma3" => gemma(w),
+        "phi3" => {
+            w.set("hidden_act", "silu");
+            w.copy("attention.sliding_window", "sliding_window")?;
+            w.copy("rope.scaling.original_context_length", "original_max_position_embeddings")?;
+            w.partial_rotary("partial_rotary_factor")
+        }
+        "gpt2" => gpt2(w),
+        "starcoder" => starcoder(w),
+        "gptneox" => {
+            w.set("hidden_act", "gelu");
+            w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+            let parallel = w.metadata.flag(&w.key("use_parallel_residual"))?.unwrap_or(true);
+            w.set("use_parallel_residual", parallel);
+            let share = w.number("rope.dimension_count")?.unwrap_or(0) as f64 / w.head_size()?.max(1) as f64;
+            w.set("rotary_pct", share);
+            w.copy_float("rope.freq_base", "rotary_emb_base")
+        }
+        "falcon" => falcon(w),
+        "bloom" => {
+            w.copy("attention.head_count", "n_head")?;
+            w.copy("block_count", "n_layer")?;
+            w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+            w.copy("context_length", "seq_length")
+        }
+        "mpt" => mpt(w),
+        "starcoder2" => {
+            w.set("hidden_act", "gelu_pytorch_tanh");
+            w.set("use_bias", w.has("blk.0.attn_q.bias"));
+            w.copy("attention.sliding_window", "sliding_window")?;
+            w.copy_float("attention.layer_norm_epsilon", "norm_epsilon")
+        }
+        "stablelm" => {
+            w.set("hidden_act", "silu");
+            w.set("use_qkv_bias", w.has("blk.0.attn_q.bias"));
+            w.set("qk_layernorm", w.has("blk.0.attn_q_norm.weight"));
+            let parallel = w.metadata.flag(&w.key("use_parallel_residual"))?.unwrap_or(false);
+            w.set("use_parallel_residual", parallel && !w.has("blk.0.ffn_norm.weight"));
+            w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+            w.partial_rotary("partial_rotary_factor")
+        }
+        "olmo2" => {
+            w.set("hidden_act", "silu");
+            w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+            Ok(())
+        }
+        // The Hugging Face class of GLM-4 has separate projections.
+        "chatglm" if w.has("blk.0.attn_q.weight") => {
+            w.set("model_type", "glm");
+            glm(w)
+        }
+        "chatglm" => chatglm(w),
+        "rwkv6" => rwkv6(w),
+        "rwkv7" => rwkv7(w),
+        // glm4
+        _ => glm(w),
+    }
+}
+
+/// Llama and its kin; with experts it is Mixtral.
+fn llama(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "silu");
+    w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+    w.set("mlp_bias", w.has("blk.0.ffn_up.bias"));
+    if !w.raw.contains_key("head_dim") {
+        w.copy("rope.dimension_count", "head_dim")?;
+    }
+    if w.number("expert_count")?.unwrap_or(0) > 0 {
+        w.set("model_type", "mixtral");
+        w.copy("expert_count", "num_local_experts")?;
+        w.copy("expert_used_count", "num_experts_per_tok")?;
+    }
+    if let Some(window) = w.number("attention.sliding_window")? {
+        w.set("model_type", "mistral");
+        w.set("sliding_window", window);
+    }
+    Ok(())
+}
+
+fn granite(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "silu");
+    w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+    w.set("mlp_bias", w.has("blk.0.ffn_up.bias"));
+    w.copy_float("attention.scale", "attention_multiplier")?;
+    w.copy_float("embedding_scale", "embedding_multiplier")?;
+    w.copy_float("residual_scale", "residual_multiplier")?;
+    w.copy_float("logit_scale", "logits_scaling")
+}
+
+/// Layers of Baichuan 13B, which has ALiBi: llama.cpp knows it by them, because files do not say so.
+const BAICHUAN_13B: u64 = 40;
+
+fn baichuan(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "silu");
+    w.set("fused_qkv", false);
+    let alibi = match w.float("attention.max_alibi_bias")? {
+        Some(bias) => bias > 0.0,
+        None => w.need("block_count")? == BAICHUAN_13B,
+    };
+    if alibi {
+        w.copy("context_length", "model_max_length")?;
+        w.raw.remove("max_position_embeddings");
+    }
+    Ok(())
+}
+
+/// Qwen, first generation. Its norms have no bias, whatever the name of the epsilon.
+fn qwen(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    w.copy_float("rope.freq_base", "rotary_emb_base")?;
+    w.copy("context_length", "seq_length")?;
+    w.set("kv_channels", w.head_size()?);
+    w.set("no_bias", !w.has("blk.0.attn_output.bias"));
+    Ok(())
+}
+
+/// What the RWKV families have in common. `context_length` is a million for all of them, and means nothing.
+fn rwkv(w: &mut Writer<'_>, head_size: &str) -> Result<(), CheckpointError> {
+    for field in ["max_position_embeddings", "num_attention_heads", "num_key_value_heads"] {
+        w.raw.remove(field);
+    }
+    let size = w.need("wkv.head_size")?;
+    w.set(head_size, size);
+    Ok(())
+}
+
+fn rwkv6(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    rwkv(w, "head_size")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    w.copy("time_mix_extra_dim", "time_mix_extra_dim")?;
+    w.copy("time_decay_extra_dim", "time_decay_extra_dim")?;
+    // Weights are halved only where this is there.
+    w.set("rescale_every", w.number("rescale_every_n_layers")?.unwrap_or(0));
+    Ok(())
+}
+
+fn rwkv7(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    rwkv(w, "head_dim")?;
+    w.copy_float("attention.layer_norm_epsilon", "norm_eps")?;
+    w.copy("attention.decay_lora_rank", "decay_low_rank_dim")?;
+    w.copy("attention.iclr_lora_rank", "a_low_rank_dim")?;
+    w.copy("attention.value_residual_mix_lora_rank", "v_low_rank_dim")?;
+    w.copy("attention.gate_lora_rank", "gate_low_rank_dim")
+}
+
+fn qwen3(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "silu");
+    w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+    if w.arch == "qwen3moe" {
+        w.copy("expert_count", "num_experts")?;
+        w.copy("expert_used_count", "num_experts_per_tok")?;
+        w.copy("expert_feed_forward_length", "moe_intermediate_size")?;
+        // The converter writes no such flag; all published models have it.
+        w.set("norm_topk_prob", true);
+        let layers = w.need("block_count")?.min(1000);
+        let dense = (0..layers).filter(|layer| !w.has(&format!("blk.{layer}.ffn_gate_exps.weight")));
+        w.set("mlp_only_layers", dense.collect::<Vec<u64>>());
+    }
+    Ok(())
+}
+
+/// Layers of the published 27B models, which scale queries differently.
+const GEMMA_27B: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+
+fn gemma(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_activation", "gelu_pytorch_tanh");
+    w.copy("attention.sliding_window", "sliding_window")?;
+    w.copy_float("attn_logit_softcapping", "attn_logit_softcapping")?;
+    w.copy_float("final_logit_softcapping", "final_logit_softcapping")?;
+    // Files without it: llama.cpp knows it by the number of layers.
+    let layers = w.need("block_count")?;
+    match w.float("attention.scale")? {
+        Some(scale) if scale > 0.0 => w.set("query_pre_attn_scalar", scale.powi(-2)),
+        _ if GEMMA_27B.contains(&(w.arch, layers)) => {
+            let share = w.need("embedding_length")?.checked_div(w.need("attention.head_count")?);
+            w.set("query_pre_attn_scalar", share.unwrap_or(0));
+        }
+        _ => w.set("query_pre_attn_scalar", w.head_size()?),
+    }
+    if w.arch == "gemma3" {
+        let local = w.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        w.set("rope_local_base_freq", local);
+        w.set("sliding_window_pattern", w.number("attention.sliding_window_pattern")?.unwrap_or(6));
+    }
+    Ok(())
+}
+
+fn gpt2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("activation_function", "gelu_new");
+    w.copy("embedding_length", "n_embd")?;
+    w.copy("block_count", "n_layer")?;
+    w.copy("attention.head_count", "n_head")?;
+    w.copy("context_length", "n_positions")?;
+    w.copy("feed_forward_length", "n_inner")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
+}
+
+fn falcon(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let kv = w.number("attention.head_count_kv")?.unwrap_or(1);
+    let new = w.has("blk.0.attn_norm_2.weight") || kv > 1;
+    w.set("activation", "gelu");
+    w.set("alibi", false);
+    w.set("bias", w.has("blk.0.attn_qkv.bias"));
+    w.set("parallel_attn", true);
+    w.set("multi_query", kv == 1);
+    w.set("new_decoder_architecture", new);
+    if new && !w.has("blk.0.attn_norm_2.weight") {
+        w.set("num_ln_in_parallel_attn", 1);
+    }
+    w.set("num_kv_heads", kv);
+    w.raw.remove("num_key_value_heads");
+    w.copy("feed_forward_length", "ffn_hidden_size")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
+}
+
+fn mpt(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let (hidden, inner) = (w.need("embedding_length")?, w.number("feed_forward_length")?);
+    w.set("d_model", hidden);
+    w.copy("block_count", "n_layers")?;
+    w.copy("attention.head_count", "n_heads")?;
+    w.copy("context_length", "max_seq_len")?;
+    w.set("expansion_ratio", inner.and_then(|inner| inner.checked_div(hidden)).unwrap_or(4));
+    w.set("no_bias", !w.has("blk.0.attn_qkv.bias"));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    let bias = w.float("attention.max_alibi_bias")?.unwrap_or(0.0);
+    let clip = w.float("attention.clamp_kqv")?;
+    let kv = w.number("attention.head_count_kv")?;
+    let attention = json!({
+        "alibi": bias > 0.0,
+        "alibi_bias_max": if bias > 0.0 { bias } else { 8.0 },
+        "clip_qkv": clip,
+        "kv_n_heads": kv,
+        "qk_ln": w.has("blk.0.attn_q_norm.weight"),
+    });
+    w.set("attn_config", attention);
+    w.raw.remove("num_key_value_heads");
+    Ok(())
+}
+
+/// GPT-2 with matrices as they are, and one head of keys.
+fn starcoder(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    if w.number("attention.head_count_kv")? != Some(1) {
+        return Err(w.refuse("has the architecture `starcoder` with more than one key head"));
+    }
+    gpt2(w)?;
+    w.set("activation_function", "gelu_pytorch_tanh");
+    w.set("multi_query", true);
+    Ok(())
+}
+
+fn glm(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.set("hidden_act", "silu");
+    w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+    w.partial_rotary("partial_rotary_factor")
+}
+
+fn chatglm(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    w.copy("block_count", "num_layers")?;
+    w.copy("context_length", "seq_length")?;
+    w.copy("feed_forward_length", "ffn_hidden_size")?;
+    w.copy("attention.head_count_kv", "multi_query_group_num")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layernorm_epsilon")?;
+    w.set("kv_channels", w.head_size()?);
+    w.set("multi_query_attention", true);
+    w.set("add_qkv_bias", w.has("blk.0.attn_qkv.bias"));
+    w.set("add_bias_linear", w.has("blk.0.ffn_up.bias"));
+    w.set("rmsnorm", true);
+    w.set("post_layer_norm", true);
+    w.set("original_rope", true);
+    w.set("apply_residual_connection_post_layernorm", false);
+    if let Some(rows) = w.raw.get("vocab_size").cloned() {
+        w.set("padded_vocab_size", rows);
+    }
+    // The reference scales the base: 10000 * rope_ratio.
+    if let Some(base) = w.float("rope.freq_base")? {
+        w.set("rope_ratio", base / 10_000.0);
+    }
+    w.raw.remove("rope_theta");
+    Ok(())
+}
