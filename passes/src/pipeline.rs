@@ -59,7 +59,7 @@ pub const PIPELINE: &[Pass] = &[
     },
     Pass {
         name: "quantize_activations",
-        about: "products on int8 activations, where the scheme asks for it",
+        about: "products of packed weights on integer activations: 8 bits where the scheme asks for it, else 16 on CPUs with dot instructions",
         optional: true,
         run: quantize_activations::run,
     },

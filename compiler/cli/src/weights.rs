@@ -34,13 +34,21 @@ pub fn matrix_shape(param: &Param) -> Option<(usize, usize)> {
     }
 }
 
-/// Packs one parameter, handing finished bytes to `write` as they come.
+/// A tensor of the checkpoint as a parameter has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedTensor {
+    pub name: String,
+    /// A group format holds the values that were read, to the last bit.
+    pub exact: bool,
+}
+
+/// Packs one parameter, handing finished bytes to `write` as they come. Returns the tensors that it is made of.
 pub fn pack_param<E: From<WeightError>>(
     checkpoint: &Checkpoint,
     param: &Param,
     options: PackOptions,
     mut write: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), E> {
+) -> Result<Vec<PackedTensor>, E> {
     let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
     let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
     let packing = param.packing.unwrap_or(Packing::RowMajor);
@@ -61,8 +69,31 @@ pub fn pack_param<E: From<WeightError>>(
         bytes.clear();
         row += rows;
     }
-    packer.finish(&mut bytes).map_err(named)?;
-    write(&bytes)
+    let exact = packer.finish(&mut bytes).map_err(named)?;
+    write(&bytes)?;
+    let mut tensors = Vec::new();
+    packed_tensors(&param.source, &reader, &exact, &mut tensors);
+    Ok(tensors)
+}
+
+/// The tensors that rows with these marks come from.
+fn packed_tensors(
+    source: &ParamSource,
+    reader: &Reader<'_>,
+    exact: &[bool],
+    tensors: &mut Vec<PackedTensor>,
+) {
+    if let (ParamSource::Concat(sources), Reader::Concat(parts)) = (source, reader) {
+        let mut row = 0;
+        for (source, (rows, reader)) in sources.iter().zip(parts) {
+            let end = (row + rows).min(exact.len());
+            packed_tensors(source, reader, exact.get(row..end).unwrap_or(&[]), tensors);
+            row = end;
+        }
+        return;
+    }
+    let exact = exact.iter().all(|&exact| exact);
+    tensors.extend(source.tensors().first().map(|name| PackedTensor { name: (*name).to_string(), exact }));
 }
 
 /// All values of a parameter, transformed but not quantized.

@@ -7,13 +7,14 @@ mod cases;
 
 use std::path::{Path, PathBuf};
 
-use cases::{artifact, assert_close, backends, distance, ids, interpreted, program, scheme, workspace};
+use cases::{
+    argmax, artifact, assert_close, backends, distance, feed, ids, interpreted, load, program, scheme,
+    workspace,
+};
 use mlcc::build::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_passes::{CacheType, PIPELINE};
-
-use mlcc_runtime::{LoadOptions, Model, Session};
 
 /// f32 arithmetic in another order than the reference's; measured are up to 4e-6.
 const F32: f32 = 2e-5;
@@ -95,31 +96,9 @@ fn needs_whole_prompts(dir: &Path) -> bool {
     ["chatglm-6b-tiny", "llama-dynamic", "phi3-longrope"].iter().any(|case| dir.ends_with(case))
 }
 
-fn session(path: &Path, threads: usize) -> Session {
-    let options = LoadOptions { threads: Some(threads), ..LoadOptions::default() };
-    Model::load(path, &options).unwrap_or_else(|e| panic!("{e}")).session().unwrap()
-}
-
-/// Logits after the prompt, fed in calls of `piece` tokens.
-fn feed(session: &mut Session, ids: &[i32], piece: usize) -> Vec<f32> {
-    session.reset().unwrap();
-    for ids in ids.chunks(piece) {
-        match ids {
-            [id] => session.decode(*id).unwrap(),
-            ids => session.prefill(ids).unwrap(),
-        };
-    }
-    session.logits().to_vec()
-}
-
-fn argmax(logits: &[f32]) -> u32 {
-    let best = logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
-    best.map_or(0, |(i, _)| i as u32)
-}
-
 /// Feeds every prompt in every way and returns the greatest distance to what is expected.
 fn check(what: &str, path: &Path, prompts: &[Vec<i32>], expected: &[Vec<f32>], tolerance: f32, whole: bool) {
-    let mut session = session(path, 1);
+    let mut session = load(path, None, 1).session().unwrap();
     let mut worst = 0f32;
     for (ids, expected) in prompts.iter().zip(expected) {
         let ways = if whole { vec![ids.len()] } else { vec![ids.len().max(2), 5, 1] };
@@ -135,7 +114,7 @@ fn check(what: &str, path: &Path, prompts: &[Vec<i32>], expected: &[Vec<f32>], t
 
 /// The greedy continuation as far as errors within the tolerance cannot turn it.
 fn check_greedy(what: &str, path: &Path, prompt: &GoldenPrompt, tolerance: f32) {
-    let mut session = session(path, 2);
+    let mut session = load(path, None, 2).session().unwrap();
     let scale = prompt.logits_last.iter().fold(0f32, |m, x| m.max(x.abs()));
     let mut logits = feed(&mut session, &ids(prompt), prompt.input_ids.len());
     for (step, &want) in prompt.binding_greedy(f64::from(tolerance * scale)).iter().enumerate() {

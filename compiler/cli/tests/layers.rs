@@ -4,7 +4,7 @@
 mod cases;
 
 use assert_cmd::Command;
-use cases::{RWKV4, backends, options};
+use cases::{MATRIX_STATES, RWKV4, backends, options};
 use mlcc::build::{BuildOptions, Source};
 use mlcc::layers::bisect::{Verdict, search};
 use mlcc::layers::diagnose::Stage;
@@ -36,10 +36,17 @@ fn every_layer_of_right_builds_equals_the_graph() {
         (RWKV4[0], "f32", &[][..]),
         (RWKV4[1], "q4f16_2", &["--disable-pass", "merge_projections,fuse"]),
         (RWKV4[2], "q8i8", &[]),
+        (MATRIX_STATES[0], "f32", &[]),
+        (MATRIX_STATES[1], "q4f16_1", &[]),
+        (MATRIX_STATES[2], "f16", &["--disable-pass", "fuse"]),
     ] {
         build(case, quant, more, &path);
         let mut verify = mlcc();
         verify.args(["verify", "--layers", "--json", "--model"]).arg(cases::directory(case)).arg(&path);
+        if MATRIX_STATES.contains(&case) {
+            // Their definitions take the interpreter long.
+            verify.args(["--tokens", "1,2,3,4,5"]);
+        }
         let out = verify.assert().success().get_output().stdout.clone();
         let report: Value = serde_json::from_slice(&out).unwrap();
         assert_eq!(report["ok"], true, "{case}");

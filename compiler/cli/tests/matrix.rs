@@ -7,8 +7,8 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use cases::{
-    MATRIX_STATES, artifact, assert_close, backends, distance, golden, host_levels, ids, interpreted,
-    options, other_namings, program, recurrent,
+    MATRIX_STATES, artifact, assert_close, backends, distance, feed, golden, host_levels, ids, interpreted,
+    load, options, other_namings, program, recurrent,
 };
 use mlcc::build::Backend;
 #[cfg(feature = "llvm")]
@@ -19,32 +19,9 @@ use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::DType;
 use mlcc_passes::PIPELINE;
 use mlcc_passes::scheme::{ActivationType, SCHEMES};
-use mlcc_runtime::{LoadOptions, Model, Session};
 
 /// f32 sums in another order than the reference's; measured are up to 7e-7.
 const F32: f32 = 1e-5;
-
-fn load(path: &Path, level: Option<&str>, threads: usize) -> Model {
-    let options = LoadOptions {
-        threads: Some(threads),
-        cpu_level: level.map(String::from),
-        verify_hashes: true,
-        ..Default::default()
-    };
-    Model::load(path, &options).unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// Logits after the prompt, fed in calls of `piece` tokens.
-fn feed(session: &mut Session, ids: &[i32], piece: usize) -> Vec<f32> {
-    session.reset().unwrap();
-    for ids in ids.chunks(piece) {
-        match ids {
-            [id] => session.decode(*id).unwrap(),
-            ids => session.prefill(ids).unwrap(),
-        };
-    }
-    session.logits().to_vec()
-}
 
 /// Whole, in pieces that are no divisor of the chunk, and token by token.
 fn ways(ids: &[i32]) -> [usize; 3] {

@@ -77,6 +77,11 @@ impl GroupSpec {
         (i32::from(code) - self.zero_point) as f32 * scale.to_f32()
     }
 
+    /// Whether the group reads back as these weights.
+    pub fn holds(&self, group: &Group, weights: &[f32]) -> bool {
+        weights.iter().zip(&group.codes).all(|(&w, &code)| self.decode(code, group.scale) == w)
+    }
+
     /// The group exactly, if its weights are multiples of a scale whose largest code is one beyond `max_int`.
     fn quantized_before(&self, weights: &[f32], max_abs: f32) -> Option<Group> {
         let steps = self.max_int + 1;

@@ -23,6 +23,10 @@ pub struct Packer {
     rows_seen: usize,
     /// Rows of the tile that is not complete.
     tile: Vec<f32>,
+    /// Number of its first row.
+    tile_row: usize,
+    /// Per row whether a group format holds its weights as they came.
+    exact: Vec<bool>,
     /// Row-major scales, or the whole column-major tensor: written by `finish`.
     held: Vec<u8>,
 }
@@ -45,7 +49,19 @@ impl Packer {
             }
             (Packing::RowMajor | Packing::Tile16, _) => Vec::new(),
         };
-        Ok(Packer { dtype, packing, n, k, options, layout, rows_seen: 0, tile: Vec::new(), held })
+        Ok(Packer {
+            dtype,
+            packing,
+            n,
+            k,
+            options,
+            layout,
+            rows_seen: 0,
+            tile: Vec::new(),
+            tile_row: 0,
+            exact: vec![true; n],
+            held,
+        })
     }
 
     /// Takes the next rows (`[rows, K]`, any number) and appends the bytes that are complete.
@@ -70,8 +86,10 @@ impl Packer {
         Ok(())
     }
 
-    /// Appends what was held back; all N rows must have been pushed (none are expected where K is 0).
-    pub fn finish(mut self, out: &mut Vec<u8>) -> Result<(), QuantError> {
+    /// Appends what was held back; all N rows must have been pushed (none are expected where K is 0). Returns for each row
+    /// whether the values read back from a group format are those that were pushed, to the last bit: weights that were
+    /// quantized before. Plain formats are not looked at.
+    pub fn finish(mut self, out: &mut Vec<u8>) -> Result<Vec<bool>, QuantError> {
         if self.rows_seen != self.n && self.k != 0 {
             return Err(QuantError::RowCount { expected: self.n, found: self.rows_seen });
         }
@@ -80,7 +98,7 @@ impl Packer {
             self.write_tile(&rows, out);
         }
         out.append(&mut self.held);
-        Ok(())
+        Ok(self.exact)
     }
 
     /// Group formats cannot hold infinities and NaN; plain ones keep them, but a checkpoint with them is broken.
@@ -100,9 +118,11 @@ impl Packer {
         match &self.layout.region {
             Region::Plain { plain, .. } => write_plain(*plain, rows, out),
             Region::Group { spec, .. } => {
-                for row in rows.chunks_exact(self.k) {
+                for (i, row) in rows.chunks_exact(self.k).enumerate() {
+                    let exact = &mut self.exact[self.rows_seen + i];
                     for weights in row.chunks(spec.group) {
                         let group = spec.quantize(weights, self.options.scale_search);
+                        *exact = *exact && spec.holds(&group, weights);
                         match self.dtype {
                             DType::Packed(Format::Q4G32) => q4g32::row_bytes(&group, out),
                             _ => q8g32::row_bytes(&group, out),
@@ -128,8 +148,10 @@ impl Packer {
                     }
                 }
                 Region::Group { spec, codes, shift, scales } => {
+                    let exact = &mut self.exact[row_index];
                     for (g, weights) in row.chunks(spec.group).enumerate() {
                         let group = spec.quantize(weights, self.options.scale_search);
+                        *exact = *exact && spec.holds(&group, weights);
                         for (c, &code) in group.codes.iter().enumerate() {
                             let col = g * spec.group + c;
                             let at = codes.at(row_index, col);
@@ -167,15 +189,20 @@ impl Packer {
     }
 
     /// Writes one tile of up to 16 rows; missing rows are zero.
-    fn write_tile(&self, rows: &[f32], out: &mut Vec<u8>) {
+    fn write_tile(&mut self, rows: &[f32], out: &mut Vec<u8>) {
+        let first = self.tile_row;
+        self.tile_row += TILE;
         match &self.layout.region {
             Region::Plain { plain, .. } => plain::tile_bytes(*plain, self.k, rows, out),
             Region::Group { spec, .. } => {
                 for start in (0..self.k).step_by(spec.group) {
                     let end = self.k.min(start + spec.group);
                     let mut groups: [Group; TILE] = [spec.zero(); TILE];
-                    for (group, row) in groups.iter_mut().zip(rows.chunks_exact(self.k)) {
-                        *group = spec.quantize(&row[start..end], self.options.scale_search);
+                    for (i, (group, row)) in groups.iter_mut().zip(rows.chunks_exact(self.k)).enumerate() {
+                        let weights = &row[start..end];
+                        *group = spec.quantize(weights, self.options.scale_search);
+                        let exact = &mut self.exact[first + i];
+                        *exact = *exact && spec.holds(group, weights);
                     }
                     match self.dtype {
                         DType::Packed(Format::Q4G32) => q4g32::tile_bytes(&groups, out),
@@ -204,6 +231,6 @@ pub fn pack(
     let mut out = Vec::with_capacity(crate::packed_bytes(dtype, packing, n, k)?);
     let mut packer = Packer::new(dtype, packing, n, k, options)?;
     packer.push_rows(rows, &mut out)?;
-    packer.finish(&mut out)?;
+    let _ = packer.finish(&mut out)?;
     Ok(out)
 }

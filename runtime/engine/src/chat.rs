@@ -9,6 +9,7 @@
 
 mod builtin;
 mod jinja;
+mod local_time;
 mod message;
 mod named;
 mod source;
@@ -59,7 +60,7 @@ pub struct Extra {
     pub documents: Option<Value>,
     /// Further variables of the template (`enable_thinking`, ...); they win over the special tokens' names.
     pub variables: BTreeMap<String, Value>,
-    /// Seconds since 1970 that `strftime_now` formats; `None` = the system's clock. Always UTC.
+    /// Seconds since 1970 that `strftime_now` formats as they are; `None`: now, in local time.
     pub now: Option<u64>,
 }
 

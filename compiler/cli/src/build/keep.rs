@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_ir::module::{Module, Param, ParamSource};
+use mlcc_ir::module::{Module, ParamSource};
 use mlcc_ir::types::{DType, Format};
 use mlcc_models::{Checkpoint, StoredType};
 use mlcc_passes::policy::{QuantPolicy, Rule};
-use mlcc_passes::scheme::QuantScheme;
 use mlcc_quant::ScaleSearch;
 use serde::Serialize;
+
+use super::payload::StoredTensor;
 
 /// Tensors of one stored type that became one format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -48,44 +49,33 @@ fn holding(stored: StoredType) -> DType {
     }
 }
 
-/// Per stored type and format what was done, for a checkpoint with block formats; empty for others.
-pub(super) fn conversions(
-    module: &Module,
-    checkpoint: &Checkpoint,
-    policy: &QuantPolicy,
-    scheme: &QuantScheme,
-) -> Vec<ConversionRow> {
+/// Per stored type, format and whether its values are the same, for a checkpoint with block formats; empty for others.
+pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> Vec<ConversionRow> {
     if !checkpoint.tensors().iter().any(|info| info.dtype.is_block()) {
         return Vec::new();
     }
-    let mut counts: BTreeMap<(StoredType, DType), usize> = BTreeMap::new();
-    for param in module.params.values() {
-        if let Some(stored) = stored_type(checkpoint, &param.source) {
-            let format = format_of(policy, scheme, param);
-            *counts.entry((stored, format)).or_default() += 1;
+    let mut counts: BTreeMap<(StoredType, DType, bool), usize> = BTreeMap::new();
+    for StoredTensor { tensor, format } in stored {
+        if let Some(info) = checkpoint.info(&tensor.name) {
+            *counts.entry((info.dtype, *format, tensor.exact)).or_default() += 1;
         }
     }
-    let row = |((stored, format), tensors): ((StoredType, DType), usize)| ConversionRow {
+    let row = |((stored, format, exact), tensors): ((StoredType, DType, bool), usize)| ConversionRow {
         stored: stored.name(),
         format: format.name().to_string(),
         tensors,
-        how: how(stored, format),
+        how: how(stored, format, exact),
     };
     counts.into_iter().map(row).collect()
 }
 
-fn format_of(policy: &QuantPolicy, scheme: &QuantScheme, param: &Param) -> DType {
-    policy.choose(scheme, param).0
-}
-
-fn how(stored: StoredType, format: DType) -> &'static str {
-    match (stored, format) {
-        (StoredType::Q8_0, DType::Packed(Format::Q8G32)) => "kept: the same codes and scales",
-        (StoredType::Q4_0, DType::Packed(Format::Q4G32)) => "kept: the same values",
-        (stored, format) if stored.ir() == Some(format) => "kept",
-        (stored, DType::Packed(_)) if stored.is_block() => "dequantized and quantized again",
-        (_, DType::Packed(_)) => "quantized",
-        (stored, _) if stored.is_block() => "dequantized",
+fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
+    match format {
+        DType::Packed(_) if stored.is_block() && exact => "kept: the same values",
+        DType::Packed(_) if stored.is_block() => "dequantized and quantized again",
+        DType::Packed(_) => "quantized",
+        _ if stored.is_block() => "dequantized",
+        _ if stored.ir() == Some(format) => "kept",
         _ => "converted",
     }
 }

@@ -185,7 +185,9 @@ pub fn write_program(
 
     let clock = report.begin("weights", hooks);
     let metadata = &input.table.metadata;
-    let mut writer = payload::write(output, &library, source, options, program, memory, metadata, hooks)?;
+    let (mut writer, stored) =
+        payload::write(output, &library, source, options, program, memory, metadata, hooks)?;
+    report.conversions = keep::conversions(&source.checkpoint, &stored);
     report.end(clock);
 
     match quality::plan(source, target, options, memory)? {
@@ -219,8 +221,6 @@ pub fn compile(
     if options.keep_quant {
         pass_options.policy = keep::policy(&module, &source.checkpoint, &options.policy);
     }
-    report.conversions =
-        keep::conversions(&module, &source.checkpoint, &pass_options.policy, &pass_options.quant);
     let mut program = Program::new(module);
     let mut context = Context::new(pass_options);
     let mut begin = Instant::now();

@@ -5,14 +5,21 @@ use std::path::Path;
 use mlcc_abi::section;
 use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Weights};
 use mlcc_ir::entity::EntityId;
+use mlcc_ir::types::DType;
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 
 use super::backend::Library;
 use super::{BuildError, BuildOptions, Event, Hooks, Source};
-use crate::weights::pack_param;
+use crate::weights::{PackedTensor, pack_param};
 
-/// Everything but the end: more sections may follow.
+/// What became of a tensor of the checkpoint.
+pub(super) struct StoredTensor {
+    pub tensor: PackedTensor,
+    pub format: DType,
+}
+
+/// Everything but the end: more sections may follow. Also what became of the tensors.
 #[allow(clippy::too_many_arguments, reason = "each is a different part of the file")]
 pub(super) fn write(
     output: &Path,
@@ -23,7 +30,7 @@ pub(super) fn write(
     memory: &MemoryPlan,
     metadata: &str,
     hooks: &mut Hooks<'_>,
-) -> Result<ArtifactWriter, BuildError> {
+) -> Result<(ArtifactWriter, Vec<StoredTensor>), BuildError> {
     let weights = match options.split_weights {
         false => Weights::Inside,
         true => Weights::Split {
@@ -41,9 +48,9 @@ pub(super) fn write(
         writer.section(section::CHAT, &chat.to_section())?;
     }
     writer.begin_section(section::WEIGHTS)?;
-    write_weights(&mut writer, source, program, memory, hooks)?;
+    let stored = write_weights(&mut writer, source, program, memory, hooks)?;
     writer.end_section()?;
-    Ok(writer)
+    Ok((writer, stored))
 }
 
 /// Parameters in the order of the payload.
@@ -58,7 +65,8 @@ fn write_weights(
     program: &Program,
     memory: &MemoryPlan,
     hooks: &mut Hooks<'_>,
-) -> Result<(), BuildError> {
+) -> Result<Vec<StoredTensor>, BuildError> {
+    let mut stored = Vec::new();
     let total = memory.weights_bytes;
     let mut done = 0;
     for (id, param) in program.module.params.iter() {
@@ -66,20 +74,23 @@ fn write_weights(
         pad(writer, &mut done, offset)?;
         (hooks.event)(Event::Weights { done, total, name: &param.name });
         let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
-        pack_param::<BuildError>(&source.checkpoint, param, options, |piece| {
+        let tensors = pack_param::<BuildError>(&source.checkpoint, param, options, |piece| {
             hooks.check()?;
             writer.write(piece)?;
             done += piece.len() as u64;
             (hooks.event)(Event::Weights { done, total, name: &param.name });
             Ok(())
         })?;
+        let format = param.ty.dtype;
+        stored.extend(tensors.into_iter().map(|tensor| StoredTensor { tensor, format }));
         if done != offset + bytes {
             let what =
                 format!("parameter {} has {bytes} bytes in the plan, {} packed", param.name, done - offset);
             return Err(mlcc_passes::PassError::internal("plan_memory", what).into());
         }
     }
-    pad(writer, &mut done, total)
+    pad(writer, &mut done, total)?;
+    Ok(stored)
 }
 
 fn pad(writer: &mut ArtifactWriter, done: &mut u64, to: u64) -> Result<(), BuildError> {

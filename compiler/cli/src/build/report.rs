@@ -27,7 +27,7 @@ pub struct BuildReport {
     pub levels: Vec<LevelRow>,
     pub parameters: u64,
     pub formats: Vec<FormatRow>,
-    /// What became of the tensors of a checkpoint that is quantized.
+    /// What became of the tensors of a checkpoint that is quantized; empty if no weights were written.
     pub conversions: Vec<super::keep::ConversionRow>,
     pub memory: Option<MemoryRow>,
     pub passes: Vec<PassRow>,

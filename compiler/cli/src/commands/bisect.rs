@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use mlcc_models::ModelRequest;
+use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::find;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 
-use super::build::BackendArg;
+use super::build::{BackendArg, KEEP, parse_cache};
 use super::verify::prompt::PromptArgs;
+use crate::build::keep::BASE;
 use crate::build::{BuildOptions, Source};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
@@ -35,12 +37,15 @@ pub struct Args {
     /// Machine to compile for; code that cannot run here is interpreted
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Weight format: a name of `mlcc quants`
+    /// Weight format: a name of `mlcc quants`, or `keep` for that of a GGUF file
     #[arg(long, visible_alias = "quantization", default_value = "f32", env = "MLCC_QUANT")]
     quant: String,
     /// TOML file with exceptions from the weight format for single tensors
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
+    /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
+    #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
+    kv_cache: Option<CacheType>,
     /// Most tokens in one call of prefill
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
@@ -85,8 +90,11 @@ fn options(args: &Args) -> Result<BuildOptions, CliError> {
     options.request = ModelRequest::new(&args.model);
     options.request.weights = args.weights.clone();
     options.request.random_weights = args.random_weights;
-    options.quant = QuantScheme::find(&args.quant).map_err(|e| usage(&e))?.0;
+    options.keep_quant = args.quant.eq_ignore_ascii_case(KEEP);
+    let scheme = if options.keep_quant { BASE } else { args.quant.as_str() };
+    options.quant = QuantScheme::find(scheme).map_err(|e| usage(&e))?.0;
     options.quant_name = options.quant.name.into();
+    options.kv_cache = args.kv_cache;
     options.target = args.target.clone();
     options.chunk = Some(args.chunk);
     options.backend = args.backend.map_or_else(Default::default, BackendArg::backend);

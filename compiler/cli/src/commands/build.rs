@@ -185,7 +185,7 @@ fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// `--quant` for the formats that the weights have already.
-const KEEP: &str = "keep";
+pub(super) const KEEP: &str = "keep";
 
 fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     // Mistakes in names are told before anything is read.
@@ -254,7 +254,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     })
 }
 
-fn parse_cache(name: &str) -> Result<CacheType, String> {
+pub(super) fn parse_cache(name: &str) -> Result<CacheType, String> {
     let known = CacheType::ALL.map(CacheType::name).join(", ");
     CacheType::find(&name.to_lowercase()).ok_or_else(|| format!("unknown cache type; known are {known}"))
 }

@@ -27,7 +27,7 @@ const PLAIN: &str = "plain";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc chat model.so --system \"Answer in one sentence.\" --temp 0.7\n\
-    Inside: /help lists the commands; Ctrl-C stops an answer, at the prompt it leaves.")]
+    Inside: /help lists the commands; Ctrl-C stops an answer; at the prompt it clears what is typed, and at an empty one it leaves.")]
 pub struct Args {
     /// A compiled model
     #[arg(env = "MLCC_ARTIFACT")]

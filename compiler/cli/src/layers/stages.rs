@@ -4,7 +4,9 @@ use std::sync::atomic::AtomicBool;
 
 use mlcc_ir::module::Module;
 use mlcc_ir::text::print_module;
+use mlcc_ir::types::{DType, Format};
 use mlcc_passes::pipeline::changes_numbers;
+use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{Context, Program};
 use mlcc_target::Target;
 
@@ -95,6 +97,15 @@ pub struct WrongPass {
     pub comparison: Comparison,
 }
 
+/// Largest error of the logits that quantization may bring: that of the scheme, or of the smallest format in use, which a
+/// policy or the types of a GGUF file may have chosen.
+fn quantization_error(scheme: &QuantScheme, module: &Module) -> f64 {
+    let smallest = DType::Packed(Format::Q4G32);
+    let small = module.params.values().any(|param| param.ty.dtype == smallest);
+    let own = replay::tolerance(scheme.name);
+    if small { own.max(replay::tolerance("q4f16_1")) } else { own }
+}
+
 /// The first pass after which taps are not what they were before it.
 pub fn first_wrong_pass(
     setup: &Setup<'_>,
@@ -107,7 +118,7 @@ pub fn first_wrong_pass(
         let after = setup.graph(stages, stage, calls)?;
         let lossy = changes_numbers(pass);
         let permitted = match lossy {
-            true => replay::tolerance(setup.options.quant.name).max(STORED),
+            true => quantization_error(&setup.options.quant, &stages.list[stage].module).max(STORED),
             // Behind quantized activations a code may fall on the other side of its rounding edge.
             false if stage > stages.reference => EQUAL.max(tolerance(&setup.options.quant)),
             false => EQUAL,

@@ -11,6 +11,7 @@ use mlcc_ir::module::Module;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_passes::Program;
 use mlcc_passes::scheme::QuantScheme;
+use mlcc_runtime::{LoadOptions, Model, Session};
 use mlcc_target::{Arch, detected_features};
 
 /// Each is a checkpoint and what a reference implementation computes from it: rescaled layers, odd sizes, the other file
@@ -84,6 +85,35 @@ pub fn host_levels() -> Vec<String> {
     let levels = specs.iter().filter(|s| Arch::of_host() == Some(s.arch)).flat_map(|s| &s.levels);
     let fits = levels.filter(|l| l.features.iter().all(|f| have.contains(&f.as_str())));
     fits.map(|l| l.name.clone()).collect()
+}
+
+/// Opens an artifact at this CPU level, or the best one, for so many workers.
+pub fn load(path: &Path, level: Option<&str>, threads: usize) -> Model {
+    let options = LoadOptions {
+        threads: Some(threads),
+        cpu_level: level.map(String::from),
+        verify_hashes: true,
+        ..LoadOptions::default()
+    };
+    Model::load(path, &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Logits after the prompt, fed from the start in calls of `piece` tokens.
+pub fn feed(session: &mut Session, ids: &[i32], piece: usize) -> Vec<f32> {
+    session.reset().unwrap();
+    for ids in ids.chunks(piece) {
+        match ids {
+            [id] => session.decode(*id).unwrap(),
+            ids => session.prefill(ids).unwrap(),
+        };
+    }
+    session.logits().to_vec()
+}
+
+/// The first of the largest.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(i, _)| i as u32)
 }
 
 /// Builds the artifact `name` in `folder`.

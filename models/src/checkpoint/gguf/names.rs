@@ -135,8 +135,9 @@ impl Reader<'_> {
                 self.infos.push(TensorInfo { shape: vec![heads, sizes.head_size], ..raw.plain(name) });
             }
             Experts | Heads => {
-                let parts: Vec<String> =
-                    (0..raw.shape.first().map_or(0, |&n| n.min(MOST_PARTS + 1))).map(|i| i.to_string()).collect();
+                let parts: Vec<String> = (0..raw.shape.first().map_or(0, |&n| n.min(MOST_PARTS + 1)))
+                    .map(|i| i.to_string())
+                    .collect();
                 self.parts(raw, &name, &parts)?;
             }
             Stacked(names) => {
@@ -152,10 +153,16 @@ impl Reader<'_> {
     }
 
     /// Rows in the order that the checkpoint has them in; `None` does not fit the heads.
-    fn ordered(&mut self, raw: &RawTensor, name: String, order: Option<Vec<u32>>) -> Result<(), CheckpointError> {
+    fn ordered(
+        &mut self,
+        raw: &RawTensor,
+        name: String,
+        order: Option<Vec<u32>>,
+    ) -> Result<(), CheckpointError> {
         let Sizes { query, key, .. } = self.sizes;
-        let order = order
-            .ok_or_else(|| self.wrong(raw, &format!("which does not fit {query} query and {key} key heads")))?;
+        let order = order.ok_or_else(|| {
+            self.wrong(raw, &format!("which does not fit {query} query and {key} key heads"))
+        })?;
         let view = View { order: Some(order), ..View::whole(raw) };
         self.push(raw, name, raw.shape.clone(), view);
         Ok(())
@@ -165,7 +172,9 @@ impl Reader<'_> {
     fn parts(&mut self, raw: &RawTensor, name: &str, parts: &[String]) -> Result<(), CheckpointError> {
         let fits = raw.shape.len() > 1 && raw.shape[0] == parts.len() && raw.elements() > 0;
         if !fits || parts.len() > MOST_PARTS {
-            return Err(self.wrong(raw, &format!("expected a list of {} parts, at most {MOST_PARTS}", parts.len())));
+            return Err(
+                self.wrong(raw, &format!("expected a list of {} parts, at most {MOST_PARTS}", parts.len()))
+            );
         }
         let view = View::whole(raw);
         let (shape, rows) = (&raw.shape[1..], view.rows / parts.len());
@@ -316,7 +325,10 @@ mod tests {
     fn stacked_tensors_come_apart() {
         let names = |infos: &[TensorInfo]| infos.iter().map(|info| info.name.clone()).collect::<Vec<_>>();
         let infos = undone(&[2, 1, 1, 6], Stacked(&["w", "k"]), 0).unwrap();
-        assert_eq!((names(&infos), infos[1].shape.clone()), (vec!["n.w".into(), "n.k".into()], vec![1, 1, 6]));
+        assert_eq!(
+            (names(&infos), infos[1].shape.clone()),
+            (vec!["n.w".into(), "n.k".into()], vec![1, 1, 6])
+        );
         let infos = undone(&[3, 8], Heads, 0).unwrap();
         assert_eq!((infos.len(), infos[2].name.as_str(), infos[2].shape.as_slice()), (3, "n.2", &[8][..]));
         assert_eq!(undone(&[16], SplitHeads, 0).unwrap()[0].shape, [2, 8]);

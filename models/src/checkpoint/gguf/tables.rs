@@ -378,4 +378,3 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
         _ => return None,
     })
 }
-

@@ -71,7 +71,8 @@ impl View {
 
     /// Blocks of row `row` as they are stored; `None` where the view changes values or is of no block format.
     pub fn row_blocks<'a>(&self, file: &'a FileBytes, row: usize) -> Option<&'a [u8]> {
-        let unchanged = self.dtype.is_block() && self.add == 0.0 && self.scale == 1.0 && self.transpose.is_none();
+        let unchanged =
+            self.dtype.is_block() && self.add == 0.0 && self.scale == 1.0 && self.transpose.is_none();
         unchanged.then(|| self.stored_row(file, row))
     }
 

@@ -3,13 +3,12 @@
 //! `tojson` as `json.dumps(ensure_ascii=False)`, the block tag `generation`.
 
 use super::strftime::strftime;
-use super::{ChatError, Extra, Message, Value};
+use super::{ChatError, Extra, Message, Value, local_time};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, State};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Instructions of the template engine; a long conversation of a large template takes a fiftieth of it.
 const MOST_STEPS: u64 = 5_000_000;
@@ -75,7 +74,7 @@ impl JinjaTemplates {
         context.insert("tools".to_owned(), extra.tools.clone().unwrap_or(Value::from(())));
         context.insert("documents".to_owned(), extra.documents.clone().unwrap_or(Value::from(())));
         context.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
-        let now = extra.now.unwrap_or_else(system_clock);
+        let now = extra.now.unwrap_or_else(local_time::now);
         let strftime_now = move |format: String| strftime(&format, now);
         context.insert("strftime_now".to_owned(), Value::from_function(strftime_now));
         context.extend(extra.variables.iter().map(|(name, value)| (name.clone(), value.clone())));
@@ -164,10 +163,6 @@ fn describe(error: &Error) -> String {
         let _ = write!(text, " (line {line})");
     }
     text
-}
-
-fn system_clock() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Methods of Python's types; the common ones are `minijinja-contrib`'s.

@@ -1,4 +1,4 @@
-//! `datetime.strftime` for the formats that chat templates use. English names, UTC.
+//! `datetime.strftime` for the formats that chat templates use. English names.
 
 const MONTHS: [&str; 12] = [
     "January",

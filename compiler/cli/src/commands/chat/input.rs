@@ -1,9 +1,15 @@
 //! Where messages come from: a terminal with line editing, or lines of standard input.
 
+use std::cell::Cell;
 use std::io::{BufRead, IsTerminal};
 
+use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
-use rustyline::{Config, DefaultEditor};
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::DefaultHistory;
+use rustyline::validate::Validator;
+use rustyline::{Config, Context, Editor, Helper};
 
 use crate::error::CliError;
 
@@ -24,16 +30,49 @@ pub enum Event {
 }
 
 pub enum Input {
-    Terminal(Box<DefaultEditor>),
+    Terminal(Box<Editor<Typed, DefaultHistory>>),
     Lines,
 }
 
 /// One line, without its end.
+#[derive(Debug, PartialEq, Eq)]
 enum Line {
     Text(String),
+    /// Ctrl-C at text, which is dropped.
+    Cleared,
+    /// Ctrl-C at an empty line.
     Interrupted,
     End,
 }
+
+/// Knows whether the line in work has text: the editor asks for a hint after every change of it, and says nothing of it
+/// when Ctrl-C ends it.
+#[derive(Default)]
+pub struct Typed {
+    any: Cell<bool>,
+}
+
+impl Typed {
+    /// What a press of Ctrl-C means.
+    fn interrupted(&self) -> Line {
+        if self.any.replace(false) { Line::Cleared } else { Line::Interrupted }
+    }
+}
+
+impl Hinter for Typed {
+    type Hint = String;
+    fn hint(&self, line: &str, _: usize, _: &Context<'_>) -> Option<String> {
+        self.any.set(!line.is_empty());
+        None
+    }
+}
+
+impl Completer for Typed {
+    type Candidate = String;
+}
+impl Highlighter for Typed {}
+impl Validator for Typed {}
+impl Helper for Typed {}
 
 impl Input {
     pub fn open() -> Result<Self, CliError> {
@@ -41,7 +80,9 @@ impl Input {
             return Ok(Input::Lines);
         }
         let config = Config::builder().auto_add_history(true).build();
-        Ok(Input::Terminal(Box::new(DefaultEditor::with_config(config).map_err(terminal)?)))
+        let mut editor = Editor::with_config(config).map_err(terminal)?;
+        editor.set_helper(Some(Typed::default()));
+        Ok(Input::Terminal(Box::new(editor)))
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -57,10 +98,11 @@ impl Input {
             let line = match self.line(if begun { MORE } else { SIGN })? {
                 Line::Text(line) => line,
                 // A begun message is dropped, an empty prompt is left.
-                Line::Interrupted if begun => {
+                Line::Cleared | Line::Interrupted if begun => {
                     (text, fenced) = (String::new(), false);
                     continue;
                 }
+                Line::Cleared => continue,
                 Line::Interrupted => return Ok(Event::Interrupted),
                 Line::End if begun => return Ok(Event::Message(text)),
                 Line::End => return Ok(Event::End),
@@ -89,7 +131,9 @@ impl Input {
         match self {
             Input::Terminal(editor) => match editor.readline(sign) {
                 Ok(line) => Ok(Line::Text(line)),
-                Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
+                Err(ReadlineError::Interrupted) => {
+                    Ok(editor.helper().map_or(Line::Interrupted, Typed::interrupted))
+                }
                 Err(ReadlineError::Eof) => Ok(Line::End),
                 Err(e) => Err(terminal(e)),
             },
@@ -108,4 +152,21 @@ impl Input {
 
 fn terminal(error: ReadlineError) -> CliError {
     CliError::Failed(format!("cannot read from the terminal: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_press_clears_text_and_the_next_one_leaves() {
+        let (typed, history) = (Typed::default(), DefaultHistory::new());
+        let edit = |line: &str| assert_eq!(typed.hint(line, line.len(), &Context::new(&history)), None);
+        assert_eq!(typed.interrupted(), Line::Interrupted);
+        edit("It");
+        assert_eq!((typed.interrupted(), typed.interrupted()), (Line::Cleared, Line::Interrupted));
+        edit("It");
+        edit("");
+        assert_eq!(typed.interrupted(), Line::Interrupted, "the text was taken back");
+    }
 }
