@@ -152,7 +152,7 @@ fn options(file: &Path, quant: &str) -> BuildOptions {
     options.keep_quant = quant == KEEP;
     options.quant = scheme(if options.keep_quant { BASE } else { quant });
     options.quant_name = quant.into();
-    options.chunk = cases::CHUNK;
+    options.chunk = Some(cases::CHUNK);
     // A rounding edge of a cache in f16 would hide what the kernels add.
     options.kv_cache = Some(CacheType::F32);
     options.backend = backends().next().expect("a back end is built in");
