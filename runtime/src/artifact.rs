@@ -38,6 +38,7 @@ pub struct Artifact {
 
 struct Beside {
     path: PathBuf,
+    file: File,
     map: Mmap,
     offset: usize,
 }
@@ -110,6 +111,18 @@ impl Artifact {
         let found = self.sections.iter().find(|s| s.name == name)?;
         let from = usize::try_from(found.offset).ok()?;
         self.map.get(from..from.checked_add(usize::try_from(found.bytes).ok()?)?)
+    }
+
+    /// The weights, and where they lie in which file.
+    pub(crate) fn weights_place(&self) -> Option<(&File, u64, &[u8])> {
+        let weights = self.section(section::WEIGHTS)?;
+        match &self.beside {
+            Some(beside) => Some((&beside.file, beside.offset as u64, weights)),
+            None => {
+                let found = self.sections.iter().find(|s| s.name == section::WEIGHTS)?;
+                Some((&self.file, found.offset, weights))
+            }
+        }
     }
 
     /// The metadata JSON.
@@ -189,7 +202,7 @@ impl Artifact {
         if name.contains('/') || entry.name != section::WEIGHTS {
             return Err(refuse("its name is not a plain file name".into()));
         }
-        let (_, map) = map_file(&file).map_err(|e| refuse(e.to_string()))?;
+        let (opened, map) = map_file(&file).map_err(|e| refuse(e.to_string()))?;
         let found = (map.len() as u64).checked_sub(offset);
         if found != Some(entry.bytes) {
             let expected = offset.saturating_add(entry.bytes);
@@ -199,7 +212,7 @@ impl Artifact {
         if !head.contains(&format!("\"xxh3_128\":\"{:032x}\"", entry.hash)) {
             return Err(refuse("it belongs to another build".into()));
         }
-        self.beside = Some(Beside { path: file, map, offset: offset as usize });
+        self.beside = Some(Beside { path: file, file: opened, map, offset: offset as usize });
         Ok(())
     }
 }

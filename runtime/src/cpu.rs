@@ -72,6 +72,10 @@ impl CpuSession {
         }
         self.state.grow(past + tokens.len() as u64)?;
         self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
+        if model.joins_pages() {
+            // A little after a token, whatever there is after a chunk.
+            self.state.join_pages(if step == Step::Decode { 1 } else { usize::MAX });
+        }
         if step == Step::PrefillLogits {
             let vocab = self.logits.len();
             let from = (tokens.len() - 1) * vocab;
@@ -217,7 +221,17 @@ impl CpuSession {
             }
         })?;
         match failed.into_inner() {
-            status::OK => Ok(()),
+            status::OK => {
+                if call.step == Step::Decode
+                    && let Some(mover) = model.mover()
+                    && mover.is_due()
+                {
+                    pool.run(&|_| {
+                        mover.advance();
+                    })?;
+                }
+                Ok(())
+            }
             status => Err(Error::Step { entry, status }),
         }
     }

@@ -22,6 +22,7 @@ mod cuda;
 mod error;
 pub mod features;
 mod hashes;
+mod huge_pages;
 mod library;
 mod model;
 pub mod pool;
@@ -34,6 +35,7 @@ mod trace;
 
 pub use artifact::Artifact;
 pub use error::Error;
+pub use huge_pages::HugePages;
 pub use model::{LoadOptions, Model};
 pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mlcc_abi::{Entries, section};
 
 use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
+use crate::huge_pages::{HugePages, Mover};
 use crate::pool::Pool;
 use crate::table::{Plan, Table};
 use crate::{Artifact, Error, Result, Session, library, physical_cores};
@@ -19,6 +20,8 @@ pub struct LoadOptions {
     pub cpu_level: Option<String>,
     /// Verify the hash of the weights too, which reads all of them.
     pub verify_hashes: bool,
+    /// When weights move into huge pages; on a CPU.
+    pub huge_pages: HugePages,
     /// Number of the GPU, for artifacts that need one; default 0.
     pub device: Option<u32>,
 }
@@ -33,6 +36,9 @@ struct Inner {
     /// After the backend and the table, whose entry points must not outlive it.
     _library: libloading::os::unix::Library,
     artifact: Artifact,
+    /// Weights that are not yet in huge pages.
+    mover: Option<Mover>,
+    huge_pages: HugePages,
 }
 
 /// What executes the steps.
@@ -68,7 +74,19 @@ impl Model {
                 return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
             }
         };
-        Ok(Self(Arc::new(Inner { backend, table, _library: library, artifact })))
+        let mover = match &backend {
+            Backend::Cpu { pool, .. } => move_weights(&artifact, pool, options.huge_pages)?,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
+        };
+        Ok(Self(Arc::new(Inner {
+            backend,
+            table,
+            _library: library,
+            artifact,
+            mover,
+            huge_pages: options.huge_pages,
+        })))
     }
 
     /// A session with a fresh state.
@@ -124,6 +142,15 @@ impl Model {
         &self.0.backend
     }
 
+    /// True if caches may use huge pages.
+    pub(crate) fn joins_pages(&self) -> bool {
+        self.0.huge_pages != HugePages::Off
+    }
+
+    pub(crate) fn mover(&self) -> Option<&Mover> {
+        self.0.mover.as_ref()
+    }
+
     pub(crate) fn weights(&self) -> &[u8] {
         self.section(section::WEIGHTS).unwrap_or(&[])
     }
@@ -159,6 +186,16 @@ impl Backend {
             Self::Cuda(_) => None,
         }
     }
+}
+
+/// Who moves the weights, if they are to be moved; with [`HugePages::On`] they have been.
+fn move_weights(artifact: &Artifact, pool: &Pool, wanted: HugePages) -> Result<Option<Mover>> {
+    let place = artifact.weights_place();
+    let mover = place.and_then(|(file, offset, weights)| Mover::new(file, weights, offset, wanted));
+    if let (Some(mover), HugePages::On) = (&mover, wanted) {
+        pool.run(&|_| while mover.advance() {})?;
+    }
+    Ok(mover)
 }
 
 fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {

@@ -14,6 +14,9 @@ const STEP_ROWS: u64 = 128;
 /// Unused rows that keep their memory when a sequence gets shorter.
 const KEPT_ROWS: u64 = 256;
 
+/// Pages of a block of this size are joined once rows take half of it.
+const HUGE: u64 = 2 << 20;
+
 /// Rows that get memory when the first `rows` are needed.
 pub(crate) fn step_rows(rows: u64) -> u64 {
     rows.saturating_add(STEP_ROWS - 1) / STEP_ROWS * STEP_ROWS
@@ -30,6 +33,9 @@ pub(crate) struct StateBlock {
     states: Vec<State>,
     /// Rows of every cache that have memory; those beyond were never touched or were given back.
     rows: u64,
+    /// Blocks of the address space of `HUGE` bytes that were joined, and those that wait for it.
+    joined: Vec<bool>,
+    waiting: Vec<usize>,
 }
 
 impl StateBlock {
@@ -38,7 +44,8 @@ impl StateBlock {
         let refuse = || Error::OutOfMemory { what: WHAT, bytes };
         let len = usize::try_from(bytes).map_err(|_| refuse())?;
         let map = MmapOptions::new().len(len.max(1)).no_reserve_swap().map_anon().map_err(|_| refuse())?;
-        Ok(Self { map, len, states: states.to_vec(), rows: 0 })
+        let joined = vec![false; len / HUGE as usize];
+        Ok(Self { map, len, states: states.to_vec(), rows: 0, joined, waiting: Vec::new() })
     }
 
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -69,7 +76,51 @@ impl StateBlock {
             self.populate(from..to)?;
         }
         self.rows = rows;
+        self.find_blocks();
         Ok(())
+    }
+
+    /// Offset of the first block of huge pages.
+    fn first_block(&self) -> u64 {
+        let address = self.map.as_ptr() as u64;
+        address.next_multiple_of(HUGE) - address
+    }
+
+    /// Lists blocks that rows of caches take at least half of.
+    fn find_blocks(&mut self) {
+        let first = self.first_block();
+        let mut used = vec![0; self.joined.len()];
+        for range in self.states.iter().filter(|s| s.cache.is_some()).map(|s| s.live(self.rows)) {
+            let (mut at, end) = (range.start.max(first), range.end);
+            while at < end {
+                let block = (at - first) / HUGE;
+                let stop = end.min(first + (block + 1) * HUGE);
+                if let Some(used) = used.get_mut(block as usize) {
+                    *used += stop - at;
+                }
+                at = stop;
+            }
+        }
+        let ripe = |&block: &usize| used[block] >= HUGE / 2 && !self.joined[block];
+        self.waiting = (0..used.len()).filter(ripe).rev().collect();
+    }
+
+    /// Joins the pages of at most `most` blocks of well used rows into huge ones, which are read faster. What is in them
+    /// stays.
+    pub fn join_pages(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(block) = self.waiting.pop() else { return };
+            self.joined[block] = true;
+            let from = self.first_block() + block as u64 * HUGE;
+            if from + HUGE > self.len as u64 {
+                continue;
+            }
+            #[cfg(target_os = "linux")]
+            {
+                let at = self.map.as_mut_ptr().wrapping_add(from as usize);
+                crate::huge_pages::linux::collapse(at, HUGE as usize);
+            }
+        }
     }
 
     /// Gives back the memory of rows beyond the first `rows` and a few kept ones.
@@ -82,6 +133,9 @@ impl StateBlock {
             self.discard(state.live(kept).end..state.live(self.rows).end);
         }
         self.rows = kept;
+        // Discarding may have taken huge pages apart.
+        self.joined.fill(false);
+        self.waiting.clear();
     }
 
     #[cfg(target_os = "linux")]
@@ -189,6 +243,24 @@ mod tests {
         assert_eq!(block.bytes(0..256), [1; 256], "other states are untouched");
         block.grow(1000).unwrap();
         assert_eq!(block.bytes(256 + 999 * 4096..256 + 1000 * 4096), [0; 4096]);
+    }
+
+    #[test]
+    fn joined_pages_hold_what_they_held() {
+        let mut block = two_caches();
+        block.grow(1000).unwrap();
+        let rows = 256..256 + 1000 * 4096;
+        for (i, b) in block.bytes_mut(rows.clone()).iter_mut().enumerate() {
+            *b = (i / 5 % 251) as u8;
+        }
+        let ripe = block.waiting.len();
+        assert!(ripe >= 2, "4 MiB of rows in each of two caches");
+        block.join_pages(1);
+        assert_eq!(block.waiting.len(), ripe - 1);
+        block.join_pages(usize::MAX);
+        assert!(block.bytes(rows).iter().enumerate().all(|(i, &b)| b == (i / 5 % 251) as u8));
+        block.grow(1001).unwrap();
+        assert!(block.waiting.is_empty(), "each block once");
     }
 
     #[test]

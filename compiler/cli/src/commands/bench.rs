@@ -18,7 +18,7 @@ use mlcc_runtime::{Model, Session};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::commands::{load, print, print_json};
+use crate::commands::{HugePages, load_to_run, print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::{self, Ui};
@@ -48,6 +48,9 @@ pub struct Args {
     /// Worker threads (with commas for several) [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    /// Weights in huge pages, which are read faster: from the start, as in a process that has generated for a while
+    #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
+    huge_pages: HugePages,
     /// Seconds for which all threads are busy before the first test
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     warm_up: f64,
@@ -137,7 +140,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     }
     let tests = tests(args)?;
     if args.kernels {
-        let profiles = kernels::measure(&load(&args.artifact, threads, false)?, args, ui)?;
+        let profiles = kernels::measure(&load_to_run(&args.artifact, threads, args.huge_pages)?, args, ui)?;
         return match args.output {
             Form::Json => print_json(&profiles),
             Form::Md => print(&kernels::markdown(&profiles)),
@@ -149,7 +152,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     };
     let mut rows = Vec::new();
     for threads in thread_counts {
-        let model = load(&args.artifact, threads, false)?;
+        let model = load_to_run(&args.artifact, threads, args.huge_pages)?;
         rows.extend(measure(&model, &tests, args, ui)?);
     }
     match args.output {

@@ -52,6 +52,38 @@ pub(crate) fn read_stdin() -> Result<String, CliError> {
     Ok(mlcc_engine::text::utf8("standard input", bytes)?)
 }
 
+/// `--huge-pages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum HugePages {
+    /// Weights move into huge pages little by little between tokens, once some were generated
+    Auto,
+    /// All weights are copied into huge pages at the start
+    On,
+    /// Weights stay as they are mapped from the file
+    Off,
+}
+
+impl From<HugePages> for mlcc_runtime::HugePages {
+    fn from(wanted: HugePages) -> Self {
+        match wanted {
+            HugePages::Auto => Self::Auto,
+            HugePages::On => Self::On,
+            HugePages::Off => Self::Off,
+        }
+    }
+}
+
+/// A model to generate with.
+pub(crate) fn load_to_run(
+    path: &Path,
+    threads: Option<usize>,
+    huge_pages: HugePages,
+) -> Result<mlcc_runtime::Model, CliError> {
+    let huge_pages = huge_pages.into();
+    let options = mlcc_runtime::LoadOptions { threads, huge_pages, ..Default::default() };
+    Ok(mlcc_runtime::Model::load(path, &options)?)
+}
+
 /// `--threads`, or the physical cores.
 pub(crate) fn load(
     path: &Path,

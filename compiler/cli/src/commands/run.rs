@@ -39,6 +39,9 @@ pub struct Args {
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Weights in huge pages, which are read faster
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
+    huge_pages: super::HugePages,
     #[command(flatten)]
     sampling: Sampling,
     /// End the text before this string (repeatable)
@@ -116,7 +119,7 @@ impl Sampling {
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let prompt = prompt(args)?;
-    let model = super::load(&args.artifact, args.threads.map(usize::from), false)?;
+    let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages)?;
     let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);

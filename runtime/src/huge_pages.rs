@@ -1,0 +1,213 @@
+//! Weights in huge pages.
+//!
+//! Weights are mapped from the artifact, which makes a short start and lets processes share them. But pages of a file are
+//! read more slowly than huge pages of anonymous memory (measured on a virtual machine: 9.0 instead of 11.1 GB/s), also where
+//! the page cache has large folios. So a process that goes on decoding moves them: piece by piece, between steps, the file is
+//! read into a huge page, and `mremap` puts that in the place of the file's pages. Addresses stay as they are, and there is
+//! never more than one piece per worker in memory twice.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+#[cfg(target_os = "linux")]
+use memmap2::{Advice, MmapOptions};
+
+/// When weights move into huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// A little after each decode step, once there were some, where there is memory for it.
+    #[default]
+    Auto,
+    /// All of them while the model is loaded.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Size and alignment of a huge page on x86-64, and on AArch64 with pages of 4 KiB.
+pub(crate) const HUGE: usize = 2 << 20;
+/// Decode steps before `Auto` begins: a process that reads the weights less often gains less than the move costs (as much
+/// as 6 to 25 reads).
+const PATIENCE: usize = 64;
+/// Fewer bytes stay where they are.
+const LEAST: usize = 64 << 20;
+/// Every piece is a mapping of its own; Linux permits 65530.
+const MOST_PIECES: usize = 8192;
+
+/// The weights of one model, on their way.
+pub(crate) struct Mover {
+    file: File,
+    /// Address and place in the file of the first piece.
+    address: usize,
+    offset: u64,
+    /// Bytes of a piece, and how many there are.
+    piece: usize,
+    pieces: usize,
+    next: AtomicUsize,
+    steps: AtomicUsize,
+}
+
+impl Mover {
+    /// For weights that are mapped from `offset` of `file`; `None` where that does not apply. The mapping must live as
+    /// long as pieces are moved.
+    pub fn new(file: &File, weights: &[u8], offset: u64, wanted: HugePages) -> Option<Mover> {
+        let first = weights.as_ptr() as usize;
+        let skip = first.next_multiple_of(HUGE) - first;
+        let len = weights.len().checked_sub(skip)? / HUGE * HUGE;
+        let fits = match wanted {
+            HugePages::Off => false,
+            HugePages::On => true,
+            HugePages::Auto => len >= LEAST && available_memory() >= (len + len / 4) as u64,
+        };
+        if !fits || len == 0 || !available() {
+            return None;
+        }
+        let piece = (len / HUGE).div_ceil(MOST_PIECES) * HUGE;
+        Some(Mover {
+            file: file.try_clone().ok()?,
+            address: first + skip,
+            offset: offset + skip as u64,
+            piece,
+            pieces: len / piece,
+            next: AtomicUsize::new(0),
+            steps: AtomicUsize::new(0),
+        })
+    }
+
+    /// Counts a decode step; true if pieces are to be moved after it.
+    pub fn is_due(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.pieces
+            && self.steps.fetch_add(1, Ordering::Relaxed) >= PATIENCE
+    }
+
+    /// Moves the next piece; false if there is none. Any number of threads may call it.
+    pub fn advance(&self) -> bool {
+        let i = self.next.fetch_add(1, Ordering::Relaxed);
+        if i >= self.pieces {
+            self.next.store(self.pieces, Ordering::Relaxed);
+            return false;
+        }
+        let moved = self.move_piece(i * self.piece);
+        if moved.is_none() {
+            // No memory, or a file system that went away: the rest stays mapped from the file.
+            self.next.store(self.pieces, Ordering::Relaxed);
+        }
+        moved.is_some()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn move_piece(&self, at: usize) -> Option<()> {
+        let mut fresh = MmapOptions::new().len(self.piece + HUGE).no_reserve_swap().map_anon().ok()?;
+        let start = fresh.as_ptr() as usize;
+        let skip = start.next_multiple_of(HUGE) - start;
+        fresh.advise_range(Advice::HugePage, skip, self.piece).ok()?;
+        self.file.read_exact_at(&mut fresh[skip..skip + self.piece], self.offset + at as u64).ok()?;
+        let fresh = fresh.make_read_only().ok()?;
+        // SAFETY: `piece` bytes inside of both mappings, which no one else unmaps. The bytes at the target are the same
+        // before and after, and the kernel exchanges them at once for all threads.
+        unsafe { linux::replace(fresh.as_ptr().add(skip), self.piece, self.address + at) }.then_some(())
+        // What is left of `fresh` around the hole is unmapped here.
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn move_piece(&self, _: usize) -> Option<()> {
+        None
+    }
+}
+
+/// True if the system gives huge pages of the size that is known here to who asks for them.
+fn available() -> bool {
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}"));
+    read("enabled").is_ok_and(|text| !text.contains("[never]"))
+        && read("hpage_pmd_size").is_ok_and(|text| text.trim().parse() == Ok(HUGE))
+}
+
+/// Bytes that can be had without swapping; 0 if unknown.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) mod linux {
+    use std::ffi::{c_int, c_void};
+
+    const MREMAP_MAYMOVE: c_int = 1;
+    const MREMAP_FIXED: c_int = 2;
+    const MADV_COLLAPSE: c_int = 25;
+
+    unsafe extern "C" {
+        fn mremap(old: *mut c_void, old_len: usize, len: usize, flags: c_int, ...) -> *mut c_void;
+        fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int;
+    }
+
+    /// Puts the pages of `from..from + len` in the place of those at the address `to`; false if nothing changed.
+    ///
+    /// # Safety
+    /// Whole pages of mappings that the caller owns; no one relies on what was at `to`.
+    pub unsafe fn replace(from: *const u8, len: usize, to: usize) -> bool {
+        let flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+        // SAFETY: as the caller promises.
+        let found = unsafe { mremap(from.cast_mut().cast(), len, len, flags, to as *mut c_void) };
+        found as usize == to
+    }
+
+    /// Joins the pages of `from..from + len` into huge ones now (Linux 6.1); changes no byte, an error means that they stay.
+    pub fn collapse(from: *mut u8, len: usize) {
+        // SAFETY: the contents of memory do not change, whoever owns it.
+        let _ = unsafe { madvise(from.cast(), len, MADV_COLLAPSE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn moved_weights_are_the_same() {
+        let len = 3 * HUGE + 12345;
+        let bytes: Vec<u8> = (0..len).map(|i| (i / 7 * 31 % 251) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[9; 4096]).unwrap();
+        file.write_all(&bytes).unwrap();
+        // SAFETY: nobody else knows the file.
+        let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
+        let weights = &map[4096..];
+        assert!(Mover::new(&file, weights, 4096, HugePages::Off).is_none());
+        assert!(Mover::new(&file, weights, 4096, HugePages::Auto).is_none(), "too few");
+        let Some(mover) = Mover::new(&file, weights, 4096, HugePages::On) else {
+            return println!("skipped: this system has no huge pages");
+        };
+        assert!(mover.pieces >= 2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| while mover.advance() {});
+            }
+            for _ in 0..20 {
+                assert!(weights == bytes, "while they move");
+            }
+        });
+        assert!(weights == bytes);
+        assert!(!mover.advance());
+        assert!(!mover.is_due(), "nothing is left");
+    }
+
+    #[test]
+    fn patience() {
+        let file = tempfile::tempfile().unwrap();
+        let mover = Mover {
+            file,
+            address: 0,
+            offset: 0,
+            piece: HUGE,
+            pieces: 1,
+            next: AtomicUsize::new(0),
+            steps: AtomicUsize::new(0),
+        };
+        assert_eq!((0..PATIENCE + 2).filter(|_| mover.is_due()).count(), 2);
+    }
+}
