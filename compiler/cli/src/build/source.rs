@@ -8,7 +8,7 @@ use super::text_files::{self, SourceTokenizer};
 use super::{BuildError, BuildOptions};
 
 /// Tokens in one call of prefill where the user asks for no number.
-pub const CHUNK: u32 = 64;
+pub const CHUNK: u32 = 128;
 /// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
 /// address space until it is used.
 const WHOLE_PROMPT: u32 = 2048;

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
     /// Most tokens in one call of prefill
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
     /// Code generator
     #[arg(long, value_enum, env = "MLCC_BACKEND")]

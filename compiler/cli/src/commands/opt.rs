@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, visible_alias = "quantization", default_value = "f32")]
     quant: String,
     /// Most tokens in one call of prefill
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
     /// Print what each pass matched, and why near matches did not
     #[arg(long)]

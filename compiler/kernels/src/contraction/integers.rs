@@ -144,7 +144,13 @@ impl Block<'_> {
         Some(starts)
     }
 
-    /// The weight codes of every part for the quads of one word, pinned: per quad its number and its operands.
+    /// Steps of [`Self::word_operands`]: words of packed weights, or single quads of unpacked ones. Two quads at a time
+    /// would need more than 32 vector registers, and the loads of a strip wait for stores to the stack.
+    fn steps(&self, format: Format) -> usize {
+        if self.strip.is_some() { QUADS } else { words(format) }
+    }
+
+    /// The weight codes of every part for the quads of one step, pinned: per quad its number and its operands.
     fn word_operands(
         &self,
         kb: &mut KernelBuilder,
@@ -153,14 +159,11 @@ impl Block<'_> {
         word: usize,
     ) -> Vec<(usize, Vec<ExprId>)> {
         if let Some(strip) = &self.strip {
-            let load = |kb: &mut KernelBuilder, quad| {
-                let codes = |part| {
-                    let value = strip.codes(kb, self.parts(), g, quad, part);
-                    kb.let_("q", value)
-                };
-                (quad, (0..self.parts()).map(codes).collect())
+            let codes = |part| {
+                let value = strip.codes(kb, self.parts(), g, word, part);
+                kb.let_("q", value)
             };
-            return quads(format, word).into_iter().map(|quad| load(kb, quad)).collect();
+            return vec![(word, (0..self.parts()).map(codes).collect())];
         }
         let bits = self.words(kb, format, g, word);
         let operands = |kb: &mut KernelBuilder, quad| {
@@ -207,7 +210,7 @@ impl Block<'_> {
         };
         // 16-bit sums of pairs: 16 products of at most 15 * 128 meet in each, 30720, below the limit.
         let mut halves: Vec<Vec<Option<ExprId>>> = vec![vec![None; self.accumulators()]; totals.len()];
-        for word in 0..words(format) {
+        for word in 0..self.steps(format) {
             for (quad, weights) in self.word_operands(kb, format, g, word) {
                 for r in 0..self.rows {
                     for set in 0..totals.len() {
