@@ -69,10 +69,12 @@ impl ChatGlmConfig {
         let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{attention}.query_key_value");
         let qkv = fused.apply(net, normalised, &Linear::new(&projection, fused.rows()).bias(true));
-        let [q, k, v] = qkv.map(|x| net.split_heads(x, sizes.heads));
-        let (q, k) = (places.turn(net, q), places.turn(net, k));
         let scores = Attention { balance: (layer + 1) as f64, ..Attention::causal(sizes.head_size) };
-        let h = scores.apply_with_prefix(net, layer, q.into(), k, v, Some(places.prefix));
+        let h = net.per_sequence(&qkv, |net, rows| {
+            let [q, k, v] = [rows[0], rows[1], rows[2]].map(|x| net.split_heads(x, sizes.heads));
+            let (q, k) = (places.turn(net, q), places.turn(net, k));
+            vec![scores.apply_with_prefix(net, layer, q.into(), k, v, Some(places.prefix))]
+        })[0];
         let h = Linear::new(&format!("{attention}.dense"), hidden).bias(true).apply(net, h);
         let kept = net.scale(normalised, alpha);
         let x = net.residual(layer, "attention", kept, h);
@@ -162,7 +164,7 @@ impl Transformer for ChatGlmConfig {
 
     fn forward(&self, net: &mut Net) -> ValueId {
         let sizes = &self.sizes;
-        let places = self.places(net);
+        let places = net.for_sequences(|net| self.places(net));
         let x = net.embed("transformer.word_embeddings.weight", sizes.vocab, sizes.hidden);
         let x = net.layers(sizes.layers, x, |net, layer, x| self.block(net, layer, x, &places));
         let x = net.wanted_rows(x);

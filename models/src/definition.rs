@@ -28,6 +28,8 @@ pub struct EntrySpec<'a> {
     pub context: usize,
     /// What is seen of a sequence of any length; [`Architecture::stream`].
     pub stream: Option<Stream>,
+    /// The `n` tokens are one each of `n` sequences.
+    pub batched: bool,
 }
 
 /// What a model is given to see of a sequence that goes on for ever: a window over the newest tokens, and behind it the

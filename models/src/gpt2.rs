@@ -110,7 +110,7 @@ impl Transformer for Gpt2Config {
         let tokens = net.embed(embedding, sizes.vocab, sizes.hidden);
         let table = net.weight("transformer.wpe.weight", ParamRole::Vector, &[sizes.context, sizes.hidden]);
         let positions = net.positions();
-        let positions = net.gather(table, positions);
+        let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
         let x = net.add(tokens, positions);
         let x = net.layers(sizes.layers, x, |net, layer, x| self.block(net, layer, x));
         let x = net.wanted_rows(x);

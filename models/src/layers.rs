@@ -46,8 +46,8 @@ pub fn layer_norm(b: &mut GraphBuilder, x: ValueId, name: &str, size: usize, eps
 
 /// The previous token's `x` at each of the `n` positions of `x: [n, size]`: the state first, then `x[0..n-1]`.
 /// The state keeps the last row for the next step.
-pub fn token_shift(b: &mut GraphBuilder, x: ValueId, state: StateId, n: &Dim) -> ValueId {
-    let size = b.ty(x).dims[1].clone();
+pub fn token_shift(b: &mut GraphBuilder, x: ValueId, state: StateId) -> ValueId {
+    let (n, size) = (b.ty(x).dims[0].clone(), b.ty(x).dims[1].clone());
     let last = b.read(state);
     let last = b.reshape(last, [Dim::from(1), size.clone()]);
     let earlier = b.slice(x, 0, Dim::from(0), n.sub(&Dim::from(1)));

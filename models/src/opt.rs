@@ -87,7 +87,7 @@ impl OptConfig {
         let ty = TensorType::new(DType::F32, [context, hidden]);
         let table = net.param_from(name, ParamRole::Vector, ty, source);
         let positions = net.positions();
-        net.gather(table, positions)
+        net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0]
     }
 }
 

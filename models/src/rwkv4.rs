@@ -10,7 +10,6 @@ use crate::definition::{Definition, EntrySpec};
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
 use crate::naming;
 use crate::rwkv_layers::{Frame, gated_channel_mixing, previous_token, rescaled, rescaled_weight};
-use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -30,7 +29,7 @@ impl Definition for Rwkv4Config {
             norm: "rwkv.ln_out",
             head: "head.weight",
         };
-        frame.build(b, entry, |b, layer, x| block(b, self, layer, x, &entry.n))
+        frame.build(b, entry, |b, layer, x| block(b, self, layer, x))
     }
 
     fn vocab(&self) -> usize {
@@ -58,7 +57,7 @@ impl Definition for Rwkv4Config {
     }
 }
 
-fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueId, n: &Dim) -> ValueId {
+fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueId) -> ValueId {
     let name = format!("rwkv.blocks.{layer}");
     let norm = |b: &mut GraphBuilder, x, norm: &str| {
         layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
@@ -67,11 +66,11 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
         x = norm(b, x, "pre_ln");
     }
     let h = norm(b, x, "ln1");
-    let h = time_mixing(b, config, layer, h, n);
+    let h = time_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.attention"), h);
     x = b.add(x, h);
     let h = norm(b, x, "ln2");
-    let h = channel_mixing(b, config, layer, h, n);
+    let h = channel_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
@@ -79,10 +78,10 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
 }
 
 /// The attention-free mixing over time.
-fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId) -> ValueId {
     let (hidden, attention) = (config.hidden, config.attention_hidden);
     let name = format!("rwkv.blocks.{layer}.attention");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let project = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
         let mixed = interpolate(b, x, previous, mix);
@@ -101,13 +100,15 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: Valu
     let bonus = vector(b, &format!("{name}.time_first"), attention);
     let states = [("a", 0.0), ("b", 0.0), ("p", EMPTY)]
         .map(|(s, init)| b.state(&format!("blocks.{layer}.att.{s}"), channels.clone(), init));
-    let carries = states.map(|s| b.read(s));
     let body = wkv_step(b, attention);
-    let out = b.scan(body, &carries, &[k, v], &[decay, bonus]);
-    for (state, &value) in states.iter().zip(&out) {
-        b.write(*state, value);
-    }
-    let wkv = out[3];
+    let wkv = b.per_sequence(&[k, v], |b, rows| {
+        let carries = states.map(|s| b.read(s));
+        let out = b.scan(body, &carries, rows, &[decay, bonus]);
+        for (state, &value) in states.iter().zip(&out) {
+            b.write(*state, value);
+        }
+        vec![out[3]]
+    })[0];
 
     let gated = b.mul(r, wkv);
     let output = format!("{name}.output.weight");
@@ -142,9 +143,9 @@ fn wkv_step(b: &mut GraphBuilder, channels: usize) -> FuncId {
     })
 }
 
-fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId) -> ValueId {
     let name = format!("rwkv.blocks.{layer}.feed_forward");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let mixed = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.time_mix_{which}"), config.hidden);
         interpolate(b, x, previous, mix)

@@ -14,7 +14,6 @@ use crate::rwkv_layers::{
     Frame, Heads, gated_channel_mixing, linear_attention_step, previous_token, rescaled, rescaled_weight,
     silu,
 };
-use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -22,7 +21,7 @@ use mlcc_ir::types::{DType, TensorType};
 
 impl Definition for Rwkv5Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x, &entry.n))
+        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
     }
 
     fn vocab(&self) -> usize {
@@ -63,7 +62,7 @@ pub(crate) fn frame(config: &Rwkv5Config) -> Frame<'static> {
     }
 }
 
-fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueId, n: &Dim) -> ValueId {
+fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueId) -> ValueId {
     let name = format!("rwkv.blocks.{layer}");
     let norm = |b: &mut GraphBuilder, x, norm: &str| {
         layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
@@ -72,22 +71,22 @@ fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueI
         x = norm(b, x, "pre_ln");
     }
     let h = norm(b, x, "ln1");
-    let h = time_mixing(b, config, layer, h, n);
+    let h = time_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.attention"), h);
     x = b.add(x, h);
     let h = norm(b, x, "ln2");
-    let h = channel_mixing(b, config, layer, h, n);
+    let h = channel_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
     rescaled(b, x, (layer, config.rescale_every))
 }
 
-fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
     let (hidden, attention) = (config.hidden, config.attention_hidden);
     let heads = Heads { count: config.heads(), size: config.head_size };
     let name = format!("rwkv.blocks.{layer}.attention");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let project = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
         let mixed = interpolate(b, x, previous, mix);
@@ -134,9 +133,9 @@ pub(crate) fn gated_output(
     linear(b, gated, output)
 }
 
-fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
     let name = format!("rwkv.blocks.{layer}.feed_forward");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let mixed = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.time_mix_{which}"), config.hidden);
         interpolate(b, x, previous, mix)

@@ -22,7 +22,7 @@ use mlcc_ir::module::{FuncId, ParamSource, RowBlocks};
 
 impl Definition for Rwkv6Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x, &entry.n))
+        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
     }
 
     fn vocab(&self) -> usize {
@@ -50,7 +50,7 @@ impl Definition for Rwkv6Config {
     }
 }
 
-fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueId, n: &Dim) -> ValueId {
+fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueId) -> ValueId {
     let name = format!("rwkv.blocks.{layer}");
     let norm = |b: &mut GraphBuilder, x, norm: &str| {
         layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
@@ -59,22 +59,22 @@ fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueI
         x = norm(b, x, "pre_ln");
     }
     let h = norm(b, x, "ln1");
-    let h = time_mixing(b, config, layer, h, n);
+    let h = time_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.attention"), h);
     x = b.add(x, h);
     let h = norm(b, x, "ln2");
-    let h = channel_mixing(b, config, layer, h, n);
+    let h = channel_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
     rescaled(b, x, (layer, config.rescale_every))
 }
 
-fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {
     let (hidden, attention) = (config.hidden, config.attention_hidden);
     let heads = Heads { count: config.heads(), size: config.head_size };
     let name = format!("rwkv.blocks.{layer}.attention");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let delta = b.sub(previous, x);
     let [wx, kx, vx, rx, gx] = mixes(b, config, &name, x, delta);
     let project = |b: &mut GraphBuilder, x: ValueId, which: &str| {
@@ -140,9 +140,9 @@ fn transposed(b: &mut GraphBuilder, name: &str, out: usize, input: usize) -> Val
     low_rank_weight(b, name, source, out, input)
 }
 
-fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {
     let name = format!("rwkv.blocks.{layer}.feed_forward");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let delta = b.sub(previous, x);
     let mixed = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.time_maa_{which}"), config.hidden);

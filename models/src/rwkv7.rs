@@ -13,7 +13,6 @@ use crate::naming::rwkv7::{
 };
 use crate::rwkv_layers::{Frame, Heads, low_rank_weight, previous_token, shifted, squared_relu};
 use mlcc_ir::compute::RedOp;
-use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::UnOp;
@@ -36,7 +35,7 @@ impl Definition for Rwkv7Config {
             head: "lm_head.weight",
         };
         let mut first_value = None;
-        frame.build(b, entry, |b, layer, x| block(b, self, layer, x, &entry.n, &mut first_value))
+        frame.build(b, entry, |b, layer, x| block(b, self, layer, x, &mut first_value))
     }
 
     fn vocab(&self) -> usize {
@@ -77,7 +76,6 @@ fn block(
     config: &Rwkv7Config,
     layer: usize,
     mut x: ValueId,
-    n: &Dim,
     first_value: &mut Option<ValueId>,
 ) -> ValueId {
     let name = format!("model.layers.{layer}");
@@ -88,11 +86,11 @@ fn block(
         x = norm(b, x, "pre_norm");
     }
     let h = norm(b, x, "attn_norm");
-    let h = time_mixing(b, config, layer, h, n, first_value);
+    let h = time_mixing(b, config, layer, h, first_value);
     b.tap(format!("layer.{layer}.attention"), h);
     x = b.add(x, h);
     let h = norm(b, x, "ffn_norm");
-    let h = channel_mixing(b, config, layer, h, n);
+    let h = channel_mixing(b, config, layer, h);
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
@@ -104,13 +102,12 @@ fn time_mixing(
     config: &Rwkv7Config,
     layer: usize,
     x: ValueId,
-    n: &Dim,
     first_value: &mut Option<ValueId>,
 ) -> ValueId {
     let hidden = config.hidden;
     let heads = Heads { count: config.heads(), size: config.head_size };
     let name = format!("model.layers.{layer}.attn");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let delta = b.sub(previous, x);
     let mixed = |b: &mut GraphBuilder, which: &str| {
         let mix = vector(b, &format!("{name}.x_{which}"), hidden);
@@ -240,9 +237,9 @@ fn delta_rule_step(b: &mut GraphBuilder, heads: Heads) -> FuncId {
     })
 }
 
-fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv7Config, layer: usize, x: ValueId, n: &Dim) -> ValueId {
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv7Config, layer: usize, x: ValueId) -> ValueId {
     let name = format!("model.layers.{layer}.ffn");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"), n);
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let delta = b.sub(previous, x);
     let mix = vector(b, &format!("{name}.x_k"), config.hidden);
     let x = shifted(b, x, delta, mix);

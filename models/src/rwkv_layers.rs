@@ -32,6 +32,7 @@ impl Frame<'_> {
     ) -> FuncId {
         let n = &entry.n;
         let tokens = TensorType::new(DType::I32, [n]);
+        b.set_batched(entry.batched);
         b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
             let table = TensorType::new(DType::F32, [self.vocab, self.hidden]);
             let embedding = b.param(self.embedding, ParamRole::Embedding, table.clone());
@@ -52,10 +53,10 @@ impl Frame<'_> {
 }
 
 /// The previous token's `x: [n, hidden]` at each position, from and to the state of that name.
-pub fn previous_token(b: &mut GraphBuilder, x: ValueId, state: &str, n: &Dim) -> ValueId {
+pub fn previous_token(b: &mut GraphBuilder, x: ValueId, state: &str) -> ValueId {
     let hidden = b.ty(x).dims[1].clone();
     let state = b.state(state, TensorType::new(DType::F32, [hidden]), 0.0);
-    token_shift(b, x, state, n)
+    b.per_sequence(&[x], |b, rows| vec![token_shift(b, rows[0], state)])[0]
 }
 
 /// `x + delta * mix` with a learned `mix: [size]`, where `delta` is the previous token minus `x`.
@@ -197,11 +198,14 @@ impl Heads {
         consts: &[ValueId],
     ) -> ValueId {
         let state = self.state(b, layer);
-        let before = b.read(state);
-        let out = b.scan(body, &[before], seqs, consts);
-        b.write(state, out[0]);
         let n = b.ty(seqs[0]).dims[0].clone();
-        b.reshape(out[1], [n, Dim::from(self.count), Dim::from(self.size)])
+        let out = b.per_sequence(seqs, |b, seqs| {
+            let before = b.read(state);
+            let out = b.scan(body, &[before], seqs, consts);
+            b.write(state, out[0]);
+            vec![out[1]]
+        });
+        b.reshape(out[0], [n, Dim::from(self.count), Dim::from(self.size)])
     }
 
     /// GroupNorm with one group per head of `x: [n, heads, size]`, with `{name}.weight` and `{name}.bias`.

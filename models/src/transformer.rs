@@ -113,8 +113,14 @@ impl<T: Transformer> Definition for T {
     /// What the definition asks for when it is built.
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut tensors = Vec::new();
-        let entry =
-            EntrySpec { name: "tensors", n: Dim::from(1), logits: Logits::Last, context: 1, stream: None };
+        let entry = EntrySpec {
+            name: "tensors",
+            n: Dim::from(1),
+            logits: Logits::Last,
+            context: 1,
+            stream: None,
+            batched: false,
+        };
         build(self, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
         let mut seen = BTreeSet::new();
         tensors.retain(|(name, _)| seen.insert(name.clone()));
@@ -138,8 +144,10 @@ fn build(
     tensors: &mut Vec<(String, Vec<usize>)>,
 ) -> FuncId {
     let tokens = TensorType::new(DType::I32, [&entry.n]);
+    b.set_batched(entry.batched);
     b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
-        let rows = b.iota(Dim::sym(Sym::Past), entry.n.clone());
+        let own = if entry.batched { Dim::from(1) } else { entry.n.clone() };
+        let rows = b.iota(Dim::sym(Sym::Past), own);
         // A window as long as the cache hides nothing, and so nothing may be dropped.
         let stream = entry.stream.filter(|s| s.window < entry.context);
         let window = stream.map(|s| s.window).or(model.window());
@@ -207,19 +215,38 @@ impl DerefMut for Net<'_> {
 }
 
 impl Net<'_> {
-    /// Tokens in this call.
+    /// Tokens in this call; of one sequence, where only one is looked at ([`Net::per_sequence`]).
     pub fn n(&self) -> Dim {
-        self.entry.n.clone()
+        if self.in_sequence() { Dim::from(1) } else { self.entry.n.clone() }
     }
     /// Positions that caches have room for.
     pub fn context(&self) -> usize {
         self.entry.context
     }
     /// Token ids `i32[n]`.
-    pub fn tokens(&self) -> ValueId {
-        self.tokens
+    pub fn tokens(&mut self) -> ValueId {
+        let tokens = self.tokens;
+        if self.in_sequence() { self.op(Op::SequenceSplit, &[tokens]) } else { tokens }
     }
-    /// Rows of the caches that the tokens get, `i32[n]`: positions less the rows that were dropped before.
+    /// Everything that looks at one sequence (caches, states, positions) is added by such a `body`: it gets the rows of one
+    /// sequence for `rows: [n, ..]`, and what it gives is put together again.
+    pub fn per_sequence(
+        &mut self,
+        rows: &[ValueId],
+        body: impl FnOnce(&mut Net, &[ValueId]) -> Vec<ValueId>,
+    ) -> Vec<ValueId> {
+        let rows = self.split_sequences(rows);
+        let values = body(self, &rows);
+        self.join_sequences(&values)
+    }
+    /// The same where the results are used in other bodies of this kind only: they stay apart.
+    pub fn for_sequences<T>(&mut self, body: impl FnOnce(&mut Net) -> T) -> T {
+        self.split_sequences(&[]);
+        let value = body(self);
+        self.join_sequences(&[]);
+        value
+    }
+    /// Rows of the caches that the tokens get, `i32[n]`: positions less the rows that were dropped before. Of one sequence.
     pub fn rows(&self) -> ValueId {
         self.rows
     }
@@ -252,7 +279,7 @@ impl Net<'_> {
             None => (Some(window - sinks), sinks),
         }
     }
-    /// Positions of the tokens in the sequence, `i32[n]`.
+    /// Positions of the tokens in the sequence, `i32[n]`. Of one sequence.
     pub fn positions(&self) -> ValueId {
         self.positions
     }

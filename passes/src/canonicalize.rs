@@ -14,7 +14,7 @@ const PASS: &str = "canonicalize";
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let rules: Vec<Rewrite> =
-        [slices(), concats(), permutes(), reshapes(), neutral()].into_iter().flatten().collect();
+        [slices(), concats(), permutes(), reshapes(), sequences(), neutral()].into_iter().flatten().collect();
     apply(program, ctx, PASS, &rules, Misses::Skip)
 }
 
@@ -183,6 +183,41 @@ fn reshapes() -> Vec<Rewrite> {
         },
         Rewrite { name: "cast to the same type", pattern: same_shape(OpKind::Cast), build: first_operand },
         Rewrite { name: "reshape of a reshape", pattern: of_reshape, build: outer },
+    ]
+}
+
+/// Splits move towards what is computed for all sequences, so that what is read of one row (heads of merged projections)
+/// is known in front of the kernel that reads it.
+fn sequences() -> Vec<Rewrite> {
+    let rows_stay = |at: &At| match at.operand(0).zip(operand_node(at)) {
+        Some((_, Node { op: Op::Slice { axis, .. }, .. })) => *axis > 0,
+        Some((ty, Node { op: Op::Reshape { .. }, inputs, .. })) => {
+            at.f.ty(inputs[0]).dims.first() == ty.dims.first()
+        }
+        _ => false,
+    };
+    let of = |kind| {
+        op(OpKind::SequenceSplit, [op(kind, [any("x")]).named("inner")]).when("keeps the rows", rows_stay)
+    };
+    let split_first = |b: &mut Build| {
+        let (inner, x) = (b.captured_op("inner").clone(), b.get("x"));
+        let row = b.op(Op::SequenceSplit, &[x])?;
+        let inner = match inner {
+            Op::Reshape { dims } => {
+                Op::Reshape { dims: std::iter::once(Dim::from(1)).chain(dims[1..].iter().cloned()).collect() }
+            }
+            other => other,
+        };
+        b.op(inner, &[row])
+    };
+    let joined = op(OpKind::SequenceSplit, [op(OpKind::SequenceJoin, [any("x")])]);
+    let apart = op(OpKind::SequenceJoin, [op(OpKind::SequenceSplit, [any("x")])]);
+    let x = |b: &mut Build| Ok(b.get("x"));
+    vec![
+        Rewrite { name: "split of a slice", pattern: of(OpKind::Slice), build: split_first },
+        Rewrite { name: "split of a reshape", pattern: of(OpKind::Reshape), build: split_first },
+        Rewrite { name: "split of what was joined", pattern: joined, build: x },
+        Rewrite { name: "join of what was split", pattern: apart, build: x },
     ]
 }
 

@@ -14,6 +14,8 @@ pub struct Options {
     pub levels: Vec<(String, KernelTarget)>,
     /// Most tokens in one call of `prefill`.
     pub chunk: i64,
+    /// Most sequences in one call of a batched entry point.
+    pub batch: i64,
     pub quant: QuantScheme,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,
@@ -25,7 +27,7 @@ impl Options {
     /// Weights stay f32.
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
-        Options { levels, chunk, quant, policy, kv_cache: CacheType::default() }
+        Options { levels, chunk, batch: 1, quant, policy, kv_cache: CacheType::default() }
     }
 }
 

@@ -18,6 +18,8 @@ pub fn is_top_level(op: &Op) -> bool {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
+            | Op::SequenceSplit
+            | Op::SequenceJoin
             | Op::Reshape { .. }
             | Op::Call(_)
     )

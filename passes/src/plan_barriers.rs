@@ -5,7 +5,7 @@ use crate::plan_memory::{EntryPlan, MemoryPlan};
 use crate::{Context, LevelCode, PassError, Program};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition};
 
 const PASS: &str = "plan_barriers";
@@ -43,6 +43,8 @@ struct Touch {
     end: u64,
     write: bool,
     partition: Option<Partition>,
+    /// For each sequence, with all workers.
+    each: bool,
 }
 
 fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
@@ -53,7 +55,8 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
     let mut items = Vec::new();
     let mut open: Vec<Touch> = Vec::new();
     for launch in entry.launches.iter().chain(copies) {
-        let accesses: Vec<Touch> = launch.args.iter().filter_map(|a| access(a, plan, memory)).collect();
+        let accesses: Vec<Touch> =
+            launch.args.iter().filter_map(|a| access(a, launch.repeat, plan, memory)).collect();
         let on_gpu = launch.grid.is_some();
         if !on_gpu && accesses.iter().any(|new| open.iter().any(|old| conflict(old, new))) {
             items.push(StepItem::Barrier);
@@ -66,14 +69,15 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
 }
 
 /// Weights and tokens are never written and need no watch.
-fn access(arg: &Arg, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
+fn access(arg: &Arg, repeat: Repeat, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
     let place = plan.buffers[arg.buffer.index()].clone();
     let write = arg.access != Access::In;
     let watched = !matches!(place.base, Base::Weights | Base::Tokens | Base::Temperature);
     let state =
         memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
-    watched.then(|| Touch { place, end, write, partition: arg.partition.clone() })
+    let each = repeat == Repeat::EachSequence;
+    watched.then(|| Touch { place, end, write, partition: arg.partition.clone(), each })
 }
 
 fn conflict(old: &Touch, new: &Touch) -> bool {
@@ -83,6 +87,10 @@ fn conflict(old: &Touch, new: &Touch) -> bool {
         return false;
     }
     let same_worker = match (&old.partition, &new.partition) {
+        // Slices of the row of a sequence are none of the rows of all.
+        (Some(Partition::Rows(_)), Some(_)) | (Some(_), Some(Partition::Rows(_))) if old.each != new.each => {
+            false
+        }
         (Some(x), Some(y)) => x.agrees(y) && (a == b || x.is_single() && y.is_single()),
         _ => false,
     };
@@ -92,8 +100,18 @@ fn conflict(old: &Touch, new: &Touch) -> bool {
 fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Launch {
     Launch {
         kernel: level.lowered.kernels[launch.kernel].name.clone(),
-        buffers: launch.args.iter().map(|a| plan.buffers[a.buffer.index()].clone()).collect(),
+        buffers: launch.args.iter().map(|a| place(a, plan)).collect(),
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
+        repeat: launch.repeat,
+    }
+}
+
+/// Values of each sequence lie one behind another, except in their states.
+fn place(arg: &Arg, plan: &EntryPlan) -> BufferRef {
+    let whole = plan.buffers[arg.buffer.index()].clone();
+    match (whole.base, arg.row_bytes) {
+        (Base::State, _) | (_, 0) => whole,
+        (_, row_bytes) => BufferRef { bytes: row_bytes.min(whole.bytes), per_row: row_bytes, ..whole },
     }
 }

@@ -51,7 +51,7 @@ impl MemoryPlan {
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let module = &program.module;
     let level = program.levels.first().ok_or_else(|| PassError::internal(PASS, "nothing was lowered"))?;
-    let context = context(module);
+    let context = module.context();
     let bounds = Bounds { chunk: ctx.options.chunk, context };
     let sized = |bytes: Dim| worst(&bytes, &bounds);
     let mut end = 0;
@@ -73,7 +73,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let entries = Vec::new();
     let mut plan = MemoryPlan { params, weights_bytes, states, state_bytes, row_bytes, context, entries };
     for entry in &level.lowered.entries {
-        let planned = EntryPlanner::new(entry, &plan, &bounds)?.run()?;
+        let chunk = if entry.batched { ctx.options.batch } else { ctx.options.chunk };
+        let planned = EntryPlanner::new(entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
         ctx.note(format!("{}: arena {} bytes", planned.name, planned.arena_bytes));
         plan.entries.push(planned);
     }
@@ -90,11 +91,6 @@ fn caches(module: &Module) -> impl Iterator<Item = StateId> {
 /// Tokens that a cache holds.
 fn rows(module: &Module, state: StateId) -> i64 {
     module.states[state].ty.dims.first().and_then(Dim::as_const).unwrap_or(0)
-}
-
-/// Rows of the shortest cache of the module.
-fn context(module: &Module) -> Option<i64> {
-    caches(module).map(|s| rows(module, s)).min()
 }
 
 fn row_bytes(module: &Module, states: &[(u64, u64)]) -> Vec<u64> {
@@ -197,7 +193,9 @@ impl<'a> EntryPlanner<'a> {
     }
 
     fn state_is_free(&self, old: BufferId, value: BufferId) -> bool {
-        if self.entry.buffers[value].memory != Memory::Temp {
+        let buffer = &self.entry.buffers[value];
+        // Rows of all sequences lie together, their states do not.
+        if buffer.memory != Memory::Temp || self.entry.batched && !buffer.apart {
             return false;
         }
         let launches = &self.entry.launches;
@@ -314,7 +312,13 @@ impl<'a> EntryPlanner<'a> {
         let softmax = self.entry.name == SOFTMAX;
         if let Memory::NewRows(s) = self.entry.buffers[id].memory {
             let per_past = self.plan.row_bytes[s.index()];
-            return BufferRef { base: Base::State, offset: self.plan.states[s.index()].0, bytes, per_past };
+            return BufferRef {
+                base: Base::State,
+                offset: self.plan.states[s.index()].0,
+                bytes,
+                per_past,
+                per_row: 0,
+            };
         }
         let (base, offset) = match self.entry.buffers[id].memory {
             Memory::Param(p) => (Base::Weights, self.plan.params[p.index()].0),
@@ -327,7 +331,7 @@ impl<'a> EntryPlanner<'a> {
             Memory::Output(0) => (Base::Logits, 0),
             Memory::Output(_) => (Base::Arena, 0),
         };
-        BufferRef { base, offset, bytes, per_past: 0 }
+        BufferRef { base, offset, bytes, per_past: 0, per_row: 0 }
     }
 }
 

@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 4
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 5
 # Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
 CPUINFO = {
     "x86_64": "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512bw avx512cd avx512dq "
@@ -34,8 +34,8 @@ class Ctx(c.Structure):
         [(name, c.c_void_p) for name in ("weights", "arena", "state", "tokens")]
         + [("n", c.c_int64), ("past", c.c_int64)]
         + [(name, c.c_void_p) for name in ("logits", "probs", "barrier", "barrier_self")]
-        + [("temperature", c.c_float), ("batch", c.c_uint32)]
-        + [("trace", c.c_void_p), ("trace_self", c.c_void_p), ("reserved", c.c_uint64 * 3)]
+        + [("temperature", c.c_float), ("reserved0", c.c_uint32)]
+        + [("trace", c.c_void_p), ("trace_self", c.c_void_p), ("sequences", c.c_void_p), ("reserved", c.c_uint64 * 2)]
     )
 
 
@@ -46,7 +46,7 @@ class Variant(c.Structure):
     _fields_ = [("name", Str), ("features", c.c_uint64)] + [
         (name, c.c_void_p)
         for name in (
-            "prefill", "decode", "prefill_logits", "create_kv_cache", "reset_kv_cache", "softmax_with_temperature",
+            "prefill", "decode", "prefill_logits", "decode_batch", "create_kv_cache", "reset_kv_cache", "softmax_with_temperature",
             "get_metadata",
         )
     ]  # fmt: skip

@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 4u
+#define MLCC_ABI_VERSION 5u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 
@@ -95,23 +95,30 @@ typedef struct mlcc_str {
   uint64_t len;
 } mlcc_str;
 
+/* A sequence of a call of decode_batch. */
+typedef struct mlcc_sequence {
+  uint8_t *state; /* as in mlcc_ctx; no two sequences of a call share one */
+  int64_t past;   /* tokens that the state has seen before this call */
+} mlcc_sequence;
+
 /* What one call works on. Zero it, then set what the call needs. */
 typedef struct mlcc_ctx {
   const uint8_t *weights; /* start of the weights payload */
   uint8_t *arena;         /* arena_bytes of scratch */
   uint8_t *state;         /* state_bytes; create_kv_cache initialises all of it but the rows of caches */
-  const int32_t *tokens;  /* n token ids */
-  int64_t n;              /* tokens in this call, 1..chunk */
+  const int32_t *tokens;  /* n token ids; decode_batch: one of each sequence */
+  int64_t n;              /* tokens in this call, 1..chunk; decode_batch: sequences, 1..batch */
   int64_t past;           /* tokens that the state has seen before this call */
-  float *logits;          /* out: vocab floats (prefill_logits: n * vocab); in for softmax_with_temperature */
+  float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab); in for softmax_with_temperature */
   float *probs;           /* out of softmax_with_temperature: n * vocab floats; may equal logits */
   void (*barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
   void *barrier_self;
   float temperature; /* for softmax_with_temperature; > 0 */
-  uint32_t batch;    /* 1 */
+  uint32_t reserved0;
   void (*trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
   void *trace_self;
-  uint64_t reserved[3];
+  const mlcc_sequence *sequences; /* decode_batch: n of them, instead of state and past */
+  uint64_t reserved[2];
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
@@ -121,6 +128,7 @@ typedef struct mlcc_entries {
   mlcc_step prefill;                  /* n tokens in, logits of the last one out */
   mlcc_step decode;                   /* the same for n == 1 */
   mlcc_step prefill_logits;           /* as prefill, logits of every position */
+  mlcc_step decode_batch;             /* one token for each of n sequences; may be NULL */
   mlcc_step create_kv_cache;          /* initial values for a fresh state (KV cache or recurrent) */
   mlcc_step reset_kv_cache;           /* the same for a used one */
   mlcc_step softmax_with_temperature; /* probs = softmax(logits / temperature), n rows */

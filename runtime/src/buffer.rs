@@ -71,6 +71,14 @@ impl Buffer {
 
     /// The content as floats. The buffer comes from [`Buffer::floats`] (any buffer is at least 4-aligned otherwise
     /// the result is empty).
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        if self.layout.align() < 4 {
+            return &mut [];
+        }
+        // SAFETY: aligned for f32, every bit pattern is an f32 and every f32 four bytes, bounds as in `bytes_mut`.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len / 4) }
+    }
+
     pub fn as_floats(&self) -> &[f32] {
         if self.align < 4 {
             return &[];

@@ -1,10 +1,11 @@
 //! Execution of steps by the worker pool.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use mlcc_abi::{Ctx, StepFn, status};
+use mlcc_abi::{Ctx, Sequence, StepFn, status};
 
 use crate::buffer::Buffer;
 use crate::model::Backend;
@@ -27,6 +28,14 @@ pub(crate) struct CpuSession {
     probs: Option<Buffer>,
     /// Times of the items of steps, if they are taken.
     trace: Option<Box<Trace>>,
+}
+
+/// What a batch needs of a session. The pointers are good while the session is borrowed.
+pub(crate) struct BatchMember<'a> {
+    pub sequence: Sequence,
+    /// Scratch memory of the plan's size, for one member of the batch to lend.
+    pub arena: *mut u8,
+    session: PhantomData<&'a mut CpuSession>,
 }
 
 /// What differs from call to call.
@@ -58,6 +67,7 @@ impl CpuSession {
             Step::Prefill => entries.prefill,
             Step::Decode => entries.decode,
             Step::PrefillLogits => entries.prefill_logits,
+            Step::DecodeBatch => entries.decode_batch,
             Step::Create => entries.create_kv_cache,
             Step::Reset => entries.reset_kv_cache,
             Step::Softmax => entries.softmax_with_temperature,
@@ -84,6 +94,17 @@ impl CpuSession {
             }
         }
         Ok(())
+    }
+
+    /// Gives memory to the row behind `past` tokens.
+    pub fn join_batch(&mut self, past: u64) -> Result<BatchMember<'_>> {
+        self.state.grow(past + 1)?;
+        let sequence = Sequence { state: self.state.as_mut_ptr(), past: past as i64 };
+        Ok(BatchMember { sequence, arena: self.arena.as_mut_ptr(), session: PhantomData })
+    }
+
+    pub fn set_logits(&mut self, logits: &[f32]) {
+        self.logits.floats_mut().copy_from_slice(logits);
     }
 
     pub fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]> {
@@ -178,17 +199,10 @@ impl CpuSession {
         let entry = call.step.name();
         let missing = || Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry };
         let step = Self::entry(model, call.step).ok_or_else(missing)?;
-        let pool = match model.backend() {
-            Backend::Cpu { pool, .. } => pool,
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => return Err(missing()),
-        };
         let logits = match (&mut self.chunk_logits, call.step) {
             (Some(all), Step::PrefillLogits) => all.as_mut_ptr(),
             _ => self.logits.as_mut_ptr(),
         };
-        let trace = self.trace.as_deref_mut();
-        let trace = trace.map(|trace| trace.begin(call.step.name()));
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
             arena: self.arena.as_mut_ptr(),
@@ -198,42 +212,70 @@ impl CpuSession {
             past: call.past as i64,
             logits: logits.cast(),
             probs: self.probs.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr).cast(),
-            barrier: Some(wait),
-            barrier_self: std::ptr::from_ref(pool.barrier()).cast_mut().cast(),
+            barrier: None,
+            barrier_self: std::ptr::null_mut(),
             temperature: call.temperature,
-            batch: 1,
-            trace: trace.map(|_| note as mlcc_abi::TraceFn),
-            trace_self: trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast()),
-            reserved: [0; 3],
+            reserved0: 0,
+            trace: None,
+            trace_self: std::ptr::null_mut(),
+            sequences: std::ptr::null(),
+            reserved: [0; 2],
         };
-        let shared = SharedCtx(&raw mut ctx);
-        let failed = AtomicI32::new(status::OK);
-        let workers = pool.workers() as u32;
-        pool.run(&|worker| {
-            if let Some(trace) = trace {
-                trace.start(worker);
-            }
-            // SAFETY: the variant fits this CPU; the buffers have the sizes and alignment of the plan, the tokens
-            // are in range, all workers make the same call, and `ctx` outlives `run`.
-            let result = unsafe { step(shared.get(), worker as u32, workers) };
-            if result != status::OK {
-                failed.store(result, Ordering::Relaxed);
-            }
-        })?;
-        match failed.into_inner() {
-            status::OK => {
-                if call.step == Step::Decode
-                    && let Some(mover) = model.mover()
-                    && mover.is_due()
-                {
-                    pool.run(&|_| {
-                        mover.advance();
-                    })?;
-                }
-                Ok(())
-            }
-            status => Err(Error::Step { entry, status }),
+        // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
+        unsafe { run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }
+    }
+}
+
+/// Runs a step by all workers; sets the barrier and the trace of `ctx`.
+///
+/// # Safety
+/// `function` is the entry point of `step` in the variant of `model` that fits this CPU, and `ctx` fulfils its contract.
+pub(crate) unsafe fn run(
+    model: &Model,
+    step: Step,
+    function: StepFn,
+    ctx: &mut Ctx,
+    trace: Option<&mut Trace>,
+) -> Result<()> {
+    let entry = step.name();
+    let pool = match model.backend() {
+        Backend::Cpu { pool, .. } => pool,
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(_) => {
+            return Err(Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry });
         }
+    };
+    ctx.barrier = Some(wait);
+    ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
+    let trace: Option<&Trace> = trace.map(|t| t.begin(entry));
+    ctx.trace = trace.map(|_| note as mlcc_abi::TraceFn);
+    ctx.trace_self = trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
+    let shared = SharedCtx(ctx);
+    let failed = AtomicI32::new(status::OK);
+    let workers = pool.workers() as u32;
+    pool.run(&|worker| {
+        if let Some(trace) = trace {
+            trace.start(worker);
+        }
+        // SAFETY: by contract; all workers make the same call, and `ctx` outlives `run`.
+        let result = unsafe { function(shared.get(), worker as u32, workers) };
+        if result != status::OK {
+            failed.store(result, Ordering::Relaxed);
+        }
+    })?;
+    match failed.into_inner() {
+        status::OK => {
+            if matches!(step, Step::Decode | Step::DecodeBatch)
+                && let Some(mover) = model.mover()
+                && mover.is_due()
+            {
+                pool.run(&|_| {
+                    mover.advance();
+                })?;
+            }
+            Ok(())
+        }
+        status => Err(Error::Step { entry, status }),
     }
 }
 

@@ -57,6 +57,20 @@ pub enum Error {
          prompt or build with a larger -c/--ctx-size."
     )]
     ContextFull { past: u64, n: u64, context: u64 },
+    #[error(
+        "{path} decodes at most {most} sequences together, not {n}. Build it with `--max-batch {n}` (CPU targets)."
+    )]
+    BatchSize { path: PathBuf, n: usize, most: u64 },
+    #[error(
+        "{sessions} sequences and {tokens} tokens: a batch takes one token of each sequence, and at least one"
+    )]
+    BatchTokens { sessions: usize, tokens: usize },
+    #[error(
+        "sequence {index} of the batch belongs to another model: a batch is of sessions of one loaded model"
+    )]
+    BatchModel { index: usize },
+    #[error("sequence {index} of the batch: {source}")]
+    BatchSequence { index: usize, source: Box<Error> },
     #[error("cannot go back to {wanted} tokens: the sequence has {past}")]
     TruncateBeyond { wanted: u64, past: u64 },
     #[error(

@@ -15,6 +15,7 @@
 //! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
 
 pub mod artifact;
+mod batch;
 mod buffer;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -34,6 +35,7 @@ mod topology;
 mod trace;
 
 pub use artifact::Artifact;
+pub use batch::Batch;
 pub use error::Error;
 pub use huge_pages::HugePages;
 pub use model::{LoadOptions, Model};

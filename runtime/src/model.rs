@@ -138,6 +138,11 @@ impl Model {
         }
     }
 
+    /// Whether both are one loaded model.
+    pub(crate) fn is_same(&self, other: &Model) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn backend(&self) -> &Backend {
         &self.0.backend
     }

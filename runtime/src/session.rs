@@ -7,7 +7,7 @@ use std::path::Path;
 use mlcc_abi::section;
 
 use crate::buffer::Buffer;
-use crate::cpu::CpuSession;
+use crate::cpu::{BatchMember, CpuSession};
 use crate::model::Backend;
 use crate::{Error, Model, Result, StepTimes, state_file};
 
@@ -17,6 +17,7 @@ pub(crate) enum Step {
     Prefill,
     Decode,
     PrefillLogits,
+    DecodeBatch,
     Create,
     Reset,
     Softmax,
@@ -28,6 +29,7 @@ impl Step {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
             Self::PrefillLogits => "prefill_logits",
+            Self::DecodeBatch => "decode_batch",
             Self::Create => "create_kv_cache",
             Self::Reset => "reset_kv_cache",
             Self::Softmax => "softmax_with_temperature",
@@ -422,6 +424,30 @@ impl Session {
         }
         self.rows += tokens.len() as u64;
         Ok(())
+    }
+
+    /// Makes ready for one more token, as a sequence of a batch: checks it, gives its row memory.
+    pub(crate) fn join_batch(&mut self, token: i32) -> Result<BatchMember<'_>> {
+        self.check(&[token])?;
+        self.make_room(1)?;
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.join_batch(self.rows),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(_) => {
+                let (path, entry) = (self.model.artifact().path().to_path_buf(), Step::DecodeBatch.name());
+                Err(Error::MissingEntry { path, entry })
+            }
+        }
+    }
+
+    /// Counts the token that a batch has fed, whose logits are these.
+    pub(crate) fn leave_batch(&mut self, logits: &[f32]) {
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.set_logits(logits),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(_) => unreachable!("refused by join_batch"),
+        }
+        self.rows += 1;
     }
 
     fn chunk_logits(&self, n: usize) -> &[f32] {

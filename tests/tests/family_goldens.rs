@@ -45,7 +45,7 @@ impl Case {
         ];
         for (name, n, logits) in entries {
             let context = architecture.context_length().min(128);
-            architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream: None });
+            architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream: None, batched: false });
         }
         let module = b.finish().unwrap_or_else(|e| panic!("{e}"));
         verify_module(&module).unwrap_or_else(|e| panic!("{e}"));

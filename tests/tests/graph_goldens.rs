@@ -26,7 +26,10 @@ fn load(directory: &str) -> Case {
     let architecture = &resolved.config.architecture;
     for (name, n) in [("prefill", Dim::sym(Sym::N)), ("decode", Dim::from(1))] {
         let context = architecture.default_context();
-        architecture.build(&mut b, &EntrySpec { name, n, logits: Logits::Last, context, stream: None });
+        architecture.build(
+            &mut b,
+            &EntrySpec { name, n, logits: Logits::Last, context, stream: None, batched: false },
+        );
     }
     let module = b.finish().unwrap();
     verify_module(&module).unwrap();

@@ -9,9 +9,15 @@ use mlcc_ir::types::{DType, TensorType};
 use mlcc_models::{Architecture, EntrySpec, Logits};
 use mlcc_passes::plan_memory::SOFTMAX;
 
-/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`. Caches get room for `context` positions.
-pub fn build_module(name: &str, architecture: &Architecture, context: usize) -> Result<Module, OpError> {
-    build_with(GraphBuilder::new(name), architecture, context)
+/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`; also `decode_batch` if more than one sequence
+/// is to be decoded together. Caches get room for `context` positions.
+pub fn build_module(
+    name: &str,
+    architecture: &Architecture,
+    context: usize,
+    batch: u32,
+) -> Result<Module, OpError> {
+    build_with(GraphBuilder::new(name), architecture, context, batch)
 }
 
 /// [`build_module`], with entry functions that also return every layer's output.
@@ -19,18 +25,29 @@ pub fn build_module_with_taps(
     name: &str,
     architecture: &Architecture,
     context: usize,
+    batch: u32,
 ) -> Result<Module, OpError> {
-    build_with(GraphBuilder::with_taps(name), architecture, context)
+    build_with(GraphBuilder::with_taps(name), architecture, context, batch)
 }
 
-fn build_with(mut b: GraphBuilder, architecture: &Architecture, context: usize) -> Result<Module, OpError> {
+fn build_with(
+    mut b: GraphBuilder,
+    architecture: &Architecture,
+    context: usize,
+    batch: u32,
+) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
-    let entries =
-        [("prefill", &n, Logits::Last), ("decode", &one, Logits::Last), ("prefill_logits", &n, Logits::All)];
-    for (name, n, logits) in entries {
+    let entries = [
+        ("prefill", &n, Logits::Last, false),
+        ("decode", &one, Logits::Last, false),
+        ("prefill_logits", &n, Logits::All, false),
+        ("decode_batch", &n, Logits::All, true),
+    ];
+    for (name, n, logits, batched) in entries.into_iter().filter(|&(.., batched)| !batched || batch > 1) {
         let stream = architecture.stream();
-        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context, stream });
+        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context, stream, batched });
     }
+    b.set_batched(false);
     softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()
 }

@@ -19,7 +19,7 @@ fn graph_interpreter_equals_references() {
     for case in recurrent().chain(other_namings()) {
         let source = Source::open(&options(case, "f32")).unwrap();
         let module =
-            mlcc::model::build_module(case, &source.model.config.architecture, source.context).unwrap();
+            mlcc::model::build_module(case, &source.model.config.architecture, source.context, 1).unwrap();
         let golden = golden(case);
         let prompts: Vec<Vec<i32>> = golden.prompts.iter().map(ids).collect();
         let found = interpreted(&module, &source, &prompts);

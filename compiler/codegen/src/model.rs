@@ -7,7 +7,7 @@ use crate::table::{StateDesc, TableDesc, VariantDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 use mlcc_ir::types::DType;
 use mlcc_target::{Level, Target};
 use std::collections::BTreeMap;
@@ -39,6 +39,8 @@ pub struct Limits {
     pub context: u64,
     /// 0 = token ids are not checked.
     pub vocab: u64,
+    /// Most sequences in one call; 0 = no limit.
+    pub batch: u64,
 }
 
 /// What an entry point checks.
@@ -49,12 +51,15 @@ pub enum Checks {
     Rows,
     /// That, `past + n <= context`, and every token id.
     Tokens,
+    /// `1 <= n <= batch`, `past + 1 <= context` of every sequence, and every token id.
+    Sequences,
 }
 
 impl Checks {
     pub fn of_step(name: &str) -> Checks {
         match name {
             "prefill" | "decode" | "prefill_logits" => Checks::Tokens,
+            BATCH_STEP => Checks::Sequences,
             "softmax_with_temperature" => Checks::Rows,
             _ => Checks::None,
         }
@@ -62,8 +67,21 @@ impl Checks {
 }
 
 impl Limits {
+    /// The most that `n` may be in a step.
+    pub fn most(&self, step: &str) -> u64 {
+        match step {
+            "decode" => 1,
+            BATCH_STEP => self.batch,
+            _ => self.chunk,
+        }
+    }
     pub fn of(table: &TableDesc) -> Limits {
-        Limits { chunk: table.plan.chunk, context: table.plan.context, vocab: table.plan.vocab }
+        Limits {
+            chunk: table.plan.chunk,
+            context: table.plan.context,
+            vocab: table.plan.vocab,
+            batch: table.plan.batch,
+        }
     }
 }
 
@@ -93,6 +111,8 @@ fn symbol_part(name: &str) -> String {
 
 /// Name of the function that returns the metadata; it is the same at every level.
 pub const METADATA_FUNCTION: &str = "mlcc_get_metadata";
+/// The step that decodes a token for each of some sequences.
+pub const BATCH_STEP: &str = "decode_batch";
 /// The step that initialises the state; `reset_kv_cache` is the same function.
 pub const STATE_STEP: &str = "create_kv_cache";
 
@@ -117,6 +137,7 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
         prefill: symbol("prefill"),
         decode: symbol("decode"),
         prefill_logits: symbol("prefill_logits"),
+        decode_batch: symbol(BATCH_STEP),
         create_kv_cache: state.clone(),
         reset_kv_cache: state,
         softmax_with_temperature: symbol("softmax_with_temperature"),
@@ -146,9 +167,11 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenEr
                 offset: state.offset,
                 bytes: state.bytes,
                 per_past: 0,
+                per_row: 0,
             }],
             dims: Vec::new(),
             grid: None,
+            repeat: Repeat::Once,
         }));
     }
     let step = Step { name: STATE_STEP.into(), items, arena_bytes: 0 };

@@ -6,7 +6,7 @@
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 
 /// Memory of one sequence, by base.
 #[derive(Clone, Default)]
@@ -20,9 +20,9 @@ impl Memory {
         &mut self.blocks[slot(base)]
     }
 
-    fn read(&self, place: &BufferRef, past: usize) -> Result<Vec<u8>, StepError> {
+    fn read(&self, place: &BufferRef, at: At) -> Result<Vec<u8>, StepError> {
         let block = &self.blocks[slot(place.base)];
-        let start = place.offset as usize + place.per_past as usize * past;
+        let start = at.start(place);
         let end = start + place.bytes as usize;
         // Inputs and outputs hold only the rows of this call; the rest of the worst case is never touched.
         match block.get(start..end.min(block.len())) {
@@ -31,10 +31,32 @@ impl Memory {
         }
     }
 
-    fn write(&mut self, place: &BufferRef, past: usize, bytes: &[u8]) {
-        let start = place.offset as usize + place.per_past as usize * past;
+    fn write(&mut self, place: &BufferRef, at: At, bytes: &[u8]) {
+        let start = at.start(place);
         self.blocks[slot(place.base)][start..start + bytes.len()].copy_from_slice(bytes);
     }
+}
+
+/// Which launch of a buffer's kernel it is.
+#[derive(Clone, Copy)]
+struct At {
+    past: usize,
+    row: usize,
+}
+
+impl At {
+    fn start(self, place: &BufferRef) -> usize {
+        place.offset as usize + place.per_past as usize * self.past + place.per_row as usize * self.row
+    }
+}
+
+/// What a sequence of a batch has of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// The state block.
+    pub state: Vec<u8>,
+    /// Tokens that it has seen.
+    pub past: i64,
 }
 
 fn slot(base: Base) -> usize {
@@ -46,13 +68,15 @@ fn slot(base: Base) -> usize {
 pub enum StepError {
     #[error("step launches unknown kernel {0}")]
     NoKernel(String),
+    #[error("kernel {0} is launched for each sequence of a batch, but there is no batch")]
+    NoBatch(String),
     #[error("{base} has {size} bytes, the step uses {start}..{end}")]
     Range { base: &'static str, start: usize, end: usize, size: usize },
     #[error(transparent)]
     Kernel(#[from] InterpError),
 }
 
-/// Runs all launches in order with the given workers. `sizes` are the symbols of this call.
+/// Runs all launches in order with the given workers. `sizes` are the symbols of this call. Not for batches: [`run_batch`].
 pub fn run_step(
     step: &Step,
     kernels: &[Kernel],
@@ -63,9 +87,39 @@ pub fn run_step(
     for item in &step.items {
         match item {
             StepItem::Barrier => {}
-            StepItem::Launch(launch) => run_launch(launch, kernels, memory, sizes, options)?,
+            StepItem::Launch(launch) if launch.repeat != Repeat::Once => {
+                return Err(StepError::NoBatch(launch.kernel.clone()));
+            }
+            StepItem::Launch(launch) => run_launch(launch, kernels, memory, sizes, 0, options)?,
         }
     }
+    Ok(())
+}
+
+/// Runs a step that takes one token of each of `sequences`. `memory` holds what they share; its state is not used.
+pub fn run_batch(
+    step: &Step,
+    kernels: &[Kernel],
+    memory: &mut Memory,
+    sequences: &mut [Sequence],
+    options: &Options,
+) -> Result<(), StepError> {
+    let n = sequences.len() as i64;
+    for item in &step.items {
+        let StepItem::Launch(launch) = item else { continue };
+        if launch.repeat == Repeat::Once {
+            run_launch(launch, kernels, memory, &SymValues { n, b: n, past: 0 }, 0, options)?;
+            continue;
+        }
+        for (row, sequence) in sequences.iter_mut().enumerate() {
+            let sizes = SymValues { n: 1, b: n, past: sequence.past };
+            std::mem::swap(memory.block(Base::State), &mut sequence.state);
+            let result = run_launch(launch, kernels, memory, &sizes, row, options);
+            std::mem::swap(memory.block(Base::State), &mut sequence.state);
+            result?;
+        }
+    }
+    sequences.iter_mut().for_each(|s| s.past += 1);
     Ok(())
 }
 
@@ -74,26 +128,27 @@ fn run_launch(
     kernels: &[Kernel],
     memory: &mut Memory,
     sizes: &SymValues,
+    row: usize,
     options: &Options,
 ) -> Result<(), StepError> {
     let kernel = kernels
         .iter()
         .find(|k| k.name == launch.kernel)
         .ok_or_else(|| StepError::NoKernel(launch.kernel.clone()))?;
-    let past = sizes.past.max(0) as usize;
+    let at = At { past: sizes.past.max(0) as usize, row };
     let mut buffers = Vec::new();
     for (place, &buf) in launch.buffers.iter().zip(&kernel.params) {
         let decl = &kernel.bufs[buf];
         // The kernel knows the buffer with this call's length.
         let bytes = decl.len.eval(sizes) as usize * decl.dtype.bytes().unwrap_or(1);
-        let mut data = memory.read(place, past)?;
+        let mut data = memory.read(place, at)?;
         data.truncate(bytes);
         buffers.push(Buffer::new(decl.dtype, data));
     }
     run_with(kernel, &mut buffers, sizes, options)?;
     for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {
         if kernel.bufs[buf].access != Access::In {
-            memory.write(place, past, &buffer.bytes);
+            memory.write(place, at, &buffer.bytes);
         }
     }
     Ok(())

@@ -18,11 +18,22 @@ pub struct GraphBuilder {
     error: Option<OpError>,
     /// Taps of the open entry function; `None` where they are not wanted.
     taps: Option<Vec<(String, ValueId)>>,
+    /// The open entry function decodes a token for each of `n` sequences.
+    batched: bool,
+    /// Splits of its sequences that are open.
+    depth: usize,
 }
 
 impl GraphBuilder {
     pub fn new(name: impl Into<String>) -> Self {
-        GraphBuilder { module: Module::new(name), open: Vec::new(), error: None, taps: None }
+        GraphBuilder {
+            module: Module::new(name),
+            open: Vec::new(),
+            error: None,
+            taps: None,
+            batched: false,
+            depth: 0,
+        }
     }
     /// A builder whose entry functions also return what they [`GraphBuilder::tap`].
     pub fn with_taps(name: impl Into<String>) -> Self {
@@ -83,6 +94,43 @@ impl GraphBuilder {
             return;
         }
         taps.push((name, value));
+    }
+    /// Says of the entry functions that come next whether `n` is the number of sequences, with one token each.
+    pub fn set_batched(&mut self, batched: bool) {
+        self.batched = batched;
+    }
+    /// True where a batched function is between [`GraphBuilder::split_sequences`] and [`GraphBuilder::join_sequences`]:
+    /// there is one row there.
+    pub fn in_sequence(&self) -> bool {
+        self.batched && self.depth > 0
+    }
+    /// Begins what looks at one sequence (its states, caches, positions): gives the values to use for `rows: [n, ..]`.
+    /// Outside of batched functions all rows are of one sequence, and the values are the same. May be nested: only the
+    /// outermost pair does something.
+    pub fn split_sequences(&mut self, rows: &[ValueId]) -> Vec<ValueId> {
+        self.depth += 1;
+        match self.batched && self.depth == 1 {
+            true => rows.iter().map(|&v| self.op(Op::SequenceSplit, &[v])).collect(),
+            false => rows.to_vec(),
+        }
+    }
+    /// Ends it: values `[1, ..]` of each sequence as `[n, ..]`.
+    pub fn join_sequences(&mut self, values: &[ValueId]) -> Vec<ValueId> {
+        self.depth -= 1;
+        match self.batched && self.depth == 0 {
+            true => values.iter().map(|&v| self.op(Op::SequenceJoin, &[v])).collect(),
+            false => values.to_vec(),
+        }
+    }
+    /// [`GraphBuilder::split_sequences`] around `body`.
+    pub fn per_sequence(
+        &mut self,
+        rows: &[ValueId],
+        body: impl FnOnce(&mut Self, &[ValueId]) -> Vec<ValueId>,
+    ) -> Vec<ValueId> {
+        let rows = self.split_sequences(rows);
+        let values = body(self, &rows);
+        self.join_sequences(&values)
     }
     fn current(&mut self) -> &mut Function {
         self.open.last_mut().expect("an op outside of a function")

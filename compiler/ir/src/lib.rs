@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod module;
 pub mod ops;
 pub mod rewrite;
+pub mod sequences;
 pub mod step;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -1,5 +1,6 @@
 //! A module: everything the compiler holds about one model, graph level and kernel level side by side.
 
+use crate::dim::Dim;
 use crate::entity::{Arena, entity};
 use crate::graph::Function;
 use crate::kernel::Kernel;
@@ -165,6 +166,12 @@ impl Module {
     pub fn is_cache(&self, state: StateId) -> bool {
         let appends = |f: &Function| f.body.iter().any(|&node| f.nodes[node].op == Op::CacheAppend(state));
         self.functions.values().any(appends)
+    }
+
+    /// Rows of the shortest cache: most tokens of a sequence. `None` without caches.
+    pub fn context(&self) -> Option<i64> {
+        let rows = |s: StateId| self.states[s].ty.dims.first().and_then(Dim::as_const).unwrap_or(0);
+        self.states.ids().filter(|&s| self.is_cache(s)).map(rows).min()
     }
 
     pub fn new(name: impl Into<String>) -> Module {

@@ -38,7 +38,8 @@ impl Base {
     }
 }
 
-/// A buffer argument: `base + offset + per_past * past` bytes, `bytes` long (constant: worst case over the planned sizes).
+/// A buffer argument: `base + offset + per_past * past + per_row * row` bytes, `bytes` long (constant: worst case over the
+/// planned sizes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
     pub base: Base,
@@ -46,6 +47,20 @@ pub struct BufferRef {
     pub bytes: u64,
     /// Bytes per token already in the cache: new rows of a cache lie behind those of earlier tokens. 0 elsewhere.
     pub per_past: u64,
+    /// Bytes from the row of one sequence to that of the next, in launches for each sequence. 0 elsewhere, and in states, of
+    /// which every sequence has its own.
+    pub per_row: u64,
+}
+
+/// How often a launch runs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Repeat {
+    #[default]
+    Once,
+    /// For each sequence of the batch, with its state and its `past`; all workers share the work of every one.
+    EachSequence,
+    /// The same, every sequence by one worker alone: worker `w` of `m` has rows `n * w / m` until `n * (w + 1) / m`.
+    EachSequenceAlone,
 }
 
 /// GPU launch shape; `None` in CPU steps.
@@ -64,6 +79,7 @@ pub struct Launch {
     /// One per dimension parameter of the kernel.
     pub dims: Vec<Dim>,
     pub grid: Option<Grid>,
+    pub repeat: Repeat,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,7 +92,7 @@ pub enum StepItem {
 /// An executable entry point.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// `prefill`, `decode`, `prefill_logits`, `softmax_with_temperature`.
+    /// `prefill`, `decode`, `decode_batch`, `prefill_logits`, `softmax_with_temperature`.
     pub name: String,
     pub items: Vec<StepItem>,
     /// Bytes of arena that it needs.

@@ -5,7 +5,7 @@ use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BinOp, BufDecl, Kernel, Space, UnOp};
 use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
 use mlcc_ir::verify::verify_module;
 
@@ -179,7 +179,8 @@ fn a_state_is_written_once_calls_included() {
 #[test]
 fn steps_fit_their_kernels() {
     let launch = |kernel: &str, buffers: Vec<BufferRef>| {
-        let launch = Launch { kernel: kernel.into(), buffers, dims: vec![], grid: None };
+        let launch =
+            Launch { kernel: kernel.into(), buffers, dims: vec![], grid: None, repeat: Repeat::Once };
         Step {
             name: "decode".into(),
             items: vec![StepItem::Barrier, StepItem::Launch(launch)],
@@ -203,7 +204,7 @@ fn steps_fit_their_kernels() {
             m.steps.push(step);
         }
     };
-    let buffer = |offset| BufferRef { base: Base::Arena, offset, bytes: 16, per_past: 0 };
+    let buffer = |offset| BufferRef { base: Base::Arena, offset, bytes: 16, per_past: 0, per_row: 0 };
     let mut fine = module();
     with(launch("k", vec![buffer(48)]))(&mut fine);
     verify_module(&fine).unwrap();

@@ -9,6 +9,7 @@
 //! of them.
 
 mod block;
+mod few_rows;
 mod floats;
 mod gpu;
 mod integers;
@@ -18,6 +19,7 @@ pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 
 use crate::params::MatMulParams;
 use block::{Block, Rows};
+use few_rows::{FEW_BLOCKS, Shares};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, Stmt};
@@ -271,29 +273,59 @@ fn rows_of_slice(
     epilogue: &mut Epilogue,
 ) {
     let none = kb.int(0);
-    let mut done = none;
+    let (mut done, mut passes) = (none, none);
+    let shares = shares(kb, spec, params, slice, count);
     for (i, &rows) in params.rows.iter().enumerate() {
         let left = kb.sub(count, done);
         let by = kb.int(rows.into());
         let blocks = kb.div(left, by);
         let before = kb.add(first, done);
         let before = kb.let_("before", before);
-        match (spec.activation, spec.weight) {
-            (Activation::Codes(codes), Weight::Packed(format)) if i == 0 && rows > 1 => {
-                assert_eq!(codes.block, rows, "codes come in blocks of other sizes than the product takes");
-                let some = kb.lt(none, blocks);
-                let all = Blocks { spec, params, lookup, slice, format, codes, first: before, count: blocks };
-                kb.if_(some, |kb| all.emit(kb, epilogue));
-            }
-            _ => kb.serial("block", blocks, |kb, b| {
-                let offset = kb.mul(b, by);
-                let row = kb.add(before, offset);
-                let row = kb.let_("row", row);
-                let rows = Rows { first: row, count: rows, interleaved: false, strip: None };
-                Block::new(kb, spec, params, lookup, slice, rows).emit(kb, epilogue);
-            }),
+        let mut interleaved = false;
+        let mut one_by_one = blocks;
+        if let (Activation::Codes(codes), Weight::Packed(format), 0, 2..) =
+            (spec.activation, spec.weight, i, rows)
+        {
+            assert_eq!(codes.block, rows, "codes come in blocks of other sizes than the product takes");
+            let few = kb.int(FEW_BLOCKS);
+            let many = kb.lt(few, blocks);
+            let all = Blocks { spec, params, lookup, slice, format, codes, first: before, count: blocks };
+            kb.if_(many, |kb| all.emit(kb, epilogue));
+            one_by_one = kb.select(many, none, blocks);
+            interleaved = true;
         }
+        kb.serial("block", one_by_one, |kb, b| {
+            let offset = kb.mul(b, by);
+            let row = kb.add(before, offset);
+            let row = kb.let_("row", row);
+            let pass = kb.add(passes, b);
+            let ahead = shares.map(|s| s.of(kb, pass));
+            let rows = Rows { first: row, count: rows, interleaved, strip: None, ahead };
+            Block::new(kb, spec, params, lookup, slice, rows).emit(kb, epilogue);
+        });
         let here = kb.mul(blocks, by);
         done = kb.add(done, here);
+        passes = kb.add(passes, blocks);
     }
+}
+
+/// What the passes of `count` rows over a slice ask for, where they read integers.
+fn shares(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    params: &MatMulParams,
+    slice: Slice,
+    count: ExprId,
+) -> Option<Shares> {
+    let (Activation::Codes(_), Weight::Packed(format)) = (spec.activation, spec.weight) else { return None };
+    let none = kb.int(0);
+    let (mut left, mut passes) = (count, none);
+    for &rows in &params.rows {
+        let by = kb.int(rows.into());
+        let blocks = kb.div(left, by);
+        let taken = kb.mul(blocks, by);
+        left = kb.sub(left, taken);
+        passes = kb.add(passes, blocks);
+    }
+    Shares::new(kb, spec, params, format, slice, passes)
 }

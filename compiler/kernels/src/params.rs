@@ -172,7 +172,8 @@ fn block(target: &KernelTarget, weight: DType, activation: Activation, single_ro
         return (vec![1], 1);
     }
     match (target.arch, target.f32_lanes(), activation) {
-        (Arch::X86_64, 16, Activation::Codes(_)) => (vec![code_block(target), 1], 3),
+        (Arch::X86_64, 16, Activation::Codes(_)) => (vec![code_block(target), 2, 1], 3),
+        (_, _, Activation::Codes(_)) if code_block(target) > 2 => (vec![code_block(target), 2, 1], 1),
         (_, _, Activation::Codes(_)) => (vec![code_block(target), 1], 1),
         (Arch::X86_64, 16, _) if weight.is_packed() => (vec![12, 4, 1], 1),
         // 16-bit weights leave fewer registers, and their conversion is shared by more rows.

@@ -324,15 +324,16 @@ fn matvec_int8() {
     check_all(&PACKED, X::I8, 1);
 }
 
-/// One block with rows left over, and rows only.
+/// So many blocks that the weights are unpacked once for all, with rows left over.
 #[test]
 fn matmul_int8() {
-    check_all(&PACKED, X::I8, 17);
+    check_all(&PACKED, X::I8, 23);
 }
 
 #[test]
 fn few_rows_int8() {
     check_all(&PACKED, X::I8, 3);
+    check_all(&PACKED, X::I8, 9);
 }
 
 #[test]
@@ -342,7 +343,8 @@ fn matvec_int16() {
 
 #[test]
 fn matmul_int16() {
-    check_all(&PACKED, X::I16, 14);
+    check_all(&PACKED, X::I16, 22);
+    check_all(&PACKED, X::I16, 5);
 }
 
 /// The chosen instructions are those that the levels were made for.
@@ -399,8 +401,8 @@ fn extreme_codes() {
 fn chunks_of_rows() {
     let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4").unwrap();
     for (weight, x) in [(DType::F32, X::F32), (PACKED[0], X::I8)] {
-        let case = Case::new(weight, Packing::Tile16, x, (29, 40, 40));
-        let params = MatMulParams { chunk: Some(12), ..choose(&target, weight, kind(x), false) };
+        let case = Case::new(weight, Packing::Tile16, x, (45, 40, 40));
+        let params = MatMulParams { chunk: Some(24), ..choose(&target, weight, kind(x), false) };
         case.check_cpu("chunked", &params, &Options { workers: 2, order: Order::Reverse });
     }
 }

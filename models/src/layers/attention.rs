@@ -74,6 +74,22 @@ impl Attention {
         v: ValueId,
         prefix: Option<ValueId>,
     ) -> ValueId {
+        let rows = net.per_sequence(&[q.near, q.far, k, v], |net, rows| {
+            let q = Queries { near: rows[0], far: if q.far == q.near { rows[0] } else { rows[1] } };
+            vec![self.apply_to_one(net, layer, q, [rows[2], rows[3]], prefix)]
+        });
+        rows[0]
+    }
+
+    /// The tokens of one sequence.
+    fn apply_to_one(
+        &self,
+        net: &mut Net,
+        layer: usize,
+        q: Queries,
+        [k, v]: [ValueId; 2],
+        prefix: Option<ValueId>,
+    ) -> ValueId {
         let k = cached(net, &format!("layers.{layer}.key"), k);
         let v = cached(net, &format!("layers.{layer}.value"), v);
         let axis = |net: &Net, x, axis: usize| net.ty(x).dims[axis].clone();

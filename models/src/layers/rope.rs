@@ -69,13 +69,15 @@ impl Rope {
     /// Tables for the positions of this call. `name` tells tables of one model from each other.
     pub fn tables(&self, net: &mut Net, name: &str) -> RopeTables {
         let (positions, rows) = (net.positions(), net.rows());
-        let tables = self.tables_at(net, name, positions);
-        let places = net.places_for_sinks(rows);
-        let at_sinks = places.map(|places| self.tables_at(net, name, places).at);
-        RopeTables { at_sinks, ..tables }
+        net.for_sequences(|net| {
+            let tables = self.tables_at(net, name, positions);
+            let places = net.places_for_sinks(rows);
+            let at_sinks = places.map(|places| self.tables_at(net, name, places).at);
+            RopeTables { at_sinks, ..tables }
+        })
     }
 
-    /// Tables for `positions: i32[n]`.
+    /// Tables for `positions: i32[n]` of one sequence.
     pub fn tables_at(&self, net: &mut Net, name: &str, positions: ValueId) -> RopeTables {
         let (frequencies, half) = self.frequencies(net, name);
         let n = net.n();

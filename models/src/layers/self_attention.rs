@@ -52,6 +52,14 @@ impl<'a> SelfAttention<'a> {
 
     /// The part between the projections: `[n, width]` each to `[n, heads * size]`.
     pub fn attend(&self, net: &mut Net, layer: usize, sizes: &Sizes, [q, k, v]: [ValueId; 3]) -> ValueId {
+        let rows = net.per_sequence(&[q, k, v], |net, rows| {
+            vec![self.attend_one(net, layer, sizes, [rows[0], rows[1], rows[2]])]
+        });
+        rows[0]
+    }
+
+    /// [`SelfAttention::attend`] of the tokens of one sequence.
+    fn attend_one(&self, net: &mut Net, layer: usize, sizes: &Sizes, [q, k, v]: [ValueId; 3]) -> ValueId {
         let mut q = net.split_heads(q, sizes.heads);
         let mut k = net.split_heads(k, sizes.kv_heads);
         let v = net.split_heads(v, sizes.kv_heads);

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give arena, state, logits, probs and weights.
@@ -58,9 +58,9 @@ pub mod status {
     pub const OK: i32 = 0;
     /// A token id is negative or not below `vocab`.
     pub const BAD_TOKEN: i32 = 1;
-    /// `n` is not in `1..=chunk`.
+    /// `n` is not in `1..=chunk`; for `decode_batch`, in `1..=batch`.
     pub const BAD_LENGTH: i32 = 2;
-    /// `past + n` exceeds `context`.
+    /// `past + n` exceeds `context`; for `decode_batch`, `past + 1` of a sequence.
     pub const CONTEXT_FULL: i32 = 3;
 }
 
@@ -70,6 +70,16 @@ pub mod status {
 pub struct Str {
     pub ptr: *const u8,
     pub len: u64,
+}
+
+/// A sequence of a call of `decode_batch`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence {
+    /// As [`Ctx::state`]; no two sequences of a call share one.
+    pub state: *mut u8,
+    /// Tokens that the state has seen before this call.
+    pub past: i64,
 }
 
 /// What one call of an entry point works on. The caller owns every buffer.
@@ -82,13 +92,13 @@ pub struct Ctx {
     pub arena: *mut u8,
     /// `state_bytes`, initialised by `create_kv_cache`.
     pub state: *mut u8,
-    /// `n` token ids.
+    /// `n` token ids; for `decode_batch` one of each sequence.
     pub tokens: *const i32,
-    /// Tokens in this call, `1..=chunk`.
+    /// Tokens in this call, `1..=chunk`; for `decode_batch`, sequences, `1..=batch`.
     pub n: i64,
     /// Tokens that the state has seen before this call.
     pub past: i64,
-    /// Out: `vocab` floats of the last position; `prefill_logits`: `n * vocab`. In for `softmax_with_temperature`.
+    /// Out: `vocab` floats of the last position; `prefill_logits` and `decode_batch`: `n * vocab`. In for `softmax_with_temperature`.
     pub logits: *mut f32,
     /// Out of `softmax_with_temperature`: `n * vocab` floats. May equal `logits`.
     pub probs: *mut f32,
@@ -98,14 +108,16 @@ pub struct Ctx {
     pub barrier_self: *mut c_void,
     /// For `softmax_with_temperature`; greater than zero.
     pub temperature: f32,
-    /// Sequences in this call; 1 for now.
-    pub batch: u32,
+    /// Must be zero.
+    pub reserved0: u32,
     /// Told when an item of the step (a launch or a barrier) is over; null: nobody wants to know.
     pub trace: Option<TraceFn>,
     /// First argument of `trace`.
     pub trace_self: *mut c_void,
+    /// For `decode_batch`: `n` sequences, instead of `state` and `past`.
+    pub sequences: *const Sequence,
     /// Must be zero.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// `barrier(self, worker)`.
@@ -131,6 +143,8 @@ pub struct Entries {
     pub decode: Option<StepFn>,
     /// As `prefill`, logits of every position.
     pub prefill_logits: Option<StepFn>,
+    /// The next token of each of `n` sequences in, the logits of each out; their states advance by one token. May be absent.
+    pub decode_batch: Option<StepFn>,
     /// Gives a fresh state its initial values. (KV cache or recurrent state: the name is the one users know.)
     pub create_kv_cache: Option<StepFn>,
     /// Gives a used state its initial values again.
@@ -141,10 +155,11 @@ pub struct Entries {
 }
 
 /// Names of the entry points in the order of [`Entries`]; device entries carry the same names.
-pub const ENTRY_NAMES: [&str; 7] = [
+pub const ENTRY_NAMES: [&str; 8] = [
     "prefill",
     "decode",
     "prefill_logits",
+    "decode_batch",
     "create_kv_cache",
     "reset_kv_cache",
     "softmax_with_temperature",
@@ -340,7 +355,7 @@ pub struct ModelTable {
     pub chunk: u64,
     /// Most tokens in the state; 0 = unbounded.
     pub context: u64,
-    /// Sequences that the plan holds.
+    /// Most sequences in one call of `decode_batch`; 1 if there is none.
     pub batch: u64,
     pub vocab: u64,
     /// Most workers that the steps may be called with; 0 = any number.

@@ -37,11 +37,13 @@ fn layouts(out: &mut String) {
         barrier,
         barrier_self,
         temperature,
-        batch,
+        reserved0,
         trace,
         trace_self,
+        sequences,
         reserved
     );
+    layout!(out, Sequence, "mlcc_sequence", state, past);
     layout!(
         out,
         Entries,
@@ -49,6 +51,7 @@ fn layouts(out: &mut String) {
         prefill,
         decode,
         prefill_logits,
+        decode_batch,
         create_kv_cache,
         reset_kv_cache,
         softmax_with_temperature,

@@ -40,9 +40,10 @@ pub fn json(
             "triple": target.triple,
             "levels": target.levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(),
         },
-        "memory": memory_json(source, options, program, memory),
+        "memory": memory_json(source, target, options, program, memory),
         "decode": {
             "bytes_per_token": traffic.bytes,
+            "state_bytes": traffic.state_bytes,
             "ops_per_token": traffic.ops,
             "head_ops": traffic.head_ops,
             "arithmetic": match options.quant.activation {
@@ -82,10 +83,17 @@ pub fn json(
     value.to_string()
 }
 
-fn memory_json(source: &Source, options: &BuildOptions, program: &Program, memory: &MemoryPlan) -> Value {
+fn memory_json(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    program: &Program,
+    memory: &MemoryPlan,
+) -> Value {
     let entries = memory.entries.iter().map(|e| (e.name.clone(), Value::from(e.arena_bytes)));
     json!({
         "chunk": source.chunk,
+        "batch": options.max_batch(target),
         "context": source.context_limit(options),
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,

@@ -32,7 +32,7 @@ use mlcc_codegen::{CodegenError, Input, LevelInput};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::{Control, Pass};
 use mlcc_passes::{Context, Options, PassError, Program, run_passes};
-use mlcc_target::Target;
+use mlcc_target::{Arch, Target};
 
 use crate::weights::WeightError;
 
@@ -80,6 +80,8 @@ pub enum BuildError {
          or keep the worst tensors in one with --quant-policy; nothing was written"
     )]
     Quality { found: f64, permitted: f64 },
+    #[error("--max-batch {0}: GPUs decode one sequence at a time; leave it out, or build for a CPU")]
+    BatchOnGpu(u32),
     #[error("--report: {0}")]
     Report(String),
     #[error(transparent)]
@@ -213,9 +215,13 @@ pub fn compile(
     hooks: &mut Hooks<'_>,
 ) -> Result<(Program, Context), BuildError> {
     let (name, architecture) = (&source.model.name, &source.model.config.architecture);
+    let batch = options.max_batch(target);
+    if batch > 1 && target.arch == Arch::Nvptx {
+        return Err(BuildError::BatchOnGpu(batch));
+    }
     let module = match options.debug_taps {
-        false => crate::model::build_module(name, architecture, source.context)?,
-        true => crate::model::build_module_with_taps(name, architecture, source.context)?,
+        false => crate::model::build_module(name, architecture, source.context, batch)?,
+        true => crate::model::build_module_with_taps(name, architecture, source.context, batch)?,
     };
     let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
@@ -243,6 +249,7 @@ pub(crate) fn pass_options(source: &Source, target: &Target, options: &BuildOpti
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let levels = target.levels.iter().map(level).collect();
     let mut pass_options = Options::new(levels, i64::from(source.chunk));
+    pass_options.batch = i64::from(options.max_batch(target));
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
     pass_options.kv_cache = options.cache_type();

@@ -8,6 +8,7 @@ use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{PIPELINE, Pass};
+use mlcc_target::{Arch, Target};
 
 use super::Backend;
 
@@ -40,6 +41,8 @@ pub struct BuildOptions {
     pub output: Option<PathBuf>,
     /// Most tokens in one call of `prefill`; `None`: [`super::source::CHUNK`], or more where a prompt has to come in one.
     pub chunk: Option<u32>,
+    /// Most sequences decoded together; 1: no entry point for that. `None`: see [`BuildOptions::max_batch`].
+    pub batch: Option<u32>,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
     pub context: Option<u64>,
     /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the model has.
@@ -100,6 +103,7 @@ impl BuildOptions {
             kv_cache: None,
             output: None,
             chunk: None,
+            batch: None,
             context: None,
             sliding_window: None,
             attention_sinks: None,
@@ -113,6 +117,13 @@ impl BuildOptions {
             debug_taps: false,
             report: ReportOptions::default(),
         }
+    }
+
+    /// Most sequences decoded together: what was asked for, else 16 on CPUs. GPUs have no entry point for that, and
+    /// artifacts for debugging do without.
+    pub fn max_batch(&self, target: &Target) -> u32 {
+        let usual = if target.arch == Arch::Nvptx || self.debug_taps { 1 } else { 16 };
+        self.batch.unwrap_or(usual)
     }
 
     /// The storage type of caches.

@@ -205,6 +205,8 @@ pub struct Traffic {
     /// Every weight once (of the embedding one row), recurrent states read and written, one row of the caches written.
     /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
     pub bytes: u64,
+    /// Those of them that are of the sequence alone.
+    pub state_bytes: u64,
     /// A multiplication and an addition per weight of a matrix.
     pub ops: u64,
     /// Those of the output head, which a prompt needs only once.
@@ -218,7 +220,7 @@ impl Traffic {
         let recurrent =
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
         let state = 2 * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
-        let mut traffic = Traffic { bytes: state, ops: 0, head_ops: 0 };
+        let mut traffic = Traffic { bytes: state, state_bytes: state, ops: 0, head_ops: 0 };
         for (id, param) in program.module.params.iter() {
             let bytes = memory.params[id.index()].1;
             match param.role {

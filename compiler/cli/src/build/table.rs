@@ -43,7 +43,7 @@ pub fn describe(
             alignment: mlcc_passes::plan_memory::ALIGN,
             chunk: u64::from(source.chunk),
             context: memory.context.or_else(|| source.context_limit(options)).unwrap_or(0),
-            batch: 1,
+            batch: u64::from(options.max_batch(target)),
             vocab: source.model.config.architecture.vocab() as u64,
             max_workers: 0,
         },

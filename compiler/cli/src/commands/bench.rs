@@ -1,7 +1,7 @@
 //! `mlcc bench`: speed, and how much of the machine's own limits it is.
 //!
-//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one. A token costs at least the bytes that are read for
-//! it (weights once per call, state) and the multiplications of its matrices; the machine's read bandwidth and
+//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences together. A token costs at least the bytes that are read for
+//! it (weights once per call, for however many sequences; states of its own) and the multiplications of its matrices; the machine's read bandwidth and
 //! arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per second.
 //!
 //! The processors of a virtual machine change places and share their memory with others, so that the limits move. All
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use mlcc_runtime::{Model, Session};
+use mlcc_runtime::{Batch, Model, Session, StepTimes};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -42,6 +42,9 @@ pub struct Args {
     /// Positions before the generated tokens (with commas for several)
     #[arg(short = 'd', long, default_value = "0", value_delimiter = ',')]
     depth: Vec<usize>,
+    /// Sequences that generate together (with commas for several; needs `mlcc build --max-batch`)
+    #[arg(short = 'b', long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch: Vec<u16>,
     /// How often each test runs
     #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
@@ -105,7 +108,12 @@ struct Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prompt(usize),
-    Generate { tokens: usize, depth: usize },
+    /// So many tokens for each sequence.
+    Generate {
+        tokens: usize,
+        depth: usize,
+        sequences: usize,
+    },
 }
 
 /// What the machine can do with so many threads at one moment.
@@ -164,8 +172,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 fn tests(args: &Args) -> Result<Vec<Test>, CliError> {
     let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
     let lengths = args.n_gen.iter().filter(|&&n| n > 0);
-    let generations =
-        lengths.flat_map(|&tokens| args.depth.iter().map(move |&depth| Test::Generate { tokens, depth }));
+    let generations = lengths.flat_map(|&tokens| {
+        args.depth.iter().flat_map(move |&depth| {
+            let sequences = args.batch.iter().map(|&b| usize::from(b));
+            sequences.map(move |sequences| Test::Generate { tokens, depth, sequences })
+        })
+    });
     let tests: Vec<Test> = prompts.chain(generations).collect();
     if tests.is_empty() {
         return Err(CliError::usage("nothing to measure: give -p N or -n N above 0"));
@@ -175,7 +187,7 @@ fn tests(args: &Args) -> Result<Vec<Test>, CliError> {
 
 fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Row>, CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let mut session = model.session()?;
+    let mut runner = Runner::new(model, tests)?;
     let bar = ui.count_bar("bench");
     bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
     bar.set_message("warming up");
@@ -187,7 +199,7 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
         let mut speeds = Vec::new();
         // The first round fills the caches.
         for round in 0..=args.repetitions {
-            let speed = time(&mut session, *test)?;
+            let speed = runner.time(*test)?;
             if round > 0 {
                 speeds.push(speed);
             }
@@ -201,37 +213,76 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     Ok(rows)
 }
 
-/// Tokens per second of one run.
-fn time(session: &mut Session, test: Test) -> Result<f64, CliError> {
-    session.reset()?;
-    if let Test::Generate { depth: depth @ 1.., .. } = test {
-        session.prefill(&tokens(depth, session.model().vocab() as u64))?;
-    }
-    let begin = Instant::now();
-    feed(session, test)?;
-    Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
+/// The sequences that the tests feed.
+struct Runner {
+    sessions: Vec<Session>,
+    batch: Batch,
 }
 
-/// Feeds the tokens of a test.
-fn feed(session: &mut Session, test: Test) -> Result<(), CliError> {
-    let tokens = tokens(test.tokens(), session.model().vocab() as u64);
-    let cancel = interrupt::flag();
-    match test {
-        Test::Prompt(_) => {
-            session.prefill(&tokens)?;
+impl Runner {
+    /// With as many sequences as the tests want.
+    fn new(model: &Model, tests: &[Test]) -> Result<Runner, CliError> {
+        let most = tests.iter().map(|t| t.sequences()).max().unwrap_or(1);
+        let batch = model.batch(most)?;
+        let sessions = (0..most).map(|_| model.session()).collect::<Result<_, _>>()?;
+        Ok(Runner { sessions, batch })
+    }
+
+    /// Begins new sequences with the tokens before those of the test.
+    fn prepare(&mut self, test: Test) -> Result<(), CliError> {
+        for session in &mut self.sessions[..test.sequences()] {
+            session.reset()?;
+            if let Test::Generate { depth: depth @ 1.., .. } = test {
+                session.prefill(&tokens(depth, session.model().vocab() as u64))?;
+            }
         }
-        Test::Generate { .. } => {
-            for &token in &tokens {
-                session.decode(token)?;
-                if cancel.load(Ordering::Relaxed) {
-                    return Err(CliError::Interrupted);
+        Ok(())
+    }
+
+    /// Tokens per second of one run, those of all sequences together.
+    fn time(&mut self, test: Test) -> Result<f64, CliError> {
+        self.prepare(test)?;
+        let begin = Instant::now();
+        self.feed(test)?;
+        Ok((test.sequences() * test.tokens()) as f64 / begin.elapsed().as_secs_f64())
+    }
+
+    /// Feeds the tokens of a test.
+    fn feed(&mut self, test: Test) -> Result<(), CliError> {
+        let vocab = self.sessions[0].model().vocab() as u64;
+        let tokens = tokens(test.tokens(), vocab);
+        let cancel = interrupt::flag();
+        match test {
+            Test::Prompt(_) => {
+                self.sessions[0].prefill(&tokens)?;
+            }
+            Test::Generate { sequences, .. } => {
+                let mut sessions: Vec<&mut Session> = self.sessions.iter_mut().take(sequences).collect();
+                let mut next = vec![0; sequences];
+                for (i, &token) in tokens.iter().enumerate() {
+                    // Sequences of different tokens: they may pick different experts.
+                    next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
+                    match &mut sessions[..] {
+                        [one] => one.decode(token).map(drop)?,
+                        all => self.batch.decode(all, &next).map(drop)?,
+                    }
+                    if cancel.load(Ordering::Relaxed) {
+                        return Err(CliError::Interrupted);
+                    }
                 }
             }
         }
+        match cancel.load(Ordering::Relaxed) {
+            true => Err(CliError::Interrupted),
+            false => Ok(()),
+        }
     }
-    match cancel.load(Ordering::Relaxed) {
-        true => Err(CliError::Interrupted),
-        false => Ok(()),
+
+    /// Takes times of the steps' items from now on, or no longer; gives what was taken so far.
+    fn trace(&mut self, on: bool) -> Vec<StepTimes> {
+        let mut times = self.sessions[0].trace(on);
+        times.extend(self.batch.trace(on));
+        times
     }
 }
 
@@ -252,15 +303,27 @@ impl Test {
         }
     }
 
-    fn name(self) -> String {
+    /// Sequences that it feeds.
+    fn sequences(self) -> usize {
         match self {
-            Test::Prompt(n) => format!("pp{n}"),
-            Test::Generate { tokens, depth: 0 } => format!("tg{tokens}"),
-            Test::Generate { tokens, depth } => format!("tg{tokens}@d{depth}"),
+            Test::Prompt(_) => 1,
+            Test::Generate { sequences, .. } => sequences,
         }
     }
 
-    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token.
+    fn name(self) -> String {
+        match self {
+            Test::Prompt(n) => format!("pp{n}"),
+            Test::Generate { tokens, depth, sequences } => {
+                let depth = if depth > 0 { format!("@d{depth}") } else { String::new() };
+                let batch = if sequences > 1 { format!("@b{sequences}") } else { String::new() };
+                format!("tg{tokens}{depth}{batch}")
+            }
+        }
+    }
+
+    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token of each
+    /// sequence.
     fn cost(self, metadata: &Value, chunk: u64) -> Cost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
         let (bytes, ops) = (get("/decode/bytes_per_token"), get("/decode/ops_per_token"));
@@ -273,8 +336,10 @@ impl Test {
                 let bytes = bytes + cache(n as f64 / 2.0);
                 Cost { bytes: bytes * calls / n as f64, ops: ops * (1.0 - head_share(metadata)) }
             }
-            Test::Generate { tokens, depth } => {
-                Cost { bytes: bytes + cache(depth as f64 + tokens as f64 / 2.0), ops }
+            Test::Generate { tokens, depth, sequences } => {
+                // States are each sequence's own.
+                let shared = (bytes - get("/decode/state_bytes")) * (1.0 - 1.0 / sequences as f64);
+                Cost { bytes: bytes - shared + cache(depth as f64 + tokens as f64 / 2.0), ops }
             }
         }
     }
@@ -403,10 +468,14 @@ mod tests {
     #[test]
     fn prompts_share_the_reading_of_weights() {
         let metadata = serde_json::json!({
-            "decode": { "bytes_per_token": 1000, "ops_per_token": 400, "head_ops": 100, "arithmetic": "i8" }
+            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": 400, "head_ops": 100, "arithmetic": "i8" }
         });
-        let tg = Test::Generate { tokens: 4, depth: 0 }.cost(&metadata, 64);
+        let tg = Test::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&metadata, 64);
         assert_eq!((tg.bytes, tg.ops), (1000.0, 400.0));
+        let four = Test::Generate { tokens: 4, depth: 0, sequences: 4 };
+        let cost = four.cost(&metadata, 64);
+        assert_eq!((cost.bytes, cost.ops), (325.0, 400.0), "900 of weights for four, 100 of states for each");
+        assert_eq!(four.name(), "tg4@b4");
         let pp = Test::Prompt(100).cost(&metadata, 64);
         assert_eq!((pp.bytes, pp.ops), (20.0, 300.0));
     }
@@ -416,7 +485,9 @@ mod tests {
         let mut metadata = serde_json::json!({
             "decode": { "bytes_per_token": 1000 }, "memory": { "cache": { "bytes_per_token": 10 } }
         });
-        let bytes = |metadata: &Value, depth| Test::Generate { tokens: 4, depth }.cost(metadata, 64).bytes;
+        let bytes = |metadata: &Value, depth| {
+            Test::Generate { tokens: 4, depth, sequences: 1 }.cost(metadata, 64).bytes
+        };
         assert_eq!([0, 100].map(|d| bytes(&metadata, d)), [1020.0, 2020.0]);
         metadata["memory"]["window"] = 50.into();
         assert_eq!(bytes(&metadata, 100), 1500.0);

@@ -54,6 +54,9 @@ pub struct Args {
     /// prompt only as a whole]
     #[arg(long, visible_alias = "prefill-chunk-size", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
+    /// Most sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
+    #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    max_batch: Option<u32>,
     /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..))]
     ctx_size: Option<u64>,
@@ -227,6 +230,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         kv_cache: args.kv_cache,
         output: args.output.clone(),
         chunk: args.chunk,
+        batch: args.max_batch,
         context: args.ctx_size,
         sliding_window: args.sliding_window.map(|n| n as usize),
         attention_sinks: args.attention_sinks.map(|n| n as usize),

@@ -145,6 +145,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
         ["compiler".into(), format!("{}, back end {}", get("/compiler"), get("/backend"))],
         ["context".into(), get("/memory/context").replace('-', "no limit")],
         ["chunk".into(), format!("{} tokens", get("/memory/chunk"))],
+        ["batch".into(), format!("{} sequences", get("/memory/batch").replace('-', "1"))],
         ["weights".into(), size("/memory/weights_bytes")],
         ["state".into(), size("/memory/state_bytes") + &cache_text(metadata)],
         ["scratch".into(), size("/memory/arena_bytes")],

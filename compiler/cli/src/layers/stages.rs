@@ -57,7 +57,7 @@ impl Setup<'_> {
         let mut packs = Packs::new();
         let mut last_text = String::new();
         let (name, architecture) = (&self.source.model.name, &self.source.model.config.architecture);
-        let module = crate::model::build_module_with_taps(name, architecture, self.source.context)?;
+        let module = crate::model::build_module_with_taps(name, architecture, self.source.context, 1)?;
         list.push(Stage { pass: None, module });
         let cancel: &AtomicBool = crate::interrupt::flag();
         let mut event = |event: Event<'_>| {

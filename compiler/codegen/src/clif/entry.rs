@@ -15,10 +15,10 @@ use cranelift_codegen::ir::{
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_module::FuncId;
-use mlcc_abi::{Ctx, status};
+use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Base, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, Launch, Repeat, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -43,6 +43,15 @@ struct Entry<'f> {
     ctx: Value,
     worker: Value,
     workers: Value,
+    /// The sequence that a launch is for.
+    row: Option<Row>,
+}
+
+#[derive(Clone, Copy)]
+struct Row {
+    index: Value,
+    state: Value,
+    past: Value,
 }
 
 /// The function of a step. `declare` makes a kernel callable from the function.
@@ -70,7 +79,7 @@ pub(super) fn step_function(
     fb.seal_block(block);
     let args = fb.block_params(block);
     let (ctx, worker, workers) = (args[0], args[1], args[2]);
-    let mut entry = Entry { fb, ctx, worker, workers };
+    let mut entry = Entry { fb, ctx, worker, workers, row: None };
     entry.check(step, limits);
     entry.items(step, &refs);
     entry.return_status(status::OK);
@@ -107,26 +116,79 @@ impl Entry<'_> {
             match item {
                 StepItem::Barrier => self.barrier(barrier),
                 StepItem::Launch(launch) => {
-                    let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + 2);
-                    for buffer in &launch.buffers {
-                        let base = self.base(buffer.base);
-                        let mut address = self.fb.ins().iadd_imm_s(base, buffer.offset as i64);
-                        if buffer.per_past > 0 {
-                            let past = self.sym(Sym::Past);
-                            let rows = self.fb.ins().imul_imm_s(past, buffer.per_past as i64);
-                            address = self.fb.ins().iadd(address, rows);
-                        }
-                        args.push(address);
-                    }
-                    for dim in &launch.dims {
-                        args.push(self.dim(dim));
-                    }
-                    args.extend([worker, workers]);
-                    self.fb.ins().call(refs[launch.kernel.as_str()], &args);
+                    self.repeated(launch, refs[launch.kernel.as_str()], [worker, workers])
                 }
             }
             self.trace(trace, number as i64);
         }
+    }
+
+    /// A launch, or a loop of launches for each sequence.
+    fn repeated(&mut self, launch: &Launch, kernel: FuncRef, [worker, workers]: [Value; 2]) {
+        let n = self.field(types::I64, offset_of!(Ctx, n));
+        match launch.repeat {
+            Repeat::Once => self.launch(launch, kernel, [worker, workers]),
+            Repeat::EachSequence => {
+                let zero = self.fb.ins().iconst(types::I64, 0);
+                self.for_rows(zero, n, |e| e.launch(launch, kernel, [worker, workers]));
+            }
+            Repeat::EachSequenceAlone => {
+                let product = self.fb.ins().imul(worker, n);
+                let from = self.fb.ins().udiv(product, workers);
+                let product = self.fb.ins().iadd(product, n);
+                let to = self.fb.ins().udiv(product, workers);
+                self.for_rows(from, to, |e| {
+                    let alone = [0, 1].map(|v| e.fb.ins().iconst(types::I64, v));
+                    e.launch(launch, kernel, alone);
+                });
+            }
+        }
+    }
+
+    /// `body` for each sequence from number `from` until `to`.
+    fn for_rows(&mut self, from: Value, to: Value, body: impl FnOnce(&mut Self)) {
+        let (header, inside, done) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
+        let index = self.fb.append_block_param(header, types::I64);
+        self.fb.ins().jump(header, &[BlockArg::from(from)]);
+        self.fb.switch_to_block(header);
+        let more = self.fb.ins().icmp(IntCC::UnsignedLessThan, index, to);
+        self.fb.ins().brif(more, inside, &[], done, &[]);
+        self.enter(inside);
+        let all = self.field(types::I64, offset_of!(Ctx, sequences));
+        let at = self.fb.ins().imul_imm_s(index, size_of::<Sequence>() as i64);
+        let at = self.fb.ins().iadd(all, at);
+        let state = self.fb.ins().load(types::I64, plain(), at, offset_of!(Sequence, state) as i32);
+        let past = self.fb.ins().load(types::I64, plain(), at, offset_of!(Sequence, past) as i32);
+        self.row = Some(Row { index, state, past });
+        body(self);
+        self.row = None;
+        let next = self.fb.ins().iadd_imm_s(index, 1);
+        self.fb.ins().jump(header, &[BlockArg::from(next)]);
+        self.fb.seal_block(header);
+        self.enter(done);
+    }
+
+    fn launch(&mut self, launch: &Launch, kernel: FuncRef, workers: [Value; 2]) {
+        let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + 2);
+        for buffer in &launch.buffers {
+            let base = self.base(buffer.base);
+            let mut address = self.fb.ins().iadd_imm_s(base, buffer.offset as i64);
+            if buffer.per_past > 0 {
+                let past = self.sym(Sym::Past);
+                let rows = self.fb.ins().imul_imm_s(past, buffer.per_past as i64);
+                address = self.fb.ins().iadd(address, rows);
+            }
+            if let Some(row) = self.row.filter(|_| buffer.per_row > 0) {
+                let rows = self.fb.ins().imul_imm_s(row.index, buffer.per_row as i64);
+                address = self.fb.ins().iadd(address, rows);
+            }
+            args.push(address);
+        }
+        for dim in &launch.dims {
+            args.push(self.dim(dim));
+        }
+        args.extend(workers);
+        self.fb.ins().call(kernel, &args);
     }
 
     fn return_status(&mut self, status: i32) {
@@ -141,7 +203,10 @@ impl Entry<'_> {
     fn base(&mut self, base: Base) -> Value {
         let offset = match base {
             Base::Weights => offset_of!(Ctx, weights),
-            Base::State => offset_of!(Ctx, state),
+            Base::State => match self.row {
+                Some(row) => return row.state,
+                None => offset_of!(Ctx, state),
+            },
             Base::Arena => offset_of!(Ctx, arena),
             Base::Tokens => offset_of!(Ctx, tokens),
             Base::Logits => offset_of!(Ctx, logits),
@@ -156,11 +221,12 @@ impl Entry<'_> {
     fn sym(&mut self, sym: Sym) -> Value {
         match sym {
             Sym::N => self.field(types::I64, offset_of!(Ctx, n)),
-            Sym::Past => self.field(types::I64, offset_of!(Ctx, past)),
-            Sym::B => {
-                let batch = self.field(types::I32, offset_of!(Ctx, batch));
-                self.fb.ins().uextend(types::I64, batch)
-            }
+            Sym::Past => match self.row {
+                Some(row) => row.past,
+                None => self.field(types::I64, offset_of!(Ctx, past)),
+            },
+            // Nothing is sized by it: rows of a batch are `n`.
+            Sym::B => self.field(types::I64, offset_of!(Ctx, n)),
         }
     }
 
@@ -226,10 +292,9 @@ impl Entry<'_> {
             return;
         }
         let n = self.sym(Sym::N);
-        let most = match (step.name.as_str(), limits.chunk) {
-            ("decode", _) => 1,
-            (_, 0) => i64::MAX,
-            (_, chunk) => chunk as i64,
+        let most = match limits.most(&step.name) {
+            0 => i64::MAX,
+            most => most as i64,
         };
         let less = self.fb.ins().iadd_imm_s(n, -1);
         let bad = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, less, most);
@@ -237,7 +302,15 @@ impl Entry<'_> {
         if checks == Checks::Rows {
             return;
         }
-        if limits.context > 0 {
+        if checks == Checks::Sequences && limits.context > 0 {
+            let zero = self.fb.ins().iconst(types::I64, 0);
+            self.for_rows(zero, n, |e| {
+                let past = e.sym(Sym::Past);
+                let full =
+                    e.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, past, limits.context as i64);
+                e.fail_if(full, status::CONTEXT_FULL);
+            });
+        } else if limits.context > 0 {
             let past = self.sym(Sym::Past);
             let total = self.fb.ins().iadd(past, n);
             let full = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThan, total, limits.context as i64);

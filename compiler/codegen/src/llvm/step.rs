@@ -13,9 +13,9 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
-use mlcc_abi::{Ctx, status};
+use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -44,6 +44,15 @@ struct StepEmitter<'a, 'c> {
     worker: Value<'c>,
     workers: Value<'c>,
     wide: [Value<'c>; 2],
+    /// The sequence that a launch is for.
+    row: Option<Row<'c>>,
+}
+
+#[derive(Clone, Copy)]
+struct Row<'c> {
+    index: Value<'c>,
+    state: PointerValue<'c>,
+    past: Value<'c>,
 }
 
 impl<'a, 'c> StepEmitter<'a, 'c> {
@@ -67,7 +76,16 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         };
         let long: BasicTypeEnum<'c> = ctx.i64_type().into();
         let wide = [e.cast(Op::ZExt, worker, long)?, e.cast(Op::ZExt, workers, long)?];
-        Ok(StepEmitter { e, kernels, function, ctx: this.into_pointer_value(), worker, workers, wide })
+        Ok(StepEmitter {
+            e,
+            kernels,
+            function,
+            ctx: this.into_pointer_value(),
+            worker,
+            workers,
+            wide,
+            row: None,
+        })
     }
 
     fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
@@ -75,7 +93,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         for (number, item) in step.items.iter().enumerate() {
             match item {
                 StepItem::Launch(launch) => {
-                    self.launch(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
+                    self.repeated(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
                 }
                 StepItem::Barrier => self.barrier()?,
             }
@@ -107,17 +125,21 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
     fn sym(&self, sym: Sym) -> Result<Value<'c>> {
         match sym {
             Sym::N => self.long_field(offset_of!(Ctx, n)),
-            Sym::Past => self.long_field(offset_of!(Ctx, past)),
-            Sym::B => {
-                let batch = self.field(offset_of!(Ctx, batch), self.e.ctx.i32_type().into())?;
-                self.e.cast(Op::ZExt, batch, self.e.ctx.i64_type().into())
-            }
+            Sym::Past => match self.row {
+                Some(row) => Ok(row.past),
+                None => self.long_field(offset_of!(Ctx, past)),
+            },
+            // Nothing is sized by it: rows of a batch are `n`.
+            Sym::B => self.long_field(offset_of!(Ctx, n)),
         }
     }
     fn base(&self, base: Base) -> Result<PointerValue<'c>> {
         match base {
             Base::Weights => self.pointer_field(offset_of!(Ctx, weights)),
-            Base::State => self.pointer_field(offset_of!(Ctx, state)),
+            Base::State => match self.row {
+                Some(row) => Ok(row.state),
+                None => self.pointer_field(offset_of!(Ctx, state)),
+            },
             Base::Arena => self.pointer_field(offset_of!(Ctx, arena)),
             Base::Tokens => self.pointer_field(offset_of!(Ctx, tokens)),
             Base::Logits => self.pointer_field(offset_of!(Ctx, logits)),
@@ -128,14 +150,79 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
 
     // ---- launches and barriers
 
-    fn launch(&self, launch: &Launch) -> Result<()> {
+    /// A launch, or a loop of launches for each sequence.
+    fn repeated(&mut self, launch: &Launch) -> Result<()> {
+        let n = self.long_field(offset_of!(Ctx, n))?;
+        let ([worker, workers], zero, one) = (self.wide, self.e.i64(0), self.e.i64(1));
+        match launch.repeat {
+            Repeat::Once => self.launch(launch, self.wide),
+            Repeat::EachSequence => self.for_rows(zero, n, |s| s.launch(launch, s.wide)),
+            Repeat::EachSequenceAlone => {
+                let share = |worker| {
+                    let product = self.e.mul(worker, n)?;
+                    self.e.op(Op::UDiv, product, workers)
+                };
+                let (from, to) = (share(worker)?, share(self.e.add(worker, one)?)?);
+                self.for_rows(from, to, |s| s.launch(launch, [zero, one]))
+            }
+        }
+    }
+
+    /// `body` for each sequence from number `from` until `to`.
+    fn for_rows(
+        &mut self,
+        from: Value<'c>,
+        to: Value<'c>,
+        body: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<()> {
+        let ctx = self.e.ctx;
+        let here = || self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"));
+        let before = here()?;
+        let [head, inside, done] =
+            ["sequences", "sequence", "done"].map(|name| ctx.append_basic_block(self.function, name));
+        self.e.b.build_unconditional_branch(head)?;
+        self.e.b.position_at_end(head);
+        let i = self.e.b.build_phi(ctx.i64_type(), "row")?;
+        let index = i.as_basic_value();
+        let more = self.e.icmp(IntPredicate::ULT, index, to)?;
+        self.e.b.build_conditional_branch(more.into_int_value(), inside, done)?;
+        self.e.b.position_at_end(inside);
+        self.row = Some(self.sequence(index)?);
+        let result = body(self);
+        self.row = None;
+        result?;
+        let next = self.e.add(index, self.e.i64(1))?;
+        let last = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        self.e.b.build_unconditional_branch(head)?;
+        i.add_incoming(&[(&from, before), (&next, last)]);
+        self.e.b.position_at_end(done);
+        Ok(())
+    }
+
+    fn sequence(&self, index: Value<'c>) -> Result<Row<'c>> {
+        let ctx = self.e.ctx;
+        let all = self.pointer_field(offset_of!(Ctx, sequences))?;
+        let at = self.e.mul(index, self.e.i64(size_of::<Sequence>() as i64))?;
+        let at = self.e.element(all, ctx.i8_type().into(), at, true)?;
+        let state = self.offset(at, offset_of!(Sequence, state) as u64)?;
+        let state = self.e.load(ctx.ptr_type(AddressSpace::default()).into(), state, 8)?.into_pointer_value();
+        let past = self.offset(at, offset_of!(Sequence, past) as u64)?;
+        let past = self.e.load(ctx.i64_type().into(), past, 8)?;
+        Ok(Row { index, state, past })
+    }
+
+    fn launch(&self, launch: &Launch, workers: [Value<'c>; 2]) -> Result<()> {
         let function = self.kernels.get(&launch.kernel);
         let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
         let mut args: Vec<Value<'c>> = Vec::new();
-        for BufferRef { base, offset, per_past, .. } in &launch.buffers {
+        for BufferRef { base, offset, per_past, per_row, .. } in &launch.buffers {
             let mut address = self.offset(self.base(*base)?, *offset)?;
             if *per_past > 0 {
                 let rows = self.e.mul(self.sym(Sym::Past)?, self.e.i64(*per_past as i64))?;
+                address = self.e.element(address, self.e.ctx.i8_type().into(), rows, true)?;
+            }
+            if let Some(row) = self.row.filter(|_| *per_row > 0) {
+                let rows = self.e.mul(row.index, self.e.i64(*per_row as i64))?;
                 address = self.e.element(address, self.e.ctx.i8_type().into(), rows, true)?;
             }
             args.push(address.as_basic_value_enum());
@@ -143,7 +230,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         for dim in &launch.dims {
             args.push(self.dim(dim)?);
         }
-        args.extend(self.wide);
+        args.extend(workers);
         self.e.call(function, &args).map(|_| ())
     }
 
@@ -227,7 +314,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let n = self.sym(Sym::N)?;
         let too_few = self.e.icmp(IntPredicate::SLT, n, self.e.i64(1))?;
         self.leave_if(too_few, status::BAD_LENGTH)?;
-        let most = if step.name == "decode" { 1 } else { limits.chunk };
+        let most = limits.most(&step.name);
         if most > 0 {
             let too_many = self.e.icmp(IntPredicate::SGT, n, self.e.i64(most as i64))?;
             self.leave_if(too_many, status::BAD_LENGTH)?;
@@ -235,7 +322,13 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         if checks == Checks::Rows {
             return Ok(());
         }
-        if limits.context > 0 {
+        if checks == Checks::Sequences && limits.context > 0 {
+            let context = self.e.i64(limits.context as i64);
+            self.for_rows(self.e.i64(0), n, |s| {
+                let full = s.e.icmp(IntPredicate::UGE, s.sym(Sym::Past)?, context)?;
+                s.leave_if(full, status::CONTEXT_FULL)
+            })?;
+        } else if limits.context > 0 {
             let total = self.e.add(self.sym(Sym::Past)?, n)?;
             let full = self.e.icmp(IntPredicate::UGT, total, self.e.i64(limits.context as i64))?;
             self.leave_if(full, status::CONTEXT_FULL)?;

@@ -98,10 +98,11 @@ fn entry_points_refuse_bad_arguments() {
             barrier: None,
             barrier_self: std::ptr::null_mut(),
             temperature: 2.0,
-            batch: 1,
+            reserved0: 0,
             trace: None,
             trace_self: std::ptr::null_mut(),
-            reserved: [0; 3],
+            sequences: std::ptr::null(),
+            reserved: [0; 2],
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

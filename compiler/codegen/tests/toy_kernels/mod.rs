@@ -6,7 +6,7 @@ use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::kernel::{Access, BinOp, ExprId, ForKind, Kernel, Space};
-use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Step, StepItem};
 use mlcc_ir::types::DType;
 
 pub const CHUNK: usize = 3;
@@ -152,10 +152,10 @@ fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], di
     };
     let buffers = buffers
         .iter()
-        .map(|&(base, bytes)| BufferRef { base, offset: 0, bytes: bytes as u64, per_past: 0 })
+        .map(|&(base, bytes)| BufferRef { base, offset: 0, bytes: bytes as u64, per_past: 0, per_row: 0 })
         .collect();
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
-    StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid })
+    StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once })
 }
 
 pub fn steps(place: Place) -> Vec<Step> {

@@ -4,6 +4,7 @@
 //! their decomposition; `param`, `state.*`, `call` and `scan` by the module. A `state.read` gives the value from before
 //! the step wherever it stands; writes become visible when the step has succeeded. Integers are exact up to 2^53.
 
+mod batch;
 mod error;
 mod exec;
 mod fast;
@@ -74,6 +75,18 @@ impl<'m> Interpreter<'m> {
         let outputs = step.call(function, inputs)?;
         *states = step.finish();
         Ok(outputs.into_iter().map(|t| Arc::try_unwrap(t).unwrap_or_else(|t| (*t).clone())).collect())
+    }
+
+    /// Runs a function that decodes a token of each of `states.len()` sequences, which have seen `pasts` tokens; `states` change only
+    /// if it succeeds.
+    pub fn run_batch(
+        &self,
+        function: FuncId,
+        inputs: &[Tensor],
+        states: &mut [States],
+        pasts: &[i64],
+    ) -> Result<Vec<Tensor>, GraphError> {
+        batch::run(self, function, inputs, states, pasts)
     }
 
     /// [`Interpreter::run`] of the function with that name.

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::rc::Rc;
 use std::sync::Arc;
 
-type Values = Vec<Arc<Tensor>>;
+pub(super) type Values = Vec<Arc<Tensor>>;
 
 /// Calls nested deeper than this are taken for a recursion (which the verifier refuses).
 const MAX_DEPTH: usize = 64;
@@ -74,7 +74,7 @@ impl<'i, 'm> Step<'i, 'm> {
         outputs
     }
 
-    fn plan(&mut self, id: FuncId) -> Result<Rc<FunctionPlan<'m>>, GraphError> {
+    pub(super) fn plan(&mut self, id: FuncId) -> Result<Rc<FunctionPlan<'m>>, GraphError> {
         let missing = || GraphError::NoFunction(id.to_string());
         if let Some(plan) = self.plans.get(id.index()).ok_or_else(missing)? {
             return Ok(plan.clone());
@@ -116,7 +116,7 @@ impl<'i, 'm> Step<'i, 'm> {
         f.outputs.iter().map(|v| values[v.index()].clone().ok_or_else(undefined)).collect()
     }
 
-    fn node(
+    pub(super) fn node(
         &mut self,
         f: &Function,
         id: NodeId,

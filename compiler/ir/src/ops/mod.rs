@@ -35,6 +35,11 @@ pub enum Op {
     /// Keeps rows of a sequence: writes `x: [n, ..]` behind the `past` rows that the state `[context, ..]` holds and gives
     /// all rows so far, `[past + n, ..]`. Nothing else may read or write the state in that step.
     CacheAppend(StateId),
+    /// The row of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`. What is computed from it is computed for every
+    /// sequence, with its own states and its own `past` (see [`crate::sequences`]).
+    SequenceSplit,
+    /// The rows of all sequences: a value `[1, ..]` of every sequence to `[n, ..]`.
+    SequenceJoin,
     /// Inputs and outputs of the function invoked.
     Call(FuncId),
     /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then constants. The body takes
@@ -198,6 +203,8 @@ impl Op {
             Op::StateRead(_) => "state.read",
             Op::StateWrite(_) => "state.write",
             Op::CacheAppend(_) => "cache.append",
+            Op::SequenceSplit => "sequence.split",
+            Op::SequenceJoin => "sequence.join",
             Op::Call(_) => "call",
             Op::Scan { .. } => "scan",
             Op::Constant { .. } => "constant",
@@ -236,6 +243,8 @@ impl Op {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
+            | Op::SequenceSplit
+            | Op::SequenceJoin
             | Op::Call(_)
             | Op::Scan { .. } => structure::infer(self, module, inputs),
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
@@ -267,6 +276,8 @@ impl Op {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
+            | Op::SequenceSplit
+            | Op::SequenceJoin
             | Op::Call(_)
             | Op::Scan { .. } => Meaning::Structural,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
@@ -327,6 +338,8 @@ impl Op {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
+            | Op::SequenceSplit
+            | Op::SequenceJoin
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::SelectGe

@@ -66,6 +66,8 @@ struct Parts<'a> {
 impl Parts<'_> {
     fn op(&self) -> Result<Op, PartsError> {
         Ok(match self.name {
+            "sequence.split" => Op::SequenceSplit,
+            "sequence.join" => Op::SequenceJoin,
             "call" => Op::Call(self.function("function")?),
             "scan" => Op::Scan {
                 body: self.function("body")?,

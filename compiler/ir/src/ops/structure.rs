@@ -28,6 +28,20 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
             (Some(_), _) => bad(op, "takes one input"),
             (None, _) => bad(op, format!("no state {id}")),
         },
+        Op::SequenceSplit | Op::SequenceJoin => {
+            let (from, to) = match op {
+                Op::SequenceSplit => (Dim::sym(Sym::N), Dim::from(1)),
+                _ => (Dim::from(1), Dim::sym(Sym::N)),
+            };
+            match inputs {
+                [x] if x.dims.first() == Some(&from) => {
+                    let dims = std::iter::once(&to).chain(&x.dims[1..]);
+                    Ok(vec![TensorType::new(x.dtype, dims)])
+                }
+                [x] => bad(op, format!("the first axis of {x} is not {from}")),
+                _ => bad(op, "takes one input"),
+            }
+        }
         Op::Call(id) => {
             let Some(callee) = module.functions.get(*id) else { return bad(op, format!("no function {id}")) };
             let expected: Vec<&TensorType> = callee.inputs.iter().map(|&v| callee.ty(v)).collect();

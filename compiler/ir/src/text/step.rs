@@ -4,14 +4,16 @@
 //! step @decode arena 4096 {
 //!   launch @add(arena+0:1024, weights+64:1024; n, 256) grid [n, 1, 1] threads [32, 1, 1]
 //!   barrier
+//!   launch @mix(arena+64+256*row:256, state+0:256) each
 //! }
 //! ```
-//! A buffer is `base+offset:bytes`, or `base+offset+stride*past:bytes` for new rows of a cache; the sizes after `;` are the dimension arguments.
+//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache and `+stride*row` for the row of a sequence;
+//! the sizes after `;` are the dimension arguments. `each` launches run for each sequence, `each alone` by one worker each.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
 use crate::dim::Dim;
-use crate::step::{Base, BufferRef, Grid, Launch, Step, StepItem};
+use crate::step::{Base, BufferRef, Grid, Launch, Repeat, Step, StepItem};
 use std::fmt::Write;
 
 /// The text of a step; ends with a newline.
@@ -40,12 +42,18 @@ fn print_launch(launch: &Launch) -> String {
     if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = &launch.grid {
         let _ = write!(out, " grid [{x}, {y}, {z}] threads [{i}, {j}, {k}]");
     }
+    out.push_str(match launch.repeat {
+        Repeat::Once => "",
+        Repeat::EachSequence => " each",
+        Repeat::EachSequenceAlone => " each alone",
+    });
     out
 }
 
 fn print_buffer(b: &BufferRef) -> String {
-    let rows = if b.per_past > 0 { format!("+{}*past", b.per_past) } else { String::new() };
-    format!("{}+{}{rows}:{}", b.base.name(), b.offset, b.bytes)
+    let stride = |bytes: u64, of: &str| if bytes > 0 { format!("+{bytes}*{of}") } else { String::new() };
+    let (past, row) = (stride(b.per_past, "past"), stride(b.per_row, "row"));
+    format!("{}+{}{past}{row}:{}", b.base.name(), b.offset, b.bytes)
 }
 
 /// Parses one step; the lexer stands at `step`.
@@ -83,7 +91,12 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
         }
     }
     let grid = if lexer.accept_keyword("grid") { Some(parse_grid(lexer)?) } else { None };
-    Ok(Launch { kernel, buffers, dims, grid })
+    let repeat = match lexer.accept_keyword("each") {
+        false => Repeat::Once,
+        true if lexer.accept_keyword("alone") => Repeat::EachSequenceAlone,
+        true => Repeat::EachSequence,
+    };
+    Ok(Launch { kernel, buffers, dims, grid, repeat })
 }
 
 fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
@@ -95,14 +108,19 @@ fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     };
     lexer.expect("+")?;
     let offset = lexer.uint("an offset in bytes")?;
-    let mut per_past = 0;
-    if lexer.accept("+") {
-        per_past = lexer.uint("bytes per past token")?;
+    let (mut per_past, mut per_row) = (0, 0);
+    while lexer.accept("+") {
+        let bytes = lexer.uint("bytes per past token or row")?;
         lexer.expect("*")?;
-        lexer.expect_keyword("past")?;
+        if per_past == 0 && per_row == 0 && lexer.accept_keyword("past") {
+            per_past = bytes;
+        } else {
+            lexer.expect_keyword("row")?;
+            per_row = bytes;
+        }
     }
     lexer.expect(":")?;
-    Ok(BufferRef { base, offset, bytes: lexer.uint("a length in bytes")?, per_past })
+    Ok(BufferRef { base, offset, bytes: lexer.uint("a length in bytes")?, per_past, per_row })
 }
 
 fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
@@ -127,6 +145,8 @@ mod tests {
   barrier
   launch @\"odd name\"()
   launch @sizes(; floordiv(n + 15, 16))
+  launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each
+  launch @norm(arena+64+256*row:256) each alone
 }
 ";
 
@@ -138,7 +158,7 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 4);
+        assert_eq!(step.items.len(), 6);
     }
 
     #[test]

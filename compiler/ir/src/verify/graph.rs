@@ -5,6 +5,7 @@ use crate::entity::{Arena, EntityId};
 use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
 use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
 use crate::ops::Op;
+use crate::sequences;
 use crate::step::{Base, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
@@ -194,10 +195,10 @@ pub fn verify_function(module: &Module, f: &Function) -> Result<(), VerifyError>
         check.types(id, node)?;
         check.roles(id, node)?;
     }
-    match f.outputs.iter().find(|v| !is_set(&defined, **v)) {
-        Some(v) => Err(check.at(format!("returns {}, which is not defined", check.name(*v)))),
-        None => Ok(()),
+    if let Some(v) = f.outputs.iter().find(|v| !is_set(&defined, **v)) {
+        return Err(check.at(format!("returns {}, which is not defined", check.name(*v))));
     }
+    check.sequences()
 }
 
 fn is_set(defined: &[bool], v: ValueId) -> bool {
@@ -239,6 +240,20 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Values of one sequence and rows of all are kept apart.
+    fn sequences(&self) -> Result<(), VerifyError> {
+        if sequences::is_batched(self.f) && self.f.kind != FunctionKind::Entry {
+            return Err(self.at("only an entry function may split or join sequences"));
+        }
+        if let Some((id, message)) = sequences::fault(self.module, self.f) {
+            return Err(self.node(id, message));
+        }
+        match sequences::unjoined_output(self.module, self.f) {
+            Some(i) => Err(self.at(format!("output {i} is of one sequence: join them"))),
+            None => Ok(()),
+        }
     }
 
     fn operands(&self, id: NodeId, node: &Node, defined: &[bool]) -> Result<(), VerifyError> {

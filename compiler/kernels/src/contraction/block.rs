@@ -1,5 +1,6 @@
 //! One slice of the weights against a few activation rows: the register block of the CPU contractions.
 
+use super::few_rows::Ahead;
 use super::strip::Strip;
 use super::{Activation, CACHE_LINE, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight};
 use crate::params::MatMulParams;
@@ -22,6 +23,8 @@ pub(super) struct Block<'a> {
     pub interleaved: bool,
     /// The unpacked weights, where there are any.
     pub strip: Option<Strip>,
+    /// What to ask for of the weights that come next.
+    pub ahead: Option<Ahead>,
     /// Partial sums per accumulator.
     pub chains: u32,
     /// `[chains][rows][16 tiles]` f32, in registers.
@@ -35,6 +38,7 @@ pub(super) struct Rows {
     pub count: u32,
     pub interleaved: bool,
     pub strip: Option<Strip>,
+    pub ahead: Option<Ahead>,
 }
 
 impl<'a> Block<'a> {
@@ -53,8 +57,9 @@ impl<'a> Block<'a> {
         let kept = if matches!(spec.weight, Weight::Plain(_)) { chains } else { 1 };
         let length = (kept * rows.count * slice.tiles) as usize * TILE;
         let acc = kb.alloc("acc", DType::F32, length, Space::Local);
-        let Rows { first: row, count, interleaved, strip } = rows;
-        let block = Block { spec, params, lookup, slice, row, rows: count, interleaved, strip, chains, acc };
+        let Rows { first: row, count, interleaved, strip, ahead } = rows;
+        let block =
+            Block { spec, params, lookup, slice, row, rows: count, interleaved, strip, ahead, chains, acc };
         let zero = kb.constant(0.0, block.vector());
         for chain in 0..kept {
             block.each(|r, part| {

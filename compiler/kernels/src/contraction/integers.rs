@@ -83,6 +83,7 @@ impl Block<'_> {
     fn add_group(&self, kb: &mut KernelBuilder, format: Format, codes: Codes, g: ExprId) {
         let g = kb.let_("group", g);
         self.prefetch_group(kb, format, g);
+        self.prefetch_ahead(kb, g);
         let totals = self.group_totals(kb, format, codes, g);
         let scales: Vec<ExprId> = (0..self.parts()).map(|p| self.weight_scales(kb, format, g, p)).collect();
         self.each(|r, part| {

@@ -202,7 +202,7 @@ impl Blocks<'_> {
             let offset = kb.mul_int(b, rows.into());
             let row = kb.add(self.first, offset);
             let row = kb.let_("row", row);
-            let rows = Rows { first: row, count: rows, interleaved: rows > 1, strip };
+            let rows = Rows { first: row, count: rows, interleaved: rows > 1, strip, ahead: None };
             let block = Block::new(kb, self.spec, self.params, self.lookup, self.slice, rows);
             if strip.is_some() {
                 self.prefetch_next(kb, b);

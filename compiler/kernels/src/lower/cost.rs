@@ -119,6 +119,8 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
         | Op::StateRead(_)
         | Op::StateWrite(_)
         | Op::CacheAppend(_)
+        | Op::SequenceSplit
+        | Op::SequenceJoin
         | Op::Call(_)
         | Op::Constant { .. }
         | Op::Cast(_)

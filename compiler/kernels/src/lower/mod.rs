@@ -9,14 +9,17 @@ pub mod plan;
 
 use crate::params::KernelTarget;
 use cost::Cost;
-use group::{GroupKernel, lower_group, value_bytes};
+use group::{ArgContract, GroupKernel, lower_group, value_bytes};
+use mlcc_ir::dim::{Bounds, Dim, Sym};
 use mlcc_ir::entity::Arena;
-use mlcc_ir::graph::{Function, FunctionKind, ValueId};
+use mlcc_ir::graph::{Function, FunctionKind, Node, ValueId};
 use mlcc_ir::kernel::{Access, Kernel};
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
+use mlcc_ir::sequences::{per_sequence, runs_for_each};
+use mlcc_ir::step::Repeat;
 use mlcc_ir::types::{Packing, TensorType};
-use plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory};
+use plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
 
 /// Why a function could not be lowered.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -102,14 +105,14 @@ struct KernelCache<'a> {
     kernels: Vec<GroupKernel>,
     costs: Vec<Cost>,
     /// By kernel: the one that joins what it left, and the bytes between them.
-    merges: Vec<Option<(usize, mlcc_ir::dim::Dim)>>,
+    merges: Vec<Option<(usize, Dim)>>,
 }
 
 #[derive(PartialEq)]
 enum Key {
     Group(FuncId, Vec<Option<Packing>>),
-    /// Type and alignment of the destination.
-    Copy(TensorType, u32),
+    /// Type, alignment of source and destination.
+    Copy(TensorType, [u32; 2]),
 }
 
 /// Alignment of every buffer in bytes, except of new rows in a cache.
@@ -122,8 +125,8 @@ impl KernelCache<'_> {
         self.get(key, f, f.name.clone(), &packings)
     }
 
-    /// A kernel that copies a tensor to a place of that alignment.
-    fn copy(&mut self, ty: &TensorType, align: u32) -> Result<usize, LowerError> {
+    /// A kernel that copies a tensor between places of these alignments.
+    fn copy(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
         let mut f = Function::new("copy", FunctionKind::Group);
         let input = f.add_input(ty.clone());
         let out = f.append(self.module, Op::Reshape { dims: ty.dims.clone() }, &[input]);
@@ -131,8 +134,10 @@ impl KernelCache<'_> {
         let name = format!("copy_{}", ty.to_string().replace(|c: char| !c.is_alphanumeric(), "_"));
         let index = self.get(Key::Copy(ty.clone(), align), &f, name, &[None])?;
         let kernel = &mut self.kernels[index].kernel;
-        let to = kernel.params[1];
-        kernel.bufs[to].align = align;
+        for (i, align) in align.into_iter().enumerate() {
+            let buf = kernel.params[i];
+            kernel.bufs[buf].align = align;
+        }
         Ok(index)
     }
 
@@ -171,20 +176,47 @@ struct EntryLowering<'a> {
     module: &'a Module,
     f: &'a Function,
     entry: Entry,
-    /// Where each value lies, and the parameter it is.
-    places: Vec<Option<(BufferId, Option<ParamId>)>>,
+    places: Vec<Option<Place>>,
+    /// Of a batched function, which values are of one sequence.
+    single: Option<Vec<bool>>,
+    /// What sizes of one sequence may be.
+    bounds: Bounds,
+}
+
+/// Where a value lies.
+#[derive(Clone, Copy)]
+struct Place {
+    buffer: BufferId,
+    /// The parameter that it is.
+    param: Option<ParamId>,
+    /// Of a value of one sequence: bytes to that of the next. 0 in states, of which each sequence has its own.
+    row_bytes: u64,
+}
+
+impl Place {
+    fn of(buffer: BufferId) -> Place {
+        Place { buffer, param: None, row_bytes: 0 }
+    }
+}
+
+/// Alignment of what lies at multiples of so many bytes.
+fn align_of(bytes: u64) -> u32 {
+    1 << (bytes | u64::from(ALIGN)).trailing_zeros()
 }
 
 impl<'a> EntryLowering<'a> {
     fn new(module: &'a Module, f: &'a Function) -> Self {
+        let single = per_sequence(module, f);
         let entry = Entry {
             name: f.name.clone(),
+            batched: single.is_some(),
             buffers: Arena::new(),
             launches: Vec::new(),
             updates: Vec::new(),
             copies: Vec::new(),
         };
-        EntryLowering { module, f, entry, places: vec![None; f.values.len()] }
+        let bounds = Bounds { chunk: 1, context: module.context() };
+        EntryLowering { module, f, entry, places: vec![None; f.values.len()], single, bounds }
     }
 
     fn run(mut self, kernels: &mut KernelCache) -> Result<Entry, LowerError> {
@@ -204,19 +236,25 @@ impl<'a> EntryLowering<'a> {
                     self.place(node.outputs[0], Memory::State(*s), bytes, None);
                 }
                 Op::StateWrite(s) => {
-                    let (buffer, _) = self.at(node.inputs[0])?;
-                    self.entry.updates.push((*s, buffer));
-                    let kernel = kernels.copy(&self.module.states[*s].ty, ALIGN)?;
-                    let state = self.buffer(Memory::State(*s), self.entry.buffers[buffer].bytes.clone());
-                    let copy = self.launch(kernels, kernel, &[(buffer, None)], &[state])?;
+                    let value = self.at(node.inputs[0])?;
+                    self.entry.updates.push((*s, value.buffer));
+                    let ty = &self.module.states[*s].ty;
+                    let kernel = kernels.copy(ty, [ALIGN; 2])?;
+                    let state = Place::of(self.buffer(Memory::State(*s), value_bytes(ty, None)?));
+                    let copy = self.launch(kernels, kernel, &[value], &[state], self.single.is_some())?;
                     self.entry.copies.push(copy);
                 }
                 Op::CacheAppend(s) => self.append(kernels, *s, node.inputs[0], node.outputs[0])?,
+                Op::SequenceSplit => self.split(kernels, node.inputs[0], node.outputs[0])?,
+                Op::SequenceJoin => self.join(kernels, node.inputs[0], node.outputs[0])?,
                 Op::Reshape { .. } => {
                     let source = self.at(node.inputs[0])?;
                     self.places[node.outputs[0].0 as usize] = Some(source);
                 }
-                Op::Call(callee) => self.call(kernels, *callee, &node.inputs, &node.outputs)?,
+                Op::Call(callee) => {
+                    let each = self.single.as_ref().is_some_and(|s| runs_for_each(self.module, node, s));
+                    self.call(kernels, *callee, node, each)?;
+                }
                 other => {
                     return Err(LowerError::internal(format!("{} is in no group", other.name())));
                 }
@@ -239,38 +277,108 @@ impl<'a> EntryLowering<'a> {
         let row = TensorType { dtype: ty.dtype, dims: ty.dims[1..].to_vec() };
         let row_bytes = value_bytes(&row, None)?.as_const().unwrap_or(0);
         let memory = Memory::NewRows(state);
-        let (made, _) = self.at(rows)?;
+        let made = self.at(rows)?;
+        let from = &self.entry.buffers[made.buffer];
         // Kernels rely on the alignment of what they write.
-        let direct = self.entry.buffers[made].memory == Memory::Temp
+        let direct = from.memory == Memory::Temp
             && row_bytes % i64::from(ALIGN) == 0
-            && !self.entry.updates.iter().any(|(_, b)| *b == made);
+            && (from.apart || !self.entry.batched)
+            && !self.is_update(made.buffer);
         if direct {
-            self.entry.buffers[made].memory = memory;
+            self.entry.buffers[made.buffer].memory = memory;
         } else {
-            let align = row_bytes | i64::from(ALIGN);
-            let kernel = kernels.copy(self.f.ty(rows), 1 << align.trailing_zeros())?;
-            let to = self.buffer(memory, self.entry.buffers[made].bytes.clone());
-            let launch = self.launch(kernels, kernel, &[(made, None)], &[to])?;
+            let ty = self.f.ty(rows);
+            let kernel = kernels.copy(ty, [ALIGN, align_of(row_bytes as u64)])?;
+            let to = Place::of(self.buffer(memory, value_bytes(ty, None)?));
+            let launch = self.launch(kernels, kernel, &[made], &[to], self.single.is_some())?;
             self.entry.launches.push(launch);
         }
         self.place(all, Memory::State(state), value_bytes(ty, None)?, None);
         Ok(())
     }
 
-    fn buffer(&mut self, memory: Memory, bytes: mlcc_ir::dim::Dim) -> BufferId {
+    /// Whether a state gets this buffer as its new value.
+    fn is_update(&self, buffer: BufferId) -> bool {
+        self.entry.updates.iter().any(|(_, b)| *b == buffer)
+    }
+
+    /// The row of each sequence: where it lies, if every row is aligned, else a copy.
+    fn split(&mut self, kernels: &mut KernelCache, rows: ValueId, row: ValueId) -> Result<(), LowerError> {
+        let from = self.at(rows)?;
+        let bytes = self.row_bytes(row)?;
+        let from = Place { row_bytes: bytes, ..from };
+        self.places[row.0 as usize] = Some(from);
+        if bytes % u64::from(ALIGN) == 0 {
+            return Ok(());
+        }
+        let kernel = kernels.copy(self.f.ty(row), [align_of(bytes), ALIGN])?;
+        let to = self.place_apart(row)?;
+        let launch = self.launch(kernels, kernel, &[from], &[to], true)?;
+        self.entry.launches.push(launch);
+        Ok(())
+    }
+
+    /// The rows of all sequences: where they lie, if they are one behind another in memory that is of no other use, else a
+    /// copy.
+    fn join(&mut self, kernels: &mut KernelCache, row: ValueId, rows: ValueId) -> Result<(), LowerError> {
+        let from = self.at(row)?;
+        let bytes = self.row_bytes(row)?;
+        let dense = self.entry.buffers[from.buffer].memory == Memory::Temp && from.row_bytes == bytes;
+        if dense && !self.is_update(from.buffer) {
+            self.entry.buffers[from.buffer].apart = false;
+            self.places[rows.0 as usize] = Some(Place::of(from.buffer));
+            return Ok(());
+        }
+        let kernel = kernels.copy(self.f.ty(row), [ALIGN, align_of(bytes)])?;
+        self.place(rows, Memory::Temp, value_bytes(self.f.ty(rows), None)?, None);
+        let to = Place { row_bytes: bytes, ..self.at(rows)? };
+        let launch = self.launch(kernels, kernel, &[from], &[to], true)?;
+        self.entry.launches.push(launch);
+        Ok(())
+    }
+
+    /// Most bytes of a value of one sequence.
+    fn row_bytes(&self, v: ValueId) -> Result<u64, LowerError> {
+        self.most(&value_bytes(self.f.ty(v), None)?)
+    }
+
+    fn most(&self, bytes: &Dim) -> Result<u64, LowerError> {
+        let most = bytes.range(&self.bounds).and_then(|(_, most)| u64::try_from(most).ok());
+        most.ok_or_else(|| LowerError::Unsupported {
+            what: format!("a value of {bytes} bytes for each sequence"),
+            hint: "its size has no limit: only models with a cache may have values as long as the past"
+                .into(),
+        })
+    }
+
+    /// Memory for a value of each sequence, aligned.
+    fn place_apart(&mut self, v: ValueId) -> Result<Place, LowerError> {
+        let place = self.apart(self.row_bytes(v)?);
+        self.places[v.0 as usize] = Some(place);
+        Ok(place)
+    }
+
+    fn apart(&mut self, bytes: u64) -> Place {
+        let row_bytes = bytes.max(1).next_multiple_of(u64::from(ALIGN));
+        let all = Dim::sym(Sym::N).scale(row_bytes as i64);
+        let buffer = self.entry.buffers.push(Buffer { memory: Memory::Temp, bytes: all, apart: true });
+        Place { buffer, param: None, row_bytes }
+    }
+
+    fn buffer(&mut self, memory: Memory, bytes: Dim) -> BufferId {
         let existing = self.entry.buffers.iter().find(|(_, b)| memory != Memory::Temp && b.memory == memory);
         match existing.map(|(id, _)| id) {
             Some(id) => id,
-            None => self.entry.buffers.push(Buffer { memory, bytes }),
+            None => self.entry.buffers.push(Buffer { memory, bytes, apart: false }),
         }
     }
 
-    fn place(&mut self, v: ValueId, memory: Memory, bytes: mlcc_ir::dim::Dim, param: Option<ParamId>) {
+    fn place(&mut self, v: ValueId, memory: Memory, bytes: Dim, param: Option<ParamId>) {
         let buffer = self.buffer(memory, bytes);
-        self.places[v.0 as usize] = Some((buffer, param));
+        self.places[v.0 as usize] = Some(Place { buffer, param, row_bytes: 0 });
     }
 
-    fn at(&self, v: ValueId) -> Result<(BufferId, Option<ParamId>), LowerError> {
+    fn at(&self, v: ValueId) -> Result<Place, LowerError> {
         let missing = || LowerError::internal(format!("value {v} of {} has no place", self.f.name));
         self.places[v.0 as usize].ok_or_else(missing)
     }
@@ -279,77 +387,97 @@ impl<'a> EntryLowering<'a> {
         &mut self,
         kernels: &mut KernelCache,
         callee: FuncId,
-        inputs: &[ValueId],
-        outputs: &[ValueId],
+        node: &Node,
+        each: bool,
     ) -> Result<(), LowerError> {
-        let mut ins = Vec::new();
-        let mut packings = Vec::new();
-        for &v in inputs {
-            let (buffer, param) = self.at(v)?;
-            packings.push(param.map(|p| self.module.params[p].packing.unwrap_or(Packing::RowMajor)));
-            ins.push((buffer, param));
-        }
+        let ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<Place>, _>>()?;
+        let packing = |p: ParamId| self.module.params[p].packing.unwrap_or(Packing::RowMajor);
+        let packings = ins.iter().map(|place| place.param.map(packing)).collect();
         let kernel = kernels.group(callee, packings)?;
         let mut outs = Vec::new();
-        for &v in outputs {
+        for &v in &node.outputs {
+            if each {
+                outs.push(self.place_apart(v)?);
+                continue;
+            }
             let bytes = value_bytes(self.f.ty(v), None)?;
             self.place(v, Memory::Temp, bytes, None);
-            outs.push(self.at(v)?.0);
+            outs.push(self.at(v)?);
         }
         if let Some((merge, bytes)) = kernels.merges[kernel].clone() {
-            let between = self.buffer(Memory::Temp, bytes);
-            let launch = self.launch(kernels, kernel, &ins, &[between])?;
+            let between = match each {
+                true => self.apart(self.most(&bytes)?),
+                false => Place::of(self.buffer(Memory::Temp, bytes)),
+            };
+            let launch = self.launch(kernels, kernel, &ins, &[between], each)?;
             self.entry.launches.push(launch);
-            let launch = self.launch(kernels, merge, &[(between, None)], &outs)?;
+            let launch = self.launch(kernels, merge, &[between], &outs, each)?;
             self.entry.launches.push(launch);
             return Ok(());
         }
-        let launch = self.launch(kernels, kernel, &ins, &outs)?;
+        let launch = self.launch(kernels, kernel, &ins, &outs, each)?;
         self.entry.launches.push(launch);
         Ok(())
     }
 
+    /// `each`: for each sequence. What one worker would do alone it then does for some of the sequences.
     fn launch(
         &self,
         kernels: &KernelCache,
         kernel: usize,
-        inputs: &[(BufferId, Option<ParamId>)],
-        outputs: &[BufferId],
+        inputs: &[Place],
+        outputs: &[Place],
+        each: bool,
     ) -> Result<LoweredLaunch, LowerError> {
         let made = &kernels.kernels[kernel];
-        let buffers: Vec<BufferId> = inputs.iter().map(|(b, _)| *b).chain(outputs.iter().copied()).collect();
-        if buffers.len() != made.args.len() {
+        if inputs.len() + outputs.len() != made.args.len() {
             return Err(LowerError::internal(format!("arguments of kernel {}", made.kernel.name)));
         }
-        let args = buffers
+        if each && made.kernel.dims.iter().any(|(sym, _)| *sym == Sym::N) {
+            let what = format!("kernel {} is for rows of all sequences", made.kernel.name);
+            return Err(LowerError::internal(what));
+        }
+        let alone = |contract: &ArgContract| {
+            contract.access == Access::In || contract.partition.as_ref().is_some_and(Partition::is_single)
+        };
+        let repeat = match each {
+            false => Repeat::Once,
+            true if made.args.iter().all(alone) => Repeat::EachSequenceAlone,
+            true => Repeat::EachSequence,
+        };
+        let args = inputs
             .iter()
+            .chain(outputs)
             .zip(&made.args)
-            .map(|(&buffer, contract)| Arg {
-                buffer,
+            .map(|(place, contract)| Arg {
+                buffer: place.buffer,
                 access: contract.access,
-                partition: contract.partition.clone(),
+                partition: match repeat {
+                    Repeat::EachSequenceAlone => Some(Partition::Rows(Dim::sym(Sym::N))),
+                    Repeat::Once | Repeat::EachSequence => contract.partition.clone(),
+                },
                 in_place: contract.in_place.clone(),
+                row_bytes: place.row_bytes,
             })
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
-        Ok(LoweredLaunch { kernel, args, dims, grid: made.grid.clone() })
+        Ok(LoweredLaunch { kernel, args, dims, grid: made.grid.clone(), repeat })
     }
 
     /// Results go to the caller's memory: the buffer of a launch is renamed, anything else is copied.
     fn outputs(&mut self, kernels: &mut KernelCache) -> Result<(), LowerError> {
         for (i, &v) in self.f.outputs.iter().enumerate() {
-            let (buffer, _) = self.at(v)?;
+            let Place { buffer, .. } = self.at(v)?;
             let memory = Memory::Output(i as u32);
-            let renamed = self.entry.buffers[buffer].memory == Memory::Temp
-                && !self.entry.updates.iter().any(|(_, b)| *b == buffer);
+            let renamed = self.entry.buffers[buffer].memory == Memory::Temp && !self.is_update(buffer);
             if renamed {
                 self.entry.buffers[buffer].memory = memory;
                 continue;
             }
-            let kernel = kernels.copy(self.f.ty(v), ALIGN)?;
+            let kernel = kernels.copy(self.f.ty(v), [ALIGN; 2])?;
             let bytes = self.entry.buffers[buffer].bytes.clone();
-            let out = self.entry.buffers.push(Buffer { memory, bytes });
-            let launch = self.launch(kernels, kernel, &[(buffer, None)], &[out])?;
+            let out = self.entry.buffers.push(Buffer { memory, bytes, apart: false });
+            let launch = self.launch(kernels, kernel, &[Place::of(buffer)], &[Place::of(out)], false)?;
             self.entry.launches.push(launch);
         }
         Ok(())

@@ -5,7 +5,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, ParamId, StateId};
-use mlcc_ir::step::Grid;
+use mlcc_ir::step::{Grid, Repeat};
 use std::fmt;
 
 /// A buffer of one lowered entry function.
@@ -39,8 +39,10 @@ pub enum Memory {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Buffer {
     pub memory: Memory,
-    /// Size in bytes.
+    /// Size in bytes. Of a value of each sequence: all rows, one behind another.
     pub bytes: Dim,
+    /// A value of each sequence that only launches for each sequence touch.
+    pub apart: bool,
 }
 
 /// How the iterations of a CPU kernel, and with them the elements of an argument, are shared out among workers. Two
@@ -76,6 +78,8 @@ pub struct Arg {
     /// Outputs: the input arguments whose memory it may take over, because each element is read before the
     /// element at the same place is written, by the same worker.
     pub in_place: Vec<usize>,
+    /// In launches for each sequence: bytes from row to row. 0 if all sequences share the buffer.
+    pub row_bytes: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,12 +89,15 @@ pub struct LoweredLaunch {
     pub args: Vec<Arg>,
     pub dims: Vec<Dim>,
     pub grid: Option<Grid>,
+    pub repeat: Repeat,
 }
 
 /// A lowered entry function.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub name: String,
+    /// One token for each of `n` sequences.
+    pub batched: bool,
     pub buffers: Arena<BufferId, Buffer>,
     pub launches: Vec<LoweredLaunch>,
     /// States and the buffers that hold their new values.
@@ -105,7 +112,12 @@ impl Entry {
         let mut out = format!("entry @{} {{\n", self.name);
         for launch in &self.launches {
             let args: Vec<String> = launch.args.iter().map(|a| self.arg_text(module, a)).collect();
-            out += &format!("  launch @{}({})\n", kernels[launch.kernel], args.join(", "));
+            let repeat = match launch.repeat {
+                Repeat::Once => "",
+                Repeat::EachSequence => " each",
+                Repeat::EachSequenceAlone => " each alone",
+            };
+            out += &format!("  launch @{}({}){repeat}\n", kernels[launch.kernel], args.join(", "));
         }
         for (state, buffer) in &self.updates {
             out += &format!("  update @{} = {}\n", module.states[*state].name, buffer.0);

@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use mlcc_ir::dim::{Dim, SymValues};
 use mlcc_ir::text::{Lexer, parse_dim};
-use mlcc_runtime::{Model, Session, StepTimes};
+use mlcc_runtime::{Model, StepTimes};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::probe::{self, Arithmetic};
-use super::{Args, Test, bandwidth, feed, tokens};
+use super::{Args, Runner, Test, bandwidth};
 use crate::build::profile::KernelInfo;
 use crate::error::CliError;
 use crate::ui::{self, Ui};
@@ -86,11 +86,12 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
         f32: probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY),
         i8: probe::peak(Arithmetic::I8, threads),
     };
-    let mut session = model.session()?;
+    let tests = super::tests(args)?;
+    let mut runner = Runner::new(model, &tests)?;
     let mut profiles = Vec::new();
-    for test in super::tests(args)? {
+    for test in tests {
         ui.detail(test.name());
-        let run = run(&mut session, test, args.repetitions)?;
+        let run = run(&mut runner, test, args.repetitions)?;
         let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
         let (kernels, barriers, waiting_ms) = rows(&level, test, &run, model.plan().chunk, &limits);
         let inside: f64 = kernels.iter().map(|k| k.ms).sum::<f64>() + waiting_ms;
@@ -101,7 +102,7 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
             threads,
             test: test.name(),
             repetitions: args.repetitions,
-            tok_s: 1e3 * test.tokens() as f64 / run.ms,
+            tok_s: 1e3 * (test.sequences() * test.tokens()) as f64 / run.ms,
             ms: run.ms,
             kernels,
             barriers,
@@ -123,21 +124,17 @@ struct Run {
     times: Vec<StepTimes>,
 }
 
-fn run(session: &mut Session, test: Test, repetitions: u32) -> Result<Run, CliError> {
-    let vocab = session.model().vocab() as u64;
+fn run(runner: &mut Runner, test: Test, repetitions: u32) -> Result<Run, CliError> {
     let (mut seconds, mut times) = (0.0, Vec::new());
     // The first round fills the caches.
     for round in 0..=repetitions {
-        session.reset()?;
-        if let Test::Generate { depth: depth @ 1.., .. } = test {
-            session.prefill(&tokens(depth, vocab))?;
-        }
-        session.trace(round > 0);
+        runner.prepare(test)?;
+        runner.trace(round > 0);
         let begin = Instant::now();
-        feed(session, test)?;
+        runner.feed(test)?;
         if round > 0 {
             seconds += begin.elapsed().as_secs_f64();
-            add(&mut times, session.trace(false));
+            add(&mut times, runner.trace(false));
         }
     }
     Ok(Run { repetitions: f64::from(repetitions), ms: 1e3 * seconds / f64::from(repetitions), times })
@@ -159,6 +156,8 @@ fn add(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
 struct Level {
     kernels: Vec<Kernel>,
     steps: BTreeMap<String, Vec<i64>>,
+    /// Items of steps that run for each sequence.
+    each: BTreeMap<String, Vec<usize>>,
 }
 
 struct Kernel {
@@ -181,7 +180,8 @@ impl Level {
         let infos: Vec<KernelInfo> = serde_json::from_value(parsed("kernels")?).map_err(|_| missing())?;
         let kernels = infos.iter().map(|k| Kernel::read(k).ok_or_else(missing)).collect::<Result<_, _>>()?;
         let steps = serde_json::from_value(parsed("steps")?).map_err(|_| missing())?;
-        Ok(Level { kernels, steps })
+        let each = serde_json::from_value(parsed("each")?).map_err(|_| missing())?;
+        Ok(Level { kernels, steps, each })
     }
 }
 
@@ -210,8 +210,10 @@ fn calls(test: Test, chunk: u64) -> Vec<(&'static str, SymValues)> {
             };
             (0..n).step_by(chunk).map(piece).collect()
         }
-        Test::Generate { tokens, depth } => {
-            let call = |i: usize| ("decode", SymValues { n: 1, b: 1, past: (depth + i) as i64 });
+        Test::Generate { tokens, depth, sequences } => {
+            let entry = if sequences > 1 { "decode_batch" } else { "decode" };
+            let n = sequences as i64;
+            let call = |i: usize| (entry, SymValues { n, b: n, past: (depth + i) as i64 });
             (0..tokens).map(call).collect()
         }
     }
@@ -225,6 +227,9 @@ fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (V
     for step in &run.times {
         let Some(items) = level.steps.get(step.entry) else { continue };
         let sizes: Vec<SymValues> = calls.iter().filter(|c| c.0 == step.entry).map(|c| c.1).collect();
+        let one_by_one = |s: &SymValues| vec![SymValues { n: 1, ..*s }; s.b as usize];
+        let of_each: Vec<SymValues> = sizes.iter().flat_map(one_by_one).collect();
+        let each = level.each.get(step.entry).map_or(&[][..], Vec::as_slice);
         for (item, &kernel) in items.iter().enumerate() {
             let times = step.nanoseconds.iter().map(|w| w.get(item).copied().unwrap_or(0) as f64 * per_run);
             let mean = times.clone().sum::<f64>() / step.nanoseconds.len().max(1) as f64;
@@ -233,11 +238,12 @@ fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (V
                 waiting += mean;
                 continue;
             };
+            let sizes = if each.contains(&item) { &of_each } else { &sizes };
             let row = rows.entry(kernel as usize).or_insert_with(|| Row::of(&cost.name));
             row.calls += sizes.len() as u64;
             row.ms += mean;
             row.slowest_ms += times.fold(0.0, f64::max);
-            row.add_work(cost, &sizes);
+            row.add_work(cost, sizes);
         }
     }
     let finish = |(kernel, mut row): (usize, Row)| {
@@ -377,7 +383,7 @@ mod tests {
         }];
         let run = Run { repetitions: 2.0, ms: 4.0, times };
         let limits = Limits { bandwidth: 1e9, f32: 1e9, i8: Some(2e9) };
-        let test = Test::Generate { tokens: 2, depth: 10 };
+        let test = Test::Generate { tokens: 2, depth: 10, sequences: 1 };
         let (rows, barriers, waiting) = rows(&level(), test, &run, 64, &limits);
         assert_eq!((barriers, waiting), (2, 0.5));
         let product = &rows[0];

@@ -57,7 +57,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{model}: {e}"));
     let outcome = match &args.target {
         None => {
-            let module = crate::model::build_module(&source.model.name, architecture, source.context)
+            let module = crate::model::build_module(&source.model.name, architecture, source.context, 1)
                 .map_err(|e| failed(&e))?;
             let model = GraphModel::new(&module, &source.checkpoint, architecture);
             let mut model = model.map_err(|e| failed(&e))?;
