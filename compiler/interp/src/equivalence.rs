@@ -5,6 +5,7 @@ use crate::graph::{GraphError, Interpreter, States, Tensor, WeightError, param_v
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{Module, ParamSource};
+use mlcc_ir::sequences::is_batched;
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::BTreeMap;
 
@@ -108,8 +109,8 @@ impl RandomWeights {
     }
 }
 
-/// Runs every entry of `before` in both modules, for one and for three tokens, two steps each, and compares outputs
-/// and states.
+/// Runs every entry of `before` in both modules, for one and for three tokens (of as many sequences, where it decodes a batch),
+/// two steps each, and compares outputs and states.
 pub fn same_meaning(
     before: &Module,
     after: &Module,
@@ -146,13 +147,14 @@ fn same_function(
     let (first, second) = ("the original", "the changed");
     let reference = Interpreter::new(before, |id| old[id.0 as usize].clone());
     let changed = Interpreter::new(after, |id| new[id.0 as usize].clone());
-    let mut states = States::new(before).map_err(fails(first))?;
-    let mut new_states = States::new(after).map_err(fails(second))?;
+    let sequences = if is_batched(f) { n as usize } else { 1 };
+    let mut states = vec![States::new(before).map_err(fails(first))?; sequences];
+    let mut new_states = vec![States::new(after).map_err(fails(second))?; sequences];
     let syms = SymValues::tokens(n);
     for step in 0..2 {
         let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
-        let want = reference.run_named(&f.name, &inputs, &mut states, syms).map_err(fails(first))?;
-        let got = changed.run_named(&f.name, &inputs, &mut new_states, syms).map_err(fails(second))?;
+        let want = run(&reference, &f.name, &inputs, &mut states, syms).map_err(fails(first))?;
+        let got = run(&changed, &f.name, &inputs, &mut new_states, syms).map_err(fails(second))?;
         let check = |what: String, got: &Tensor, want: &Tensor| {
             compare(got.data.iter().copied(), want.data.iter().copied(), tolerance)
                 .map(drop)
@@ -162,12 +164,31 @@ fn same_function(
             check(format!("output {i}"), g, w)?;
         }
         for (id, state) in before.states.iter() {
-            let value = after.state(&state.name).and_then(|id| new_states.get(id));
-            let (Some(g), Some(w)) = (value, states.get(id)) else {
-                return Err(Different::Gone(format!("state @{}", state.name)));
-            };
-            check(format!("state @{}", state.name), g, w)?;
+            for (states, new_states) in states.iter().zip(&new_states) {
+                let value = after.state(&state.name).and_then(|id| new_states.get(id));
+                let (Some(g), Some(w)) = (value, states.get(id)) else {
+                    return Err(Different::Gone(format!("state @{}", state.name)));
+                };
+                check(format!("state @{}", state.name), g, w)?;
+            }
         }
     }
     Ok(())
+}
+
+/// One step, of a batch where the function decodes one.
+fn run(
+    interpreter: &Interpreter,
+    function: &str,
+    inputs: &[Tensor],
+    states: &mut [States],
+    syms: SymValues,
+) -> Result<Vec<Tensor>, GraphError> {
+    match (interpreter.module().function(function), states) {
+        (Some((id, f)), states) if is_batched(f) => {
+            let pasts = vec![syms.past; states.len()];
+            interpreter.run_batch(id, inputs, states, &pasts)
+        }
+        (_, states) => interpreter.run_named(function, inputs, &mut states[0], syms),
+    }
 }
