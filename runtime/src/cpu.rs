@@ -103,8 +103,12 @@ impl CpuSession {
         Ok(BatchMember { sequence, arena: self.arena.as_mut_ptr(), session: PhantomData })
     }
 
-    pub fn set_logits(&mut self, logits: &[f32]) {
+    /// Takes over its row of the logits of a batch.
+    pub fn leave_batch(&mut self, model: &Model, logits: &[f32]) {
         self.logits.floats_mut().copy_from_slice(logits);
+        if model.joins_pages() {
+            self.state.join_pages(1);
+        }
     }
 
     pub fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]> {

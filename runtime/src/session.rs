@@ -443,7 +443,7 @@ impl Session {
     /// Counts the token that a batch has fed, whose logits are these.
     pub(crate) fn leave_batch(&mut self, logits: &[f32]) {
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.set_logits(logits),
+            Memory::Cpu(cpu) => cpu.leave_batch(&self.model, logits),
             #[cfg(feature = "cuda")]
             Memory::Cuda(_) => unreachable!("refused by join_batch"),
         }

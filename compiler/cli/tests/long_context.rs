@@ -50,7 +50,7 @@ fn load(path: &Path) -> Model {
 fn interpreted(model: &Path, prompt: &[i32]) -> Vec<f32> {
     let source = Source::open(&BuildOptions::new(model.to_str().unwrap())).unwrap();
     let architecture = &source.model.config.architecture;
-    let module = mlcc::model::build_module("model", architecture, source.context).unwrap();
+    let module = mlcc::model::build_module("model", architecture, source.context, 1).unwrap();
     let mut graph = GraphModel::new(&module, &source.checkpoint, architecture).unwrap();
     graph.prefill(prompt).unwrap().to_vec()
 }
