@@ -106,37 +106,88 @@ fn mutated_gguf_files() {
     let (blocks, mistral) = (read("blocks.gguf"), read("mistral-swa.gguf"));
     // Up to the first tensor, with as much data as keeps some of them whole.
     let header = mistral[..40_000].to_vec();
-    run(&[blocks[..2000].to_vec(), blocks, header, experts()], readers::gguf);
+    run(&[blocks[..2000].to_vec(), blocks, header], readers::gguf);
+    run(&changed(), readers::gguf);
 }
 
-/// A file with the changes that depend on sizes: experts, heads, norms, a transposed matrix.
-fn experts() -> Vec<u8> {
+/// A file that opens: numbers of the metadata, and tensors: matrices of Q8_0 where its blocks fit, others of F32.
+fn small(arch: &str, numbers: &[(&str, u32)], tensors: &[(&str, &[u64])]) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
-    let number = |key: &str, value: u32| [&text(key)[..], &4u32.to_le_bytes(), &value.to_le_bytes()].concat();
-    let tensor = |name: &str, dims: &[u64], offset: u64| {
-        let dims_bytes: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
-        let head = [&text(name)[..], &(dims.len() as u32).to_le_bytes(), &dims_bytes].concat();
-        [&head[..], &8u32.to_le_bytes(), &offset.to_le_bytes()].concat()
-    };
-    let pairs = [
-        [&text("general.architecture")[..], &8u32.to_le_bytes(), &text("llama")].concat(),
-        number("llama.embedding_length", 32),
-        number("llama.block_count", 1),
-        number("llama.attention.head_count", 2),
-        number("llama.expert_count", 2),
-    ];
-    let tensors = [
-        tensor("blk.0.ffn_up_exps.weight", &[32, 2, 2], 0),
-        tensor("blk.0.attn_q.weight", &[32, 4], 160),
-        tensor("token_embd.weight", &[32, 2], 320),
-    ];
     let mut file = b"GGUF\x03\0\0\0".to_vec();
     file.extend((tensors.len() as u64).to_le_bytes());
-    file.extend((pairs.len() as u64).to_le_bytes());
-    file.extend(pairs.concat());
-    file.extend(tensors.concat());
-    file.resize(file.len().next_multiple_of(32) + 400, 7);
+    file.extend((numbers.len() as u64 + 1).to_le_bytes());
+    file.extend([&text("general.architecture")[..], &8u32.to_le_bytes(), &text(arch)].concat());
+    for (key, value) in numbers {
+        file.extend(text(&format!("{arch}.{key}")));
+        file.extend([4u32.to_le_bytes(), value.to_le_bytes()].concat());
+    }
+    let mut offset = 0u64;
+    for (name, dims) in tensors {
+        let elements: u64 = dims.iter().product();
+        let blocks = dims.len() > 1 && dims[0] % 32 == 0;
+        let (kind, bytes) = if blocks { (8u32, elements / 32 * 34) } else { (0, 4 * elements) };
+        file.extend(text(name));
+        file.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|dim| file.extend(dim.to_le_bytes()));
+        file.extend(kind.to_le_bytes());
+        file.extend(offset.to_le_bytes());
+        offset = (offset + bytes).next_multiple_of(32);
+    }
+    file.resize(file.len().next_multiple_of(32) + offset as usize, 7);
     file
+}
+
+/// Files with the changes that depend on sizes: experts, heads, norms, transposed, stacked and halved tensors.
+fn changed() -> Vec<Vec<u8>> {
+    let sizes = [("embedding_length", 32), ("block_count", 2)];
+    let with = |more: &[(&'static str, u32)]| [&sizes[..], more].concat();
+    let heads = with(&[("attention.head_count", 2)]);
+    vec![
+        small(
+            "llama",
+            &with(&[("attention.head_count", 2), ("expert_count", 2)]),
+            &[
+                ("blk.0.ffn_up_exps.weight", &[32, 2, 2]),
+                ("blk.0.attn_q.weight", &[32, 4]),
+                ("token_embd.weight", &[32, 2]),
+            ],
+        ),
+        small(
+            "rwkv6",
+            &with(&[("wkv.head_size", 16), ("rescale_every_n_layers", 1)]),
+            &[
+                ("token_embd.weight", &[32, 3]),
+                ("blk.0.time_mix_lerp_fused.weight", &[32, 1, 1, 5]),
+                ("blk.0.time_mix_w1.weight", &[32, 20]),
+                ("blk.0.time_mix_w2.weight", &[4, 32, 5]),
+                ("blk.1.time_mix_output.weight", &[32, 32]),
+            ],
+        ),
+        small(
+            "rwkv7",
+            &with(&[("wkv.head_size", 16), ("attention.decay_lora_rank", 4)]),
+            &[
+                ("token_embd.weight", &[32, 3]),
+                ("blk.0.time_mix_lerp_fused.weight", &[32, 6]),
+                ("blk.0.time_mix_r_k.weight", &[32]),
+                ("blk.0.time_mix_w1.weight", &[32, 4]),
+            ],
+        ),
+        small("stablelm", &heads, &[("token_embd.weight", &[32, 3]), ("blk.0.attn_q_norm.weight", &[16, 2])]),
+        small("gpt2", &heads, &[("blk.0.attn_qkv.weight", &[32, 96]), ("blk.0.attn_qkv.bias", &[96])]),
+        small("gptneox", &heads, &[("blk.0.attn_qkv.weight", &[32, 96]), ("blk.1.attn_qkv.bias", &[96])]),
+        small("falcon", &heads, &[("blk.0.attn_qkv.weight", &[32, 96])]),
+        small("gemma", &heads, &[("blk.0.attn_norm.weight", &[32]), ("output_norm.weight", &[32])]),
+    ]
+}
+
+#[test]
+fn small_gguf_files_open() {
+    for (number, file) in changed().into_iter().enumerate() {
+        let open =
+            mlcc_models::Checkpoint::from_bytes("m", mlcc_models::checkpoint::CheckpointFormat::Gguf, file);
+        open.unwrap_or_else(|error| panic!("{number}: {error}"));
+    }
 }
 
 #[test]

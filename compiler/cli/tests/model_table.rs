@@ -3,8 +3,12 @@
 //!
 //! ```text
 //! MLCC_MODEL_TABLE=all cargo test -p mlcc --test model_table          # all cases that are there
+//! MLCC_MODEL_TABLE=missing cargo test -p mlcc --test model_table      # those that are not in the page
 //! MLCC_MODEL_TABLE=granite,opt cargo test -p mlcc --test model_table  # these rows anew
 //! ```
+//!
+//! Cases run side by side, and the page is written after each, so that a run that was ended goes on with `missing`. Cases
+//! that hold the weights of another one in another file are left out: the readers' tests have them.
 //!
 //! Without the variable the test looks at the page only: nothing failed, every case has all formats, and cases of the project
 //! that are not in it yet are printed. `MLCC_MODEL_TABLE=check` refuses those, for a release.
@@ -13,9 +17,11 @@ mod cases;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlcc::build::{Backend, BuildOptions, Source};
-use mlcc::layers::bisect::check;
+use mlcc::layers::bisect::check_kernels;
 use mlcc::layers::{LOGITS, calls};
 use mlcc::replay::{replay, tolerance};
 use mlcc_models::golden::Golden;
@@ -36,13 +42,22 @@ fn page() -> PathBuf {
     cases::workspace().join("docs/model-table.md")
 }
 
+/// The weights of other cases in other files.
+const ALIKE: [&str; 6] =
+    ["gpt2-hub-names", "llama-mha-bin", "rwkv4-pth", "rwkv5-pth", "rwkv6-pth", "rwkv7-pth"];
+
+/// A reference case that the table has rows for.
+fn is_case(folder: &Path) -> bool {
+    folder.join("golden.json").exists() && !ALIKE.iter().any(|name| folder.ends_with(name))
+}
+
 /// Reference cases: those of the project, and those in a shared folder beside it.
 fn folders() -> BTreeMap<String, PathBuf> {
     let shared = std::env::var_os("MLCC_SHARED").map_or(cases::workspace().join("../shared"), PathBuf::from);
     let mut found = BTreeMap::new();
     for place in [shared.join("goldens"), cases::workspace().join("tests/goldens")] {
         let Ok(entries) = std::fs::read_dir(&place) else { continue };
-        for folder in entries.map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").exists()) {
+        for folder in entries.map(|e| e.unwrap().path()).filter(|p| is_case(p)) {
             let name = folder.file_name().unwrap().to_string_lossy().into_owned();
             found.insert(name, folder);
         }
@@ -119,24 +134,24 @@ fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<
     let tokens = &longest[..longest.len().min(count)];
     let place = tempfile::tempdir().map_err(|e| e.to_string())?;
     let calls = calls(tokens, source.chunk as usize);
-    let outcome =
-        check(&source, &target, &options, &calls, place.path(), false).map_err(|e| e.to_string())?;
-    if let Some(diagnosis) = &outcome.diagnosis {
-        return Err(diagnosis.text());
-    }
-    let layers = outcome.layers.as_ref().ok_or("nothing was compared")?;
+    let layers =
+        check_kernels(&source, &target, &options, &calls, place.path()).map_err(|e| e.to_string())?;
     let logits = layers.rows.iter().filter(|r| r.name == LOGITS);
     let error = logits.flat_map(|r| [r.prefill, r.decode]).flatten().fold(0.0, f64::max);
-    Ok((outcome.ok(), error))
+    match &layers.first {
+        Some(first) => Err(format!("{} departs by {:.1e}", first.name, first.error)),
+        None => Ok((true, error)),
+    }
 }
 
-/// The rows of a case.
-fn run(name: &str, folder: &Path, rows: &mut Rows) {
+/// The rows of a case; none for a file that is no model.
+fn run(name: &str, folder: &Path) -> Rows {
+    let mut rows = Rows::new();
     let family = match Source::open(&options(folder, "f32")) {
         Ok(source) => source.model.config.model_type.clone(),
         Err(e) => {
             println!("{name}: left out: {e}");
-            return;
+            return rows;
         }
     };
     for format in FORMATS {
@@ -154,6 +169,25 @@ fn run(name: &str, folder: &Path, rows: &mut Rows) {
         println!("{}", row.join(" | "));
         rows.insert((name.to_string(), format.to_string()), row);
     }
+    rows
+}
+
+/// Runs cases side by side. Every case that ends replaces its rows, and the page is written.
+fn run_all(cases: &[(&String, &PathBuf)], text: &str, rows: &mut Rows) {
+    let next = AtomicUsize::new(0);
+    let shared = Mutex::new(std::mem::take(rows));
+    let work = || {
+        while let Some((name, folder)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = run(name, folder);
+            let mut rows = shared.lock().unwrap();
+            rows.retain(|(case, _), _| case != *name);
+            rows.extend(found);
+            std::fs::write(page(), write_rows(text, &rows)).unwrap();
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
+    *rows = shared.into_inner().unwrap();
 }
 
 #[test]
@@ -162,16 +196,18 @@ fn the_table_is_that_of_a_run() {
     let mut rows = read_rows(&text);
     let wanted = std::env::var("MLCC_MODEL_TABLE");
     if let Ok(wanted) = wanted.as_deref().map(|w| if w == "check" { "" } else { w }) {
-        let all = wanted == "all";
         let folders = folders();
-        if all {
+        if wanted == "all" {
             rows.clear();
         }
-        for (name, folder) in folders.iter().filter(|(name, _)| all || wanted.split(',').any(|w| w == *name))
-        {
-            rows.retain(|(case, _), _| case != name);
-            run(name, folder, &mut rows);
-        }
+        let has = |name: &str| rows.contains_key(&(name.to_string(), FORMATS[0].to_string()));
+        let is_wanted = |name: &str| match wanted {
+            "all" => true,
+            "missing" => !has(name),
+            names => names.split(',').any(|wanted| wanted == name),
+        };
+        let cases: Vec<_> = folders.iter().filter(|(name, _)| is_wanted(name)).collect();
+        run_all(&cases, &text, &mut rows);
         std::fs::write(page(), write_rows(&text, &rows)).unwrap();
     }
     let failed: Vec<String> = rows
@@ -189,13 +225,15 @@ fn the_table_is_that_of_a_run() {
         }
     }
     let own = cases::workspace().join("tests/goldens");
-    let names =
-        std::fs::read_dir(own).unwrap().map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").exists());
+    let names = std::fs::read_dir(own).unwrap().map(|e| e.unwrap().path()).filter(|p| is_case(p));
     let names = names.map(|p| p.file_name().unwrap().to_string_lossy().into_owned());
     let missing: Vec<String> =
         names.filter(|n| !rows.contains_key(&(n.clone(), FORMATS[0].to_string()))).collect();
     if !missing.is_empty() {
-        println!("not in docs/model-table.md yet: MLCC_MODEL_TABLE={} makes their rows", missing.join(","));
+        println!(
+            "not in docs/model-table.md yet: MLCC_MODEL_TABLE=missing makes their rows: {}",
+            missing.join(", ")
+        );
     }
     assert!(
         missing.is_empty() || wanted.as_deref() != Ok("check"),

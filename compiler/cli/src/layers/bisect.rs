@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use mlcc_passes::Program;
 use mlcc_target::{Arch, Target};
 use serde::Serialize;
 
 use super::diagnose::{self, Diagnosis};
-use super::stages::{Setup, first_wrong_pass};
-use super::{Call, Comparison, Failure, compare, tolerance};
+use super::stages::{Setup, Stages, first_wrong_pass};
+use super::{Call, Comparison, Failure, compare};
 use crate::build::{BuildOptions, Source};
 
 /// One build held against the meaning of its graph.
@@ -71,12 +72,7 @@ pub fn check(
         let diagnosis = diagnose::of_pass(&setup, &stages, &wrong, calls)?;
         return Ok(Check { layers: None, diagnosis: Some(diagnosis) });
     }
-    let expected = setup.graph(&stages, stages.reference, calls)?;
-    let found = match runs_here(target) {
-        true => diagnose::run_machine(&setup, &program, calls, &folder.join("whole.so"))?,
-        false => diagnose::run_interpreter(&setup, &program, calls)?,
-    };
-    let layers = compare(calls, &found, &expected, tolerance(&options.quant))?;
+    let layers = against_reference(&setup, &program, &stages, calls, folder)?;
     let diagnosis = match &layers.first {
         Some(first) if explain && runs_here(target) => {
             Some(diagnose::of_kernels(&setup, &stages, first, calls, folder)?)
@@ -84,6 +80,34 @@ pub fn check(
         _ => None,
     };
     Ok(Check { layers: Some(layers), diagnosis })
+}
+
+/// The build against the graph that says what it computes, without a look at the passes that led there.
+pub fn check_kernels(
+    source: &Source,
+    target: &Target,
+    options: &BuildOptions,
+    calls: &[Call],
+    folder: &Path,
+) -> Result<Comparison, Failure> {
+    let setup = Setup { source, target, options };
+    let (program, _, stages) = setup.compile()?;
+    against_reference(&setup, &program, &stages, calls, folder)
+}
+
+fn against_reference(
+    setup: &Setup<'_>,
+    program: &Program,
+    stages: &Stages,
+    calls: &[Call],
+    folder: &Path,
+) -> Result<Comparison, Failure> {
+    let expected = setup.graph(stages, stages.reference, calls)?;
+    let found = match runs_here(setup.target) {
+        true => diagnose::run_machine(setup, program, calls, &folder.join("whole.so"))?,
+        false => diagnose::run_interpreter(setup, program, calls)?,
+    };
+    compare(calls, &found, &expected, setup.tolerance())
 }
 
 /// Checks the build, and if it is wrong, the build without each optional pass. `progress` gets every trial.

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use super::run::{ArtifactLayers, GraphLayers, KernelLayers, Packs};
 use super::stages::{Setup, Stages, WrongPass};
-use super::{Call, Comparison, Departure, Failure, Tap, compare, run_all, tolerance};
+use super::{Call, Comparison, Departure, Failure, Tap, compare, run_all};
 use crate::build::{self, BuildReport, taps};
 use crate::interpret::StepModel;
 
@@ -180,7 +180,7 @@ pub fn of_kernels(
     let expected = run_all(&mut GraphLayers::new(&module, &setup.source.checkpoint, &stages.packs)?, calls)?;
     let program = lower(setup, module, &stages.packs)?;
     let found = run_machine(setup, &program, calls, &folder.join("kept.so"))?;
-    let limit = tolerance(&setup.options.quant);
+    let limit = setup.tolerance();
     let results = compare(calls, &only_kernels(&found), &only_kernels(&expected), limit)?;
     let Some(first) = &results.first else {
         let (layer, ops) = (layer.clone(), String::new());

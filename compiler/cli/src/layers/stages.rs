@@ -11,7 +11,7 @@ use mlcc_passes::{Context, Program};
 use mlcc_target::Target;
 
 use super::run::{GraphLayers, Packs};
-use super::{Call, Comparison, Failure, LOGITS, Tap, compare, run_all, tolerance};
+use super::{Call, Comparison, Failure, LOGITS, Tap, cache_tolerance, compare, run_all, tolerance};
 use crate::build::{self, BuildOptions, BuildReport, Event, Hooks, Source};
 use crate::replay;
 
@@ -46,6 +46,15 @@ pub struct Stages {
 }
 
 impl Setup<'_> {
+    /// Largest error that compiled code may show against the graph: that of the scheme, or of the caches.
+    pub fn tolerance(&self) -> f64 {
+        let cache = match self.source.model.config.architecture.has_cache() {
+            true => cache_tolerance(self.options.cache_type()),
+            false => 0.0,
+        };
+        tolerance(&self.options.quant).max(cache)
+    }
+
     pub fn cancellable<T>(&self, run: impl FnOnce(&mut Hooks<'_>) -> T) -> T {
         let cancel: &AtomicBool = crate::interrupt::flag();
         run(&mut Hooks { event: &mut |_| {}, cancel })
@@ -120,7 +129,7 @@ pub fn first_wrong_pass(
         let permitted = match lossy {
             true => quantization_error(&setup.options.quant, &stages.list[stage].module).max(STORED),
             // Behind quantized activations a code may fall on the other side of its rounding edge.
-            false if stage > stages.reference => EQUAL.max(tolerance(&setup.options.quant)),
+            false if stage > stages.reference => EQUAL.max(setup.tolerance()),
             false => EQUAL,
         };
         let comparison = compare(calls, &after, &before, permitted)?;

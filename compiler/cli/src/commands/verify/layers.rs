@@ -21,7 +21,7 @@ use crate::layers::diagnose::{self, Diagnosis};
 use crate::layers::file::TapFile;
 use crate::layers::run::ArtifactLayers;
 use crate::layers::stages::{Setup, first_wrong_pass};
-use crate::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all, tolerance};
+use crate::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all};
 use crate::replay;
 use crate::ui::Ui;
 
@@ -176,7 +176,7 @@ fn against_graph(
 ) -> Result<(Side, Option<Diagnosis>), Failure> {
     let (_, _, stages) = setup.compile()?;
     let expected = setup.graph(&stages, stages.reference, calls)?;
-    let permitted = args.tolerance.unwrap_or_else(|| tolerance(&setup.options.quant));
+    let permitted = args.tolerance.unwrap_or_else(|| setup.tolerance());
     let comparison = compare(calls, found, &expected, permitted)?;
     let mut diagnosis = None;
     if let Some(first) = &comparison.first {
