@@ -20,6 +20,7 @@ fn offset(utc: u64) -> i64 {
     }
     // SAFETY: `localtime_r` has filled it.
     let local = unsafe { local.assume_init() };
+    #[allow(clippy::useless_conversion, reason = "of 32 bits on some machines")]
     i64::from(local.tm_gmtoff)
 }
 
