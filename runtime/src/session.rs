@@ -72,7 +72,7 @@ pub struct SessionMemory {
 }
 
 enum Memory {
-    Cpu(CpuSession),
+    Cpu(Box<CpuSession>),
     #[cfg(feature = "cuda")]
     Cuda(Box<crate::cuda::CudaSession>),
 }
@@ -80,7 +80,7 @@ enum Memory {
 impl Session {
     pub(crate) fn new(model: &Model) -> Result<Self> {
         let memory = match model.backend() {
-            Backend::Cpu { .. } => Memory::Cpu(CpuSession::new(model)?),
+            Backend::Cpu { .. } => Memory::Cpu(Box::new(CpuSession::new(model)?)),
             #[cfg(feature = "cuda")]
             Backend::Cuda(device) => {
                 Memory::Cuda(Box::new(crate::cuda::CudaSession::new(device, model.table())?))

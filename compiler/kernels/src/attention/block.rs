@@ -27,7 +27,7 @@ impl Block<'_> {
         kb.serial("set", sets, |kb, set| {
             let best = self.scores(kb, set);
             let max = self.raise_max(kb, set, best);
-            self.to_weights(kb, set, max);
+            self.weigh(kb, set, max);
             self.mix(kb, set);
         });
     }
@@ -229,7 +229,7 @@ impl Block<'_> {
     }
 
     /// Scores to weights, and their sums.
-    fn to_weights(&self, kb: &mut KernelBuilder, set: ExprId, max: ExprId) {
+    fn weigh(&self, kb: &mut KernelBuilder, set: ExprId, max: ExprId) {
         let (lanes, zero) = (self.lanes(), kb.int(0));
         let at = self.item.vector_of(kb, set);
         let sum = kb.alloc("total", DType::F32, lanes as usize, Space::Local);

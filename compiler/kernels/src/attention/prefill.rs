@@ -159,7 +159,7 @@ impl Tile<'_> {
             self.transpose_keys(kb, j);
             self.products(kb, j);
             self.raise_max(kb);
-            self.to_weights(kb);
+            self.weigh(kb);
             self.unpack_values(kb, j);
             self.mix(kb);
         });
@@ -373,7 +373,7 @@ impl Tile<'_> {
     }
 
     /// Scores to weights, and their sums.
-    fn to_weights(&self, kb: &mut KernelBuilder) {
+    fn weigh(&self, kb: &mut KernelBuilder) {
         let lanes = self.params.lanes;
         let blocks = self.row_blocks(kb);
         let rows = kb.mul_int(blocks, self.params.rows);
