@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use mlcc_codegen::artifact::Summary;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::module::{Param, ParamRole};
+use mlcc_ir::module::{Param, ParamId, ParamRole};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::Target;
@@ -202,7 +202,8 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
 /// What one token costs in `decode`, whatever the kernels do: the least a machine has to read and to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
-    /// Every weight once (of the embedding one row), recurrent states read and written, one row of the caches written.
+    /// Every weight once (of an embedding that is not the head as well, one row), recurrent states read and written, one
+    /// row of the caches written.
     /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
     pub bytes: u64,
     /// Those of them that are of the sequence alone.
@@ -221,9 +222,14 @@ impl Traffic {
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
         let state = 2 * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
         let mut traffic = Traffic { bytes: state, state_bytes: state, ops: 0, head_ops: 0 };
+        let tied = tied_head(program);
         for (id, param) in program.module.params.iter() {
             let bytes = memory.params[id.index()].1;
-            match param.role {
+            let role = match param.role {
+                ParamRole::Embedding if tied == Some(id) => ParamRole::Head,
+                role => role,
+            };
+            match role {
                 ParamRole::Embedding => {
                     let rows = dims(&param.ty).first().copied().unwrap_or(1).max(1);
                     traffic.bytes += bytes / rows;
@@ -231,7 +237,7 @@ impl Traffic {
                 ParamRole::Head | ParamRole::Linear | ParamRole::LowRank => {
                     traffic.bytes += bytes;
                     traffic.ops += 2 * elements(param);
-                    if param.role == ParamRole::Head {
+                    if role == ParamRole::Head {
                         traffic.head_ops += 2 * elements(param);
                     }
                 }
@@ -240,4 +246,15 @@ impl Traffic {
         }
         traffic
     }
+}
+
+/// The embedding that is the head as well, where a model has no head of its own: of several (tokens, positions) the one with
+/// the most rows.
+fn tied_head(program: &Program) -> Option<ParamId> {
+    let params = &program.module.params;
+    if params.values().any(|p| p.role == ParamRole::Head) {
+        return None;
+    }
+    let embeddings = params.iter().filter(|(_, p)| p.role == ParamRole::Embedding);
+    embeddings.max_by_key(|(_, p)| dims(&p.ty).first().copied()).map(|(id, _)| id)
 }
