@@ -44,6 +44,10 @@ impl Sizes {
 /// The program that runs the model changes it; the model only reads it.
 pub const DROPPED_ROWS: &str = "cache.dropped_rows";
 
+/// The state that says how long the sequence will be when the prompt has ended that is being fed in several calls
+/// (`i32[1]`, 0 at first), of models whose rotary embedding depends on it. The program that runs the model writes it.
+pub const SEQUENCE_LENGTH: &str = "sequence.length";
+
 /// Why [`Transformer::cannot_stream`] where positions have embeddings of their own.
 pub(crate) const LEARNED_POSITIONS: &str =
     "the positions of this model are learned one by one, and there is none behind the last";
@@ -278,6 +282,19 @@ impl Net<'_> {
             Some(own) => (Some(own), 0),
             None => (Some(window - sinks), sinks),
         }
+    }
+    /// Tokens of the sequence behind this call, or behind the prompt that this call is a part of, `i32[1]`. What is seen of
+    /// a stream never gets longer than its window.
+    pub fn length(&mut self) -> ValueId {
+        let total = self.b.iota(Dim::sym(Sym::Past).add(&self.n()), Dim::from(1));
+        if let Some(stream) = self.stream {
+            let most = self.op(Op::Constant { value: stream.window as f64, dtype: DType::I32 }, &[]);
+            return self.min(total, most);
+        }
+        let total = self.position_of_row(total);
+        let state = self.b.state(SEQUENCE_LENGTH, TensorType::new(DType::I32, [1]), 0.0);
+        let announced = self.b.read(state);
+        self.max(total, announced)
     }
     /// Positions of the tokens in the sequence, `i32[n]`. Of one sequence.
     pub fn positions(&self) -> ValueId {

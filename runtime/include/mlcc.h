@@ -163,6 +163,9 @@ typedef struct mlcc_param {
  * `sinks` ones: a caller whose caches are full may move the last rows - 1 rows of every cache to behind those, add the
  * number of rows it dropped here, and go on with past = sinks + rows - 1. */
 #define MLCC_STATE_DROPPED_ROWS 2u
+/* One int32_t, zero at first, that the caller owns: tokens that the sequence will have when the prompt has ended that is
+ * being fed in several calls. Written before the first of them, and set to zero by a caller that goes back. */
+#define MLCC_STATE_SEQUENCE_LENGTH 3u
 
 /* One piece of the state block and how it begins. */
 typedef struct mlcc_state {

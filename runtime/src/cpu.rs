@@ -167,7 +167,12 @@ impl CpuSession {
             let byte = |row: u64| (row * cache.row_bytes) as usize;
             rows.copy_within(byte(moved.start + count).., byte(moved.start));
         }
-        self.state.bytes_mut(counter.live(0)).copy_from_slice(&dropped.to_le_bytes());
+        self.write_word(counter, dropped);
+    }
+
+    /// `state` has four bytes.
+    pub fn write_word(&mut self, state: &State, value: i32) {
+        self.state.bytes_mut(state.live(0)).copy_from_slice(&value.to_le_bytes());
     }
 
     /// Gives back what more than `rows` rows take.

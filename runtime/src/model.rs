@@ -168,6 +168,7 @@ impl Model {
             let (kind, bytes, sinks) = match (state.cache, state.dropped_beyond) {
                 (Some(cache), _) => (1, cache.row_bytes, 0),
                 (None, Some(window)) => (2, window.newest, window.sinks),
+                (None, None) if state.is_length => (3, state.bytes, 0),
                 (None, None) => (0, state.bytes, 0),
             };
             // Without sinks as artifacts were that knew of none.

@@ -104,6 +104,7 @@ impl Session {
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
         let chunk = if self.has(Step::Prefill) { self.chunk() } else { 1 };
+        self.announce(tokens.len(), chunk)?;
         for piece in tokens.chunks(chunk) {
             let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
             self.step(step, piece)?;
@@ -128,6 +129,7 @@ impl Session {
             _ => Buffer::floats("logits of all positions", wanted)?,
         };
         let chunk = if self.has(Step::PrefillLogits) { self.chunk() } else { 1 };
+        self.announce(tokens.len(), chunk)?;
         let mut at = 0;
         for piece in tokens.chunks(chunk) {
             let rows = if chunk == 1 {
@@ -198,7 +200,7 @@ impl Session {
         }
         self.rows = past - self.dropped;
         self.shrink();
-        Ok(())
+        self.write_length(0)
     }
 
     /// Whether [`Session::truncate`] would go back to `past` tokens.
@@ -386,6 +388,21 @@ impl Session {
     fn chunk(&self) -> usize {
         let (chunk, context) = (self.model.plan().chunk, self.model.plan().context);
         self.kept().map_or(chunk, |kept| chunk.min(context - kept)) as usize
+    }
+
+    /// Tells the model how long the sequence will be, where a prompt comes in pieces.
+    fn announce(&mut self, tokens: usize, chunk: usize) -> Result<()> {
+        if tokens <= chunk { Ok(()) } else { self.write_length((self.past() + tokens as u64) as i32) }
+    }
+
+    fn write_length(&mut self, length: i32) -> Result<()> {
+        let Some(state) = self.model.table().length() else { return Ok(()) };
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.write_word(state, length),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.write_word(state, length)?,
+        }
+        Ok(())
     }
 
     /// Drops the oldest rows behind the sinks where the caches are full and the model does without.

@@ -191,6 +191,7 @@ mod tests {
             format: "f32".into(),
             cache,
             dropped_beyond: None,
+            is_length: false,
         }
     }
 

@@ -139,6 +139,7 @@ mod tests {
             format: "f32".into(),
             cache,
             dropped_beyond: None,
+            is_length: false,
         };
         let cache = Cache { rows: context.max(16), row_bytes: 3 };
         let states = vec![piece("h", 0, 8, None), piece("k", 64, cache.rows * 3, Some(cache))];

@@ -51,6 +51,8 @@ pub struct State {
     pub cache: Option<Cache>,
     /// The number of rows dropped from the begin of every cache, of a model that sees only so many newest rows.
     pub dropped_beyond: Option<Window>,
+    /// True for the number of tokens that the sequence will have behind the prompt that is being fed.
+    pub is_length: bool,
 }
 
 /// The rows of the caches that a model sees, if it can go on without the others.
@@ -259,6 +261,9 @@ impl Table {
             {
                 return malformed(format!("state {} is no number of dropped rows", state.name));
             }
+            if state.is_length && (state.bytes != 4 || state.fill.is_some()) {
+                return malformed(format!("state {} is no length of a sequence", state.name));
+            }
             let Some(cache) = state.cache else { continue };
             let fits =
                 cache.rows.checked_mul(cache.row_bytes) == Some(state.bytes) && cache.rows >= p.context;
@@ -285,7 +290,13 @@ impl Table {
 
     /// A state that has no rows, so that the model cannot go back in a sequence.
     pub fn recurrent_state(&self) -> Option<&State> {
-        self.states.iter().find(|s| s.cache.is_none() && s.dropped_beyond.is_none())
+        self.states.iter().find(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length)
+    }
+
+    /// The state that says how long the sequence will be behind the prompt that is being fed, of a model that wants to
+    /// know.
+    pub fn length(&self) -> Option<&State> {
+        self.states.iter().find(|s| s.is_length)
     }
 
     /// The rows that the model sees if it can go on without the others, and the state that counts those.
@@ -354,11 +365,13 @@ unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
             abi::state_kind::DROPPED_ROWS => {
                 (None, Some(Window { newest: s.rows, sinks: u64::from(s.sinks) }))
             }
+            abi::state_kind::SEQUENCE_LENGTH => (None, None),
             other => return malformed(format!("a state is of the unknown kind {other}")),
         };
         // SAFETY: by contract.
         let (name, format) = unsafe { (text(s.name)?, text(s.format)?) };
-        Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache, dropped_beyond })
+        let is_length = s.kind == abi::state_kind::SEQUENCE_LENGTH;
+        Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache, dropped_beyond, is_length })
     };
     list.iter().map(one).collect()
 }

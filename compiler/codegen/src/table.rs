@@ -87,6 +87,8 @@ pub struct StateDesc {
     pub cache: Option<CacheDesc>,
     /// The number of rows dropped from the caches, of a model that sees only these.
     pub dropped_beyond: Option<WindowDesc>,
+    /// The number of tokens that the sequence will have behind the prompt that is being fed.
+    pub is_length: bool,
 }
 
 /// The rows of the caches that a model sees.
@@ -374,6 +376,7 @@ impl StateDesc {
         let (kind, rows) = match (self.cache, self.dropped_beyond) {
             (Some(cache), _) => (abi::state_kind::CACHE, cache.rows),
             (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window.newest),
+            (None, None) if self.is_length => (abi::state_kind::SEQUENCE_LENGTH, 0),
             (None, None) => (abi::state_kind::RECURRENT, 0),
         };
         image.u32(kind);

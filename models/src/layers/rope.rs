@@ -2,10 +2,11 @@
 
 use super::attention::integer;
 use crate::transformer::Net;
-use mlcc_ir::dim::{Dim, Sym};
+use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;
 use mlcc_ir::types::DType;
+use std::f64::consts::TAU;
 
 /// Rotary embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,11 +80,8 @@ impl Rope {
 
     /// Tables for `positions: i32[n]` of one sequence.
     pub fn tables_at(&self, net: &mut Net, name: &str, positions: ValueId) -> RopeTables {
-        let (frequencies, half) = self.frequencies(net, name);
         let n = net.n();
-        let positions = net.cast(positions, DType::F32);
-        let positions = net.reshape(positions, [n.clone(), Dim::from(1)]);
-        let angles = net.mul(positions, frequencies);
+        let (angles, half) = self.angles(net, name, positions);
         let table = |net: &mut Net, op: UnOp| {
             let mut table = net.unary(op, angles);
             if self.scale != 1.0 {
@@ -95,13 +93,34 @@ impl Rope {
         RopeTables { at: Turn { cos, sin }, at_sinks: None, half, pairs: self.pairs }
     }
 
+    /// Angles `[n, half]` at positions `i32[n]` (or floats), and how many there are of one.
+    fn angles(&self, net: &mut Net, name: &str, positions: ValueId) -> (ValueId, usize) {
+        if let (Some(_), Some(table)) = (net.stream(), self.fixed(net)) {
+            return (unbounded_angles(net, name, positions, table), table.len());
+        }
+        let (frequencies, half) = self.frequencies(net, name);
+        let (n, positions) = (net.n(), net.cast(positions, DType::F32));
+        let positions = net.reshape(positions, [n, Dim::from(1)]);
+        (net.mul(positions, frequencies), half)
+    }
+
+    /// Frequencies that hold for all lengths that are possible here.
+    fn fixed(&self, net: &Net) -> Option<&[f32]> {
+        match &self.frequencies {
+            Frequencies::Fixed(table) => Some(table),
+            Frequencies::Long { short, original, .. } => (longest(net) <= *original).then_some(short),
+            Frequencies::Dynamic { table, original, .. } => (longest(net) <= *original).then_some(table),
+        }
+        .map(Vec::as_slice)
+    }
+
     /// Frequencies `[half]` for this call, and how many there are.
     fn frequencies(&self, net: &mut Net, name: &str) -> (ValueId, usize) {
+        if let Some(table) = self.fixed(net) {
+            return (net.table(name, table.to_vec()), table.len());
+        }
         match &self.frequencies {
             Frequencies::Fixed(table) => (net.table(name, table.clone()), table.len()),
-            Frequencies::Long { short, original, .. } if longest(net) <= *original => {
-                (net.table(name, short.clone()), short.len())
-            }
             Frequencies::Long { short, long, original } => {
                 let half = short.len();
                 let short = net.table(&format!("{name}.short"), short.clone());
@@ -136,18 +155,40 @@ fn longest(net: &Net) -> usize {
     net.stream().map_or(net.context(), |s| s.window)
 }
 
-/// Tokens of the sequence behind this call, `f32[1]`; with a stream no more than are seen of it.
+/// [`Net::length`] as `f32[1]`.
 fn length(net: &mut Net) -> ValueId {
-    let total = Dim::sym(Sym::Past).add(&net.n());
-    let total = net.iota(total, Dim::from(1));
-    let total = match net.stream() {
-        Some(stream) => {
-            let most = integer(net, stream.window as i64);
-            net.min(total, most)
-        }
-        None => net.position_of_row(total),
-    };
-    net.cast(total, DType::F32)
+    let length = net.length();
+    net.cast(length, DType::F32)
+}
+
+/// Bits of a position that are turned at once.
+const DIGIT: u32 = 11;
+
+/// Angles `[n, half]` of positions that go on for ever: f32 products of large positions would lose what tells neighbours
+/// apart. So positions are taken as digits of [`DIGIT`] bits, and what a step of the higher ones turns is known up to whole
+/// turns; all products stay below 2^11 pi. Up to 2^11 the angles are the plain ones.
+fn unbounded_angles(net: &mut Net, name: &str, positions: ValueId, table: &[f32]) -> ValueId {
+    let (n, base) = (net.n(), integer(net, 1 << DIGIT));
+    let (mut rest, mut sum) = (positions, None);
+    for digit in 0..3 {
+        let higher = net.div(rest, base);
+        let without = net.mul(higher, base);
+        let value = net.sub(rest, without);
+        rest = higher;
+        let value = net.cast(value, DType::F32);
+        let value = net.reshape(value, [n.clone(), Dim::from(1)]);
+        let step = f64::from(digit * DIGIT).exp2();
+        let turns = |f: &f32| (f64::from(*f) * step / TAU).round();
+        let frequencies: Vec<f32> = match digit {
+            0 => table.to_vec(),
+            _ => table.iter().map(|f| (f64::from(*f) * step - turns(f) * TAU) as f32).collect(),
+        };
+        let name = if digit == 0 { name.to_string() } else { format!("{name}.digit{digit}") };
+        let frequencies = net.table(&name, frequencies);
+        let angles = net.mul(value, frequencies);
+        sum = Some(sum.map_or(angles, |sum| net.add(sum, angles)));
+    }
+    sum.expect("a position has digits")
 }
 
 /// `theta^(-2 i / dims)` for each pair.

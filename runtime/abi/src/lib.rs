@@ -215,6 +215,10 @@ pub mod state_kind {
     /// `rows - 1` rows of every cache to behind those, count here how many it dropped, and go on with
     /// `past = sinks + rows - 1`. Positions are `past` plus this number.
     pub const DROPPED_ROWS: u32 = 2;
+    /// One `i32`, zero at first, that the caller owns: tokens that the sequence will have when the prompt has ended that is
+    /// being fed in several calls. The model takes this length, or that behind a call if it is larger; so a caller writes
+    /// it before the first call of a prompt, and zero when it goes back in the sequence.
+    pub const SEQUENCE_LENGTH: u32 = 3;
 }
 
 /// One piece of the state block.

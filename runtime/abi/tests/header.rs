@@ -114,6 +114,7 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_STATE_RECURRENT", u64::from(state_kind::RECURRENT));
     constant(out, "MLCC_STATE_CACHE", u64::from(state_kind::CACHE));
     constant(out, "MLCC_STATE_DROPPED_ROWS", u64::from(state_kind::DROPPED_ROWS));
+    constant(out, "MLCC_STATE_SEQUENCE_LENGTH", u64::from(state_kind::SEQUENCE_LENGTH));
     let args = [
         ("WEIGHTS", arg::WEIGHTS),
         ("ARENA", arg::ARENA),

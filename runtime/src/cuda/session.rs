@@ -193,8 +193,15 @@ impl CudaSession {
                 at += step;
             }
         }
-        // SAFETY: the table was checked: the counter has four bytes inside the state block.
-        let status = unsafe { (driver.f.fill_words)(state + counter.offset, dropped as u32, 1, stream) };
+        self.write_word(counter, dropped)
+    }
+
+    /// `word` has four bytes.
+    pub fn write_word(&mut self, word: &State, value: i32) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let (at, stream) = (self.state.ptr() + word.offset, self.stream);
+        // SAFETY: the table was checked: the word has four bytes inside the state block.
+        let status = unsafe { (driver.f.fill_words)(at, value as u32, 1, stream) };
         driver.check("cuMemsetD32Async", status)?;
         self.wait()
     }

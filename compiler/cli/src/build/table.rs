@@ -2,7 +2,7 @@
 
 use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, WindowDesc};
 use mlcc_ir::types::{Packing, TensorType};
-use mlcc_models::transformer::DROPPED_ROWS;
+use mlcc_models::transformer::{DROPPED_ROWS, SEQUENCE_LENGTH};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::{Arch, Target};
@@ -86,6 +86,7 @@ fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateD
                 CacheDesc { rows, row_bytes: bytes.checked_div(rows).unwrap_or(0) }
             }),
             dropped_beyond: window.filter(|_| state.name == DROPPED_ROWS),
+            is_length: state.name == SEQUENCE_LENGTH,
         })
         .collect()
 }
