@@ -69,6 +69,9 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
     let rank = inputs.iter().map(|t| t.rank()).max().unwrap_or(0);
     let load = |i: usize| Scalar::load(i, broadcast_index(inputs[i], rank));
     match op {
+        Op::Constant { value, dtype } if dtype.is_int() => {
+            Scalar::Cast(*dtype, Box::new(Scalar::Float(*value)))
+        }
         Op::Constant { value, .. } => Scalar::Float(*value),
         Op::Unary(un) => Scalar::unary(*un, load(0)),
         Op::Binary(bin) => Scalar::binary(*bin, load(0), load(1)),

@@ -115,10 +115,16 @@ impl Inliner<'_> {
                 kb.binary(*op, a, b)
             }
             Scalar::Select(c, a, b) => self.select(kb, c, a, b, at),
-            Scalar::Cast(dtype, a) => {
-                let a = self.scalar(kb, a, at);
-                kb.cast(a, *dtype)
-            }
+            Scalar::Cast(dtype, a) => match **a {
+                // Arithmetic of integers stays in integers.
+                Scalar::Float(value) if dtype.is_int() => {
+                    kb.int_of(value as i64, if *dtype == DType::I64 { DType::I64 } else { DType::I32 })
+                }
+                _ => {
+                    let a = self.scalar(kb, a, at);
+                    kb.cast(a, *dtype)
+                }
+            },
             Scalar::Reduce { op, var, extent, body } => self.reduce(kb, *op, *var, extent, body, at),
         }
     }
