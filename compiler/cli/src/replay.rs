@@ -109,7 +109,8 @@ where
     let expected = prompt.binding_greedy(tolerance * scale);
     let first = argmax(logits);
     let greedy_equal = greedy_equal(model, first, expected)?;
-    let decode_error = match model.needs_whole_prompts() {
+    // Also where angles depend on the length of what comes in one call.
+    let decode_error = match model.needs_whole_prompts() || model.chunk() == usize::MAX {
         true => None,
         false => Some(decode_error(model, &ids, &prompt.logits_last, scale)?),
     };
