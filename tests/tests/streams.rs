@@ -17,7 +17,10 @@ fn angles_stay_exact() {
     let architecture = resolved.config.architecture.with_stream(Some(16), 0).unwrap();
     let mut b = GraphBuilder::new("case");
     let (n, stream) = (Dim::sym(Sym::N), architecture.stream());
-    architecture.build(&mut b, &EntrySpec { name: "prefill", n, logits: Logits::Last, context: 64, stream });
+    architecture.build(
+        &mut b,
+        &EntrySpec { name: "prefill", n, logits: Logits::Last, context: 64, stream, batched: false },
+    );
     let module = b.finish().unwrap();
     let tensor = |name: &str| {
         let data = checkpoint.read(name).ok()?;
