@@ -84,7 +84,6 @@ fn contradictions_and_unknown_names_are_refused() {
         json!({ "model_type": "mpt", "attn_config": { "alibi": false } }),
         &["attn_config", "`alibi` = false"],
     );
-    refused(json!({ "model_type": "stablelm", "qk_layernorm": true }), &["`qk_layernorm` = true"]);
     refused(
         json!({ "model_type": "phi3", "rope_scaling": { "type": "longrope", "short_factor": [1.0], "long_factor": [1.0] } }),
         &["`short_factor`", "8 positive numbers"],

@@ -365,7 +365,8 @@ mod tests {
                 { "name": "product", "memory": "4000", "values": "8*n", "ops": "2000*n", "arithmetic": "i8" },
                 { "name": "attention", "memory": "16*n + 16*past", "values": "0", "ops": "mul(n, past)", "arithmetic": "f32" },
             ],
-            "steps": { "prefill": [0, -1, 1], "decode": [0, -1, 1, 0] },
+            "steps": { "prefill": [0, -1, 1], "decode": [0, -1, 1, 0], "decode_batch": [0, -1, 1] },
+            "each": { "decode_batch": [2] },
         }}});
         assert!(Level::read(&metadata, "v4").is_err());
         Level::read(&metadata, "v3").unwrap()
@@ -392,6 +393,21 @@ mod tests {
         assert_eq!(rows[1].memory_bytes, 16.0 * (11.0 + 12.0));
         assert_eq!(rows[1].ops, 10.0 + 11.0);
         assert_eq!((product.limit_ms, product.bound_by.as_str()), (0.016, "neither"));
+    }
+
+    #[test]
+    fn kernels_of_a_batch_run_once_or_for_each_sequence() {
+        let times = vec![StepTimes {
+            entry: "decode_batch",
+            calls: 1,
+            nanoseconds: vec![vec![3_000_000, 0, 1_000_000]],
+        }];
+        let run = Run { repetitions: 1.0, ms: 4.0, times };
+        let limits = Limits { bandwidth: 1e9, f32: 1e9, i8: Some(2e9) };
+        let test = Test::Generate { tokens: 1, depth: 10, sequences: 3 };
+        let (rows, ..) = rows(&level(), test, &run, 64, &limits);
+        let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
+        assert_eq!(work, [(1, 4000.0, 6000.0), (3, 3.0 * 16.0 * 11.0, 3.0 * 10.0)]);
     }
 
     #[test]
