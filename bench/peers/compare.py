@@ -69,7 +69,8 @@ def prepare(options, format):
     if not model.exists():
         subprocess.run([sys.executable, HERE / "write_model.py", options.preset, format, "-o", model], check=True)
     if not artifact.exists():
-        subprocess.run([options.mlcc, "build", "-q", "--model", model, "--quant", SCHEMES[format], "--target", "cpu", "-o", artifact], check=True)
+        command = [options.mlcc, "build", "-q", "--model", model, "--quant", SCHEMES[format], "--target", "cpu", "-o", artifact]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return model, artifact
 
 
