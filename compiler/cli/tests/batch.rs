@@ -16,8 +16,9 @@ use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, LoadOptions, Model, Session};
 
 /// Transformers by their case: every definition that treats positions or attention in a way of its own.
-const TRANSFORMERS: [&str; 26] = [
+const TRANSFORMERS: [&str; 28] = [
     "llama-mha",
+    "llama-dynamic",
     "llama3-gqa-tied",
     "mistral-swa",
     "qwen2",
@@ -27,6 +28,7 @@ const TRANSFORMERS: [&str; 26] = [
     "gemma2",
     "gemma3-text",
     "phi3",
+    "phi3-longrope",
     "olmo2",
     "starcoder2",
     "stablelm",
@@ -46,9 +48,17 @@ const TRANSFORMERS: [&str; 26] = [
 ];
 
 /// A recurrent model with vectors as states and odd sizes, one with matrices, and caches with: few key heads, a window,
-/// experts, a bias instead of positions, positions found in the prompt.
-const SAMPLE: [&str; 7] =
-    ["rwkv4-hf-odd", "rwkv7-hf", "llama3-gqa-tied", "gemma2", "qwen3-moe", "bloom-alibi", "chatglm-6b-tiny"];
+/// experts, a bias instead of positions, positions found in the prompt, angles that depend on the length.
+const SAMPLE: [&str; 8] = [
+    "rwkv4-hf-odd",
+    "rwkv7-hf",
+    "llama3-gqa-tied",
+    "gemma2",
+    "qwen3-moe",
+    "bloom-alibi",
+    "chatglm-6b-tiny",
+    "llama-dynamic",
+];
 
 const BATCH: u32 = 3;
 
