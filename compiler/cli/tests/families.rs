@@ -5,11 +5,11 @@
 
 mod cases;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cases::{
-    argmax, artifact, assert_close, backends, distance, feed, ids, interpreted, load, program, scheme,
-    workspace,
+    FAMILIES, argmax, artifact, assert_close, backends, distance, feed, find, ids, interpreted, load,
+    program, scheme,
 };
 use mlcc::build::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
@@ -21,60 +21,9 @@ const F32: f32 = 2e-5;
 /// As the reference cases state it for half-precision weights and activations.
 const F16: f32 = 2e-2;
 
-/// Every family by its case, and kinds of rope scaling.
-const FAMILIES: [&str; 37] = [
-    "llama-mha",
-    "llama3-gqa-tied",
-    "mistral-swa",
-    "qwen2",
-    "qwen3",
-    "qwen3-moe",
-    "mixtral",
-    "gemma",
-    "gemma2",
-    "gemma3-text",
-    "phi3",
-    "olmo2",
-    "starcoder2",
-    "stablelm",
-    "stablelm-head-norms",
-    "gpt2",
-    "gpt2-hub-names",
-    "gptj",
-    "gpt-neox",
-    "opt",
-    "falcon-mqa",
-    "bloom-alibi",
-    "mpt-alibi",
-    "glm-hf",
-    "glm4-hf",
-    "chatglm-6b-tiny",
-    "chatglm2-6b-tiny",
-    "baichuan-7b-tiny",
-    "baichuan2-13b-tiny",
-    "moss",
-    "gpt-bigcode",
-    "internlm",
-    "internlm2",
-    "qwen",
-    "llama-dynamic",
-    "llama-yarn",
-    "phi3-longrope",
-];
-
 /// Few that have most of what the others have: scaled rotary embedding, shared key heads and a tied head; windows and
 /// bounds by tanh; experts; ALiBi with odd heads.
 const SAMPLE: [&str; 4] = ["llama3-gqa-tied", "gemma2", "qwen3-moe", "bloom-alibi"];
-
-fn find(case: &str) -> Option<PathBuf> {
-    let places = ["tests/goldens", "../shared/goldens", "../shared/models"];
-    let dir =
-        places.iter().map(|p| workspace().join(p).join(case)).find(|dir| dir.join("golden.json").exists());
-    if dir.is_none() {
-        println!("skipped: the reference case {case} is not there");
-    }
-    dir
-}
 
 fn golden(dir: &Path) -> Golden {
     Golden::read(&dir.join("golden.json")).unwrap()

@@ -6,6 +6,7 @@ mod program;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use program::{artifact, artifacts_in, program};
@@ -122,4 +123,72 @@ fn a_closed_pipe_is_no_error() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.next().is_none());
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// What a program on a terminal has shown so far.
+#[derive(Clone, Default)]
+struct Screen(Arc<Mutex<Vec<u8>>>);
+
+impl Screen {
+    fn of(mut output: impl Read + Send + 'static) -> Screen {
+        let screen = Screen::default();
+        let shown = screen.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                shown.0.lock().unwrap().extend(&bytes[..count]);
+            }
+        });
+        screen
+    }
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+/// Ctrl-C on a terminal (util-linux's `script` gives the program one): in an answer it ends the answer, at typed text it
+/// drops the text, and at an empty prompt it ends the chat.
+#[test]
+#[cfg(target_os = "linux")]
+fn control_c_in_a_chat_on_a_terminal() {
+    const CONTROL_C: &[u8] = b"\x03";
+    let chat = format!(
+        "'{}' chat '{}' --template plain --greedy -t 1",
+        assert_cmd::cargo::cargo_bin!("mlcc").display(),
+        artifact().display()
+    );
+    let mut script = Command::new("script");
+    script.args(["-qec", &chat, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    let mut child = match script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
+        Ok(child) => child,
+        Err(e) => return println!("skipped: script (util-linux) gives the program a terminal: {e}"),
+    };
+    let (mut keys, screen) = (child.stdin.take().unwrap(), Screen::of(child.stdout.take().unwrap()));
+    let prompts = |screen: &Screen| screen.text().matches("> ").count();
+    let mut type_keys = |bytes: &[u8]| keys.write_all(bytes).and_then(|()| keys.flush()).unwrap();
+
+    wait_for(&mut child, || prompts(&screen) > 0);
+    type_keys(b"It was a dark\r");
+    let echoed = "It was a dark\r\n";
+    let answer = |text: &str| text.rsplit_once(echoed).map_or(0, |(_, answer)| answer.len());
+    wait_for(&mut child, || answer(&screen.text()) > 60);
+    let before = prompts(&screen);
+    type_keys(CONTROL_C);
+    wait_for(&mut child, || prompts(&screen) > before);
+
+    // Dropped text does not reach the model: what follows is a command of its own.
+    type_keys(b"never sent");
+    wait_for(&mut child, || screen.text().contains("never sent"));
+    let before = prompts(&screen);
+    type_keys(CONTROL_C);
+    wait_for(&mut child, || prompts(&screen) > before);
+    type_keys(b"/stats\r");
+    wait_for(&mut child, || screen.text().contains("context: "));
+    wait_for(&mut child, || {
+        screen.text().rsplit_once("context: ").is_some_and(|(_, rest)| rest.contains("> "))
+    });
+    assert!(!screen.text().contains("unknown command"), "{}", screen.text());
+
+    type_keys(CONTROL_C);
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{}", screen.text());
 }

@@ -53,9 +53,8 @@ fn is_case(folder: &Path) -> bool {
 
 /// Reference cases: those of the project, and those in a shared folder beside it.
 fn folders() -> BTreeMap<String, PathBuf> {
-    let shared = std::env::var_os("MLCC_SHARED").map_or(cases::workspace().join("../shared"), PathBuf::from);
     let mut found = BTreeMap::new();
-    for place in [shared.join("goldens"), cases::workspace().join("tests/goldens")] {
+    for place in [cases::shared().join("goldens"), cases::workspace().join("tests/goldens")] {
         let Ok(entries) = std::fs::read_dir(&place) else { continue };
         for folder in entries.map(|e| e.unwrap().path()).filter(|p| is_case(p)) {
             let name = folder.file_name().unwrap().to_string_lossy().into_owned();

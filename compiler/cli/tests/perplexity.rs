@@ -19,11 +19,7 @@ use serde_json::Value;
 const MODELS: [(&str, usize); 2] = [("rwkv4-tiny-books", 12), ("llama-tiny-books", 6)];
 
 fn shared(model: &str) -> PathBuf {
-    let shared = match std::env::var_os("MLCC_SHARED") {
-        Some(folder) => PathBuf::from(folder),
-        None => cases::workspace().join("../shared"),
-    };
-    shared.join("models").join(model)
+    cases::shared().join("models").join(model)
 }
 
 /// Where the checkpoint is: in the project, or in the shared folder.

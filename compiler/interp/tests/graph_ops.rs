@@ -293,4 +293,8 @@ fn rows_are_quantized_in_one_op() {
             assert_eq!(sums.row(i)[0], -7.0 * codes.row(i)[..32].iter().sum::<f64>());
         }
     }
+    let halves = Tensor::new(DType::F32, &[1, 4], vec![127.0, 10.5, -10.5, -0.5]);
+    let op = Op::QuantizeRows { group: 64, bits: 8, part: 4, zero: 7 };
+    let codes = run_all(op, &[(TensorType::new(DType::F32, [d(1), d(4)]), halves)]).swap_remove(0);
+    assert_eq!(codes.data, [127.0, 11.0, -10.0, 0.0]);
 }

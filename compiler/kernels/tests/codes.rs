@@ -92,6 +92,22 @@ fn noise(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+/// Quotients of `n + 0.5` take the upper code however the values before them were rounded.
+#[test]
+fn halves_are_far_from_the_borders() {
+    let halves = (0..64).map(|i| if i == 0 { 127.0 } else { (i - 32) as f32 + 0.5 });
+    let halves: Vec<f32> = halves.collect();
+    let want: Vec<i32> = halves.iter().map(|v| (v + 0.5).floor() as i32).collect();
+    for target in targets() {
+        for rounding in [-3, -1, 0, 1, 3] {
+            let factor = 0.037 * (1.0 + rounding as f32 * f32::EPSILON);
+            let mut x: Vec<f32> = halves.iter().map(|v| v * 0.037).collect();
+            x[1..].iter_mut().zip(&halves[1..]).for_each(|(x, v)| *x = v * factor);
+            assert_eq!(quantize(&target, &x, (1, 64), (64, 8)).codes[0], want, "{rounding}");
+        }
+    }
+}
+
 /// Every value is met within half a step (and a rounding) of the scale of its group.
 #[test]
 fn codes_stand_for_the_values() {

@@ -169,8 +169,8 @@ const DIGIT: u32 = 11;
 /// turns; all products stay below 2^11 pi. Up to 2^11 the angles are the plain ones.
 fn unbounded_angles(net: &mut Net, name: &str, positions: ValueId, table: &[f32]) -> ValueId {
     let (n, base) = (net.n(), integer(net, 1 << DIGIT));
-    let (mut rest, mut sum) = (positions, None);
-    for digit in 0..3 {
+    let mut rest = positions;
+    let [low, middle, high] = [0, 1, 2].map(|digit| {
         let higher = net.div(rest, base);
         let without = net.mul(higher, base);
         let value = net.sub(rest, without);
@@ -185,10 +185,10 @@ fn unbounded_angles(net: &mut Net, name: &str, positions: ValueId, table: &[f32]
         };
         let name = if digit == 0 { name.to_string() } else { format!("{name}.digit{digit}") };
         let frequencies = net.table(&name, frequencies);
-        let angles = net.mul(value, frequencies);
-        sum = Some(sum.map_or(angles, |sum| net.add(sum, angles)));
-    }
-    sum.expect("a position has digits")
+        net.mul(value, frequencies)
+    });
+    let sum = net.add(low, middle);
+    net.add(sum, high)
 }
 
 /// `theta^(-2 i / dims)` for each pair.

@@ -21,6 +21,47 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 /// RWKV-5 to -7, whose states are matrices: heads of 16, 32 and 64.
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
+/// Every family by its case, and kinds of rope scaling.
+pub const FAMILIES: [&str; 37] = [
+    "llama-mha",
+    "llama3-gqa-tied",
+    "mistral-swa",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "mixtral",
+    "gemma",
+    "gemma2",
+    "gemma3-text",
+    "phi3",
+    "olmo2",
+    "starcoder2",
+    "stablelm",
+    "stablelm-head-norms",
+    "gpt2",
+    "gpt2-hub-names",
+    "gptj",
+    "gpt-neox",
+    "opt",
+    "falcon-mqa",
+    "bloom-alibi",
+    "mpt-alibi",
+    "glm-hf",
+    "glm4-hf",
+    "chatglm-6b-tiny",
+    "chatglm2-6b-tiny",
+    "baichuan-7b-tiny",
+    "baichuan2-13b-tiny",
+    "moss",
+    "gpt-bigcode",
+    "internlm",
+    "internlm2",
+    "qwen",
+    "llama-dynamic",
+    "llama-yarn",
+    "phi3-longrope",
+];
+
 /// All cases that are part of the project.
 pub fn recurrent() -> impl Iterator<Item = &'static str> {
     RWKV4.into_iter().chain(MATRIX_STATES)
@@ -44,13 +85,24 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// The larger set of reference cases, where it is at hand.
+pub fn shared() -> PathBuf {
+    std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from)
+}
+
 pub fn directory(case: &str) -> PathBuf {
     let own = workspace().join("tests/goldens").join(case);
-    if own.is_dir() {
-        return own;
+    if own.is_dir() { own } else { shared().join("goldens").join(case) }
+}
+
+/// The folder of a reference case; says so where it is in neither set.
+pub fn find(case: &str) -> Option<PathBuf> {
+    let places = [directory(case), shared().join("models").join(case)];
+    let dir = places.into_iter().find(|dir| dir.join("golden.json").exists());
+    if dir.is_none() {
+        println!("skipped: the reference case {case} is not there (set MLCC_SHARED)");
     }
-    let shared = std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from);
-    shared.join("goldens").join(case)
+    dir
 }
 
 pub fn golden(case: &str) -> Golden {

@@ -13,7 +13,7 @@ mod structure;
 
 pub use attention::Attention;
 pub use parts::{PartsError, Symbol};
-pub use quant::max_code;
+pub use quant::{CODE_OFFSET, max_code};
 
 use crate::compute::{RedOp, Scalar};
 use crate::dim::Dim;
@@ -132,8 +132,8 @@ pub enum Op {
         group: usize,
         bits: usize,
     },
-    /// `x: [m, k]`, scales -> `i8` or `i16` `[m, k rounded up to part]`: `round(x / scale)`, 0 where the scale is 0 and in
-    /// the padding.
+    /// `x: [m, k]`, scales -> `i8` or `i16` `[m, k rounded up to part]`: `round(x / scale + CODE_OFFSET)`, 0 where the scale is
+    /// 0 and in the padding.
     GroupQuantize {
         group: usize,
         bits: usize,

@@ -1,7 +1,7 @@
 //! Activations as integers for the products with packed weights: the row of a `quantize_rows`, in the order of
 //! [`Codes`](crate::contraction::Codes).
 //!
-//! Each group of columns becomes `round(x / scale)` with `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in
+//! Each group of columns becomes `round(x / scale)`, borders moved by [`CODE_OFFSET`], with `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in
 //! two planes, `code = 256 high + low`. With 16 bits the error is at most `max|x| / 65024` of a group: finer than f16 for
 //! the large values of the group, and far below the error of packed weights.
 //!
@@ -12,7 +12,7 @@ use super::inline::{Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty, UnOp};
-use mlcc_ir::ops::max_code;
+use mlcc_ir::ops::{CODE_OFFSET, max_code};
 use mlcc_ir::types::DType;
 
 /// One `quantize_rows` with the buffers of its results.
@@ -245,11 +245,12 @@ impl Row<'_, '_> {
     }
 }
 
-/// `round(value * factor)` as i32 for results below 2^22, through the low bits of a float.
+/// `round(value * factor + CODE_OFFSET)` as i32 for results below 2^22, through the low bits of a float.
 fn nearest(kb: &mut KernelBuilder, value: ExprId, factor: ExprId) -> ExprId {
     const MAGIC: f32 = 12_582_912.0;
     let lanes = kb.ty(value).lanes;
-    let scaled = kb.mul(value, factor);
+    let offset = kb.float(CODE_OFFSET);
+    let scaled = kb.fma(value, factor, offset);
     let magic = kb.float(MAGIC.into());
     let shifted = kb.add(scaled, magic);
     let bits = kb.bitcast(shifted, Ty::vector(DType::I32, lanes));
