@@ -26,6 +26,7 @@ pub mod quantize;
 pub mod quantize_activations;
 pub mod quantize_cache;
 pub mod recognize_scan;
+pub mod replicate;
 pub mod rewrite;
 pub mod scheme;
 

@@ -7,7 +7,7 @@ use crate::{
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, quantize_cache,
-    recognize_scan,
+    recognize_scan, replicate,
 };
 use mlcc_ir::verify::verify_module;
 
@@ -102,6 +102,12 @@ pub const PIPELINE: &[Pass] = &[
         run: outline::run,
     },
     Pass { name: "lower", about: "kernels as loops, per target level", optional: false, run: lower::run },
+    Pass {
+        name: "replicate",
+        about: "small kernels that one worker would run alone, by every worker for itself",
+        optional: true,
+        run: replicate::run,
+    },
     Pass {
         name: "plan_memory",
         about: "addresses for weights, states and temporaries",

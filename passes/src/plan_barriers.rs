@@ -68,16 +68,18 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
     Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
 }
 
-/// Weights and tokens are never written and need no watch.
+/// Weights and tokens are never written and need no watch, and nobody sees another worker's copies.
 fn access(arg: &Arg, repeat: Repeat, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
     let place = plan.buffers[arg.buffer.index()].clone();
     let write = arg.access != Access::In;
-    let watched = !matches!(place.base, Base::Weights | Base::Tokens | Base::Temperature);
+    let watched =
+        !matches!(place.base, Base::Weights | Base::Tokens | Base::Temperature) && place.per_worker == 0;
     let state =
         memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
     let each = repeat == Repeat::EachSequence;
-    watched.then(|| Touch { place, end, write, partition: arg.partition.clone(), each })
+    let partition = arg.partition.clone().filter(|_| repeat != Repeat::EachWorker);
+    watched.then(|| Touch { place, end, write, partition, each })
 }
 
 fn conflict(old: &Touch, new: &Touch) -> bool {

@@ -1,19 +1,24 @@
 //! Gives every buffer an address. Weights and states have fixed places; temporaries of an entry share one arena by
 //! lifetime (best fit over the launches, worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input, or
-//! of the state it replaces, where its kernel allows that.
+//! of the state it replaces, where its kernel allows that. Values that every worker computes for itself lie behind the
+//! others, all of one worker together.
 
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::{Bounds, Dim};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, StateId};
-use mlcc_ir::step::{Base, BufferRef};
+use mlcc_ir::step::{Base, BufferRef, Repeat};
 use mlcc_kernels::lower::group::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
 
 const PASS: &str = "plan_memory";
 /// Every buffer starts at a multiple of this many bytes.
 pub const ALIGN: u64 = 64;
+/// Workers that have memory for values of their own. The pages of workers that do not exist are never touched.
+pub const MAX_WORKERS: u64 = 64;
+/// The values of two workers lie at least this far from each other: a line, and the one that is fetched with it.
+const WORKER_GAP: u64 = 128;
 
 /// Addresses of everything, equal for all levels of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +47,12 @@ pub struct EntryPlan {
 }
 
 impl MemoryPlan {
+    /// Most workers that all entries have memory for; `None`: any number.
+    pub fn max_workers(&self) -> Option<u64> {
+        let mut buffers = self.entries.iter().flat_map(|e| &e.buffers);
+        buffers.any(|b| b.per_worker > 0).then_some(MAX_WORKERS)
+    }
+
     /// Bytes of the arena that serves every entry.
     pub fn arena_bytes(&self) -> u64 {
         self.entries.iter().map(|e| e.arena_bytes).max().unwrap_or(0)
@@ -139,13 +150,21 @@ struct EntryPlanner<'a> {
     merged: Vec<Option<BufferId>>,
     /// Temporaries that lie in a state.
     in_state: Vec<Option<BufferId>>,
+    /// Every worker has a copy of its own.
+    copied: Vec<bool>,
 }
 
 impl<'a> EntryPlanner<'a> {
     fn new(entry: &'a Entry, plan: &'a MemoryPlan, bounds: &Bounds) -> Result<Self, PassError> {
         let n = entry.buffers.len();
         let bytes = entry.buffers.values().map(|b| worst(&b.bytes, bounds)).collect::<Result<_, _>>()?;
-        Ok(EntryPlanner { entry, plan, bytes, merged: vec![None; n], in_state: vec![None; n] })
+        let mut copied = vec![false; n];
+        for launch in entry.launches.iter().filter(|l| l.repeat == Repeat::EachWorker) {
+            for written in launch.args.iter().filter(|a| a.access != Access::In) {
+                copied[written.buffer.index()] = true;
+            }
+        }
+        Ok(EntryPlanner { entry, plan, bytes, merged: vec![None; n], in_state: vec![None; n], copied })
     }
 
     fn run(mut self) -> Result<EntryPlan, PassError> {
@@ -195,7 +214,8 @@ impl<'a> EntryPlanner<'a> {
     fn state_is_free(&self, old: BufferId, value: BufferId) -> bool {
         let buffer = &self.entry.buffers[value];
         // Rows of all sequences lie together, their states do not.
-        if buffer.memory != Memory::Temp || self.entry.batched && !buffer.apart {
+        let apart = !self.entry.batched || buffer.apart;
+        if buffer.memory != Memory::Temp || self.copied[value.index()] || !apart {
             return false;
         }
         let launches = &self.entry.launches;
@@ -246,6 +266,7 @@ impl<'a> EntryPlanner<'a> {
                         .enumerate()
                         .any(|(j, a)| self.root(a.buffer) == root && !output.in_place.contains(&j));
                     self.is_own_temp(root)
+                        && self.copied[root.index()] == self.copied[output.buffer.index()]
                         && life[root.index()].1 == i
                         && self.entry.buffers[root].bytes == self.entry.buffers[output.buffer].bytes
                         && !other_use
@@ -285,11 +306,29 @@ impl<'a> EntryPlanner<'a> {
             life[id.index()].1 = usize::MAX;
         }
         order.sort_by_key(|id| (life[id.index()].0, id.index()));
+        let (copied, shared): (Vec<BufferId>, Vec<BufferId>) =
+            order.into_iter().partition(|id| self.copied[id.index()]);
+        let end = self.first_fit(&shared, &life, &mut refs);
+        let own = self.first_fit(&copied, &life, &mut refs);
+        if own == 0 {
+            return (refs, end);
+        }
+        let begin = end.next_multiple_of(WORKER_GAP);
+        let stride = own.next_multiple_of(WORKER_GAP) + WORKER_GAP;
+        for id in copied {
+            let place = &mut refs[id.index()];
+            (place.offset, place.per_worker) = (begin + place.offset, stride);
+        }
+        (refs, begin + MAX_WORKERS * stride)
+    }
+
+    /// Offsets of the buffers, given in order of first use, in memory of their own; returns its size.
+    fn first_fit(&self, order: &[BufferId], life: &[(usize, usize)], refs: &mut [BufferRef]) -> u64 {
         let mut placed: Vec<(u64, u64, usize)> = Vec::new();
         let mut end = 0;
         for id in order {
             let (first, last) = life[id.index()];
-            let bytes = with_gap(round_up(self.bytes(id).max(1)));
+            let bytes = with_gap(round_up(self.bytes(*id).max(1)));
             placed.retain(|&(_, _, until)| until >= first);
             placed.sort_unstable();
             let mut offset = 0;
@@ -303,7 +342,7 @@ impl<'a> EntryPlanner<'a> {
             end = end.max(offset + bytes);
             refs[id.index()].offset = offset;
         }
-        (refs, end)
+        end
     }
 
     /// Base and size of a buffer; offset 0 for temporaries.
@@ -312,13 +351,8 @@ impl<'a> EntryPlanner<'a> {
         let softmax = self.entry.name == SOFTMAX;
         if let Memory::NewRows(s) = self.entry.buffers[id].memory {
             let per_past = self.plan.row_bytes[s.index()];
-            return BufferRef {
-                base: Base::State,
-                offset: self.plan.states[s.index()].0,
-                bytes,
-                per_past,
-                per_row: 0,
-            };
+            let offset = self.plan.states[s.index()].0;
+            return BufferRef { per_past, ..BufferRef::fixed(Base::State, offset, bytes) };
         }
         let (base, offset) = match self.entry.buffers[id].memory {
             Memory::Param(p) => (Base::Weights, self.plan.params[p.index()].0),
@@ -331,7 +365,7 @@ impl<'a> EntryPlanner<'a> {
             Memory::Output(0) => (Base::Logits, 0),
             Memory::Output(_) => (Base::Arena, 0),
         };
-        BufferRef { base, offset, bytes, per_past: 0, per_row: 0 }
+        BufferRef::fixed(base, offset, bytes)
     }
 }
 

@@ -301,10 +301,10 @@ impl SharedCtx {
 unsafe impl Sync for SharedCtx {}
 
 /// `ctx.barrier`.
-unsafe extern "C" fn wait(barrier: *mut c_void, _worker: u32) {
+unsafe extern "C" fn wait(barrier: *mut c_void, worker: u32) {
     // SAFETY: `barrier_self` is the pool's barrier, which outlives the run.
     let barrier = unsafe { &*barrier.cast::<Barrier>() };
-    barrier.wait();
+    barrier.wait(worker as usize);
 }
 
 /// `ctx.trace`.

@@ -252,12 +252,12 @@ mod tests {
         let workers = 6;
         let pool = Pool::new(workers).unwrap();
         let phases = AtomicUsize::new(0);
-        pool.run(&|_| {
+        pool.run(&|w| {
             for phase in 0..100 {
                 phases.fetch_add(1, Ordering::Relaxed);
-                pool.barrier().wait();
+                pool.barrier().wait(w);
                 assert!(phases.load(Ordering::Relaxed) >= (phase + 1) * workers);
-                pool.barrier().wait();
+                pool.barrier().wait(w);
             }
         })
         .unwrap();
@@ -270,15 +270,15 @@ mod tests {
             let pool = Pool::new(3).unwrap();
             let result = pool.run(&|w| {
                 assert!(w != bad, "worker {w} is bad");
-                pool.barrier().wait();
+                pool.barrier().wait(w);
             });
             assert!(
                 matches!(&result, Err(Error::WorkerPanic { message }) if message.contains("is bad")),
                 "{result:?}"
             );
             let count = AtomicUsize::new(0);
-            pool.run(&|_| {
-                pool.barrier().wait();
+            pool.run(&|w| {
+                pool.barrier().wait(w);
                 count.fetch_add(1, Ordering::Relaxed);
             })
             .unwrap();
@@ -296,9 +296,9 @@ mod tests {
             for _ in 0..3 {
                 s.spawn(|| {
                     for _ in 0..100 {
-                        pool.run(&|_| {
+                        pool.run(&|w| {
                             assert!(busy.fetch_add(1, Ordering::SeqCst) < 2);
-                            pool.barrier().wait();
+                            pool.barrier().wait(w);
                             busy.fetch_sub(1, Ordering::SeqCst);
                         })
                         .unwrap();

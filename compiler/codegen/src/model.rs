@@ -162,13 +162,7 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenEr
         kernels.entry(name.clone()).or_insert_with(|| fill_kernel(&name, dtype, cells, fill));
         items.push(StepItem::Launch(Launch {
             kernel: name,
-            buffers: vec![BufferRef {
-                base: Base::State,
-                offset: state.offset,
-                bytes: state.bytes,
-                per_past: 0,
-                per_row: 0,
-            }],
+            buffers: vec![BufferRef::fixed(Base::State, state.offset, state.bytes)],
             dims: Vec::new(),
             grid: None,
             repeat: Repeat::Once,

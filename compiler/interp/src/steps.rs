@@ -1,7 +1,8 @@
 //! Runs a planned step by interpreting its kernels: the whole artifact without a code generator.
 //!
 //! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the contract
-//! of in-place outputs gives another result here than on a real machine, which the executor matrix shows.
+//! of in-place outputs gives another result here than on a real machine, which the executor matrix shows. What every
+//! worker computes for itself is computed once, by one worker: the verifier of steps holds that all copies are equal.
 
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
@@ -87,7 +88,7 @@ pub fn run_step(
     for item in &step.items {
         match item {
             StepItem::Barrier => {}
-            StepItem::Launch(launch) if launch.repeat != Repeat::Once => {
+            StepItem::Launch(launch) if launch.repeat.is_for_sequences() => {
                 return Err(StepError::NoBatch(launch.kernel.clone()));
             }
             StepItem::Launch(launch) => run_launch(launch, kernels, memory, sizes, 0, options)?,
@@ -107,7 +108,7 @@ pub fn run_batch(
     let n = sequences.len() as i64;
     for item in &step.items {
         let StepItem::Launch(launch) = item else { continue };
-        if launch.repeat == Repeat::Once {
+        if !launch.repeat.is_for_sequences() {
             run_launch(launch, kernels, memory, &SymValues { n, b: n, past: 0 }, 0, options)?;
             continue;
         }
@@ -145,7 +146,12 @@ fn run_launch(
         data.truncate(bytes);
         buffers.push(Buffer::new(decl.dtype, data));
     }
-    run_with(kernel, &mut buffers, sizes, options)?;
+    match launch.repeat {
+        Repeat::EachWorker => run_with(kernel, &mut buffers, sizes, &Options { workers: 1, ..*options })?,
+        Repeat::Once | Repeat::EachSequence | Repeat::EachSequenceAlone => {
+            run_with(kernel, &mut buffers, sizes, options)?;
+        }
+    }
     for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {
         if kernel.bufs[buf].access != Access::In {
             memory.write(place, at, &buffer.bytes);

@@ -38,8 +38,8 @@ impl Base {
     }
 }
 
-/// A buffer argument: `base + offset + per_past * past + per_row * row` bytes, `bytes` long (constant: worst case over the
-/// planned sizes).
+/// A buffer argument: `base + offset + per_past * past + per_row * row + per_worker * worker` bytes, `bytes` long (constant:
+/// worst case over the planned sizes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
     pub base: Base,
@@ -50,6 +50,16 @@ pub struct BufferRef {
     /// Bytes from the row of one sequence to that of the next, in launches for each sequence. 0 elsewhere, and in states, of
     /// which every sequence has its own.
     pub per_row: u64,
+    /// Bytes from the copy of one worker to that of the next, of values that every worker computes for itself
+    /// ([`Repeat::EachWorker`]); every reader takes its own copy. 0 elsewhere.
+    pub per_worker: u64,
+}
+
+impl BufferRef {
+    /// `bytes` at a constant place.
+    pub fn fixed(base: Base, offset: u64, bytes: u64) -> BufferRef {
+        BufferRef { base, offset, bytes, per_past: 0, per_row: 0, per_worker: 0 }
+    }
 }
 
 /// How often a launch runs.
@@ -61,6 +71,19 @@ pub enum Repeat {
     EachSequence,
     /// The same, every sequence by one worker alone: worker `w` of `m` has rows `n * w / m` until `n * (w + 1) / m`.
     EachSequenceAlone,
+    /// By every worker alone, as if there were no other, into its own copy of the results. So no barrier has to stand
+    /// between the launch and its readers.
+    EachWorker,
+}
+
+impl Repeat {
+    /// Once for each sequence of a batch.
+    pub fn is_for_sequences(self) -> bool {
+        match self {
+            Repeat::EachSequence | Repeat::EachSequenceAlone => true,
+            Repeat::Once | Repeat::EachWorker => false,
+        }
+    }
 }
 
 /// GPU launch shape; `None` in CPU steps.

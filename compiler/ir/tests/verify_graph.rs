@@ -204,7 +204,7 @@ fn steps_fit_their_kernels() {
             m.steps.push(step);
         }
     };
-    let buffer = |offset| BufferRef { base: Base::Arena, offset, bytes: 16, per_past: 0, per_row: 0 };
+    let buffer = |offset| BufferRef::fixed(Base::Arena, offset, 16);
     let mut fine = module();
     with(launch("k", vec![buffer(48)]))(&mut fine);
     verify_module(&fine).unwrap();

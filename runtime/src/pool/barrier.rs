@@ -1,44 +1,41 @@
-//! A barrier for the workers of one run: a counter and a generation, in the manner of the sense-reversing central
-//! barrier (Mellor-Crummey and Scott, 1991); the generation is the sense, so workers keep no state of their own.
+//! A barrier for the workers of one run. Each worker counts its arrivals in a cache line of its own and waits until no
+//! other count is behind: a butterfly of one round, as it were (Brooks, 1986). Nobody writes to a line of another worker,
+//! so there is no locked instruction, and the last one to come goes on after reading lines whose owners have long written
+//! them; the others see its line one transfer later. With many workers every one reads many lines, all at the same time,
+//! which takes no longer than the one after another of a tree until there are dozens.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{Padded, pause};
 
 pub struct Barrier {
-    workers: usize,
     spins: u32,
-    /// Workers still to come.
-    missing: Padded<AtomicUsize>,
-    /// Changes when the last one has come.
-    generation: Padded<AtomicU32>,
+    /// By worker: how often it has come.
+    arrivals: Vec<Padded<AtomicU32>>,
     /// Set when a worker will never come.
     open: AtomicBool,
 }
 
 impl Barrier {
     pub(super) fn new(workers: usize, spins: u32) -> Self {
-        Self {
-            workers,
-            spins,
-            missing: Padded(AtomicUsize::new(workers)),
-            generation: Padded::default(),
-            open: AtomicBool::new(false),
-        }
+        let arrivals = (0..workers).map(|_| Padded::default()).collect();
+        Self { spins, arrivals, open: AtomicBool::new(false) }
     }
 
-    /// Returns when all workers have called it (or one has panicked).
-    pub fn wait(&self) {
-        // Cannot change before this worker has arrived.
-        let generation = self.generation.0.load(Ordering::Relaxed);
-        if self.missing.0.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.missing.0.store(self.workers, Ordering::Relaxed);
-            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
-            return;
-        }
-        let mut count = 0;
-        while self.generation.0.load(Ordering::Acquire) == generation && !self.open.load(Ordering::Relaxed) {
-            count = pause(count, self.spins);
+    /// Returns when all workers have called it with their numbers (or one has panicked).
+    pub fn wait(&self, worker: usize) {
+        let Some(own) = self.arrivals.get(worker) else { return };
+        let count = own.0.load(Ordering::Relaxed).wrapping_add(1);
+        own.0.store(count, Ordering::Release);
+        let mut waited = 0;
+        for other in &self.arrivals {
+            // Others are at most one barrier ahead or behind.
+            while (other.0.load(Ordering::Acquire).wrapping_sub(count) as i32) < 0 {
+                if self.open.load(Ordering::Relaxed) {
+                    return;
+                }
+                waited = pause(waited, self.spins);
+            }
         }
     }
 
@@ -49,7 +46,7 @@ impl Barrier {
 
     /// Makes an opened barrier whole. No worker may be inside.
     pub(super) fn reset(&self) {
-        self.missing.0.store(self.workers, Ordering::Relaxed);
+        self.arrivals.iter().for_each(|count| count.0.store(0, Ordering::Relaxed));
         self.open.store(false, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! What the metadata says of kernels, so that a profile can name the items of a step and their least work.
 
 use mlcc_ir::dim::Dim;
-use mlcc_ir::step::{Base, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, Launch, Step, StepItem};
 use mlcc_kernels::lower::cost::Cost;
 use mlcc_passes::{LevelCode, Program};
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ fn of_level(level: &LevelCode) -> Value {
     let steps: Map<String, Value> = steps.collect();
     // Items of a step that run for each sequence of a batch.
     let each = level.steps.iter().map(|step| {
-        let is_each = |item: &StepItem| matches!(item, StepItem::Launch(l) if l.repeat != Repeat::Once);
+        let is_each = |item: &StepItem| matches!(item, StepItem::Launch(l) if l.repeat.is_for_sequences());
         let items: Vec<usize> =
             step.items.iter().enumerate().filter(|(_, i)| is_each(i)).map(|(i, _)| i).collect();
         (step.name.clone(), json!(items))

@@ -45,7 +45,7 @@ pub fn describe(
             context: memory.context.or_else(|| source.context_limit(options)).unwrap_or(0),
             batch: u64::from(options.max_batch(target)),
             vocab: source.model.config.architecture.vocab() as u64,
-            max_workers: 0,
+            max_workers: memory.max_workers().unwrap_or(0),
         },
         whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()

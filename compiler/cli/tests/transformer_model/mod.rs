@@ -372,7 +372,7 @@ pub fn artifact(
             context: plan.context.unwrap(),
             batch: 1,
             vocab: vocab as u64,
-            max_workers: 0,
+            max_workers: plan.max_workers().unwrap_or(0),
         },
         ..TableDesc::default()
     };

@@ -128,6 +128,10 @@ impl Entry<'_> {
         let n = self.field(types::I64, offset_of!(Ctx, n));
         match launch.repeat {
             Repeat::Once => self.launch(launch, kernel, [worker, workers]),
+            Repeat::EachWorker => {
+                let alone = [0, 1].map(|v| self.fb.ins().iconst(types::I64, v));
+                self.launch(launch, kernel, alone);
+            }
             Repeat::EachSequence => {
                 let zero = self.fb.ins().iconst(types::I64, 0);
                 self.for_rows(zero, n, |e| e.launch(launch, kernel, [worker, workers]));
@@ -181,6 +185,11 @@ impl Entry<'_> {
             if let Some(row) = self.row.filter(|_| buffer.per_row > 0) {
                 let rows = self.fb.ins().imul_imm_s(row.index, buffer.per_row as i64);
                 address = self.fb.ins().iadd(address, rows);
+            }
+            if buffer.per_worker > 0 {
+                let worker = self.fb.ins().uextend(types::I64, self.worker);
+                let copies = self.fb.ins().imul_imm_s(worker, buffer.per_worker as i64);
+                address = self.fb.ins().iadd(address, copies);
             }
             args.push(address);
         }

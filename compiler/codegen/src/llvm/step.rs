@@ -156,6 +156,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let ([worker, workers], zero, one) = (self.wide, self.e.i64(0), self.e.i64(1));
         match launch.repeat {
             Repeat::Once => self.launch(launch, self.wide),
+            Repeat::EachWorker => self.launch(launch, [zero, one]),
             Repeat::EachSequence => self.for_rows(zero, n, |s| s.launch(launch, s.wide)),
             Repeat::EachSequenceAlone => {
                 let share = |worker| {
@@ -215,7 +216,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let function = self.kernels.get(&launch.kernel);
         let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
         let mut args: Vec<Value<'c>> = Vec::new();
-        for BufferRef { base, offset, per_past, per_row, .. } in &launch.buffers {
+        for BufferRef { base, offset, per_past, per_row, per_worker, .. } in &launch.buffers {
             let mut address = self.offset(self.base(*base)?, *offset)?;
             if *per_past > 0 {
                 let rows = self.e.mul(self.sym(Sym::Past)?, self.e.i64(*per_past as i64))?;
@@ -224,6 +225,10 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
             if let Some(row) = self.row.filter(|_| *per_row > 0) {
                 let rows = self.e.mul(row.index, self.e.i64(*per_row as i64))?;
                 address = self.e.element(address, self.e.ctx.i8_type().into(), rows, true)?;
+            }
+            if *per_worker > 0 {
+                let copies = self.e.mul(self.wide[0], self.e.i64(*per_worker as i64))?;
+                address = self.e.element(address, self.e.ctx.i8_type().into(), copies, true)?;
             }
             args.push(address.as_basic_value_enum());
         }

@@ -150,10 +150,7 @@ fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], di
             threads: [threads as u32, 1, 1],
         }),
     };
-    let buffers = buffers
-        .iter()
-        .map(|&(base, bytes)| BufferRef { base, offset: 0, bytes: bytes as u64, per_past: 0, per_row: 0 })
-        .collect();
+    let buffers = buffers.iter().map(|&(base, bytes)| BufferRef::fixed(base, 0, bytes as u64)).collect();
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
     StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once })
 }

@@ -5,10 +5,12 @@
 //!   launch @add(arena+0:1024, weights+64:1024; n, 256) grid [n, 1, 1] threads [32, 1, 1]
 //!   barrier
 //!   launch @mix(arena+64+256*row:256, state+0:256) each
+//!   launch @norm(arena+0:1024, arena+2048+512*worker:256) each worker
 //! }
 //! ```
-//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache and `+stride*row` for the row of a sequence;
-//! the sizes after `;` are the dimension arguments. `each` launches run for each sequence, `each alone` by one worker each.
+//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache and `+stride*row` for the row of a sequence, and
+//! `+stride*worker` for a worker's copy; the sizes after `;` are the dimension arguments. `each` launches run for each
+//! sequence, `each alone` by one worker each, `each worker` ones by every worker for itself.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
@@ -46,6 +48,7 @@ fn print_launch(launch: &Launch) -> String {
         Repeat::Once => "",
         Repeat::EachSequence => " each",
         Repeat::EachSequenceAlone => " each alone",
+        Repeat::EachWorker => " each worker",
     });
     out
 }
@@ -53,7 +56,8 @@ fn print_launch(launch: &Launch) -> String {
 fn print_buffer(b: &BufferRef) -> String {
     let stride = |bytes: u64, of: &str| if bytes > 0 { format!("+{bytes}*{of}") } else { String::new() };
     let (past, row) = (stride(b.per_past, "past"), stride(b.per_row, "row"));
-    format!("{}+{}{past}{row}:{}", b.base.name(), b.offset, b.bytes)
+    let worker = stride(b.per_worker, "worker");
+    format!("{}+{}{past}{row}{worker}:{}", b.base.name(), b.offset, b.bytes)
 }
 
 /// Parses one step; the lexer stands at `step`.
@@ -94,6 +98,7 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
     let repeat = match lexer.accept_keyword("each") {
         false => Repeat::Once,
         true if lexer.accept_keyword("alone") => Repeat::EachSequenceAlone,
+        true if lexer.accept_keyword("worker") => Repeat::EachWorker,
         true => Repeat::EachSequence,
     };
     Ok(Launch { kernel, buffers, dims, grid, repeat })
@@ -108,19 +113,22 @@ fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     };
     lexer.expect("+")?;
     let offset = lexer.uint("an offset in bytes")?;
-    let (mut per_past, mut per_row) = (0, 0);
+    let (mut per_past, mut per_row, mut per_worker) = (0, 0, 0);
     while lexer.accept("+") {
-        let bytes = lexer.uint("bytes per past token or row")?;
+        let bytes = lexer.uint("bytes per past token, row or worker")?;
         lexer.expect("*")?;
-        if per_past == 0 && per_row == 0 && lexer.accept_keyword("past") {
+        if per_past == 0 && per_row == 0 && per_worker == 0 && lexer.accept_keyword("past") {
             per_past = bytes;
-        } else {
-            lexer.expect_keyword("row")?;
+        } else if per_row == 0 && per_worker == 0 && lexer.accept_keyword("row") {
             per_row = bytes;
+        } else {
+            lexer.expect_keyword("worker")?;
+            per_worker = bytes;
         }
     }
     lexer.expect(":")?;
-    Ok(BufferRef { base, offset, bytes: lexer.uint("a length in bytes")?, per_past, per_row })
+    let bytes = lexer.uint("a length in bytes")?;
+    Ok(BufferRef { base, offset, bytes, per_past, per_row, per_worker })
 }
 
 fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
@@ -147,6 +155,7 @@ mod tests {
   launch @sizes(; floordiv(n + 15, 16))
   launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each
   launch @norm(arena+64+256*row:256) each alone
+  launch @norm(arena+64+512*worker:256) each worker
 }
 ";
 
@@ -158,7 +167,7 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 6);
+        assert_eq!(step.items.len(), 7);
     }
 
     #[test]

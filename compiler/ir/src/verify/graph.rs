@@ -3,10 +3,11 @@
 use super::{VerifyError, verify_kernel};
 use crate::entity::{Arena, EntityId};
 use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
+use crate::kernel::{Access, Kernel};
 use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
 use crate::ops::Op;
 use crate::sequences;
-use crate::step::{Base, Step, StepItem};
+use crate::step::{Base, Launch, Repeat, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
 use petgraph::algo::has_path_connecting;
@@ -141,8 +142,33 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
                 return bad(format!("buffer {i} ends beyond the arena of {} bytes", step.arena_bytes));
             }
         }
+        verify_copies(kernel, launch).or_else(bad)?;
         if launch.grid.is_some() != kernel.is_gpu() {
             return bad("a launch has a grid exactly when its kernel is for a GPU".into());
+        }
+    }
+    Ok(())
+}
+
+/// What every worker computes for itself goes into copies, and nothing else does: so all copies are equal.
+fn verify_copies(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
+    let each = launch.repeat == Repeat::EachWorker;
+    if each && launch.grid.is_some() {
+        return Err("a GPU has no workers".into());
+    }
+    for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
+        let written = kernel.bufs.get(param).is_some_and(|decl| decl.access != Access::In);
+        if written && each != (b.per_worker > 0) {
+            let (this, that) = if each { ("a", "no") } else { ("no", "a") };
+            return Err(format!(
+                "buffer {i} is written by {this} launch for each worker and has {that} copy for each"
+            ));
+        }
+        if b.per_worker > 0 && (b.base != Base::Arena || b.per_past > 0 || b.per_row > 0) {
+            return Err(format!("buffer {i}: only values of a step without a batch have copies"));
+        }
+        if b.per_worker > 0 && b.bytes > b.per_worker {
+            return Err(format!("the copies of buffer {i} overlap"));
         }
     }
     Ok(())

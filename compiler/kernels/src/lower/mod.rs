@@ -454,7 +454,7 @@ impl<'a> EntryLowering<'a> {
                 access: contract.access,
                 partition: match repeat {
                     Repeat::EachSequenceAlone => Some(Partition::Rows(Dim::sym(Sym::N))),
-                    Repeat::Once | Repeat::EachSequence => contract.partition.clone(),
+                    Repeat::Once | Repeat::EachSequence | Repeat::EachWorker => contract.partition.clone(),
                 },
                 in_place: contract.in_place.clone(),
                 row_bytes: place.row_bytes,

@@ -116,6 +116,7 @@ impl Entry {
                 Repeat::Once => "",
                 Repeat::EachSequence => " each",
                 Repeat::EachSequenceAlone => " each alone",
+                Repeat::EachWorker => " each worker",
             };
             out += &format!("  launch @{}({}){repeat}\n", kernels[launch.kernel], args.join(", "));
         }
