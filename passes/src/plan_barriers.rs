@@ -51,21 +51,39 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
     if entry.buffers.len() != plan.buffers.len() {
         return Err(PassError::internal(PASS, format!("levels differ in the buffers of {}", entry.name)));
     }
-    let copies = plan.copies.iter().map(|&c| &entry.copies[c]);
     let mut items = Vec::new();
+    let mut before = 0;
+    for (launch, phase) in launches(entry, plan).zip(phases(entry, plan, memory)) {
+        if phase > before {
+            items.push(StepItem::Barrier);
+        }
+        before = phase;
+        items.push(StepItem::Launch(addressed(level, launch, plan)));
+    }
+    Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
+}
+
+/// Launches in the order of the step: what the model computes, then copies of new states.
+fn launches<'a>(entry: &'a Entry, plan: &'a EntryPlan) -> impl Iterator<Item = &'a LoweredLaunch> {
+    entry.launches.iter().chain(plan.copies.iter().map(|&c| &entry.copies[c]))
+}
+
+/// By launch: how many barriers stand before it.
+pub(crate) fn phases(entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
     let mut open: Vec<Touch> = Vec::new();
-    for launch in entry.launches.iter().chain(copies) {
+    let mut phase = 0;
+    let phase_of = |launch: &LoweredLaunch| {
         let accesses: Vec<Touch> =
             launch.args.iter().filter_map(|a| access(a, launch.repeat, plan, memory)).collect();
         let on_gpu = launch.grid.is_some();
         if !on_gpu && accesses.iter().any(|new| open.iter().any(|old| conflict(old, new))) {
-            items.push(StepItem::Barrier);
+            phase += 1;
             open.clear();
         }
         open.extend(accesses);
-        items.push(StepItem::Launch(addressed(level, launch, plan)));
-    }
-    Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
+        phase
+    };
+    launches(entry, plan).map(phase_of).collect()
 }
 
 /// Weights and tokens are never written and need no watch, and nobody sees another worker's copies.

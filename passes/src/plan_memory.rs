@@ -3,6 +3,7 @@
 //! of the state it replaces, where its kernel allows that. Values that every worker computes for itself lie behind the
 //! others, all of one worker together.
 
+use crate::plan_barriers::phases;
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::{Bounds, Dim};
 use mlcc_ir::entity::EntityId;
@@ -170,7 +171,16 @@ impl<'a> EntryPlanner<'a> {
     fn run(mut self) -> Result<EntryPlan, PassError> {
         let copies = self.place_updates()?;
         self.merge_in_place(&copies);
-        let (mut buffers, arena_bytes) = self.place_temps(&copies);
+        // Where data crosses workers, whatever the addresses are.
+        let apart = self.placed(&copies, None);
+        let barriers = phases(self.entry, &apart, self.plan);
+        Ok(self.placed(&copies, Some(&barriers)))
+    }
+
+    /// Addresses. Temporaries share memory if no barrier has to stand between their uses for that alone: `phases` says how
+    /// many are there anyway before each launch. Without it every temporary has its own.
+    fn placed(&self, copies: &[usize], phases: Option<&[usize]>) -> EntryPlan {
+        let (mut buffers, arena_bytes) = self.place_temps(copies, phases);
         for id in self.entry.buffers.ids() {
             let root = self.root(id);
             if root != id {
@@ -178,7 +188,7 @@ impl<'a> EntryPlanner<'a> {
                 buffers[id.index()] = BufferRef { bytes, ..buffers[root.index()].clone() };
             }
         }
-        Ok(EntryPlan { name: self.entry.name.clone(), buffers, arena_bytes, copies })
+        EntryPlan { name: self.entry.name.clone(), buffers, arena_bytes, copies: copies.to_vec() }
     }
 
     fn root(&self, mut id: BufferId) -> BufferId {
@@ -292,7 +302,7 @@ impl<'a> EntryPlanner<'a> {
     }
 
     /// First fit in order of first use; memory is free after its last use.
-    fn place_temps(&self, copies: &[usize]) -> (Vec<BufferRef>, u64) {
+    fn place_temps(&self, copies: &[usize], phases: Option<&[usize]>) -> (Vec<BufferRef>, u64) {
         let mut life = self.lifetimes(copies);
         for id in self.entry.buffers.ids() {
             let root = self.root(id).index();
@@ -308,7 +318,15 @@ impl<'a> EntryPlanner<'a> {
         order.sort_by_key(|id| (life[id.index()].0, id.index()));
         let (copied, shared): (Vec<BufferId>, Vec<BufferId>) =
             order.into_iter().partition(|id| self.copied[id.index()]);
-        let end = self.first_fit(&shared, &life, &mut refs);
+        // A worker goes on within a phase while others still read.
+        let phase = |launch: usize| match phases {
+            _ if launch == usize::MAX => launch,
+            None => 0,
+            Some(phases) if launch < self.entry.launches.len() => phases[launch],
+            Some(phases) => phases.last().copied().unwrap_or(0),
+        };
+        let phased: Vec<_> = life.iter().map(|&(first, last)| (phase(first), phase(last))).collect();
+        let end = self.first_fit(&shared, &phased, &mut refs);
         let own = self.first_fit(&copied, &life, &mut refs);
         if own == 0 {
             return (refs, end);

@@ -104,11 +104,12 @@ impl Session {
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
         let chunk = if self.has(Step::Prefill) { self.chunk() } else { 1 };
-        self.announce(tokens.len(), chunk)?;
-        for piece in tokens.chunks(chunk) {
-            let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
-            self.step(step, piece)?;
-        }
+        self.announced(tokens.len(), chunk, |session| {
+            tokens.chunks(chunk).try_for_each(|piece| {
+                let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
+                session.step(step, piece)
+            })
+        })?;
         Ok(self.logits())
     }
 
@@ -129,21 +130,24 @@ impl Session {
             _ => Buffer::floats("logits of all positions", wanted)?,
         };
         let chunk = if self.has(Step::PrefillLogits) { self.chunk() } else { 1 };
-        self.announce(tokens.len(), chunk)?;
         let mut at = 0;
-        for piece in tokens.chunks(chunk) {
-            let rows = if chunk == 1 {
-                self.step(Step::Decode, piece)?;
-                self.logits()
-            } else {
-                self.step(Step::PrefillLogits, piece)?;
-                self.chunk_logits(piece.len())
-            };
-            // SAFETY: any f32 may be read as its four bytes.
-            let bytes = unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
-            all.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        }
+        self.announced(tokens.len(), chunk, |session| {
+            tokens.chunks(chunk).try_for_each(|piece| {
+                let rows = if chunk == 1 {
+                    session.step(Step::Decode, piece)?;
+                    session.logits()
+                } else {
+                    session.step(Step::PrefillLogits, piece)?;
+                    session.chunk_logits(piece.len())
+                };
+                // SAFETY: any f32 may be read as its four bytes.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
+                all.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+                at += bytes.len();
+                Ok(())
+            })
+        })?;
         let all = self.all_logits.insert(all);
         Ok(&all.as_floats()[..wanted as usize])
     }
@@ -390,9 +394,24 @@ impl Session {
         self.kept().map_or(chunk, |kept| chunk.min(context - kept)) as usize
     }
 
-    /// Tells the model how long the sequence will be, where a prompt comes in pieces.
-    fn announce(&mut self, tokens: usize, chunk: usize) -> Result<()> {
-        if tokens <= chunk { Ok(()) } else { self.write_length((self.past() + tokens as u64) as i32) }
+    /// Feeds a prompt; where it comes in pieces, the model is told before how long the sequence will be. When a piece
+    /// fails that is taken back: the sequence has ended before it.
+    fn announced(
+        &mut self,
+        tokens: usize,
+        chunk: usize,
+        feed: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        if tokens <= chunk {
+            return feed(self);
+        }
+        self.write_length((self.past() + tokens as u64) as i32)?;
+        let result = feed(self);
+        if result.is_err() {
+            // What went wrong first is what the caller is told.
+            let _ = self.write_length(self.past() as i32);
+        }
+        result
     }
 
     fn write_length(&mut self, length: i32) -> Result<()> {

@@ -3,7 +3,7 @@
 mod toy;
 
 use mlcc_codegen::artifact::Weights;
-use mlcc_runtime::{Error, LoadOptions, Model};
+use mlcc_runtime::{Error, LoadOptions, Model, Session};
 use toy::{VOCAB, WIDTH};
 
 fn load(flags: &[&str]) -> Option<(tempfile::TempDir, Model)> {
@@ -142,6 +142,26 @@ fn a_full_context_is_named() {
 }
 
 /// 131072 positions of 8 KiB each: a gigabyte of addresses, of which a session takes what it uses.
+#[test]
+fn an_announced_length_is_taken_back_when_the_prompt_fails() {
+    let Some((_folder, model)) = load(&["-DTOY_LENGTH", "-DTOY_LAST=8"]) else { return };
+    let expected = reference(&TOKENS);
+    for logits_of_all in [false, true] {
+        let mut session = model.session().unwrap();
+        let length = |session: &Session| session.state("length").unwrap().unwrap();
+        session.prefill(&TOKENS[..4]).unwrap();
+        assert_eq!(length(&session), 4i32.to_le_bytes(), "two pieces");
+        // The first piece of three tokens is fed, the second one is not.
+        let fed = match logits_of_all {
+            false => session.prefill(&TOKENS[4..]).map(drop),
+            true => session.prefill_logits(&TOKENS[4..]).map(drop),
+        };
+        assert!(matches!(fed, Err(Error::Step { .. })), "{fed:?}");
+        assert_eq!((session.past(), length(&session)), (7, 7i32.to_le_bytes().to_vec()));
+        assert_eq!(session.decode(TOKENS[7]).unwrap(), expected[7], "the sequence goes on");
+    }
+}
+
 #[test]
 fn long_contexts_take_memory_as_they_grow() {
     let Some((_folder, model)) = load(&["-DTOY_CONTEXT=131072", "-DTOY_ROW=1024"]) else { return };

@@ -215,3 +215,59 @@ fn steps_fit_their_kernels() {
     let text = complaint(with(launch("k", vec![buffer(49)])));
     assert!(text.ends_with("buffer 0 ends beyond the arena of 64 bytes"), "{text}");
 }
+
+#[test]
+fn only_launches_of_every_worker_write_copies() {
+    let mut kernel = Kernel::new("k");
+    let decl = |name: &str, access| BufDecl {
+        name: name.into(),
+        dtype: DType::F32,
+        space: Space::Global,
+        len: Dim::from(4),
+        access,
+        align: 4,
+    };
+    for (name, access) in [("x", Access::In), ("y", Access::Out)] {
+        let buf = kernel.bufs.push(decl(name, access));
+        kernel.params.push(buf);
+    }
+    let one = BufferRef::fixed(Base::Arena, 0, 16);
+    let copies = BufferRef { per_worker: 32, ..BufferRef::fixed(Base::Arena, 64, 16) };
+    let with = |repeat, buffers: [&BufferRef; 2]| {
+        let (dims, grid) = (vec![], None);
+        let buffers = buffers.map(Clone::clone).to_vec();
+        let launch = Launch { kernel: "k".into(), buffers, dims, grid, repeat };
+        let items = vec![StepItem::Launch(launch)];
+        let step = Step { name: "decode".into(), items, arena_bytes: 256 };
+        let kernel = kernel.clone();
+        move |m: &mut Module| {
+            m.kernels.push(kernel);
+            m.steps.push(step);
+        }
+    };
+    for (repeat, buffers) in [
+        (Repeat::EachWorker, [&one, &copies]),
+        (Repeat::EachWorker, [&copies, &copies]),
+        (Repeat::Once, [&copies, &one]),
+    ] {
+        let mut fine = module();
+        with(repeat, buffers)(&mut fine);
+        verify_module(&fine).unwrap();
+    }
+    let text = complaint(with(Repeat::EachWorker, [&one, &one]));
+    assert!(
+        text.ends_with("buffer 1 is written by a launch for each worker and has no copy for each"),
+        "{text}"
+    );
+    let text = complaint(with(Repeat::Once, [&one, &copies]));
+    assert!(
+        text.ends_with("buffer 1 is written by no launch for each worker and has a copy for each"),
+        "{text}"
+    );
+    let near = BufferRef { per_worker: 8, ..copies.clone() };
+    let text = complaint(with(Repeat::EachWorker, [&one, &near]));
+    assert!(text.ends_with("the copies of buffer 1 overlap"), "{text}");
+    let state = BufferRef { base: Base::State, ..copies.clone() };
+    let text = complaint(with(Repeat::EachWorker, [&one, &state]));
+    assert!(text.ends_with("buffer 1: only values of a step without a batch have copies"), "{text}");
+}

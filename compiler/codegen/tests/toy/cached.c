@@ -8,6 +8,8 @@
  * -DTOY_BAD_ROWS=n   rows that the table claims
  * -DTOY_WINDOW=n     only the n newest rows are seen, and older ones may be dropped; p above is the position
  * -DTOY_FLAGS=n      flags of the table
+ * -DTOY_LENGTH       a state for the announced length of the sequence, at byte 8
+ * -DTOY_LAST=n       calls that go beyond so many tokens fail
  * -DTOY_MIXED        a recurrent state besides: the sum of all tokens, added to every logit
  */
 #include "mlcc.h"
@@ -44,6 +46,9 @@ static int32_t feed(mlcc_ctx *c, int all) {
   float *sum = (float *)c->state, *k = (float *)(c->state + K_AT), *v = (float *)(c->state + V_AT);
   if (c->n < 1 || c->n > CHUNK) return MLCC_BAD_LENGTH;
   if (c->past + c->n > TOY_CONTEXT) return MLCC_CONTEXT_FULL;
+#ifdef TOY_LAST
+  if (c->past + c->n > TOY_LAST) return MLCC_BAD_TOKEN;
+#endif
   (void)sum;
 #ifdef TOY_WINDOW
   const int64_t dropped = *(const int32_t *)(c->state + 4);
@@ -77,7 +82,7 @@ static int32_t once(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ?
 static int32_t all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : feed(c, 1); }
 static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   (void)ws;
-  if (w == 0) ((float *)c->state)[0] = ((float *)c->state)[1] = 0;
+  if (w == 0) ((float *)c->state)[0] = ((float *)c->state)[1] = ((float *)c->state)[2] = 0;
   return MLCC_OK;
 }
 static const char metadata_text[] = "{\"model\":\"cached\"}";
@@ -99,6 +104,9 @@ static const mlcc_state states[] = {
 #endif
 #ifdef TOY_WINDOW
   {STR("dropped"), 4, 4, MLCC_INIT_ZERO, 0, STR("i32"), MLCC_STATE_DROPPED_ROWS, 0, TOY_WINDOW, 0},
+#endif
+#ifdef TOY_LENGTH
+  {STR("length"), 8, 4, MLCC_INIT_ZERO, 0, STR("i32"), MLCC_STATE_SEQUENCE_LENGTH, 0, 0, 0},
 #endif
   CACHE("k", K_AT),
   CACHE("v", V_AT),

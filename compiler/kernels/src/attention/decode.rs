@@ -160,7 +160,8 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     let parts = kb.let_("parts", parts);
     let items = kb.mul(shares.slices, parts);
     kb.par("item", items, |kb, item| {
-        let (slice, head) = (kb.div(item, parts), kb.rem(item, parts));
+        // All slices of a head together, so that the short last slice of every head does not fall to one worker.
+        let (head, slice) = (kb.div(item, shares.slices), kb.rem(item, shares.slices));
         let slice = kb.let_("slice", slice);
         let from = kb.mul(slice, shares.keys);
         let start = kb.add(first, from);
