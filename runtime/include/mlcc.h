@@ -13,7 +13,8 @@
  *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past.
  *
  * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
- * calls step(&ctx, w, W) with the same ctx, and ctx.barrier(ctx.barrier_self, w) must return when all W have called it.
+ * calls step(&ctx, w, W) with the same ctx, and ctx.barrier(ctx.barrier_self, w) must return when all W have called it;
+ * W is at most max_workers.
  *
  * Strings are pointer + length, UTF-8, not NUL-terminated. 64-bit little-endian hosts only.
  * This file and the Rust crate mlcc-abi are the same contract; a test of that crate holds them equal.

@@ -1,0 +1,93 @@
+//! Small kernels by every worker for itself: which ones, and what it saves.
+
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::text::parse_module;
+use mlcc_ir::verify::verify_module;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_passes::pipeline::Control;
+use mlcc_passes::plan_memory::MAX_WORKERS;
+use mlcc_passes::{Context, Options, Program, run_pipeline};
+
+/// Two products with an elementwise op before each.
+const MODULE: &str = "module @m {
+  param @w : f32[64, 64] role linear = tensor(\"w\")
+
+  fn @decode(%0: f32[1, 64]) -> (f32[1, 64]) entry {
+    %1 = param @w : f32[64, 64]
+    %2 = exp %0 : f32[1, 64]
+    %3 = matmul %2, %1 {transpose_b = true} : f32[1, 64]
+    %4 = exp %3 : f32[1, 64]
+    %5 = matmul %4, %1 {transpose_b = true} : f32[1, 64]
+    ret %5
+  }
+
+  fn @prefill(%0: f32[n, 64]) -> (f32[n, 64]) entry {
+    %1 = param @w : f32[64, 64]
+    %2 = exp %0 : f32[n, 64]
+    %3 = matmul %2, %1 {transpose_b = true} : f32[n, 64]
+    ret %3
+  }
+}
+";
+
+fn compiled(disabled: &[&str]) -> Program {
+    let target = mlcc_target::resolve("x86-64-v3").unwrap();
+    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut context = Context::new(Options::new(target.levels.iter().map(level).collect(), 4));
+    let mut program = Program::new(parse_module(MODULE).unwrap());
+    // Fusion would draw the elementwise ops into the products.
+    let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
+    run_pipeline(&mut program, &mut context, Control { disabled, ..Control::default() }).unwrap();
+    verify_module(&program.module).unwrap();
+    program
+}
+
+fn step<'a>(program: &'a Program, name: &str) -> &'a Step {
+    program.module.steps.iter().find(|s| s.name == name).unwrap()
+}
+
+fn launches<'a>(step: &'a Step) -> Vec<&'a Launch> {
+    let launch = |item: &'a StepItem| match item {
+        StepItem::Launch(launch) => Some(launch),
+        StepItem::Barrier => None,
+    };
+    step.items.iter().filter_map(launch).collect()
+}
+
+fn barriers(step: &Step) -> usize {
+    step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count()
+}
+
+#[test]
+fn single_rows_are_computed_by_every_worker() {
+    let program = compiled(&[]);
+    let decode = step(&program, "decode");
+    let repeats: Vec<Repeat> = launches(decode).iter().map(|l| l.repeat).collect();
+    assert_eq!(repeats, [Repeat::EachWorker, Repeat::Once, Repeat::EachWorker, Repeat::Once]);
+    assert_eq!(barriers(decode), 1, "what a product made is read by all workers");
+    let plain = compiled(&["replicate"]);
+    let plain = step(&plain, "decode");
+    assert!(launches(plain).iter().all(|l| l.repeat == Repeat::Once));
+    assert_eq!(barriers(plain), 3);
+    let prefill = step(&program, "prefill");
+    assert!(launches(prefill).iter().all(|l| l.repeat == Repeat::Once), "rows are shared out");
+}
+
+#[test]
+fn copies_lie_apart() {
+    let program = compiled(&[]);
+    let plan = program.memory.as_ref().unwrap();
+    assert_eq!(plan.max_workers(), Some(MAX_WORKERS));
+    assert_eq!(compiled(&["replicate"]).memory.unwrap().max_workers(), None);
+    let decode = step(&program, "decode");
+    let buffers: Vec<&BufferRef> = launches(decode).into_iter().flat_map(|l| &l.buffers).collect();
+    let (copies, shared): (Vec<&BufferRef>, Vec<&BufferRef>) =
+        buffers.into_iter().filter(|b| b.base == Base::Arena).partition(|b| b.per_worker > 0);
+    assert!(!copies.is_empty() && !shared.is_empty());
+    let first = copies.iter().map(|b| b.offset).min().unwrap();
+    assert!(shared.iter().all(|b| b.offset + b.bytes <= first));
+    for b in copies {
+        assert!(b.offset + b.bytes <= first + b.per_worker, "within one worker's memory");
+        assert!(b.offset + b.bytes + (MAX_WORKERS - 1) * b.per_worker <= decode.arena_bytes);
+    }
+}
