@@ -407,6 +407,19 @@ fn chunks_of_rows() {
     }
 }
 
+/// Rows longer than a strip: sums wait between its pieces, the last of which is short, also where rows come in chunks.
+#[test]
+fn pieces_of_long_rows() {
+    let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
+    for (x, weight) in [X::I8, X::I16].into_iter().flat_map(|x| PACKED.map(|weight| (x, weight))) {
+        let case = Case::new(weight, Packing::Tile16, x, (45, 50, 1100));
+        for chunk in [24, 256] {
+            let params = MatMulParams { chunk: Some(chunk), ..choose(&target, weight, kind(x), false) };
+            case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+        }
+    }
+}
+
 #[test]
 fn gpu() {
     let params = choose_gpu();

@@ -12,11 +12,9 @@ use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_quant::tile::{self, quads, words};
 
-/// Columns of a strip: with three tiles of 16 rows 108 KiB.
-const DEPTH: usize = 2048;
-/// Cache lines of the next slice that each block asks for: with some hundred rows, all of them arrive in time.
-const AHEAD: usize = 16;
-
+/// Columns of a strip: with three tiles of 16 rows 27 KiB, which leave room in a first-level cache of 48 KiB for the
+/// activations and sums that pass by.
+const DEPTH: usize = 512;
 /// Whether a strip takes all columns, so that no sums have to wait.
 pub(super) fn is_whole(spec: &MatMul, codes: Codes) -> bool {
     spec.k <= Strip::depth(codes)
@@ -30,6 +28,10 @@ pub(super) struct Strip {
     lanes: u32,
     /// First group of the piece.
     first: ExprId,
+    /// Number of the block that passes by.
+    block: ExprId,
+    /// The weights that the next strip will be made of.
+    next: Option<Next>,
 }
 
 impl Strip {
@@ -47,6 +49,8 @@ impl Strip {
             scales: kb.alloc("strip_scales", DType::F32, vectors, Space::Stack),
             lanes: params.lanes,
             first: kb.int(0),
+            block: kb.int(0),
+            next: None,
         }
     }
 
@@ -106,6 +110,23 @@ impl Strip {
     }
 }
 
+/// The packed weights of the next strip: a run in every tile.
+#[derive(Clone, Copy)]
+struct Next {
+    /// First byte in the first tile.
+    start: ExprId,
+    /// Bytes from tile to tile.
+    tile: usize,
+    tiles: u32,
+    /// Cache lines of a run.
+    lines: usize,
+    /// Lines of each run that every scale of every block asks for.
+    share: ExprId,
+    /// Activation scales of the piece at hand, and the first of them.
+    scales: ExprId,
+    first_scale: ExprId,
+}
+
 /// What the blocks of one slice have in common.
 pub(super) struct Blocks<'a> {
     pub spec: &'a MatMul,
@@ -123,78 +144,101 @@ pub(super) struct Blocks<'a> {
 impl Blocks<'_> {
     /// Emits all blocks, piece by piece of k.
     pub fn emit(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
-        let (spec, params) = (self.spec, self.params);
-        let strip = Strip::alloc(kb, spec, params, self.codes);
-        let depth = Strip::depth(self.codes);
+        let (spec, params, codes) = (self.spec, self.params, self.codes);
+        let strip = Strip::alloc(kb, spec, params, codes);
+        let depth = Strip::depth(codes);
         let groups = kb.int(spec.k.div_ceil(GROUP) as i64);
-        let scales = kb.int(spec.k.div_ceil(self.codes.group) as i64);
-        if is_whole(spec, self.codes) {
+        let scales = kb.int(spec.k.div_ceil(codes.group) as i64);
+        if is_whole(spec, codes) {
             strip.fill(kb, spec, params, self.slice, self.format, groups);
             let none = kb.int(0);
-            self.each(kb, Some(strip), |kb, block, _| {
-                block.integers(kb, self.format, self.codes, (none, scales));
-                block.scale_sums(kb, self.codes);
+            let next = self.next(kb, None, (none, scales));
+            let strip = Strip { next, ..strip };
+            self.each(kb, strip, |kb, block, _| {
+                block.integers(kb, self.format, codes, (none, scales));
+                block.scale_sums(kb, codes);
                 block.finish(kb, epilogue);
             });
             return;
         }
         let vectors = params.chunk.unwrap_or(params.rows[0]) * self.slice.parts(params.lanes);
         let sums = kb.alloc("sums", DType::F32, (vectors * params.lanes) as usize, Space::Stack);
-        self.each(kb, None, |kb, block, b| block.save(kb, sums, b));
-        let pieces = kb.int(spec.k.div_ceil(depth) as i64);
+        let number = spec.k.div_ceil(depth) as i64;
+        let pieces = kb.int(number);
         kb.serial("piece", pieces, |kb, piece| {
             let first = kb.mul_int(piece, (depth / GROUP) as i64);
             let first = kb.let_("first", first);
-            let strip = Strip { first, ..strip };
             let (left, most) = (kb.sub(groups, first), kb.int((depth / GROUP) as i64));
             let count = kb.min(left, most);
+            let strip = Strip { first, ..strip };
             strip.fill(kb, spec, params, self.slice, self.format, count);
-            let first = kb.mul_int(piece, (depth / self.codes.group) as i64);
+            let first = kb.mul_int(piece, (depth / codes.group) as i64);
             let first = kb.let_("first_scale", first);
-            let (left, most) = (kb.sub(scales, first), kb.int((depth / self.codes.group) as i64));
+            let (left, most) = (kb.sub(scales, first), kb.int((depth / codes.group) as i64));
             let count = kb.min(left, most);
-            self.each(kb, Some(strip), |kb, block, b| {
-                block.restore(kb, sums, b);
-                block.integers(kb, self.format, self.codes, (first, count));
-                block.save(kb, sums, b);
+            let next = self.next(kb, Some((piece, number)), (first, count));
+            let strip = Strip { next, ..strip };
+            let (begin, end) = (kb.int(0), kb.int(number - 1));
+            let (later, early) = (kb.lt(begin, piece), kb.lt(piece, end));
+            self.each(kb, strip, |kb, block, b| {
+                kb.if_(later, |kb| block.restore(kb, sums, b));
+                block.integers(kb, self.format, codes, (first, count));
+                kb.if_else(
+                    early,
+                    |kb| block.save(kb, sums, b),
+                    |kb| {
+                        block.scale_sums(kb, codes);
+                        block.finish(kb, epilogue);
+                    },
+                );
             });
-        });
-        self.each(kb, None, |kb, block, b| {
-            block.restore(kb, sums, b);
-            block.scale_sums(kb, self.codes);
-            block.finish(kb, epilogue);
         });
     }
 
-    /// Asks for some of the weights that the next strip will be made of: the same piece of the next slice.
-    fn prefetch_next(&self, kb: &mut KernelBuilder, b: ExprId) {
-        let Some(instr) = self.params.ahead else { return };
-        let bytes = tile::group_bytes(self.format) * self.spec.k.div_ceil(GROUP);
-        let tiles = self.slice.tiles as usize;
-        let next = kb.add_int(self.slice.first, tiles as i64);
-        let start = kb.mul_int(next, bytes as i64);
-        let from = kb.mul_int(b, (AHEAD * CACHE_LINE) as i64);
-        let here = kb.add(start, from);
-        let here = kb.add_int(here, self.spec.w_offset as i64);
-        let here = kb.let_("ahead", here);
-        let last = (self.spec.w_offset + self.spec.n.div_ceil(TILE) * bytes - 1) as i64;
-        let last = kb.int(last);
-        let behind = kb.int((bytes * tiles) as i64);
-        let useful = kb.lt(from, behind);
-        kb.if_(useful, |kb| {
-            for line in 0..AHEAD {
-                let at = kb.add_int(here, (line * CACHE_LINE) as i64);
-                let at = kb.min(at, last);
-                let element = kb.load(self.spec.w, at);
-                kb.push(Stmt::Instr { instr, args: vec![element] });
+    /// What blocks ask for while they pass by a piece (its number and how many there are), or by the only one.
+    fn next(
+        &self,
+        kb: &mut KernelBuilder,
+        piece: Option<(ExprId, i64)>,
+        (first_scale, scales): (ExprId, ExprId),
+    ) -> Option<Next> {
+        self.params.ahead?;
+        let group = tile::group_bytes(self.format);
+        let (tile, tiles) = (group * self.spec.k.div_ceil(GROUP), self.slice.tiles);
+        let run = tile.min(group * Strip::depth(self.codes) / GROUP);
+        let after = kb.add_int(self.slice.first, tiles.into());
+        let after = kb.mul_int(after, tile as i64);
+        let start = match piece {
+            None => after,
+            Some((piece, number)) => {
+                let here = kb.mul_int(self.slice.first, tile as i64);
+                let following = kb.add_int(piece, 1);
+                let offset = kb.mul_int(following, run as i64);
+                let here = kb.add(here, offset);
+                let number = kb.int(number);
+                let within = kb.lt(following, number);
+                kb.select(within, here, after)
             }
-        });
+        };
+        // Behind the last slice nothing is left to ask for.
+        let all = self.spec.n.div_ceil(TILE) * tile;
+        let last = all.saturating_sub((tiles as usize - 1) * tile + run);
+        let last = kb.int(last as i64);
+        let start = kb.min(start, last);
+        let start = kb.add_int(start, self.spec.w_offset as i64);
+        let lines = run / CACHE_LINE;
+        let turns = kb.mul(self.count, scales);
+        let up = kb.add_int(turns, lines as i64 - 1);
+        let share = kb.div(up, turns);
+        let start = kb.let_("next", start);
+        let share = kb.let_("share", share);
+        Some(Next { start, tile, tiles, lines, share, scales, first_scale })
     }
 
     fn each(
         &self,
         kb: &mut KernelBuilder,
-        strip: Option<Strip>,
+        strip: Strip,
         mut body: impl FnMut(&mut KernelBuilder, &Block, ExprId),
     ) {
         let rows = self.params.rows[0];
@@ -202,17 +246,43 @@ impl Blocks<'_> {
             let offset = kb.mul_int(b, rows.into());
             let row = kb.add(self.first, offset);
             let row = kb.let_("row", row);
+            let strip = Some(Strip { block: b, ..strip });
             let rows = Rows { first: row, count: rows, interleaved: rows > 1, strip, ahead: None };
             let block = Block::new(kb, self.spec, self.params, self.lookup, self.slice, rows);
-            if strip.is_some() {
-                self.prefetch_next(kb, b);
-            }
             body(kb, &block, b);
         });
     }
 }
 
 impl Block<'_> {
+    /// Asks for a part of what the next strip will be made of, one part per activation scale `s` of each block: requests
+    /// close behind each other would keep the loads of the strip waiting.
+    pub(super) fn prefetch_next(&self, kb: &mut KernelBuilder, s: ExprId) {
+        let (Some(strip), Some(instr)) = (self.strip, self.params.ahead) else { return };
+        let Some(next) = strip.next else { return };
+        let turn = kb.mul(strip.block, next.scales);
+        let turn = kb.add(turn, s);
+        let turn = kb.sub(turn, next.first_scale);
+        let first = kb.mul(turn, next.share);
+        let end = kb.add(first, next.share);
+        let lines = kb.int(next.lines as i64 + 1);
+        let useful = kb.lt(end, lines);
+        kb.if_(useful, |kb| {
+            let from = kb.mul_int(first, CACHE_LINE as i64);
+            let from = kb.add(next.start, from);
+            let from = kb.let_("ahead", from);
+            kb.serial("line", next.share, |kb, line| {
+                let at = kb.mul_int(line, CACHE_LINE as i64);
+                let at = kb.add(from, at);
+                for tile in 0..next.tiles as usize {
+                    let at = kb.add_int(at, (tile * next.tile) as i64);
+                    let element = kb.load(self.spec.w, at);
+                    kb.push(Stmt::Instr { instr, args: vec![element] });
+                }
+            });
+        });
+    }
+
     /// Where the accumulators of block `b` wait.
     fn parked(&self, kb: &mut KernelBuilder, b: ExprId, r: u32, part: u32) -> ExprId {
         let lanes = i64::from(self.params.lanes);
