@@ -50,7 +50,6 @@ impl Block<'_> {
                     kb.store_vec(self.acc, at, acc);
                 }
             }
-            self.prefetch_next(kb, outer);
             let mut count = kb.int(per_scale as i64);
             if !groups.is_multiple_of(per_scale) {
                 let all = kb.int(groups as i64);

@@ -28,10 +28,6 @@ pub(super) struct Strip {
     lanes: u32,
     /// First group of the piece.
     first: ExprId,
-    /// Number of the block that passes by.
-    block: ExprId,
-    /// The weights that the next strip will be made of.
-    next: Option<Next>,
 }
 
 impl Strip {
@@ -49,8 +45,6 @@ impl Strip {
             scales: kb.alloc("strip_scales", DType::F32, vectors, Space::Stack),
             lanes: params.lanes,
             first: kb.int(0),
-            block: kb.int(0),
-            next: None,
         }
     }
 
@@ -120,11 +114,8 @@ struct Next {
     tiles: u32,
     /// Cache lines of a run.
     lines: usize,
-    /// Lines of each run that every scale of every block asks for.
+    /// Lines of each run that every block asks for.
     share: ExprId,
-    /// Activation scales of the piece at hand, and the first of them.
-    scales: ExprId,
-    first_scale: ExprId,
 }
 
 /// What the blocks of one slice have in common.
@@ -152,9 +143,8 @@ impl Blocks<'_> {
         if is_whole(spec, codes) {
             strip.fill(kb, spec, params, self.slice, self.format, groups);
             let none = kb.int(0);
-            let next = self.next(kb, None, (none, scales));
-            let strip = Strip { next, ..strip };
-            self.each(kb, strip, |kb, block, _| {
+            let next = self.next(kb, None);
+            self.each(kb, (strip, next), |kb, block, _| {
                 block.integers(kb, self.format, codes, (none, scales));
                 block.scale_sums(kb, codes);
                 block.finish(kb, epilogue);
@@ -176,11 +166,10 @@ impl Blocks<'_> {
             let first = kb.let_("first_scale", first);
             let (left, most) = (kb.sub(scales, first), kb.int((depth / codes.group) as i64));
             let count = kb.min(left, most);
-            let next = self.next(kb, Some((piece, number)), (first, count));
-            let strip = Strip { next, ..strip };
+            let next = self.next(kb, Some((piece, number)));
             let (begin, end) = (kb.int(0), kb.int(number - 1));
             let (later, early) = (kb.lt(begin, piece), kb.lt(piece, end));
-            self.each(kb, strip, |kb, block, b| {
+            self.each(kb, (strip, next), |kb, block, b| {
                 kb.if_(later, |kb| block.restore(kb, sums, b));
                 block.integers(kb, self.format, codes, (first, count));
                 kb.if_else(
@@ -196,12 +185,7 @@ impl Blocks<'_> {
     }
 
     /// What blocks ask for while they pass by a piece (its number and how many there are), or by the only one.
-    fn next(
-        &self,
-        kb: &mut KernelBuilder,
-        piece: Option<(ExprId, i64)>,
-        (first_scale, scales): (ExprId, ExprId),
-    ) -> Option<Next> {
+    fn next(&self, kb: &mut KernelBuilder, piece: Option<(ExprId, i64)>) -> Option<Next> {
         self.params.ahead?;
         let group = tile::group_bytes(self.format);
         let (tile, tiles) = (group * self.spec.k.div_ceil(GROUP), self.slice.tiles);
@@ -227,18 +211,17 @@ impl Blocks<'_> {
         let start = kb.min(start, last);
         let start = kb.add_int(start, self.spec.w_offset as i64);
         let lines = run / CACHE_LINE;
-        let turns = kb.mul(self.count, scales);
-        let up = kb.add_int(turns, lines as i64 - 1);
-        let share = kb.div(up, turns);
+        let up = kb.add_int(self.count, lines as i64 - 1);
+        let share = kb.div(up, self.count);
         let start = kb.let_("next", start);
         let share = kb.let_("share", share);
-        Some(Next { start, tile, tiles, lines, share, scales, first_scale })
+        Some(Next { start, tile, tiles, lines, share })
     }
 
     fn each(
         &self,
         kb: &mut KernelBuilder,
-        strip: Strip,
+        (strip, next): (Strip, Option<Next>),
         mut body: impl FnMut(&mut KernelBuilder, &Block, ExprId),
     ) {
         let rows = self.params.rows[0];
@@ -246,24 +229,20 @@ impl Blocks<'_> {
             let offset = kb.mul_int(b, rows.into());
             let row = kb.add(self.first, offset);
             let row = kb.let_("row", row);
-            let strip = Some(Strip { block: b, ..strip });
-            let rows = Rows { first: row, count: rows, interleaved: rows > 1, strip, ahead: None };
+            let rows =
+                Rows { first: row, count: rows, interleaved: rows > 1, strip: Some(strip), ahead: None };
             let block = Block::new(kb, self.spec, self.params, self.lookup, self.slice, rows);
+            block.prefetch_next(kb, next, b);
             body(kb, &block, b);
         });
     }
 }
 
 impl Block<'_> {
-    /// Asks for a part of what the next strip will be made of, one part per activation scale `s` of each block: requests
-    /// close behind each other would keep the loads of the strip waiting.
-    pub(super) fn prefetch_next(&self, kb: &mut KernelBuilder, s: ExprId) {
-        let (Some(strip), Some(instr)) = (self.strip, self.params.ahead) else { return };
-        let Some(next) = strip.next else { return };
-        let turn = kb.mul(strip.block, next.scales);
-        let turn = kb.add(turn, s);
-        let turn = kb.sub(turn, next.first_scale);
-        let first = kb.mul(turn, next.share);
+    /// Asks for the part of the next strip's weights that falls to block `b`.
+    fn prefetch_next(&self, kb: &mut KernelBuilder, next: Option<Next>, b: ExprId) {
+        let (Some(next), Some(instr)) = (next, self.params.ahead) else { return };
+        let first = kb.mul(b, next.share);
         let end = kb.add(first, next.share);
         let lines = kb.int(next.lines as i64 + 1);
         let useful = kb.lt(end, lines);
