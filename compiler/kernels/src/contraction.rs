@@ -10,9 +10,11 @@
 
 mod block;
 mod few_rows;
+mod float_strip;
 mod floats;
 mod gpu;
 mod integers;
+mod next;
 mod strip;
 
 pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
@@ -20,6 +22,7 @@ pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 use crate::params::MatMulParams;
 use block::{Block, Rows};
 use few_rows::{FEW_BLOCKS, Shares};
+use float_strip::FloatBlocks;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, Stmt};
@@ -294,13 +297,20 @@ fn rows_of_slice(
             one_by_one = kb.select(many, none, blocks);
             interleaved = true;
         }
+        if let (Some(plain), 0) = (float_strip::in_pieces(spec, params), i) {
+            let few = kb.int(float_strip::FEW_BLOCKS);
+            let many = kb.lt(few, blocks);
+            let all = FloatBlocks { spec, params, lookup, slice, plain, first: before, count: blocks };
+            kb.if_(many, |kb| all.emit(kb, epilogue));
+            one_by_one = kb.select(many, none, blocks);
+        }
         kb.serial("block", one_by_one, |kb, b| {
             let offset = kb.mul(b, by);
             let row = kb.add(before, offset);
             let row = kb.let_("row", row);
             let pass = kb.add(passes, b);
             let ahead = shares.map(|s| s.of(kb, pass));
-            let rows = Rows { first: row, count: rows, interleaved, strip: None, ahead };
+            let rows = Rows { interleaved, ahead, ..Rows::plain(row, rows) };
             Block::new(kb, spec, params, lookup, slice, rows).emit(kb, epilogue);
         });
         let here = kb.mul(blocks, by);

@@ -115,8 +115,8 @@ pub struct MatMulParams {
     pub chunk: Option<u32>,
 }
 
-/// Activation rows per pass over the weights of integer products: their sums (with 48 weight rows 48 KiB) and codes stay
-/// in the second-level cache.
+/// Activation rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the second-level
+/// cache between the pieces of long rows.
 const CHUNK: u32 = 256;
 
 /// Parameters for a machine. `single_row`: the contraction is a matvec (decode).
@@ -149,7 +149,7 @@ pub fn choose(
         bf16_dot,
         prefetch: prefetch.filter(|_| single_row).map(|instr| (instr, 4096)),
         ahead: prefetch.filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
-        chunk: matches!(activation, Activation::Codes(_)).then_some(CHUNK).filter(|_| !single_row),
+        chunk: (activation != Activation::BF16 && !single_row).then_some(CHUNK),
     }
 }
 
@@ -176,10 +176,9 @@ fn block(target: &KernelTarget, weight: DType, activation: Activation, single_ro
         (_, _, Activation::Codes(_)) if code_block(target) > 2 => (vec![code_block(target), 2, 1], 1),
         (_, _, Activation::Codes(_)) => (vec![code_block(target), 1], 1),
         (Arch::X86_64, 16, _) if weight.is_packed() => (vec![12, 4, 1], 1),
-        // 16-bit weights leave fewer registers, and their conversion is shared by more rows.
-        (Arch::X86_64, 16, _) if weight == DType::F16 => (vec![8, 2, 1], 3),
-        (Arch::X86_64, 16, _) if weight == DType::BF16 => (vec![12, 4, 1], 2),
-        (Arch::X86_64, 16, _) => (vec![6, 2, 1], 4),
+        // Pairs of bf16 columns take two registers per vector where there is no strip.
+        (Arch::X86_64, 16, Activation::BF16) => (vec![12, 4, 1], 2),
+        (Arch::X86_64, 16, _) => (vec![8, 2, 1], 3),
         (Arch::X86_64, 8, _) => (vec![4, 1], 1),
         (Arch::X86_64, ..) => (vec![2, 1], 1),
         (Arch::Aarch64 | Arch::Nvptx, ..) => (vec![4, 1], 1),

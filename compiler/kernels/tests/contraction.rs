@@ -418,6 +418,13 @@ fn pieces_of_long_rows() {
             case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
         }
     }
+    for weight in [DType::F32, DType::F16, DType::BF16] {
+        for (m, k) in [(37, 1033), (34, 100)] {
+            let case = Case::new(weight, Packing::Tile16, X::F32, (m, 50, k));
+            let params = MatMulParams { chunk: Some(32), ..choose(&target, weight, kind(X::F32), false) };
+            case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+        }
+    }
 }
 
 #[test]

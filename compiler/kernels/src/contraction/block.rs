@@ -1,6 +1,7 @@
 //! One slice of the weights against a few activation rows: the register block of the CPU contractions.
 
 use super::few_rows::Ahead;
+use super::float_strip::FloatStrip;
 use super::strip::Strip;
 use super::{Activation, CACHE_LINE, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight};
 use crate::params::MatMulParams;
@@ -23,6 +24,8 @@ pub(super) struct Block<'a> {
     pub interleaved: bool,
     /// The unpacked weights, where there are any.
     pub strip: Option<Strip>,
+    /// Converted float weights, where there are any.
+    pub floats: Option<FloatStrip>,
     /// What to ask for of the weights that come next.
     pub ahead: Option<Ahead>,
     /// Partial sums per accumulator.
@@ -38,7 +41,15 @@ pub(super) struct Rows {
     pub count: u32,
     pub interleaved: bool,
     pub strip: Option<Strip>,
+    pub floats: Option<FloatStrip>,
     pub ahead: Option<Ahead>,
+}
+
+impl Rows {
+    /// Rows in their order, which read the weights as they are.
+    pub fn plain(first: ExprId, count: u32) -> Rows {
+        Rows { first, count, interleaved: false, strip: None, floats: None, ahead: None }
+    }
 }
 
 impl<'a> Block<'a> {
@@ -57,9 +68,21 @@ impl<'a> Block<'a> {
         let kept = if matches!(spec.weight, Weight::Plain(_)) { chains } else { 1 };
         let length = (kept * rows.count * slice.tiles) as usize * TILE;
         let acc = kb.alloc("acc", DType::F32, length, Space::Local);
-        let Rows { first: row, count, interleaved, strip, ahead } = rows;
-        let block =
-            Block { spec, params, lookup, slice, row, rows: count, interleaved, strip, ahead, chains, acc };
+        let Rows { first: row, count, interleaved, strip, floats, ahead } = rows;
+        let block = Block {
+            spec,
+            params,
+            lookup,
+            slice,
+            row,
+            rows: count,
+            interleaved,
+            strip,
+            floats,
+            ahead,
+            chains,
+            acc,
+        };
         let zero = kb.constant(0.0, block.vector());
         for chain in 0..kept {
             block.each(|r, part| {

@@ -48,10 +48,37 @@ impl Block<'_> {
         self.store_acc(kb, 0, &chains[0]);
     }
 
+    /// Adds the columns of a piece (the first and how many) to the accumulators, which have one chain. The last piece of k
+    /// ends with `rest` columns behind whole pieces, or is whole where that is zero.
+    pub(super) fn plain_piece(
+        &self,
+        kb: &mut KernelBuilder,
+        plain: Plain,
+        (first, columns): (ExprId, ExprId),
+        rest: usize,
+    ) {
+        let step = self.params.unroll.next_multiple_of(2) as usize;
+        let by = kb.int(step as i64);
+        let full = kb.div(columns, by);
+        kb.serial("k", full, |kb, i| {
+            let here = kb.mul_int(i, step as i64);
+            let col = kb.add(first, here);
+            self.columns(kb, plain, col, step);
+        });
+        if !rest.is_multiple_of(step) {
+            let done = kb.mul_int(full, step as i64);
+            let short = kb.lt(done, columns);
+            kb.if_(short, |kb| {
+                let col = kb.add(first, done);
+                self.columns(kb, plain, col, rest % step);
+            });
+        }
+    }
+
     /// `count` columns from `first`, which is even.
     fn columns(&self, kb: &mut KernelBuilder, plain: Plain, first: ExprId, count: usize) {
         let mut acc: Vec<Vec<ExprId>> = (0..self.chains).map(|c| self.load_acc(kb, c)).collect();
-        let pair = plain.pair();
+        let pair = if self.floats.is_some() { 1 } else { plain.pair() };
         if let Some(instr) = self.params.bf16_dot {
             self.bf16_columns(kb, instr, first, count, &mut acc);
             acc.iter().enumerate().for_each(|(chain, values)| self.store_acc(kb, chain as u32, values));
@@ -116,8 +143,17 @@ impl Block<'_> {
 
     /// The weights of `plain.pair()` columns from `col` (the second is the first where that is one) for one part of the
     /// tile, f32.
-    fn plain_weights(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> [ExprId; 2] {
+    pub(super) fn plain_weights(
+        &self,
+        kb: &mut KernelBuilder,
+        plain: Plain,
+        col: ExprId,
+        part: u32,
+    ) -> [ExprId; 2] {
         let lanes = self.params.lanes;
+        if let Some(strip) = self.floats {
+            return [strip.weights(kb, col, self.parts(), part, lanes); 2];
+        }
         let at = self.plain_at(kb, plain, col, part);
         match plain {
             Plain::F32 | Plain::F16 => {

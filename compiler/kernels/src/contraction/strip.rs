@@ -4,10 +4,11 @@
 
 use super::block::{Block, Rows, group_reader};
 use super::integers::{QUADS, dot_operand};
-use super::{CACHE_LINE, Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
+use super::next::{Next, Piece};
+use super::{Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
 use crate::params::{IntDot, MatMulParams};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt};
+use mlcc_ir::kernel::{BufId, ExprId, Space};
 use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_quant::tile::{self, quads, words};
@@ -104,20 +105,6 @@ impl Strip {
     }
 }
 
-/// The packed weights of the next strip: a run in every tile.
-#[derive(Clone, Copy)]
-struct Next {
-    /// First byte in the first tile.
-    start: ExprId,
-    /// Bytes from tile to tile.
-    tile: usize,
-    tiles: u32,
-    /// Cache lines of a run.
-    lines: usize,
-    /// Lines of each run that every block asks for.
-    share: ExprId,
-}
-
 /// What the blocks of one slice have in common.
 pub(super) struct Blocks<'a> {
     pub spec: &'a MatMul,
@@ -143,7 +130,7 @@ impl Blocks<'_> {
         if is_whole(spec, codes) {
             strip.fill(kb, spec, params, self.slice, self.format, groups);
             let none = kb.int(0);
-            let next = self.next(kb, None);
+            let next = self.next(kb, none, 1);
             self.each(kb, (strip, next), |kb, block, _| {
                 block.integers(kb, self.format, codes, (none, scales));
                 block.scale_sums(kb, codes);
@@ -153,8 +140,8 @@ impl Blocks<'_> {
         }
         let vectors = params.chunk.unwrap_or(params.rows[0]) * self.slice.parts(params.lanes);
         let sums = kb.alloc("sums", DType::F32, (vectors * params.lanes) as usize, Space::Stack);
-        let number = spec.k.div_ceil(depth) as i64;
-        let pieces = kb.int(number);
+        let number = spec.k.div_ceil(depth);
+        let pieces = kb.int(number as i64);
         kb.serial("piece", pieces, |kb, piece| {
             let first = kb.mul_int(piece, (depth / GROUP) as i64);
             let first = kb.let_("first", first);
@@ -166,8 +153,8 @@ impl Blocks<'_> {
             let first = kb.let_("first_scale", first);
             let (left, most) = (kb.sub(scales, first), kb.int((depth / codes.group) as i64));
             let count = kb.min(left, most);
-            let next = self.next(kb, Some((piece, number)));
-            let (begin, end) = (kb.int(0), kb.int(number - 1));
+            let next = self.next(kb, piece, number);
+            let (begin, end) = (kb.int(0), kb.int(number as i64 - 1));
             let (later, early) = (kb.lt(begin, piece), kb.lt(piece, end));
             self.each(kb, (strip, next), |kb, block, b| {
                 kb.if_(later, |kb| block.restore(kb, sums, b));
@@ -184,38 +171,13 @@ impl Blocks<'_> {
         });
     }
 
-    /// What blocks ask for while they pass by a piece (its number and how many there are), or by the only one.
-    fn next(&self, kb: &mut KernelBuilder, piece: Option<(ExprId, i64)>) -> Option<Next> {
-        self.params.ahead?;
+    /// What blocks ask for while they pass by a piece.
+    fn next(&self, kb: &mut KernelBuilder, number: ExprId, pieces: usize) -> Option<Next> {
         let group = tile::group_bytes(self.format);
-        let (tile, tiles) = (group * self.spec.k.div_ceil(GROUP), self.slice.tiles);
-        let run = tile.min(group * Strip::depth(self.codes) / GROUP);
-        let after = kb.add_int(self.slice.first, tiles.into());
-        let after = kb.mul_int(after, tile as i64);
-        let start = match piece {
-            None => after,
-            Some((piece, number)) => {
-                let here = kb.mul_int(self.slice.first, tile as i64);
-                let following = kb.add_int(piece, 1);
-                let offset = kb.mul_int(following, run as i64);
-                let here = kb.add(here, offset);
-                let number = kb.int(number);
-                let within = kb.lt(following, number);
-                kb.select(within, here, after)
-            }
-        };
-        // Behind the last slice nothing is left to ask for.
-        let all = self.spec.n.div_ceil(TILE) * tile;
-        let last = all.saturating_sub((tiles as usize - 1) * tile + run);
-        let last = kb.int(last as i64);
-        let start = kb.min(start, last);
-        let start = kb.add_int(start, self.spec.w_offset as i64);
-        let lines = run / CACHE_LINE;
-        let up = kb.add_int(self.count, lines as i64 - 1);
-        let share = kb.div(up, self.count);
-        let start = kb.let_("next", start);
-        let share = kb.let_("share", share);
-        Some(Next { start, tile, tiles, lines, share })
+        let tile = group * self.spec.k.div_ceil(GROUP);
+        let run = group * Strip::depth(self.codes) / GROUP;
+        let piece = Piece { number, pieces: pieces as i64, run, tile };
+        Next::new(kb, self.spec, self.params, self.slice, piece, self.count)
     }
 
     fn each(
@@ -229,8 +191,7 @@ impl Blocks<'_> {
             let offset = kb.mul_int(b, rows.into());
             let row = kb.add(self.first, offset);
             let row = kb.let_("row", row);
-            let rows =
-                Rows { first: row, count: rows, interleaved: rows > 1, strip: Some(strip), ahead: None };
+            let rows = Rows { interleaved: rows > 1, strip: Some(strip), ..Rows::plain(row, rows) };
             let block = Block::new(kb, self.spec, self.params, self.lookup, self.slice, rows);
             block.prefetch_next(kb, next, b);
             body(kb, &block, b);
@@ -239,29 +200,6 @@ impl Blocks<'_> {
 }
 
 impl Block<'_> {
-    /// Asks for the part of the next strip's weights that falls to block `b`.
-    fn prefetch_next(&self, kb: &mut KernelBuilder, next: Option<Next>, b: ExprId) {
-        let (Some(next), Some(instr)) = (next, self.params.ahead) else { return };
-        let first = kb.mul(b, next.share);
-        let end = kb.add(first, next.share);
-        let lines = kb.int(next.lines as i64 + 1);
-        let useful = kb.lt(end, lines);
-        kb.if_(useful, |kb| {
-            let from = kb.mul_int(first, CACHE_LINE as i64);
-            let from = kb.add(next.start, from);
-            let from = kb.let_("ahead", from);
-            kb.serial("line", next.share, |kb, line| {
-                let at = kb.mul_int(line, CACHE_LINE as i64);
-                let at = kb.add(from, at);
-                for tile in 0..next.tiles as usize {
-                    let at = kb.add_int(at, (tile * next.tile) as i64);
-                    let element = kb.load(self.spec.w, at);
-                    kb.push(Stmt::Instr { instr, args: vec![element] });
-                }
-            });
-        });
-    }
-
     /// Where the accumulators of block `b` wait.
     fn parked(&self, kb: &mut KernelBuilder, b: ExprId, r: u32, part: u32) -> ExprId {
         let lanes = i64::from(self.params.lanes);
@@ -269,7 +207,7 @@ impl Block<'_> {
         kb.add_int(start, self.index(r, part) as i64 * lanes)
     }
 
-    fn save(&self, kb: &mut KernelBuilder, sums: BufId, b: ExprId) {
+    pub(super) fn save(&self, kb: &mut KernelBuilder, sums: BufId, b: ExprId) {
         self.each(|r, part| {
             let from = self.slot(kb, 0, r, part);
             let value = kb.load_vec(self.acc, from, self.params.lanes);
@@ -278,7 +216,7 @@ impl Block<'_> {
         });
     }
 
-    fn restore(&self, kb: &mut KernelBuilder, sums: BufId, b: ExprId) {
+    pub(super) fn restore(&self, kb: &mut KernelBuilder, sums: BufId, b: ExprId) {
         self.each(|r, part| {
             let from = self.parked(kb, b, r, part);
             let value = kb.load_vec(sums, from, self.params.lanes);
