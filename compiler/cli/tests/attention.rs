@@ -11,8 +11,8 @@ use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::Tensor;
 use mlcc_interp::kernel::{Buffer, Options, run_with};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
-use mlcc_ir::graph::{Function, FunctionKind};
-use mlcc_ir::kernel::Kernel;
+use mlcc_ir::graph::{Function, FunctionKind, ValueId};
+use mlcc_ir::kernel::{BinOp, Kernel};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Attention, Op};
 use mlcc_ir::types::{DType, TensorType};
@@ -46,11 +46,11 @@ impl Case {
         let t = Dim::sym(Sym::Past).add(&n);
         let mut f = Function::new("attention", FunctionKind::Group);
         let dims = |rows: &Dim, heads: usize, size: usize| [rows.clone(), Dim::from(heads), Dim::from(size)];
-        let mut inputs = vec![
-            f.add_input(TensorType::new(DType::F32, dims(&n, self.heads(), self.size))),
-            f.add_input(TensorType::new(self.cache, dims(&t, self.kv, self.size))),
-            f.add_input(TensorType::new(self.cache, dims(&t, self.kv, self.value_size))),
-        ];
+        let mut inputs = vec![f.add_input(TensorType::new(DType::F32, dims(&n, self.heads(), self.size)))];
+        for size in [self.size, self.value_size] {
+            let rows = f.add_input(TensorType::new(self.cache, dims(&t, self.kv, size)));
+            inputs.push(if self.cache == DType::I8 { self.unpacked(&mut f, rows, &t) } else { rows });
+        }
         if self.op.alibi {
             inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads()])));
         }
@@ -64,13 +64,56 @@ impl Case {
         f
     }
 
+    /// Codes times the scales of their rows, as `quantize_cache` writes it.
+    fn unpacked(&self, f: &mut Function, codes: ValueId, t: &Dim) -> ValueId {
+        let module = Module::new("m");
+        let scales = f.add_input(TensorType::new(DType::F32, [t.clone(), Dim::from(self.kv)]));
+        let mut op = |op: Op, inputs: &[ValueId]| f.append(&module, op, inputs).unwrap()[0];
+        let column = Op::Reshape { dims: vec![t.clone(), Dim::from(self.kv), Dim::from(1)] };
+        let (codes, scales) = (op(Op::Cast(DType::F32), &[codes]), op(column, &[scales]));
+        op(Op::Binary(BinOp::Mul), &[codes, scales])
+    }
+
+    /// Keys or values: rows, or codes and their scales.
+    fn rows(&self, t: usize, size: usize, seed: u64) -> Vec<Tensor> {
+        if self.cache != DType::I8 {
+            return vec![random_tensor(self.cache, &[t, self.kv, size], seed)];
+        }
+        let codes = random_tensor(DType::F32, &[t, self.kv, size], seed).data;
+        let scales = random_tensor(DType::F32, &[t, self.kv], seed + 10).data;
+        let codes = codes.into_iter().map(|x| 8.0 * x).collect();
+        let scales = scales.into_iter().map(|x| 0.02 * x + 0.06).collect();
+        vec![
+            Tensor::new(DType::I8, &[t, self.kv, size], codes),
+            Tensor::new(DType::F32, &[t, self.kv], scales),
+        ]
+    }
+
+    /// The operands of the attention: codes times scales.
+    fn operands(&self, inputs: &[Tensor]) -> Vec<Tensor> {
+        let [q, rest @ ..] = inputs else { return vec![] };
+        let mut operands = vec![q.clone()];
+        let rest = match self.cache {
+            DType::I8 => {
+                for pair in rest[..4].chunks(2) {
+                    let size = pair[0].dims[2];
+                    let product = |(i, code): (usize, &f64)| code * pair[1].data[i / size];
+                    let data = pair[0].data.iter().enumerate().map(product).collect();
+                    operands.push(Tensor { dtype: DType::F32, dims: pair[0].dims.clone(), data });
+                }
+                &rest[4..]
+            }
+            _ => rest,
+        };
+        operands.extend_from_slice(rest);
+        operands
+    }
+
     fn inputs(&self, n: usize, past: usize) -> Vec<Tensor> {
         let (t, heads) = (past + n, self.heads());
-        let mut inputs = vec![
-            random_tensor(DType::F32, &[n, heads, self.size], 1),
-            random_tensor(self.cache, &[t, self.kv, self.size], 2),
-            random_tensor(self.cache, &[t, self.kv, self.value_size], 3),
-        ];
+        let mut inputs = vec![random_tensor(DType::F32, &[n, heads, self.size], 1)];
+        inputs.extend(self.rows(t, self.size, 2));
+        inputs.extend(self.rows(t, self.value_size, 3));
         if self.op.alibi {
             let slopes = (0..heads).map(|h| (-8.0 * (h + 1) as f64 / heads as f64).exp2()).collect();
             inputs.push(Tensor::new(DType::F32, &[heads], slopes));
@@ -86,6 +129,7 @@ impl Case {
 
     /// The definition, in f64.
     fn reference(&self, inputs: &[Tensor], n: usize, past: usize) -> Vec<f32> {
+        let inputs = &self.operands(inputs);
         let (q, k, v) = (&inputs[0].data, &inputs[1].data, &inputs[2].data);
         let prefix = self.op.prefix_input().map_or(0, |i| inputs[i].data[0] as usize);
         let mut out = Vec::new();
@@ -207,6 +251,7 @@ fn interpreted_kernels_equal_the_definition() {
         Case::new(2, 2, 32),
         Case { value_size: 16, ..Case::new(1, 3, 24) },
         Case { cache: DType::F16, ..Case::new(1, 1, 6) },
+        Case { cache: DType::I8, value_size: 16, ..Case::new(2, 5, 8) },
     ];
     all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
     for case in all {
@@ -264,6 +309,8 @@ fn compiled_kernels_equal_the_definition() {
         sized(1, 2, 256, DType::F32),
         Case { value_size: 72, ..sized(1, 16, 48, DType::F16) },
         sized(2, 20, 16, DType::BF16),
+        sized(2, 8, 64, DType::I8),
+        Case { value_size: 24, ..sized(2, 1, 40, DType::I8) },
     ];
     all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 32) }));
     let lengths = [(1, 0), (1, 1), (1, 63), (1, 200), (2, 0), (33, 0), (70, 41), (5, 333)];

@@ -10,6 +10,8 @@ pub mod gpu;
 pub mod merge;
 pub mod prefill;
 mod product;
+mod rows;
+mod scores;
 
 use crate::generic::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
@@ -41,6 +43,9 @@ pub struct Problem<'a> {
     q: ValueId,
     k: ValueId,
     v: ValueId,
+    /// Rows of keys and of values without their scale, and the scale (`[t, kv, 1]`), where that is a factor of whole rows.
+    key: (ValueId, Option<ValueId>),
+    value: (ValueId, Option<ValueId>),
     slopes: Option<ValueId>,
     prefix: Option<ValueId>,
     /// Queries for the sinks.
@@ -76,6 +81,8 @@ impl<'a> Problem<'a> {
             q: at(0),
             k: at(1),
             v: at(2),
+            key: without_scale(&inliner, at(1)),
+            value: without_scale(&inliner, at(2)),
             slopes: op.slopes_input().map(at),
             prefix: op.prefix_input().map(at),
             sink_q: op.sink_input().map(at),
@@ -218,6 +225,9 @@ impl<'a> Problem<'a> {
         if self.keys == Keys::Sinks {
             return self.sink_score(kb, s, p, j);
         }
+        if at.shown {
+            return s;
+        }
         let mut seen = kb.binary(BinOp::Le, j, p);
         if self.op.window > 0 {
             let reach = kb.int_of(self.op.window as i64, DType::I32);
@@ -262,6 +272,23 @@ impl<'a> Problem<'a> {
     }
 }
 
+/// Takes `rows * scale` apart (int8 caches), where the scale has one column and the product is computed here.
+fn without_scale(inliner: &Inliner, v: ValueId) -> (ValueId, Option<ValueId>) {
+    let plain = (v, None);
+    let (f, bound) = (inliner.f, inliner.bindings.contains_key(&v));
+    let Some(node) = f.def(v).filter(|node| !bound && node.op == Op::Binary(BinOp::Mul)) else {
+        return plain;
+    };
+    let &[a, b] = &node.inputs[..] else { return plain };
+    let one_column = |v: ValueId| f.ty(v).rank() == 3 && f.ty(v).dims[2].as_const() == Some(1);
+    let whole = |v: ValueId| f.ty(v).dims == f.ty(node.outputs[0]).dims;
+    match (one_column(a) && whole(b), one_column(b) && whole(a)) {
+        (false, true) => (a, Some(b)),
+        (true, false) => (b, Some(a)),
+        _ => plain,
+    }
+}
+
 /// Where a score stands.
 struct Place {
     /// Position of the query.
@@ -272,6 +299,8 @@ struct Place {
     prefix: Option<ExprId>,
     /// Keys from here on belong to another slice.
     end: Option<ExprId>,
+    /// Known to be seen.
+    shown: bool,
 }
 
 /// The widest power of two up to `most` that divides a size.
@@ -314,6 +343,12 @@ pub(crate) fn ceil_div(kb: &mut KernelBuilder, a: ExprId, b: ExprId) -> ExprId {
     let less = kb.add_int(b, -1);
     let sum = kb.add(a, less);
     kb.div(sum, b)
+}
+
+/// The larger of two scores. NaN need not pass, unlike in `max`: the weight of such a score is NaN anyway.
+fn larger(kb: &mut KernelBuilder, a: ExprId, b: ExprId) -> ExprId {
+    let less = kb.lt(a, b);
+    kb.select(less, b, a)
 }
 
 /// `max(a, 0)`.

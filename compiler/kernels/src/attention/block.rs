@@ -1,16 +1,16 @@
 //! A block of keys of decode attention, for all query heads of a key head.
 //!
-//! Scores: the products of some keys with all heads are summed in registers along the rows, one vector per pair, and these
-//! vectors are then added up together: a tree of exchanges gives one vector with the score of every pair, head by head
-//! for each key. Weights: vectors with equal heads in equal lanes need no reduction. Values: sums of several heads and
-//! columns stay in registers over all keys of the block, so that every row is converted once.
+//! Scores: see [`super::scores`]. Weights: vectors with equal heads in equal lanes need no reduction. Values: sums of
+//! several heads and columns stay in registers over all keys of the block, so that every row is converted once. Scales of
+//! rows are factors of scores and weights, not of elements.
 
 use super::decode::{Ahead, Item, columns};
-use super::{HIDDEN, Place, Problem, ceil_div, lanes_of};
+use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
 use crate::math::exp_below_zero;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt, Ty};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt};
 use mlcc_ir::types::DType;
 
 /// Keys `first .. first + count` (positive, at most a block).
@@ -32,13 +32,41 @@ impl Block<'_> {
         });
     }
 
-    fn lanes(&self) -> u32 {
+    pub(super) fn lanes(&self) -> u32 {
         self.item.params.lanes
     }
-    /// Vectors of scores.
-    fn steps(&self, kb: &mut KernelBuilder) -> ExprId {
+    /// Vectors of scores that hold keys.
+    fn vectors(&self, kb: &mut KernelBuilder) -> ExprId {
         let keys = kb.int(self.item.params.keys());
         ceil_div(kb, self.count, keys)
+    }
+    /// The row of key `i` of the block; rows behind the last one stand in for none.
+    pub(super) fn row(&self, kb: &mut KernelBuilder, i: ExprId) -> ExprId {
+        let row = kb.add(self.first, i);
+        let row = kb.min(row, self.item.last);
+        kb.let_("row", row)
+    }
+    /// The scales of the rows of a vector of scores, key `first` of the block being its first.
+    pub(super) fn scales(
+        &self,
+        kb: &mut KernelBuilder,
+        scale: Option<ValueId>,
+        first: ExprId,
+    ) -> Option<ExprId> {
+        let (scale, params, zero) = (scale?, self.item.params, kb.int(0));
+        let each = (0..params.keys()).map(|key| {
+            let i = kb.add_int(first, key);
+            let row = self.row(kb, i);
+            let value = self.a.row(kb, scale, row, self.item.head, zero, 1);
+            kb.splat(value, params.lanes)
+        });
+        let each: Vec<ExprId> = each.collect();
+        let of_key = |l: u32| i64::from(l) % params.part() / params.vectors();
+        let chosen = (0..).zip(each).reduce(|(_, all), (key, value)| {
+            let lanes = (0..params.lanes).map(|l| if of_key(l) == key { params.lanes + l } else { l });
+            (key, kb.shuffle(all, Some(value), lanes.collect()))
+        });
+        chosen.map(|(_, scales)| kb.let_("scales", scales))
     }
     /// Place of a row in a buffer with a row per query head.
     fn row_of(&self, kb: &mut KernelBuilder, set: ExprId, head: i64, size: i64) -> ExprId {
@@ -49,135 +77,41 @@ impl Block<'_> {
         kb.add_int(row, head * size)
     }
 
-    /// Asks for a row's worth of the next block (an item with all key heads goes on with it): the heads' parts of it, one
-    /// for each key of this block, lie one after the other, so that memory is read in order. An item with one key head
-    /// asks for the same head.
-    fn ahead(&self, kb: &mut KernelBuilder, ahead: Option<Ahead>, i: ExprId, (c, width): (ExprId, i64)) {
+    /// Asks for `width` elements of the next block, ahead of its turn. An item with all key heads goes on with that block, and
+    /// together its heads ask for it in the order of memory: for number `at` of the share of this head. An item with one key
+    /// head asks for key `i` from column `c` on. Requests are spread over the work, because a core keeps track of few lines
+    /// at a time and waits when there are more.
+    pub(super) fn ahead(
+        &self,
+        kb: &mut KernelBuilder,
+        ahead: Option<Ahead>,
+        at: ExprId,
+        (i, c): (ExprId, ExprId),
+        width: i64,
+    ) {
         let Some(Ahead { buf, prefetch, size, bytes }) = ahead else { return };
-        let (block, row) = (self.item.params.block, self.a.kv * size);
-        let next = kb.add_int(self.first, block);
-        let start = kb.mul_int(next, row);
-        let in_order = {
-            let before = kb.mul_int(self.item.head, block);
-            let row = kb.add(before, i);
-            kb.mul_int(row, size)
-        };
-        let same_head = {
-            let (of_key, of_head) = (kb.mul_int(i, row), kb.mul_int(self.item.head, size));
-            kb.add(of_key, of_head)
-        };
-        let offset = kb.select(self.item.whole, in_order, same_head);
-        let at = kb.add(start, offset);
-        let at = kb.add(at, c);
-        let (end, line) = (kb.mul_int(self.item.last, row), CACHE_LINE as i64 / bytes);
-        let mut from = 0;
-        while from < width {
+        let row = self.a.kv * size;
+        let next = kb.add_int(self.first, self.item.params.block);
+        let next = kb.mul_int(next, row);
+        let [of_share, of_size] = [self.item.params.block * size, size].map(|by| {
+            let of_head = kb.mul_int(self.item.head, by);
+            kb.add(next, of_head)
+        });
+        let in_order = kb.add(of_share, at);
+        let of_key = kb.mul_int(i, row);
+        let same_head = kb.add(of_size, of_key);
+        let same_head = kb.add(same_head, c);
+        let at = kb.select(self.item.whole, in_order, same_head);
+        let end = kb.add_int(self.item.last, 1);
+        let end = kb.mul_int(end, row);
+        let last = kb.add_int(end, -1);
+        let line = CACHE_LINE as i64 / bytes;
+        for from in (0..width).step_by(line as usize) {
             let place = kb.add_int(at, from);
-            let place = kb.min(place, end);
+            let place = kb.min(place, last);
             let element = kb.load(buf, place);
             kb.push(Stmt::Instr { instr: prefetch, args: vec![element] });
-            from += line;
         }
-    }
-
-    /// Stores the scores of all keys; gives the largest of each lane.
-    fn scores(&self, kb: &mut KernelBuilder, set: ExprId) -> ExprId {
-        let (keys, lanes, zero) = (self.item.params.keys(), self.lanes(), kb.int(0));
-        let best = kb.alloc("best", DType::F32, lanes as usize, Space::Local);
-        let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, lanes));
-        kb.store_vec(best, zero, hidden);
-        let slope = self.item.slopes.map(|slopes| {
-            let at = self.item.vector_of(kb, set);
-            let slope = kb.load_vec(slopes, at, lanes);
-            kb.let_("slope", slope)
-        });
-        let steps = self.steps(kb);
-        kb.serial("step", steps, |kb, step| {
-            let offset = kb.mul_int(step, keys);
-            let key = kb.add(self.first, offset);
-            let key = kb.let_("key", key);
-            for i in 0..keys {
-                let (i, zero) = (kb.add_int(offset, i), kb.int(0));
-                self.ahead(kb, self.item.params.ahead[0], i, (zero, self.a.size));
-            }
-            let products = self.products(kb, set, key);
-            let products = sum_each(kb, products, lanes);
-            let j = self.key_of_lane(kb, key);
-            let place =
-                Place { p: self.item.last, j, slope, prefix: self.item.prefix, end: Some(self.item.end) };
-            let s = self.a.score(kb, products, &place);
-            let s = kb.let_("s", s);
-            let at = kb.mul_int(step, i64::from(lanes));
-            kb.store_vec(self.item.weights, at, s);
-            let old = kb.load_vec(best, zero, lanes);
-            let new = kb.max(old, s);
-            kb.store_vec(best, zero, new);
-        });
-        let best = kb.load_vec(best, zero, lanes);
-        kb.let_("best", best)
-    }
-
-    /// The key that a lane of a vector of scores stands for, the first being `key`: `i32`.
-    fn key_of_lane(&self, kb: &mut KernelBuilder, key: ExprId) -> ExprId {
-        let key = kb.cast(key, DType::I32);
-        let (zero, one) = (kb.int_of(0, DType::I32), kb.int_of(1, DType::I32));
-        let lane = kb.ramp(zero, one, self.lanes());
-        let shift = kb.int_of(self.item.params.slots.trailing_zeros().into(), DType::I32);
-        let offset = kb.binary(BinOp::Shr, lane, shift);
-        kb.add(offset, key)
-    }
-
-    /// A vector of partial sums for every pair of one of the keys from `key` on and a slot; `None` where no head is.
-    fn products(&self, kb: &mut KernelBuilder, set: ExprId, key: ExprId) -> Vec<Option<ExprId>> {
-        let (a, params) = (self.a, self.item.params);
-        let (lanes, zero) = (lanes_of(a.size, params.lanes), kb.int(0));
-        // Rows behind the last one stand in for none.
-        let rows: Vec<ExprId> = (0..params.keys())
-            .map(|i| {
-                let row = kb.add_int(key, i);
-                let row = kb.min(row, self.item.last);
-                kb.let_("row", row)
-            })
-            .collect();
-        let sums: Vec<BufId> = (0..params.keys() * params.heads)
-            .map(|_| {
-                let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
-                let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
-                kb.store_vec(sum, zero, nothing);
-                sum
-            })
-            .collect();
-        columns(kb, a.size, lanes, |kb, c| {
-            let keys: Vec<ExprId> = rows
-                .iter()
-                .map(|&row| {
-                    let k = a.key(kb, row, self.item.head, c, lanes);
-                    kb.let_("k", k)
-                })
-                .collect();
-            for head in 0..params.heads {
-                let row = self.row_of(kb, set, head, a.size);
-                let at = kb.add(row, c);
-                let q = kb.load_vec(self.item.q, at, lanes);
-                let q = kb.let_("q", q);
-                for (i, &k) in keys.iter().enumerate() {
-                    let sum = sums[i * params.heads as usize + head as usize];
-                    let old = kb.load_vec(sum, zero, lanes);
-                    let new = kb.fma(q, k, old);
-                    kb.store_vec(sum, zero, new);
-                }
-            }
-        });
-        let mut products = Vec::new();
-        for of_key in sums.chunks(params.heads as usize) {
-            for slot in 0..params.slots as usize {
-                products.push(of_key.get(slot).map(|&sum| {
-                    let sum = kb.load_vec(sum, zero, lanes);
-                    kb.let_("product", sum)
-                }));
-            }
-        }
-        products
     }
 
     /// The new running maxima; older sums count less by what they rose.
@@ -185,17 +119,17 @@ impl Block<'_> {
         let (params, lanes) = (self.item.params, self.lanes());
         // The largest over the keys of a vector, in the lanes of all of them.
         let mut best = best;
-        let mut distance = params.slots as u32;
-        while distance < lanes {
+        let mut distance = params.vectors() as u32;
+        while distance < params.part() as u32 {
             let other = kb.shuffle(best, None, (0..lanes).map(|l| l ^ distance).collect());
-            let both = kb.max(best, other);
+            let both = larger(kb, best, other);
             best = kb.let_("best", both);
             distance *= 2;
         }
         let at = self.item.vector_of(kb, set);
         let old = kb.load_vec(self.item.max, at, lanes);
         let old = kb.let_("old", old);
-        let max = kb.max(old, best);
+        let max = larger(kb, old, best);
         let max = kb.let_("max", max);
         let rose = kb.lt(old, max);
         let rose = kb.reduce_lanes(BinOp::Or, rose);
@@ -212,7 +146,8 @@ impl Block<'_> {
             let heads = kb.int(params.heads);
             let first = self.row_of(kb, set, 0, self.a.value_size);
             kb.serial("head", heads, |kb, head| {
-                let factor = kb.load(self.item.factor, head);
+                let lane = params.lane_of(kb, head);
+                let factor = kb.load(self.item.factor, lane);
                 let factor = kb.let_("factor", factor);
                 let row = kb.mul_int(head, self.a.value_size);
                 let row = kb.add(first, row);
@@ -235,17 +170,20 @@ impl Block<'_> {
         let sum = kb.alloc("total", DType::F32, lanes as usize, Space::Local);
         let old = kb.load_vec(self.item.total, at, lanes);
         kb.store_vec(sum, zero, old);
-        let steps = self.steps(kb);
-        kb.serial("step", steps, |kb, step| {
-            let at = kb.mul_int(step, i64::from(lanes));
+        let params = self.item.params;
+        let vectors = self.vectors(kb);
+        kb.serial("vector", vectors, |kb, i| {
+            let at = kb.mul_int(i, i64::from(lanes));
             let s = kb.load_vec(self.item.weights, at, lanes);
             let below = kb.sub(s, max);
             let weight = exp_below_zero(kb, below);
             let weight = kb.let_("weight", weight);
-            kb.store_vec(self.item.weights, at, weight);
             let old = kb.load_vec(sum, zero, lanes);
             let new = kb.add(old, weight);
             kb.store_vec(sum, zero, new);
+            let first = kb.mul_int(i, params.keys());
+            let scaled = self.scales(kb, self.a.value.1, first).map(|scales| kb.mul(weight, scales));
+            kb.store_vec(self.item.weights, at, scaled.unwrap_or(weight));
         });
         let sum = kb.load_vec(sum, zero, lanes);
         kb.store_vec(self.item.total, at, sum);
@@ -279,10 +217,19 @@ impl Block<'_> {
             };
             let sums: Vec<Vec<BufId>> =
                 places.iter().map(|of_head| of_head.iter().map(|&at| load(kb, at)).collect()).collect();
-            kb.serial("i", self.count, |kb, i| {
-                self.ahead(kb, params.ahead[1], i, (c, width));
-                self.mix_key(kb, (i, c), &sums, lanes);
-            });
+            let keys = kb.int(params.keys());
+            let full = kb.div(self.count, keys);
+            let vector = |kb: &mut KernelBuilder, vector: ExprId, whole: bool| {
+                for key in 0..params.keys() {
+                    self.mix_key(kb, (vector, key, whole), (c, width), &sums);
+                }
+            };
+            kb.serial("vector", full, |kb, i| vector(kb, i, true));
+            if params.keys() > 1 {
+                let rest = kb.rem(self.count, keys);
+                let some = kb.lt(zero, rest);
+                kb.if_(some, |kb| vector(kb, full, false));
+            }
             for (&at, &sum) in places.iter().flatten().zip(sums.iter().flatten()) {
                 let value = kb.load_vec(sum, zero, lanes);
                 kb.store_vec(self.item.sums, at, value);
@@ -290,20 +237,36 @@ impl Block<'_> {
         });
     }
 
-    /// Key `i` of the block, columns from `c` on: sums by head and vector.
-    fn mix_key(&self, kb: &mut KernelBuilder, (i, c): (ExprId, ExprId), sums: &[Vec<BufId>], lanes: u32) {
+    /// Key `key` of a vector of weights, `width` columns from `c` on: sums by head and vector. Where the vector is not
+    /// `whole`, the last row stands in for those behind it, which weigh nothing.
+    fn mix_key(
+        &self,
+        kb: &mut KernelBuilder,
+        (vector, key, whole): (ExprId, i64, bool),
+        (c, width): (ExprId, i64),
+        sums: &[Vec<BufId>],
+    ) {
         let (params, zero) = (self.item.params, kb.int(0));
-        let row = kb.add(self.first, i);
+        let lanes = (width / sums[0].len() as i64) as u32;
+        let i = kb.mul_int(vector, params.keys());
+        let i = kb.add_int(i, key);
+        let row = if whole { kb.add(self.first, i) } else { self.row(kb, i) };
+        if whole {
+            let (of_pass, of_key) = (kb.mul_int(c, params.block), kb.mul_int(i, width));
+            let at = kb.add(of_pass, of_key);
+            self.ahead(kb, params.ahead[1], at, (i, c), width);
+        }
         let values: Vec<ExprId> = (0..sums[0].len() as i64)
             .map(|v| {
                 let c = kb.add_int(c, v * i64::from(lanes));
-                let value = self.a.value(kb, row, self.item.head, c, lanes);
+                let value = self.a.row(kb, self.a.value.0, row, self.item.head, c, lanes);
                 kb.let_("v", value)
             })
             .collect();
-        let base = kb.mul_int(i, params.slots);
+        let base = kb.mul_int(vector, i64::from(params.lanes));
         for (head, of_head) in (0..).zip(sums) {
-            let at = kb.add_int(base, head);
+            let lane = (head % params.across()) * params.part() + head / params.across();
+            let at = kb.add_int(base, lane + key * params.vectors());
             let weight = kb.load(self.item.weights, at);
             let weight = kb.splat(weight, lanes);
             let weight = kb.let_("weight", weight);
@@ -314,41 +277,4 @@ impl Block<'_> {
             }
         }
     }
-}
-
-/// Sums of the lanes of each of `lanes` vectors, one per lane of the result.
-fn sum_each(kb: &mut KernelBuilder, vectors: Vec<Option<ExprId>>, lanes: u32) -> ExprId {
-    let width = vectors.iter().flatten().map(|&v| kb.ty(v).lanes).next().unwrap_or(lanes);
-    let nothing = kb.constant(0.0, Ty::vector(DType::F32, width));
-    let mut vectors: Vec<ExprId> = vectors.into_iter().map(|v| v.unwrap_or(nothing)).collect();
-    if width != lanes {
-        // Rows that are no multiple of a vector: one by one.
-        let buf = kb.alloc("products", DType::F32, lanes as usize, Space::Stack);
-        for (i, v) in vectors.into_iter().enumerate() {
-            let sum = kb.reduce_lanes(BinOp::Add, v);
-            let at = kb.int(i as i64);
-            kb.store(buf, at, sum);
-        }
-        let zero = kb.int(0);
-        let all = kb.load_vec(buf, zero, lanes);
-        return kb.let_("products", all);
-    }
-    // Each round joins pairs of vectors and halves the lanes that belong to one sum. The one operand is a choice of lanes
-    // in place (a blend, which every vector unit executes), only the other an exchange.
-    let mut width = lanes;
-    while width > 1 {
-        let half = width / 2;
-        let upper = vectors.split_off(vectors.len() / 2);
-        let low = |l: u32| l & half == 0;
-        let stay: Vec<u32> = (0..lanes).map(|l| if low(l) { l } else { lanes + l }).collect();
-        let cross: Vec<u32> = (0..lanes).map(|l| if low(l) { l + half } else { lanes + l - half }).collect();
-        for (a, b) in vectors.iter_mut().zip(upper) {
-            let x = kb.shuffle(*a, Some(b), stay.clone());
-            let y = kb.shuffle(*a, Some(b), cross.clone());
-            let sum = kb.add(x, y);
-            *a = kb.let_("sums", sum);
-        }
-        width = half;
-    }
-    vectors[0]
 }

@@ -6,7 +6,7 @@
 //! the next block while it works on this one.
 //!
 //! A vector of scores holds some keys times all heads of the group, so that maxima, exponentials and sums of weights need
-//! no reduction over lanes (see [`super::block`]).
+//! no reduction over lanes (see [`super::block`] and [`super::scores`]).
 
 use super::block::Block;
 use super::{HIDDEN, Problem, SLICE_KEYS, at_least_zero, ceil_div, lanes_of, most_slices};
@@ -34,7 +34,8 @@ pub struct Params {
     /// Query heads that are worked on together, and how many such sets the group has (the last may have fewer).
     pub heads: i64,
     pub sets: i64,
-    /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two.
+    /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two. [`Params::lane_of`] tells
+    /// which.
     pub slots: i64,
     /// Keys of a block, a multiple of 16.
     pub block: i64,
@@ -76,9 +77,49 @@ impl Params {
     pub fn keys(&self) -> i64 {
         i64::from(self.lanes) / self.slots
     }
+    /// Heads that share a vector of products of queries and keys, the columns of each of them, and the vectors that all
+    /// heads take: two where that leaves at least four columns, so that each part of a key that is loaded is used twice.
+    pub fn across(&self) -> i64 {
+        (self.slots / 2).clamp(1, i64::from(self.lanes) / 4)
+    }
+    pub fn part(&self) -> i64 {
+        i64::from(self.lanes) / self.across()
+    }
+    pub fn vectors(&self) -> i64 {
+        self.slots / self.across()
+    }
+    /// Keys whose products are summed together: as many as registers have room for.
+    pub fn together(&self) -> i64 {
+        let sums = if self.lanes == 16 { 16 } else { 8 };
+        (sums / self.vectors()).max(self.keys())
+    }
+    /// The size of a row of queries or keys in whole parts.
+    pub fn padded(&self, size: i64) -> i64 {
+        (size + self.part() - 1) / self.part() * self.part()
+    }
+    /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
+    pub(super) fn lane_of(&self, kb: &mut KernelBuilder, slot: ExprId) -> ExprId {
+        let across = kb.int(self.across());
+        let (low, high) = (kb.rem(slot, across), kb.div(slot, across));
+        let low = kb.mul_int(low, self.part());
+        kb.add(low, high)
+    }
+    /// A part from place `at` on, repeated in the lanes of all heads of a vector.
+    pub(super) fn spread(&self, kb: &mut KernelBuilder, buf: BufId, at: ExprId) -> ExprId {
+        let part = self.part() as u32;
+        let value = kb.load_vec(buf, at, part);
+        match part == self.lanes {
+            true => value,
+            false => kb.shuffle(value, None, (0..self.lanes).map(|l| l % part).collect()),
+        }
+    }
     /// Query heads of a key head, with those that fill up the last set.
     fn rows(&self) -> i64 {
         self.sets * self.heads
+    }
+    /// Floats of the queries of a key head.
+    fn queries(&self, a: &Problem) -> i64 {
+        self.sets * self.slots * self.padded(a.size)
     }
     /// Floats of one head's unfinished sums: values, then maximum and sum of weights.
     pub fn partial(a: &Problem) -> i64 {
@@ -121,18 +162,20 @@ impl Shares {
 #[derive(Clone, Copy)]
 pub(super) struct Item {
     pub params: Params,
-    /// `[sets, heads, size]`; the last set is filled up.
+    /// `[sets, vectors, parts of a row, heads of a vector, columns of a part]`; what stands for no head or column is zero.
     pub q: BufId,
     /// `[sets, heads, value_size]`.
     pub sums: BufId,
-    /// Running maxima, `[sets, lanes]`: slot by slot, repeated for every key of a vector.
+    /// Running maxima, `[sets, lanes]`: those of the slots, repeated for every key of a vector.
     pub max: BufId,
     /// Sums of weights, `[sets, lanes]`: as many for each head as a vector has keys.
     pub total: BufId,
     /// ALiBi slopes, `[sets, lanes]`.
     pub slopes: Option<BufId>,
-    /// Scores, then weights of a block and a set, `[keys of the block, slots]`; of one key head only.
+    /// Scores, then weights of a block and a set, `[vectors, lanes]`; of one key head only.
     pub weights: BufId,
+    /// Some keys as f32, `[keys that are summed together, padded size]`; of one key head only.
+    pub rows: BufId,
     /// What the change of the maxima makes of older sums: `[lanes]`; of one key head only.
     pub factor: BufId,
     pub head: ExprId,
@@ -175,12 +218,13 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         let first_head = kb.let_("first_head", head);
         let item = Item {
             params,
-            q: floats(kb, "q", rows * a.size),
+            q: floats(kb, "q", a.kv * params.queries(a)),
             sums: floats(kb, "sums", rows * a.value_size),
             max: floats(kb, "max", vectors),
             total: floats(kb, "total", vectors),
             slopes: a.slopes.map(|_| floats(kb, "slopes", vectors)),
             weights: floats(kb, "weights", params.block * params.slots),
+            rows: floats(kb, "rows", params.together() * params.padded(a.size)),
             factor: floats(kb, "factor", i64::from(params.lanes)),
             head: first_head,
             heads: (first_head, heads),
@@ -190,6 +234,8 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             last,
             prefix,
         };
+        let zero = kb.int(0);
+        item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size));
         item.each_key_head(kb, |kb, item| item.clear(kb, a));
         if let Some(sinks) = a.sinks() {
             // With the first slice.
@@ -266,25 +312,56 @@ impl Item {
     fn slot(&self, kb: &mut KernelBuilder, g: ExprId) -> ExprId {
         let heads = kb.int(self.params.heads);
         let (set, slot) = (kb.div(g, heads), kb.rem(g, heads));
-        let at = self.vector_of(kb, set);
-        kb.add(at, slot)
+        let (at, lane) = (self.vector_of(kb, set), self.params.lane_of(kb, slot));
+        kb.add(at, lane)
+    }
+
+    /// Place of the queries of a set.
+    pub fn queries_of(&self, kb: &mut KernelBuilder, a: &Problem, set: ExprId) -> ExprId {
+        let first = kb.mul_int(self.head, self.params.queries(a));
+        let before = kb.mul_int(set, self.params.slots * self.params.padded(a.size));
+        kb.add(first, before)
+    }
+
+    /// Scaled queries of head `g`.
+    fn load_query(&self, kb: &mut KernelBuilder, a: &Problem, g: ExprId, head: ExprId) {
+        let (params, zero) = (self.params, kb.int(0));
+        let (lanes, part) = (lanes_of(a.size, params.lanes), params.part());
+        let (heads, across, columns_of) = (kb.int(params.heads), kb.int(params.across()), kb.int(part));
+        let (set, slot) = (kb.div(g, heads), kb.rem(g, heads));
+        let (vector, place) = (kb.div(slot, across), kb.rem(slot, across));
+        let row = self.queries_of(kb, a, set);
+        let before = kb.mul_int(vector, params.across() * params.padded(a.size));
+        let place = kb.mul_int(place, part);
+        let row = kb.add(row, before);
+        let row = kb.add(row, place);
+        let row = kb.let_("row", row);
+        columns(kb, a.size, lanes, |kb, c| {
+            let value = a.query(kb, zero, head, c, lanes);
+            let value = kb.let_("q", value);
+            let (number, within) = (kb.div(c, columns_of), kb.rem(c, columns_of));
+            let at = kb.mul_int(number, params.lanes.into());
+            let at = kb.add(row, at);
+            let at = kb.add(at, within);
+            let width = lanes.min(part as u32);
+            for piece in 0..lanes / width {
+                let from = piece * width;
+                let value = match width == lanes {
+                    true => value,
+                    false => kb.shuffle(value, None, (from..from + width).collect()),
+                };
+                let at = kb.add_int(at, i64::from(piece * params.lanes));
+                kb.store_vec(self.q, at, value);
+            }
+        });
     }
 
     /// Scaled queries, and slopes.
     fn load_queries(&self, kb: &mut KernelBuilder, a: &Problem) {
-        let lanes = lanes_of(a.size, self.params.lanes);
         let zero = kb.int(0);
-        self.each_head(kb, a, |kb, g, head| {
-            let row = self.row_of(kb, g, a.size);
-            columns(kb, a.size, lanes, |kb, c| {
-                let value = a.query(kb, zero, head, c, lanes);
-                let at = kb.add(row, c);
-                kb.store_vec(self.q, at, value);
-            });
-        });
-        let (group, filled) = (kb.int(a.group), self.params.rows() - a.group);
-        let rest = self.row_of(kb, group, a.size);
-        self.clear_rows(kb, self.q, rest, filled, a.size);
+        let first = self.queries_of(kb, a, zero);
+        self.clear_rows(kb, self.q, first, self.params.sets * self.params.slots, self.params.padded(a.size));
+        self.each_head(kb, a, |kb, g, head| self.load_query(kb, a, g, head));
         let Some(slopes) = self.slopes else { return };
         let zero = kb.int(0);
         let first = self.vector_of(kb, zero);
@@ -293,7 +370,7 @@ impl Item {
             let at = self.slot(kb, g);
             if let Some(slope) = a.slope(kb, head) {
                 for key in 0..self.params.keys() {
-                    let at = kb.add_int(at, key * self.params.slots);
+                    let at = kb.add_int(at, key * self.params.vectors());
                     kb.store(slopes, at, slope);
                 }
             }
@@ -327,7 +404,7 @@ impl Item {
     /// The sum of all weights of a head of the group.
     fn sum_of_weights(&self, kb: &mut KernelBuilder, slot: ExprId) -> ExprId {
         let parts = (0..self.params.keys()).map(|key| {
-            let at = kb.add_int(slot, key * self.params.slots);
+            let at = kb.add_int(slot, key * self.params.vectors());
             kb.load(self.total, at)
         });
         let parts: Vec<ExprId> = parts.collect();

@@ -3,6 +3,7 @@
 //! kernel joins their unfinished sums, as in [`super::decode`].
 
 use super::decode::{Params as Partial, partial_row};
+use super::merge::{cell, largest};
 use super::{HIDDEN, Place, Problem, at_least_zero, ceil_div, most_slices, slices};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, UnOp};
@@ -266,7 +267,7 @@ impl Block<'_> {
             let (p, key) = (kb.add(self.past, position), kb.add(j, i));
             let slope = self.a.slope(kb, head);
             let end = (self.params.slices > 1).then_some(end);
-            let s = self.a.score(kb, s, &Place { p, j: key, slope, prefix: self.prefix, end });
+            let s = self.a.score(kb, s, &Place { p, j: key, slope, prefix: self.prefix, end, shown: false });
             kb.store(self.s, at, s);
         });
     }
@@ -440,22 +441,8 @@ fn joined(
     c: ExprId,
 ) -> ExprId {
     let zero = kb.int(0);
-    let cell = |kb: &mut KernelBuilder, name: &str, value: f64| {
-        let buf = kb.alloc(name, DType::F32, 1, Space::Local);
-        let value = kb.float(value);
-        kb.store(buf, zero, value);
-        buf
-    };
-    let (max, total, sum) = (cell(kb, "max", HIDDEN), cell(kb, "total", 0.0), cell(kb, "sum", 0.0));
-    kb.serial("slice", used, |kb, slice| {
-        let row = partial_row(kb, a, slice, head);
-        let at = kb.add_int(row, a.value_size);
-        let (here, old) = (kb.load(partial, at), kb.load(max, zero));
-        let new = kb.max(here, old);
-        kb.store(max, zero, new);
-    });
-    let most = kb.load(max, zero);
-    let most = kb.let_("most", most);
+    let (total, sum) = (cell(kb, "total", 0.0), cell(kb, "sum", 0.0));
+    let most = largest(kb, a, partial, used, head);
     kb.serial("slice", used, |kb, slice| {
         let row = partial_row(kb, a, slice, head);
         let at = kb.add_int(row, a.value_size);

@@ -27,6 +27,34 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, partial: BufId,
     });
 }
 
+/// The largest of the maxima that the slices left for a head.
+pub(super) fn largest(
+    kb: &mut KernelBuilder,
+    a: &Problem,
+    partial: BufId,
+    used: ExprId,
+    head: ExprId,
+) -> ExprId {
+    let zero = kb.int(0);
+    let max = cell(kb, "max", HIDDEN);
+    kb.serial("slice", used, |kb, slice| {
+        let row = partial_row(kb, a, slice, head);
+        let at = kb.add_int(row, a.value_size);
+        let (here, old) = (kb.load(partial, at), kb.load(max, zero));
+        let new = kb.max(here, old);
+        kb.store(max, zero, new);
+    });
+    let most = kb.load(max, zero);
+    kb.let_("most", most)
+}
+
+/// A variable that begins with `value`.
+pub(super) fn cell(kb: &mut KernelBuilder, name: &str, value: f64) -> BufId {
+    let (buf, zero, value) = (kb.alloc(name, DType::F32, 1, Space::Local), kb.int(0), kb.float(value));
+    kb.store(buf, zero, value);
+    buf
+}
+
 /// Stores the weight of each slice and gives the sum of all weights.
 fn join(
     kb: &mut KernelBuilder,
@@ -37,22 +65,8 @@ fn join(
     head: ExprId,
 ) -> ExprId {
     let zero = kb.int(0);
-    let cell = |kb: &mut KernelBuilder, name: &str, value: f64| {
-        let buf = kb.alloc(name, DType::F32, 1, Space::Local);
-        let value = kb.float(value);
-        kb.store(buf, zero, value);
-        buf
-    };
-    let (max, total) = (cell(kb, "max", HIDDEN), cell(kb, "total", 0.0));
-    kb.serial("slice", used, |kb, slice| {
-        let row = partial_row(kb, a, slice, head);
-        let at = kb.add_int(row, a.value_size);
-        let (here, old) = (kb.load(partial, at), kb.load(max, zero));
-        let new = kb.max(here, old);
-        kb.store(max, zero, new);
-    });
-    let most = kb.load(max, zero);
-    let most = kb.let_("most", most);
+    let total = cell(kb, "total", 0.0);
+    let most = largest(kb, a, partial, used, head);
     kb.serial("slice", used, |kb, slice| {
         let row = partial_row(kb, a, slice, head);
         let at = kb.add_int(row, a.value_size);

@@ -2,13 +2,14 @@
 //! keys. Both products of a tile are small matrix products with their sums in registers: queries times transposed keys,
 //! lanes over keys; weights times values, lanes over columns.
 //!
-//! Keys are transposed and values unpacked once per tile and block, so a tile has many rows; one row of a block of keys
-//! has several vectors of scores, so that its maximum is found once for all of them.
+//! Keys are transposed and values unpacked once per tile and block, so a tile has many rows. Then a few rows at a time, as
+//! many as a register block has, go all the way from scores to sums, so that what they need stays in the first-level
+//! cache: keys and values of a block, and the scores of these rows.
 
 use super::decode::columns;
-use super::product::{Product, transpose};
-use super::{HIDDEN, Place, Problem, at_least_zero, ceil_div, lanes_of};
-use crate::math::exp_below_zero;
+use super::product::transpose;
+use super::rows::Rows;
+use super::{HIDDEN, Keys, Problem, at_least_zero, ceil_div, lanes_of};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
@@ -28,7 +29,7 @@ pub struct Params {
 
 /// Rows of a tile that are aimed at: of many, so that transposing keys costs little beside the products, and of few where
 /// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
-const MANY_ROWS: i64 = 96;
+const MANY_ROWS: i64 = 192;
 const FEW_ROWS: i64 = 48;
 
 impl Params {
@@ -48,42 +49,39 @@ impl Params {
     fn tile_rows(&self, a: &Problem) -> i64 {
         (self.positions * a.group + self.rows - 1) / self.rows * self.rows
     }
-    /// The same, rounded up to whole vectors.
-    fn padded_rows(&self, a: &Problem) -> i64 {
-        let lanes = i64::from(self.lanes);
-        (self.tile_rows(a) + lanes - 1) / lanes * lanes
+    /// Floats of a buffer with a vector for each register block.
+    fn vectors_of_blocks(&self, a: &Problem) -> i64 {
+        self.tile_rows(a) / self.rows * i64::from(self.lanes)
     }
 }
 
 /// A tile's buffers on the stack, and its place.
 #[derive(Clone, Copy)]
-struct Tile<'a> {
-    a: &'a Problem<'a>,
-    params: Params,
+pub(super) struct Tile<'a> {
+    pub(super) a: &'a Problem<'a>,
+    pub(super) params: Params,
     /// `[rows, size]`.
-    q: BufId,
+    pub(super) q: BufId,
     /// Keys of a block, transposed: `[size, keys]`.
-    k: BufId,
+    pub(super) k: BufId,
     /// `[keys, value_size]`.
-    v: BufId,
-    /// Scores, then weights: `[rows, keys]`.
-    s: BufId,
+    pub(super) v: BufId,
+    /// Scores, then weights, of a register block of rows: `[rows, keys]`.
+    pub(super) s: BufId,
     /// `[rows, value_size]`.
-    sums: BufId,
-    /// Running maxima, the largest score of a block, what the change of maxima makes of older sums: `[padded rows]`.
-    max: BufId,
-    most: BufId,
-    factor: BufId,
+    pub(super) sums: BufId,
+    /// Running maxima: a vector for each register block, whose row `r` has lane `r`.
+    pub(super) max: BufId,
     /// Sums of weights, `[rows, lanes]`.
-    total: BufId,
-    head: ExprId,
+    pub(super) total: BufId,
+    pub(super) head: ExprId,
     /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
-    first: ExprId,
-    count: ExprId,
-    past: ExprId,
+    pub(super) first: ExprId,
+    pub(super) count: ExprId,
+    pub(super) past: ExprId,
     /// The last key.
-    last: ExprId,
-    prefix: Option<ExprId>,
+    pub(super) last: ExprId,
+    pub(super) prefix: Option<ExprId>,
 }
 
 /// Writes results to `out: f32[n, heads, value_size]`.
@@ -102,7 +100,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         let first = kb.mul(tile, positions);
         let rest = kb.sub(n, first);
         let count = kb.min(rest, positions);
-        let (rows, padded) = (params.tile_rows(a), params.padded_rows(a));
+        let rows = params.tile_rows(a);
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
@@ -112,11 +110,9 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             q: floats(kb, "q", rows * a.size),
             k: floats(kb, "k", params.keys * a.size),
             v: floats(kb, "v", params.keys * a.value_size),
-            s: floats(kb, "s", rows * params.keys),
+            s: floats(kb, "s", params.rows * params.keys),
             sums: floats(kb, "sums", rows * a.value_size),
-            max: floats(kb, "max", padded),
-            most: floats(kb, "most", padded),
-            factor: floats(kb, "factor", padded),
+            max: floats(kb, "max", params.vectors_of_blocks(a)),
             total: floats(kb, "total", rows * i64::from(params.lanes)),
             head: kb.let_("head", head),
             first: kb.let_("first", first),
@@ -157,11 +153,17 @@ impl Tile<'_> {
             let j = kb.add(start, at);
             let j = kb.let_("j", j);
             self.transpose_keys(kb, j);
-            self.products(kb, j);
-            self.raise_max(kb);
-            self.weigh(kb);
             self.unpack_values(kb, j);
-            self.mix(kb);
+            let shown = self.shown(kb, j);
+            let blocks = self.row_blocks(kb);
+            kb.serial("rows", blocks, |kb, block| {
+                let row = kb.mul_int(block, self.params.rows);
+                let rows = Rows { tile: *self, block, row: kb.let_("row", row) };
+                let best = rows.scores(kb, j, shown);
+                let (max, factors) = rows.raise_max(kb, best);
+                rows.weigh(kb, &max, &factors);
+                rows.mix(kb, &factors);
+            });
         });
     }
 
@@ -210,10 +212,9 @@ impl Tile<'_> {
             clear(kb, self.sums, wide, value_lanes);
             clear(kb, self.total, self.params.lanes.into(), self.params.lanes);
         });
-        columns(kb, self.params.padded_rows(self.a), self.params.lanes, |kb, c| {
+        columns(kb, self.params.vectors_of_blocks(self.a), self.params.lanes, |kb, c| {
             let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, self.params.lanes));
             kb.store_vec(self.max, c, hidden);
-            kb.store_vec(self.most, c, hidden);
         });
     }
 
@@ -282,47 +283,26 @@ impl Tile<'_> {
         });
     }
 
-    /// Scores of a block.
-    fn products(&self, kb: &mut KernelBuilder, j: ExprId) {
-        let (keys, size, lanes) = (self.params.keys, self.a.size, self.params.lanes);
-        let blocks = self.row_blocks(kb);
-        let vectors = self.params.vectors.min(keys / i64::from(lanes));
-        let width = vectors * i64::from(lanes);
-        kb.serial("rows", blocks, |kb, block| {
-            let row = kb.mul_int(block, self.params.rows);
-            let row = kb.let_("row", row);
-            let groups = kb.int(keys / width);
-            kb.serial("keys", groups, |kb, group| {
-                let from = kb.mul_int(group, width);
-                let from = kb.let_("from", from);
-                let extent = kb.int(size);
-                let tile = Product {
-                    a: (self.q, row, size),
-                    b: (self.k, from, keys),
-                    lanes,
-                    rows: self.params.rows,
-                    vectors,
-                };
-                let sums = tile.emit(kb, extent, None);
-                for (r, sums) in sums.into_iter().enumerate() {
-                    let row = kb.add_int(row, r as i64);
-                    let (p, slope) = self.query_of(kb, row);
-                    for (v, s) in sums.into_iter().enumerate() {
-                        let offset = kb.add_int(from, v as i64 * i64::from(lanes));
-                        let key = kb.add(j, offset);
-                        let place = Place { p, j: key, slope, prefix: self.prefix, end: None };
-                        let s = self.a.score(kb, s, &place);
-                        let at = kb.mul_int(row, keys);
-                        let at = kb.add(at, offset);
-                        kb.store_vec(self.s, at, s);
-                    }
-                }
-            });
-        });
+    /// True if every query of the tile sees all keys of the block from `j` on.
+    fn shown(&self, kb: &mut KernelBuilder, j: ExprId) -> ExprId {
+        let first = kb.add(self.past, self.first);
+        let end = kb.add_int(j, self.params.keys - 1);
+        let behind = kb.binary(BinOp::Le, end, first);
+        let shown = match (self.a.keys, self.a.op.window as i64) {
+            (Keys::Sinks, _) => kb.lt(first, first),
+            (Keys::Seen, 0) => behind,
+            (Keys::Seen, window) => {
+                let next = kb.add(first, self.count);
+                let near = kb.add_int(j, window);
+                let near = kb.binary(BinOp::Le, next, near);
+                kb.binary(BinOp::And, behind, near)
+            }
+        };
+        kb.let_("shown", shown)
     }
 
     /// Position in the sequence and slope of a row's query; rows that stand for nothing have those of the last query.
-    fn query_of(&self, kb: &mut KernelBuilder, row: ExprId) -> (ExprId, Option<ExprId>) {
+    pub(super) fn query_of(&self, kb: &mut KernelBuilder, row: ExprId) -> (ExprId, Option<ExprId>) {
         let group = kb.int(self.a.group);
         let most = kb.add_int(self.count, -1);
         let i = kb.div(row, group);
@@ -333,111 +313,6 @@ impl Tile<'_> {
         let (g, head) = (kb.rem(row, group), kb.mul(self.head, group));
         let head = kb.add(head, g);
         (p, self.a.slope(kb, head))
-    }
-
-    /// The vectors of scores of a row.
-    fn scores_of(&self, kb: &mut KernelBuilder, row: ExprId) -> Vec<(ExprId, ExprId)> {
-        let lanes = self.params.lanes;
-        let base = kb.mul_int(row, self.params.keys);
-        (0..self.params.keys / i64::from(lanes))
-            .map(|v| {
-                let at = kb.add_int(base, v * i64::from(lanes));
-                let s = kb.load_vec(self.s, at, lanes);
-                (at, kb.let_("s", s))
-            })
-            .collect()
-    }
-
-    /// New running maxima, and what their change makes of older sums.
-    fn raise_max(&self, kb: &mut KernelBuilder) {
-        let lanes = self.params.lanes;
-        let blocks = self.row_blocks(kb);
-        let rows = kb.mul_int(blocks, self.params.rows);
-        kb.serial("row", rows, |kb, row| {
-            let scores = self.scores_of(kb, row);
-            let most =
-                scores.into_iter().map(|(_, s)| s).reduce(|x, y| kb.max(x, y)).expect("a block has keys");
-            let most = kb.reduce_lanes(BinOp::Max, most);
-            kb.store(self.most, row, most);
-        });
-        columns(kb, self.params.padded_rows(self.a), lanes, |kb, c| {
-            let (old, most) = (kb.load_vec(self.max, c, lanes), kb.load_vec(self.most, c, lanes));
-            let old = kb.let_("old", old);
-            let max = kb.max(old, most);
-            let max = kb.let_("max", max);
-            let fallen = kb.sub(old, max);
-            let factor = exp_below_zero(kb, fallen);
-            kb.store_vec(self.factor, c, factor);
-            kb.store_vec(self.max, c, max);
-        });
-    }
-
-    /// Scores to weights, and their sums.
-    fn weigh(&self, kb: &mut KernelBuilder) {
-        let lanes = self.params.lanes;
-        let blocks = self.row_blocks(kb);
-        let rows = kb.mul_int(blocks, self.params.rows);
-        kb.serial("row", rows, |kb, row| {
-            let (max, factor) = (kb.load(self.max, row), kb.load(self.factor, row));
-            let (max, factor) = (kb.let_("max", max), kb.let_("factor", factor));
-            let at = kb.mul_int(row, lanes.into());
-            let total = kb.load_vec(self.total, at, lanes);
-            let mut total = kb.mul(total, factor);
-            for (at, s) in self.scores_of(kb, row) {
-                let below = kb.sub(s, max);
-                let weight = exp_below_zero(kb, below);
-                let weight = kb.let_("weight", weight);
-                kb.store_vec(self.s, at, weight);
-                total = kb.add(total, weight);
-            }
-            kb.store_vec(self.total, at, total);
-        });
-    }
-
-    /// Adds the weighted values of a block to the sums, as many columns at a time as registers have room for.
-    fn mix(&self, kb: &mut KernelBuilder) {
-        let size = self.a.value_size;
-        let lanes = i64::from(lanes_of(size, self.params.lanes));
-        let all = size / lanes;
-        let passes = (all + self.params.vectors - 1) / self.params.vectors;
-        let vectors = (all + passes - 1) / passes;
-        let (full, rest) = (all / vectors, all % vectors);
-        let blocks = self.row_blocks(kb);
-        kb.serial("rows", blocks, |kb, block| {
-            let row = kb.mul_int(block, self.params.rows);
-            let row = kb.let_("row", row);
-            let groups = kb.int(full);
-            kb.serial("columns", groups, |kb, group| {
-                let from = kb.mul_int(group, vectors * lanes);
-                let from = kb.let_("from", from);
-                self.mix_columns(kb, row, from, vectors);
-            });
-            if rest > 0 {
-                let from = kb.int(full * vectors * lanes);
-                self.mix_columns(kb, row, from, rest);
-            }
-        });
-    }
-
-    /// `vectors` vectors of columns from `from` on, for a register block of rows.
-    fn mix_columns(&self, kb: &mut KernelBuilder, row: ExprId, from: ExprId, vectors: i64) {
-        let (size, keys) = (self.a.value_size, self.params.keys);
-        let lanes = lanes_of(size, self.params.lanes);
-        let extent = kb.int(keys);
-        let tile = Product {
-            a: (self.s, row, keys),
-            b: (self.v, from, size),
-            lanes,
-            rows: self.params.rows,
-            vectors,
-        };
-        let sums = tile.emit(kb, extent, Some((self.sums, self.factor)));
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (v, sum) in sums.into_iter().enumerate() {
-                let at = tile.place(kb, (r as i64, v as i64), size);
-                kb.store_vec(self.sums, at, sum);
-            }
-        }
     }
 
     fn store(&self, kb: &mut KernelBuilder, out: BufId) {

@@ -15,20 +15,21 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// Place of a vector of the block in a matrix with rows of `width`.
-    pub fn place(&self, kb: &mut KernelBuilder, (r, v): (i64, i64), width: i64) -> ExprId {
-        let row = kb.add_int(self.a.1, r);
-        let at = kb.mul_int(row, width);
+    /// Place of a vector of the block in a matrix with the columns of `b`, whose row `first` is the block's first.
+    pub fn place(&self, kb: &mut KernelBuilder, first: ExprId, (r, v): (i64, i64)) -> ExprId {
+        let row = kb.add_int(first, r);
+        let at = kb.mul_int(row, self.b.2);
         let column = kb.add_int(self.b.1, v * i64::from(self.lanes));
         kb.add(at, column)
     }
 
-    /// The sums by row and vector, over `0..extent`; on top of those in `start` times the factors of the rows.
+    /// The sums by row and vector, over `0..extent`; on top of those in `start` (buffer, first row) times the factors of
+    /// the rows.
     pub fn emit(
         &self,
         kb: &mut KernelBuilder,
         extent: ExprId,
-        start: Option<(BufId, BufId)>,
+        start: Option<(BufId, ExprId, &[ExprId])>,
     ) -> Vec<Vec<ExprId>> {
         let (lanes, zero) = (self.lanes, kb.int(0));
         let mut sums: Vec<Vec<BufId>> = Vec::new();
@@ -38,12 +39,10 @@ impl Product {
                 let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
                 let value = match start {
                     None => kb.constant(0.0, Ty::vector(DType::F32, lanes)),
-                    Some((old, factor)) => {
-                        let row = kb.add_int(self.a.1, r);
-                        let factor = kb.load(factor, row);
-                        let at = self.place(kb, (r, v), self.b.2);
+                    Some((old, first, factors)) => {
+                        let at = self.place(kb, first, (r, v));
                         let old = kb.load_vec(old, at, lanes);
-                        kb.mul(old, factor)
+                        kb.mul(old, factors[r as usize])
                     }
                 };
                 kb.store_vec(sum, zero, value);
@@ -100,4 +99,32 @@ pub(super) fn transpose(kb: &mut KernelBuilder, mut rows: Vec<ExprId>) -> Vec<Ex
         half /= 2;
     }
     rows
+}
+
+/// Joins the lanes of each part of as many lanes as there are vectors by `op`: lane `i` of a part of the result is what that
+/// part of vector `i` gives. Vectors that are `None` give anything that `nothing` gives.
+pub(super) fn join_each(
+    kb: &mut KernelBuilder,
+    vectors: Vec<Option<ExprId>>,
+    nothing: ExprId,
+    op: impl Fn(&mut KernelBuilder, ExprId, ExprId) -> ExprId,
+) -> ExprId {
+    let lanes = kb.ty(nothing).lanes;
+    let mut vectors: Vec<ExprId> = vectors.into_iter().map(|v| v.unwrap_or(nothing)).collect();
+    // Each round joins pairs of vectors and halves the lanes that belong to one result. The one operand is a choice of lanes
+    // in place (a blend, which every vector unit executes), only the other an exchange.
+    while vectors.len() > 1 {
+        let half = vectors.len() as u32 / 2;
+        let upper = vectors.split_off(half as usize);
+        let low = |l: u32| l & half == 0;
+        let stay: Vec<u32> = (0..lanes).map(|l| if low(l) { l } else { lanes + l }).collect();
+        let cross: Vec<u32> = (0..lanes).map(|l| if low(l) { l + half } else { lanes + l - half }).collect();
+        for (a, b) in vectors.iter_mut().zip(upper) {
+            let x = kb.shuffle(*a, Some(b), stay.clone());
+            let y = kb.shuffle(*a, Some(b), cross.clone());
+            let joined = op(kb, x, y);
+            *a = kb.let_("joined", joined);
+        }
+    }
+    vectors[0]
 }

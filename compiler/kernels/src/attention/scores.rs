@@ -1,0 +1,153 @@
+//! Scores of a block of keys with all query heads of a key head, for decode attention.
+//!
+//! A vector of products holds a few columns (a part of a row) of several heads: the same part of a row of keys, broadcast
+//! from memory, meets the queries of all of them. So only the few columns of a part are left to be added up over lanes, by
+//! a short tree of exchanges that gives one vector with the scores of some keys with all heads.
+
+use super::block::Block;
+use super::decode::columns;
+use super::product::join_each;
+use super::{HIDDEN, Place, ceil_div, lanes_of, larger};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
+use mlcc_ir::types::DType;
+
+impl Block<'_> {
+    /// Stores the scores of all keys; gives the largest of each lane.
+    pub(super) fn scores(&self, kb: &mut KernelBuilder, set: ExprId) -> ExprId {
+        let (lanes, zero) = (self.lanes(), kb.int(0));
+        let best = kb.alloc("best", DType::F32, lanes as usize, Space::Local);
+        let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, lanes));
+        kb.store_vec(best, zero, hidden);
+        let slope = self.item.slopes.map(|slopes| {
+            let at = self.item.vector_of(kb, set);
+            let slope = kb.load_vec(slopes, at, lanes);
+            kb.let_("slope", slope)
+        });
+        let params = self.item.params;
+        let together = kb.int(params.together());
+        let steps = ceil_div(kb, self.count, together);
+        kb.serial("step", steps, |kb, i| {
+            let offset = kb.mul(i, together);
+            let offset = kb.let_("offset", offset);
+            self.unpack(kb, offset);
+            let sums = self.products(kb, set, offset);
+            let (vectors, keys) = (params.together() / params.keys(), params.keys() as usize);
+            for (w, of_vector) in (0..vectors).zip(sums.chunks(keys)) {
+                let products = of_vector.iter().flatten().copied().collect();
+                let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+                let mut s = join_each(kb, products, nothing, |kb, a, b| kb.add(a, b));
+                let first = kb.add_int(offset, w * params.keys());
+                if let Some(scales) = self.scales(kb, self.a.key.1, first) {
+                    s = kb.mul(s, scales);
+                }
+                let j = self.key_of_lane(kb, first);
+                let place = Place {
+                    p: self.item.last,
+                    j,
+                    slope,
+                    prefix: self.item.prefix,
+                    end: Some(self.item.end),
+                    shown: false,
+                };
+                let s = self.a.score(kb, s, &place);
+                let s = kb.let_("s", s);
+                let at = kb.mul_int(i, vectors * i64::from(lanes));
+                let at = kb.add_int(at, w * i64::from(lanes));
+                kb.store_vec(self.item.weights, at, s);
+                let old = kb.load_vec(best, zero, lanes);
+                let new = larger(kb, old, s);
+                kb.store_vec(best, zero, new);
+            }
+        });
+        let best = kb.load_vec(best, zero, lanes);
+        kb.let_("best", best)
+    }
+
+    /// The key that a lane of a vector of scores stands for, the first being `offset` of the block: `i32`.
+    fn key_of_lane(&self, kb: &mut KernelBuilder, offset: ExprId) -> ExprId {
+        let params = self.item.params;
+        let key = kb.add(self.first, offset);
+        let key = kb.cast(key, DType::I32);
+        let (zero, one) = (kb.int_of(0, DType::I32), kb.int_of(1, DType::I32));
+        let lane = kb.ramp(zero, one, self.lanes());
+        let within = kb.int_of(params.part() - 1, DType::I32);
+        let lane = kb.binary(BinOp::And, lane, within);
+        let shift = kb.int_of(params.vectors().trailing_zeros().into(), DType::I32);
+        let offset = kb.binary(BinOp::Shr, lane, shift);
+        kb.add(offset, key)
+    }
+
+    /// Rows of the keys of a step, from number `offset` of the block on, as f32. What older rows leave behind the last key
+    /// is hidden.
+    fn unpack(&self, kb: &mut KernelBuilder, offset: ExprId) {
+        let (params, size) = (self.item.params, self.a.size);
+        let (lanes, padded) = (lanes_of(size, params.lanes), params.padded(size));
+        let (together, rest) = (kb.int(params.together()), kb.sub(self.count, offset));
+        let count = kb.min(together, rest);
+        kb.serial("i", count, |kb, i| {
+            let number = kb.add(offset, i);
+            let row = kb.add(self.first, number);
+            let start = kb.mul_int(i, padded);
+            columns(kb, size, lanes, |kb, c| {
+                let value = self.a.row(kb, self.a.key.0, row, self.item.head, c, lanes);
+                let at = kb.add(start, c);
+                kb.store_vec(self.item.rows, at, value);
+            });
+        });
+    }
+
+    /// Products of the keys of a step (from number `offset` of the block on) with all heads, by key and vector of heads; `None` where no head is.
+    fn products(&self, kb: &mut KernelBuilder, set: ExprId, offset: ExprId) -> Vec<Vec<Option<ExprId>>> {
+        let params = self.item.params;
+        let (lanes, part, zero) = (params.lanes, params.part(), kb.int(0));
+        let padded = params.padded(self.a.size);
+        let used = (params.heads + params.across() - 1) / params.across();
+        let sum = |kb: &mut KernelBuilder| {
+            let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
+            let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+            kb.store_vec(sum, zero, nothing);
+            sum
+        };
+        let sums: Vec<Vec<BufId>> =
+            (0..params.together()).map(|_| (0..used).map(|_| sum(kb)).collect()).collect();
+        let queries = self.item.queries_of(kb, self.a, set);
+        let parts = kb.int(padded / part);
+        let asked = kb.mul_int(offset, self.a.size);
+        kb.serial("part", parts, |kb, c| {
+            let (width, size) = (part * params.together(), kb.int(self.a.size));
+            let at = kb.mul_int(c, width);
+            let (key, column) = (kb.div(at, size), kb.rem(at, size));
+            let (at, key) = (kb.add(asked, at), kb.add(offset, key));
+            self.ahead(kb, params.ahead[0], at, (key, column), width);
+            let from = kb.mul_int(c, i64::from(lanes));
+            let from = kb.add(queries, from);
+            let q: Vec<ExprId> = (0..used)
+                .map(|v| {
+                    let at = kb.add_int(from, v * params.across() * padded);
+                    let q = kb.load_vec(self.item.q, at, lanes);
+                    kb.let_("q", q)
+                })
+                .collect();
+            let c = kb.mul_int(c, part);
+            for (i, of_key) in (0..).zip(&sums) {
+                let at = kb.add_int(c, i * padded);
+                let k = params.spread(kb, self.item.rows, at);
+                let k = kb.let_("k", k);
+                for (&q, &sum) in q.iter().zip(of_key) {
+                    let old = kb.load_vec(sum, zero, lanes);
+                    let new = kb.fma(q, k, old);
+                    kb.store_vec(sum, zero, new);
+                }
+            }
+        });
+        let product = |kb: &mut KernelBuilder, sum: Option<&BufId>| {
+            sum.map(|&sum| {
+                let sum = kb.load_vec(sum, zero, lanes);
+                kb.let_("product", sum)
+            })
+        };
+        let all = 0..params.vectors() as usize;
+        sums.iter().map(|of_key| all.clone().map(|v| product(kb, of_key.get(v))).collect()).collect()
+    }
+}
