@@ -97,7 +97,7 @@ fn access(arg: &Arg, repeat: Repeat, plan: &EntryPlan, memory: &MemoryPlan) -> O
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
     let each = repeat == Repeat::EachSequence;
     let partition = arg.partition.clone().filter(|_| repeat != Repeat::EachWorker);
-    watched.then(|| Touch { place, end, write, partition, each })
+    watched.then_some(Touch { place, end, write, partition, each })
 }
 
 fn conflict(old: &Touch, new: &Touch) -> bool {
