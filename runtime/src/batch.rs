@@ -129,7 +129,7 @@ impl Batch {
         unsafe { cpu::run(&self.model, Step::DecodeBatch, entry, &mut ctx, self.trace.as_deref_mut()) }?;
         let logits = &self.logits.as_floats()[..n * vocab];
         for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
-            session.leave_batch(row);
+            session.leave_batch(row)?;
         }
         Ok(logits)
     }

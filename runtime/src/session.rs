@@ -469,21 +469,19 @@ impl Session {
         match &mut self.memory {
             Memory::Cpu(cpu) => cpu.join_batch(self.rows),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(_) => {
-                let (path, entry) = (self.model.artifact().path().to_path_buf(), Step::DecodeBatch.name());
-                Err(Error::MissingEntry { path, entry })
-            }
+            Memory::Cuda(_) => Err(no_batches(&self.model)),
         }
     }
 
     /// Counts the token that a batch has fed, whose logits are these.
-    pub(crate) fn leave_batch(&mut self, logits: &[f32]) {
+    pub(crate) fn leave_batch(&mut self, logits: &[f32]) -> Result<()> {
         match &mut self.memory {
             Memory::Cpu(cpu) => cpu.leave_batch(&self.model, logits),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(_) => unreachable!("refused by join_batch"),
+            Memory::Cuda(_) => return Err(no_batches(&self.model)),
         }
         self.rows += 1;
+        Ok(())
     }
 
     fn chunk_logits(&self, n: usize) -> &[f32] {
@@ -509,4 +507,10 @@ impl Model {
     pub fn tokenizer(&self) -> Option<&[u8]> {
         self.section(section::TOKENIZER)
     }
+}
+
+/// What a device says that has no steps for several sequences.
+#[cfg(feature = "cuda")]
+fn no_batches(model: &Model) -> Error {
+    Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry: Step::DecodeBatch.name() }
 }

@@ -61,6 +61,7 @@ fn main() {
             Some(("rows", v)) => params.rows = v.split('.').map(|v| number(v) as u32).collect(),
             Some(("tiles", v)) => params.tiles = number(v) as u32,
             Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
+            Some(("few", v)) => params.few = number(v) as u32,
             Some(("unroll", v)) => params.unroll = number(v) as u32,
             Some(("group", v)) => problem.group = number(v),
             Some(("object", v)) => object = Some(v.to_string()),

@@ -21,7 +21,7 @@ pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 
 use crate::params::MatMulParams;
 use block::{Block, Rows};
-use few_rows::{FEW_BLOCKS, Shares};
+use few_rows::{FewRows, Passes, runs, total};
 use float_strip::FloatBlocks;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
@@ -275,67 +275,48 @@ fn rows_of_slice(
     (first, count): (ExprId, ExprId),
     epilogue: &mut Epilogue,
 ) {
+    let runs = runs(kb, params, (first, count));
     let none = kb.int(0);
-    let (mut done, mut passes) = (none, none);
-    let shares = shares(kb, spec, params, slice, count);
-    for (i, &rows) in params.rows.iter().enumerate() {
-        let left = kb.sub(count, done);
-        let by = kb.int(rows.into());
-        let blocks = kb.div(left, by);
-        let before = kb.add(first, done);
-        let before = kb.let_("before", before);
-        let mut interleaved = false;
-        let mut one_by_one = blocks;
-        if let (Activation::Codes(codes), Weight::Packed(format), 0, 2..) =
-            (spec.activation, spec.weight, i, rows)
-        {
-            assert_eq!(codes.block, rows, "codes come in blocks of other sizes than the product takes");
-            let few = kb.int(FEW_BLOCKS);
-            let many = kb.lt(few, blocks);
-            let all = Blocks { spec, params, lookup, slice, format, codes, first: before, count: blocks };
-            kb.if_(many, |kb| all.emit(kb, epilogue));
-            one_by_one = kb.select(many, none, blocks);
-            interleaved = true;
+    let one = kb.int(1);
+    let mut one_by_one: Vec<ExprId> = runs.iter().map(|r| r.blocks).collect();
+    if let (Activation::Codes(codes), Weight::Packed(format), [block, _, ..]) =
+        (spec.activation, spec.weight, params.rows.as_slice())
+    {
+        assert_eq!(codes.block, *block, "codes come in blocks of other sizes than the product takes");
+        let passes = total(kb, &runs);
+        let most = kb.int(params.few.into());
+        let many = kb.lt(most, count);
+        let many = kb.let_("many", many);
+        let all = Blocks { spec, params, lookup, slice, format, codes, first, count: runs[0].blocks };
+        kb.if_(many, |kb| all.emit(kb, epilogue));
+        let together = kb.select(many, none, passes);
+        let few = kb.lt(one, together);
+        let few = kb.let_("few", few);
+        let together = FewRows { spec, params, lookup, slice, format, codes, runs: &runs };
+        kb.if_(few, |kb| together.emit(kb, epilogue));
+        one_by_one[0] = kb.select(many, none, one_by_one[0]);
+        for blocks in &mut one_by_one {
+            *blocks = kb.select(few, none, *blocks);
         }
-        if let (Some(plain), 0) = (float_strip::in_pieces(spec, params), i) {
-            let few = kb.int(float_strip::FEW_BLOCKS);
-            let many = kb.lt(few, blocks);
-            let all = FloatBlocks { spec, params, lookup, slice, plain, first: before, count: blocks };
-            kb.if_(many, |kb| all.emit(kb, epilogue));
-            one_by_one = kb.select(many, none, blocks);
-        }
-        kb.serial("block", one_by_one, |kb, b| {
-            let offset = kb.mul(b, by);
-            let row = kb.add(before, offset);
+    }
+    if let Some(plain) = float_strip::in_pieces(spec, params) {
+        let few = kb.int(float_strip::FEW_BLOCKS);
+        let blocks = one_by_one[0];
+        let many = kb.lt(few, blocks);
+        let all = FloatBlocks { spec, params, lookup, slice, plain, first, count: blocks };
+        kb.if_(many, |kb| all.emit(kb, epilogue));
+        one_by_one[0] = kb.select(many, none, blocks);
+    }
+    for (i, (run, blocks)) in runs.iter().zip(one_by_one).enumerate() {
+        let codes = matches!(spec.activation, Activation::Codes(_));
+        kb.serial("block", blocks, |kb, b| {
+            let offset = kb.mul_int(b, run.rows.into());
+            let row = kb.add(run.first, offset);
             let row = kb.let_("row", row);
-            let pass = kb.add(passes, b);
-            let ahead = shares.map(|s| s.of(kb, pass));
-            let rows = Rows { interleaved, ahead, ..Rows::plain(row, rows) };
+            let interleaved = codes && i == 0 && run.rows > 1;
+            let passes = codes.then_some(Passes { block: none, blocks: one });
+            let rows = Rows { interleaved, passes, ..Rows::plain(row, run.rows) };
             Block::new(kb, spec, params, lookup, slice, rows).emit(kb, epilogue);
         });
-        let here = kb.mul(blocks, by);
-        done = kb.add(done, here);
-        passes = kb.add(passes, blocks);
     }
-}
-
-/// What the passes of `count` rows over a slice ask for, where they read integers.
-fn shares(
-    kb: &mut KernelBuilder,
-    spec: &MatMul,
-    params: &MatMulParams,
-    slice: Slice,
-    count: ExprId,
-) -> Option<Shares> {
-    let (Activation::Codes(_), Weight::Packed(format)) = (spec.activation, spec.weight) else { return None };
-    let none = kb.int(0);
-    let (mut left, mut passes) = (count, none);
-    for &rows in &params.rows {
-        let by = kb.int(rows.into());
-        let blocks = kb.div(left, by);
-        let taken = kb.mul(blocks, by);
-        left = kb.sub(left, taken);
-        passes = kb.add(passes, blocks);
-    }
-    Shares::new(kb, spec, params, format, slice, passes)
 }

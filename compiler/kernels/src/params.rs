@@ -3,6 +3,7 @@
 use crate::contraction::Activation;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::{DType, Format};
+use mlcc_quant::TILE;
 use mlcc_target::{Arch, Level};
 use std::collections::BTreeSet;
 
@@ -109,8 +110,10 @@ pub struct MatMulParams {
     pub bf16_dot: Option<InstrId>,
     /// How many bytes ahead weights are asked for, and with which instruction; for weights that stream from memory.
     pub prefetch: Option<(InstrId, u32)>,
-    /// Asks for the weights of the next slice while those of this one are worked on; for integer products of many rows.
-    pub ahead: Option<InstrId>,
+    /// For integer products of several rows: asks for weights before their use, with few rows by so many groups ahead.
+    pub ahead: Option<(InstrId, u32)>,
+    /// Most rows of integer products that pass by the weights together; more take strips of many columns.
+    pub few: u32,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
 }
@@ -118,6 +121,11 @@ pub struct MatMulParams {
 /// Activation rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the second-level
 /// cache between the pieces of long rows.
 const CHUNK: u32 = 256;
+
+/// Groups that integer products of few rows ask for in advance.
+const AHEAD: u32 = 8;
+/// Rows of integer products whose sums stay in the first-level cache; with more, weights are better unpacked once.
+const FEW_ROWS: u32 = 24;
 
 /// Parameters for a machine. `single_row`: the contraction is a matvec (decode).
 pub fn choose(
@@ -148,9 +156,40 @@ pub fn choose(
         lookup,
         bf16_dot,
         prefetch: prefetch.filter(|_| single_row).map(|instr| (instr, 4096)),
-        ahead: prefetch.filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
+        ahead: prefetch
+            .filter(|_| !single_row && matches!(activation, Activation::Codes(_)))
+            .map(|instr| (instr, AHEAD)),
+        few: FEW_ROWS,
         chunk: (activation != Activation::BF16 && !single_row).then_some(CHUNK),
     }
+}
+
+/// Bytes of plain weights that stay in the second-level cache while all rows pass by.
+const SMALL: usize = 256 * 1024;
+
+impl MatMulParams {
+    /// The same for weights of `n` rows and `k` columns, where that calls for something else.
+    pub fn for_shape(mut self, weight: DType, n: usize, k: usize) -> MatMulParams {
+        self.tiles = even_tiles(self.tiles, n.div_ceil(TILE) as u32);
+        let bytes = weight.bytes().map(|size| n * k * size);
+        if self.rows.len() > 1 && bytes.is_some_and(|b| b <= SMALL) {
+            // Long rows of results one after the other, not a few columns of all rows: those would be in as many pages.
+            self.chunk = Some(BLOCKS_PER_CHUNK * self.rows[0]);
+        }
+        self
+    }
+}
+
+/// Blocks of rows that share a slice of small weights from the first-level cache.
+const BLOCKS_PER_CHUNK: u32 = 3;
+
+/// At most `most` tiles per slice, fewer where that makes an even number of equal slices out of the few that there are.
+fn even_tiles(most: u32, tiles: u32) -> u32 {
+    if tiles >= 4 * most {
+        return most;
+    }
+    let even = |t: &u32| tiles.is_multiple_of(*t) && (tiles / t).is_multiple_of(2);
+    (1..=most).rev().find(even).unwrap_or(most)
 }
 
 /// Activation rows that the codes of integer activations interleave (see `contraction::Codes`) for products with more

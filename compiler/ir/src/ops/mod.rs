@@ -167,6 +167,19 @@ pub struct OpError {
     pub message: String,
 }
 
+/// Ops that share their shape rules, one file of this folder each.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Family<'a> {
+    Structure,
+    Elementwise,
+    Movement,
+    Contraction,
+    Norm,
+    Attention(&'a Attention),
+    Experts,
+    Quant,
+}
+
 /// What an op computes.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Meaning {
@@ -238,39 +251,34 @@ impl Op {
 
     /// Types of the outputs, or what is wrong with the inputs.
     pub fn infer(&self, module: &Module, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
-        match self {
-            Op::Param(_)
-            | Op::StateRead(_)
-            | Op::StateWrite(_)
-            | Op::CacheAppend(_)
-            | Op::SequenceSplit
-            | Op::SequenceJoin
-            | Op::Call(_)
-            | Op::Scan { .. } => structure::infer(self, module, inputs),
-            Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
-                elementwise::infer(self, inputs)
-            }
-            Op::Iota { .. }
-            | Op::Reshape { .. }
-            | Op::Permute { .. }
-            | Op::Slice { .. }
-            | Op::Concat { .. }
-            | Op::Gather => movement::infer(self, inputs),
-            Op::MatMul { .. } | Op::Reduce { .. } => contraction::infer(self, inputs),
-            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => norm::infer(self, inputs),
-            Op::Attention(a) => attention::infer(self, a, inputs),
-            Op::TopK { .. } | Op::MatMulExperts { .. } => experts::infer(self, inputs),
-            Op::Dequantize
-            | Op::GroupScale { .. }
-            | Op::GroupQuantize { .. }
-            | Op::GroupSum { .. }
-            | Op::QuantizeRows { .. }
-            | Op::MatMulI8 { .. } => quant::infer(self, inputs),
+        match self.family() {
+            Family::Structure => structure::infer(self, module, inputs),
+            Family::Elementwise => elementwise::infer(self, inputs),
+            Family::Movement => movement::infer(self, inputs),
+            Family::Contraction => contraction::infer(self, inputs),
+            Family::Norm => norm::infer(self, inputs),
+            Family::Attention(a) => attention::infer(self, a, inputs),
+            Family::Experts => experts::infer(self, inputs),
+            Family::Quant => quant::infer(self, inputs),
         }
     }
 
     /// The meaning for inputs of these (valid) types.
     pub fn meaning(&self, inputs: &[&TensorType]) -> Meaning {
+        match self.family() {
+            Family::Structure => Meaning::Structural,
+            Family::Elementwise => Meaning::Compute(vec![elementwise::compute(self, inputs)]),
+            Family::Movement => Meaning::Compute(vec![movement::compute(self, inputs)]),
+            Family::Contraction => Meaning::Compute(vec![contraction::compute(self, inputs)]),
+            Family::Norm | Family::Attention(_) => Meaning::Decompose,
+            Family::Experts => Meaning::Compute(experts::compute(self, inputs)),
+            Family::Quant if matches!(self, Op::QuantizeRows { .. }) => Meaning::Decompose,
+            Family::Quant => Meaning::Compute(vec![quant::compute(self, inputs)]),
+        }
+    }
+
+    /// The ops that share shape rules: those of one file of this folder.
+    pub fn family(&self) -> Family<'_> {
         match self {
             Op::Param(_)
             | Op::StateRead(_)
@@ -279,27 +287,26 @@ impl Op {
             | Op::SequenceSplit
             | Op::SequenceJoin
             | Op::Call(_)
-            | Op::Scan { .. } => Meaning::Structural,
+            | Op::Scan { .. } => Family::Structure,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
-                Meaning::Compute(vec![elementwise::compute(self, inputs)])
+                Family::Elementwise
             }
             Op::Iota { .. }
             | Op::Reshape { .. }
             | Op::Permute { .. }
             | Op::Slice { .. }
             | Op::Concat { .. }
-            | Op::Gather => Meaning::Compute(vec![movement::compute(self, inputs)]),
-            Op::MatMul { .. } | Op::Reduce { .. } => {
-                Meaning::Compute(vec![contraction::compute(self, inputs)])
-            }
-            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax | Op::Attention(_) => Meaning::Decompose,
-            Op::TopK { .. } | Op::MatMulExperts { .. } => Meaning::Compute(experts::compute(self, inputs)),
+            | Op::Gather => Family::Movement,
+            Op::MatMul { .. } | Op::Reduce { .. } => Family::Contraction,
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => Family::Norm,
+            Op::Attention(a) => Family::Attention(a),
+            Op::TopK { .. } | Op::MatMulExperts { .. } => Family::Experts,
             Op::Dequantize
             | Op::GroupScale { .. }
             | Op::GroupQuantize { .. }
             | Op::GroupSum { .. }
-            | Op::MatMulI8 { .. } => Meaning::Compute(vec![quant::compute(self, inputs)]),
-            Op::QuantizeRows { .. } => Meaning::Decompose,
+            | Op::QuantizeRows { .. }
+            | Op::MatMulI8 { .. } => Family::Quant,
         }
     }
 

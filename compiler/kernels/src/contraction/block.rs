@@ -1,6 +1,6 @@
 //! One slice of the weights against a few activation rows: the register block of the CPU contractions.
 
-use super::few_rows::Ahead;
+use super::few_rows::Passes;
 use super::float_strip::FloatStrip;
 use super::strip::Strip;
 use super::{Activation, CACHE_LINE, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight};
@@ -26,8 +26,8 @@ pub(super) struct Block<'a> {
     pub strip: Option<Strip>,
     /// Converted float weights, where there are any.
     pub floats: Option<FloatStrip>,
-    /// What to ask for of the weights that come next.
-    pub ahead: Option<Ahead>,
+    /// Where the weights that come next are asked for.
+    pub passes: Option<Passes>,
     /// Partial sums per accumulator.
     pub chains: u32,
     /// `[chains][rows][16 tiles]` f32, in registers.
@@ -42,13 +42,13 @@ pub(super) struct Rows {
     pub interleaved: bool,
     pub strip: Option<Strip>,
     pub floats: Option<FloatStrip>,
-    pub ahead: Option<Ahead>,
+    pub passes: Option<Passes>,
 }
 
 impl Rows {
     /// Rows in their order, which read the weights as they are.
     pub fn plain(first: ExprId, count: u32) -> Rows {
-        Rows { first, count, interleaved: false, strip: None, floats: None, ahead: None }
+        Rows { first, count, interleaved: false, strip: None, floats: None, passes: None }
     }
 }
 
@@ -68,7 +68,7 @@ impl<'a> Block<'a> {
         let kept = if matches!(spec.weight, Weight::Plain(_)) { chains } else { 1 };
         let length = (kept * rows.count * slice.tiles) as usize * TILE;
         let acc = kb.alloc("acc", DType::F32, length, Space::Local);
-        let Rows { first: row, count, interleaved, strip, floats, ahead } = rows;
+        let Rows { first: row, count, interleaved, strip, floats, passes } = rows;
         let block = Block {
             spec,
             params,
@@ -79,7 +79,7 @@ impl<'a> Block<'a> {
             interleaved,
             strip,
             floats,
-            ahead,
+            passes,
             chains,
             acc,
         };

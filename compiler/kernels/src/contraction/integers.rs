@@ -9,6 +9,7 @@
 //! share of the dot peak is at most 8 / (8 + 2 + 32 / group): 78 % with groups of 128, 73 % with groups of 32.
 
 use super::block::Block;
+use super::few_rows::Ahead;
 use super::{Codes, GROUP};
 use crate::params::IntDot;
 use mlcc_ir::builder::KernelBuilder;
@@ -56,7 +57,11 @@ impl Block<'_> {
                 let left = kb.sub(all, first);
                 count = kb.min(count, left);
             }
+            let ahead = Ahead::new(kb, self, format, per_scale, first);
             kb.serial("g", count, |kb, g| {
+                if let Some(ahead) = ahead {
+                    ahead.prefetch(kb, self.spec, g);
+                }
                 let g = kb.add(first, g);
                 self.add_group(kb, format, codes, g);
             });
@@ -83,7 +88,6 @@ impl Block<'_> {
     fn add_group(&self, kb: &mut KernelBuilder, format: Format, codes: Codes, g: ExprId) {
         let g = kb.let_("group", g);
         self.prefetch_group(kb, format, g);
-        self.prefetch_ahead(kb, g);
         let totals = self.group_totals(kb, format, codes, g);
         let scales: Vec<ExprId> = (0..self.parts()).map(|p| self.weight_scales(kb, format, g, p)).collect();
         self.each(|r, part| {

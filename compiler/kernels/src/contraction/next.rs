@@ -46,7 +46,7 @@ impl Next {
         piece: Piece,
         blocks: ExprId,
     ) -> Option<Next> {
-        let instr = params.ahead?;
+        let (instr, _) = params.ahead?;
         let (tile, tiles) = (piece.tile, slice.tiles);
         let run = piece.run.min(tile);
         let after = kb.add_int(slice.first, tiles.into());

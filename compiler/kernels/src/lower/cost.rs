@@ -5,7 +5,7 @@ use super::group::value_bytes;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::module::Module;
-use mlcc_ir::ops::Op;
+use mlcc_ir::ops::{Attention, Family, Op};
 use mlcc_ir::types::{DType, Packing};
 
 /// The arithmetic that most operations of a kernel are done in.
@@ -83,54 +83,53 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
     let results = || node.outputs.first().map_or(Dim::from(0), |&v| f.ty(v).elements());
     let operand = |i: usize| node.inputs.get(i).map_or(Dim::from(0), |&v| f.ty(v).elements());
     let depth = || f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const).unwrap_or(0);
-    match &node.op {
-        Op::MatMul { .. } | Op::MatMulExperts { .. } => results().scale(2 * depth()),
-        Op::MatMulI8 { .. } => {
-            // Two planes of bytes hold 16 bits.
-            let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
-            let k = f.ty(node.inputs[node.inputs.len() - 1]).dims[1].as_const().unwrap_or(0);
-            results().scale(2 * planes * k)
-        }
-        Op::Attention(a) => {
-            let (q, keys, values) = (f.ty(node.inputs[0]), f.ty(node.inputs[1]), f.ty(node.inputs[2]));
-            let (n, t) = (&q.dims[0], &keys.dims[0]);
-            // Query i sees t - n + 1 + i keys.
-            let seen = match a.window {
-                0 => n.product(t).sub(&n.product(&n.sub(&Dim::from(1))).floor_div(2)),
-                window => n.product(&t.minimum(&Dim::from(window as i64))),
-            };
-            let size = |dims: &[Dim]| dims[2].as_const().unwrap_or(0);
-            let heads = q.dims[1].as_const().unwrap_or(0);
-            seen.scale(2 * heads * (size(&keys.dims) + size(&values.dims)))
-        }
-        Op::Scan { body, carries, .. } => {
-            let body = &module.functions[*body];
-            let once = body.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, body, n)));
-            let length = node.inputs.get(*carries).and_then(|&v| f.ty(v).dims.first().cloned());
-            once.product(&length.unwrap_or(Dim::from(1)))
-        }
-        Op::Reduce { .. } | Op::TopK { .. } => operand(0),
-        Op::GroupScale { .. } | Op::GroupQuantize { .. } | Op::GroupSum { .. } => operand(0),
-        Op::QuantizeRows { .. } => operand(0).scale(3),
-        Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Dequantize => results(),
-        // Decomposed before lowering.
-        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => results(),
-        Op::Param(_)
-        | Op::StateRead(_)
-        | Op::StateWrite(_)
-        | Op::CacheAppend(_)
-        | Op::SequenceSplit
-        | Op::SequenceJoin
-        | Op::Call(_)
-        | Op::Constant { .. }
-        | Op::Cast(_)
-        | Op::Iota { .. }
-        | Op::Reshape { .. }
-        | Op::Permute { .. }
-        | Op::Slice { .. }
-        | Op::Concat { .. }
-        | Op::Gather => Dim::from(0),
+    match node.op.family() {
+        Family::Structure => scan_ops(module, f, node),
+        // Norms are decomposed before lowering.
+        Family::Elementwise | Family::Norm => match node.op {
+            Op::Constant { .. } | Op::Cast(_) => Dim::from(0),
+            _ => results(),
+        },
+        Family::Movement => Dim::from(0),
+        Family::Contraction | Family::Experts => match node.op {
+            Op::Reduce { .. } | Op::TopK { .. } => operand(0),
+            _ => results().scale(2 * depth()),
+        },
+        Family::Attention(a) => attention_ops(f, node, a),
+        Family::Quant => match node.op {
+            Op::MatMulI8 { .. } => {
+                // Two planes of bytes hold 16 bits.
+                let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
+                let k = f.ty(node.inputs[node.inputs.len() - 1]).dims[1].as_const().unwrap_or(0);
+                results().scale(2 * planes * k)
+            }
+            Op::QuantizeRows { .. } => operand(0).scale(3),
+            Op::Dequantize => results(),
+            _ => operand(0),
+        },
     }
+}
+
+fn attention_ops(f: &Function, node: &Node, a: &Attention) -> Dim {
+    let (q, keys, values) = (f.ty(node.inputs[0]), f.ty(node.inputs[1]), f.ty(node.inputs[2]));
+    let (n, t) = (&q.dims[0], &keys.dims[0]);
+    // Query i sees t - n + 1 + i keys.
+    let seen = match a.window {
+        0 => n.product(t).sub(&n.product(&n.sub(&Dim::from(1))).floor_div(2)),
+        window => n.product(&t.minimum(&Dim::from(window as i64))),
+    };
+    let size = |dims: &[Dim]| dims[2].as_const().unwrap_or(0);
+    let heads = q.dims[1].as_const().unwrap_or(0);
+    seen.scale(2 * heads * (size(&keys.dims) + size(&values.dims)))
+}
+
+/// What the steps of a scan compute; other ops of the structure compute nothing.
+fn scan_ops(module: &Module, f: &Function, node: &Node) -> Dim {
+    let Op::Scan { body, carries, .. } = &node.op else { return Dim::from(0) };
+    let body = &module.functions[*body];
+    let once = body.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, body, n)));
+    let length = node.inputs.get(*carries).and_then(|&v| f.ty(v).dims.first().cloned());
+    once.product(&length.unwrap_or(Dim::from(1)))
 }
 
 #[cfg(test)]
