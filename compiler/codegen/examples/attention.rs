@@ -7,10 +7,12 @@
 //! `n=64` (queries, 1 is decode), `layers=24` (caches of that many layers, read in turn: few stay in the CPU's caches),
 //! `turns=3` (measures longer), `object=PATH`, which writes the object file for a disassembler.
 
+mod machine;
+
 use std::time::Instant;
 
+use machine::{compiled, level, number, time};
 use mlcc_codegen::executor::{Aligned, Executor};
-use mlcc_codegen::llvm::{Output, kernels_object};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
@@ -21,7 +23,7 @@ use mlcc_ir::ops::{Attention, Op};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_target::{Arch, Level};
+use mlcc_target::Arch;
 
 struct Problem {
     cache: DType,
@@ -39,7 +41,6 @@ fn main() {
     let [cache, kv, group, size, keys, options @ ..] = args.as_slice() else {
         panic!("arguments: CACHE KEY_HEADS GROUP SIZE KEYS [key=value]...")
     };
-    let number = |s: &str| s.parse::<usize>().unwrap_or_else(|e| panic!("{s}: {e}"));
     let types = [DType::F32, DType::F16, DType::BF16, DType::I8];
     let cache = types.into_iter().find(|t| t.name() == cache).unwrap_or_else(|| panic!("cache {cache}"));
     let [kv, group, size, keys] = [kv, group, size, keys].map(|s| number(s));
@@ -60,13 +61,7 @@ fn main() {
     let mut kernels = p.kernels(&target);
     let attention = kernels.len();
     kernels.extend([read_kernel(), peak_kernel()]);
-    if let Some(path) = object {
-        let triple = "x86_64-unknown-linux-gnu";
-        let bytes =
-            kernels_object(Arch::X86_64, triple, &level, &kernels, Output::Object).expect("it compiles");
-        std::fs::write(path, bytes).expect("the object file can be written");
-    }
-    let executor = Executor::new(&kernels, &level).expect("the kernels load");
+    let executor = compiled(&kernels, &level, object);
     p.measure(&executor, &kernels[..attention]);
 }
 
@@ -191,29 +186,6 @@ fn buffers(kernel: &Kernel, dims: &SymValues, seed: u32) -> Vec<Aligned> {
         buffer
     };
     kernel.params.iter().enumerate().map(buffer).collect()
-}
-
-/// The level of this machine that comes last in its specification, or the one that `MLCC_LEVEL` names.
-fn level() -> Level {
-    let have = mlcc_target::detected_features();
-    let wanted = std::env::var("MLCC_LEVEL").ok();
-    let runs = |l: &Level| l.features.iter().all(|f| have.contains(&f.as_str()));
-    let specs = mlcc_target::specs().expect("built-in specifications");
-    let levels = specs.into_iter().filter(|s| Some(s.arch) == Arch::of_host()).flat_map(|s| s.levels);
-    let mut fitting: Vec<Level> =
-        levels.filter(|l| runs(l) && wanted.as_ref().is_none_or(|w| *w == l.name)).collect();
-    fitting.sort_by_key(|l| (l.vector_bits, l.features.len()));
-    fitting.pop().expect("a level for this machine")
-}
-
-fn time(executor: &Executor, kernel: &str, buffers: &mut [Aligned], dims: &SymValues) -> f64 {
-    let mut best = f64::INFINITY;
-    for _ in 0..3 {
-        let begin = Instant::now();
-        executor.run(kernel, buffers, dims, 1).expect("the kernel runs");
-        best = best.min(begin.elapsed().as_secs_f64());
-    }
-    best
 }
 
 const ROUNDS: i64 = 1 << 20;

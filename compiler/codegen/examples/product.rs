@@ -6,10 +6,10 @@
 //! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `group=128`, `chunk=96`, `unroll=4`, and
 //! `object=PATH`, which writes the object file for a disassembler.
 
-use std::time::Instant;
+mod machine;
 
-use mlcc_codegen::executor::{Aligned, Executor};
-use mlcc_codegen::llvm::{Output, kernels_object};
+use machine::{compiled, level, number, time};
+use mlcc_codegen::executor::Aligned;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::instr::InstrId;
@@ -18,7 +18,7 @@ use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::contraction::{Activation, Codes, GROUP, MatMul, Weight, emit_matmul};
 use mlcc_kernels::params::{KernelTarget, MatMulParams, choose};
 use mlcc_quant::{PackOptions, pack};
-use mlcc_target::{Arch, Level};
+use mlcc_target::Arch;
 
 struct Problem {
     weight: DType,
@@ -35,7 +35,6 @@ fn main() {
     let [weight, x, m, n, k, options @ ..] = args.as_slice() else {
         panic!("arguments: WEIGHTS ACTIVATIONS M N K [key=value]...")
     };
-    let number = |s: &str| s.parse::<usize>().unwrap_or_else(|e| panic!("{s}: {e}"));
     let weight = match weight.as_str() {
         "q4" => DType::Packed(Format::Q4G32),
         "q8" => DType::Packed(Format::Q8G32),
@@ -70,20 +69,14 @@ fn main() {
     }
     let peak = peak_kernel(planes.is_some());
     let kernels = [problem.kernel(&params), peak];
-    if let Some(path) = object {
-        let triple = "x86_64-unknown-linux-gnu";
-        let bytes =
-            kernels_object(Arch::X86_64, triple, &level, &kernels, Output::Object).expect("it compiles");
-        std::fs::write(path, bytes).expect("the object file can be written");
-    }
-    let executor = Executor::new(&kernels, &level).expect("the kernels load");
+    let executor = compiled(&kernels, &level, object);
     let mut buffers = problem.buffers(&kernels[0]);
     let mut out = vec![Aligned::zeroed(64)];
     // The machine may be shared: the best of many short turns, taken alternately.
     let (mut peak, mut seconds) = (0.0_f64, f64::INFINITY);
     for _ in 0..15 {
-        peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, 1));
-        seconds = seconds.min(time(&executor, "product", &mut buffers, problem.m));
+        peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, &SymValues::tokens(1)));
+        seconds = seconds.min(time(&executor, "product", &mut buffers, &SymValues::tokens(problem.m as i64)));
     }
     let rate = 2.0 * (problem.m * problem.n * problem.k) as f64 / seconds;
     println!(
@@ -97,30 +90,6 @@ fn main() {
 
 fn pack_bytes(problem: &Problem) -> usize {
     mlcc_quant::packed_bytes(problem.weight, Packing::Tile16, problem.n, problem.k).expect("sizes fit")
-}
-
-/// The level of this machine that comes last in its specification, or the one that `MLCC_LEVEL` names.
-fn level() -> Level {
-    let have = mlcc_target::detected_features();
-    let wanted = std::env::var("MLCC_LEVEL").ok();
-    let runs = |l: &Level| l.features.iter().all(|f| have.contains(&f.as_str()));
-    let specs = mlcc_target::specs().expect("built-in specifications");
-    let levels = specs.into_iter().filter(|s| Some(s.arch) == Arch::of_host()).flat_map(|s| s.levels);
-    let mut fitting: Vec<Level> =
-        levels.filter(|l| runs(l) && wanted.as_ref().is_none_or(|w| *w == l.name)).collect();
-    fitting.sort_by_key(|l| (l.vector_bits, l.features.len()));
-    fitting.pop().expect("a level for this machine")
-}
-
-fn time(executor: &Executor, kernel: &str, buffers: &mut [Aligned], m: usize) -> f64 {
-    let dims = SymValues::tokens(m as i64);
-    let mut best = f64::INFINITY;
-    for _ in 0..3 {
-        let begin = Instant::now();
-        executor.run(kernel, buffers, &dims, 1).expect("the kernel runs");
-        best = best.min(begin.elapsed().as_secs_f64());
-    }
-    best
 }
 
 const ROUNDS: i64 = 1 << 20;
