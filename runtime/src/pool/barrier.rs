@@ -1,8 +1,8 @@
 //! A barrier for the workers of one run. Each worker counts its arrivals in a cache line of its own and waits until no
 //! other count is behind: a butterfly of one round, as it were (Brooks, 1986). Nobody writes to a line of another worker,
 //! so there is no locked instruction, and the last one to come goes on after reading lines whose owners have long written
-//! them; the others see its line one transfer later. With many workers every one reads many lines, all at the same time,
-//! which takes no longer than the one after another of a tree until there are dozens.
+//! them; the others see its line one transfer later. Every worker reads a line of each other one, which suits few
+//! workers; measured with two.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
