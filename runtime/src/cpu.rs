@@ -180,14 +180,15 @@ impl CpuSession {
         self.state.shrink(rows);
     }
 
-    /// Takes over the first `rows` rows, the rest of the state and the logits of a session of the same model.
-    pub fn copy_from(&mut self, other: &Self, model: &Model, rows: u64) -> Result<()> {
-        self.state.grow(rows)?;
+    /// A second session of this model with the first `rows` rows, the rest of the state and the logits of this one.
+    pub fn twin(&self, model: &Model, rows: u64) -> Result<Self> {
+        let mut twin = Self::new(model)?;
+        twin.state.grow(rows)?;
         for range in model.table().states.iter().map(|s| s.live(rows)) {
-            self.state.bytes_mut(range.clone()).copy_from_slice(other.state.bytes(range));
+            twin.state.bytes_mut(range.clone()).copy_from_slice(self.state.bytes(range));
         }
-        self.logits.bytes_mut().copy_from_slice(other.logits.bytes());
-        Ok(())
+        twin.logits.bytes_mut().copy_from_slice(self.logits.bytes());
+        Ok(twin)
     }
 
     /// Bytes of state that have memory, and those of scratch and results.

@@ -123,6 +123,15 @@ fn run_streams_text_and_repeats_itself_by_seed() {
 }
 
 #[test]
+fn more_threads_than_planned_for_are_told() {
+    let mut run = mlcc();
+    run.arg("run").arg(artifact()).args(["-p", "It", "-n", "1", "-t", "65"]);
+    let output = run.assert().success().get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("warning: runs with 64 threads instead of 65"), "{said}");
+}
+
+#[test]
 fn run_reads_prompts_from_files_and_standard_input() {
     let folder = tempfile::tempdir().unwrap();
     let prompt = folder.path().join("prompt.txt");

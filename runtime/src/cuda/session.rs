@@ -217,21 +217,23 @@ impl CudaSession {
         (self.state.allocated(), others.into_iter().flatten().map(|b| b.len() as u64).sum())
     }
 
-    /// Takes over the first `rows` rows, the rest of the state and the logits of a session of the same model.
-    pub fn copy_from(&mut self, other: &Self, table: &Table, rows: u64) -> Result<()> {
-        self.state.grow(rows)?;
+    /// A second session on this device with the first `rows` rows, the rest of the state and the logits of this one.
+    pub fn twin(&self, table: &Table, rows: u64) -> Result<Self> {
+        let mut twin = Self::new(&self.device, table)?;
+        twin.state.grow(rows)?;
         let driver = self.device.context().enter()?;
         let live = table.states.iter().map(|s| s.live(rows)).filter(|r| !r.is_empty());
-        let state = live.map(|r| (self.state.ptr() + r.start, other.state.ptr() + r.start, r.end - r.start));
-        let logits = (self.logits.ptr(), other.logits.ptr(), self.logits.len() as u64);
+        let state = live.map(|r| (twin.state.ptr() + r.start, self.state.ptr() + r.start, r.end - r.start));
+        let logits = (twin.logits.ptr(), self.logits.ptr(), self.logits.len() as u64);
         for (to, from, bytes) in state.chain([logits]).filter(|(_, _, bytes)| *bytes > 0) {
-            // SAFETY: both belong to one model and have memory for these rows; `other` has nothing in flight, because
-            // every operation on a session ends with a wait.
-            let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, self.stream) };
+            // SAFETY: both belong to one model and have memory for these rows; this session has nothing in flight,
+            // because every operation on a session ends with a wait.
+            let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, twin.stream) };
             driver.check("cuMemcpyDtoDAsync", status)?;
         }
-        self.host_logits.bytes_mut().copy_from_slice(other.host_logits.bytes());
-        self.wait()
+        twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
+        twin.wait()?;
+        Ok(twin)
     }
 
     fn bases(&self, step: Step, n: usize, past: u64, temperature: f32) -> Bases {

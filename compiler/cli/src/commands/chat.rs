@@ -62,7 +62,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages)?;
+    let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages, ui)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);

@@ -22,6 +22,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::error::CliError;
+use crate::ui::Ui;
 
 /// Writes a value as JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
@@ -78,10 +79,18 @@ pub(crate) fn load_to_run(
     path: &Path,
     threads: Option<usize>,
     huge_pages: HugePages,
+    ui: &Ui,
 ) -> Result<mlcc_runtime::Model, CliError> {
     let huge_pages = huge_pages.into();
     let options = mlcc_runtime::LoadOptions { threads, huge_pages, ..Default::default() };
-    Ok(mlcc_runtime::Model::load(path, &options)?)
+    let model = mlcc_runtime::Model::load(path, &options)?;
+    let most = model.plan().max_workers;
+    if let Some(wanted) = threads.filter(|&wanted| most != 0 && wanted as u64 > most) {
+        ui.warn(format_args!(
+            "runs with {most} threads instead of {wanted}: the artifact plans memory for no more"
+        ));
+    }
+    Ok(model)
 }
 
 /// `--threads`, or the physical cores.

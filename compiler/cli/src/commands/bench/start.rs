@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{median, tokens};
+use super::report::median;
+use super::tokens;
 use crate::commands::{load, print};
 use crate::error::CliError;
 use crate::ui;

@@ -1,0 +1,88 @@
+//! Copies of a sequence: a second session, a snapshot in memory, a file.
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::{Memory, Session};
+use crate::{Error, Result, state_file};
+
+/// A copy of a session's state in memory.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    identity: u128,
+    rows: u64,
+    /// The live bytes of each state, in the order of the table.
+    pieces: Vec<Vec<u8>>,
+}
+
+impl Session {
+    /// A second session with the same past.
+    pub fn fork(&self) -> Result<Self> {
+        let memory = match &self.memory {
+            Memory::Cpu(cpu) => Memory::Cpu(Box::new(cpu.twin(&self.model, self.rows)?)),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => Memory::Cuda(Box::new(cuda.twin(self.model.table(), self.rows)?)),
+        };
+        let (rows, dropped) = (self.rows, self.dropped);
+        Ok(Self { model: self.model.clone(), memory, rows, dropped, all_logits: None })
+    }
+
+    /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
+    /// loading).
+    pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
+        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.rows)));
+        let pieces = live.collect::<Result<Vec<_>>>()?;
+        state_file::save(path.as_ref(), self.model.state_identity(), self.rows, &pieces)
+    }
+
+    /// Replaces state and position by those of a file that `save_state` of the same model wrote. Another context size
+    /// is no hindrance as long as the tokens fit. When the file is refused the session is as before.
+    pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let table = self.model.table();
+        let saved = state_file::load(path.as_ref(), self.model.state_identity(), table)?;
+        let mut rest = saved.state();
+        let piece = |s: &crate::State| {
+            let range = s.live(saved.past);
+            let (bytes, tail) = rest.split_at((range.end - range.start) as usize);
+            rest = tail;
+            (range, bytes)
+        };
+        let pieces: Vec<(Range<u64>, &[u8])> = table.states.iter().map(piece).collect();
+        self.set_state(saved.past, &pieces)
+    }
+
+    /// Position, recurrent states and the cache rows in use, to go back to later.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.rows)));
+        let pieces = live.map(|bytes| Ok(bytes?.into_owned())).collect::<Result<_>>()?;
+        Ok(Snapshot { identity: self.model.state_identity(), rows: self.rows, pieces })
+    }
+
+    /// Goes back, or ahead, to a snapshot of a session of the same model. Feed a token next.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let context = self.model.plan().context;
+        let fits = context == 0 || snapshot.rows <= context;
+        if snapshot.identity != self.model.state_identity() || !fits {
+            return Err(Error::ForeignSnapshot);
+        }
+        let ranges = self.model.table().states.iter().map(|s| s.live(snapshot.rows));
+        let pieces: Vec<_> = ranges.zip(snapshot.pieces.iter().map(Vec::as_slice)).collect();
+        self.set_state(snapshot.rows, &pieces)
+    }
+
+    fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.set_state(rows, pieces)?,
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.set_state(rows, pieces)?,
+        }
+        self.rows = rows;
+        let counter = self.model.table().window().map(|(_, state)| state.offset);
+        let counted = pieces.iter().find(|(range, _)| Some(range.start) == counter);
+        let counted =
+            counted.and_then(|(_, bytes)| i32::from_le_bytes((*bytes).try_into().ok()?).try_into().ok());
+        self.dropped = counted.unwrap_or(0);
+        self.shrink();
+        Ok(())
+    }
+}
