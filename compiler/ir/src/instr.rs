@@ -177,6 +177,9 @@ pub const INSTRS: &[InstrDef] = &[
         Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.512", &[0, 1, 2])),
     instr!("vpdpbusd_256", "x86_64", &["avx512vnni", "avx512vl"], (v(I32, 8), v(U8, 32), v(I8, 32)) -> v(I32, 8),
         Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
+    // The same in the encoding of cores without AVX-512; LLVM has one intrinsic for both.
+    instr!("vpdpbusd_avx_256", "x86_64", &["avxvnni"], (v(I32, 8), v(U8, 32), v(I8, 32)) -> v(I32, 8),
+        Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
     instr!("vpmaddubsw_512", "x86_64", &["avx512bw"], (v(U8, 64), v(I8, 64)) -> v(I16, 32),
         Meaning::Expr(maddubs), llvm("llvm.x86.avx512.pmaddubs.w.512", &[0, 1])),
     instr!("vpmaddubsw_256", "x86_64", &["avx2"], (v(U8, 32), v(I8, 32)) -> v(I16, 16),

@@ -35,11 +35,11 @@ impl KernelTarget {
     }
 
     /// The instruction for vectors of 16, 8 or 4 lanes of 32 bits, whichever this machine uses.
-    fn find_wide(&self, names: [&str; 3]) -> Option<InstrId> {
+    fn find_wide(&self, names: [&[&str]; 3]) -> Option<InstrId> {
         match self.f32_lanes() {
-            16 => self.find(&names[..1]),
-            8 => self.find(&names[1..2]),
-            _ => self.find(&names[2..]),
+            16 => self.find(names[0]),
+            8 => self.find(names[1]),
+            _ => self.find(names[2]),
         }
     }
 
@@ -57,10 +57,11 @@ impl KernelTarget {
 
     /// How integer activations meet packed weights here.
     pub fn int_dot(&self) -> IntDot {
-        let unsigned = self.find_wide(["vpdpbusd_512", "vpdpbusd_256", "usdot_128"]);
-        let signed = self.find_wide(["", "", "sdot_128"]);
-        let bytes = self.find_wide(["vpmaddubsw_512", "vpmaddubsw_256", "pmaddubsw_128"]);
-        let words = self.find_wide(["vpmaddwd_512", "vpmaddwd_256", "pmaddwd_128"]);
+        let unsigned =
+            self.find_wide([&["vpdpbusd_512"], &["vpdpbusd_256", "vpdpbusd_avx_256"], &["usdot_128"]]);
+        let signed = self.find_wide([&[], &[], &["sdot_128"]]);
+        let bytes = self.find_wide([&["vpmaddubsw_512"], &["vpmaddubsw_256"], &["pmaddubsw_128"]]);
+        let words = self.find_wide([&["vpmaddwd_512"], &["vpmaddwd_256"], &["pmaddwd_128"]]);
         match (unsigned, signed, bytes, words) {
             (Some(instr), ..) => IntDot::Unsigned(instr),
             (None, Some(instr), ..) => IntDot::Signed(instr),
@@ -137,11 +138,13 @@ pub fn choose(
     let lanes = target.f32_lanes();
     let dot = if weight.is_packed() { target.int_dot() } else { IntDot::Widen };
     let lookup = match weight {
-        DType::Packed(Format::Q4G32) => target.find_wide(["vpermps_512", "", ""]),
+        DType::Packed(Format::Q4G32) => target.find_wide([&["vpermps_512"], &[], &[]]),
         _ => None,
     };
     let bf16_dot = match activation {
-        Activation::BF16 if weight == DType::BF16 => target.find_wide(["vdpbf16ps_512", "vdpbf16ps_256", ""]),
+        Activation::BF16 if weight == DType::BF16 => {
+            target.find_wide([&["vdpbf16ps_512"], &["vdpbf16ps_256"], &[]])
+        }
         Activation::F32 | Activation::BF16 | Activation::Codes(_) => None,
     };
     let prefetch = target.prefetch(weight);

@@ -362,6 +362,7 @@ fn choices() {
     let want = [
         ("x86-64-v2", "pmaddubsw_128"),
         ("x86-64-v3", "vpmaddubsw_256"),
+        ("x86-64-v3-vnni", "vpdpbusd_avx_256"),
         ("x86-64-v4", "vpmaddubsw_512"),
         ("x86-64-v4-vnni", "vpdpbusd_512"),
         ("armv8.0", "widen"),

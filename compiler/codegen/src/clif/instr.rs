@@ -24,7 +24,9 @@ impl Pattern {
     /// The pattern of an instruction, if this machine has the operations for it.
     pub fn of(instr: InstrId, machine: &Machine) -> Option<Pattern> {
         let pattern = match instr.def().name {
-            "vpdpbusd_512" | "vpdpbusd_256" | "sdot_128" | "udot_128" | "usdot_128" => Pattern::Dot4,
+            "vpdpbusd_512" | "vpdpbusd_256" | "vpdpbusd_avx_256" | "sdot_128" | "udot_128" | "usdot_128" => {
+                Pattern::Dot4
+            }
             "vpmaddwd_512" | "vpmaddwd_256" | "pmaddwd_128" => Pattern::AddProducts,
             "vpmaddubsw_512" | "vpmaddubsw_256" | "pmaddubsw_128" => Pattern::AddByteProducts,
             _ => return None,

@@ -1,0 +1,166 @@
+//! Matrix products compiled by LLVM for every level of this machine against the interpreter: the counts of rows that
+//! take different paths (one row, few rows, strips), several pieces of k, short tiles and groups.
+#![cfg(feature = "llvm")]
+
+mod cases;
+
+use cases::{Case, prepare};
+use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_interp::compare::Tolerance;
+use mlcc_interp::kernel::Buffer;
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_kernels::contraction::{Activation, Codes, GROUP, MatMul, Weight, emit_matmul};
+use mlcc_kernels::params::{KernelTarget, choose};
+use mlcc_quant::{PackOptions, pack};
+use mlcc_target::{Arch, Level};
+
+/// Levels that this machine runs. The dots of AVX-VNNI machines are those of AVX-512 in another encoding, so a machine
+/// with these also runs their kernels, of 256-bit vectors.
+fn levels() -> Vec<Level> {
+    let have = mlcc_target::detected_features();
+    let specs = mlcc_target::specs().unwrap();
+    let spec = specs.into_iter().find(|s| Some(s.arch) == Arch::of_host());
+    let mut levels = spec.map(|s| s.levels).unwrap_or_default();
+    levels.retain(|l| l.features.iter().all(|f| have.contains(&f.as_str())));
+    let narrow = levels.iter().find(|l| l.name == "x86-64-v4-vnni").cloned();
+    levels.extend(narrow.map(|l| Level { name: "vnni of 256 bits".into(), vector_bits: 256, ..l }));
+    levels
+}
+
+#[derive(Clone, Copy)]
+struct Problem {
+    weight: DType,
+    /// Planes of integer activations; none for floats.
+    planes: Option<usize>,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// Columns per activation scale.
+const SCALED: usize = 128;
+
+impl Problem {
+    fn activation(&self, block: u32, [scales, starts]: [BufId; 2]) -> Activation {
+        match self.planes {
+            Some(planes) => Activation::Codes(Codes { planes, group: SCALED, block, scales, starts }),
+            None => Activation::F32,
+        }
+    }
+
+    fn case(&self, target: &KernelTarget) -> Case {
+        let Problem { weight, m, n, k, .. } = *self;
+        let none = self.activation(1, [BufId(0); 2]);
+        let params = choose(target, weight, none, m == 1).for_shape(weight, n, k);
+        let mut noise = noise();
+        let values: Vec<f32> = (0..n * k).map(|_| noise()).collect();
+        let packed = pack(weight, Packing::Tile16, n, k, &values, PackOptions::default()).unwrap();
+        let (x_type, stride) = match self.planes {
+            Some(1) => (DType::I8, k.next_multiple_of(GROUP)),
+            Some(_) => (DType::I16, k.next_multiple_of(GROUP)),
+            None => (DType::F32, k),
+        };
+        let w_type = if weight.is_packed() { DType::U8 } else { weight };
+        let mut kb = KernelBuilder::new(&format!("product_{m}_{n}_{k}"));
+        let x = kb.param("x", x_type, m * stride, Access::In, 64);
+        let scales = kb.param("scales", DType::F32, m * k.div_ceil(SCALED), Access::In, 64);
+        let starts = kb.param("starts", DType::I32, m * k.div_ceil(GROUP), Access::In, 64);
+        let w = kb.param("w", w_type, packed.len() / w_type.bytes().unwrap(), Access::In, 64);
+        let y = kb.param("y", DType::F32, m * n, Access::Out, 64);
+        let rows = kb.int(m as i64);
+        let activation = self.activation(params.rows[0], [scales, starts]);
+        let kind = Weight::of(weight).unwrap();
+        let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m: rows, n, k };
+        emit_matmul(&mut kb, &spec, &params, &mut |kb, tile| {
+            let start = kb.mul_int(tile.row, n as i64);
+            let at = kb.add(start, tile.col);
+            let index = kb.ramp1(at, tile.lanes);
+            kb.store_masked(y, index, tile.acc, tile.mask);
+        });
+        let x = match self.planes {
+            Some(1) => Buffer::from_ints(DType::I8, &integers(&mut noise, m * stride, 127.0)),
+            Some(_) => Buffer::from_ints(DType::I16, &integers(&mut noise, m * stride, 32512.0)),
+            None => Buffer::from_f32(&floats(&mut noise, m * stride)),
+        };
+        let scales = Buffer::from_f32(&floats(&mut noise, m * k.div_ceil(SCALED)));
+        let starts = Buffer::from_ints(DType::I32, &integers(&mut noise, m * k.div_ceil(GROUP), 1e6));
+        let buffers = vec![x, scales, starts, Buffer::new(w_type, packed), Buffer::zeros(DType::F32, m * n)];
+        let mut case = Case::new(kb.finish(), buffers);
+        case.dims = SymValues::tokens(m as i64);
+        case.tolerance = Tolerance::relative(1e-5);
+        case
+    }
+}
+
+/// Deterministic values in -1..1.
+fn noise() -> impl FnMut() -> f32 {
+    let mut seed = 1_u32;
+    move || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / 8_388_608.0 - 1.0
+    }
+}
+
+fn floats(noise: &mut impl FnMut() -> f32, len: usize) -> Vec<f32> {
+    (0..len).map(|_| noise()).collect()
+}
+
+fn integers(noise: &mut impl FnMut() -> f32, len: usize, most: f32) -> Vec<i64> {
+    (0..len).map(|_| (noise() * most) as i64).collect()
+}
+
+/// Holds the products against the interpreter at every level, with one and with three workers.
+fn check(problems: &[Problem]) {
+    for level in levels() {
+        let target = KernelTarget::new(Arch::of_host().unwrap(), &level);
+        let cases = prepare(problems.iter().map(|p| p.case(&target)).collect());
+        let kernels: Vec<_> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
+        let executor = Executor::new(&kernels, &level).unwrap();
+        for (case, want) in &cases {
+            for workers in [1, 3] {
+                let mut buffers: Vec<Aligned> =
+                    case.buffers.iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+                executor.run(&case.kernel.name, &mut buffers, &case.dims, workers).unwrap();
+                let got: Vec<Vec<u8>> = buffers.iter().map(|b| b.bytes().to_vec()).collect();
+                case.check(&format!("{} x{workers}", level.name), &got, want);
+            }
+        }
+    }
+}
+
+/// Rows, weight rows, columns: one row; few rows that pass by together; strips of one and of two pieces, with rows and
+/// tiles left over.
+const SHAPES: [(usize, usize, usize); 5] =
+    [(1, 40, 160), (6, 56, 96), (21, 40, 160), (25, 56, 96), (26, 40, 544)];
+
+fn check_weight(weight: DType, planes: Option<usize>) {
+    check(&SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k }));
+}
+
+#[test]
+fn packed_weights_and_int8_codes() {
+    check_weight(DType::Packed(Format::Q4G32), Some(1));
+    check_weight(DType::Packed(Format::Q8G32), Some(1));
+}
+
+#[test]
+fn packed_weights_and_int16_codes() {
+    check_weight(DType::Packed(Format::Q4G32), Some(2));
+    check_weight(DType::Packed(Format::Q8G32), Some(2));
+}
+
+#[test]
+fn packed_weights_and_floats() {
+    check_weight(DType::Packed(Format::Q4G32), None);
+    check_weight(DType::Packed(Format::Q8G32), None);
+}
+
+#[test]
+fn plain_weights() {
+    for weight in [DType::F32, DType::F16, DType::BF16] {
+        check_weight(weight, None);
+    }
+}
