@@ -107,7 +107,11 @@ impl<'a> Fusion<'a> {
             op if op.is_elementwise() && node.inputs.iter().all(constant) => Class::Lazy,
             op if op.is_elementwise() => Class::Row,
             Op::Reduce { axis, .. } if axis + 1 == f.ty(node.inputs[0]).rank() => Class::Row,
-            Op::QuantizeRows { .. } if f.ty(node.inputs[0]).dims[1].as_const().is_some() => Class::Row,
+            Op::QuantizeRows { .. }
+                if f.ty(node.inputs[0]).dims.last().is_some_and(|k| k.as_const().is_some()) =>
+            {
+                Class::Row
+            }
             op if is_contraction(f, op, &node.inputs) => Class::Contraction,
             _ => Class::Closed,
         }

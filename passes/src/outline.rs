@@ -222,6 +222,7 @@ fn describe(module: &Module, g: &Function) -> String {
         | Op::MatMul { .. }
         | Op::MatMulI8 { .. }
         | Op::MatMulExperts { .. }
+        | Op::MatMulExpertsI8 { .. }
         | Op::Attention(_) => 4,
         Op::Gather
         | Op::TopK { .. }
@@ -245,6 +246,11 @@ fn describe(module: &Module, g: &Function) -> String {
             let w = g.ty(main.inputs[main.inputs.len() - 1]);
             let sizes: Vec<String> = w.dims.iter().map(|d| d.to_string()).collect();
             format!("{}_{}", main.op.name(), sizes.join("x"))
+        }
+        Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
+            let weight = main.inputs[main.inputs.len() - 2];
+            let [n, k] = [0, 1].map(|axis| g.ty(weight).dims[axis].clone());
+            format!("{}_{experts}x{}x{k}", main.op.name(), n.floor_div(*experts as i64))
         }
         Op::Reduce { .. } => "norm".into(),
         op => op.name().to_string(),

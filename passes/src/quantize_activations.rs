@@ -9,6 +9,7 @@ use crate::{Context, PassError, Program, cse};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
+use mlcc_kernels::lower::experts::is_tiled;
 use mlcc_kernels::params::IntDot;
 use mlcc_target::Arch;
 
@@ -32,15 +33,26 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         return Ok(0);
     }
     let weight = op(OpKind::Dequantize, [any("w").when("is packed", |at| at.ty().dtype.is_packed())]);
-    let rewrite = Rewrite {
-        name: "product with a packed weight on integer activations",
-        pattern: op(OpKind::MatMul, [any("x"), weight])
-            .when("has a transposed weight", transposed)
-            .when("has f32 activations of rank 2", |at| at.operand(0).is_some_and(is_f32_matrix)),
-        build: if bits_8 { |b| build(b, 8) } else { |b| build(b, 16) },
-    };
+    let build: fn(&mut Build) -> Result<ValueId, OpError> =
+        if bits_8 { |b| on_codes(b, 8) } else { |b| on_codes(b, 16) };
+    let rewrites = [
+        Rewrite {
+            name: "product with a packed weight on integer activations",
+            pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
+                .when("has a transposed weight", transposed)
+                .when("has f32 activations of rank 2", |at| at.operand(0).is_some_and(|x| is_f32(x, 2))),
+            build,
+        },
+        Rewrite {
+            name: "product with chosen experts on integer activations",
+            pattern: op(OpKind::MatMulExperts, [any("x"), weight, any("ids")])
+                .when("has experts of whole tiles", |at| at.node().is_some_and(|n| is_tiled(at.f, n)))
+                .when("has f32 activations of rank 3", |at| at.operand(0).is_some_and(|x| is_f32(x, 3))),
+            build,
+        },
+    ];
     let misses = if bits_8 { Misses::Tell } else { Misses::Skip };
-    let count = apply(program, ctx, PASS, &[rewrite], misses)?;
+    let count = apply(program, ctx, PASS, &rewrites, misses)?;
     // Codes, scales and sums of the same activations are computed once.
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         cse::merge_equal(&mut program.module, id);
@@ -52,11 +64,11 @@ fn transposed(at: &At) -> bool {
     at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true })
 }
 
-fn is_f32_matrix(ty: &TensorType) -> bool {
-    ty.dtype == DType::F32 && ty.rank() == 2
+fn is_f32(ty: &TensorType, rank: usize) -> bool {
+    ty.dtype == DType::F32 && ty.rank() == rank
 }
 
-fn build(b: &mut Build, bits: usize) -> Result<ValueId, OpError> {
+fn on_codes(b: &mut Build, bits: usize) -> Result<ValueId, OpError> {
     let (x, w) = (b.get("x"), b.get("w"));
     let format = match b.f.ty(w).dtype {
         DType::Packed(format) => format,
@@ -65,5 +77,12 @@ fn build(b: &mut Build, bits: usize) -> Result<ValueId, OpError> {
     let (part, zero) = (format.group(), mlcc_quant::tile::zero_point(format) as usize);
     let quantize = Op::QuantizeRows { group: GROUP, bits, part, zero };
     let codes = b.f.append(b.module, quantize, &[x])?;
-    b.op(Op::MatMulI8 { group: GROUP }, &[codes[0], codes[1], codes[2], w])
+    match *b.root() {
+        Op::MatMulExperts { experts } => {
+            let op = Op::MatMulExpertsI8 { experts, group: GROUP };
+            let ids = b.get("ids");
+            b.op(op, &[codes[0], codes[1], codes[2], w, ids])
+        }
+        _ => b.op(Op::MatMulI8 { group: GROUP }, &[codes[0], codes[1], codes[2], w]),
+    }
 }

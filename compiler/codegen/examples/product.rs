@@ -171,7 +171,7 @@ impl Problem {
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
         let weight = Weight::of(self.weight).expect("a weight type");
         let activation = self.activation(params.rows[0], [scales, starts]);
-        let spec = MatMul { x, activation, w, w_offset: 0, weight, m, n, k };
+        let spec = MatMul { x, activation, w, w_offset: 0, weight, m, n, k, chosen: None };
         emit_matmul(&mut kb, &spec, params, &mut |kb, tile| {
             let start = kb.mul_int(tile.row, n as i64);
             let at = kb.add(start, tile.col);

@@ -9,6 +9,7 @@
 //! of them.
 
 mod block;
+mod experts;
 mod few_rows;
 mod float_strip;
 mod floats;
@@ -17,6 +18,7 @@ mod integers;
 mod next;
 mod strip;
 
+pub use experts::{Choice, emit_experts};
 pub use gpu::{GpuMatMulParams, choose_gpu, emit_gpu_matmul};
 
 use crate::params::MatMulParams;
@@ -47,14 +49,15 @@ pub enum Activation {
 ///
 /// The codes are bytes in planes: one plane of -127..=127, or two for 16-bit codes `256 high + low`. Rows come in blocks of
 /// `block`, each ordered `[groups of 32][planes][8][block rows][4 columns]`, so that a product reads one stream; the rows
-/// behind the last whole block follow one by one, in the same order with one row per block. The buffer has elements of as
-/// many bytes as there are planes.
+/// behind the last whole block follow one by one, in the same order with one row per block. Rows for chosen experts, which
+/// meet other rows than their neighbours, all come one by one. The buffer has elements of as many bytes as there are planes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Codes {
     /// 1 or 2.
     pub planes: usize,
     /// Columns per scale, a multiple of 32.
     pub group: usize,
+    /// Rows per block.
     pub block: u32,
     /// f32 `[rows, groups of columns per scale]`: first the scale of the last group; then for each further group the scale
     /// of the group before it over its own. So a sum over k is kept in units of the group that it has come to, and needs
@@ -126,9 +129,43 @@ pub struct MatMul {
     pub weight: Weight,
     /// Rows of the result, i64.
     pub m: ExprId,
-    /// Rows of w.
+    /// Rows of w, or of one of its matrices.
     pub n: usize,
     pub k: usize,
+    /// Which matrix of several in `w` is meant, and which rows meet it; `None` where there is one.
+    pub chosen: Option<Chosen>,
+}
+
+/// A matrix among several, with the rows that chose it.
+#[derive(Clone, Copy, Debug)]
+pub struct Chosen {
+    /// Elements of the tensor before the matrix.
+    first: ExprId,
+    /// Rows of the result, i32; `None`: rows in their order. Row numbers of a product then are places in the list.
+    list: Option<BufId>,
+    /// The last place in the list that counts: blocks of rows beyond it take it again.
+    last: ExprId,
+    /// Rows of the result one after the other that share a row of x.
+    share: i64,
+}
+
+impl MatMul {
+    /// Where element `at` of the tensor (or the chosen matrix) lies in `w`.
+    fn in_w(&self, kb: &mut KernelBuilder, at: ExprId) -> ExprId {
+        let at = match self.chosen {
+            Some(chosen) => kb.add(chosen.first, at),
+            None => at,
+        };
+        kb.add_int(at, self.w_offset as i64)
+    }
+
+    /// Elements of a tile of 16 rows.
+    fn tile_len(&self) -> usize {
+        match self.weight {
+            Weight::Plain(plain) => self.k.next_multiple_of(plain.pair()) * TILE,
+            Weight::Packed(format) => self.k.div_ceil(GROUP) * tile::group_bytes(format),
+        }
+    }
 }
 
 /// Finished sums, handed to the epilogue.
@@ -158,34 +195,48 @@ pub fn emit_matmul(
     params: &MatMulParams,
     epilogue: &mut Epilogue,
 ) -> i64 {
-    let table = params.lookup.map(|instr| {
-        let table = tile::code_table(kb);
-        (instr, kb.let_("codes", table))
-    });
-    // Chunks of rows lie outside of the loop over tiles: each chunk of x stays in cache while the weights stream by.
-    let constant = kb.kernel().exprs.as_int(spec.m);
+    let table = table(kb, params);
+    let all = (kb.int(0), spec.m);
+    all_rows(kb, spec, params, table, all, epilogue);
+    slices(spec, params)
+}
+
+/// All tiles of weights against `count` activation rows from `first`, some rows after the other: each chunk of x stays in
+/// cache while the weights stream by.
+fn all_rows(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    params: &MatMulParams,
+    lookup: Lookup,
+    (first, count): (ExprId, ExprId),
+    epilogue: &mut Epilogue,
+) {
+    let constant = kb.kernel().exprs.as_int(count);
     let chunk = params.chunk.filter(|_| match spec.activation {
         Activation::Codes(codes) => !strip::is_whole(spec, codes),
         Activation::F32 | Activation::BF16 => true,
     });
-    match chunk.map(i64::from).filter(|&size| constant.is_none_or(|m| m > size)) {
-        None => {
-            let rows = (kb.int(0), spec.m);
-            chunk_of_rows(kb, spec, params, table, rows, epilogue);
-        }
-        Some(size) => {
-            let rounded = kb.add_int(spec.m, size - 1);
-            let by = kb.int(size);
-            let chunks = kb.div(rounded, by);
-            kb.serial("chunk", chunks, |kb, c| {
-                let first = kb.mul_int(c, size);
-                let left = kb.sub(spec.m, first);
-                let count = kb.min(left, by);
-                chunk_of_rows(kb, spec, params, table, (first, count), epilogue);
-            });
-        }
-    }
-    slices(spec, params)
+    let Some(size) = chunk.map(i64::from).filter(|&size| constant.is_none_or(|m| m > size)) else {
+        return chunk_of_rows(kb, spec, params, lookup, (first, count), epilogue);
+    };
+    let rounded = kb.add_int(count, size - 1);
+    let by = kb.int(size);
+    let chunks = kb.div(rounded, by);
+    kb.serial("chunk", chunks, |kb, c| {
+        let done = kb.mul_int(c, size);
+        let left = kb.sub(count, done);
+        let here = kb.min(left, by);
+        let first = kb.add(first, done);
+        chunk_of_rows(kb, spec, params, lookup, (first, here), epilogue);
+    });
+}
+
+/// The table of the lookup instruction.
+fn table(kb: &mut KernelBuilder, params: &MatMulParams) -> Lookup {
+    params.lookup.map(|instr| {
+        let table = tile::code_table(kb);
+        (instr, kb.let_("codes", table))
+    })
 }
 
 /// Iterations of the loop over columns: `params.tiles` tiles of weights each.
@@ -265,6 +316,22 @@ enum Edge {
     Last,
 }
 
+/// Rows that the blocks of the first size may have too many, where a list tells the rows: a few left over cost as much
+/// one by one, and `many` rows never take the weights as they are.
+fn extra_rows(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    params: &MatMulParams,
+    many: Option<ExprId>,
+) -> Option<ExprId> {
+    spec.chosen?.list?;
+    let [most, next, ..] = params.rows.as_slice() else { return None };
+    let few = kb.int(i64::from(most - next) - 1);
+    let Some(many) = many else { return Some(few) };
+    let all = kb.int(i64::from(*most) - 1);
+    Some(kb.select(many, all, few))
+}
+
 /// All `count` activation rows from `first`, for one slice of the weights.
 fn rows_of_slice(
     kb: &mut KernelBuilder,
@@ -275,18 +342,24 @@ fn rows_of_slice(
     (first, count): (ExprId, ExprId),
     epilogue: &mut Epilogue,
 ) {
-    let runs = runs(kb, params, (first, count));
+    let integers = match (spec.activation, spec.weight, params.rows.as_slice()) {
+        (Activation::Codes(codes), Weight::Packed(format), [block, _, ..]) => Some((codes, format, *block)),
+        _ => None,
+    };
+    let many = integers.map(|_| {
+        let most = kb.int(params.few.into());
+        let many = kb.lt(most, count);
+        kb.let_("many", many)
+    });
+    let extra = extra_rows(kb, spec, params, many);
+    let runs = runs(kb, params, (first, count), extra);
     let none = kb.int(0);
     let one = kb.int(1);
     let mut one_by_one: Vec<ExprId> = runs.iter().map(|r| r.blocks).collect();
-    if let (Activation::Codes(codes), Weight::Packed(format), [block, _, ..]) =
-        (spec.activation, spec.weight, params.rows.as_slice())
-    {
-        assert_eq!(codes.block, *block, "codes come in blocks of other sizes than the product takes");
+    if let (Some((codes, format, block)), Some(many)) = (integers, many) {
+        let fits = spec.chosen.is_some() || codes.block == block;
+        assert!(fits, "codes come in blocks of other sizes than the product takes");
         let passes = total(kb, &runs);
-        let most = kb.int(params.few.into());
-        let many = kb.lt(most, count);
-        let many = kb.let_("many", many);
         let all = Blocks { spec, params, lookup, slice, format, codes, first, count: runs[0].blocks };
         kb.if_(many, |kb| all.emit(kb, epilogue));
         let together = kb.select(many, none, passes);

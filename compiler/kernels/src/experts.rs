@@ -1,5 +1,5 @@
-//! Kernels for mixtures of experts: the choice of the `k` largest scores of a row, and products of rows with the matrices
-//! that were chosen for them.
+//! Kernels for mixtures of experts: the choice of the `k` largest scores of a row, and on GPUs products of rows with the
+//! matrices that were chosen for them (on CPUs see `contraction::emit_experts`).
 
 use crate::attention::ceil_div;
 use crate::generic::inline::{Index, Inliner, reduce_loop};
@@ -7,17 +7,11 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, Ty};
-use mlcc_ir::types::{DType, Format};
-use mlcc_quant::TILE;
-use mlcc_quant::plain::Plain;
-use mlcc_quant::tile::{self, GroupReader, quad_floats, quads, words};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space};
+use mlcc_ir::types::DType;
 
 /// Rows of a GPU block of the choice, and threads that work on one row of a product.
 const ROWS: i64 = 32;
-/// Columns of a group of the packed formats.
-const GROUP: usize = 32;
-
 /// What executes a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine {
@@ -129,14 +123,14 @@ impl TopK<'_> {
     }
 }
 
-/// `y[i, s] = w[ids[i, s]] x[i, s]`.
-pub struct Product<'a> {
+/// `y[i, s] = w[ids[i, s]] x[i, s]` on a GPU.
+pub struct GpuProduct<'a> {
     /// Binds the operands; one lane.
     pub inliner: Inliner<'a>,
-    /// `f32[rows, slots or 1, k]`, with its buffer.
-    pub x: (ValueId, BufId),
-    /// `[experts * n, k]`; on a CPU in `tile16` order.
-    pub w: (ValueId, BufId),
+    /// `f32[rows, slots or 1, k]`.
+    pub x: BufId,
+    /// `[experts * n, k]`.
+    pub w: ValueId,
     pub ids: ValueId,
     /// `f32[rows, slots, n]`.
     pub out: BufId,
@@ -148,38 +142,7 @@ pub struct Product<'a> {
     pub k: usize,
 }
 
-impl Product<'_> {
-    /// Workers share the tiles of 16 rows that each expert has; a worker goes through all rows with one tile after the
-    /// other, so that an expert's tile is read once for all rows that chose it. Only chosen experts are read.
-    pub fn emit_cpu(&self, kb: &mut KernelBuilder, lanes: u32) {
-        let tiles = kb.int(self.n / TILE as i64);
-        let rows = kb.dim(&self.rows);
-        let pairs = kb.mul_int(rows, self.slots);
-        kb.par("tile", tiles, |kb, tile| {
-            kb.serial("pair", pairs, |kb, pair| {
-                let (expert, x_row) = self.pair(kb, pair);
-                let before = kb.mul_int(expert, self.n / TILE as i64);
-                let tile_of = kb.add(before, tile);
-                let tile_of = kb.let_("tile_of", tile_of);
-                let x = kb.mul_int(x_row, self.k as i64);
-                let x = kb.let_("x_first", x);
-                let sums = match self.inliner.f.ty(self.w.0).dtype {
-                    DType::Packed(format) => self.packed(kb, format, tile_of, x, lanes),
-                    DType::F16 => self.plain(kb, Plain::F16, tile_of, x, lanes),
-                    DType::BF16 => self.plain(kb, Plain::BF16, tile_of, x, lanes),
-                    _ => self.plain(kb, Plain::F32, tile_of, x, lanes),
-                };
-                let row = kb.mul_int(pair, self.n);
-                let column = kb.mul_int(tile, TILE as i64);
-                let at = kb.add(row, column);
-                for (part, sum) in sums.into_iter().enumerate() {
-                    let at = kb.add_int(at, part as i64 * i64::from(lanes));
-                    kb.store_vec(self.out, at, sum);
-                }
-            });
-        });
-    }
-
+impl GpuProduct<'_> {
     /// Expert and row of x of a pair of row and slot.
     fn pair(&self, kb: &mut KernelBuilder, pair: ExprId) -> (ExprId, ExprId) {
         let slots = kb.int(self.slots);
@@ -190,147 +153,8 @@ impl Product<'_> {
         (kb.let_("expert", id), x_row)
     }
 
-    /// Sums of one tile in registers: four per part, so that none waits for the one before.
-    fn sums(&self, kb: &mut KernelBuilder, lanes: u32) -> Vec<[BufId; 4]> {
-        let zero = kb.int(0);
-        (0..TILE as u32 / lanes)
-            .map(|_| {
-                [(); 4].map(|()| {
-                    let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
-                    let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
-                    kb.store_vec(sum, zero, nothing);
-                    sum
-                })
-            })
-            .collect()
-    }
-
-    fn totals(&self, kb: &mut KernelBuilder, sums: &[[BufId; 4]], lanes: u32) -> Vec<ExprId> {
-        let zero = kb.int(0);
-        let total = |kb: &mut KernelBuilder, sums: &[BufId; 4]| {
-            let [a, b, c, d] = sums.map(|sum| kb.load_vec(sum, zero, lanes));
-            let (low, high) = (kb.add(a, b), kb.add(c, d));
-            let total = kb.add(low, high);
-            kb.let_("total", total)
-        };
-        sums.iter().map(|s| total(kb, s)).collect()
-    }
-
-    fn x_at(&self, kb: &mut KernelBuilder, x: ExprId, column: ExprId, lanes: u32) -> ExprId {
-        let at = kb.add(x, column);
-        let value = kb.load(self.x.1, at);
-        let value = kb.splat(value, lanes);
-        kb.let_("x", value)
-    }
-
-    fn plain(
-        &self,
-        kb: &mut KernelBuilder,
-        plain: Plain,
-        tile: ExprId,
-        x: ExprId,
-        lanes: u32,
-    ) -> Vec<ExprId> {
-        let sums = self.sums(kb, lanes);
-        let pair = plain.pair();
-        let start = kb.mul_int(tile, (self.k.next_multiple_of(pair) * TILE) as i64);
-        let zero = kb.int(0);
-        let columns = |kb: &mut KernelBuilder, first: ExprId, count: usize| {
-            for c in 0..count {
-                let column = kb.add_int(first, c as i64);
-                let value = self.x_at(kb, x, column, lanes);
-                for (part, sums) in sums.iter().enumerate() {
-                    // bf16 columns lie in pairs: two columns of a row side by side.
-                    let even = kb.add_int(first, (c / pair * pair) as i64);
-                    let at = kb.mul_int(even, TILE as i64);
-                    let at = kb.add(start, at);
-                    let at = kb.add_int(at, part as i64 * i64::from(lanes) * pair as i64);
-                    let weights = kb.load_vec(self.w.1, at, lanes * pair as u32);
-                    let weights = match pair {
-                        1 => weights,
-                        _ => {
-                            let odd = (c % 2) as u32;
-                            kb.shuffle(weights, None, (0..lanes).map(|l| 2 * l + odd).collect())
-                        }
-                    };
-                    let weights = kb.cast(weights, DType::F32);
-                    let old = kb.load_vec(sums[c % 4], zero, lanes);
-                    let new = kb.fma(weights, value, old);
-                    kb.store_vec(sums[c % 4], zero, new);
-                }
-            }
-        };
-        let full = kb.int((self.k / 4) as i64);
-        kb.serial("k", full, |kb, i| {
-            let first = kb.mul_int(i, 4);
-            columns(kb, first, 4);
-        });
-        let first = kb.int((self.k / 4 * 4) as i64);
-        columns(kb, first, self.k % 4);
-        self.totals(kb, &sums, lanes)
-    }
-
-    fn packed(
-        &self,
-        kb: &mut KernelBuilder,
-        format: Format,
-        tile: ExprId,
-        x: ExprId,
-        lanes: u32,
-    ) -> Vec<ExprId> {
-        let (groups, bytes) = (self.k.div_ceil(GROUP), tile::group_bytes(format));
-        let start = kb.mul_int(tile, (groups * bytes) as i64);
-        let (zero, parts) = (kb.int(0), TILE as u32 / lanes);
-        let totals = self.sums(kb, lanes);
-        let group = |kb: &mut KernelBuilder, g: ExprId, columns: usize| {
-            let here = kb.mul_int(g, bytes as i64);
-            let base = kb.add(start, here);
-            let base = kb.let_("base", base);
-            let first = kb.mul_int(g, GROUP as i64);
-            for part in 0..parts {
-                let reader = GroupReader { format, buf: self.w.1, base, lanes, part };
-                let mut sums: [Option<ExprId>; 4] = [None; 4];
-                for word in 0..words(format) {
-                    let bits = reader.word(kb, word);
-                    let bits = kb.let_("word", bits);
-                    for quad in quads(format, word) {
-                        let present = columns.saturating_sub(4 * quad).min(4);
-                        if present == 0 {
-                            continue;
-                        }
-                        let weights = quad_floats(kb, format, bits, quad, None);
-                        for (j, &w) in weights.iter().enumerate().take(present) {
-                            let column = kb.add_int(first, (4 * quad + j) as i64);
-                            let value = self.x_at(kb, x, column, lanes);
-                            let next = match sums[j] {
-                                Some(sum) => kb.fma(w, value, sum),
-                                None => kb.mul(w, value),
-                            };
-                            sums[j] = Some(kb.let_("s", next));
-                        }
-                    }
-                }
-                let scales = reader.scales(kb);
-                let scales = kb.let_("scales", scales);
-                for (slot, sum) in sums.into_iter().enumerate() {
-                    let Some(sum) = sum else { continue };
-                    let total = totals[part as usize][slot];
-                    let old = kb.load_vec(total, zero, lanes);
-                    let new = kb.fma(sum, scales, old);
-                    kb.store_vec(total, zero, new);
-                }
-            }
-        };
-        let full = kb.int((self.k / GROUP) as i64);
-        kb.serial("g", full, |kb, g| group(kb, g, GROUP));
-        if !self.k.is_multiple_of(GROUP) {
-            group(kb, full, self.k % GROUP);
-        }
-        self.totals(kb, &totals, lanes)
-    }
-
     /// A block takes four rows of one expert's matrix, 32 threads each, for one pair of row and slot.
-    pub fn emit_gpu(&self, kb: &mut KernelBuilder) {
+    pub fn emit(&self, kb: &mut KernelBuilder) {
         const PER_BLOCK: i64 = 4;
         let pairs = kb.dim(&self.rows.scale(self.slots));
         let (n, by) = (kb.int(self.n), kb.int(PER_BLOCK));
@@ -389,8 +213,8 @@ impl Product<'_> {
                     kb.if_(inside, |kb| {
                         let at = kb.mul_int(x_row, k);
                         let at = kb.add(at, c);
-                        let x = kb.load(self.x.1, at);
-                        let w = self.inliner.value(kb, self.w.0, &[Index::scalar(w_row), Index::scalar(c)]);
+                        let x = kb.load(self.x, at);
+                        let w = self.inliner.value(kb, self.w, &[Index::scalar(w_row), Index::scalar(c)]);
                         let w = kb.cast(w, DType::F32);
                         let old = kb.load(sum, zero);
                         let new = kb.fma(w, x, old);

@@ -1,6 +1,6 @@
 //! Routing to experts and their matrix products.
 
-use super::{Op, OpError, bad};
+use super::{Op, OpError, bad, quant};
 use crate::compute::{RedOp, Scalar};
 use crate::dim::Dim;
 use crate::kernel::BinOp;
@@ -20,39 +20,81 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             ])
         }
         (Op::MatMulExperts { experts }, [x, weight, ids]) => {
-            if x.rank() != 3 || x.dtype != DType::F32 || ids.rank() != 2 || ids.dtype != DType::I32 {
-                return bad(op, format!("takes f32[n, slots, in] and i32[n, slots], not {x} and {ids}"));
+            if x.rank() != 3 || x.dtype != DType::F32 {
+                return bad(op, format!("takes f32[n, slots, in], not {x}"));
             }
-            let rows = weight.dims.first().and_then(Dim::as_const).unwrap_or(0);
-            let experts = *experts as i64;
-            if weight.rank() != 2 || weight.dims[1] != x.dims[2] || experts == 0 || rows % experts != 0 {
-                return bad(op, format!("{weight} are no {experts} matrices for {x}"));
+            if weight.rank() != 2 || weight.dims[1] != x.dims[2] {
+                return bad(op, format!("{weight} has no matrices for {x}"));
             }
-            if x.dims[0] != ids.dims[0] || x.dims[1] != ids.dims[1] && x.dims[1].as_const() != Some(1) {
-                return bad(op, format!("{x} does not go with the choice {ids}"));
+            products(op, *experts, x, weight, ids)
+        }
+        (Op::MatMulExpertsI8 { experts, group }, [q, s, z, weight, ids]) => {
+            quant::codes_fit(op, *group, [q, s, z, weight])?;
+            if q.rank() != 3 {
+                return bad(op, format!("takes codes of rank 3, not {q}"));
             }
-            let dims = vec![ids.dims[0].clone(), ids.dims[1].clone(), Dim::from(rows / experts)];
-            Ok(vec![TensorType { dtype: DType::F32, dims }])
+            products(op, *experts, q, weight, ids)
         }
         _ => bad(op, format!("takes other than {} inputs", inputs.len())),
     }
+}
+
+/// The type of the results for rows `x: [n, slots or 1, ..]`.
+fn products(
+    op: &Op,
+    experts: usize,
+    x: &TensorType,
+    weight: &TensorType,
+    ids: &TensorType,
+) -> Result<Vec<TensorType>, OpError> {
+    let rows = weight.dims.first().and_then(Dim::as_const).unwrap_or(0);
+    let experts = experts as i64;
+    if experts == 0 || rows % experts != 0 {
+        return bad(op, format!("{weight} are no {experts} matrices for {x}"));
+    }
+    if ids.rank() != 2 || ids.dtype != DType::I32 {
+        return bad(op, format!("takes a choice i32[n, slots], not {ids}"));
+    }
+    if x.dims[0] != ids.dims[0] || x.dims[1] != ids.dims[1] && x.dims[1].as_const() != Some(1) {
+        return bad(op, format!("{x} does not go with the choice {ids}"));
+    }
+    let dims = vec![ids.dims[0].clone(), ids.dims[1].clone(), Dim::from(rows / experts)];
+    Ok(vec![TensorType { dtype: DType::F32, dims }])
 }
 
 pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Vec<Scalar> {
     match op {
         Op::TopK { .. } => vec![chosen(inputs[0], false), chosen(inputs[0], true)],
         Op::MatMulExperts { experts } => {
-            let (x, weight) = (inputs[0], inputs[1]);
-            let slot = if x.dims[1].as_const() == Some(1) { Scalar::Int(0) } else { Scalar::Axis(1) };
-            let out = weight.dims[0].as_const().unwrap_or(0) / *experts as i64;
-            let expert = Scalar::load(2, vec![Scalar::Axis(0), Scalar::Axis(1)]);
-            let row = Scalar::sum(Scalar::product(expert, Scalar::Int(out)), Scalar::Axis(2));
-            let activation = Scalar::load(0, vec![Scalar::Axis(0), slot, Scalar::Red(0)]);
-            let product = Scalar::product(activation, Scalar::load(1, vec![row, Scalar::Red(0)]));
-            vec![Scalar::reduce(RedOp::Sum, 0, x.dims[2].clone(), product)]
+            let activation = Scalar::load(0, in_slot(inputs[0], Scalar::Red(0)));
+            let weight = weight_of(*experts, inputs[1], 1, 2);
+            let product = Scalar::product(activation, weight);
+            vec![Scalar::reduce(RedOp::Sum, 0, inputs[1].dims[1].clone(), product)]
+        }
+        Op::MatMulExpertsI8 { experts, group } => {
+            let group_index = Scalar::binary(BinOp::Div, Scalar::Red(0), Scalar::Int(*group as i64));
+            let code = Scalar::load(0, in_slot(inputs[0], Scalar::Red(0)));
+            let scale = Scalar::load(1, in_slot(inputs[1], group_index));
+            let weight = weight_of(*experts, inputs[3], 3, 4);
+            let product = Scalar::product(Scalar::product(code, scale), weight);
+            vec![Scalar::reduce(RedOp::Sum, 0, inputs[3].dims[1].clone(), product)]
         }
         _ => unreachable!("not an op of experts: {}", op.name()),
     }
+}
+
+/// A column of the row of `x: [n, slots or 1, ..]` that belongs to a result.
+fn in_slot(x: &TensorType, column: Scalar) -> Vec<Scalar> {
+    let slot = if x.dims[1].as_const() == Some(1) { Scalar::Int(0) } else { Scalar::Axis(1) };
+    vec![Scalar::Axis(0), slot, column]
+}
+
+/// Element `Red(0)` of the row of the chosen matrix; `weight` and `ids` are numbers of inputs.
+fn weight_of(experts: usize, ty: &TensorType, weight: usize, ids: usize) -> Scalar {
+    let out = ty.dims[0].as_const().unwrap_or(0) / experts as i64;
+    let expert = Scalar::load(ids, vec![Scalar::Axis(0), Scalar::Axis(1)]);
+    let row = Scalar::sum(Scalar::product(expert, Scalar::Int(out)), Scalar::Axis(2));
+    Scalar::load(weight, vec![row, Scalar::Red(0)])
 }
 
 /// The element (or its index) whose rank is the output's column. The rank of an element is the number of larger ones,

@@ -123,29 +123,36 @@ pub enum Op {
     MatMulExperts {
         experts: usize,
     },
+    /// The same for a packed weight and activations as codes (`quantize_rows` of `[n, k, in]` or `[n, 1, in]`): inputs codes,
+    /// scales, sums, weight, `ids`. The sums are redundant, as in `matmul_i8`.
+    MatMulExpertsI8 {
+        experts: usize,
+        group: usize,
+    },
 
     // quantization
     /// A packed or half-precision weight as f32.
     Dequantize,
-    /// `x: [m, k]` -> `f32[m, ceil(k/group)]`: max |x| over the group / the largest code (127 for 8 bits, 32512 for 16).
+    /// `x: [.., k]` -> `f32[.., ceil(k/group)]`: max |x| over the group / the largest code (127 for 8 bits, 32512 for 16).
     GroupScale {
         group: usize,
         bits: usize,
     },
-    /// `x: [m, k]`, scales -> `i8` or `i16` `[m, k rounded up to part]`: `round(x / scale + CODE_OFFSET)`, 0 where the scale is
+    /// `x: [.., k]`, scales -> `i8` or `i16` `[.., k rounded up to part]`: `round(x / scale + CODE_OFFSET)`, 0 where the scale is
     /// 0 and in the padding.
     GroupQuantize {
         group: usize,
         bits: usize,
         part: usize,
     },
-    /// Codes `[m, k]` -> `i32[m, k/part]`: minus `zero` times the sum of the codes of each part.
+    /// Codes `[.., k]` -> `i32[.., k/part]`: minus `zero` times the sum of the codes of each part.
     GroupSum {
         part: usize,
         zero: usize,
     },
-    /// `x: [m, k]` -> its codes, scales and sums as by the three ops above: what products with packed weights read that
-    /// have groups of `part` and the zero point `zero`. CPU kernels keep all three in an order of their own.
+    /// `x: [.., k]` -> its codes, scales and sums as by the three ops above: what products with packed weights read that
+    /// have groups of `part` and the zero point `zero`. CPU kernels keep all three in an order of their own; of rank 2 it is
+    /// that of plain products, of rank 3 that of products with chosen experts.
     QuantizeRows {
         group: usize,
         bits: usize,
@@ -240,6 +247,7 @@ impl Op {
             Op::Attention(_) => "attention",
             Op::TopK { .. } => "top_k",
             Op::MatMulExperts { .. } => "matmul_experts",
+            Op::MatMulExpertsI8 { .. } => "matmul_experts_i8",
             Op::Dequantize => "dequantize",
             Op::GroupScale { .. } => "group_scale",
             Op::GroupQuantize { .. } => "group_quantize",
@@ -300,7 +308,7 @@ impl Op {
             Op::MatMul { .. } | Op::Reduce { .. } => Family::Contraction,
             Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => Family::Norm,
             Op::Attention(a) => Family::Attention(a),
-            Op::TopK { .. } | Op::MatMulExperts { .. } => Family::Experts,
+            Op::TopK { .. } | Op::MatMulExperts { .. } | Op::MatMulExpertsI8 { .. } => Family::Experts,
             Op::Dequantize
             | Op::GroupScale { .. }
             | Op::GroupQuantize { .. }
@@ -367,6 +375,7 @@ impl Op {
             Op::Attention(a) => a.attrs(),
             Op::TopK { k } => vec![("k", int(k))],
             Op::MatMulExperts { experts } => vec![("experts", int(experts))],
+            Op::MatMulExpertsI8 { experts, group } => vec![("experts", int(experts)), ("group", int(group))],
             Op::Reshape { dims } => vec![("dims", Attr::Dims(dims.clone()))],
             Op::Permute { perm } => vec![("perm", Attr::Ints(perm.iter().map(|&p| p as i64).collect()))],
             Op::Slice { axis, start, len } => {

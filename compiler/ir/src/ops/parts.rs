@@ -101,6 +101,9 @@ impl Parts<'_> {
             }),
             "top_k" => Op::TopK { k: self.positive("k")? },
             "matmul_experts" => Op::MatMulExperts { experts: self.positive("experts")? },
+            "matmul_experts_i8" => {
+                Op::MatMulExpertsI8 { experts: self.positive("experts")?, group: self.positive("group")? }
+            }
             "dequantize" => Op::Dequantize,
             "group_scale" => Op::GroupScale { group: self.positive("group")?, bits: self.bits()? },
             "group_quantize" => Op::GroupQuantize {

@@ -25,51 +25,75 @@ fn code_type(bits: usize) -> DType {
 }
 
 fn is_codes(q: &TensorType) -> bool {
-    q.rank() == 2 && matches!(q.dtype, DType::I8 | DType::I16)
+    q.rank() >= 2 && matches!(q.dtype, DType::I8 | DType::I16)
+}
+
+fn is_rows(x: &TensorType) -> bool {
+    x.rank() >= 2 && x.dtype == DType::F32
+}
+
+/// The rows of `x` with so many columns.
+fn rows(dtype: DType, x: &TensorType, columns: Dim) -> TensorType {
+    let mut dims = x.dims.clone();
+    if let Some(last) = dims.last_mut() {
+        *last = columns;
+    }
+    TensorType { dtype, dims }
+}
+
+fn columns(x: &TensorType) -> &Dim {
+    &x.dims[x.rank() - 1]
+}
+
+fn groups(k: &Dim, group: usize) -> Dim {
+    k.ceil_div(group as i64)
+}
+
+/// Whether codes, scales per `group` columns and sums go with each other and with a packed weight.
+pub(super) fn codes_fit(op: &Op, group: usize, [q, s, z, w]: [&TensorType; 4]) -> Result<(), OpError> {
+    let DType::Packed(format) = w.dtype else {
+        return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
+    };
+    if !is_codes(q) || w.rank() != 2 {
+        return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
+    }
+    let (k, part) = (&w.dims[1], format.group());
+    let scales_fit = *s == rows(DType::F32, q, groups(k, group));
+    let sums_fit = *z == rows(DType::I32, q, groups(k, part));
+    if *columns(q) != groups(k, part).scale(part as i64) || !scales_fit || !sums_fit {
+        return bad(op, format!("codes {q}, scales {s} and sums {z} do not fit weight {w}"));
+    }
+    Ok(())
 }
 
 pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
-    let groups = |k: &Dim, group: usize| k.ceil_div(group as i64);
-    let rows = |dtype, x: &TensorType, columns| TensorType { dtype, dims: vec![x.dims[0].clone(), columns] };
-    let scales = |x: &TensorType, group| rows(DType::F32, x, groups(&x.dims[1], group));
+    let scales = |x: &TensorType, group| rows(DType::F32, x, groups(columns(x), group));
     let codes = |x: &TensorType, bits, part: usize| {
-        rows(code_type(bits), x, groups(&x.dims[1], part).scale(part as i64))
+        rows(code_type(bits), x, groups(columns(x), part).scale(part as i64))
     };
     match (op, inputs) {
         (Op::Dequantize, [w]) => Ok(vec![TensorType { dtype: DType::F32, dims: w.dims.clone() }]),
-        (Op::GroupScale { group, .. }, [x]) if x.rank() == 2 && x.dtype == DType::F32 => {
-            Ok(vec![scales(x, *group)])
-        }
-        (Op::GroupQuantize { group, bits, part }, [x, s])
-            if x.rank() == 2 && x.dtype == DType::F32 && s.dtype == DType::F32 =>
-        {
+        (Op::GroupScale { group, .. }, [x]) if is_rows(x) => Ok(vec![scales(x, *group)]),
+        (Op::GroupQuantize { group, bits, part }, [x, s]) if is_rows(x) && s.dtype == DType::F32 => {
             if **s != scales(x, *group) {
                 return bad(op, format!("scales are {s} for {x}"));
             }
             Ok(vec![codes(x, *bits, *part)])
         }
         (Op::GroupSum { part, .. }, [q]) if is_codes(q) => {
-            Ok(vec![rows(DType::I32, q, groups(&q.dims[1], *part))])
+            Ok(vec![rows(DType::I32, q, groups(columns(q), *part))])
         }
-        (Op::QuantizeRows { group, bits, part, .. }, [x]) if x.rank() == 2 && x.dtype == DType::F32 => {
+        (Op::QuantizeRows { group, bits, part, .. }, [x]) if is_rows(x) => {
             if !group.is_multiple_of(*part) {
                 return bad(op, format!("a group of {group} is no multiple of {part}"));
             }
-            let sums = rows(DType::I32, x, groups(&x.dims[1], *part));
+            let sums = rows(DType::I32, x, groups(columns(x), *part));
             Ok(vec![codes(x, *bits, *part), scales(x, *group), sums])
         }
         (Op::MatMulI8 { group }, [q, s, z, w]) => {
-            let DType::Packed(format) = w.dtype else {
-                return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
-            };
-            if !is_codes(q) || w.rank() != 2 {
-                return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
-            }
-            let (k, part) = (&w.dims[1], format.group());
-            let scales_fit = **s == rows(DType::F32, q, groups(k, *group));
-            let sums_fit = **z == rows(DType::I32, q, groups(k, part));
-            if q.dims[1] != groups(k, part).scale(part as i64) || !scales_fit || !sums_fit {
-                return bad(op, format!("codes {q}, scales {s} and sums {z} do not fit weight {w}"));
+            codes_fit(op, *group, [q, s, z, w])?;
+            if q.rank() != 2 {
+                return bad(op, format!("takes codes of rank 2, not {q}"));
             }
             Ok(vec![TensorType { dtype: DType::F32, dims: vec![q.dims[0].clone(), w.dims[0].clone()] }])
         }
@@ -95,28 +119,29 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
     match op {
         Op::Dequantize => Scalar::load(0, (0..inputs[0].rank()).map(Scalar::Axis).collect()),
         Op::GroupScale { group, bits } => {
-            let column = in_group(Scalar::Axis(1), *group);
-            let value = Scalar::load(0, vec![Scalar::Axis(0), column.clone()]);
-            let magnitude = guard(Scalar::unary(UnOp::Abs, value), column, &inputs[0].dims[1], *group);
+            let column = in_group(last(inputs[0]), *group);
+            let value = Scalar::load(0, in_row(inputs[0], column.clone()));
+            let magnitude = guard(Scalar::unary(UnOp::Abs, value), column, columns(inputs[0]), *group);
             let max = Scalar::reduce(RedOp::Max, 0, Dim::from(*group), magnitude);
             Scalar::product(max, Scalar::Float(1.0 / max_code(*bits)))
         }
         Op::GroupQuantize { group, bits, part } => {
             let most = max_code(*bits);
-            let group_index = Scalar::binary(BinOp::Div, Scalar::Axis(1), Scalar::Int(*group as i64));
-            let scale = Scalar::load(1, vec![Scalar::Axis(0), group_index]);
-            let x = Scalar::load(0, vec![Scalar::Axis(0), Scalar::Axis(1)]);
+            let column = last(inputs[0]);
+            let group_index = Scalar::binary(BinOp::Div, column.clone(), Scalar::Int(*group as i64));
+            let scale = Scalar::load(1, in_row(inputs[0], group_index));
+            let x = Scalar::load(0, in_row(inputs[0], column.clone()));
             let ratio = Scalar::binary(BinOp::Div, x, scale.clone());
             let ratio = Scalar::sum(ratio, Scalar::Float(CODE_OFFSET));
             let low = Scalar::binary(BinOp::Max, Scalar::unary(UnOp::Round, ratio), Scalar::Float(-most));
             let code = Scalar::binary(BinOp::Min, low, Scalar::Float(most));
             let positive = Scalar::binary(BinOp::Lt, Scalar::Float(0.0), scale);
             let safe = Scalar::Select(Box::new(positive), Box::new(code), Box::new(Scalar::Float(0.0)));
-            let value = guard(safe, Scalar::Axis(1), &inputs[0].dims[1], *part);
+            let value = guard(safe, column, columns(inputs[0]), *part);
             Scalar::Cast(code_type(*bits), Box::new(value))
         }
         Op::GroupSum { part, zero } => {
-            let code = Scalar::load(0, vec![Scalar::Axis(0), in_group(Scalar::Axis(1), *part)]);
+            let code = Scalar::load(0, in_row(inputs[0], in_group(last(inputs[0]), *part)));
             let sum = Scalar::reduce(RedOp::Sum, 0, Dim::from(*part), code);
             Scalar::product(sum, Scalar::Int(-(*zero as i64)))
         }
@@ -130,6 +155,16 @@ pub(super) fn compute(op: &Op, inputs: &[&TensorType]) -> Scalar {
         }
         _ => unreachable!("not a quantization op: {}", op.name()),
     }
+}
+
+/// The last axis of a result with the axes of `x`.
+fn last(x: &TensorType) -> Scalar {
+    Scalar::Axis(x.rank() - 1)
+}
+
+/// A column of the row that the leading axes tell.
+fn in_row(x: &TensorType, column: Scalar) -> Vec<Scalar> {
+    (0..x.rank() - 1).map(Scalar::Axis).chain([column]).collect()
 }
 
 /// Element `Red(0)` of a group.

@@ -3,7 +3,9 @@
 use super::few_rows::Passes;
 use super::float_strip::FloatStrip;
 use super::strip::Strip;
-use super::{Activation, CACHE_LINE, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight};
+use super::{
+    Activation, CACHE_LINE, Chosen, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight,
+};
 use crate::params::MatMulParams;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
@@ -17,9 +19,11 @@ pub(super) struct Block<'a> {
     pub params: &'a MatMulParams,
     pub lookup: Lookup,
     pub slice: Slice,
-    /// First row of the result.
+    /// First row of the result, or the first place in the list of rows.
     pub row: ExprId,
     pub rows: u32,
+    /// By row of the block its row of x and of the result, where they are not in order.
+    listed: Option<Vec<[ExprId; 2]>>,
     /// Whether the codes of these rows are interleaved (see [`Codes::block`]).
     pub interleaved: bool,
     /// The unpacked weights, where there are any.
@@ -69,6 +73,7 @@ impl<'a> Block<'a> {
         let length = (kept * rows.count * slice.tiles) as usize * TILE;
         let acc = kb.alloc("acc", DType::F32, length, Space::Local);
         let Rows { first: row, count, interleaved, strip, floats, passes } = rows;
+        let listed = spec.chosen.map(|chosen| chosen.rows(kb, row, count));
         let block = Block {
             spec,
             params,
@@ -76,7 +81,8 @@ impl<'a> Block<'a> {
             slice,
             row,
             rows: count,
-            interleaved,
+            interleaved: interleaved && listed.is_none(),
+            listed,
             strip,
             floats,
             passes,
@@ -121,7 +127,7 @@ impl<'a> Block<'a> {
         let first = kb.mul_int(self.slice.first, TILE as i64);
         let mut hand_over = |kb: &mut KernelBuilder, masked: bool| {
             for &(r, part, acc) in &sums {
-                let row = kb.add_int(self.row, r.into());
+                let row = self.row_at(kb, r, 1);
                 let col = kb.add_int(first, (part * self.params.lanes).into());
                 let mask = masked.then(|| {
                     let columns = kb.ramp1(col, self.params.lanes);
@@ -193,11 +199,33 @@ impl<'a> Block<'a> {
         });
     }
 
+    /// The row of x (`of` 0) or of the result (1) that row `r` of this block is.
+    fn row_at(&self, kb: &mut KernelBuilder, r: u32, of: usize) -> ExprId {
+        match &self.listed {
+            Some(rows) => rows[r as usize][of],
+            None => kb.add_int(self.row, r.into()),
+        }
+    }
+
+    /// Offset of entry `entry` of row `r`, where each row of x has so many entries.
+    fn row_entry(&self, kb: &mut KernelBuilder, r: u32, entry: ExprId, entries: usize) -> ExprId {
+        let entries = entries as i64;
+        match &self.listed {
+            Some(rows) => {
+                let start = kb.mul_int(rows[r as usize][0], entries);
+                kb.add(start, entry)
+            }
+            None => {
+                let start = kb.mul_int(self.row, entries);
+                let at = kb.add(start, entry);
+                kb.add_int(at, i64::from(r) * entries)
+            }
+        }
+    }
+
     /// Offset in x of column `col` of float activation row `r` of this block.
     pub fn x_at(&self, kb: &mut KernelBuilder, r: u32, col: ExprId) -> ExprId {
-        let start = kb.mul_int(self.row, self.spec.activation.row_stride(self.spec.k) as i64);
-        let at = kb.add(start, col);
-        kb.add_int(at, i64::from(r) * self.spec.activation.row_stride(self.spec.k) as i64)
+        self.row_entry(kb, r, col, self.spec.activation.row_stride(self.spec.k))
     }
 
     /// Where the four codes of a quad lie in x, and their number of elements of x.
@@ -211,6 +239,13 @@ impl<'a> Block<'a> {
         quad: usize,
     ) -> (ExprId, u32) {
         let elements = codes.quad_elements() as i64;
+        if self.listed.is_some() {
+            let quads = GROUP / 4;
+            let group = kb.mul_int(g, (codes.planes * quads) as i64 * elements);
+            let at = kb.add_int(group, (plane * quads + quad) as i64 * elements);
+            let row = codes.row_quads(self.spec.k) * elements as usize;
+            return (self.row_entry(kb, r, at, row), elements as u32);
+        }
         let row = kb.mul_int(self.row, (codes.row_quads(self.spec.k) as i64) * elements);
         let interleave = if self.interleaved { i64::from(self.rows) } else { 1 };
         let apart = if self.interleaved { 1 } else { codes.row_quads(self.spec.k) as i64 };
@@ -228,12 +263,6 @@ impl<'a> Block<'a> {
     /// Offset of scale `s` of activation row `r` of integer activations.
     pub fn x_scale_at(&self, kb: &mut KernelBuilder, codes: Codes, r: u32, s: ExprId) -> ExprId {
         self.row_entry(kb, r, s, self.spec.k.div_ceil(codes.group))
-    }
-
-    fn row_entry(&self, kb: &mut KernelBuilder, r: u32, entry: ExprId, entries: usize) -> ExprId {
-        let start = kb.mul_int(self.row, entries as i64);
-        let at = kb.add(start, entry);
-        kb.add_int(at, i64::from(r) * entries as i64)
     }
 
     /// The reader of one group of one part.
@@ -255,7 +284,8 @@ impl<'a> Block<'a> {
     pub fn prefetch(&self, kb: &mut KernelBuilder, base: ExprId, count: usize, len: usize) {
         let Some((instr, distance)) = self.params.prefetch else { return };
         let size = kb.kernel().bufs[self.spec.w].dtype.bytes().unwrap_or(1);
-        let last = kb.int((self.spec.w_offset + len - count) as i64);
+        let last = kb.int((len - count) as i64);
+        let last = self.spec.in_w(kb, last);
         let ahead = kb.add_int(base, i64::from(distance) / size as i64);
         let ahead = kb.min(ahead, last);
         let ahead = kb.let_("ahead", ahead);
@@ -275,6 +305,25 @@ impl<'a> Block<'a> {
     }
 }
 
+impl Chosen {
+    /// Rows of x and of the result from place `first` on.
+    fn rows(&self, kb: &mut KernelBuilder, first: ExprId, count: u32) -> Vec<[ExprId; 2]> {
+        let row = |r: u32| {
+            let mut row = kb.add_int(first, r.into());
+            if let Some(list) = self.list {
+                let place = kb.min(row, self.last);
+                row = kb.load(list, place);
+                row = kb.cast(row, DType::I64);
+            }
+            let row = kb.let_("row", row);
+            let by = kb.int(self.share);
+            let x = kb.div(row, by);
+            [kb.let_("x_row", x), row]
+        };
+        (0..count).map(row).collect()
+    }
+}
+
 /// The reader of group `g` of one part of a slice.
 pub(super) fn group_reader(
     kb: &mut KernelBuilder,
@@ -291,6 +340,6 @@ pub(super) fn group_reader(
     let start = kb.mul_int(tile, groups * bytes);
     let here = kb.mul_int(g, bytes);
     let base = kb.add(start, here);
-    let base = kb.add_int(base, spec.w_offset as i64);
+    let base = spec.in_w(kb, base);
     GroupReader { format, buf: spec.w, base, lanes, part }
 }

@@ -27,15 +27,19 @@ pub(super) struct Run {
     pub blocks: ExprId,
 }
 
-/// `count` rows from `first`, cut into blocks of the sizes that `params` has.
+/// `count` rows from `first`, cut into blocks of the sizes that `params` has; those of the first size may have up to
+/// `extra` rows too many.
 pub(super) fn runs(
     kb: &mut KernelBuilder,
     params: &MatMulParams,
     (first, count): (ExprId, ExprId),
+    mut extra: Option<ExprId>,
 ) -> Vec<Run> {
     let mut done = kb.int(0);
     let cut = |&rows: &u32| {
+        let rounding = extra.take();
         let left = kb.sub(count, done);
+        let left = rounding.map_or(left, |extra| kb.add(left, extra));
         let by = kb.int(rows.into());
         let blocks = kb.div(left, by);
         let blocks = kb.let_("blocks", blocks);
@@ -43,6 +47,9 @@ pub(super) fn runs(
         let run = Run { rows, first: kb.let_("run", row), blocks };
         let here = kb.mul(blocks, by);
         done = kb.add(done, here);
+        if rounding.is_some() {
+            done = kb.min(done, count);
+        }
         run
     };
     params.rows.iter().map(cut).collect()
@@ -161,8 +168,9 @@ impl Ahead {
         let base = group_reader(kb, spec, format, *slice, TILE as u32, next, 0).base;
         let base = kb.add(base, skip);
         let per_scale = per_scale.min(groups);
-        let last = spec.w_offset + (spec.n.div_ceil(TILE) - tiles + 1) * tile - per_scale * bytes;
+        let last = (spec.n.div_ceil(TILE) - tiles + 1) * tile - per_scale * bytes;
         let last = kb.int(last as i64);
+        let last = spec.in_w(kb, last);
         let base = kb.min(base, last);
         let lines = (per_scale * bytes / CACHE_LINE) as i64;
         let visits = kb.mul_int(passes.blocks, per_scale as i64);

@@ -28,7 +28,7 @@ impl Block<'_> {
         kb.serial("k", full, |kb, i| {
             let first = kb.mul_int(i, step as i64);
             let base = self.plain_at(kb, plain, first, 0);
-            self.prefetch(kb, base, step * TILE, self.spec.n.div_ceil(TILE) * self.tile_len(plain));
+            self.prefetch(kb, base, step * TILE, self.spec.n.div_ceil(TILE) * self.spec.tile_len());
             self.columns(kb, plain, first, step);
         });
         if !k.is_multiple_of(step) {
@@ -177,18 +177,14 @@ impl Block<'_> {
         }
     }
 
-    /// Elements of one tile.
-    fn tile_len(&self, plain: Plain) -> usize {
-        self.spec.k.next_multiple_of(plain.pair()) * TILE
-    }
-
     /// Where column `col` of one part begins.
     fn plain_at(&self, kb: &mut KernelBuilder, plain: Plain, col: ExprId, part: u32) -> ExprId {
         let (tile, part) = self.slice.tile_of(kb, self.params.lanes, part);
-        let start = kb.mul_int(tile, self.tile_len(plain) as i64);
+        let start = kb.mul_int(tile, self.spec.tile_len() as i64);
         let here = kb.mul_int(col, TILE as i64);
         let at = kb.add(start, here);
-        kb.add_int(at, (self.spec.w_offset + (part * self.params.lanes) as usize * plain.pair()) as i64)
+        let at = kb.add_int(at, ((part * self.params.lanes) as usize * plain.pair()) as i64);
+        self.spec.in_w(kb, at)
     }
 
     // ---- packed weights

@@ -63,7 +63,7 @@ impl Next {
         let last = all.saturating_sub((tiles as usize - 1) * tile + run);
         let last = kb.int(last as i64);
         let start = kb.min(start, last);
-        let start = kb.add_int(start, spec.w_offset as i64);
+        let start = spec.in_w(kb, start);
         let size = kb.kernel().bufs[spec.w].dtype.bytes().unwrap_or(1);
         let lines = run * size / CACHE_LINE;
         let up = kb.add_int(blocks, lines as i64 - 1);

@@ -26,8 +26,8 @@ pub enum RowMachine {
 }
 
 /// Emits the kernel body. `inliner` binds the inputs of the group; `outputs` names what is stored where.
-/// All outputs have the same leading axes `rows`. Rows that are quantized (`codes`, CPU, one leading axis) are shared out
-/// in blocks of `block`, as their codes are ordered.
+/// All outputs have the same leading axes `rows`. Rows that are quantized (`codes`, CPU) are shared out in blocks of `block`, as
+/// their codes are ordered; where there are further leading axes, the codes follow row by row.
 pub fn emit(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
@@ -47,7 +47,7 @@ pub fn emit(
     };
     kb.for_("row", extent, kind, |kb, row| {
         let leading = if rows.is_empty() { vec![] } else { vec![Index::scalar(row)] };
-        inner_rows(kb, inliner, rows, leading, outputs, machine);
+        inner_rows(kb, inliner, rows, leading, (outputs, codes), machine);
     });
 }
 
@@ -104,11 +104,21 @@ fn inner_rows(
     inliner: &Inliner,
     rows: &[Dim],
     leading: Vec<Index>,
-    outputs: &[(ValueId, BufId)],
+    (outputs, codes): (&[(ValueId, BufId)], &[RowCodes]),
     machine: RowMachine,
 ) {
     if leading.len() >= rows.len() {
-        return one_row(kb, inliner.clone(), &leading, outputs, machine);
+        let mut inliner = inliner.clone();
+        bind_reductions(kb, &mut inliner, &leading, machine);
+        store_columns(kb, &inliner, &leading, outputs, machine);
+        if let (RowMachine::Cpu { lanes }, [_, ..]) = (machine, codes) {
+            let (row, stride) = (flat_row(kb, rows, &leading), kb.int(1));
+            for codes in codes {
+                let first = kb.mul_int(row, codes.row_quads() as i64);
+                codes.emit(kb, &inliner, &leading, Place { row, first, stride }, lanes);
+            }
+        }
+        return;
     }
     let extent = kb.dim(&rows[leading.len()]);
     let few = rows[leading.len()].as_const().is_some_and(|size| size <= MOST_BLOCKS);
@@ -117,7 +127,7 @@ fn inner_rows(
     kb.for_("inner", extent, kind, |kb, i| {
         let mut leading = leading.clone();
         leading.push(Index::scalar(i));
-        inner_rows(kb, inliner, rows, leading, outputs, machine);
+        inner_rows(kb, inliner, rows, leading, (outputs, codes), machine);
         if in_blocks {
             return;
         }
@@ -128,15 +138,17 @@ fn inner_rows(
     });
 }
 
-fn one_row(
-    kb: &mut KernelBuilder,
-    mut inliner: Inliner,
-    leading: &[Index],
-    outputs: &[(ValueId, BufId)],
-    machine: RowMachine,
-) {
-    bind_reductions(kb, &mut inliner, leading, machine);
-    store_columns(kb, &inliner, leading, outputs, machine);
+/// Number of a row among all.
+fn flat_row(kb: &mut KernelBuilder, rows: &[Dim], leading: &[Index]) -> ExprId {
+    let mut flat = kb.int(0);
+    for (dim, index) in rows.iter().zip(leading) {
+        let size = kb.dim(dim);
+        flat = kb.mul(flat, size);
+        if let Index::Affine { base, .. } = index {
+            flat = kb.add(flat, *base);
+        }
+    }
+    kb.let_("row", flat)
 }
 
 /// Computes the reductions over a row and binds their results.

@@ -126,7 +126,7 @@ pub fn emit(
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
     let x = inputs[c.x];
-    let spec = MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k };
+    let spec = MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k, chosen: None };
     let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
         store_tile(kb, f, &inliner, product, outputs, n, &tile);
     };

@@ -46,7 +46,7 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
         bytes.push(value_bytes(f.ty(v), None)?);
     }
     let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
-    let dots = f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. }));
+    let dots = f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. }));
     Ok(Cost { bytes, ops, arithmetic: if dots { Arithmetic::I8 } else { Arithmetic::F32 } })
 }
 
@@ -71,8 +71,11 @@ fn read_bytes(f: &Function, v: ValueId, packing: Option<Packing>) -> Result<Dim,
             let rows = f.ty(v).dims[0].as_const().unwrap_or(1).max(1);
             f.ty(user.inputs[1]).elements().scale(whole / rows)
         }
-        Op::MatMulExperts { experts } => {
-            let chosen = f.ty(user.inputs[2]).elements().minimum(&Dim::from(experts as i64));
+        Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }
+            if user.inputs[user.inputs.len() - 2] == v =>
+        {
+            let ids = user.inputs[user.inputs.len() - 1];
+            let chosen = f.ty(ids).elements().minimum(&Dim::from(experts as i64));
             chosen.scale(whole / experts.max(1) as i64)
         }
         _ => all,
@@ -83,6 +86,9 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
     let results = || node.outputs.first().map_or(Dim::from(0), |&v| f.ty(v).elements());
     let operand = |i: usize| node.inputs.get(i).map_or(Dim::from(0), |&v| f.ty(v).elements());
     let depth = || f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const).unwrap_or(0);
+    // Two planes of bytes hold 16 bits.
+    let planes = || if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
+    let packed_depth = |weight: usize| f.ty(node.inputs[weight]).dims[1].as_const().unwrap_or(0);
     match node.op.family() {
         Family::Structure => scan_ops(module, f, node),
         // Norms are decomposed before lowering.
@@ -93,16 +99,12 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
         Family::Movement => Dim::from(0),
         Family::Contraction | Family::Experts => match node.op {
             Op::Reduce { .. } | Op::TopK { .. } => operand(0),
+            Op::MatMulExpertsI8 { .. } => results().scale(2 * planes() * packed_depth(3)),
             _ => results().scale(2 * depth()),
         },
         Family::Attention(a) => attention_ops(f, node, a),
         Family::Quant => match node.op {
-            Op::MatMulI8 { .. } => {
-                // Two planes of bytes hold 16 bits.
-                let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
-                let k = f.ty(node.inputs[node.inputs.len() - 1]).dims[1].as_const().unwrap_or(0);
-                results().scale(2 * planes * k)
-            }
+            Op::MatMulI8 { .. } => results().scale(2 * planes() * packed_depth(3)),
             Op::QuantizeRows { .. } => operand(0).scale(3),
             Op::Dequantize => results(),
             _ => operand(0),

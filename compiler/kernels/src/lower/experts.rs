@@ -3,14 +3,15 @@
 use super::LowerError;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::experts::{Machine, Product, TopK};
+use crate::contraction::{Activation, Choice, Codes, MatMul, Weight, emit_experts};
+use crate::experts::{GpuProduct, Machine, TopK};
 use crate::generic::inline::Inliner;
-use crate::params::KernelTarget;
+use crate::params::{KernelTarget, choose};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::types::Packing;
+use mlcc_ir::types::{DType, Packing};
 use mlcc_quant::TILE;
 use mlcc_target::Arch;
 
@@ -21,10 +22,19 @@ fn machine(target: &KernelTarget) -> Machine {
     }
 }
 
-/// True if the kernel reads the experts' matrices in tiles: each has whole ones.
+/// The operand of a product with chosen experts that holds their matrices.
+pub fn weight(node: &Node) -> Option<ValueId> {
+    match node.op {
+        Op::MatMulExperts { .. } => node.inputs.get(1).copied(),
+        Op::MatMulExpertsI8 { .. } => node.inputs.get(3).copied(),
+        _ => None,
+    }
+}
+
+/// True if CPU kernels read the experts' matrices in tiles: each has whole ones.
 pub fn is_tiled(f: &Function, node: &Node) -> bool {
-    let Op::MatMulExperts { experts } = node.op else { return false };
-    let rows = f.ty(node.inputs[1]).dims[0].as_const().unwrap_or(0) as usize;
+    let (Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }) = node.op else { return false };
+    let rows = weight(node).and_then(|w| f.ty(w).dims[0].as_const()).unwrap_or(0) as usize;
     (rows / experts).is_multiple_of(TILE)
 }
 
@@ -37,8 +47,8 @@ pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTa
     };
     let fits = match node.op {
         Op::TopK { .. } => true,
-        Op::MatMulExperts { .. } => target.arch == Arch::Nvptx || tiled(node.inputs[1]),
-        _ => false,
+        Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => true,
+        _ => weight(node).is_some_and(tiled),
     };
     fits.then_some(node)
 }
@@ -66,27 +76,70 @@ pub(super) fn emit(
             TopK { inliner, x, k, values: out(0), ids: out(1) }.emit(kb, machine(target));
             Ok(shared(Some(Partition::Rows(f.ty(x).dims[0].clone()))))
         }
-        Op::MatMulExperts { experts } => {
+        Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => {
             let [x, w, ids] = node.inputs[..] else { return Err(missing()) };
             let size = |v: ValueId, axis: usize| f.ty(v).dims[axis].as_const().unwrap_or(0);
-            let product = Product {
+            let out = node.outputs[0];
+            let product = GpuProduct {
                 inliner,
-                x: (x, buffer(x)?),
-                w: (w, buffer(w)?),
+                x: buffer(x)?,
+                w,
                 ids,
                 out: outputs[0],
                 rows: f.ty(ids).dims[0].clone(),
                 slots: size(ids, 1),
                 shared: size(x, 1) == 1,
-                n: size(w, 0) / experts as i64,
+                n: size(out, 2),
                 k: size(w, 1) as usize,
             };
-            match machine(target) {
-                Machine::Cpu { lanes } => product.emit_cpu(kb, lanes),
-                Machine::Gpu => product.emit_gpu(kb),
-            }
+            product.emit(kb);
             Ok(shared(None))
+        }
+        Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
+            let slices = product(kb, f, node, experts, (inputs, outputs[0]), target)?;
+            Ok(shared(Some(Partition::Tiles(slices))))
         }
         _ => Err(missing()),
     }
+}
+
+/// The product on a CPU; gives the number of slices that workers share out.
+fn product(
+    kb: &mut KernelBuilder,
+    f: &Function,
+    node: &Node,
+    experts: usize,
+    (inputs, out): (&[BufId], BufId),
+    target: &KernelTarget,
+) -> Result<i64, LowerError> {
+    let missing = || LowerError::internal(format!("operands of group {}", f.name));
+    let size = |v: ValueId, axis: usize| f.ty(v).dims[axis].as_const().unwrap_or(0);
+    let position = |v: &ValueId| f.inputs.iter().position(|i| i == v).map(|i| inputs[i]);
+    let operands: Option<Vec<BufId>> = node.inputs.iter().map(position).collect();
+    let (x, activation, w, ids) = match (&node.op, operands.as_deref()) {
+        (Op::MatMulExpertsI8 { group, .. }, Some(&[codes, scales, starts, w, ids])) => {
+            let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
+            (codes, Activation::Codes(Codes { planes, group: *group, block: 1, scales, starts }), w, ids)
+        }
+        (_, Some(&[x, w, ids])) => (x, Activation::F32, w, ids),
+        _ => return Err(missing()),
+    };
+    let weight_ty = weight(node).map(|w| f.ty(w)).ok_or_else(missing)?;
+    let Some(kind) = Weight::of(weight_ty.dtype) else {
+        return Err(LowerError::internal(format!("a product with weights of type {weight_ty}")));
+    };
+    let ids_ty = f.ty(node.inputs[node.inputs.len() - 1]);
+    let k = weight_ty.dims[1].as_const().unwrap_or(0) as usize;
+    let n = size(node.outputs[0], 2) as usize;
+    let single = ids_ty.dims[0].as_const() == Some(1);
+    let m = kb.dim(&ids_ty.dims[0]);
+    let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m, n, k, chosen: None };
+    let slots = ids_ty.dims[1].as_const().unwrap_or(0);
+    let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
+    let params = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
+    Ok(emit_experts(kb, &spec, &params, &choice, &mut |kb, tile| {
+        let row = kb.mul_int(tile.row, n as i64);
+        let at = kb.add(row, tile.col);
+        kb.store_vec(out, at, tile.acc);
+    }))
 }

@@ -226,7 +226,7 @@ fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerErro
         let Op::QuantizeRows { group, bits, part, zero } = node.op else { continue };
         let buffer = |v: &ValueId| f.outputs.iter().position(|o| o == v).map(|at| outputs[at]);
         let buffers: Option<Vec<BufId>> = node.outputs.iter().map(buffer).collect();
-        let k = f.ty(node.inputs[0]).dims[1].as_const();
+        let k = f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const);
         let (Some([codes, scales, starts]), Some(k), GROUP) = (buffers.as_deref(), k, part) else {
             return Err(LowerError::internal(format!(
                 "group {} quantizes rows that nobody reads whole",

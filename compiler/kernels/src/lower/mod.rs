@@ -57,13 +57,13 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
             let callee = &module.functions[callee];
             for (_, inner) in callee.live() {
                 let weight = match inner.op {
-                    Op::MatMulExperts { .. } if experts::is_tiled(callee, inner) => inner.inputs[1],
+                    _ if experts::is_tiled(callee, inner) => experts::weight(inner),
                     _ if contraction::is_contraction(callee, &inner.op, &inner.inputs) => {
-                        inner.inputs[inner.inputs.len() - 1]
+                        inner.inputs.last().copied()
                     }
                     _ => continue,
                 };
-                let position = callee.inputs.iter().position(|&i| i == weight);
+                let position = callee.inputs.iter().position(|&i| Some(i) == weight);
                 let argument = position.and_then(|i| f.def(node.inputs[i]));
                 if let Some(Op::Param(p)) = argument.map(|n| &n.op) {
                     tiled[p.0 as usize] = true;
