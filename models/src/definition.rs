@@ -62,6 +62,12 @@ pub trait Definition: Any + Debug + Send + Sync {
         false
     }
 
+    /// True for mixtures of experts: a prompt's rows are divided among many matrices, so that more rows at a time are worth
+    /// their memory.
+    fn has_experts(&self) -> bool {
+        false
+    }
+
     /// How many newest tokens the model sees, the current one included, if older ones change nothing.
     fn window(&self) -> Option<usize> {
         None

@@ -58,6 +58,10 @@ impl Transformer for MixtralConfig {
         &self.sizes
     }
 
+    fn has_experts(&self) -> bool {
+        true
+    }
+
     fn window(&self) -> Option<usize> {
         widest(&self.windows)
     }

@@ -94,6 +94,10 @@ impl Transformer for Qwen3Config {
         &self.sizes
     }
 
+    fn has_experts(&self) -> bool {
+        self.experts.is_some()
+    }
+
     fn forward(&self, net: &mut Net) -> ValueId {
         let (vocab, embedding) = (self.sizes.vocab, "model.embed_tokens.weight");
         let rope = self.rope.tables(net, "rope");

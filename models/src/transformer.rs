@@ -69,6 +69,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
         false
     }
 
+    /// See [`Definition::has_experts`].
+    fn has_experts(&self) -> bool {
+        false
+    }
+
     /// How many newest keys every query sees, the widest layer's; `None` if a layer sees all.
     fn window(&self) -> Option<usize> {
         None
@@ -106,6 +111,9 @@ impl<T: Transformer> Definition for T {
     }
     fn needs_whole_prompts(&self) -> bool {
         Transformer::needs_whole_prompts(self)
+    }
+    fn has_experts(&self) -> bool {
+        Transformer::has_experts(self)
     }
 
     fn window(&self) -> Option<usize> {

@@ -1,5 +1,6 @@
 //! Matrix products compiled by LLVM for every level of this machine against the interpreter: the counts of rows that
-//! take different paths (one row, few rows, strips), several pieces of k, short tiles and groups.
+//! take different paths (one row, few rows, strips), several pieces of k, short tiles and groups; and products of rows with
+//! the matrices that they chose.
 #![cfg(feature = "llvm")]
 
 mod cases;
@@ -12,7 +13,9 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernels::contraction::{Activation, Codes, GROUP, MatMul, Weight, emit_matmul};
+use mlcc_kernels::contraction::{
+    Activation, Choice, Codes, GROUP, MatMul, Tile, Weight, emit_experts, emit_matmul,
+};
 use mlcc_kernels::params::{KernelTarget, choose};
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::{Arch, Level};
@@ -38,7 +41,11 @@ struct Problem {
     m: usize,
     n: usize,
     k: usize,
+    /// Matrices of `n` rows, of which each row chooses `SLOTS`; none: there is one matrix.
+    experts: Option<usize>,
 }
+
+const SLOTS: usize = 2;
 
 /// Columns per activation scale.
 const SCALED: usize = 128;
@@ -52,12 +59,13 @@ impl Problem {
     }
 
     fn case(&self, target: &KernelTarget) -> Case {
-        let Problem { weight, m, n, k, .. } = *self;
+        let Problem { weight, m, n, k, experts, .. } = *self;
+        let (matrices, results) = (experts.unwrap_or(1), experts.map_or(m, |_| m * SLOTS));
         let none = self.activation(1, [BufId(0); 2]);
         let params = choose(target, weight, none, m == 1).for_shape(weight, n, k);
         let mut noise = noise();
-        let values: Vec<f32> = (0..n * k).map(|_| noise()).collect();
-        let packed = pack(weight, Packing::Tile16, n, k, &values, PackOptions::default()).unwrap();
+        let values: Vec<f32> = (0..matrices * n * k).map(|_| noise()).collect();
+        let packed = pack(weight, Packing::Tile16, matrices * n, k, &values, PackOptions::default()).unwrap();
         let (x_type, stride) = match self.planes {
             Some(1) => (DType::I8, k.next_multiple_of(GROUP)),
             Some(_) => (DType::I16, k.next_multiple_of(GROUP)),
@@ -69,17 +77,25 @@ impl Problem {
         let scales = kb.param("scales", DType::F32, m * k.div_ceil(SCALED), Access::In, 64);
         let starts = kb.param("starts", DType::I32, m * k.div_ceil(GROUP), Access::In, 64);
         let w = kb.param("w", w_type, packed.len() / w_type.bytes().unwrap(), Access::In, 64);
-        let y = kb.param("y", DType::F32, m * n, Access::Out, 64);
+        let ids = kb.param("ids", DType::I32, results, Access::In, 64);
+        let y = kb.param("y", DType::F32, results * n, Access::Out, 64);
         let rows = kb.int(m as i64);
         let activation = self.activation(params.rows[0], [scales, starts]);
         let kind = Weight::of(weight).unwrap();
-        let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m: rows, n, k };
-        emit_matmul(&mut kb, &spec, &params, &mut |kb, tile| {
+        let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m: rows, n, k, chosen: None };
+        let mut store = |kb: &mut KernelBuilder, tile: Tile| {
             let start = kb.mul_int(tile.row, n as i64);
             let at = kb.add(start, tile.col);
             let index = kb.ramp1(at, tile.lanes);
             kb.store_masked(y, index, tile.acc, tile.mask);
-        });
+        };
+        match experts {
+            Some(experts) => {
+                let choice = Choice { ids, experts, slots: SLOTS as i64, shared: true };
+                emit_experts(&mut kb, &spec, &params, &choice, &mut store)
+            }
+            None => emit_matmul(&mut kb, &spec, &params, &mut store),
+        };
         let x = match self.planes {
             Some(1) => Buffer::from_ints(DType::I8, &integers(&mut noise, m * stride, 127.0)),
             Some(_) => Buffer::from_ints(DType::I16, &integers(&mut noise, m * stride, 32512.0)),
@@ -87,7 +103,9 @@ impl Problem {
         };
         let scales = Buffer::from_f32(&floats(&mut noise, m * k.div_ceil(SCALED)));
         let starts = Buffer::from_ints(DType::I32, &integers(&mut noise, m * k.div_ceil(GROUP), 1e6));
-        let buffers = vec![x, scales, starts, Buffer::new(w_type, packed), Buffer::zeros(DType::F32, m * n)];
+        let ids: Vec<i32> = (0..results).map(|i| (i * i % 7 % matrices) as i32).collect();
+        let (ids, y) = (Buffer::from_i32(&ids), Buffer::zeros(DType::F32, results * n));
+        let buffers = vec![x, scales, starts, Buffer::new(w_type, packed), ids, y];
         let mut case = Case::new(kb.finish(), buffers);
         case.dims = SymValues::tokens(m as i64);
         case.tolerance = Tolerance::relative(1e-5);
@@ -137,7 +155,7 @@ const SHAPES: [(usize, usize, usize); 5] =
     [(1, 40, 160), (6, 56, 96), (21, 40, 160), (25, 56, 96), (26, 40, 544)];
 
 fn check_weight(weight: DType, planes: Option<usize>) {
-    check(&SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k }));
+    check(&SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: None }));
 }
 
 #[test]
@@ -162,5 +180,19 @@ fn packed_weights_and_floats() {
 fn plain_weights() {
     for weight in [DType::F32, DType::F16, DType::BF16] {
         check_weight(weight, None);
+    }
+}
+
+/// Rows that each choose two of five matrices: one row; few and many rows of a matrix, and one that nobody chose.
+#[test]
+fn chosen_matrices() {
+    let shapes = [(1, 32, 96), (13, 48, 96), (50, 32, 544)];
+    let kinds = [
+        (DType::Packed(Format::Q4G32), Some(1)),
+        (DType::Packed(Format::Q8G32), Some(2)),
+        (DType::F16, None),
+    ];
+    for (weight, planes) in kinds {
+        check(&shapes.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: Some(5) }));
     }
 }

@@ -46,6 +46,7 @@ pub fn json(
             "state_bytes": traffic.state_bytes,
             "ops_per_token": traffic.ops,
             "head_ops": traffic.head_ops,
+            "other_expert_bytes": traffic.other_experts,
             "arithmetic": match options.quant.activation {
                 ActivationType::F32 => "f32",
                 ActivationType::I8 => "i8",

@@ -1,11 +1,14 @@
 //! What a build did, for people and as JSON.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mlcc_codegen::artifact::Summary;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{Param, ParamId, ParamRole};
+use mlcc_ir::ops::Op;
+use mlcc_kernels::lower::experts;
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::Target;
@@ -202,7 +205,7 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
 /// What one token costs in `decode`, whatever the kernels do: the least a machine has to read and to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
-    /// Every weight once (of an embedding that is not the head as well, one row), recurrent states read and written, one
+    /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are chosen), recurrent states read and written, one
     /// row of the caches written.
     /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
     pub bytes: u64,
@@ -212,6 +215,8 @@ pub struct Traffic {
     pub ops: u64,
     /// Those of the output head, which a prompt needs only once.
     pub head_ops: u64,
+    /// Bytes of the experts that one token does not choose: a prompt needs them as well.
+    pub other_experts: u64,
 }
 
 impl Traffic {
@@ -221,8 +226,8 @@ impl Traffic {
         let recurrent =
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
         let state = 2 * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
-        let mut traffic = Traffic { bytes: state, state_bytes: state, ops: 0, head_ops: 0 };
-        let tied = tied_head(program);
+        let mut traffic = Traffic { bytes: state, state_bytes: state, ops: 0, head_ops: 0, other_experts: 0 };
+        let (tied, chosen) = (tied_head(program), chosen_experts(program));
         for (id, param) in program.module.params.iter() {
             let bytes = memory.params[id.index()].1;
             let role = match param.role {
@@ -235,8 +240,11 @@ impl Traffic {
                     traffic.bytes += bytes / rows;
                 }
                 ParamRole::Head | ParamRole::Linear | ParamRole::LowRank => {
-                    traffic.bytes += bytes;
-                    traffic.ops += 2 * elements(param);
+                    let (slots, experts) = chosen.get(&id).copied().unwrap_or((1, 1));
+                    let read = bytes / experts * slots;
+                    traffic.bytes += read;
+                    traffic.other_experts += bytes - read;
+                    traffic.ops += 2 * elements(param) / experts * slots;
                     if role == ParamRole::Head {
                         traffic.head_ops += 2 * elements(param);
                     }
@@ -246,6 +254,30 @@ impl Traffic {
         }
         traffic
     }
+}
+
+/// Parameters that hold the matrices of experts: how many a token chooses, and of how many.
+fn chosen_experts(program: &Program) -> BTreeMap<ParamId, (u64, u64)> {
+    let module = &program.module;
+    let mut chosen = BTreeMap::new();
+    for f in module.functions.values() {
+        for (_, call) in f.live() {
+            let Op::Call(callee) = call.op else { continue };
+            let group = &module.functions[callee];
+            for (_, node) in group.live() {
+                let (Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }) = node.op else {
+                    continue;
+                };
+                let at = experts::weight(node).and_then(|w| group.inputs.iter().position(|&i| i == w));
+                let param = at.and_then(|i| f.def(call.inputs[i])).map(|def| &def.op);
+                let slots = group.ty(node.outputs[0]).dims[1].as_const().unwrap_or(1);
+                if let Some(Op::Param(param)) = param {
+                    chosen.insert(*param, (slots as u64, experts.max(1) as u64));
+                }
+            }
+        }
+    }
+    chosen
 }
 
 /// The embedding that is the head as well, where a model has no head of its own: of several (tokens, positions) the one with

@@ -9,6 +9,8 @@ use super::{BuildError, BuildOptions};
 
 /// Tokens in one call of prefill where the user asks for no number.
 pub const CHUNK: u32 = 128;
+/// The same where the rows of a prompt are divided among experts.
+const EXPERTS_CHUNK: u32 = 512;
 /// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
 /// address space until it is used.
 const WHOLE_PROMPT: u32 = 2048;
@@ -36,8 +38,11 @@ impl Source {
         stream(&mut model, options)?;
         let checkpoint = model.open_weights()?;
         let context = context(&model, options)?;
-        let chunk = options.chunk.unwrap_or(match model.config.architecture.needs_whole_prompts() {
-            true => u32::try_from(context).map_or(WHOLE_PROMPT, |context| context.min(WHOLE_PROMPT)),
+        let architecture = &model.config.architecture;
+        let at_most = |chunk: u32| u32::try_from(context).map_or(chunk, |context| context.min(chunk));
+        let chunk = options.chunk.unwrap_or(match architecture.needs_whole_prompts() {
+            true => at_most(WHOLE_PROMPT),
+            false if architecture.has_experts() => at_most(EXPERTS_CHUNK),
             false => CHUNK,
         });
         let generation_config = text_files::read(model.files.generation_config.as_deref())?;

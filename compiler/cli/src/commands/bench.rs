@@ -304,7 +304,7 @@ impl Test {
         match self {
             Test::Prompt(n) => {
                 let calls = n.div_ceil(chunk.max(1) as usize) as f64;
-                let bytes = bytes + cache(n as f64 / 2.0);
+                let bytes = bytes + get("/decode/other_expert_bytes") + cache(n as f64 / 2.0);
                 Cost { bytes: bytes * calls / n as f64, ops: ops * (1.0 - head_share(metadata)) }
             }
             Test::Generate { tokens, depth, sequences } => {
