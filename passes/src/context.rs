@@ -1,5 +1,6 @@
 //! What passes are told and what they report.
 
+use crate::dynamic_shares::PieceWork;
 use crate::policy::{PolicyError, QuantPolicy};
 use crate::quantize_cache::CacheType;
 use crate::scheme::QuantScheme;
@@ -21,13 +22,23 @@ pub struct Options {
     pub policy: QuantPolicy,
     /// How keys and values are stored.
     pub kv_cache: CacheType,
+    /// Of launches with dynamic shares.
+    pub pieces: PieceWork,
 }
 
 impl Options {
     /// Weights stay f32.
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
-        Options { levels, chunk, batch: 1, quant, policy, kv_cache: CacheType::default() }
+        Options {
+            levels,
+            chunk,
+            batch: 1,
+            quant,
+            policy,
+            kv_cache: CacheType::default(),
+            pieces: PieceWork::default(),
+        }
     }
 }
 

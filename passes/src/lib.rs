@@ -8,6 +8,7 @@ pub mod context;
 pub mod cse;
 pub mod dce;
 pub mod decompose;
+pub mod dynamic_shares;
 pub mod fold;
 pub mod fuse;
 pub mod fuse_attention;
@@ -31,6 +32,7 @@ pub mod rewrite;
 pub mod scheme;
 
 pub use context::{Context, Options, PassError};
+pub use dynamic_shares::PieceWork;
 pub use pipeline::{PIPELINE, Pass, run_pass, run_passes, run_pipeline};
 pub use policy::QuantPolicy;
 pub use quantize_cache::CacheType;

@@ -2,8 +2,8 @@
 
 use crate::{Context, PassError, Program};
 use crate::{
-    canonicalize, cse, dce, decompose, fold, fuse, fuse_attention, fuse_dequantize, fuse_transpose_matmul,
-    legalize, lower,
+    canonicalize, cse, dce, decompose, dynamic_shares, fold, fuse, fuse_attention, fuse_dequantize,
+    fuse_transpose_matmul, legalize, lower,
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, quantize_cache,
@@ -113,6 +113,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "addresses for weights, states and temporaries",
         optional: false,
         run: plan_memory::run,
+    },
+    Pass {
+        name: "dynamic_shares",
+        about: "large kernels in pieces, which workers without work take from others",
+        optional: true,
+        run: dynamic_shares::run,
     },
     Pass {
         name: "plan_barriers",

@@ -5,7 +5,7 @@ use crate::plan_memory::{EntryPlan, MemoryPlan};
 use crate::{Context, LevelCode, PassError, Program};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition};
 
 const PASS: &str = "plan_barriers";
@@ -37,7 +37,7 @@ fn steps(level: &LevelCode, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
 }
 
 /// An access since the last barrier.
-struct Touch {
+pub(crate) struct Touch {
     place: BufferRef,
     /// Behind the last byte that it may reach: new rows of a cache lie anywhere in its state.
     end: u64,
@@ -64,7 +64,7 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
 }
 
 /// Launches in the order of the step: what the model computes, then copies of new states.
-fn launches<'a>(entry: &'a Entry, plan: &'a EntryPlan) -> impl Iterator<Item = &'a LoweredLaunch> {
+pub(crate) fn launches<'a>(entry: &'a Entry, plan: &'a EntryPlan) -> impl Iterator<Item = &'a LoweredLaunch> {
     entry.launches.iter().chain(plan.copies.iter().map(|&c| &entry.copies[c]))
 }
 
@@ -73,8 +73,7 @@ pub(crate) fn phases(entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Ve
     let mut open: Vec<Touch> = Vec::new();
     let mut phase = 0;
     let phase_of = |launch: &LoweredLaunch| {
-        let accesses: Vec<Touch> =
-            launch.args.iter().filter_map(|a| access(a, launch.repeat, plan, memory)).collect();
+        let accesses = touches(launch, plan, memory);
         let on_gpu = launch.grid.is_some();
         if !on_gpu && accesses.iter().any(|new| open.iter().any(|old| conflict(old, new))) {
             phase += 1;
@@ -86,8 +85,13 @@ pub(crate) fn phases(entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Ve
     launches(entry, plan).map(phase_of).collect()
 }
 
+/// What a launch reads and writes.
+pub(crate) fn touches(launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<Touch> {
+    launch.args.iter().filter_map(|arg| access(arg, launch, plan, memory)).collect()
+}
+
 /// Weights and tokens are never written and need no watch, and nobody sees another worker's copies.
-fn access(arg: &Arg, repeat: Repeat, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
+fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
     let place = plan.buffers[arg.buffer.index()].clone();
     let write = arg.access != Access::In;
     let watched =
@@ -95,12 +99,15 @@ fn access(arg: &Arg, repeat: Repeat, plan: &EntryPlan, memory: &MemoryPlan) -> O
     let state =
         memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
-    let each = repeat == Repeat::EachSequence;
-    let partition = arg.partition.clone().filter(|_| repeat != Repeat::EachWorker);
+    let each = launch.repeat == Repeat::EachSequence;
+    // Any worker may have any piece.
+    let known = launch.repeat != Repeat::EachWorker && launch.shares == Shares::Static;
+    let partition = arg.partition.clone().filter(|_| known);
     watched.then_some(Touch { place, end, write, partition, each })
 }
 
-fn conflict(old: &Touch, new: &Touch) -> bool {
+/// Whether a barrier has to stand between two accesses of different launches.
+pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
     let (a, b) = (&old.place, &new.place);
     let overlap = a.base == b.base && a.offset < new.end && b.offset < old.end;
     if !overlap || !(old.write || new.write) {
@@ -124,6 +131,7 @@ fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Lau
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
         repeat: launch.repeat,
+        shares: launch.shares,
     }
 }
 

@@ -4,7 +4,7 @@ use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::equivalence::{RandomWeights, random_inputs};
 use mlcc_interp::graph::{Interpreter, States, Tensor};
 use mlcc_interp::kernel::{Buffer, Options as RunOptions};
-use mlcc_interp::steps::{Memory, run_step};
+use mlcc_interp::steps::{Memory, Schedule, run_interleaved, run_step};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::Module;
@@ -14,7 +14,7 @@ use mlcc_ir::text::print_module;
 use mlcc_ir::types::Packing;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::Control;
-use mlcc_passes::{Context, Options, PassError, Program, QuantScheme, run_pass, run_pipeline};
+use mlcc_passes::{Context, Options, PassError, PieceWork, Program, QuantScheme, run_pass, run_pipeline};
 
 /// The module with one output: all outputs of an entry share a place in this test.
 fn one_output(seed: u64) -> Module {
@@ -32,6 +32,7 @@ fn context(target: &str, quant: &str) -> Context {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = Options::new(target.levels.iter().map(level).collect(), 4);
     options.quant = QuantScheme::find(quant).unwrap().0;
+    options.pieces = PieceWork { bytes: 8, dots: 8, flops: 8 };
     Context::new(options)
 }
 
@@ -71,6 +72,14 @@ fn floats(bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(4).map(|c| f64::from(f32::from_le_bytes(c.try_into().unwrap()))).collect()
 }
 
+/// Two of the schedules for 3 workers, others for other seeds; none for a GPU.
+fn schedules(target: &str, seed: u64) -> Vec<Schedule> {
+    let mut all = if target.starts_with("sm_") { Vec::new() } else { Schedule::all(3) };
+    let first = seed as usize % all.len().max(1);
+    all.rotate_left(first);
+    all.into_iter().step_by(5).collect()
+}
+
 /// Two steps of each in both worlds.
 fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
     let module = one_output(seed);
@@ -105,12 +114,22 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
         let level = &program.levels[0];
         let planned = level.steps.iter().find(|s| s.name == "main").unwrap();
         let options = RunOptions::workers(2);
+        let before = memory.clone();
         if let Err(error) = run_step(planned, &level.lowered.kernels, &mut memory, &syms, &options) {
             panic!(
                 "{what}, step {step}: {error}\n{}\n{}",
                 print_module(&module),
                 print_module(&program.module)
             );
+        }
+        for schedule in schedules(target, seed) {
+            let mut other = before.clone();
+            let done = run_interleaved(planned, &level.lowered.kernels, &mut other, &syms, &schedule);
+            done.unwrap_or_else(|e| panic!("{what}, step {step}, {schedule:?}: {e}"));
+            for base in [Base::Logits, Base::State] {
+                let same = memory.block(base) == other.block(base);
+                assert!(same, "{what}, step {step}, {schedule:?}: {}", print_module(&program.module));
+            }
         }
         let close = |place: String, got: &[f64], want: &[f64]| {
             // Random values cancel: rounding in f32 may show in the fourth digit.

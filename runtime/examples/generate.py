@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 5
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 6
 # Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
 CPUINFO = {
     "x86_64": "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512bw avx512cd avx512dq "
@@ -35,7 +35,7 @@ class Ctx(c.Structure):
         + [("n", c.c_int64), ("past", c.c_int64)]
         + [(name, c.c_void_p) for name in ("logits", "probs", "barrier", "barrier_self")]
         + [("temperature", c.c_float), ("reserved0", c.c_uint32)]
-        + [("trace", c.c_void_p), ("trace_self", c.c_void_p), ("sequences", c.c_void_p), ("reserved", c.c_uint64 * 2)]
+        + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "take", "take_self")]
     )
 
 

@@ -14,7 +14,7 @@
  *
  * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
  * calls step(&ctx, w, W) with the same ctx, and ctx.barrier(ctx.barrier_self, w) must return when all W have called it;
- * W is at most max_workers.
+ * W is at most max_workers. ctx.take may be NULL.
  *
  * Strings are pointer + length, UTF-8, not NUL-terminated. 64-bit little-endian hosts only.
  * This file and the Rust crate mlcc-abi are the same contract; a test of that crate holds them equal.
@@ -33,9 +33,10 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 5u
+#define MLCC_ABI_VERSION 6u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
+#define MLCC_NO_PIECE 0xffffffffu
 
 #define MLCC_SECTION_WEIGHTS ".mlcc.weights"
 #define MLCC_SECTION_METADATA ".mlcc.metadata"
@@ -119,7 +120,11 @@ typedef struct mlcc_ctx {
   void (*trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
   void *trace_self;
   const mlcc_sequence *sequences; /* decode_batch: n of them, instead of state and past */
-  uint64_t reserved[2];
+  /* Deals out pieces of large kernels, so that a fast thread helps a slow one; NULL: every thread computes its own share.
+   * Gives a number below W * pieces (thread w's own: from w * pieces on) that no thread has got in this launch, or
+   * MLCC_NO_PIECE, once for each thread and launch. Threads come by the same launches in the same order. */
+  uint32_t (*take)(void *self, uint32_t worker, uint32_t pieces);
+  void *take_self;
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);

@@ -121,7 +121,8 @@ impl Batch {
             trace: None,
             trace_self: std::ptr::null_mut(),
             sequences: self.sequences.as_ptr(),
-            reserved: [0; 2],
+            take: None,
+            take_self: std::ptr::null_mut(),
         };
         // SAFETY: `sessions` is borrowed mutably, so the states and the arena that were lent are alive, distinct and used by
         // nobody else; each has memory for one more row, tokens are in range, and there are at most `batch` of them. The

@@ -9,7 +9,7 @@ use mlcc_abi::{Ctx, Sequence, StepFn, status};
 
 use crate::buffer::Buffer;
 use crate::model::Backend;
-use crate::pool::Barrier;
+use crate::pool::{Barrier, Pieces};
 use crate::session::Step;
 use crate::state_block::StateBlock;
 use crate::table::{State, Table};
@@ -229,14 +229,15 @@ impl CpuSession {
             trace: None,
             trace_self: std::ptr::null_mut(),
             sequences: std::ptr::null(),
-            reserved: [0; 2],
+            take: None,
+            take_self: std::ptr::null_mut(),
         };
         // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
         unsafe { run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }
     }
 }
 
-/// Runs a step by all workers; sets the barrier and the trace of `ctx`.
+/// Runs a step by all workers; sets the barrier, the pieces and the trace of `ctx`.
 ///
 /// # Safety
 /// `function` is the entry point of `step` in the variant of `model` that fits this CPU, and `ctx` fulfils its contract.
@@ -257,6 +258,8 @@ pub(crate) unsafe fn run(
     };
     ctx.barrier = Some(wait);
     ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
+    ctx.take = Some(take);
+    ctx.take_self = std::ptr::from_ref(pool.pieces()).cast_mut().cast();
     let trace: Option<&Trace> = trace.map(|t| t.begin(entry));
     ctx.trace = trace.map(|_| note as mlcc_abi::TraceFn);
     ctx.trace_self = trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
@@ -306,6 +309,13 @@ unsafe extern "C" fn wait(barrier: *mut c_void, worker: u32) {
     // SAFETY: `barrier_self` is the pool's barrier, which outlives the run.
     let barrier = unsafe { &*barrier.cast::<Barrier>() };
     barrier.wait(worker as usize);
+}
+
+/// `ctx.take`.
+unsafe extern "C" fn take(pieces: *mut c_void, worker: u32, each: u32) -> u32 {
+    // SAFETY: `take_self` is the pool's dealer of pieces, which outlives the run.
+    let pieces = unsafe { &*pieces.cast::<Pieces>() };
+    pieces.take(worker as usize, each).unwrap_or(mlcc_abi::NO_PIECE)
 }
 
 /// `ctx.trace`.

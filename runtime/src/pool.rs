@@ -9,6 +9,7 @@
 //! same moment); the job pointer is valid from the epoch's increment until `remaining` is zero.
 
 mod barrier;
+mod pieces;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
 pub use barrier::Barrier;
+pub use pieces::Pieces;
 
 use crate::{Error, Result};
 
@@ -44,6 +46,7 @@ struct Shared {
     sleeping: Vec<Padded<AtomicBool>>,
     job: UnsafeCell<Option<Job>>,
     barrier: Barrier,
+    pieces: Pieces,
     panic: Mutex<Option<String>>,
     shutdown: AtomicBool,
     spins: u32,
@@ -75,6 +78,7 @@ impl Pool {
             sleeping: (1..workers).map(|_| Padded::default()).collect(),
             job: UnsafeCell::new(None),
             barrier: Barrier::new(workers, spins),
+            pieces: Pieces::new(workers),
             panic: Mutex::new(None),
             shutdown: AtomicBool::new(false),
             spins,
@@ -99,6 +103,11 @@ impl Pool {
     /// The barrier that all workers of a run share.
     pub fn barrier(&self) -> &Barrier {
         &self.shared.barrier
+    }
+
+    /// What deals out the pieces of work that all workers of a run share.
+    pub fn pieces(&self) -> &Pieces {
+        &self.shared.pieces
     }
 
     /// Calls `f(worker)` on every worker. Not to be called from inside a run.
@@ -134,6 +143,7 @@ impl Pool {
             None => Ok(()),
             Some(message) => {
                 shared.barrier.reset();
+                shared.pieces.reset();
                 Err(Error::WorkerPanic { message })
             }
         }

@@ -7,7 +7,7 @@ use crate::table::{StateDesc, TableDesc, VariantDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_ir::types::DType;
 use mlcc_target::{Level, Target};
 use std::collections::BTreeMap;
@@ -166,6 +166,7 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, Step), CodegenEr
             dims: Vec::new(),
             grid: None,
             repeat: Repeat::Once,
+            shares: Shares::Static,
         }));
     }
     let step = Step { name: STATE_STEP.into(), items, arena_bytes: 0 };

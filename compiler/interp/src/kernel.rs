@@ -82,19 +82,40 @@ impl Program {
         dims: &SymValues,
         options: &Options,
     ) -> Result<(), InterpError> {
-        self.launch(buffers, dims, options).map_err(|failure| {
+        self.explained(self.launch(buffers, dims, options.workers, |machine| self.shares(machine, options)))
+    }
+
+    /// Runs what worker `worker` of `workers` does of a CPU kernel, and nothing else. Outputs keep what they held elsewhere.
+    pub fn run_share(
+        &self,
+        buffers: &mut [Buffer],
+        dims: &SymValues,
+        (worker, workers): (usize, usize),
+    ) -> Result<(), InterpError> {
+        let shares = |_: &Machine| vec![Share::Worker { worker, workers: workers.max(1) }];
+        self.explained(self.launch(buffers, dims, 1, shares))
+    }
+
+    fn explained(&self, run: Run) -> Result<(), InterpError> {
+        run.map_err(|failure| {
             let Failure { fault, at } = *failure;
             InterpError { kernel: self.kernel.name.clone(), fault, at }
         })
     }
 
-    fn launch(&self, buffers: &mut [Buffer], dims: &SymValues, options: &Options) -> Run {
+    fn launch(
+        &self,
+        buffers: &mut [Buffer],
+        dims: &SymValues,
+        workers: usize,
+        shares: impl FnOnce(&Machine) -> Vec<Share>,
+    ) -> Run {
         self.check_arguments(buffers, dims)?;
         self.check_size(dims)?;
-        let memory = self.memory(buffers, dims, options);
+        let memory = self.memory(buffers, dims, workers);
         let values: Vec<i64> = self.kernel.dims.iter().map(|(sym, _)| dims.get(*sym)).collect();
         let mut machine = Machine::new(self, memory, &values)?;
-        let result = self.shares(&machine, options).into_iter().try_for_each(|share| machine.run(share));
+        let result = shares(&machine).into_iter().try_for_each(|share| machine.run(share));
         let mut memory: Vec<Option<Storage>> = machine.memory.into_iter().map(Some).collect();
         for (id, buffer) in self.kernel.params.iter().zip(buffers) {
             buffer.bytes = memory[id.0 as usize].take().map(Storage::into_bytes).unwrap_or_default();
@@ -134,9 +155,9 @@ impl Program {
         Ok(())
     }
 
-    fn memory(&self, buffers: &mut [Buffer], dims: &SymValues, options: &Options) -> Vec<Storage> {
+    fn memory(&self, buffers: &mut [Buffer], dims: &SymValues, workers: usize) -> Vec<Storage> {
         let threads = self.threads.iter().product();
-        let concurrent = self.gpu || options.workers > 1;
+        let concurrent = self.gpu || workers > 1;
         let mut params: Vec<Option<usize>> = vec![None; self.kernel.bufs.len()];
         for (i, id) in self.kernel.params.iter().enumerate() {
             params[id.0 as usize] = Some(i);
@@ -167,12 +188,19 @@ impl Program {
             let workers = options.workers.max(1);
             (0..workers).map(|worker| Share::Worker { worker, workers }).collect()
         };
-        match options.order {
-            Order::Forward => {}
-            Order::Reverse => shares.reverse(),
-            Order::Shuffled(seed) => shuffle(&mut shares, seed),
-        }
+        options.order.apply(&mut shares);
         shares
+    }
+}
+
+impl Order {
+    /// Puts what is in ascending order into this one.
+    pub(crate) fn apply<T>(self, items: &mut [T]) {
+        match self {
+            Order::Forward => {}
+            Order::Reverse => items.reverse(),
+            Order::Shuffled(seed) => shuffle(items, seed),
+        }
     }
 }
 

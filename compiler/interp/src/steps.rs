@@ -4,6 +4,10 @@
 //! of in-place outputs gives another result here than on a real machine, which the executor matrix shows. What every
 //! worker computes for itself is computed once, by one worker: the verifier of steps holds that all copies are equal.
 
+mod interleaved;
+
+pub use interleaved::{Schedule, Takers, run_interleaved};
+
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, Kernel};
@@ -43,11 +47,15 @@ impl Memory {
 struct At {
     past: usize,
     row: usize,
+    /// Whose copy of values that every worker computes for itself.
+    worker: usize,
 }
 
 impl At {
     fn start(self, place: &BufferRef) -> usize {
-        place.offset as usize + place.per_past as usize * self.past + place.per_row as usize * self.row
+        let strides =
+            [(place.per_past, self.past), (place.per_row, self.row), (place.per_worker, self.worker)];
+        strides.iter().fold(place.offset as usize, |start, (stride, times)| start + *stride as usize * times)
     }
 }
 
@@ -132,11 +140,33 @@ fn run_launch(
     row: usize,
     options: &Options,
 ) -> Result<(), StepError> {
-    let kernel = kernels
-        .iter()
-        .find(|k| k.name == launch.kernel)
-        .ok_or_else(|| StepError::NoKernel(launch.kernel.clone()))?;
-    let at = At { past: sizes.past.max(0) as usize, row };
+    let kernel = find(kernels, launch)?;
+    let workers = match launch.repeat {
+        Repeat::EachWorker => 1,
+        // A piece is what one of so many workers would compute.
+        Repeat::Once | Repeat::EachSequence | Repeat::EachSequenceAlone => {
+            options.workers * launch.shares.pieces_each(options.workers)
+        }
+    };
+    let at = At { past: sizes.past.max(0) as usize, row, worker: 0 };
+    on_buffers(launch, kernel, memory, sizes, at, |buffers| {
+        run_with(kernel, buffers, sizes, &Options { workers, ..*options })
+    })
+}
+
+fn find<'k>(kernels: &'k [Kernel], launch: &Launch) -> Result<&'k Kernel, StepError> {
+    kernels.iter().find(|k| k.name == launch.kernel).ok_or_else(|| StepError::NoKernel(launch.kernel.clone()))
+}
+
+/// Runs `kernel` on copies of the buffers of a launch, and writes back what it may have changed.
+fn on_buffers(
+    launch: &Launch,
+    kernel: &Kernel,
+    memory: &mut Memory,
+    sizes: &SymValues,
+    at: At,
+    run: impl FnOnce(&mut [Buffer]) -> Result<(), InterpError>,
+) -> Result<(), StepError> {
     let mut buffers = Vec::new();
     for (place, &buf) in launch.buffers.iter().zip(&kernel.params) {
         let decl = &kernel.bufs[buf];
@@ -146,12 +176,7 @@ fn run_launch(
         data.truncate(bytes);
         buffers.push(Buffer::new(decl.dtype, data));
     }
-    match launch.repeat {
-        Repeat::EachWorker => run_with(kernel, &mut buffers, sizes, &Options { workers: 1, ..*options })?,
-        Repeat::Once | Repeat::EachSequence | Repeat::EachSequenceAlone => {
-            run_with(kernel, &mut buffers, sizes, options)?;
-        }
-    }
+    run(&mut buffers)?;
     for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {
         if kernel.bufs[buf].access != Access::In {
             memory.write(place, at, &buffer.bytes);

@@ -86,6 +86,30 @@ impl Repeat {
     }
 }
 
+/// How workers share the iterations of a launch. Results do not depend on it: a piece is what one of so many workers
+/// would compute.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Shares {
+    /// Worker `w` of `m` computes share `w` of `m`, whatever time the others take.
+    #[default]
+    Static,
+    /// Every worker takes its share in equal pieces, one after the other, and then pieces that are left of other shares.
+    Dynamic {
+        /// All shares together are cut into so many pieces, or a few less: each into as many.
+        pieces: u32,
+    },
+}
+
+impl Shares {
+    /// Pieces of each share with so many workers; 1 where shares are static.
+    pub fn pieces_each(self, workers: usize) -> usize {
+        match self {
+            Shares::Dynamic { pieces } if workers > 1 => (pieces as usize / workers).max(1),
+            Shares::Dynamic { .. } | Shares::Static => 1,
+        }
+    }
+}
+
 /// GPU launch shape; `None` in CPU steps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grid {
@@ -103,6 +127,7 @@ pub struct Launch {
     pub dims: Vec<Dim>,
     pub grid: Option<Grid>,
     pub repeat: Repeat,
+    pub shares: Shares,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

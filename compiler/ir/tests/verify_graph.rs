@@ -5,7 +5,7 @@ use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BinOp, BufDecl, Kernel, Space, UnOp};
 use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
 use mlcc_ir::verify::verify_module;
 
@@ -178,15 +178,16 @@ fn a_state_is_written_once_calls_included() {
 
 #[test]
 fn steps_fit_their_kernels() {
-    let launch = |kernel: &str, buffers: Vec<BufferRef>| {
+    let shared = |kernel: &str, buffers: Vec<BufferRef>, shares| {
         let launch =
-            Launch { kernel: kernel.into(), buffers, dims: vec![], grid: None, repeat: Repeat::Once };
+            Launch { kernel: kernel.into(), buffers, dims: vec![], grid: None, repeat: Repeat::Once, shares };
         Step {
             name: "decode".into(),
             items: vec![StepItem::Barrier, StepItem::Launch(launch)],
             arena_bytes: 64,
         }
     };
+    let launch = |kernel: &str, buffers| shared(kernel, buffers, Shares::Static);
     let mut kernel = Kernel::new("k");
     let decl = |name: &str| BufDecl {
         name: name.into(),
@@ -214,6 +215,11 @@ fn steps_fit_their_kernels() {
     assert!(text.ends_with("takes 1 buffers and 0 sizes, not 0 buffers and 0 sizes"), "{text}");
     let text = complaint(with(launch("k", vec![buffer(49)])));
     assert!(text.ends_with("buffer 0 ends beyond the arena of 64 bytes"), "{text}");
+    let mut fine = module();
+    with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 2 }))(&mut fine);
+    verify_module(&fine).unwrap();
+    let text = complaint(with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 1 })));
+    assert!(text.ends_with("1 pieces are none to share"), "{text}");
 }
 
 #[test]
@@ -233,10 +239,10 @@ fn only_launches_of_every_worker_write_copies() {
     }
     let one = BufferRef::fixed(Base::Arena, 0, 16);
     let copies = BufferRef { per_worker: 32, ..BufferRef::fixed(Base::Arena, 64, 16) };
-    let with = |repeat, buffers: [&BufferRef; 2]| {
+    let with_shares = |repeat, shares, buffers: [&BufferRef; 2]| {
         let (dims, grid) = (vec![], None);
         let buffers = buffers.map(Clone::clone).to_vec();
-        let launch = Launch { kernel: "k".into(), buffers, dims, grid, repeat };
+        let launch = Launch { kernel: "k".into(), buffers, dims, grid, repeat, shares };
         let items = vec![StepItem::Launch(launch)];
         let step = Step { name: "decode".into(), items, arena_bytes: 256 };
         let kernel = kernel.clone();
@@ -245,6 +251,7 @@ fn only_launches_of_every_worker_write_copies() {
             m.steps.push(step);
         }
     };
+    let with = |repeat, buffers| with_shares(repeat, Shares::Static, buffers);
     for (repeat, buffers) in [
         (Repeat::EachWorker, [&one, &copies]),
         (Repeat::EachWorker, [&copies, &copies]),
@@ -254,6 +261,8 @@ fn only_launches_of_every_worker_write_copies() {
         with(repeat, buffers)(&mut fine);
         verify_module(&fine).unwrap();
     }
+    let text = complaint(with_shares(Repeat::EachWorker, Shares::Dynamic { pieces: 4 }, [&one, &copies]));
+    assert!(text.ends_with("only a launch that runs once has pieces"), "{text}");
     let text = complaint(with(Repeat::EachWorker, [&one, &one]));
     assert!(
         text.ends_with("buffer 1 is written by a launch for each worker and has no copy for each"),

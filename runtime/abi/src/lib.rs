@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give arena, state, logits, probs and weights.
@@ -116,9 +116,21 @@ pub struct Ctx {
     pub trace_self: *mut c_void,
     /// For `decode_batch`: `n` sequences, instead of `state` and `past`.
     pub sequences: *const Sequence,
-    /// Must be zero.
-    pub reserved: [u64; 2],
+    /// Deals out the pieces of launches that are shared out dynamically; null: every worker computes its own share. Not
+    /// called when `workers == 1`.
+    pub take: Option<TakeFn>,
+    /// First argument of `take`.
+    pub take_self: *mut c_void,
 }
+
+/// `take(self, worker, pieces)`: a piece for worker `worker` of a launch in `pieces` pieces per worker, of which nobody
+/// has computed any; worker `w` has numbers from `w * pieces` on. [`NO_PIECE`] if none is left, which it says once to every
+/// worker for every such launch: the next call of that worker is for the next one. All workers come by the same launches
+/// in the same order, but not at the same time.
+pub type TakeFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, pieces: u32) -> u32;
+
+/// Says that no piece is left.
+pub const NO_PIECE: u32 = u32::MAX;
 
 /// `barrier(self, worker)`.
 pub type BarrierFn = unsafe extern "C" fn(this: *mut c_void, worker: u32);

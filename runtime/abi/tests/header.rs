@@ -41,7 +41,8 @@ fn layouts(out: &mut String) {
         trace,
         trace_self,
         sequences,
-        reserved
+        take,
+        take_self
     );
     layout!(out, Sequence, "mlcc_sequence", state, past);
     layout!(
@@ -102,6 +103,7 @@ fn layouts(out: &mut String) {
 fn constants(out: &mut String) {
     constant(out, "MLCC_MAGIC", MAGIC);
     constant(out, "MLCC_ABI_VERSION", u64::from(ABI_VERSION));
+    constant(out, "MLCC_NO_PIECE", u64::from(NO_PIECE));
     constant(out, "MLCC_BUFFER_ALIGN", BUFFER_ALIGN as u64);
     constant(out, "MLCC_SECTION_ALIGN", SECTION_ALIGN);
     constant(out, "MLCC_OK", status::OK as u64);

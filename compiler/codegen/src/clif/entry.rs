@@ -15,10 +15,10 @@ use cranelift_codegen::ir::{
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_module::FuncId;
-use mlcc_abi::{Ctx, Sequence, status};
+use mlcc_abi::{Ctx, NO_PIECE, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Base, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, Launch, Repeat, Shares, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -127,7 +127,10 @@ impl Entry<'_> {
     fn repeated(&mut self, launch: &Launch, kernel: FuncRef, [worker, workers]: [Value; 2]) {
         let n = self.field(types::I64, offset_of!(Ctx, n));
         match launch.repeat {
-            Repeat::Once => self.launch(launch, kernel, [worker, workers]),
+            Repeat::Once => match launch.shares {
+                Shares::Static => self.launch(launch, kernel, [worker, workers]),
+                Shares::Dynamic { pieces } => self.pieces(launch, kernel, [worker, workers], pieces),
+            },
             Repeat::EachWorker => {
                 let alone = [0, 1].map(|v| self.fb.ins().iconst(types::I64, v));
                 self.launch(launch, kernel, alone);
@@ -147,6 +150,40 @@ impl Entry<'_> {
                 });
             }
         }
+    }
+
+    /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
+    fn pieces(&mut self, launch: &Launch, kernel: FuncRef, share: [Value; 2], pieces: u32) {
+        let [take, inside, run, done] = [(); 4].map(|()| self.fb.create_block());
+        let function = self.field(types::I64, offset_of!(Ctx, take));
+        let this = self.field(types::I64, offset_of!(Ctx, take_self));
+        let pieces = self.fb.ins().iconst(types::I32, i64::from(pieces));
+        let each = self.fb.ins().udiv(pieces, self.workers);
+        let all = self.fb.ins().imul(self.workers, each);
+        let all = self.fb.ins().uextend(types::I64, all);
+        let mut dynamic = self.fb.ins().icmp_imm_s(IntCC::NotEqual, function, 0);
+        for count in [self.workers, each] {
+            let several = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThan, count, 1);
+            dynamic = self.fb.ins().band(dynamic, several);
+        }
+        let numbers = [(); 2].map(|()| self.fb.append_block_param(run, types::I64));
+        self.fb.ins().brif(dynamic, take, &[], run, &share.map(BlockArg::from));
+
+        self.fb.switch_to_block(take);
+        let signature = self.take_signature();
+        let taken = self.fb.ins().call_indirect(signature, function, &[this, self.worker, each]);
+        let piece = self.fb.inst_results(taken)[0];
+        let none = self.fb.ins().icmp_imm_s(IntCC::Equal, piece, i64::from(NO_PIECE as i32));
+        self.fb.ins().brif(none, done, &[], inside, &[]);
+        self.enter(inside);
+        let piece = self.fb.ins().uextend(types::I64, piece);
+        self.fb.ins().jump(run, &[piece, all].map(BlockArg::from));
+
+        self.enter(run);
+        self.launch(launch, kernel, numbers);
+        self.fb.ins().brif(dynamic, take, &[], done, &[]);
+        self.fb.seal_block(take);
+        self.enter(done);
     }
 
     /// `body` for each sequence from number `from` until `to`.
@@ -358,6 +395,14 @@ impl Entry<'_> {
         let mut signature = Signature::new(CallConv::SystemV);
         signature.params.push(AbiParam::new(types::I64));
         signature.params.extend((0..numbers).map(|_| AbiParam::new(types::I32)));
+        self.fb.import_signature(signature)
+    }
+
+    /// `uint32_t (void *self, uint32_t worker, uint32_t pieces)`.
+    fn take_signature(&mut self) -> SigRef {
+        let mut signature = Signature::new(CallConv::SystemV);
+        signature.params.extend([types::I64, types::I32, types::I32].map(AbiParam::new));
+        signature.returns.push(AbiParam::new(types::I32));
         self.fb.import_signature(signature)
     }
 

@@ -13,9 +13,9 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
-use mlcc_abi::{Ctx, Sequence, status};
+use mlcc_abi::{Ctx, NO_PIECE, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -155,7 +155,10 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let n = self.long_field(offset_of!(Ctx, n))?;
         let ([worker, workers], zero, one) = (self.wide, self.e.i64(0), self.e.i64(1));
         match launch.repeat {
-            Repeat::Once => self.launch(launch, self.wide),
+            Repeat::Once => match launch.shares {
+                Shares::Static => self.launch(launch, self.wide),
+                Shares::Dynamic { pieces } => self.pieces(launch, pieces),
+            },
             Repeat::EachWorker => self.launch(launch, [zero, one]),
             Repeat::EachSequence => self.for_rows(zero, n, |s| s.launch(launch, s.wide)),
             Repeat::EachSequenceAlone => {
@@ -167,6 +170,46 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
                 self.for_rows(from, to, |s| s.launch(launch, [zero, one]))
             }
         }
+    }
+
+    /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
+    fn pieces(&self, launch: &Launch, pieces: u32) -> Result<()> {
+        let ctx = self.e.ctx;
+        let long: BasicTypeEnum<'c> = ctx.i64_type().into();
+        let [take, inside, run, done] =
+            ["take", "piece", "run", "done"].map(|name| ctx.append_basic_block(self.function, name));
+        let function = self.pointer_field(offset_of!(Ctx, take))?;
+        let this = self.pointer_field(offset_of!(Ctx, take_self))?;
+        let each = self.e.op(Op::UDiv, self.e.i32(pieces), self.workers)?;
+        let all = self.e.cast(Op::ZExt, self.e.mul(self.workers, each)?, long)?;
+        let given = self.e.b.build_is_not_null(function, "")?;
+        let several = [self.workers, each].map(|count| self.e.icmp(IntPredicate::UGT, count, self.e.i32(1)));
+        let dynamic = several.into_iter().try_fold(given, |so_far, next| -> Result<_> {
+            Ok(self.e.b.build_and(so_far, next?.into_int_value(), "")?)
+        })?;
+        let before = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
+        self.e.b.build_conditional_branch(dynamic, take, run)?;
+
+        self.e.b.position_at_end(take);
+        let (pointer, i32) = (ctx.ptr_type(AddressSpace::default()), ctx.i32_type());
+        let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
+        let args = [this.into(), self.worker.into(), each.into()];
+        let taken = self.e.b.build_indirect_call(ty, function, &args, "")?;
+        let piece = taken.try_as_basic_value().basic().ok_or_else(|| Fault::new("no number of a piece"))?;
+        let none = self.e.icmp(IntPredicate::EQ, piece, self.e.i32(NO_PIECE))?;
+        self.e.b.build_conditional_branch(none.into_int_value(), done, inside)?;
+        self.e.b.position_at_end(inside);
+        let piece = self.e.cast(Op::ZExt, piece, long)?;
+        self.e.b.build_unconditional_branch(run)?;
+
+        self.e.b.position_at_end(run);
+        let (share, shares) = (self.e.b.build_phi(long, "share")?, self.e.b.build_phi(long, "shares")?);
+        share.add_incoming(&[(&self.wide[0], before), (&piece, inside)]);
+        shares.add_incoming(&[(&self.wide[1], before), (&all, inside)]);
+        self.launch(launch, [share.as_basic_value(), shares.as_basic_value()])?;
+        self.e.b.build_conditional_branch(dynamic, take, done)?;
+        self.e.b.position_at_end(done);
+        Ok(())
     }
 
     /// `body` for each sequence from number `from` until `to`.

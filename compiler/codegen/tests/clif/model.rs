@@ -102,7 +102,8 @@ fn entry_points_refuse_bad_arguments() {
             trace: None,
             trace_self: std::ptr::null_mut(),
             sequences: std::ptr::null(),
-            reserved: [0; 2],
+            take: None,
+            take_self: std::ptr::null_mut(),
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

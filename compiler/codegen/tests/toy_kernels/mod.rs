@@ -6,7 +6,7 @@ use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::kernel::{Access, BinOp, ExprId, ForKind, Kernel, Space};
-use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_ir::types::DType;
 
 pub const CHUNK: usize = 3;
@@ -152,7 +152,9 @@ fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], di
     };
     let buffers = buffers.iter().map(|&(base, bytes)| BufferRef::fixed(base, 0, bytes as u64)).collect();
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
-    StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once })
+    // Pieces smaller than a column, so that some are empty.
+    let shares = if grid.is_some() { Shares::Static } else { Shares::Dynamic { pieces: 12 } };
+    StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once, shares })
 }
 
 pub fn steps(place: Place) -> Vec<Step> {

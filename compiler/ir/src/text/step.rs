@@ -6,16 +6,18 @@
 //!   barrier
 //!   launch @mix(arena+64+256*row:256, state+0:256) each
 //!   launch @norm(arena+0:1024, arena+2048+512*worker:256) each worker
+//!   launch @product(arena+0:1024, arena+2048:4096) pieces 32
 //! }
 //! ```
 //! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache and `+stride*row` for the row of a sequence, and
 //! `+stride*worker` for a worker's copy; the sizes after `;` are the dimension arguments. `each` launches run for each
-//! sequence, `each alone` by one worker each, `each worker` ones by every worker for itself.
+//! sequence, `each alone` by one worker each, `each worker` ones by every worker for itself. `pieces` launches have dynamic
+//! shares.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
 use crate::dim::Dim;
-use crate::step::{Base, BufferRef, Grid, Launch, Repeat, Step, StepItem};
+use crate::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
 use std::fmt::Write;
 
 /// The text of a step; ends with a newline.
@@ -50,6 +52,12 @@ fn print_launch(launch: &Launch) -> String {
         Repeat::EachSequenceAlone => " each alone",
         Repeat::EachWorker => " each worker",
     });
+    match launch.shares {
+        Shares::Static => {}
+        Shares::Dynamic { pieces } => {
+            let _ = write!(out, " pieces {pieces}");
+        }
+    }
     out
 }
 
@@ -101,7 +109,11 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
         true if lexer.accept_keyword("worker") => Repeat::EachWorker,
         true => Repeat::EachSequence,
     };
-    Ok(Launch { kernel, buffers, dims, grid, repeat })
+    let shares = match lexer.accept_keyword("pieces") {
+        false => Shares::Static,
+        true => Shares::Dynamic { pieces: lexer.u32("a number of pieces")? },
+    };
+    Ok(Launch { kernel, buffers, dims, grid, repeat, shares })
 }
 
 fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
@@ -156,6 +168,7 @@ mod tests {
   launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each
   launch @norm(arena+64+256*row:256) each alone
   launch @norm(arena+64+512*worker:256) each worker
+  launch @product(arena+64+512*worker:256, arena+0:64) pieces 32
 }
 ";
 
@@ -167,7 +180,12 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 7);
+        assert_eq!(step.items.len(), 8);
+        let shares = |item: &StepItem| match item {
+            StepItem::Launch(launch) => launch.shares,
+            StepItem::Barrier => Shares::Static,
+        };
+        assert_eq!(step.items.iter().map(shares).max(), Some(Shares::Dynamic { pieces: 32 }));
     }
 
     #[test]

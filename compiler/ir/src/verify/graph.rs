@@ -7,7 +7,7 @@ use crate::kernel::{Access, Kernel};
 use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
 use crate::ops::Op;
 use crate::sequences;
-use crate::step::{Base, Launch, Repeat, Step, StepItem};
+use crate::step::{Base, Launch, Repeat, Shares, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
 use petgraph::algo::has_path_connecting;
@@ -143,11 +143,25 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
             }
         }
         verify_copies(kernel, launch).or_else(bad)?;
+        verify_shares(launch).or_else(bad)?;
         if launch.grid.is_some() != kernel.is_gpu() {
             return bad("a launch has a grid exactly when its kernel is for a GPU".into());
         }
     }
     Ok(())
+}
+
+/// Pieces are of launches that all workers share once.
+fn verify_shares(launch: &Launch) -> Result<(), String> {
+    match launch.shares {
+        Shares::Static => Ok(()),
+        Shares::Dynamic { pieces } if pieces < 2 => Err(format!("{pieces} pieces are none to share")),
+        Shares::Dynamic { .. } if launch.grid.is_some() => Err("a GPU has no workers".into()),
+        Shares::Dynamic { .. } if launch.repeat != Repeat::Once => {
+            Err("only a launch that runs once has pieces".into())
+        }
+        Shares::Dynamic { .. } => Ok(()),
+    }
 }
 
 /// What every worker computes for itself goes into copies, and nothing else does: so all copies are equal.

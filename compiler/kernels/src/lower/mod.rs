@@ -17,7 +17,7 @@ use mlcc_ir::kernel::{Access, Kernel};
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::sequences::{per_sequence, runs_for_each};
-use mlcc_ir::step::Repeat;
+use mlcc_ir::step::{Repeat, Shares};
 use mlcc_ir::types::{Packing, TensorType};
 use plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
 
@@ -461,7 +461,7 @@ impl<'a> EntryLowering<'a> {
             })
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
-        Ok(LoweredLaunch { kernel, args, dims, grid: made.grid.clone(), repeat })
+        Ok(LoweredLaunch { kernel, args, dims, grid: made.grid.clone(), repeat, shares: Shares::Static })
     }
 
     /// Results go to the caller's memory: the buffer of a launch is renamed, anything else is copied.

@@ -5,7 +5,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, ParamId, StateId};
-use mlcc_ir::step::{Grid, Repeat};
+use mlcc_ir::step::{Grid, Repeat, Shares};
 use std::fmt;
 
 /// A buffer of one lowered entry function.
@@ -90,6 +90,7 @@ pub struct LoweredLaunch {
     pub dims: Vec<Dim>,
     pub grid: Option<Grid>,
     pub repeat: Repeat,
+    pub shares: Shares,
 }
 
 /// A lowered entry function.
@@ -118,7 +119,11 @@ impl Entry {
                 Repeat::EachSequenceAlone => " each alone",
                 Repeat::EachWorker => " each worker",
             };
-            out += &format!("  launch @{}({}){repeat}\n", kernels[launch.kernel], args.join(", "));
+            let shares = match launch.shares {
+                Shares::Static => String::new(),
+                Shares::Dynamic { pieces } => format!(" pieces {pieces}"),
+            };
+            out += &format!("  launch @{}({}){repeat}{shares}\n", kernels[launch.kernel], args.join(", "));
         }
         for (state, buffer) in &self.updates {
             out += &format!("  update @{} = {}\n", module.states[*state].name, buffer.0);

@@ -1,0 +1,107 @@
+//! Large launches are shared out in pieces: a worker takes the pieces of its own share one by one, and when they are used up
+//! those that are left of the others' shares. Without that, all wait for the slowest core.
+//!
+//! Shares stay the long runs of memory that they are without pieces. Who has a piece is not known before, so what such a
+//! launch touches is in order only across barriers; where one would have to be added for that, shares stay static.
+
+use crate::plan_barriers::{Touch, conflict, launches, phases, touches};
+use crate::plan_memory::{EntryPlan, MemoryPlan};
+use crate::{Context, PassError, Program};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::Access;
+use mlcc_ir::step::{Repeat, Shares};
+use mlcc_kernels::lower::cost::{Arithmetic, Cost};
+use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Partition};
+
+const PASS: &str = "dynamic_shares";
+
+/// Least work of a piece: one of these is enough.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PieceWork {
+    pub bytes: i64,
+    /// Operations on bytes.
+    pub dots: i64,
+    /// Operations on f32.
+    pub flops: i64,
+}
+
+impl Default for PieceWork {
+    /// So much that to take a piece (some 20 ns) and to begin a run of reading costs nothing.
+    fn default() -> PieceWork {
+        PieceWork { bytes: 128 << 10, dots: 16 << 20, flops: 2 << 20 }
+    }
+}
+
+/// Launches of fewer pieces take less time than the waiting that pieces would save.
+const LEAST_PIECES: i64 = 8;
+/// More would not make the last piece any shorter, measured by the whole.
+const MOST_PIECES: i64 = 256;
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let plan = program.memory.as_ref().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
+    let (mut changed, work) = (0, ctx.options.pieces);
+    for level in &mut program.levels {
+        let lowered = &mut level.lowered;
+        if lowered.entries.len() != plan.entries.len() {
+            return Err(PassError::internal(PASS, "levels differ in their entry points"));
+        }
+        for (entry, of_entry) in lowered.entries.iter_mut().zip(&plan.entries) {
+            let n = if entry.batched { ctx.options.batch } else { ctx.options.chunk };
+            let marked = share_out(entry, of_entry, plan, |launch| pieces(launch, &lowered.costs, n, work));
+            ctx.note(format!("{} {}: {marked} launches in pieces", level.name, entry.name));
+            changed += marked;
+        }
+    }
+    Ok(changed)
+}
+
+/// Marks launches of one entry point; gives how many.
+fn share_out(
+    entry: &mut Entry,
+    plan: &EntryPlan,
+    memory: &MemoryPlan,
+    pieces: impl Fn(&LoweredLaunch) -> Option<u32>,
+) -> usize {
+    let phases = phases(entry, plan, memory);
+    let mut accesses: Vec<Vec<Touch>> =
+        launches(entry, plan).map(|launch| touches(launch, plan, memory)).collect();
+    let mut marked = 0;
+    for i in 0..entry.launches.len() {
+        let Some(pieces) = pieces(&entry.launches[i]) else { continue };
+        let shares = Shares::Dynamic { pieces };
+        let dynamic = touches(&LoweredLaunch { shares, ..entry.launches[i].clone() }, plan, memory);
+        let first = phases.partition_point(|&p| p < phases[i]);
+        let behind = phases.partition_point(|&p| p <= phases[i]);
+        let mut others = (first..behind).filter(|&other| other != i).flat_map(|other| &accesses[other]);
+        if others.any(|other| dynamic.iter().any(|new| conflict(other, new))) {
+            continue;
+        }
+        entry.launches[i].shares = shares;
+        accesses[i] = dynamic;
+        marked += 1;
+    }
+    marked
+}
+
+/// How many pieces the work of a launch is worth, `n` rows at the begin of a sequence; `None` if it stays whole.
+fn pieces(launch: &LoweredLaunch, costs: &[Cost], n: i64, work: PieceWork) -> Option<u32> {
+    let written = || launch.args.iter().filter(|a| a.access != Access::In);
+    let single = written().any(|a| a.partition.as_ref().is_some_and(Partition::is_single));
+    if launch.repeat != Repeat::Once || launch.grid.is_some() || single {
+        return None;
+    }
+    let cost = costs.get(launch.kernel)?;
+    let sizes = SymValues { n, b: n, past: 0 };
+    let bytes = cost.bytes.iter().fold(0i64, |sum, b| sum.saturating_add(b.eval(&sizes)));
+    let ops = match cost.arithmetic {
+        Arithmetic::I8 => work.dots,
+        Arithmetic::F32 => work.flops,
+    };
+    let worth = (bytes / work.bytes).max(cost.ops.eval(&sizes) / ops).min(MOST_PIECES);
+    let slices = written().filter_map(|a| match a.partition {
+        Some(Partition::Tiles(slices)) => Some(slices),
+        Some(Partition::Rows(_)) | None => None,
+    });
+    let pieces = slices.fold(worth, i64::min);
+    u32::try_from(pieces).ok().filter(|_| pieces >= LEAST_PIECES)
+}

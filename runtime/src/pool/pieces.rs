@@ -1,0 +1,163 @@
+//! Deals out pieces of work to the workers of one run (work stealing by shares): each worker has a share of every launch,
+//! cut into equal pieces, and takes them in their order; once they are gone it takes the next pieces of the shares of the
+//! others. So a share is read from begin to end, mostly by one worker, and nobody waits while there is work.
+//!
+//! A counter per worker holds the number of the launch that it is for and how many pieces of the share are taken. Whoever
+//! first takes a piece of a share in a launch moves its counter on to that launch, so nothing has to be reset between
+//! launches. A worker goes on to the next launch only when all shares of the last one are used up; so a counter that is
+//! ahead of a worker says that this share has nothing left for it.
+//!
+//! Counters order nothing but themselves: what the pieces make is in order by the barrier behind the launch.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::Padded;
+
+/// See the [module](self).
+pub struct Pieces {
+    shares: Vec<Padded<Share>>,
+}
+
+#[derive(Default)]
+struct Share {
+    /// Number of a launch (upper half), and how many of its pieces are taken (lower half).
+    taken: AtomicU64,
+    /// The launch that the owner is at; nobody else reads it.
+    launch: AtomicU32,
+}
+
+impl Pieces {
+    pub(super) fn new(workers: usize) -> Self {
+        Self { shares: (0..workers).map(|_| Padded::default()).collect() }
+    }
+
+    /// A piece for `worker` of the launch that it is at, of `each` pieces per share: `owner * each` and on. `None` once for
+    /// each launch, when nothing is left.
+    pub fn take(&self, worker: usize, each: u32) -> Option<u32> {
+        let own = &self.shares.get(worker)?.0;
+        let launch = own.launch.load(Ordering::Relaxed);
+        let (before, from_own) = self.shares.split_at(worker);
+        for (next, share) in from_own.iter().chain(before).enumerate() {
+            if let Some(piece) = share.0.take(launch, each) {
+                let owner = (worker + next) % self.shares.len();
+                return Some(owner as u32 * each + piece);
+            }
+        }
+        own.launch.store(launch.wrapping_add(1), Ordering::Relaxed);
+        None
+    }
+
+    /// Forgets a run that was broken off. No worker may be inside.
+    pub(super) fn reset(&self) {
+        for Padded(share) in &self.shares {
+            share.taken.store(0, Ordering::Relaxed);
+            share.launch.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Share {
+    /// The next piece of this share in a launch.
+    fn take(&self, launch: u32, each: u32) -> Option<u32> {
+        let mut seen = self.taken.load(Ordering::Relaxed);
+        loop {
+            // Launches are numbered in a circle.
+            let behind = launch.wrapping_sub((seen >> 32) as u32) as i32;
+            let piece = match behind {
+                0 => seen as u32,
+                1.. => 0,
+                _ => return None,
+            };
+            if piece >= each {
+                return None;
+            }
+            let next = (u64::from(launch) << 32) | u64::from(piece + 1);
+            match self.taken.compare_exchange_weak(seen, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(piece),
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Pool;
+
+    fn all(pieces: &Pieces, worker: usize, each: u32) -> Vec<u32> {
+        std::iter::from_fn(|| pieces.take(worker, each)).collect()
+    }
+
+    #[test]
+    fn own_pieces_come_first_and_others_later() {
+        let pieces = Pieces::new(3);
+        assert_eq!(pieces.take(1, 2), Some(2));
+        assert_eq!(all(&pieces, 2, 2), [4, 5, 0, 1, 3]);
+        // Worker 2 is at the next launch while the others have not seen the end of this one.
+        assert_eq!(pieces.take(2, 1), Some(2));
+        assert_eq!(pieces.take(2, 1), Some(0));
+        assert_eq!(all(&pieces, 0, 2), [0u32; 0]);
+        assert_eq!(pieces.take(1, 2), None);
+        assert_eq!(all(&pieces, 1, 1), [1]);
+        assert_eq!(all(&pieces, 0, 1), [0u32; 0]);
+        assert_eq!(pieces.take(2, 1), None);
+        assert_eq!(all(&pieces, 0, 2), [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn numbers_of_launches_go_round() {
+        let pieces = Pieces::new(2);
+        for Padded(share) in &pieces.shares {
+            share.taken.store(u64::from(u32::MAX) << 32, Ordering::Relaxed);
+            share.launch.store(u32::MAX, Ordering::Relaxed);
+        }
+        for _ in 0..3 {
+            assert_eq!(all(&pieces, 0, 2), [0, 1, 2, 3]);
+            assert_eq!(all(&pieces, 1, 2), [0u32; 0]);
+        }
+    }
+
+    /// Threads race over many launches: with and without a barrier between them every piece is computed once.
+    #[test]
+    fn every_piece_is_computed_once() {
+        const LAUNCHES: usize = 300;
+        for (workers, barriers) in [(2, true), (2, false), (5, true), (5, false)] {
+            let pool = Pool::new(workers).unwrap();
+            let each = |launch: usize| 1 + launch % 7;
+            let counts: Vec<Vec<AtomicU32>> = (0..LAUNCHES)
+                .map(|launch| (0..workers * each(launch)).map(|_| AtomicU32::new(0)).collect())
+                .collect();
+            pool.run(&|worker| {
+                for (launch, counts) in counts.iter().enumerate() {
+                    while let Some(piece) = pool.pieces().take(worker, each(launch) as u32) {
+                        counts[piece as usize].fetch_add(1, Ordering::Relaxed);
+                    }
+                    if barriers {
+                        pool.barrier().wait(worker);
+                    }
+                }
+            })
+            .unwrap();
+            assert!(counts.iter().flatten().all(|c| c.load(Ordering::Relaxed) == 1), "{workers} {barriers}");
+        }
+    }
+
+    #[test]
+    fn a_panic_leaves_whole_counters() {
+        let pool = Pool::new(2).unwrap();
+        let failed = pool.run(&|worker| {
+            pool.pieces().take(worker, 4);
+            assert!(worker != 1, "broken off");
+        });
+        assert!(failed.is_err());
+        let counts: Vec<AtomicU32> = (0..8).map(|_| AtomicU32::new(0)).collect();
+        pool.run(&|worker| {
+            while let Some(piece) = pool.pieces().take(worker, 4) {
+                counts[piece as usize].fetch_add(1, Ordering::Relaxed);
+            }
+        })
+        .unwrap();
+        assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+    }
+}
