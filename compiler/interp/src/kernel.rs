@@ -92,6 +92,10 @@ impl Program {
         dims: &SymValues,
         (worker, workers): (usize, usize),
     ) -> Result<(), InterpError> {
+        if self.gpu {
+            let what = "a GPU kernel has blocks, not workers".into();
+            return self.explained(Err(Fault::Malformed(what).into()));
+        }
         let shares = |_: &Machine| vec![Share::Worker { worker, workers: workers.max(1) }];
         self.explained(self.launch(buffers, dims, 1, shares))
     }
