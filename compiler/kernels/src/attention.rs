@@ -9,7 +9,7 @@ pub mod decode;
 pub mod gpu;
 pub mod merge;
 pub mod prefill;
-mod product;
+pub(crate) mod product;
 mod rows;
 mod scores;
 

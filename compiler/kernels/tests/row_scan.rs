@@ -8,7 +8,7 @@ use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
-use mlcc_ir::kernel::{Access, BinOp, UnOp};
+use mlcc_ir::kernel::{Access, BinOp, Kernel, Space, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::testing::Rng;
@@ -17,6 +17,7 @@ use mlcc_kernels::generic::row_scan::{Shape, shape_of};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::lower::plan::Partition;
 use mlcc_kernels::params::KernelTarget;
+use mlcc_target::Arch;
 
 /// Axes of heads, rows, columns.
 type Sizes<'a> = (&'a [usize], usize, usize);
@@ -36,12 +37,16 @@ fn tensor((heads, rows, columns): Sizes, [h, r, c]: Extents) -> TensorType {
     TensorType::new(DType::F32, dims)
 }
 
-/// Builds the body from random ops on random inputs: the new states are kept in bounds.
-fn random_case(seed: u64, sizes: Sizes) -> Case {
+/// Builds the body from random ops on random inputs: the new states are kept in bounds. With `vectors` only states are
+/// matrices, as in the models: what the form with lanes over rows takes.
+fn random_case(seed: u64, sizes: Sizes, vectors: bool) -> Case {
     let mut rng = Rng(seed);
-    let any = |rng: &mut Rng| [rng.chance(2), rng.chance(2), rng.chance(2)];
+    let any = |rng: &mut Rng| {
+        let columns = rng.chance(2);
+        [rng.chance(2), rng.chance(2) && !(vectors && columns), columns]
+    };
     let mut carries: Vec<Extents> = vec![[true; 3]];
-    carries.extend(rng.chance(2).then_some([true, true, false]));
+    carries.extend((rng.chance(2) && !vectors).then_some([true, true, false]));
     carries.extend(rng.chance(4).then_some([true; 3]));
     let seqs: Vec<Extents> = (0..1 + rng.below(4)).map(|_| any(&mut rng)).collect();
     let consts: Vec<Extents> = (0..rng.below(3)).map(|_| any(&mut rng)).collect();
@@ -72,7 +77,13 @@ fn random_case(seed: u64, sizes: Sizes) -> Case {
             let kept = b.scale(carry, 0.5);
             outputs.push(b.add(kept, new));
         }
-        outputs.push(per_row(b, pool[pool.len() / 2]));
+        let middle = per_row(b, pool[pool.len() / 2]);
+        let is_wide = b.ty(middle).dims.last() != Some(&Dim::from(1));
+        outputs.push(if vectors && is_wide {
+            b.reduce(RedOp::Sum, middle, sizes.0.len() + 1)
+        } else {
+            middle
+        });
         outputs.push(row);
         outputs
     });
@@ -120,7 +131,19 @@ fn target(name: &str) -> KernelTarget {
 
 /// All workers, orders and machines on one case.
 fn check(seed: u64, sizes: Sizes, n: i64, targets: &[&str]) {
-    let Case { module, carries } = random_case(seed, sizes);
+    for vectors in [false, true] {
+        check_case(&random_case(seed, sizes, vectors), seed, (sizes, n), targets, vectors);
+    }
+}
+
+/// True if a kernel keeps its states on the stack, transposed.
+fn has_lanes_over_rows(kernel: &Kernel) -> bool {
+    kernel.bufs.iter().any(|(_, buf)| buf.space == Space::Stack && buf.name == "state")
+}
+
+fn check_case(case: &Case, seed: u64, (sizes, n): (Sizes, i64), targets: &[&str], vectors: bool) {
+    let Case { module, carries } = case;
+    let carries = *carries;
     let (_, f) = module.function("f").unwrap();
     let (_, body) = module.function("body").unwrap();
     let expected = Shape {
@@ -131,15 +154,20 @@ fn check(seed: u64, sizes: Sizes, n: i64, targets: &[&str]) {
     assert_eq!(shape_of(body, carries), Some(expected), "seed {seed}");
     let syms = SymValues::tokens(n);
     let inputs = mlcc_interp::equivalence::random_inputs(f, &syms, seed);
-    let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
-    let want = interpreter.run_named("f", &inputs, &mut States::new(&module).unwrap(), syms).unwrap();
+    let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
+    let want = interpreter.run_named("f", &inputs, &mut States::new(module).unwrap(), syms).unwrap();
     for name in targets {
         let target = target(name);
-        let group = lower_group(&module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap();
+        let group = lower_group(module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap();
+        let fits = sizes.1 as i64 % i64::from(target.f32_lanes()) == 0 && sizes.2 > 1;
+        if vectors {
+            let expected = target.arch != Arch::Nvptx && fits;
+            assert_eq!(has_lanes_over_rows(&group.kernel), expected, "seed {seed}, {sizes:?}, {name}");
+        }
         for options in [Options::workers(3), Options { workers: 2, order: Order::Reverse }] {
             let mut buffers: Vec<Buffer> = inputs.iter().map(|t| Buffer::from_f32(&t.to_f32())).collect();
             buffers.extend(want.iter().map(|t| Buffer::zeros(DType::F32, t.data.len())));
-            let what = format!("seed {seed}, {sizes:?}, n = {n}, {name}");
+            let what = format!("seed {seed}, {sizes:?}, n = {n}, {name}, vectors {vectors}");
             run_with(&group.kernel, &mut buffers, &syms, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
             for (i, (found, want)) in buffers[inputs.len()..].iter().zip(&want).enumerate() {
                 close(&format!("{what}, output {i}"), found, want);
@@ -158,7 +186,7 @@ const CPUS: [&str; 3] = ["x86-64-v2", "x86-64-v3", "x86-64-v4"];
 
 #[test]
 fn random_bodies_on_heads_of_published_sizes() {
-    for (seed, size, n) in [(1, 32, 1), (2, 32, 70), (3, 64, 1), (4, 64, 9), (5, 128, 1), (6, 128, 3)] {
+    for (seed, size, n) in [(1, 32, 1), (2, 32, 70), (3, 64, 1), (7, 64, 9), (5, 128, 1), (6, 128, 3)] {
         check(seed, (&[2], size, size), n, &["x86-64-v2", "x86-64-v4", "sm_80"]);
     }
 }
@@ -185,7 +213,7 @@ fn random_bodies_of_every_shape() {
 /// Rows of 16 go to the same worker as the columns of a product do; what others read as well does not.
 #[test]
 fn results_are_sliced_as_those_of_products() {
-    let Case { module, carries } = random_case(7, (&[2], 32, 32));
+    let Case { module, carries } = random_case(7, (&[2], 32, 32), false);
     let (_, f) = module.function("f").unwrap();
     let group = lower_group(&module, f, "scan", &vec![None; f.inputs.len()], &target("x86-64-v3")).unwrap();
     let outputs = &group.args[f.inputs.len()..];

@@ -83,7 +83,7 @@ impl Product {
 }
 
 /// Rows of a square to its columns, by exchanging ever smaller quarters (Eklundh 1972).
-pub(super) fn transpose(kb: &mut KernelBuilder, mut rows: Vec<ExprId>) -> Vec<ExprId> {
+pub(crate) fn transpose(kb: &mut KernelBuilder, mut rows: Vec<ExprId>) -> Vec<ExprId> {
     let lanes = rows.len() as u32;
     let mut half = lanes / 2;
     while half > 0 {
@@ -103,7 +103,7 @@ pub(super) fn transpose(kb: &mut KernelBuilder, mut rows: Vec<ExprId>) -> Vec<Ex
 
 /// Joins the lanes of each part of as many lanes as there are vectors by `op`: lane `i` of a part of the result is what that
 /// part of vector `i` gives. Vectors that are `None` give anything that `nothing` gives.
-pub(super) fn join_each(
+pub(crate) fn join_each(
     kb: &mut KernelBuilder,
     vectors: Vec<Option<ExprId>>,
     nothing: ExprId,

@@ -393,6 +393,11 @@ impl Inliner<'_> {
     }
 }
 
+/// Accumulators of a loop over so many vectors: with one each addition would wait for the one before.
+fn chains(kb: &KernelBuilder, vectors: ExprId) -> i64 {
+    const_of(kb, vectors).and_then(|v| [4, 2].into_iter().find(|c| v % c == 0)).unwrap_or(1)
+}
+
 /// Folds `body(i)` over `0..extent`: a vector loop with a vector accumulator, a scalar loop for the rest, and the lanes
 /// of the accumulator at the end. `body` gets the first index and the number of lanes wanted.
 pub fn reduce_loop(
@@ -407,22 +412,36 @@ pub fn reduce_loop(
     let total = kb.dim(extent);
     let zero = kb.int(0);
     let mut part = |kb: &mut KernelBuilder, start: ExprId, count: ExprId, lanes: u32| -> ExprId {
-        let acc = kb.alloc("acc", dtype, lanes as usize, Space::Local);
+        let chains = if lanes > 1 { chains(kb, count) } else { 1 };
         let ty = Ty::vector(dtype, lanes);
         let initial = kb.constant(identity, ty);
-        kb.store_vec(acc, zero, initial);
-        kb.serial("j", count, |kb, j| {
-            let step = kb.mul_int(j, i64::from(lanes));
-            let at = kb.add(start, step);
-            let value = body(kb, at, lanes);
-            let value = if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value };
-            let value = kb.cast(value, dtype);
-            let old = kb.load_vec(acc, zero, lanes);
-            let new = kb.binary(op.bin(), old, value);
-            kb.store_vec(acc, zero, new);
+        let mut accs = Vec::new();
+        for _ in 0..chains {
+            let acc = kb.alloc("acc", dtype, lanes as usize, Space::Local);
+            kb.store_vec(acc, zero, initial);
+            accs.push(acc);
+        }
+        let by = kb.int(chains);
+        let rounds = kb.div(count, by);
+        kb.serial("j", rounds, |kb, j| {
+            let step = kb.mul_int(j, chains * i64::from(lanes));
+            let first = kb.add(start, step);
+            for (c, &acc) in accs.iter().enumerate() {
+                let at = kb.add_int(first, c as i64 * i64::from(lanes));
+                let value = body(kb, at, lanes);
+                let value = if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value };
+                let value = kb.cast(value, dtype);
+                let old = kb.load_vec(acc, zero, lanes);
+                let new = kb.binary(op.bin(), old, value);
+                kb.store_vec(acc, zero, new);
+            }
         });
-        let sum = kb.load_vec(acc, zero, lanes);
-        kb.let_("sum", sum)
+        let mut sums: Vec<ExprId> = accs.iter().map(|&acc| kb.load_vec(acc, zero, lanes)).collect();
+        while let [a, b, ..] = sums[..] {
+            sums.drain(..2);
+            sums.push(kb.binary(op.bin(), a, b));
+        }
+        kb.let_("sum", sums[0])
     };
     if lanes <= 1 {
         return part(kb, zero, total, 1);

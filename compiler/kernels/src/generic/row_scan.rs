@@ -2,20 +2,25 @@
 //! elementwise along the row, with reductions over it, as in the linear attention of RWKV-5 to -7. The columns are the
 //! axis that is summed over; vectors along the columns are shared by the rows of a head.
 //!
-//! The state of a row stays in registers through all steps. CPU: blocks of rows are shared out among workers, a few rows
-//! of one head run together (they share the loads of the vectors along the columns), lanes are columns. GPU: a thread per
-//! row, a block per head or part of one; vectors along the columns meet in shared memory.
+//! CPU, several steps: lanes are rows, see `transposed`. CPU otherwise: lanes are columns; blocks of rows are shared out
+//! among workers, a few rows of one head run together (they share the loads of the vectors along the columns), their
+//! states stay in registers. GPU: a thread per row, a block per head or part of one; vectors along the columns meet in
+//! shared memory.
 
+mod arithmetic;
 mod step;
+mod transposed;
 
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
+use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, ForKind, Space};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::HashMap;
 use step::{Step, Tile, Values};
+use transposed::Transposed;
 
 /// Rows that one worker takes at a time where they divide a head: a tile of the contraction kernels, so that both are
 /// sliced alike.
@@ -129,13 +134,28 @@ impl RowScan<'_> {
         extent_of(self.body.ty(v), state, self.shape).expect("the structure has been checked")
     }
 
-    /// Rows of one iteration of the parallel loop.
+    /// Rows of one iteration of the parallel loop where lanes are columns.
     pub fn block_rows(&self) -> i64 {
         if self.shape.rows % ROWS == 0 { ROWS } else { self.shape.rows }
     }
 
-    /// CPU kernel body with vectors of `lanes`.
-    pub fn emit_cpu(&self, kb: &mut KernelBuilder, lanes: u32) {
+    /// CPU kernel body with vectors of `lanes`; `prefetch` asks for f32 elements ahead of their use. Gives the rows of an
+    /// iteration of the parallel loop.
+    pub fn emit_cpu(&self, kb: &mut KernelBuilder, lanes: u32, prefetch: Option<InstrId>) -> i64 {
+        match Transposed::new(self, lanes, prefetch) {
+            Some(transposed) => {
+                transposed.emit(kb);
+                transposed.block_rows()
+            }
+            None => {
+                self.emit_rows(kb, lanes);
+                self.block_rows()
+            }
+        }
+    }
+
+    /// CPU kernel body with lanes over columns.
+    fn emit_rows(&self, kb: &mut KernelBuilder, lanes: u32) {
         let Shape { heads, rows, columns } = self.shape;
         let block_rows = self.block_rows();
         let vectors = (columns / i64::from(lanes)).max(1);

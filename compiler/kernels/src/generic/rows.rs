@@ -5,12 +5,12 @@
 //! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: a block per
 //! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
 
-use super::codes::{Place, RowCodes};
+use super::codes::{Block, RowCodes};
 use super::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::ValueId;
+use mlcc_ir::graph::{Node, ValueId};
 use mlcc_ir::kernel::{BufId, ExprId, ForKind, Space, Ty};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
@@ -51,7 +51,7 @@ pub fn emit(
     });
 }
 
-/// Blocks of rows among workers; in each row first what is stored as it is, then the codes.
+/// Blocks of rows among workers; for each row first what is stored as it is, then the codes of all rows.
 fn quantized_rows(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
@@ -71,28 +71,52 @@ fn quantized_rows(
         let first = kb.let_("first", first);
         let left = kb.sub(count, first);
         let here = kb.min(left, size);
-        kb.serial("r", here, |kb, r| {
+        let known = kept_reductions(kb, inliner, block);
+        let each = |kb: &mut KernelBuilder, r: ExprId| {
             let row = kb.add(first, r);
             let row = kb.let_("row", row);
-            // Rows behind the last whole block lie one by one.
-            let alone = kb.lt(here, size);
-            let one = kb.int(1);
-            let stride = kb.select(alone, one, size);
             let leading = [Index::scalar(row)];
             let mut inliner = inliner.clone();
             let machine = RowMachine::Cpu { lanes };
             bind_reductions(kb, &mut inliner, &leading, machine);
             store_columns(kb, &inliner, &leading, outputs, machine);
-            for codes in codes {
-                let quads = codes.row_quads() as i64;
-                let (block_first, row_first) = (kb.mul_int(first, quads), kb.mul_int(row, quads));
-                let block_first = kb.add(block_first, r);
-                let first = kb.select(alone, row_first, block_first);
-                let first = kb.let_("place", first);
-                codes.emit(kb, &inliner, &leading, Place { row, first, stride }, lanes);
+            for &(v, buf) in &known {
+                if let Some(Binding::Value(value)) = inliner.bindings.get(&v) {
+                    kb.store(buf, r, *value);
+                }
             }
-        });
+        };
+        match block {
+            1 => {
+                let zero = kb.int(0);
+                each(kb, zero);
+            }
+            _ => kb.serial("r", here, each),
+        }
+        for codes in codes {
+            codes.emit(kb, &Block { inliner, first, rows: here, size: block, known: &known, lanes });
+        }
     });
+}
+
+/// Room for the reductions of the rows of a block.
+fn kept_reductions(kb: &mut KernelBuilder, inliner: &Inliner, block: u32) -> Vec<(ValueId, BufId)> {
+    let space = if block == 1 { Space::Local } else { Space::Stack };
+    let reductions = inliner.f.live().map(|(_, node)| node).filter(|node| match node.op {
+        Op::Reduce { axis, .. } => is_over_columns(inliner, axis, node.inputs[0], 1),
+        _ => false,
+    });
+    let room = |node: &Node| {
+        let v = node.outputs[0];
+        let dtype = if inliner.f.ty(v).dtype.is_int() { DType::I32 } else { DType::F32 };
+        (v, kb.alloc("kept", dtype, block as usize, space))
+    };
+    reductions.map(room).collect()
+}
+
+/// True for a reduction over the last axis of a value behind so many leading ones.
+fn is_over_columns(inliner: &Inliner, axis: usize, input: ValueId, leading: usize) -> bool {
+    axis + 1 == inliner.f.ty(input).rank() && axis == leading
 }
 
 /// Blocks of a GPU along the second axis of a launch.
@@ -157,7 +181,7 @@ fn bind_reductions(kb: &mut KernelBuilder, inliner: &mut Inliner, leading: &[Ind
     for (_, node) in f.live() {
         let Op::Reduce { op, axis } = node.op else { continue };
         let (input, output) = (node.inputs[0], node.outputs[0]);
-        if axis + 1 != f.ty(input).rank() || axis != leading.len() {
+        if !is_over_columns(inliner, axis, input, leading.len()) {
             continue;
         }
         let value = match machine {

@@ -288,11 +288,16 @@ fn scan_group(
     let shares = if let Some(shape) = row_scan::shape_of(body, carries) {
         let (inputs, outputs) = (operands, outputs.to_vec());
         let scan = RowScan { body, carries, seqs, inputs, outputs, length, shape };
-        match target.arch {
-            Arch::Nvptx => scan.emit_gpu(kb),
-            Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
-        }
-        row_shares(&scan)
+        let block_rows = match target.arch {
+            Arch::Nvptx => {
+                scan.emit_gpu(kb);
+                scan.block_rows()
+            }
+            Arch::X86_64 | Arch::Aarch64 => {
+                scan.emit_cpu(kb, target.f32_lanes(), target.prefetch(DType::F32))
+            }
+        };
+        row_shares(&scan, block_rows)
     } else if scan::is_channelwise(body) {
         let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0) as usize;
         let (inputs, outputs) = (operands, outputs.to_vec());
@@ -340,11 +345,11 @@ struct ScanShares {
     outputs: Vec<Option<Partition>>,
 }
 
-/// Vectors along the rows are sliced as the results of contractions are; vectors along the columns are read by all rows
-/// of their head.
-fn row_shares(scan: &RowScan) -> ScanShares {
+/// Vectors along the rows are sliced as the results of contractions are, in blocks of whole tiles; vectors along the
+/// columns are read by all rows of their head.
+fn row_shares(scan: &RowScan, block_rows: i64) -> ScanShares {
     let rows = scan.shape.heads * scan.shape.rows;
-    let tiles = (scan.block_rows() == row_scan::ROWS).then_some(Partition::Tiles(rows / row_scan::ROWS));
+    let tiles = (block_rows % row_scan::ROWS == 0).then_some(Partition::Tiles(rows / block_rows));
     let stacked = |v: &ValueId| {
         let extent = scan.extent(*v);
         let sliced = extent.heads && extent.rows && (!extent.columns || scan.shape.columns == 1);

@@ -1,11 +1,11 @@
 //! One step of the body for a few rows of a state: values in registers, columns in vectors.
 
+use super::arithmetic::Arithmetic;
 use super::{Extent, RowScan};
-use crate::generic::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
-use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{BinOp, BufId, ExprId};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::kernel::{BufId, ExprId};
 use mlcc_ir::ops::Op;
 use std::collections::HashMap;
 
@@ -29,8 +29,7 @@ pub(super) struct Step<'a> {
     lanes: u32,
     /// First column and lanes of each piece of a row: whole vectors, then single columns.
     pieces: Vec<(i64, u32)>,
-    /// Products that are not computed alone: their one user adds them to something.
-    products: Vec<ValueId>,
+    arithmetic: Arithmetic<'a>,
 }
 
 impl<'a> Step<'a> {
@@ -39,7 +38,7 @@ impl<'a> Step<'a> {
         let end = columns / width * width;
         let vectors = (0..end).step_by(lanes as usize).map(|c| (c, lanes));
         let pieces = vectors.chain((end..columns).map(|c| (c, 1))).collect();
-        Step { scan, lanes, pieces, products: fused_products(scan.body) }
+        Step { scan, lanes, pieces, arithmetic: Arithmetic::new(scan.body) }
     }
 
     /// Elements of local memory that a row of a state takes: whole vectors, so that they can live in registers.
@@ -87,7 +86,7 @@ impl<'a> Step<'a> {
         let body = self.scan.body;
         for (_, node) in body.live() {
             let out = node.outputs[0];
-            if self.products.contains(&out) {
+            if self.arithmetic.is_fused(out) {
                 continue;
             }
             let extent = self.scan.extent(out);
@@ -96,7 +95,10 @@ impl<'a> Step<'a> {
                 let row = match node.op {
                     Op::Reduce { op, .. } => vec![self.reduce(kb, op, node.inputs[0], r, values)],
                     _ => (0..self.pieces(extent).len())
-                        .map(|p| self.piece(kb, node, r, (p, self.pieces(extent)[p].1), values))
+                        .map(|p| {
+                            let at = |v| self.at(values, v, r, p);
+                            self.arithmetic.elementwise(kb, node, self.pieces(extent)[p].1, &at)
+                        })
                         .collect(),
                 };
                 all.push(row.into_iter().map(|value| kb.let_("y", value)).collect());
@@ -112,89 +114,15 @@ impl<'a> Step<'a> {
         row[if row.len() > 1 { p } else { 0 }]
     }
 
-    /// Piece `p`, of `lanes` columns, of row `r` of what an elementwise node computes.
-    fn piece(
-        &self,
-        kb: &mut KernelBuilder,
-        node: &Node,
-        r: usize,
-        (p, lanes): (usize, u32),
-        values: &Values,
-    ) -> ExprId {
-        if let (Op::Binary(BinOp::Add), &[a, b]) = (&node.op, node.inputs.as_slice()) {
-            for (product, other) in [(a, b), (b, a)] {
-                if self.products.contains(&product) {
-                    let other = self.operand(kb, other, r, (p, lanes), values);
-                    return self.add_product(kb, product, other, r, p, values);
-                }
-            }
-        }
-        let body = self.scan.body;
-        let operand = |v: &ValueId| (*v, Binding::Value(self.at(values, *v, r, p)));
-        let bindings = node.inputs.iter().map(operand).collect();
-        let inliner = Inliner { f: body, bindings, lanes, mask: None, aligned: false, reduce_lanes: 1 };
-        // Bound values do not look at their index.
-        let zero = kb.int(0);
-        let index = vec![Index::scalar(zero); body.ty(node.outputs[0]).rank()];
-        let value = inliner.value(kb, node.outputs[0], &index);
-        if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value }
-    }
-
-    /// A value that may be a product which is not computed alone.
-    fn operand(
-        &self,
-        kb: &mut KernelBuilder,
-        v: ValueId,
-        r: usize,
-        (p, lanes): (usize, u32),
-        values: &Values,
-    ) -> ExprId {
-        let value = match self.products.contains(&v) {
-            true => {
-                let [a, b] = self.factors(v).map(|f| self.at(values, f, r, p));
-                kb.mul(a, b)
-            }
-            false => self.at(values, v, r, p),
-        };
-        if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value }
-    }
-
-    fn factors(&self, product: ValueId) -> [ValueId; 2] {
-        let node = self.scan.body.def(product).expect("a product is computed");
-        [node.inputs[0], node.inputs[1]]
-    }
-
-    fn add_product(
-        &self,
-        kb: &mut KernelBuilder,
-        product: ValueId,
-        sum: ExprId,
-        r: usize,
-        p: usize,
-        values: &Values,
-    ) -> ExprId {
-        let [a, b] = self.factors(product).map(|f| self.at(values, f, r, p));
-        let lanes = kb.ty(sum).lanes;
-        let [a, b] = [a, b].map(|x| if kb.ty(x).lanes < lanes { kb.splat(x, lanes) } else { x });
-        kb.fma(a, b, sum)
-    }
-
     /// Over the columns of row `r`: vectors first, then their lanes, then single columns.
     fn reduce(&self, kb: &mut KernelBuilder, op: RedOp, input: ValueId, r: usize, values: &Values) -> ExprId {
         let pieces = self.pieces(self.scan.extent(input));
-        let fused = op == RedOp::Sum && self.products.contains(&input);
         let mut wide: Option<ExprId> = None;
         let mut single: Option<ExprId> = None;
         for (p, &(_, lanes)) in pieces.iter().enumerate() {
             let so_far = if lanes > 1 { &mut wide } else { &mut single };
-            let sum = match *so_far {
-                Some(sum) if fused => self.add_product(kb, input, sum, r, p, values),
-                Some(sum) => {
-                    let value = self.operand(kb, input, r, (p, lanes), values);
-                    kb.binary(op.bin(), sum, value)
-                }
-                None => self.operand(kb, input, r, (p, lanes), values),
-            };
+            let at = |v| self.at(values, v, r, p);
+            let sum = self.arithmetic.reduce(kb, (op, input), lanes, *so_far, &at);
             *so_far = Some(kb.let_("sum", sum));
         }
         let wide = wide.map(|w| kb.reduce_lanes(op.bin(), w));
@@ -204,14 +132,4 @@ impl<'a> Step<'a> {
             (None, None) => unreachable!("a row has columns"),
         }
     }
-}
-
-/// Products with one user that adds them up, by itself or over the columns: they become part of a fused multiply-add.
-fn fused_products(body: &Function) -> Vec<ValueId> {
-    let uses = body.use_counts();
-    let is_product =
-        |v: &ValueId| uses[v.0 as usize] == 1 && body.def(*v).is_some_and(|n| n.op == Op::Binary(BinOp::Mul));
-    let adds = |n: &&Node| matches!(n.op, Op::Binary(BinOp::Add) | Op::Reduce { op: RedOp::Sum, .. });
-    let users = body.live().map(|(_, n)| n).filter(adds);
-    users.flat_map(|n| &n.inputs).copied().filter(is_product).collect()
 }
