@@ -5,6 +5,8 @@
 //! [`decode`] (one query on a CPU) with [`merge`], [`prefill`] (several queries on a CPU), [`gpu`] (both).
 
 mod block;
+mod code_values;
+mod codes;
 pub mod decode;
 pub mod gpu;
 pub mod merge;
@@ -118,6 +120,19 @@ impl<'a> Problem<'a> {
                 let inputs = &self.inliner.f.def(v)?.inputs;
                 inputs.iter().filter_map(|&i| self.rows_of(i)).max_by_key(|rows| rows.2)
             }
+        }
+    }
+
+    /// The buffer of scales of rows, `[t, kv]` in f32, through a change of shape.
+    fn scales(&self, v: ValueId) -> Option<BufId> {
+        let ty = self.inliner.f.ty(v);
+        match self.inliner.bindings.get(&v) {
+            Some(Binding::Buffer { buf, layout: None }) if ty.dtype == DType::F32 => Some(*buf),
+            Some(_) => None,
+            None => match self.inliner.f.def(v)? {
+                node if matches!(node.op, Op::Reshape { .. }) => self.scales(node.inputs[0]),
+                _ => None,
+            },
         }
     }
 

@@ -4,13 +4,15 @@
 //! several heads and columns stay in registers over all keys of the block, so that every row is converted once. Scales of
 //! rows are factors of scores and weights, not of elements.
 
+use super::code_values::QUAD;
+use super::codes::size_bits;
 use super::decode::{Ahead, Item, columns};
 use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
 use crate::math::exp_below_zero;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
 /// Keys `first .. first + count` (positive, at most a block).
@@ -27,8 +29,14 @@ impl Block<'_> {
         kb.serial("set", sets, |kb, set| {
             let best = self.scores(kb, set);
             let max = self.raise_max(kb, set, best);
-            self.weigh(kb, set, max);
-            self.mix(kb, set);
+            let largest = self.weigh(kb, set, max);
+            match &self.item.codes {
+                Some(codes) => {
+                    let added = self.weight_codes(kb, codes, largest);
+                    self.mix_codes(kb, codes, set, added);
+                }
+                None => self.mix(kb, set),
+            }
         });
     }
 
@@ -37,8 +45,14 @@ impl Block<'_> {
     }
     /// Vectors of scores that hold keys.
     fn vectors(&self, kb: &mut KernelBuilder) -> ExprId {
-        let keys = kb.int(self.item.params.keys());
-        ceil_div(kb, self.count, keys)
+        let (params, mut count) = (self.item.params, self.count);
+        // Codes of weights are made by quads; what is behind the last key weighs nothing.
+        if params.dots.is_some() && params.keys() < QUAD {
+            let (quads, quad) = (self.quads(kb), kb.int(QUAD));
+            count = kb.mul(quads, quad);
+        }
+        let keys = kb.int(params.keys());
+        ceil_div(kb, count, keys)
     }
     /// The row of key `i` of the block; rows behind the last one stand in for none.
     pub(super) fn row(&self, kb: &mut KernelBuilder, i: ExprId) -> ExprId {
@@ -77,41 +91,31 @@ impl Block<'_> {
         kb.add_int(row, head * size)
     }
 
-    /// Asks for `width` elements of the next block, ahead of its turn. An item with all key heads goes on with that block, and
-    /// together its heads ask for it in the order of memory: for number `at` of the share of this head. An item with one key
-    /// head asks for key `i` from column `c` on. Requests are spread over the work, because a core keeps track of few lines
-    /// at a time and waits when there are more.
-    pub(super) fn ahead(
-        &self,
-        kb: &mut KernelBuilder,
-        ahead: Option<Ahead>,
-        at: ExprId,
-        (i, c): (ExprId, ExprId),
-        width: i64,
-    ) {
-        let Some(Ahead { buf, prefetch, size, bytes }) = ahead else { return };
-        let row = self.a.kv * size;
+    /// Asks for `width` elements of the next block, from number `at` of the share of this head on (`[block, size]`).
+    pub(super) fn ahead(&self, kb: &mut KernelBuilder, ahead: Option<Ahead>, at: ExprId, width: i64) {
+        let Some(ahead) = ahead else { return };
         let next = kb.add_int(self.first, self.item.params.block);
-        let next = kb.mul_int(next, row);
-        let [of_share, of_size] = [self.item.params.block * size, size].map(|by| {
-            let of_head = kb.mul_int(self.item.head, by);
-            kb.add(next, of_head)
-        });
-        let in_order = kb.add(of_share, at);
-        let of_key = kb.mul_int(i, row);
-        let same_head = kb.add(of_size, of_key);
-        let same_head = kb.add(same_head, c);
-        let at = kb.select(self.item.whole, in_order, same_head);
-        let end = kb.add_int(self.item.last, 1);
-        let end = kb.mul_int(end, row);
-        let last = kb.add_int(end, -1);
-        let line = CACHE_LINE as i64 / bytes;
-        for from in (0..width).step_by(line as usize) {
-            let place = kb.add_int(at, from);
-            let place = kb.min(place, last);
-            let element = kb.load(buf, place);
-            kb.push(Stmt::Instr { instr: prefetch, args: vec![element] });
+        self.item.ask(kb, self.a, ahead, next, at, width);
+    }
+    /// Elements of the values of the next block that are asked for while scores become weights, a line for every vector of
+    /// them; at most half of this head's share. That is a good part of the time where integers meet; elsewhere products leave
+    /// room for all of them.
+    fn asked_by_weights(&self) -> i64 {
+        let params = self.item.params;
+        if params.dots.is_none() {
+            return 0;
         }
+        let line = params.ahead[1].map_or(0, |ahead| CACHE_LINE as i64 / ahead.bytes);
+        (params.block / params.keys() * line).min(params.block * self.a.value_size / 2)
+    }
+    /// Asks for more values of the next block: turn `turn` of `turns` that share what weights have left.
+    pub(super) fn values_ahead(&self, kb: &mut KernelBuilder, turn: ExprId, turns: i64) {
+        let asked = self.asked_by_weights();
+        let left = self.item.params.block * self.a.value_size - asked;
+        let share = (left + turns - 1) / turns;
+        let at = kb.mul_int(turn, share);
+        let at = kb.add_int(at, asked);
+        self.ahead(kb, self.item.params.ahead[1], at, share);
     }
 
     /// The new running maxima; older sums count less by what they rose.
@@ -163,9 +167,16 @@ impl Block<'_> {
         max
     }
 
-    /// Scores to weights, and their sums.
-    fn weigh(&self, kb: &mut KernelBuilder, set: ExprId, max: ExprId) {
+    /// Scores to weights, and their sums; gives the largest sizes of scaled weights of each lane as bits, and their signs,
+    /// where they are to become codes.
+    fn weigh(&self, kb: &mut KernelBuilder, set: ExprId, max: ExprId) -> (ExprId, ExprId) {
         let (lanes, zero) = (self.lanes(), kb.int(0));
+        let nothing = kb.constant(0.0, Ty::vector(DType::I32, lanes));
+        let [largest, signs] = ["largest", "signs"].map(|name| {
+            let cell = kb.alloc(name, DType::I32, lanes as usize, Space::Local);
+            kb.store_vec(cell, zero, nothing);
+            cell
+        });
         let at = self.item.vector_of(kb, set);
         let sum = kb.alloc("total", DType::F32, lanes as usize, Space::Local);
         let old = kb.load_vec(self.item.total, at, lanes);
@@ -173,6 +184,9 @@ impl Block<'_> {
         let params = self.item.params;
         let vectors = self.vectors(kb);
         kb.serial("vector", vectors, |kb, i| {
+            let share = self.asked_by_weights() * params.keys() / params.block;
+            let asked = kb.mul_int(i, share);
+            self.ahead(kb, params.ahead[1], asked, share);
             let at = kb.mul_int(i, i64::from(lanes));
             let s = kb.load_vec(self.item.weights, at, lanes);
             let below = kb.sub(s, max);
@@ -183,10 +197,22 @@ impl Block<'_> {
             kb.store_vec(sum, zero, new);
             let first = kb.mul_int(i, params.keys());
             let scaled = self.scales(kb, self.a.value.1, first).map(|scales| kb.mul(weight, scales));
-            kb.store_vec(self.item.weights, at, scaled.unwrap_or(weight));
+            let scaled = kb.let_("scaled", scaled.unwrap_or(weight));
+            kb.store_vec(self.item.weights, at, scaled);
+            if self.item.codes.is_some() {
+                let (size, old) = (size_bits(kb, scaled), kb.load_vec(largest, zero, lanes));
+                let new = kb.max(old, size);
+                kb.store_vec(largest, zero, new);
+                let bits = kb.bitcast(scaled, Ty::vector(DType::I32, lanes));
+                let old = kb.load_vec(signs, zero, lanes);
+                let new = kb.binary(BinOp::Or, old, bits);
+                kb.store_vec(signs, zero, new);
+            }
         });
         let sum = kb.load_vec(sum, zero, lanes);
         kb.store_vec(self.item.total, at, sum);
+        let (largest, signs) = (kb.load_vec(largest, zero, lanes), kb.load_vec(signs, zero, lanes));
+        (kb.let_("largest", largest), kb.let_("signs", signs))
     }
 
     /// Adds the weighted values to the sums.
@@ -252,9 +278,11 @@ impl Block<'_> {
         let i = kb.add_int(i, key);
         let row = if whole { kb.add(self.first, i) } else { self.row(kb, i) };
         if whole {
-            let (of_pass, of_key) = (kb.mul_int(c, params.block), kb.mul_int(i, width));
-            let at = kb.add(of_pass, of_key);
-            self.ahead(kb, params.ahead[1], at, (i, c), width);
+            let passes = self.a.value_size / width;
+            let (of_pass, by) = (kb.mul_int(c, params.block), kb.int(width));
+            let of_pass = kb.div(of_pass, by);
+            let turn = kb.add(of_pass, i);
+            self.values_ahead(kb, turn, passes * params.block);
         }
         let values: Vec<ExprId> = (0..sums[0].len() as i64)
             .map(|v| {

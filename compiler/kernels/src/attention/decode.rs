@@ -9,11 +9,14 @@
 //! no reduction over lanes (see [`super::block`] and [`super::scores`]).
 
 use super::block::Block;
+use super::code_values::QUAD;
+use super::codes::{Codes, Dots, PLANES};
 use super::{HIDDEN, Problem, SLICE_KEYS, at_least_zero, ceil_div, lanes_of, most_slices};
+use crate::contraction::CACHE_LINE;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, ExprId, Space, Ty, UnOp};
+use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty, UnOp};
 use mlcc_ir::types::DType;
 
 /// Most slices, and most items of work while every key head of a slice is one.
@@ -25,6 +28,9 @@ const LONG_SLICE: i64 = 128;
 /// in the second-level cache.
 const BLOCK_KEYS: i64 = 64;
 const BLOCK_ELEMENTS: i64 = 64 << 10;
+
+/// Lines of keys that an item asks for before it prepares the queries.
+const FIRST_LINES: i64 = 32;
 
 /// Sizes of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +49,10 @@ pub struct Params {
     pub sums: i64,
     /// How rows of keys and of values are asked for ahead of their use.
     pub ahead: [Option<Ahead>; 2],
+    /// The same of their scales, `[t, kv]`.
+    pub scales_ahead: [Option<Ahead>; 2],
+    /// How queries and weights meet 8-bit codes; `None` if floats meet what the codes stand for.
+    pub dots: Option<Dots>,
 }
 
 /// The rows of one operand in memory: `[t, kv, size]` elements of `bytes`.
@@ -67,7 +77,12 @@ impl Params {
             let (buf, dtype, size) = rows?;
             Some(Ahead { buf, prefetch: target.prefetch(dtype)?, size, bytes: dtype.bytes()? as i64 })
         });
-        Params { lanes, heads, sets, slots, block, sums, ahead }
+        let scales_ahead = [a.key.1, a.value.1].map(|scale| {
+            let buf = a.scales(scale?)?;
+            Some(Ahead { buf, prefetch: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
+        });
+        let dots = Dots::choose(a, target, i64::from(lanes) / slots);
+        Params { lanes, heads, sets, slots, block, sums, ahead, scales_ahead, dots }
     }
     /// Slices that the buffer between the kernels has room for.
     pub fn slices(&self) -> i64 {
@@ -79,7 +94,11 @@ impl Params {
     }
     /// Heads that share a vector of products of queries and keys, the columns of each of them, and the vectors that all
     /// heads take: two where that leaves at least four columns, so that each part of a key that is loaded is used twice.
+    /// Codes have two planes that use it, and quads of columns.
     pub fn across(&self) -> i64 {
+        if self.dots.is_some() {
+            return self.slots;
+        }
         (self.slots / 2).clamp(1, i64::from(self.lanes) / 4)
     }
     pub fn part(&self) -> i64 {
@@ -90,8 +109,9 @@ impl Params {
     }
     /// Keys whose products are summed together: as many as registers have room for.
     pub fn together(&self) -> i64 {
-        let sums = if self.lanes == 16 { 16 } else { 8 };
-        (sums / self.vectors()).max(self.keys())
+        let (sums, planes) =
+            (if self.lanes == 16 { 16 } else { 8 }, if self.dots.is_some() { PLANES } else { 1 });
+        (sums / (planes * self.vectors())).max(self.keys()).max(QUAD)
     }
     /// The size of a row of queries or keys in whole parts.
     pub fn padded(&self, size: i64) -> i64 {
@@ -178,6 +198,8 @@ pub(super) struct Item {
     pub rows: BufId,
     /// What the change of the maxima makes of older sums: `[lanes]`; of one key head only.
     pub factor: BufId,
+    /// In place of `q` (then one row) and `rows`, where integers meet.
+    pub codes: Option<Codes>,
     pub head: ExprId,
     /// Key heads of this item.
     heads: (ExprId, ExprId),
@@ -216,16 +238,23 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         };
         let (rows, vectors) = (a.kv * params.rows(), a.kv * params.sets * i64::from(params.lanes));
         let first_head = kb.let_("first_head", head);
+        let codes = Codes::new(kb, a, params);
+        // Floats of queries, and of keys that are summed together.
+        let (queries, keys) = match codes {
+            Some(_) => (a.size, 0),
+            None => (a.kv * params.queries(a), params.together() * params.padded(a.size)),
+        };
         let item = Item {
             params,
-            q: floats(kb, "q", a.kv * params.queries(a)),
+            q: floats(kb, "q", queries),
             sums: floats(kb, "sums", rows * a.value_size),
             max: floats(kb, "max", vectors),
             total: floats(kb, "total", vectors),
             slopes: a.slopes.map(|_| floats(kb, "slopes", vectors)),
             weights: floats(kb, "weights", params.block * params.slots),
-            rows: floats(kb, "rows", params.together() * params.padded(a.size)),
+            rows: floats(kb, "rows", keys.max(1)),
             factor: floats(kb, "factor", i64::from(params.lanes)),
+            codes,
             head: first_head,
             heads: (first_head, heads),
             whole: shares.whole,
@@ -234,8 +263,12 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             last,
             prefix,
         };
+        item.ask_for_first(kb, a);
         let zero = kb.int(0);
-        item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size));
+        match &codes {
+            Some(codes) => item.clear_key_codes(kb, a, codes),
+            None => item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size)),
+        }
         item.each_key_head(kb, |kb, item| item.clear(kb, a));
         if let Some(sinks) = a.sinks() {
             // With the first slice.
@@ -276,6 +309,55 @@ impl Item {
             let count = kb.min(rest, most);
             let count = kb.let_("count", count);
             self.each_key_head(kb, |kb, item| Block { a, item, first, count }.emit(kb));
+        });
+    }
+
+    /// Asks for `width` elements of the block from row `first` on, ahead of its turn. An item with all key heads goes on with
+    /// that block, and together its heads ask for it in the order of memory: for number `at` of the share of this head. An
+    /// item with one key head asks for number `at` of its own rows. Requests are spread over the work, because a core keeps
+    /// track of few lines at a time and waits when there are more.
+    pub fn ask(
+        &self,
+        kb: &mut KernelBuilder,
+        a: &Problem,
+        Ahead { buf, prefetch, size, bytes }: Ahead,
+        first: ExprId,
+        at: ExprId,
+        width: i64,
+    ) {
+        let row = a.kv * size;
+        let first = kb.mul_int(first, row);
+        let [of_share, of_size] = [self.params.block * size, size].map(|by| {
+            let of_head = kb.mul_int(self.head, by);
+            kb.add(first, of_head)
+        });
+        let in_order = kb.add(of_share, at);
+        let columns = kb.int(size);
+        let (key, column) = (kb.div(at, columns), kb.rem(at, columns));
+        let of_key = kb.mul_int(key, row);
+        let same_head = kb.add(of_size, of_key);
+        let same_head = kb.add(same_head, column);
+        let at = kb.select(self.whole, in_order, same_head);
+        let end = kb.add_int(self.last, 1);
+        let end = kb.mul_int(end, row);
+        let last = kb.add_int(end, -1);
+        let line = CACHE_LINE as i64 / bytes;
+        for from in (0..width).step_by(line as usize) {
+            let place = kb.add_int(at, from);
+            let place = kb.min(place, last);
+            let element = kb.load(buf, place);
+            kb.push(Stmt::Instr { instr: prefetch, args: vec![element] });
+        }
+    }
+
+    /// Asks for the first keys, which nobody asked for where a worker begins.
+    fn ask_for_first(&self, kb: &mut KernelBuilder, a: &Problem) {
+        let Some(ahead) = self.params.ahead[0] else { return };
+        let lines = kb.int(FIRST_LINES);
+        kb.serial("line", lines, |kb, i| {
+            let line = CACHE_LINE as i64 / ahead.bytes;
+            let at = kb.mul_int(i, line);
+            self.ask(kb, a, ahead, self.start, at, 1);
         });
     }
 
@@ -358,10 +440,15 @@ impl Item {
 
     /// Scaled queries, and slopes.
     fn load_queries(&self, kb: &mut KernelBuilder, a: &Problem) {
-        let zero = kb.int(0);
-        let first = self.queries_of(kb, a, zero);
-        self.clear_rows(kb, self.q, first, self.params.sets * self.params.slots, self.params.padded(a.size));
-        self.each_head(kb, a, |kb, g, head| self.load_query(kb, a, g, head));
+        if let Some(codes) = &self.codes {
+            self.clear_codes(kb, a, codes);
+            self.each_head(kb, a, |kb, g, head| self.load_query_codes(kb, a, codes, (g, head)));
+        } else {
+            let (zero, rows) = (kb.int(0), self.params.sets * self.params.slots);
+            let first = self.queries_of(kb, a, zero);
+            self.clear_rows(kb, self.q, first, rows, self.params.padded(a.size));
+            self.each_head(kb, a, |kb, g, head| self.load_query(kb, a, g, head));
+        }
         let Some(slopes) = self.slopes else { return };
         let zero = kb.int(0);
         let first = self.vector_of(kb, zero);
@@ -418,12 +505,15 @@ impl Item {
             let slot = self.slot(kb, g);
             let slot = kb.let_("slot", slot);
             let (from, row) = (partial_row(kb, a, slice, head), self.row_of(kb, g, a.value_size));
-            columns(kb, a.value_size, lanes, |kb, c| {
-                let at = kb.add(row, c);
-                let value = kb.load_vec(self.sums, at, lanes);
-                let at = kb.add(from, c);
-                kb.store_vec(out, at, value);
-            });
+            match self.codes {
+                Some(_) => self.store_mixed(kb, a, (from, row), out),
+                None => columns(kb, a.value_size, lanes, |kb, c| {
+                    let at = kb.add(row, c);
+                    let value = kb.load_vec(self.sums, at, lanes);
+                    let at = kb.add(from, c);
+                    kb.store_vec(out, at, value);
+                }),
+            }
             let (max, total) = (kb.load(self.max, slot), self.sum_of_weights(kb, slot));
             for (i, value) in [max, total].into_iter().enumerate() {
                 let at = kb.add_int(from, a.value_size + i as i64);

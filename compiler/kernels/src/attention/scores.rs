@@ -8,9 +8,13 @@ use super::block::Block;
 use super::decode::columns;
 use super::product::join_each;
 use super::{HIDDEN, Place, ceil_div, lanes_of, larger};
+use crate::contraction::CACHE_LINE;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
+
+/// Lines of scales that a step asks for at most.
+const MOST_SCALE_LINES: i64 = 2;
 
 impl Block<'_> {
     /// Stores the scores of all keys; gives the largest of each lane.
@@ -30,13 +34,19 @@ impl Block<'_> {
         kb.serial("step", steps, |kb, i| {
             let offset = kb.mul(i, together);
             let offset = kb.let_("offset", offset);
-            self.unpack(kb, offset);
-            let sums = self.products(kb, set, offset);
-            let (vectors, keys) = (params.together() / params.keys(), params.keys() as usize);
-            for (w, of_vector) in (0..vectors).zip(sums.chunks(keys)) {
-                let products = of_vector.iter().flatten().copied().collect();
-                let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
-                let mut s = join_each(kb, products, nothing, |kb, a, b| kb.add(a, b));
+            self.scales_ahead(kb, offset);
+            let products = match &self.item.codes {
+                Some(codes) => {
+                    self.copy_codes(kb, codes, offset);
+                    self.code_products(kb, codes, set, offset)
+                }
+                None => {
+                    self.unpack(kb, offset);
+                    self.products(kb, set, offset)
+                }
+            };
+            let vectors = params.together() / params.keys();
+            for (w, mut s) in (0..vectors).zip(products) {
                 let first = kb.add_int(offset, w * params.keys());
                 if let Some(scales) = self.scales(kb, self.a.key.1, first) {
                     s = kb.mul(s, scales);
@@ -62,6 +72,16 @@ impl Block<'_> {
         });
         let best = kb.load_vec(best, zero, lanes);
         kb.let_("best", best)
+    }
+
+    /// Asks for the scales of the next block, for the keys of a step. As many heads share their lines as fit.
+    fn scales_ahead(&self, kb: &mut KernelBuilder, offset: ExprId) {
+        let params = self.item.params;
+        let floats = CACHE_LINE as i64 / 4;
+        for ahead in params.scales_ahead {
+            let width = (params.together() * self.a.kv).min(MOST_SCALE_LINES * floats);
+            self.ahead(kb, ahead, offset, width);
+        }
     }
 
     /// The key that a lane of a vector of scores stands for, the first being `offset` of the block: `i32`.
@@ -97,8 +117,8 @@ impl Block<'_> {
         });
     }
 
-    /// Products of the keys of a step (from number `offset` of the block on) with all heads, by key and vector of heads; `None` where no head is.
-    fn products(&self, kb: &mut KernelBuilder, set: ExprId, offset: ExprId) -> Vec<Vec<Option<ExprId>>> {
+    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
+    fn products(&self, kb: &mut KernelBuilder, set: ExprId, offset: ExprId) -> Vec<ExprId> {
         let params = self.item.params;
         let (lanes, part, zero) = (params.lanes, params.part(), kb.int(0));
         let padded = params.padded(self.a.size);
@@ -115,11 +135,10 @@ impl Block<'_> {
         let parts = kb.int(padded / part);
         let asked = kb.mul_int(offset, self.a.size);
         kb.serial("part", parts, |kb, c| {
-            let (width, size) = (part * params.together(), kb.int(self.a.size));
+            let width = part * params.together();
             let at = kb.mul_int(c, width);
-            let (key, column) = (kb.div(at, size), kb.rem(at, size));
-            let (at, key) = (kb.add(asked, at), kb.add(offset, key));
-            self.ahead(kb, params.ahead[0], at, (key, column), width);
+            let at = kb.add(asked, at);
+            self.ahead(kb, params.ahead[0], at, width);
             let from = kb.mul_int(c, i64::from(lanes));
             let from = kb.add(queries, from);
             let q: Vec<ExprId> = (0..used)
@@ -148,6 +167,14 @@ impl Block<'_> {
             })
         };
         let all = 0..params.vectors() as usize;
-        sums.iter().map(|of_key| all.clone().map(|v| product(kb, of_key.get(v))).collect()).collect()
+        // None where no head is.
+        let products: Vec<Vec<Option<ExprId>>> =
+            sums.iter().map(|of_key| all.clone().map(|v| product(kb, of_key.get(v))).collect()).collect();
+        let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+        let joined = |of_vector: &[Vec<Option<ExprId>>]| {
+            let products = of_vector.iter().flatten().copied().collect();
+            join_each(kb, products, nothing, |kb, a, b| kb.add(a, b))
+        };
+        products.chunks(params.keys() as usize).map(joined).collect()
     }
 }
