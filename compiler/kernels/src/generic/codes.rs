@@ -33,6 +33,8 @@ pub struct RowCodes {
 /// Rows whose codes lie interleaved: quad by quad (four columns), those of all rows one after the other.
 pub struct Block<'a, 'f> {
     pub inliner: &'a Inliner<'f>,
+    /// Indices of the only row, where rows have several leading axes; else the number of a row is its only index.
+    pub leading: Option<&'a [Index]>,
     /// Row number of the first.
     pub first: ExprId,
     /// Rows that there are, at most `size`. Fewer lie one by one, each with all its quads.
@@ -224,7 +226,9 @@ impl<'f> Rows<'_, 'f> {
                 kb.lt(numbers, end)
             });
             let ctx = Inliner { lanes: self.block.lanes, aligned: true, mask, ..row.inliner.clone() };
-            let value = ctx.value(kb, self.codes.x, &[Index::scalar(row.row), Index::lanes(at)]);
+            let own = [Index::scalar(row.row)];
+            let leading = self.block.leading.unwrap_or(&own);
+            let value = ctx.value(kb, self.codes.x, &[leading, &[Index::lanes(at)]].concat());
             let value =
                 if kb.ty(value).lanes < self.block.lanes { kb.splat(value, self.block.lanes) } else { value };
             let value = kb.cast(value, DType::F32);

@@ -94,7 +94,8 @@ fn quantized_rows(
             _ => kb.serial("r", here, each),
         }
         for codes in codes {
-            codes.emit(kb, &Block { inliner, first, rows: here, size: block, known: &known, lanes });
+            let rows = Block { inliner, leading: None, first, rows: here, size: block, known: &known, lanes };
+            codes.emit(kb, &rows);
         }
     });
 }
@@ -136,11 +137,10 @@ fn inner_rows(
         bind_reductions(kb, &mut inliner, &leading, machine);
         store_columns(kb, &inliner, &leading, outputs, machine);
         if let (RowMachine::Cpu { lanes }, [_, ..]) = (machine, codes) {
-            let (row, stride) = (flat_row(kb, rows, &leading), kb.int(1));
-            for codes in codes {
-                let first = kb.mul_int(row, codes.row_quads() as i64);
-                codes.emit(kb, &inliner, &leading, Place { row, first, stride }, lanes);
-            }
+            let (first, one) = (flat_row(kb, rows, &leading), kb.int(1));
+            let leading = Some(leading.as_slice());
+            let row = Block { inliner: &inliner, leading, first, rows: one, size: 1, known: &[], lanes };
+            codes.iter().for_each(|codes| codes.emit(kb, &row));
         }
         return;
     }
