@@ -72,7 +72,7 @@ impl Problem {
             None => (DType::F32, k),
         };
         let w_type = if weight.is_packed() { DType::U8 } else { weight };
-        let mut kb = KernelBuilder::new(&format!("product_{m}_{n}_{k}"));
+        let mut kb = KernelBuilder::new(format!("product_{m}_{n}_{k}"));
         let x = kb.param("x", x_type, m * stride, Access::In, 64);
         let scales = kb.param("scales", DType::F32, m * k.div_ceil(SCALED), Access::In, 64);
         let starts = kb.param("starts", DType::I32, m * k.div_ceil(GROUP), Access::In, 64);
