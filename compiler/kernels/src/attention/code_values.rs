@@ -361,7 +361,7 @@ fn quads_of(kb: &mut KernelBuilder, params: &Params, words: Vec<ExprId>) -> Vec<
         // A key in each vector: pairs of keys first, `[slots, planes, 2]` where the words were.
         _ => {
             assert!(vectors == 4 && keys == 1, "a vector has 1, 2 or more than 3 keys");
-            let pair = |l: u32| l / 4 * 4 + l % 4 / 2 + if l % 2 == 0 { 0 } else { 4 * lanes };
+            let pair = |l: u32| l / 4 * 4 + l % 4 / 2 + if l.is_multiple_of(2) { 0 } else { 4 * lanes };
             let pairs = [0, 2].map(|i| {
                 let pair = kb.shuffle(words[i], Some(words[i + 1]), (0..4 * lanes).map(pair).collect());
                 kb.let_("pair", pair)
