@@ -24,13 +24,16 @@ const OFFSET: f64 = 32768.0;
 pub(super) const QUAD: i64 = 4;
 /// Bytes that interleaving exchanges without crossing: vectors of any width do it in pieces of this size.
 const PIECE: u32 = 16;
-/// Heads whose sums are in registers together, with all columns of a vector of bytes and both planes.
-const HEADS: i64 = 2;
 
 impl Params {
     /// Bytes of a vector.
     fn bytes(&self) -> u32 {
         4 * self.lanes
+    }
+    /// Heads whose sums are in registers together, with all columns of a vector of bytes and both planes: machines with eight
+    /// lanes may have 16 registers only.
+    fn mixed_heads(&self) -> i64 {
+        if self.lanes == 8 { 1 } else { 2 }
     }
 }
 
@@ -143,18 +146,19 @@ impl Block<'_> {
     pub(super) fn mix_codes(&self, kb: &mut KernelBuilder, codes: &Codes, set: ExprId, added: ExprId) {
         self.interleave(kb, codes);
         let (heads, bytes) = (self.item.params.heads, i64::from(self.item.params.bytes()));
-        let passes = (heads + HEADS - 1) / HEADS;
+        let most = self.item.params.mixed_heads();
+        let passes = (heads + most - 1) / most;
         let groups = kb.int(self.a.value_size / bytes);
         kb.serial("columns", groups, |kb, group| {
             let first = kb.mul_int(group, passes);
-            let whole = kb.int(heads / HEADS);
+            let whole = kb.int(heads / most);
             kb.serial("heads", whole, |kb, i| {
-                let (head, pass) = (kb.mul_int(i, HEADS), kb.add(first, i));
-                self.mix_heads(kb, codes, (set, group, pass), head, HEADS);
+                let (head, pass) = (kb.mul_int(i, most), kb.add(first, i));
+                self.mix_heads(kb, codes, (set, group, pass), head, most);
             });
-            if heads % HEADS != 0 {
-                let (head, pass) = (kb.int(heads / HEADS * HEADS), kb.add_int(first, passes - 1));
-                self.mix_heads(kb, codes, (set, group, pass), head, heads % HEADS);
+            if heads % most != 0 {
+                let (head, pass) = (kb.int(heads / most * most), kb.add_int(first, passes - 1));
+                self.mix_heads(kb, codes, (set, group, pass), head, heads % most);
             }
         });
         if !codes.dots.signed {
@@ -235,7 +239,8 @@ impl Block<'_> {
             sums.push((0..QUAD).map(|_| [sum(), sum()]).collect());
         }
         let quads = self.quads(kb);
-        let passes = (a.value_size / i64::from(bytes)) * ((params.heads + HEADS - 1) / HEADS);
+        let most = params.mixed_heads();
+        let passes = (a.value_size / i64::from(bytes)) * ((params.heads + most - 1) / most);
         let values = kb.mul_int(group, params.block * i64::from(bytes));
         let before = kb.mul_int(head, PLANES * QUAD);
         kb.serial("quad", quads, |kb, i| {
