@@ -147,6 +147,10 @@ pub struct Chosen {
     last: ExprId,
     /// Rows of the result one after the other that share a row of x.
     share: i64,
+    /// Zero, i64, by a load that the compiler cannot see through. Added to the offset of a row of x it keeps the compiler
+    /// from making `or` of the addition of a column where rows have 2^i elements: it then computes the places of all rows
+    /// in a vector and takes them apart again in the inner loop.
+    zero: Option<ExprId>,
 }
 
 impl MatMul {

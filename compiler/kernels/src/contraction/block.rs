@@ -213,6 +213,10 @@ impl<'a> Block<'a> {
         match &self.listed {
             Some(rows) => {
                 let start = kb.mul_int(rows[r as usize][0], entries);
+                let start = match self.spec.chosen.and_then(|chosen| chosen.zero) {
+                    Some(zero) => kb.add(start, zero),
+                    None => start,
+                };
                 kb.add(start, entry)
             }
             None => {

@@ -58,7 +58,7 @@ pub fn emit_experts(
         let slots = kb.int(choice.slots);
         kb.serial("slot", slots, |kb, slot| {
             let expert = choice.expert(kb, slot);
-            let chosen = Chosen { list: None, last: slot, ..matrix(kb, spec, choice, expert) };
+            let chosen = Chosen { last: slot, ..matrix(kb, spec, choice, expert) };
             let one = kb.int(1);
             chunk_of_rows(
                 kb,
@@ -84,6 +84,10 @@ pub fn emit_experts(
         let count = kb.min(left, by);
         let (first, count) = (kb.mul_int(before, choice.slots), kb.mul_int(count, choice.slots));
         sort(kb, choice, (first, count), list, bounds);
+        let start = kb.int(0);
+        let zero = kb.load(bounds, start);
+        let zero = kb.cast(zero, DType::I64);
+        let zero = Some(kb.let_("zero", zero));
         let experts = kb.int(choice.experts as i64);
         kb.serial("expert", experts, |kb, expert| {
             let next = kb.add_int(expert, 1);
@@ -93,7 +97,7 @@ pub fn emit_experts(
             let some = kb.lt(begin, end);
             kb.if_(some, |kb| {
                 let last = kb.add_int(end, -1);
-                let chosen = Chosen { list: Some(list), last, ..matrix(kb, spec, choice, expert) };
+                let chosen = Chosen { list: Some(list), last, zero, ..matrix(kb, spec, choice, expert) };
                 let rows = (begin, kb.sub(end, begin));
                 all_rows(kb, &MatMul { chosen: Some(chosen), ..*spec }, params, lookup, rows, epilogue);
             });
@@ -106,7 +110,7 @@ pub fn emit_experts(
 fn matrix(kb: &mut KernelBuilder, spec: &MatMul, choice: &Choice, expert: ExprId) -> Chosen {
     let first = kb.mul_int(expert, (spec.n / TILE * spec.tile_len()) as i64);
     let first = kb.let_("matrix", first);
-    Chosen { first, list: None, last: expert, share: choice.share() }
+    Chosen { first, list: None, last: expert, share: choice.share(), zero: None }
 }
 
 /// Lists `count` rows of the result from `first` in the order of their matrices; those of matrix `e` lie from `bounds[e]` to
