@@ -3,7 +3,7 @@
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
 //! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `f32`), m, n, k; then optionally
-//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `group=128`, `chunk=96`, `unroll=4`, and
+//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, and
 //! `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
@@ -59,6 +59,9 @@ fn main() {
         match option.split_once('=') {
             Some(("rows", v)) => params.rows = v.split('.').map(|v| number(v) as u32).collect(),
             Some(("tiles", v)) => params.tiles = number(v) as u32,
+            Some(("tall", v)) => {
+                params.tall = v.split_once('.').map(|(r, t)| (number(r) as u32, number(t) as u32))
+            }
             Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
             Some(("few", v)) => params.few = number(v) as u32,
             Some(("unroll", v)) => params.unroll = number(v) as u32,

@@ -92,10 +92,12 @@ impl Problem {
         match experts {
             Some(experts) => {
                 let choice = Choice { ids, experts, slots: SLOTS as i64, shared: true };
-                emit_experts(&mut kb, &spec, &params, &choice, &mut store)
+                emit_experts(&mut kb, &spec, &params, &choice, &mut store);
             }
-            None => emit_matmul(&mut kb, &spec, &params, &mut store),
-        };
+            None => {
+                emit_matmul(&mut kb, &spec, &params, &mut store);
+            }
+        }
         let x = match self.planes {
             Some(1) => Buffer::from_ints(DType::I8, &integers(&mut noise, m * stride, 127.0)),
             Some(_) => Buffer::from_ints(DType::I16, &integers(&mut noise, m * stride, 32512.0)),
@@ -149,10 +151,10 @@ fn check(problems: &[Problem]) {
     }
 }
 
-/// Rows, weight rows, columns: one row; few rows that pass by together; strips of one and of two pieces, with rows and
-/// tiles left over.
-const SHAPES: [(usize, usize, usize); 5] =
-    [(1, 40, 160), (6, 56, 96), (21, 40, 160), (25, 56, 96), (26, 40, 544)];
+/// Rows, weight rows, columns: one row; few rows that pass by together, in blocks of up to four and of eight; strips of one
+/// and of two pieces, with rows and tiles left over.
+const SHAPES: [(usize, usize, usize); 6] =
+    [(1, 40, 160), (6, 56, 96), (21, 40, 160), (16, 200, 1100), (25, 56, 96), (26, 40, 544)];
 
 fn check_weight(weight: DType, planes: Option<usize>) {
     check(&SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: None }));

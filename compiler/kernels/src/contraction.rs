@@ -192,17 +192,18 @@ pub type Epilogue<'a> = dyn FnMut(&mut KernelBuilder, Tile) + 'a;
 /// Emits the contraction for a CPU. Panics where x or w contradict their declared types (a bug in lowering), as the
 /// builder does. int8 activations need packed weights.
 ///
-/// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker.
+/// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker. None where
+/// it depends on the number of rows.
 pub fn emit_matmul(
     kb: &mut KernelBuilder,
     spec: &MatMul,
     params: &MatMulParams,
     epilogue: &mut Epilogue,
-) -> i64 {
+) -> Option<i64> {
     let table = table(kb, params);
     let all = (kb.int(0), spec.m);
     all_rows(kb, spec, params, table, all, epilogue);
-    slices(spec, params)
+    tall(spec, params).is_none().then(|| slices(spec, params.tiles))
 }
 
 /// All tiles of weights against `count` activation rows from `first`, some rows after the other: each chunk of x stays in
@@ -243,9 +244,28 @@ fn table(kb: &mut KernelBuilder, params: &MatMulParams) -> Lookup {
     })
 }
 
-/// Iterations of the loop over columns: `params.tiles` tiles of weights each.
-fn slices(spec: &MatMul, params: &MatMulParams) -> i64 {
-    spec.n.div_ceil(TILE * params.tiles as usize) as i64
+/// Iterations of the loop over columns, of `tiles` tiles of weights each.
+fn slices(spec: &MatMul, tiles: u32) -> i64 {
+    spec.n.div_ceil(TILE * tiles as usize) as i64
+}
+
+/// The blocks that a few rows are cut into where their number allows it, and all of them come in order.
+fn tall(spec: &MatMul, params: &MatMulParams) -> Option<Tall> {
+    match (spec.activation, spec.weight) {
+        (Activation::Codes(codes), Weight::Packed(format)) if spec.chosen.is_none() => {
+            params.tall.map(|(rows, tiles)| Tall { rows, tiles, format, codes })
+        }
+        _ => None,
+    }
+}
+
+/// Blocks of integer products that have more rows and fewer tiles than those of many rows.
+#[derive(Clone, Copy)]
+struct Tall {
+    rows: u32,
+    tiles: u32,
+    format: Format,
+    codes: Codes,
 }
 
 /// All tiles of weights against `count` activation rows from `first`.
@@ -257,32 +277,69 @@ fn chunk_of_rows(
     rows: (ExprId, ExprId),
     epilogue: &mut Epilogue,
 ) {
-    let extent = kb.int(slices(spec, params));
-    let wide = params.tiles;
+    let extent = kb.int(slices(spec, params.tiles));
+    let Some(tall) = tall(spec, params) else {
+        kb.par("slice", extent, |kb, slice| {
+            each_slice(kb, spec, params.tiles, slice, |kb, slice| {
+                rows_of_slice(kb, spec, params, lookup, slice, rows, epilogue);
+            });
+        });
+        return;
+    };
+    let (by, one, end) = (kb.int(tall.rows.into()), kb.int(1), kb.int(i64::from(params.few) + 1));
+    let rest = kb.rem(rows.1, by);
+    let whole = kb.lt(rest, one);
+    let count = kb.select(whole, rows.1, end);
+    let fits = kb.lt(count, end);
+    let fits = kb.let_("tall", fits);
+    let other = kb.int(slices(spec, tall.tiles));
+    let extent = kb.select(fits, other, extent);
+    kb.par("slice", extent, |kb, slice| {
+        kb.open_block();
+        each_slice(kb, spec, tall.tiles, slice, |kb, slice| {
+            let runs = runs(kb, &[tall.rows], rows, None);
+            let Tall { format, codes, .. } = tall;
+            FewRows { spec, params, lookup, slice, format, codes, runs: &runs }.emit(kb, epilogue);
+        });
+        let then = kb.close_block();
+        kb.open_block();
+        each_slice(kb, spec, params.tiles, slice, |kb, slice| {
+            rows_of_slice(kb, spec, params, lookup, slice, rows, epilogue);
+        });
+        let otherwise = kb.close_block();
+        kb.push(Stmt::If { cond: fits, then, otherwise });
+    });
+}
+
+/// Slice number `slice` of `wide` tiles.
+fn each_slice(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    wide: u32,
+    slice: ExprId,
+    mut body: impl FnMut(&mut KernelBuilder, Slice),
+) {
     // The last slice has fewer tiles where their number does not divide.
     let (full, rest) = (spec.n.div_ceil(TILE) as u32 / wide, spec.n.div_ceil(TILE) as u32 % wide);
     let short = !spec.n.is_multiple_of(TILE);
-    kb.par("slice", extent, |kb, slice| {
-        let first = kb.mul_int(slice, wide.into());
-        let mut emit = |kb: &mut KernelBuilder, tiles: u32, edge: Edge| {
-            kb.open_block();
-            let slice = Slice { first, tiles, edge: if short { edge } else { Edge::Never } };
-            rows_of_slice(kb, spec, params, lookup, slice, rows, epilogue);
-            kb.close_block()
-        };
-        let body = match (full, rest) {
-            (1, 0) => emit(kb, wide, Edge::Always),
-            (_, 0) => emit(kb, wide, Edge::Last),
-            (0, rest) => emit(kb, rest, Edge::Always),
-            (full, rest) => {
-                let full = kb.int(full.into());
-                let cond = kb.lt(slice, full);
-                let (then, otherwise) = (emit(kb, wide, Edge::Never), emit(kb, rest, Edge::Always));
-                vec![Stmt::If { cond, then, otherwise }]
-            }
-        };
-        body.into_iter().for_each(|s| kb.push(s));
-    });
+    let first = kb.mul_int(slice, wide.into());
+    let mut emit = |kb: &mut KernelBuilder, tiles: u32, edge: Edge| {
+        kb.open_block();
+        body(kb, Slice { first, tiles, edge: if short { edge } else { Edge::Never } });
+        kb.close_block()
+    };
+    let body = match (full, rest) {
+        (1, 0) => emit(kb, wide, Edge::Always),
+        (_, 0) => emit(kb, wide, Edge::Last),
+        (0, rest) => emit(kb, rest, Edge::Always),
+        (full, rest) => {
+            let full = kb.int(full.into());
+            let cond = kb.lt(slice, full);
+            let (then, otherwise) = (emit(kb, wide, Edge::Never), emit(kb, rest, Edge::Always));
+            vec![Stmt::If { cond, then, otherwise }]
+        }
+    };
+    body.into_iter().for_each(|s| kb.push(s));
 }
 
 /// Bytes that come from memory together.
@@ -356,7 +413,7 @@ fn rows_of_slice(
         kb.let_("many", many)
     });
     let extra = extra_rows(kb, spec, params, many);
-    let runs = runs(kb, params, (first, count), extra);
+    let runs = runs(kb, &params.rows, (first, count), extra);
     let none = kb.int(0);
     let one = kb.int(1);
     let mut one_by_one: Vec<ExprId> = runs.iter().map(|r| r.blocks).collect();
@@ -384,6 +441,13 @@ fn rows_of_slice(
         kb.if_(many, |kb| all.emit(kb, epilogue));
         one_by_one[0] = kb.select(many, none, blocks);
     }
+    let alone = match (spec.activation, spec.weight, params.ahead) {
+        (Activation::Codes(codes), Weight::Packed(format), Some((_, groups))) => {
+            let scales = (groups as usize * GROUP).div_ceil(codes.group);
+            Some(Passes::new(kb, spec.k, format, codes, (1, scales), one))
+        }
+        _ => None,
+    };
     for (i, (run, blocks)) in runs.iter().zip(one_by_one).enumerate() {
         let codes = matches!(spec.activation, Activation::Codes(_));
         kb.serial("block", blocks, |kb, b| {
@@ -391,8 +455,7 @@ fn rows_of_slice(
             let row = kb.add(run.first, offset);
             let row = kb.let_("row", row);
             let interleaved = codes && i == 0 && run.rows > 1;
-            let passes = codes.then_some(Passes { block: none, blocks: one });
-            let rows = Rows { interleaved, passes, ..Rows::plain(row, run.rows) };
+            let rows = Rows { interleaved, passes: alone, ..Rows::plain(row, run.rows) };
             Block::new(kb, spec, params, lookup, slice, rows).emit(kb, epilogue);
         });
     }

@@ -115,6 +115,9 @@ pub struct MatMulParams {
     pub ahead: Option<(InstrId, u32)>,
     /// Most rows of integer products that pass by the weights together; more take strips of many columns.
     pub few: u32,
+    /// Rows and tiles of the blocks of integer products whose number of rows, at most `few`, is a multiple of that: more
+    /// rows share an unpacking.
+    pub tall: Option<(u32, u32)>,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
 }
@@ -163,6 +166,7 @@ pub fn choose(
             .filter(|_| !single_row && matches!(activation, Activation::Codes(_)))
             .map(|instr| (instr, AHEAD)),
         few: FEW_ROWS,
+        tall: tall(target, weight, activation, dot).filter(|_| !single_row),
         chunk: (activation != Activation::BF16 && !single_row).then_some(CHUNK),
     }
 }
@@ -173,6 +177,7 @@ const SMALL: usize = 256 * 1024;
 impl MatMulParams {
     /// The same for weights of `n` rows and `k` columns, where that calls for something else.
     pub fn for_shape(mut self, weight: DType, n: usize, k: usize) -> MatMulParams {
+        self.tall = self.tall.filter(|_| n.div_ceil(TILE) as u32 >= 4 * self.tiles);
         self.tiles = even_tiles(self.tiles, n.div_ceil(TILE) as u32);
         let bytes = weight.bytes().map(|size| n * k * size);
         if self.rows.len() > 1 && bytes.is_some_and(|b| b <= SMALL) {
@@ -203,6 +208,15 @@ pub fn code_block(target: &KernelTarget) -> u32 {
         (Arch::X86_64, _) => 2,
         (Arch::Aarch64 | Arch::Nvptx, _) => 4,
     }
+}
+
+/// Blocks of 8 rows and 2 tiles have 16 integer sums in registers, and their f32 sums in part in memory. Unpacking 4-bit
+/// codes costs them 1.75 vector operations per row and tile, blocks of 4 rows 3.5, beside 10.25 for the product.
+fn tall(target: &KernelTarget, weight: DType, activation: Activation, dot: IntDot) -> Option<(u32, u32)> {
+    let Activation::Codes(codes) = activation else { return None };
+    let registers = target.arch == Arch::X86_64 && target.f32_lanes() == 16;
+    let unpacked = weight == DType::Packed(Format::Q4G32) && matches!(dot, IntDot::Unsigned(_));
+    (registers && unpacked && codes.planes == 1).then_some((2 * code_block(target), 2))
 }
 
 /// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *

@@ -337,6 +337,19 @@ fn few_rows_int8() {
     check_all(&PACKED, X::I8, 11);
 }
 
+/// One, two and three blocks of eight rows, where the target has such blocks.
+#[test]
+fn eights_of_rows_int8() {
+    check_all(&PACKED, X::I8, 8);
+    check_all(&PACKED, X::I8, 24);
+    let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
+    let params = choose(&target, PACKED[0], kind(X::I8), false);
+    assert_eq!((PACKED[0], params.tall), (DType::Packed(Format::Q4G32), Some((8, 2))));
+    // Several pieces of the columns, the last of which has a short group of activations.
+    let case = Case::new(PACKED[0], Packing::Tile16, X::I8, (16, 50, 1100));
+    case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+}
+
 #[test]
 fn matvec_int16() {
     check_all(&PACKED, X::I16, 1);

@@ -24,7 +24,7 @@ pub(super) struct Block<'a> {
     pub rows: u32,
     /// By row of the block its row of x and of the result, where they are not in order.
     listed: Option<Vec<[ExprId; 2]>>,
-    /// Whether the codes of these rows are interleaved (see [`Codes::block`]).
+    /// Whether these rows are whole blocks of interleaved codes (see [`Codes::block`]).
     pub interleaved: bool,
     /// The unpacked weights, where there are any.
     pub strip: Option<Strip>,
@@ -250,12 +250,13 @@ impl<'a> Block<'a> {
             let row = codes.row_quads(self.spec.k) * elements as usize;
             return (self.row_entry(kb, r, at, row), elements as u32);
         }
-        let row = kb.mul_int(self.row, (codes.row_quads(self.spec.k) as i64) * elements);
-        let interleave = if self.interleaved { i64::from(self.rows) } else { 1 };
-        let apart = if self.interleaved { 1 } else { codes.row_quads(self.spec.k) as i64 };
+        let row_quads = codes.row_quads(self.spec.k) as i64;
+        let row = kb.mul_int(self.row, row_quads * elements);
+        let interleave = if self.interleaved { i64::from(codes.block) } else { 1 };
         let group = kb.mul_int(g, (codes.planes * GROUP / 4) as i64 * interleave * elements);
         let at = kb.add(row, group);
-        let quad = (plane * GROUP / 4 + quad) as i64 * interleave + i64::from(r) * apart;
+        let (before, r) = (i64::from(r) / interleave * interleave, i64::from(r) % interleave);
+        let quad = before * row_quads + (plane * GROUP / 4 + quad) as i64 * interleave + r;
         (kb.add_int(at, quad * elements), elements as u32)
     }
 

@@ -69,7 +69,7 @@ pub fn emit_experts(
                 epilogue,
             );
         });
-        return slices(spec, params);
+        return slices(spec, params.tiles);
     }
     let together = (LIST / choice.slots).max(1);
     let list = kb.alloc("rows", DType::I32, (together * choice.slots) as usize, Space::Stack);
@@ -103,7 +103,7 @@ pub fn emit_experts(
             });
         });
     });
-    slices(spec, params)
+    slices(spec, params.tiles)
 }
 
 /// The place of a matrix among the weights.

@@ -57,7 +57,7 @@ impl Block<'_> {
                 let left = kb.sub(all, first);
                 count = kb.min(count, left);
             }
-            let ahead = Ahead::new(kb, self, format, per_scale, first);
+            let ahead = Ahead::new(kb, self, format, per_scale, outer);
             kb.serial("g", count, |kb, g| {
                 if let Some(ahead) = ahead {
                     ahead.prefetch(kb, self.spec, g);

@@ -138,7 +138,7 @@ pub fn emit(
         Arch::X86_64 | Arch::Aarch64 => {
             let params = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
             let params = params.for_shape(weight.dtype, n, k);
-            Some(emit_matmul(kb, &spec, &params, &mut epilogue))
+            emit_matmul(kb, &spec, &params, &mut epilogue)
         }
     };
     let tiles = slices.map(Partition::Tiles);
