@@ -97,7 +97,9 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], n: i64, work: PieceWork) -> Op
         Arithmetic::I8 => work.dots,
         Arithmetic::F32 => work.flops,
     };
-    let worth = (bytes / work.bytes).max(cost.ops.eval(&sizes) / ops).min(MOST_PIECES);
+    // A piece has its part of every matrix, and a run of reading in each of them.
+    let run = work.bytes.saturating_mul(cost.matrices.eval(&sizes).max(1));
+    let worth = (bytes / run).max(cost.ops.eval(&sizes) / ops).min(MOST_PIECES);
     let slices = written().filter_map(|a| match a.partition {
         Some(Partition::Tiles(slices)) => Some(slices),
         Some(Partition::Rows(_)) | None => None,

@@ -34,6 +34,8 @@ pub struct Cost {
     /// A multiplication and an addition are two.
     pub ops: Dim,
     pub arithmetic: Arithmetic,
+    /// Matrices that each worker reads its share of, one after the other: those of chosen experts.
+    pub matrices: Dim,
 }
 
 /// Of a group function whose inputs `i` with `packings[i]` are parameters.
@@ -47,7 +49,9 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
     }
     let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
     let dots = f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. }));
-    Ok(Cost { bytes, ops, arithmetic: if dots { Arithmetic::I8 } else { Arithmetic::F32 } })
+    let arithmetic = if dots { Arithmetic::I8 } else { Arithmetic::F32 };
+    let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
+    Ok(Cost { bytes, ops, arithmetic, matrices })
 }
 
 /// Of a kernel that joins unfinished results of so many bytes, given its outputs.
@@ -56,7 +60,8 @@ pub fn of_merge(f: &Function, between: &Dim) -> Result<Cost, LowerError> {
     for &v in &f.outputs {
         bytes.push(value_bytes(f.ty(v), None)?);
     }
-    Ok(Cost { ops: between.floor_div(2), bytes, arithmetic: Arithmetic::F32 })
+    let (ops, arithmetic, matrices) = (between.floor_div(2), Arithmetic::F32, Dim::from(1));
+    Ok(Cost { bytes, ops, arithmetic, matrices })
 }
 
 /// Rows that are picked count, not the table that they are picked from.
@@ -74,12 +79,22 @@ fn read_bytes(f: &Function, v: ValueId, packing: Option<Packing>) -> Result<Dim,
         Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }
             if user.inputs[user.inputs.len() - 2] == v =>
         {
-            let ids = user.inputs[user.inputs.len() - 1];
-            let chosen = f.ty(ids).elements().minimum(&Dim::from(experts as i64));
+            let chosen = chosen_experts(f, user).unwrap_or(Dim::from(experts as i64));
             chosen.scale(whole / experts.max(1) as i64)
         }
         _ => all,
     })
+}
+
+/// Most experts that the rows of a product choose; `None` for other ops.
+fn chosen_experts(f: &Function, node: &Node) -> Option<Dim> {
+    match node.op {
+        Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
+            let ids = f.ty(*node.inputs.last()?);
+            Some(ids.elements().minimum(&Dim::from(experts as i64)))
+        }
+        _ => None,
+    }
 }
 
 fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
