@@ -13,6 +13,7 @@ pub mod merge;
 pub mod prefill;
 pub(crate) mod product;
 mod rows;
+pub mod schedule;
 mod scores;
 
 use crate::generic::inline::{Binding, Index, Inliner};

@@ -6,7 +6,8 @@
 
 use super::code_values::QUAD;
 use super::codes::size_bits;
-use super::decode::{Ahead, Item, columns};
+use super::decode::{Item, columns};
+use super::schedule::Ahead;
 use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
 use crate::math::exp_below_zero;

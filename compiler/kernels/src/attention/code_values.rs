@@ -10,7 +10,8 @@ use super::block::Block;
 use super::codes::{
     Codes, MAGIC, MOST_SIGNED, PLANES, coded, joined_planes, repeated, signed_codes, unit_of,
 };
-use super::decode::{Item, Params};
+use super::decode::Item;
+use super::schedule::Params;
 use super::{Problem, ceil_div};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty, UnOp};

@@ -11,8 +11,9 @@
 //! final sum is below 2^31 for rows of up to [`LONGEST`] columns.
 
 use super::block::Block;
-use super::decode::{Item, Params, columns};
+use super::decode::{Item, columns};
 use super::product::join_each;
+use super::schedule::Params;
 use super::{Problem, lanes_of};
 use crate::generic::inline::Binding;
 use crate::params::{IntDot, KernelTarget};

@@ -2,8 +2,9 @@
 //! tiles of keys and values in shared memory. With one query the cache is cut into slices for more blocks, and a second
 //! kernel joins their unfinished sums, as in [`super::decode`].
 
-use super::decode::{Params as Partial, partial_row};
+use super::decode::partial_row;
 use super::merge::{cell, largest};
+use super::schedule::Params as Partial;
 use super::{HIDDEN, Place, Problem, at_least_zero, ceil_div, most_slices, slices};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, UnOp};

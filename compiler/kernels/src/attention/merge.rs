@@ -1,6 +1,7 @@
 //! Joins what the slices of a cache left: the second kernel of decode attention.
 
-use super::decode::{Params, Shares, columns, partial_row};
+use super::decode::{Shares, columns, partial_row};
+use super::schedule::Params;
 use super::{HIDDEN, Problem, lanes_of};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Ty, UnOp};

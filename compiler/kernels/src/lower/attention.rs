@@ -2,7 +2,7 @@
 
 use super::LowerError;
 use super::group::{ArgContract, GroupKernel, Merge, finished};
-use crate::attention::{Problem, decode, gpu, merge, prefill};
+use crate::attention::{Problem, decode, gpu, merge, prefill, schedule};
 use crate::generic::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
@@ -14,7 +14,7 @@ use mlcc_target::Arch;
 
 /// The schedule for a machine and a shape.
 enum Schedule {
-    Decode(decode::Params),
+    Decode(schedule::Params),
     Prefill(prefill::Params),
     Gpu(gpu::Params),
 }
@@ -24,7 +24,7 @@ impl Schedule {
         match target.arch {
             Arch::Nvptx => Schedule::Gpu(gpu::Params::choose(a)),
             Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) => {
-                Schedule::Decode(decode::Params::choose(a, target))
+                Schedule::Decode(schedule::Params::choose(a, target))
             }
             Arch::X86_64 | Arch::Aarch64 => Schedule::Prefill(prefill::Params::choose(a, target.f32_lanes())),
         }
@@ -75,7 +75,7 @@ pub(super) fn attention_group(
         schedule.emit(&mut kb, &a, out);
         return finished(kb, args, target);
     }
-    let partial = Dim::from(schedule.slices() * a.heads() * decode::Params::partial(&a));
+    let partial = Dim::from(schedule.slices() * a.heads() * schedule::Params::partial(&a));
     let between = kb.param("partial", DType::F32, partial.clone(), Access::Out, 64);
     schedule.emit(&mut kb, &a, between);
 

@@ -1,0 +1,132 @@
+//! Sizes of the schedule of decode attention on a CPU (see [`super::decode`]).
+
+use super::Problem;
+use super::code_values::QUAD;
+use super::codes::{Dots, PLANES};
+use crate::params::KernelTarget;
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::{BufId, ExprId};
+use mlcc_ir::types::DType;
+
+/// Most slices, and most items of work while every key head of a slice is one.
+pub(super) const SLICES: i64 = 32;
+/// Most keys of a block, and most elements of its rows of keys with all heads: rows of keys and values of two blocks stay
+/// in the second-level cache.
+const BLOCK_KEYS: i64 = 64;
+const BLOCK_ELEMENTS: i64 = 64 << 10;
+
+/// See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Params {
+    /// Lanes of a vector.
+    pub lanes: u32,
+    /// Query heads that are worked on together, and how many such sets the group has (the last may have fewer).
+    pub heads: i64,
+    pub sets: i64,
+    /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two. [`Params::lane_of`] tells
+    /// which.
+    pub slots: i64,
+    /// Keys of a block, a multiple of 16.
+    pub block: i64,
+    /// Sums of values kept in registers, in vectors.
+    pub sums: i64,
+    /// How rows of keys and of values are asked for ahead of their use.
+    pub ahead: [Option<Ahead>; 2],
+    /// The same of their scales, `[t, kv]`.
+    pub scales_ahead: [Option<Ahead>; 2],
+    /// How queries and weights meet 8-bit codes; `None` if floats meet what the codes stand for.
+    pub dots: Option<Dots>,
+}
+
+/// The rows of one operand in memory: `[t, kv, size]` elements of `bytes`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ahead {
+    pub buf: BufId,
+    pub prefetch: InstrId,
+    pub size: i64,
+    pub bytes: i64,
+}
+
+impl Params {
+    pub fn choose(a: &Problem, target: &KernelTarget) -> Params {
+        let lanes = target.f32_lanes();
+        let sets = (a.group + i64::from(lanes) - 1) / i64::from(lanes);
+        let heads = (a.group + sets - 1) / sets;
+        let slots = (heads as u64).next_power_of_two() as i64;
+        // With AVX-512 there are 32 registers, elsewhere there may be 16.
+        let sums = if lanes == 16 { 24 } else { 8 };
+        let block = (BLOCK_ELEMENTS / (a.kv * a.size.max(a.value_size)) / 16 * 16).clamp(16, BLOCK_KEYS);
+        let ahead = [a.key_rows(), a.value_rows()].map(|rows| {
+            let (buf, dtype, size) = rows?;
+            Some(Ahead { buf, prefetch: target.prefetch(dtype)?, size, bytes: dtype.bytes()? as i64 })
+        });
+        let scales_ahead = [a.key.1, a.value.1].map(|scale| {
+            let buf = a.scales(scale?)?;
+            Some(Ahead { buf, prefetch: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
+        });
+        let dots = Dots::choose(a, target, i64::from(lanes) / slots);
+        Params { lanes, heads, sets, slots, block, sums, ahead, scales_ahead, dots }
+    }
+    /// Slices that the buffer between the kernels has room for.
+    pub fn slices(&self) -> i64 {
+        SLICES
+    }
+    /// Keys of a vector of scores.
+    pub fn keys(&self) -> i64 {
+        i64::from(self.lanes) / self.slots
+    }
+    /// Heads that share a vector of products of queries and keys, the columns of each of them, and the vectors that all
+    /// heads take: two where that leaves at least four columns, so that each part of a key that is loaded is used twice.
+    /// Codes have two planes that use it, and quads of columns.
+    pub fn across(&self) -> i64 {
+        if self.dots.is_some() {
+            return self.slots;
+        }
+        (self.slots / 2).clamp(1, i64::from(self.lanes) / 4)
+    }
+    pub fn part(&self) -> i64 {
+        i64::from(self.lanes) / self.across()
+    }
+    pub fn vectors(&self) -> i64 {
+        self.slots / self.across()
+    }
+    /// Keys whose products are summed together: as many as registers have room for.
+    pub fn together(&self) -> i64 {
+        let (sums, planes) =
+            (if self.lanes == 16 { 16 } else { 8 }, if self.dots.is_some() { PLANES } else { 1 });
+        (sums / (planes * self.vectors())).max(self.keys()).max(QUAD)
+    }
+    /// The size of a row of queries or keys in whole parts.
+    pub fn padded(&self, size: i64) -> i64 {
+        (size + self.part() - 1) / self.part() * self.part()
+    }
+    /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
+    pub(super) fn lane_of(&self, kb: &mut KernelBuilder, slot: ExprId) -> ExprId {
+        let across = kb.int(self.across());
+        let (low, high) = (kb.rem(slot, across), kb.div(slot, across));
+        let low = kb.mul_int(low, self.part());
+        kb.add(low, high)
+    }
+    /// A part from place `at` on, repeated in the lanes of all heads of a vector.
+    pub(super) fn spread(&self, kb: &mut KernelBuilder, buf: BufId, at: ExprId) -> ExprId {
+        let part = self.part() as u32;
+        let value = kb.load_vec(buf, at, part);
+        match part == self.lanes {
+            true => value,
+            false => kb.shuffle(value, None, (0..self.lanes).map(|l| l % part).collect()),
+        }
+    }
+    /// Query heads of a key head, with those that fill up the last set.
+    pub(super) fn rows(&self) -> i64 {
+        self.sets * self.heads
+    }
+    /// Floats of the queries of a key head.
+    pub(super) fn queries(&self, a: &Problem) -> i64 {
+        self.sets * self.slots * self.padded(a.size)
+    }
+    /// Floats of one head's unfinished sums: values, then maximum and sum of weights.
+    pub fn partial(a: &Problem) -> i64 {
+        (a.value_size + 2 + 15) / 16 * 16
+    }
+}
