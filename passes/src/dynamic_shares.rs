@@ -7,7 +7,7 @@
 use crate::plan_barriers::{Touch, conflict, launches, phases, touches};
 use crate::plan_memory::{EntryPlan, MemoryPlan};
 use crate::{Context, PassError, Program};
-use mlcc_ir::dim::SymValues;
+use mlcc_ir::dim::{Dim, SymValues};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::step::{Repeat, Shares};
 use mlcc_kernels::lower::cost::{Arithmetic, Cost};
@@ -97,9 +97,9 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], n: i64, work: PieceWork) -> Op
         Arithmetic::I8 => work.dots,
         Arithmetic::F32 => work.flops,
     };
-    // A piece has its part of every matrix, and a run of reading in each of them.
-    let run = work.bytes.saturating_mul(cost.matrices.eval(&sizes).max(1));
-    let worth = (bytes / run).max(cost.ops.eval(&sizes) / ops).min(MOST_PIECES);
+    // A piece has its part of every matrix: with few rows the runs of reading would be short.
+    let by_bytes = if cost.matrices == Dim::from(1) { bytes / work.bytes } else { 0 };
+    let worth = by_bytes.max(cost.ops.eval(&sizes) / ops).min(MOST_PIECES);
     let slices = written().filter_map(|a| match a.partition {
         Some(Partition::Tiles(slices)) => Some(slices),
         Some(Partition::Rows(_)) | None => None,
