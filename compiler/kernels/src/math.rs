@@ -45,9 +45,8 @@ pub fn expand(kb: &mut KernelBuilder, op: UnOp, x: ExprId, ty: Ty) -> ExprId {
     kb.cast(result, ty.dtype)
 }
 
-/// `exp(x)` for f32 x that are at most zero, as the weights of a softmax need it, in about half the operations of the
-/// general one: no overflow, and results below 1e-30 are zero, so that products with them are not denormal (which would be
-/// slow).
+/// `exp(x)` for f32 x that are at most zero, as the weights of a softmax need it: no overflow, and results below 1e-30 are
+/// zero, so that products with them are not denormal (which would be slow).
 pub fn exp_below_zero(kb: &mut KernelBuilder, x: ExprId) -> ExprId {
     let lanes = kb.ty(x).lanes;
     Lanes { kb, lanes }.exp_below_zero(x)
@@ -130,64 +129,96 @@ impl Lanes<'_> {
         let base = self.i(MAGIC.to_bits().into());
         (float, self.kb.sub(bits, base))
     }
-    /// `2^n` for an i32 n in -126..=127.
-    fn power_of_two(&mut self, n: ExprId) -> ExprId {
-        let (bias, shift) = (self.i(127), self.i(23));
-        let biased = self.kb.add(n, bias);
-        let bits = self.kb.binary(BinOp::Shl, biased, shift);
-        self.float(bits)
+
+    /// The larger of `x` and `low`, NaN where x is NaN: one instruction on x86, where the maximum of two numbers that may
+    /// both be NaN takes four.
+    fn at_least(&mut self, x: ExprId, low: f64) -> ExprId {
+        let low = self.f(low);
+        let below = self.kb.lt(x, low);
+        self.kb.select(below, low, x)
+    }
+    /// The smaller of `x` and `high`, NaN where x is NaN.
+    fn at_most(&mut self, x: ExprId, high: f64) -> ExprId {
+        let high = self.f(high);
+        let above = self.kb.lt(high, x);
+        self.kb.select(above, high, x)
     }
 
-    fn exp(&mut self, x: ExprId) -> ExprId {
-        let (low, high) = (self.f(-104.0), self.f(89.0));
-        let x1 = self.kb.max(x, low);
-        let x1 = self.kb.min(x1, high);
-        let log2e = self.f(std::f64::consts::LOG2_E);
-        let scaled = self.kb.mul(x1, log2e);
-        let (n, exponent) = self.nearest(scaled);
-        // r = x - n ln 2 in two steps: the first constant has 10 bits, so its product is exact.
-        let minus_n = self.kb.unary(UnOp::Neg, n);
-        let (c1, c2) = (self.f(0.693_359_375), self.f(-2.121_944_4e-4));
-        let r = self.kb.fma(minus_n, c1, x1);
-        let r = self.kb.fma(minus_n, c2, r);
-        let p = self.poly(r, &EXP);
-        let rr = self.kb.mul(r, r);
-        let p = self.kb.fma(p, rr, r);
-        let one = self.f(1.0);
-        let p = self.kb.add(p, one);
-        // 2^n as two factors, so that results reach infinity and the denormals.
-        let shift = self.i(1);
-        let half = self.kb.binary(BinOp::Shr, exponent, shift);
-        let rest = self.kb.sub(exponent, half);
-        let (a, b) = (self.power_of_two(half), self.power_of_two(rest));
-        let y = self.kb.mul(p, a);
-        let y = self.kb.mul(y, b);
-        self.keep_nan(x, y)
-    }
-
-    fn exp_below_zero(&mut self, x: ExprId) -> ExprId {
-        // As in `nearest`, with the bias of the exponent on top.
-        const MAGIC: f32 = 12_582_912.0 + 127.0;
-        let (log2e, magic) = (self.f(std::f64::consts::LOG2_E), self.f(MAGIC.into()));
+    /// `(shifted, p)` with `exp(x) = 2^n (1 + p)` for an integer n: the low bits of `shifted` are those of `n + bias`.
+    fn exp_parts(&mut self, x: ExprId, bias: i64) -> (ExprId, ExprId) {
+        // As in `nearest`, with the bias on top.
+        let (log2e, magic) = (self.f(std::f64::consts::LOG2_E), self.f(12_582_912.0 + bias as f64));
         let shifted = self.kb.fma(x, log2e, magic);
-        let shifted = self.kb.let_("shifted", shifted);
         let n = self.kb.sub(shifted, magic);
+        // r = x - n ln 2 in two steps: the first constant has 10 bits, so its product is exact.
         let minus_n = self.kb.unary(UnOp::Neg, n);
         let (c1, c2) = (self.f(0.693_359_375), self.f(-2.121_944_4e-4));
         let r = self.kb.fma(minus_n, c1, x);
         let r = self.kb.fma(minus_n, c2, r);
-        let r = self.kb.let_("r", r);
         let p = self.poly(r, &EXP);
         let rr = self.kb.mul(r, r);
-        let p = self.kb.fma(p, rr, r);
-        // 2^n: the low bits of the sum moved to the exponent.
-        let (shift, bits) = (self.i(23), self.bits(shifted));
+        (shifted, self.kb.fma(p, rr, r))
+    }
+
+    fn exp(&mut self, x: ExprId) -> ExprId {
+        let x = self.at_least(x, -104.0);
+        let x = self.at_most(x, 89.0);
+        // 2^n as two factors, so that results reach infinity and the denormals: with twice the bias of exponents, half of the
+        // low bits are the biased exponent of one and the rest that of the other. The bits above do not survive the shifts.
+        let (shifted, p) = self.exp_parts(x, 2 * 127);
+        let (one, shift, bits) = (self.i(1), self.i(23), self.bits(shifted));
+        let half = self.kb.binary(BinOp::Shr, bits, one);
+        let rest = self.kb.sub(bits, half);
+        let [a, b] = [half, rest].map(|exponent| {
+            let bits = self.kb.binary(BinOp::Shl, exponent, shift);
+            self.float(bits)
+        });
+        let y = self.kb.fma(p, a, a);
+        self.kb.mul(y, b)
+    }
+
+    /// `exp(x)` for x from -104 to 0; of numbers below something that is not NaN.
+    fn exp_of_negative(&mut self, x: ExprId) -> ExprId {
+        // Scaled up by 2^64, so that 2^n is a normal number.
+        let (shifted, p) = self.exp_parts(x, 127 + 64);
+        let power = self.shifted_to_exponent(shifted);
+        let y = self.kb.fma(p, power, power);
+        let down = self.f(1.0 / (1_u128 << 64) as f64);
+        self.kb.mul(y, down)
+    }
+
+    /// The low bits of a number as the exponent of another.
+    fn shifted_to_exponent(&mut self, x: ExprId) -> ExprId {
+        let (shift, bits) = (self.i(23), self.bits(x));
         let power = self.kb.binary(BinOp::Shl, bits, shift);
-        let power = self.float(power);
-        let power = self.kb.let_("power", power);
+        self.float(power)
+    }
+
+    /// `1 / (1 + e)` for e from 0 to 1 without a division, which keeps one of two vector units busy for 16 cycles (512 bits, Ice
+    /// Lake): the best polynomial of degree 3 (`1 - (1 + e) p` is a Chebyshev polynomial, at most 1/577), then one step of third
+    /// order.
+    fn recip_above_one(&mut self, e: ExprId) -> ExprId {
+        let p = self.poly(e, &[-128.0 / 577.0, 384.0 / 577.0, -544.0 / 577.0, 576.0 / 577.0]);
+        // The difference is exact.
+        let one = self.f(1.0);
+        let rest = self.kb.sub(one, p);
+        let minus_e = self.kb.unary(UnOp::Neg, e);
+        let rest = self.kb.fma(minus_e, p, rest);
+        let step = self.kb.fma(rest, rest, rest);
+        self.kb.fma(p, step, p)
+    }
+
+    fn exp_below_zero(&mut self, x: ExprId) -> ExprId {
+        let (shifted, p) = self.exp_parts(x, 127);
+        let power = self.shifted_to_exponent(shifted);
         let y = self.kb.fma(p, power, power);
         // What comes out below is no number that means anything.
-        let (low, nothing) = (self.f(-69.0), self.f(0.0));
+        self.zero_below(x, -69.0, y)
+    }
+
+    /// `y`, but 0 where x is below `low`.
+    fn zero_below(&mut self, x: ExprId, low: f64, y: ExprId) -> ExprId {
+        let (low, nothing) = (self.f(low), self.f(0.0));
         let gone = self.kb.lt(x, low);
         self.kb.select(gone, nothing, y)
     }
@@ -260,38 +291,37 @@ impl Lanes<'_> {
             .poly(z, &[-5.704_988_73e-3, 2.063_908_88e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1]);
         let p = self.kb.mul(p, z);
         let small = self.kb.fma(p, x, x);
-        // 1 - 2 / (exp(2a) + 1)
-        let twice = self.kb.add(a, a);
-        let e = self.exp(twice);
-        let (one, two) = (self.f(1.0), self.f(2.0));
-        let e1 = self.kb.add(e, one);
-        let q = self.kb.div(two, e1);
-        let large = self.kb.sub(one, q);
+        // (1 - exp(-2a)) / (1 + exp(-2a))
+        let two = self.f(-2.0);
+        let twice = self.kb.mul(a, two);
+        let e = self.exp_below_zero(twice);
+        let one = self.f(1.0);
+        let (numerator, factor) = (self.kb.sub(one, e), self.recip_above_one(e));
+        let large = self.kb.mul(numerator, factor);
         let large = self.copy_sign(large, x);
         let limit = self.f(0.625);
         let is_small = self.kb.lt(a, limit);
-        let y = self.kb.select(is_small, small, large);
-        self.keep_nan(x, y)
+        self.kb.select(is_small, small, large)
     }
 
     fn sigmoid(&mut self, x: ExprId) -> ExprId {
         // exp of a negative number only, so that nothing overflows: e / (1 + e) left of 0, 1 / (1 + e) right of it.
         let a = self.kb.unary(UnOp::Abs, x);
         let minus = self.kb.unary(UnOp::Neg, a);
-        let e = self.exp(minus);
+        let e = self.exp_of_negative(minus);
+        let e = self.zero_below(minus, -104.0, e);
         let (one, zero) = (self.f(1.0), self.f(0.0));
         let left = self.kb.lt(x, zero);
         let numerator = self.kb.select(left, e, one);
-        let denominator = self.kb.add(one, e);
-        self.kb.div(numerator, denominator)
+        let factor = self.recip_above_one(e);
+        self.kb.mul(numerator, factor)
     }
 
     fn erf(&mut self, x: ExprId) -> ExprId {
         let t = self.kb.unary(UnOp::Abs, x);
         let s = self.kb.mul(x, x);
         // 1 - exp(polynomial) in the tail; |x| is held below 4, where erf is 1 to f32.
-        let four = self.f(4.0);
-        let tc = self.kb.min(t, four);
+        let tc = self.at_most(t, 4.0);
         let q = self.poly(
             tc,
             &[
@@ -306,7 +336,7 @@ impl Lanes<'_> {
         );
         let minus_t = self.kb.unary(UnOp::Neg, tc);
         let q = self.kb.fma(q, tc, minus_t);
-        let e = self.exp(q);
+        let e = self.exp_of_negative(q);
         let one = self.f(1.0);
         let tail = self.kb.sub(one, e);
         let tail = self.copy_sign(tail, x);
@@ -324,8 +354,7 @@ impl Lanes<'_> {
         let centre = self.kb.fma(p, x, x);
         let limit = self.f(0.927_734_375);
         let is_centre = self.kb.lt(t, limit);
-        let y = self.kb.select(is_centre, centre, tail);
-        self.keep_nan(x, y)
+        self.kb.select(is_centre, centre, tail)
     }
 
     /// `sin(x + quarter * pi / 2)`.
