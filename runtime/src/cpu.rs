@@ -9,7 +9,7 @@ use mlcc_abi::{Ctx, Sequence, StepFn, status};
 
 use crate::buffer::Buffer;
 use crate::model::Backend;
-use crate::pool::{Barrier, Pieces};
+use crate::pool::{Barrier, Pieces, Pool};
 use crate::session::Step;
 use crate::state_block::StateBlock;
 use crate::table::{State, Table};
@@ -74,17 +74,23 @@ impl CpuSession {
         }
     }
 
+    /// Gives memory to the first `rows` rows of every cache.
+    pub fn reserve(&mut self, model: &Model, rows: u64) -> Result<()> {
+        self.state.grow(rows, pool(model, Step::Create)?, model.joins_pages())
+    }
+
     /// Runs a step that eats tokens; they are checked by the caller.
     pub fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
         if step == Step::PrefillLogits && self.chunk_logits.is_none() {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
             self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
         }
-        self.state.grow(past + tokens.len() as u64)?;
+        let pool = pool(model, step)?;
+        self.state.grow(past + tokens.len() as u64, pool, model.joins_pages())?;
         self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
         if model.joins_pages() {
             // A little after a token, whatever there is after a chunk.
-            self.state.join_pages(if step == Step::Decode { 1 } else { usize::MAX });
+            self.state.join_pages(if step == Step::Decode { 1 } else { usize::MAX }, pool)?;
         }
         if step == Step::PrefillLogits {
             let vocab = self.logits.len();
@@ -97,18 +103,19 @@ impl CpuSession {
     }
 
     /// Gives memory to the row behind `past` tokens.
-    pub fn join_batch(&mut self, past: u64) -> Result<BatchMember<'_>> {
-        self.state.grow(past + 1)?;
+    pub fn join_batch(&mut self, model: &Model, past: u64) -> Result<BatchMember<'_>> {
+        self.state.grow(past + 1, pool(model, Step::DecodeBatch)?, model.joins_pages())?;
         let sequence = Sequence { state: self.state.as_mut_ptr(), past: past as i64 };
         Ok(BatchMember { sequence, arena: self.arena.as_mut_ptr(), session: PhantomData })
     }
 
     /// Takes over its row of the logits of a batch.
-    pub fn leave_batch(&mut self, model: &Model, logits: &[f32]) {
+    pub fn leave_batch(&mut self, model: &Model, logits: &[f32]) -> Result<()> {
         self.logits.floats_mut().copy_from_slice(logits);
         if model.joins_pages() {
-            self.state.join_pages(1);
+            self.state.join_pages(1, pool(model, Step::DecodeBatch)?)?;
         }
+        Ok(())
     }
 
     pub fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]> {
@@ -151,8 +158,8 @@ impl CpuSession {
     }
 
     /// Writes a piece of state; `rows` of every cache get memory before.
-    pub fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
-        self.state.grow(rows)?;
+    pub fn set_state(&mut self, model: &Model, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+        self.reserve(model, rows)?;
         for (range, bytes) in pieces {
             self.state.bytes_mut(range.clone()).copy_from_slice(bytes);
         }
@@ -183,7 +190,7 @@ impl CpuSession {
     /// A second session of this model with the first `rows` rows, the rest of the state and the logits of this one.
     pub fn twin(&self, model: &Model, rows: u64) -> Result<Self> {
         let mut twin = Self::new(model)?;
-        twin.state.grow(rows)?;
+        twin.reserve(model, rows)?;
         for range in model.table().states.iter().map(|s| s.live(rows)) {
             twin.state.bytes_mut(range.clone()).copy_from_slice(self.state.bytes(range));
         }
@@ -237,6 +244,17 @@ impl CpuSession {
     }
 }
 
+/// The workers that run `step`.
+fn pool(model: &Model, step: Step) -> Result<&Pool> {
+    match model.backend() {
+        Backend::Cpu { pool, .. } => Ok(pool),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(_) => {
+            Err(Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry: step.name() })
+        }
+    }
+}
+
 /// Runs a step by all workers; sets the barrier, the pieces and the trace of `ctx`.
 ///
 /// # Safety
@@ -249,13 +267,7 @@ pub(crate) unsafe fn run(
     trace: Option<&mut Trace>,
 ) -> Result<()> {
     let entry = step.name();
-    let pool = match model.backend() {
-        Backend::Cpu { pool, .. } => pool,
-        #[cfg(feature = "cuda")]
-        Backend::Cuda(_) => {
-            return Err(Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry });
-        }
-    };
+    let pool = pool(model, step)?;
     ctx.barrier = Some(wait);
     ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
     ctx.take = Some(take);

@@ -156,9 +156,9 @@ pub(crate) mod linux {
     }
 
     /// Joins the pages of `from..from + len` into huge ones now (Linux 6.1); changes no byte, an error means that they stay.
-    pub fn collapse(from: *mut u8, len: usize) {
+    pub fn collapse(from: *const u8, len: usize) {
         // SAFETY: the contents of memory do not change, whoever owns it.
-        let _ = unsafe { madvise(from.cast(), len, MADV_COLLAPSE) };
+        let _ = unsafe { madvise(from.cast_mut().cast(), len, MADV_COLLAPSE) };
     }
 }
 

@@ -324,6 +324,12 @@ impl Session {
         if tokens <= chunk {
             return feed(self);
         }
+        // Rows that get memory together may get huge pages.
+        match &mut self.memory {
+            Memory::Cpu(cpu) => cpu.reserve(&self.model, self.rows + tokens as u64)?,
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(_) => {}
+        }
         self.write_length((self.past() + tokens as u64) as i32)?;
         let result = feed(self);
         if result.is_err() {
@@ -386,7 +392,7 @@ impl Session {
         self.check(&[token])?;
         self.make_room(1)?;
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.join_batch(self.rows),
+            Memory::Cpu(cpu) => cpu.join_batch(&self.model, self.rows),
             #[cfg(feature = "cuda")]
             Memory::Cuda(_) => Err(no_batches(&self.model)),
         }
@@ -395,7 +401,7 @@ impl Session {
     /// Counts the token that a batch has fed, whose logits are these.
     pub(crate) fn leave_batch(&mut self, logits: &[f32]) -> Result<()> {
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.leave_batch(&self.model, logits),
+            Memory::Cpu(cpu) => cpu.leave_batch(&self.model, logits)?,
             #[cfg(feature = "cuda")]
             Memory::Cuda(_) => return Err(no_batches(&self.model)),
         }

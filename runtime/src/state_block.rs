@@ -2,9 +2,12 @@
 //! physical memory in steps as the sequence grows, and lose it when the sequence gets shorter.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
 
+use crate::pool::Pool;
 use crate::table::{State, live_bytes};
 use crate::{Error, Result};
 
@@ -14,7 +17,7 @@ const STEP_ROWS: u64 = 128;
 /// Unused rows that keep their memory when a sequence gets shorter.
 const KEPT_ROWS: u64 = 256;
 
-/// Pages of a block of this size are joined once rows take half of it.
+/// A block of this size becomes one page once rows take half of it.
 const HUGE: u64 = 2 << 20;
 
 /// Rows that get memory when the first `rows` are needed.
@@ -33,7 +36,7 @@ pub(crate) struct StateBlock {
     states: Vec<State>,
     /// Rows of every cache that have memory; those beyond were never touched or were given back.
     rows: u64,
-    /// Blocks of the address space of `HUGE` bytes that were joined, and those that wait for it.
+    /// Blocks of the address space of `HUGE` bytes that are huge pages or were tried, and those that wait for it.
     joined: Vec<bool>,
     waiting: Vec<usize>,
 }
@@ -65,32 +68,51 @@ impl StateBlock {
         live_bytes(&self.states, self.rows)
     }
 
-    /// Sees to it that the first `rows` rows of every cache have memory.
-    pub fn grow(&mut self, rows: u64) -> Result<()> {
+    /// Sees to it that the first `rows` rows of every cache have memory; in huge pages, if `huge`, where rows take at least
+    /// half of one and none of it had memory before (the others are left to `join_pages`). The workers of `pool` share the
+    /// caches, because the system clears every page before it gives it away.
+    pub fn grow(&mut self, rows: u64, pool: &Pool, huge: bool) -> Result<()> {
         if rows <= self.rows {
             return Ok(());
         }
         let rows = step_rows(rows);
-        for state in self.states.iter().filter(|s| s.cache.is_some()) {
-            let (from, to) = (state.live(self.rows).end, state.live(rows).end);
-            self.populate(from..to)?;
+        let (before, used) = (self.used(self.rows), self.used(rows));
+        for block in 0..used.len() {
+            if huge && before[block] == 0 && used[block] >= HUGE / 2 && !self.joined[block] {
+                self.joined[block] = self.advise_huge(block);
+            }
+        }
+        let (next, refused) = (AtomicUsize::new(0), Mutex::new(None));
+        pool.run(&|_| {
+            while let Some(state) = self.states.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let fresh = state.live(self.rows).end..state.live(rows).end;
+                if state.cache.is_some()
+                    && let Err(error) = self.populate(fresh)
+                {
+                    *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        })?;
+        if let Some(error) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
         }
         self.rows = rows;
-        self.find_blocks();
+        let ripe = |&block: &usize| used[block] >= HUGE / 2 && !self.joined[block];
+        self.waiting = (0..used.len()).filter(ripe).rev().collect();
         Ok(())
     }
 
-    /// Offset of the first block of huge pages.
-    fn first_block(&self) -> u64 {
+    /// Offset of a block of huge pages.
+    fn block(&self, block: usize) -> u64 {
         let address = self.map.as_ptr() as u64;
-        address.next_multiple_of(HUGE) - address
+        address.next_multiple_of(HUGE) - address + block as u64 * HUGE
     }
 
-    /// Lists blocks that rows of caches take at least half of.
-    fn find_blocks(&mut self) {
-        let first = self.first_block();
+    /// Bytes of every block that the first `rows` rows of caches take.
+    fn used(&self, rows: u64) -> Vec<u64> {
+        let first = self.block(0);
         let mut used = vec![0; self.joined.len()];
-        for range in self.states.iter().filter(|s| s.cache.is_some()).map(|s| s.live(self.rows)) {
+        for range in self.states.iter().filter(|s| s.cache.is_some()).map(|s| s.live(rows)) {
             let (mut at, end) = (range.start.max(first), range.end);
             while at < end {
                 let block = (at - first) / HUGE;
@@ -101,27 +123,51 @@ impl StateBlock {
                 at = stop;
             }
         }
-        let ripe = |&block: &usize| used[block] >= HUGE / 2 && !self.joined[block];
-        self.waiting = (0..used.len()).filter(ripe).rev().collect();
+        used
     }
 
-    /// Joins the pages of at most `most` blocks of well used rows into huge ones, which are read faster. What is in them
-    /// stays.
-    pub fn join_pages(&mut self, most: usize) {
-        for _ in 0..most {
-            let Some(block) = self.waiting.pop() else { return };
-            self.joined[block] = true;
-            let from = self.first_block() + block as u64 * HUGE;
-            if from + HUGE > self.len as u64 {
-                continue;
+    /// Asks for one huge page for a block; false if the system knows of none.
+    #[cfg(target_os = "linux")]
+    fn advise_huge(&self, block: usize) -> bool {
+        let from = self.block(block);
+        from + HUGE <= self.len as u64
+            && self.map.advise_range(memmap2::Advice::HugePage, from as usize, HUGE as usize).is_ok()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn advise_huge(&self, _: usize) -> bool {
+        false
+    }
+
+    /// Joins the pages of at most `most` blocks of well used rows into huge ones, which are read faster; the workers of
+    /// `pool` share them. What is in them stays.
+    pub fn join_pages(&mut self, most: usize, pool: &Pool) -> Result<()> {
+        let kept = self.waiting.len().saturating_sub(most);
+        let blocks = &self.waiting[kept..];
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let next = AtomicUsize::new(0);
+        pool.run(&|_| {
+            while let Some(&block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.join(self.block(block));
             }
-            #[cfg(target_os = "linux")]
-            {
-                let at = self.map.as_mut_ptr().wrapping_add(from as usize);
-                crate::huge_pages::linux::collapse(at, HUGE as usize);
-            }
+        })?;
+        blocks.iter().for_each(|&block| self.joined[block] = true);
+        self.waiting.truncate(kept);
+        Ok(())
+    }
+
+    /// Joins the pages of the block at `from`, if it is one.
+    #[cfg(target_os = "linux")]
+    fn join(&self, from: u64) {
+        if from + HUGE <= self.len as u64 {
+            crate::huge_pages::linux::collapse(self.map.as_ptr().wrapping_add(from as usize), HUGE as usize);
         }
     }
+
+    #[cfg(not(target_os = "linux"))]
+    fn join(&self, _: u64) {}
 
     /// Gives back the memory of rows beyond the first `rows` and a few kept ones.
     pub fn shrink(&mut self, rows: u64) {
@@ -229,45 +275,62 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_gigabyte_costs_what_is_used() {
-        let mut block = two_caches();
+        let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
         block.bytes_mut(0..256).fill(1);
         assert!(resident(&block) < 1 << 20, "{}", resident(&block));
-        block.grow(1000).unwrap();
+        block.grow(1000, &pool, false).unwrap();
         assert_eq!(block.allocated(), 256 + 2 * 1024 * 4096);
         block.bytes_mut(256 + 999 * 4096..256 + 1000 * 4096).fill(7);
         assert!(resident(&block) < 64 << 20, "{}", resident(&block));
-        block.grow(1001).unwrap();
+        block.grow(1001, &pool, false).unwrap();
         assert_eq!(block.allocated(), 256 + 2 * 1024 * 4096, "the step before had room");
         block.shrink(0);
         assert_eq!(block.allocated(), 256 + 2 * KEPT_ROWS * 4096);
         assert!(resident(&block) < 8 << 20, "{}", resident(&block));
         assert_eq!(block.bytes(0..256), [1; 256], "other states are untouched");
-        block.grow(1000).unwrap();
+        block.grow(1000, &pool, false).unwrap();
         assert_eq!(block.bytes(256 + 999 * 4096..256 + 1000 * 4096), [0; 4096]);
     }
 
     #[test]
     fn joined_pages_hold_what_they_held() {
-        let mut block = two_caches();
-        block.grow(1000).unwrap();
+        let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
+        block.grow(1000, &pool, false).unwrap();
         let rows = 256..256 + 1000 * 4096;
         for (i, b) in block.bytes_mut(rows.clone()).iter_mut().enumerate() {
             *b = (i / 5 % 251) as u8;
         }
         let ripe = block.waiting.len();
         assert!(ripe >= 2, "4 MiB of rows in each of two caches");
-        block.join_pages(1);
+        block.join_pages(1, &pool).unwrap();
         assert_eq!(block.waiting.len(), ripe - 1);
-        block.join_pages(usize::MAX);
+        block.join_pages(usize::MAX, &pool).unwrap();
         assert!(block.bytes(rows).iter().enumerate().all(|(i, &b)| b == (i / 5 % 251) as u8));
-        block.grow(1001).unwrap();
+        block.grow(1001, &pool, false).unwrap();
         assert!(block.waiting.is_empty(), "each block once");
     }
 
     #[test]
+    fn huge_pages_from_the_start_hold_rows_and_none_twice() {
+        let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
+        block.grow(200, &pool, true).unwrap();
+        assert!(block.waiting.is_empty(), "256 rows take a megabyte: half of a block, or two quarters");
+        let rows = 256..256 + 1000 * 4096;
+        block.bytes_mut(256..256 + 200 * 4096).fill(3);
+        block.grow(1000, &pool, true).unwrap();
+        assert!(block.bytes(256..256 + 200 * 4096).iter().all(|&b| b == 3));
+        assert!(block.bytes(256 + 200 * 4096..rows.end).iter().all(|&b| b == 0));
+        let joined = block.joined.iter().filter(|&&j| j).count();
+        assert!(joined >= 2 || cfg!(not(target_os = "linux")), "{joined}");
+        block.bytes_mut(rows.clone()).fill(5);
+        block.join_pages(usize::MAX, &pool).unwrap();
+        assert!(block.bytes(rows).iter().all(|&b| b == 5));
+    }
+
+    #[test]
     fn shrinking_keeps_the_rows_in_use() {
-        let mut block = two_caches();
-        block.grow(2000).unwrap();
+        let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
+        block.grow(2000, &pool, false).unwrap();
         let rows = 256..256 + 1000 * 4096;
         block.bytes_mut(rows.clone()).fill(9);
         block.shrink(1000);

@@ -72,7 +72,7 @@ impl Session {
 
     fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
         match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.set_state(rows, pieces)?,
+            Memory::Cpu(cpu) => cpu.set_state(&self.model, rows, pieces)?,
             #[cfg(feature = "cuda")]
             Memory::Cuda(cuda) => cuda.set_state(rows, pieces)?,
         }
