@@ -169,19 +169,43 @@ impl StateBlock {
     #[cfg(not(target_os = "linux"))]
     fn join(&self, _: u64) {}
 
-    /// Gives back the memory of rows beyond the first `rows` and a few kept ones.
+    /// Gives back the memory of rows beyond the first `rows` and a few kept ones. A huge page stays while any of its rows
+    /// does: the next prompt would have to clear and join its pages again.
     pub fn shrink(&mut self, rows: u64) {
         let kept = kept_rows(rows);
         if kept >= self.rows {
             return;
         }
+        let first = self.block(0);
+        let (stay, all) = (self.used(kept), self.used(u64::MAX));
         for state in self.states.iter().filter(|s| s.cache.is_some()) {
-            self.discard(state.live(kept).end..state.live(self.rows).end);
+            let (mut at, end) = (state.live(kept).end, state.live(self.rows).end);
+            while at < end {
+                // What lies before the first block counts as one of its own.
+                let block = at.checked_sub(first).map(|from| (from / HUGE) as usize);
+                let stop = end.min(block.map_or(first, |block| self.block(block + 1)));
+                if !block
+                    .is_some_and(|block| self.is_joined(block) && (stay[block] > 0 || all[block] == HUGE))
+                {
+                    self.discard(at..stop);
+                }
+                at = stop;
+            }
+        }
+        for block in 0..stay.len() {
+            if stay[block] == 0 && self.joined[block] {
+                self.joined[block] = false;
+                if all[block] == HUGE {
+                    self.discard(self.block(block)..self.block(block + 1));
+                }
+            }
         }
         self.rows = kept;
-        // Discarding may have taken huge pages apart.
-        self.joined.fill(false);
         self.waiting.clear();
+    }
+
+    fn is_joined(&self, block: usize) -> bool {
+        self.joined.get(block).is_some_and(|&joined| joined)
     }
 
     #[cfg(target_os = "linux")]
@@ -325,6 +349,23 @@ mod tests {
         block.bytes_mut(rows.clone()).fill(5);
         block.join_pages(usize::MAX, &pool).unwrap();
         assert!(block.bytes(rows).iter().all(|&b| b == 5));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn huge_pages_go_when_none_of_their_rows_is_kept() {
+        let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
+        block.bytes_mut(0..256).fill(1);
+        for _ in 0..3 {
+            block.grow(4000, &pool, true).unwrap();
+            block.bytes_mut(256..256 + 4000 * 4096).fill(9);
+            let joined = block.joined.iter().filter(|&&j| j).count();
+            assert!(joined >= 12, "{joined} of 16 blocks: 16 MiB of rows in each of two caches");
+            block.shrink(0);
+            assert!(resident(&block) <= 12 << 20, "{} of 32 MiB are left", resident(&block));
+            assert_eq!(block.bytes(0..256), [1; 256]);
+            assert!(block.bytes(256..256 + KEPT_ROWS * 4096).iter().all(|&b| b == 9));
+        }
     }
 
     #[test]
