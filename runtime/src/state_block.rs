@@ -287,6 +287,12 @@ mod tests {
         sum
     }
 
+    /// One test at a time: the system counts memory of neighbouring mappings as one.
+    fn alone() -> std::sync::MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     const ROWS: u64 = 1 << 17;
 
     fn two_caches() -> StateBlock {
@@ -299,6 +305,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_gigabyte_costs_what_is_used() {
+        let _alone = alone();
         let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
         block.bytes_mut(0..256).fill(1);
         assert!(resident(&block) < 1 << 20, "{}", resident(&block));
@@ -318,6 +325,7 @@ mod tests {
 
     #[test]
     fn joined_pages_hold_what_they_held() {
+        let _alone = alone();
         let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
         block.grow(1000, &pool, false).unwrap();
         let rows = 256..256 + 1000 * 4096;
@@ -336,6 +344,7 @@ mod tests {
 
     #[test]
     fn huge_pages_from_the_start_hold_rows_and_none_twice() {
+        let _alone = alone();
         let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
         block.grow(200, &pool, true).unwrap();
         assert!(block.waiting.is_empty(), "256 rows take a megabyte: half of a block, or two quarters");
@@ -354,6 +363,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn huge_pages_go_when_none_of_their_rows_is_kept() {
+        let _alone = alone();
         let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
         block.bytes_mut(0..256).fill(1);
         for _ in 0..3 {
@@ -370,6 +380,7 @@ mod tests {
 
     #[test]
     fn shrinking_keeps_the_rows_in_use() {
+        let _alone = alone();
         let (mut block, pool) = (two_caches(), Pool::new(2).unwrap());
         block.grow(2000, &pool, false).unwrap();
         let rows = 256..256 + 1000 * 4096;
