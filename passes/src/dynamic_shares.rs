@@ -47,12 +47,21 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         }
         for (entry, of_entry) in lowered.entries.iter_mut().zip(&plan.entries) {
             let n = if entry.batched { ctx.options.batch } else { ctx.options.chunk };
-            let marked = share_out(entry, of_entry, plan, |launch| pieces(launch, &lowered.costs, n, work));
+            let sizes = judged_at(n, plan.context);
+            let marked =
+                share_out(entry, of_entry, plan, |launch| pieces(launch, &lowered.costs, &sizes, work));
             ctx.note(format!("{} {}: {marked} launches in pieces", level.name, entry.name));
             changed += marked;
         }
     }
     Ok(changed)
+}
+
+/// Sizes at which launches are judged: `n` rows in the middle of the context, so that what grows with the sequence counts
+/// as much as it does on average.
+fn judged_at(n: i64, context: Option<u64>) -> SymValues {
+    let context = context.map_or(0, |c| i64::try_from(c).unwrap_or(i64::MAX));
+    SymValues { n, b: n, past: (context - n).max(0) / 2 }
 }
 
 /// Marks launches of one entry point; gives how many.
@@ -83,27 +92,26 @@ fn share_out(
     marked
 }
 
-/// How many pieces the work of a launch is worth, `n` rows at the begin of a sequence; `None` if it stays whole.
-fn pieces(launch: &LoweredLaunch, costs: &[Cost], n: i64, work: PieceWork) -> Option<u32> {
+/// How many pieces the work of a launch is worth; `None` if it stays whole.
+fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: PieceWork) -> Option<u32> {
     let written = || launch.args.iter().filter(|a| a.access != Access::In);
     let single = written().any(|a| a.partition.as_ref().is_some_and(Partition::is_single));
     if launch.repeat != Repeat::Once || launch.grid.is_some() || single {
         return None;
     }
     let cost = costs.get(launch.kernel)?;
-    let sizes = SymValues { n, b: n, past: 0 };
-    let bytes = cost.bytes.iter().fold(0i64, |sum, b| sum.saturating_add(b.eval(&sizes)));
+    let bytes = cost.bytes.iter().fold(0i64, |sum, b| sum.saturating_add(b.eval(sizes)));
     let ops = match cost.arithmetic {
         Arithmetic::I8 => work.dots,
         Arithmetic::F32 => work.flops,
     };
     // A piece has its part of every matrix: with few rows the runs of reading would be short.
     let by_bytes = if cost.matrices == Dim::from(1) { bytes / work.bytes } else { 0 };
-    let worth = by_bytes.max(cost.ops.eval(&sizes) / ops).min(MOST_PIECES);
+    let worth = by_bytes.max(cost.ops.eval(sizes) / ops).min(MOST_PIECES);
     let slices = written().filter_map(|a| match a.partition {
         Some(Partition::Tiles(slices)) => Some(slices),
         Some(Partition::Rows(_)) | None => None,
     });
-    let pieces = slices.fold(worth, i64::min);
+    let pieces = slices.chain(cost.parts).fold(worth, i64::min);
     u32::try_from(pieces).ok().filter(|_| pieces >= LEAST_PIECES)
 }

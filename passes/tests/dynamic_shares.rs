@@ -25,12 +25,38 @@ const MODULE: &str = "module @m {
 
 const ROWS: usize = 16;
 
+/// Attention of one query over a cache of `CONTEXT` rows, 128 bytes each.
+fn attention() -> String {
+    format!(
+        "module @m {{
+  state @k : f32[{CONTEXT}, 2, 16] init 0.0
+  state @v : f32[{CONTEXT}, 2, 16] init 0.0
+
+  fn @decode(%0: f32[1, 4, 16]) -> (f32[1, 4, 16]) entry {{
+    %1 = slice %0 {{axis = 1, start = 0, len = 2}} : f32[1, 2, 16]
+    %2 = slice %0 {{axis = 1, start = 2, len = 2}} : f32[1, 2, 16]
+    %3 = cache.append @k, %1 : f32[past + 1, 2, 16]
+    %4 = cache.append @v, %2 : f32[past + 1, 2, 16]
+    %5 = attention %0, %3, %4 {{scale = 0.5, softcap = 0.0, window = 0, sinks = 0, alibi = false, prefix = false}} : f32[1, 4, 16]
+    ret %5
+  }}
+}}
+"
+    )
+}
+
+const CONTEXT: usize = 4096;
+
 fn compiled(pieces: PieceWork, disabled: &[&str]) -> Program {
+    of_text(MODULE, pieces, disabled)
+}
+
+fn of_text(text: &str, pieces: PieceWork, disabled: &[&str]) -> Program {
     let target = mlcc_target::resolve("x86-64-v3").unwrap();
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = Options::new(target.levels.iter().map(level).collect(), ROWS as i64);
     options.pieces = pieces;
-    let mut program = Program::new(parse_module(MODULE).unwrap());
+    let mut program = Program::new(parse_module(text).unwrap());
     // Fusion would draw the elementwise ops together.
     let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
     run_pipeline(&mut program, &mut Context::new(options), Control { disabled, ..Control::default() })
@@ -75,28 +101,59 @@ fn small_launches_stay_whole() {
     assert!(launches(&program.module.steps[0]).iter().all(|l| l.shares == Shares::Static));
 }
 
+#[test]
+fn attention_is_judged_in_the_middle_of_the_context() {
+    let attention = attention();
+    let pieces = |work| of_text(&attention, work, &[]).module.steps[0].clone();
+    // 2041 rows of keys and values, 256 bytes each.
+    let work = |bytes| PieceWork { bytes, ..PieceWork::default() };
+    let shares = |step: &Step| launches(step).iter().map(|l| l.shares).collect::<Vec<_>>();
+    let some = pieces(work(32 << 10));
+    assert!(shares(&some).contains(&Shares::Dynamic { pieces: 15 }), "{:?}", shares(&some));
+    // There are never more slices than 32.
+    let many = pieces(work(1 << 10));
+    assert!(shares(&many).contains(&Shares::Dynamic { pieces: 32 }), "{:?}", shares(&many));
+    let plain = pieces(work(1 << 20));
+    assert!(shares(&plain).iter().all(|&s| s == Shares::Static));
+    assert_eq!(barriers(&many), barriers(&plain));
+}
+
+#[test]
+fn pieces_of_attention_are_as_good_as_shares() {
+    let work = PieceWork { bytes: 1 << 10, ..PieceWork::default() };
+    let program = of_text(&attention(), work, &[]);
+    let step = &program.module.steps[0];
+    assert!(launches(step).iter().any(|l| l.shares != Shares::Static));
+    // Fewer items than workers, fewer than pieces (every key head of a slice is one), slices with all heads.
+    for past in [3, 700, 2100] {
+        assert!(agree(&program, step, &SymValues { n: 1, b: 1, past }), "{past}");
+    }
+}
+
+fn floats(count: usize) -> Vec<u8> {
+    (0..count).flat_map(|i| ((i * 37 % 101) as f32 / 101.0).to_le_bytes()).collect()
+}
+
 fn memory(program: &Program) -> Memory {
     let plan = program.memory.as_ref().unwrap();
-    let floats =
-        |count: usize| (0..count).flat_map(|i| ((i * 37 % 101) as f32 / 101.0).to_le_bytes()).collect();
     let mut memory = Memory::default();
     *memory.block(Base::Weights) = floats(plan.weights_bytes as usize / 4);
     *memory.block(Base::Tokens) = floats(ROWS * 16);
+    *memory.block(Base::State) = floats(plan.state_bytes as usize / 4);
     *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
     *memory.block(Base::Logits) = vec![0; 4 * ROWS * 256];
     memory
 }
 
 /// Whether all schedules give what the step gives with its launches one after the other.
-fn agree(program: &Program, step: &Step) -> bool {
-    let sizes = SymValues::tokens(ROWS as i64);
+fn agree(program: &Program, step: &Step, sizes: &SymValues) -> bool {
     let kernels = &program.module.kernels;
     let mut one = memory(program);
-    run_step(step, kernels, &mut one, &sizes, &RunOptions::workers(3)).unwrap();
+    run_step(step, kernels, &mut one, sizes, &RunOptions::workers(3)).unwrap();
     assert!(one.block(Base::Logits).iter().any(|&b| b != 0));
     Schedule::all(3).iter().all(|schedule| {
         let mut other = memory(program);
-        run_interleaved(step, kernels, &mut other, &sizes, schedule).unwrap();
+        run_interleaved(step, kernels, &mut other, sizes, schedule).unwrap();
         one.block(Base::Logits) == other.block(Base::Logits)
     })
 }
@@ -105,15 +162,16 @@ fn agree(program: &Program, step: &Step) -> bool {
 fn schedules_find_wrong_pieces_and_missing_barriers() {
     let program = compiled(small(), &[]);
     let step = &program.module.steps[0];
-    assert!(agree(&program, step));
+    let sizes = SymValues::tokens(ROWS as i64);
+    assert!(agree(&program, step, &sizes));
     let mut wrong = step.clone();
     let first = wrong.items.iter_mut().find_map(|item| match item {
         StepItem::Launch(launch) => Some(launch),
         StepItem::Barrier => None,
     });
     first.unwrap().shares = Shares::Dynamic { pieces: 16 };
-    assert!(!agree(&program, &wrong), "the second op reads rows of the first one");
+    assert!(!agree(&program, &wrong, &sizes), "the second op reads rows of the first one");
     let mut wrong = step.clone();
     wrong.items.retain(|item| !matches!(item, StepItem::Barrier));
-    assert!(!agree(&program, &wrong), "the product reads all rows");
+    assert!(!agree(&program, &wrong, &sizes), "the product reads all rows");
 }

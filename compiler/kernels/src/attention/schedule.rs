@@ -10,7 +10,7 @@ use mlcc_ir::kernel::{BufId, ExprId};
 use mlcc_ir::types::DType;
 
 /// Most slices, and most items of work while every key head of a slice is one.
-pub(super) const SLICES: i64 = 32;
+pub(crate) const SLICES: i64 = 32;
 /// Most keys of a block, and most elements of its rows of keys with all heads: rows of keys and values of two blocks stay
 /// in the second-level cache.
 const BLOCK_KEYS: i64 = 64;

@@ -2,6 +2,7 @@
 
 use super::LowerError;
 use super::group::value_bytes;
+use crate::attention::schedule::SLICES;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::module::Module;
@@ -36,6 +37,8 @@ pub struct Cost {
     pub arithmetic: Arithmetic,
     /// Matrices that each worker reads its share of, one after the other: those of chosen experts.
     pub matrices: Dim,
+    /// Most parts that the work can be cut into, where those may be few.
+    pub parts: Option<i64>,
 }
 
 /// Of a group function whose inputs `i` with `packings[i]` are parameters.
@@ -51,7 +54,9 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
     let dots = f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. }));
     let arithmetic = if dots { Arithmetic::I8 } else { Arithmetic::F32 };
     let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
-    Ok(Cost { bytes, ops, arithmetic, matrices })
+    let single = |n: &Node| matches!(n.op, Op::Attention(_)) && f.ty(n.inputs[0]).dims[0] == Dim::from(1);
+    let parts = f.live().any(|(_, n)| single(n)).then_some(SLICES);
+    Ok(Cost { bytes, ops, arithmetic, matrices, parts })
 }
 
 /// Of a kernel that joins unfinished results of so many bytes, given its outputs.
@@ -61,7 +66,7 @@ pub fn of_merge(f: &Function, between: &Dim) -> Result<Cost, LowerError> {
         bytes.push(value_bytes(f.ty(v), None)?);
     }
     let (ops, arithmetic, matrices) = (between.floor_div(2), Arithmetic::F32, Dim::from(1));
-    Ok(Cost { bytes, ops, arithmetic, matrices })
+    Ok(Cost { bytes, ops, arithmetic, matrices, parts: None })
 }
 
 /// Rows that are picked count, not the table that they are picked from.
