@@ -3,7 +3,7 @@
 
     python3 bench/peers/write_model.py tinyllama-1.1b q4_0 -o tinyllama-q4_0.gguf
 
-The shapes are those of `models/src/presets/transformers.json`. Matrices are normal with deviation 0.02, quantized by the
+The shapes are those of `models/src/presets/transformers.json`, and of RWKV-7 as published. Matrices are normal with deviation 0.02, quantized by the
 `gguf` package; all layers hold the same values, which no engine's speed depends on. The head (or the tied embedding) is
 Q8_0 in both quantized formats, as in mlcc's q4i8. The vocabulary is made up.
 """
@@ -20,7 +20,9 @@ TYPES = gguf.GGMLQuantizationType
 FORMATS = {"q4_0": TYPES.Q4_0, "q8_0": TYPES.Q8_0, "f16": TYPES.F16, "bf16": TYPES.BF16}
 FILE_TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16,
               "bf16": gguf.LlamaFileType.MOSTLY_BF16}
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2", "rwkv7": "rwkv7"}
+# Ranks of the thin matrices: decay, rate (iclr), value residual, gate.
+RWKV7 = {"rwkv7-0.4b": (1024, 24, (64, 64, 32, 128)), "rwkv7-1.5b": (2048, 24, (96, 96, 64, 256))}
 
 
 class Writer:
@@ -122,10 +124,60 @@ def gpt2(writer, config):
     writer.matrix("output.weight", config["vocab_size"], hidden, writer.head_type())
 
 
+def rwkv7(writer, config):
+    """Thin matrices are f16, as in mlcc (llama.cpp's quantizer leaves them as they are, too)."""
+    file, hidden, inner = writer.file, config["hidden_size"], 4 * config["hidden_size"]
+    decay, rate, value, gate = config["ranks"]
+    file.add_feed_forward_length(inner)
+    file.add_head_count(0)
+    file.add_layer_norm_eps(1e-5)
+    file.add_wkv_head_size(64)
+    file.add_token_shift_count(2)
+    file.add_decay_lora_rank(decay)
+    file.add_iclr_lora_rank(rate)
+    file.add_value_residual_mix_lora_rank(value)
+    file.add_gate_lora_rank(gate)
+    writer.matrix("token_embd.weight", config["vocab_size"], hidden, writer.head_type())
+    norms = ["token_embd_norm", "output_norm"]
+    for layer in range(config["num_hidden_layers"]):
+        block = f"blk.{layer}."
+        norms += [block + name for name in ("attn_norm", "attn_norm_2", "time_mix_ln")]
+        # The first layer has no value residual; the file holds matrices of the rate's rank in its place.
+        for name, rank in (("w", decay), ("a", rate), ("v", value if layer else rate), ("g", gate)):
+            if name != "g":
+                writer.vector(f"{block}time_mix_{name}0.weight", hidden, -1.0)
+            writer.matrix(f"{block}time_mix_{name}1.weight", rank, hidden, TYPES.F16)
+            writer.matrix(f"{block}time_mix_{name}2.weight", hidden, rank, TYPES.F16)
+        writer.file.add_tensor(block + "time_mix_lerp_fused.weight", np.full((6, 1, 1, hidden), 0.5, np.float32))
+        writer.file.add_tensor(block + "channel_mix_lerp_k.weight", np.full((1, 1, hidden), 0.5, np.float32))
+        for name in ("k_k", "k_a", "r_k"):
+            writer.vector(f"{block}time_mix_{name}.weight", hidden, 0.5)
+        for name in ("receptance", "key", "value", "output"):
+            writer.matrix(f"{block}time_mix_{name}.weight", hidden, hidden)
+        writer.matrix(block + "channel_mix_key.weight", inner, hidden)
+        writer.matrix(block + "channel_mix_value.weight", hidden, inner)
+    for name in norms:
+        writer.vector(name + ".weight", hidden, 1.0)
+        writer.vector(name + ".bias", hidden)
+    writer.matrix("output.weight", config["vocab_size"], hidden, writer.head_type())
+
+
+FAMILIES = {"gpt2": gpt2, "rwkv7": rwkv7}
+
+
+def configuration(preset):
+    """Fields of config.json, by their names there."""
+    if preset in RWKV7:
+        hidden, layers, ranks = RWKV7[preset]
+        return {"model_type": "rwkv7", "hidden_size": hidden, "num_hidden_layers": layers, "ranks": ranks, "vocab_size": 65536,
+                "max_position_embeddings": 4096}
+    return next((entry["config"] for entry in json.loads(PRESETS.read_text()) if entry["name"] == preset), None)
+
+
 def write(preset, format, path):
-    config = next((entry["config"] for entry in json.loads(PRESETS.read_text()) if entry["name"] == preset), None)
+    config = configuration(preset)
     if config is None:
-        raise SystemExit(f"no preset is named {preset}; see {PRESETS.name}")
+        raise SystemExit(f"no preset is named {preset}; see {PRESETS.name}, and {', '.join(RWKV7)}")
     kind = config["model_type"]
     if kind not in ARCHITECTURES:
         raise SystemExit(f"{preset} is a {kind}; this script writes {', '.join(ARCHITECTURES)}")
@@ -138,7 +190,7 @@ def write(preset, format, path):
     file.add_vocab_size(config["vocab_size"])
     file.add_file_type(FILE_TYPES[format])
     vocabulary(file, config["vocab_size"])
-    (gpt2 if kind == "gpt2" else llama_like)(writer, config)
+    FAMILIES.get(kind, llama_like)(writer, config)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
