@@ -2,9 +2,10 @@
 //! keys. Both products of a tile are small matrix products with their sums in registers: queries times transposed keys,
 //! lanes over keys; weights times values, lanes over columns.
 //!
-//! Keys are transposed and values unpacked once per tile and block, so a tile has many rows. Then a few rows at a time, as
-//! many as a register block has, go all the way from scores to sums, so that what they need stays in the first-level
-//! cache: keys and values of a block, and the scores of these rows.
+//! Keys are transposed and values unpacked once per tile and block, so a tile has many rows. Then a few rows at a time, a
+//! register block or two, go all the way from scores to sums, so that what they need stays in the first-level cache: keys
+//! and values of a block, and the scores of these rows. Rows before a block are left out, and those on the diagonal take as
+//! many of its keys as the last of them sees.
 
 use super::decode::columns;
 use super::product::transpose;
@@ -18,13 +19,17 @@ use mlcc_ir::types::DType;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Params {
     pub lanes: u32,
-    /// Positions of a tile.
+    /// Most positions of a tile.
     pub positions: i64,
+    /// Tiles have a multiple of so many positions, but for the last.
+    pub step: i64,
     /// Keys of a block; a multiple of `lanes * vectors`.
     pub keys: i64,
     /// Rows and vectors whose sums are in registers together.
     pub rows: i64,
     pub vectors: i64,
+    /// Register blocks of rows that go together from scores to sums: at most a row for each lane.
+    pub together: i64,
 }
 
 /// Rows of a tile that are aimed at: of many, so that transposing keys costs little beside the products, and of few where
@@ -43,15 +48,28 @@ impl Params {
         let step = (1..=rows).find(|p| p * a.group % rows == 0).unwrap_or(1);
         let positions = (wanted / (a.group * step)).max(1) * step;
         let positions = if positions * a.group > 2 * wanted { 1 } else { positions };
-        Params { lanes, positions, keys, rows, vectors }
+        let together = (i64::from(lanes) / rows).clamp(1, 2);
+        Params {
+            lanes,
+            positions,
+            step: if positions == 1 { 1 } else { step },
+            keys,
+            rows,
+            vectors,
+            together,
+        }
     }
-    /// Rows of a tile: positions times heads, rounded up to whole register blocks.
-    fn tile_rows(&self, a: &Problem) -> i64 {
-        (self.positions * a.group + self.rows - 1) / self.rows * self.rows
+    /// Rows that go together from scores to sums.
+    pub(super) fn set(&self) -> i64 {
+        self.together * self.rows
     }
-    /// Floats of a buffer with a vector for each register block.
-    fn vectors_of_blocks(&self, a: &Problem) -> i64 {
-        self.tile_rows(a) / self.rows * i64::from(self.lanes)
+    /// Vectors of a register block of few keys.
+    pub(super) fn half(&self) -> i64 {
+        (self.vectors / 2).max(1)
+    }
+    /// Sets of rows of a tile.
+    fn sets(&self, a: &Problem) -> i64 {
+        (self.positions * a.group + self.set() - 1) / self.set()
     }
 }
 
@@ -66,11 +84,15 @@ pub(super) struct Tile<'a> {
     pub(super) k: BufId,
     /// `[keys, value_size]`.
     pub(super) v: BufId,
-    /// Scores, then weights, of a register block of rows: `[rows, keys]`.
+    /// Scores, then weights, of a set of rows: `[rows, keys]`.
     pub(super) s: BufId,
+    /// Largest scores of the rows of a set, `[rows, lanes]`.
+    pub(super) best: BufId,
+    /// What a change of maxima makes of older sums of a set, row `r` in lane `r`.
+    pub(super) factors: BufId,
     /// `[rows, value_size]`.
     pub(super) sums: BufId,
-    /// Running maxima: a vector for each register block, whose row `r` has lane `r`.
+    /// Running maxima: a vector for each set of rows, whose row `r` has lane `r`.
     pub(super) max: BufId,
     /// Sums of weights, `[rows, lanes]`.
     pub(super) total: BufId,
@@ -91,16 +113,22 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     let past = kb.let_("first_position", past);
     let last = kb.add_int(t, -1);
     let prefix = a.prefix(kb);
-    let positions = kb.int(params.positions);
-    let tiles = ceil_div(kb, n, positions);
+    let most = kb.int(params.positions);
+    let tiles = ceil_div(kb, n, most);
     let tiles = kb.let_("tiles", tiles);
+    // Equal tiles: none is so short that transposing its keys counts.
+    let (share, step) = (ceil_div(kb, n, tiles), kb.int(params.step));
+    let steps = ceil_div(kb, share, step);
+    let positions = kb.mul(steps, step);
+    let positions = kb.let_("positions", positions);
     let items = kb.mul_int(tiles, a.kv);
     kb.par("item", items, |kb, item| {
         let (head, tile) = (kb.div(item, tiles), kb.rem(item, tiles));
         let first = kb.mul(tile, positions);
         let rest = kb.sub(n, first);
         let count = kb.min(rest, positions);
-        let rows = params.tile_rows(a);
+        let sets = params.sets(a);
+        let rows = sets * params.set();
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
@@ -110,9 +138,11 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             q: floats(kb, "q", rows * a.size),
             k: floats(kb, "k", params.keys * a.size),
             v: floats(kb, "v", params.keys * a.value_size),
-            s: floats(kb, "s", params.rows * params.keys),
+            s: floats(kb, "s", params.set() * params.keys),
+            best: floats(kb, "best", params.set() * i64::from(params.lanes)),
+            factors: floats(kb, "factors", params.lanes.into()),
             sums: floats(kb, "sums", rows * a.value_size),
-            max: floats(kb, "max", params.vectors_of_blocks(a)),
+            max: floats(kb, "max", sets * i64::from(params.lanes)),
             total: floats(kb, "total", rows * i64::from(params.lanes)),
             head: kb.let_("head", head),
             first: kb.let_("first", first),
@@ -152,19 +182,44 @@ impl Tile<'_> {
             let at = kb.mul(i, block);
             let j = kb.add(start, at);
             let j = kb.let_("j", j);
-            self.transpose_keys(kb, j);
-            self.unpack_values(kb, j);
-            let shown = self.shown(kb, j);
-            let blocks = self.row_blocks(kb);
-            kb.serial("rows", blocks, |kb, block| {
-                let row = kb.mul_int(block, self.params.rows);
-                let rows = Rows { tile: *self, block, row: kb.let_("row", row) };
-                let best = rows.scores(kb, j, shown);
-                let (max, factors) = rows.raise_max(kb, best);
-                rows.weigh(kb, &max, &factors);
-                rows.mix(kb, &factors);
+            let left = kb.sub(end, j);
+            let here = kb.min(left, block);
+            let here = kb.let_("keys", here);
+            self.transpose_keys(kb, j, here);
+            self.unpack_values(kb, j, here);
+            let (first, sets) = self.sets(kb, j);
+            let count = kb.sub(sets, first);
+            kb.serial("set", count, |kb, set| {
+                let set = kb.add(first, set);
+                let set = kb.let_("set", set);
+                let rows = Rows::new(kb, self, set, (j, here));
+                rows.scores(kb);
+                rows.raise_max(kb);
+                rows.weigh(kb);
+                rows.mix(kb);
             });
         });
+    }
+
+    /// The first set of rows that sees some of the keys from `j` on, and the number of sets in use.
+    fn sets(&self, kb: &mut KernelBuilder, j: ExprId) -> (ExprId, ExprId) {
+        let (rows, size) = (kb.mul_int(self.count, self.a.group), kb.int(self.params.set()));
+        let sets = ceil_div(kb, rows, size);
+        let first = kb.add(self.past, self.first);
+        let before = kb.sub(j, first);
+        let before = at_least_zero(kb, before);
+        let before = kb.mul_int(before, self.a.group);
+        let begin = kb.div(before, size);
+        let zero = kb.int(0);
+        let begin = match (self.a.keys, self.prefix) {
+            (Keys::Sinks, _) => zero,
+            (Keys::Seen, None) => begin,
+            (Keys::Seen, Some(prefix)) => {
+                let inside = kb.lt(j, prefix);
+                kb.select(inside, zero, begin)
+            }
+        };
+        (kb.let_("first_set", begin), kb.let_("sets", sets))
     }
 
     /// Runs `body(row, position among the queries, query head)` for every row that stands for one.
@@ -186,8 +241,8 @@ impl Tile<'_> {
         });
     }
 
-    /// Rows in use, in whole register blocks.
-    fn row_blocks(&self, kb: &mut KernelBuilder) -> ExprId {
+    /// Register blocks of rows in use.
+    pub(super) fn row_blocks(&self, kb: &mut KernelBuilder) -> ExprId {
         let rows = kb.mul_int(self.count, self.a.group);
         let block = kb.int(self.params.rows);
         ceil_div(kb, rows, block)
@@ -212,7 +267,8 @@ impl Tile<'_> {
             clear(kb, self.sums, wide, value_lanes);
             clear(kb, self.total, self.params.lanes.into(), self.params.lanes);
         });
-        columns(kb, self.params.vectors_of_blocks(self.a), self.params.lanes, |kb, c| {
+        let maxima = self.params.sets(self.a) * i64::from(self.params.lanes);
+        columns(kb, maxima, self.params.lanes, |kb, c| {
             let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, self.params.lanes));
             kb.store_vec(self.max, c, hidden);
         });
@@ -238,10 +294,14 @@ impl Tile<'_> {
         kb.let_("row", row)
     }
 
-    fn transpose_keys(&self, kb: &mut KernelBuilder, j: ExprId) {
+    /// At least `count` keys, in whole vectors of half a register block (see [`Rows::scores`]).
+    fn transpose_keys(&self, kb: &mut KernelBuilder, j: ExprId, count: ExprId) {
         let (size, keys) = (self.a.size, self.params.keys);
         let lanes = lanes_of(size, self.params.lanes);
-        let squares = kb.int(keys / i64::from(lanes));
+        let half = self.params.half() * i64::from(self.params.lanes);
+        let by = kb.int(half);
+        let squares = ceil_div(kb, count, by);
+        let squares = kb.mul_int(squares, half / i64::from(lanes));
         kb.serial("square", squares, |kb, square| {
             let from = kb.mul_int(square, i64::from(lanes));
             let rows: Vec<ExprId> = (0..i64::from(lanes))
@@ -268,11 +328,10 @@ impl Tile<'_> {
         });
     }
 
-    fn unpack_values(&self, kb: &mut KernelBuilder, j: ExprId) {
+    fn unpack_values(&self, kb: &mut KernelBuilder, j: ExprId, count: ExprId) {
         let size = self.a.value_size;
         let lanes = lanes_of(size, self.params.lanes);
-        let keys = kb.int(self.params.keys);
-        kb.serial("i", keys, |kb, i| {
+        kb.serial("i", count, |kb, i| {
             let row = self.row_of(kb, j, i);
             columns(kb, size, lanes, |kb, c| {
                 let value = self.a.value(kb, row, self.head, c, lanes);
@@ -281,24 +340,6 @@ impl Tile<'_> {
                 kb.store_vec(self.v, at, value);
             });
         });
-    }
-
-    /// True if every query of the tile sees all keys of the block from `j` on.
-    fn shown(&self, kb: &mut KernelBuilder, j: ExprId) -> ExprId {
-        let first = kb.add(self.past, self.first);
-        let end = kb.add_int(j, self.params.keys - 1);
-        let behind = kb.binary(BinOp::Le, end, first);
-        let shown = match (self.a.keys, self.a.op.window as i64) {
-            (Keys::Sinks, _) => kb.lt(first, first),
-            (Keys::Seen, 0) => behind,
-            (Keys::Seen, window) => {
-                let next = kb.add(first, self.count);
-                let near = kb.add_int(j, window);
-                let near = kb.binary(BinOp::Le, next, near);
-                kb.binary(BinOp::And, behind, near)
-            }
-        };
-        kb.let_("shown", shown)
     }
 
     /// Position in the sequence and slope of a row's query; rows that stand for nothing have those of the last query.
