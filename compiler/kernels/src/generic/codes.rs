@@ -8,7 +8,10 @@
 //! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it, and no scale
 //! is below 2^-64 of a larger one before it, so that ratios stay finite.
 
+mod order;
+
 use super::inline::{Binding, Index, Inliner};
+use super::rows::store_all;
 use crate::attention::product::join_each;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
@@ -61,6 +64,10 @@ struct Carried {
     size: BufId,
 }
 
+/// Most groups of a piece: the rows of a block take turns on pieces of their columns, so that what is between the steps
+/// stays in the first-level cache.
+const PIECE: usize = 8;
+
 impl RowCodes {
     /// Quads of one row, all planes.
     fn row_quads(&self) -> usize {
@@ -80,9 +87,46 @@ impl RowCodes {
     fn groups(&self) -> usize {
         self.k.div_ceil(self.group)
     }
+    /// Elements of the codes of a group of one row.
+    fn group_elements(&self) -> i64 {
+        (self.quads(self.group) * self.quad()) as i64
+    }
+    /// Groups of a piece.
+    fn piece(&self) -> usize {
+        let full = self.k / self.group;
+        (PIECE / 2 + 1..=PIECE).rev().find(|by| full.is_multiple_of(*by)).unwrap_or(PIECE).min(full.max(1))
+    }
+    /// Bits as `count` elements of the buffer of codes.
+    fn as_elements(&self, kb: &mut KernelBuilder, bits: ExprId, count: u32) -> ExprId {
+        let to = Ty::vector(kb.kernel().bufs[self.codes].dtype, count);
+        if kb.ty(bits) == to { bits } else { kb.bitcast(bits, to) }
+    }
+}
 
-    /// Quantizes the rows of a block, group by group.
-    pub fn emit(&self, kb: &mut KernelBuilder, block: &Block) {
+/// Quantizes the rows of a block. On the way it stores other values of the rows, whole vectors of as many columns as the
+/// first of the codes have.
+pub fn emit(kb: &mut KernelBuilder, block: &Block, codes: &[RowCodes], stores: &[(ValueId, BufId)]) {
+    let shape = |c: &RowCodes| (c.group, c.bits, c.part, c.k);
+    for (i, codes) in codes.chunk_by(|a, b| shape(a) == shape(b)).enumerate() {
+        let work = codes.iter().map(|codes| Work::new(kb, block, codes)).collect();
+        Rows { codes, work, block, stores: if i == 0 { stores } else { &[] } }.emit(kb);
+    }
+}
+
+/// What one of the codes needs while a block is quantized.
+struct Work {
+    carried: Carried,
+    /// The values of a row and piece, where they are computed and not only loaded.
+    values: Option<BufId>,
+    /// Bits of the largest magnitude of each group of a row and piece, then the reciprocals of their scales.
+    sizes: BufId,
+    inverses: BufId,
+    /// The codes of a piece of each row, before they are interleaved.
+    strip: Option<BufId>,
+}
+
+impl Work {
+    fn new(kb: &mut KernelBuilder, block: &Block, codes: &RowCodes) -> Work {
         let space = if block.size == 1 { Space::Local } else { Space::Stack };
         let filled = |kb: &mut KernelBuilder, name, dtype, value: f64| {
             let buf = kb.alloc(name, dtype, block.size as usize, space);
@@ -97,25 +141,29 @@ impl RowCodes {
             largest: filled(kb, "largest", DType::F32, 0.0),
             size: filled(kb, "size", DType::I32, 0.0),
         };
-        // The codes of a group of each row, before they are interleaved.
-        let dtype = kb.kernel().bufs[self.codes].dtype;
-        let bytes = block.size as usize * self.quads(self.group) * self.quad();
-        let strip = (block.size > 1).then(|| kb.alloc("strip", dtype, bytes, Space::Stack));
-        let rows = Rows { codes: self, block, carried, strip };
-        let full = kb.int((self.k / self.group) as i64);
-        kb.serial("g", full, |kb, g| rows.group(kb, g, self.group));
-        if !self.k.is_multiple_of(self.group) {
-            rows.group(kb, full, self.k % self.group);
+        let loaded =
+            matches!(block.inliner.bindings.get(&codes.x), Some(Binding::Buffer { layout: None, .. }));
+        let (groups, columns) = (codes.piece(), codes.group.next_multiple_of(codes.part));
+        let dtype = kb.kernel().bufs[codes.codes].dtype;
+        let mut stack = |name, dtype, len| kb.alloc(name, dtype, len, Space::Stack);
+        Work {
+            carried,
+            values: (!loaded).then(|| stack("values", DType::F32, groups * columns)),
+            sizes: stack("sizes", DType::I32, groups),
+            inverses: stack("inverses", DType::F32, groups),
+            strip: (block.size > 1).then(|| {
+                stack("strip", dtype, block.size as usize * groups * codes.group_elements() as usize)
+            }),
         }
-        rows.each(kb, |kb, r, row| rows.unit(kb, r, row));
     }
 }
 
+/// Rows of a block and codes of equal shape.
 struct Rows<'a, 'f> {
-    codes: &'a RowCodes,
+    codes: &'a [RowCodes],
+    work: Vec<Work>,
     block: &'a Block<'a, 'f>,
-    carried: Carried,
-    strip: Option<BufId>,
+    stores: &'a [(ValueId, BufId)],
 }
 
 /// A row of a block: its number there, its number, and what is known of it.
@@ -125,7 +173,38 @@ struct Row<'f> {
     inliner: Inliner<'f>,
 }
 
+/// Where a group is: its number in the piece, its number, and how many of its columns there are.
+#[derive(Clone, Copy)]
+struct Group {
+    i: ExprId,
+    g: ExprId,
+    columns: usize,
+}
+
 impl<'f> Rows<'_, 'f> {
+    fn emit(&self, kb: &mut KernelBuilder) {
+        let (group, k, by) = (self.codes[0].group, self.codes[0].k, self.codes[0].piece());
+        let full = k / group;
+        let pieces = kb.int((full / by) as i64);
+        kb.serial("piece", pieces, |kb, p| {
+            let first = kb.mul_int(p, by as i64);
+            self.piece(kb, first, by, group);
+        });
+        if !full.is_multiple_of(by) {
+            let first = kb.int((full / by * by) as i64);
+            self.piece(kb, first, full % by, group);
+        }
+        if !k.is_multiple_of(group) {
+            let first = kb.int(full as i64);
+            self.piece(kb, first, 1, k % group);
+        }
+        self.each(kb, |kb, r, row| self.each_code(|(codes, work)| unit(kb, codes, work, r, row)));
+    }
+
+    fn each_code(&self, body: impl FnMut((&RowCodes, &Work))) {
+        self.codes.iter().zip(&self.work).for_each(body);
+    }
+
     /// `body(number in the block, row number)` for every row.
     fn each(&self, kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, ExprId, ExprId)) {
         if self.block.size == 1 {
@@ -139,52 +218,146 @@ impl<'f> Rows<'_, 'f> {
         });
     }
 
-    /// One group, with its first `columns` columns, of every row.
-    fn group(&self, kb: &mut KernelBuilder, g: ExprId, columns: usize) {
+    /// So many groups of every row, with `columns` columns each. Magnitudes of all groups of a row come first, then their
+    /// scales, then the codes: steps of different groups need not wait for each other.
+    fn piece(&self, kb: &mut KernelBuilder, first: ExprId, groups: usize, columns: usize) {
+        let groups = groups as i64;
         self.each(kb, |kb, r, row| {
             let mut inliner = self.block.inliner.clone();
             for &(v, buf) in self.block.known {
                 let value = kb.load(buf, r);
                 inliner.bindings.insert(v, Binding::Value(kb.let_("known", value)));
             }
-            self.row(kb, &Row { r, row, inliner }, g, columns);
+            let row = Row { r, row, inliner };
+            let each_group = |kb: &mut KernelBuilder, body: &dyn Fn(&mut KernelBuilder, Group)| {
+                let groups = kb.int(groups);
+                kb.serial("g", groups, |kb, i| {
+                    let g = kb.add(first, i);
+                    body(kb, Group { i, g, columns });
+                });
+            };
+            each_group(kb, &|kb, group| self.measure(kb, &row, group));
+            self.scales(kb, &row, first, groups);
+            each_group(kb, &|kb, group| {
+                self.each_code(|code| self.round(kb, code, &row, group));
+            });
         });
-        let Some(strip) = self.strip else { return };
-        let size = kb.int(self.block.size.into());
-        let alone = kb.lt(self.block.rows, size);
-        kb.if_else(
-            alone,
-            |kb| self.copy(kb, strip, g, self.codes.quads(columns)),
-            |kb| self.interleave(kb, strip, g, self.codes.quads(columns)),
-        );
+        self.each_code(|code| self.arrange(kb, code, first, groups, columns));
     }
 
-    /// One group of a row.
-    fn row(&self, kb: &mut KernelBuilder, row: &Row, g: ExprId, columns: usize) {
-        let codes = self.codes;
-        let first = kb.mul_int(g, codes.group as i64);
-        let values = self.values(kb, row, first, columns);
-        let inverse = self.scale(kb, row, g, &values);
+    /// First element of a group of row `r` in the strip.
+    fn in_strip(&self, kb: &mut KernelBuilder, codes: &RowCodes, r: ExprId, i: ExprId) -> ExprId {
+        let of_group = kb.mul_int(i, codes.group_elements());
+        let of_row = kb.mul_int(r, codes.piece() as i64 * codes.group_elements());
+        kb.add(of_row, of_group)
+    }
+
+    /// First columns, in the group, of the vectors of whole parts.
+    fn vectors(&self, columns: usize) -> std::iter::StepBy<std::ops::Range<usize>> {
+        (0..columns.next_multiple_of(self.codes[0].part)).step_by(self.block.lanes as usize)
+    }
+
+    /// First element of a group among the values of a row and piece.
+    fn in_values(&self, kb: &mut KernelBuilder, i: ExprId) -> ExprId {
+        let codes = &self.codes[0];
+        kb.mul_int(i, codes.group.next_multiple_of(codes.part) as i64)
+    }
+
+    /// Computes the values of a group, all codes together, and their largest magnitudes. Magnitudes are compared by their
+    /// bits: an instruction, where the larger of two floats that may be NaN takes four.
+    fn measure(&self, kb: &mut KernelBuilder, row: &Row, group: Group) {
+        let magnitude = kb.int_of(MAGNITUDE, DType::I32);
+        let mut sizes: Vec<Option<ExprId>> = vec![None; self.codes.len()];
+        for begin in self.vectors(group.columns) {
+            let values: Vec<ExprId> =
+                self.codes.iter().map(|codes| self.value(kb, codes, row, (group, begin))).collect();
+            if begin < group.columns && !self.stores.is_empty() {
+                let at = self.column(kb, (group, begin));
+                let ctx = Inliner { lanes: self.block.lanes, aligned: true, ..row.inliner.clone() };
+                let own = [Index::scalar(row.row)];
+                let leading = self.block.leading.unwrap_or(&own);
+                store_all(kb, &ctx, leading, Index::lanes(at), at, self.stores);
+            }
+            for ((work, &value), size) in self.work.iter().zip(&values).zip(&mut sizes) {
+                if let Some(strip) = work.values {
+                    let at = self.in_values(kb, group.i);
+                    let at = kb.add_int(at, begin as i64);
+                    kb.store_vec(strip, at, value);
+                }
+                let bits = kb.bitcast(value, Ty::vector(DType::I32, self.block.lanes));
+                let own = kb.binary(BinOp::And, bits, magnitude);
+                let most = size.map_or(own, |so_far| kb.max(so_far, own));
+                *size = Some(kb.let_("sizes", most));
+            }
+        }
+        for (work, size) in self.work.iter().zip(sizes) {
+            let size = kb.reduce_lanes(BinOp::Max, size.expect("a group has columns"));
+            kb.store(work.sizes, group.i, size);
+        }
+    }
+
+    /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their reciprocals.
+    fn scales(&self, kb: &mut KernelBuilder, row: &Row, first: ExprId, groups: i64) {
+        let zero = kb.int(0);
+        // What is carried stays in registers meanwhile.
+        let mut own: Vec<[(BufId, BufId); 3]> = Vec::new();
+        for work in &self.work {
+            let Carried { scale, largest, size } = work.carried;
+            own.push([scale, largest, size].map(|from| {
+                let dtype = kb.kernel().bufs[from].dtype;
+                let here = kb.alloc("carried", dtype, 1, Space::Local);
+                let value = kb.load(from, row.r);
+                kb.store(here, zero, value);
+                (from, here)
+            }));
+        }
+        let extent = kb.int(groups);
+        kb.serial("g", extent, |kb, i| {
+            for ((codes, work), own) in self.codes.iter().zip(&self.work).zip(&own) {
+                let [scale, largest, size] = own.map(|(_, here)| here);
+                let g = kb.add(first, i);
+                scale_of_group(kb, (codes, work), row, (i, g), &Carried { scale, largest, size });
+            }
+        });
+        for (to, here) in own.into_iter().flatten() {
+            let value = kb.load(here, zero);
+            kb.store(to, row.r, value);
+        }
+    }
+
+    /// The codes of a group.
+    fn round(&self, kb: &mut KernelBuilder, (codes, work): (&RowCodes, &Work), row: &Row, group: Group) {
+        let inverse = kb.load(work.inverses, group.i);
+        let inverse = kb.let_("inverse", inverse);
         let mut numbers: Vec<ExprId> = Vec::new();
-        for &value in &values {
+        for begin in self.vectors(group.columns) {
+            let value = match work.values {
+                Some(strip) => {
+                    let at = self.in_values(kb, group.i);
+                    let at = kb.add_int(at, begin as i64);
+                    let value = kb.load_vec(strip, at, self.block.lanes);
+                    kb.let_("v", value)
+                }
+                None => self.value(kb, codes, row, (group, begin)),
+            };
             let code = nearest(kb, value, inverse);
             numbers.push(kb.let_("q", code));
         }
         let parts: Vec<&[ExprId]> = numbers.chunks(codes.part / self.block.lanes as usize).collect();
-        self.starts(kb, row, g, &parts);
+        self.starts(kb, codes, row, group.g, &parts);
         // Codes of a single row lie as they come.
-        let (buf, begin) = match self.strip {
-            Some(strip) => (strip, kb.mul_int(row.r, self.strip_row())),
+        let (buf, begin) = match work.strip {
+            Some(strip) => (strip, self.in_strip(kb, codes, row.r, group.i)),
             None => {
                 let of_row = kb.mul_int(row.row, (codes.row_quads() * codes.quad()) as i64);
-                let of_group = kb.mul_int(g, self.strip_row());
+                let of_group = kb.mul_int(group.g, codes.group_elements());
                 (codes.codes, kb.add(of_row, of_group))
             }
         };
         for (part, of_part) in parts.into_iter().enumerate() {
             let begin = kb.add_int(begin, (part * codes.quads(codes.part) * codes.quad()) as i64);
             if codes.planes() == 1 {
-                self.store_plane(kb, buf, begin, of_part);
+                self.store_plane(kb, codes, (buf, begin), of_part);
                 continue;
             }
             let (half, by) = (kb.int_of(128, DType::I32), kb.int_of(8, DType::I32));
@@ -197,96 +370,55 @@ impl<'f> Rows<'_, 'f> {
                 high.push(up);
                 low.push(kb.sub(code, back));
             }
-            self.store_plane(kb, buf, begin, &high);
+            self.store_plane(kb, codes, (buf, begin), &high);
             let begin = kb.add_int(begin, (codes.part / 4 * codes.quad()) as i64);
-            self.store_plane(kb, buf, begin, &low);
+            self.store_plane(kb, codes, (buf, begin), &low);
         }
     }
 
-    /// Elements of a group of one row.
-    fn strip_row(&self) -> i64 {
-        (self.codes.quads(self.codes.group) * self.codes.quad()) as i64
+    /// Column `begin` of a group in its row.
+    fn column(&self, kb: &mut KernelBuilder, (group, begin): (Group, usize)) -> ExprId {
+        let first = kb.mul_int(group.g, self.codes[0].group as i64);
+        kb.add_int(first, begin as i64)
     }
 
-    /// The vectors of whole parts, zero behind the columns of the group.
-    fn values(&self, kb: &mut KernelBuilder, row: &Row, first: ExprId, columns: usize) -> Vec<ExprId> {
+    /// The vector of values from column `begin` of a group, zero behind the columns of the group.
+    fn value(
+        &self,
+        kb: &mut KernelBuilder,
+        codes: &RowCodes,
+        row: &Row,
+        (group, begin): (Group, usize),
+    ) -> ExprId {
         let lanes = self.block.lanes as usize;
-        let count = columns.next_multiple_of(self.codes.part) / lanes;
         let none = kb.constant(0.0, Ty::vector(DType::F32, self.block.lanes));
-        let value = |part: usize| {
-            let begin = part * lanes;
-            if begin >= columns {
-                return none;
-            }
-            let at = kb.add_int(first, begin as i64);
-            let mask = (begin + lanes > columns).then(|| {
-                let base = kb.int(begin as i64);
-                let numbers = kb.ramp1(base, self.block.lanes);
-                let end = kb.int(columns as i64);
-                kb.lt(numbers, end)
-            });
-            let ctx = Inliner { lanes: self.block.lanes, aligned: true, mask, ..row.inliner.clone() };
-            let own = [Index::scalar(row.row)];
-            let leading = self.block.leading.unwrap_or(&own);
-            let value = ctx.value(kb, self.codes.x, &[leading, &[Index::lanes(at)]].concat());
-            let value =
-                if kb.ty(value).lanes < self.block.lanes { kb.splat(value, self.block.lanes) } else { value };
-            let value = kb.cast(value, DType::F32);
-            let value = match mask {
-                Some(mask) => kb.select(mask, value, none),
-                None => value,
-            };
-            kb.let_("v", value)
-        };
-        (0..count).map(value).collect()
-    }
-
-    /// Finds the scale of a group, stores its ratio, and gives its reciprocal. Magnitudes are compared by their bits: an
-    /// instruction, where the larger of two floats that may be NaN takes four.
-    fn scale(&self, kb: &mut KernelBuilder, row: &Row, g: ExprId, values: &[ExprId]) -> ExprId {
-        let magnitude = kb.int_of(MAGNITUDE, DType::I32);
-        let mut sizes: Vec<ExprId> = Vec::new();
-        for &value in values {
-            let bits = kb.bitcast(value, Ty::vector(DType::I32, self.block.lanes));
-            sizes.push(kb.binary(BinOp::And, bits, magnitude));
+        if begin >= group.columns {
+            return none;
         }
-        let size = sizes.into_iter().reduce(|a, b| kb.max(a, b)).expect("a group has columns");
-        let size = kb.let_("sizes", size);
-        let size = kb.reduce_lanes(BinOp::Max, size);
-        let size = kb.let_("size", size);
-        let before = kb.load(self.carried.size, row.r);
-        let most = kb.max(before, size);
-        kb.store(self.carried.size, row.r, most);
-        let size = kb.bitcast(size, Ty::scalar(DType::F32));
-
-        let before = kb.load(self.carried.scale, row.r);
-        let before = kb.let_("before", before);
-        let largest = kb.load(self.carried.largest, row.r);
-        let largest = kb.let_("largest", largest);
-        let (step, tiny, least) =
-            (kb.float(1.0 / max_code(self.codes.bits)), kb.float(TINY), kb.float(LEAST));
-        let own = kb.mul(size, step);
-        let floor = kb.mul(largest, least);
-        let own = larger(kb, own, floor);
-        let own = kb.let_("own", own);
-        let normal = kb.lt(tiny, size);
-        let scale = kb.select(normal, own, before);
-        let scale = kb.let_("scale", scale);
-        kb.store(self.carried.scale, row.r, scale);
-        let largest = larger(kb, largest, own);
-        kb.store(self.carried.largest, row.r, largest);
-        let ratio = kb.div(before, scale);
-        let at = kb.mul_int(row.row, self.codes.groups() as i64);
-        let at = kb.add(at, g);
-        kb.store(self.codes.scales, at, ratio);
-        let one = kb.float(1.0);
-        let inverse = kb.div(one, scale);
-        kb.let_("inverse", inverse)
+        let at = self.column(kb, (group, begin));
+        let mask = (begin + lanes > group.columns).then(|| {
+            let base = kb.int(begin as i64);
+            let numbers = kb.ramp1(base, self.block.lanes);
+            let end = kb.int(group.columns as i64);
+            kb.lt(numbers, end)
+        });
+        let ctx = Inliner { lanes: self.block.lanes, aligned: true, mask, ..row.inliner.clone() };
+        let own = [Index::scalar(row.row)];
+        let leading = self.block.leading.unwrap_or(&own);
+        let value = ctx.value(kb, codes.x, &[leading, &[Index::lanes(at)]].concat());
+        let value =
+            if kb.ty(value).lanes < self.block.lanes { kb.splat(value, self.block.lanes) } else { value };
+        let value = kb.cast(value, DType::F32);
+        let value = match mask {
+            Some(mask) => kb.select(mask, value, none),
+            None => value,
+        };
+        kb.let_("v", value)
     }
 
     /// Stores the sums of the codes of each part, times the zero point that they repair.
-    fn starts(&self, kb: &mut KernelBuilder, row: &Row, g: ExprId, parts: &[&[ExprId]]) {
-        let (codes, lanes) = (self.codes, self.block.lanes);
+    fn starts(&self, kb: &mut KernelBuilder, codes: &RowCodes, row: &Row, g: ExprId, parts: &[&[ExprId]]) {
+        let lanes = self.block.lanes;
         let add = |kb: &mut KernelBuilder, a, b| kb.add(a, b);
         let sums: Vec<ExprId> = parts
             .iter()
@@ -324,108 +456,74 @@ impl<'f> Rows<'_, 'f> {
     }
 
     /// Stores the codes of one part in one plane.
-    fn store_plane(&self, kb: &mut KernelBuilder, buf: BufId, begin: ExprId, codes: &[ExprId]) {
-        let elements = self.block.lanes as usize / 4 * self.codes.quad();
-        for (vector, &code) in codes.iter().enumerate() {
-            let bytes = kb.cast(code, DType::I8);
-            let bytes = self.as_elements(kb, bytes, elements as u32);
+    fn store_plane(
+        &self,
+        kb: &mut KernelBuilder,
+        codes: &RowCodes,
+        (buf, begin): (BufId, ExprId),
+        numbers: &[ExprId],
+    ) {
+        let elements = self.block.lanes as usize / 4 * codes.quad();
+        for (vector, &number) in numbers.iter().enumerate() {
+            let bytes = kb.cast(number, DType::I8);
+            let bytes = codes.as_elements(kb, bytes, elements as u32);
             let at = kb.add_int(begin, (vector * elements) as i64);
             kb.store_vec(buf, at, bytes);
         }
     }
-
-    /// Bits as `count` elements of the buffer of codes.
-    fn as_elements(&self, kb: &mut KernelBuilder, bits: ExprId, count: u32) -> ExprId {
-        let to = Ty::vector(kb.kernel().bufs[self.codes.codes].dtype, count);
-        if kb.ty(bits) == to { bits } else { kb.bitcast(bits, to) }
-    }
-
-    /// Vectors of quads that cover `quads`.
-    fn width(&self, quads: usize) -> u32 {
-        let most = self.block.lanes.min(1 << quads.trailing_zeros());
-        most.max(self.block.size.min(quads as u32))
-    }
-
-    /// Copies the codes of a group to where rows lie one by one.
-    fn copy(&self, kb: &mut KernelBuilder, strip: BufId, g: ExprId, quads: usize) {
-        let codes = self.codes;
-        let lanes = self.width(quads) * codes.quad() as u32;
-        self.each(kb, |kb, r, row| {
-            let from = kb.mul_int(r, self.strip_row());
-            let of_row = kb.mul_int(row, (codes.row_quads() * codes.quad()) as i64);
-            let to = kb.mul_int(g, self.strip_row());
-            let to = kb.add(to, of_row);
-            for at in (0..(quads * codes.quad()) as i64).step_by(lanes as usize) {
-                let (from, to) = (kb.add_int(from, at), kb.add_int(to, at));
-                let some = kb.load_vec(strip, from, lanes);
-                kb.store_vec(codes.codes, to, some);
-            }
-        });
-    }
-
-    /// Interleaves the quads of a group of all rows.
-    fn interleave(&self, kb: &mut KernelBuilder, strip: BufId, g: ExprId, quads: usize) {
-        let (codes, size) = (self.codes, i64::from(self.block.size));
-        let width = self.width(quads);
-        let lanes = width * codes.quad() as u32;
-        let of_block = kb.mul_int(self.block.first, (codes.row_quads() * codes.quad()) as i64);
-        let to = kb.mul_int(g, self.strip_row() * size);
-        let to = kb.add(to, of_block);
-        for begin in (0..(quads * codes.quad()) as i64).step_by(lanes as usize) {
-            let rows: Vec<ExprId> = (0..size)
-                .map(|r| {
-                    let from = kb.int(r * self.strip_row() + begin);
-                    let some = kb.load_vec(strip, from, lanes);
-                    let quads = kb.bitcast(some, Ty::vector(DType::I32, width));
-                    kb.let_("quads", quads)
-                })
-                .collect();
-            for (i, quads) in interleaved(kb, rows).into_iter().enumerate() {
-                let bits = self.as_elements(kb, quads, lanes);
-                let at = kb.add_int(to, begin * size + i as i64 * i64::from(lanes));
-                kb.store_vec(codes.codes, at, bits);
-            }
-        }
-    }
-
-    /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
-    /// them on.
-    fn unit(&self, kb: &mut KernelBuilder, r: ExprId, row: ExprId) {
-        let (scale, size) = (kb.load(self.carried.scale, r), kb.load(self.carried.size, r));
-        let size = kb.bitcast(size, Ty::scalar(DType::F32));
-        let none = kb.float(0.0);
-        let poison = kb.mul(size, none);
-        let unit = kb.add(scale, poison);
-        let at = kb.mul_int(row, self.codes.groups() as i64);
-        kb.store(self.codes.scales, at, unit);
-    }
 }
 
-/// The lanes of several vectors (a power of two) by turns: first lane 0 of all of them.
-fn interleaved(kb: &mut KernelBuilder, vectors: Vec<ExprId>) -> Vec<ExprId> {
-    let lanes = kb.ty(vectors[0]).lanes;
-    let mut sets: Vec<Vec<ExprId>> = vectors.into_iter().map(|v| vec![v]).collect();
-    // Lanes that stay together: so many vectors are in a set.
-    let mut unit = 1;
-    while sets.len() > 1 {
-        let joined = sets.chunks(2).map(|pair| {
-            let mut all = Vec::new();
-            for (&a, &b) in pair[0].iter().zip(&pair[1]) {
-                for half in [0, lanes / 2] {
-                    let lane = |l: u32| {
-                        let (turn, within) = (l / unit, l % unit);
-                        half + turn / 2 * unit + within + if turn % 2 == 0 { 0 } else { lanes }
-                    };
-                    let mixed = kb.shuffle(a, Some(b), (0..lanes).map(lane).collect());
-                    all.push(kb.let_("mixed", mixed));
-                }
-            }
-            all
-        });
-        sets = joined.collect();
-        unit *= 2;
-    }
-    sets.swap_remove(0)
+/// Finds the scale of a group (its number in the piece, its number), stores its ratio, and keeps its reciprocal.
+fn scale_of_group(
+    kb: &mut KernelBuilder,
+    (codes, work): (&RowCodes, &Work),
+    row: &Row,
+    (i, g): (ExprId, ExprId),
+    carried: &Carried,
+) {
+    let zero = kb.int(0);
+    let size = kb.load(work.sizes, i);
+    let size = kb.let_("size", size);
+    let before = kb.load(carried.size, zero);
+    let most = kb.max(before, size);
+    kb.store(carried.size, zero, most);
+    let size = kb.bitcast(size, Ty::scalar(DType::F32));
+
+    let before = kb.load(carried.scale, zero);
+    let before = kb.let_("before", before);
+    let largest = kb.load(carried.largest, zero);
+    let largest = kb.let_("largest", largest);
+    let (step, tiny, least) = (kb.float(1.0 / max_code(codes.bits)), kb.float(TINY), kb.float(LEAST));
+    let own = kb.mul(size, step);
+    let own = kb.let_("own", own);
+    // The floor below is no larger than `largest`, so this need not wait for it.
+    let most = larger(kb, largest, own);
+    kb.store(carried.largest, zero, most);
+    let floor = kb.mul(largest, least);
+    let own = larger(kb, own, floor);
+    let normal = kb.lt(tiny, size);
+    let scale = kb.select(normal, own, before);
+    let scale = kb.let_("scale", scale);
+    kb.store(carried.scale, zero, scale);
+    let ratio = kb.div(before, scale);
+    let at = kb.mul_int(row.row, codes.groups() as i64);
+    let at = kb.add(at, g);
+    kb.store(codes.scales, at, ratio);
+    let one = kb.float(1.0);
+    let inverse = kb.div(one, scale);
+    kb.store(work.inverses, i, inverse);
+}
+
+/// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
+/// them on.
+fn unit(kb: &mut KernelBuilder, codes: &RowCodes, work: &Work, r: ExprId, row: ExprId) {
+    let (scale, size) = (kb.load(work.carried.scale, r), kb.load(work.carried.size, r));
+    let size = kb.bitcast(size, Ty::scalar(DType::F32));
+    let none = kb.float(0.0);
+    let poison = kb.mul(size, none);
+    let unit = kb.add(scale, poison);
+    let at = kb.mul_int(row, codes.groups() as i64);
+    kb.store(codes.scales, at, unit);
 }
 
 /// The larger of two numbers; `a` if `b` is NaN.

@@ -6,7 +6,7 @@
 
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::{RedOp, Scalar};
-use mlcc_ir::dim::Dim;
+use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Def, Function, Node, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, Space, Ty, UnOp};
 use mlcc_ir::ops::Meaning;
@@ -244,16 +244,44 @@ impl Inliner<'_> {
     ) -> ExprId {
         let value = match layout {
             Some(layout) => self.load_layout(kb, layout, buf, index),
-            None => {
-                let flat = self.flat(kb, ty, index);
-                self.load_flat(kb, buf, flat)
-            }
+            None => match self.in_bounds(kb, ty, index) {
+                Some(index) => {
+                    let this = Inliner { mask: None, ..self.clone() };
+                    let flat = this.flat(kb, ty, &index);
+                    this.load_flat(kb, buf, flat)
+                }
+                None => {
+                    let flat = self.flat(kb, ty, index);
+                    self.load_flat(kb, buf, flat)
+                }
+            },
         };
         match kb.ty(value).dtype {
             DType::F16 | DType::BF16 => kb.cast(value, DType::F32),
             DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => kb.cast(value, DType::I32),
             _ => value,
         }
+    }
+
+    /// Where a whole vector is read in any case, if all of its lanes are wanted or none: from the first rows where it is not
+    /// wanted. A masked load takes as long, and much longer where its address is not mapped.
+    fn in_bounds(&self, kb: &mut KernelBuilder, ty: &TensorType, index: &[Index]) -> Option<Vec<Index>> {
+        let wanted = uniform(kb, self.mask?)?;
+        let (Index::Affine { stride: 1, .. }, leading) = index.split_last()? else { return None };
+        let (columns, rows) = ty.dims.split_last()?;
+        let whole = columns.as_const().is_some_and(|c| c >= i64::from(self.lanes));
+        let some = |d: &Dim| d.as_const().map_or(*d == Dim::sym(Sym::N), |size| size > 0);
+        if self.lanes == 1 || !whole || !rows.iter().all(some) {
+            return None;
+        }
+        let zero = kb.int(0);
+        let clamped = leading.iter().map(|i| match *i {
+            Index::Affine { base, stride: 0 } => Some(Index::scalar(kb.select(wanted, base, zero))),
+            _ => None,
+        });
+        let mut all: Vec<Index> = clamped.collect::<Option<_>>()?;
+        all.extend(index.last());
+        Some(all)
     }
 
     fn load_flat(&self, kb: &mut KernelBuilder, buf: BufId, flat: Index) -> ExprId {

@@ -5,7 +5,7 @@
 //! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: a block per
 //! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
 
-use super::codes::{Block, RowCodes};
+use super::codes::{self, Block, RowCodes};
 use super::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
@@ -72,6 +72,7 @@ fn quantized_rows(
         let left = kb.sub(count, first);
         let here = kb.min(left, size);
         let known = kept_reductions(kb, inliner, block);
+        let (on_the_way, before) = stored_with(inliner, outputs, &codes[0], lanes);
         let each = |kb: &mut KernelBuilder, r: ExprId| {
             let row = kb.add(first, r);
             let row = kb.let_("row", row);
@@ -79,7 +80,7 @@ fn quantized_rows(
             let mut inliner = inliner.clone();
             let machine = RowMachine::Cpu { lanes };
             bind_reductions(kb, &mut inliner, &leading, machine);
-            store_columns(kb, &inliner, &leading, outputs, machine);
+            store_columns(kb, &inliner, &leading, &before, machine);
             for &(v, buf) in &known {
                 if let Some(Binding::Value(value)) = inliner.bindings.get(&v) {
                     kb.store(buf, r, *value);
@@ -91,13 +92,24 @@ fn quantized_rows(
                 let zero = kb.int(0);
                 each(kb, zero);
             }
+            _ if known.is_empty() && before.is_empty() => {}
             _ => kb.serial("r", here, each),
         }
-        for codes in codes {
-            let rows = Block { inliner, leading: None, first, rows: here, size: block, known: &known, lanes };
-            codes.emit(kb, &rows);
-        }
+        let rows = Block { inliner, leading: None, first, rows: here, size: block, known: &known, lanes };
+        codes::emit(kb, &rows, codes, &on_the_way);
     });
+}
+
+/// The outputs that can be stored while rows are quantized, in whole vectors of the same columns, and the others.
+fn stored_with(
+    inliner: &Inliner,
+    outputs: &[(ValueId, BufId)],
+    codes: &RowCodes,
+    lanes: u32,
+) -> (Vec<(ValueId, BufId)>, Vec<(ValueId, BufId)>) {
+    let whole = codes.k.is_multiple_of(lanes as usize) && lanes > 1;
+    let same = |v: ValueId| columns(inliner, v) == Dim::from(codes.k);
+    outputs.iter().partition(|(v, _)| whole && same(*v) && inliner.vectorizable(*v))
 }
 
 /// Room for the reductions of the rows of a block.
@@ -140,7 +152,7 @@ fn inner_rows(
             let (first, one) = (flat_row(kb, rows, &leading), kb.int(1));
             let leading = Some(leading.as_slice());
             let row = Block { inliner: &inliner, leading, first, rows: one, size: 1, known: &[], lanes };
-            codes.iter().for_each(|codes| codes.emit(kb, &row));
+            codes::emit(kb, &row, codes, &[]);
         }
         return;
     }
@@ -260,7 +272,7 @@ fn cpu_columns(
 }
 
 /// All values first, then all stores.
-fn store_all(
+pub(super) fn store_all(
     kb: &mut KernelBuilder,
     ctx: &Inliner,
     leading: &[Index],
