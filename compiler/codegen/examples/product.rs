@@ -3,8 +3,8 @@
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
 //! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `f32`), m, n, k; then optionally
-//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, and
-//! `object=PATH`, which writes the object file for a disassembler.
+//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `touch=no`,
+//! and `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
 
@@ -64,6 +64,7 @@ fn main() {
             }
             Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
             Some(("few", v)) => params.few = number(v) as u32,
+            Some(("touch", "no")) => params.touch = None,
             Some(("unroll", v)) => params.unroll = number(v) as u32,
             Some(("group", v)) => problem.group = number(v),
             Some(("object", v)) => object = Some(v.to_string()),
@@ -174,7 +175,18 @@ impl Problem {
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
         let weight = Weight::of(self.weight).expect("a weight type");
         let activation = self.activation(params.rows[0], [scales, starts]);
-        let spec = MatMul { x, activation, w, w_offset: 0, weight, m, n, k, chosen: None };
+        let spec = MatMul {
+            x,
+            activation,
+            w,
+            w_offset: 0,
+            weight,
+            m,
+            n,
+            k,
+            chosen: None,
+            streams: [Some(y), None, None, None],
+        };
         emit_matmul(&mut kb, &spec, params, &mut |kb, tile| {
             let start = kb.mul_int(tile.row, n as i64);
             let at = kb.add(start, tile.col);

@@ -82,7 +82,18 @@ impl Problem {
         let rows = kb.int(m as i64);
         let activation = self.activation(params.rows[0], [scales, starts]);
         let kind = Weight::of(weight).unwrap();
-        let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m: rows, n, k, chosen: None };
+        let spec = MatMul {
+            x,
+            activation,
+            w,
+            w_offset: 0,
+            weight: kind,
+            m: rows,
+            n,
+            k,
+            chosen: None,
+            streams: [Some(y), None, None, None],
+        };
         let mut store = |kb: &mut KernelBuilder, tile: Tile| {
             let start = kb.mul_int(tile.row, n as i64);
             let at = kb.add(start, tile.col);

@@ -193,6 +193,27 @@ fn instructions_run_their_meaning() {
     assert_eq!(buffers[1].to_i64(), want);
 }
 
+/// Asks for line `at` of results that are not written yet.
+fn asks_for_results(at: i64) -> Kernel {
+    let mut kb = KernelBuilder::new("ask");
+    let y = kb.param("y", DType::F32, 4, Access::Out, 64);
+    let (zero, at, one) = (kb.int(0), kb.int(at), kb.float(1.0));
+    let line = kb.load(y, at);
+    let instr = InstrId::by_name("prefetch_f32").unwrap();
+    kb.push(Stmt::Instr { instr, args: vec![line] });
+    kb.store(y, zero, one);
+    kb.finish()
+}
+
+#[test]
+fn a_hint_reads_nothing_but_names_a_place_in_its_buffer() {
+    let mut y = [Buffer::zeros(DType::F32, 4)];
+    run(&asks_for_results(3), &mut y, &ONE).expect("no element is read");
+    assert_eq!(y[0].to_f32()[0], 1.0);
+    let beyond = run(&asks_for_results(4), &mut y, &ONE).expect_err("behind the end").fault;
+    assert!(matches!(beyond, Fault::OutOfBounds { index: 4, len: 4, .. }), "{beyond}");
+}
+
 #[test]
 fn bad_kernels_are_refused_with_the_place() {
     let out = fails(|kb, x| {

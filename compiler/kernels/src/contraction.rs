@@ -134,7 +134,12 @@ pub struct MatMul {
     pub k: usize,
     /// Which matrix of several in `w` is meant, and which rows meet it; `None` where there is one.
     pub chosen: Option<Chosen>,
+    /// f32 `[m, n]` that the epilogue reads or writes, at the places of the sums that it gets.
+    pub streams: [Option<BufId>; STREAMS],
 }
+
+/// Most operands and results of an epilogue whose lines are asked for.
+pub const STREAMS: usize = 4;
 
 /// A matrix among several, with the rows that chose it.
 #[derive(Clone, Copy, Debug)]

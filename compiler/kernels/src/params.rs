@@ -120,6 +120,8 @@ pub struct MatMulParams {
     pub tall: Option<(u32, u32)>,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
+    /// Asks for what the epilogue touches while the last columns of a block are worked on.
+    pub touch: Option<InstrId>,
 }
 
 /// Activation rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the second-level
@@ -168,6 +170,7 @@ pub fn choose(
         few: FEW_ROWS,
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
         chunk: (activation != Activation::BF16 && !single_row).then_some(CHUNK),
+        touch: target.prefetch(DType::F32).filter(|_| !single_row),
     }
 }
 

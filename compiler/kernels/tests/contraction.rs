@@ -203,7 +203,8 @@ impl Case {
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
         let weight = Weight::of(self.weight).unwrap();
         let (n, k, w_offset) = (self.n, self.k, self.w_offset);
-        let spec = MatMul { x, activation, w, w_offset, weight, m, n, k, chosen: None };
+        let streams = [Some(y), None, None, None];
+        let spec = MatMul { x, activation, w, w_offset, weight, m, n, k, chosen: None, streams };
         emit(&mut kb, spec, &mut |kb, tile| {
             let start = kb.mul_int(tile.row, n as i64);
             let at = kb.add(start, tile.col);

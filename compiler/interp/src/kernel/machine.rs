@@ -106,6 +106,7 @@ impl<'p> Machine<'p> {
                 Ok(())
             }
             Node::Barrier => self.barrier(),
+            Node::Hint { buf, index } => self.hint(*buf, *index),
             Node::Nothing => Ok(()),
         }
     }
@@ -135,6 +136,18 @@ impl<'p> Machine<'p> {
                 if lane_mask.is_none_or(|m| m[lane] != 0) {
                     storage.store(indices[lane] as i64, values[lane], who)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    fn hint(&mut self, buf: usize, index: Reg) -> Run {
+        let threads = self.threads();
+        let indices = &self.registers[index.at * threads..(index.at + index.lanes) * threads];
+        let storage = &self.memory[buf];
+        for (thread, _) in self.mask.iter().enumerate().filter(|(_, on)| **on) {
+            for &at in &indices[thread * index.lanes..(thread + 1) * index.lanes] {
+                storage.within(at as i64, thread as u32)?;
             }
         }
         Ok(())

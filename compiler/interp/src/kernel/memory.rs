@@ -141,6 +141,11 @@ impl Storage {
         })
     }
 
+    /// Checks that the cell exists; what it holds, and who wrote it, does not matter.
+    pub fn within(&self, index: i64, thread: u32) -> Run {
+        self.slot(index, thread, Action::Read).map(drop)
+    }
+
     fn race(&self, index: usize, action: Action, second: Who, earlier: Action, first: Who) -> Run {
         Err(Fault::Race { buffer: self.name.clone(), index, action, second, earlier, first }.into())
     }

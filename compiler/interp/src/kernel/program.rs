@@ -127,6 +127,11 @@ pub(crate) enum Node {
         buf: usize,
     },
     Barrier,
+    /// The place must lie within the buffer; whether anything was written there does not matter.
+    Hint {
+        buf: usize,
+        index: Reg,
+    },
     /// Operands are evaluated (their loads are checked), nothing else happens.
     Nothing,
 }
@@ -328,6 +333,14 @@ impl Compiler {
             Stmt::Barrier => Node::Barrier,
             // No instruction of the table copies asynchronously, so there is nothing to wait for.
             Stmt::Wait => Node::Nothing,
+            Stmt::Instr { instr, args } if matches!(instr.def().meaning, Meaning::Hint) => {
+                let place = args.first().map(|&a| self.kernel.exprs.expr(a).clone());
+                let Some(Expr::Load { buf, index, .. }) = place else {
+                    return malformed(format!("{} of something that is not a load", instr.def().name));
+                };
+                self.emit(index)?;
+                Node::Hint { buf: buf.0 as usize, index: self.reg(index) }
+            }
             Stmt::Instr { instr, args } => {
                 args.iter().try_for_each(|a| self.emit(*a).map(drop))?;
                 match instr.def().meaning {

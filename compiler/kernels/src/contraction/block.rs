@@ -106,7 +106,7 @@ impl<'a> Block<'a> {
             (Weight::Packed(format), Activation::Codes(codes)) => {
                 let scales = self.spec.k.div_ceil(codes.group) as i64;
                 let all = (kb.int(0), kb.int(scales));
-                self.integers(kb, format, codes, all);
+                self.integers(kb, format, codes, all, None);
                 self.scale_sums(kb, codes);
             }
             (Weight::Plain(plain), Activation::Codes(_)) => {
@@ -124,19 +124,52 @@ impl<'a> Block<'a> {
             let sum = kb.load_vec(self.acc, at, self.params.lanes);
             sums.push((r, part, kb.let_("sum", sum)));
         });
-        let first = kb.mul_int(self.slice.first, TILE as i64);
-        let mut hand_over = |kb: &mut KernelBuilder, masked: bool| {
+        self.by_edge(kb, |kb, masked| {
             for &(r, part, acc) in &sums {
                 let row = self.row_at(kb, r, 1);
-                let col = kb.add_int(first, (part * self.params.lanes).into());
-                let mask = masked.then(|| {
-                    let columns = kb.ramp1(col, self.params.lanes);
-                    let n = kb.int(self.spec.n as i64);
-                    kb.lt(columns, n)
-                });
-                epilogue(kb, Tile { row, col, lanes: self.params.lanes, acc, mask });
+                let tile = self.tile(kb, (row, part), acc, masked);
+                epilogue(kb, tile);
             }
-        };
+        });
+    }
+
+    /// What the epilogue is told of the sums of a row and part.
+    fn tile(&self, kb: &mut KernelBuilder, (row, part): (ExprId, u32), acc: ExprId, masked: bool) -> Tile {
+        let lanes = self.params.lanes;
+        let first = kb.mul_int(self.slice.first, TILE as i64);
+        let col = kb.add_int(first, (part * lanes).into());
+        let mask = masked.then(|| {
+            let columns = kb.ramp1(col, lanes);
+            let n = kb.int(self.spec.n as i64);
+            kb.lt(columns, n)
+        });
+        Tile { row, col, lanes, acc, mask }
+    }
+
+    /// Asks for what the epilogue touches of `count` rows from row `first` of the block.
+    pub(super) fn touch(&self, kb: &mut KernelBuilder, first: ExprId, count: u32) {
+        let Some(instr) = self.params.touch.filter(|_| self.listed.is_none()) else { return };
+        let (row, column) = (kb.int(i64::from(self.rows) - 1), kb.int(self.spec.n as i64 - 1));
+        for buf in self.spec.streams.into_iter().flatten() {
+            for r in 0..count {
+                let r = kb.add_int(first, r.into());
+                let r = kb.min(r, row);
+                let r = kb.add(self.row, r);
+                let start = kb.mul_int(r, self.spec.n as i64);
+                for tile in 0..self.slice.tiles {
+                    let tile = kb.add_int(self.slice.first, tile.into());
+                    let at = kb.mul_int(tile, TILE as i64);
+                    let at = if self.slice.edge == Edge::Never { at } else { kb.min(at, column) };
+                    let at = kb.add(start, at);
+                    let element = kb.load(buf, at);
+                    kb.push(Stmt::Instr { instr, args: vec![element] });
+                }
+            }
+        }
+    }
+
+    /// `body` once or twice: told whether columns may be missing.
+    fn by_edge(&self, kb: &mut KernelBuilder, mut hand_over: impl FnMut(&mut KernelBuilder, bool)) {
         match self.slice.edge {
             Edge::Never => hand_over(kb, false),
             Edge::Always => hand_over(kb, true),

@@ -102,7 +102,7 @@ impl FewRows<'_> {
             let count = kb.int(per_piece as i64);
             self.each(kb, passes, |kb, block, (run, b)| {
                 block.restore(kb, sums[run], b);
-                block.integers(kb, self.format, self.codes, (first, count));
+                block.integers(kb, self.format, self.codes, (first, count), None);
                 block.save(kb, sums[run], b);
             });
         });

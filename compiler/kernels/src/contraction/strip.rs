@@ -3,12 +3,12 @@
 //! the pieces of k.
 
 use super::block::{Block, Rows, group_reader};
-use super::integers::{QUADS, dot_operand};
+use super::integers::{QUADS, Touch, dot_operand};
 use super::next::{Next, Piece};
 use super::{Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
 use crate::params::{IntDot, MatMulParams};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, ExprId, Space};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space};
 use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_quant::tile::{self, quads, words};
@@ -131,8 +131,9 @@ impl Blocks<'_> {
             strip.fill(kb, spec, params, self.slice, self.format, groups);
             let none = kb.int(0);
             let next = self.next(kb, none, 1);
+            let touch = Some(Touch::new(None, spec.k.div_ceil(codes.group), params.rows[0]));
             self.each(kb, (strip, next), |kb, block, _| {
-                block.integers(kb, self.format, codes, (none, scales));
+                block.integers(kb, self.format, codes, (none, scales), touch);
                 block.scale_sums(kb, codes);
                 block.finish(kb, epilogue);
             });
@@ -156,9 +157,12 @@ impl Blocks<'_> {
             let next = self.next(kb, piece, number);
             let (begin, end) = (kb.int(0), kb.int(number as i64 - 1));
             let (later, early) = (kb.lt(begin, piece), kb.lt(piece, end));
+            let last = spec.k.div_ceil(codes.group) - (number - 1) * depth / codes.group;
+            let at = kb.binary(BinOp::Eq, piece, end);
+            let touch = Some(Touch::new(Some(at), last, params.rows[0]));
             self.each(kb, (strip, next), |kb, block, b| {
                 kb.if_(later, |kb| block.restore(kb, sums, b));
-                block.integers(kb, self.format, codes, (first, count));
+                block.integers(kb, self.format, codes, (first, count), touch);
                 kb.if_else(
                     early,
                     |kb| block.save(kb, sums, b),

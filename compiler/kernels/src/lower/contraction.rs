@@ -3,7 +3,9 @@
 use super::LowerError;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::contraction::{Activation, Codes, MatMul, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul};
+use crate::contraction::{
+    Activation, Codes, MatMul, STREAMS, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
+};
 use crate::generic::inline::{Binding, Index, Inliner};
 use crate::params::{KernelTarget, choose, code_block};
 use mlcc_ir::builder::KernelBuilder;
@@ -126,7 +128,9 @@ pub fn emit(
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
     let x = inputs[c.x];
-    let spec = MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k, chosen: None };
+    let streams = streams(f, c, inputs, outputs);
+    let spec =
+        MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k, chosen: None, streams };
     let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
         store_tile(kb, f, &inliner, product, outputs, n, &tile);
     };
@@ -158,6 +162,16 @@ pub fn emit(
         args.push(ArgContract { access: Access::Out, partition: tiles.clone(), in_place });
     }
     Ok(args)
+}
+
+/// The results, and the operands of their shape, that the epilogue reads and writes at the places of the sums.
+fn streams(f: &Function, c: &Contraction, inputs: &[BufId], outputs: &[BufId]) -> [Option<BufId>; STREAMS] {
+    let product = f.ty(f.nodes[c.node].outputs[0]);
+    let operands = [Some(c.x), c.scales, c.sums, Some(c.w)];
+    let others = f.inputs.iter().zip(inputs).enumerate().filter(|(i, _)| !operands.contains(&Some(*i)));
+    let read = others.map(|(_, pair)| pair);
+    let mut found = read.chain(f.outputs.iter().zip(outputs)).filter(|(v, _)| f.ty(**v) == product);
+    std::array::from_fn(|_| found.next().map(|(_, buf)| *buf))
 }
 
 /// Evaluates the group's outputs for one tile of the product and stores them.

@@ -3,7 +3,7 @@
 use super::LowerError;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::contraction::{Activation, Choice, Codes, MatMul, Weight, emit_experts};
+use crate::contraction::{Activation, Choice, Codes, MatMul, STREAMS, Weight, emit_experts};
 use crate::experts::{GpuProduct, Machine, TopK};
 use crate::generic::inline::Inliner;
 use crate::params::{KernelTarget, choose};
@@ -133,7 +133,18 @@ fn product(
     let n = size(node.outputs[0], 2) as usize;
     let single = ids_ty.dims[0].as_const() == Some(1);
     let m = kb.dim(&ids_ty.dims[0]);
-    let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m, n, k, chosen: None };
+    let spec = MatMul {
+        x,
+        activation,
+        w,
+        w_offset: 0,
+        weight: kind,
+        m,
+        n,
+        k,
+        chosen: None,
+        streams: [None; STREAMS],
+    };
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
     let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
     let params = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
