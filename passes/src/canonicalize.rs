@@ -8,13 +8,16 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Node, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::{Op, OpError};
-use mlcc_ir::types::TensorType;
+use mlcc_ir::types::{DType, TensorType};
 
 const PASS: &str = "canonicalize";
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let rules: Vec<Rewrite> =
-        [slices(), concats(), permutes(), reshapes(), sequences(), neutral()].into_iter().flatten().collect();
+        [slices(), concats(), permutes(), reshapes(), sequences(), neutral(), activations()]
+            .into_iter()
+            .flatten()
+            .collect();
     apply(program, ctx, PASS, &rules, Misses::Skip)
 }
 
@@ -161,11 +164,38 @@ fn permutes() -> Vec<Rewrite> {
         let dims = perm.iter().map(|&axis| b.f.ty(x).dims[axis].clone()).collect();
         b.op(Op::Reshape { dims }, &[x])
     };
+    let through_reshape = op(OpKind::Permute, [op(OpKind::Reshape, [node(OpKind::Permute).named("first")])])
+        .when("is of a reshape that adds or drops axes of size 1 only", |at| {
+            let (Some(inner), Some(to)) = (operand_node(at), at.operand(0)) else { return false };
+            let from = &at.f.ty(inner.inputs[0]).dims;
+            long_axes(from).map(|i| &from[i]).eq(long_axes(&to.dims).map(|i| &to.dims[i]))
+        });
     vec![
+        Rewrite {
+            name: "permutations with axes of size 1 added between",
+            pattern: through_reshape,
+            build: permute_long,
+        },
         Rewrite { name: "permutation that moves nothing", pattern: identity, build: first_operand },
         Rewrite { name: "permutation of a permutation", pattern: of_permute, build: compose },
         Rewrite { name: "permutation of axes of size 1", pattern: of_ones, build: as_reshape },
     ]
+}
+
+fn long_axes(dims: &[Dim]) -> impl Iterator<Item = usize> + '_ {
+    (0..dims.len()).filter(|&i| dims[i].as_const() != Some(1))
+}
+
+/// The second permutation right behind the first, of the axes that are not of size 1, and the reshape last.
+fn permute_long(b: &mut Build) -> Result<ValueId, OpError> {
+    let Op::Permute { perm } = b.root().clone() else { unreachable!("the pattern matches permute") };
+    let (first, reshaped) = (b.get("first"), b.operands()[0]);
+    let (from, to) = (b.f.ty(first).dims.clone(), b.f.ty(reshaped).dims.clone());
+    let place = |axis: usize| long_axes(&to).position(|i| i == axis).and_then(|at| long_axes(&from).nth(at));
+    let short = (0..from.len()).filter(|&i| from[i].as_const() == Some(1));
+    let moved = short.chain(perm.iter().filter_map(|&axis| place(axis))).collect();
+    let moved = b.op(Op::Permute { perm: moved }, &[first])?;
+    b.op(Op::Reshape { dims: perm.iter().map(|&axis| to[axis].clone()).collect() }, &[moved])
 }
 
 fn reshapes() -> Vec<Rewrite> {
@@ -236,4 +266,40 @@ fn neutral() -> Vec<Rewrite> {
         Rewrite { name: "x - 0", pattern: with(BinOp::Sub, 0.0), build: x },
         Rewrite { name: "-(-x)", pattern: op(negation, [op(negation, [any("x")])]), build: x },
     ]
+}
+
+/// Forms of one function with fewer operations.
+fn activations() -> Vec<Rewrite> {
+    let half = op(OpKind::Binary(BinOp::Mul), [any("x"), constant(0.5)]);
+    let tanh = op(OpKind::Unary(UnOp::Tanh), [any("u")]);
+    let one_more = op(OpKind::Binary(BinOp::Add), [tanh, constant(1.0)]);
+    let product =
+        op(OpKind::Binary(BinOp::Mul), [half, one_more]).when("is of f32 values of one shape", |at| {
+            let same = |name| at.capture(name).is_some_and(|v| at.f.ty(v) == at.ty());
+            at.ty().dtype == DType::F32 && same("x") && same("u")
+        });
+    vec![Rewrite { name: "x / 2 * (1 + tanh(u)) as x * sigmoid(2 u)", pattern: product, build: as_sigmoid }]
+}
+
+/// The factor 2 joins one that is there.
+fn as_sigmoid(b: &mut Build) -> Result<ValueId, OpError> {
+    let (x, mut u, mut factor) = (b.get("x"), b.get("u"), 2.0);
+    if let Some(Node { op: Op::Binary(BinOp::Mul), inputs, .. }) = b.f.def(u) {
+        let constant = |v: ValueId| match b.f.def(v).map(|n| &n.op) {
+            Some(Op::Constant { value, .. }) => Some(*value),
+            _ => None,
+        };
+        let found = match (constant(inputs[0]), constant(inputs[1])) {
+            (None, Some(c)) => Some((inputs[0], c)),
+            (Some(c), None) => Some((inputs[1], c)),
+            _ => None,
+        };
+        if let Some((scaled, c)) = found.filter(|(scaled, _)| b.f.ty(*scaled) == b.f.ty(u)) {
+            (u, factor) = (scaled, 2.0 * c);
+        }
+    }
+    let factor = b.op(Op::Constant { value: factor, dtype: DType::F32 }, &[])?;
+    let scaled = b.op(Op::Binary(BinOp::Mul), &[u, factor])?;
+    let gate = b.op(Op::Unary(UnOp::Sigmoid), &[scaled])?;
+    b.op(Op::Binary(BinOp::Mul), &[x, gate])
 }

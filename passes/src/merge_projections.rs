@@ -1,5 +1,6 @@
 //! Products that read one input become one product: their weights (parameters stored alike) are joined along the rows,
-//! and each result is a slice. One pass over the activations, one launch and one barrier in place of several.
+//! and each result is a slice. One pass over the activations, one launch and one barrier in place of several. Where every
+//! result has a bias, these are joined too, and added before the slices are taken: in the product's epilogue.
 //!
 //! Parameters are shared by the entry functions, so a set is merged only if every function that reads one of them reads
 //! all of them in this way.
@@ -9,6 +10,7 @@ use crate::rewrite::{Build, Misses, Rewrite, apply};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
+use mlcc_ir::kernel::BinOp;
 use mlcc_ir::module::{Module, Param, ParamId, ParamSource};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
@@ -19,13 +21,16 @@ const PASS: &str = "merge_projections";
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let merged: Vec<Vec<ParamId>> = agreed_sets(program);
     for set in &merged {
+        let biases = agreed_biases(&program.module, set);
         let joined = join(program, set);
+        let bias = biases.map(|set| join(program, &set));
         ctx.note(format!("{} as one", program.module.params[joined].name));
         for id in program.module.functions.ids().collect::<Vec<_>>() {
             let f = &program.module.functions[id];
             let nodes: Vec<NodeId> = set.iter().filter_map(|&p| product_of(f, p)).collect();
             if nodes.len() == set.len() {
-                let rebuilt = rebuild(&program.module, f, &nodes, joined).map_err(PassError::op(PASS))?;
+                let rebuilt =
+                    rebuild(&program.module, f, &nodes, (joined, bias)).map_err(PassError::op(PASS))?;
                 program.module.functions[id] = rebuilt;
             }
         }
@@ -125,6 +130,40 @@ fn sets_of(program: &Program, f: &Function) -> Vec<Vec<ParamId>> {
     sets
 }
 
+/// The addition of a vector that is all that reads a product, and the parameter that it adds.
+fn bias_of(f: &Function, product: NodeId) -> Option<(NodeId, ParamId)> {
+    let out = *f.nodes[product].outputs.first()?;
+    let mut users = f.live().filter(|(_, n)| n.inputs.contains(&out));
+    let (id, add) = users.next()?;
+    let only = users.next().is_none() && !f.outputs.contains(&out);
+    let (Op::Binary(BinOp::Add), &[a, b]) = (&add.op, add.inputs.as_slice()) else { return None };
+    let bias = if a == out { b } else { a };
+    match f.def(bias)?.op {
+        Op::Param(p) if only && f.ty(bias).dims[..] == f.ty(out).dims[1..] => Some((id, p)),
+        _ => None,
+    }
+}
+
+/// The biases of merged products, where all have one and all functions agree on them.
+fn agreed_biases(module: &Module, set: &[ParamId]) -> Option<Vec<ParamId>> {
+    let mut agreed: Option<Vec<ParamId>> = None;
+    for f in module.functions.values() {
+        let nodes: Vec<NodeId> = set.iter().filter_map(|&p| product_of(f, p)).collect();
+        if nodes.is_empty() {
+            continue;
+        }
+        let here = nodes.iter().map(|&n| bias_of(f, n).map(|(_, p)| p)).collect::<Option<Vec<_>>>()?;
+        if agreed.get_or_insert_with(|| here.clone()) != &here {
+            return None;
+        }
+    }
+    let alike = |a: &ParamId, b: &ParamId| {
+        let (a, b) = (&module.params[*a], &module.params[*b]);
+        (a.ty.dtype, a.role, a.packing) == (b.ty.dtype, b.role, b.packing)
+    };
+    agreed.filter(|biases| biases.windows(2).all(|pair| alike(&pair[0], &pair[1])))
+}
+
 /// Declares the parameter that joins a set.
 fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
     let parts: Vec<&Param> = set.iter().map(|&p| &program.module.params[p]).collect();
@@ -132,7 +171,10 @@ fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
     let names: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
     let joined = Param {
         name: names.join("+"),
-        ty: TensorType::new(parts[0].ty.dtype, [rows, parts[0].ty.dims[1].clone()]),
+        ty: TensorType::new(
+            parts[0].ty.dtype,
+            std::iter::once(rows).chain(parts[0].ty.dims[1..].iter().cloned()),
+        ),
         role: parts[0].role,
         source: ParamSource::Concat(parts.iter().map(|p| p.source.clone()).collect()),
         packing: parts[0].packing,
@@ -142,10 +184,22 @@ fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
     program.module.params.push(joined)
 }
 
-/// Replaces products (in the order of the joined rows) by slices of one.
-fn rebuild(module: &Module, f: &Function, nodes: &[NodeId], joined: ParamId) -> Result<Function, OpError> {
+/// Replaces products (in the order of the joined rows), and what adds their biases, by slices of one.
+fn rebuild(
+    module: &Module,
+    f: &Function,
+    nodes: &[NodeId],
+    (joined, bias): (ParamId, Option<ParamId>),
+) -> Result<Function, OpError> {
+    let biased: Vec<NodeId> = match bias {
+        Some(_) => nodes.iter().filter_map(|&n| bias_of(f, n).map(|(add, _)| add)).collect(),
+        None => vec![],
+    };
     let mut slices: Vec<ValueId> = Vec::new();
     f.rebuild(|out, id, op, inputs| {
+        if let Some(at) = biased.iter().position(|&n| n == id) {
+            return Ok(Some(vec![slices[at]]));
+        }
         let Some(at) = nodes.iter().position(|&n| n == id) else { return Ok(None) };
         if slices.is_empty() {
             let weight = out.append(module, Op::Param(joined), &[])?[0];
@@ -153,7 +207,11 @@ fn rebuild(module: &Module, f: &Function, nodes: &[NodeId], joined: ParamId) -> 
             if let Some(last) = operands.last_mut() {
                 *last = weight;
             }
-            let product = out.append(module, op.clone(), &operands)?[0];
+            let mut product = out.append(module, op.clone(), &operands)?[0];
+            if let Some(bias) = bias {
+                let bias = out.append(module, Op::Param(bias), &[])?[0];
+                product = out.append(module, Op::Binary(BinOp::Add), &[product, bias])?[0];
+            }
             let axis = out.ty(product).rank() - 1;
             let mut start = Dim::from(0);
             for &n in nodes {
