@@ -1,22 +1,21 @@
 //! Activations as integers for the products with packed weights: the row of a `quantize_rows`, in the order of
 //! [`Codes`](crate::contraction::Codes).
 //!
-//! Each group of columns becomes `round(x / scale)`, borders moved by [`CODE_OFFSET`], with `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in
+//! Each group of columns becomes `round(x / scale)`, borders moved by [`CODE_OFFSET`](mlcc_ir::ops::CODE_OFFSET), with `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in
 //! two planes, `code = 256 high + low`. With 16 bits the error is at most `max|x| / 65024` of a group: finer than f16 for
 //! the large values of the group, and far below the error of packed weights.
 //!
 //! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it, and no scale
 //! is below 2^-64 of a larger one before it, so that ratios stay finite.
 
-mod order;
+mod round;
 
 use super::inline::{Binding, Index, Inliner};
 use super::rows::store_all;
-use crate::attention::product::join_each;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
-use mlcc_ir::ops::{CODE_OFFSET, max_code};
+use mlcc_ir::ops::max_code;
 use mlcc_ir::types::DType;
 
 /// One `quantize_rows` with the buffers of its results.
@@ -64,9 +63,11 @@ struct Carried {
     size: BufId,
 }
 
-/// Most groups of a piece: the rows of a block take turns on pieces of their columns, so that what is between the steps
-/// stays in the first-level cache.
-const PIECE: usize = 8;
+/// Most bytes of computed values between the steps, so that they stay in the first-level cache: the rows of a block take
+/// turns on pieces of their columns.
+const PIECE_BYTES: usize = 16 << 10;
+/// Most groups of a piece.
+const MOST_GROUPS: usize = 8;
 
 impl RowCodes {
     /// Quads of one row, all planes.
@@ -91,10 +92,13 @@ impl RowCodes {
     fn group_elements(&self) -> i64 {
         (self.quads(self.group) * self.quad()) as i64
     }
-    /// Groups of a piece.
-    fn piece(&self) -> usize {
-        let full = self.k / self.group;
-        (PIECE / 2 + 1..=PIECE).rev().find(|by| full.is_multiple_of(*by)).unwrap_or(PIECE).min(full.max(1))
+    /// Columns of a group with whole parts.
+    fn group_columns(&self) -> usize {
+        self.group.next_multiple_of(self.part)
+    }
+    /// True if the values are only loaded, so that it costs nothing to have them twice.
+    fn loaded(&self, block: &Block) -> bool {
+        matches!(block.inliner.bindings.get(&self.x), Some(Binding::Buffer { layout: None, .. }))
     }
     /// Bits as `count` elements of the buffer of codes.
     fn as_elements(&self, kb: &mut KernelBuilder, bits: ExprId, count: u32) -> ExprId {
@@ -108,25 +112,35 @@ impl RowCodes {
 pub fn emit(kb: &mut KernelBuilder, block: &Block, codes: &[RowCodes], stores: &[(ValueId, BufId)]) {
     let shape = |c: &RowCodes| (c.group, c.bits, c.part, c.k);
     for (i, codes) in codes.chunk_by(|a, b| shape(a) == shape(b)).enumerate() {
-        let work = codes.iter().map(|codes| Work::new(kb, block, codes)).collect();
-        Rows { codes, work, block, stores: if i == 0 { stores } else { &[] } }.emit(kb);
+        let by = groups_of_piece(block, codes);
+        let work = codes.iter().map(|codes| Work::new(kb, block, codes, by)).collect();
+        Rows { codes, work, by, block, stores: if i == 0 { stores } else { &[] } }.emit(kb);
     }
+}
+
+/// How many groups of each row are worked on before the next row, of codes of equal shape: all pieces have as many if
+/// possible.
+fn groups_of_piece(block: &Block, codes: &[RowCodes]) -> usize {
+    let full = (codes[0].k / codes[0].group).max(1);
+    let computed = codes.iter().filter(|codes| !codes.loaded(block)).count();
+    let bytes = 4 * codes[0].group_columns() * block.size as usize * computed;
+    let most = (PIECE_BYTES / bytes.max(1)).clamp(1, MOST_GROUPS).min(full);
+    (most / 2 + 1..=most).rev().find(|by| full.is_multiple_of(*by)).unwrap_or(most)
 }
 
 /// What one of the codes needs while a block is quantized.
 struct Work {
     carried: Carried,
-    /// The values of a row and piece, where they are computed and not only loaded.
+    /// The values of a piece of each row, where they are computed and not only loaded.
     values: Option<BufId>,
-    /// Bits of the largest magnitude of each group of a row and piece, then the reciprocals of their scales.
+    /// Bits of the largest magnitude of each group of a piece of one row.
     sizes: BufId,
+    /// Reciprocals of the scales of a piece of each row.
     inverses: BufId,
-    /// The codes of a piece of each row, before they are interleaved.
-    strip: Option<BufId>,
 }
 
 impl Work {
-    fn new(kb: &mut KernelBuilder, block: &Block, codes: &RowCodes) -> Work {
+    fn new(kb: &mut KernelBuilder, block: &Block, codes: &RowCodes, by: usize) -> Work {
         let space = if block.size == 1 { Space::Local } else { Space::Stack };
         let filled = |kb: &mut KernelBuilder, name, dtype, value: f64| {
             let buf = kb.alloc(name, dtype, block.size as usize, space);
@@ -141,19 +155,14 @@ impl Work {
             largest: filled(kb, "largest", DType::F32, 0.0),
             size: filled(kb, "size", DType::I32, 0.0),
         };
-        let loaded =
-            matches!(block.inliner.bindings.get(&codes.x), Some(Binding::Buffer { layout: None, .. }));
-        let (groups, columns) = (codes.piece(), codes.group.next_multiple_of(codes.part));
-        let dtype = kb.kernel().bufs[codes.codes].dtype;
+        let rows = block.size as usize;
         let mut stack = |name, dtype, len| kb.alloc(name, dtype, len, Space::Stack);
         Work {
             carried,
-            values: (!loaded).then(|| stack("values", DType::F32, groups * columns)),
-            sizes: stack("sizes", DType::I32, groups),
-            inverses: stack("inverses", DType::F32, groups),
-            strip: (block.size > 1).then(|| {
-                stack("strip", dtype, block.size as usize * groups * codes.group_elements() as usize)
-            }),
+            values: (!codes.loaded(block))
+                .then(|| stack("values", DType::F32, rows * by * codes.group_columns())),
+            sizes: stack("sizes", DType::I32, by),
+            inverses: stack("inverses", DType::F32, rows * by),
         }
     }
 }
@@ -162,6 +171,8 @@ impl Work {
 struct Rows<'a, 'f> {
     codes: &'a [RowCodes],
     work: Vec<Work>,
+    /// Groups of a piece.
+    by: usize,
     block: &'a Block<'a, 'f>,
     stores: &'a [(ValueId, BufId)],
 }
@@ -183,7 +194,7 @@ struct Group {
 
 impl<'f> Rows<'_, 'f> {
     fn emit(&self, kb: &mut KernelBuilder) {
-        let (group, k, by) = (self.codes[0].group, self.codes[0].k, self.codes[0].piece());
+        let (group, k, by) = (self.codes[0].group, self.codes[0].k, self.by);
         let full = k / group;
         let pieces = kb.int((full / by) as i64);
         kb.serial("piece", pieces, |kb, p| {
@@ -221,7 +232,13 @@ impl<'f> Rows<'_, 'f> {
     /// So many groups of every row, with `columns` columns each. Magnitudes of all groups of a row come first, then their
     /// scales, then the codes: steps of different groups need not wait for each other.
     fn piece(&self, kb: &mut KernelBuilder, first: ExprId, groups: usize, columns: usize) {
-        let groups = groups as i64;
+        let each_group = |kb: &mut KernelBuilder, body: &dyn Fn(&mut KernelBuilder, Group)| {
+            let groups = kb.int(groups as i64);
+            kb.serial("g", groups, |kb, i| {
+                let g = kb.add(first, i);
+                body(kb, Group { i, g, columns });
+            });
+        };
         self.each(kb, |kb, r, row| {
             let mut inliner = self.block.inliner.clone();
             for &(v, buf) in self.block.known {
@@ -229,27 +246,23 @@ impl<'f> Rows<'_, 'f> {
                 inliner.bindings.insert(v, Binding::Value(kb.let_("known", value)));
             }
             let row = Row { r, row, inliner };
-            let each_group = |kb: &mut KernelBuilder, body: &dyn Fn(&mut KernelBuilder, Group)| {
-                let groups = kb.int(groups);
-                kb.serial("g", groups, |kb, i| {
-                    let g = kb.add(first, i);
-                    body(kb, Group { i, g, columns });
-                });
-            };
             each_group(kb, &|kb, group| self.measure(kb, &row, group));
-            self.scales(kb, &row, first, groups);
-            each_group(kb, &|kb, group| {
-                self.each_code(|code| self.round(kb, code, &row, group));
-            });
+            self.scales(kb, &row, first, groups as i64);
         });
-        self.each_code(|code| self.arrange(kb, code, first, groups, columns));
-    }
-
-    /// First element of a group of row `r` in the strip.
-    fn in_strip(&self, kb: &mut KernelBuilder, codes: &RowCodes, r: ExprId, i: ExprId) -> ExprId {
-        let of_group = kb.mul_int(i, codes.group_elements());
-        let of_row = kb.mul_int(r, codes.piece() as i64 * codes.group_elements());
-        kb.add(of_row, of_group)
+        let one_by_one = |kb: &mut KernelBuilder| {
+            self.each(kb, |kb, r, row| {
+                let row = Row { r, row, inliner: self.block.inliner.clone() };
+                each_group(kb, &|kb, group| self.each_code(|code| self.round_row(kb, code, &row, group)));
+            });
+        };
+        if self.block.size == 1 {
+            return one_by_one(kb);
+        }
+        let size = kb.int(self.block.size.into());
+        let few = kb.lt(self.block.rows, size);
+        kb.if_else(few, one_by_one, |kb| {
+            each_group(kb, &|kb, group| self.each_code(|code| self.round_block(kb, code, group)));
+        });
     }
 
     /// First columns, in the group, of the vectors of whole parts.
@@ -257,10 +270,17 @@ impl<'f> Rows<'_, 'f> {
         (0..columns.next_multiple_of(self.codes[0].part)).step_by(self.block.lanes as usize)
     }
 
-    /// First element of a group among the values of a row and piece.
-    fn in_values(&self, kb: &mut KernelBuilder, i: ExprId) -> ExprId {
-        let codes = &self.codes[0];
-        kb.mul_int(i, codes.group.next_multiple_of(codes.part) as i64)
+    /// Number of a group among those of a piece of all rows.
+    fn of_piece(&self, kb: &mut KernelBuilder, row: &Row, i: ExprId) -> ExprId {
+        let before = kb.mul_int(row.r, self.by as i64);
+        kb.add(before, i)
+    }
+
+    /// Where column `begin` of a group is among the values of a piece of all rows.
+    fn in_values(&self, kb: &mut KernelBuilder, row: &Row, (group, begin): (Group, usize)) -> ExprId {
+        let number = self.of_piece(kb, row, group.i);
+        let first = kb.mul_int(number, self.codes[0].group_columns() as i64);
+        kb.add_int(first, begin as i64)
     }
 
     /// Computes the values of a group, all codes together, and their largest magnitudes. Magnitudes are compared by their
@@ -280,8 +300,7 @@ impl<'f> Rows<'_, 'f> {
             }
             for ((work, &value), size) in self.work.iter().zip(&values).zip(&mut sizes) {
                 if let Some(strip) = work.values {
-                    let at = self.in_values(kb, group.i);
-                    let at = kb.add_int(at, begin as i64);
+                    let at = self.in_values(kb, row, (group, begin));
                     kb.store_vec(strip, at, value);
                 }
                 let bits = kb.bitcast(value, Ty::vector(DType::I32, self.block.lanes));
@@ -316,63 +335,15 @@ impl<'f> Rows<'_, 'f> {
             for ((codes, work), own) in self.codes.iter().zip(&self.work).zip(&own) {
                 let [scale, largest, size] = own.map(|(_, here)| here);
                 let g = kb.add(first, i);
-                scale_of_group(kb, (codes, work), row, (i, g), &Carried { scale, largest, size });
+                let inverse =
+                    scale_of_group(kb, (codes, work), row, (i, g), &Carried { scale, largest, size });
+                let at = self.of_piece(kb, row, i);
+                kb.store(work.inverses, at, inverse);
             }
         });
         for (to, here) in own.into_iter().flatten() {
             let value = kb.load(here, zero);
             kb.store(to, row.r, value);
-        }
-    }
-
-    /// The codes of a group.
-    fn round(&self, kb: &mut KernelBuilder, (codes, work): (&RowCodes, &Work), row: &Row, group: Group) {
-        let inverse = kb.load(work.inverses, group.i);
-        let inverse = kb.let_("inverse", inverse);
-        let mut numbers: Vec<ExprId> = Vec::new();
-        for begin in self.vectors(group.columns) {
-            let value = match work.values {
-                Some(strip) => {
-                    let at = self.in_values(kb, group.i);
-                    let at = kb.add_int(at, begin as i64);
-                    let value = kb.load_vec(strip, at, self.block.lanes);
-                    kb.let_("v", value)
-                }
-                None => self.value(kb, codes, row, (group, begin)),
-            };
-            let code = nearest(kb, value, inverse);
-            numbers.push(kb.let_("q", code));
-        }
-        let parts: Vec<&[ExprId]> = numbers.chunks(codes.part / self.block.lanes as usize).collect();
-        self.starts(kb, codes, row, group.g, &parts);
-        // Codes of a single row lie as they come.
-        let (buf, begin) = match work.strip {
-            Some(strip) => (strip, self.in_strip(kb, codes, row.r, group.i)),
-            None => {
-                let of_row = kb.mul_int(row.row, (codes.row_quads() * codes.quad()) as i64);
-                let of_group = kb.mul_int(group.g, codes.group_elements());
-                (codes.codes, kb.add(of_row, of_group))
-            }
-        };
-        for (part, of_part) in parts.into_iter().enumerate() {
-            let begin = kb.add_int(begin, (part * codes.quads(codes.part) * codes.quad()) as i64);
-            if codes.planes() == 1 {
-                self.store_plane(kb, codes, (buf, begin), of_part);
-                continue;
-            }
-            let (half, by) = (kb.int_of(128, DType::I32), kb.int_of(8, DType::I32));
-            let (mut high, mut low) = (Vec::new(), Vec::new());
-            for &code in of_part {
-                let up = kb.add(code, half);
-                let up = kb.binary(BinOp::Shr, up, by);
-                let up = kb.let_("high", up);
-                let back = kb.binary(BinOp::Shl, up, by);
-                high.push(up);
-                low.push(kb.sub(code, back));
-            }
-            self.store_plane(kb, codes, (buf, begin), &high);
-            let begin = kb.add_int(begin, (codes.part / 4 * codes.quad()) as i64);
-            self.store_plane(kb, codes, (buf, begin), &low);
         }
     }
 
@@ -415,72 +386,16 @@ impl<'f> Rows<'_, 'f> {
         };
         kb.let_("v", value)
     }
-
-    /// Stores the sums of the codes of each part, times the zero point that they repair.
-    fn starts(&self, kb: &mut KernelBuilder, codes: &RowCodes, row: &Row, g: ExprId, parts: &[&[ExprId]]) {
-        let lanes = self.block.lanes;
-        let add = |kb: &mut KernelBuilder, a, b| kb.add(a, b);
-        let sums: Vec<ExprId> = parts
-            .iter()
-            .map(|part| {
-                let sum = part.iter().copied().reduce(|a, b| kb.add(a, b)).expect("a part has columns");
-                kb.let_("sum", sum)
-            })
-            .collect();
-        let begin = kb.mul_int(row.row, codes.k.div_ceil(codes.part) as i64);
-        let of_group = kb.mul_int(g, (codes.group / codes.part) as i64);
-        let begin = kb.add(begin, of_group);
-        let factor = kb.int_of(-(codes.zero as i64), DType::I32);
-        let count = sums.len() as u32;
-        if count == 1 || !count.is_power_of_two() || count > lanes {
-            for (part, &sum) in sums.iter().enumerate() {
-                let sum = kb.reduce_lanes(BinOp::Add, sum);
-                let start = kb.mul(sum, factor);
-                let at = kb.add_int(begin, part as i64);
-                kb.store(codes.starts, at, start);
-            }
-            return;
-        }
-        let nothing = kb.constant(0.0, Ty::vector(DType::I32, lanes));
-        let mut joined = join_each(kb, sums.into_iter().map(Some).collect(), nothing, add);
-        let mut width = lanes;
-        while width > count {
-            width /= 2;
-            let low = kb.shuffle(joined, None, (0..width).collect());
-            let high = kb.shuffle(joined, None, (width..2 * width).collect());
-            let sum = kb.add(low, high);
-            joined = kb.let_("sum", sum);
-        }
-        let starts = kb.mul(joined, factor);
-        kb.store_vec(codes.starts, begin, starts);
-    }
-
-    /// Stores the codes of one part in one plane.
-    fn store_plane(
-        &self,
-        kb: &mut KernelBuilder,
-        codes: &RowCodes,
-        (buf, begin): (BufId, ExprId),
-        numbers: &[ExprId],
-    ) {
-        let elements = self.block.lanes as usize / 4 * codes.quad();
-        for (vector, &number) in numbers.iter().enumerate() {
-            let bytes = kb.cast(number, DType::I8);
-            let bytes = codes.as_elements(kb, bytes, elements as u32);
-            let at = kb.add_int(begin, (vector * elements) as i64);
-            kb.store_vec(buf, at, bytes);
-        }
-    }
 }
 
-/// Finds the scale of a group (its number in the piece, its number), stores its ratio, and keeps its reciprocal.
+/// Finds the scale of a group (its number in the piece, its number), stores its ratio, and gives its reciprocal.
 fn scale_of_group(
     kb: &mut KernelBuilder,
     (codes, work): (&RowCodes, &Work),
     row: &Row,
     (i, g): (ExprId, ExprId),
     carried: &Carried,
-) {
+) -> ExprId {
     let zero = kb.int(0);
     let size = kb.load(work.sizes, i);
     let size = kb.let_("size", size);
@@ -510,8 +425,7 @@ fn scale_of_group(
     let at = kb.add(at, g);
     kb.store(codes.scales, at, ratio);
     let one = kb.float(1.0);
-    let inverse = kb.div(one, scale);
-    kb.store(work.inverses, i, inverse);
+    kb.div(one, scale)
 }
 
 /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
@@ -530,17 +444,4 @@ fn unit(kb: &mut KernelBuilder, codes: &RowCodes, work: &Work, r: ExprId, row: E
 fn larger(kb: &mut KernelBuilder, a: ExprId, b: ExprId) -> ExprId {
     let less = kb.lt(a, b);
     kb.select(less, b, a)
-}
-
-/// `round(value * factor + CODE_OFFSET)` as i32 for results below 2^22, through the low bits of a float.
-fn nearest(kb: &mut KernelBuilder, value: ExprId, factor: ExprId) -> ExprId {
-    const MAGIC: f32 = 12_582_912.0;
-    let lanes = kb.ty(value).lanes;
-    let offset = kb.float(CODE_OFFSET);
-    let scaled = kb.fma(value, factor, offset);
-    let magic = kb.float(MAGIC.into());
-    let shifted = kb.add(scaled, magic);
-    let bits = kb.bitcast(shifted, Ty::vector(DType::I32, lanes));
-    let base = kb.int_of(MAGIC.to_bits().into(), DType::I32);
-    kb.sub(bits, base)
 }
