@@ -10,6 +10,7 @@
 
 use super::block::Block;
 use super::few_rows::Ahead;
+use super::next::Hints;
 use super::{Codes, GROUP};
 use crate::params::IntDot;
 use mlcc_ir::builder::KernelBuilder;
@@ -24,31 +25,6 @@ pub(super) const QUADS: usize = GROUP / 4;
 /// Accumulators beyond which the planes of the activations follow each other instead of having sums of their own.
 const SEPARATE_PLANES: u32 = 8;
 
-/// When a block asks for what its epilogue touches: with the last activation scales, some rows with each of them, because
-/// many lines at once would keep the loads waiting.
-#[derive(Clone, Copy)]
-pub(super) struct Touch {
-    /// Whether these scales are the last ones.
-    last: Option<ExprId>,
-    /// Rows per scale.
-    rows: u32,
-}
-
-impl Touch {
-    /// For blocks of `rows` rows that pass by `scales` scales at last.
-    pub fn new(last: Option<ExprId>, scales: usize, rows: u32) -> Touch {
-        Touch { last, rows: rows.div_ceil(scales as u32) }
-    }
-
-    fn emit(self, kb: &mut KernelBuilder, block: &Block, s: ExprId) {
-        let first = kb.mul_int(s, self.rows.into());
-        match self.last {
-            Some(last) => kb.if_(last, |kb| block.touch(kb, first, self.rows)),
-            None => block.touch(kb, first, self.rows),
-        }
-    }
-}
-
 impl Block<'_> {
     /// Adds `scale_groups` (first and number, one per activation scale) to the accumulators.
     pub(super) fn integers(
@@ -57,7 +33,7 @@ impl Block<'_> {
         format: Format,
         codes: Codes,
         (first_scale, scale_groups): (ExprId, ExprId),
-        touch: Option<Touch>,
+        hints: Option<Hints>,
     ) {
         let groups = self.spec.k.div_ceil(GROUP);
         let per_scale = codes.group / GROUP;
@@ -65,8 +41,8 @@ impl Block<'_> {
             let outer = kb.add(first_scale, s);
             let first = kb.mul_int(outer, per_scale as i64);
             let first = kb.let_("first", first);
-            if let Some(touch) = touch {
-                touch.emit(kb, self, s);
+            if let Some(hints) = hints {
+                hints.emit(kb, self, s);
             }
             // The sums so far, in units of this group's scale; before the first group they are zero.
             for r in 0..self.rows {

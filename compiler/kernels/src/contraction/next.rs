@@ -21,7 +21,7 @@ pub(super) struct Next {
     line: usize,
     /// Cache lines of a run.
     lines: usize,
-    /// Lines of each run that every block asks for.
+    /// Lines of each run that every visit asks for.
     share: ExprId,
 }
 
@@ -37,14 +37,14 @@ pub(super) struct Piece {
 }
 
 impl Next {
-    /// What `blocks` blocks ask for while they pass by `piece`; none where the machine cannot ask.
+    /// What blocks ask for in `visits` visits while they pass by `piece`; none where the machine cannot ask.
     pub fn new(
         kb: &mut KernelBuilder,
         spec: &MatMul,
         params: &MatMulParams,
         slice: Slice,
         piece: Piece,
-        blocks: ExprId,
+        visits: ExprId,
     ) -> Option<Next> {
         let (instr, _) = params.ahead?;
         let (tile, tiles) = (piece.tile, slice.tiles);
@@ -66,19 +66,66 @@ impl Next {
         let start = spec.in_w(kb, start);
         let size = kb.kernel().bufs[spec.w].dtype.bytes().unwrap_or(1);
         let lines = run * size / CACHE_LINE;
-        let up = kb.add_int(blocks, lines as i64 - 1);
-        let share = kb.div(up, blocks);
+        let up = kb.add_int(visits, lines as i64 - 1);
+        let share = kb.div(up, visits);
         let start = kb.let_("next", start);
         let share = kb.let_("share", share);
         Some(Next { instr, start, tile, tiles, line: CACHE_LINE / size, lines, share })
     }
 }
 
+/// What the blocks of a strip ask for while they pass by a piece: a few lines with each activation scale, because many at
+/// once would keep the loads waiting.
+#[derive(Clone, Copy)]
+pub(super) struct Hints {
+    pub next: Option<Next>,
+    /// Number of the block.
+    pub block: ExprId,
+    /// Activation scales of the piece.
+    pub scales: ExprId,
+    pub touch: Touch,
+}
+
+impl Hints {
+    /// With scale `s` of the piece.
+    pub fn emit(self, kb: &mut KernelBuilder, block: &Block, s: ExprId) {
+        let before = kb.mul(self.block, self.scales);
+        let visit = kb.add(before, s);
+        block.prefetch_next(kb, self.next, visit);
+        self.touch.emit(kb, block, s);
+    }
+}
+
+/// When a block asks for what its epilogue touches: with the last activation scales, some rows with each of them, because
+/// many lines at once would keep the loads waiting.
+#[derive(Clone, Copy)]
+pub(super) struct Touch {
+    /// Whether these scales are the last ones.
+    last: Option<ExprId>,
+    /// Rows per scale.
+    rows: u32,
+}
+
+impl Touch {
+    /// For blocks of `rows` rows that pass by `scales` scales at last.
+    pub fn new(last: Option<ExprId>, scales: usize, rows: u32) -> Touch {
+        Touch { last, rows: rows.div_ceil(scales as u32) }
+    }
+
+    fn emit(self, kb: &mut KernelBuilder, block: &Block, s: ExprId) {
+        let first = kb.mul_int(s, self.rows.into());
+        match self.last {
+            Some(last) => kb.if_(last, |kb| block.touch(kb, first, self.rows)),
+            None => block.touch(kb, first, self.rows),
+        }
+    }
+}
+
 impl Block<'_> {
-    /// Asks for the part that falls to block `b`.
-    pub(super) fn prefetch_next(&self, kb: &mut KernelBuilder, next: Option<Next>, b: ExprId) {
+    /// Asks for the part that falls to visit number `visit`.
+    fn prefetch_next(&self, kb: &mut KernelBuilder, next: Option<Next>, visit: ExprId) {
         let Some(next) = next else { return };
-        let first = kb.mul(b, next.share);
+        let first = kb.mul(visit, next.share);
         let end = kb.add(first, next.share);
         let lines = kb.int(next.lines as i64 + 1);
         let useful = kb.lt(end, lines);

@@ -3,8 +3,8 @@
 //! the pieces of k.
 
 use super::block::{Block, Rows, group_reader};
-use super::integers::{QUADS, Touch, dot_operand};
-use super::next::{Next, Piece};
+use super::integers::{QUADS, dot_operand};
+use super::next::{Hints, Next, Piece, Touch};
 use super::{Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
 use crate::params::{IntDot, MatMulParams};
 use mlcc_ir::builder::KernelBuilder;
@@ -130,10 +130,11 @@ impl Blocks<'_> {
         if is_whole(spec, codes) {
             strip.fill(kb, spec, params, self.slice, self.format, groups);
             let none = kb.int(0);
-            let next = self.next(kb, none, 1);
-            let touch = Some(Touch::new(None, spec.k.div_ceil(codes.group), params.rows[0]));
-            self.each(kb, (strip, next), |kb, block, _| {
-                block.integers(kb, self.format, codes, (none, scales), touch);
+            let next = self.next(kb, (none, 1), scales);
+            let touch = Touch::new(None, spec.k.div_ceil(codes.group), params.rows[0]);
+            self.each(kb, strip, |kb, block, b| {
+                let hints = Hints { next, block: b, scales, touch };
+                block.integers(kb, self.format, codes, (none, scales), Some(hints));
                 block.scale_sums(kb, codes);
                 block.finish(kb, epilogue);
             });
@@ -154,15 +155,16 @@ impl Blocks<'_> {
             let first = kb.let_("first_scale", first);
             let (left, most) = (kb.sub(scales, first), kb.int((depth / codes.group) as i64));
             let count = kb.min(left, most);
-            let next = self.next(kb, piece, number);
+            let next = self.next(kb, (piece, number), count);
             let (begin, end) = (kb.int(0), kb.int(number as i64 - 1));
             let (later, early) = (kb.lt(begin, piece), kb.lt(piece, end));
             let last = spec.k.div_ceil(codes.group) - (number - 1) * depth / codes.group;
             let at = kb.binary(BinOp::Eq, piece, end);
-            let touch = Some(Touch::new(Some(at), last, params.rows[0]));
-            self.each(kb, (strip, next), |kb, block, b| {
+            let touch = Touch::new(Some(at), last, params.rows[0]);
+            self.each(kb, strip, |kb, block, b| {
                 kb.if_(later, |kb| block.restore(kb, sums, b));
-                block.integers(kb, self.format, codes, (first, count), touch);
+                let hints = Hints { next, block: b, scales: count, touch };
+                block.integers(kb, self.format, codes, (first, count), Some(hints));
                 kb.if_else(
                     early,
                     |kb| block.save(kb, sums, b),
@@ -176,18 +178,24 @@ impl Blocks<'_> {
     }
 
     /// What blocks ask for while they pass by a piece.
-    fn next(&self, kb: &mut KernelBuilder, number: ExprId, pieces: usize) -> Option<Next> {
+    fn next(
+        &self,
+        kb: &mut KernelBuilder,
+        (number, pieces): (ExprId, usize),
+        scales: ExprId,
+    ) -> Option<Next> {
         let group = tile::group_bytes(self.format);
         let tile = group * self.spec.k.div_ceil(GROUP);
         let run = group * Strip::depth(self.codes) / GROUP;
         let piece = Piece { number, pieces: pieces as i64, run, tile };
-        Next::new(kb, self.spec, self.params, self.slice, piece, self.count)
+        let visits = kb.mul(self.count, scales);
+        Next::new(kb, self.spec, self.params, self.slice, piece, visits)
     }
 
     fn each(
         &self,
         kb: &mut KernelBuilder,
-        (strip, next): (Strip, Option<Next>),
+        strip: Strip,
         mut body: impl FnMut(&mut KernelBuilder, &Block, ExprId),
     ) {
         let rows = self.params.rows[0];
@@ -197,7 +205,6 @@ impl Blocks<'_> {
             let row = kb.let_("row", row);
             let rows = Rows { interleaved: rows > 1, strip: Some(strip), ..Rows::plain(row, rows) };
             let block = Block::new(kb, self.spec, self.params, self.lookup, self.slice, rows);
-            block.prefetch_next(kb, next, b);
             body(kb, &block, b);
         });
     }
