@@ -217,8 +217,8 @@ impl<'a> Problem<'a> {
         kb.let_("first", first)
     }
 
-    /// Products to scores: soft cap, bias, and what is hidden. Keys `j ..` in the lanes of `s` (or one in each lane of
-    /// `j`, `i32`), a query at `p`.
+    /// Products to scores: soft cap, bias, and what is hidden. A query at `p` with keys `j ..` in the lanes of `s` (or one
+    /// in each lane of `j`, `i32`), or one key `j` with a query in each lane of `p` (`i32`).
     fn score(&self, kb: &mut KernelBuilder, s: ExprId, at: &Place) -> ExprId {
         let lanes = kb.ty(s).lanes;
         let mut s = s;
@@ -230,7 +230,8 @@ impl<'a> Problem<'a> {
         }
         let (p, j) = (kb.cast(at.p, DType::I32), kb.cast(at.j, DType::I32));
         let one = kb.int_of(1, DType::I32);
-        let j = if kb.ty(j).lanes == lanes { j } else { kb.ramp(j, one, lanes) };
+        let in_lanes = lanes == kb.ty(j).lanes.max(kb.ty(p).lanes);
+        let j = if in_lanes { j } else { kb.ramp(j, one, lanes) };
         if let Some(slope) = at.slope {
             let place = self.place(kb, p);
             let distance = kb.binary(BinOp::Sub, j, place);
@@ -307,10 +308,11 @@ fn without_scale(inliner: &Inliner, v: ValueId) -> (ValueId, Option<ValueId>) {
 
 /// Where a score stands.
 struct Place {
-    /// Position of the query.
+    /// Position of the query, or one for each lane.
     p: ExprId,
-    /// The first key, or a key for each lane.
+    /// The first key, or a key for each lane; the key where lanes have queries.
     j: ExprId,
+    /// Of the query, or for each lane.
     slope: Option<ExprId>,
     prefix: Option<ExprId>,
     /// Keys from here on belong to another slice.

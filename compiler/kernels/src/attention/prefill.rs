@@ -1,18 +1,18 @@
 //! Attention of several queries on a CPU, by tiles: some positions with all query heads of a key head against blocks of
-//! keys. Both products of a tile are small matrix products with their sums in registers: queries times transposed keys,
-//! lanes over keys; weights times values, lanes over columns.
+//! keys. Both products of a tile are small matrix products with their sums in registers: keys times transposed queries,
+//! lanes over rows; weights times values, lanes over columns.
 //!
-//! Keys are transposed and values unpacked once per tile and block, so a tile has many rows. Then a few rows at a time, a
-//! register block or two, go all the way from scores to sums, so that what they need stays in the first-level cache: keys
-//! and values of a block, and the scores of these rows. Rows before a block are left out, and those on the diagonal take as
-//! many of its keys as the last of them sees.
+//! Keys and values are unpacked once per tile and block, so a tile has many rows, and queries are transposed once per tile.
+//! Then a set of rows goes all the way from scores to sums (see [`super::rows`]), so that what it needs stays in the
+//! first-level cache: its queries and scores, a few keys, and some columns of the values. Rows before a block are left out,
+//! and those on the diagonal take as many of its keys as they see.
 
 use super::decode::columns;
 use super::product::transpose;
 use super::rows::Rows;
 use super::{HIDDEN, Keys, Problem, at_least_zero, ceil_div, lanes_of};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
+use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
 /// Sizes of the schedule.
@@ -21,55 +21,36 @@ pub struct Params {
     pub lanes: u32,
     /// Most positions of a tile.
     pub positions: i64,
-    /// Tiles have a multiple of so many positions, but for the last.
-    pub step: i64,
-    /// Keys of a block; a multiple of `lanes * vectors`.
+    /// Keys of a block; a multiple of those of a register block.
     pub keys: i64,
-    /// Rows and vectors whose sums are in registers together.
-    pub rows: i64,
-    pub vectors: i64,
-    /// Register blocks of rows that go together from scores to sums: at most a row for each lane.
-    pub together: i64,
+    /// Rows that go together from scores to sums; whole register blocks of both products.
+    pub set: i64,
+    /// Keys and vectors of rows whose scores are in registers together.
+    pub scores: (i64, i64),
+    /// Rows and vectors of columns whose sums are in registers together.
+    pub sums: (i64, i64),
 }
 
-/// Rows of a tile that are aimed at: of many, so that transposing keys costs little beside the products, and of few where
+/// Rows of a tile that are aimed at: of many, so that unpacking keys costs little beside the products, and of few where
 /// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
-const MANY_ROWS: i64 = 192;
+const MANY_ROWS: i64 = 256;
 const FEW_ROWS: i64 = 48;
+/// With heads of 128, queries and scores of these rows take 36 KiB.
+const SET: i64 = 48;
+const KEYS: i64 = 64;
 
 impl Params {
-    /// The register blocks are those of the contractions (see `params::block`).
+    /// Sums and operands fit the registers: 32 with AVX-512 and on AArch64, 16 elsewhere (see `params::block`).
     pub fn choose(a: &Problem, lanes: u32) -> Params {
-        let (rows, vectors) = if lanes == 16 { (6, 4) } else { (4, 2) };
-        let keys = (i64::from(lanes) * vectors).max(32);
+        let (scores, sums) = if lanes == 16 { ((8, 3), (6, 4)) } else { ((4, 2), (4, 2)) };
         let few = a.kv == 1 || a.size.max(a.value_size) > 128;
         let wanted = if few { FEW_ROWS } else { MANY_ROWS };
-        // Whole register blocks, where the group allows that.
-        let step = (1..=rows).find(|p| p * a.group % rows == 0).unwrap_or(1);
-        let positions = (wanted / (a.group * step)).max(1) * step;
-        let positions = if positions * a.group > 2 * wanted { 1 } else { positions };
-        let together = (i64::from(lanes) / rows).clamp(1, 2);
-        Params {
-            lanes,
-            positions,
-            step: if positions == 1 { 1 } else { step },
-            keys,
-            rows,
-            vectors,
-            together,
-        }
-    }
-    /// Rows that go together from scores to sums.
-    pub(super) fn set(&self) -> i64 {
-        self.together * self.rows
-    }
-    /// Vectors of a register block of few keys.
-    pub(super) fn half(&self) -> i64 {
-        (self.vectors / 2).max(1)
+        let positions = (wanted / a.group).max(1);
+        Params { lanes, positions, keys: KEYS, set: SET, scores, sums }
     }
     /// Sets of rows of a tile.
     fn sets(&self, a: &Problem) -> i64 {
-        (self.positions * a.group + self.set() - 1) / self.set()
+        (self.positions * a.group + self.set - 1) / self.set
     }
 }
 
@@ -78,24 +59,25 @@ impl Params {
 pub(super) struct Tile<'a> {
     pub(super) a: &'a Problem<'a>,
     pub(super) params: Params,
-    /// `[rows, size]`.
+    /// Queries, transposed by sets of rows: `[sets, size, rows]`.
     pub(super) q: BufId,
-    /// Keys of a block, transposed: `[size, keys]`.
+    /// The rows of a set before that.
+    query: BufId,
+    /// Keys and values of a block: `[keys, size]`, `[keys, value_size]`.
     pub(super) k: BufId,
-    /// `[keys, value_size]`.
     pub(super) v: BufId,
-    /// Scores, then weights, of a set of rows: `[rows, keys]`.
+    /// Scores, then weights, of a set of rows: `[keys, rows]`.
     pub(super) s: BufId,
-    /// Largest scores of the rows of a set, `[rows, lanes]`.
+    /// Largest scores of a set of rows in a block, and what a change of maxima makes of older sums.
     pub(super) best: BufId,
-    /// What a change of maxima makes of older sums of a set, row `r` in lane `r`.
     pub(super) factors: BufId,
     /// `[rows, value_size]`.
     pub(super) sums: BufId,
-    /// Running maxima: a vector for each set of rows, whose row `r` has lane `r`.
+    /// By row: running maxima and sums of weights, positions in the sequence (`i32`) and slopes.
     pub(super) max: BufId,
-    /// Sums of weights, `[rows, lanes]`.
     pub(super) total: BufId,
+    pub(super) positions: BufId,
+    pub(super) slopes: Option<BufId>,
     pub(super) head: ExprId,
     /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
     pub(super) first: ExprId,
@@ -116,10 +98,8 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     let most = kb.int(params.positions);
     let tiles = ceil_div(kb, n, most);
     let tiles = kb.let_("tiles", tiles);
-    // Equal tiles: none is so short that transposing its keys counts.
-    let (share, step) = (ceil_div(kb, n, tiles), kb.int(params.step));
-    let steps = ceil_div(kb, share, step);
-    let positions = kb.mul(steps, step);
+    // Equal tiles: none is so short that unpacking its keys counts.
+    let positions = ceil_div(kb, n, tiles);
     let positions = kb.let_("positions", positions);
     let items = kb.mul_int(tiles, a.kv);
     kb.par("item", items, |kb, item| {
@@ -127,8 +107,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         let first = kb.mul(tile, positions);
         let rest = kb.sub(n, first);
         let count = kb.min(rest, positions);
-        let sets = params.sets(a);
-        let rows = sets * params.set();
+        let rows = params.sets(a) * params.set;
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
@@ -136,14 +115,17 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             a,
             params,
             q: floats(kb, "q", rows * a.size),
+            query: floats(kb, "query", params.set * a.size),
             k: floats(kb, "k", params.keys * a.size),
             v: floats(kb, "v", params.keys * a.value_size),
-            s: floats(kb, "s", params.set() * params.keys),
-            best: floats(kb, "best", params.set() * i64::from(params.lanes)),
-            factors: floats(kb, "factors", params.lanes.into()),
+            s: floats(kb, "s", params.keys * params.set),
+            best: floats(kb, "best", params.set),
+            factors: floats(kb, "factors", params.set),
             sums: floats(kb, "sums", rows * a.value_size),
-            max: floats(kb, "max", sets * i64::from(params.lanes)),
-            total: floats(kb, "total", rows * i64::from(params.lanes)),
+            max: floats(kb, "max", rows),
+            total: floats(kb, "total", rows),
+            positions: kb.alloc("positions", DType::I32, rows as usize, Space::Stack),
+            slopes: a.slopes.map(|_| floats(kb, "slopes", rows)),
             head: kb.let_("head", head),
             first: kb.let_("first", first),
             count: kb.let_("count", count),
@@ -185,9 +167,12 @@ impl Tile<'_> {
             let left = kb.sub(end, j);
             let here = kb.min(left, block);
             let here = kb.let_("keys", here);
-            self.transpose_keys(kb, j, here);
+            self.unpack_keys(kb, j, here);
             self.unpack_values(kb, j, here);
-            let (first, sets) = self.sets(kb, j);
+            let (first, by) = (self.first_row(kb, j), kb.int(self.params.set));
+            let first = kb.div(first, by);
+            let first = kb.let_("first_set", first);
+            let sets = self.sets(kb);
             let count = kb.sub(sets, first);
             kb.serial("set", count, |kb, set| {
                 let set = kb.add(first, set);
@@ -201,25 +186,30 @@ impl Tile<'_> {
         });
     }
 
-    /// The first set of rows that sees some of the keys from `j` on, and the number of sets in use.
-    fn sets(&self, kb: &mut KernelBuilder, j: ExprId) -> (ExprId, ExprId) {
-        let (rows, size) = (kb.mul_int(self.count, self.a.group), kb.int(self.params.set()));
-        let sets = ceil_div(kb, rows, size);
+    /// The first row that sees key `j` or one behind it.
+    pub(super) fn first_row(&self, kb: &mut KernelBuilder, j: ExprId) -> ExprId {
+        let zero = kb.int(0);
+        if self.a.keys == Keys::Sinks {
+            return zero;
+        }
         let first = kb.add(self.past, self.first);
         let before = kb.sub(j, first);
         let before = at_least_zero(kb, before);
-        let before = kb.mul_int(before, self.a.group);
-        let begin = kb.div(before, size);
-        let zero = kb.int(0);
-        let begin = match (self.a.keys, self.prefix) {
-            (Keys::Sinks, _) => zero,
-            (Keys::Seen, None) => begin,
-            (Keys::Seen, Some(prefix)) => {
+        let row = kb.mul_int(before, self.a.group);
+        match self.prefix {
+            None => row,
+            Some(prefix) => {
                 let inside = kb.lt(j, prefix);
-                kb.select(inside, zero, begin)
+                kb.select(inside, zero, row)
             }
-        };
-        (kb.let_("first_set", begin), kb.let_("sets", sets))
+        }
+    }
+
+    /// Sets of rows in use.
+    fn sets(&self, kb: &mut KernelBuilder) -> ExprId {
+        let (rows, set) = (kb.mul_int(self.count, self.a.group), kb.int(self.params.set));
+        let sets = ceil_div(kb, rows, set);
+        kb.let_("sets", sets)
     }
 
     /// Runs `body(row, position among the queries, query head)` for every row that stands for one.
@@ -241,48 +231,73 @@ impl Tile<'_> {
         });
     }
 
-    /// Register blocks of rows in use.
-    pub(super) fn row_blocks(&self, kb: &mut KernelBuilder) -> ExprId {
-        let rows = kb.mul_int(self.count, self.a.group);
-        let block = kb.int(self.params.rows);
-        ceil_div(kb, rows, block)
-    }
-
-    /// No keys seen yet; queries that stand for nothing are zero.
+    /// No keys seen yet. Rows behind the last one in use have the queries and positions of the last position.
     fn clear(&self, kb: &mut KernelBuilder) {
-        let (size, wide) = (self.a.size, self.a.value_size);
-        let (lanes, value_lanes) = (lanes_of(size, self.params.lanes), lanes_of(wide, self.params.lanes));
-        let blocks = self.row_blocks(kb);
-        let rows = kb.mul_int(blocks, self.params.rows);
+        let (wide, lanes) = (self.a.value_size, self.params.lanes);
+        let value_lanes = lanes_of(wide, lanes);
+        let sets = self.sets(kb);
+        let rows = kb.mul_int(sets, self.params.set);
         kb.serial("row", rows, |kb, row| {
-            let clear = |kb: &mut KernelBuilder, buf: BufId, size: i64, lanes: u32| {
-                columns(kb, size, lanes, |kb, c| {
-                    let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
-                    let at = kb.mul_int(row, size);
-                    let at = kb.add(at, c);
-                    kb.store_vec(buf, at, nothing);
-                });
-            };
-            clear(kb, self.q, size, lanes);
-            clear(kb, self.sums, wide, value_lanes);
-            clear(kb, self.total, self.params.lanes.into(), self.params.lanes);
-        });
-        let maxima = self.params.sets(self.a) * i64::from(self.params.lanes);
-        columns(kb, maxima, self.params.lanes, |kb, c| {
-            let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, self.params.lanes));
-            kb.store_vec(self.max, c, hidden);
+            columns(kb, wide, value_lanes, |kb, c| {
+                let nothing = kb.constant(0.0, Ty::vector(DType::F32, value_lanes));
+                let at = kb.mul_int(row, wide);
+                let at = kb.add(at, c);
+                kb.store_vec(self.sums, at, nothing);
+            });
+            let (p, none, hidden) = (self.position(kb, row), kb.float(0.0), kb.float(HIDDEN));
+            let p = kb.cast(p, DType::I32);
+            kb.store(self.positions, row, p);
+            kb.store(self.total, row, none);
+            kb.store(self.max, row, hidden);
+            if let Some(slopes) = self.slopes {
+                let head = self.head_of(kb, row);
+                if let Some(slope) = self.a.slope(kb, head) {
+                    kb.store(slopes, row, slope);
+                }
+            }
         });
     }
 
-    /// Scaled queries.
+    /// Scaled queries, transposed set by set.
     fn load_queries(&self, kb: &mut KernelBuilder) {
-        let lanes = lanes_of(self.a.size, self.params.lanes);
-        self.each_row(kb, |kb, row, position, head| {
-            columns(kb, self.a.size, lanes, |kb, c| {
-                let value = self.a.query(kb, position, head, c, lanes);
-                let at = kb.mul_int(row, self.a.size);
-                let at = kb.add(at, c);
-                kb.store_vec(self.q, at, value);
+        let (size, set) = (self.a.size, self.params.set);
+        let lanes = lanes_of(size, self.params.lanes);
+        let sets = self.sets(kb);
+        kb.serial("set", sets, |kb, number| {
+            let first = kb.mul_int(number, set);
+            let first = kb.let_("first", first);
+            let rows = kb.int(set);
+            kb.serial("r", rows, |kb, r| {
+                let row = kb.add(first, r);
+                let (position, head) = (self.query_of(kb, row), self.head_of(kb, row));
+                columns(kb, size, lanes, |kb, c| {
+                    let value = self.a.query(kb, position, head, c, lanes);
+                    let at = kb.mul_int(r, size);
+                    let at = kb.add(at, c);
+                    kb.store_vec(self.query, at, value);
+                });
+            });
+            let squares = kb.int(set / i64::from(lanes));
+            kb.serial("square", squares, |kb, square| {
+                let from = kb.mul_int(square, i64::from(lanes));
+                columns(kb, size, lanes, |kb, c| {
+                    let mut vectors = Vec::new();
+                    for r in 0..i64::from(lanes) {
+                        let row = kb.add_int(from, r);
+                        let at = kb.mul_int(row, size);
+                        let at = kb.add(at, c);
+                        let value = kb.load_vec(self.query, at, lanes);
+                        vectors.push(kb.let_("q", value));
+                    }
+                    let start = kb.mul_int(first, size);
+                    for (i, column) in transpose(kb, vectors).into_iter().enumerate() {
+                        let at = kb.add_int(c, i as i64);
+                        let at = kb.mul_int(at, set);
+                        let at = kb.add(at, from);
+                        let at = kb.add(start, at);
+                        kb.store_vec(self.q, at, column);
+                    }
+                });
             });
         });
     }
@@ -294,75 +309,70 @@ impl Tile<'_> {
         kb.let_("row", row)
     }
 
-    /// At least `count` keys, in whole vectors of half a register block (see [`Rows::scores`]).
-    fn transpose_keys(&self, kb: &mut KernelBuilder, j: ExprId, count: ExprId) {
-        let (size, keys) = (self.a.size, self.params.keys);
-        let lanes = lanes_of(size, self.params.lanes);
-        let half = self.params.half() * i64::from(self.params.lanes);
-        let by = kb.int(half);
-        let squares = ceil_div(kb, count, by);
-        let squares = kb.mul_int(squares, half / i64::from(lanes));
-        kb.serial("square", squares, |kb, square| {
-            let from = kb.mul_int(square, i64::from(lanes));
-            let rows: Vec<ExprId> = (0..i64::from(lanes))
-                .map(|i| {
-                    let i = kb.add_int(from, i);
-                    self.row_of(kb, j, i)
-                })
-                .collect();
-            columns(kb, size, lanes, |kb, c| {
-                let vectors = rows
-                    .iter()
-                    .map(|&row| {
-                        let value = self.a.key(kb, row, self.head, c, lanes);
-                        kb.let_("k", value)
-                    })
-                    .collect();
-                for (i, column) in transpose(kb, vectors).into_iter().enumerate() {
-                    let at = kb.add_int(c, i as i64);
-                    let at = kb.mul_int(at, keys);
-                    let at = kb.add(at, from);
-                    kb.store_vec(self.k, at, column);
-                }
-            });
+    /// At least `count` keys, in whole register blocks.
+    fn unpack_keys(&self, kb: &mut KernelBuilder, j: ExprId, count: ExprId) {
+        let by = kb.int(self.params.scores.0);
+        let blocks = ceil_div(kb, count, by);
+        let count = kb.mul(blocks, by);
+        self.unpack(kb, (self.k, self.a.size), (j, count), |kb, row, c, lanes| {
+            self.a.key(kb, row, self.head, c, lanes)
         });
     }
 
     fn unpack_values(&self, kb: &mut KernelBuilder, j: ExprId, count: ExprId) {
-        let size = self.a.value_size;
+        self.unpack(kb, (self.v, self.a.value_size), (j, count), |kb, row, c, lanes| {
+            self.a.value(kb, row, self.head, c, lanes)
+        });
+    }
+
+    /// `count` rows of `size` elements, from row `j` of the cache on.
+    fn unpack(
+        &self,
+        kb: &mut KernelBuilder,
+        (to, size): (BufId, i64),
+        (j, count): (ExprId, ExprId),
+        value: impl Fn(&mut KernelBuilder, ExprId, ExprId, u32) -> ExprId,
+    ) {
         let lanes = lanes_of(size, self.params.lanes);
         kb.serial("i", count, |kb, i| {
             let row = self.row_of(kb, j, i);
             columns(kb, size, lanes, |kb, c| {
-                let value = self.a.value(kb, row, self.head, c, lanes);
+                let value = value(kb, row, c, lanes);
                 let at = kb.mul_int(i, size);
                 let at = kb.add(at, c);
-                kb.store_vec(self.v, at, value);
+                kb.store_vec(to, at, value);
             });
         });
     }
 
-    /// Position in the sequence and slope of a row's query; rows that stand for nothing have those of the last query.
-    pub(super) fn query_of(&self, kb: &mut KernelBuilder, row: ExprId) -> (ExprId, Option<ExprId>) {
-        let group = kb.int(self.a.group);
-        let most = kb.add_int(self.count, -1);
+    /// Position of a row's query among the queries.
+    fn query_of(&self, kb: &mut KernelBuilder, row: ExprId) -> ExprId {
+        let (group, most) = (kb.int(self.a.group), kb.add_int(self.count, -1));
         let i = kb.div(row, group);
         let i = kb.min(i, most);
-        let p = kb.add(self.past, self.first);
-        let p = kb.add(p, i);
-        let p = kb.let_("p", p);
+        let position = kb.add(self.first, i);
+        kb.let_("position", position)
+    }
+
+    /// Position of a row's query in the sequence.
+    pub(super) fn position(&self, kb: &mut KernelBuilder, row: ExprId) -> ExprId {
+        let position = self.query_of(kb, row);
+        let p = kb.add(self.past, position);
+        kb.let_("p", p)
+    }
+
+    /// Query head of a row.
+    fn head_of(&self, kb: &mut KernelBuilder, row: ExprId) -> ExprId {
+        let group = kb.int(self.a.group);
         let (g, head) = (kb.rem(row, group), kb.mul(self.head, group));
-        let head = kb.add(head, g);
-        (p, self.a.slope(kb, head))
+        kb.add(head, g)
     }
 
     fn store(&self, kb: &mut KernelBuilder, out: BufId) {
         let size = self.a.value_size;
         let lanes = lanes_of(size, self.params.lanes);
         self.each_row(kb, |kb, row, position, head| {
-            let at = kb.mul_int(row, self.params.lanes.into());
-            let total = kb.load_vec(self.total, at, self.params.lanes);
-            let (one, total) = (kb.float(1.0), kb.reduce_lanes(BinOp::Add, total));
+            let (one, total) = (kb.float(1.0), kb.load(self.total, row));
             let factor = kb.div(one, total);
             let factor = kb.let_("factor", factor);
             let to = kb.mul_int(position, self.a.heads());

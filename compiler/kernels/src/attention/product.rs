@@ -4,10 +4,18 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
-/// A block of a matrix product with its sums in registers: rows of `a` (buffer, first row, length of a row) times
-/// columns of `b` (buffer, first column, length of a row).
+/// A matrix whose elements are broadcast: row `r`, column `k` is at `start + r * row + k * k`.
+pub(super) struct Operand {
+    pub buf: BufId,
+    pub start: ExprId,
+    pub row: i64,
+    pub k: i64,
+}
+
+/// A block of a matrix product with its sums in registers: rows of `a` times columns of `b` (buffer, first column, length
+/// of a row).
 pub(super) struct Product {
-    pub a: (BufId, ExprId, i64),
+    pub a: Operand,
     pub b: (BufId, ExprId, i64),
     pub lanes: u32,
     pub rows: i64,
@@ -61,10 +69,10 @@ impl Product {
                 })
                 .collect();
             for (r, of_row) in sums.iter().enumerate() {
-                let row = kb.add_int(self.a.1, r as i64);
-                let at = kb.mul_int(row, self.a.2);
-                let at = kb.add(at, k);
-                let value = kb.load(self.a.0, at);
+                let at = kb.mul_int(k, self.a.k);
+                let at = kb.add(self.a.start, at);
+                let at = kb.add_int(at, r as i64 * self.a.row);
+                let value = kb.load(self.a.buf, at);
                 let value = kb.splat(value, lanes);
                 let value = kb.let_("a", value);
                 for (&sum, &b) in of_row.iter().zip(&b) {

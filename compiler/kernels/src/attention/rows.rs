@@ -1,27 +1,28 @@
-//! Some rows of a tile of attention, a register block of a product or two: from scores against a block of keys to sums of
-//! values. Several register blocks share the keys in the first-level cache, and one search for the maxima.
+//! Some rows of a tile of attention against a block of keys: from scores to sums of values. Scores have rows in their lanes, so
+//! maxima and sums of weights go along vectors, keys are read as they lie in memory, and weights are where the product with
+//! the values broadcasts them from.
 
-use super::prefill::Tile;
-use super::product::{Product, join_each};
-use super::{HIDDEN, Keys, Place, ceil_div, lanes_of, larger};
+use super::prefill::{Params, Tile};
+use super::product::{Operand, Product};
+use super::{HIDDEN, Keys, Place, at_least_zero, ceil_div, lanes_of, larger};
 use crate::math::exp_below_zero;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
+use mlcc_ir::kernel::{BinOp, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
 /// A set of rows of a tile against a block of keys.
 pub(super) struct Rows<'a> {
     tile: &'a Tile<'a>,
-    /// Its number, its first row, and its register blocks in use.
-    set: ExprId,
+    /// The first row, and how many are in use from there on.
     row: ExprId,
-    blocks: ExprId,
-    /// The first key.
+    left: ExprId,
+    /// The first key, and how many the block has.
     j: ExprId,
-    /// True if every row sees all keys of the block.
-    shown: ExprId,
+    count: ExprId,
     /// Keys up to the last that one of the rows sees.
     keys: ExprId,
+    /// True if all rows are in use and see all keys of a whole block.
+    shown: ExprId,
 }
 
 impl<'a> Rows<'a> {
@@ -33,223 +34,215 @@ impl<'a> Rows<'a> {
         (j, count): (ExprId, ExprId),
     ) -> Rows<'a> {
         let params = tile.params;
-        let row = kb.mul_int(set, params.set());
+        let row = kb.mul_int(set, params.set);
         let row = kb.let_("row", row);
-        let (all, most) = (tile.row_blocks(kb), kb.int(params.together));
-        let left = kb.mul_int(set, params.together);
-        let left = kb.sub(all, left);
-        let blocks = kb.min(left, most);
-        let last = kb.add_int(row, params.set() - 1);
-        let (first, _) = tile.query_of(kb, row);
-        let (last, _) = tile.query_of(kb, last);
-        let shown = shown(kb, tile, j, (first, last));
-        // Keys behind the last query, but for a prefix.
-        let seen = match tile.a.keys {
-            Keys::Sinks => count,
-            Keys::Seen => {
-                let next = kb.add_int(last, 1);
-                let end = tile.prefix.map_or(next, |prefix| kb.max(next, prefix));
-                let seen = kb.sub(end, j);
-                kb.min(seen, count)
-            }
-        };
-        Rows {
-            tile,
-            set,
-            row,
-            blocks: kb.let_("blocks", blocks),
-            j,
-            shown: kb.let_("shown", shown),
-            keys: kb.let_("seen", seen),
-        }
+        let rows = kb.mul_int(tile.count, tile.a.group);
+        let left = kb.sub(rows, row);
+        let left = kb.let_("left", left);
+        let last = kb.add_int(row, params.set - 1);
+        let [first, last] = [row, last].map(|row| tile.position(kb, row));
+        let (all, seen_by_all) = (kb.int(params.set), shown(kb, tile, j, (first, last)));
+        let full = kb.binary(BinOp::Le, all, left);
+        let shown = kb.binary(BinOp::And, full, seen_by_all);
+        let shown = kb.let_("shown", shown);
+        let keys = seen(kb, tile, (j, count), last);
+        Rows { tile, row, left, j, count, keys: kb.let_("seen", keys), shown }
     }
 
+    fn params(&self) -> Params {
+        self.tile.params
+    }
     fn lanes(&self) -> u32 {
         self.tile.params.lanes
     }
 
-    /// Stores the scores, and the largest of every row in each lane.
+    /// Stores the scores `[keys, rows]`, and the largest of every row.
     pub fn scores(&self, kb: &mut KernelBuilder) {
-        let (tile, params) = (self.tile, self.tile.params);
-        let (lanes, zero) = (self.lanes(), kb.int(0));
+        let (params, lanes) = (self.params(), self.lanes());
         let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, lanes));
-        for r in 0..params.set() {
-            let at = kb.int(r * i64::from(lanes));
-            kb.store_vec(tile.best, at, hidden);
-        }
-        kb.serial("part", self.blocks, |kb, part| {
-            let offset = kb.mul_int(part, params.rows);
-            let offset = kb.let_("offset", offset);
-            let best: Vec<BufId> = (0..params.rows)
-                .map(|_| {
-                    let best = kb.alloc("best", DType::F32, lanes as usize, Space::Local);
-                    kb.store_vec(best, zero, hidden);
-                    best
-                })
-                .collect();
-            kb.if_else(
-                self.shown,
-                |kb| {
-                    let width = params.vectors * i64::from(lanes);
-                    let groups = kb.int(params.keys / width);
-                    kb.serial("keys", groups, |kb, group| {
-                        let from = kb.mul_int(group, width);
-                        self.score_block(kb, offset, (from, params.vectors), true, &best);
-                    });
-                },
-                |kb| self.partly_seen(kb, offset, &best),
-            );
-            for (r, &best) in (0..).zip(&best) {
-                let at = kb.add_int(offset, r);
-                let at = kb.mul_int(at, lanes.into());
-                let value = kb.load_vec(best, zero, lanes);
-                kb.store_vec(tile.best, at, value);
-            }
+        self.each_vector(kb, |kb, at| kb.store_vec(self.tile.best, at, hidden));
+        let (across, vectors) = params.scores;
+        let width = vectors * i64::from(lanes);
+        let (groups, by) = (kb.int(params.set / width), kb.int(across));
+        let blocks = ceil_div(kb, self.keys, by);
+        let blocks = kb.let_("blocks", blocks);
+        let each_block = |kb: &mut KernelBuilder, body: &dyn Fn(&mut KernelBuilder, ExprId, ExprId)| {
+            kb.serial("rows", groups, |kb, group| {
+                let from = kb.mul_int(group, width);
+                let from = kb.let_("from", from);
+                kb.serial("keys", blocks, |kb, block| {
+                    let key = kb.mul_int(block, across);
+                    let key = kb.let_("key", key);
+                    body(kb, from, key);
+                });
+            });
+        };
+        kb.if_else(
+            self.shown,
+            |kb| each_block(kb, &|kb, from, key| self.score_block(kb, (from, vectors), key, true)),
+            |kb| each_block(kb, &|kb, from, key| self.partly_seen(kb, from, key)),
+        );
+    }
+
+    /// Runs `body` for the place of every vector of rows in the set.
+    fn each_vector(&self, kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, ExprId)) {
+        let lanes = i64::from(self.lanes());
+        let vectors = kb.int(self.params().set / lanes);
+        kb.serial("vector", vectors, |kb, v| {
+            let at = kb.mul_int(v, lanes);
+            body(kb, at);
         });
     }
 
-    /// Scores of the keys that are seen, by half a register block where that is enough.
-    fn partly_seen(&self, kb: &mut KernelBuilder, offset: ExprId, best: &[BufId]) {
-        let params = self.tile.params;
-        let lanes = i64::from(params.lanes);
-        let (width, half) = (params.vectors * lanes, params.half() * lanes);
-        let by = kb.int(width);
-        let groups = ceil_div(kb, self.keys, by);
-        kb.serial("keys", groups, |kb, group| {
-            let from = kb.mul_int(group, width);
-            let (left, enough) = (kb.sub(self.keys, from), kb.int(half));
-            let few = kb.binary(BinOp::Le, left, enough);
-            kb.if_else(
-                few,
-                |kb| self.score_block(kb, offset, (from, params.half()), false, best),
-                |kb| self.score_block(kb, offset, (from, params.vectors), false, best),
-            );
+    /// Scores of the vectors of rows that are in use and see some of the keys; those of the others are hidden.
+    fn partly_seen(&self, kb: &mut KernelBuilder, from: ExprId, key: ExprId) {
+        let lanes = i64::from(self.lanes());
+        let (across, vectors) = self.params().scores;
+        let (zero, most) = (kb.int(0), kb.int(vectors));
+        let j = kb.add(self.j, key);
+        let begin = self.tile.first_row(kb, j);
+        let begin = kb.sub(begin, self.row);
+        let begin = kb.sub(begin, from);
+        let begin = at_least_zero(kb, begin);
+        let by = kb.int(lanes);
+        let begin = kb.div(begin, by);
+        let begin = kb.min(begin, most);
+        let begin = kb.let_("begin", begin);
+        let used = kb.sub(self.left, from);
+        let used = at_least_zero(kb, used);
+        let end = ceil_div(kb, used, by);
+        let end = kb.min(end, most);
+        let end = kb.let_("end", end);
+        let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, self.lanes()));
+        kb.serial("vector", most, |kb, v| {
+            let (before, behind) = (kb.lt(v, begin), kb.binary(BinOp::Le, end, v));
+            let out = kb.binary(BinOp::Or, before, behind);
+            kb.if_(out, |kb| {
+                let offset = kb.mul_int(v, lanes);
+                let row = kb.add(from, offset);
+                for r in 0..across {
+                    let at = self.place_of(kb, key, r, row);
+                    kb.store_vec(self.tile.s, at, hidden);
+                }
+            });
         });
-    }
-
-    /// Scores of the register block that begins with row `offset` of the set, against so many vectors of keys.
-    fn score_block(
-        &self,
-        kb: &mut KernelBuilder,
-        offset: ExprId,
-        (from, vectors): (ExprId, i64),
-        shown: bool,
-        best: &[BufId],
-    ) {
-        let (tile, params, zero) = (self.tile, self.tile.params, kb.int(0));
-        let lanes = self.lanes();
+        let count = kb.sub(end, begin);
+        let count = kb.max(count, zero);
+        let offset = kb.mul_int(begin, lanes);
+        let from = kb.add(from, offset);
         let from = kb.let_("from", from);
-        let first = kb.add(self.row, offset);
+        for vectors in 1..=vectors {
+            let this = kb.int(vectors);
+            let this = kb.binary(BinOp::Eq, count, this);
+            kb.if_(this, |kb| self.score_block(kb, (from, vectors), key, false));
+        }
+    }
+
+    /// Where the score of key `key + r` of the block and row `row` of the set is.
+    fn place_of(&self, kb: &mut KernelBuilder, key: ExprId, r: i64, row: ExprId) -> ExprId {
+        let key = kb.add_int(key, r);
+        let at = kb.mul_int(key, self.params().set);
+        kb.add(at, row)
+    }
+
+    /// Scores of so many vectors of rows from row `from` of the set on, against the keys of a register block from `key` on.
+    fn score_block(&self, kb: &mut KernelBuilder, (from, vectors): (ExprId, i64), key: ExprId, shown: bool) {
+        let (tile, params, lanes) = (self.tile, self.params(), self.lanes());
+        let queries = kb.mul_int(self.row, tile.a.size);
+        let queries = kb.add(queries, from);
+        let start = kb.mul_int(key, tile.a.size);
         let product = Product {
-            a: (tile.q, first, tile.a.size),
-            b: (tile.k, from, params.keys),
+            a: Operand { buf: tile.k, start, row: tile.a.size, k: 1 },
+            b: (tile.q, queries, params.set),
             lanes,
-            rows: params.rows,
+            rows: params.scores.0,
             vectors,
         };
         let extent = kb.int(tile.a.size);
         let sums = product.emit(kb, extent, None);
-        for (r, sums) in (0..).zip(&sums) {
-            let row = kb.add_int(first, r);
-            let (p, slope) = tile.query_of(kb, row);
-            let row = kb.add_int(offset, r);
-            let row = kb.mul_int(row, params.keys);
-            for (v, &s) in (0..).zip(sums) {
-                let column = kb.add_int(from, v * i64::from(lanes));
-                let key = kb.add(self.j, column);
-                let place = Place { p, j: key, slope, prefix: tile.prefix, end: None, shown };
-                let s = tile.a.score(kb, s, &place);
+        for v in 0..vectors {
+            let row = kb.add_int(from, v * i64::from(lanes));
+            let of_tile = kb.add(self.row, row);
+            let p = kb.load_vec(tile.positions, of_tile, lanes);
+            let slope = tile.slopes.map(|slopes| kb.load_vec(slopes, of_tile, lanes));
+            let mut best = kb.load_vec(tile.best, row, lanes);
+            for (r, sums) in (0..).zip(&sums) {
+                let j = kb.add(self.j, key);
+                let j = kb.add_int(j, r);
+                let place = Place { p, j, slope, prefix: tile.prefix, end: None, shown };
+                let s = tile.a.score(kb, sums[v as usize], &place);
                 let s = kb.let_("s", s);
-                let at = kb.add(row, column);
+                let at = self.place_of(kb, key, r, row);
                 kb.store_vec(tile.s, at, s);
-                let old = kb.load_vec(best[r as usize], zero, lanes);
-                let new = larger(kb, old, s);
-                kb.store_vec(best[r as usize], zero, new);
+                best = larger(kb, best, s);
+                best = kb.let_("best", best);
             }
+            kb.store_vec(tile.best, row, best);
         }
     }
 
     /// The new running maxima of the rows, and what their change makes of older sums.
     pub fn raise_max(&self, kb: &mut KernelBuilder) {
-        let (tile, params) = (self.tile, self.tile.params);
-        let (lanes, zero) = (self.lanes(), kb.int(0));
-        let hidden = kb.constant(HIDDEN, Ty::vector(DType::F32, lanes));
-        let slots = (params.set() as u64).next_power_of_two() as u32;
-        let mut best = Vec::new();
-        for r in 0..i64::from(slots) {
-            best.push((r < params.set()).then(|| {
-                let at = kb.int(r * i64::from(lanes));
-                let best = kb.load_vec(tile.best, at, lanes);
-                kb.let_("best", best)
-            }));
-        }
-        let mut most = join_each(kb, best, hidden, larger);
-        let mut distance = slots;
-        while distance < lanes {
-            let other = kb.shuffle(most, None, (0..lanes).map(|l| l ^ distance).collect());
-            let both = larger(kb, most, other);
-            most = kb.let_("most", both);
-            distance *= 2;
-        }
-        let at = kb.mul_int(self.set, lanes.into());
-        let old = kb.load_vec(tile.max, at, lanes);
-        let old = kb.let_("old", old);
-        let max = larger(kb, old, most);
-        let max = kb.let_("max", max);
-        kb.store_vec(tile.max, at, max);
-        let fallen = kb.sub(old, max);
-        let factors = exp_below_zero(kb, fallen);
-        kb.store_vec(tile.factors, zero, factors);
+        let (tile, lanes) = (self.tile, self.lanes());
+        self.each_vector(kb, |kb, at| {
+            let of_tile = kb.add(self.row, at);
+            let (old, best) = (kb.load_vec(tile.max, of_tile, lanes), kb.load_vec(tile.best, at, lanes));
+            let old = kb.let_("old", old);
+            let max = larger(kb, old, best);
+            let max = kb.let_("max", max);
+            let fallen = kb.sub(old, max);
+            let factor = exp_below_zero(kb, fallen);
+            let factor = kb.let_("factor", factor);
+            kb.store_vec(tile.max, of_tile, max);
+            kb.store_vec(tile.factors, at, factor);
+            let total = kb.load_vec(tile.total, of_tile, lanes);
+            let total = kb.mul(total, factor);
+            kb.store_vec(tile.total, of_tile, total);
+        });
     }
 
     /// Scores to weights, and their sums.
     pub fn weigh(&self, kb: &mut KernelBuilder) {
-        let (tile, params, zero) = (self.tile, self.tile.params, kb.int(0));
-        let lanes = self.lanes();
-        let by = kb.int(lanes.into());
-        let vectors = ceil_div(kb, self.keys, by);
-        let vectors = kb.let_("vectors", vectors);
-        let rows = kb.mul_int(self.blocks, params.rows);
-        kb.serial("r", rows, |kb, r| {
-            let max = kb.mul_int(self.set, lanes.into());
-            let max = kb.add(max, r);
-            let max = self.in_all_lanes(kb, tile.max, max, lanes);
-            let factor = self.in_all_lanes(kb, tile.factors, r, lanes);
-            let row = kb.add(self.row, r);
-            let of_row = kb.mul_int(row, lanes.into());
-            let total = kb.load_vec(tile.total, of_row, lanes);
-            let total = kb.mul(total, factor);
-            let sum = kb.alloc("total", DType::F32, lanes as usize, Space::Local);
-            kb.store_vec(sum, zero, total);
-            kb.serial("vector", vectors, |kb, v| {
-                let at = kb.mul_int(r, params.keys);
-                let column = kb.mul_int(v, lanes.into());
-                let at = kb.add(at, column);
-                let s = kb.load_vec(tile.s, at, lanes);
-                let below = kb.sub(s, max);
-                let weight = exp_below_zero(kb, below);
-                let weight = kb.let_("weight", weight);
-                kb.store_vec(tile.s, at, weight);
-                let old = kb.load_vec(sum, zero, lanes);
-                let new = kb.add(old, weight);
-                kb.store_vec(sum, zero, new);
+        let (tile, lanes, zero) = (self.tile, self.lanes(), kb.int(0));
+        let vectors = self.params().scores.1;
+        let width = vectors * i64::from(lanes);
+        let groups = kb.int(self.params().set / width);
+        kb.serial("rows", groups, |kb, group| {
+            let from = kb.mul_int(group, width);
+            let from = kb.let_("from", from);
+            let mut of_vectors = Vec::new();
+            for v in 0..vectors {
+                let row = kb.add_int(from, v * i64::from(lanes));
+                let at = kb.add(self.row, row);
+                let (max, total) = (kb.load_vec(tile.max, at, lanes), kb.load_vec(tile.total, at, lanes));
+                let sum = kb.alloc("total", DType::F32, lanes as usize, Space::Local);
+                kb.store_vec(sum, zero, total);
+                of_vectors.push((row, at, kb.let_("max", max), sum));
+            }
+            kb.serial("key", self.keys, |kb, key| {
+                for &(row, _, max, sum) in &of_vectors {
+                    let at = self.place_of(kb, key, 0, row);
+                    let s = kb.load_vec(tile.s, at, lanes);
+                    let below = kb.sub(s, max);
+                    let weight = exp_below_zero(kb, below);
+                    let weight = kb.let_("weight", weight);
+                    kb.store_vec(tile.s, at, weight);
+                    let old = kb.load_vec(sum, zero, lanes);
+                    let new = kb.add(old, weight);
+                    kb.store_vec(sum, zero, new);
+                }
             });
-            let total = kb.load_vec(sum, zero, lanes);
-            kb.store_vec(tile.total, of_row, total);
+            for &(_, at, _, sum) in &of_vectors {
+                let total = kb.load_vec(sum, zero, lanes);
+                kb.store_vec(tile.total, at, total);
+            }
         });
-    }
-
-    /// An element of a buffer, pinned.
-    fn in_all_lanes(&self, kb: &mut KernelBuilder, buf: BufId, at: ExprId, lanes: u32) -> ExprId {
-        let value = kb.load(buf, at);
-        let value = kb.splat(value, lanes);
-        kb.let_("of_row", value)
     }
 
     /// Adds the weighted values of the block to the sums, as many columns at a time as registers have room for.
     pub fn mix(&self, kb: &mut KernelBuilder) {
         let size = self.tile.a.value_size;
-        let (lanes, most) = (lanes_of(size, self.lanes()), self.tile.params.vectors);
+        let (lanes, most) = (lanes_of(size, self.lanes()), self.params().sums.1);
         let width = i64::from(lanes);
         let all = size / width;
         let passes = (all + most - 1) / most;
@@ -267,32 +260,47 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// `vectors` vectors of columns from `from` on.
+    /// `vectors` vectors of columns from `from` on, of the keys that some of the rows of a register block see.
     fn mix_columns(&self, kb: &mut KernelBuilder, (from, vectors): (ExprId, i64), lanes: u32) {
-        let (tile, params) = (self.tile, self.tile.params);
-        kb.serial("part", self.blocks, |kb, part| {
-            let offset = kb.mul_int(part, params.rows);
+        let (tile, params) = (self.tile, self.params());
+        let rows = params.sums.0;
+        let (by, all) = (kb.int(rows), kb.int(params.set));
+        let used = kb.min(self.left, all);
+        let blocks = ceil_div(kb, used, by);
+        kb.serial("rows", blocks, |kb, block| {
+            let offset = kb.mul_int(block, rows);
             let offset = kb.let_("offset", offset);
-            let product = Product {
-                a: (tile.s, offset, params.keys),
-                b: (tile.v, from, tile.a.value_size),
-                lanes,
-                rows: params.rows,
-                vectors,
-            };
-            let mut factors = Vec::new();
-            for r in 0..params.rows {
-                let at = kb.add_int(offset, r);
-                factors.push(self.in_all_lanes(kb, tile.factors, at, lanes));
-            }
             let row = kb.add(self.row, offset);
-            let sums = product.emit(kb, self.keys, Some((tile.sums, row, &factors)));
-            for (r, sums) in (0..).zip(sums) {
-                for (v, sum) in (0..).zip(sums) {
-                    let at = product.place(kb, row, (r, v));
-                    kb.store_vec(tile.sums, at, sum);
+            let last = kb.add_int(row, rows - 1);
+            let last = tile.position(kb, last);
+            let keys = seen(kb, tile, (self.j, self.count), last);
+            let keys = kb.let_("seen", keys);
+            let zero = kb.int(0);
+            let some = kb.lt(zero, keys);
+            kb.if_(some, |kb| {
+                let product = Product {
+                    a: Operand { buf: tile.s, start: offset, row: 1, k: params.set },
+                    b: (tile.v, from, tile.a.value_size),
+                    lanes,
+                    rows,
+                    vectors,
+                };
+                let factors: Vec<ExprId> = (0..rows)
+                    .map(|r| {
+                        let at = kb.add_int(offset, r);
+                        let factor = kb.load(tile.factors, at);
+                        let factor = kb.splat(factor, lanes);
+                        kb.let_("factor", factor)
+                    })
+                    .collect();
+                let sums = product.emit(kb, keys, Some((tile.sums, row, &factors)));
+                for (r, sums) in (0..).zip(sums) {
+                    for (v, sum) in (0..).zip(sums) {
+                        let at = product.place(kb, row, (r, v));
+                        kb.store_vec(tile.sums, at, sum);
+                    }
                 }
-            }
+            });
         });
     }
 }
@@ -308,6 +316,19 @@ fn shown(kb: &mut KernelBuilder, tile: &Tile, j: ExprId, (first, last): (ExprId,
             let near = kb.add_int(j, window);
             let near = kb.lt(last, near);
             kb.binary(BinOp::And, behind, near)
+        }
+    }
+}
+
+/// How many of the `count` keys from `j` on are not behind the query at position `last`, or in the prefix.
+fn seen(kb: &mut KernelBuilder, tile: &Tile, (j, count): (ExprId, ExprId), last: ExprId) -> ExprId {
+    match tile.a.keys {
+        Keys::Sinks => count,
+        Keys::Seen => {
+            let next = kb.add_int(last, 1);
+            let end = tile.prefix.map_or(next, |prefix| kb.max(next, prefix));
+            let seen = kb.sub(end, j);
+            kb.min(seen, count)
         }
     }
 }
