@@ -99,13 +99,9 @@ impl Block<'_> {
         self.item.ask(kb, self.a, ahead, next, at, width);
     }
     /// Elements of the values of the next block that are asked for while scores become weights, a line for every vector of
-    /// them; at most half of this head's share. That is a good part of the time where integers meet; elsewhere products leave
-    /// room for all of them.
+    /// them; at most half of this head's share. Memory would have nothing to do in this part of the time.
     fn asked_by_weights(&self) -> i64 {
         let params = self.item.params;
-        if params.dots.is_none() {
-            return 0;
-        }
         let line = params.ahead[1].map_or(0, |ahead| CACHE_LINE as i64 / ahead.bytes);
         (params.block / params.keys() * line).min(params.block * self.a.value_size / 2)
     }

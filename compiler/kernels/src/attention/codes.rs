@@ -14,6 +14,7 @@ use super::block::Block;
 use super::decode::{Item, columns};
 use super::product::join_each;
 use super::schedule::Params;
+use super::scores::Turn;
 use super::{Problem, lanes_of};
 use crate::generic::inline::Binding;
 use crate::params::{IntDot, KernelTarget};
@@ -364,12 +365,8 @@ impl Block<'_> {
         // together, and sums in memory.
         let (parts, of_keys) = (kb.int(a.size / width), kb.mul_int(self.count, a.size / width));
         let parts = kb.min(parts, of_keys);
-        let asked = kb.mul_int(offset, a.size);
         kb.serial("part", parts, |kb, c| {
-            let share = width * params.together();
-            let at = kb.mul_int(c, share);
-            let at = kb.add(asked, at);
-            self.ahead(kb, params.ahead[0], at, share);
+            self.keys_ahead(kb, offset, Turn::Within(c, a.size / width));
             let bytes = 4 * lanes;
             let from = kb.mul_int(c, PLANES * i64::from(bytes));
             let from = kb.add(queries, from);

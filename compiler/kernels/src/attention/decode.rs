@@ -14,12 +14,14 @@ use super::schedule::{Ahead, Params, SLICES};
 use super::{HIDDEN, Problem, SLICE_KEYS, at_least_zero, ceil_div, lanes_of, most_slices};
 use crate::contraction::CACHE_LINE;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt, Ty, UnOp};
 use mlcc_ir::types::DType;
 
-/// From this number of keys on, slices have all key heads, and at least so many keys.
+/// From this number of keys on, slices have all key heads. They have at least so many keys, unless there would be fewer slices
+/// than [`LONG_SLICES`]: each prepares the queries and leaves sums that are joined, which takes as long as some 20 keys.
 const LONG: i64 = 1024;
-const LONG_SLICE: i64 = 128;
+const LONG_SLICE: i64 = 256;
+const LONG_SLICES: i64 = 8;
 /// Lines of keys that an item asks for before it prepares the queries.
 const FIRST_LINES: i64 = 32;
 
@@ -39,12 +41,14 @@ impl Shares {
         let long = kb.int(LONG);
         let short = kb.lt(count, long);
         let whole = kb.unary(UnOp::Not, short);
-        let [of_short, of_long] =
-            [(SLICE_KEYS, most_slices(a.kv, SLICES)), (LONG_SLICE, SLICES)].map(|(least, most)| {
-                let (least, most) = (kb.int(least), kb.int(most));
-                let used = ceil_div(kb, count, least);
-                kb.min(used, most)
-            });
+        let slices = |kb: &mut KernelBuilder, least: i64, most: i64| {
+            let (least, most) = (kb.int(least), kb.int(most));
+            let used = ceil_div(kb, count, least);
+            kb.min(used, most)
+        };
+        let of_short = slices(kb, SLICE_KEYS, most_slices(a.kv, SLICES));
+        let (of_long, least) = (slices(kb, LONG_SLICE, SLICES), kb.int(LONG_SLICES));
+        let of_long = kb.max(of_long, least);
         let used = kb.select(whole, of_long, of_short);
         let used = kb.let_("slices", used);
         let (part, step) = (ceil_div(kb, count, used), kb.int(16));
@@ -207,19 +211,22 @@ impl Item {
             let of_head = kb.mul_int(self.head, by);
             kb.add(first, of_head)
         });
-        let in_order = kb.add(of_share, at);
-        let columns = kb.int(size);
-        let (key, column) = (kb.div(at, columns), kb.rem(at, columns));
-        let of_key = kb.mul_int(key, row);
-        let same_head = kb.add(of_size, of_key);
-        let same_head = kb.add(same_head, column);
-        let at = kb.select(self.whole, in_order, same_head);
+        // Rows of this head, one after the other or `row` apart.
+        let base = kb.select(self.whole, of_share, of_size);
+        let (dense, apart) = (kb.int(size), kb.int(row));
+        let stride = kb.select(self.whole, dense, apart);
+        let (base, stride) = (kb.let_("base", base), kb.let_("stride", stride));
         let end = kb.add_int(self.last, 1);
         let end = kb.mul_int(end, row);
         let last = kb.add_int(end, -1);
+        let last = kb.let_("last_element", last);
         let line = CACHE_LINE as i64 / bytes;
         for from in (0..width).step_by(line as usize) {
-            let place = kb.add_int(at, from);
+            let at = kb.add_int(at, from);
+            let (key, column) = quotient(kb, at, size);
+            let before = kb.mul(key, stride);
+            let place = kb.add(base, before);
+            let place = kb.add(place, column);
             let place = kb.min(place, last);
             let element = kb.load(buf, place);
             kb.push(Stmt::Instr { instr: prefetch, args: vec![element] });
@@ -418,4 +425,14 @@ pub(super) fn columns(
         let c = kb.mul_int(i, i64::from(lanes));
         body(kb, c);
     });
+}
+
+/// `at / size` and `at % size` of a number that is not negative.
+fn quotient(kb: &mut KernelBuilder, at: ExprId, size: i64) -> (ExprId, ExprId) {
+    if size.count_ones() != 1 {
+        let size = kb.int(size);
+        return (kb.div(at, size), kb.rem(at, size));
+    }
+    let (by, mask) = (kb.int(size.trailing_zeros().into()), kb.int(size - 1));
+    (kb.binary(BinOp::Shr, at, by), kb.binary(BinOp::And, at, mask))
 }

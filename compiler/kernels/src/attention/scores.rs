@@ -16,6 +16,17 @@ use mlcc_ir::types::DType;
 /// Lines of scales that a step asks for at most.
 const MOST_SCALE_LINES: i64 = 2;
 
+/// When a step asks for keys: memory is to be busy all the time.
+#[derive(Clone, Copy)]
+pub(super) enum Turn {
+    /// Before rows are unpacked.
+    Before,
+    /// With the products: number, and how many there are.
+    Within(ExprId, i64),
+    /// Before products become scores.
+    Behind,
+}
+
 impl Block<'_> {
     /// Stores the scores of all keys; gives the largest of each lane.
     pub(super) fn scores(&self, kb: &mut KernelBuilder, set: ExprId) -> ExprId {
@@ -35,6 +46,7 @@ impl Block<'_> {
             let offset = kb.mul(i, together);
             let offset = kb.let_("offset", offset);
             self.scales_ahead(kb, offset);
+            self.keys_ahead(kb, offset, Turn::Before);
             let products = match &self.item.codes {
                 Some(codes) => {
                     self.copy_codes(kb, codes, offset);
@@ -45,6 +57,7 @@ impl Block<'_> {
                     self.products(kb, set, offset)
                 }
             };
+            self.keys_ahead(kb, offset, Turn::Behind);
             let vectors = params.together() / params.keys();
             for (w, mut s) in (0..vectors).zip(products) {
                 let first = kb.add_int(offset, w * params.keys());
@@ -72,6 +85,27 @@ impl Block<'_> {
         });
         let best = kb.load_vec(best, zero, lanes);
         kb.let_("best", best)
+    }
+
+    /// Asks for the keys of the next block in the place of those of the step from `offset` on.
+    pub(super) fn keys_ahead(&self, kb: &mut KernelBuilder, offset: ExprId, turn: Turn) {
+        let params = self.item.params;
+        let all = params.together() * self.a.size;
+        // Integers take little time but for products.
+        let (before, behind) = if params.dots.is_some() { (0, 0) } else { (all / 8, all / 8) };
+        let within = all - before - behind;
+        let first = kb.mul_int(offset, self.a.size);
+        let (at, width) = match turn {
+            Turn::Before => (first, before),
+            Turn::Within(number, turns) => {
+                let width = (within + turns - 1) / turns;
+                let at = kb.mul_int(number, width);
+                let at = kb.add_int(at, before);
+                (kb.add(first, at), width)
+            }
+            Turn::Behind => (kb.add_int(first, before + within), behind),
+        };
+        self.ahead(kb, params.ahead[0], at, width);
     }
 
     /// Asks for the scales of the next block, for the keys of a step. As many heads share their lines as fit.
@@ -133,12 +167,8 @@ impl Block<'_> {
             (0..params.together()).map(|_| (0..used).map(|_| sum(kb)).collect()).collect();
         let queries = self.item.queries_of(kb, self.a, set);
         let parts = kb.int(padded / part);
-        let asked = kb.mul_int(offset, self.a.size);
         kb.serial("part", parts, |kb, c| {
-            let width = part * params.together();
-            let at = kb.mul_int(c, width);
-            let at = kb.add(asked, at);
-            self.ahead(kb, params.ahead[0], at, width);
+            self.keys_ahead(kb, offset, Turn::Within(c, padded / part));
             let from = kb.mul_int(c, i64::from(lanes));
             let from = kb.add(queries, from);
             let q: Vec<ExprId> = (0..used)
