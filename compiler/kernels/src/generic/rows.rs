@@ -100,13 +100,16 @@ fn quantized_rows(
     });
 }
 
+/// Values and the buffers that they go to.
+type Stores = Vec<(ValueId, BufId)>;
+
 /// The outputs that can be stored while rows are quantized, in whole vectors of the same columns, and the others.
 fn stored_with(
     inliner: &Inliner,
     outputs: &[(ValueId, BufId)],
     codes: &RowCodes,
     lanes: u32,
-) -> (Vec<(ValueId, BufId)>, Vec<(ValueId, BufId)>) {
+) -> (Stores, Stores) {
     let whole = codes.k.is_multiple_of(lanes as usize) && lanes > 1;
     let same = |v: ValueId| columns(inliner, v) == Dim::from(codes.k);
     outputs.iter().partition(|(v, _)| whole && same(*v) && inliner.vectorizable(*v))
