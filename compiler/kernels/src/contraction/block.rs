@@ -146,16 +146,31 @@ impl<'a> Block<'a> {
         Tile { row, col, lanes, acc, mask }
     }
 
+    /// The row of the result that row `r` of the block is; the last one for those behind.
+    fn result_row(&self, kb: &mut KernelBuilder, r: ExprId) -> ExprId {
+        let last = kb.int(i64::from(self.rows) - 1);
+        let Some(rows) = &self.listed else {
+            let r = kb.min(r, last);
+            return kb.add(self.row, r);
+        };
+        let mut row = rows[rows.len() - 1][1];
+        for (i, [_, here]) in rows.iter().enumerate().rev().skip(1) {
+            let end = kb.int(i as i64 + 1);
+            let before = kb.lt(r, end);
+            row = kb.select(before, *here, row);
+        }
+        kb.let_("touched", row)
+    }
+
     /// Asks for what the epilogue touches of `count` rows from row `first` of the block.
     pub(super) fn touch(&self, kb: &mut KernelBuilder, first: ExprId, count: u32) {
-        let Some(instr) = self.params.touch.filter(|_| self.listed.is_none()) else { return };
-        let (row, column) = (kb.int(i64::from(self.rows) - 1), kb.int(self.spec.n as i64 - 1));
+        let Some(instr) = self.params.touch else { return };
+        let column = kb.int(self.spec.n as i64 - 1);
         for buf in self.spec.streams.into_iter().flatten() {
             for r in 0..count {
                 let r = kb.add_int(first, r.into());
-                let r = kb.min(r, row);
-                let r = kb.add(self.row, r);
-                let start = kb.mul_int(r, self.spec.n as i64);
+                let row = self.result_row(kb, r);
+                let start = kb.mul_int(row, self.spec.n as i64);
                 for tile in 0..self.slice.tiles {
                     let tile = kb.add_int(self.slice.first, tile.into());
                     let at = kb.mul_int(tile, TILE as i64);

@@ -133,18 +133,9 @@ fn product(
     let n = size(node.outputs[0], 2) as usize;
     let single = ids_ty.dims[0].as_const() == Some(1);
     let m = kb.dim(&ids_ty.dims[0]);
-    let spec = MatMul {
-        x,
-        activation,
-        w,
-        w_offset: 0,
-        weight: kind,
-        m,
-        n,
-        k,
-        chosen: None,
-        streams: [None; STREAMS],
-    };
+    let mut streams = [None; STREAMS];
+    streams[0] = (f.ty(node.outputs[0]).dtype == DType::F32).then_some(out);
+    let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m, n, k, chosen: None, streams };
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
     let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
     let params = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
