@@ -53,7 +53,8 @@ fn main() {
     let level = level();
     let target = KernelTarget::new(Arch::X86_64, &level);
     let none = problem.activation(1, [BufId(0); 2]);
-    let mut params = choose(&target, weight, none, problem.m == 1);
+    let params = choose(&target, weight, none, problem.m == 1);
+    let mut params = params.for_dense(weight, problem.n, problem.k);
     let mut object = None;
     for option in options {
         match option.split_once('=') {

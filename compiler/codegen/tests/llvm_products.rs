@@ -62,7 +62,11 @@ impl Problem {
         let Problem { weight, m, n, k, experts, .. } = *self;
         let (matrices, results) = (experts.unwrap_or(1), experts.map_or(m, |_| m * SLOTS));
         let none = self.activation(1, [BufId(0); 2]);
-        let params = choose(target, weight, none, m == 1).for_shape(weight, n, k);
+        let params = choose(target, weight, none, m == 1);
+        let params = match experts {
+            Some(_) => params.for_shape(weight, n, k),
+            None => params.for_dense(weight, n, k),
+        };
         let mut noise = noise();
         let values: Vec<f32> = (0..matrices * n * k).map(|_| noise()).collect();
         let packed = pack(weight, Packing::Tile16, matrices * n, k, &values, PackOptions::default()).unwrap();

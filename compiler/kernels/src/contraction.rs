@@ -198,7 +198,7 @@ pub type Epilogue<'a> = dyn FnMut(&mut KernelBuilder, Tile) + 'a;
 /// builder does. int8 activations need packed weights.
 ///
 /// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker. None where
-/// it depends on the number of rows.
+/// it depends on the number of rows, or workers share rows too.
 pub fn emit_matmul(
     kb: &mut KernelBuilder,
     spec: &MatMul,
@@ -207,8 +207,39 @@ pub fn emit_matmul(
 ) -> Option<i64> {
     let table = table(kb, params);
     let all = (kb.int(0), spec.m);
+    if let Some(chunk) = params.chunk.filter(|_| params.share_rows) {
+        shared_rows(kb, spec, params, table, chunk.into(), epilogue);
+        return None;
+    }
     all_rows(kb, spec, params, table, all, epilogue);
     tall(spec, params).is_none().then(|| slices(spec, params.tiles))
+}
+
+/// Every slice of the weights against every chunk of `chunk` rows: what workers share out.
+fn shared_rows(
+    kb: &mut KernelBuilder,
+    spec: &MatMul,
+    params: &MatMulParams,
+    lookup: Lookup,
+    chunk: i64,
+    epilogue: &mut Epilogue,
+) {
+    let (by, slices) = (kb.int(chunk), kb.int(slices(spec, params.tiles)));
+    let rounded = kb.add_int(spec.m, chunk - 1);
+    let chunks = kb.div(rounded, by);
+    let items = kb.mul(chunks, slices);
+    kb.par("item", items, |kb, item| {
+        let (number, slice) = (kb.div(item, slices), kb.rem(item, slices));
+        let slice = kb.let_("slice", slice);
+        let first = kb.mul_int(number, chunk);
+        let first = kb.let_("first", first);
+        let left = kb.sub(spec.m, first);
+        let count = kb.min(left, by);
+        let count = kb.let_("count", count);
+        each_slice(kb, spec, params.tiles, slice, |kb, slice| {
+            rows_of_slice(kb, spec, params, lookup, slice, (first, count), epilogue);
+        });
+    });
 }
 
 /// All tiles of weights against `count` activation rows from `first`, some rows after the other: each chunk of x stays in

@@ -122,6 +122,8 @@ pub struct MatMulParams {
     pub chunk: Option<u32>,
     /// Asks for what the epilogue touches while the last columns of a block are worked on.
     pub touch: Option<InstrId>,
+    /// Workers share the chunks of rows too, not the columns alone.
+    pub share_rows: bool,
 }
 
 /// Activation rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the second-level
@@ -171,6 +173,7 @@ pub fn choose(
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
         chunk: (activation != Activation::BF16 && !single_row).then_some(CHUNK),
         touch: target.prefetch(DType::F32).filter(|_| !single_row),
+        share_rows: false,
     }
 }
 
@@ -178,21 +181,38 @@ pub fn choose(
 const SMALL: usize = 256 * 1024;
 
 impl MatMulParams {
+    /// The same for a dense product with weights of `n` rows and `k` columns. Small plain weights of few rows and many
+    /// columns (the first of a pair of low rank) have too few slices to go round, and many rows of activations that are read
+    /// once: so workers share those rows, and slices are as wide as they can be.
+    pub fn for_dense(mut self, weight: DType, n: usize, k: usize) -> MatMulParams {
+        let small = weight.bytes().is_some_and(|size| n * k * size <= SMALL);
+        if !small || self.rows.len() == 1 || n > THIN || n >= k {
+            return self.for_shape(weight, n, k);
+        }
+        let tiles = n.div_ceil(TILE) as u32;
+        self.tiles = tiles.div_ceil(tiles.div_ceil(self.tiles));
+        self.chunk = Some(SMALL_ROWS);
+        self.share_rows = true;
+        self
+    }
+
     /// The same for weights of `n` rows and `k` columns, where that calls for something else.
     pub fn for_shape(mut self, weight: DType, n: usize, k: usize) -> MatMulParams {
         self.tall = self.tall.filter(|_| n.div_ceil(TILE) as u32 >= 4 * self.tiles);
         self.tiles = even_tiles(self.tiles, n.div_ceil(TILE) as u32);
         let bytes = weight.bytes().map(|size| n * k * size);
         if self.rows.len() > 1 && bytes.is_some_and(|b| b <= SMALL) {
-            // Long rows of results one after the other, not a few columns of all rows: those would be in as many pages.
-            self.chunk = Some(BLOCKS_PER_CHUNK * self.rows[0]);
+            // Long rows of results, not a few columns of all rows: those would be in as many pages.
+            self.chunk = Some(SMALL_ROWS);
         }
         self
     }
 }
 
-/// Blocks of rows that share a slice of small weights from the first-level cache.
-const BLOCKS_PER_CHUNK: u32 = 3;
+/// Rows of weights that are few.
+const THIN: usize = 128;
+/// Activation rows that pass by small weights together: enough of them that converting the weights of a slice once pays.
+const SMALL_ROWS: u32 = 64;
 
 /// At most `most` tiles per slice, fewer where that makes an even number of equal slices out of the few that there are.
 fn even_tiles(most: u32, tiles: u32) -> u32 {

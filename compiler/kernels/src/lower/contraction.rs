@@ -141,7 +141,7 @@ pub fn emit(
         }
         Arch::X86_64 | Arch::Aarch64 => {
             let params = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
-            let params = params.for_shape(weight.dtype, n, k);
+            let params = params.for_dense(weight.dtype, n, k);
             emit_matmul(kb, &spec, &params, &mut epilogue)
         }
     };
