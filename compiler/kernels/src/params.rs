@@ -202,8 +202,10 @@ impl MatMulParams {
         self.tiles = even_tiles(self.tiles, n.div_ceil(TILE) as u32);
         let bytes = weight.bytes().map(|size| n * k * size);
         if self.rows.len() > 1 && bytes.is_some_and(|b| b <= SMALL) {
-            // Long rows of results, not a few columns of all rows: those would be in as many pages.
-            self.chunk = Some(SMALL_ROWS);
+            // Long rows of results, not a few columns of all rows: those would be in as many pages. With few columns of
+            // weights what the epilogue touches is most of the work.
+            let few = BLOCKS_PER_CHUNK * self.rows[0];
+            self.chunk = Some(if k < FEW_COLUMNS { few } else { few.max(SMALL_ROWS) });
         }
         self
     }
@@ -213,6 +215,9 @@ impl MatMulParams {
 const THIN: usize = 128;
 /// Activation rows that pass by small weights together: enough of them that converting the weights of a slice once pays.
 const SMALL_ROWS: u32 = 64;
+/// Blocks of rows that share a slice from the first-level cache where weights have fewer columns than this.
+const BLOCKS_PER_CHUNK: u32 = 3;
+const FEW_COLUMNS: usize = 64;
 
 /// At most `most` tiles per slice, fewer where that makes an even number of equal slices out of the few that there are.
 fn even_tiles(most: u32, tiles: u32) -> u32 {
