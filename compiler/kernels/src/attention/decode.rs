@@ -18,7 +18,7 @@ use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt, Ty, UnOp};
 use mlcc_ir::types::DType;
 
 /// From this number of keys on, slices have all key heads. They have at least so many keys, unless there would be fewer slices
-/// than [`LONG_SLICES`]: each prepares the queries and leaves sums that are joined, which takes as long as some 20 keys.
+/// than [`LONG_SLICES`]: each prepares the queries and leaves sums that are joined, which takes as long as 10 to 20 keys.
 const LONG: i64 = 1024;
 const LONG_SLICE: i64 = 256;
 const LONG_SLICES: i64 = 8;
@@ -92,6 +92,31 @@ pub(super) struct Item {
     pub prefix: Option<ExprId>,
 }
 
+/// Queries on the stack, which items with all heads share: see [`Item`].
+struct Queries {
+    q: BufId,
+    slopes: Option<BufId>,
+    codes: Option<Codes>,
+    /// 1 once those of all heads are there.
+    loaded: BufId,
+}
+
+impl Queries {
+    fn new(kb: &mut KernelBuilder, a: &Problem, params: Params) -> Queries {
+        let codes = Codes::new(kb, a, params);
+        let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
+            kb.alloc(name, DType::F32, len as usize, Space::Stack)
+        };
+        let vectors = a.kv * params.sets * i64::from(params.lanes);
+        let q = floats(kb, "q", if codes.is_some() { a.size } else { a.kv * params.queries(a) });
+        let slopes = a.slopes.map(|_| floats(kb, "slopes", vectors));
+        let loaded = kb.alloc("loaded", DType::I32, 1, Space::Stack);
+        let (zero, none) = (kb.int(0), kb.int_of(0, DType::I32));
+        kb.store(loaded, zero, none);
+        Queries { q, slopes, codes, loaded }
+    }
+}
+
 /// Writes unfinished sums, `out: f32[slices, heads, partial]`.
 pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     let t = kb.dim(&a.t);
@@ -104,6 +129,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     let parts = kb.select(shares.whole, one, kv);
     let parts = kb.let_("parts", parts);
     let items = kb.mul(shares.slices, parts);
+    let queries = Queries::new(kb, a, params);
     kb.par("item", items, |kb, item| {
         // All slices of a head together, so that the short last slice of every head does not fall to one worker.
         let (head, slice) = (kb.div(item, shares.slices), kb.rem(item, shares.slices));
@@ -118,19 +144,16 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         };
         let (rows, vectors) = (a.kv * params.rows(), a.kv * params.sets * i64::from(params.lanes));
         let first_head = kb.let_("first_head", head);
-        let codes = Codes::new(kb, a, params);
-        // Floats of queries, and of keys that are summed together.
-        let (queries, keys) = match codes {
-            Some(_) => (a.size, 0),
-            None => (a.kv * params.queries(a), params.together() * params.padded(a.size)),
-        };
+        let codes = queries.codes;
+        // Floats of keys that are summed together.
+        let keys = if codes.is_some() { 0 } else { params.together() * params.padded(a.size) };
         let item = Item {
             params,
-            q: floats(kb, "q", queries),
+            q: queries.q,
             sums: floats(kb, "sums", rows * a.value_size),
             max: floats(kb, "max", vectors),
             total: floats(kb, "total", vectors),
-            slopes: a.slopes.map(|_| floats(kb, "slopes", vectors)),
+            slopes: queries.slopes,
             weights: floats(kb, "weights", params.block * params.slots),
             rows: floats(kb, "rows", keys.max(1)),
             factor: floats(kb, "factor", i64::from(params.lanes)),
@@ -156,7 +179,12 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             let later = kb.lt(zero, slice);
             let count = kb.select(later, zero, all);
             let end = kb.let_("sinks", count);
-            Item { start: zero, end, ..item }.run(kb, &sinks);
+            let sinks_of_item = Item { start: zero, end, ..item };
+            sinks_of_item.each_key_head(kb, |kb, item| item.load_queries(kb, &sinks));
+            sinks_of_item.run(kb, &sinks);
+            item.each_key_head(kb, |kb, item| item.load_queries(kb, a));
+        } else {
+            item.load_queries_once(kb, a, queries.loaded);
         }
         item.run(kb, a);
         item.each_key_head(kb, |kb, item| item.store(kb, a, slice, out));
@@ -174,9 +202,20 @@ impl Item {
         });
     }
 
+    /// The queries of this item, where `loaded` does not say that those of all heads are there.
+    fn load_queries_once(&self, kb: &mut KernelBuilder, a: &Problem, loaded: BufId) {
+        let (zero, none) = (kb.int(0), kb.int_of(0, DType::I32));
+        let old = kb.load(loaded, zero);
+        let missing = kb.binary(BinOp::Le, old, none);
+        kb.if_(missing, |kb| {
+            self.each_key_head(kb, |kb, item| item.load_queries(kb, a));
+            let all = kb.cast(self.whole, DType::I32);
+            kb.store(loaded, zero, all);
+        });
+    }
+
     /// Adds the keys `start..end`.
     fn run(&self, kb: &mut KernelBuilder, a: &Problem) {
-        self.each_key_head(kb, |kb, item| item.load_queries(kb, a));
         let keys = kb.sub(self.end, self.start);
         let keys = at_least_zero(kb, keys);
         let most = kb.int(self.params.block);
