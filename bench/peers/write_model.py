@@ -3,9 +3,9 @@
 
     python3 bench/peers/write_model.py tinyllama-1.1b q4_0 -o tinyllama-q4_0.gguf
 
-The shapes are those of `models/src/presets/transformers.json`, and of RWKV-7 as published. Matrices are normal with deviation 0.02, quantized by the
-`gguf` package; all layers hold the same values, which no engine's speed depends on. The head (or the tied embedding) is
-Q8_0 in both quantized formats, as in mlcc's q4i8. The vocabulary is made up.
+The shapes are those of `models/src/presets/transformers.json`, and of RWKV-7 as published. Matrices are normal with
+deviation 0.02, quantized by the `gguf` package; all layers hold the same values, which no engine's speed depends on. The
+head (or the tied embedding) is Q8_0 in both quantized formats, as in mlcc's q4i8. The vocabulary is made up.
 """
 
 import argparse

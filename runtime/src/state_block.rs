@@ -63,7 +63,8 @@ impl StateBlock {
         &mut self.map[range.start as usize..range.end as usize]
     }
 
-    /// Bytes that have memory: recurrent states, and rows up to the last step.
+    /// Bytes that have memory: recurrent states, and rows up to the last step. What huge pages have beyond them, at most one
+    /// page for each begin and end of a run of rows, does not count.
     pub fn allocated(&self) -> u64 {
         live_bytes(&self.states, self.rows)
     }
@@ -184,9 +185,9 @@ impl StateBlock {
                 // What lies before the first block counts as one of its own.
                 let block = at.checked_sub(first).map(|from| (from / HUGE) as usize);
                 let stop = end.min(block.map_or(first, |block| self.block(block + 1)));
-                if !block
-                    .is_some_and(|block| self.is_joined(block) && (stay[block] > 0 || all[block] == HUGE))
-                {
+                // Huge pages stay, or go as a whole below.
+                let whole = |block: usize| self.is_joined(block) && (stay[block] > 0 || all[block] == HUGE);
+                if !block.is_some_and(whole) {
                     self.discard(at..stop);
                 }
                 at = stop;

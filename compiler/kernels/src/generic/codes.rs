@@ -1,9 +1,10 @@
 //! Activations as integers for the products with packed weights: the row of a `quantize_rows`, in the order of
 //! [`Codes`](crate::contraction::Codes).
 //!
-//! Each group of columns becomes `round(x / scale)`, borders moved by [`CODE_OFFSET`](mlcc_ir::ops::CODE_OFFSET), with `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in
-//! two planes, `code = 256 high + low`. With 16 bits the error is at most `max|x| / 65024` of a group: finer than f16 for
-//! the large values of the group, and far below the error of packed weights.
+//! Each group of columns becomes `round(x / scale)`, borders moved by [`CODE_OFFSET`](mlcc_ir::ops::CODE_OFFSET), with
+//! `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in two planes, `code = 256 high + low`. With 16 bits the
+//! error is at most `max|x| / 65024` of a group: finer than f16 for the large values of the group, and far below the error
+//! of packed weights.
 //!
 //! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it, and no scale
 //! is below 2^-64 of a larger one before it, so that ratios stay finite.
