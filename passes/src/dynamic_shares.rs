@@ -103,6 +103,7 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: Piece
     let bytes = cost.bytes.iter().fold(0i64, |sum, b| sum.saturating_add(b.eval(sizes)));
     let ops = match cost.arithmetic {
         Arithmetic::I8 => work.dots,
+        Arithmetic::BF16 => 2 * work.flops,
         Arithmetic::F32 => work.flops,
     };
     // A piece has its part of every matrix: with few rows the runs of reading would be short.

@@ -59,7 +59,7 @@ pub const PIPELINE: &[Pass] = &[
     },
     Pass {
         name: "quantize_activations",
-        about: "products of packed weights on integer activations: 8 bits where the scheme asks for it, else 16 on CPUs with dot instructions",
+        about: "products of packed weights on integer activations: 8 bits where the scheme asks for it, else 16 on CPUs with dot instructions; of bf16 weights on bf16 ones where it asks for that",
         optional: true,
         run: quantize_activations::run,
     },

@@ -1,6 +1,8 @@
 //! Products of f32 activations with packed weights become products of integer codes: the activations are quantized per
 //! group at run time, once for every product that reads the same ones. For CPUs: to 8 bits where the scheme asks for it,
 //! otherwise to 16 bits, which serve the same dot instructions several times faster than weights unpacked to f32.
+//!
+//! Where the scheme asks for it, activations of products with bf16 weights are rounded to bf16, also once for all products.
 
 use crate::pattern::{At, OpKind, any, op};
 use crate::rewrite::{Build, Misses, Rewrite, apply};
@@ -19,23 +21,37 @@ const PASS: &str = "quantize_activations";
 const GROUP: usize = 128;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    let bits_8 = ctx.options.quant.activation == ActivationType::I8;
+    let scheme = ctx.options.quant;
+    let bits_8 = scheme.activation == ActivationType::I8;
     let mut targets = ctx.options.levels.iter().map(|(_, target)| target);
     if ctx.options.levels.iter().any(|(_, target)| target.arch == Arch::Nvptx) {
-        if bits_8 {
-            ctx.note(format!("{} keeps f32 activations on a GPU", ctx.options.quant.name));
+        if scheme.activation != ActivationType::F32 {
+            ctx.note(format!("{} keeps f32 activations on a GPU", scheme.name));
         }
         return Ok(0);
     }
     // Without dot instructions integers are no faster than floats.
     let bits_16 = !ctx.options.levels.is_empty() && targets.all(|t| t.int_dot() != IntDot::Widen);
-    if !bits_8 && !bits_16 {
-        return Ok(0);
+    let mut count = 0;
+    if scheme.activation == ActivationType::BF16 {
+        count += apply(program, ctx, PASS, &on_bf16(), Misses::Tell)?;
     }
+    if bits_8 || bits_16 {
+        let misses = if bits_8 { Misses::Tell } else { Misses::Skip };
+        count += apply(program, ctx, PASS, &on_integers(bits_8), misses)?;
+    }
+    // What is made of the same activations is computed once.
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        cse::merge_equal(&mut program.module, id);
+    }
+    Ok(count)
+}
+
+fn on_integers(bits_8: bool) -> [Rewrite; 2] {
     let weight = op(OpKind::Dequantize, [any("w").when("is packed", |at| at.ty().dtype.is_packed())]);
     let build: fn(&mut Build) -> Result<ValueId, OpError> =
         if bits_8 { |b| on_codes(b, 8) } else { |b| on_codes(b, 16) };
-    let rewrites = [
+    [
         Rewrite {
             name: "product with a packed weight on integer activations",
             pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
@@ -50,14 +66,32 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
                 .when("has f32 activations of rank 3", |at| at.operand(0).is_some_and(|x| is_f32(x, 3))),
             build,
         },
-    ];
-    let misses = if bits_8 { Misses::Tell } else { Misses::Skip };
-    let count = apply(program, ctx, PASS, &rewrites, misses)?;
-    // Codes, scales and sums of the same activations are computed once.
-    for id in program.module.functions.ids().collect::<Vec<_>>() {
-        cse::merge_equal(&mut program.module, id);
-    }
-    Ok(count)
+    ]
+}
+
+fn on_bf16() -> [Rewrite; 2] {
+    let weight =
+        op(OpKind::Dequantize, [any("w").when("is stored as bf16", |at| at.ty().dtype == DType::BF16)]);
+    let build: fn(&mut Build) -> Result<ValueId, OpError> = |b| {
+        let mut operands = b.operands();
+        operands[0] = b.op(Op::Cast(DType::BF16), &operands[..1])?;
+        b.op(b.root().clone(), &operands)
+    };
+    [
+        Rewrite {
+            name: "product with a bf16 weight on bf16 activations",
+            pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
+                .when("has a transposed weight", transposed)
+                .when("has f32 activations", |at| at.operand(0).is_some_and(|x| x.dtype == DType::F32)),
+            build,
+        },
+        Rewrite {
+            name: "product with chosen experts of bf16 on bf16 activations",
+            pattern: op(OpKind::MatMulExperts, [any("x"), weight, any("ids")])
+                .when("has f32 activations", |at| at.operand(0).is_some_and(|x| x.dtype == DType::F32)),
+            build,
+        },
+    ]
 }
 
 fn transposed(at: &At) -> bool {

@@ -1,7 +1,7 @@
 //! Quantization schemes by name: which storage type each kind of parameter gets, and how activations enter products.
 //!
 //! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of 32 at run
-//! time, as FastLLM and llama.cpp do.
+//! time, as FastLLM and llama.cpp do; `bf16bf16` rounds them to bf16, as PyTorch and llama.cpp do with weights in bf16.
 
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::{DType, Format};
@@ -13,6 +13,8 @@ pub const Q4F16: &str = "q4f16_2";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ActivationType {
     F32,
+    /// Rounded to bf16 where the weight is bf16, on CPUs.
+    BF16,
     /// int8 per group of 32, on CPUs.
     I8,
 }
@@ -37,10 +39,18 @@ const fn plain(name: &'static str, about: &'static str, dtype: DType) -> QuantSc
 }
 
 /// Every scheme that works, in the order of help texts.
-pub const SCHEMES: [QuantScheme; 9] = [
+pub const SCHEMES: [QuantScheme; 10] = [
     plain("f32", "32-bit floats", DType::F32),
     plain("f16", "16-bit floats", DType::F16),
     plain("bf16", "bfloat16", DType::BF16),
+    QuantScheme {
+        name: "bf16bf16",
+        about: "bfloat16 weights times activations rounded to bfloat16 at run time",
+        embedding: DType::BF16,
+        head: DType::BF16,
+        linear: DType::BF16,
+        activation: ActivationType::BF16,
+    },
     plain("q8f16_1", "8-bit weights in groups of 32", Q8),
     plain("q4f16_0", "4-bit weights in groups of 32, reduction axis outermost", Q4),
     plain("q4f16_1", "4-bit weights in groups of 32", Q4),

@@ -81,14 +81,16 @@ fn weights_packed_with_other_options_are_not_merged() {
 
 #[test]
 fn gpus_keep_f32_activations() {
-    for (target, expected) in [("x86-64-v3", 1), ("sm_80", 0)] {
-        let mut program = Program::new(module(&["a"]));
-        let mut ctx = context("q8i8", "", target);
-        for pass in ["fuse_transpose_matmul", "quantize"] {
-            run_pass(pass, &mut program, &mut ctx).unwrap();
+    for scheme in ["q8i8", "bf16bf16"] {
+        for (target, expected) in [("x86-64-v3", 1), ("sm_80", 0)] {
+            let mut program = Program::new(module(&["a"]));
+            let mut ctx = context(scheme, "", target);
+            for pass in ["fuse_transpose_matmul", "quantize"] {
+                run_pass(pass, &mut program, &mut ctx).unwrap();
+            }
+            assert_eq!(run_pass("quantize_activations", &mut program, &mut ctx), Ok(expected), "{target}");
+            let said = ctx.notes.iter().any(|(_, line)| line.contains("GPU"));
+            assert_eq!(said, expected == 0, "{scheme} for {target}: {:?}", ctx.notes);
         }
-        assert_eq!(run_pass("quantize_activations", &mut program, &mut ctx), Ok(expected), "{target}");
-        let said = ctx.notes.iter().any(|(_, line)| line.contains("GPU"));
-        assert_eq!(said, expected == 0, "{target}: {:?}", ctx.notes);
     }
 }

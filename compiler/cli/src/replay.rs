@@ -16,10 +16,11 @@ use crate::ui;
 /// Permitted relative errors by quantization scheme, for references in f32 arithmetic on unquantized weights. f32, f16
 /// and bf16 as the reference cases state them; the others about one and a half times the worst error measured on those
 /// cases, whose weights are random and therefore harder than a trained model's.
-const TOLERANCES: [(&str, f64); 9] = [
+const TOLERANCES: [(&str, f64); 10] = [
     ("f32", 1e-3),
     ("f16", 2e-2),
     ("bf16", 6e-2),
+    ("bf16bf16", 3e-2),
     ("q8f16_1", 2e-2),
     ("q4f16_0", 4.5e-1),
     ("q4f16_1", 4.5e-1),

@@ -193,13 +193,14 @@ fn batches_equal_single_sequences() {
     }
 }
 
-/// Activations are rounded to 8 bits: a sum in another order may turn one over.
+/// Activations are rounded to 8 bits, or to bf16: a sum in another order may turn one over.
 #[test]
-fn batches_of_packed_weights_equal_single_sequences() {
+fn batches_with_rounded_activations_equal_single_sequences() {
     let backend = backends().next().expect("a back end is built in");
     check("rwkv4-hf-odd", "q8f16_1", backend, None, 1e-3);
     check("rwkv7-hf", "q4i8", backend, None, 2e-2);
     check("llama3-gqa-tied", "q4i8", backend, None, 2e-2);
+    check("llama3-gqa-tied", "bf16bf16", backend, None, 1.6e-2);
 }
 
 #[test]

@@ -128,6 +128,7 @@ fn quants() -> String {
         let (group, scale) = group(s.linear);
         let activations = match s.activation {
             ActivationType::F32 => "f32",
+            ActivationType::BF16 => "bf16",
             ActivationType::I8 => "int8 per group",
         };
         let types = [s.linear, s.embedding, s.head].map(|d| d.name().to_string());

@@ -108,10 +108,11 @@ fn kernels_equal_the_graph_without_any_one_pass() {
 
 #[test]
 fn kernels_of_packed_weights_equal_the_graph() {
-    for quant in ["f16", "q8f16_1", "q4f16_2", "q4i8"] {
+    for quant in ["f16", "bf16bf16", "q8f16_1", "q4f16_2", "q4i8"] {
         let tolerance = match cases::scheme(quant).activation {
             // As in matrix.rs: block floating point, and int8 codes at a rounding edge.
             ActivationType::F32 => 1e-3,
+            ActivationType::BF16 => 1.6e-2,
             ActivationType::I8 => 2e-2,
         };
         for target in TARGETS {

@@ -36,6 +36,7 @@ fn every_layer_of_right_builds_equals_the_graph() {
         (RWKV4[0], "f32", &[][..]),
         (RWKV4[1], "q4f16_2", &["--disable-pass", "merge_projections,fuse"]),
         (RWKV4[2], "q8i8", &[]),
+        (RWKV4[1], "bf16bf16", &[]),
         (MATRIX_STATES[0], "f32", &[]),
         (MATRIX_STATES[1], "q4f16_1", &[]),
         (MATRIX_STATES[2], "f16", &["--disable-pass", "fuse"]),

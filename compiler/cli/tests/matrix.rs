@@ -209,7 +209,9 @@ fn format_tolerance(activation: ActivationType) -> f32 {
         // Activations enter products with packed weights as 16-bit block floating point, 2^-15 of the largest of 32.
         // Measured are up to 5e-5; plain 16-bit weights give 5e-7.
         ActivationType::F32 => 5e-4,
-        // A sum that falls on the other side of a rounding edge moves a code by one of 127.
+        // A sum that falls on the other side of a rounding edge moves an activation by a step of bf16, and then others.
+        ActivationType::BF16 => 1.6e-2,
+        // The same, or a code by one of 127.
         ActivationType::I8 => 2e-2,
     }
 }

@@ -65,7 +65,7 @@ fn permitted(scheme: &str) -> f64 {
     match scheme {
         "f32" => 0.001,
         "f16" | "q8f16_1" => 0.005,
-        "bf16" | "q8i8" => 0.01,
+        "bf16" | "bf16bf16" | "q8i8" => 0.01,
         _ => 0.03,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
-//! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `f32`), m, n, k; then optionally
+//! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k; then optionally
 //! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `touch=no`,
 //! and `object=PATH`, which writes the object file for a disassembler.
 
@@ -20,10 +20,17 @@ use mlcc_kernels::params::{KernelTarget, MatMulParams, choose};
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
 
+#[derive(Clone, Copy, PartialEq)]
+enum Activations {
+    F32,
+    BF16,
+    /// So many planes of bytes.
+    Codes(usize),
+}
+
 struct Problem {
     weight: DType,
-    /// Planes of integer activations; none for floats.
-    planes: Option<usize>,
+    x: Activations,
     group: usize,
     m: usize,
     n: usize,
@@ -43,13 +50,14 @@ fn main() {
         "bf16" => DType::BF16,
         other => panic!("weights {other}"),
     };
-    let planes = match x.as_str() {
-        "i8" => Some(1),
-        "i16" => Some(2),
-        "f32" => None,
+    let x = match x.as_str() {
+        "i8" => Activations::Codes(1),
+        "i16" => Activations::Codes(2),
+        "bf16" => Activations::BF16,
+        "f32" => Activations::F32,
         other => panic!("activations {other}"),
     };
-    let mut problem = Problem { weight, planes, group: 128, m: number(m), n: number(n), k: number(k) };
+    let mut problem = Problem { weight, x, group: 128, m: number(m), n: number(n), k: number(k) };
     let level = level();
     let target = KernelTarget::new(Arch::X86_64, &level);
     let none = problem.activation(1, [BufId(0); 2]);
@@ -72,7 +80,7 @@ fn main() {
             _ => panic!("option {option}"),
         }
     }
-    let peak = peak_kernel(planes.is_some());
+    let peak = peak_kernel(x);
     let kernels = [problem.kernel(&params), peak];
     let executor = compiled(&kernels, &level, object);
     let mut buffers = problem.buffers(&kernels[0]);
@@ -99,18 +107,22 @@ fn pack_bytes(problem: &Problem) -> usize {
 
 const ROUNDS: i64 = 1 << 20;
 const CHAINS: usize = 16;
-/// Both peaks count 64 or 16 products per instruction; set by `peak_kernel`.
+/// Of 64 products per instruction; those with fewer run more often.
 const PEAK_OPS: f64 = (ROUNDS as usize * CHAINS * 128) as f64;
 
-/// Independent dot products or multiply-adds on registers. The float version runs four times as many rounds, so that both
-/// stand for the same number of operations.
-fn peak_kernel(integers: bool) -> Kernel {
+/// Independent dot products or multiply-adds on registers. Bytes count 64 products per instruction, bf16 32, f32 16: these run
+/// more rounds, so that all stand for the same number of operations.
+fn peak_kernel(x: Activations) -> Kernel {
     let mut kb = KernelBuilder::new("peak");
     let out = kb.param("out", DType::U8, 64, Access::InOut, 64);
     let zero = kb.int(0);
     let bytes = kb.load_vec(out, zero, 64);
     let bytes = kb.let_("bytes", bytes);
-    let (dtype, rounds) = if integers { (DType::I32, ROUNDS) } else { (DType::F32, 4 * ROUNDS) };
+    let (dtype, rounds) = match x {
+        Activations::Codes(_) => (DType::I32, ROUNDS),
+        Activations::BF16 => (DType::F32, 2 * ROUNDS),
+        Activations::F32 => (DType::F32, 4 * ROUNDS),
+    };
     let ty = Ty::vector(dtype, 16);
     let acc = kb.alloc("acc", dtype, 16 * CHAINS, mlcc_ir::kernel::Space::Local);
     for c in 0..CHAINS {
@@ -119,17 +131,21 @@ fn peak_kernel(integers: bool) -> Kernel {
         kb.store_vec(acc, at, first);
     }
     let rounds = kb.int(rounds);
-    let dot = InstrId::by_name("vpdpbusd_512").expect("an instruction of the table");
+    let instr = |name| InstrId::by_name(name).expect("an instruction of the table");
     kb.serial("round", rounds, |kb, _| {
         for c in 0..CHAINS {
             let at = kb.int(16 * c as i64);
             let old = kb.load_vec(acc, at, 16);
-            let new = match integers {
-                true => {
+            let new = match x {
+                Activations::Codes(_) => {
                     let signed = kb.bitcast(bytes, Ty::vector(DType::I8, 64));
-                    kb.instr(dot, vec![old, bytes, signed])
+                    kb.instr(instr("vpdpbusd_512"), vec![old, bytes, signed])
                 }
-                false => {
+                Activations::BF16 => {
+                    let x = kb.bitcast(bytes, Ty::vector(DType::BF16, 32));
+                    kb.instr(instr("vdpbf16ps_512"), vec![old, x, x])
+                }
+                Activations::F32 => {
                     let x = kb.bitcast(bytes, ty);
                     kb.fma(old, x, x)
                 }
@@ -150,9 +166,12 @@ fn peak_kernel(integers: bool) -> Kernel {
 
 impl Problem {
     fn activation(&self, block: u32, [scales, starts]: [BufId; 2]) -> Activation {
-        match self.planes {
-            Some(planes) => Activation::Codes(Codes { planes, group: self.group, block, scales, starts }),
-            None => Activation::F32,
+        match self.x {
+            Activations::Codes(planes) => {
+                Activation::Codes(Codes { planes, group: self.group, block, scales, starts })
+            }
+            Activations::BF16 => Activation::BF16,
+            Activations::F32 => Activation::F32,
         }
     }
 
@@ -160,10 +179,11 @@ impl Problem {
         let (n, k) = (self.n, self.k);
         let mut kb = KernelBuilder::new("product");
         let rows = Dim::sym(Sym::N);
-        let x_type = match self.planes {
-            Some(1) => DType::I8,
-            Some(_) => DType::I16,
-            None => DType::F32,
+        let x_type = match self.x {
+            Activations::Codes(1) => DType::I8,
+            Activations::Codes(_) => DType::I16,
+            Activations::BF16 => DType::BF16,
+            Activations::F32 => DType::F32,
         };
         let x = kb.param("x", x_type, rows.scale(k.next_multiple_of(GROUP) as i64), Access::In, 64);
         let scales =
@@ -214,9 +234,16 @@ impl Problem {
                 let decl = &kernel.bufs[p];
                 let bytes = decl.len.eval(&dims) as usize * decl.dtype.bytes().unwrap_or(1);
                 // Any codes do; floats must not be denormal.
-                let floats = decl.dtype == DType::F32;
-                let value =
-                    |_| if floats { next().to_le_bytes() } else { ((next() * 1e9) as i32).to_le_bytes() };
+                let value = |_| match decl.dtype {
+                    DType::F32 => next().to_le_bytes(),
+                    DType::BF16 => [next(), next()]
+                        .map(|x| x.to_bits().to_le_bytes())
+                        .map(|b| [b[2], b[3]])
+                        .concat()
+                        .try_into()
+                        .expect("four bytes"),
+                    _ => ((next() * 1e9) as i32).to_le_bytes(),
+                };
                 let words: Vec<u8> = (0..bytes.div_ceil(4)).flat_map(value).collect();
                 Aligned::from_bytes(&words[..bytes])
             })

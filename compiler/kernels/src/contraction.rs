@@ -39,7 +39,7 @@ use strip::Blocks;
 pub enum Activation {
     /// f32, rows of k.
     F32,
-    /// bf16, rows of k rounded up to 32, zeros behind k.
+    /// bf16, rows of k.
     BF16,
     /// Integers, made at run time by the kernel of `quantize_rows`.
     Codes(Codes),
@@ -85,8 +85,8 @@ impl Activation {
     /// Elements from one row of float activations to the next.
     pub fn row_stride(self, k: usize) -> usize {
         match self {
-            Activation::F32 => k,
-            Activation::BF16 | Activation::Codes(_) => k.next_multiple_of(GROUP),
+            Activation::F32 | Activation::BF16 => k,
+            Activation::Codes(_) => k.next_multiple_of(GROUP),
         }
     }
 }

@@ -171,7 +171,7 @@ pub fn choose(
             .map(|instr| (instr, AHEAD)),
         few: FEW_ROWS,
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
-        chunk: (activation != Activation::BF16 && !single_row).then_some(CHUNK),
+        chunk: (!single_row).then_some(CHUNK),
         touch: target.prefetch(DType::F32).filter(|_| !single_row),
         share_rows: false,
     }
@@ -260,8 +260,8 @@ fn block(target: &KernelTarget, weight: DType, activation: Activation, single_ro
         (_, _, Activation::Codes(_)) if code_block(target) > 2 => (vec![code_block(target), 2, 1], 1),
         (_, _, Activation::Codes(_)) => (vec![code_block(target), 1], 1),
         (Arch::X86_64, 16, _) if weight.is_packed() => (vec![12, 4, 1], 1),
-        // Pairs of bf16 columns take two registers per vector where there is no strip.
-        (Arch::X86_64, 16, Activation::BF16) => (vec![12, 4, 1], 2),
+        // Dots of pairs need no strip, so that a few rows beyond whole blocks are better one block than two.
+        (Arch::X86_64, 16, Activation::BF16) => (vec![8, 4, 2, 1], 3),
         (Arch::X86_64, 16, _) => (vec![8, 2, 1], 3),
         (Arch::X86_64, 8, _) => (vec![4, 1], 1),
         (Arch::X86_64, ..) => (vec![2, 1], 1),

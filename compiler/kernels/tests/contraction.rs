@@ -121,9 +121,8 @@ impl Case {
                 self.x = Buffer::from_f32(raw);
                 return raw.to_vec();
             }
-            self.x = Buffer::from_floats(DType::BF16, &padded);
-            let rounded = self.x.to_f32();
-            return (0..m * k).map(|i| rounded[i / k * stride + i % k]).collect();
+            self.x = Buffer::from_floats(DType::BF16, raw);
+            return self.x.to_f32();
         };
         let largest_code = if planes == 1 { 127.0 } else { 32512.0 };
         let zero_point = match self.weight {
@@ -434,10 +433,11 @@ fn pieces_of_long_rows() {
             case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
         }
     }
-    for weight in [DType::F32, DType::F16, DType::BF16] {
+    let plain = [(DType::F32, X::F32), (DType::F16, X::F32), (DType::BF16, X::F32), (DType::BF16, X::BF16)];
+    for (weight, x) in plain {
         for (m, k) in [(37, 1033), (34, 100)] {
-            let case = Case::new(weight, Packing::Tile16, X::F32, (m, 50, k));
-            let params = MatMulParams { chunk: Some(32), ..choose(&target, weight, kind(X::F32), false) };
+            let case = Case::new(weight, Packing::Tile16, x, (m, 50, k));
+            let params = MatMulParams { chunk: Some(32), ..choose(&target, weight, kind(x), false) };
             case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
         }
     }

@@ -49,6 +49,7 @@ pub fn json(
             "other_expert_bytes": traffic.other_experts,
             "arithmetic": match options.quant.activation {
                 ActivationType::F32 => "f32",
+                ActivationType::BF16 => "bf16",
                 ActivationType::I8 => "i8",
             },
         },

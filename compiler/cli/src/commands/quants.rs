@@ -17,6 +17,7 @@ pub struct Args {
 pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     let activation = |a: ActivationType| match a {
         ActivationType::F32 => "f32",
+        ActivationType::BF16 => "bf16",
         ActivationType::I8 => "i8",
     };
     if args.json {
@@ -36,6 +37,6 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         let cells = [s.name, s.embedding.name(), s.head.name(), s.linear.name(), activation(s.activation)];
         rows.push(cells.map(String::from).to_vec());
     }
-    let about: String = SCHEMES.iter().map(|s| format!("{:<8} {}\n", s.name, s.about)).collect();
+    let about: String = SCHEMES.iter().map(|s| format!("{:<9} {}\n", s.name, s.about)).collect();
     print(&format!("{}\n{about}\nq4f16 stands for {Q4F16}; names are taken in any case\n", ui::table(&rows)))
 }

@@ -4,7 +4,7 @@ use super::elementwise::broadcast;
 use super::{Op, OpError, bad};
 use crate::compute::Scalar;
 use crate::dim::Dim;
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     match (op, inputs) {
@@ -22,7 +22,8 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
                 return bad(op, format!("leading axes of {a} and {b} do not broadcast"));
             };
             dims.extend([ma[0].clone(), n.clone()]);
-            Ok(vec![TensorType { dtype: a.dtype, dims }])
+            let dtype = if a.dtype == DType::BF16 { DType::F32 } else { a.dtype };
+            Ok(vec![TensorType { dtype, dims }])
         }
         (Op::Reduce { axis, .. }, [a]) => {
             if *axis >= a.rank() || a.dtype.is_packed() {

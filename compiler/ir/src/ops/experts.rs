@@ -20,8 +20,8 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             ])
         }
         (Op::MatMulExperts { experts }, [x, weight, ids]) => {
-            if x.rank() != 3 || x.dtype != DType::F32 {
-                return bad(op, format!("takes f32[n, slots, in], not {x}"));
+            if x.rank() != 3 || !matches!(x.dtype, DType::F32 | DType::BF16) {
+                return bad(op, format!("takes f32 or bf16 [n, slots, in], not {x}"));
             }
             if weight.rank() != 2 || weight.dims[1] != x.dims[2] {
                 return bad(op, format!("{weight} has no matrices for {x}"));

@@ -89,7 +89,8 @@ pub enum Op {
     Gather,
 
     // contraction and reduction
-    /// `a: [.., m, k]` times `b: [.., k, n]`, or `b: [.., n, k]` if `transpose_b`; leading axes broadcast. The result has the type of `a`.
+    /// `a: [.., m, k]` times `b: [.., k, n]`, or `b: [.., n, k]` if `transpose_b`; leading axes broadcast. The result has the type of `a`,
+    /// or f32 if that is bf16, which has too few digits for a sum.
     MatMul {
         transpose_b: bool,
     },
@@ -119,7 +120,7 @@ pub enum Op {
         k: usize,
     },
     /// Row `i`, slot `s` of `x: f32[n, k, in]` (or `[n, 1, in]`: one row for all slots) times the matrix of expert `ids[i, s]`
-    /// (`ids: i32[n, k]`) among `weight: [experts * out, in]`; gives `f32[n, k, out]`.
+    /// (`ids: i32[n, k]`) among `weight: [experts * out, in]`; gives `f32[n, k, out]`. `x` may be bf16.
     MatMulExperts {
         experts: usize,
     },

@@ -31,7 +31,7 @@ pub(super) fn in_pieces(spec: &MatMul, params: &MatMulParams) -> Option<Plain> {
     params.chunk?;
     // Sums that wait are those of one chain, also in a last slice of one tile.
     let one_chain = params.in_flight / (params.rows[0] * TILE as u32 / params.lanes) <= 1;
-    let floats = spec.activation == Activation::F32 && params.bf16_dot.is_none();
+    let floats = !matches!(spec.activation, Activation::Codes(_)) && params.bf16_dot.is_none();
     (floats && one_chain && params.rows[0] > 1).then_some(plain)
 }
 

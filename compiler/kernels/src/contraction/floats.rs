@@ -1,7 +1,7 @@
-//! Contractions in f32: plain weights, and packed weights against f32 or bf16 activations.
+//! Contractions in f32: plain and packed weights against f32 or bf16 activations.
 
-use super::GROUP;
 use super::block::Block;
+use super::{Activation, GROUP};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, ExprId, Ty};
@@ -18,6 +18,43 @@ impl Block<'_> {
         let value = kb.cast(value, DType::F32);
         let value = kb.splat(value, self.params.lanes);
         kb.let_("x", value)
+    }
+
+    /// The activation of column `pair + j` in all lanes, f32, where a pair of columns begins at `pair`; the row has the second
+    /// column too if `whole`.
+    fn x_of_pair(&self, kb: &mut KernelBuilder, r: u32, pair: ExprId, j: usize, whole: bool) -> ExprId {
+        if self.spec.activation != Activation::BF16 || !whole {
+            let col = kb.add_int(pair, j as i64);
+            return self.x_float(kb, r, col);
+        }
+        // The upper half of an f32 is a bf16: both columns at once into all lanes, and the other one away.
+        let both = self.x_pair(kb, r, pair);
+        let bits = if j == 0 {
+            let by = kb.int_of(16, DType::U32);
+            kb.binary(BinOp::Shl, both, by)
+        } else {
+            let mask = kb.int_of(0xffff_0000, DType::U32);
+            kb.binary(BinOp::And, both, mask)
+        };
+        let value = kb.bitcast(bits, self.vector());
+        kb.let_("x", value)
+    }
+
+    /// Two bf16 activations in all lanes, u32.
+    fn x_pair(&self, kb: &mut KernelBuilder, r: u32, col: ExprId) -> ExprId {
+        let at = self.x_at(kb, r, col);
+        let x = kb.load_vec(self.spec.x, at, 2);
+        let x = kb.bitcast(x, Ty::scalar(DType::U32));
+        kb.splat(x, self.params.lanes)
+    }
+
+    /// A bf16 activation and a zero behind it in all lanes, u32.
+    fn x_last(&self, kb: &mut KernelBuilder, r: u32, col: ExprId) -> ExprId {
+        let at = self.x_at(kb, r, col);
+        let x = kb.load(self.spec.x, at);
+        let x = kb.bitcast(x, Ty::scalar(DType::U16));
+        let x = kb.cast(x, DType::U32);
+        kb.splat(x, self.params.lanes)
     }
 
     // ---- plain weights
@@ -78,24 +115,29 @@ impl Block<'_> {
     /// `count` columns from `first`, which is even.
     fn columns(&self, kb: &mut KernelBuilder, plain: Plain, first: ExprId, count: usize) {
         let mut acc: Vec<Vec<ExprId>> = (0..self.chains).map(|c| self.load_acc(kb, c)).collect();
-        let pair = if self.floats.is_some() { 1 } else { plain.pair() };
         if let Some(instr) = self.params.bf16_dot {
             self.bf16_columns(kb, instr, first, count, &mut acc);
             acc.iter().enumerate().for_each(|(chain, values)| self.store_acc(kb, chain as u32, values));
             return;
         }
-        for (number, c) in (0..count).step_by(pair).enumerate() {
-            let col = kb.add_int(first, c as i64);
-            let weights: Vec<[ExprId; 2]> =
-                (0..self.parts()).map(|p| self.plain_weights(kb, plain, col, p)).collect();
-            for j in 0..pair.min(count - c) {
-                let chain = (number * pair + j) % self.chains as usize;
-                let col = kb.add_int(col, j as i64);
+        for c in (0..count).step_by(plain.pair()) {
+            let pair = kb.add_int(first, c as i64);
+            let whole = c + 1 < count;
+            let both: Vec<[ExprId; 2]> = match self.floats {
+                Some(_) => vec![],
+                None => (0..self.parts()).map(|p| self.plain_weights(kb, plain, pair, p)).collect(),
+            };
+            for j in 0..plain.pair().min(count - c) {
+                let col = kb.add_int(pair, j as i64);
+                let weights: Vec<ExprId> = match self.floats {
+                    Some(_) => (0..self.parts()).map(|p| self.plain_weights(kb, plain, col, p)[0]).collect(),
+                    None => both.iter().map(|w| w[j]).collect(),
+                };
                 for r in 0..self.rows {
-                    let x = self.x_float(kb, r, col);
-                    for (part, weights) in (0..).zip(&weights) {
-                        let sum = &mut acc[chain][self.index(r, part)];
-                        let next = kb.fma(weights[j], x, *sum);
+                    let x = self.x_of_pair(kb, r, pair, j, whole);
+                    for (part, &w) in (0..).zip(&weights) {
+                        let sum = &mut acc[(c + j) % self.chains as usize][self.index(r, part)];
+                        let next = kb.fma(w, x, *sum);
                         *sum = kb.let_("a", next);
                     }
                 }
@@ -107,7 +149,7 @@ impl Block<'_> {
     }
 
     /// The same for bf16 weights and activations through an instruction that takes both columns of a pair. Behind an odd k
-    /// both hold a zero.
+    /// is a zero.
     fn bf16_columns(
         &self,
         kb: &mut KernelBuilder,
@@ -126,10 +168,7 @@ impl Block<'_> {
             };
             let weights: Vec<ExprId> = (0..self.parts()).map(weights).collect();
             for r in 0..self.rows {
-                let at = self.x_at(kb, r, col);
-                let x = kb.load_vec(self.spec.x, at, 2);
-                let x = kb.bitcast(x, Ty::scalar(DType::U32));
-                let x = kb.splat(x, lanes);
+                let x = if c + 1 < count { self.x_pair(kb, r, col) } else { self.x_last(kb, r, col) };
                 let x = kb.bitcast(x, Ty::vector(DType::BF16, 2 * lanes));
                 let x = kb.let_("x", x);
                 for (part, &w) in (0..).zip(&weights) {

@@ -37,6 +37,15 @@ pub fn weight_packing(target: &KernelTarget) -> Packing {
     }
 }
 
+/// How activations that are no codes enter products with a weight; `None` where there is no kernel.
+pub(super) fn activation(x: DType, weight: DType) -> Option<Activation> {
+    match (x, weight) {
+        (DType::F32, _) => Some(Activation::F32),
+        (DType::BF16, DType::BF16) => Some(Activation::BF16),
+        _ => None,
+    }
+}
+
 /// True if a node is a product that the generators take: `[m, k]` times `[n, k]` transposed.
 pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
     let constant = |v: ValueId| f.ty(v).dims.iter().all(|d| d.as_const().is_some());
@@ -44,7 +53,7 @@ pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
         Op::MatMul { transpose_b: true } => {
             inputs.iter().all(|&v| f.ty(v).rank() == 2)
                 && constant(inputs[1])
-                && f.ty(inputs[0]).dtype == DType::F32
+                && activation(f.ty(inputs[0]).dtype, f.ty(inputs[1]).dtype).is_some()
         }
         Op::MatMulI8 { .. } => constant(inputs[3]),
         _ => false,
@@ -122,7 +131,8 @@ pub fn emit(
                 starts: inputs[sums],
             })
         }
-        _ => Activation::F32,
+        _ => activation(f.ty(f.inputs[c.x]).dtype, weight.dtype)
+            .ok_or_else(|| LowerError::internal(format!("a product of {weight}")))?,
     };
     let kind = Weight::of(weight.dtype);
     let kind =

@@ -13,15 +13,18 @@ use mlcc_ir::types::{DType, Packing};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arithmetic {
     F32,
+    /// Dot products of pairs of bf16.
+    BF16,
     /// Dot products of bytes.
     I8,
 }
 
 impl Arithmetic {
-    pub const ALL: [Arithmetic; 2] = [Arithmetic::F32, Arithmetic::I8];
+    pub const ALL: [Arithmetic; 3] = [Arithmetic::F32, Arithmetic::BF16, Arithmetic::I8];
     pub fn name(self) -> &'static str {
         match self {
             Arithmetic::F32 => "f32",
+            Arithmetic::BF16 => "bf16",
             Arithmetic::I8 => "i8",
         }
     }
@@ -51,12 +54,22 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
         bytes.push(value_bytes(f.ty(v), None)?);
     }
     let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
-    let dots = f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. }));
-    let arithmetic = if dots { Arithmetic::I8 } else { Arithmetic::F32 };
+    let arithmetic = f.live().find_map(|(_, n)| dots(f, n)).unwrap_or(Arithmetic::F32);
     let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
     let single = |n: &Node| matches!(n.op, Op::Attention(_)) && f.ty(n.inputs[0]).dims[0] == Dim::from(1);
     let parts = f.live().any(|(_, n)| single(n)).then_some(SLICES);
     Ok(Cost { bytes, ops, arithmetic, matrices, parts })
+}
+
+/// The dot products that a product is made of.
+fn dots(f: &Function, node: &Node) -> Option<Arithmetic> {
+    match node.op {
+        Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => Some(Arithmetic::I8),
+        Op::MatMul { .. } | Op::MatMulExperts { .. } if f.ty(node.inputs[0]).dtype == DType::BF16 => {
+            Some(Arithmetic::BF16)
+        }
+        _ => None,
+    }
 }
 
 /// Of a kernel that joins unfinished results of so many bytes, given its outputs.

@@ -1,6 +1,7 @@
 //! Groups of one op of a mixture of experts.
 
 use super::LowerError;
+use super::contraction::activation;
 use super::group::ArgContract;
 use super::plan::Partition;
 use crate::contraction::{Activation, Choice, Codes, MatMul, STREAMS, Weight, emit_experts};
@@ -38,6 +39,11 @@ pub fn is_tiled(f: &Function, node: &Node) -> bool {
     (rows / experts).is_multiple_of(TILE)
 }
 
+/// How the activations of a product that takes no codes enter it.
+fn activation_of(f: &Function, node: &Node) -> Option<Activation> {
+    activation(f.ty(node.inputs[0]).dtype, f.ty(node.inputs[1]).dtype)
+}
+
 /// A lone op that has a kernel here, for weights in these packings.
 pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTarget) -> Option<&'f Node> {
     let (_, node) = f.live().next().filter(|_| f.body.len() == 1)?;
@@ -48,6 +54,7 @@ pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTa
     let fits = match node.op {
         Op::TopK { .. } => true,
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => true,
+        Op::MatMulExperts { .. } if activation_of(f, node).is_none() => false,
         _ => weight(node).is_some_and(tiled),
     };
     fits.then_some(node)
@@ -121,7 +128,7 @@ fn product(
             let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
             (codes, Activation::Codes(Codes { planes, group: *group, block: 1, scales, starts }), w, ids)
         }
-        (_, Some(&[x, w, ids])) => (x, Activation::F32, w, ids),
+        (_, Some(&[x, w, ids])) => (x, activation_of(f, node).ok_or_else(missing)?, w, ids),
         _ => return Err(missing()),
     };
     let weight_ty = weight(node).map(|w| f.ty(w)).ok_or_else(missing)?;

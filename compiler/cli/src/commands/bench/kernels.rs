@@ -40,6 +40,7 @@ pub struct Profile {
     outside_ms: f64,
     read_bandwidth: f64,
     peak_f32: f64,
+    peak_bf16: Option<f64>,
     peak_i8: Option<f64>,
 }
 
@@ -61,7 +62,7 @@ struct Row {
     ops: f64,
     limit_ms: f64,
     share_of_limit: f64,
-    /// `memory`, `f32` or `i8` (arithmetic), or `neither` where both limits are far.
+    /// `memory`, `f32`, `bf16` or `i8` (arithmetic), or `neither` where both limits are far.
     bound_by: String,
 }
 
@@ -72,7 +73,20 @@ const FAR: f64 = 0.25;
 struct Limits {
     bandwidth: f64,
     f32: f64,
+    bf16: Option<f64>,
     i8: Option<f64>,
+}
+
+impl Limits {
+    /// Peak of an arithmetic, that of f32 where the machine has no instruction for it.
+    fn peak(&self, arithmetic: &str) -> (&'static str, f64) {
+        let found = match arithmetic {
+            "i8" => self.i8.map(|peak| ("i8", peak)),
+            "bf16" => self.bf16.map(|peak| ("bf16", peak)),
+            _ => None,
+        };
+        found.unwrap_or(("f32", self.f32))
+    }
 }
 
 pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliError> {
@@ -84,6 +98,7 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
     let limits = Limits {
         bandwidth: bandwidth(threads)?,
         f32: probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY),
+        bf16: probe::peak(Arithmetic::BF16, threads),
         i8: probe::peak(Arithmetic::I8, threads),
     };
     let tests = super::tests(args)?;
@@ -110,6 +125,7 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
             outside_ms: (run.ms - inside).max(0.0),
             read_bandwidth: limits.bandwidth,
             peak_f32: limits.f32,
+            peak_bf16: limits.bf16,
             peak_i8: limits.i8,
         });
     }
@@ -165,7 +181,7 @@ struct Kernel {
     memory: Dim,
     values: Dim,
     ops: Dim,
-    is_i8: bool,
+    arithmetic: String,
 }
 
 impl Level {
@@ -193,7 +209,7 @@ impl Kernel {
             memory: dim(&info.memory)?,
             values: dim(&info.values)?,
             ops: dim(&info.ops)?,
-            is_i8: info.arithmetic == "i8",
+            arithmetic: info.arithmetic.clone(),
         })
     }
 }
@@ -247,7 +263,7 @@ fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (V
         }
     }
     let finish = |(kernel, mut row): (usize, Row)| {
-        row.finish(level.kernels[kernel].is_i8, run.ms, limits);
+        row.finish(&level.kernels[kernel].arithmetic, run.ms, limits);
         row
     };
     let mut rows: Vec<Row> = rows.into_iter().map(finish).collect();
@@ -279,11 +295,8 @@ impl Row {
         self.ops += sum(&cost.ops);
     }
 
-    fn finish(&mut self, is_i8: bool, total_ms: f64, limits: &Limits) {
-        let (arithmetic, peak) = match limits.i8.filter(|_| is_i8) {
-            Some(peak) => ("i8", peak),
-            None => ("f32", limits.f32),
-        };
+    fn finish(&mut self, arithmetic: &str, total_ms: f64, limits: &Limits) {
+        let (arithmetic, peak) = limits.peak(arithmetic);
         let by_memory = 1e3 * self.memory_bytes / limits.bandwidth;
         let by_compute = 1e3 * self.ops / peak;
         self.limit_ms = by_memory.max(by_compute);
@@ -302,10 +315,14 @@ pub fn markdown(profiles: &[Profile]) -> String {
     out
 }
 
+fn giga(peak: Option<f64>) -> String {
+    peak.map_or("-".to_string(), |p| format!("{:.0}", p / 1e9))
+}
+
 impl Profile {
     fn markdown(&self) -> String {
         let mut out = format!(
-            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms; read {:.1} GB/s, f32 {:.0} Gflop/s, i8 {} Gop/s\n\n",
+            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms; read {:.1} GB/s, f32 {:.0}, bf16 {}, i8 {} Gop/s\n\n",
             self.model,
             self.quant,
             self.level,
@@ -315,7 +332,8 @@ impl Profile {
             self.ms,
             self.read_bandwidth / 1e9,
             self.peak_f32 / 1e9,
-            self.peak_i8.map_or("-".to_string(), |p| format!("{:.0}", p / 1e9)),
+            giga(self.peak_bf16),
+            giga(self.peak_i8),
         );
         out.push_str(
             "| kernel | calls | ms | slowest ms | of time | us/call | weights, caches | values | Gop | GB/s | Gop/s | of limit | bound by |\n\
@@ -383,7 +401,7 @@ mod tests {
             ],
         }];
         let run = Run { repetitions: 2.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, f32: 1e9, i8: Some(2e9) };
+        let limits = Limits { bandwidth: 1e9, f32: 1e9, bf16: None, i8: Some(2e9) };
         let test = Test::Generate { tokens: 2, depth: 10, sequences: 1 };
         let (rows, barriers, waiting) = rows(&level(), test, &run, 64, &limits);
         assert_eq!((barriers, waiting), (2, 0.5));
@@ -403,7 +421,7 @@ mod tests {
             nanoseconds: vec![vec![3_000_000, 0, 1_000_000]],
         }];
         let run = Run { repetitions: 1.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, f32: 1e9, i8: Some(2e9) };
+        let limits = Limits { bandwidth: 1e9, f32: 1e9, bf16: None, i8: Some(2e9) };
         let test = Test::Generate { tokens: 1, depth: 10, sequences: 3 };
         let (rows, ..) = rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
