@@ -22,9 +22,10 @@
 //! published by N. Juffa.
 
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, Expr, ExprId, Kernel, Literal, Ty, UnOp};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;
+use std::collections::HashMap;
 
 /// `(exp(r) - 1 - r) / r^2` for r up to ln 2 / 2 in size.
 const EXP: [f64; 6] =
@@ -32,10 +33,66 @@ const EXP: [f64; 6] =
 
 /// Replaces every operation that is not [`UnOp::is_primitive`].
 pub fn expand_math(kernel: &Kernel) -> Kernel {
+    let mut ranges = Ranges::default();
     rewrite_exprs(kernel, |kb, expr, ty| match *expr {
-        Expr::Unary(op, x) if !op.is_primitive() => Some(expand(kb, op, x, ty)),
+        Expr::Unary(UnOp::Exp, x) if ty.dtype == DType::F32 && ranges.is_plain_exp(kb, x) => {
+            Some(Lanes { kb, lanes: ty.lanes }.exp_between(x))
+        }
+        Expr::Unary(op, x) if !op.is_primitive() => {
+            let value = expand(kb, op, x, ty);
+            match op {
+                UnOp::Sigmoid => ranges.0.insert(value, (0.0, 1.0)),
+                UnOp::Tanh => ranges.0.insert(value, (-1.0, 1.0)),
+                _ => None,
+            };
+            Some(value)
+        }
         _ => None,
     })
+}
+
+/// Between which numbers the results of expanded functions lie (or NaN).
+#[derive(Default)]
+struct Ranges(HashMap<ExprId, (f64, f64)>);
+
+impl Ranges {
+    /// True if `exp(x)` and all powers of two on the way to it are normal numbers.
+    fn is_plain_exp(&self, kb: &KernelBuilder, x: ExprId) -> bool {
+        self.of(kb, x).is_some_and(|(low, high)| low >= -87.0 && high <= 88.0)
+    }
+
+    fn of(&self, kb: &KernelBuilder, x: ExprId) -> Option<(f64, f64)> {
+        if let Some(&range) = self.0.get(&x) {
+            return Some(range);
+        }
+        match *kb.kernel().exprs.expr(x) {
+            Expr::Binary(BinOp::Mul, a, b) => {
+                let (value, factor) = match (constant(kb, a), constant(kb, b)) {
+                    (Some(factor), _) => (b, factor),
+                    (None, Some(factor)) => (a, factor),
+                    (None, None) => return None,
+                };
+                let (low, high) = self.of(kb, value)?;
+                let (a, b) = (low * factor, high * factor);
+                Some((a.min(b), a.max(b)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The number that all lanes have.
+fn constant(kb: &KernelBuilder, x: ExprId) -> Option<f64> {
+    match kb.kernel().exprs.expr(x) {
+        Expr::Splat(x) => constant(kb, *x),
+        Expr::Const(Literal::Float(bits)) => Some(f64::from_bits(*bits)),
+        _ => None,
+    }
+}
+
+/// True for functions that take many steps, each of which waits for the one before it.
+pub fn is_long(op: UnOp) -> bool {
+    !op.is_primitive() && !matches!(op, UnOp::Rsqrt | UnOp::Recip)
 }
 
 /// `op(x)` in primitive operations; `x` is of type `ty`, a float type.
@@ -160,6 +217,13 @@ impl Lanes<'_> {
         (shifted, self.kb.fma(p, rr, r))
     }
 
+    /// `exp(x)` for x from -87 to 88, where results are normal numbers.
+    fn exp_between(&mut self, x: ExprId) -> ExprId {
+        let (shifted, p) = self.exp_parts(x, 127);
+        let power = self.shifted_to_exponent(shifted);
+        self.kb.fma(p, power, power)
+    }
+
     fn exp(&mut self, x: ExprId) -> ExprId {
         let x = self.at_least(x, -104.0);
         let x = self.at_most(x, 89.0);
@@ -209,9 +273,7 @@ impl Lanes<'_> {
     }
 
     fn exp_below_zero(&mut self, x: ExprId) -> ExprId {
-        let (shifted, p) = self.exp_parts(x, 127);
-        let power = self.shifted_to_exponent(shifted);
-        let y = self.kb.fma(p, power, power);
+        let y = self.exp_between(x);
         // What comes out below is no number that means anything.
         self.zero_below(x, -69.0, y)
     }

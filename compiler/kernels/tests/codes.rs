@@ -4,6 +4,7 @@
 use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::kernel::{Kernel, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
@@ -20,14 +21,36 @@ struct Made {
     starts: Vec<i32>,
 }
 
-fn quantize(target: &KernelTarget, x: &[f32], (m, k): (usize, usize), (group, bits): (usize, usize)) -> Made {
+fn quantize(target: &KernelTarget, x: &[f32], shape: (usize, usize), codes: (usize, usize)) -> Made {
+    run_codes(target, &kernel(target, shape, codes, None), x, shape, codes)
+}
+
+/// The kernel that quantizes `activation(x)` of `x: [m, k]`.
+fn kernel(
+    target: &KernelTarget,
+    (m, k): (usize, usize),
+    (group, bits): (usize, usize),
+    activation: Option<UnOp>,
+) -> Kernel {
     let module = Module::new("m");
     let mut f = Function::new("codes", FunctionKind::Group);
     let rows = if m == 1 { Dim::from(1) } else { Dim::sym(Sym::N) };
-    let input = f.add_input(TensorType::new(DType::F32, [rows, Dim::from(k)]));
+    let mut x = f.add_input(TensorType::new(DType::F32, [rows, Dim::from(k)]));
+    if let Some(op) = activation {
+        x = f.append(&module, Op::Unary(op), &[x]).unwrap()[0];
+    }
     let op = Op::QuantizeRows { group, bits, part: 32, zero: ZERO };
-    f.outputs = f.append(&module, op, &[input]).unwrap();
-    let kernel = lower_group(&module, &f, "codes", &[None], target).unwrap().kernel;
+    f.outputs = f.append(&module, op, &[x]).unwrap();
+    lower_group(&module, &f, "codes", &[None], target).unwrap().kernel
+}
+
+fn run_codes(
+    target: &KernelTarget,
+    kernel: &Kernel,
+    x: &[f32],
+    (m, k): (usize, usize),
+    (group, bits): (usize, usize),
+) -> Made {
     let (padded, planes) = (k.next_multiple_of(32), bits / 8);
     let code_type = if bits == 8 { DType::I8 } else { DType::I16 };
     let mut buffers = [
@@ -37,7 +60,7 @@ fn quantize(target: &KernelTarget, x: &[f32], (m, k): (usize, usize), (group, bi
         Buffer::zeros(DType::I32, m * k.div_ceil(32)),
     ];
     let options = Options { workers: 2, order: Order::Reverse };
-    run_with(&kernel, &mut buffers, &SymValues::tokens(m as i64), &options).unwrap();
+    run_with(kernel, &mut buffers, &SymValues::tokens(m as i64), &options).unwrap();
 
     let block = if m == 1 { 1 } else { code_block(target) as usize };
     let bytes: Vec<i8> = buffers[1].bytes.iter().map(|&b| b as i8).collect();
@@ -138,6 +161,35 @@ fn codes_stand_for_the_values() {
 }
 
 /// NaN and infinities must not turn into numbers, and touch no other row.
+/// Values that take many steps are computed several vectors at a time, where whole groups allow it.
+#[test]
+fn activations_are_computed_side_by_side() {
+    for target in targets() {
+        let widest = |kernel: &Kernel| {
+            let all = kernel.exprs.ids().map(|id| kernel.exprs.ty(id));
+            all.filter(|ty| ty.dtype == DType::F32).map(|ty| ty.lanes).max().unwrap()
+        };
+        let (codes, lanes) = ((128, 8), target.f32_lanes());
+        let wide = if lanes == 16 { 64 } else { lanes };
+        let activation = Some(UnOp::Sigmoid);
+        assert_eq!(widest(&kernel(&target, (5, 384), codes, None)), lanes, "{target:?}");
+        assert_eq!(widest(&kernel(&target, (5, 384), codes, activation)), wide, "{target:?}");
+        for shape in [(5, 384), (5, 344), (1, 256)] {
+            let x: Vec<f32> = noise(shape.0 * shape.1).into_iter().map(|x| x * 8.0).collect();
+            let kernel = kernel(&target, shape, codes, activation);
+            let made = run_codes(&target, &kernel, &x, shape, codes);
+            for (row, x) in x.chunks(shape.1).enumerate() {
+                for (c, x) in x.iter().enumerate() {
+                    let (code, scale) = (made.codes[row][c], made.scales[row][c / codes.0]);
+                    let want = 1.0 / (1.0 + f64::from(-x).exp());
+                    let error = f64::from(code as f32 * scale) - want;
+                    assert!(error.abs() <= f64::from(scale) * 0.501, "row {row}, column {c}: {error}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_no_number_stays_none() {
     let (m, k) = (3, 64);

@@ -3,7 +3,7 @@
 use mlcc_interp::kernel::{Buffer, run};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, Expr, Kernel, UnOp};
+use mlcc_ir::kernel::{Access, Expr, Kernel, Ty, UnOp};
 use mlcc_ir::types::DType;
 use mlcc_kernels::math::{exp_below_zero, expand_math};
 
@@ -152,6 +152,47 @@ fn exp_of_what_is_at_most_zero() {
         if x < -69.0 {
             assert_eq!(y, 0.0, "exp({x:e})");
         } else {
+            assert!(ulps(y, f64::from(x).exp()) <= 1.5, "exp({x:e}) = {y:e}");
+        }
+    }
+}
+
+/// `exp(factor * sigmoid(x))` of some x.
+fn exp_of_sigmoid(factor: f64, len: usize) -> Kernel {
+    let mut kb = KernelBuilder::new("exp_of_sigmoid");
+    let x = kb.param("x", DType::F32, len, Access::In, 64);
+    let y = kb.param("y", DType::F32, len, Access::Out, 64);
+    let count = kb.int((len / LANES) as i64);
+    kb.par("i", count, |kb, i| {
+        let at = kb.mul_int(i, LANES as i64);
+        let value = kb.load_vec(x, at, LANES as u32);
+        let value = kb.unary(UnOp::Sigmoid, value);
+        let factor = kb.constant(factor, Ty::vector(DType::F32, LANES as u32));
+        let value = kb.mul(value, factor);
+        let value = kb.unary(UnOp::Exp, value);
+        kb.store_vec(y, at, value);
+    });
+    expand_math(&kb.finish())
+}
+
+/// An exponential that is known to stay a normal number needs no limits.
+#[test]
+fn exp_of_what_has_a_range() {
+    let choices = |kernel: &Kernel| {
+        let all = kernel.exprs.ids().map(|id| kernel.exprs.expr(id));
+        all.filter(|expr| matches!(expr, Expr::Select(..))).count()
+    };
+    let mut values = sweep();
+    values.resize(values.len().next_multiple_of(LANES), f32::NAN);
+    let sigmoids = apply(UnOp::Sigmoid, DType::F32, LANES, &values);
+    for (factor, limits) in [(-0.606531, 0), (-87.0, 0), (88.0, 0), (-88.0, 2), (89.0, 2)] {
+        let kernel = exp_of_sigmoid(factor, values.len());
+        let of_sigmoid = choices(&expand_math(&self::kernel(UnOp::Sigmoid, DType::F32, LANES, LANES)));
+        assert_eq!(choices(&kernel), of_sigmoid + limits, "{factor}");
+        let mut buffers = [Buffer::from_f32(&values), Buffer::zeros(DType::F32, values.len())];
+        run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+        for (s, y) in sigmoids.iter().zip(buffers[1].to_f32()) {
+            let x = s * factor as f32;
             assert!(ulps(y, f64::from(x).exp()) <= 1.5, "exp({x:e}) = {y:e}");
         }
     }

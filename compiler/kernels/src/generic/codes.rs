@@ -13,10 +13,11 @@ mod round;
 
 use super::inline::{Binding, Index, Inliner};
 use super::rows::store_all;
+use crate::math::is_long;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
-use mlcc_ir::ops::max_code;
+use mlcc_ir::ops::{Op, max_code};
 use mlcc_ir::types::DType;
 
 /// One `quantize_rows` with the buffers of its results.
@@ -69,6 +70,8 @@ struct Carried {
 const PIECE_BYTES: usize = 16 << 10;
 /// Most groups of a piece.
 const MOST_GROUPS: usize = 8;
+/// Vectors whose values are computed together where that takes many steps.
+const VECTORS_AT_ONCE: u32 = 4;
 
 impl RowCodes {
     /// Quads of one row, all planes.
@@ -289,12 +292,13 @@ impl<'f> Rows<'_, 'f> {
     fn measure(&self, kb: &mut KernelBuilder, row: &Row, group: Group) {
         let magnitude = kb.int_of(MAGNITUDE, DType::I32);
         let mut sizes: Vec<Option<ExprId>> = vec![None; self.codes.len()];
-        for begin in self.vectors(group.columns) {
+        let lanes = self.lanes_at_once(group.columns);
+        for begin in self.vectors(group.columns).step_by((lanes / self.block.lanes) as usize) {
             let values: Vec<ExprId> =
-                self.codes.iter().map(|codes| self.value(kb, codes, row, (group, begin))).collect();
+                self.codes.iter().map(|codes| self.value(kb, codes, row, (group, begin), lanes)).collect();
             if begin < group.columns && !self.stores.is_empty() {
                 let at = self.column(kb, (group, begin));
-                let ctx = Inliner { lanes: self.block.lanes, aligned: true, ..row.inliner.clone() };
+                let ctx = Inliner { lanes, aligned: true, ..row.inliner.clone() };
                 let own = [Index::scalar(row.row)];
                 let leading = self.block.leading.unwrap_or(&own);
                 store_all(kb, &ctx, leading, Index::lanes(at), at, self.stores);
@@ -304,7 +308,7 @@ impl<'f> Rows<'_, 'f> {
                     let at = self.in_values(kb, row, (group, begin));
                     kb.store_vec(strip, at, value);
                 }
-                let bits = kb.bitcast(value, Ty::vector(DType::I32, self.block.lanes));
+                let bits = kb.bitcast(value, Ty::vector(DType::I32, lanes));
                 let own = kb.binary(BinOp::And, bits, magnitude);
                 let most = size.map_or(own, |so_far| kb.max(so_far, own));
                 *size = Some(kb.let_("sizes", most));
@@ -354,32 +358,42 @@ impl<'f> Rows<'_, 'f> {
         kb.add_int(first, begin as i64)
     }
 
-    /// The vector of values from column `begin` of a group, zero behind the columns of the group.
+    /// Columns whose values are computed together: several vectors where that takes many steps (an activation), so that
+    /// their steps alternate. One after the other they fill the scheduler of a core before it has found enough to do.
+    fn lanes_at_once(&self, columns: usize) -> u32 {
+        let block = self.block;
+        let wide = VECTORS_AT_ONCE * block.lanes;
+        let fits = |size: usize| size.is_multiple_of(wide as usize);
+        let long = block.inliner.f.live().any(|(_, node)| matches!(node.op, Op::Unary(op) if is_long(op)));
+        let registers = block.lanes == 16;
+        if long && registers && fits(columns) && fits(self.codes[0].group) { wide } else { block.lanes }
+    }
+
+    /// The `lanes` values from column `begin` of a group, zero behind the columns of the group.
     fn value(
         &self,
         kb: &mut KernelBuilder,
         codes: &RowCodes,
         row: &Row,
         (group, begin): (Group, usize),
+        lanes: u32,
     ) -> ExprId {
-        let lanes = self.block.lanes as usize;
-        let none = kb.constant(0.0, Ty::vector(DType::F32, self.block.lanes));
+        let none = kb.constant(0.0, Ty::vector(DType::F32, lanes));
         if begin >= group.columns {
             return none;
         }
         let at = self.column(kb, (group, begin));
-        let mask = (begin + lanes > group.columns).then(|| {
+        let mask = (begin + lanes as usize > group.columns).then(|| {
             let base = kb.int(begin as i64);
-            let numbers = kb.ramp1(base, self.block.lanes);
+            let numbers = kb.ramp1(base, lanes);
             let end = kb.int(group.columns as i64);
             kb.lt(numbers, end)
         });
-        let ctx = Inliner { lanes: self.block.lanes, aligned: true, mask, ..row.inliner.clone() };
+        let ctx = Inliner { lanes, aligned: true, mask, ..row.inliner.clone() };
         let own = [Index::scalar(row.row)];
         let leading = self.block.leading.unwrap_or(&own);
         let value = ctx.value(kb, codes.x, &[leading, &[Index::lanes(at)]].concat());
-        let value =
-            if kb.ty(value).lanes < self.block.lanes { kb.splat(value, self.block.lanes) } else { value };
+        let value = if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value };
         let value = kb.cast(value, DType::F32);
         let value = match mask {
             Some(mask) => kb.select(mask, value, none),

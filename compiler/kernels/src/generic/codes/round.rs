@@ -105,7 +105,7 @@ impl Rows<'_, '_> {
                 let value = kb.load_vec(strip, at, self.block.lanes);
                 kb.let_("v", value)
             }
-            None => self.value(kb, codes, row, (group, first)),
+            None => self.value(kb, codes, row, (group, first), self.block.lanes),
         };
         let number = nearest(kb, value, inverse);
         kb.let_("q", number)
