@@ -6,6 +6,7 @@ use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::kernel::{Access, BufId, Kernel};
+use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::contraction::{
     Activation, Codes, GROUP, MatMul, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
@@ -385,6 +386,26 @@ fn choices() {
     for (level, instr) in want {
         assert_eq!(dot(level), instr, "{level}");
     }
+}
+
+/// Lines of weights that a single row asks for, per group.
+#[test]
+fn requests() {
+    let asked = |level: &str, weight| {
+        let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == level).unwrap();
+        let params = choose(&target, weight, kind(X::I8), true);
+        let case = Case::new(weight, Packing::Tile16, X::I8, (1, 32, 256));
+        let kernel = case.kernel(1, |kb, spec, epilogue| {
+            emit_matmul(kb, &spec, &params, epilogue);
+        });
+        let instr = params.prefetch.expect("weights stream").instr.def().name;
+        print_kernel(&kernel).matches(instr).count()
+    };
+    let [q4, q8] = PACKED;
+    assert_eq!(asked("x86-64-v4-vnni", q4), 5);
+    assert_eq!(asked("x86-64-v4-vnni", q8), 9);
+    assert_eq!(asked("x86-64-v4-bf16", q4), 5);
+    assert_eq!(asked("x86-64-v4-bf16", q8), 1);
 }
 
 /// Codes at the ends of their ranges: the 16-bit sums of the pair instructions must not saturate.

@@ -6,7 +6,7 @@ use super::strip::Strip;
 use super::{
     Activation, CACHE_LINE, Chosen, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight,
 };
-use crate::params::MatMulParams;
+use crate::params::{MatMulParams, Prefetch};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::{DType, Format};
@@ -104,9 +104,13 @@ impl<'a> Block<'a> {
             (Weight::Plain(plain), Activation::F32 | Activation::BF16) => self.plain(kb, plain),
             (Weight::Packed(format), Activation::F32 | Activation::BF16) => self.grouped(kb, format),
             (Weight::Packed(format), Activation::Codes(codes)) => {
-                let scales = self.spec.k.div_ceil(codes.group) as i64;
-                let all = (kb.int(0), kb.int(scales));
-                self.integers(kb, format, codes, all, None);
+                if self.params.prefetch.is_some() {
+                    self.streamed(kb, format, codes);
+                } else {
+                    let scales = self.spec.k.div_ceil(codes.group) as i64;
+                    let all = (kb.int(0), kb.int(scales));
+                    self.integers(kb, format, codes, all, None);
+                }
                 self.scale_sums(kb, codes);
             }
             (Weight::Plain(plain), Activation::Codes(_)) => {
@@ -335,14 +339,15 @@ impl<'a> Block<'a> {
     /// Asks for `count` elements of w that lie the prefetch distance behind `base`, where w goes that far: a tensor ends
     /// `len` elements behind its start.
     pub fn prefetch(&self, kb: &mut KernelBuilder, base: ExprId, count: usize, len: usize) {
-        let Some((instr, distance)) = self.params.prefetch else { return };
+        let Some(Prefetch { instr, distance, sparse }) = self.params.prefetch else { return };
         let size = kb.kernel().bufs[self.spec.w].dtype.bytes().unwrap_or(1);
         let last = kb.int((len - count) as i64);
         let last = self.spec.in_w(kb, last);
         let ahead = kb.add_int(base, i64::from(distance) / size as i64);
         let ahead = kb.min(ahead, last);
         let ahead = kb.let_("ahead", ahead);
-        for line in (0..count * size).step_by(CACHE_LINE) {
+        let lines = (0..count * size).step_by(CACHE_LINE);
+        for line in lines.take(if sparse { 1 } else { usize::MAX }) {
             let at = kb.add_int(ahead, (line / size) as i64);
             let element = kb.load(self.spec.w, at);
             kb.push(Stmt::Instr { instr, args: vec![element] });
