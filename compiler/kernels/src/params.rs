@@ -193,7 +193,8 @@ pub fn choose(
 fn stream(target: &KernelTarget, weight: DType, instr: InstrId) -> Prefetch {
     let finds = target.arch == Arch::X86_64 && target.features.contains("avx512bf16");
     let light = matches!(weight, DType::Packed(Format::Q8G32) | DType::F32 | DType::BF16);
-    Prefetch { instr, distance: 5120, sparse: finds && light }
+    let sparse = finds && light;
+    Prefetch { instr, distance: if sparse { 4096 } else { 5120 }, sparse }
 }
 
 /// Bytes of plain weights that stay in the second-level cache while all rows pass by.
