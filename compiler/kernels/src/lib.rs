@@ -8,3 +8,4 @@ pub mod generic;
 pub mod lower;
 pub mod math;
 pub mod params;
+pub mod side_by_side;

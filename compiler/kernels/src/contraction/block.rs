@@ -7,6 +7,7 @@ use super::{
     Activation, CACHE_LINE, Chosen, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight,
 };
 use crate::params::{MatMulParams, Prefetch};
+use crate::side_by_side::in_turns;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::{DType, Format};
@@ -129,11 +130,15 @@ impl<'a> Block<'a> {
             sums.push((r, part, kb.let_("sum", sum)));
         });
         self.by_edge(kb, |kb, masked| {
-            for &(r, part, acc) in &sums {
+            let store = |&(r, part, acc): &(u32, u32, ExprId)| {
+                kb.open_block();
                 let row = self.row_at(kb, r, 1);
                 let tile = self.tile(kb, (row, part), acc, masked);
                 epilogue(kb, tile);
-            }
+                kb.close_block()
+            };
+            let stores = sums.iter().map(store).collect();
+            in_turns(kb, stores).into_iter().for_each(|stmt| kb.push(stmt));
         });
     }
 

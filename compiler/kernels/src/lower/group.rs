@@ -13,6 +13,7 @@ use crate::generic::row_scan::{self, RowScan};
 use crate::generic::rows::{self, RowMachine};
 use crate::generic::scan::{self, Scan};
 use crate::params::{KernelTarget, code_block};
+use crate::side_by_side::side_by_side;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -145,6 +146,7 @@ pub fn lower_group(
         let ty = f.ty(v);
         outputs.push(kb.param(&format!("out{i}"), ty.dtype, ty.elements(), Access::Out, 64));
     }
+    let product = matches!(chosen, Template::Contraction(_)) && target.arch != Arch::Nvptx;
     let args = match chosen {
         Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
         Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
@@ -152,7 +154,11 @@ pub fn lower_group(
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows => rows_group(&mut kb, f, inliner, &outputs, target)?,
     };
-    finished(kb, args, target)
+    let mut lowered = finished(kb, args, target)?;
+    if product {
+        lowered.kernel = side_by_side(lowered.kernel);
+    }
+    Ok(lowered)
 }
 
 /// The kernel with its launch shape.
