@@ -54,6 +54,8 @@ pub struct Problem<'a> {
     /// Queries for the sinks.
     sink_q: Option<ValueId>,
     keys: Keys,
+    /// What scores count in: 1, or log2(e) where weights are powers of two.
+    unit: f64,
     pub n: Dim,
     /// Keys.
     pub t: Dim,
@@ -90,6 +92,7 @@ impl<'a> Problem<'a> {
             prefix: op.prefix_input().map(at),
             sink_q: op.sink_input().map(at),
             keys: Keys::Seen,
+            unit: 1.0,
             n: q[0].clone(),
             t: k[0].clone(),
             kv,
@@ -98,6 +101,12 @@ impl<'a> Problem<'a> {
             value_size,
             inliner,
         })
+    }
+
+    /// The same problem with weights that are powers of two: it costs nothing to scale queries, slopes and bounds by log2(e), and
+    /// such powers take fewer operations.
+    pub fn in_powers_of_two(self) -> Problem<'a> {
+        Problem { unit: std::f64::consts::LOG2_E, ..self }
     }
 
     /// Where rows of keys, and of values, lie in memory: buffer, type and elements of a head.
@@ -184,7 +193,7 @@ impl<'a> Problem<'a> {
     /// Elements of a query, times the scale of scores.
     fn query(&self, kb: &mut KernelBuilder, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
         let value = self.row(kb, self.q, row, head, c, lanes);
-        let scale = kb.float(self.op.scale);
+        let scale = kb.float(self.op.scale * self.unit);
         kb.mul(value, scale)
     }
     fn key(&self, kb: &mut KernelBuilder, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
@@ -195,7 +204,12 @@ impl<'a> Problem<'a> {
     }
     /// Slope of a query head; `None` without ALiBi.
     fn slope(&self, kb: &mut KernelBuilder, head: ExprId) -> Option<ExprId> {
-        self.slopes.map(|v| self.inliner.value(kb, v, &[Index::scalar(head)]))
+        let slope = self.inliner.value(kb, self.slopes?, &[Index::scalar(head)]);
+        if self.unit == 1.0 {
+            return Some(slope);
+        }
+        let unit = kb.float(self.unit);
+        Some(kb.mul(slope, unit))
     }
     /// Keys of the prefix, at most all; `None` without a prefix.
     fn prefix(&self, kb: &mut KernelBuilder) -> Option<ExprId> {
@@ -223,7 +237,8 @@ impl<'a> Problem<'a> {
         let lanes = kb.ty(s).lanes;
         let mut s = s;
         if self.op.softcap != 0.0 {
-            let (small, cap) = (kb.float(1.0 / self.op.softcap), kb.float(self.op.softcap));
+            let (small, cap) =
+                (kb.float(1.0 / (self.op.softcap * self.unit)), kb.float(self.op.softcap * self.unit));
             let bounded = kb.mul(s, small);
             let bounded = kb.unary(UnOp::Tanh, bounded);
             s = kb.mul(bounded, cap);
@@ -242,9 +257,24 @@ impl<'a> Problem<'a> {
         if self.keys == Keys::Sinks {
             return self.sink_score(kb, s, p, j);
         }
-        if at.shown {
-            return s;
+        let seen = (!at.shown).then(|| self.seen(kb, at, p, j));
+        let before = at.end.map(|end| {
+            let end = kb.cast(end, DType::I32);
+            kb.lt(j, end)
+        });
+        let hidden = kb.float(HIDDEN);
+        match (seen, before) {
+            (None, None) => s,
+            (Some(all), None) | (None, Some(all)) => kb.select(all, s, hidden),
+            (Some(seen), Some(before)) => {
+                let all = kb.binary(BinOp::And, seen, before);
+                kb.select(all, s, hidden)
+            }
         }
+    }
+
+    /// Which keys `j` the mask shows to the queries at `p`.
+    fn seen(&self, kb: &mut KernelBuilder, at: &Place, p: ExprId, j: ExprId) -> ExprId {
         let mut seen = kb.binary(BinOp::Le, j, p);
         if self.op.window > 0 {
             let reach = kb.int_of(self.op.window as i64, DType::I32);
@@ -257,13 +287,7 @@ impl<'a> Problem<'a> {
             let inside = kb.lt(j, prefix);
             seen = kb.binary(BinOp::Or, seen, inside);
         }
-        if let Some(end) = at.end {
-            let end = kb.cast(end, DType::I32);
-            let before = kb.lt(j, end);
-            seen = kb.binary(BinOp::And, seen, before);
-        }
-        let hidden = kb.float(HIDDEN);
-        kb.select(seen, s, hidden)
+        seen
     }
 
     /// Where a query at position `p` (`i32`) counts as standing.
@@ -317,7 +341,7 @@ struct Place {
     prefix: Option<ExprId>,
     /// Keys from here on belong to another slice.
     end: Option<ExprId>,
-    /// Known to be seen.
+    /// Known to be seen, if it stands before `end`.
     shown: bool,
 }
 

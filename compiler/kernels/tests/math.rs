@@ -3,9 +3,9 @@
 use mlcc_interp::kernel::{Buffer, run};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, Expr, Kernel, Ty, UnOp};
+use mlcc_ir::kernel::{Access, Expr, ExprId, Kernel, Ty, UnOp};
 use mlcc_ir::types::DType;
-use mlcc_kernels::math::{exp_below_zero, expand_math};
+use mlcc_kernels::math::{exp_below_zero, exp2_below_zero, expand_math};
 
 const LANES: usize = 16;
 
@@ -132,27 +132,38 @@ fn errors_stay_within_the_stated_bounds() {
 
 #[test]
 fn exp_of_what_is_at_most_zero() {
+    powers_below_zero("exp", exp_below_zero, f64::exp, -69.0);
+    powers_below_zero("exp2", exp2_below_zero, f64::exp2, -100.0);
+}
+
+/// `function` against `reference` for numbers that are at most zero; 0 below `low`.
+fn powers_below_zero(
+    name: &str,
+    function: fn(&mut KernelBuilder, ExprId) -> ExprId,
+    reference: fn(f64) -> f64,
+    low: f32,
+) {
     let values: Vec<f32> = sweep().into_iter().filter(|x| *x <= 0.0 || x.is_nan()).collect();
     let len = values.len().next_multiple_of(LANES);
     let mut padded = values.clone();
     padded.resize(len, 0.0);
-    let mut kb = KernelBuilder::new("exp_below_zero");
+    let mut kb = KernelBuilder::new(name);
     let x = kb.param("x", DType::F32, len, Access::In, 64);
     let y = kb.param("y", DType::F32, len, Access::Out, 64);
     let count = kb.int((len / LANES) as i64);
     kb.par("i", count, |kb, i| {
         let at = kb.mul_int(i, LANES as i64);
         let value = kb.load_vec(x, at, LANES as u32);
-        let value = exp_below_zero(kb, value);
+        let value = function(kb, value);
         kb.store_vec(y, at, value);
     });
     let mut buffers = [Buffer::from_floats(DType::F32, &padded), Buffer::zeros(DType::F32, len)];
     run(&kb.finish(), &mut buffers, &SymValues::tokens(1)).unwrap();
     for (&x, y) in values.iter().zip(buffers[1].to_f32()) {
-        if x < -69.0 {
-            assert_eq!(y, 0.0, "exp({x:e})");
+        if x < low {
+            assert_eq!(y, 0.0, "{name}({x:e})");
         } else {
-            assert!(ulps(y, f64::from(x).exp()) <= 1.5, "exp({x:e}) = {y:e}");
+            assert!(ulps(y, reference(x.into())) <= 1.5, "{name}({x:e}) = {y:e}");
         }
     }
 }

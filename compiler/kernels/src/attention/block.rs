@@ -10,7 +10,7 @@ use super::decode::{Item, columns};
 use super::schedule::Ahead;
 use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
-use crate::math::exp_below_zero;
+use crate::math::exp2_below_zero;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
@@ -96,7 +96,7 @@ impl Block<'_> {
     pub(super) fn ahead(&self, kb: &mut KernelBuilder, ahead: Option<Ahead>, at: ExprId, width: i64) {
         let Some(ahead) = ahead else { return };
         let next = kb.add_int(self.first, self.item.params.block);
-        self.item.ask(kb, self.a, ahead, next, at, width);
+        self.item.ask(kb, self.a, ahead, next, (at, width));
     }
     /// Elements of the values of the next block that are asked for while scores become weights, a line for every vector of
     /// them; at most half of this head's share. Memory would have nothing to do in this part of the time.
@@ -136,7 +136,7 @@ impl Block<'_> {
         let rose = kb.reduce_lanes(BinOp::Or, rose);
         kb.if_(rose, |kb| {
             let fallen = kb.sub(old, max);
-            let factor = exp_below_zero(kb, fallen);
+            let factor = exp2_below_zero(kb, fallen);
             let factor = kb.let_("factor", factor);
             let zero = kb.int(0);
             kb.store_vec(self.item.factor, zero, factor);
@@ -187,7 +187,7 @@ impl Block<'_> {
             let at = kb.mul_int(i, i64::from(lanes));
             let s = kb.load_vec(self.item.weights, at, lanes);
             let below = kb.sub(s, max);
-            let weight = exp_below_zero(kb, below);
+            let weight = exp2_below_zero(kb, below);
             let weight = kb.let_("weight", weight);
             let old = kb.load_vec(sum, zero, lanes);
             let new = kb.add(old, weight);
@@ -290,7 +290,7 @@ impl Block<'_> {
             .collect();
         let base = kb.mul_int(vector, i64::from(params.lanes));
         for (head, of_head) in (0..).zip(sums) {
-            let lane = (head % params.across()) * params.part() + head / params.across();
+            let lane = (head % params.across) * params.part() + head / params.across;
             let at = kb.add_int(base, lane + key * params.vectors());
             let weight = kb.load(self.item.weights, at);
             let weight = kb.splat(weight, lanes);

@@ -1,9 +1,8 @@
 //! Attention of one query on a CPU. All query heads of a key head go together over its keys. The cache is cut into slices
 //! that workers share; each leaves unfinished sums, and a second kernel ([`super::merge`]) joins them ("flash-decoding").
 //!
-//! While the cache is short, every key head of a slice is work of its own. A long cache comes from memory: there one
-//! worker goes block by block through all heads of a slice, so that it reads whole rows one after the other, and asks for
-//! the next block while it works on this one.
+//! A worker goes block by block through all key heads of a slice, so that it reads whole rows one after the other, and asks
+//! for the next block while it works on this one.
 //!
 //! A vector of scores holds some keys times all heads of the group, so that maxima, exponentials and sums of weights need
 //! no reduction over lanes (see [`super::block`] and [`super::scores`]).
@@ -11,50 +10,39 @@
 use super::block::Block;
 use super::codes::Codes;
 use super::schedule::{Ahead, Params, SLICES};
-use super::{HIDDEN, Problem, SLICE_KEYS, at_least_zero, ceil_div, lanes_of, most_slices};
+use super::{HIDDEN, Problem, SLICE_KEYS, at_least_zero, ceil_div, lanes_of};
 use crate::contraction::CACHE_LINE;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::DType;
 
-/// From this number of keys on, slices have all key heads. They have at least so many keys, unless there would be fewer slices
-/// than [`LONG_SLICES`]: each prepares the queries and leaves sums that are joined, which takes as long as 10 to 20 keys.
-const LONG: i64 = 1024;
+/// A slice has at least this many keys while there are few of them, and at least [`LONG_SLICE`] where there are more than
+/// [`FEW_SLICES`]: each leaves sums that are joined, which takes as long as 5 to 10 keys.
+const FEW_SLICES: i64 = 8;
 const LONG_SLICE: i64 = 256;
-const LONG_SLICES: i64 = 8;
-/// Lines of keys that an item asks for before it prepares the queries.
-const FIRST_LINES: i64 = 32;
-
 /// How the keys `first .. t` are shared: by length alone, so that any number of workers gives the same sums.
 pub(super) struct Shares {
-    /// True if an item of work has all key heads.
-    pub whole: ExprId,
     pub slices: ExprId,
     /// Keys of a slice.
     pub keys: ExprId,
 }
 
 impl Shares {
-    pub fn new(kb: &mut KernelBuilder, a: &Problem, first: ExprId, t: ExprId) -> Shares {
+    pub fn new(kb: &mut KernelBuilder, first: ExprId, t: ExprId) -> Shares {
         let count = kb.sub(t, first);
         let count = kb.let_("keys", count);
-        let long = kb.int(LONG);
-        let short = kb.lt(count, long);
-        let whole = kb.unary(UnOp::Not, short);
         let slices = |kb: &mut KernelBuilder, least: i64, most: i64| {
             let (least, most) = (kb.int(least), kb.int(most));
             let used = ceil_div(kb, count, least);
             kb.min(used, most)
         };
-        let of_short = slices(kb, SLICE_KEYS, most_slices(a.kv, SLICES));
-        let (of_long, least) = (slices(kb, LONG_SLICE, SLICES), kb.int(LONG_SLICES));
-        let of_long = kb.max(of_long, least);
-        let used = kb.select(whole, of_long, of_short);
+        let (few, more) = (slices(kb, SLICE_KEYS, FEW_SLICES), slices(kb, LONG_SLICE, SLICES));
+        let used = kb.max(few, more);
         let used = kb.let_("slices", used);
         let (part, step) = (ceil_div(kb, count, used), kb.int(16));
         let steps = ceil_div(kb, part, step);
         let keys = kb.mul(steps, step);
-        Shares { whole: kb.let_("whole", whole), slices: used, keys: kb.let_("slice_keys", keys) }
+        Shares { slices: used, keys: kb.let_("slice_keys", keys) }
     }
 }
 
@@ -81,10 +69,6 @@ pub(super) struct Item {
     /// In place of `q` (then one row) and `rows`, where integers meet.
     pub codes: Option<Codes>,
     pub head: ExprId,
-    /// Key heads of this item.
-    heads: (ExprId, ExprId),
-    /// True if these are all.
-    pub whole: ExprId,
     /// Keys of this item.
     start: ExprId,
     pub end: ExprId,
@@ -92,12 +76,12 @@ pub(super) struct Item {
     pub prefix: Option<ExprId>,
 }
 
-/// Queries on the stack, which items with all heads share: see [`Item`].
+/// Queries on the stack, which all items of a worker share: see [`Item`].
 struct Queries {
     q: BufId,
     slopes: Option<BufId>,
     codes: Option<Codes>,
-    /// 1 once those of all heads are there.
+    /// 1 once they are there.
     loaded: BufId,
 }
 
@@ -123,27 +107,18 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
     let last = kb.add_int(t, -1);
     let prefix = a.prefix(kb);
     let first = a.first_key(kb, last);
-    let shares = Shares::new(kb, a, first, t);
-    let (one, kv) = (kb.int(1), kb.int(a.kv));
-    // Items of a slice.
-    let parts = kb.select(shares.whole, one, kv);
-    let parts = kb.let_("parts", parts);
-    let items = kb.mul(shares.slices, parts);
+    let shares = Shares::new(kb, first, t);
     let queries = Queries::new(kb, a, params);
-    kb.par("item", items, |kb, item| {
-        // All slices of a head together, so that the short last slice of every head does not fall to one worker.
-        let (head, slice) = (kb.div(item, shares.slices), kb.rem(item, shares.slices));
-        let slice = kb.let_("slice", slice);
+    kb.par("slice", shares.slices, |kb, slice| {
         let from = kb.mul(slice, shares.keys);
         let start = kb.add(first, from);
         let end = kb.add(start, shares.keys);
         let end = kb.min(end, t);
-        let heads = kb.select(shares.whole, kv, one);
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
         let (rows, vectors) = (a.kv * params.rows(), a.kv * params.sets * i64::from(params.lanes));
-        let first_head = kb.let_("first_head", head);
+        let zero = kb.int(0);
         let codes = queries.codes;
         // Floats of keys that are summed together.
         let keys = if codes.is_some() { 0 } else { params.together() * params.padded(a.size) };
@@ -158,21 +133,17 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             rows: floats(kb, "rows", keys.max(1)),
             factor: floats(kb, "factor", i64::from(params.lanes)),
             codes,
-            head: first_head,
-            heads: (first_head, heads),
-            whole: shares.whole,
+            head: zero,
             start: kb.let_("start", start),
             end: kb.let_("end", end),
             last,
             prefix,
         };
-        item.ask_for_first(kb, a);
-        let zero = kb.int(0);
         match &codes {
             Some(codes) => item.clear_key_codes(kb, a, codes),
             None => item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size)),
         }
-        item.each_key_head(kb, |kb, item| item.clear(kb, a));
+        item.each_key_head(kb, a, |kb, item| item.clear(kb, a));
         if let Some(sinks) = a.sinks() {
             // With the first slice.
             let (zero, all) = (kb.int(0), a.sinks_behind(kb, last));
@@ -180,37 +151,39 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             let count = kb.select(later, zero, all);
             let end = kb.let_("sinks", count);
             let sinks_of_item = Item { start: zero, end, ..item };
-            sinks_of_item.each_key_head(kb, |kb, item| item.load_queries(kb, &sinks));
+            sinks_of_item.each_key_head(kb, a, |kb, item| item.load_queries(kb, &sinks));
             sinks_of_item.run(kb, &sinks);
-            item.each_key_head(kb, |kb, item| item.load_queries(kb, a));
+            item.each_key_head(kb, a, |kb, item| item.load_queries(kb, a));
         } else {
             item.load_queries_once(kb, a, queries.loaded);
         }
         item.run(kb, a);
-        item.each_key_head(kb, |kb, item| item.store(kb, a, slice, out));
+        item.each_key_head(kb, a, |kb, item| item.store(kb, a, slice, out));
     });
 }
 
 impl Item {
     /// Runs `body` with each of the key heads.
-    fn each_key_head(&self, kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, Item)) {
-        let (first, count) = self.heads;
-        kb.serial("key_head", count, |kb, i| {
-            let head = kb.add(first, i);
-            let head = kb.let_("head", head);
-            body(kb, Item { head, ..*self });
-        });
+    fn each_key_head(
+        &self,
+        kb: &mut KernelBuilder,
+        a: &Problem,
+        body: impl FnOnce(&mut KernelBuilder, Item),
+    ) {
+        let count = kb.int(a.kv);
+        kb.serial("key_head", count, |kb, head| body(kb, Item { head, ..*self }));
     }
 
-    /// The queries of this item, where `loaded` does not say that those of all heads are there.
+    /// What the first item of a worker does: it asks for its first block, and prepares the queries.
     fn load_queries_once(&self, kb: &mut KernelBuilder, a: &Problem, loaded: BufId) {
         let (zero, none) = (kb.int(0), kb.int_of(0, DType::I32));
         let old = kb.load(loaded, zero);
         let missing = kb.binary(BinOp::Le, old, none);
         kb.if_(missing, |kb| {
-            self.each_key_head(kb, |kb, item| item.load_queries(kb, a));
-            let all = kb.cast(self.whole, DType::I32);
-            kb.store(loaded, zero, all);
+            self.ask_for_first(kb, a);
+            self.each_key_head(kb, a, |kb, item| item.load_queries(kb, a));
+            let there = kb.int_of(1, DType::I32);
+            kb.store(loaded, zero, there);
         });
     }
 
@@ -227,34 +200,26 @@ impl Item {
             let rest = kb.sub(self.end, first);
             let count = kb.min(rest, most);
             let count = kb.let_("count", count);
-            self.each_key_head(kb, |kb, item| Block { a, item, first, count }.emit(kb));
+            self.each_key_head(kb, a, |kb, item| Block { a, item, first, count }.emit(kb));
         });
     }
 
-    /// Asks for `width` elements of the block from row `first` on, ahead of its turn. An item with all key heads goes on with
-    /// that block, and together its heads ask for it in the order of memory: for number `at` of the share of this head. An
-    /// item with one key head asks for number `at` of its own rows. Requests are spread over the work, because a core keeps
+    /// Asks for `width` elements of the block from row `first` on, ahead of its turn: from number `at` of the share of this
+    /// head on. The heads share the block in the order of memory. Requests are spread over the work, because a core keeps
     /// track of few lines at a time and waits when there are more.
     pub fn ask(
         &self,
         kb: &mut KernelBuilder,
         a: &Problem,
-        Ahead { buf, prefetch, size, bytes }: Ahead,
+        ahead: Ahead,
         first: ExprId,
-        at: ExprId,
-        width: i64,
+        (at, width): (ExprId, i64),
     ) {
+        let Ahead { buf, prefetch, size, bytes } = ahead;
         let row = a.kv * size;
-        let first = kb.mul_int(first, row);
-        let [of_share, of_size] = [self.params.block * size, size].map(|by| {
-            let of_head = kb.mul_int(self.head, by);
-            kb.add(first, of_head)
-        });
-        // Rows of this head, one after the other or `row` apart.
-        let base = kb.select(self.whole, of_share, of_size);
-        let (dense, apart) = (kb.int(size), kb.int(row));
-        let stride = kb.select(self.whole, dense, apart);
-        let (base, stride) = (kb.let_("base", base), kb.let_("stride", stride));
+        let (before, of_head) = (kb.mul_int(first, row), kb.mul_int(self.head, self.params.block * size));
+        let base = kb.add(before, of_head);
+        let base = kb.let_("base", base);
         let end = kb.add_int(self.last, 1);
         let end = kb.mul_int(end, row);
         let last = kb.add_int(end, -1);
@@ -262,25 +227,27 @@ impl Item {
         let line = CACHE_LINE as i64 / bytes;
         for from in (0..width).step_by(line as usize) {
             let at = kb.add_int(at, from);
-            let (key, column) = quotient(kb, at, size);
-            let before = kb.mul(key, stride);
-            let place = kb.add(base, before);
-            let place = kb.add(place, column);
+            let place = kb.add(base, at);
             let place = kb.min(place, last);
             let element = kb.load(buf, place);
             kb.push(Stmt::Instr { instr: prefetch, args: vec![element] });
         }
     }
 
-    /// Asks for the first keys, which nobody asked for where a worker begins.
+    /// Asks for the first block, which nobody asked for where a worker begins.
     fn ask_for_first(&self, kb: &mut KernelBuilder, a: &Problem) {
-        let Some(ahead) = self.params.ahead[0] else { return };
-        let lines = kb.int(FIRST_LINES);
-        kb.serial("line", lines, |kb, i| {
+        for ahead in self.params.ahead.into_iter().flatten() {
             let line = CACHE_LINE as i64 / ahead.bytes;
-            let at = kb.mul_int(i, line);
-            self.ask(kb, a, ahead, self.start, at, 1);
-        });
+            let (rest, most) = (kb.sub(self.end, self.start), kb.int(self.params.block));
+            let keys = kb.min(rest, most);
+            let elements = kb.mul_int(keys, a.kv * ahead.size);
+            let by = kb.int(line);
+            let lines = ceil_div(kb, elements, by);
+            kb.serial("line", lines, |kb, i| {
+                let at = kb.mul_int(i, line);
+                self.ask(kb, a, ahead, self.start, (at, 1));
+            });
+        }
     }
 
     /// Place of a set of this key head in a buffer `[sets, lanes]`.
@@ -331,11 +298,11 @@ impl Item {
     fn load_query(&self, kb: &mut KernelBuilder, a: &Problem, g: ExprId, head: ExprId) {
         let (params, zero) = (self.params, kb.int(0));
         let (lanes, part) = (lanes_of(a.size, params.lanes), params.part());
-        let (heads, across, columns_of) = (kb.int(params.heads), kb.int(params.across()), kb.int(part));
+        let (heads, across, columns_of) = (kb.int(params.heads), kb.int(params.across), kb.int(part));
         let (set, slot) = (kb.div(g, heads), kb.rem(g, heads));
         let (vector, place) = (kb.div(slot, across), kb.rem(slot, across));
         let row = self.queries_of(kb, a, set);
-        let before = kb.mul_int(vector, params.across() * params.padded(a.size));
+        let before = kb.mul_int(vector, params.across * params.padded(a.size));
         let place = kb.mul_int(place, part);
         let row = kb.add(row, before);
         let row = kb.add(row, place);
@@ -464,14 +431,4 @@ pub(super) fn columns(
         let c = kb.mul_int(i, i64::from(lanes));
         body(kb, c);
     });
-}
-
-/// `at / size` and `at % size` of a number that is not negative.
-fn quotient(kb: &mut KernelBuilder, at: ExprId, size: i64) -> (ExprId, ExprId) {
-    if size.count_ones() != 1 {
-        let size = kb.int(size);
-        return (kb.div(at, size), kb.rem(at, size));
-    }
-    let (by, mask) = (kb.int(size.trailing_zeros().into()), kb.int(size - 1));
-    (kb.binary(BinOp::Shr, at, by), kb.binary(BinOp::And, at, mask))
 }

@@ -3,8 +3,9 @@
 use super::decode::{Shares, columns, partial_row};
 use super::schedule::Params;
 use super::{HIDDEN, Problem, lanes_of};
+use crate::math::exp2_below_zero;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, ExprId, Space, Ty, UnOp};
+use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
 /// Joins the unfinished sums of all slices: `partial: f32[slices, heads, partial]` to `out: f32[heads, value_size]`.
@@ -12,7 +13,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, partial: BufId,
     let t = kb.dim(&a.t);
     let last = kb.add_int(t, -1);
     let first = a.first_key(kb, last);
-    let used = Shares::new(kb, a, first, t).slices;
+    let used = Shares::new(kb, first, t).slices;
     let heads = kb.int(a.heads());
     kb.par("head", heads, |kb, head| {
         let weights = kb.alloc("weights", DType::F32, params.slices() as usize, Space::Stack);
@@ -73,7 +74,7 @@ fn join(
         let at = kb.add_int(row, a.value_size);
         let here = kb.load(partial, at);
         let below = kb.sub(here, most);
-        let weight = kb.unary(UnOp::Exp, below);
+        let weight = exp2_below_zero(kb, below);
         let weight = kb.let_("weight", weight);
         kb.store(weights, slice, weight);
         let at = kb.add_int(row, a.value_size + 1);

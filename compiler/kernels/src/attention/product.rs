@@ -119,11 +119,29 @@ pub(crate) fn join_each(
 ) -> ExprId {
     let lanes = kb.ty(nothing).lanes;
     let mut vectors: Vec<ExprId> = vectors.into_iter().map(|v| v.unwrap_or(nothing)).collect();
+    // Lanes that stay neighbours.
+    let mut unit = 1;
+    if vectors.len().is_multiple_of(4) {
+        // Both operands pick lanes within four: such exchanges are cheap everywhere, and neither needs a mask.
+        for _ in 0..2 {
+            let join = |kb: &mut KernelBuilder, a: ExprId, b: ExprId| {
+                let pick = |odd: u32| {
+                    let lane = |l: u32| l / 4 * 4 + l % 2 * 2 + odd + if l % 4 < 2 { 0 } else { lanes };
+                    (0..lanes).map(lane).collect()
+                };
+                let (x, y) = (kb.shuffle(a, Some(b), pick(0)), kb.shuffle(a, Some(b), pick(1)));
+                let joined = op(kb, x, y);
+                kb.let_("joined", joined)
+            };
+            vectors = vectors.chunks(2).map(|pair| join(kb, pair[0], pair[1])).collect();
+        }
+        unit = 4;
+    }
     // Each round joins pairs of vectors and halves the lanes that belong to one result. The one operand is a choice of lanes
     // in place (a blend, which every vector unit executes), only the other an exchange.
     while vectors.len() > 1 {
-        let half = vectors.len() as u32 / 2;
-        let upper = vectors.split_off(half as usize);
+        let upper = vectors.split_off(vectors.len() / 2);
+        let half = upper.len() as u32 * unit;
         let low = |l: u32| l & half == 0;
         let stay: Vec<u32> = (0..lanes).map(|l| if low(l) { l } else { lanes + l }).collect();
         let cross: Vec<u32> = (0..lanes).map(|l| if low(l) { l + half } else { lanes + l - half }).collect();

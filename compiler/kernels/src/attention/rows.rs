@@ -5,7 +5,7 @@
 use super::prefill::{Params, Tile};
 use super::product::{Operand, Product};
 use super::{HIDDEN, Keys, Place, at_least_zero, ceil_div, lanes_of, larger};
-use crate::math::exp_below_zero;
+use crate::math::exp2_below_zero;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
@@ -191,7 +191,7 @@ impl<'a> Rows<'a> {
             let max = larger(kb, old, best);
             let max = kb.let_("max", max);
             let fallen = kb.sub(old, max);
-            let factor = exp_below_zero(kb, fallen);
+            let factor = exp2_below_zero(kb, fallen);
             let factor = kb.let_("factor", factor);
             kb.store_vec(tile.max, of_tile, max);
             kb.store_vec(tile.factors, at, factor);
@@ -224,7 +224,7 @@ impl<'a> Rows<'a> {
                     let at = self.place_of(kb, key, 0, row);
                     let s = kb.load_vec(tile.s, at, lanes);
                     let below = kb.sub(s, max);
-                    let weight = exp_below_zero(kb, below);
+                    let weight = exp2_below_zero(kb, below);
                     let weight = kb.let_("weight", weight);
                     kb.store_vec(tile.s, at, weight);
                     let old = kb.load_vec(sum, zero, lanes);

@@ -27,6 +27,8 @@ pub struct Params {
     /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two. [`Params::lane_of`] tells
     /// which.
     pub slots: i64,
+    /// Heads that share a vector of products of queries and keys.
+    pub across: i64,
     /// Keys of a block, a multiple of 16.
     pub block: i64,
     /// Sums of values kept in registers, in vectors.
@@ -66,7 +68,9 @@ impl Params {
             Some(Ahead { buf, prefetch: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
         });
         let dots = Dots::choose(a, target, i64::from(lanes) / slots);
-        Params { lanes, heads, sets, slots, block, sums, ahead, scales_ahead, dots }
+        // Codes have quads of columns.
+        let across = if dots.is_some() { slots } else { across(target, slots) };
+        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, dots }
     }
     /// Slices that the buffer between the kernels has room for.
     pub fn slices(&self) -> i64 {
@@ -76,26 +80,18 @@ impl Params {
     pub fn keys(&self) -> i64 {
         i64::from(self.lanes) / self.slots
     }
-    /// Heads that share a vector of products of queries and keys, the columns of each of them, and the vectors that all
-    /// heads take: two where that leaves at least four columns, so that each part of a key that is loaded is used twice.
-    /// Codes have two planes that use it, and quads of columns.
-    pub fn across(&self) -> i64 {
-        if self.dots.is_some() {
-            return self.slots;
-        }
-        (self.slots / 2).clamp(1, i64::from(self.lanes) / 4)
-    }
+    /// Columns of each of the heads that share a vector of products, and the vectors that all heads take.
     pub fn part(&self) -> i64 {
-        i64::from(self.lanes) / self.across()
+        i64::from(self.lanes) / self.across
     }
     pub fn vectors(&self) -> i64 {
-        self.slots / self.across()
+        self.slots / self.across
     }
     /// Keys whose products are summed together: as many as registers have room for.
     pub fn together(&self) -> i64 {
         let (sums, planes) =
             (if self.lanes == 16 { 16 } else { 8 }, if self.dots.is_some() { PLANES } else { 1 });
-        (sums / (planes * self.vectors())).max(self.keys()).max(QUAD)
+        (sums / (planes * self.vectors())).max(self.keys()).max(if self.dots.is_some() { QUAD } else { 1 })
     }
     /// The size of a row of queries or keys in whole parts.
     pub fn padded(&self, size: i64) -> i64 {
@@ -103,7 +99,7 @@ impl Params {
     }
     /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
     pub(super) fn lane_of(&self, kb: &mut KernelBuilder, slot: ExprId) -> ExprId {
-        let across = kb.int(self.across());
+        let across = kb.int(self.across);
         let (low, high) = (kb.rem(slot, across), kb.div(slot, across));
         let low = kb.mul_int(low, self.part());
         kb.add(low, high)
@@ -128,5 +124,20 @@ impl Params {
     /// Floats of one head's unfinished sums: values, then maximum and sum of weights.
     pub fn partial(a: &Problem) -> i64 {
         (a.value_size + 2 + 15) / 16 * 16
+    }
+}
+
+/// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have to be added up.
+///
+/// Two vectors for all heads where that leaves at least four columns, so that each part of a key that is loaded is used
+/// twice: cores of the kind of Ice Lake load 1.2 vectors per cycle. Cores with dot products of bf16 load two, but the Zen ones
+/// among them repeat no part of more than two lanes while they load, without a unit that also multiplies: there a vector has
+/// two columns of eight heads, or, for fewer heads, a whole part of a row that is not repeated at all.
+fn across(target: &KernelTarget, slots: i64) -> i64 {
+    let dots = InstrId::by_name("vdpbf16ps_512").is_some_and(|dots| target.has(dots));
+    match (dots && target.f32_lanes() == 16, slots) {
+        (true, 8..) => 8,
+        (true, _) => 1,
+        (false, _) => (slots / 2).clamp(1, i64::from(target.f32_lanes()) / 4),
     }
 }

@@ -53,7 +53,9 @@ impl Block<'_> {
                     self.code_products(kb, codes, set, offset)
                 }
                 None => {
-                    self.unpack(kb, offset);
+                    if !self.direct() {
+                        self.unpack(kb, offset);
+                    }
                     self.products(kb, set, offset)
                 }
             };
@@ -71,7 +73,8 @@ impl Block<'_> {
                     slope,
                     prefix: self.item.prefix,
                     end: Some(self.item.end),
-                    shown: false,
+                    // The keys begin with the first that the last query sees.
+                    shown: self.item.prefix.is_none(),
                 };
                 let s = self.a.score(kb, s, &place);
                 let s = kb.let_("s", s);
@@ -87,12 +90,18 @@ impl Block<'_> {
         kb.let_("best", best)
     }
 
+    /// True if vectors of products have whole vectors of columns, so that rows are read where they lie.
+    fn direct(&self) -> bool {
+        self.item.params.part() == i64::from(self.lanes()) && self.a.size % i64::from(self.lanes()) == 0
+    }
+
     /// Asks for the keys of the next block in the place of those of the step from `offset` on.
     pub(super) fn keys_ahead(&self, kb: &mut KernelBuilder, offset: ExprId, turn: Turn) {
         let params = self.item.params;
         let all = params.together() * self.a.size;
         // Integers take little time but for products.
-        let (before, behind) = if params.dots.is_some() { (0, 0) } else { (all / 8, all / 8) };
+        let (before, behind) =
+            if params.dots.is_some() || self.direct() { (0, 0) } else { (all / 8, all / 8) };
         let within = all - before - behind;
         let first = kb.mul_int(offset, self.a.size);
         let (at, width) = match turn {
@@ -156,7 +165,7 @@ impl Block<'_> {
         let params = self.item.params;
         let (lanes, part, zero) = (params.lanes, params.part(), kb.int(0));
         let padded = params.padded(self.a.size);
-        let used = (params.heads + params.across() - 1) / params.across();
+        let used = (params.heads + params.across - 1) / params.across;
         let sum = |kb: &mut KernelBuilder| {
             let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
             let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
@@ -173,15 +182,22 @@ impl Block<'_> {
             let from = kb.add(queries, from);
             let q: Vec<ExprId> = (0..used)
                 .map(|v| {
-                    let at = kb.add_int(from, v * params.across() * padded);
+                    let at = kb.add_int(from, v * params.across * padded);
                     let q = kb.load_vec(self.item.q, at, lanes);
                     kb.let_("q", q)
                 })
                 .collect();
             let c = kb.mul_int(c, part);
             for (i, of_key) in (0..).zip(&sums) {
-                let at = kb.add_int(c, i * padded);
-                let k = params.spread(kb, self.item.rows, at);
+                let k = if self.direct() {
+                    let number = kb.add_int(offset, i);
+                    // Rows behind the last one are hidden.
+                    let row = self.row(kb, number);
+                    self.a.row(kb, self.a.key.0, row, self.item.head, c, lanes)
+                } else {
+                    let at = kb.add_int(c, i * padded);
+                    params.spread(kb, self.item.rows, at)
+                };
                 let k = kb.let_("k", k);
                 for (&q, &sum) in q.iter().zip(of_key) {
                     let old = kb.load_vec(sum, zero, lanes);

@@ -65,6 +65,8 @@ pub(super) fn attention_group(
         return Err(unfit());
     }
     let a = Problem::new(node, inliner).ok_or_else(unfit)?;
+    // A GPU has an instruction for either.
+    let a = if target.arch == Arch::Nvptx { a } else { a.in_powers_of_two() };
     let arg = |access| ArgContract { access, partition: None, in_place: vec![] };
     let inputs = f.inputs.iter().map(|_| arg(Access::In));
     let args: Vec<ArgContract> = inputs.chain([arg(Access::Out)]).collect();
