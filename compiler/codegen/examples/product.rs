@@ -3,7 +3,7 @@
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
 //! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k; then optionally
-//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `touch=no`,
+//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `touch=no`, `ahead=no`,
 //! and `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
@@ -74,6 +74,10 @@ fn main() {
             Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
             Some(("few", v)) => params.few = number(v) as u32,
             Some(("touch", "no")) => params.touch = None,
+            Some(("ahead", "no")) => params.ahead = None,
+            Some(("ahead", "yes")) => {
+                params.ahead = params.ahead.or(target.prefetch(weight).map(|instr| (instr, 0)))
+            }
             Some(("unroll", v)) => params.unroll = number(v) as u32,
             Some(("group", v)) => problem.group = number(v),
             Some(("object", v)) => object = Some(v.to_string()),

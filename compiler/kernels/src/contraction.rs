@@ -470,7 +470,7 @@ fn rows_of_slice(
         }
     }
     if let Some(plain) = float_strip::in_pieces(spec, params) {
-        let few = kb.int(float_strip::FEW_BLOCKS);
+        let few = kb.int(float_strip::few_blocks(params));
         let blocks = one_by_one[0];
         let many = kb.lt(few, blocks);
         let all = FloatBlocks { spec, params, lookup, slice, plain, first, count: blocks };

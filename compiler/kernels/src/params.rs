@@ -111,7 +111,7 @@ pub struct MatMulParams {
     pub bf16_dot: Option<InstrId>,
     /// How weights that stream from memory are asked for.
     pub prefetch: Option<Prefetch>,
-    /// For integer products of several rows: asks for weights before their use, with few rows by so many groups ahead.
+    /// For products of several rows: asks for weights before their use, in integer products of few rows by so many groups.
     pub ahead: Option<(InstrId, u32)>,
     /// Most rows of integer products that pass by the weights together; more take strips of many columns.
     pub few: u32,
@@ -176,9 +176,7 @@ pub fn choose(
         lookup,
         bf16_dot,
         prefetch: prefetch.filter(|_| single_row).map(|instr| stream(target, weight, instr)),
-        ahead: prefetch
-            .filter(|_| !single_row && matches!(activation, Activation::Codes(_)))
-            .map(|instr| (instr, AHEAD)),
+        ahead: prefetch.filter(|_| !single_row).map(|instr| (instr, AHEAD)),
         few: FEW_ROWS,
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
         chunk: (!single_row).then_some(CHUNK),

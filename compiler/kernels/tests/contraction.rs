@@ -454,11 +454,17 @@ fn pieces_of_long_rows() {
             case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
         }
     }
-    let plain = [(DType::F32, X::F32), (DType::F16, X::F32), (DType::BF16, X::F32), (DType::BF16, X::BF16)];
-    for (weight, x) in plain {
+    let (_, dots) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-bf16").unwrap();
+    for (target, weight, x) in [
+        (&target, DType::F32, X::F32),
+        (&target, DType::F16, X::F32),
+        (&target, DType::BF16, X::F32),
+        (&target, DType::BF16, X::BF16),
+        (&dots, DType::BF16, X::BF16),
+    ] {
         for (m, k) in [(37, 1033), (34, 100)] {
             let case = Case::new(weight, Packing::Tile16, x, (m, 50, k));
-            let params = MatMulParams { chunk: Some(32), ..choose(&target, weight, kind(x), false) };
+            let params = MatMulParams { chunk: Some(32), ..choose(target, weight, kind(x), false) };
             case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
         }
     }

@@ -1,21 +1,27 @@
 //! Float products of many activation rows: k is cut into pieces whose weights stay in cache while all blocks of rows pass
 //! by, and the sums of the rows wait in a buffer between the pieces. The weights of a piece are copied once, as f32, into a
-//! strip in the order in which a block reads them. Nothing is asked for ahead: that made these products slower, unlike those
-//! of integers, whose weights are read once in a third of the time.
+//! strip in the order in which a block reads them; dots of bf16 take them as they are. Each block asks for an equal part of
+//! the next piece, a few lines every [`VISIT`] columns: more at once would keep the loads waiting.
 
 use super::block::{Block, Rows};
+use super::next::{Hints, Next, Piece, Touch};
 use super::{Activation, Epilogue, Lookup, MatMul, Slice, Weight};
 use crate::params::MatMulParams;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, ExprId, Space};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space};
 use mlcc_ir::types::DType;
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
 
 /// Columns of a piece: with three tiles of 16 rows a strip has 96 KiB, in the second-level cache.
 const DEPTH: usize = 512;
-/// Most blocks of rows that read the weights as they are: for them a copy would not pay.
-pub(super) const FEW_BLOCKS: i64 = 3;
+/// Columns that blocks pass by before they ask for more of what comes next.
+pub(super) const VISIT: usize = 32;
+/// Most blocks of rows that read the weights as they are: for them a copy would not pay. Without a copy, a single block uses
+/// the weights as fast as they come, and asking for them would only add to that.
+pub(super) fn few_blocks(params: &MatMulParams) -> i64 {
+    if params.bf16_dot.is_some() { 1 } else { 3 }
+}
 
 /// The weights of one piece of a slice on the worker's stack, f32 `[columns][parts][lanes]`.
 #[derive(Clone, Copy)]
@@ -31,7 +37,7 @@ pub(super) fn in_pieces(spec: &MatMul, params: &MatMulParams) -> Option<Plain> {
     params.chunk?;
     // Sums that wait are those of one chain, also in a last slice of one tile.
     let one_chain = params.in_flight / (params.rows[0] * TILE as u32 / params.lanes) <= 1;
-    let floats = !matches!(spec.activation, Activation::Codes(_)) && params.bf16_dot.is_none();
+    let floats = !matches!(spec.activation, Activation::Codes(_));
     (floats && one_chain && params.rows[0] > 1).then_some(plain)
 }
 
@@ -55,7 +61,9 @@ impl FloatBlocks<'_> {
         let k = spec.k;
         let vectors = self.slice.parts(params.lanes);
         let columns = DEPTH.min(k).next_multiple_of(self.plain.pair());
-        let buf = kb.alloc("strip", DType::F32, columns * (vectors * params.lanes) as usize, Space::Stack);
+        let strip = params.bf16_dot.is_none().then(|| {
+            kb.alloc("strip", DType::F32, columns * (vectors * params.lanes) as usize, Space::Stack)
+        });
         let number = k.div_ceil(DEPTH) as i64;
         let parked = (number > 1).then(|| {
             let vectors = params.chunk.unwrap_or(params.rows[0]) * vectors;
@@ -68,20 +76,24 @@ impl FloatBlocks<'_> {
             let (all, most) = (kb.int(k as i64), kb.int(DEPTH as i64));
             let left = kb.sub(all, first);
             let columns = kb.min(left, most);
-            let strip = FloatStrip { buf, first };
-            self.fill(kb, strip, columns);
+            let strip = strip.map(|buf| FloatStrip { buf, first });
+            if let Some(strip) = strip {
+                self.fill(kb, strip, columns);
+            }
+            let hints = self.hints(kb, (piece, number), columns);
             let (begin, end) = (kb.int(0), kb.int(number - 1));
             let (later, early) = (kb.lt(begin, piece), kb.lt(piece, end));
             kb.serial("block", self.count, |kb, b| {
                 let offset = kb.mul_int(b, params.rows[0].into());
                 let row = kb.add(self.first, offset);
                 let row = kb.let_("row", row);
-                let rows = Rows { floats: Some(strip), ..Rows::plain(row, params.rows[0]) };
+                let rows = Rows { floats: strip, ..Rows::plain(row, params.rows[0]) };
                 let block = Block::new(kb, spec, params, self.lookup, self.slice, rows);
                 if let Some(sums) = parked {
                     kb.if_(later, |kb| block.restore(kb, sums, b));
                 }
-                block.plain_piece(kb, self.plain, (first, columns), k % DEPTH);
+                let hints = Hints { block: b, ..hints };
+                block.plain_piece(kb, self.plain, (first, columns), k % DEPTH, hints);
                 match parked {
                     None => block.finish(kb, epilogue),
                     Some(sums) => {
@@ -90,6 +102,23 @@ impl FloatBlocks<'_> {
                 }
             });
         });
+    }
+
+    /// What blocks ask for while they pass by a piece.
+    fn hints(&self, kb: &mut KernelBuilder, (number, pieces): (ExprId, i64), columns: ExprId) -> Hints {
+        let (spec, params) = (self.spec, self.params);
+        let (one, by) = (kb.int(1), kb.int(VISIT as i64));
+        let here = kb.div(columns, by);
+        let here = kb.let_("visits", here);
+        let visits = kb.mul(self.count, here);
+        let visits = kb.max(visits, one);
+        let piece = Piece { number, pieces, run: DEPTH * TILE, tile: spec.tile_len() };
+        let next = Next::new(kb, spec, params, self.slice, piece, visits);
+        let end = kb.int(pieces - 1);
+        let last = (pieces > 1).then(|| kb.binary(BinOp::Eq, number, end));
+        let at_last = spec.k - (pieces as usize - 1) * DEPTH;
+        let touch = Touch::new(last, (at_last / VISIT).max(1), params.rows[0]);
+        Hints { next, block: one, visits: here, touch }
     }
 
     /// Copies `columns` columns of a slice.

@@ -1,6 +1,8 @@
 //! Contractions in f32: plain and packed weights against f32 or bf16 activations.
 
 use super::block::Block;
+use super::float_strip::VISIT;
+use super::next::Hints;
 use super::{Activation, GROUP};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
@@ -88,6 +90,29 @@ impl Block<'_> {
     /// Adds the columns of a piece (the first and how many) to the accumulators, which have one chain. The last piece of k
     /// ends with `rest` columns behind whole pieces, or is whole where that is zero.
     pub(super) fn plain_piece(
+        &self,
+        kb: &mut KernelBuilder,
+        plain: Plain,
+        (first, columns): (ExprId, ExprId),
+        rest: usize,
+        hints: Hints,
+    ) {
+        let by = kb.int(VISIT as i64);
+        kb.serial("visit", hints.visits, |kb, visit| {
+            hints.emit(kb, self, visit);
+            let here = kb.mul(visit, by);
+            let first = kb.add(first, here);
+            self.plain_run(kb, plain, (first, by), 0);
+        });
+        if !rest.is_multiple_of(VISIT) {
+            let done = kb.mul(hints.visits, by);
+            let (first, columns) = (kb.add(first, done), kb.sub(columns, done));
+            self.plain_run(kb, plain, (first, columns), rest % VISIT);
+        }
+    }
+
+    /// The same without asking for anything.
+    fn plain_run(
         &self,
         kb: &mut KernelBuilder,
         plain: Plain,

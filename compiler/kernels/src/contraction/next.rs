@@ -5,7 +5,7 @@ use super::{CACHE_LINE, MatMul, Slice};
 use crate::params::MatMulParams;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{ExprId, Stmt};
+use mlcc_ir::kernel::{BinOp, ExprId, Stmt};
 use mlcc_quant::TILE;
 
 /// A run of weights in every tile of a slice: those of the next piece of k, or of the first piece of the next slice.
@@ -74,50 +74,54 @@ impl Next {
     }
 }
 
-/// What the blocks of a strip ask for while they pass by a piece: a few lines with each activation scale, because many at
-/// once would keep the loads waiting.
+/// What blocks ask for while they pass by a piece: a few lines per visit (with integers, with each activation scale), because
+/// many at once would keep the loads waiting.
 #[derive(Clone, Copy)]
 pub(super) struct Hints {
     pub next: Option<Next>,
     /// Number of the block.
     pub block: ExprId,
-    /// Activation scales of the piece.
-    pub scales: ExprId,
+    /// Visits of a block to the piece.
+    pub visits: ExprId,
     pub touch: Touch,
 }
 
 impl Hints {
-    /// With scale `s` of the piece.
-    pub fn emit(self, kb: &mut KernelBuilder, block: &Block, s: ExprId) {
-        let before = kb.mul(self.block, self.scales);
-        let visit = kb.add(before, s);
-        block.prefetch_next(kb, self.next, visit);
-        self.touch.emit(kb, block, s);
+    /// With visit `visit` of the block.
+    pub fn emit(self, kb: &mut KernelBuilder, block: &Block, visit: ExprId) {
+        let before = kb.mul(self.block, self.visits);
+        let all = kb.add(before, visit);
+        block.prefetch_next(kb, self.next, all);
+        self.touch.emit(kb, block, visit);
     }
 }
 
-/// When a block asks for what its epilogue touches: with the last activation scales, some rows with each of them, because
-/// many lines at once would keep the loads waiting.
+/// When a block asks for what its epilogue touches: while it passes by the last piece, some rows per visit, because many
+/// lines at once would keep the loads waiting.
 #[derive(Clone, Copy)]
 pub(super) struct Touch {
-    /// Whether these scales are the last ones.
+    /// Whether this piece is the last one.
     last: Option<ExprId>,
-    /// Rows per scale.
+    /// Rows per visit, and those of the block.
     rows: u32,
+    all: u32,
 }
 
 impl Touch {
-    /// For blocks of `rows` rows that pass by `scales` scales at last.
-    pub fn new(last: Option<ExprId>, scales: usize, rows: u32) -> Touch {
-        Touch { last, rows: rows.div_ceil(scales as u32) }
+    /// For blocks of `rows` rows with `visits` visits to the last piece.
+    pub fn new(last: Option<ExprId>, visits: usize, rows: u32) -> Touch {
+        Touch { last, rows: rows.div_ceil(visits as u32), all: rows }
     }
 
-    fn emit(self, kb: &mut KernelBuilder, block: &Block, s: ExprId) {
-        let first = kb.mul_int(s, self.rows.into());
-        match self.last {
-            Some(last) => kb.if_(last, |kb| block.touch(kb, first, self.rows)),
-            None => block.touch(kb, first, self.rows),
-        }
+    fn emit(self, kb: &mut KernelBuilder, block: &Block, visit: ExprId) {
+        let first = kb.mul_int(visit, self.rows.into());
+        let end = kb.int(self.all.into());
+        let left = kb.lt(first, end);
+        let now = match self.last {
+            Some(last) => kb.binary(BinOp::And, last, left),
+            None => left,
+        };
+        kb.if_(now, |kb| block.touch(kb, first, self.rows));
     }
 }
 

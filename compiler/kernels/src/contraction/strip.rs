@@ -133,7 +133,7 @@ impl Blocks<'_> {
             let next = self.next(kb, (none, 1), scales);
             let touch = Touch::new(None, spec.k.div_ceil(codes.group), params.rows[0]);
             self.each(kb, strip, |kb, block, b| {
-                let hints = Hints { next, block: b, scales, touch };
+                let hints = Hints { next, block: b, visits: scales, touch };
                 block.integers(kb, self.format, codes, (none, scales), Some(hints));
                 block.scale_sums(kb, codes);
                 block.finish(kb, epilogue);
@@ -163,7 +163,7 @@ impl Blocks<'_> {
             let touch = Touch::new(Some(at), last, params.rows[0]);
             self.each(kb, strip, |kb, block, b| {
                 kb.if_(later, |kb| block.restore(kb, sums, b));
-                let hints = Hints { next, block: b, scales: count, touch };
+                let hints = Hints { next, block: b, visits: count, touch };
                 block.integers(kb, self.format, codes, (first, count), Some(hints));
                 kb.if_else(
                     early,
