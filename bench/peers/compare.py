@@ -18,7 +18,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).parent
-SCHEMES = {"q4_0": "q4i8", "q8_0": "q8i8", "f16": "f16", "bf16": "bf16"}
+SCHEMES = {"q4_0": "q4i8", "q8_0": "q8i8", "f16": "f16", "bf16": "bf16bf16"}
 PEERS = {"llama.cpp": "llama_cpp_bench.py", "openvino": "openvino_bench.py", "torch": "torch_bench.py"}
 
 
