@@ -136,6 +136,25 @@ fn exp_of_what_is_at_most_zero() {
     powers_below_zero("exp2", exp2_below_zero, f64::exp2, -100.0);
 }
 
+/// `len` values of y, each a function of one of x.
+fn elementwise(
+    name: &str,
+    len: usize,
+    function: impl FnOnce(&mut KernelBuilder, ExprId) -> ExprId,
+) -> Kernel {
+    let mut kb = KernelBuilder::new(name);
+    let x = kb.param("x", DType::F32, len, Access::In, 64);
+    let y = kb.param("y", DType::F32, len, Access::Out, 64);
+    let count = kb.int((len / LANES) as i64);
+    kb.par("i", count, |kb, i| {
+        let at = kb.mul_int(i, LANES as i64);
+        let value = kb.load_vec(x, at, LANES as u32);
+        let value = function(kb, value);
+        kb.store_vec(y, at, value);
+    });
+    kb.finish()
+}
+
 /// `function` against `reference` for numbers that are at most zero; 0 below `low`.
 fn powers_below_zero(
     name: &str,
@@ -147,18 +166,9 @@ fn powers_below_zero(
     let len = values.len().next_multiple_of(LANES);
     let mut padded = values.clone();
     padded.resize(len, 0.0);
-    let mut kb = KernelBuilder::new(name);
-    let x = kb.param("x", DType::F32, len, Access::In, 64);
-    let y = kb.param("y", DType::F32, len, Access::Out, 64);
-    let count = kb.int((len / LANES) as i64);
-    kb.par("i", count, |kb, i| {
-        let at = kb.mul_int(i, LANES as i64);
-        let value = kb.load_vec(x, at, LANES as u32);
-        let value = function(kb, value);
-        kb.store_vec(y, at, value);
-    });
+    let kernel = elementwise(name, len, function);
     let mut buffers = [Buffer::from_floats(DType::F32, &padded), Buffer::zeros(DType::F32, len)];
-    run(&kb.finish(), &mut buffers, &SymValues::tokens(1)).unwrap();
+    run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
     for (&x, y) in values.iter().zip(buffers[1].to_f32()) {
         if x < low {
             assert_eq!(y, 0.0, "{name}({x:e})");
@@ -170,20 +180,13 @@ fn powers_below_zero(
 
 /// `exp(factor * sigmoid(x))` of some x.
 fn exp_of_sigmoid(factor: f64, len: usize) -> Kernel {
-    let mut kb = KernelBuilder::new("exp_of_sigmoid");
-    let x = kb.param("x", DType::F32, len, Access::In, 64);
-    let y = kb.param("y", DType::F32, len, Access::Out, 64);
-    let count = kb.int((len / LANES) as i64);
-    kb.par("i", count, |kb, i| {
-        let at = kb.mul_int(i, LANES as i64);
-        let value = kb.load_vec(x, at, LANES as u32);
-        let value = kb.unary(UnOp::Sigmoid, value);
+    let kernel = elementwise("exp_of_sigmoid", len, |kb, x| {
+        let value = kb.unary(UnOp::Sigmoid, x);
         let factor = kb.constant(factor, Ty::vector(DType::F32, LANES as u32));
         let value = kb.mul(value, factor);
-        let value = kb.unary(UnOp::Exp, value);
-        kb.store_vec(y, at, value);
+        kb.unary(UnOp::Exp, value)
     });
-    expand_math(&kb.finish())
+    expand_math(&kernel)
 }
 
 /// An exponential that is known to stay a normal number needs no limits.
