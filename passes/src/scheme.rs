@@ -1,6 +1,6 @@
 //! Quantization schemes by name: which storage type each kind of parameter gets, and how activations enter products.
 //!
-//! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of 32 at run
+//! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of 128 at run
 //! time, as FastLLM and llama.cpp do; `bf16bf16` rounds them to bf16, as PyTorch and llama.cpp do with weights in bf16.
 
 use mlcc_ir::module::ParamRole;
@@ -15,7 +15,7 @@ pub enum ActivationType {
     F32,
     /// Rounded to bf16 where the weight is bf16, on CPUs.
     BF16,
-    /// int8 per group of 32, on CPUs.
+    /// int8 per group of 128, on CPUs.
     I8,
 }
 

@@ -95,20 +95,10 @@ impl Block<'_> {
         }
     }
 
-    /// Turns the sums into f32: they are in units of the last scale of their row.
+    /// Turns the sums into f32: they are in units of the last scale of their row, which has the place of the first ratio.
     pub(super) fn scale_sums(&self, kb: &mut KernelBuilder, codes: Codes) {
-        for r in 0..self.rows {
-            let first = kb.int(0);
-            let at = self.x_scale_at(kb, codes, r, first);
-            let scale = kb.load(codes.scales, at);
-            let scale = kb.let_("unit", scale);
-            for part in 0..self.parts() {
-                let at = self.slot(kb, 0, r, part);
-                let acc = kb.load_vec(self.acc, at, self.lanes());
-                let acc = kb.mul(acc, scale);
-                kb.store_vec(self.acc, at, acc);
-            }
-        }
+        let first = kb.int(0);
+        self.rescale(kb, codes, first);
     }
 
     /// Adds one group, with its weight scales, to the accumulators.
