@@ -4,6 +4,7 @@
 //!
 //! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k; then optionally
 //! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `touch=no`, `ahead=no`,
+//! `distance=4096` and `sparse=yes` (how a single row asks for its weights),
 //! and `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
@@ -16,7 +17,7 @@ use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{Access, BufId, Kernel, Ty};
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::contraction::{Activation, Codes, GROUP, MatMul, Weight, emit_matmul};
-use mlcc_kernels::params::{KernelTarget, MatMulParams, choose};
+use mlcc_kernels::params::{KernelTarget, MatMulParams, Prefetch, choose};
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
 
@@ -79,30 +80,78 @@ fn main() {
                 params.ahead = params.ahead.or(target.prefetch(weight).map(|instr| (instr, 0)))
             }
             Some(("unroll", v)) => params.unroll = number(v) as u32,
+            Some(("distance", v)) => {
+                params.prefetch = params.prefetch.map(|p| Prefetch { distance: number(v) as u32, ..p })
+            }
+            Some(("sparse", v)) => {
+                params.prefetch = params.prefetch.map(|p| Prefetch { sparse: v == "yes", ..p })
+            }
             Some(("group", v)) => problem.group = number(v),
             Some(("object", v)) => object = Some(v.to_string()),
             _ => panic!("option {option}"),
         }
     }
     let peak = peak_kernel(x);
-    let kernels = [problem.kernel(&params), peak];
+    let kernels = [problem.kernel(&params), peak, reading_kernel(pack_bytes(&problem))];
     let executor = compiled(&kernels, &level, object);
     let mut buffers = problem.buffers(&kernels[0]);
     let mut out = vec![Aligned::zeroed(64)];
     // The machine may be shared: the best of many short turns, taken alternately.
-    let (mut peak, mut seconds) = (0.0_f64, f64::INFINITY);
+    let (mut peak, mut seconds, mut reading) = (0.0_f64, f64::INFINITY, f64::INFINITY);
+    let mut weights = vec![buffers[3].clone(), Aligned::zeroed(64)];
     for _ in 0..15 {
         peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, &SymValues::tokens(1)));
         seconds = seconds.min(time(&executor, "product", &mut buffers, &SymValues::tokens(problem.m as i64)));
+        reading = reading.min(time(&executor, "read", &mut weights, &SymValues::tokens(1)));
     }
     let rate = 2.0 * (problem.m * problem.n * problem.k) as f64 / seconds;
+    let bytes = pack_bytes(&problem) as f64;
     println!(
-        "{:.1} of {:.1} Gop/s: {:.1} %, weights {:.2} GB/s",
+        "{:.1} of {:.1} Gop/s: {:.1} %, weights {:.2} GB/s of {:.2}: {:.1} %",
         rate / 1e9,
         peak / 1e9,
         100.0 * rate / peak,
-        pack_bytes(&problem) as f64 / seconds / 1e9
+        bytes / seconds / 1e9,
+        bytes / reading / 1e9,
+        100.0 * reading / seconds
     );
+}
+
+/// Reads all of `bytes` with nothing but additions.
+fn reading_kernel(bytes: usize) -> Kernel {
+    let mut kb = KernelBuilder::new("read");
+    let w = kb.param("w", DType::U8, bytes, Access::In, 64);
+    let out = kb.param("out", DType::U8, 64, Access::Out, 64);
+    let ty = Ty::vector(DType::I32, 16);
+    let acc = kb.alloc("acc", DType::I32, 16 * 4, mlcc_ir::kernel::Space::Local);
+    for c in 0..4 {
+        let at = kb.int(16 * c);
+        let zero = kb.constant(0.0, ty);
+        kb.store_vec(acc, at, zero);
+    }
+    let turns = kb.int((bytes / 256) as i64);
+    kb.serial("turn", turns, |kb, turn| {
+        let first = kb.mul_int(turn, 256);
+        for c in 0..4 {
+            let from = kb.add_int(first, 64 * c);
+            let line = kb.load_vec(w, from, 64);
+            let line = kb.bitcast(line, ty);
+            let at = kb.int(16 * c);
+            let old = kb.load_vec(acc, at, 16);
+            let new = kb.add(old, line);
+            kb.store_vec(acc, at, new);
+        }
+    });
+    let mut sum = kb.constant(0.0, ty);
+    for c in 0..4 {
+        let at = kb.int(16 * c);
+        let value = kb.load_vec(acc, at, 16);
+        sum = kb.add(sum, value);
+    }
+    let sum = kb.bitcast(sum, Ty::vector(DType::U8, 64));
+    let zero = kb.int(0);
+    kb.store_vec(out, zero, sum);
+    kb.finish()
 }
 
 fn pack_bytes(problem: &Problem) -> usize {

@@ -109,7 +109,7 @@ pub struct MatMulParams {
     pub lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
     pub bf16_dot: Option<InstrId>,
-    /// How weights that stream from memory are asked for.
+    /// How weights that stream from memory are asked for, if they are.
     pub prefetch: Option<Prefetch>,
     /// For products of several rows: asks for weights before their use, in integer products of few rows by so many groups.
     pub ahead: Option<(InstrId, u32)>,
@@ -175,7 +175,7 @@ pub fn choose(
         dot,
         lookup,
         bf16_dot,
-        prefetch: prefetch.filter(|_| single_row).map(|instr| stream(target, weight, instr)),
+        prefetch: prefetch.filter(|_| single_row).and_then(|instr| stream(target, weight, instr)),
         ahead: prefetch.filter(|_| !single_row).map(|instr| (instr, AHEAD)),
         few: FEW_ROWS,
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
@@ -185,14 +185,18 @@ pub fn choose(
     }
 }
 
-/// How a single row asks for its weights. Cores with a bf16 dot were measured (Zen 5): they read faster what they find by
+/// How a single row asks for its weights, as measured. Older cores keep few lines on their way by themselves. Zen 4, the level with
+/// a bf16 dot, does best when nothing is asked for; Zen 5 and Sapphire Rapids (AVX-VNNI beside it) read faster what they find by
 /// themselves, where the loop has few operations per byte and is short, so that the loads of a stream stand in few places of
-/// the code; a line of every group tells them of the next pages. Older cores keep fewer lines on their way.
-fn stream(target: &KernelTarget, weight: DType, instr: InstrId) -> Prefetch {
-    let finds = target.arch == Arch::X86_64 && target.features.contains("avx512bf16");
+/// the code; a line of every group tells them of the next pages.
+fn stream(target: &KernelTarget, weight: DType, instr: InstrId) -> Option<Prefetch> {
+    let has = |feature| target.arch == Arch::X86_64 && target.features.contains(feature);
     let light = matches!(weight, DType::Packed(Format::Q8G32) | DType::F32 | DType::BF16);
-    let sparse = finds && light;
-    Prefetch { instr, distance: if sparse { 4096 } else { 5120 }, sparse }
+    match (has("avx512bf16"), has("avxvnni")) {
+        (true, false) => None,
+        (true, true) if light => Some(Prefetch { instr, distance: 4096, sparse: true }),
+        _ => Some(Prefetch { instr, distance: 5120, sparse: false }),
+    }
 }
 
 /// Bytes of plain weights that stay in the second-level cache while all rows pass by.

@@ -92,6 +92,7 @@ pub const LEVELS: &[(&str, u64)] = &[
     ("x86-64-v4", X86_64_V4),
     ("x86-64-v4-vnni", X86_64_V4 | AVX512VNNI),
     ("x86-64-v4-bf16", X86_64_V4 | AVX512VNNI | AVX512BF16),
+    ("x86-64-v4-avxvnni", X86_64_V4 | AVX512VNNI | AVX512BF16 | AVXVNNI),
     ("armv8.0", NEON),
     ("armv8.2-dotprod", NEON | FP16 | DOTPROD | LSE),
     ("armv8.6", NEON | FP16 | DOTPROD | LSE | BF16 | I8MM),
