@@ -105,7 +105,7 @@ impl<'a> Block<'a> {
             (Weight::Plain(plain), Activation::F32 | Activation::BF16) => self.plain(kb, plain),
             (Weight::Packed(format), Activation::F32 | Activation::BF16) => self.grouped(kb, format),
             (Weight::Packed(format), Activation::Codes(codes)) => {
-                if self.params.prefetch.is_some() {
+                if self.params.rows.len() == 1 {
                     self.streamed(kb, format, codes);
                 } else {
                     let scales = self.spec.k.div_ceil(codes.group) as i64;
