@@ -2,7 +2,6 @@
 
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
-use mlcc_passes::scheme::ActivationType;
 use mlcc_target::{Arch, Target};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
@@ -47,11 +46,6 @@ pub fn json(
             "ops_per_token": traffic.ops,
             "head_ops": traffic.head_ops,
             "other_expert_bytes": traffic.other_experts,
-            "arithmetic": match options.quant.activation {
-                ActivationType::F32 => "f32",
-                ActivationType::BF16 => "bf16",
-                ActivationType::I8 => "i8",
-            },
         },
         "generation_config": source.generation_config.as_deref().and_then(parse),
         "tokenizer": source.tokenizer.as_ref().map(|t| json!({

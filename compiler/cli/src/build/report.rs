@@ -8,7 +8,7 @@ use mlcc_codegen::artifact::Summary;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{Param, ParamId, ParamRole};
 use mlcc_ir::ops::Op;
-use mlcc_kernels::lower::experts;
+use mlcc_kernels::lower::cost::{self, Arithmetic};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::Target;
@@ -203,7 +203,7 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
 }
 
 /// What one token costs in `decode`, whatever the kernels do: the least a machine has to read and to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are chosen), recurrent states read and written, one
     /// row of the caches written.
@@ -212,11 +212,30 @@ pub struct Traffic {
     /// Those of them that are of the sequence alone.
     pub state_bytes: u64,
     /// A multiplication and an addition per weight of a matrix.
-    pub ops: u64,
+    pub ops: Operations,
     /// Those of the output head, which a prompt needs only once.
-    pub head_ops: u64,
+    pub head_ops: Operations,
     /// Bytes of the experts that one token does not choose: a prompt needs them as well.
     pub other_experts: u64,
+}
+
+/// Operations by what they are done in; dot products of the two planes of 16-bit activations count both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Operations {
+    pub f32: u64,
+    pub bf16: u64,
+    pub i8: u64,
+}
+
+impl Operations {
+    fn add(&mut self, product: MatrixProduct, multiplications: u64) {
+        let kind = match product.arithmetic {
+            Arithmetic::F32 => &mut self.f32,
+            Arithmetic::BF16 => &mut self.bf16,
+            Arithmetic::I8 => &mut self.i8,
+        };
+        *kind += 2 * product.planes * multiplications;
+    }
 }
 
 impl Traffic {
@@ -226,8 +245,8 @@ impl Traffic {
         let recurrent =
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
         let state = 2 * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
-        let mut traffic = Traffic { bytes: state, state_bytes: state, ops: 0, head_ops: 0, other_experts: 0 };
-        let (tied, chosen) = (tied_head(program), chosen_experts(program));
+        let mut traffic = Traffic { bytes: state, state_bytes: state, ..Traffic::default() };
+        let (tied, products) = (tied_head(program), products(program));
         for (id, param) in program.module.params.iter() {
             let bytes = memory.params[id.index()].1;
             let role = match param.role {
@@ -240,13 +259,14 @@ impl Traffic {
                     traffic.bytes += bytes / rows;
                 }
                 ParamRole::Head | ParamRole::Linear | ParamRole::LowRank => {
-                    let (slots, experts) = chosen.get(&id).copied().unwrap_or((1, 1));
-                    let read = bytes / experts * slots;
+                    let product = products.get(&id).copied().unwrap_or_default();
+                    let read = bytes / product.experts * product.chosen;
                     traffic.bytes += read;
                     traffic.other_experts += bytes - read;
-                    traffic.ops += 2 * elements(param) / experts * slots;
+                    let used = elements(param) / product.experts * product.chosen;
+                    traffic.ops.add(product, used);
                     if role == ParamRole::Head {
-                        traffic.head_ops += 2 * elements(param);
+                        traffic.head_ops.add(product, used);
                     }
                 }
                 ParamRole::Vector => traffic.bytes += bytes,
@@ -256,28 +276,49 @@ impl Traffic {
     }
 }
 
-/// Parameters that hold the matrices of experts: how many a token chooses, and of how many.
-fn chosen_experts(program: &Program) -> BTreeMap<ParamId, (u64, u64)> {
+/// What a token does with a parameter that is a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MatrixProduct {
+    arithmetic: Arithmetic,
+    planes: u64,
+    /// Of so many matrices in it, how many a token chooses.
+    experts: u64,
+    chosen: u64,
+}
+
+impl Default for MatrixProduct {
+    fn default() -> MatrixProduct {
+        MatrixProduct { arithmetic: Arithmetic::F32, planes: 1, experts: 1, chosen: 1 }
+    }
+}
+
+/// Parameters that products read as their matrix.
+fn products(program: &Program) -> BTreeMap<ParamId, MatrixProduct> {
     let module = &program.module;
-    let mut chosen = BTreeMap::new();
+    let mut products = BTreeMap::new();
     for f in module.functions.values() {
         for (_, call) in f.live() {
             let Op::Call(callee) = call.op else { continue };
             let group = &module.functions[callee];
             for (_, node) in group.live() {
-                let (Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }) = node.op else {
-                    continue;
-                };
-                let at = experts::weight(node).and_then(|w| group.inputs.iter().position(|&i| i == w));
+                let Some(product) = cost::product(group, node) else { continue };
+                let at = group.inputs.iter().position(|&i| i == product.weight);
                 let param = at.and_then(|i| f.def(call.inputs[i])).map(|def| &def.op);
-                let slots = group.ty(node.outputs[0]).dims[1].as_const().unwrap_or(1);
-                if let Some(Op::Param(param)) = param {
-                    chosen.insert(*param, (slots as u64, experts.max(1) as u64));
+                let (experts, chosen) = match node.op {
+                    Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
+                        (experts, group.ty(node.outputs[0]).dims[1].as_const().unwrap_or(1))
+                    }
+                    _ => (1, 1),
+                };
+                if let Some(&Op::Param(param)) = param {
+                    let (experts, chosen) = ((experts as u64).max(1), chosen as u64);
+                    let (arithmetic, planes) = (product.arithmetic, product.planes as u64);
+                    products.insert(param, MatrixProduct { arithmetic, planes, experts, chosen });
                 }
             }
         }
     }
-    chosen
+    products
 }
 
 /// The embedding that is the head as well, where a model has no head of its own: of several (tokens, positions) the one with

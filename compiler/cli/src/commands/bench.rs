@@ -93,15 +93,24 @@ enum Test {
 #[derive(Clone, Copy, Debug)]
 struct Machine {
     read_bandwidth: f64,
-    peak: f64,
+    /// Operations per second of each arithmetic that the model uses ([`Arithmetic::ALL`]).
+    peaks: [f64; 3],
     ping_pong: Option<f64>,
-    arithmetic: Arithmetic,
 }
 
 /// What one token costs.
+#[derive(Debug, PartialEq)]
 struct Cost {
     bytes: f64,
-    ops: f64,
+    /// By arithmetic ([`Arithmetic::ALL`]).
+    ops: [f64; 3],
+}
+
+impl Cost {
+    /// Seconds that the operations of each arithmetic take at its peak.
+    fn seconds(&self, machine: &Machine) -> [f64; 3] {
+        std::array::from_fn(|i| if self.ops[i] > 0.0 { self.ops[i] / machine.peaks[i] } else { 0.0 })
+    }
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
@@ -297,7 +306,7 @@ impl Test {
     /// sequence.
     fn cost(self, metadata: &Value, chunk: u64) -> Cost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
-        let (bytes, ops) = (get("/decode/bytes_per_token"), get("/decode/ops_per_token"));
+        let (bytes, ops) = (get("/decode/bytes_per_token"), operations(metadata, "ops_per_token"));
         let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
         // Bytes of the caches that a call reads after so many tokens in the mean.
         let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
@@ -305,7 +314,9 @@ impl Test {
             Test::Prompt(n) => {
                 let calls = n.div_ceil(chunk.max(1) as usize) as f64;
                 let bytes = bytes + get("/decode/other_expert_bytes") + cache(n as f64 / 2.0);
-                Cost { bytes: bytes * calls / n as f64, ops: ops * (1.0 - head_share(metadata)) }
+                // The head is needed once per call only.
+                let head = operations(metadata, "head_ops");
+                Cost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
             }
             Test::Generate { tokens, depth, sequences } => {
                 // States are each sequence's own.
@@ -316,28 +327,22 @@ impl Test {
     }
 }
 
-/// Share of the operations that the output head takes; a prompt needs it once per call only, so that it is left out
-/// there.
-fn head_share(metadata: &Value) -> f64 {
-    let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
-    let all = get("/decode/ops_per_token");
-    if all > 0.0 { get("/decode/head_ops") / all } else { 0.0 }
+/// Operations of one token in each arithmetic ([`Arithmetic::ALL`]).
+fn operations(metadata: &Value, key: &str) -> [f64; 3] {
+    let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
+    Arithmetic::ALL.map(|a| get(a.name()))
 }
 
 fn machine(model: &Model, metadata: &Value) -> Result<Machine, CliError> {
     let threads = model.threads();
-    let wanted = match metadata.pointer("/decode/arithmetic").and_then(Value::as_str) {
-        Some("i8") => Arithmetic::I8,
-        Some("bf16") => Arithmetic::BF16,
-        _ => Arithmetic::F32,
-    };
-    let found = probe::peak(wanted, threads).map(|peak| (wanted, peak));
-    let (arithmetic, peak) = match found {
-        Some(found) => found,
-        None => (Arithmetic::F32, probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY)),
-    };
+    let floats = || probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY);
+    let used = operations(metadata, "ops_per_token");
+    let peaks = std::array::from_fn(|i| match used[i] > 0.0 {
+        true => probe::peak(Arithmetic::ALL[i], threads).unwrap_or_else(floats),
+        false => f64::INFINITY,
+    });
     let ping_pong = (threads > 1).then(probe::ping_pong);
-    Ok(Machine { read_bandwidth: bandwidth(threads)?, peak, ping_pong, arithmetic })
+    Ok(Machine { read_bandwidth: bandwidth(threads)?, peaks, ping_pong })
 }
 
 fn bandwidth(threads: usize) -> Result<f64, CliError> {
@@ -351,16 +356,21 @@ mod tests {
     #[test]
     fn prompts_share_the_reading_of_weights() {
         let metadata = serde_json::json!({
-            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": 400, "head_ops": 100, "arithmetic": "i8" }
+            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": { "f32": 40, "i8": 400 },
+                "head_ops": { "i8": 100 } }
         });
         let tg = Test::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&metadata, 64);
-        assert_eq!((tg.bytes, tg.ops), (1000.0, 400.0));
+        assert_eq!(tg, Cost { bytes: 1000.0, ops: [40.0, 0.0, 400.0] });
         let four = Test::Generate { tokens: 4, depth: 0, sequences: 4 };
         let cost = four.cost(&metadata, 64);
-        assert_eq!((cost.bytes, cost.ops), (325.0, 400.0), "900 of weights for four, 100 of states for each");
+        assert_eq!(
+            (cost.bytes, cost.ops),
+            (325.0, tg.ops),
+            "900 of weights for four, 100 of states for each"
+        );
         assert_eq!(four.name(), "tg4@b4");
         let pp = Test::Prompt(100).cost(&metadata, 64);
-        assert_eq!((pp.bytes, pp.ops), (20.0, 300.0));
+        assert_eq!(pp, Cost { bytes: 20.0, ops: [40.0, 0.0, 300.0] });
     }
 
     #[test]

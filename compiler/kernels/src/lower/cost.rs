@@ -54,22 +54,34 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
         bytes.push(value_bytes(f.ty(v), None)?);
     }
     let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
-    let arithmetic = f.live().find_map(|(_, n)| dots(f, n)).unwrap_or(Arithmetic::F32);
+    let dots = |n: &Node| product(f, n).map(|p| p.arithmetic).filter(|&a| a != Arithmetic::F32);
+    let arithmetic = f.live().find_map(|(_, n)| dots(n)).unwrap_or(Arithmetic::F32);
     let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
     let single = |n: &Node| matches!(n.op, Op::Attention(_)) && f.ty(n.inputs[0]).dims[0] == Dim::from(1);
     let parts = f.live().any(|(_, n)| single(n)).then_some(SLICES);
     Ok(Cost { bytes, ops, arithmetic, matrices, parts })
 }
 
-/// The dot products that a product is made of.
-fn dots(f: &Function, node: &Node) -> Option<Arithmetic> {
-    match node.op {
-        Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => Some(Arithmetic::I8),
-        Op::MatMul { .. } | Op::MatMulExperts { .. } if f.ty(node.inputs[0]).dtype == DType::BF16 => {
-            Some(Arithmetic::BF16)
-        }
-        _ => None,
-    }
+/// A product with a matrix: the operand that holds it, and what its multiplications are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Product {
+    pub weight: ValueId,
+    pub arithmetic: Arithmetic,
+    /// Dot products per multiplication: 16-bit activations are two planes of bytes.
+    pub planes: i64,
+}
+
+/// `node` as a product; `None` for other ops.
+pub fn product(f: &Function, node: &Node) -> Option<Product> {
+    let activations = f.ty(*node.inputs.first()?).dtype;
+    let (weight, arithmetic) = match node.op {
+        Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => (3, Arithmetic::I8),
+        Op::MatMul { .. } | Op::MatMulExperts { .. } if activations == DType::BF16 => (1, Arithmetic::BF16),
+        Op::MatMul { .. } | Op::MatMulExperts { .. } => (1, Arithmetic::F32),
+        _ => return None,
+    };
+    let planes = if arithmetic == Arithmetic::I8 && activations == DType::I16 { 2 } else { 1 };
+    Some(Product { weight: *node.inputs.get(weight)?, arithmetic, planes })
 }
 
 /// Of a kernel that joins unfinished results of so many bytes, given its outputs.
@@ -119,8 +131,7 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
     let results = || node.outputs.first().map_or(Dim::from(0), |&v| f.ty(v).elements());
     let operand = |i: usize| node.inputs.get(i).map_or(Dim::from(0), |&v| f.ty(v).elements());
     let depth = || f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const).unwrap_or(0);
-    // Two planes of bytes hold 16 bits.
-    let planes = || if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
+    let planes = || product(f, node).map_or(1, |p| p.planes);
     let packed_depth = |weight: usize| f.ty(node.inputs[weight]).dims[1].as_const().unwrap_or(0);
     match node.op.family() {
         Family::Structure => scan_ops(module, f, node),

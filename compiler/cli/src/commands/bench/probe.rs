@@ -21,6 +21,8 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
+    pub const ALL: [Arithmetic; 3] = [Arithmetic::F32, Arithmetic::BF16, Arithmetic::I8];
+
     pub fn name(self) -> &'static str {
         match self {
             Arithmetic::F32 => "f32",
