@@ -11,11 +11,13 @@
 
 mod round;
 
+use super::ahead;
 use super::inline::{Binding, Index, Inliner};
 use super::rows::store_all;
 use crate::math::is_long;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
+use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::ops::{Op, max_code};
 use mlcc_ir::types::DType;
@@ -48,6 +50,8 @@ pub struct Block<'a, 'f> {
     /// What is known of each row: values and the buffers that hold them, an element per row of the block.
     pub known: &'a [(ValueId, BufId)],
     pub lanes: u32,
+    /// Asks for f32 elements ahead of their use, and the number of all rows.
+    pub ahead: Option<(InstrId, ExprId)>,
 }
 
 /// Magnitudes below this are taken as zero: their scale would not be a normal number.
@@ -186,6 +190,8 @@ struct Row<'f> {
     r: ExprId,
     row: ExprId,
     inliner: Inliner<'f>,
+    /// The row whose columns are worked on after those of this one, and how many columns further right.
+    next: Option<(ExprId, ExprId)>,
 }
 
 /// Where a group is: its number in the piece, its number, and how many of its columns there are.
@@ -249,13 +255,14 @@ impl<'f> Rows<'_, 'f> {
                 let value = kb.load(buf, r);
                 inliner.bindings.insert(v, Binding::Value(kb.let_("known", value)));
             }
-            let row = Row { r, row, inliner };
+            let next = self.next(kb, (r, row), first, groups as i64);
+            let row = Row { r, row, inliner, next };
             each_group(kb, &|kb, group| self.measure(kb, &row, group));
             self.scales(kb, &row, first, groups as i64);
         });
         let one_by_one = |kb: &mut KernelBuilder| {
             self.each(kb, |kb, r, row| {
-                let row = Row { r, row, inliner: self.block.inliner.clone() };
+                let row = Row { r, row, inliner: self.block.inliner.clone(), next: None };
                 each_group(kb, &|kb, group| self.each_code(|code| self.round_row(kb, code, &row, group)));
             });
         };
@@ -267,6 +274,51 @@ impl<'f> Rows<'_, 'f> {
         kb.if_else(few, one_by_one, |kb| {
             each_group(kb, &|kb, group| self.each_code(|code| self.round_block(kb, code, group)));
         });
+    }
+
+    /// What is worked on after the piece of so many groups from `first` on of a row: the same piece of the next row of the block, or the
+    /// next piece of its first row, or the first piece of the next block.
+    fn next(
+        &self,
+        kb: &mut KernelBuilder,
+        (r, row): (ExprId, ExprId),
+        first: ExprId,
+        groups: i64,
+    ) -> Option<(ExprId, ExprId)> {
+        let (block, group) = (self.block, self.codes[0].group as i64);
+        let (_, count) = block.ahead.filter(|_| block.leading.is_none())?;
+        let all = kb.int(self.codes[0].k as i64);
+        let begin = kb.mul_int(first, group);
+        let end = kb.add_int(begin, groups * group);
+        let more = kb.lt(end, all);
+        let (zero, size) = (kb.int(0), kb.int(block.size.into()));
+        let back = kb.sub(zero, begin);
+        let right = kb.int(groups * group);
+        let shift = kb.select(more, right, back);
+        let after = kb.add(block.first, size);
+        let after = kb.select(more, block.first, after);
+        let below = kb.add_int(r, 1);
+        let within = kb.lt(below, block.rows);
+        let (row, shift) = {
+            let below = kb.add_int(row, 1);
+            (kb.select(within, below, after), kb.select(within, zero, shift))
+        };
+        let last = kb.add_int(count, -1);
+        let row = kb.min(row, last);
+        Some((kb.let_("next", row), kb.let_("shift", shift)))
+    }
+
+    /// Asks for the operands of what stands in the place of `lanes` columns of a group when its row's successor is worked on.
+    fn ask(&self, kb: &mut KernelBuilder, row: &Row, (group, begin): (Group, usize), lanes: u32) {
+        let (Some((later, shift)), Some((prefetch, _))) = (row.next, self.block.ahead) else { return };
+        let values: Vec<ValueId> = self.codes.iter().map(|codes| codes.x).collect();
+        let last = kb.int(self.codes[0].k as i64 - 1);
+        for at in (begin..begin + lanes as usize).filter(|at| at.is_multiple_of(ahead::LINE)) {
+            let column = self.column(kb, (group, at));
+            let column = kb.add(column, shift);
+            let column = kb.min(column, last);
+            ahead::ask(kb, &row.inliner, prefetch, &values, [row.row, later, column]);
+        }
     }
 
     /// First columns, in the group, of the vectors of whole parts.
@@ -294,6 +346,7 @@ impl<'f> Rows<'_, 'f> {
         let mut sizes: Vec<Option<ExprId>> = vec![None; self.codes.len()];
         let lanes = self.lanes_at_once(group.columns);
         for begin in self.vectors(group.columns).step_by((lanes / self.block.lanes) as usize) {
+            self.ask(kb, row, (group, begin), lanes);
             let values: Vec<ExprId> =
                 self.codes.iter().map(|codes| self.value(kb, codes, row, (group, begin), lanes)).collect();
             if begin < group.columns && !self.stores.is_empty() {

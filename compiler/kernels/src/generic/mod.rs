@@ -1,5 +1,6 @@
 //! Kernels made from compute definitions.
 
+mod ahead;
 pub mod codes;
 pub mod inline;
 pub mod row_scan;

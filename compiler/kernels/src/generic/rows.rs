@@ -11,6 +11,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Node, ValueId};
+use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, ForKind, Space, Ty};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
@@ -21,7 +22,11 @@ pub const ROW_THREADS: u32 = 256;
 /// What executes a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RowMachine {
-    Cpu { lanes: u32 },
+    /// With vectors of so many lanes; what asks for f32 elements ahead of their use.
+    Cpu {
+        lanes: u32,
+        prefetch: Option<InstrId>,
+    },
     Gpu,
 }
 
@@ -36,8 +41,8 @@ pub fn emit(
     (codes, block): (&[RowCodes], u32),
     machine: RowMachine,
 ) {
-    if let (RowMachine::Cpu { lanes }, [_, ..], [count]) = (machine, codes, rows) {
-        return quantized_rows(kb, inliner, count, outputs, (codes, block), lanes);
+    if let (RowMachine::Cpu { .. }, [_, ..], [count]) = (machine, codes, rows) {
+        return quantized_rows(kb, inliner, count, outputs, (codes, block), machine);
     }
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let extent = kb.dim(&first);
@@ -58,8 +63,9 @@ fn quantized_rows(
     rows: &Dim,
     outputs: &[(ValueId, BufId)],
     (codes, block): (&[RowCodes], u32),
-    lanes: u32,
+    machine: RowMachine,
 ) {
+    let RowMachine::Cpu { lanes, prefetch } = machine else { return };
     // A single row is in no block.
     let block = if rows.as_const() == Some(1) { 1 } else { block };
     let count = kb.dim(rows);
@@ -78,7 +84,6 @@ fn quantized_rows(
             let row = kb.let_("row", row);
             let leading = [Index::scalar(row)];
             let mut inliner = inliner.clone();
-            let machine = RowMachine::Cpu { lanes };
             bind_reductions(kb, &mut inliner, &leading, machine);
             store_columns(kb, &inliner, &leading, &before, machine);
             for &(v, buf) in &known {
@@ -95,7 +100,9 @@ fn quantized_rows(
             _ if known.is_empty() && before.is_empty() => {}
             _ => kb.serial("r", here, each),
         }
-        let rows = Block { inliner, leading: None, first, rows: here, size: block, known: &known, lanes };
+        let ahead = prefetch.map(|instr| (instr, count));
+        let rows =
+            Block { inliner, leading: None, first, rows: here, size: block, known: &known, lanes, ahead };
         codes::emit(kb, &rows, codes, &on_the_way);
     });
 }
@@ -151,10 +158,11 @@ fn inner_rows(
         let mut inliner = inliner.clone();
         bind_reductions(kb, &mut inliner, &leading, machine);
         store_columns(kb, &inliner, &leading, outputs, machine);
-        if let (RowMachine::Cpu { lanes }, [_, ..]) = (machine, codes) {
+        if let (RowMachine::Cpu { lanes, .. }, [_, ..]) = (machine, codes) {
             let (first, one) = (flat_row(kb, rows, &leading), kb.int(1));
-            let leading = Some(leading.as_slice());
-            let row = Block { inliner: &inliner, leading, first, rows: one, size: 1, known: &[], lanes };
+            let (leading, ahead) = (Some(leading.as_slice()), None);
+            let row =
+                Block { inliner: &inliner, leading, first, rows: one, size: 1, known: &[], lanes, ahead };
             codes::emit(kb, &row, codes, &[]);
         }
         return;
@@ -233,7 +241,7 @@ fn store_columns(
         let stores: Vec<(ValueId, BufId)> = together.iter().map(|&j| outputs[j]).collect();
         together.iter().for_each(|&j| done[j] = true);
         match machine {
-            RowMachine::Cpu { lanes } => {
+            RowMachine::Cpu { lanes, .. } => {
                 cpu_columns(kb, inliner, leading, &cols, if wide { lanes } else { 1 }, &stores);
             }
             RowMachine::Gpu => gpu_columns(kb, inliner, leading, &cols, &stores),

@@ -193,7 +193,9 @@ fn rows_group(
     let stores: Vec<(ValueId, BufId)> = pairs.filter(|(v, _)| stored(v)).collect();
     let machine = match target.arch {
         Arch::Nvptx => RowMachine::Gpu,
-        Arch::X86_64 | Arch::Aarch64 => RowMachine::Cpu { lanes: target.f32_lanes() },
+        Arch::X86_64 | Arch::Aarch64 => {
+            RowMachine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32) }
+        }
     };
     rows::emit(kb, &inliner, &rows, &stores, (&codes, code_block(target)), machine);
 

@@ -52,7 +52,7 @@ impl Rows<'_, '_> {
             .map(|r| {
                 let row = kb.add_int(self.block.first, r);
                 let row = kb.let_("row", row);
-                Row { r: kb.int(r), row, inliner: self.block.inliner.clone() }
+                Row { r: kb.int(r), row, inliner: self.block.inliner.clone(), next: None }
             })
             .collect();
         let inverses: Vec<ExprId> = rows.iter().map(|row| self.inverse(kb, work, row, group)).collect();
