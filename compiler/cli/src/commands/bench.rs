@@ -5,8 +5,8 @@
 //! arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per second.
 //!
 //! The processors of a virtual machine change places and share their memory with others, so that the limits move. All
-//! threads are busy for some seconds first, the limits are probed before and after each figure, and where they moved by
-//! more than a tenth no share of them is given.
+//! threads are busy for some seconds first, the limits are probed before and after every repetition, and each repetition is
+//! held against its own. Those for which a limit moved by more than a tenth give no share of it.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -98,6 +98,14 @@ struct Machine {
     ping_pong: Option<f64>,
 }
 
+/// One run of a test.
+struct Repetition {
+    /// Tokens per second.
+    speed: f64,
+    /// Before and after.
+    machine: [Machine; 2],
+}
+
 /// What one token costs.
 #[derive(Debug, PartialEq)]
 struct Cost {
@@ -172,22 +180,24 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
     bar.set_message("warming up");
     probe::keep_busy(model.threads(), args.warm_up.max(0.0));
-    let mut before = machine(model, &metadata)?;
+    let reading = reading(model.threads())?;
+    let machine = || machine(model, &metadata, &reading);
     let mut rows = Vec::new();
     for test in tests {
         bar.set_message(test.name());
-        let mut speeds = Vec::new();
-        // The first round fills the caches.
-        for round in 0..=args.repetitions {
+        // Fills the caches.
+        runner.prepare(*test)?;
+        runner.time(*test)?;
+        bar.inc(1);
+        let mut runs = Vec::new();
+        for _ in 0..args.repetitions {
+            runner.prepare(*test)?;
+            let before = machine();
             let speed = runner.time(*test)?;
-            if round > 0 {
-                speeds.push(speed);
-            }
+            runs.push(Repetition { speed, machine: [before, machine()] });
             bar.inc(1);
         }
-        let after = machine(model, &metadata)?;
-        rows.push(report::row(model, &metadata, [before, after], *test, speeds));
-        before = after;
+        rows.push(report::row(model, &metadata, *test, &runs));
     }
     bar.finish_and_clear();
     Ok(rows)
@@ -219,9 +229,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Tokens per second of one run, those of all sequences together.
+    /// Tokens per second of one run, those of all sequences together, which are prepared.
     fn time(&mut self, test: Test) -> Result<f64, CliError> {
-        self.prepare(test)?;
         let begin = Instant::now();
         self.feed(test)?;
         Ok((test.sequences() * test.tokens()) as f64 / begin.elapsed().as_secs_f64())
@@ -333,7 +342,7 @@ fn operations(metadata: &Value, key: &str) -> [f64; 3] {
     Arithmetic::ALL.map(|a| get(a.name()))
 }
 
-fn machine(model: &Model, metadata: &Value) -> Result<Machine, CliError> {
+fn machine(model: &Model, metadata: &Value, reading: &probe::Reading) -> Machine {
     let threads = model.threads();
     let floats = || probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY);
     let used = operations(metadata, "ops_per_token");
@@ -342,11 +351,11 @@ fn machine(model: &Model, metadata: &Value) -> Result<Machine, CliError> {
         false => f64::INFINITY,
     });
     let ping_pong = (threads > 1).then(probe::ping_pong);
-    Ok(Machine { read_bandwidth: bandwidth(threads)?, peaks, ping_pong })
+    Machine { read_bandwidth: reading.bandwidth(), peaks, ping_pong }
 }
 
-fn bandwidth(threads: usize) -> Result<f64, CliError> {
-    probe::read_bandwidth(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))
+fn reading(threads: usize) -> Result<probe::Reading, CliError> {
+    probe::Reading::new(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::probe::{self, Arithmetic};
-use super::{Args, Runner, Test, bandwidth};
+use super::{Args, Runner, Test, reading};
 use crate::build::profile::KernelInfo;
 use crate::error::CliError;
 use crate::ui::{self, Ui};
@@ -96,7 +96,7 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
     ui.detail("warming up");
     probe::keep_busy(threads, args.warm_up.max(0.0));
     let limits = Limits {
-        bandwidth: bandwidth(threads)?,
+        bandwidth: reading(threads)?.bandwidth(),
         f32: probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY),
         bf16: probe::peak(Arithmetic::BF16, threads),
         i8: probe::peak(Arithmetic::I8, threads),

@@ -34,28 +34,40 @@ impl Arithmetic {
 
 /// Larger than the last-level caches of nearly all machines, on every thread.
 const BUFFER: usize = 512 << 20;
-const READ_ROUNDS: usize = 6;
-const PEAK_ROUNDS: usize = 6;
+/// Few, so that a probe takes a tenth of a second and fits between two repetitions of a test.
+const READ_ROUNDS: usize = 3;
+const PEAK_ROUNDS: usize = 3;
 /// Long enough that starting the threads together does not show.
-const PEAK_TIME: Duration = Duration::from_millis(40);
+const PEAK_TIME: Duration = Duration::from_millis(20);
 
-/// Bytes per second that `threads` threads read together from memory.
-pub fn read_bandwidth(threads: usize) -> std::io::Result<f64> {
-    let slice = (BUFFER / threads).max(64 << 20) & !0xfff;
-    let mut memory = MmapMut::map_anon(slice * threads)?;
-    // A hint; without large pages the figure is a little lower.
-    #[cfg(target_os = "linux")]
-    let _ = memory.advise(Advice::HugePage);
-    let mut slices: Vec<&mut [u8]> = memory.chunks_exact_mut(slice).collect();
-    let best = together(
-        &mut slices,
-        READ_ROUNDS,
-        |s| s.fill(1),
-        |s| {
+/// Memory that so many threads read together, each its part.
+pub struct Reading {
+    memory: MmapMut,
+    /// Bytes of a thread.
+    slice: usize,
+}
+
+impl Reading {
+    pub fn new(threads: usize) -> std::io::Result<Reading> {
+        let slice = (BUFFER / threads).max(64 << 20) & !0xfff;
+        let mut memory = MmapMut::map_anon(slice * threads)?;
+        // A hint; without large pages the figure is a little lower.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(Advice::HugePage);
+        std::thread::scope(|scope| {
+            memory.chunks_exact_mut(slice).for_each(|s| drop(scope.spawn(|| s.fill(1))));
+        });
+        Ok(Reading { memory, slice })
+    }
+
+    /// Bytes per second.
+    pub fn bandwidth(&self) -> f64 {
+        let mut slices: Vec<&[u8]> = self.memory.chunks_exact(self.slice).collect();
+        let best = together(&mut slices, READ_ROUNDS, |s| {
             black_box(loops::read(s));
-        },
-    );
-    Ok((slice * threads) as f64 / best.as_secs_f64())
+        });
+        self.memory.len() as f64 / best.as_secs_f64()
+    }
 }
 
 /// Operations per second (a multiplication and an addition are two) of `threads` threads, with the best instruction of
@@ -73,14 +85,9 @@ pub fn peak(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
         rounds *= 2;
     }
     let mut workers = vec![(); threads];
-    let best = together(
-        &mut workers,
-        PEAK_ROUNDS,
-        |()| (),
-        |()| {
-            black_box((body.run)(rounds));
-        },
-    );
+    let best = together(&mut workers, PEAK_ROUNDS, |()| {
+        black_box((body.run)(rounds));
+    });
     Some(body.ops_per_round as f64 * rounds as f64 * threads as f64 / best.as_secs_f64())
 }
 
@@ -134,17 +141,11 @@ fn bounce(ball: &AtomicU32, parity: u32) {
 }
 
 /// Runs `work` on one thread per item, all at once, `rounds` times; the shortest time from the first begin to the last
-/// end of a round. `prepare` runs once before, on the thread that will do the work.
-fn together<T: Send>(
-    items: &mut [T],
-    rounds: usize,
-    prepare: impl Fn(&mut T) + Sync,
-    work: impl Fn(&mut T) + Sync,
-) -> Duration {
+/// end of a round.
+fn together<T: Send>(items: &mut [T], rounds: usize, work: impl Fn(&mut T) + Sync) -> Duration {
     let barrier = Barrier::new(items.len());
     // The workers take the times: a thread that only watches would be late where every core is busy.
     let worker = |item: &mut T| -> Vec<(Instant, Instant)> {
-        prepare(item);
         let round = |_| {
             barrier.wait();
             let begin = Instant::now();
@@ -171,8 +172,8 @@ mod tests {
 
     #[test]
     fn all_items_work_every_round() {
-        let mut counts = vec![0; 3];
-        let best = together(&mut counts, 4, |c| *c = 10, |c| *c += 1);
+        let mut counts = vec![10; 3];
+        let best = together(&mut counts, 4, |c| *c += 1);
         assert_eq!(counts, [14, 14, 14]);
         assert!(best < Duration::MAX);
     }

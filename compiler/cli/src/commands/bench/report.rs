@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::probe::Arithmetic;
-use super::{Cost, Machine, Test};
+use super::{Cost, Machine, Repetition, Test};
 use crate::ui;
 
 #[derive(Debug, Serialize)]
@@ -25,17 +25,19 @@ pub struct Row {
     bytes_per_token: f64,
     /// Of all kinds together.
     ops_per_token: f64,
-    /// Tokens per second that the machine cannot exceed.
+    /// Tokens per second that the machine cannot exceed, the median over the repetitions.
     limit: f64,
     /// `read_bandwidth`, or `compute_` and the kinds of arithmetic, that with the most time first: `compute_i8`, `compute_i8+f32`.
     limit_kind: String,
-    /// Nothing where that limit moved by more than a tenth while this was measured.
+    /// Repetitions for which that limit moved by no more than a tenth.
+    steady_repetitions: u32,
+    /// Median of their shares of the limits probed with them; nothing where they are less than half of all.
     fraction_of_limit: Option<f64>,
-    /// Bytes per second, before and after; operations per second likewise, those of the test's kinds of arithmetic one after
-    /// the other, each at its peak.
+    /// Bytes per second, the least and the most of all probes; operations per second likewise, those of the test's kinds of
+    /// arithmetic one after the other, each at its peak.
     read_bandwidth: [f64; 2],
     compute_peak: [f64; 2],
-    /// Nanoseconds in which a cache line goes to another thread and comes back, before and after.
+    /// Nanoseconds in which a cache line goes to another thread and comes back, the least and the most.
     ping_pong: Option<[f64; 2]>,
 }
 
@@ -62,50 +64,67 @@ fn compute_kind(cost: &Cost, machine: &Machine) -> String {
     format!("compute_{}", names.join("+"))
 }
 
-pub fn row(model: &Model, metadata: &Value, machine: [Machine; 2], test: Test, mut speeds: Vec<f64>) -> Row {
-    speeds.sort_by(f64::total_cmp);
+/// Median limit, median share of it, and how many repetitions were steady. `probed` are the limits before and after each
+/// repetition, in tokens per second; a probe can only be disturbed, so the better one counts.
+fn share(runs: &[Repetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) {
+    let best = |values: &[f64; 2]| values[0].max(values[1]);
+    let steady = runs.iter().zip(probed).filter(|(_, limits)| is_steady(**limits));
+    let shares: Vec<f64> = steady.map(|(run, limits)| run.speed / best(limits)).collect();
+    let (count, enough) = (shares.len(), 2 * shares.len() >= runs.len());
+    (median(probed.iter().map(best).collect()), enough.then(|| median(shares)), count)
+}
+
+/// The least and the most.
+fn range(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    values.fold([f64::INFINITY, 0.0], |[least, most], v| [least.min(v), most.max(v)])
+}
+
+/// Of at least one repetition.
+pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> Row {
     let cost = test.cost(metadata, model.plan().chunk);
-    let tok_s = median(&speeds);
     let ops: f64 = cost.ops.iter().sum();
-    let read_bandwidth = machine.map(|m| m.read_bandwidth);
-    let compute_peak = machine.map(|m| mixed_peak(&cost, &m));
-    // A probe can only be disturbed: the better one counts.
-    let best = |values: [f64; 2]| values[0].max(values[1]);
-    let by_memory = best(read_bandwidth) / cost.bytes.max(1.0);
-    let by_compute = best(compute_peak) / ops.max(1.0);
-    let (limit, limit_kind, steady) = match by_memory <= by_compute {
-        true => (by_memory, "read_bandwidth".to_string(), is_steady(read_bandwidth)),
-        false => (by_compute, compute_kind(&cost, &machine[0]), is_steady(compute_peak)),
+    let limits = |of: &dyn Fn(&Machine) -> f64| -> Vec<[f64; 2]> {
+        runs.iter().map(|run| [of(&run.machine[0]), of(&run.machine[1])]).collect()
     };
+    let by_memory = share(runs, &limits(&|m| m.read_bandwidth / cost.bytes.max(1.0)));
+    let by_compute = share(runs, &limits(&|m| mixed_peak(&cost, m) / ops.max(1.0)));
+    let ((limit, fraction_of_limit, steady), limit_kind) = match by_memory.0 <= by_compute.0 {
+        true => (by_memory, "read_bandwidth".to_string()),
+        false => (by_compute, compute_kind(&cost, &runs[0].machine[0])),
+    };
+    let speeds = range(runs.iter().map(|run| run.speed));
+    let machines = || runs.iter().flat_map(|run| run.machine);
+    let pings: Option<Vec<f64>> = machines().map(|m| m.ping_pong).collect();
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
-    let ping_pong = machine[0].ping_pong.zip(machine[1].ping_pong).map(|(before, after)| [before, after]);
     Row {
         model: text("/model/name"),
         quant: text("/quantization/scheme"),
         test: test.name(),
         threads: model.threads(),
         level: model.executor().to_string(),
-        tok_s,
-        tok_s_min: speeds.first().copied().unwrap_or(0.0),
-        tok_s_max: speeds.last().copied().unwrap_or(0.0),
-        repetitions: speeds.len() as u32,
+        tok_s: median(runs.iter().map(|run| run.speed).collect()),
+        tok_s_min: speeds[0],
+        tok_s_max: speeds[1],
+        repetitions: runs.len() as u32,
         bytes_per_token: cost.bytes,
         ops_per_token: ops,
         limit,
         limit_kind,
-        fraction_of_limit: steady.then(|| tok_s / limit),
-        read_bandwidth,
-        compute_peak,
-        ping_pong,
+        steady_repetitions: steady as u32,
+        fraction_of_limit,
+        read_bandwidth: range(machines().map(|m| m.read_bandwidth)),
+        compute_peak: range(machines().map(|m| mixed_peak(&cost, &m))),
+        ping_pong: pings.map(|p| range(p.into_iter())),
     }
 }
 
-/// Of a sorted list.
-pub fn median(sorted: &[f64]) -> f64 {
-    match sorted.len() {
+/// 0 of nothing.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
         0 => 0.0,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
     }
 }
 
@@ -119,8 +138,7 @@ pub fn markdown(rows: &[Row]) -> String {
             Some(share) => format!("{:.0} %", 100.0 * share),
             None => "limit moved".to_string(),
         };
-        let pair =
-            |[before, after]: [f64; 2], unit: f64| format!("{:.1}, {:.1}", before / unit, after / unit);
+        let pair = |[least, most]: [f64; 2], unit: f64| format!("{:.1} - {:.1}", least / unit, most / unit);
         let _ = writeln!(
             out,
             "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {:.2} | {} | {share} | {} | {} | {} |",
@@ -140,7 +158,10 @@ pub fn markdown(rows: &[Row]) -> String {
             r.ping_pong.map_or("-".to_string(), |p| pair(p, 1.0)),
         );
     }
-    out.push_str("\nLimits of the machine: before, after.\n");
+    out.push_str(
+        "\nLimits of the machine, probed before and after every repetition: the least and the most. The share is the median of \
+         the repetitions, each of the limit probed with it.\n",
+    );
     out
 }
 
@@ -152,6 +173,19 @@ mod tests {
     fn limits_that_move_are_not_steady() {
         assert!(is_steady([100.0, 91.0]) && is_steady([91.0, 100.0]) && is_steady([0.0, 0.0]));
         assert!(!is_steady([100.0, 89.0]) && !is_steady([89.0, 100.0]));
+    }
+
+    #[test]
+    fn every_repetition_is_held_against_its_own_limit() {
+        let machine = Machine { read_bandwidth: 1.0, peaks: [1.0; 3], ping_pong: None };
+        let runs = [45.0, 90.0, 80.0].map(|speed| Repetition { speed, machine: [machine; 2] });
+        let share = |probed| share(&runs, probed);
+        assert_eq!(
+            share(&[[50.0, 48.0], [100.0, 95.0], [50.0, 100.0]]),
+            (100.0, Some(0.9), 2),
+            "the last moved"
+        );
+        assert_eq!(share(&[[50.0, 48.0], [50.0, 95.0], [50.0, 100.0]]), (95.0, None, 1), "most moved");
     }
 
     #[test]
@@ -170,7 +204,7 @@ mod tests {
     #[test]
     fn medians() {
         assert_eq!(
-            [median(&[]), median(&[2.0]), median(&[1.0, 4.0]), median(&[1.0, 2.0, 9.0])],
+            [vec![], vec![2.0], vec![4.0, 1.0], vec![9.0, 1.0, 2.0]].map(median),
             [0.0, 2.0, 2.5, 2.0]
         );
     }

@@ -85,11 +85,11 @@ pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Res
         }
         last = Some(told);
     }
-    times.sort_by(f64::total_cmp);
+    let least = times.iter().copied().fold(f64::INFINITY, f64::min);
     let told = last.ok_or_else(|| CliError::usage("nothing was measured"))?;
     Ok(Report {
-        milliseconds: median(&times),
-        milliseconds_min: times.first().copied().unwrap_or(0.0),
+        milliseconds: median(times),
+        milliseconds_min: least,
         weights: told.weights,
         resident: told.resident,
         peak: told.peak,
