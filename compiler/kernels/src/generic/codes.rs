@@ -9,9 +9,9 @@
 //! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it, and no scale
 //! is below 2^-64 of a larger one before it, so that ratios stay finite.
 
+mod ahead;
 mod round;
 
-use super::ahead;
 use super::inline::{Binding, Index, Inliner};
 use super::rows::store_all;
 use crate::math::is_long;
@@ -274,51 +274,6 @@ impl<'f> Rows<'_, 'f> {
         kb.if_else(few, one_by_one, |kb| {
             each_group(kb, &|kb, group| self.each_code(|code| self.round_block(kb, code, group)));
         });
-    }
-
-    /// What is worked on after the piece of so many groups from `first` on of a row: the same piece of the next row of the block, or the
-    /// next piece of its first row, or the first piece of the next block.
-    fn next(
-        &self,
-        kb: &mut KernelBuilder,
-        (r, row): (ExprId, ExprId),
-        first: ExprId,
-        groups: i64,
-    ) -> Option<(ExprId, ExprId)> {
-        let (block, group) = (self.block, self.codes[0].group as i64);
-        let (_, count) = block.ahead.filter(|_| block.leading.is_none())?;
-        let all = kb.int(self.codes[0].k as i64);
-        let begin = kb.mul_int(first, group);
-        let end = kb.add_int(begin, groups * group);
-        let more = kb.lt(end, all);
-        let (zero, size) = (kb.int(0), kb.int(block.size.into()));
-        let back = kb.sub(zero, begin);
-        let right = kb.int(groups * group);
-        let shift = kb.select(more, right, back);
-        let after = kb.add(block.first, size);
-        let after = kb.select(more, block.first, after);
-        let below = kb.add_int(r, 1);
-        let within = kb.lt(below, block.rows);
-        let (row, shift) = {
-            let below = kb.add_int(row, 1);
-            (kb.select(within, below, after), kb.select(within, zero, shift))
-        };
-        let last = kb.add_int(count, -1);
-        let row = kb.min(row, last);
-        Some((kb.let_("next", row), kb.let_("shift", shift)))
-    }
-
-    /// Asks for the operands of what stands in the place of `lanes` columns of a group when its row's successor is worked on.
-    fn ask(&self, kb: &mut KernelBuilder, row: &Row, (group, begin): (Group, usize), lanes: u32) {
-        let (Some((later, shift)), Some((prefetch, _))) = (row.next, self.block.ahead) else { return };
-        let values: Vec<ValueId> = self.codes.iter().map(|codes| codes.x).collect();
-        let last = kb.int(self.codes[0].k as i64 - 1);
-        for at in (begin..begin + lanes as usize).filter(|at| at.is_multiple_of(ahead::LINE)) {
-            let column = self.column(kb, (group, at));
-            let column = kb.add(column, shift);
-            let column = kb.min(column, last);
-            ahead::ask(kb, &row.inliner, prefetch, &values, [row.row, later, column]);
-        }
     }
 
     /// First columns, in the group, of the vectors of whole parts.

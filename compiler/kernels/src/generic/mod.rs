@@ -1,6 +1,5 @@
 //! Kernels made from compute definitions.
 
-mod ahead;
 pub mod codes;
 pub mod inline;
 pub mod row_scan;
