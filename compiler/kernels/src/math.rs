@@ -42,15 +42,24 @@ const EXP2: [f64; 6] = [
     std::f64::consts::LN_2,
 ];
 
+/// How a machine finds `x / (1 + e)` soonest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quotient {
+    /// By a division, which goes on beside the multiplications of other values.
+    Division,
+    /// By a polynomial: a division would keep units from multiplying.
+    Polynomial,
+}
+
 /// Replaces every operation that is not [`UnOp::is_primitive`].
-pub fn expand_math(kernel: &Kernel) -> Kernel {
+pub fn expand_math(kernel: &Kernel, quotient: Quotient) -> Kernel {
     let mut ranges = Ranges::default();
     rewrite_exprs(kernel, |kb, expr, ty| match *expr {
         Expr::Unary(UnOp::Exp, x) if ty.dtype == DType::F32 && ranges.is_plain_exp(kb, x) => {
-            Some(Lanes { kb, lanes: ty.lanes }.exp_between(x))
+            Some(Lanes { kb, lanes: ty.lanes, quotient }.exp_between(x))
         }
         Expr::Unary(op, x) if !op.is_primitive() => {
-            let value = expand(kb, op, x, ty);
+            let value = expand(kb, op, x, ty, quotient);
             match op {
                 UnOp::Sigmoid => ranges.0.insert(value, (0.0, 1.0)),
                 UnOp::Tanh => ranges.0.insert(value, (-1.0, 1.0)),
@@ -107,9 +116,9 @@ pub fn is_long(op: UnOp) -> bool {
 }
 
 /// `op(x)` in primitive operations; `x` is of type `ty`, a float type.
-pub fn expand(kb: &mut KernelBuilder, op: UnOp, x: ExprId, ty: Ty) -> ExprId {
+fn expand(kb: &mut KernelBuilder, op: UnOp, x: ExprId, ty: Ty, quotient: Quotient) -> ExprId {
     let wide = kb.cast(x, DType::F32);
-    let result = Lanes { kb, lanes: ty.lanes }.function(op, wide);
+    let result = Lanes { kb, lanes: ty.lanes, quotient }.function(op, wide);
     kb.cast(result, ty.dtype)
 }
 
@@ -117,20 +126,21 @@ pub fn expand(kb: &mut KernelBuilder, op: UnOp, x: ExprId, ty: Ty) -> ExprId {
 /// zero, so that products with them are not denormal (which would be slow).
 pub fn exp_below_zero(kb: &mut KernelBuilder, x: ExprId) -> ExprId {
     let lanes = kb.ty(x).lanes;
-    Lanes { kb, lanes }.exp_below_zero(x)
+    Lanes { kb, lanes, quotient: Quotient::Polynomial }.exp_below_zero(x)
 }
 
 /// `2^x` for f32 x that are at most zero, otherwise as [`exp_below_zero`]: 12 operations in place of 15, since the part of x
 /// that is no integer is exact.
 pub fn exp2_below_zero(kb: &mut KernelBuilder, x: ExprId) -> ExprId {
     let lanes = kb.ty(x).lanes;
-    Lanes { kb, lanes }.exp2_below_zero(x)
+    Lanes { kb, lanes, quotient: Quotient::Polynomial }.exp2_below_zero(x)
 }
 
 /// Builds f32 (and i32) expressions of one number of lanes.
 struct Lanes<'a> {
     kb: &'a mut KernelBuilder,
     lanes: u32,
+    quotient: Quotient,
 }
 
 impl Lanes<'_> {
@@ -276,9 +286,23 @@ impl Lanes<'_> {
         self.float(power)
     }
 
-    /// `1 / (1 + e)` for e from 0 to 1 without a division, which keeps one of two vector units busy for 16 cycles (512 bits, Ice
-    /// Lake): the best polynomial of degree 3 (`1 - (1 + e) p` is a Chebyshev polynomial, at most 1/577), then one step of third
-    /// order.
+    /// `x / (1 + e)` for e from 0 to 1.
+    fn over_one_plus(&mut self, x: ExprId, e: ExprId) -> ExprId {
+        let one = self.f(1.0);
+        match self.quotient {
+            Quotient::Division => {
+                let below = self.kb.add(e, one);
+                self.kb.div(x, below)
+            }
+            Quotient::Polynomial => {
+                let factor = self.recip_above_one(e);
+                self.kb.mul(x, factor)
+            }
+        }
+    }
+
+    /// `1 / (1 + e)` for e from 0 to 1: the best polynomial of degree 3 (`1 - (1 + e) p` is a Chebyshev polynomial, at most
+    /// 1/577), then one step of third order.
     fn recip_above_one(&mut self, e: ExprId) -> ExprId {
         let p = self.poly(e, &[-128.0 / 577.0, 384.0 / 577.0, -544.0 / 577.0, 576.0 / 577.0]);
         // The difference is exact.
@@ -389,8 +413,8 @@ impl Lanes<'_> {
         let twice = self.kb.mul(a, two);
         let e = self.exp_below_zero(twice);
         let one = self.f(1.0);
-        let (numerator, factor) = (self.kb.sub(one, e), self.recip_above_one(e));
-        let large = self.kb.mul(numerator, factor);
+        let numerator = self.kb.sub(one, e);
+        let large = self.over_one_plus(numerator, e);
         let large = self.copy_sign(large, x);
         let limit = self.f(0.625);
         let is_small = self.kb.lt(a, limit);
@@ -406,8 +430,7 @@ impl Lanes<'_> {
         let (one, zero) = (self.f(1.0), self.f(0.0));
         let left = self.kb.lt(x, zero);
         let numerator = self.kb.select(left, e, one);
-        let factor = self.recip_above_one(e);
-        self.kb.mul(numerator, factor)
+        self.over_one_plus(numerator, e)
     }
 
     fn erf(&mut self, x: ExprId) -> ExprId {

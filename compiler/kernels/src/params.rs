@@ -1,6 +1,7 @@
 //! Schedule parameters of the generators: plain data, chosen from the target without tuning by [`choose`].
 
 use crate::contraction::Activation;
+use crate::math::Quotient;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
@@ -32,6 +33,14 @@ impl KernelTarget {
     pub fn has(&self, instr: InstrId) -> bool {
         let def = instr.def();
         def.arch == self.arch.name() && def.features.iter().all(|f| self.features.contains(*f))
+    }
+
+    /// How activations divide. Zen 4 (a bf16 dot, no AVX-VNNI) multiplies vectors of 512 bits in two passes, and its divider works
+    /// beside that. Others multiply twice as many: there a division of 16 lanes keeps one of two units busy for as long as
+    /// the polynomial takes several times over.
+    pub fn quotient(&self) -> Quotient {
+        let has = |feature| self.arch == Arch::X86_64 && self.features.contains(feature);
+        if has("avx512bf16") && !has("avxvnni") { Quotient::Division } else { Quotient::Polynomial }
     }
 
     /// The instruction for vectors of 16, 8 or 4 lanes of 32 bits, whichever this machine uses.

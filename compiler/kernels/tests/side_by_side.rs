@@ -9,7 +9,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_kernels::lower::group::lower_group;
-use mlcc_kernels::math::expand_math;
+use mlcc_kernels::math::{Quotient, expand_math};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::side_by_side::side_by_side;
 use mlcc_target::Arch;
@@ -35,7 +35,7 @@ fn sigmoids(count: usize, chained: bool) -> Kernel {
         let at = kb.int((i * LANES) as i64);
         kb.store_vec(y, at, value);
     }
-    expand_math(&kb.finish())
+    expand_math(&kb.finish(), Quotient::Polynomial)
 }
 
 fn results(kernel: &Kernel, count: usize) -> Vec<u8> {

@@ -167,7 +167,7 @@ pub(super) fn finished(
     args: Vec<ArgContract>,
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
-    let kernel = crate::math::expand_math(&kb.finish());
+    let kernel = crate::math::expand_math(&kb.finish(), target.quotient());
     let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
     Ok(GroupKernel { kernel, args, grid, merge: None })
 }
