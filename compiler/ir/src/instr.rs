@@ -24,7 +24,7 @@ pub enum Meaning {
     Expr(fn(&mut KernelBuilder, &[ExprId]) -> ExprId),
     /// GPU: the first argument as held by the thread whose lane in its warp of 32 is `lane ^ second argument`.
     ShuffleXor,
-    /// No visible effect: a statement whose argument is a `Load`, of which only the address matters (prefetch).
+    /// No visible effect: a statement whose argument is a `Load`, of which only the address matters (prefetch, touch).
     Hint,
 }
 
@@ -38,6 +38,8 @@ pub enum Spelling {
     Ptx { asm: &'static str, constraints: &'static str },
     /// Inline assembly of the CPU back end with LLVM constraint string.
     Asm { asm: &'static str, constraints: &'static str },
+    /// A load of a byte that nothing uses.
+    Read,
 }
 
 pub struct InstrDef {
@@ -170,6 +172,12 @@ const fn prefetch(name: &'static str, element: &'static [Ty]) -> InstrDef {
     }
 }
 
+/// Reads from the cache line of a loaded element, for nothing but to have it there. A request may be dropped (a Zen 4 core does
+/// so where it has too many) and teaches the core less about the stream that it belongs to.
+const fn touch(name: &'static str, element: &'static [Ty]) -> InstrDef {
+    InstrDef { spelling: Spelling::Read, ..prefetch(name, element) }
+}
+
 /// All instructions; order is only their numbering.
 pub const INSTRS: &[InstrDef] = &[
     // x86: int8 dot products, `acc + dot4(u8, i8)`.
@@ -243,4 +251,8 @@ pub const INSTRS: &[InstrDef] = &[
     prefetch("prefetch_f16", &[Ty::scalar(DType::F16)]),
     prefetch("prefetch_bf16", &[Ty::scalar(BF16)]),
     prefetch("prefetch_f32", &[Ty::F32]),
+    touch("touch_i8", &[Ty::scalar(DType::I8)]),
+    touch("touch_f16", &[Ty::scalar(DType::F16)]),
+    touch("touch_bf16", &[Ty::scalar(BF16)]),
+    touch("touch_f32", &[Ty::F32]),
 ];

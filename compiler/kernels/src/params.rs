@@ -64,6 +64,26 @@ impl KernelTarget {
         self.find(&[name])
     }
 
+    /// Reads a line for nothing but to have it; see [`Self::drops_requests`].
+    pub fn touch(&self, dtype: DType) -> Option<InstrId> {
+        let name = match dtype {
+            DType::F32 => "touch_f32",
+            DType::F16 => "touch_f16",
+            DType::BF16 => "touch_bf16",
+            DType::I8 => "touch_i8",
+            _ => return None,
+        };
+        self.find(&[name])
+    }
+
+    /// Whether requests ahead of their use do less than plain loads in the order of memory, which its prefetchers follow. So it was
+    /// measured on Zen 4, the core with a bf16 dot and without AVX-VNNI, which Zen 5 and Sapphire Rapids have: it drops
+    /// requests when it has too many.
+    pub fn drops_requests(&self) -> bool {
+        let has = |feature| self.features.contains(feature);
+        self.arch == Arch::X86_64 && has("avx512bf16") && !has("avxvnni")
+    }
+
     /// How integer activations meet packed weights here.
     pub fn int_dot(&self) -> IntDot {
         let unsigned =
@@ -194,18 +214,17 @@ pub fn choose(
     }
 }
 
-/// How a single row asks for its weights, as measured. Older cores keep few lines on their way by themselves. Zen 4, the level with
-/// a bf16 dot, does best when nothing is asked for; Zen 5 and Sapphire Rapids (AVX-VNNI beside it) read faster what they find by
-/// themselves, where the loop has few operations per byte and is short, so that the loads of a stream stand in few places of
-/// the code; a line of every group tells them of the next pages.
+/// How a single row asks for its weights, as measured. Older cores keep few lines on their way by themselves. Zen 5 and Sapphire
+/// Rapids (a bf16 dot and AVX-VNNI) read faster what they find by themselves, where the loop has few operations per byte and is
+/// short, so that the loads of a stream stand in few places of the code; a line of every group tells them of the next pages.
 fn stream(target: &KernelTarget, weight: DType, instr: InstrId) -> Option<Prefetch> {
-    let has = |feature| target.arch == Arch::X86_64 && target.features.contains(feature);
-    let light = matches!(weight, DType::Packed(Format::Q8G32) | DType::F32 | DType::BF16);
-    match (has("avx512bf16"), has("avxvnni")) {
-        (true, false) => None,
-        (true, true) if light => Some(Prefetch { instr, distance: 4096, sparse: true }),
-        _ => Some(Prefetch { instr, distance: 5120, sparse: false }),
+    if target.drops_requests() {
+        return None;
     }
+    let finds = target.arch == Arch::X86_64 && target.features.contains("avx512bf16");
+    let light = matches!(weight, DType::Packed(Format::Q8G32) | DType::F32 | DType::BF16);
+    let sparse = finds && light;
+    Some(Prefetch { instr, distance: if sparse { 4096 } else { 5120 }, sparse })
 }
 
 /// Bytes of plain weights that stay in the second-level cache while all rows pass by.

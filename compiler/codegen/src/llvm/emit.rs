@@ -182,6 +182,14 @@ impl<'c, 'm> Emit<'c, 'm> {
         };
         Ok(address)
     }
+    /// A load that stays although nothing uses it.
+    pub fn read_byte(&self, at: PointerValue<'c>) -> Result<()> {
+        let value = self.b.build_load(self.ctx.i8_type(), at, "")?;
+        let instruction =
+            value.as_instruction_value().ok_or_else(|| Fault::new("a load is an instruction"))?;
+        instruction.set_volatile(true).map_err(|_| Fault::new("a load can be volatile"))
+    }
+
     pub fn load(&self, ty: BasicTypeEnum<'c>, at: PointerValue<'c>, align: u32) -> Result<Value<'c>> {
         let value = self.b.build_load(ty, at, "")?;
         if let Some(load) = value.as_instruction_value() {

@@ -247,6 +247,7 @@ impl<'c> KernelEmitter<'_, 'c> {
                 let picked = picked.ok_or_else(|| Fault(format!("{} has too few arguments", def.name)))?;
                 self.intrinsic_instr(intrinsic, &picked, ret)?
             }
+            Spelling::Read => return Err(Fault(format!("{} is no expression", def.name))),
             Spelling::Ptx { asm, constraints } | Spelling::Asm { asm, constraints } => {
                 // Packed lanes travel in one register.
                 let packed = values.iter().map(|&v| self.as_register(v)).collect::<Result<Vec<_>>>()?;

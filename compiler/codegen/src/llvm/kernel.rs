@@ -224,7 +224,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             Stmt::Store { buf, index, value, mask } => self.store_stmt(*buf, *index, *value, *mask),
             Stmt::Alloc { buf } => self.alloc(*buf),
             Stmt::Instr { instr, args } if matches!(instr.def().meaning, Meaning::Hint) => {
-                args.iter().try_for_each(|&arg| self.prefetch(arg))
+                args.iter().try_for_each(|&arg| self.hint(instr.def().spelling, arg))
             }
             Stmt::Instr { instr, args } => self.instr(*instr, args).map(|_| ()),
             Stmt::Barrier => self.barrier(),

@@ -9,6 +9,7 @@ use crate::error::Fault;
 use inkwell::IntPredicate;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{InstructionOpcode as Op, PointerValue};
+use mlcc_ir::instr::Spelling;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
@@ -69,13 +70,17 @@ impl<'c> KernelEmitter<'_, 'c> {
         }
     }
 
-    /// Asks for the cache line that a load would read, without reading it.
-    pub(super) fn prefetch(&mut self, load: ExprId) -> Result<()> {
+    /// Asks for the cache line that a load would read, or reads it for nothing.
+    pub(super) fn hint(&mut self, spelling: Spelling, load: ExprId) -> Result<()> {
         let Expr::Load { buf, index, .. } = *self.kernel.exprs.expr(load) else {
-            return Err(Fault::new("a prefetch of something that is not a load"));
+            return Err(Fault::new("a hint about something that is not a load"));
         };
         let index = self.expr(index)?;
-        let address = self.address(buf, index, false)?;
+        let reads = matches!(spelling, Spelling::Read);
+        let address = self.address(buf, index, reads)?;
+        if reads {
+            return self.e.read_byte(address);
+        }
         // For reading, into all levels, data.
         let number = |n: u64| self.e.ctx.i32_type().const_int(n, false).into();
         let args = [address.into(), number(0), number(3), number(1)];

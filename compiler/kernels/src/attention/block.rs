@@ -94,7 +94,7 @@ impl Block<'_> {
 
     /// Asks for `width` elements of the next block, from number `at` of the share of this head on (`[block, size]`).
     pub(super) fn ahead(&self, kb: &mut KernelBuilder, ahead: Option<Ahead>, at: ExprId, width: i64) {
-        let Some(ahead) = ahead else { return };
+        let Some(ahead) = ahead.filter(|_| !self.item.params.in_order) else { return };
         let next = kb.add_int(self.first, self.item.params.block);
         self.item.ask(kb, self.a, ahead, next, (at, width));
     }

@@ -180,7 +180,9 @@ impl Item {
         let old = kb.load(loaded, zero);
         let missing = kb.binary(BinOp::Le, old, none);
         kb.if_(missing, |kb| {
-            self.ask_for_first(kb, a);
+            if !self.params.in_order {
+                self.ask_for(kb, a, self.start, self.end);
+            }
             self.each_key_head(kb, a, |kb, item| item.load_queries(kb, a));
             let there = kb.int_of(1, DType::I32);
             kb.store(loaded, zero, there);
@@ -200,6 +202,9 @@ impl Item {
             let rest = kb.sub(self.end, first);
             let count = kb.min(rest, most);
             let count = kb.let_("count", count);
+            if self.params.in_order {
+                self.ask_for(kb, a, first, self.end);
+            }
             self.each_key_head(kb, a, |kb, item| Block { a, item, first, count }.emit(kb));
         });
     }
@@ -215,7 +220,7 @@ impl Item {
         first: ExprId,
         (at, width): (ExprId, i64),
     ) {
-        let Ahead { buf, prefetch, size, bytes } = ahead;
+        let Ahead { buf, instr, size, bytes } = ahead;
         let row = a.kv * size;
         let (before, of_head) = (kb.mul_int(first, row), kb.mul_int(self.head, self.params.block * size));
         let base = kb.add(before, of_head);
@@ -230,22 +235,22 @@ impl Item {
             let place = kb.add(base, at);
             let place = kb.min(place, last);
             let element = kb.load(buf, place);
-            kb.push(Stmt::Instr { instr: prefetch, args: vec![element] });
+            kb.push(Stmt::Instr { instr, args: vec![element] });
         }
     }
 
-    /// Asks for the first block, which nobody asked for where a worker begins.
-    fn ask_for_first(&self, kb: &mut KernelBuilder, a: &Problem) {
+    /// Asks for the block of keys `first..end`: the first one, which nobody asked for where a worker begins, or each.
+    fn ask_for(&self, kb: &mut KernelBuilder, a: &Problem, first: ExprId, end: ExprId) {
         for ahead in self.params.ahead.into_iter().flatten() {
             let line = CACHE_LINE as i64 / ahead.bytes;
-            let (rest, most) = (kb.sub(self.end, self.start), kb.int(self.params.block));
+            let (rest, most) = (kb.sub(end, first), kb.int(self.params.block));
             let keys = kb.min(rest, most);
             let elements = kb.mul_int(keys, a.kv * ahead.size);
             let by = kb.int(line);
             let lines = ceil_div(kb, elements, by);
             kb.serial("line", lines, |kb, i| {
                 let at = kb.mul_int(i, line);
-                self.ask(kb, a, ahead, self.start, (at, 1));
+                self.ask(kb, a, ahead, first, (at, 1));
             });
         }
     }
