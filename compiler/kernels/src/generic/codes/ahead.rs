@@ -25,7 +25,8 @@ impl Rows<'_, '_> {
         groups: i64,
     ) -> Option<(ExprId, ExprId)> {
         let (block, group) = (self.block, self.codes[0].group as i64);
-        let (_, count) = block.ahead.filter(|_| block.leading.is_none())?;
+        // What is stored on the way is more than what is read: there asking only adds to the work.
+        let (_, count) = block.ahead.filter(|_| block.leading.is_none() && self.stores.is_empty())?;
         let all = kb.int(self.codes[0].k as i64);
         let begin = kb.mul_int(first, group);
         let end = kb.add_int(begin, groups * group);
