@@ -366,6 +366,7 @@ impl<'f> Scores<'f> {
             sinks: self.sinks.as_ref().map_or(0, |s| s.count),
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
+            codes: false,
         };
         let heads_of = |rows: &Dim, heads: i64, size: &Dim, dtype| TensorType {
             dtype,

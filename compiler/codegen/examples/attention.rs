@@ -5,7 +5,7 @@
 //!
 //! Arguments: cache (`f32`, `f16`, `bf16`, `i8`), key heads, query heads of each, size of a head, keys; then optionally
 //! `n=64` (queries, 1 is decode), `layers=24` (caches of that many layers, read in turn: few stay in the CPU's caches),
-//! `turns=3` (measures longer), `object=PATH`, which writes the object file for a disassembler.
+//! `codes=1` (several queries: integers, where the machine has the instruction), `turns=3` (measures longer), `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
 
@@ -34,6 +34,7 @@ struct Problem {
     n: usize,
     layers: usize,
     turns: usize,
+    codes: bool,
 }
 
 fn main() {
@@ -44,13 +45,14 @@ fn main() {
     let types = [DType::F32, DType::F16, DType::BF16, DType::I8];
     let cache = types.into_iter().find(|t| t.name() == cache).unwrap_or_else(|| panic!("cache {cache}"));
     let [kv, group, size, keys] = [kv, group, size, keys].map(|s| number(s));
-    let mut p = Problem { cache, kv, group, size, keys, n: 1, layers: 0, turns: 1 };
+    let mut p = Problem { cache, kv, group, size, keys, n: 1, layers: 0, turns: 1, codes: false };
     p.layers = (192 << 20) / p.bytes();
     let mut object = None;
     for option in options {
         match option.split_once('=') {
             Some(("n", v)) => p.n = number(v),
             Some(("layers", v)) => p.layers = number(v),
+            Some(("codes", v)) => p.codes = number(v) != 0,
             Some(("turns", v)) => p.turns = number(v),
             Some(("object", v)) => object = Some(v.to_string()),
             _ => panic!("option {option}"),
@@ -92,7 +94,8 @@ impl Problem {
             op(Op::Binary(BinOp::Mul), &[codes, scales])
         };
         let (k, v) = (operand(&mut f), operand(&mut f));
-        let op = Op::Attention(Attention::causal((self.size as f64).powf(-0.5)));
+        let plain = Attention::causal((self.size as f64).powf(-0.5));
+        let op = Op::Attention(Attention { codes: self.codes, ..plain });
         f.outputs = f.append(&Module::new("m"), op, &[q, k, v]).expect("it types");
         let packings = vec![None; f.inputs.len()];
         let made = lower_group(&Module::new("m"), &f, "attention", &packings, target).expect("it lowers");

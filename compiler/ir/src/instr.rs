@@ -98,6 +98,10 @@ fn madd_i16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     dot(kb, None, a[0], a[1], 2, I32)
 }
 
+fn dot2_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    dot(kb, Some(a[0]), a[1], a[2], 2, I32)
+}
+
 /// Products of neighbouring u8 x i8 pairs added with saturation to i16.
 fn maddubs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let wide = dot(kb, None, a[0], a[1], 2, I32);
@@ -188,6 +192,13 @@ pub const INSTRS: &[InstrDef] = &[
     // The same in the encoding of cores without AVX-512; LLVM has one intrinsic for both.
     instr!("vpdpbusd_avx_256", "x86_64", &["avxvnni"], (v(I32, 8), v(U8, 32), v(I8, 32)) -> v(I32, 8),
         Meaning::Expr(dot4_i32), llvm("llvm.x86.avx512.vpdpbusd.256", &[0, 1, 2])),
+    // x86: dot products of pairs of 16 bits, `acc + dot2(i16, i16)`.
+    instr!("vpdpwssd_512", "x86_64", &["avx512vnni", "avx512f"], (v(I32, 16), v(I16, 32), v(I16, 32)) -> v(I32, 16),
+        Meaning::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.512", &[0, 1, 2])),
+    instr!("vpdpwssd_256", "x86_64", &["avx512vnni", "avx512vl"], (v(I32, 8), v(I16, 16), v(I16, 16)) -> v(I32, 8),
+        Meaning::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.256", &[0, 1, 2])),
+    instr!("vpdpwssd_avx_256", "x86_64", &["avxvnni"], (v(I32, 8), v(I16, 16), v(I16, 16)) -> v(I32, 8),
+        Meaning::Expr(dot2_i32), llvm("llvm.x86.avx512.vpdpwssd.256", &[0, 1, 2])),
     instr!("vpmaddubsw_512", "x86_64", &["avx512bw"], (v(U8, 64), v(I8, 64)) -> v(I16, 32),
         Meaning::Expr(maddubs), llvm("llvm.x86.avx512.pmaddubs.w.512", &[0, 1])),
     instr!("vpmaddubsw_256", "x86_64", &["avx2"], (v(U8, 32), v(I8, 32)) -> v(I16, 16),

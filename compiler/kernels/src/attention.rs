@@ -10,6 +10,7 @@ mod codes;
 pub mod decode;
 pub mod gpu;
 pub mod merge;
+mod pairs;
 pub mod prefill;
 pub(crate) mod product;
 mod rows;

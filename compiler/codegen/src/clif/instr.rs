@@ -14,8 +14,10 @@ use mlcc_target::Arch;
 pub(super) enum Pattern {
     /// `i32 + dot4(8-bit, 8-bit)`.
     Dot4,
-    /// Neighbouring i16 products added to i32.
+    /// Neighbouring i16 products as i32.
     AddProducts,
+    /// `i32 + dot2(i16, i16)`.
+    Dot2,
     /// Neighbouring u8 x i8 products added with saturation to i16.
     AddByteProducts,
 }
@@ -28,6 +30,7 @@ impl Pattern {
                 Pattern::Dot4
             }
             "vpmaddwd_512" | "vpmaddwd_256" | "pmaddwd_128" => Pattern::AddProducts,
+            "vpdpwssd_512" | "vpdpwssd_256" | "vpdpwssd_avx_256" => Pattern::Dot2,
             "vpmaddubsw_512" | "vpmaddubsw_256" | "pmaddubsw_128" => Pattern::AddByteProducts,
             _ => return None,
         };
@@ -45,6 +48,10 @@ impl Emit<'_, '_> {
             let (a, b) = (args[last - 1].parts[i], args[last].parts[i]);
             parts.push(match pattern {
                 Pattern::AddProducts => self.add_products(a, b),
+                Pattern::Dot2 => {
+                    let sums = self.add_products(a, b);
+                    self.fb.ins().iadd(args[0].parts[i], sums)
+                }
                 Pattern::AddByteProducts => self.fb.ins().x86_pmaddubsw(b, a),
                 Pattern::Dot4 => {
                     let (a, b) = (self.widen(&[a], signed[1]), self.widen(&[b], signed[2]));

@@ -30,12 +30,18 @@ pub struct Attention {
     pub alibi: bool,
     /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
     pub prefix: bool,
+    /// Kernels of several queries may do both products in integers, with rows of codes and a scale each. What they give is
+    /// then off by what rounding does to the operands: an element of a query or of a key by at most `2^-15.9` of its row's
+    /// length, one of a value by at most `2^-14` of the row's largest, and the product of a weight and that largest by at
+    /// most `2^-18` of the sum of these products over a block of 64 keys, or `2^-16` of their largest if that is more. The
+    /// definition stays exact. Text shows the flag where it is true.
+    pub codes: bool,
 }
 
 impl Attention {
     /// Plain causal attention.
     pub fn causal(scale: f64) -> Attention {
-        Attention { scale, softcap: 0.0, window: 0, sinks: 0, alibi: false, prefix: false }
+        Attention { scale, softcap: 0.0, window: 0, sinks: 0, alibi: false, prefix: false, codes: false }
     }
     /// The input that holds the slopes.
     pub fn slopes_input(&self) -> Option<usize> {
@@ -54,14 +60,16 @@ impl Attention {
         (self.window + self.sinks).saturating_sub(1)
     }
     pub(super) fn attrs(&self) -> Vec<(&'static str, Attr)> {
-        vec![
+        let mut attrs = vec![
             ("scale", Attr::Float(self.scale)),
             ("softcap", Attr::Float(self.softcap)),
             ("window", Attr::Int(self.window as i64)),
             ("sinks", Attr::Int(self.sinks as i64)),
             ("alibi", Attr::Bool(self.alibi)),
             ("prefix", Attr::Bool(self.prefix)),
-        ]
+        ];
+        attrs.extend(self.codes.then_some(("codes", Attr::Bool(true))));
+        attrs
     }
 }
 

@@ -98,6 +98,7 @@ impl Parts<'_> {
                 sinks: self.count("sinks")?,
                 alibi: self.bool("alibi")?,
                 prefix: self.bool("prefix")?,
+                codes: self.is_set("codes")?,
             }),
             "top_k" => Op::TopK { k: self.positive("k")? },
             "matmul_experts" => Op::MatMulExperts { experts: self.positive("experts")? },
@@ -170,6 +171,13 @@ impl Parts<'_> {
             Attr::Bool(v) => Some(*v),
             _ => None,
         })
+    }
+    /// A flag that text leaves out where it is false.
+    fn is_set(&self, attr: &'static str) -> Result<bool, PartsError> {
+        match self.bool(attr) {
+            Err(PartsError::Missing { .. }) => Ok(false),
+            set => set,
+        }
     }
     fn dtype(&self, attr: &'static str) -> Result<DType, PartsError> {
         self.find(attr, "an element type", |a| match a {

@@ -8,11 +8,16 @@
 //! and those on the diagonal take as many of its keys as they see.
 
 use super::decode::columns;
+use super::pairs::{self, PAIR, Pairs};
 use super::product::transpose;
 use super::rows::Rows;
+use super::schedule::Ahead;
 use super::{HIDDEN, Keys, Problem, at_least_zero, ceil_div, lanes_of};
+use crate::contraction::CACHE_LINE;
+use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::DType;
 
 /// Sizes of the schedule.
@@ -29,6 +34,11 @@ pub struct Params {
     pub scores: (i64, i64),
     /// Rows and vectors of columns whose sums are in registers together.
     pub sums: (i64, i64),
+    /// Adds products of pairs of codes, where both products are in integers.
+    pub pairs: Option<InstrId>,
+    /// How rows of keys and of values are asked for ahead of their use, and how many of each with a register block of scores.
+    pub ahead: [Option<Ahead>; 2],
+    pub rows_ahead: i64,
 }
 
 /// Rows of a tile that are aimed at: of many, so that unpacking keys costs little beside the products, and of few where
@@ -37,16 +47,21 @@ const MANY_ROWS: i64 = 256;
 const FEW_ROWS: i64 = 48;
 /// With heads of 128, queries and scores of these rows take 36 KiB.
 const SET: i64 = 48;
-const KEYS: i64 = 64;
+pub(super) const KEYS: i64 = 64;
 
 impl Params {
     /// Sums and operands fit the registers: 32 with AVX-512 and on AArch64, 16 elsewhere (see `params::block`).
-    pub fn choose(a: &Problem, lanes: u32) -> Params {
+    pub fn choose(a: &Problem, target: &KernelTarget) -> Params {
+        let lanes = target.f32_lanes();
         let (scores, sums) = if lanes == 16 { ((8, 3), (6, 4)) } else { ((4, 2), (4, 2)) };
         let few = a.kv == 1 || a.size.max(a.value_size) > 128;
         let wanted = if few { FEW_ROWS } else { MANY_ROWS };
         let positions = (wanted / a.group).max(1);
-        Params { lanes, positions, keys: KEYS, set: SET, scores, sums }
+        let pairs = target.pair_dot().filter(|_| a.op.codes && pairs::fits(a, lanes));
+        let ahead = Ahead::of_rows(a, |dtype| target.prefetch(dtype));
+        let params =
+            Params { lanes, positions, keys: KEYS, set: SET, scores, sums, pairs, ahead, rows_ahead: 0 };
+        Params { rows_ahead: (scores.0 + params.sets(a) - 1) / params.sets(a), ..params }
     }
     /// Sets of rows of a tile.
     fn sets(&self, a: &Problem) -> i64 {
@@ -59,11 +74,14 @@ impl Params {
 pub(super) struct Tile<'a> {
     pub(super) a: &'a Problem<'a>,
     pub(super) params: Params,
-    /// Queries, transposed by sets of rows: `[sets, size, rows]`.
+    /// Where operands are words of two codes.
+    pub(super) pairs: Option<Pairs>,
+    /// Queries, transposed by sets of rows: `[sets, size, rows]`. As words `[sets, size / 2, rows]`.
     pub(super) q: BufId,
     /// The rows of a set before that.
     query: BufId,
-    /// Keys and values of a block: `[keys, size]`, `[keys, value_size]`.
+    /// Keys and values of a block: `[keys, size]`, `[keys, value_size]`. As words `[keys, size / 2]`,
+    /// `[keys / 2, value_size]`.
     pub(super) k: BufId,
     pub(super) v: BufId,
     /// Scores, then weights, of a set of rows: `[keys, rows]`.
@@ -111,13 +129,19 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
+        let elements = |kb: &mut KernelBuilder, name: &str, len: i64| match params.pairs {
+            None => floats(kb, name, len),
+            Some(_) => kb.alloc(name, DType::I32, (len / PAIR) as usize, Space::Stack),
+        };
+        let pairs = Pairs::new(kb, a, &params, rows);
         let tile = Tile {
             a,
             params,
-            q: floats(kb, "q", rows * a.size),
-            query: floats(kb, "query", params.set * a.size),
-            k: floats(kb, "k", params.keys * a.size),
-            v: floats(kb, "v", params.keys * a.value_size),
+            pairs,
+            q: elements(kb, "q", rows * a.size),
+            query: pairs.map_or_else(|| floats(kb, "query", params.set * a.size), |pairs| pairs.queries),
+            k: elements(kb, "k", params.keys * a.size),
+            v: elements(kb, "v", params.keys * a.value_size),
             s: floats(kb, "s", params.keys * params.set),
             best: floats(kb, "best", params.set),
             factors: floats(kb, "factors", params.set),
@@ -177,7 +201,8 @@ impl Tile<'_> {
             kb.serial("set", count, |kb, set| {
                 let set = kb.add(first, set);
                 let set = kb.let_("set", set);
-                let rows = Rows::new(kb, self, set, (j, here));
+                let turn = kb.sub(set, first);
+                let rows = Rows::new(kb, self, set, turn, (j, here));
                 rows.scores(kb);
                 rows.raise_max(kb);
                 rows.weigh(kb);
@@ -270,13 +295,22 @@ impl Tile<'_> {
             kb.serial("r", rows, |kb, r| {
                 let row = kb.add(first, r);
                 let (position, head) = (self.query_of(kb, row), self.head_of(kb, row));
+                let query = |kb: &mut KernelBuilder, c: ExprId, lanes: u32| {
+                    self.a.query(kb, position, head, c, lanes)
+                };
+                if let Some(pairs) = &self.pairs {
+                    return pairs.code_query(kb, self, (row, r), query);
+                }
                 columns(kb, size, lanes, |kb, c| {
-                    let value = self.a.query(kb, position, head, c, lanes);
+                    let value = query(kb, c, lanes);
                     let at = kb.mul_int(r, size);
                     let at = kb.add(at, c);
                     kb.store_vec(self.query, at, value);
                 });
             });
+            // What lies in rows, words or floats.
+            let size = if self.pairs.is_some() { size / PAIR } else { size };
+            let lanes = lanes_of(size, self.params.lanes);
             let squares = kb.int(set / i64::from(lanes));
             kb.serial("square", squares, |kb, square| {
                 let from = kb.mul_int(square, i64::from(lanes));
@@ -303,7 +337,7 @@ impl Tile<'_> {
     }
 
     /// The row of key `j + i`; rows behind the last one stand in for none.
-    fn row_of(&self, kb: &mut KernelBuilder, j: ExprId, i: ExprId) -> ExprId {
+    pub(super) fn row_of(&self, kb: &mut KernelBuilder, j: ExprId, i: ExprId) -> ExprId {
         let row = kb.add(j, i);
         let row = kb.min(row, self.last);
         kb.let_("row", row)
@@ -314,12 +348,38 @@ impl Tile<'_> {
         let by = kb.int(self.params.scores.0);
         let blocks = ceil_div(kb, count, by);
         let count = kb.mul(blocks, by);
+        if let Some(pairs) = &self.pairs {
+            return pairs.code_keys(kb, self, j, count);
+        }
         self.unpack(kb, (self.k, self.a.size), (j, count), |kb, row, c, lanes| {
             self.a.key(kb, row, self.head, c, lanes)
         });
     }
 
+    /// Asks for some rows of the keys and values of the block behind that from row `j` on: turn `turn` of those that share them.
+    pub(super) fn ask(&self, kb: &mut KernelBuilder, j: ExprId, turn: ExprId) {
+        let first = kb.mul_int(turn, self.params.rows_ahead);
+        let first = kb.add_int(first, self.params.keys);
+        for i in 0..self.params.rows_ahead {
+            let number = kb.add_int(first, i);
+            let row = self.row_of(kb, j, number);
+            for Ahead { buf, instr, size, bytes } in self.params.ahead.into_iter().flatten() {
+                let before = kb.mul_int(row, self.a.kv);
+                let before = kb.add(before, self.head);
+                let before = kb.mul_int(before, size);
+                for column in (0..size).step_by(CACHE_LINE / bytes as usize) {
+                    let place = kb.add_int(before, column);
+                    let element = kb.load(buf, place);
+                    kb.push(Stmt::Instr { instr, args: vec![element] });
+                }
+            }
+        }
+    }
+
     fn unpack_values(&self, kb: &mut KernelBuilder, j: ExprId, count: ExprId) {
+        if let Some(pairs) = &self.pairs {
+            return pairs.code_values(kb, self, j, count);
+        }
         self.unpack(kb, (self.v, self.a.value_size), (j, count), |kb, row, c, lanes| {
             self.a.value(kb, row, self.head, c, lanes)
         });

@@ -1,5 +1,6 @@
 //! Parts of tiles of attention: a register block of a matrix product, and the transposition of a square.
 
+use super::pairs::Pairs;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
@@ -13,16 +14,17 @@ pub(super) struct Operand {
 }
 
 /// A block of a matrix product with its sums in registers: rows of `a` times columns of `b` (buffer, first column, length
-/// of a row).
-pub(super) struct Product {
+/// of a row). With `pairs` elements are words of two codes, and sums are integers.
+pub(super) struct Product<'a> {
     pub a: Operand,
     pub b: (BufId, ExprId, i64),
     pub lanes: u32,
     pub rows: i64,
     pub vectors: i64,
+    pub pairs: Option<&'a Pairs>,
 }
 
-impl Product {
+impl Product<'_> {
     /// Place of a vector of the block in a matrix with the columns of `b`, whose row `first` is the block's first.
     pub fn place(&self, kb: &mut KernelBuilder, first: ExprId, (r, v): (i64, i64)) -> ExprId {
         let row = kb.add_int(first, r);
@@ -40,13 +42,14 @@ impl Product {
         start: Option<(BufId, ExprId, &[ExprId])>,
     ) -> Vec<Vec<ExprId>> {
         let (lanes, zero) = (self.lanes, kb.int(0));
+        let dtype = if self.pairs.is_some() { DType::I32 } else { DType::F32 };
         let mut sums: Vec<Vec<BufId>> = Vec::new();
         for r in 0..self.rows {
             let mut of_row = Vec::new();
             for v in 0..self.vectors {
-                let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
+                let sum = kb.alloc("sum", dtype, lanes as usize, Space::Local);
                 let value = match start {
-                    None => kb.constant(0.0, Ty::vector(DType::F32, lanes)),
+                    None => kb.constant(0.0, Ty::vector(dtype, lanes)),
                     Some((old, first, factors)) => {
                         let at = self.place(kb, first, (r, v));
                         let old = kb.load_vec(old, at, lanes);
@@ -77,7 +80,10 @@ impl Product {
                 let value = kb.let_("a", value);
                 for (&sum, &b) in of_row.iter().zip(&b) {
                     let old = kb.load_vec(sum, zero, lanes);
-                    let new = kb.fma(value, b, old);
+                    let new = match self.pairs {
+                        None => kb.fma(value, b, old),
+                        Some(pairs) => pairs.add(kb, old, value, b),
+                    };
                     kb.store_vec(sum, zero, new);
                 }
             }

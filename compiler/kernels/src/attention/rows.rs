@@ -2,17 +2,20 @@
 //! maxima and sums of weights go along vectors, keys are read as they lie in memory, and weights are where the product with
 //! the values broadcasts them from.
 
+use super::pairs::{PAIR, Pairs, words};
 use super::prefill::{Params, Tile};
 use super::product::{Operand, Product};
 use super::{HIDDEN, Keys, Place, at_least_zero, ceil_div, lanes_of, larger};
 use crate::math::exp2_below_zero;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, ExprId, Space, Ty};
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 
 /// A set of rows of a tile against a block of keys.
 pub(super) struct Rows<'a> {
     tile: &'a Tile<'a>,
+    /// How many sets of the tile have met the block.
+    turn: ExprId,
     /// The first row, and how many are in use from there on.
     row: ExprId,
     left: ExprId,
@@ -26,11 +29,12 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Set `set` of a tile against `count` keys from `j` on.
+    /// Set `set` of a tile, number `turn` of those that see them, against `count` keys from `j` on.
     pub fn new(
         kb: &mut KernelBuilder,
         tile: &'a Tile<'a>,
         set: ExprId,
+        turn: ExprId,
         (j, count): (ExprId, ExprId),
     ) -> Rows<'a> {
         let params = tile.params;
@@ -46,9 +50,12 @@ impl<'a> Rows<'a> {
         let shown = kb.binary(BinOp::And, full, seen_by_all);
         let shown = kb.let_("shown", shown);
         let keys = seen(kb, tile, (j, count), last);
-        Rows { tile, row, left, j, count, keys: kb.let_("seen", keys), shown }
+        Rows { tile, turn, row, left, j, count, keys: kb.let_("seen", keys), shown }
     }
 
+    fn pairs(&self) -> Option<&Pairs> {
+        self.tile.pairs.as_ref()
+    }
     fn params(&self) -> Params {
         self.tile.params
     }
@@ -73,6 +80,7 @@ impl<'a> Rows<'a> {
                 kb.serial("keys", blocks, |kb, block| {
                     let key = kb.mul_int(block, across);
                     let key = kb.let_("key", key);
+                    self.ask(kb, group, block);
                     body(kb, from, key);
                 });
             });
@@ -82,6 +90,18 @@ impl<'a> Rows<'a> {
             |kb| each_block(kb, &|kb, from, key| self.score_block(kb, (from, vectors), key, true)),
             |kb| each_block(kb, &|kb, from, key| self.partly_seen(kb, from, key)),
         );
+    }
+
+    /// Asks for the next block, with the first vectors of rows; `block`: the register block of keys.
+    fn ask(&self, kb: &mut KernelBuilder, group: ExprId, block: ExprId) {
+        let params = self.params();
+        let zero = kb.int(0);
+        let first = kb.binary(BinOp::Eq, group, zero);
+        kb.if_(first, |kb| {
+            let turn = kb.mul_int(self.turn, params.keys / params.scores.0);
+            let turn = kb.add(turn, block);
+            self.tile.ask(kb, self.j, turn);
+        });
     }
 
     /// Runs `body` for the place of every vector of rows in the set.
@@ -148,17 +168,19 @@ impl<'a> Rows<'a> {
     /// Scores of so many vectors of rows from row `from` of the set on, against the keys of a register block from `key` on.
     fn score_block(&self, kb: &mut KernelBuilder, (from, vectors): (ExprId, i64), key: ExprId, shown: bool) {
         let (tile, params, lanes) = (self.tile, self.params(), self.lanes());
-        let queries = kb.mul_int(self.row, tile.a.size);
+        let size = if tile.pairs.is_some() { tile.a.size / PAIR } else { tile.a.size };
+        let queries = kb.mul_int(self.row, size);
         let queries = kb.add(queries, from);
-        let start = kb.mul_int(key, tile.a.size);
+        let start = kb.mul_int(key, size);
         let product = Product {
-            a: Operand { buf: tile.k, start, row: tile.a.size, k: 1 },
+            a: Operand { buf: tile.k, start, row: size, k: 1 },
             b: (tile.q, queries, params.set),
             lanes,
             rows: params.scores.0,
             vectors,
+            pairs: self.pairs(),
         };
-        let extent = kb.int(tile.a.size);
+        let extent = kb.int(size);
         let sums = product.emit(kb, extent, None);
         for v in 0..vectors {
             let row = kb.add_int(from, v * i64::from(lanes));
@@ -167,10 +189,14 @@ impl<'a> Rows<'a> {
             let slope = tile.slopes.map(|slopes| kb.load_vec(slopes, of_tile, lanes));
             let mut best = kb.load_vec(tile.best, row, lanes);
             for (r, sums) in (0..).zip(&sums) {
+                let (number, mut product) = (kb.add_int(key, r), sums[v as usize]);
+                if let Some(pairs) = self.pairs() {
+                    product = pairs.product(kb, product, of_tile, number);
+                }
                 let j = kb.add(self.j, key);
                 let j = kb.add_int(j, r);
                 let place = Place { p, j, slope, prefix: tile.prefix, end: None, shown };
-                let s = tile.a.score(kb, sums[v as usize], &place);
+                let s = tile.a.score(kb, product, &place);
                 let s = kb.let_("s", s);
                 let at = self.place_of(kb, key, r, row);
                 kb.store_vec(tile.s, at, s);
@@ -217,26 +243,83 @@ impl<'a> Rows<'a> {
                 let (max, total) = (kb.load_vec(tile.max, at, lanes), kb.load_vec(tile.total, at, lanes));
                 let sum = kb.alloc("total", DType::F32, lanes as usize, Space::Local);
                 kb.store_vec(sum, zero, total);
-                of_vectors.push((row, at, kb.let_("max", max), sum));
+                of_vectors.push(Weighed { row, max: kb.let_("max", max), sum });
             }
-            kb.serial("key", self.keys, |kb, key| {
-                for &(row, _, max, sum) in &of_vectors {
-                    let at = self.place_of(kb, key, 0, row);
-                    let s = kb.load_vec(tile.s, at, lanes);
-                    let below = kb.sub(s, max);
-                    let weight = exp2_below_zero(kb, below);
-                    let weight = kb.let_("weight", weight);
-                    kb.store_vec(tile.s, at, weight);
-                    let old = kb.load_vec(sum, zero, lanes);
-                    let new = kb.add(old, weight);
-                    kb.store_vec(sum, zero, new);
-                }
-            });
-            for &(_, at, _, sum) in &of_vectors {
-                let total = kb.load_vec(sum, zero, lanes);
+            match self.pairs() {
+                None => kb.serial("key", self.keys, |kb, key| {
+                    for vector in &of_vectors {
+                        let (at, weight) = self.weight(kb, key, vector);
+                        kb.store_vec(tile.s, at, weight);
+                    }
+                }),
+                Some(pairs) => self.weigh_pairs(kb, pairs, &of_vectors),
+            }
+            for vector in &of_vectors {
+                let total = kb.load_vec(vector.sum, zero, lanes);
+                let at = kb.add(self.row, vector.row);
                 kb.store_vec(tile.total, at, total);
             }
         });
+    }
+
+    /// The place of the scores of key `key` and their weights, which are added to the sums of weights.
+    fn weight(&self, kb: &mut KernelBuilder, key: ExprId, vector: &Weighed) -> (ExprId, ExprId) {
+        let (lanes, zero) = (self.lanes(), kb.int(0));
+        let at = self.place_of(kb, key, 0, vector.row);
+        let s = kb.load_vec(self.tile.s, at, lanes);
+        let below = kb.sub(s, vector.max);
+        let weight = exp2_below_zero(kb, below);
+        let weight = kb.let_("weight", weight);
+        let old = kb.load_vec(vector.sum, zero, lanes);
+        let new = kb.add(old, weight);
+        kb.store_vec(vector.sum, zero, new);
+        (at, weight)
+    }
+
+    /// Scores to codes of weights. A key behind the last one is hidden from all rows.
+    fn weigh_pairs(&self, kb: &mut KernelBuilder, pairs: &Pairs, of_vectors: &[Weighed]) {
+        let (lanes, zero) = (self.lanes(), kb.int(0));
+        let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+        let cell = |kb: &mut KernelBuilder, name: &str| {
+            let cell = kb.alloc(name, DType::F32, lanes as usize, Space::Local);
+            kb.store_vec(cell, zero, nothing);
+            cell
+        };
+        let cells: Vec<[BufId; 2]> =
+            of_vectors.iter().map(|_| [cell(kb, "scaled_sum"), cell(kb, "largest")]).collect();
+        let count = self.words(kb, self.keys);
+        let keys = kb.mul_int(count, PAIR);
+        kb.serial("key", keys, |kb, key| {
+            for (vector, [sum, largest]) in of_vectors.iter().zip(&cells) {
+                let (at, weight) = self.weight(kb, key, vector);
+                let scaled = pairs.scaled(kb, weight, key);
+                kb.store_vec(self.tile.s, at, scaled);
+                let (old, most) = (kb.load_vec(*sum, zero, lanes), kb.load_vec(*largest, zero, lanes));
+                let (new, most) = (kb.add(old, scaled), larger(kb, most, scaled));
+                kb.store_vec(*sum, zero, new);
+                kb.store_vec(*largest, zero, most);
+            }
+        });
+        let inverses = of_vectors.iter().zip(&cells).map(|(vector, [sum, largest])| {
+            let (sum, largest) = (kb.load_vec(*sum, zero, lanes), kb.load_vec(*largest, zero, lanes));
+            pairs.set_units(kb, vector.row, sum, largest)
+        });
+        let inverses: Vec<ExprId> = inverses.collect();
+        kb.serial("pair", count, |kb, pair| {
+            let key = kb.mul_int(pair, PAIR);
+            for (vector, &inverse) in of_vectors.iter().zip(&inverses) {
+                let places = [0, 1].map(|r| self.place_of(kb, key, r, vector.row));
+                let words = words(kb, (self.tile.s, places), [inverse, inverse], lanes);
+                let at = self.place_of(kb, pair, 0, vector.row);
+                kb.store_vec(pairs.weights, at, words);
+            }
+        });
+    }
+
+    /// Words of so many keys.
+    fn words(&self, kb: &mut KernelBuilder, keys: ExprId) -> ExprId {
+        let pair = kb.int(PAIR);
+        ceil_div(kb, keys, pair)
     }
 
     /// Adds the weighted values of the block to the sums, as many columns at a time as registers have room for.
@@ -278,12 +361,14 @@ impl<'a> Rows<'a> {
             let zero = kb.int(0);
             let some = kb.lt(zero, keys);
             kb.if_(some, |kb| {
+                let weights = self.pairs().map_or(tile.s, |pairs| pairs.weights);
                 let product = Product {
-                    a: Operand { buf: tile.s, start: offset, row: 1, k: params.set },
+                    a: Operand { buf: weights, start: offset, row: 1, k: params.set },
                     b: (tile.v, from, tile.a.value_size),
                     lanes,
                     rows,
                     vectors,
+                    pairs: self.pairs(),
                 };
                 let factors: Vec<ExprId> = (0..rows)
                     .map(|r| {
@@ -293,16 +378,41 @@ impl<'a> Rows<'a> {
                         kb.let_("factor", factor)
                     })
                     .collect();
-                let sums = product.emit(kb, keys, Some((tile.sums, row, &factors)));
+                let sums = match self.pairs() {
+                    None => product.emit(kb, keys, Some((tile.sums, row, &factors))),
+                    Some(_) => {
+                        let words = self.words(kb, keys);
+                        product.emit(kb, words, None)
+                    }
+                };
                 for (r, sums) in (0..).zip(sums) {
-                    for (v, sum) in (0..).zip(sums) {
-                        let at = product.place(kb, row, (r, v));
+                    let unit = self.pairs().map(|pairs| {
+                        let at = kb.add_int(offset, r as i64);
+                        let unit = pairs.unit(kb, at);
+                        kb.let_("unit", unit)
+                    });
+                    for (v, mut sum) in (0..).zip(sums) {
+                        let at = product.place(kb, row, (r as i64, v));
+                        if let Some(unit) = unit {
+                            let old = kb.load_vec(tile.sums, at, lanes);
+                            let (old, new) = (kb.mul(old, factors[r]), kb.cast(sum, DType::F32));
+                            sum = kb.fma(new, unit, old);
+                        }
                         kb.store_vec(tile.sums, at, sum);
                     }
                 }
             });
         });
     }
+}
+
+/// A vector of rows whose scores become weights.
+struct Weighed {
+    /// The first row in the set.
+    row: ExprId,
+    max: ExprId,
+    /// Sums of weights.
+    sum: BufId,
 }
 
 /// True if the queries at positions `first ..= last` see all keys of the block from `j` on.

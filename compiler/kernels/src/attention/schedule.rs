@@ -57,6 +57,16 @@ pub struct Ahead {
     pub bytes: i64,
 }
 
+impl Ahead {
+    /// Those of keys and of values, with the instruction for each type.
+    pub(super) fn of_rows(a: &Problem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<Ahead>; 2] {
+        [a.key_rows(), a.value_rows()].map(|rows| {
+            let (buf, dtype, size) = rows?;
+            Some(Ahead { buf, instr: instr(dtype)?, size, bytes: dtype.bytes()? as i64 })
+        })
+    }
+}
+
 impl Params {
     pub fn choose(a: &Problem, target: &KernelTarget) -> Params {
         let lanes = target.f32_lanes();
@@ -67,11 +77,8 @@ impl Params {
         let sums = if lanes == 16 { 24 } else { 8 };
         let block = (BLOCK_ELEMENTS / (a.kv * a.size.max(a.value_size)) / 16 * 16).clamp(16, BLOCK_KEYS);
         let in_order = target.drops_requests() && a.group <= FEW_HEADS;
-        let ahead = [a.key_rows(), a.value_rows()].map(|rows| {
-            let (buf, dtype, size) = rows?;
-            let instr = if in_order { target.touch(dtype)? } else { target.prefetch(dtype)? };
-            Some(Ahead { buf, instr, size, bytes: dtype.bytes()? as i64 })
-        });
+        let ahead =
+            Ahead::of_rows(a, |dtype| if in_order { target.touch(dtype) } else { target.prefetch(dtype) });
         let scales_ahead = [a.key.1, a.value.1].map(|scale| {
             let buf = a.scales(scale?).filter(|_| !in_order)?;
             Some(Ahead { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })

@@ -26,7 +26,7 @@ impl Schedule {
             Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) => {
                 Schedule::Decode(schedule::Params::choose(a, target))
             }
-            Arch::X86_64 | Arch::Aarch64 => Schedule::Prefill(prefill::Params::choose(a, target.f32_lanes())),
+            Arch::X86_64 | Arch::Aarch64 => Schedule::Prefill(prefill::Params::choose(a, target)),
         }
     }
     fn slices(&self) -> i64 {
