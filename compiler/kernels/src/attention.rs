@@ -16,6 +16,7 @@ pub(crate) mod product;
 mod rows;
 pub mod schedule;
 mod scores;
+mod shares;
 
 use crate::generic::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;

@@ -1,7 +1,8 @@
 //! Attention of one query on a CPU. All query heads of a key head go together over its keys. The cache is cut into slices
-//! that workers share; each leaves unfinished sums, and a second kernel ([`super::merge`]) joins them ("flash-decoding").
+//! that workers share; each leaves unfinished sums, and a second kernel ([`super::merge`]) joins them ("flash-decoding"). Of few slices
+//! they share the key heads as well ([`super::shares`]).
 //!
-//! A worker goes block by block through all key heads of a slice, so that it reads whole rows one after the other, and asks
+//! A worker goes block by block through all its key heads of a slice, so that it reads whole rows one after the other, and asks
 //! for the next block while it works on this one.
 //!
 //! A vector of scores holds some keys times all heads of the group, so that maxima, exponentials and sums of weights need
@@ -9,42 +10,16 @@
 
 use super::block::Block;
 use super::codes::Codes;
-use super::schedule::{Ahead, Params, SLICES};
-use super::{HIDDEN, Problem, SLICE_KEYS, at_least_zero, ceil_div, lanes_of};
+use super::schedule::{Ahead, Params};
+use super::shares::{Run, Shares};
+use super::{HIDDEN, Problem, at_least_zero, ceil_div, lanes_of};
 use crate::contraction::CACHE_LINE;
+use crate::generic::inline::{Index, Inliner};
+use crate::generic::rows::emit_at;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Stmt, Ty};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
-
-/// A slice has at least this many keys while there are few of them, and at least [`LONG_SLICE`] where there are more than
-/// [`FEW_SLICES`]: each leaves sums that are joined, which takes as long as 5 to 10 keys.
-const FEW_SLICES: i64 = 8;
-const LONG_SLICE: i64 = 256;
-/// How the keys `first .. t` are shared: by length alone, so that any number of workers gives the same sums.
-pub(super) struct Shares {
-    pub slices: ExprId,
-    /// Keys of a slice.
-    pub keys: ExprId,
-}
-
-impl Shares {
-    pub fn new(kb: &mut KernelBuilder, first: ExprId, t: ExprId) -> Shares {
-        let count = kb.sub(t, first);
-        let count = kb.let_("keys", count);
-        let slices = |kb: &mut KernelBuilder, least: i64, most: i64| {
-            let (least, most) = (kb.int(least), kb.int(most));
-            let used = ceil_div(kb, count, least);
-            kb.min(used, most)
-        };
-        let (few, more) = (slices(kb, SLICE_KEYS, FEW_SLICES), slices(kb, LONG_SLICE, SLICES));
-        let used = kb.max(few, more);
-        let used = kb.let_("slices", used);
-        let (part, step) = (ceil_div(kb, count, used), kb.int(16));
-        let steps = ceil_div(kb, part, step);
-        let keys = kb.mul(steps, step);
-        Shares { slices: used, keys: kb.let_("slice_keys", keys) }
-    }
-}
 
 /// Buffers of one item on the stack (for every key head a row of what is described), and one of its key heads.
 #[derive(Clone, Copy)]
@@ -69,6 +44,8 @@ pub(super) struct Item {
     /// In place of `q` (then one row) and `rows`, where integers meet.
     pub codes: Option<Codes>,
     pub head: ExprId,
+    /// Key heads of this item: the first, and how many.
+    heads: (ExprId, ExprId),
     /// Keys of this item.
     start: ExprId,
     pub end: ExprId,
@@ -81,7 +58,7 @@ struct Queries {
     q: BufId,
     slopes: Option<BufId>,
     codes: Option<Codes>,
-    /// 1 once they are there.
+    /// By key head: 1 once they are there.
     loaded: BufId,
 }
 
@@ -94,22 +71,35 @@ impl Queries {
         let vectors = a.kv * params.sets * i64::from(params.lanes);
         let q = floats(kb, "q", if codes.is_some() { a.size } else { a.kv * params.queries(a) });
         let slopes = a.slopes.map(|_| floats(kb, "slopes", vectors));
-        let loaded = kb.alloc("loaded", DType::I32, 1, Space::Stack);
-        let (zero, none) = (kb.int(0), kb.int_of(0, DType::I32));
-        kb.store(loaded, zero, none);
+        let loaded = kb.alloc("loaded", DType::I32, a.kv as usize, Space::Stack);
+        let (heads, none) = (kb.int(a.kv), kb.int_of(0, DType::I32));
+        kb.serial("key_head", heads, |kb, head| kb.store(loaded, head, none));
         Queries { q, slopes, codes, loaded }
     }
 }
 
-/// Writes unfinished sums, `out: f32[slices, heads, partial]`.
-pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
+/// Rows of this step that a cache gets: values `[1, kv, _]` of a group, and the caches that they go to, behind the rows of
+/// earlier tokens.
+pub struct NewRows<'a> {
+    /// Binds the operands of the group; one lane.
+    pub inliner: Inliner<'a>,
+    pub stores: Vec<(ValueId, BufId)>,
+}
+
+/// Writes unfinished sums, `out: f32[slices, heads, partial]`. Whoever has the last key appends its row first (`new_rows`), for the key
+/// heads that it has: nobody else reads that.
+pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[NewRows], out: BufId) {
     let t = kb.dim(&a.t);
     let last = kb.add_int(t, -1);
     let prefix = a.prefix(kb);
     let first = a.first_key(kb, last);
     let shares = Shares::new(kb, first, t);
     let queries = Queries::new(kb, a, params);
-    kb.par("slice", shares.slices, |kb, slice| {
+    let run = Run::new(kb, a, &shares);
+    kb.serial("slice", run.slices, |kb, number| {
+        let slice = kb.add(run.first, number);
+        let slice = kb.let_("slice", slice);
+        let heads = run.of(kb, slice);
         let from = kb.mul(slice, shares.keys);
         let start = kb.add(first, from);
         let end = kb.add(start, shares.keys);
@@ -134,16 +124,18 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             factor: floats(kb, "factor", i64::from(params.lanes)),
             codes,
             head: zero,
+            heads,
             start: kb.let_("start", start),
             end: kb.let_("end", end),
             last,
             prefix,
         };
+        item.append(kb, new_rows, t);
         match &codes {
             Some(codes) => item.clear_key_codes(kb, a, codes),
             None => item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size)),
         }
-        item.each_key_head(kb, a, |kb, item| item.clear(kb, a));
+        item.each_key_head(kb, |kb, item| item.clear(kb, a));
         if let Some(sinks) = a.sinks() {
             // With the first slice.
             let (zero, all) = (kb.int(0), a.sinks_behind(kb, last));
@@ -151,41 +143,62 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
             let count = kb.select(later, zero, all);
             let end = kb.let_("sinks", count);
             let sinks_of_item = Item { start: zero, end, ..item };
-            sinks_of_item.each_key_head(kb, a, |kb, item| item.load_queries(kb, &sinks));
+            sinks_of_item.each_key_head(kb, |kb, item| item.load_queries(kb, &sinks));
             sinks_of_item.run(kb, &sinks);
-            item.each_key_head(kb, a, |kb, item| item.load_queries(kb, a));
+            item.each_key_head(kb, |kb, item| item.load_queries(kb, a));
         } else {
+            let begins = kb.binary(BinOp::Le, number, zero);
+            if !params.in_order {
+                kb.if_(begins, |kb| item.ask_for(kb, a, item.start));
+            }
             item.load_queries_once(kb, a, queries.loaded);
         }
         item.run(kb, a);
-        item.each_key_head(kb, a, |kb, item| item.store(kb, a, slice, out));
+        item.each_key_head(kb, |kb, item| item.store(kb, a, slice, out));
     });
 }
 
 impl Item {
-    /// Runs `body` with each of the key heads.
-    fn each_key_head(
-        &self,
-        kb: &mut KernelBuilder,
-        a: &Problem,
-        body: impl FnOnce(&mut KernelBuilder, Item),
-    ) {
-        let count = kb.int(a.kv);
-        kb.serial("key_head", count, |kb, head| body(kb, Item { head, ..*self }));
+    /// Runs `body` with each of the key heads of this item.
+    fn each_key_head(&self, kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, Item)) {
+        let (first, count) = self.heads;
+        kb.serial("key_head", count, |kb, i| {
+            let head = kb.add(first, i);
+            let head = kb.let_("head", head);
+            body(kb, Item { head, ..*self });
+        });
     }
 
-    /// What the first item of a worker does: it asks for its first block, and prepares the queries.
+    /// Appends the rows of the last key, where this item has it.
+    fn append(&self, kb: &mut KernelBuilder, rows: &[NewRows], t: ExprId) {
+        if rows.is_empty() {
+            return;
+        }
+        // Slices behind the last one have no keys.
+        let (some, last) = (kb.lt(self.start, t), kb.binary(BinOp::Le, t, self.end));
+        let here = kb.binary(BinOp::And, some, last);
+        kb.if_(here, |kb| {
+            self.each_key_head(kb, |kb, item| {
+                let zero = kb.int(0);
+                let (row, place) = ([zero, item.head], [item.last, item.head]);
+                let (row, place) = (row.map(Index::scalar), place.map(Index::scalar));
+                for NewRows { inliner, stores } in rows {
+                    emit_at(kb, inliner, (&row, &place), stores, self.params.lanes);
+                }
+            });
+        });
+    }
+
+    /// Prepares the queries that no item of this worker before has prepared.
     fn load_queries_once(&self, kb: &mut KernelBuilder, a: &Problem, loaded: BufId) {
-        let (zero, none) = (kb.int(0), kb.int_of(0, DType::I32));
-        let old = kb.load(loaded, zero);
-        let missing = kb.binary(BinOp::Le, old, none);
-        kb.if_(missing, |kb| {
-            if !self.params.in_order {
-                self.ask_for(kb, a, self.start, self.end);
-            }
-            self.each_key_head(kb, a, |kb, item| item.load_queries(kb, a));
-            let there = kb.int_of(1, DType::I32);
-            kb.store(loaded, zero, there);
+        self.each_key_head(kb, |kb, item| {
+            let (old, none) = (kb.load(loaded, item.head), kb.int_of(0, DType::I32));
+            let missing = kb.binary(BinOp::Le, old, none);
+            kb.if_(missing, |kb| {
+                item.load_queries(kb, a);
+                let there = kb.int_of(1, DType::I32);
+                kb.store(loaded, item.head, there);
+            });
         });
     }
 
@@ -203,9 +216,9 @@ impl Item {
             let count = kb.min(rest, most);
             let count = kb.let_("count", count);
             if self.params.in_order {
-                self.ask_for(kb, a, first, self.end);
+                self.ask_for(kb, a, first);
             }
-            self.each_key_head(kb, a, |kb, item| Block { a, item, first, count }.emit(kb));
+            self.each_key_head(kb, |kb, item| Block { a, item, first, count }.emit(kb));
         });
     }
 
@@ -220,37 +233,49 @@ impl Item {
         first: ExprId,
         (at, width): (ExprId, i64),
     ) {
-        let Ahead { buf, instr, size, bytes } = ahead;
-        let row = a.kv * size;
-        let (before, of_head) = (kb.mul_int(first, row), kb.mul_int(self.head, self.params.block * size));
+        let Ahead { size, bytes, .. } = ahead;
+        let (before, of_head) =
+            (kb.mul_int(first, a.kv * size), kb.mul_int(self.head, self.params.block * size));
         let base = kb.add(before, of_head);
         let base = kb.let_("base", base);
-        let end = kb.add_int(self.last, 1);
-        let end = kb.mul_int(end, row);
-        let last = kb.add_int(end, -1);
-        let last = kb.let_("last_element", last);
-        let line = CACHE_LINE as i64 / bytes;
+        let (last, line) = (self.last_element(kb, a, ahead), CACHE_LINE as i64 / bytes);
         for from in (0..width).step_by(line as usize) {
             let at = kb.add_int(at, from);
             let place = kb.add(base, at);
             let place = kb.min(place, last);
-            let element = kb.load(buf, place);
-            kb.push(Stmt::Instr { instr, args: vec![element] });
+            ahead.ask(kb, place);
         }
     }
 
-    /// Asks for the block of keys `first..end`: the first one, which nobody asked for where a worker begins, or each.
-    fn ask_for(&self, kb: &mut KernelBuilder, a: &Problem, first: ExprId, end: ExprId) {
+    /// The last element of all rows.
+    fn last_element(&self, kb: &mut KernelBuilder, a: &Problem, ahead: Ahead) -> ExprId {
+        let end = kb.add_int(self.last, 1);
+        let end = kb.mul_int(end, a.kv * ahead.size);
+        let last = kb.add_int(end, -1);
+        kb.let_("last_element", last)
+    }
+
+    /// Asks for the key heads of the block from row `first` on: the first one, which nobody asked for where a worker begins, or
+    /// each.
+    fn ask_for(&self, kb: &mut KernelBuilder, a: &Problem, first: ExprId) {
+        let (first_head, heads) = self.heads;
         for ahead in self.params.ahead.into_iter().flatten() {
-            let line = CACHE_LINE as i64 / ahead.bytes;
-            let (rest, most) = (kb.sub(end, first), kb.int(self.params.block));
+            let (last, line) = (self.last_element(kb, a, ahead), CACHE_LINE as i64 / ahead.bytes);
+            let (rest, most) = (kb.sub(self.end, first), kb.int(self.params.block));
             let keys = kb.min(rest, most);
-            let elements = kb.mul_int(keys, a.kv * ahead.size);
-            let by = kb.int(line);
+            let (before, elements, by) =
+                (kb.mul_int(first_head, ahead.size), kb.mul_int(heads, ahead.size), kb.int(line));
             let lines = ceil_div(kb, elements, by);
-            kb.serial("line", lines, |kb, i| {
-                let at = kb.mul_int(i, line);
-                self.ask(kb, a, ahead, first, (at, 1));
+            kb.serial("key", keys, |kb, key| {
+                let row = kb.add(first, key);
+                let row = kb.mul_int(row, a.kv * ahead.size);
+                let from = kb.add(row, before);
+                kb.serial("line", lines, |kb, i| {
+                    let at = kb.mul_int(i, line);
+                    let place = kb.add(from, at);
+                    let place = kb.min(place, last);
+                    ahead.ask(kb, place);
+                });
             });
         }
     }

@@ -1,7 +1,8 @@
 //! Joins what the slices of a cache left: the second kernel of decode attention.
 
-use super::decode::{Shares, columns, partial_row};
+use super::decode::{columns, partial_row};
 use super::schedule::Params;
+use super::shares::Shares;
 use super::{HIDDEN, Problem, lanes_of};
 use crate::math::exp2_below_zero;
 use mlcc_ir::builder::KernelBuilder;

@@ -6,7 +6,7 @@ use super::codes::{Dots, PLANES};
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, ExprId};
+use mlcc_ir::kernel::{BufId, ExprId, Stmt};
 use mlcc_ir::types::DType;
 
 /// Most slices, and most items of work while every key head of a slice is one.
@@ -64,6 +64,11 @@ impl Ahead {
             let (buf, dtype, size) = rows?;
             Some(Ahead { buf, instr: instr(dtype)?, size, bytes: dtype.bytes()? as i64 })
         })
+    }
+    /// Asks for the line of an element.
+    pub(super) fn ask(&self, kb: &mut KernelBuilder, place: ExprId) {
+        let element = kb.load(self.buf, place);
+        kb.push(Stmt::Instr { instr: self.instr, args: vec![element] });
     }
 }
 

@@ -13,7 +13,7 @@ mod ahead;
 mod round;
 
 use super::inline::{Binding, Index, Inliner};
-use super::rows::store_all;
+use super::rows::{RowAt, store_all};
 use crate::math::is_long;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
@@ -309,7 +309,7 @@ impl<'f> Rows<'_, 'f> {
                 let ctx = Inliner { lanes, aligned: true, ..row.inliner.clone() };
                 let own = [Index::scalar(row.row)];
                 let leading = self.block.leading.unwrap_or(&own);
-                store_all(kb, &ctx, leading, Index::lanes(at), at, self.stores);
+                store_all(kb, &ctx, RowAt::own(leading), (Index::lanes(at), at), self.stores);
             }
             for ((work, &value), size) in self.work.iter().zip(&values).zip(&mut sizes) {
                 if let Some(strip) = work.values {

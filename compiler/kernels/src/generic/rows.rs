@@ -30,6 +30,34 @@ pub enum RowMachine {
     Gpu,
 }
 
+/// The axes before the last one: of a row, and of the place that it is stored at.
+#[derive(Clone, Copy)]
+pub(super) struct RowAt<'a> {
+    row: &'a [Index],
+    place: &'a [Index],
+}
+
+impl<'a> RowAt<'a> {
+    /// A row that is stored where the type of its value says.
+    pub fn own(row: &'a [Index]) -> RowAt<'a> {
+        RowAt { row, place: row }
+    }
+}
+
+/// Stores one row of `outputs` at `place` in place of `row` (one entry per axis but the last; CPU). Only the first axis of the
+/// buffers may be longer than the values'.
+pub(crate) fn emit_at(
+    kb: &mut KernelBuilder,
+    inliner: &Inliner,
+    (row, place): (&[Index], &[Index]),
+    outputs: &[(ValueId, BufId)],
+    lanes: u32,
+) {
+    let (mut inliner, machine) = (inliner.clone(), RowMachine::Cpu { lanes, prefetch: None });
+    bind_reductions(kb, &mut inliner, row, machine);
+    store_columns(kb, &inliner, RowAt { row, place }, outputs, machine);
+}
+
 /// Emits the kernel body. `inliner` binds the inputs of the group; `outputs` names what is stored where.
 /// All outputs have the same leading axes `rows`. Rows that are quantized (`codes`, CPU) are shared out in blocks of `block`, as
 /// their codes are ordered; where there are further leading axes, the codes follow row by row.
@@ -85,7 +113,7 @@ fn quantized_rows(
             let leading = [Index::scalar(row)];
             let mut inliner = inliner.clone();
             bind_reductions(kb, &mut inliner, &leading, machine);
-            store_columns(kb, &inliner, &leading, &before, machine);
+            store_columns(kb, &inliner, RowAt::own(&leading), &before, machine);
             for &(v, buf) in &known {
                 if let Some(Binding::Value(value)) = inliner.bindings.get(&v) {
                     kb.store(buf, r, *value);
@@ -157,7 +185,7 @@ fn inner_rows(
     if leading.len() >= rows.len() {
         let mut inliner = inliner.clone();
         bind_reductions(kb, &mut inliner, &leading, machine);
-        store_columns(kb, &inliner, &leading, outputs, machine);
+        store_columns(kb, &inliner, RowAt::own(&leading), outputs, machine);
         if let (RowMachine::Cpu { lanes, .. }, [_, ..]) = (machine, codes) {
             let (first, one) = (flat_row(kb, rows, &leading), kb.int(1));
             let (leading, ahead) = (Some(leading.as_slice()), None);
@@ -223,7 +251,7 @@ fn bind_reductions(kb: &mut KernelBuilder, inliner: &mut Inliner, leading: &[Ind
 fn store_columns(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
-    leading: &[Index],
+    at: RowAt,
     outputs: &[(ValueId, BufId)],
     machine: RowMachine,
 ) {
@@ -242,9 +270,9 @@ fn store_columns(
         together.iter().for_each(|&j| done[j] = true);
         match machine {
             RowMachine::Cpu { lanes, .. } => {
-                cpu_columns(kb, inliner, leading, &cols, if wide { lanes } else { 1 }, &stores);
+                cpu_columns(kb, inliner, at, &cols, if wide { lanes } else { 1 }, &stores);
             }
-            RowMachine::Gpu => gpu_columns(kb, inliner, leading, &cols, &stores),
+            RowMachine::Gpu => gpu_columns(kb, inliner, at, &cols, &stores),
         }
     }
 }
@@ -257,7 +285,7 @@ fn columns(inliner: &Inliner, v: ValueId) -> Dim {
 fn cpu_columns(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
-    leading: &[Index],
+    at: RowAt,
     cols: &Dim,
     lanes: u32,
     stores: &[(ValueId, BufId)],
@@ -269,33 +297,32 @@ fn cpu_columns(
     let rest = kb.sub(total, end);
     if lanes > 1 {
         kb.serial("c", blocks, |kb, j| {
-            let at = kb.mul(j, width);
+            let c = kb.mul(j, width);
             let ctx = Inliner { lanes, aligned: true, ..inliner.clone() };
-            store_all(kb, &ctx, leading, Index::lanes(at), at, stores);
+            store_all(kb, &ctx, at, (Index::lanes(c), c), stores);
         });
     }
     let (start, count) = if lanes > 1 { (end, rest) } else { (kb.int(0), total) };
     kb.serial("c", count, |kb, j| {
-        let at = kb.add(start, j);
+        let c = kb.add(start, j);
         let ctx = Inliner { lanes: 1, aligned: false, ..inliner.clone() };
-        store_all(kb, &ctx, leading, Index::scalar(at), at, stores);
+        store_all(kb, &ctx, at, (Index::scalar(c), c), stores);
     });
 }
 
-/// All values first, then all stores.
+/// All values first, then all stores. `first`: the column, or the first one of the lanes.
 pub(super) fn store_all(
     kb: &mut KernelBuilder,
     ctx: &Inliner,
-    leading: &[Index],
-    col: Index,
-    at: ExprId,
+    at: RowAt,
+    (column, first): (Index, ExprId),
     stores: &[(ValueId, BufId)],
 ) {
     let values: Vec<ExprId> = stores
         .iter()
         .map(|&(v, buf)| {
             let rank = ctx.f.ty(v).rank();
-            let index = if rank == 0 { vec![] } else { [leading, &[col]].concat() };
+            let index = if rank == 0 { vec![] } else { [at.row, &[column]].concat() };
             let value = ctx.value(kb, v, &index);
             let value = if kb.ty(value).lanes < ctx.lanes { kb.splat(value, ctx.lanes) } else { value };
             let dtype = kb.kernel().bufs[buf].dtype;
@@ -305,9 +332,9 @@ pub(super) fn store_all(
         .collect();
     for (&(v, buf), value) in stores.iter().zip(values) {
         let ty = ctx.f.ty(v).clone();
-        let base = row_base(kb, &ty.dims, leading);
-        let at = kb.add(base, at);
-        kb.store_vec(buf, at, value);
+        let base = row_base(kb, &ty.dims, at.place);
+        let place = kb.add(base, first);
+        kb.store_vec(buf, place, value);
     }
 }
 
@@ -346,13 +373,13 @@ fn gpu_strided(kb: &mut KernelBuilder, cols: &Dim, t: ExprId, body: impl FnOnce(
 fn gpu_columns(
     kb: &mut KernelBuilder,
     inliner: &Inliner,
-    leading: &[Index],
+    at: RowAt,
     cols: &Dim,
     stores: &[(ValueId, BufId)],
 ) {
     let threads = kb.int(i64::from(ROW_THREADS));
     kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
-        gpu_strided(kb, cols, t, |kb, c| store_all(kb, inliner, leading, Index::scalar(c), c, stores));
+        gpu_strided(kb, cols, t, |kb, c| store_all(kb, inliner, at, (Index::scalar(c), c), stores));
     });
 }
 

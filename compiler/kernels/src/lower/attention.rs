@@ -2,13 +2,15 @@
 
 use super::LowerError;
 use super::group::{ArgContract, GroupKernel, Merge, finished};
-use crate::attention::{Problem, decode, gpu, merge, prefill, schedule};
+use crate::attention::decode::NewRows;
+use crate::attention::{Problem, decode, find, gpu, merge, prefill, schedule};
 use crate::generic::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
-use mlcc_ir::graph::{Function, Node};
+use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
@@ -36,9 +38,9 @@ impl Schedule {
             Schedule::Gpu(p) => p.slices,
         }
     }
-    fn emit(&self, kb: &mut KernelBuilder, a: &Problem, out: BufId) {
+    fn emit(&self, kb: &mut KernelBuilder, a: &Problem, rows: &[NewRows], out: BufId) {
         match *self {
-            Schedule::Decode(p) => decode::emit(kb, a, p, out),
+            Schedule::Decode(p) => decode::emit(kb, a, p, rows, out),
             Schedule::Prefill(p) => prefill::emit(kb, a, p, out),
             Schedule::Gpu(p) => gpu::emit(kb, a, p, out),
         }
@@ -52,12 +54,30 @@ impl Schedule {
     }
 }
 
-/// `kb` has the inputs of the group as parameters, bound in `inliner`.
+/// True for an attention that can append rows to the caches it reads: one query, on a CPU.
+pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
+    let one_query = find(f).is_some_and(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1));
+    one_query && matches!(target.arch, Arch::X86_64 | Arch::Aarch64)
+}
+
+/// True for a group of rows `[1, kv, _]` that the attention `f` can append to its caches, which it computes head by head.
+pub(super) fn appended_by(f: &Function, rows: &Function) -> bool {
+    let heads = find(f).map(|node| &f.ty(node.inputs[1]).dims[1]);
+    let by_head = |v: &ValueId| {
+        let dims = &rows.ty(*v).dims;
+        dims.len() == 3 && dims[0].as_const() == Some(1) && Some(&dims[1]) == heads
+    };
+    let quantized = rows.live().any(|(_, node)| matches!(node.op, Op::QuantizeRows { .. }));
+    rows.outputs.iter().all(by_head) && !quantized
+}
+
+/// `kb` has the inputs of the group as parameters, bound in `inliner`, then those of the groups of `rows`.
 pub(super) fn attention_group(
     mut kb: KernelBuilder,
     f: &Function,
     node: &Node,
     inliner: Inliner,
+    rows: &[NewRows],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
     let unfit = || LowerError::internal(format!("group {} is not an attention alone", f.name));
@@ -68,18 +88,19 @@ pub(super) fn attention_group(
     // A GPU has an instruction for either.
     let a = if target.arch == Arch::Nvptx { a } else { a.in_powers_of_two() };
     let arg = |access| ArgContract { access, partition: None, in_place: vec![] };
-    let inputs = f.inputs.iter().map(|_| arg(Access::In));
+    let params = kb.kernel().params.clone();
+    let inputs = params.iter().map(|&p| arg(kb.kernel().bufs[p].access));
     let args: Vec<ArgContract> = inputs.chain([arg(Access::Out)]).collect();
     let schedule = Schedule::choose(&a, target);
     let elements = f.ty(f.outputs[0]).elements();
     if schedule.slices() == 1 {
         let out = kb.param("out0", DType::F32, elements, Access::Out, 64);
-        schedule.emit(&mut kb, &a, out);
+        schedule.emit(&mut kb, &a, rows, out);
         return finished(kb, args, target);
     }
     let partial = Dim::from(schedule.slices() * a.heads() * schedule::Params::partial(&a));
     let between = kb.param("partial", DType::F32, partial.clone(), Access::Out, 64);
-    schedule.emit(&mut kb, &a, between);
+    schedule.emit(&mut kb, &a, rows, between);
 
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
     let from = merge.param("partial", DType::F32, partial.clone(), Access::In, 64);

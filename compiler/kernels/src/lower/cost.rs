@@ -1,7 +1,7 @@
 //! What a kernel has to move and to compute at least, from its group function: for profiles, not for decisions.
 
 use super::LowerError;
-use super::group::value_bytes;
+use super::group::{Appended, value_bytes};
 use crate::attention::schedule::SLICES;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -60,6 +60,27 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
     let single = |n: &Node| matches!(n.op, Op::Attention(_)) && f.ty(n.inputs[0]).dims[0] == Dim::from(1);
     let parts = f.live().any(|(_, n)| single(n)).then_some(SLICES);
     Ok(Cost { bytes, ops, arithmetic, matrices, parts })
+}
+
+/// Of an attention that appends the rows of other groups to its caches.
+pub fn of_appending(
+    module: &Module,
+    f: &Function,
+    packings: &[Option<Packing>],
+    rows: &[Appended],
+) -> Result<Cost, LowerError> {
+    let mut cost = of_group(module, f, packings)?;
+    for group in rows {
+        let of_rows = of_group(module, group.f, group.packings)?;
+        let (read, made) = of_rows.bytes.split_at(group.f.inputs.len());
+        for (&cache, bytes) in group.into.iter().zip(made) {
+            cost.bytes[cache] = cost.bytes[cache].add(bytes);
+        }
+        let results = cost.bytes.len() - f.outputs.len();
+        cost.bytes.splice(results..results, read.iter().cloned());
+        cost.ops = cost.ops.add(&of_rows.ops);
+    }
+    Ok(cost)
 }
 
 /// A product with a matrix: the operand that holds it, and what its multiplications are.

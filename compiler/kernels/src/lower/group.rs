@@ -5,7 +5,7 @@ use super::attention::attention_group;
 use super::contraction::{self, Contraction};
 use super::experts;
 use super::plan::Partition;
-use crate::attention;
+use crate::attention::{self, decode::NewRows};
 use crate::contraction::GROUP;
 use crate::generic::codes::RowCodes;
 use crate::generic::inline::{Binding, Inliner};
@@ -116,30 +116,39 @@ pub fn lower_group(
     packings: &[Option<Packing>],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
+    lower_appending(module, f, name, packings, &[], target)
+}
+
+/// Rows that a group makes, as [`lower_appending`] takes it.
+pub struct Appended<'a> {
+    pub f: &'a Function,
+    pub packings: &'a [Option<Packing>],
+    /// For each of its results, the input of the attention that is the cache.
+    pub into: &'a [usize],
+}
+
+/// Lowers a group function; if it is an attention, the results of the groups `rows` are appended to its caches first. The inputs
+/// of these groups are arguments behind the inputs of `f`.
+pub fn lower_appending(
+    module: &Module,
+    f: &Function,
+    name: &str,
+    packings: &[Option<Packing>],
+    rows: &[Appended],
+    target: &KernelTarget,
+) -> Result<GroupKernel, LowerError> {
     let mut kb = KernelBuilder::new(name);
-    let mut inputs = Vec::new();
-    let mut layouts = Vec::new();
-    for (i, &v) in f.inputs.iter().enumerate() {
-        let ty = f.ty(v);
-        let dtype = buffer_dtype(ty);
-        let bytes = value_bytes(ty, packings[i])?;
-        let len = if ty.dtype.is_packed() || packings[i].is_some() {
-            bytes.floor_div(dtype.bytes().unwrap_or(1) as i64)
-        } else {
-            ty.elements()
-        };
-        inputs.push(kb.param(&format!("in{i}"), dtype, len, Access::In, 64));
-        let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
-        layouts.push(if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) });
-    }
-    let bound = inputs.iter().zip(&layouts).zip(&f.inputs);
-    let bindings: HashMap<ValueId, Binding> =
-        bound.map(|((&buf, layout), &v)| (v, Binding::Buffer { buf, layout: layout.clone() })).collect();
-    let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };
-    let inliner = Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: lanes };
+    let written = |i: usize| rows.iter().any(|group| group.into.contains(&i));
+    let (inputs, inliner) = bound(&mut kb, f, packings, target, written)?;
     let chosen = template(f, packings, target);
     if let Template::Attention(node) = chosen {
-        return attention_group(kb, f, node, inliner, target);
+        let mut appended = Vec::new();
+        for group in rows {
+            let (_, inliner) = bound(&mut kb, group.f, group.packings, target, |_| false)?;
+            let caches = group.into.iter().map(|&i| inputs[i]);
+            appended.push(NewRows { inliner, stores: group.f.outputs.iter().copied().zip(caches).collect() });
+        }
+        return attention_group(kb, f, node, inliner, &appended, target);
     }
     let mut outputs = Vec::new();
     for (i, &v) in f.outputs.iter().enumerate() {
@@ -159,6 +168,36 @@ pub fn lower_group(
         lowered.kernel = side_by_side(lowered.kernel);
     }
     Ok(lowered)
+}
+
+/// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are both.
+fn bound<'a>(
+    kb: &mut KernelBuilder,
+    f: &'a Function,
+    packings: &[Option<Packing>],
+    target: &KernelTarget,
+    written: impl Fn(usize) -> bool,
+) -> Result<(Vec<BufId>, Inliner<'a>), LowerError> {
+    let (mut inputs, mut bindings) = (Vec::new(), HashMap::new());
+    for (i, &v) in f.inputs.iter().enumerate() {
+        let ty = f.ty(v);
+        let dtype = buffer_dtype(ty);
+        let bytes = value_bytes(ty, packings[i])?;
+        let len = if ty.dtype.is_packed() || packings[i].is_some() {
+            bytes.floor_div(dtype.bytes().unwrap_or(1) as i64)
+        } else {
+            ty.elements()
+        };
+        let access = if written(i) { Access::InOut } else { Access::In };
+        let buf = kb.param(&format!("in{}", kb.kernel().params.len()), dtype, len, access, 64);
+        let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
+        let layout = if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
+        bindings.insert(v, Binding::Buffer { buf, layout });
+        inputs.push(buf);
+    }
+    let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };
+    let inliner = Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: lanes };
+    Ok((inputs, inliner))
 }
 
 /// The kernel with its launch shape.

@@ -5,11 +5,13 @@ pub mod contraction;
 pub mod cost;
 pub mod experts;
 pub mod group;
+mod kernel_cache;
 pub mod plan;
 
 use crate::params::KernelTarget;
 use cost::Cost;
-use group::{ArgContract, GroupKernel, lower_group, value_bytes};
+use group::{ArgContract, Template, template, value_bytes};
+use kernel_cache::{Append, Group, KernelCache};
 use mlcc_ir::dim::{Bounds, Dim, Sym};
 use mlcc_ir::entity::Arena;
 use mlcc_ir::graph::{Function, FunctionKind, Node, ValueId};
@@ -80,96 +82,36 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
 
 /// Lowers all entry functions. Every node must be a parameter, a state access, a reshape, or a call of a group.
 pub fn lower(module: &Module, target: &KernelTarget) -> Result<Lowered, LowerError> {
-    let mut kernels = KernelCache {
-        module,
-        target,
-        keys: Vec::new(),
-        kernels: Vec::new(),
-        costs: Vec::new(),
-        merges: Vec::new(),
-    };
+    let mut kernels = KernelCache::new(module, target);
     let mut entries = Vec::new();
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
         entries.push(EntryLowering::new(module, f).run(&mut kernels)?);
     }
     let costs = kernels.costs;
     let kernels = kernels.kernels.into_iter().map(|g| g.kernel).collect();
-    Ok(Lowered { kernels, costs, entries })
+    Ok(only_launched(Lowered { kernels, costs, entries }))
 }
 
-/// Kernels made so far: a group function is lowered once per combination of parameter packings.
-struct KernelCache<'a> {
-    module: &'a Module,
-    target: &'a KernelTarget,
-    keys: Vec<(Key, usize)>,
-    kernels: Vec<GroupKernel>,
-    costs: Vec<Cost>,
-    /// By kernel: the one that joins what it left, and the bytes between them.
-    merges: Vec<Option<(usize, Dim)>>,
-}
-
-#[derive(PartialEq)]
-enum Key {
-    Group(FuncId, Vec<Option<Packing>>),
-    /// Type, alignment of source and destination.
-    Copy(TensorType, [u32; 2]),
+/// Without kernels that no entry launches: those that became a part of another one.
+fn only_launched(mut lowered: Lowered) -> Lowered {
+    let mut launches: Vec<&mut LoweredLaunch> =
+        lowered.entries.iter_mut().flat_map(|e| e.launches.iter_mut().chain(&mut e.copies)).collect();
+    let mut numbers = vec![None; lowered.kernels.len()];
+    launches.iter().for_each(|l| numbers[l.kernel] = Some(0));
+    numbers.iter_mut().flatten().enumerate().for_each(|(new, number)| *number = new);
+    for launch in &mut launches {
+        launch.kernel = numbers[launch.kernel].unwrap_or(launch.kernel);
+    }
+    let launched = |kernel: usize| numbers[kernel].is_some();
+    let mut at = 0..;
+    lowered.kernels.retain(|_| at.next().is_some_and(launched));
+    let mut at = 0..;
+    lowered.costs.retain(|_| at.next().is_some_and(launched));
+    lowered
 }
 
 /// Alignment of every buffer in bytes, except of new rows in a cache.
 const ALIGN: u32 = 64;
-
-impl KernelCache<'_> {
-    fn group(&mut self, id: FuncId, packings: Vec<Option<Packing>>) -> Result<usize, LowerError> {
-        let key = Key::Group(id, packings.clone());
-        let f = &self.module.functions[id];
-        self.get(key, f, f.name.clone(), &packings)
-    }
-
-    /// A kernel that copies a tensor between places of these alignments.
-    fn copy(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
-        let mut f = Function::new("copy", FunctionKind::Group);
-        let input = f.add_input(ty.clone());
-        let out = f.append(self.module, Op::Reshape { dims: ty.dims.clone() }, &[input]);
-        f.outputs = out.map_err(|e| LowerError::internal(e.to_string()))?;
-        let name = format!("copy_{}", ty.to_string().replace(|c: char| !c.is_alphanumeric(), "_"));
-        let index = self.get(Key::Copy(ty.clone(), align), &f, name, &[None])?;
-        let kernel = &mut self.kernels[index].kernel;
-        for (i, align) in align.into_iter().enumerate() {
-            let buf = kernel.params[i];
-            kernel.bufs[buf].align = align;
-        }
-        Ok(index)
-    }
-
-    fn get(
-        &mut self,
-        key: Key,
-        f: &Function,
-        name: String,
-        packings: &[Option<Packing>],
-    ) -> Result<usize, LowerError> {
-        if let Some((_, kernel)) = self.keys.iter().find(|(k, _)| *k == key) {
-            return Ok(*kernel);
-        }
-        let taken = |name: &str| self.kernels.iter().any(|k| k.kernel.name == name);
-        let variants = (1..).map(|i| format!("{name}_v{i}"));
-        let name = std::iter::once(name.clone()).chain(variants).find(|n| !taken(n)).unwrap_or(name);
-        let mut made = lower_group(self.module, f, &name, packings, self.target)?;
-        let merge = made.merge.take();
-        self.kernels.push(made);
-        self.costs.push(cost::of_group(self.module, f, packings)?);
-        self.merges.push(None);
-        let index = self.kernels.len() - 1;
-        self.keys.push((key, index));
-        if let Some(merge) = merge {
-            self.costs.push(cost::of_merge(f, &merge.bytes)?);
-            self.merges[index] = Some((self.kernels.len(), merge.bytes));
-            self.kernels.push(*merge.kernel);
-            self.merges.push(None);
-        }
-        Ok(index)
-    }
-}
 
 /// Lowers one entry function.
 struct EntryLowering<'a> {
@@ -383,6 +325,40 @@ impl<'a> EntryLowering<'a> {
         self.places[v.0 as usize].ok_or_else(missing)
     }
 
+    /// Launches that do nothing but append rows to caches of this attention, in their order: it can do that itself, so that no
+    /// barrier has to stand between the rows and those who read them.
+    fn appends(&self, kernels: &KernelCache, callee: FuncId, ins: &[Place]) -> Vec<(usize, Append)> {
+        let f = &self.module.functions[callee];
+        if self.single.is_some() || !attention::appends_rows(f, kernels.target) {
+            return Vec::new();
+        }
+        let launches = 0..self.entry.launches.len();
+        launches.filter_map(|at| Some((at, self.append_of(kernels, f, ins, at)?))).collect()
+    }
+
+    /// What launch `at` appends, if only the attention `f` needs that.
+    fn append_of(&self, kernels: &KernelCache, f: &Function, ins: &[Place], at: usize) -> Option<Append> {
+        let launches = &self.entry.launches;
+        let memory = |buffer: BufferId| self.entry.buffers[buffer].memory;
+        let cache = |made: &Arg| match memory(made.buffer) {
+            Memory::NewRows(state) => ins.iter().position(|p| memory(p.buffer) == Memory::State(state)),
+            _ => None,
+        };
+        let into: Vec<usize> = writes(&launches[at]).map(cache).collect::<Option<_>>()?;
+        let group = kernels.group_of(launches[at].kernel)?;
+        let rows = &self.module.functions[group.f];
+        let plain = matches!(template(rows, &group.packings, kernels.target), Template::Rows);
+        let read_by = |arg: &Arg, made: &Arg, cache: usize| {
+            arg.buffer == made.buffer || arg.buffer == ins[cache].buffer
+        };
+        let others = launches.iter().enumerate().filter(|(i, _)| *i != at).flat_map(|(_, l)| &l.args);
+        let made = || writes(&launches[at]).zip(&into);
+        let needed = others.into_iter().any(|arg| made().any(|(made, &cache)| read_by(arg, made, cache)))
+            || ins.iter().any(|p| made().any(|(made, _)| made.buffer == p.buffer));
+        let fits = plain && !needed && !into.is_empty() && attention::appended_by(f, rows);
+        fits.then(|| Append { group: group.clone(), into })
+    }
+
     fn call(
         &mut self,
         kernels: &mut KernelCache,
@@ -393,7 +369,21 @@ impl<'a> EntryLowering<'a> {
         let ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<Place>, _>>()?;
         let packing = |p: ParamId| self.module.params[p].packing.unwrap_or(Packing::RowMajor);
         let packings = ins.iter().map(|place| place.param.map(packing)).collect();
-        let kernel = kernels.group(callee, packings)?;
+        let group = Group { f: callee, packings };
+        let (before, rows): (Vec<usize>, Vec<Append>) =
+            self.appends(kernels, callee, &ins).into_iter().unzip();
+        let kernel = match rows.is_empty() {
+            true => kernels.group(group)?,
+            false => kernels.appending(group, &rows)?,
+        };
+        let mut ins = ins;
+        for &launch in &before {
+            let read = self.entry.launches[launch].args.iter().filter(|a| a.access == Access::In);
+            ins.extend(read.map(|a| Place::of(a.buffer)));
+        }
+        for &launch in before.iter().rev() {
+            self.entry.launches.remove(launch);
+        }
         let mut outs = Vec::new();
         for &v in &node.outputs {
             if each {

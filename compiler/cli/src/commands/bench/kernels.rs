@@ -53,6 +53,8 @@ struct Row {
     ms: f64,
     /// Sum of what the slowest worker of each launch took.
     slowest_ms: f64,
+    /// At the barriers right behind it, mean of the workers.
+    waiting_ms: f64,
     /// Of the whole run.
     share: f64,
     /// Weights, states, rows of caches.
@@ -246,15 +248,20 @@ fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (V
         let one_by_one = |s: &SymValues| vec![SymValues { n: 1, ..*s }; s.b as usize];
         let of_each: Vec<SymValues> = sizes.iter().flat_map(one_by_one).collect();
         let each = level.each.get(step.entry).map_or(&[][..], Vec::as_slice);
+        let mut before = None;
         for (item, &kernel) in items.iter().enumerate() {
             let times = step.nanoseconds.iter().map(|w| w.get(item).copied().unwrap_or(0) as f64 * per_run);
             let mean = times.clone().sum::<f64>() / step.nanoseconds.len().max(1) as f64;
             let Some(cost) = usize::try_from(kernel).ok().and_then(|k| level.kernels.get(k)) else {
                 barriers += sizes.len() as u64;
                 waiting += mean;
+                if let Some(row) = before.and_then(|kernel| rows.get_mut(&kernel)) {
+                    row.waiting_ms += mean;
+                }
                 continue;
             };
             let sizes = if each.contains(&item) { &of_each } else { &sizes };
+            before = Some(kernel as usize);
             let row = rows.entry(kernel as usize).or_insert_with(|| Row::of(&cost.name));
             row.calls += sizes.len() as u64;
             row.ms += mean;
@@ -278,6 +285,7 @@ impl Row {
             calls: 0,
             ms: 0.0,
             slowest_ms: 0.0,
+            waiting_ms: 0.0,
             share: 0.0,
             memory_bytes: 0.0,
             value_bytes: 0.0,
@@ -336,18 +344,19 @@ impl Profile {
             giga(self.peak_i8),
         );
         out.push_str(
-            "| kernel | calls | ms | slowest ms | of time | us/call | weights, caches | values | Gop | GB/s | Gop/s | of limit | bound by |\n\
-             | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
+            "| kernel | calls | ms | slowest ms | then waiting | of time | us/call | weights, caches | values | Gop | GB/s | Gop/s | of limit | bound by |\n\
+             | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
         );
         for k in &self.kernels {
             let per_second = |x: f64| if k.ms > 0.0 { 1e-6 * x / k.ms } else { 0.0 };
             let _ = writeln!(
                 out,
-                "| {} | {} | {:.3} | {:.3} | {:.1} % | {:.2} | {} | {} | {:.2} | {:.1} | {:.1} | {:.0} % | {} |",
+                "| {} | {} | {:.3} | {:.3} | {:.3} | {:.1} % | {:.2} | {} | {} | {:.2} | {:.1} | {:.1} | {:.0} % | {} |",
                 k.kernel,
                 k.calls,
                 k.ms,
                 k.slowest_ms,
+                k.waiting_ms,
                 100.0 * k.share,
                 1e3 * k.ms / k.calls.max(1) as f64,
                 ui::bytes(k.memory_bytes as u64),
@@ -362,7 +371,7 @@ impl Profile {
         let line = |name: &str, calls: u64, ms: f64| {
             let us = 1e3 * ms / calls.max(1) as f64;
             format!(
-                "| {name} | {calls} | {ms:.3} | | {:.1} % | {us:.2} | | | | | | | |\n",
+                "| {name} | {calls} | {ms:.3} | | | {:.1} % | {us:.2} | | | | | | | |\n",
                 100.0 * ms / self.ms
             )
         };
@@ -407,6 +416,7 @@ mod tests {
         assert_eq!((barriers, waiting), (2, 0.5));
         let product = &rows[0];
         assert_eq!((product.kernel.as_str(), product.calls, product.ms), ("product", 4, 0.75));
+        assert_eq!((product.waiting_ms, rows[1].waiting_ms), (0.5, 0.0));
         assert_eq!((product.slowest_ms, product.memory_bytes, product.ops), (1.0, 16000.0, 8000.0));
         assert_eq!(rows[1].memory_bytes, 16.0 * (11.0 + 12.0));
         assert_eq!(rows[1].ops, 10.0 + 11.0);

@@ -1,0 +1,126 @@
+//! Kernels by what they compute: equal groups share one.
+
+use super::LowerError;
+use super::cost::{self, Cost};
+use super::group::{Appended, GroupKernel, lower_appending};
+use crate::params::KernelTarget;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::module::{FuncId, Module};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{Packing, TensorType};
+
+/// Kernels made so far: a group function is lowered once per combination of parameter packings.
+pub(super) struct KernelCache<'a> {
+    pub module: &'a Module,
+    pub target: &'a KernelTarget,
+    keys: Vec<(Key, usize)>,
+    pub kernels: Vec<GroupKernel>,
+    pub costs: Vec<Cost>,
+    /// By kernel: the one that joins what it left, and the bytes between them.
+    pub merges: Vec<Option<(usize, Dim)>>,
+}
+
+/// A group function, with the packings of its parameters.
+#[derive(Clone, PartialEq)]
+pub(super) struct Group {
+    pub f: FuncId,
+    pub packings: Vec<Option<Packing>>,
+}
+
+/// A group whose results become rows of caches, inputs `into` of an attention.
+#[derive(Clone, PartialEq)]
+pub(super) struct Append {
+    pub group: Group,
+    pub into: Vec<usize>,
+}
+
+#[derive(PartialEq)]
+enum Key {
+    Group(Group),
+    /// An attention that appends what the groups make to its caches.
+    Appending(Group, Vec<Append>),
+    /// Type, alignment of source and destination.
+    Copy(TensorType, [u32; 2]),
+}
+
+impl<'a> KernelCache<'a> {
+    pub fn new(module: &'a Module, target: &'a KernelTarget) -> Self {
+        let (keys, kernels, costs, merges) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        KernelCache { module, target, keys, kernels, costs, merges }
+    }
+
+    pub fn group(&mut self, group: Group) -> Result<usize, LowerError> {
+        let f = &self.module.functions[group.f];
+        let packings = group.packings.clone();
+        self.get(Key::Group(group), f, f.name.clone(), &packings, &[])
+    }
+
+    /// The kernel of an attention that appends `rows` to its caches.
+    pub fn appending(&mut self, group: Group, rows: &[Append]) -> Result<usize, LowerError> {
+        let f = &self.module.functions[group.f];
+        let packings = group.packings.clone();
+        self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), &packings, rows)
+    }
+
+    /// The group that a kernel is of.
+    pub fn group_of(&self, kernel: usize) -> Option<&Group> {
+        self.keys.iter().find_map(|(key, index)| match key {
+            Key::Group(group) if *index == kernel => Some(group),
+            Key::Group(_) | Key::Appending(..) | Key::Copy(..) => None,
+        })
+    }
+
+    /// A kernel that copies a tensor between places of these alignments.
+    pub fn copy(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
+        let mut f = Function::new("copy", FunctionKind::Group);
+        let input = f.add_input(ty.clone());
+        let out = f.append(self.module, Op::Reshape { dims: ty.dims.clone() }, &[input]);
+        f.outputs = out.map_err(|e| LowerError::internal(e.to_string()))?;
+        let name = format!("copy_{}", ty.to_string().replace(|c: char| !c.is_alphanumeric(), "_"));
+        let index = self.get(Key::Copy(ty.clone(), align), &f, name, &[None], &[])?;
+        let kernel = &mut self.kernels[index].kernel;
+        for (i, align) in align.into_iter().enumerate() {
+            let buf = kernel.params[i];
+            kernel.bufs[buf].align = align;
+        }
+        Ok(index)
+    }
+
+    fn get(
+        &mut self,
+        key: Key,
+        f: &Function,
+        name: String,
+        packings: &[Option<Packing>],
+        rows: &[Append],
+    ) -> Result<usize, LowerError> {
+        if let Some((_, kernel)) = self.keys.iter().find(|(k, _)| *k == key) {
+            return Ok(*kernel);
+        }
+        let taken = |name: &str| self.kernels.iter().any(|k| k.kernel.name == name);
+        let variants = (1..).map(|i| format!("{name}_v{i}"));
+        let name = std::iter::once(name.clone()).chain(variants).find(|n| !taken(n)).unwrap_or(name);
+        let module = self.module;
+        let appended = rows.iter().map(|append| Appended {
+            f: &module.functions[append.group.f],
+            packings: &append.group.packings,
+            into: &append.into,
+        });
+        let appended: Vec<Appended> = appended.collect();
+        let mut made = lower_appending(module, f, &name, packings, &appended, self.target)?;
+        let merge = made.merge.take();
+        self.kernels.push(made);
+        self.costs.push(cost::of_appending(module, f, packings, &appended)?);
+        self.merges.push(None);
+        let index = self.kernels.len() - 1;
+        self.keys.push((key, index));
+        if let Some(merge) = merge {
+            self.costs.push(cost::of_merge(f, &merge.bytes)?);
+            self.merges[index] = Some((self.kernels.len(), merge.bytes));
+            self.kernels.push(*merge.kernel);
+            self.merges.push(None);
+        }
+        Ok(index)
+    }
+}

@@ -1,0 +1,122 @@
+//! Attention of one query appends the rows of its step to the caches itself: it needs no barrier behind them, and whoever has
+//! the last key has its row.
+
+use mlcc_interp::kernel::Options as RunOptions;
+use mlcc_interp::steps::{Memory, Schedule, run_interleaved, run_step};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::step::{Base, Step, StepItem};
+use mlcc_ir::text::parse_module;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_passes::pipeline::Control;
+use mlcc_passes::{Context, Options, PieceWork, Program, run_pipeline};
+
+const CONTEXT: usize = 2048;
+const HEADS: usize = 5;
+const SIZE: usize = 16;
+
+/// Keys and values are parts of the input, as is the first query %1; `before` stands in front of the attention of `query`.
+fn module(before: &str, query: &str, attributes: &str) -> String {
+    format!(
+        "module @m {{
+  state @k : f32[{CONTEXT}, {HEADS}, {SIZE}] init 0.0
+  state @v : f32[{CONTEXT}, {HEADS}, {SIZE}] init 0.0
+
+  fn @decode(%0: f32[1, 15, {SIZE}]) -> (f32[1, {HEADS}, {SIZE}]) entry {{
+    %1 = slice %0 {{axis = 1, start = 0, len = {HEADS}}} : f32[1, {HEADS}, {SIZE}]
+    %2 = slice %0 {{axis = 1, start = 5, len = {HEADS}}} : f32[1, {HEADS}, {SIZE}]
+    %3 = slice %0 {{axis = 1, start = 10, len = {HEADS}}} : f32[1, {HEADS}, {SIZE}]
+    %4 = cache.append @k, %2 : f32[past + 1, {HEADS}, {SIZE}]
+    %5 = cache.append @v, %3 : f32[past + 1, {HEADS}, {SIZE}]
+{before}    %8 = attention {query}, %4, %5 {attributes} : f32[1, {HEADS}, {SIZE}]
+    ret %8
+  }}
+}}
+"
+    )
+}
+
+fn attributes(window: usize) -> String {
+    format!("{{scale = 0.5, softcap = 0.0, window = {window}, sinks = 0, alibi = false, prefix = false}}")
+}
+
+fn compiled(text: &str, pieces: PieceWork) -> Program {
+    let target = mlcc_target::resolve("x86-64-v3").unwrap();
+    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let mut options = Options::new(target.levels.iter().map(level).collect(), 1);
+    options.pieces = pieces;
+    let mut program = Program::new(parse_module(text).unwrap());
+    run_pipeline(&mut program, &mut Context::new(options), Control::default()).unwrap();
+    program
+}
+
+fn barriers(step: &Step) -> usize {
+    step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count()
+}
+
+fn value(i: usize) -> f32 {
+    (i * 37 % 101) as f32 / 101.0
+}
+
+fn floats(values: impl Iterator<Item = usize>) -> Vec<u8> {
+    values.flat_map(|i| value(i).to_le_bytes()).collect()
+}
+
+fn memory(program: &Program) -> Memory {
+    let plan = program.memory.as_ref().unwrap();
+    let mut memory = Memory::default();
+    *memory.block(Base::Tokens) = floats(0..3 * HEADS * SIZE);
+    *memory.block(Base::State) = floats(7..7 + plan.state_bytes as usize / 4);
+    *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.block(Base::Logits) = vec![0; 4 * HEADS * SIZE];
+    memory
+}
+
+/// Runs a step in every order of three workers and checks the results and the caches.
+fn check(program: &Program, past: usize) {
+    let (step, kernels) = (&program.module.steps[0], &program.module.kernels);
+    let sizes = SymValues { n: 1, b: 1, past: past as i64 };
+    let mut one = memory(program);
+    run_step(step, kernels, &mut one, &sizes, &RunOptions::workers(3)).unwrap();
+    let mut expected = memory(program);
+    let row = 4 * HEADS * SIZE;
+    for (state, &(offset, _)) in program.memory.as_ref().unwrap().states.iter().enumerate() {
+        let first = (state + 1) * HEADS * SIZE;
+        let at = offset as usize + past * row;
+        expected.block(Base::State)[at..at + row].copy_from_slice(&floats(first..first + HEADS * SIZE));
+    }
+    assert!(one.block(Base::State) == expected.block(Base::State), "caches with {past} tokens before");
+    for schedule in Schedule::all(3) {
+        let mut other = memory(program);
+        run_interleaved(step, kernels, &mut other, &sizes, &schedule).unwrap();
+        for base in [Base::Logits, Base::State] {
+            assert!(one.block(base) == other.block(base), "{past} tokens before, {schedule:?}");
+        }
+    }
+}
+
+#[test]
+fn whoever_has_the_last_key_appends_it() {
+    let pieces = PieceWork { bytes: 1 << 7, ..PieceWork::default() };
+    for (window, work) in [(0, PieceWork::default()), (0, pieces), (100, PieceWork::default())] {
+        let program = compiled(&module("", "%1", &attributes(window)), work);
+        assert_eq!(barriers(&program.module.steps[0]), 1, "only before slices are joined");
+        // One slice, few of them, whole and short ones, empty ones behind the last.
+        for past in [0, 1, 15, 16, 63, 64, 100, 127, 128, 200, 319, 512, 543, 2047] {
+            check(&program, past);
+        }
+    }
+}
+
+#[test]
+fn the_first_of_two_attentions_appends() {
+    let attributes = attributes(0);
+    let before = format!(
+        "    %6 = attention %1, %4, %5 {attributes} : f32[1, {HEADS}, {SIZE}]\n    %7 = exp %6 : f32[1, {HEADS}, {SIZE}]\n"
+    );
+    // The first of two attentions appends; the second one waits for it.
+    let text = module(&before, "%7", &attributes);
+    let program = compiled(&text, PieceWork::default());
+    for past in [0, 63, 64, 200] {
+        check(&program, past);
+    }
+}
