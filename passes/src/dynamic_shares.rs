@@ -9,13 +9,13 @@ use crate::plan_memory::{EntryPlan, MemoryPlan};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::{Dim, SymValues};
 use mlcc_ir::kernel::Access;
-use mlcc_ir::step::{Repeat, Shares};
+use mlcc_ir::step::{Pieces, Repeat, Shares};
 use mlcc_kernels::lower::cost::{Arithmetic, Cost};
 use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Partition};
 
 const PASS: &str = "dynamic_shares";
 
-/// Least work of a piece: one of these is enough.
+/// Least work of the smallest pieces ([`mlcc_ir::step::Pieces`]), which others are eight of: one of these is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PieceWork {
     pub bytes: i64,
@@ -26,16 +26,16 @@ pub struct PieceWork {
 }
 
 impl Default for PieceWork {
-    /// So much that to take a piece (some 20 ns) and to begin a run of reading costs nothing.
+    /// So much that to take most of the pieces (some 20 ns each) and to begin their runs of reading costs nothing.
     fn default() -> PieceWork {
-        PieceWork { bytes: 128 << 10, dots: 16 << 20, flops: 2 << 20 }
+        PieceWork { bytes: 16 << 10, dots: 2 << 20, flops: 256 << 10 }
     }
 }
 
 /// Launches of fewer pieces take less time than the waiting that pieces would save.
 const LEAST_PIECES: i64 = 8;
 /// More would not make the last piece any shorter, measured by the whole.
-const MOST_PIECES: i64 = 256;
+const MOST_PIECES: i64 = 2048;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let plan = program.memory.as_ref().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
@@ -106,9 +106,13 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: Piece
         Arithmetic::BF16 => 2 * work.flops,
         Arithmetic::F32 => work.flops,
     };
+    let one_matrix = cost.matrices == Dim::from(1);
+    // Where parts are few, as the slices of a cache, small pieces are mostly empty; a piece of a product with chosen experts sorts
+    // the choices first.
+    let times = if cost.parts.is_some() || !one_matrix { Pieces::SMALLEST as i64 } else { 1 };
     // A piece has its part of every matrix: with few rows the runs of reading would be short.
-    let by_bytes = if cost.matrices == Dim::from(1) { bytes / work.bytes } else { 0 };
-    let worth = by_bytes.max(cost.ops.eval(sizes) / ops).min(MOST_PIECES);
+    let by_bytes = if one_matrix { bytes / (times * work.bytes) } else { 0 };
+    let worth = by_bytes.max(cost.ops.eval(sizes) / (times * ops)).min(MOST_PIECES);
     let slices = written().filter_map(|a| match a.partition {
         Some(Partition::Tiles(slices)) => Some(slices),
         Some(Partition::Rows(_)) | None => None,

@@ -108,10 +108,10 @@ fn attention_is_judged_in_the_middle_of_the_context() {
     // 2041 rows of keys and values, 256 bytes each.
     let work = |bytes| PieceWork { bytes, ..PieceWork::default() };
     let shares = |step: &Step| launches(step).iter().map(|l| l.shares).collect::<Vec<_>>();
-    let some = pieces(work(32 << 10));
+    let some = pieces(work(4 << 10));
     assert!(shares(&some).contains(&Shares::Dynamic { pieces: 15 }), "{:?}", shares(&some));
     // There are never more slices than 32.
-    let many = pieces(work(1 << 10));
+    let many = pieces(work(1 << 7));
     assert!(shares(&many).contains(&Shares::Dynamic { pieces: 32 }), "{:?}", shares(&many));
     let plain = pieces(work(1 << 20));
     assert!(shares(&plain).iter().all(|&s| s == Shares::Static));
@@ -120,7 +120,7 @@ fn attention_is_judged_in_the_middle_of_the_context() {
 
 #[test]
 fn pieces_of_attention_are_as_good_as_shares() {
-    let work = PieceWork { bytes: 1 << 10, ..PieceWork::default() };
+    let work = PieceWork { bytes: 1 << 7, ..PieceWork::default() };
     let program = of_text(&attention(), work, &[]);
     let step = &program.module.steps[0];
     assert!(launches(step).iter().any(|l| l.shares != Shares::Static));

@@ -11,7 +11,7 @@ pub use interleaved::{Schedule, Takers, run_interleaved};
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Pieces, Repeat, Step, StepItem};
 
 /// Memory of one sequence, by base.
 #[derive(Clone, Default)]
@@ -145,7 +145,8 @@ fn run_launch(
         Repeat::EachWorker => 1,
         // A piece is what one of so many workers would compute.
         Repeat::Once | Repeat::EachSequence | Repeat::EachSequenceAlone => {
-            options.workers * launch.shares.pieces_each(options.workers)
+            let parts = |pieces: Pieces| options.workers * pieces.equal * Pieces::SMALLEST;
+            launch.shares.pieces(options.workers).map_or(options.workers, parts)
         }
     };
     let at = At { past: sizes.past.max(0) as usize, row, worker: 0 };

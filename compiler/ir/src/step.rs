@@ -93,20 +93,63 @@ pub enum Shares {
     /// Worker `w` of `m` computes share `w` of `m`, whatever time the others take.
     #[default]
     Static,
-    /// Every worker takes its share in equal pieces, one after the other, and then pieces that are left of other shares.
+    /// Every worker takes its share in pieces, one after the other, and then pieces that are left of other shares. See
+    /// [`Pieces`].
     Dynamic {
-        /// All shares together are cut into so many pieces, or a few less: each into as many.
+        /// How many of the smallest pieces all shares together have, or a few more or less.
         pieces: u32,
     },
 }
 
 impl Shares {
-    /// Pieces of each share with so many workers; 1 where shares are static.
-    pub fn pieces_each(self, workers: usize) -> usize {
+    /// The pieces of each share with so many workers; `None` where each takes its share as a whole.
+    pub fn pieces(self, workers: usize) -> Option<Pieces> {
         match self {
-            Shares::Dynamic { pieces } if workers > 1 => (pieces as usize / workers).max(1),
-            Shares::Dynamic { .. } | Shares::Static => 1,
+            Shares::Dynamic { pieces } if workers > 1 => Pieces::new(pieces as usize / workers),
+            Shares::Dynamic { .. } | Shares::Static => None,
         }
+    }
+}
+
+/// The pieces of a share in the order in which they are taken ("guided" schedules, Polychronopoulos and Kuck, 1987): equal ones
+/// as long as there is much left, the last of them in a half, a quarter and two eighths. So workers finish almost together,
+/// and a share is not cut into more runs of memory than that takes. Every piece is one of a power of two times as many equal
+/// parts of the whole, so it is what one of so many workers would compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pieces {
+    /// Equal pieces, the last one with its parts.
+    pub equal: usize,
+}
+
+impl Pieces {
+    /// The smallest pieces are this part of the others.
+    pub const SMALLEST: usize = 8;
+    /// Into how many the last one is cut, less one.
+    pub const FURTHER: usize = 3;
+    /// Shares of fewer of the smallest pieces stay whole.
+    pub const LEAST: usize = 4;
+
+    /// Of a share that is worth so many of the smallest pieces.
+    pub fn new(smallest: usize) -> Option<Pieces> {
+        (smallest >= Pieces::LEAST).then(|| Pieces { equal: (smallest / Pieces::SMALLEST).max(1) })
+    }
+
+    /// How many there are.
+    pub fn count(self) -> usize {
+        self.equal + Pieces::FURTHER
+    }
+
+    /// What piece `number` is, all shares being numbered one behind the other: part `.0` of `.1` equal parts of the whole.
+    pub fn part(self, number: usize, workers: usize) -> (usize, usize) {
+        let (owner, piece) = (number / self.count(), number % self.count());
+        let (each, within) = match (piece + 1).checked_sub(self.equal) {
+            None => (self.equal, piece),
+            Some(further) => {
+                let each = self.equal << (further + 1).min(Pieces::FURTHER);
+                (each, each - 2 + usize::from(further == Pieces::FURTHER))
+            }
+        };
+        (owner * each + within, workers * each)
     }
 }
 
@@ -145,4 +188,28 @@ pub struct Step {
     pub items: Vec<StepItem>,
     /// Bytes of arena that it needs.
     pub arena_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_all_of_every_share() {
+        assert_eq!(Shares::Static.pieces(2), None);
+        assert_eq!(Shares::Dynamic { pieces: 64 }.pieces(1), None);
+        for (workers, smallest) in [(2, 4), (2, 8), (3, 16), (2, 39), (5, 1024)] {
+            let shares = Shares::Dynamic { pieces: (workers * smallest) as u32 };
+            let pieces = shares.pieces(workers).unwrap();
+            // In the smallest pieces of all shares.
+            let whole = workers * pieces.equal * Pieces::SMALLEST;
+            let mut end = 0;
+            for number in 0..workers * pieces.count() {
+                let (part, parts) = pieces.part(number, workers);
+                assert_eq!((part * whole / parts, whole % parts), (end, 0), "piece {number} of {shares:?}");
+                end += whole / parts;
+            }
+            assert_eq!(end, whole);
+        }
+    }
 }

@@ -18,7 +18,7 @@ use cranelift_module::FuncId;
 use mlcc_abi::{Ctx, NO_PIECE, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Base, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, Launch, Pieces, Repeat, Shares, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -158,12 +158,14 @@ impl Entry<'_> {
         let function = self.field(types::I64, offset_of!(Ctx, take));
         let this = self.field(types::I64, offset_of!(Ctx, take_self));
         let pieces = self.fb.ins().iconst(types::I32, i64::from(pieces));
-        let each = self.fb.ins().udiv(pieces, self.workers);
-        let all = self.fb.ins().imul(self.workers, each);
-        let all = self.fb.ins().uextend(types::I64, all);
+        let smallest = self.fb.ins().udiv(pieces, self.workers);
+        let [by, one] = [Pieces::SMALLEST, 1].map(|v| self.fb.ins().iconst(types::I32, v as i64));
+        let equal = self.fb.ins().udiv(smallest, by);
+        let equal = self.fb.ins().umax(equal, one);
+        let each = self.fb.ins().iadd_imm_s(equal, Pieces::FURTHER as i64);
         let mut dynamic = self.fb.ins().icmp_imm_s(IntCC::NotEqual, function, 0);
-        for count in [self.workers, each] {
-            let several = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThan, count, 1);
+        for (count, least) in [(self.workers, 2), (smallest, Pieces::LEAST as i64)] {
+            let several = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, count, least);
             dynamic = self.fb.ins().band(dynamic, several);
         }
         let numbers = [(); 2].map(|()| self.fb.append_block_param(run, types::I64));
@@ -176,14 +178,35 @@ impl Entry<'_> {
         let none = self.fb.ins().icmp_imm_s(IntCC::Equal, piece, i64::from(NO_PIECE as i32));
         self.fb.ins().brif(none, done, &[], inside, &[]);
         self.enter(inside);
-        let piece = self.fb.ins().uextend(types::I64, piece);
-        self.fb.ins().jump(run, &[piece, all].map(BlockArg::from));
+        let part = self.part(piece, each, equal).map(|v| self.fb.ins().uextend(types::I64, v));
+        self.fb.ins().jump(run, &part.map(BlockArg::from));
 
         self.enter(run);
         self.launch(launch, kernel, numbers);
         self.fb.ins().brif(dynamic, take, &[], done, &[]);
         self.fb.seal_block(take);
         self.enter(done);
+    }
+
+    /// [`Pieces::part`] of a number, with `each` pieces in a share, `equal` of them equal.
+    fn part(&mut self, number: Value, each: Value, equal: Value) -> [Value; 2] {
+        let [zero, smallest] = [0, Pieces::FURTHER as i64].map(|v| self.fb.ins().iconst(types::I32, v));
+        let owner = self.fb.ins().udiv(number, each);
+        let piece = self.fb.ins().urem(number, each);
+        let next = self.fb.ins().iadd_imm_s(piece, 1);
+        let behind = self.fb.ins().isub(next, equal);
+        let whole = self.fb.ins().icmp(IntCC::SignedLessThan, behind, zero);
+        let halvings = self.fb.ins().iadd_imm_s(behind, 1);
+        let halvings = self.fb.ins().umin(halvings, smallest);
+        let halvings = self.fb.ins().select(whole, zero, halvings);
+        let each = self.fb.ins().ishl(equal, halvings);
+        let last = self.fb.ins().icmp(IntCC::Equal, behind, smallest);
+        let last = self.fb.ins().uextend(types::I32, last);
+        let further = self.fb.ins().iadd_imm_s(each, -2);
+        let further = self.fb.ins().iadd(further, last);
+        let within = self.fb.ins().select(whole, piece, further);
+        let before = self.fb.ins().imul(owner, each);
+        [self.fb.ins().iadd(before, within), self.fb.ins().imul(self.workers, each)]
     }
 
     /// `body` for each sequence from number `from` until `to`.

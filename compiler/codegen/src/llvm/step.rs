@@ -15,7 +15,7 @@ use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, Pointe
 use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
 use mlcc_abi::{Ctx, NO_PIECE, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Pieces, Repeat, Shares, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -180,10 +180,14 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
             ["take", "piece", "run", "done"].map(|name| ctx.append_basic_block(self.function, name));
         let function = self.pointer_field(offset_of!(Ctx, take))?;
         let this = self.pointer_field(offset_of!(Ctx, take_self))?;
-        let each = self.e.op(Op::UDiv, self.e.i32(pieces), self.workers)?;
-        let all = self.e.cast(Op::ZExt, self.e.mul(self.workers, each)?, long)?;
+        let smallest = self.e.op(Op::UDiv, self.e.i32(pieces), self.workers)?;
+        let by_eight = self.e.op(Op::UDiv, smallest, self.e.i32(Pieces::SMALLEST as u32))?;
+        let one: Value<'c> = self.e.i32(1);
+        let equal = self.e.intrinsic_value("llvm.umax", &[one.get_type()], &[by_eight, one])?;
+        let each = self.e.add(equal, self.e.i32(Pieces::FURTHER as u32))?;
         let given = self.e.b.build_is_not_null(function, "")?;
-        let several = [self.workers, each].map(|count| self.e.icmp(IntPredicate::UGT, count, self.e.i32(1)));
+        let least = [(self.workers, 2), (smallest, Pieces::LEAST as u32)];
+        let several = least.map(|(count, least)| self.e.icmp(IntPredicate::UGE, count, self.e.i32(least)));
         let dynamic = several.into_iter().try_fold(given, |so_far, next| -> Result<_> {
             Ok(self.e.b.build_and(so_far, next?.into_int_value(), "")?)
         })?;
@@ -199,7 +203,8 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let none = self.e.icmp(IntPredicate::EQ, piece, self.e.i32(NO_PIECE))?;
         self.e.b.build_conditional_branch(none.into_int_value(), done, inside)?;
         self.e.b.position_at_end(inside);
-        let piece = self.e.cast(Op::ZExt, piece, long)?;
+        let (part, parts) = self.part(piece, each, equal)?;
+        let (piece, all) = (self.e.cast(Op::ZExt, part, long)?, self.e.cast(Op::ZExt, parts, long)?);
         self.e.b.build_unconditional_branch(run)?;
 
         self.e.b.position_at_end(run);
@@ -210,6 +215,24 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         self.e.b.build_conditional_branch(dynamic, take, done)?;
         self.e.b.position_at_end(done);
         Ok(())
+    }
+
+    /// [`Pieces::part`] of a number, with `each` pieces in a share, `equal` of them equal.
+    fn part(&self, number: Value<'c>, each: Value<'c>, equal: Value<'c>) -> Result<(Value<'c>, Value<'c>)> {
+        let (zero, one) = (self.e.i32(0), self.e.i32(1));
+        let owner = self.e.op(Op::UDiv, number, each)?;
+        let piece = self.e.op(Op::URem, number, each)?;
+        let behind = self.e.op(Op::Sub, self.e.add(piece, one)?, equal)?;
+        let whole = self.e.icmp(IntPredicate::SLT, behind, zero)?;
+        let smallest = self.e.i32(Pieces::FURTHER as u32);
+        let halvings =
+            self.e.intrinsic_value("llvm.umin", &[one.get_type()], &[self.e.add(behind, one)?, smallest])?;
+        let halvings = self.e.select(whole, zero, halvings)?;
+        let each = self.e.op(Op::Shl, equal, halvings)?;
+        let last = self.e.cast(Op::ZExt, self.e.icmp(IntPredicate::EQ, behind, smallest)?, one.get_type())?;
+        let further = self.e.add(self.e.op(Op::Sub, each, self.e.i32(2))?, last)?;
+        let within = self.e.select(whole, piece, further)?;
+        Ok((self.e.add(self.e.mul(owner, each)?, within)?, self.e.mul(self.workers, each)?))
     }
 
     /// `body` for each sequence from number `from` until `to`.

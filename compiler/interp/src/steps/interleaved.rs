@@ -43,15 +43,14 @@ impl Schedule {
         if launch.repeat == Repeat::EachWorker {
             return vec![(0, 1)];
         }
-        let each = launch.shares.pieces_each(self.workers);
-        let all = self.workers * each;
+        let Some(pieces) = launch.shares.pieces(self.workers) else { return vec![(worker, self.workers)] };
         let mine = |piece: &usize| match self.takers {
-            _ if each == 1 => *piece == worker,
-            Takers::Owners => piece / each == worker,
+            Takers::Owners => piece / pieces.count() == worker,
             Takers::One(taker) => taker == worker,
             Takers::InTurns => piece % self.workers == worker,
         };
-        (0..all).filter(mine).map(|piece| (piece, all)).collect()
+        let all = 0..self.workers * pieces.count();
+        all.filter(mine).map(|piece| pieces.part(piece, self.workers)).collect()
     }
 }
 
