@@ -285,7 +285,7 @@ fn interpreted_kernels_equal_the_definition() {
             let inputs = case.inputs(n, past);
             let expected = case.reference(&inputs, n, past);
             let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
-            for (name, workers) in [("x86-64-v3", 3), ("x86-64-v4", 1), ("sm_80", 1)] {
+            for (name, workers) in [("x86-64-v3", 3), ("x86-64-v4", 1), ("x86-64-v4-bf16", 2), ("sm_80", 1)] {
                 for single in if n == 1 { vec![true, false] } else { vec![false] } {
                     let found =
                         interpreted(&case.kernels(single, &target_of(name).0), &inputs, &sizes, workers);
