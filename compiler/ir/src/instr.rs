@@ -112,6 +112,15 @@ fn maddubs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     kb.cast(clamped, I16)
 }
 
+/// `a` where `b` is positive, 0 where it is zero, `-a` (wrapping) where it is negative.
+fn sign(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let zero = kb.constant(0.0, kb.ty(a[0]));
+    let negated = kb.sub(zero, a[0]);
+    let (below, above) = (kb.lt(a[1], zero), kb.lt(zero, a[1]));
+    let positive = kb.select(above, a[0], zero);
+    kb.select(below, negated, positive)
+}
+
 /// Pairs of bf16 products accumulated in f32: odd elements first, then even ones, each step rounded (the hardware
 /// flushes denormals and rounds to nearest even, so results agree to the last bits only).
 fn dpbf16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
@@ -205,6 +214,11 @@ pub const INSTRS: &[InstrDef] = &[
         Meaning::Expr(maddubs), llvm("llvm.x86.avx2.pmadd.ub.sw", &[0, 1])),
     instr!("pmaddubsw_128", "x86_64", &["ssse3"], (v(U8, 16), v(I8, 16)) -> v(I16, 8),
         Meaning::Expr(maddubs), llvm("llvm.x86.ssse3.pmadd.ub.sw.128", &[0, 1])),
+    // x86: signs of one operand put on the other; there is none of 512 bits.
+    instr!("vpsignb_256", "x86_64", &["avx2"], (v(I8, 32), v(I8, 32)) -> v(I8, 32),
+        Meaning::Expr(sign), llvm("llvm.x86.avx2.psign.b", &[0, 1])),
+    instr!("psignb_128", "x86_64", &["ssse3"], (v(I8, 16), v(I8, 16)) -> v(I8, 16),
+        Meaning::Expr(sign), llvm("llvm.x86.ssse3.psign.b.128", &[0, 1])),
     instr!("vpmaddwd_512", "x86_64", &["avx512bw"], (v(I16, 32), v(I16, 32)) -> v(I32, 16),
         Meaning::Expr(madd_i16), llvm("llvm.x86.avx512.pmaddw.d.512", &[0, 1])),
     instr!("vpmaddwd_256", "x86_64", &["avx2"], (v(I16, 16), v(I16, 16)) -> v(I32, 8),

@@ -35,12 +35,17 @@ impl KernelTarget {
         def.arch == self.arch.name() && def.features.iter().all(|f| self.features.contains(*f))
     }
 
-    /// How activations divide. Zen 4 (a bf16 dot, no AVX-VNNI) multiplies vectors of 512 bits in two passes, and its divider works
-    /// beside that. Others multiply twice as many: there a division of 16 lanes keeps one of two units busy for as long as
-    /// the polynomial takes several times over.
+    /// How activations divide. A divider works beside the units that multiply: on vectors of up to 256 bits for 5 to 7 cycles (Skylake,
+    /// Zen 1), about what the 7 operations of the polynomial take from them. Of 512 bits it takes 16, and cores that multiply
+    /// two such vectors at once are done earlier; Zen 4 (a bf16 dot, no AVX-VNNI) multiplies them in two passes.
     pub fn quotient(&self) -> Quotient {
-        let has = |feature| self.arch == Arch::X86_64 && self.features.contains(feature);
-        if has("avx512bf16") && !has("avxvnni") { Quotient::Division } else { Quotient::Polynomial }
+        let has = |feature| self.features.contains(feature);
+        let passes = has("avx512bf16") && !has("avxvnni");
+        if self.arch == Arch::X86_64 && (self.f32_lanes() < 16 || passes) {
+            Quotient::Division
+        } else {
+            Quotient::Polynomial
+        }
     }
 
     /// The instruction for vectors of 16, 8 or 4 lanes of 32 bits, whichever this machine uses.
@@ -94,7 +99,10 @@ impl KernelTarget {
         match (unsigned, signed, bytes, words) {
             (Some(instr), ..) => IntDot::Unsigned(instr),
             (None, Some(instr), ..) => IntDot::Signed(instr),
-            (None, None, Some(bytes), Some(words)) => IntDot::Pairs { bytes, words },
+            (None, None, Some(bytes), Some(words)) => {
+                let sign = self.find_wide([&[], &["vpsignb_256"], &["psignb_128"]]);
+                IntDot::Pairs { bytes, words, sign }
+            }
             _ => IntDot::Widen,
         }
     }
@@ -117,11 +125,48 @@ pub enum IntDot {
     Unsigned(InstrId),
     /// `i32 += dot4(i8, i8)`: weights with the zero point removed.
     Signed(InstrId),
-    /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`. 4-bit codes use the first over a whole
-    /// group (16 products of at most 15 * 128 in each i16 fit); 8-bit codes would saturate and are widened for the second.
-    Pairs { bytes: InstrId, words: InstrId },
+    /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`; `sign` puts the signs of one operand on the other.
+    Pairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// Widening multiplications, column by column.
     Widen,
+}
+
+/// How one product of codes is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CodeProduct {
+    /// `i32 += dot4`; `centred`: of weights with the zero point removed.
+    Dot { instr: InstrId, centred: bool },
+    /// The 16-bit sums of pairs meet in i16 over a whole group of 4-bit codes (16 products of at most 15 * 128 fit).
+    SumsOfPairs { bytes: InstrId, words: InstrId },
+    /// Magnitudes of centred weights times activations with their signs: a pair of at most 128 * 127 each fits i16.
+    Magnitudes { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
+    /// Even and odd bytes widened to 16 bits: for a plane that may hold -128, whose negative is no i8.
+    WidenedPairs { words: InstrId },
+    /// Widening multiplications, column by column.
+    Widen,
+}
+
+impl CodeProduct {
+    /// Whether weights come with the zero point removed, so that it need not be repaired with sums.
+    pub fn is_centred(self) -> bool {
+        matches!(self, CodeProduct::Dot { centred: true, .. } | CodeProduct::Magnitudes { .. })
+    }
+}
+
+impl IntDot {
+    /// The product of weights of `format` and activations in so many planes of bytes; single ones are at most 127.
+    pub fn product(self, format: Format, planes: usize) -> CodeProduct {
+        match (self, format) {
+            (IntDot::Unsigned(instr), _) => CodeProduct::Dot { instr, centred: false },
+            (IntDot::Signed(instr), _) => CodeProduct::Dot { instr, centred: true },
+            (IntDot::Pairs { bytes, words, .. }, Format::Q4G32) => CodeProduct::SumsOfPairs { bytes, words },
+            (IntDot::Pairs { bytes, words, sign }, Format::Q8G32) if planes == 1 => {
+                CodeProduct::Magnitudes { bytes, words, sign }
+            }
+            (IntDot::Pairs { words, .. }, Format::Q8G32) => CodeProduct::WidenedPairs { words },
+            (IntDot::Widen, _) => CodeProduct::Widen,
+        }
+    }
 }
 
 /// Parameters of the CPU contraction.

@@ -12,7 +12,8 @@ use mlcc_kernels::contraction::{
     Activation, Codes, GROUP, MatMul, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
 };
 use mlcc_kernels::params::{IntDot, KernelTarget, MatMulParams, choose};
-use mlcc_quant::{Layout, PackOptions, dequantize, pack};
+use mlcc_quant::tile::group_bytes;
+use mlcc_quant::{Layout, PackOptions, TILE, dequantize, pack};
 use mlcc_target::Arch;
 
 const FORMATS: [DType; 5] =
@@ -415,10 +416,16 @@ fn requests() {
 fn extreme_codes() {
     let (m, n, k) = (1, 16, 64);
     for weight in PACKED {
-        for sign in [1.0_f32, -1.0] {
+        for (sign, lowest) in [(1.0_f32, false), (-1.0, false), (1.0, true), (-1.0, true)] {
             let mut case = Case::new(weight, Packing::Tile16, X::I8, (m, n, k));
-            let bytes =
+            let mut bytes =
                 pack(weight, Packing::Tile16, n, k, &vec![1.0; n * k], PackOptions::default()).unwrap();
+            if lowest {
+                // What a file may hold, though no weight is packed so: -8 and -128 times the scale.
+                let DType::Packed(format) = weight else { unreachable!() };
+                let group = group_bytes(format);
+                bytes.chunks_mut(group).for_each(|group| group[2 * TILE..].fill(0));
+            }
             let w = dequantize(weight, Packing::Tile16, n, k, &bytes).unwrap();
             case.w_bytes.truncate(case.w_offset);
             case.w_bytes.extend(bytes);

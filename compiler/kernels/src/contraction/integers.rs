@@ -12,7 +12,7 @@ use super::block::Block;
 use super::few_rows::Ahead;
 use super::next::Hints;
 use super::{Codes, GROUP};
-use crate::params::IntDot;
+use crate::params::CodeProduct;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, ExprId, Ty};
@@ -123,7 +123,7 @@ impl Block<'_> {
 
     /// The exact sums of one group, i32, for every accumulator.
     fn group_totals(&self, kb: &mut KernelBuilder, format: Format, codes: Codes, g: ExprId) -> Vec<ExprId> {
-        let starts = self.starts(kb, codes, g);
+        let starts = self.starts(kb, format, codes, g);
         let zero = kb.constant(0.0, Ty::vector(DType::I32, self.lanes()));
         let zeros = vec![zero; self.accumulators()];
         if codes.planes > 1 && self.rows * self.parts() <= SEPARATE_PLANES {
@@ -152,8 +152,8 @@ impl Block<'_> {
     }
 
     /// For every accumulator, `-zero point * sum of the activations`; none where the weights are centred.
-    fn starts(&self, kb: &mut KernelBuilder, codes: Codes, g: ExprId) -> Option<Vec<ExprId>> {
-        if matches!(self.params.dot, IntDot::Signed(_)) {
+    fn starts(&self, kb: &mut KernelBuilder, format: Format, codes: Codes, g: ExprId) -> Option<Vec<ExprId>> {
+        if self.params.dot.product(format, codes.planes).is_centred() {
             return None;
         }
         let mut starts = Vec::new();
@@ -178,6 +178,7 @@ impl Block<'_> {
         &self,
         kb: &mut KernelBuilder,
         format: Format,
+        product: CodeProduct,
         g: ExprId,
         word: usize,
     ) -> Vec<(usize, Vec<ExprId>)> {
@@ -191,7 +192,7 @@ impl Block<'_> {
         let bits = self.words(kb, format, g, word);
         let operands = |kb: &mut KernelBuilder, quad| {
             let one = |&word: &ExprId| {
-                let value = dot_operand(kb, self.params.dot, format, word, quad);
+                let value = dot_operand(kb, product, format, word, quad);
                 kb.let_("q", value)
             };
             (quad, bits.iter().map(one).collect())
@@ -227,21 +228,19 @@ impl Block<'_> {
         first: usize,
         mut totals: Vec<Vec<ExprId>>,
     ) -> Vec<Vec<ExprId>> {
-        let pairs = match (self.params.dot, format) {
-            (IntDot::Pairs { bytes, words }, Format::Q4G32) => Some((bytes, words)),
-            _ => None,
-        };
+        let product = self.params.dot.product(format, codes.planes);
         // 16-bit sums of pairs: 16 products of at most 15 * 128 meet in each, 30720, below the limit.
         let mut halves: Vec<Vec<Option<ExprId>>> = vec![vec![None; self.accumulators()]; totals.len()];
         for word in 0..self.steps(format) {
-            for (quad, weights) in self.word_operands(kb, format, g, word) {
+            for (quad, weights) in self.word_operands(kb, format, product, g, word) {
+                let weights: Vec<Operand> = weights.iter().map(|&w| Operand::new(kb, product, w)).collect();
                 for r in 0..self.rows {
                     for set in 0..totals.len() {
                         let x = self.x_quad(kb, codes, r, first + set, g, quad);
                         for (part, &w) in (0..).zip(&weights) {
                             let i = self.index(r, part);
-                            if let Some((bytes, _)) = pairs {
-                                let products = kb.instr(bytes, vec![w, x]);
+                            if let CodeProduct::SumsOfPairs { bytes, .. } = product {
+                                let products = kb.instr(bytes, vec![w.codes, x]);
                                 let sum = match halves[set][i] {
                                     Some(sum) => kb.add(sum, products),
                                     None => products,
@@ -249,35 +248,56 @@ impl Block<'_> {
                                 halves[set][i] = Some(kb.let_("p", sum));
                                 continue;
                             }
-                            let next = self.add_quad(kb, totals[set][i], w, x);
+                            let next = self.add_quad(kb, product, totals[set][i], w, x);
                             totals[set][i] = kb.let_("t", next);
                         }
                     }
                 }
             }
         }
-        if let Some((_, words)) = pairs {
-            let ones = kb.constant(1.0, Ty::vector(DType::I16, 2 * self.lanes()));
+        if let CodeProduct::SumsOfPairs { words, .. } = product {
             for (total, half) in totals.iter_mut().flatten().zip(halves.into_iter().flatten()) {
                 if let Some(half) = half {
-                    let sum = kb.instr(words, vec![half, ones]);
-                    *total = kb.add(*total, sum);
+                    *total = self.add_pairs(kb, words, *total, half);
                 }
             }
         }
         totals
     }
 
-    fn add_quad(&self, kb: &mut KernelBuilder, total: ExprId, weights: ExprId, x: ExprId) -> ExprId {
-        match self.params.dot {
-            IntDot::Unsigned(instr) | IntDot::Signed(instr) => kb.instr(instr, vec![total, weights, x]),
-            IntDot::Pairs { words, .. } => self.add_word_pairs(kb, words, total, weights, x),
-            IntDot::Widen => {
+    /// Adds neighbouring sums of 16 bits to `total`.
+    fn add_pairs(&self, kb: &mut KernelBuilder, words: InstrId, total: ExprId, pairs: ExprId) -> ExprId {
+        let ones = kb.constant(1.0, Ty::vector(DType::I16, 2 * self.lanes()));
+        let sum = kb.instr(words, vec![pairs, ones]);
+        kb.add(total, sum)
+    }
+
+    fn add_quad(
+        &self,
+        kb: &mut KernelBuilder,
+        product: CodeProduct,
+        total: ExprId,
+        weights: Operand,
+        x: ExprId,
+    ) -> ExprId {
+        match product {
+            CodeProduct::Dot { instr, .. } => kb.instr(instr, vec![total, weights.codes, x]),
+            CodeProduct::SumsOfPairs { bytes, words } => {
+                let pairs = kb.instr(bytes, vec![weights.codes, x]);
+                self.add_pairs(kb, words, total, pairs)
+            }
+            CodeProduct::Magnitudes { bytes, words, sign } => {
+                let signed = with_sign(kb, sign, x, weights.codes);
+                let pairs = kb.instr(bytes, vec![weights.magnitudes, signed]);
+                self.add_pairs(kb, words, total, pairs)
+            }
+            CodeProduct::WidenedPairs { words } => self.add_word_pairs(kb, words, total, weights.codes, x),
+            CodeProduct::Widen => {
                 let mut sum = total;
                 let lanes = self.lanes();
                 for column in 0..4 {
                     let pick: Vec<u32> = (0..lanes).map(|lane| 4 * lane + column).collect();
-                    let w = kb.shuffle(weights, None, pick.clone());
+                    let w = kb.shuffle(weights.codes, None, pick.clone());
                     let x = kb.shuffle(x, None, pick);
                     let (w, x) = (kb.cast(w, DType::I32), kb.cast(x, DType::I32));
                     let product = kb.mul(w, x);
@@ -329,18 +349,50 @@ impl Block<'_> {
     }
 }
 
-/// The codes of one quad as the dot instruction wants them.
+/// The codes of one quad as the product wants them.
 pub(super) fn dot_operand(
     kb: &mut KernelBuilder,
-    dot: IntDot,
+    product: CodeProduct,
     format: Format,
     word: ExprId,
     quad: usize,
 ) -> ExprId {
-    match dot {
-        IntDot::Signed(_) => quad_signed(kb, format, word, quad),
-        IntDot::Unsigned(_) | IntDot::Pairs { .. } | IntDot::Widen => quad_codes(kb, format, word, quad),
+    if product.is_centred() {
+        quad_signed(kb, format, word, quad)
+    } else {
+        quad_codes(kb, format, word, quad)
     }
+}
+
+/// Weights of one quad and part, which all rows of a block meet.
+#[derive(Clone, Copy)]
+struct Operand {
+    codes: ExprId,
+    /// Without their signs, u8; the codes themselves where the product has no use for them.
+    magnitudes: ExprId,
+}
+
+impl Operand {
+    fn new(kb: &mut KernelBuilder, product: CodeProduct, codes: ExprId) -> Operand {
+        let CodeProduct::Magnitudes { sign, .. } = product else {
+            return Operand { codes, magnitudes: codes };
+        };
+        let magnitudes = with_sign(kb, sign, codes, codes);
+        let ty = Ty::vector(DType::U8, kb.ty(codes).lanes);
+        let magnitudes = kb.bitcast(magnitudes, ty);
+        Operand { codes, magnitudes: kb.let_("magnitudes", magnitudes) }
+    }
+}
+
+/// `x` with its sign turned where `by` is negative; where `by` is zero any number.
+fn with_sign(kb: &mut KernelBuilder, sign: Option<InstrId>, x: ExprId, by: ExprId) -> ExprId {
+    if let Some(sign) = sign {
+        return kb.instr(sign, vec![x, by]);
+    }
+    let zero = kb.constant(0.0, kb.ty(x));
+    let negated = kb.sub(zero, x);
+    let below = kb.lt(by, zero);
+    kb.select(below, negated, x)
 }
 
 /// `256 high + low`, one by one.

@@ -6,7 +6,7 @@ use super::block::{Block, Rows, group_reader};
 use super::integers::{QUADS, dot_operand};
 use super::next::{Hints, Next, Piece, Touch};
 use super::{Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
-use crate::params::{IntDot, MatMulParams};
+use crate::params::{CodeProduct, MatMulParams};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space};
 use mlcc_ir::types::{DType, Format};
@@ -27,6 +27,7 @@ pub(super) struct Strip {
     codes: BufId,
     scales: BufId,
     lanes: u32,
+    product: CodeProduct,
     /// First group of the piece.
     first: ExprId,
 }
@@ -37,14 +38,22 @@ impl Strip {
         (DEPTH / codes.group).max(1) * codes.group
     }
 
-    fn alloc(kb: &mut KernelBuilder, spec: &MatMul, params: &MatMulParams, codes: Codes) -> Strip {
+    fn alloc(
+        kb: &mut KernelBuilder,
+        spec: &MatMul,
+        params: &MatMulParams,
+        format: Format,
+        codes: Codes,
+    ) -> Strip {
         let groups = Self::depth(codes).min(spec.k.next_multiple_of(GROUP)) / GROUP;
         let vectors = groups * params.tiles as usize * TILE;
-        let element = if matches!(params.dot, IntDot::Signed(_)) { DType::I8 } else { DType::U8 };
+        let product = params.dot.product(format, codes.planes);
+        let element = if product.is_centred() { DType::I8 } else { DType::U8 };
         Strip {
             codes: kb.alloc("strip", element, vectors * GROUP, Space::Stack),
             scales: kb.alloc("strip_scales", DType::F32, vectors, Space::Stack),
             lanes: params.lanes,
+            product,
             first: kb.int(0),
         }
     }
@@ -72,15 +81,7 @@ impl Strip {
     }
 
     /// Unpacks `count` groups of a slice.
-    fn fill(
-        &self,
-        kb: &mut KernelBuilder,
-        spec: &MatMul,
-        params: &MatMulParams,
-        slice: Slice,
-        format: Format,
-        count: ExprId,
-    ) {
+    fn fill(&self, kb: &mut KernelBuilder, spec: &MatMul, slice: Slice, format: Format, count: ExprId) {
         let parts = slice.parts(self.lanes);
         kb.serial("u", count, |kb, u| {
             let g = kb.add(self.first, u);
@@ -94,7 +95,7 @@ impl Strip {
                     let bits = reader.word(kb, word);
                     let bits = kb.let_("word", bits);
                     for quad in quads(format, word) {
-                        let codes = dot_operand(kb, params.dot, format, bits, quad);
+                        let codes = dot_operand(kb, self.product, format, bits, quad);
                         let at = Self::vector(kb, parts, u, quad, part, QUADS);
                         let at = kb.mul_int(at, i64::from(4 * self.lanes));
                         kb.store_vec(self.codes, at, codes);
@@ -123,12 +124,12 @@ impl Blocks<'_> {
     /// Emits all blocks, piece by piece of k.
     pub fn emit(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
         let (spec, params, codes) = (self.spec, self.params, self.codes);
-        let strip = Strip::alloc(kb, spec, params, codes);
+        let strip = Strip::alloc(kb, spec, params, self.format, codes);
         let depth = Strip::depth(codes);
         let groups = kb.int(spec.k.div_ceil(GROUP) as i64);
         let scales = kb.int(spec.k.div_ceil(codes.group) as i64);
         if is_whole(spec, codes) {
-            strip.fill(kb, spec, params, self.slice, self.format, groups);
+            strip.fill(kb, spec, self.slice, self.format, groups);
             let none = kb.int(0);
             let next = self.next(kb, (none, 1), scales);
             let touch = Touch::new(None, spec.k.div_ceil(codes.group), params.rows[0]);
@@ -150,7 +151,7 @@ impl Blocks<'_> {
             let (left, most) = (kb.sub(groups, first), kb.int((depth / GROUP) as i64));
             let count = kb.min(left, most);
             let strip = Strip { first, ..strip };
-            strip.fill(kb, spec, params, self.slice, self.format, count);
+            strip.fill(kb, spec, self.slice, self.format, count);
             let first = kb.mul_int(piece, (depth / codes.group) as i64);
             let first = kb.let_("first_scale", first);
             let (left, most) = (kb.sub(scales, first), kb.int((depth / codes.group) as i64));
