@@ -6,20 +6,23 @@ use crate::dim::{Atom, Dim, Sym};
 use crate::instr::InstrId;
 use crate::kernel::*;
 use crate::types::DType;
+use std::collections::BTreeMap;
 
 /// A kernel under construction; statements go to the innermost open block.
 pub struct KernelBuilder {
     kernel: Kernel,
     blocks: Vec<Vec<Stmt>>,
+    /// Iterations of the loops so far, where they are constant.
+    turns: BTreeMap<VarId, i64>,
 }
 
 impl KernelBuilder {
     pub fn new(name: impl Into<String>) -> Self {
-        KernelBuilder { kernel: Kernel::new(name), blocks: vec![Vec::new()] }
+        KernelBuilder { kernel: Kernel::new(name), blocks: vec![Vec::new()], turns: BTreeMap::new() }
     }
     /// Continues a kernel whose declarations exist and whose body is to be written anew.
     pub fn resume(kernel: Kernel) -> Self {
-        KernelBuilder { kernel, blocks: vec![Vec::new()] }
+        KernelBuilder { kernel, blocks: vec![Vec::new()], turns: BTreeMap::new() }
     }
     pub fn open_block(&mut self) {
         self.blocks.push(Vec::new());
@@ -142,11 +145,16 @@ impl KernelBuilder {
             _ => {}
         }
         let var = self.new_var(name, Ty::I64);
+        self.turns.extend(self.kernel.exprs.as_int(extent).map(|turns| (var, turns)));
         let value = self.var(var);
         self.open_block();
         body(self, value);
         let body = self.close_block();
         self.push(Stmt::For { var, extent, kind, body });
+    }
+    /// Iterations of the loop that counts with `var`, where they are constant.
+    pub fn turns(&self, var: VarId) -> Option<i64> {
+        self.turns.get(&var).copied()
     }
     pub fn serial(&mut self, name: &str, extent: ExprId, body: impl FnOnce(&mut Self, ExprId)) {
         self.for_(name, extent, ForKind::Serial, body);

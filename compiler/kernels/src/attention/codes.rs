@@ -11,7 +11,7 @@
 //! final sum is below 2^31 for rows of up to [`LONGEST`] columns.
 
 use super::block::Block;
-use super::decode::{Item, columns};
+use super::decode::{Item, columns, query_columns};
 use super::product::join_each;
 use super::schedule::Params;
 use super::scores::Turn;
@@ -267,7 +267,7 @@ impl Item {
             cell
         };
         let largest = cell(kb, "largest");
-        columns(kb, a.size, lanes, |kb, c| {
+        query_columns(kb, a, lanes, |kb, c| {
             let value = a.query(kb, zero, head, c, lanes);
             let value = kb.let_("q", value);
             kb.store_vec(self.q, c, value);

@@ -15,6 +15,7 @@ use super::shares::{Run, Shares};
 use super::{HIDDEN, Problem, at_least_zero, ceil_div, lanes_of};
 use crate::contraction::CACHE_LINE;
 use crate::generic::inline::{Index, Inliner};
+use crate::generic::known::borders;
 use crate::generic::rows::emit_at;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
@@ -337,7 +338,7 @@ impl Item {
         let row = kb.add(row, before);
         let row = kb.add(row, place);
         let row = kb.let_("row", row);
-        columns(kb, a.size, lanes, |kb, c| {
+        query_columns(kb, a, lanes, |kb, c| {
             let value = a.query(kb, zero, head, c, lanes);
             let value = kb.let_("q", value);
             let (number, within) = (kb.div(c, columns_of), kb.rem(c, columns_of));
@@ -461,4 +462,20 @@ pub(super) fn columns(
         let c = kb.mul_int(i, i64::from(lanes));
         body(kb, c);
     });
+}
+
+/// The same for a query: parts of it that are computed in different ways have loops of their own (see [`borders`]).
+pub(super) fn query_columns(
+    kb: &mut KernelBuilder,
+    a: &Problem,
+    lanes: u32,
+    mut body: impl FnMut(&mut KernelBuilder, ExprId),
+) {
+    let borders = borders(&a.inliner, lanes.into(), a.size);
+    for (&from, &to) in borders.iter().zip(&borders[1..]) {
+        columns(kb, to - from, lanes, |kb, c| {
+            let c = kb.add_int(c, from);
+            body(kb, c);
+        });
+    }
 }

@@ -11,7 +11,7 @@
 //! are those of floats.
 
 use super::codes::{MAGIC, coded, size_bits, unit_of};
-use super::decode::columns;
+use super::decode::{columns, query_columns};
 use super::prefill::{KEYS, Params, Tile};
 use super::{Problem, ceil_div, lanes_of};
 use mlcc_ir::builder::KernelBuilder;
@@ -87,10 +87,15 @@ impl Pairs {
         kb: &mut KernelBuilder,
         tile: &Tile,
         (row, r): (ExprId, ExprId),
-        value: impl FnOnce(&mut KernelBuilder, ExprId, u32) -> ExprId,
+        value: impl Fn(&mut KernelBuilder, ExprId, u32) -> ExprId,
     ) {
         let at = kb.mul_int(r, tile.a.size / PAIR);
-        let unit = self.code_row(kb, tile, (self.queries, at), value);
+        let unit = self.code_row(kb, tile, (self.queries, at), |kb, lanes, keep| {
+            query_columns(kb, tile.a, lanes, |kb, c| {
+                let value = value(kb, c, lanes);
+                keep(kb, c, value);
+            });
+        });
         kb.store(self.query_units, row, unit);
     }
 
@@ -99,20 +104,24 @@ impl Pairs {
         kb.serial("i", count, |kb, i| {
             let row = tile.row_of(kb, j, i);
             let at = kb.mul_int(i, tile.a.size / PAIR);
-            let value =
-                |kb: &mut KernelBuilder, c: ExprId, lanes: u32| tile.a.key(kb, row, tile.head, c, lanes);
-            let unit = self.code_row(kb, tile, (tile.k, at), value);
+            let unit = self.code_row(kb, tile, (tile.k, at), |kb, lanes, keep| {
+                columns(kb, tile.a.size, lanes, |kb, c| {
+                    let value = tile.a.key(kb, row, tile.head, c, lanes);
+                    keep(kb, c, value);
+                });
+            });
             kb.store(self.key_units, i, unit);
         });
     }
 
-    /// Stores the words of a row of a query or key from a place on; gives their unit.
+    /// Stores the words of a row of a query or key from a place on; gives their unit. `values(kb, lanes, keep)` hands every vector of the
+    /// row to `keep`, with its first column.
     fn code_row(
         &self,
         kb: &mut KernelBuilder,
         tile: &Tile,
         (to, at): (BufId, ExprId),
-        value: impl FnOnce(&mut KernelBuilder, ExprId, u32) -> ExprId,
+        values: impl FnOnce(&mut KernelBuilder, u32, &dyn Fn(&mut KernelBuilder, ExprId, ExprId)),
     ) -> ExprId {
         let (size, half, zero) = (tile.a.size, tile.a.size / PAIR, kb.int(0));
         let at = kb.let_("at", at);
@@ -120,8 +129,7 @@ impl Pairs {
         let squares = kb.alloc("squares", DType::F32, lanes as usize, Space::Local);
         let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
         kb.store_vec(squares, zero, nothing);
-        columns(kb, size, lanes, |kb, c| {
-            let value = value(kb, c, lanes);
+        values(kb, lanes, &|kb, c, value| {
             let value = kb.let_("x", value);
             kb.store_vec(self.floats, c, value);
             let old = kb.load_vec(squares, zero, lanes);

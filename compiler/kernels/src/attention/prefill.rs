@@ -7,7 +7,7 @@
 //! first-level cache: its queries and scores, a few keys, and some columns of the values. Rows before a block are left out,
 //! and those on the diagonal take as many of its keys as they see.
 
-use super::decode::columns;
+use super::decode::{columns, query_columns};
 use super::pairs::{self, PAIR, Pairs};
 use super::product::transpose;
 use super::rows::Rows;
@@ -301,7 +301,7 @@ impl Tile<'_> {
                 if let Some(pairs) = &self.pairs {
                     return pairs.code_query(kb, self, (row, r), query);
                 }
-                columns(kb, size, lanes, |kb, c| {
+                query_columns(kb, self.a, lanes, |kb, c| {
                     let value = query(kb, c, lanes);
                     let at = kb.mul_int(r, size);
                     let at = kb.add(at, c);

@@ -4,6 +4,7 @@
 //! One axis may be a vector: its index is `base + stride * lane`. Addresses that stay of this form become contiguous
 //! (stride 1) or broadcast (stride 0) accesses; everything else becomes a gather.
 
+use super::known::known;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::{RedOp, Scalar};
 use mlcc_ir::dim::{Dim, Sym};
@@ -142,7 +143,7 @@ impl Inliner<'_> {
     /// Both arms are evaluated, so loads in an arm must stay inside their buffers where the arm is not chosen.
     fn select(&self, kb: &mut KernelBuilder, c: &Scalar, a: &Scalar, b: &Scalar, at: &Place) -> ExprId {
         let cond = self.scalar(kb, c, at);
-        if let Some(known) = constant_bool(kb, cond) {
+        if let Some(known) = known(kb, cond) {
             return self.scalar(kb, if known { a } else { b }, at);
         }
         let not = kb.unary(UnOp::Not, cond);
@@ -498,19 +499,6 @@ fn uniform(kb: &KernelBuilder, mask: ExprId) -> Option<ExprId> {
     match *kb.expr(mask) {
         Expr::Splat(cond) => Some(cond),
         _ if kb.ty(mask).lanes == 1 => Some(mask),
-        _ => None,
-    }
-}
-
-/// Comparisons of constants, so that shapes known at compile time leave no select behind.
-fn constant_bool(kb: &KernelBuilder, cond: ExprId) -> Option<bool> {
-    let Expr::Binary(op, a, b) = *kb.expr(cond) else { return None };
-    let (a, b) = (const_of(kb, a)?, const_of(kb, b)?);
-    match op {
-        BinOp::Lt => Some(a < b),
-        BinOp::Le => Some(a <= b),
-        BinOp::Eq => Some(a == b),
-        BinOp::Ne => Some(a != b),
         _ => None,
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod codes;
 pub mod inline;
+pub(crate) mod known;
 pub mod row_scan;
 pub mod rows;
 pub mod scan;

@@ -6,7 +6,8 @@
 //! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
 
 use super::codes::{self, Block, RowCodes};
-use super::inline::{Binding, Index, Inliner};
+use super::inline::{Binding, Index, Inliner, const_of};
+use super::known::borders;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
@@ -295,12 +296,24 @@ fn cpu_columns(
     let blocks = kb.div(total, width);
     let end = kb.mul(blocks, width);
     let rest = kb.sub(total, end);
-    if lanes > 1 {
-        kb.serial("c", blocks, |kb, j| {
-            let c = kb.mul(j, width);
+    let part = |kb: &mut KernelBuilder, start: i64, vectors: ExprId| {
+        kb.serial("c", vectors, |kb, j| {
+            let at_vector = kb.mul(j, width);
+            let c = kb.add_int(at_vector, start);
             let ctx = Inliner { lanes, aligned: true, ..inliner.clone() };
             store_all(kb, &ctx, at, (Index::lanes(c), c), stores);
         });
+    };
+    match const_of(kb, end).filter(|_| lanes > 1) {
+        Some(end) => {
+            let borders = borders(inliner, i64::from(lanes), end);
+            for (&from, &to) in borders.iter().zip(&borders[1..]) {
+                let vectors = kb.int((to - from) / i64::from(lanes));
+                part(kb, from, vectors);
+            }
+        }
+        None if lanes > 1 => part(kb, 0, blocks),
+        None => {}
     }
     let (start, count) = if lanes > 1 { (end, rest) } else { (kb.int(0), total) };
     kb.serial("c", count, |kb, j| {
