@@ -102,7 +102,7 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: Piece
     let cost = costs.get(launch.kernel)?;
     let bytes = cost.bytes.iter().fold(0i64, |sum, b| sum.saturating_add(b.eval(sizes)));
     let ops = match cost.arithmetic {
-        Arithmetic::I8 => work.dots,
+        Arithmetic::I8 | Arithmetic::I4 => work.dots,
         Arithmetic::BF16 => 2 * work.flops,
         Arithmetic::F32 => work.flops,
     };

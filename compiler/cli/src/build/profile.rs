@@ -16,7 +16,7 @@ pub struct KernelInfo {
     /// Bytes of other tensors.
     pub values: String,
     pub ops: String,
-    /// `f32` or `i8`.
+    /// Name of a [`mlcc_kernels::lower::cost::Arithmetic`].
     pub arithmetic: String,
 }
 

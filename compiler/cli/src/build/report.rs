@@ -225,6 +225,7 @@ pub struct Operations {
     pub f32: u64,
     pub bf16: u64,
     pub i8: u64,
+    pub i4: u64,
 }
 
 impl Operations {
@@ -233,6 +234,7 @@ impl Operations {
             Arithmetic::F32 => &mut self.f32,
             Arithmetic::BF16 => &mut self.bf16,
             Arithmetic::I8 => &mut self.i8,
+            Arithmetic::I4 => &mut self.i4,
         };
         *kind += 2 * product.planes * multiplications;
     }

@@ -20,7 +20,7 @@ use crate::commands::{HugePages, load_to_run, print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
-use probe::Arithmetic;
+use probe::{Arithmetic, KINDS};
 use report::Row;
 
 mod kernels;
@@ -94,7 +94,7 @@ enum Test {
 struct Machine {
     read_bandwidth: f64,
     /// Operations per second of each arithmetic that the model uses ([`Arithmetic::ALL`]).
-    peaks: [f64; 3],
+    peaks: [f64; KINDS],
     ping_pong: Option<f64>,
 }
 
@@ -111,12 +111,12 @@ struct Repetition {
 struct Cost {
     bytes: f64,
     /// By arithmetic ([`Arithmetic::ALL`]).
-    ops: [f64; 3],
+    ops: [f64; KINDS],
 }
 
 impl Cost {
     /// Seconds that the operations of each arithmetic take at its peak.
-    fn seconds(&self, machine: &Machine) -> [f64; 3] {
+    fn seconds(&self, machine: &Machine) -> [f64; KINDS] {
         std::array::from_fn(|i| if self.ops[i] > 0.0 { self.ops[i] / machine.peaks[i] } else { 0.0 })
     }
 }
@@ -337,7 +337,7 @@ impl Test {
 }
 
 /// Operations of one token in each arithmetic ([`Arithmetic::ALL`]).
-fn operations(metadata: &Value, key: &str) -> [f64; 3] {
+fn operations(metadata: &Value, key: &str) -> [f64; KINDS] {
     let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
     Arithmetic::ALL.map(|a| get(a.name()))
 }
@@ -365,11 +365,11 @@ mod tests {
     #[test]
     fn prompts_share_the_reading_of_weights() {
         let metadata = serde_json::json!({
-            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": { "f32": 40, "i8": 400 },
+            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": { "f32": 40, "i8": 400, "i4": 200 },
                 "head_ops": { "i8": 100 } }
         });
         let tg = Test::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&metadata, 64);
-        assert_eq!(tg, Cost { bytes: 1000.0, ops: [40.0, 0.0, 400.0] });
+        assert_eq!(tg, Cost { bytes: 1000.0, ops: [40.0, 0.0, 400.0, 200.0] });
         let four = Test::Generate { tokens: 4, depth: 0, sequences: 4 };
         let cost = four.cost(&metadata, 64);
         assert_eq!(
@@ -379,7 +379,7 @@ mod tests {
         );
         assert_eq!(four.name(), "tg4@b4");
         let pp = Test::Prompt(100).cost(&metadata, 64);
-        assert_eq!(pp, Cost { bytes: 20.0, ops: [40.0, 0.0, 300.0] });
+        assert_eq!(pp, Cost { bytes: 20.0, ops: [40.0, 0.0, 300.0, 200.0] });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Attention, Family, Op};
-use mlcc_ir::types::{DType, Packing};
+use mlcc_ir::types::{DType, Format, Packing};
 
 /// The arithmetic that most operations of a kernel are done in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,15 +17,18 @@ pub enum Arithmetic {
     BF16,
     /// Dot products of bytes.
     I8,
+    /// Dot products of 4-bit weights with bytes. As `I8` where an instruction takes bytes; without one their pairs meet in 16 bits.
+    I4,
 }
 
 impl Arithmetic {
-    pub const ALL: [Arithmetic; 3] = [Arithmetic::F32, Arithmetic::BF16, Arithmetic::I8];
+    pub const ALL: [Arithmetic; 4] = [Arithmetic::F32, Arithmetic::BF16, Arithmetic::I8, Arithmetic::I4];
     pub fn name(self) -> &'static str {
         match self {
             Arithmetic::F32 => "f32",
             Arithmetic::BF16 => "bf16",
             Arithmetic::I8 => "i8",
+            Arithmetic::I4 => "i4",
         }
     }
 }
@@ -96,12 +99,17 @@ pub struct Product {
 pub fn product(f: &Function, node: &Node) -> Option<Product> {
     let activations = f.ty(*node.inputs.first()?).dtype;
     let (weight, arithmetic) = match node.op {
-        Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => (3, Arithmetic::I8),
+        Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => {
+            let codes = |&v: &ValueId| f.ty(v).dtype == DType::Packed(Format::Q4G32);
+            let four = node.inputs.get(3).is_some_and(codes);
+            (3, if four { Arithmetic::I4 } else { Arithmetic::I8 })
+        }
         Op::MatMul { .. } | Op::MatMulExperts { .. } if activations == DType::BF16 => (1, Arithmetic::BF16),
         Op::MatMul { .. } | Op::MatMulExperts { .. } => (1, Arithmetic::F32),
         _ => return None,
     };
-    let planes = if arithmetic == Arithmetic::I8 && activations == DType::I16 { 2 } else { 1 };
+    let integers = matches!(arithmetic, Arithmetic::I8 | Arithmetic::I4);
+    let planes = if integers && activations == DType::I16 { 2 } else { 1 };
     Some(Product { weight: *node.inputs.get(weight)?, arithmetic, planes })
 }
 
@@ -214,12 +222,16 @@ mod tests {
         TensorType { dtype: DType::F32, dims }
     }
 
-    fn costs(op: Op, inputs: &[TensorType], packings: &[Option<Packing>]) -> (i64, Vec<i64>) {
+    fn cost(op: Op, inputs: &[TensorType], packings: &[Option<Packing>]) -> Cost {
         let module = Module::new("t");
         let mut f = Function::new("group", FunctionKind::Group);
         let values: Vec<ValueId> = inputs.iter().map(|t| f.add_input(t.clone())).collect();
         f.outputs = f.append(&module, op, &values).unwrap();
-        let cost = of_group(&module, &f, packings).unwrap();
+        of_group(&module, &f, packings).unwrap()
+    }
+
+    fn costs(op: Op, inputs: &[TensorType], packings: &[Option<Packing>]) -> (i64, Vec<i64>) {
+        let cost = cost(op, inputs, packings);
         (cost.ops.eval(&AT), cost.bytes.iter().map(|d| d.eval(&AT)).collect())
     }
 
@@ -228,6 +240,26 @@ mod tests {
         let inputs = [ty(vec![Dim::sym(Sym::N), 8.into()]), ty(vec![4.into(), 8.into()])];
         let (ops, bytes) = costs(Op::MatMul { transpose_b: true }, &inputs, &[None, Some(Packing::RowMajor)]);
         assert_eq!((ops, bytes), (2 * 3 * 8 * 4, vec![4 * 3 * 8, 4 * 4 * 8, 4 * 3 * 4]));
+    }
+
+    #[test]
+    fn products_of_codes() {
+        let packed = |format, codes| {
+            let of = |dtype, dims| TensorType { dtype, dims };
+            let (rows, groups) = (Dim::sym(Sym::N), Dim::from(1));
+            let inputs = [
+                of(codes, vec![rows.clone(), 32.into()]),
+                ty(vec![rows.clone(), groups.clone()]),
+                of(DType::I32, vec![rows, groups]),
+                of(DType::Packed(format), vec![4.into(), 32.into()]),
+            ];
+            let cost = cost(Op::MatMulI8 { group: 32 }, &inputs, &[None, None, None, Some(Packing::Tile16)]);
+            (cost.arithmetic, cost.ops.eval(&AT))
+        };
+        let once = 2 * 3 * 32 * 4;
+        assert_eq!(packed(Format::Q8G32, DType::I8), (Arithmetic::I8, once));
+        assert_eq!(packed(Format::Q4G32, DType::I8), (Arithmetic::I4, once));
+        assert_eq!(packed(Format::Q4G32, DType::I16), (Arithmetic::I4, 2 * once), "two planes");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use mlcc_runtime::{Model, StepTimes};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::probe::{self, Arithmetic};
+use super::probe::{self, Arithmetic, KINDS};
 use super::{Args, Runner, Test, reading};
 use crate::build::profile::KernelInfo;
 use crate::error::CliError;
@@ -42,6 +42,7 @@ pub struct Profile {
     peak_f32: f64,
     peak_bf16: Option<f64>,
     peak_i8: Option<f64>,
+    peak_i4: Option<f64>,
 }
 
 /// All launches of one kernel.
@@ -64,7 +65,7 @@ struct Row {
     ops: f64,
     limit_ms: f64,
     share_of_limit: f64,
-    /// `memory`, `f32`, `bf16` or `i8` (arithmetic), or `neither` where both limits are far.
+    /// `memory`, `f32`, `bf16`, `i8` or `i4` (arithmetic), or `neither` where both limits are far.
     bound_by: String,
 }
 
@@ -74,20 +75,16 @@ const FAR: f64 = 0.25;
 /// What the machine can do, per second.
 struct Limits {
     bandwidth: f64,
-    f32: f64,
-    bf16: Option<f64>,
-    i8: Option<f64>,
+    /// By [`Arithmetic::ALL`].
+    peaks: [Option<f64>; KINDS],
 }
 
 impl Limits {
     /// Peak of an arithmetic, that of f32 where the machine has no instruction for it.
     fn peak(&self, arithmetic: &str) -> (&'static str, f64) {
-        let found = match arithmetic {
-            "i8" => self.i8.map(|peak| ("i8", peak)),
-            "bf16" => self.bf16.map(|peak| ("bf16", peak)),
-            _ => None,
-        };
-        found.unwrap_or(("f32", self.f32))
+        let kinds = || Arithmetic::ALL.into_iter().zip(self.peaks);
+        let found = |name| kinds().find_map(|(a, peak)| Some((a.name(), peak?)).filter(|_| a.name() == name));
+        found(arithmetic).or_else(|| found("f32")).unwrap_or(("f32", f64::INFINITY))
     }
 }
 
@@ -99,13 +96,12 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
     probe::keep_busy(threads, args.warm_up.max(0.0));
     let limits = Limits {
         bandwidth: reading(threads)?.bandwidth(),
-        f32: probe::peak(Arithmetic::F32, threads).unwrap_or(f64::INFINITY),
-        bf16: probe::peak(Arithmetic::BF16, threads),
-        i8: probe::peak(Arithmetic::I8, threads),
+        peaks: Arithmetic::ALL.map(|a| probe::peak(a, threads)),
     };
     let tests = super::tests(args)?;
     let mut runner = Runner::new(model, &tests)?;
     let mut profiles = Vec::new();
+    let [_, peak_bf16, peak_i8, peak_i4] = limits.peaks;
     for test in tests {
         ui.detail(test.name());
         let run = run(&mut runner, test, args.repetitions)?;
@@ -126,9 +122,10 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
             waiting_ms,
             outside_ms: (run.ms - inside).max(0.0),
             read_bandwidth: limits.bandwidth,
-            peak_f32: limits.f32,
-            peak_bf16: limits.bf16,
-            peak_i8: limits.i8,
+            peak_f32: limits.peak("f32").1,
+            peak_bf16,
+            peak_i8,
+            peak_i4,
         });
     }
     Ok(profiles)
@@ -330,7 +327,7 @@ fn giga(peak: Option<f64>) -> String {
 impl Profile {
     fn markdown(&self) -> String {
         let mut out = format!(
-            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms; read {:.1} GB/s, f32 {:.0}, bf16 {}, i8 {} Gop/s\n\n",
+            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms; read {:.1} GB/s, f32 {:.0}, bf16 {}, i8 {}, i4 {} Gop/s\n\n",
             self.model,
             self.quant,
             self.level,
@@ -342,6 +339,7 @@ impl Profile {
             self.peak_f32 / 1e9,
             giga(self.peak_bf16),
             giga(self.peak_i8),
+            giga(self.peak_i4),
         );
         out.push_str(
             "| kernel | calls | ms | slowest ms | then waiting | of time | us/call | weights, caches | values | Gop | GB/s | Gop/s | of limit | bound by |\n\
@@ -410,7 +408,7 @@ mod tests {
             ],
         }];
         let run = Run { repetitions: 2.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, f32: 1e9, bf16: None, i8: Some(2e9) };
+        let limits = Limits { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
         let test = Test::Generate { tokens: 2, depth: 10, sequences: 1 };
         let (rows, barriers, waiting) = rows(&level(), test, &run, 64, &limits);
         assert_eq!((barriers, waiting), (2, 0.5));
@@ -431,7 +429,7 @@ mod tests {
             nanoseconds: vec![vec![3_000_000, 0, 1_000_000]],
         }];
         let run = Run { repetitions: 1.0, ms: 4.0, times };
-        let limits = Limits { bandwidth: 1e9, f32: 1e9, bf16: None, i8: Some(2e9) };
+        let limits = Limits { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
         let test = Test::Generate { tokens: 1, depth: 10, sequences: 3 };
         let (rows, ..) = rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();

@@ -28,17 +28,20 @@ pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
         Arithmetic::BF16 if has!("avx512bf16") => {
             Some(Peak { run: |n| unsafe { x86::dpbf16_512(n) }, ops_per_round: ops(32) })
         }
-        Arithmetic::I8 if has!("avx512vnni") => {
+        Arithmetic::I8 | Arithmetic::I4 if has!("avx512vnni") => {
             Some(Peak { run: |n| unsafe { x86::dpbusd_512(n) }, ops_per_round: ops(64) })
         }
-        Arithmetic::I8 if has!("avxvnni") => {
+        Arithmetic::I8 | Arithmetic::I4 if has!("avxvnni") => {
             Some(Peak { run: |n| unsafe { x86::dpbusd_256(n) }, ops_per_round: ops(32) })
         }
         Arithmetic::I8 if has!("avx2") => {
             Some(Peak { run: |n| unsafe { x86::maddubs_256(n) }, ops_per_round: ops(32) })
         }
+        Arithmetic::I4 if has!("avx2") => {
+            Some(Peak { run: |n| unsafe { x86::maddubs_sums_256(n) }, ops_per_round: ops(32) })
+        }
         Arithmetic::F32 => Some(portable_f32()),
-        Arithmetic::BF16 | Arithmetic::I8 => None,
+        Arithmetic::BF16 | Arithmetic::I8 | Arithmetic::I4 => None,
     }
 }
 
@@ -46,7 +49,7 @@ pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
 pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
     match arithmetic {
         Arithmetic::F32 => Some(portable_f32()),
-        Arithmetic::BF16 | Arithmetic::I8 => None,
+        Arithmetic::BF16 | Arithmetic::I8 | Arithmetic::I4 => None,
     }
 }
 
@@ -190,20 +193,55 @@ mod x86 {
         _mm256_extract_epi64::<0>(sum) as u64
     }
 
-    /// Without a dot instruction: two multiplications of bytes, then of words, and the sum.
+    /// Eight operands of different products: by `i % 4` and `i / 4`.
+    #[target_feature(enable = "avx2")]
+    fn byte_operands() -> ([__m256i; 4], [__m256i; 2]) {
+        let codes = [1, 2, 3, 4].map(|code| black_box(_mm256_set1_epi8(code)));
+        (codes, [5, 6].map(|code| black_box(_mm256_set1_epi8(code))))
+    }
+
+    /// Other operands for the next products, so that they are computed each time.
+    #[target_feature(enable = "avx2")]
+    fn change(x: &mut [__m256i; 2]) {
+        let one = _mm256_set1_epi8(1);
+        x.iter_mut().for_each(|x| *x = _mm256_add_epi8(*x, one));
+    }
+
+    /// Without a dot instruction: a multiplication of bytes, one of words, and the sum.
     #[target_feature(enable = "avx2")]
     pub fn maddubs_256(rounds: u64) -> u64 {
-        let (a, b) = (black_box(_mm256_set1_epi8(3)), black_box(_mm256_set1_epi8(1)));
+        let (codes, mut x) = byte_operands();
         let ones = black_box(_mm256_set1_epi16(1));
         let mut acc = [_mm256_setzero_si256(); 8];
         for _ in 0..2 * rounds {
-            for c in &mut acc {
-                // The operand depends on the chain, so that the products are computed each time.
-                let pairs = _mm256_maddubs_epi16(_mm256_xor_si256(a, *c), b);
+            for (i, c) in acc.iter_mut().enumerate() {
+                let pairs = _mm256_maddubs_epi16(codes[i % 4], x[i / 4]);
                 *c = _mm256_add_epi32(*c, _mm256_madd_epi16(pairs, ones));
             }
+            change(&mut x);
         }
         let sum = acc.into_iter().fold(_mm256_setzero_si256(), |s, c| _mm256_add_epi32(s, c));
         _mm256_extract_epi64::<0>(sum) as u64
+    }
+
+    /// The same with codes of 4 bits, of which eight products meet in 16 bits. `rounds` is a multiple of four.
+    #[target_feature(enable = "avx2")]
+    pub fn maddubs_sums_256(rounds: u64) -> u64 {
+        let (codes, mut x) = byte_operands();
+        let ones = black_box(_mm256_set1_epi16(1));
+        let mut total = _mm256_setzero_si256();
+        for _ in 0..rounds / 4 {
+            let mut sums = [_mm256_setzero_si256(); 8];
+            for _ in 0..8 {
+                for (i, s) in sums.iter_mut().enumerate() {
+                    *s = _mm256_add_epi16(*s, _mm256_maddubs_epi16(codes[i % 4], x[i / 4]));
+                }
+                change(&mut x);
+            }
+            for s in sums {
+                total = _mm256_add_epi32(total, _mm256_madd_epi16(s, ones));
+            }
+        }
+        _mm256_extract_epi64::<0>(total) as u64
     }
 }

@@ -13,24 +13,10 @@ use memmap2::{Advice, MmapMut};
 use super::loops;
 
 /// Arithmetic that bounds a test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arithmetic {
-    F32,
-    BF16,
-    I8,
-}
+pub use mlcc_kernels::lower::cost::Arithmetic;
 
-impl Arithmetic {
-    pub const ALL: [Arithmetic; 3] = [Arithmetic::F32, Arithmetic::BF16, Arithmetic::I8];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Arithmetic::F32 => "f32",
-            Arithmetic::BF16 => "bf16",
-            Arithmetic::I8 => "i8",
-        }
-    }
-}
+/// Kinds of it.
+pub const KINDS: usize = Arithmetic::ALL.len();
 
 /// Larger than the last-level caches of nearly all machines, on every thread.
 const BUFFER: usize = 512 << 20;

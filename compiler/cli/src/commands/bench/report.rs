@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_repetition_is_held_against_its_own_limit() {
-        let machine = Machine { read_bandwidth: 1.0, peaks: [1.0; 3], ping_pong: None };
+        let machine = Machine { read_bandwidth: 1.0, peaks: [1.0; 4], ping_pong: None };
         let runs = [45.0, 90.0, 80.0].map(|speed| Repetition { speed, machine: [machine; 2] });
         let share = |probed| share(&runs, probed);
         assert_eq!(
@@ -190,15 +190,19 @@ mod tests {
 
     #[test]
     fn kinds_of_arithmetic_take_their_time_one_after_the_other() {
-        let machine = Machine { read_bandwidth: 1.0, peaks: [100.0, f64::INFINITY, 400.0], ping_pong: None };
-        let mixed = Cost { bytes: 1.0, ops: [100.0, 0.0, 800.0] };
+        let machine =
+            Machine { read_bandwidth: 1.0, peaks: [100.0, f64::INFINITY, 400.0, 800.0], ping_pong: None };
+        let mixed = Cost { bytes: 1.0, ops: [100.0, 0.0, 800.0, 0.0] };
         assert_eq!(mixed_peak(&mixed, &machine), 300.0, "1 s of floats and 2 s of dots");
         assert_eq!(compute_kind(&mixed, &machine), "compute_i8+f32");
-        let dots = Cost { bytes: 1.0, ops: [0.0, 0.0, 800.0] };
+        let dots = Cost { bytes: 1.0, ops: [0.0, 0.0, 800.0, 0.0] };
         assert_eq!(
             (mixed_peak(&dots, &machine), compute_kind(&dots, &machine).as_str()),
             (400.0, "compute_i8")
         );
+        let four = Cost { bytes: 1.0, ops: [0.0, 0.0, 400.0, 1600.0] };
+        assert_eq!(mixed_peak(&four, &machine), 2000.0 / 3.0, "1 s of 8-bit and 2 s of 4-bit weights");
+        assert_eq!(compute_kind(&four, &machine), "compute_i4+i8");
     }
 
     #[test]
