@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     int64_t id = i < prompt ? atol(argv[3 + i]) : argmax(ctx.logits, model->vocab);
     if (id < 0 || (uint64_t)id >= model->vocab) return fail("a token is outside of the vocabulary");
     if (i >= prompt) printf(i == prompt ? "%d" : " %d", (int)id);
-    int32_t token = (int32_t)id;
+    _Alignas(MLCC_BUFFER_ALIGN) int32_t token = (int32_t)id;
     ctx.tokens = &token;
     ctx.n = 1;
     if (entries->decode(&ctx, 0, 1) != MLCC_OK) return fail("decode failed");

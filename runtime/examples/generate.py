@@ -112,9 +112,10 @@ def main(path, count, prompt):
     arena, keep_arena = buffer(model.arena_bytes, model.alignment)
     state, keep_state = buffer(model.state_bytes, model.alignment)
     logits_at, keep_logits = buffer(4 * model.vocab, 64)
-    logits, token = (c.c_float * model.vocab).from_address(logits_at), c.c_int32()
+    token_at, keep_token = buffer(4, 64)
+    logits, token = (c.c_float * model.vocab).from_address(logits_at), c.c_int32.from_address(token_at)
     ctx = Ctx(weights=c.addressof(mapped) + start, arena=arena, state=state, logits=logits_at, n=1)
-    ctx.tokens = c.addressof(token)
+    ctx.tokens = token_at
 
     create, decode = Step(fitting[0].create_kv_cache), Step(fitting[0].decode)
     create(ctx, 0, 1)

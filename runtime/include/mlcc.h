@@ -108,7 +108,7 @@ typedef struct mlcc_ctx {
   const uint8_t *weights; /* start of the weights payload */
   uint8_t *arena;         /* arena_bytes of scratch */
   uint8_t *state;         /* state_bytes; create_kv_cache initialises all of it but the rows of caches */
-  const int32_t *tokens;  /* n token ids; decode_batch: one of each sequence */
+  const int32_t *tokens;  /* n token ids, aligned to MLCC_BUFFER_ALIGN; decode_batch: one of each sequence */
   int64_t n;              /* tokens in this call, 1..chunk; decode_batch: sequences, 1..batch */
   int64_t past;           /* tokens that the state has seen before this call */
   float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab); in for softmax_with_temperature */

@@ -27,6 +27,8 @@ pub struct Batch {
     entry: Option<StepFn>,
     /// Most sequences in one step.
     most: usize,
+    /// `most` tokens.
+    tokens: Buffer,
     /// `most * vocab` floats.
     logits: Buffer,
     sequences: Vec<Sequence>,
@@ -57,6 +59,7 @@ impl Model {
             model: self.clone(),
             entry: CpuSession::entry(self, Step::DecodeBatch),
             most,
+            tokens: Buffer::integers("the tokens of a batch", most as u64)?,
             logits: Buffer::floats("the logits of a batch", floats)?,
             sequences: Vec::with_capacity(most),
             trace: None,
@@ -109,7 +112,7 @@ impl Batch {
             weights: self.model.weights().as_ptr(),
             arena,
             state: std::ptr::null_mut(),
-            tokens: tokens.as_ptr(),
+            tokens: self.tokens.hold(tokens).as_ptr(),
             n: n as i64,
             past: 0,
             logits: self.logits.as_mut_ptr().cast(),

@@ -51,6 +51,21 @@ impl Buffer {
         Self::zeroed(what, bytes, mlcc_abi::BUFFER_ALIGN as u64)
     }
 
+    /// `len` zero integers of 32 bits.
+    pub fn integers(what: &'static str, len: u64) -> Result<Self> {
+        Self::floats(what, len)
+    }
+
+    /// Copies `values` to the begin of a buffer that has room for them. The buffer comes from [`Buffer::integers`].
+    pub fn hold(&mut self, values: &[i32]) -> &[i32] {
+        // SAFETY: aligned for i32, every bit pattern is an i32, bounds as in `bytes_mut`.
+        let room: &mut [i32] =
+            unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len / 4) };
+        let held = &mut room[..values.len()];
+        held.copy_from_slice(values);
+        held
+    }
+
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }
@@ -108,6 +123,17 @@ mod tests {
         assert_eq!((b.len(), b.bytes()[99]), (100, 7));
         assert_eq!(Buffer::floats("test", 3).unwrap().as_floats(), [0.0; 3]);
         assert_eq!(Buffer::zeroed("test", 0, 64).unwrap().len(), 0);
+    }
+
+    /// Callers' tokens lie anywhere, those of an entry point do not.
+    #[test]
+    fn held_integers_are_aligned() {
+        let mut b = Buffer::integers("test", 5).unwrap();
+        let tokens = [7, 8, 9, 10, 11];
+        for from in 0..tokens.len() {
+            let held = b.hold(&tokens[from..]);
+            assert_eq!((held, held.as_ptr() as usize % mlcc_abi::BUFFER_ALIGN), (&tokens[from..], 0));
+        }
     }
 
     #[test]

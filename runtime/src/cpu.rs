@@ -20,6 +20,8 @@ use crate::{Error, Model, Result};
 pub(crate) struct CpuSession {
     arena: Buffer,
     state: StateBlock,
+    /// The tokens of a call, at most `chunk`: callers' slices are not aligned as entry points want them.
+    tokens: Buffer,
     /// `vocab` floats.
     logits: Buffer,
     /// `chunk * vocab` floats, allocated by the first `prefill_logits`.
@@ -54,6 +56,7 @@ impl CpuSession {
         Ok(Self {
             arena: Buffer::zeroed("the arena", plan.arena_bytes, align)?,
             state: StateBlock::new(plan.state_bytes, &model.table().states)?,
+            tokens: Buffer::integers("the tokens of a chunk", plan.chunk.max(1))?,
             logits: Buffer::floats("the logits", plan.vocab)?,
             chunk_logits: None,
             probs: None,
@@ -224,7 +227,7 @@ impl CpuSession {
             weights: model.weights().as_ptr(),
             arena: self.arena.as_mut_ptr(),
             state: self.state.as_mut_ptr(),
-            tokens: call.tokens.as_ptr(),
+            tokens: self.tokens.hold(call.tokens).as_ptr(),
             n: call.n as i64,
             past: call.past as i64,
             logits: logits.cast(),

@@ -25,7 +25,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 pub const ABI_VERSION: u32 = 6;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
-/// Alignment in bytes that callers give arena, state, logits, probs and weights.
+/// Alignment in bytes that callers give tokens, arena, state, logits, probs and weights.
 pub const BUFFER_ALIGN: usize = 64;
 /// Alignment of payload sections in the file.
 pub const SECTION_ALIGN: u64 = 4096;
@@ -92,7 +92,7 @@ pub struct Ctx {
     pub arena: *mut u8,
     /// `state_bytes`, initialised by `create_kv_cache`.
     pub state: *mut u8,
-    /// `n` token ids; for `decode_batch` one of each sequence.
+    /// `n` token ids, aligned like all buffers; for `decode_batch` one of each sequence.
     pub tokens: *const i32,
     /// Tokens in this call, `1..=chunk`; for `decode_batch`, sequences, `1..=batch`.
     pub n: i64,
