@@ -75,6 +75,7 @@ fn main() {
             Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
             Some(("few", v)) => params.few = number(v) as u32,
             Some(("touch", "no")) => params.touch = None,
+            Some(("order", "no")) => params.in_order = None,
             Some(("ahead", "no")) => params.ahead = None,
             Some(("ahead", "yes")) => {
                 params.ahead = params.ahead.or(target.prefetch(weight).map(|instr| (instr, 0)))

@@ -191,6 +191,23 @@ const fn touch(name: &'static str, element: &'static [Ty]) -> InstrDef {
     InstrDef { spelling: Spelling::Read, ..prefetch(name, element) }
 }
 
+fn same(_: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    a[0]
+}
+
+/// No instruction at all: the value is computed here, in a register, and what reads memory stays on its side. A scheduler that follows the
+/// longest chain of operations otherwise delays what most of an unrolled loop needs, and keeps its operands in memory.
+const fn here(name: &'static str, args: &'static [Ty], ret: Ty) -> InstrDef {
+    InstrDef {
+        args,
+        ret: Some(ret),
+        meaning: Meaning::Expr(same),
+        spelling: Spelling::Asm { asm: "", constraints: "=x,0,~{memory}" },
+        features: &["avx2"],
+        ..prefetch(name, &[])
+    }
+}
+
 /// All instructions; order is only their numbering.
 pub const INSTRS: &[InstrDef] = &[
     // x86: int8 dot products, `acc + dot4(u8, i8)`.
@@ -280,4 +297,7 @@ pub const INSTRS: &[InstrDef] = &[
     touch("touch_f16", &[Ty::scalar(DType::F16)]),
     touch("touch_bf16", &[Ty::scalar(BF16)]),
     touch("touch_f32", &[Ty::F32]),
+    // x86: a value at its place in the code.
+    here("here_i16_256", &[v(I16, 16)], v(I16, 16)),
+    here("here_i32_256", &[v(I32, 8)], v(I32, 8)),
 ];

@@ -112,6 +112,12 @@ impl KernelTarget {
         self.find_wide([&["vpdpwssd_512"], &["vpdpwssd_256", "vpdpwssd_avx_256"], &[]])
     }
 
+    /// Keeps a vector of sums, in i16 or in i32, at its place in the code: for machines with 16 registers.
+    fn in_order(&self) -> Option<[InstrId; 2]> {
+        let here = |name| self.find_wide([&[], &[name], &[]]);
+        Some([here("here_i16_256")?, here("here_i32_256")?])
+    }
+
     /// The first of `names` that the machine has.
     fn find(&self, names: &[&str]) -> Option<InstrId> {
         names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))
@@ -199,6 +205,8 @@ pub struct MatMulParams {
     pub tall: Option<(u32, u32)>,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
+    /// Keeps the products of each quad together, where a product is several instructions: sums in i16 and in i32.
+    pub in_order: Option<[InstrId; 2]>,
     /// Asks for what the epilogue touches while the last columns of a block are worked on.
     pub touch: Option<InstrId>,
     /// Workers share the chunks of rows too, not the columns alone.
@@ -259,6 +267,7 @@ pub fn choose(
         few: FEW_ROWS,
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
         chunk: (!single_row).then_some(CHUNK),
+        in_order: target.in_order().filter(|_| !single_row && matches!(dot, IntDot::Pairs { .. })),
         touch: target.prefetch(DType::F32).filter(|_| !single_row),
         share_rows: false,
     }

@@ -256,7 +256,7 @@ impl<'c, 'm> Emit<'c, 'm> {
             Some(ret) => ret.fn_type(&params, false),
             None => self.ctx.void_type().fn_type(&params, false),
         };
-        let effects = ret.is_none() || convergent;
+        let effects = ret.is_none() || convergent || constraints.contains("~{memory}");
         let code =
             self.ctx.create_inline_asm(ty, asm.into(), constraints.into(), effects, false, None, false);
         let passed: Vec<BasicMetadataValueEnum<'c>> = args.iter().map(|&a| a.into()).collect();

@@ -245,11 +245,11 @@ impl Block<'_> {
                                     Some(sum) => kb.add(sum, products),
                                     None => products,
                                 };
-                                halves[set][i] = Some(kb.let_("p", sum));
+                                halves[set][i] = Some(self.here(kb, "p", sum));
                                 continue;
                             }
                             let next = self.add_quad(kb, product, totals[set][i], w, x);
-                            totals[set][i] = kb.let_("t", next);
+                            totals[set][i] = self.here(kb, "t", next);
                         }
                     }
                 }
@@ -263,6 +263,16 @@ impl Block<'_> {
             }
         }
         totals
+    }
+
+    /// Pins a sum, where that is asked for also against the code generator.
+    fn here(&self, kb: &mut KernelBuilder, name: &str, sum: ExprId) -> ExprId {
+        let sum = match self.params.in_order {
+            Some([words, _]) if kb.ty(sum).dtype == DType::I16 => kb.instr(words, vec![sum]),
+            Some([_, sums]) => kb.instr(sums, vec![sum]),
+            None => sum,
+        };
+        kb.let_(name, sum)
     }
 
     /// Adds neighbouring sums of 16 bits to `total`.
