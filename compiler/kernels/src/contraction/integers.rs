@@ -181,19 +181,17 @@ impl Block<'_> {
         product: CodeProduct,
         g: ExprId,
         word: usize,
-    ) -> Vec<(usize, Vec<ExprId>)> {
+    ) -> Vec<(usize, Vec<Operand>)> {
         if let Some(strip) = &self.strip {
-            let codes = |part| {
-                let value = strip.codes(kb, self.parts(), g, word, part);
-                kb.let_("q", value)
-            };
-            return vec![(word, (0..self.parts()).map(codes).collect())];
+            let operand = |part| strip.operand(kb, self.parts(), g, word, part);
+            return vec![(word, (0..self.parts()).map(operand).collect())];
         }
         let bits = self.words(kb, format, g, word);
         let operands = |kb: &mut KernelBuilder, quad| {
             let one = |&word: &ExprId| {
                 let value = dot_operand(kb, product, format, word, quad);
-                kb.let_("q", value)
+                let value = kb.let_("q", value);
+                Operand::new(kb, product, value)
             };
             (quad, bits.iter().map(one).collect())
         };
@@ -233,7 +231,6 @@ impl Block<'_> {
         let mut halves: Vec<Vec<Option<ExprId>>> = vec![vec![None; self.accumulators()]; totals.len()];
         for word in 0..self.steps(format) {
             for (quad, weights) in self.word_operands(kb, format, product, g, word) {
-                let weights: Vec<Operand> = weights.iter().map(|&w| Operand::new(kb, product, w)).collect();
                 for r in 0..self.rows {
                     for set in 0..totals.len() {
                         let x = self.x_quad(kb, codes, r, first + set, g, quad);
@@ -376,14 +373,14 @@ pub(super) fn dot_operand(
 
 /// Weights of one quad and part, which all rows of a block meet.
 #[derive(Clone, Copy)]
-struct Operand {
-    codes: ExprId,
+pub(super) struct Operand {
+    pub codes: ExprId,
     /// Without their signs, u8; the codes themselves where the product has no use for them.
-    magnitudes: ExprId,
+    pub magnitudes: ExprId,
 }
 
 impl Operand {
-    fn new(kb: &mut KernelBuilder, product: CodeProduct, codes: ExprId) -> Operand {
+    pub fn new(kb: &mut KernelBuilder, product: CodeProduct, codes: ExprId) -> Operand {
         let CodeProduct::Magnitudes { sign, .. } = product else {
             return Operand { codes, magnitudes: codes };
         };

@@ -3,7 +3,7 @@
 //! the pieces of k.
 
 use super::block::{Block, Rows, group_reader};
-use super::integers::{QUADS, dot_operand};
+use super::integers::{Operand, QUADS, dot_operand};
 use super::next::{Hints, Next, Piece, Touch};
 use super::{Codes, Epilogue, GROUP, Lookup, MatMul, Slice};
 use crate::params::{CodeProduct, MatMulParams};
@@ -25,6 +25,8 @@ pub(super) fn is_whole(spec: &MatMul, codes: Codes) -> bool {
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     codes: BufId,
+    /// The codes without their signs, where the product wants those too.
+    magnitudes: Option<BufId>,
     scales: BufId,
     lanes: u32,
     product: CodeProduct,
@@ -49,8 +51,12 @@ impl Strip {
         let vectors = groups * params.tiles as usize * TILE;
         let product = params.dot.product(format, codes.planes);
         let element = if product.is_centred() { DType::I8 } else { DType::U8 };
+        let of_bytes =
+            |kb: &mut KernelBuilder, name, element| kb.alloc(name, element, vectors * GROUP, Space::Stack);
+        let magnitudes = matches!(product, CodeProduct::Magnitudes { .. });
         Strip {
-            codes: kb.alloc("strip", element, vectors * GROUP, Space::Stack),
+            codes: of_bytes(kb, "strip", element),
+            magnitudes: magnitudes.then(|| of_bytes(kb, "magnitudes", DType::U8)),
             scales: kb.alloc("strip_scales", DType::F32, vectors, Space::Stack),
             lanes: params.lanes,
             product,
@@ -65,11 +71,17 @@ impl Strip {
     }
 
     /// The operand of one quad and part of group `g`.
-    pub fn codes(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, quad: usize, part: u32) -> ExprId {
+    pub fn operand(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, quad: usize, part: u32) -> Operand {
         let g = kb.sub(g, self.first);
         let at = Self::vector(kb, parts, g, quad, part, QUADS);
         let at = kb.mul_int(at, i64::from(4 * self.lanes));
-        kb.load_vec(self.codes, at, 4 * self.lanes)
+        let load = |kb: &mut KernelBuilder, buf| {
+            let value = kb.load_vec(buf, at, 4 * self.lanes);
+            kb.let_("q", value)
+        };
+        let codes = load(kb, self.codes);
+        let magnitudes = self.magnitudes.map_or(codes, |buf| load(kb, buf));
+        Operand { codes, magnitudes }
     }
 
     /// The weight scales of a part, f32.
@@ -98,7 +110,11 @@ impl Strip {
                         let codes = dot_operand(kb, self.product, format, bits, quad);
                         let at = Self::vector(kb, parts, u, quad, part, QUADS);
                         let at = kb.mul_int(at, i64::from(4 * self.lanes));
-                        kb.store_vec(self.codes, at, codes);
+                        let operand = Operand::new(kb, self.product, codes);
+                        kb.store_vec(self.codes, at, operand.codes);
+                        if let Some(buf) = self.magnitudes {
+                            kb.store_vec(buf, at, operand.magnitudes);
+                        }
                     }
                 }
             }
