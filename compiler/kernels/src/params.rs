@@ -146,8 +146,8 @@ pub enum CodeProduct {
     SumsOfPairs { bytes: InstrId, words: InstrId },
     /// Magnitudes of centred weights times activations with their signs: a pair of at most 128 * 127 each fits i16.
     Magnitudes { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
-    /// Even and odd bytes widened to 16 bits: for a plane that may hold -128, whose negative is no i8.
-    WidenedPairs { words: InstrId },
+    /// Codes of even and odd columns widened to 16 bits, times 16-bit activations of both planes.
+    Words { words: InstrId },
     /// Widening multiplications, column by column.
     Widen,
 }
@@ -160,7 +160,7 @@ impl CodeProduct {
 }
 
 impl IntDot {
-    /// The product of weights of `format` and activations in so many planes of bytes; single ones are at most 127.
+    /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at most 127.
     pub fn product(self, format: Format, planes: usize) -> CodeProduct {
         match (self, format) {
             (IntDot::Unsigned(instr), _) => CodeProduct::Dot { instr, centred: false },
@@ -169,7 +169,7 @@ impl IntDot {
             (IntDot::Pairs { bytes, words, sign }, Format::Q8G32) if planes == 1 => {
                 CodeProduct::Magnitudes { bytes, words, sign }
             }
-            (IntDot::Pairs { words, .. }, Format::Q8G32) => CodeProduct::WidenedPairs { words },
+            (IntDot::Pairs { words, .. }, Format::Q8G32) => CodeProduct::Words { words },
             (IntDot::Widen, _) => CodeProduct::Widen,
         }
     }

@@ -126,6 +126,10 @@ impl Block<'_> {
         let starts = self.starts(kb, format, codes, g);
         let zero = kb.constant(0.0, Ty::vector(DType::I32, self.lanes()));
         let zeros = vec![zero; self.accumulators()];
+        let product = self.params.dot.product(format, codes.planes);
+        if let CodeProduct::Words { words } = product {
+            return self.add_words(kb, (format, product, words), codes, g, starts.unwrap_or(zeros));
+        }
         if codes.planes > 1 && self.rows * self.parts() <= SEPARATE_PLANES {
             let mut totals = vec![zeros; codes.planes];
             // The start belongs to the least significant plane.
@@ -298,7 +302,9 @@ impl Block<'_> {
                 let pairs = kb.instr(bytes, vec![weights.magnitudes, signed]);
                 self.add_pairs(kb, words, total, pairs)
             }
-            CodeProduct::WidenedPairs { words } => self.add_word_pairs(kb, words, total, weights.codes, x),
+            CodeProduct::Words { .. } => {
+                panic!("both planes of the activations are multiplied at once, found one")
+            }
             CodeProduct::Widen => {
                 let mut sum = total;
                 let lanes = self.lanes();
@@ -315,32 +321,60 @@ impl Block<'_> {
         }
     }
 
-    /// Even and odd bytes as 16-bit numbers: codes zero-extended, activations sign-extended.
-    fn add_word_pairs(
+    /// Adds the quads of a group to `totals`, both planes at once: `sum c x` with 16-bit numbers, of even and of odd columns.
+    fn add_words(
         &self,
         kb: &mut KernelBuilder,
-        words: InstrId,
-        total: ExprId,
-        weights: ExprId,
-        x: ExprId,
-    ) -> ExprId {
-        let lanes = 2 * self.lanes();
-        let w = kb.bitcast(weights, Ty::vector(DType::U16, lanes));
-        let x = kb.bitcast(x, Ty::vector(DType::I16, lanes));
-        let (low, by) = (kb.int_of(0xff, DType::U16), kb.int_of(8, DType::U16));
-        let even_w = kb.binary(BinOp::And, w, low);
-        let odd_w = kb.binary(BinOp::Shr, w, by);
-        let by = kb.int_of(8, DType::I16);
-        let up = kb.binary(BinOp::Shl, x, by);
-        let even_x = kb.binary(BinOp::Shr, up, by);
-        let odd_x = kb.binary(BinOp::Shr, x, by);
-        let mut sum = total;
-        for (w, x) in [(even_w, even_x), (odd_w, odd_x)] {
-            let w = kb.bitcast(w, Ty::vector(DType::I16, lanes));
-            let products = kb.instr(words, vec![w, x]);
-            sum = kb.add(sum, products);
+        (format, product, words): (Format, CodeProduct, InstrId),
+        codes: Codes,
+        g: ExprId,
+        mut totals: Vec<ExprId>,
+    ) -> Vec<ExprId> {
+        for word in 0..self.steps(format) {
+            for (quad, weights) in self.word_operands(kb, format, product, g, word) {
+                let weights: Vec<[ExprId; 2]> =
+                    weights.iter().map(|w| self.code_words(kb, w.codes)).collect();
+                for r in 0..self.rows {
+                    let [high, low] = [0, 1].map(|plane| self.x_quad(kb, codes, r, plane, g, quad));
+                    let x = self.activation_words(kb, high, low);
+                    for (part, w) in (0..).zip(&weights) {
+                        let i = self.index(r, part);
+                        for (&w, x) in w.iter().zip(x) {
+                            let products = kb.instr(words, vec![w, x]);
+                            let total = kb.add(totals[i], products);
+                            totals[i] = self.here(kb, "t", total);
+                        }
+                    }
+                }
+            }
         }
-        sum
+        totals
+    }
+
+    /// Even and odd bytes of unsigned codes.
+    fn code_words(&self, kb: &mut KernelBuilder, codes: ExprId) -> [ExprId; 2] {
+        let lanes = 2 * self.lanes();
+        let codes = kb.bitcast(codes, Ty::vector(DType::U16, lanes));
+        let (low, by) = (kb.int_of(0xff, DType::U16), kb.int_of(8, DType::U16));
+        let (even, odd) = (kb.binary(BinOp::And, codes, low), kb.binary(BinOp::Shr, codes, by));
+        [even, odd].map(|words| {
+            let words = kb.bitcast(words, Ty::vector(DType::I16, lanes));
+            kb.let_("w", words)
+        })
+    }
+
+    /// `256 high + low` of even and of odd bytes.
+    fn activation_words(&self, kb: &mut KernelBuilder, high: ExprId, low: ExprId) -> [ExprId; 2] {
+        let ty = Ty::vector(DType::I16, 2 * self.lanes());
+        let (high, low) = (kb.bitcast(high, ty), kb.bitcast(low, ty));
+        let (by, upper) = (kb.int_of(8, DType::I16), kb.int_of(-256, DType::I16));
+        let (even_high, odd_high) = (kb.binary(BinOp::Shl, high, by), kb.binary(BinOp::And, high, upper));
+        let up = kb.binary(BinOp::Shl, low, by);
+        let (even_low, odd_low) = (kb.binary(BinOp::Shr, up, by), kb.binary(BinOp::Shr, low, by));
+        [(even_high, even_low), (odd_high, odd_low)].map(|(high, low)| {
+            let words = kb.add(high, low);
+            kb.let_("x", words)
+        })
     }
 
     /// The scales of the rows of one part, f32, pinned.
