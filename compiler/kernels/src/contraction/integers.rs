@@ -293,17 +293,13 @@ impl Block<'_> {
     ) -> ExprId {
         match product {
             CodeProduct::Dot { instr, .. } => kb.instr(instr, vec![total, weights.codes, x]),
-            CodeProduct::SumsOfPairs { bytes, words } => {
-                let pairs = kb.instr(bytes, vec![weights.codes, x]);
-                self.add_pairs(kb, words, total, pairs)
-            }
             CodeProduct::Magnitudes { bytes, words, sign } => {
                 let signed = with_sign(kb, sign, x, weights.codes);
                 let pairs = kb.instr(bytes, vec![weights.magnitudes, signed]);
                 self.add_pairs(kb, words, total, pairs)
             }
-            CodeProduct::Words { .. } => {
-                panic!("both planes of the activations are multiplied at once, found one")
+            CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } => {
+                panic!("{product:?} has no sum in i32 for every quad")
             }
             CodeProduct::Widen => {
                 let mut sum = total;
