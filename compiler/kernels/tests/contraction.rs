@@ -409,6 +409,8 @@ fn requests() {
     assert_eq!(asked("x86-64-v4-avxvnni", q8), 1);
     assert_eq!(asked("x86-64-v4-bf16", q4), 0);
     assert_eq!(asked("x86-64-v4-bf16", q8), 0);
+    assert_eq!(asked("x86-64-v3", q4), 5);
+    assert_eq!(asked("x86-64-v3", q8), 9);
 }
 
 /// Codes at the ends of their ranges: the 16-bit sums of the pair instructions must not saturate.
@@ -455,15 +457,15 @@ fn chunks_of_rows() {
 /// Rows longer than a strip: sums wait between its pieces, the last of which is short, also where rows come in chunks.
 #[test]
 fn pieces_of_long_rows() {
-    let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
+    let level = |level| cpu_levels().into_iter().find(|(name, _)| name == level).unwrap().1;
+    let [target, pairs, dots] = ["x86-64-v4-vnni", "x86-64-v3", "x86-64-v4-bf16"].map(level);
     for (x, weight) in [X::I8, X::I16].into_iter().flat_map(|x| PACKED.map(|weight| (x, weight))) {
         let case = Case::new(weight, Packing::Tile16, x, (45, 50, 1100));
-        for chunk in [24, 256] {
-            let params = MatMulParams { chunk: Some(chunk), ..choose(&target, weight, kind(x), false) };
+        for (target, chunk) in [(&target, 24), (&target, 256), (&pairs, 24), (&pairs, 256)] {
+            let params = MatMulParams { chunk: Some(chunk), ..choose(target, weight, kind(x), false) };
             case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
         }
     }
-    let (_, dots) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-bf16").unwrap();
     for (target, weight, x) in [
         (&target, DType::F32, X::F32),
         (&target, DType::F16, X::F32),

@@ -2,7 +2,8 @@
 //!
 //! Stored weight codes are unsigned with a zero point z, so `sum (c - z) x = sum c x - z sum x`: the dot instructions take
 //! the codes as they are, and `-z sum x`, known per group of activations, is added. With two planes of activation bytes,
-//! `sum c x = 256 sum c high + sum c low`; the largest total, 255 * 32512 * 32, fits i32.
+//! `sum c x = 256 sum c high + sum c low`; the largest total, 255 * 32512 * 32, fits i32. Without a dot instruction there are
+//! other ways to one product, see [`CodeProduct`].
 //!
 //! Per 32 columns a result takes 8 dot instructions (16 with two planes), a conversion and a fused multiply-add with the
 //! weight scales; per group of activation scales a multiplication. Where all of these share the vector units (Intel), the
