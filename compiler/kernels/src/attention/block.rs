@@ -15,6 +15,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
+use std::ops::Range;
 
 /// Keys `first .. first + count` (positive, at most a block).
 pub(super) struct Block<'a> {
@@ -217,47 +218,64 @@ impl Block<'_> {
         let (a, params) = (self.a, self.item.params);
         let lanes = lanes_of(a.value_size, params.lanes);
         let vectors = a.value_size / i64::from(lanes);
-        let most = (params.sums / params.heads).max(1);
+        let at_once = params.heads_at_once(vectors);
+        let most = (params.sums / at_once).max(1);
         let together = (1..=most.min(vectors)).rev().find(|u| vectors % u == 0).unwrap_or(1);
         let width = together * i64::from(lanes);
         let passes = kb.int(vectors / together);
         kb.serial("columns", passes, |kb, pass| {
             let c = kb.mul_int(pass, width);
             let c = kb.let_("c", c);
-            let places: Vec<Vec<ExprId>> = (0..params.heads)
-                .map(|head| {
-                    let row = self.row_of(kb, set, head, a.value_size);
-                    let at = kb.add(row, c);
-                    (0..together).map(|v| kb.add_int(at, v * i64::from(lanes))).collect()
-                })
-                .collect();
-            let zero = kb.int(0);
-            let load = |kb: &mut KernelBuilder, at: ExprId| {
-                let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
-                let old = kb.load_vec(self.item.sums, at, lanes);
-                kb.store_vec(sum, zero, old);
-                sum
-            };
-            let sums: Vec<Vec<BufId>> =
-                places.iter().map(|of_head| of_head.iter().map(|&at| load(kb, at)).collect()).collect();
-            let keys = kb.int(params.keys());
-            let full = kb.div(self.count, keys);
-            let vector = |kb: &mut KernelBuilder, vector: ExprId, whole: bool| {
-                for key in 0..params.keys() {
-                    self.mix_key(kb, (vector, key, whole), (c, width), &sums);
-                }
-            };
-            kb.serial("vector", full, |kb, i| vector(kb, i, true));
-            if params.keys() > 1 {
-                let rest = kb.rem(self.count, keys);
-                let some = kb.lt(zero, rest);
-                kb.if_(some, |kb| vector(kb, full, false));
-            }
-            for (&at, &sum) in places.iter().flatten().zip(sums.iter().flatten()) {
-                let value = kb.load_vec(sum, zero, lanes);
-                kb.store_vec(self.item.sums, at, value);
+            for first in (0..params.heads).step_by(at_once as usize) {
+                let heads = first..(first + at_once).min(params.heads);
+                self.mix_floats(kb, (set, heads), (c, together), lanes);
             }
         });
+    }
+
+    /// The same for some heads of a set and so many vectors of columns from `c` on.
+    fn mix_floats(
+        &self,
+        kb: &mut KernelBuilder,
+        (set, heads): (ExprId, Range<i64>),
+        (c, together): (ExprId, i64),
+        lanes: u32,
+    ) {
+        let (params, width) = (self.item.params, together * i64::from(lanes));
+        let places: Vec<Vec<ExprId>> = heads
+            .clone()
+            .map(|head| {
+                let row = self.row_of(kb, set, head, self.a.value_size);
+                let at = kb.add(row, c);
+                (0..together).map(|v| kb.add_int(at, v * i64::from(lanes))).collect()
+            })
+            .collect();
+        let zero = kb.int(0);
+        let load = |kb: &mut KernelBuilder, at: ExprId| {
+            let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
+            let old = kb.load_vec(self.item.sums, at, lanes);
+            kb.store_vec(sum, zero, old);
+            sum
+        };
+        let sums: Vec<Vec<BufId>> =
+            places.iter().map(|of_head| of_head.iter().map(|&at| load(kb, at)).collect()).collect();
+        let keys = kb.int(params.keys());
+        let full = kb.div(self.count, keys);
+        let vector = |kb: &mut KernelBuilder, vector: ExprId, whole: bool| {
+            for key in 0..params.keys() {
+                self.mix_key(kb, (vector, key, whole), (c, width), (heads.start, &sums));
+            }
+        };
+        kb.serial("vector", full, |kb, i| vector(kb, i, true));
+        if params.keys() > 1 {
+            let rest = kb.rem(self.count, keys);
+            let some = kb.lt(zero, rest);
+            kb.if_(some, |kb| vector(kb, full, false));
+        }
+        for (&at, &sum) in places.iter().flatten().zip(sums.iter().flatten()) {
+            let value = kb.load_vec(sum, zero, lanes);
+            kb.store_vec(self.item.sums, at, value);
+        }
     }
 
     /// Key `key` of a vector of weights, `width` columns from `c` on: sums by head and vector. Where the vector is not
@@ -267,14 +285,14 @@ impl Block<'_> {
         kb: &mut KernelBuilder,
         (vector, key, whole): (ExprId, i64, bool),
         (c, width): (ExprId, i64),
-        sums: &[Vec<BufId>],
+        (first_head, sums): (i64, &[Vec<BufId>]),
     ) {
         let (params, zero) = (self.item.params, kb.int(0));
         let lanes = (width / sums[0].len() as i64) as u32;
         let i = kb.mul_int(vector, params.keys());
         let i = kb.add_int(i, key);
         let row = if whole { kb.add(self.first, i) } else { self.row(kb, i) };
-        if whole {
+        if whole && first_head == 0 {
             let passes = self.a.value_size / width;
             let (of_pass, by) = (kb.mul_int(c, params.block), kb.int(width));
             let of_pass = kb.div(of_pass, by);
@@ -289,7 +307,7 @@ impl Block<'_> {
             })
             .collect();
         let base = kb.mul_int(vector, i64::from(params.lanes));
-        for (head, of_head) in (0..).zip(sums) {
+        for (head, of_head) in (first_head..).zip(sums) {
             let lane = (head % params.across) * params.part() + head / params.across;
             let at = kb.add_int(base, lane + key * params.vectors());
             let weight = kb.load(self.item.weights, at);

@@ -260,7 +260,7 @@ impl Item {
     /// each.
     fn ask_for(&self, kb: &mut KernelBuilder, a: &Problem, first: ExprId) {
         let (first_head, heads) = self.heads;
-        for ahead in self.params.ahead.into_iter().flatten() {
+        for ahead in self.params.first.into_iter().flatten() {
             let (last, line) = (self.last_element(kb, a, ahead), CACHE_LINE as i64 / ahead.bytes);
             let (rest, most) = (kb.sub(self.end, first), kb.int(self.params.block));
             let keys = kb.min(rest, most);

@@ -12,9 +12,14 @@ use mlcc_ir::types::DType;
 /// Most slices, and most items of work while every key head of a slice is one.
 pub(crate) const SLICES: i64 = 32;
 /// Most keys of a block, and most elements of its rows of keys with all heads: rows of keys and values of two blocks stay
-/// in the second-level cache.
+/// in the second-level cache, of which CPUs with AVX-512 have 1 MiB and more.
 const BLOCK_KEYS: i64 = 64;
 const BLOCK_ELEMENTS: i64 = 64 << 10;
+/// The same where vectors are shorter: second-level caches begin at 256 KiB, and nothing overlaps with reading the first block. In
+/// bytes of keys and values. Zen 3, f16, 12 heads of 64 at 128 and 2048 keys, 8 pairs of heads of 128 at 2048, ns per key and key
+/// head: blocks of 64 keys 22, 16 and 35; of 32 18, 13.9 and 31; of 16 16.5, 13.6 and 28.
+const SHORT_BLOCK_KEYS: i64 = 32;
+const SHORT_BLOCK_BYTES: i64 = 64 << 10;
 
 /// Query heads of a key head that give the core too little to do while requests are on their way, where it drops some of them. Zen 4
 /// server core, ns per key and key head at 2048 with requests spread over the work and with blocks read in order: f16 1 head of
@@ -44,6 +49,8 @@ pub struct Params {
     pub scales_ahead: [Option<Ahead>; 2],
     /// `ahead` are loads, which go through each block once in the order of memory before the heads' turns on it.
     pub in_order: bool,
+    /// What goes through the first block of a worker, which nobody asked for.
+    pub first: [Option<Ahead>; 2],
     /// How queries and weights meet 8-bit codes; `None` if floats meet what the codes stand for.
     pub dots: Option<Dots>,
 }
@@ -80,10 +87,11 @@ impl Params {
         let slots = (heads as u64).next_power_of_two() as i64;
         // With AVX-512 there are 32 registers, elsewhere there may be 16.
         let sums = if lanes == 16 { 24 } else { 8 };
-        let block = (BLOCK_ELEMENTS / (a.kv * a.size.max(a.value_size)) / 16 * 16).clamp(16, BLOCK_KEYS);
+        let block = block(a, lanes);
         let in_order = target.drops_requests() && a.group <= FEW_HEADS;
         let ahead =
             Ahead::of_rows(a, |dtype| if in_order { target.touch(dtype) } else { target.prefetch(dtype) });
+        let first = Ahead::of_rows(a, |dtype| target.touch(dtype).or(target.prefetch(dtype)));
         let scales_ahead = [a.key.1, a.value.1].map(|scale| {
             let buf = a.scales(scale?).filter(|_| !in_order)?;
             Some(Ahead { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
@@ -91,7 +99,7 @@ impl Params {
         let dots = Dots::choose(a, target, i64::from(lanes) / slots);
         // Codes have quads of columns.
         let across = if dots.is_some() { slots } else { across(target, slots) };
-        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, in_order, dots }
+        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, in_order, first, dots }
     }
     /// Slices that the buffer between the kernels has room for.
     pub fn slices(&self) -> i64 {
@@ -113,6 +121,10 @@ impl Params {
         let (sums, planes) =
             (if self.lanes == 16 { 16 } else { 8 }, if self.dots.is_some() { PLANES } else { 1 });
         (sums / (planes * self.vectors())).max(self.keys()).max(if self.dots.is_some() { QUAD } else { 1 })
+    }
+    /// Heads whose values are summed together, where a row has so many vectors.
+    pub(super) fn heads_at_once(&self, vectors: i64) -> i64 {
+        if self.lanes < 16 && self.heads > 4 && vectors % 2 == 0 { (self.heads + 1) / 2 } else { self.heads }
     }
     /// The size of a row of queries or keys in whole parts.
     pub fn padded(&self, size: i64) -> i64 {
@@ -146,6 +158,19 @@ impl Params {
     pub fn partial(a: &Problem) -> i64 {
         (a.value_size + 2 + 15) / 16 * 16
     }
+}
+
+/// Keys of a block.
+fn block(a: &Problem, lanes: u32) -> i64 {
+    let bytes = |rows: Option<(BufId, DType, i64)>| {
+        rows.map_or(0, |(_, dtype, size)| a.kv * size * dtype.bytes().unwrap_or(4) as i64)
+    };
+    let (most, rows) = if lanes == 16 {
+        (BLOCK_KEYS, BLOCK_ELEMENTS / (a.kv * a.size.max(a.value_size)))
+    } else {
+        (SHORT_BLOCK_KEYS, SHORT_BLOCK_BYTES / (bytes(a.key_rows()) + bytes(a.value_rows())).max(1))
+    };
+    (rows / 16 * 16).clamp(16, most)
 }
 
 /// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have to be added up.
