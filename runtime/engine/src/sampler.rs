@@ -9,6 +9,7 @@
 mod history;
 mod params;
 mod pcg;
+mod scan;
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -64,7 +65,8 @@ impl Sampler {
         let seed = params.seed.unwrap_or_else(random_seed);
         let history = History::new(&params, vocab);
         let top_k = bounded_top_k(&params, vocab);
-        let room = if params.is_greedy() { 1 } else { top_k.map_or(vocab, buffer_size).min(vocab.max(1)) };
+        let room =
+            if params.is_greedy() { 1 } else { top_k.map_or(vocab, scan::buffer_size).min(vocab.max(1)) };
         Ok(Sampler {
             vocab,
             seed,
@@ -138,10 +140,8 @@ fn bounded_top_k(params: &SamplingParams, vocab: usize) -> Option<usize> {
     if k == 0 || k >= vocab { None } else { Some(k) }
 }
 
-/// Candidates that [`top_k`] collects before it drops the lower ones.
-fn buffer_size(k: usize) -> usize {
-    2 * k + 64
-}
+/// Weights of tokens (the best one's is 1) that top-p is looked for among, until they have its mass.
+const TOP_P_WEIGHTS: [f64; 4] = [1e-2, 1e-4, 1e-8, 0.0];
 
 /// Fills `candidates` with what may be drawn. Free function over the sampler's fields, because `logits` may be the
 /// penalized copy in one of them.
@@ -165,71 +165,46 @@ fn fill<'c>(
         penalized.as_slice()
     };
     candidates.clear();
-    let best = argmax(logits).ok_or(SampleError::NoFiniteLogit { vocab })?;
+    let best = scan::best(logits).ok_or(SampleError::NoFiniteLogit { vocab })?;
     if params.is_greedy() {
         candidates.push(Candidate { probability: 1.0, ..best });
         return Ok(candidates);
     }
 
     let weight = |logit: f32| (f64::from(logit - best.logit) / f64::from(params.temperature)).exp();
-    let total: f64 = match bounded_top_k(params, vocab) {
-        Some(k) => {
-            top_k(logits, k, candidates);
-            candidates.iter_mut().for_each(|c| c.probability = weight(c.logit));
-            candidates.iter().map(|c| c.probability).sum()
-        }
-        None => {
-            let mut total = 0.0;
-            for candidate in all(logits) {
-                let w = weight(candidate.logit);
-                total += w;
-                // Below this the min-p cut takes it anyway; the weight of the best is 1.
-                if w >= f64::from(params.min_p) {
-                    candidates.push(Candidate { probability: w, ..candidate });
-                }
-            }
-            total
-        }
+    let weigh = |candidates: &mut Vec<Candidate>| -> f64 {
+        candidates.iter_mut().for_each(|c| c.probability = weight(c.logit));
+        candidates.iter().map(|c| c.probability).sum()
     };
-    if params.top_p < 1.0 {
-        nucleus(candidates, f64::from(params.top_p) * total);
+    // A logit below all of at least that weight, if not by much.
+    let below = |weight: f64| {
+        let logit = f64::from(best.logit) + f64::from(params.temperature) * weight.ln();
+        (logit as f32).next_down().max(f32::MIN)
+    };
+    if let Some(k) = bounded_top_k(params, vocab) {
+        scan::top_k(logits, k, candidates);
+        let total = weigh(candidates);
+        if params.top_p < 1.0 {
+            nucleus(candidates, f64::from(params.top_p) * total);
+        }
+    } else if params.top_p < 1.0 {
+        let mass = f64::from(params.top_p) * scan::sum_of_weights(logits, best.logit, params.temperature);
+        // Few tokens have most of the mass; looking for them once more costs less than sorting them all.
+        for weight in TOP_P_WEIGHTS {
+            scan::at_least(logits, below(weight), candidates);
+            if weigh(candidates) >= mass {
+                break;
+            }
+        }
+        nucleus(candidates, mass);
+    } else {
+        scan::at_least(logits, below(f64::from(params.min_p)), candidates);
+        weigh(candidates);
     }
     candidates.retain(|c| c.probability >= f64::from(params.min_p));
     let kept: f64 = candidates.iter().map(|c| c.probability).sum();
     candidates.iter_mut().for_each(|c| c.probability /= kept);
     Ok(candidates)
-}
-
-/// All logits that are numbers. Plus infinity becomes the largest number, so that differences stay numbers.
-fn all(logits: &[f32]) -> impl Iterator<Item = Candidate> + '_ {
-    logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY).map(|(id, &logit)| Candidate {
-        id: id as TokenId,
-        // Adding zero turns -0 into 0: they are equal, and sorting must find them so.
-        logit: logit.min(f32::MAX) + 0.0,
-        probability: 0.0,
-    })
-}
-
-fn argmax(logits: &[f32]) -> Option<Candidate> {
-    all(logits).reduce(|best, next| if next.logit > best.logit { next } else { best })
-}
-
-/// The k likeliest, sorted. One pass; most logits are only compared with the lowest that would still count.
-fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
-    let mut floor = f32::NEG_INFINITY;
-    for candidate in all(logits) {
-        // Ids ascend, so an equal logit comes after those that are already in.
-        if candidate.logit > floor {
-            candidates.push(candidate);
-            if candidates.len() == buffer_size(k) {
-                candidates.select_nth_unstable_by(k - 1, likelier);
-                candidates.truncate(k);
-                floor = candidates[k - 1].logit;
-            }
-        }
-    }
-    candidates.sort_unstable_by(likelier);
-    candidates.truncate(k);
 }
 
 /// Keeps the shortest sorted prefix whose weights reach `mass`. Sorts in growing blocks: usually few are needed.
