@@ -3,7 +3,7 @@
 //! they share the key heads as well ([`super::shares`]).
 //!
 //! A worker goes block by block through all its key heads of a slice, so that it reads whole rows one after the other, and asks
-//! for the next block while it works on this one.
+//! for the next block while it works on this one. It loads its first block at once.
 //!
 //! A vector of scores holds some keys times all heads of the group, so that maxima, exponentials and sums of weights need
 //! no reduction over lanes (see [`super::block`] and [`super::scores`]).
@@ -150,7 +150,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[New
         } else {
             let begins = kb.binary(BinOp::Le, number, zero);
             if !params.in_order {
-                kb.if_(begins, |kb| item.ask_for(kb, a, item.start));
+                kb.if_(begins, |kb| item.touch(kb, a, item.start));
             }
             item.load_queries_once(kb, a, queries.loaded);
         }
@@ -217,7 +217,7 @@ impl Item {
             let count = kb.min(rest, most);
             let count = kb.let_("count", count);
             if self.params.in_order {
-                self.ask_for(kb, a, first);
+                self.touch(kb, a, first);
             }
             self.each_key_head(kb, |kb, item| Block { a, item, first, count }.emit(kb));
         });
@@ -256,9 +256,8 @@ impl Item {
         kb.let_("last_element", last)
     }
 
-    /// Asks for the key heads of the block from row `first` on: the first one, which nobody asked for where a worker begins, or
-    /// each.
-    fn ask_for(&self, kb: &mut KernelBuilder, a: &Problem, first: ExprId) {
+    /// Reads a byte of each line of the key heads of the block from row `first` on.
+    fn touch(&self, kb: &mut KernelBuilder, a: &Problem, first: ExprId) {
         let (first_head, heads) = self.heads;
         for ahead in self.params.first.into_iter().flatten() {
             let (last, line) = (self.last_element(kb, a, ahead), CACHE_LINE as i64 / ahead.bytes);

@@ -47,10 +47,11 @@ pub struct Params {
     pub ahead: [Option<Ahead>; 2],
     /// The same of their scales, `[t, kv]`.
     pub scales_ahead: [Option<Ahead>; 2],
-    /// `ahead` are loads, which go through each block once in the order of memory before the heads' turns on it.
-    pub in_order: bool,
-    /// What goes through the first block of a worker, which nobody asked for.
+    /// How a worker goes through its first block in the order of memory before the heads' turns on it: nobody asked for that,
+    /// and of hundreds of requests at once a core drops some.
     pub first: [Option<Ahead>; 2],
+    /// It goes through every block like that, and asks for none.
+    pub in_order: bool,
     /// How queries and weights meet 8-bit codes; `None` if floats meet what the codes stand for.
     pub dots: Option<Dots>,
 }
@@ -89,9 +90,8 @@ impl Params {
         let sums = if lanes == 16 { 24 } else { 8 };
         let block = block(a, lanes);
         let in_order = target.drops_requests() && a.group <= FEW_HEADS;
-        let ahead =
-            Ahead::of_rows(a, |dtype| if in_order { target.touch(dtype) } else { target.prefetch(dtype) });
-        let first = Ahead::of_rows(a, |dtype| target.touch(dtype).or(target.prefetch(dtype)));
+        let ahead = Ahead::of_rows(a, |dtype| target.prefetch(dtype));
+        let first = Ahead::of_rows(a, |dtype| target.touch(dtype));
         let scales_ahead = [a.key.1, a.value.1].map(|scale| {
             let buf = a.scales(scale?).filter(|_| !in_order)?;
             Some(Ahead { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
@@ -99,7 +99,7 @@ impl Params {
         let dots = Dots::choose(a, target, i64::from(lanes) / slots);
         // Codes have quads of columns.
         let across = if dots.is_some() { slots } else { across(target, slots) };
-        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, in_order, first, dots }
+        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, first, in_order, dots }
     }
     /// Slices that the buffer between the kernels has room for.
     pub fn slices(&self) -> i64 {

@@ -83,14 +83,8 @@ pub(super) fn sum_of_weights(logits: &[f32], best: f32, temperature: f32) -> f64
 /// `2^x` for x that are at most zero; 0 below -126 and where x is no number.
 fn exp2_of_negative(x: f32) -> f32 {
     // `(2^r - 1) / r` for r up to 1/2 in size, the polynomial of the kernels.
-    const P: [f32; 6] = [
-        1.545_316_3e-4,
-        1.339_086_3e-3,
-        9.618_082_6e-3,
-        5.550_357_1e-2,
-        2.402_265_1e-1,
-        std::f32::consts::LN_2,
-    ];
+    const P: [f32; 6] =
+        [1.545_316_3e-4, 1.339_086_3e-3, 9.618_083e-3, 5.550_357e-2, 2.402_265e-1, std::f32::consts::LN_2];
     // 1.5 * 2^23 leaves the integer nearest to x in the low bits; 127 more make it an exponent.
     const MAGIC: f32 = 12_582_912.0 + 127.0;
     let shifted = x + MAGIC;
