@@ -22,7 +22,7 @@ pub(super) fn best(logits: &[f32]) -> Option<Candidate> {
     numbers(block, of_block).find(|c| c.logit == best)
 }
 
-/// Adds all tokens whose logits are at least `floor`, by id, in place of what was there.
+/// Puts all tokens whose logits are at least `floor`, by id, in place of what was there.
 pub(super) fn at_least(logits: &[f32], floor: f32, candidates: &mut Vec<Candidate>) {
     candidates.clear();
     for (block, of_block) in logits.chunks(BLOCK).enumerate() {
