@@ -2,7 +2,9 @@
 
 use crate::contraction::Activation;
 use crate::math::Quotient;
+use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::{ExprId, Ty};
 use mlcc_ir::types::{DType, Format};
 use mlcc_quant::TILE;
 use mlcc_target::{Arch, Level};
@@ -107,9 +109,11 @@ impl KernelTarget {
         }
     }
 
-    /// `i32 += i16 * i16 + i16 * i16`, twice as fast as products in f32.
-    pub fn pair_dot(&self) -> Option<InstrId> {
-        self.find_wide([&["vpdpwssd_512"], &["vpdpwssd_256", "vpdpwssd_avx_256"], &[]])
+    /// How products of pairs of 16-bit codes are added, where that is faster than products in f32.
+    pub fn pair_dot(&self) -> Option<PairDot> {
+        let added = self.find_wide([&["vpdpwssd_512"], &["vpdpwssd_256", "vpdpwssd_avx_256"], &[]]);
+        let products = self.find_wide([&[], &["vpmaddwd_256"], &["pmaddwd_128"]]);
+        added.map(PairDot::Added).or(products.map(PairDot::Products))
     }
 
     /// Keeps a vector of sums, in i16 or in i32, at its place in the code: for machines with 16 registers.
@@ -121,6 +125,31 @@ impl KernelTarget {
     /// The first of `names` that the machine has.
     fn find(&self, names: &[&str]) -> Option<InstrId> {
         names.iter().filter_map(|n| InstrId::by_name(n)).find(|&i| self.has(i))
+    }
+}
+
+/// How products of pairs of 16-bit codes are added in i32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PairDot {
+    /// `i32 += i16 * i16 + i16 * i16`, at twice the rate of f32 products.
+    Added(InstrId),
+    /// `i16 * i16 + i16 * i16`; sums are an operation of their own, which goes to other units than products where cores have them
+    /// (Intel's have three, Zen 3 four).
+    Products(InstrId),
+}
+
+impl PairDot {
+    /// `sum + dot`, lane by lane; `a` and `b` are words of two codes.
+    pub(crate) fn add(self, kb: &mut KernelBuilder, sum: ExprId, a: ExprId, b: ExprId) -> ExprId {
+        let pairs = Ty::vector(DType::I16, 2 * kb.ty(sum).lanes);
+        let (a, b) = (kb.bitcast(a, pairs), kb.bitcast(b, pairs));
+        match self {
+            PairDot::Added(instr) => kb.instr(instr, vec![sum, a, b]),
+            PairDot::Products(instr) => {
+                let product = kb.instr(instr, vec![a, b]);
+                kb.add(sum, product)
+            }
+        }
     }
 }
 

@@ -14,8 +14,8 @@ use super::codes::{MAGIC, coded, size_bits, unit_of};
 use super::decode::{columns, query_columns};
 use super::prefill::{KEYS, Params, Tile};
 use super::{Problem, ceil_div, lanes_of};
+use crate::params::PairDot;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty, UnOp};
 use mlcc_ir::types::DType;
 
@@ -37,7 +37,7 @@ const LEAST_SUM: f64 = 1e-30;
 /// The dot instruction, and what a tile needs on the stack beside its other buffers.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs {
-    dot: InstrId,
+    pub dot: PairDot,
     /// Rows before they are codes.
     floats: BufId,
     /// Words of the queries of a set, before they are transposed: `[rows, size / 2]`.
@@ -72,13 +72,6 @@ impl Pairs {
             weights: stack("weight_words", DType::I32, params.keys / PAIR * params.set),
             units: stack("units", DType::F32, params.set),
         })
-    }
-
-    /// `sum + dot`, lane by lane, of words.
-    pub fn add(&self, kb: &mut KernelBuilder, sum: ExprId, a: ExprId, b: ExprId) -> ExprId {
-        let pairs = Ty::vector(DType::I16, PAIR as u32 * kb.ty(sum).lanes);
-        let (a, b) = (kb.bitcast(a, pairs), kb.bitcast(b, pairs));
-        kb.instr(self.dot, vec![sum, a, b])
     }
 
     /// Codes of row `row` of the tile, row `r` of its set.

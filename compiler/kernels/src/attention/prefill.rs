@@ -14,9 +14,8 @@ use super::rows::Rows;
 use super::schedule::Ahead;
 use super::{HIDDEN, Keys, Problem, at_least_zero, ceil_div, lanes_of};
 use crate::contraction::CACHE_LINE;
-use crate::params::KernelTarget;
+use crate::params::{KernelTarget, PairDot};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::DType;
 
@@ -35,7 +34,7 @@ pub struct Params {
     /// Rows and vectors of columns whose sums are in registers together.
     pub sums: (i64, i64),
     /// Adds products of pairs of codes, where both products are in integers.
-    pub pairs: Option<InstrId>,
+    pub pairs: Option<PairDot>,
     /// How rows of keys and of values are asked for ahead of their use, and how many of each with a register block of scores.
     pub ahead: [Option<Ahead>; 2],
     pub rows_ahead: i64,

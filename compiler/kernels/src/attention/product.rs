@@ -82,7 +82,7 @@ impl Product<'_> {
                     let old = kb.load_vec(sum, zero, lanes);
                     let new = match self.pairs {
                         None => kb.fma(value, b, old),
-                        Some(pairs) => pairs.add(kb, old, value, b),
+                        Some(pairs) => pairs.dot.add(kb, old, value, b),
                     };
                     kb.store_vec(sum, zero, new);
                 }
