@@ -17,6 +17,7 @@ mod rows;
 pub mod schedule;
 mod scores;
 mod shares;
+mod words;
 
 use crate::generic::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;

@@ -4,10 +4,9 @@
 //! several heads and columns stay in registers over all keys of the block, so that every row is converted once. Scales of
 //! rows are factors of scores and weights, not of elements.
 
-use super::code_values::QUAD;
 use super::codes::size_bits;
-use super::decode::{Item, columns};
-use super::schedule::Ahead;
+use super::decode::{Item, Operands, columns};
+use super::schedule::{Ahead, Params};
 use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
 use crate::math::exp2_below_zero;
@@ -32,12 +31,16 @@ impl Block<'_> {
             let best = self.scores(kb, set);
             let max = self.raise_max(kb, set, best);
             let largest = self.weigh(kb, set, max);
-            match &self.item.codes {
-                Some(codes) => {
+            match &self.item.operands {
+                Operands::Floats => self.mix(kb, set),
+                Operands::Bytes(codes) => {
                     let added = self.weight_codes(kb, codes, largest);
                     self.mix_codes(kb, codes, set, added);
                 }
-                None => self.mix(kb, set),
+                Operands::Words(words) => {
+                    self.weight_words(kb, words, largest.0);
+                    self.mix_words(kb, words, set);
+                }
             }
         });
     }
@@ -46,12 +49,14 @@ impl Block<'_> {
         self.item.params.lanes
     }
     /// Vectors of scores that hold keys.
-    fn vectors(&self, kb: &mut KernelBuilder) -> ExprId {
+    pub(super) fn vectors(&self, kb: &mut KernelBuilder) -> ExprId {
         let (params, mut count) = (self.item.params, self.count);
-        // Codes of weights are made by quads; what is behind the last key weighs nothing.
-        if params.dots.is_some() && params.keys() < QUAD {
-            let (quads, quad) = (self.quads(kb), kb.int(QUAD));
-            count = kb.mul(quads, quad);
+        // Codes of weights are made by some keys at a time; what is behind the last key weighs nothing.
+        let step = params.products.keys();
+        if params.keys() < step {
+            let by = kb.int(step);
+            let steps = ceil_div(kb, count, by);
+            count = kb.mul(steps, by);
         }
         let keys = kb.int(params.keys());
         ceil_div(kb, count, keys)
@@ -85,7 +90,7 @@ impl Block<'_> {
         chosen.map(|(_, scales)| kb.let_("scales", scales))
     }
     /// Place of a row in a buffer with a row per query head.
-    fn row_of(&self, kb: &mut KernelBuilder, set: ExprId, head: i64, size: i64) -> ExprId {
+    pub(super) fn row_of(&self, kb: &mut KernelBuilder, set: ExprId, head: i64, size: i64) -> ExprId {
         let zero = kb.int(0);
         let first = self.item.row_of(kb, zero, size);
         let before = kb.mul_int(set, self.item.params.heads * size);
@@ -119,15 +124,7 @@ impl Block<'_> {
     /// The new running maxima; older sums count less by what they rose.
     fn raise_max(&self, kb: &mut KernelBuilder, set: ExprId, best: ExprId) -> ExprId {
         let (params, lanes) = (self.item.params, self.lanes());
-        // The largest over the keys of a vector, in the lanes of all of them.
-        let mut best = best;
-        let mut distance = params.vectors() as u32;
-        while distance < params.part() as u32 {
-            let other = kb.shuffle(best, None, (0..lanes).map(|l| l ^ distance).collect());
-            let both = larger(kb, best, other);
-            best = kb.let_("best", both);
-            distance *= 2;
-        }
+        let best = largest_of_keys(kb, &params, best, larger);
         let at = self.item.vector_of(kb, set);
         let old = kb.load_vec(self.item.max, at, lanes);
         let old = kb.let_("old", old);
@@ -197,7 +194,7 @@ impl Block<'_> {
             let scaled = self.scales(kb, self.a.value.1, first).map(|scales| kb.mul(weight, scales));
             let scaled = kb.let_("scaled", scaled.unwrap_or(weight));
             kb.store_vec(self.item.weights, at, scaled);
-            if self.item.codes.is_some() {
+            if !matches!(self.item.operands, Operands::Floats) {
                 let (size, old) = (size_bits(kb, scaled), kb.load_vec(largest, zero, lanes));
                 let new = kb.max(old, size);
                 kb.store_vec(largest, zero, new);
@@ -320,4 +317,21 @@ impl Block<'_> {
             }
         }
     }
+}
+
+/// The largest over the keys of vectors of scores, by `larger`, in the lanes of all of them.
+pub(super) fn largest_of_keys(
+    kb: &mut KernelBuilder,
+    params: &Params,
+    mut largest: ExprId,
+    larger: impl Fn(&mut KernelBuilder, ExprId, ExprId) -> ExprId,
+) -> ExprId {
+    let mut distance = params.vectors() as u32;
+    while distance < params.part() as u32 {
+        let other = kb.shuffle(largest, None, (0..params.lanes).map(|l| l ^ distance).collect());
+        let both = larger(kb, largest, other);
+        largest = kb.let_("largest", both);
+        distance *= 2;
+    }
+    largest
 }

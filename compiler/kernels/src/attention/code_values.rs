@@ -6,7 +6,7 @@
 //! column, its four products are those of four keys, so rows are first turned into quads of keys, once for all heads. The
 //! sums of a block are exact; they are added to the f32 sums with the unit of the block.
 
-use super::block::Block;
+use super::block::{Block, largest_of_keys};
 use super::codes::{
     Codes, MAGIC, MOST_SIGNED, PLANES, coded, joined_planes, repeated, signed_codes, unit_of,
 };
@@ -60,14 +60,7 @@ impl Block<'_> {
     ) -> ExprId {
         let params = self.item.params;
         let (lanes, zero, none) = (params.lanes, kb.int(0), kb.float(0.0));
-        let mut largest = largest;
-        let mut distance = 1;
-        while distance < params.keys() as u32 {
-            let other = kb.shuffle(largest, None, (0..lanes).map(|l| l ^ distance).collect());
-            let both = kb.max(largest, other);
-            largest = kb.let_("largest", both);
-            distance *= 2;
-        }
+        let largest = largest_of_keys(kb, &params, largest, |kb, a, b| kb.max(a, b));
         let (most, added) = if codes.dots.signed {
             (kb.float(MOST_SIGNED), none)
         } else {

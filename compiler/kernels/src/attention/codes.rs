@@ -26,7 +26,7 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
 /// Most columns of a row: `512 * 128 * 32512 < 2^31`.
-const LONGEST: i64 = 512;
+pub(super) const LONGEST: i64 = 512;
 /// The largest size of a 16-bit code whose high byte fits i8.
 pub(super) const MOST_SIGNED: f64 = 32512.0;
 /// Sizes below count as this one, so that no quotient overflows.
@@ -57,7 +57,7 @@ impl Dots {
         };
         let bytes = 4 * i64::from(target.f32_lanes());
         let fits = a.size % (4 * part) == 0 && a.value_size % bytes == 0 && a.size <= LONGEST;
-        (fits && a.codes(a.key).is_some() && a.codes(a.value).is_some()).then_some(dots)
+        (fits && a.has_codes()).then_some(dots)
     }
     /// Of the first operand.
     pub(super) fn dtype(&self) -> DType {
@@ -110,8 +110,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    pub fn new(kb: &mut KernelBuilder, a: &Problem, params: Params) -> Option<Codes> {
-        let dots = params.dots?;
+    pub fn new(kb: &mut KernelBuilder, a: &Problem, params: Params, dots: Dots) -> Option<Codes> {
         let (keys, values) = (a.codes(a.key)?, a.codes(a.value)?);
         let lanes = i64::from(params.lanes);
         let bytes = |kb: &mut KernelBuilder, name: &str, len: i64| {
@@ -135,21 +134,6 @@ impl Codes {
         })
     }
 
-    /// A row of codes, `lanes` columns from `c` on.
-    fn load(
-        &self,
-        kb: &mut KernelBuilder,
-        (buf, size): (BufId, i64),
-        (a, row, head): (&Problem, ExprId, ExprId),
-        c: ExprId,
-        lanes: u32,
-    ) -> ExprId {
-        let before = kb.mul_int(row, a.kv);
-        let before = kb.add(before, head);
-        let before = kb.mul_int(before, size);
-        let at = kb.add(before, c);
-        kb.load_vec(buf, at, lanes)
-    }
     pub fn value(
         &self,
         kb: &mut KernelBuilder,
@@ -157,11 +141,30 @@ impl Codes {
         c: ExprId,
         lanes: u32,
     ) -> ExprId {
-        self.load(kb, (self.values, place.0.value_size), place, c, lanes)
+        code_row(kb, (self.values, place.0.value_size), place, c, lanes)
     }
 }
 
+/// A row of a cache of codes and a key head, `lanes` columns from `c` on.
+pub(super) fn code_row(
+    kb: &mut KernelBuilder,
+    (buf, size): (BufId, i64),
+    (a, row, head): (&Problem, ExprId, ExprId),
+    c: ExprId,
+    lanes: u32,
+) -> ExprId {
+    let before = kb.mul_int(row, a.kv);
+    let before = kb.add(before, head);
+    let before = kb.mul_int(before, size);
+    let at = kb.add(before, c);
+    kb.load_vec(buf, at, lanes)
+}
+
 impl Problem<'_> {
+    /// True if keys and values are such caches.
+    pub(super) fn has_codes(&self) -> bool {
+        self.codes(self.key).is_some() && self.codes(self.value).is_some()
+    }
     /// The buffer of a cache of codes `[t, kv, size]` whose rows have a scale each.
     pub(super) fn codes(&self, (codes, scale): (ValueId, Option<ValueId>)) -> Option<BufId> {
         let (_, node) = (scale?, self.inliner.f.def(codes)?);
@@ -335,7 +338,7 @@ impl Block<'_> {
             let row = kb.add(self.first, number);
             let start = kb.mul_int(i, a.size);
             columns(kb, a.size, lanes, |kb, c| {
-                let value = codes.load(kb, (codes.keys, a.size), (a, row, self.item.head), c, lanes);
+                let value = code_row(kb, (codes.keys, a.size), (a, row, self.item.head), c, lanes);
                 let value = codes.dots.first(kb, value);
                 let at = kb.add(start, c);
                 kb.store_vec(codes.rows, at, value);
@@ -361,10 +364,8 @@ impl Block<'_> {
         };
         let sums: Vec<[BufId; 2]> = (0..params.together()).map(|_| [sum(kb), sum(kb)]).collect();
         let queries = self.item.codes_of(kb, a, set);
-        // A number that only looks as if it depended on the block: unrolled, the loop would have its loads and requests moved
-        // together, and sums in memory.
-        let (parts, of_keys) = (kb.int(a.size / width), kb.mul_int(self.count, a.size / width));
-        let parts = kb.min(parts, of_keys);
+        let parts = kb.int(a.size / width);
+        let parts = self.as_if_unknown(kb, parts);
         kb.serial("part", parts, |kb, c| {
             self.keys_ahead(kb, offset, Turn::Within(c, a.size / width));
             let bytes = 4 * lanes;

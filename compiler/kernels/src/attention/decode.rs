@@ -10,8 +10,9 @@
 
 use super::block::Block;
 use super::codes::Codes;
-use super::schedule::{Ahead, Params};
+use super::schedule::{Ahead, Params, Products};
 use super::shares::{Run, Shares};
+use super::words::Words;
 use super::{HIDDEN, Problem, at_least_zero, ceil_div, lanes_of};
 use crate::contraction::CACHE_LINE;
 use crate::generic::inline::{Index, Inliner};
@@ -42,8 +43,7 @@ pub(super) struct Item {
     pub rows: BufId,
     /// What the change of the maxima makes of older sums: `[lanes]`; of one key head only.
     pub factor: BufId,
-    /// In place of `q` (then one row) and `rows`, where integers meet.
-    pub codes: Option<Codes>,
+    pub operands: Operands,
     pub head: ExprId,
     /// Key heads of this item: the first, and how many.
     heads: (ExprId, ExprId),
@@ -54,28 +54,45 @@ pub(super) struct Item {
     pub prefix: Option<ExprId>,
 }
 
+/// What stands in the place of the floats of an [`Item`]: of `q` (then one row) and `rows`.
+#[derive(Clone, Copy)]
+pub(super) enum Operands {
+    Floats,
+    Bytes(Codes),
+    Words(Words),
+}
+
 /// Queries on the stack, which all items of a worker share: see [`Item`].
 struct Queries {
     q: BufId,
     slopes: Option<BufId>,
-    codes: Option<Codes>,
+    operands: Operands,
     /// By key head: 1 once they are there.
     loaded: BufId,
 }
 
 impl Queries {
     fn new(kb: &mut KernelBuilder, a: &Problem, params: Params) -> Queries {
-        let codes = Codes::new(kb, a, params);
+        let operands = match params.products {
+            Products::Floats => None,
+            Products::Bytes(dots) => Codes::new(kb, a, params, dots).map(Operands::Bytes),
+            Products::Words(dot) => Words::new(kb, a, params, dot).map(Operands::Words),
+        };
+        let operands = operands.unwrap_or(Operands::Floats);
         let floats = |kb: &mut KernelBuilder, name: &str, len: i64| {
             kb.alloc(name, DType::F32, len as usize, Space::Stack)
         };
         let vectors = a.kv * params.sets * i64::from(params.lanes);
-        let q = floats(kb, "q", if codes.is_some() { a.size } else { a.kv * params.queries(a) });
+        let q = match operands {
+            Operands::Floats => a.kv * params.queries(a),
+            Operands::Bytes(_) | Operands::Words(_) => a.size,
+        };
+        let q = floats(kb, "q", q);
         let slopes = a.slopes.map(|_| floats(kb, "slopes", vectors));
         let loaded = kb.alloc("loaded", DType::I32, a.kv as usize, Space::Stack);
         let (heads, none) = (kb.int(a.kv), kb.int_of(0, DType::I32));
         kb.serial("key_head", heads, |kb, head| kb.store(loaded, head, none));
-        Queries { q, slopes, codes, loaded }
+        Queries { q, slopes, operands, loaded }
     }
 }
 
@@ -110,9 +127,12 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[New
         };
         let (rows, vectors) = (a.kv * params.rows(), a.kv * params.sets * i64::from(params.lanes));
         let zero = kb.int(0);
-        let codes = queries.codes;
+        let operands = queries.operands;
         // Floats of keys that are summed together.
-        let keys = if codes.is_some() { 0 } else { params.together() * params.padded(a.size) };
+        let keys = match operands {
+            Operands::Floats => params.together() * params.padded(a.size),
+            Operands::Bytes(_) | Operands::Words(_) => 1,
+        };
         let item = Item {
             params,
             q: queries.q,
@@ -121,9 +141,9 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[New
             total: floats(kb, "total", vectors),
             slopes: queries.slopes,
             weights: floats(kb, "weights", params.block * params.slots),
-            rows: floats(kb, "rows", keys.max(1)),
+            rows: floats(kb, "rows", keys),
             factor: floats(kb, "factor", i64::from(params.lanes)),
-            codes,
+            operands,
             head: zero,
             heads,
             start: kb.let_("start", start),
@@ -132,9 +152,10 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[New
             prefix,
         };
         item.append(kb, new_rows, t);
-        match &codes {
-            Some(codes) => item.clear_key_codes(kb, a, codes),
-            None => item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size)),
+        match &operands {
+            Operands::Floats => item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size)),
+            Operands::Bytes(codes) => item.clear_key_codes(kb, a, codes),
+            Operands::Words(words) => item.clear_key_words(kb, a, words),
         }
         item.each_key_head(kb, |kb, item| item.clear(kb, a));
         if let Some(sinks) = a.sinks() {
@@ -310,7 +331,7 @@ impl Item {
     }
 
     /// Place of a query head in a buffer `[sets, lanes]`.
-    fn slot(&self, kb: &mut KernelBuilder, g: ExprId) -> ExprId {
+    pub(super) fn slot(&self, kb: &mut KernelBuilder, g: ExprId) -> ExprId {
         let heads = kb.int(self.params.heads);
         let (set, slot) = (kb.div(g, heads), kb.rem(g, heads));
         let (at, lane) = (self.vector_of(kb, set), self.params.lane_of(kb, slot));
@@ -324,19 +345,26 @@ impl Item {
         kb.add(first, before)
     }
 
-    /// Scaled queries of head `g`.
-    fn load_query(&self, kb: &mut KernelBuilder, a: &Problem, g: ExprId, head: ExprId) {
-        let (params, zero) = (self.params, kb.int(0));
-        let (lanes, part) = (lanes_of(a.size, params.lanes), params.part());
-        let (heads, across, columns_of) = (kb.int(params.heads), kb.int(params.across), kb.int(part));
+    /// Place of the first part of the query of head `g`.
+    pub(super) fn query_row(&self, kb: &mut KernelBuilder, a: &Problem, g: ExprId) -> ExprId {
+        let params = self.params;
+        let (heads, across) = (kb.int(params.heads), kb.int(params.across));
         let (set, slot) = (kb.div(g, heads), kb.rem(g, heads));
         let (vector, place) = (kb.div(slot, across), kb.rem(slot, across));
         let row = self.queries_of(kb, a, set);
         let before = kb.mul_int(vector, params.across * params.padded(a.size));
-        let place = kb.mul_int(place, part);
+        let place = kb.mul_int(place, params.part());
         let row = kb.add(row, before);
         let row = kb.add(row, place);
-        let row = kb.let_("row", row);
+        kb.let_("row", row)
+    }
+
+    /// Scaled queries of head `g`.
+    fn load_query(&self, kb: &mut KernelBuilder, a: &Problem, g: ExprId, head: ExprId) {
+        let (params, zero) = (self.params, kb.int(0));
+        let (lanes, part) = (lanes_of(a.size, params.lanes), params.part());
+        let columns_of = kb.int(part);
+        let row = self.query_row(kb, a, g);
         query_columns(kb, a, lanes, |kb, c| {
             let value = a.query(kb, zero, head, c, lanes);
             let value = kb.let_("q", value);
@@ -359,14 +387,21 @@ impl Item {
 
     /// Scaled queries, and slopes.
     fn load_queries(&self, kb: &mut KernelBuilder, a: &Problem) {
-        if let Some(codes) = &self.codes {
-            self.clear_codes(kb, a, codes);
-            self.each_head(kb, a, |kb, g, head| self.load_query_codes(kb, a, codes, (g, head)));
-        } else {
-            let (zero, rows) = (kb.int(0), self.params.sets * self.params.slots);
-            let first = self.queries_of(kb, a, zero);
-            self.clear_rows(kb, self.q, first, rows, self.params.padded(a.size));
-            self.each_head(kb, a, |kb, g, head| self.load_query(kb, a, g, head));
+        match &self.operands {
+            Operands::Floats => {
+                let (zero, rows) = (kb.int(0), self.params.sets * self.params.slots);
+                let first = self.queries_of(kb, a, zero);
+                self.clear_rows(kb, self.q, first, rows, self.params.padded(a.size));
+                self.each_head(kb, a, |kb, g, head| self.load_query(kb, a, g, head));
+            }
+            Operands::Bytes(codes) => {
+                self.clear_codes(kb, a, codes);
+                self.each_head(kb, a, |kb, g, head| self.load_query_codes(kb, a, codes, (g, head)));
+            }
+            Operands::Words(words) => {
+                self.clear_words(kb, a, words);
+                self.each_head(kb, a, |kb, g, head| self.load_query_words(kb, a, words, (g, head)));
+            }
         }
         let Some(slopes) = self.slopes else { return };
         let zero = kb.int(0);
@@ -424,9 +459,9 @@ impl Item {
             let slot = self.slot(kb, g);
             let slot = kb.let_("slot", slot);
             let (from, row) = (partial_row(kb, a, slice, head), self.row_of(kb, g, a.value_size));
-            match self.codes {
-                Some(_) => self.store_mixed(kb, a, (from, row), out),
-                None => columns(kb, a.value_size, lanes, |kb, c| {
+            match self.operands {
+                Operands::Bytes(_) => self.store_mixed(kb, a, (from, row), out),
+                Operands::Floats | Operands::Words(_) => columns(kb, a.value_size, lanes, |kb, c| {
                     let at = kb.add(row, c);
                     let value = kb.load_vec(self.sums, at, lanes);
                     let at = kb.add(from, c);

@@ -3,7 +3,9 @@
 use super::Problem;
 use super::code_values::QUAD;
 use super::codes::{Dots, PLANES};
-use crate::params::KernelTarget;
+use super::pairs::PAIR;
+use super::words;
+use crate::params::{KernelTarget, PairDot};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprId, Stmt};
@@ -52,8 +54,47 @@ pub struct Params {
     pub first: [Option<Ahead>; 2],
     /// It goes through every block like that, and asks for none.
     pub in_order: bool,
-    /// How queries and weights meet 8-bit codes; `None` if floats meet what the codes stand for.
-    pub dots: Option<Dots>,
+    pub products: Products,
+}
+
+/// What is multiplied: queries with keys, and weights with values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Products {
+    /// Floats, and what codes of a cache stand for.
+    Floats,
+    /// Bytes, four at a time; those of queries and weights are planes of 16-bit codes.
+    Bytes(Dots),
+    /// 16-bit codes, two at a time.
+    Words(PairDot),
+}
+
+impl Products {
+    fn choose(a: &Problem, target: &KernelTarget, slots: i64) -> Products {
+        let lanes = target.f32_lanes();
+        if let Some(dots) = Dots::choose(a, target, i64::from(lanes) / slots) {
+            return Products::Bytes(dots);
+        }
+        let part = i64::from(lanes) / words::across(slots, lanes);
+        target
+            .pair_dot()
+            .filter(|_| words::fits(a, (lanes, part)))
+            .map_or(Products::Floats, Products::Words)
+    }
+    /// Columns of a row's elements.
+    pub(super) fn columns(self) -> i64 {
+        match self {
+            Products::Floats | Products::Bytes(_) => 1,
+            Products::Words(_) => PAIR,
+        }
+    }
+    /// Keys that are added at once.
+    pub(super) fn keys(self) -> i64 {
+        match self {
+            Products::Floats => 1,
+            Products::Bytes(_) => QUAD,
+            Products::Words(_) => PAIR,
+        }
+    }
 }
 
 /// The rows of one operand in memory: `[t, kv, size]` elements of `bytes`.
@@ -96,10 +137,14 @@ impl Params {
             let buf = a.scales(scale?).filter(|_| !in_order)?;
             Some(Ahead { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
         });
-        let dots = Dots::choose(a, target, i64::from(lanes) / slots);
-        // Codes have quads of columns.
-        let across = if dots.is_some() { slots } else { across(target, slots) };
-        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, first, in_order, dots }
+        let products = Products::choose(a, target, slots);
+        let across = match products {
+            // Bytes have quads of columns.
+            Products::Bytes(_) => slots,
+            Products::Words(_) => words::across(slots, lanes),
+            Products::Floats => across(target, slots),
+        };
+        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, first, in_order, products }
     }
     /// Slices that the buffer between the kernels has room for.
     pub fn slices(&self) -> i64 {
@@ -118,17 +163,18 @@ impl Params {
     }
     /// Keys whose products are summed together: as many as registers have room for.
     pub fn together(&self) -> i64 {
-        let (sums, planes) =
-            (if self.lanes == 16 { 16 } else { 8 }, if self.dots.is_some() { PLANES } else { 1 });
-        (sums / (planes * self.vectors())).max(self.keys()).max(if self.dots.is_some() { QUAD } else { 1 })
+        let sums = if self.lanes == 16 { 16 } else { 8 };
+        let planes = if matches!(self.products, Products::Bytes(_)) { PLANES } else { 1 };
+        (sums / (planes * self.vectors())).max(self.keys()).max(self.products.keys())
     }
     /// Heads whose values are summed together, where a row has so many vectors.
     pub(super) fn heads_at_once(&self, vectors: i64) -> i64 {
         if self.lanes < 16 && self.heads > 4 && vectors % 2 == 0 { (self.heads + 1) / 2 } else { self.heads }
     }
-    /// The size of a row of queries or keys in whole parts.
+    /// Elements of a row of queries or keys with so many columns, in whole parts; words have two columns each.
     pub fn padded(&self, size: i64) -> i64 {
-        (size + self.part() - 1) / self.part() * self.part()
+        let elements = size / self.products.columns();
+        (elements + self.part() - 1) / self.part() * self.part()
     }
     /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
     pub(super) fn lane_of(&self, kb: &mut KernelBuilder, slot: ExprId) -> ExprId {
@@ -150,7 +196,7 @@ impl Params {
     pub(super) fn rows(&self) -> i64 {
         self.sets * self.heads
     }
-    /// Floats of the queries of a key head.
+    /// Elements of the queries of a key head.
     pub(super) fn queries(&self, a: &Problem) -> i64 {
         self.sets * self.slots * self.padded(a.size)
     }

@@ -5,8 +5,10 @@
 //! a short tree of exchanges that gives one vector with the scores of some keys with all heads.
 
 use super::block::Block;
-use super::decode::columns;
+use super::decode::{Operands, columns};
 use super::product::join_each;
+use super::schedule::Products;
+use super::words::Words;
 use super::{HIDDEN, Place, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
 use mlcc_ir::builder::KernelBuilder;
@@ -47,16 +49,22 @@ impl Block<'_> {
             let offset = kb.let_("offset", offset);
             self.scales_ahead(kb, offset);
             self.keys_ahead(kb, offset, Turn::Before);
-            let products = match &self.item.codes {
-                Some(codes) => {
-                    self.copy_codes(kb, codes, offset);
-                    self.code_products(kb, codes, set, offset)
-                }
-                None => {
+            let products = match &self.item.operands {
+                Operands::Floats => {
                     if !self.direct() {
                         self.unpack(kb, offset);
                     }
-                    self.products(kb, set, offset)
+                    self.products(kb, None, set, offset)
+                }
+                Operands::Bytes(codes) => {
+                    self.copy_codes(kb, codes, offset);
+                    self.code_products(kb, codes, set, offset)
+                }
+                Operands::Words(words) => {
+                    if !self.direct() {
+                        self.widen_keys(kb, words, offset);
+                    }
+                    self.products(kb, Some(words), set, offset)
                 }
             };
             self.keys_ahead(kb, offset, Turn::Behind);
@@ -90,9 +98,17 @@ impl Block<'_> {
         kb.let_("best", best)
     }
 
+    /// A number of at least 1 that only looks as if it depended on the block: unrolled, a loop over it would have its loads and
+    /// requests moved together, and sums in memory.
+    pub(super) fn as_if_unknown(&self, kb: &mut KernelBuilder, number: ExprId) -> ExprId {
+        let more = kb.mul(self.count, number);
+        kb.min(number, more)
+    }
+
     /// True if vectors of products have whole vectors of columns, so that rows are read where they lie.
     fn direct(&self) -> bool {
-        self.item.params.part() == i64::from(self.lanes()) && self.a.size % i64::from(self.lanes()) == 0
+        let (lanes, columns) = (i64::from(self.lanes()), self.item.params.products.columns());
+        self.item.params.part() == lanes && self.a.size % (lanes * columns) == 0
     }
 
     /// Asks for the keys of the next block in the place of those of the step from `offset` on.
@@ -100,8 +116,12 @@ impl Block<'_> {
         let params = self.item.params;
         let all = params.together() * self.a.size;
         // Integers take little time but for products.
-        let (before, behind) =
-            if params.dots.is_some() || self.direct() { (0, 0) } else { (all / 8, all / 8) };
+        let (before, behind) = match params.products {
+            Products::Floats if !self.direct() => (all / 8, all / 8),
+            // Parts of rows of words are less than a line.
+            Products::Words(_) if !self.direct() => (all / 2, all - all / 2),
+            Products::Floats | Products::Bytes(_) | Products::Words(_) => (0, 0),
+        };
         let within = all - before - behind;
         let first = kb.mul_int(offset, self.a.size);
         let (at, width) = match turn {
@@ -160,22 +180,35 @@ impl Block<'_> {
         });
     }
 
-    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
-    fn products(&self, kb: &mut KernelBuilder, set: ExprId, offset: ExprId) -> Vec<ExprId> {
+    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores: of floats, or
+    /// of words.
+    fn products(
+        &self,
+        kb: &mut KernelBuilder,
+        words: Option<&Words>,
+        set: ExprId,
+        offset: ExprId,
+    ) -> Vec<ExprId> {
         let params = self.item.params;
+        let dtype = if words.is_some() { DType::I32 } else { DType::F32 };
+        let (query_rows, key_rows) =
+            words.map_or((self.item.q, self.item.rows), |words| (words.queries, words.rows));
         let (lanes, part, zero) = (params.lanes, params.part(), kb.int(0));
         let padded = params.padded(self.a.size);
         let used = (params.heads + params.across - 1) / params.across;
         let sum = |kb: &mut KernelBuilder| {
-            let sum = kb.alloc("sum", DType::F32, lanes as usize, Space::Local);
-            let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+            let sum = kb.alloc("sum", dtype, lanes as usize, Space::Local);
+            let nothing = kb.constant(0.0, Ty::vector(dtype, lanes));
             kb.store_vec(sum, zero, nothing);
             sum
         };
         let sums: Vec<Vec<BufId>> =
             (0..params.together()).map(|_| (0..used).map(|_| sum(kb)).collect()).collect();
         let queries = self.item.queries_of(kb, self.a, set);
-        let parts = kb.int(padded / part);
+        let mut parts = kb.int(padded / part);
+        if words.is_some() {
+            parts = self.as_if_unknown(kb, parts);
+        }
         kb.serial("part", parts, |kb, c| {
             self.keys_ahead(kb, offset, Turn::Within(c, padded / part));
             let from = kb.mul_int(c, i64::from(lanes));
@@ -183,7 +216,7 @@ impl Block<'_> {
             let q: Vec<ExprId> = (0..used)
                 .map(|v| {
                     let at = kb.add_int(from, v * params.across * padded);
-                    let q = kb.load_vec(self.item.q, at, lanes);
+                    let q = kb.load_vec(query_rows, at, lanes);
                     kb.let_("q", q)
                 })
                 .collect();
@@ -193,15 +226,21 @@ impl Block<'_> {
                     let number = kb.add_int(offset, i);
                     // Rows behind the last one are hidden.
                     let row = self.row(kb, number);
-                    self.a.row(kb, self.a.key.0, row, self.item.head, c, lanes)
+                    match words {
+                        None => self.a.row(kb, self.a.key.0, row, self.item.head, c, lanes),
+                        Some(words) => words.key(kb, (self.a, row, self.item.head), c, lanes),
+                    }
                 } else {
                     let at = kb.add_int(c, i * padded);
-                    params.spread(kb, self.item.rows, at)
+                    params.spread(kb, key_rows, at)
                 };
                 let k = kb.let_("k", k);
                 for (&q, &sum) in q.iter().zip(of_key) {
                     let old = kb.load_vec(sum, zero, lanes);
-                    let new = kb.fma(q, k, old);
+                    let new = match words {
+                        None => kb.fma(q, k, old),
+                        Some(words) => words.dot.add(kb, old, q, k),
+                    };
                     kb.store_vec(sum, zero, new);
                 }
             }
@@ -216,10 +255,18 @@ impl Block<'_> {
         // None where no head is.
         let products: Vec<Vec<Option<ExprId>>> =
             sums.iter().map(|of_key| all.clone().map(|v| product(kb, of_key.get(v))).collect()).collect();
-        let nothing = kb.constant(0.0, Ty::vector(DType::F32, lanes));
+        let nothing = kb.constant(0.0, Ty::vector(dtype, lanes));
+        let unit = words.map(|words| {
+            let at = self.item.vector_of(kb, set);
+            let unit = kb.load_vec(words.units, at, lanes);
+            kb.let_("unit", unit)
+        });
         let joined = |of_vector: &[Vec<Option<ExprId>>]| {
             let products = of_vector.iter().flatten().copied().collect();
-            join_each(kb, products, nothing, |kb, a, b| kb.add(a, b))
+            let all = join_each(kb, products, nothing, |kb, a, b| kb.add(a, b));
+            let Some(unit) = unit else { return all };
+            let all = kb.cast(all, DType::F32);
+            kb.mul(all, unit)
         };
         products.chunks(params.keys() as usize).map(joined).collect()
     }
