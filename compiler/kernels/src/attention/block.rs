@@ -6,7 +6,7 @@
 
 use super::codes::size_bits;
 use super::decode::{Item, Operands, columns};
-use super::schedule::{Ahead, Params};
+use super::schedule::{Ahead, Params, Products};
 use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;
 use crate::math::exp2_below_zero;
@@ -108,6 +108,10 @@ impl Block<'_> {
     /// them; at most half of this head's share. Memory would have nothing to do in this part of the time.
     fn asked_by_weights(&self) -> i64 {
         let params = self.item.params;
+        if matches!(params.products, Products::Words(_)) {
+            // Pairing values has time for all of them.
+            return 0;
+        }
         let line = params.ahead[1].map_or(0, |ahead| CACHE_LINE as i64 / ahead.bytes);
         (params.block / params.keys() * line).min(params.block * self.a.value_size / 2)
     }
