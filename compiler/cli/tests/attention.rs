@@ -12,7 +12,6 @@ use mlcc_interp::graph::Tensor;
 use mlcc_interp::kernel::{Buffer, Options, run_with};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph::{Function, FunctionKind, ValueId};
-use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, Expr, Kernel};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Attention, Op};
@@ -366,7 +365,8 @@ fn products_of_pairs_interpreted() {
             let inputs = case.inputs(n, past);
             let expected = case.reference(&inputs, n, past);
             let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
-            let with = ["x86-64-v4-vnni", "x86-64-v3-vnni", "x86-64-v3", "x86-64-v2"].map(|name| (name, true));
+            let with =
+                ["x86-64-v4-vnni", "x86-64-v3-vnni", "x86-64-v3", "x86-64-v2"].map(|name| (name, true));
             for (name, pairs) in with.into_iter().chain([("x86-64-v4", false)]) {
                 let target = target_of(name).0;
                 let kernels = case.kernels(false, &target);
@@ -391,25 +391,48 @@ fn codes_of_extreme_rows() {
     let case = Case::new(1, 2, 32).on_codes();
     let (n, past) = (9, 120);
     let sizes = SymValues { n: n as i64, b: 1, past: past as i64 };
-    let target = target_of("x86-64-v4-vnni").0;
-    let kernels = case.kernels(false, &target);
-    for scale in [1e-6, 1.0, 3e4] {
+    for target in ["x86-64-v4-vnni", "x86-64-v3"] {
+        let kernels = case.kernels(false, &target_of(target).0);
+        for scale in [1e-6, 1.0, 3e4] {
+            let mut inputs = case.inputs(n, past);
+            inputs[0].data.fill(0.01);
+            inputs[1].data.fill(-scale);
+            inputs[2].data.fill(-scale);
+            let found = interpreted(&kernels, &inputs, &sizes, 1);
+            assert_close("equal rows", &vec![-scale as f32; found.len()], &found, 2e-4);
+        }
         let mut inputs = case.inputs(n, past);
-        inputs[0].data.fill(0.01);
-        inputs[1].data.fill(-scale);
-        inputs[2].data.fill(-scale);
+        inputs[0].data.iter_mut().for_each(|x| *x = x.abs());
+        for c in 0..case.size {
+            inputs[1].data[c] = 4.0;
+            inputs[2].data[c] *= 1e-3;
+        }
+        let expected = case.reference(&inputs, n, past);
         let found = interpreted(&kernels, &inputs, &sizes, 1);
-        assert_close("equal rows", &vec![-scale as f32; found.len()], &found, 2e-4);
+        assert_close("a heavy first key", &expected, &found, 2e-4);
     }
-    let mut inputs = case.inputs(n, past);
-    inputs[0].data.iter_mut().for_each(|x| *x = x.abs());
-    for c in 0..case.size {
-        inputs[1].data[c] = 4.0;
-        inputs[2].data[c] *= 1e-3;
+}
+
+/// The same for one token and a cache of 8-bit codes, whose rows are as long as they may be.
+#[test]
+fn codes_of_extreme_cached_rows() {
+    let case = Case { cache: DType::I8, value_size: 64, ..Case::new(1, 2, 512) };
+    let past = 120;
+    let sizes = SymValues { n: 1, b: 1, past };
+    for target in ["x86-64-v4-vnni", "x86-64-v3", "x86-64-v2"] {
+        let kernels = case.kernels(true, &target_of(target).0);
+        for (query, code) in [(1.0, -128.0), (-1e3, -128.0), (1e-6, 127.0)] {
+            let mut inputs = case.inputs(1, past as usize);
+            inputs[0].data.fill(query);
+            inputs[1].data.fill(code);
+            // The first key has a smaller size than the others.
+            inputs[1].data[..512].fill(-code.signum());
+            inputs[3].data.fill(code);
+            let expected = case.reference(&inputs, 1, past as usize);
+            let found = interpreted(&kernels, &inputs, &sizes, 1);
+            assert_close(&format!("{query} and {code} for {target}"), &expected, &found, 1e-4);
+        }
     }
-    let expected = case.reference(&inputs, n, past);
-    let found = interpreted(&kernels, &inputs, &sizes, 1);
-    assert_close("a heavy first key", &expected, &found, 2e-4);
 }
 
 /// Slices with all key heads.

@@ -153,7 +153,9 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[New
         };
         item.append(kb, new_rows, t);
         match &operands {
-            Operands::Floats => item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size)),
+            Operands::Floats => {
+                item.clear_rows(kb, item.rows, zero, params.together(), params.padded(a.size))
+            }
             Operands::Bytes(codes) => item.clear_key_codes(kb, a, codes),
             Operands::Words(words) => item.clear_key_words(kb, a, words),
         }

@@ -75,10 +75,7 @@ impl Products {
             return Products::Bytes(dots);
         }
         let part = i64::from(lanes) / words::across(slots, lanes);
-        target
-            .pair_dot()
-            .filter(|_| words::fits(a, (lanes, part)))
-            .map_or(Products::Floats, Products::Words)
+        target.pair_dot().filter(|_| words::fits(a, (lanes, part))).map_or(Products::Floats, Products::Words)
     }
     /// Columns of a row's elements.
     pub(super) fn columns(self) -> i64 {
@@ -144,7 +141,20 @@ impl Params {
             Products::Words(_) => words::across(slots, lanes),
             Products::Floats => across(target, slots),
         };
-        Params { lanes, heads, sets, slots, across, block, sums, ahead, scales_ahead, first, in_order, products }
+        Params {
+            lanes,
+            heads,
+            sets,
+            slots,
+            across,
+            block,
+            sums,
+            ahead,
+            scales_ahead,
+            first,
+            in_order,
+            products,
+        }
     }
     /// Slices that the buffer between the kernels has room for.
     pub fn slices(&self) -> i64 {

@@ -315,8 +315,7 @@ impl Block<'_> {
             kb.store_vec(sum, zero, nothing);
             sum
         };
-        let sums: Vec<Vec<BufId>> =
-            heads.clone().map(|_| (0..together).map(|_| sum(kb)).collect()).collect();
+        let sums: Vec<Vec<BufId>> = heads.clone().map(|_| (0..together).map(|_| sum(kb)).collect()).collect();
         let pairs = self.pairs(kb);
         kb.serial("pair", pairs, |kb, pair| {
             let from = kb.mul_int(pair, self.a.value_size);
