@@ -13,6 +13,7 @@ pub mod merge;
 mod pairs;
 pub mod prefill;
 pub(crate) mod product;
+mod queries;
 mod rows;
 pub mod schedule;
 mod scores;

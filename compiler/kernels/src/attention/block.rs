@@ -5,7 +5,8 @@
 //! rows are factors of scores and weights, not of elements.
 
 use super::codes::size_bits;
-use super::decode::{Item, Operands, columns};
+use super::decode::{Item, columns};
+use super::queries::Operands;
 use super::schedule::{Ahead, Params, Products};
 use super::{Problem, ceil_div, lanes_of, larger};
 use crate::contraction::CACHE_LINE;

@@ -11,7 +11,7 @@
 //! final sum is below 2^31 for rows of up to [`LONGEST`] columns.
 
 use super::block::Block;
-use super::decode::{Item, columns, query_columns};
+use super::decode::{Item, columns};
 use super::product::join_each;
 use super::schedule::Params;
 use super::scores::Turn;
@@ -263,26 +263,12 @@ impl Item {
     ) {
         let (params, zero) = (self.params, kb.int(0));
         let lanes = lanes_of(a.size, params.lanes);
-        let cell = |kb: &mut KernelBuilder, name: &str| {
-            let cell = kb.alloc(name, DType::I32, lanes as usize, Space::Local);
-            let nothing = kb.constant(0.0, Ty::vector(DType::I32, lanes));
-            kb.store_vec(cell, zero, nothing);
-            cell
-        };
-        let largest = cell(kb, "largest");
-        query_columns(kb, a, lanes, |kb, c| {
-            let value = a.query(kb, zero, head, c, lanes);
-            let value = kb.let_("q", value);
-            kb.store_vec(self.q, c, value);
-            let (size, old) = (size_bits(kb, value), kb.load_vec(largest, zero, lanes));
-            let new = kb.max(old, size);
-            kb.store_vec(largest, zero, new);
-        });
-        let largest = kb.load_vec(largest, zero, lanes);
-        let largest = kb.reduce_lanes(BinOp::Max, largest);
+        let largest = self.keep_query(kb, a, head);
         let codes_of_size = kb.float(MOST_SIGNED);
         let (unit, inverse) = unit_of(kb, largest, codes_of_size);
-        let sum = cell(kb, "sum");
+        let sum = kb.alloc("sum", DType::I32, lanes as usize, Space::Local);
+        let nothing = kb.constant(0.0, Ty::vector(DType::I32, lanes));
+        kb.store_vec(sum, zero, nothing);
         let heads = kb.int(params.heads);
         let (set, slot) = (kb.div(g, heads), kb.rem(g, heads));
         let width = 4 * params.part();

@@ -11,8 +11,9 @@
 //! are those of floats.
 
 use super::codes::{MAGIC, coded, size_bits, unit_of};
-use super::decode::{columns, query_columns};
+use super::decode::columns;
 use super::prefill::{KEYS, Params, Tile};
+use super::queries::query_columns;
 use super::{Problem, ceil_div, lanes_of};
 use crate::params::PairDot;
 use mlcc_ir::builder::KernelBuilder;
@@ -235,6 +236,11 @@ pub(super) fn words(
         let value = kb.load_vec(buf, places[i], lanes);
         coded(kb, value, inverses[i], magic)
     });
+    joined(kb, low, high)
+}
+
+/// Words of two codes, of which only the low 16 bits count.
+pub(super) fn joined(kb: &mut KernelBuilder, low: ExprId, high: ExprId) -> ExprId {
     let (mask, by) = (kb.int_of(0xffff, DType::I32), kb.int_of(16, DType::I32));
     let (low, high) = (kb.binary(BinOp::And, low, mask), kb.binary(BinOp::Shl, high, by));
     let words = kb.binary(BinOp::Or, low, high);

@@ -7,9 +7,10 @@
 //! first-level cache: its queries and scores, a few keys, and some columns of the values. Rows before a block are left out,
 //! and those on the diagonal take as many of its keys as they see.
 
-use super::decode::{columns, query_columns};
+use super::decode::columns;
 use super::pairs::{self, PAIR, Pairs};
 use super::product::transpose;
+use super::queries::query_columns;
 use super::rows::Rows;
 use super::schedule::Ahead;
 use super::{HIDDEN, Keys, Problem, at_least_zero, ceil_div, lanes_of};

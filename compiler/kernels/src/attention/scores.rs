@@ -5,8 +5,9 @@
 //! a short tree of exchanges that gives one vector with the scores of some keys with all heads.
 
 use super::block::Block;
-use super::decode::{Operands, columns};
+use super::decode::columns;
 use super::product::join_each;
+use super::queries::Operands;
 use super::schedule::Products;
 use super::words::Words;
 use super::{HIDDEN, Place, ceil_div, lanes_of, larger};
@@ -52,7 +53,9 @@ impl Block<'_> {
             let products = match &self.item.operands {
                 Operands::Floats => {
                     if !self.direct() {
-                        self.unpack(kb, offset);
+                        self.unpack(kb, (self.item.rows, offset), |kb, row, c, lanes| {
+                            self.a.row(kb, self.a.key.0, row, self.item.head, c, lanes)
+                        });
                     }
                     self.products(kb, None, set, offset)
                 }
@@ -62,7 +65,9 @@ impl Block<'_> {
                 }
                 Operands::Words(words) => {
                     if !self.direct() {
-                        self.widen_keys(kb, words, offset);
+                        self.unpack(kb, (words.rows, offset), |kb, row, word, lanes| {
+                            words.key(kb, (self.a, row, self.item.head), word, lanes)
+                        });
                     }
                     self.products(kb, Some(words), set, offset)
                 }
@@ -161,11 +166,17 @@ impl Block<'_> {
         kb.add(offset, key)
     }
 
-    /// Rows of the keys of a step, from number `offset` of the block on, as f32. What older rows leave behind the last key
-    /// is hidden.
-    fn unpack(&self, kb: &mut KernelBuilder, offset: ExprId) {
-        let (params, size) = (self.item.params, self.a.size);
-        let (lanes, padded) = (lanes_of(size, params.lanes), params.padded(size));
+    /// Rows of the keys of a step to `to`, from number `offset` of the block on: `value(row, element, lanes)` of each. What older
+    /// rows leave behind the last key is hidden.
+    fn unpack(
+        &self,
+        kb: &mut KernelBuilder,
+        (to, offset): (BufId, ExprId),
+        value: impl Fn(&mut KernelBuilder, ExprId, ExprId, u32) -> ExprId,
+    ) {
+        let (params, padded) = (self.item.params, self.item.params.padded(self.a.size));
+        let size = self.a.size / params.products.columns();
+        let lanes = lanes_of(size, params.lanes);
         let (together, rest) = (kb.int(params.together()), kb.sub(self.count, offset));
         let count = kb.min(together, rest);
         kb.serial("i", count, |kb, i| {
@@ -173,9 +184,9 @@ impl Block<'_> {
             let row = kb.add(self.first, number);
             let start = kb.mul_int(i, padded);
             columns(kb, size, lanes, |kb, c| {
-                let value = self.a.row(kb, self.a.key.0, row, self.item.head, c, lanes);
+                let value = value(kb, row, c, lanes);
                 let at = kb.add(start, c);
-                kb.store_vec(self.item.rows, at, value);
+                kb.store_vec(to, at, value);
             });
         });
     }

@@ -7,14 +7,14 @@
 //! become floats with the unit of their head.
 
 use super::block::{Block, largest_of_keys};
-use super::codes::{LONGEST, MAGIC, MOST_SIGNED, code_row, coded, size_bits, unit_of};
-use super::decode::{Item, columns, query_columns};
-use super::pairs::PAIR;
+use super::codes::{LONGEST, MAGIC, MOST_SIGNED, code_row, coded, unit_of};
+use super::decode::{Item, columns};
+use super::pairs::{PAIR, joined};
 use super::schedule::Params;
 use super::{Problem, ceil_div, lanes_of};
 use crate::params::PairDot;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
+use mlcc_ir::kernel::{BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
 use std::ops::Range;
 
@@ -94,14 +94,6 @@ fn widened(kb: &mut KernelBuilder, codes: ExprId) -> ExprId {
     kb.let_("words", words)
 }
 
-/// Words of two codes, of which only the low 16 bits count.
-fn joined(kb: &mut KernelBuilder, low: ExprId, high: ExprId) -> ExprId {
-    let (mask, by) = (kb.int_of(0xffff, DType::I32), kb.int_of(16, DType::I32));
-    let (low, high) = (kb.binary(BinOp::And, low, mask), kb.binary(BinOp::Shl, high, by));
-    let words = kb.binary(BinOp::Or, low, high);
-    kb.let_("words", words)
-}
-
 impl Item {
     /// Zeros in the place of keys.
     pub(super) fn clear_key_words(&self, kb: &mut KernelBuilder, a: &Problem, words: &Words) {
@@ -136,21 +128,8 @@ impl Item {
         words: &Words,
         (g, head): (ExprId, ExprId),
     ) {
-        let (params, zero) = (self.params, kb.int(0));
-        let lanes = lanes_of(a.size, params.lanes);
-        let largest = kb.alloc("largest", DType::I32, lanes as usize, Space::Local);
-        let nothing = kb.constant(0.0, Ty::vector(DType::I32, lanes));
-        kb.store_vec(largest, zero, nothing);
-        query_columns(kb, a, lanes, |kb, c| {
-            let value = a.query(kb, zero, head, c, lanes);
-            let value = kb.let_("q", value);
-            kb.store_vec(self.q, c, value);
-            let (size, old) = (size_bits(kb, value), kb.load_vec(largest, zero, lanes));
-            let new = kb.max(old, size);
-            kb.store_vec(largest, zero, new);
-        });
-        let largest = kb.load_vec(largest, zero, lanes);
-        let largest = kb.reduce_lanes(BinOp::Max, largest);
+        let params = self.params;
+        let largest = self.keep_query(kb, a, head);
         let most = kb.float(MOST_SIGNED);
         let (unit, inverse) = unit_of(kb, largest, most);
         let row = self.query_row(kb, a, g);
@@ -189,25 +168,6 @@ impl Item {
 }
 
 impl Block<'_> {
-    /// Words of the keys of a step, from number `offset` of the block on. What older rows leave behind the last key is hidden.
-    pub(super) fn widen_keys(&self, kb: &mut KernelBuilder, words: &Words, offset: ExprId) {
-        let (a, params) = (self.a, self.item.params);
-        let size = params.padded(a.size);
-        let lanes = lanes_of(size, params.lanes);
-        let (together, rest) = (kb.int(params.together()), kb.sub(self.count, offset));
-        let count = kb.min(together, rest);
-        kb.serial("i", count, |kb, i| {
-            let number = kb.add(offset, i);
-            let row = kb.add(self.first, number);
-            let start = kb.mul_int(i, size);
-            columns(kb, size, lanes, |kb, word| {
-                let value = words.key(kb, (a, row, self.item.head), word, lanes);
-                let at = kb.add(start, word);
-                kb.store_vec(words.rows, at, value);
-            });
-        });
-    }
-
     /// Pairs of keys that hold any.
     fn pairs(&self, kb: &mut KernelBuilder) -> ExprId {
         let pair = kb.int(PAIR);
