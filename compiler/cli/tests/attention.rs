@@ -344,6 +344,24 @@ fn integer_products_interpreted() {
     }
 }
 
+/// Rows that are no whole vectors of bytes meet queries as words where there is a dot instruction for these, too.
+#[test]
+fn words_of_512_bits_interpreted() {
+    let target = target_of("x86-64-v4-vnni").0;
+    for group in [1, 2, 6, 16] {
+        let case = Case { cache: DType::I8, negative: group == 6, value_size: 32, ..Case::new(2, group, 32) };
+        let kernels = case.kernels(true, &target);
+        assert!(has_one_of(&kernels[0], &["vpdpwssd_512"]), "{group} heads");
+        for past in [0, 2, 77] {
+            let inputs = case.inputs(1, past);
+            let expected = case.reference(&inputs, 1, past);
+            let sizes = SymValues { n: 1, b: 1, past: past as i64 };
+            let found = interpreted(&kernels, &inputs, &sizes, 2);
+            assert_close(&format!("{group} heads, past = {past}"), &expected, &found, 1e-4);
+        }
+    }
+}
+
 /// True if the kernel calls an instruction that multiplies pairs of 16 bits.
 fn has_pairs(kernel: &Kernel) -> bool {
     let names = ["vpdpwssd_512", "vpdpwssd_256", "vpdpwssd_avx_256", "vpmaddwd_256", "pmaddwd_128"];
