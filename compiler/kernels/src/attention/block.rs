@@ -310,8 +310,7 @@ impl Block<'_> {
             .collect();
         let base = kb.mul_int(vector, i64::from(params.lanes));
         for (head, of_head) in (first_head..).zip(sums) {
-            let lane = (head % params.across) * params.part() + head / params.across;
-            let at = kb.add_int(base, lane + key * params.vectors());
+            let at = kb.add_int(base, params.lane(head) + key * params.vectors());
             let weight = kb.load(self.item.weights, at);
             let weight = kb.splat(weight, lanes);
             let weight = kb.let_("weight", weight);

@@ -166,7 +166,8 @@ impl Item {
     }
 }
 
-/// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have loops of their own (see [`borders`]).
+/// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have loops of their own
+/// (see [`borders`]).
 pub(super) fn query_columns(
     kb: &mut KernelBuilder,
     a: &Problem,

@@ -187,6 +187,10 @@ impl Params {
         (elements + self.part() - 1) / self.part() * self.part()
     }
     /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
+    pub(super) fn lane(&self, slot: i64) -> i64 {
+        slot % self.across * self.part() + slot / self.across
+    }
+    /// The same of a slot that the kernel computes.
     pub(super) fn lane_of(&self, kb: &mut KernelBuilder, slot: ExprId) -> ExprId {
         let across = kb.int(self.across);
         let (low, high) = (kb.rem(slot, across), kb.div(slot, across));

@@ -294,8 +294,7 @@ impl Block<'_> {
             let within = kb.mul_int(within, PAIR * params.vectors());
             let base = kb.add(vector, within);
             for (head, of_head) in heads.clone().zip(&sums) {
-                let lane = (head % params.across) * params.part() + head / params.across;
-                let at = kb.add_int(base, lane);
+                let at = kb.add_int(base, params.lane(head));
                 let weight = kb.load(words.weights, at);
                 let weight = kb.splat(weight, lanes);
                 let weight = kb.let_("weight", weight);
@@ -309,8 +308,7 @@ impl Block<'_> {
         for (head, of_head) in heads.zip(&sums) {
             let row = self.row_of(kb, set, head, self.a.value_size);
             let row = kb.add(row, column);
-            let number = kb.int(head);
-            let lane = params.lane_of(kb, number);
+            let lane = kb.int(params.lane(head));
             let unit = kb.load(words.weight_units, lane);
             let unit = kb.splat(unit, lanes);
             let unit = kb.let_("unit", unit);
