@@ -16,7 +16,7 @@ use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{Access, BufId, Kernel, Ty};
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernels::contraction::{Activation, Codes, GROUP, MatMul, Weight, emit_matmul};
+use mlcc_kernels::contraction::{Activation, CodeBlock, Codes, GROUP, MatMul, Weight, emit_matmul};
 use mlcc_kernels::params::{KernelTarget, MatMulParams, Prefetch, choose};
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
@@ -219,7 +219,7 @@ fn peak_kernel(x: Activations) -> Kernel {
 }
 
 impl Problem {
-    fn activation(&self, block: u32, [scales, starts]: [BufId; 2]) -> Activation {
+    fn activation(&self, block: CodeBlock, [scales, starts]: [BufId; 2]) -> Activation {
         match self.x {
             Activations::Codes(planes) => {
                 Activation::Codes(Codes { planes, group: self.group, block, scales, starts })
@@ -249,7 +249,7 @@ impl Problem {
         let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
         let weight = Weight::of(self.weight).expect("a weight type");
-        let activation = self.activation(params.rows[0], [scales, starts]);
+        let activation = self.activation(params.code_block(), [scales, starts]);
         let spec = MatMul {
             x,
             activation,

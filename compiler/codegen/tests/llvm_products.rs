@@ -14,7 +14,7 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::contraction::{
-    Activation, Choice, Codes, GROUP, MatMul, Tile, Weight, emit_experts, emit_matmul,
+    Activation, Choice, CodeBlock, Codes, GROUP, MatMul, Tile, Weight, emit_experts, emit_matmul,
 };
 use mlcc_kernels::params::{KernelTarget, choose};
 use mlcc_quant::{PackOptions, pack};
@@ -51,7 +51,7 @@ const SLOTS: usize = 2;
 const SCALED: usize = 128;
 
 impl Problem {
-    fn activation(&self, block: u32, [scales, starts]: [BufId; 2]) -> Activation {
+    fn activation(&self, block: CodeBlock, [scales, starts]: [BufId; 2]) -> Activation {
         match self.planes {
             Some(planes) => Activation::Codes(Codes { planes, group: SCALED, block, scales, starts }),
             None => Activation::F32,
@@ -61,7 +61,7 @@ impl Problem {
     fn case(&self, target: &KernelTarget) -> Case {
         let Problem { weight, m, n, k, experts, .. } = *self;
         let (matrices, results) = (experts.unwrap_or(1), experts.map_or(m, |_| m * SLOTS));
-        let none = self.activation(1, [BufId(0); 2]);
+        let none = self.activation(CodeBlock::SINGLE, [BufId(0); 2]);
         let params = choose(target, weight, none, m == 1);
         let params = match experts {
             Some(_) => params.for_shape(weight, n, k),
@@ -84,7 +84,7 @@ impl Problem {
         let ids = kb.param("ids", DType::I32, results, Access::In, 64);
         let y = kb.param("y", DType::F32, results * n, Access::Out, 64);
         let rows = kb.int(m as i64);
-        let activation = self.activation(params.rows[0], [scales, starts]);
+        let activation = self.activation(params.code_block(), [scales, starts]);
         let kind = Weight::of(weight).unwrap();
         let spec = MatMul {
             x,

@@ -102,6 +102,19 @@ fn dot2_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     dot(kb, Some(a[0]), a[1], a[2], 2, I32)
 }
 
+/// `acc[2i + j] + sum over c in 0..8 of a[8i + c] * b[8j + c]` in i32, for two rows `i` of `a` and `j` of `b`.
+fn squares_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let mut sum = a[0];
+    for c in 0..8 {
+        let x = kb.shuffle(a[1], None, [0, 0, 8, 8].map(|row| row + c).into());
+        let y = kb.shuffle(a[2], None, [0, 8, 0, 8].map(|row| row + c).into());
+        let (x, y) = (kb.cast(x, I32), kb.cast(y, I32));
+        let product = kb.mul(x, y);
+        sum = kb.add(sum, product);
+    }
+    sum
+}
+
 /// Products of neighbouring u8 x i8 pairs added with saturation to i16.
 fn maddubs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let wide = dot(kb, None, a[0], a[1], 2, I32);
@@ -257,6 +270,9 @@ pub const INSTRS: &[InstrDef] = &[
         Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.udot.v4i32.v16i8", &[0, 1, 2])),
     instr!("usdot_128", "aarch64", &["i8mm"], (v(I32, 4), v(U8, 16), v(I8, 16)) -> v(I32, 4),
         Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.usdot.v4i32.v16i8", &[0, 1, 2])),
+    // AArch64: two rows of 8 codes times two others, every one with every other.
+    instr!("smmla_128", "aarch64", &["i8mm"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
+        Meaning::Expr(squares_i32), llvm("llvm.aarch64.neon.smmla.v4i32.v16i8", &[0, 1, 2])),
     // NVIDIA.
     InstrDef {
         name: "shfl_xor_f32",

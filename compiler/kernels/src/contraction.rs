@@ -16,6 +16,7 @@ mod floats;
 mod gpu;
 mod integers;
 mod next;
+mod squares;
 mod strip;
 
 pub use experts::{Choice, emit_experts};
@@ -48,7 +49,7 @@ pub enum Activation {
 /// Integer activations, with zeros behind k up to whole groups of 32.
 ///
 /// The codes are bytes in planes: one plane of -127..=127, or two for 16-bit codes `256 high + low`. Rows come in blocks of
-/// `block`, each ordered `[groups of 32][planes][8][block rows][4 columns]`, so that a product reads one stream; the rows
+/// `block`, each ordered `[groups of 32][planes][32 / columns][rows][columns]`, so that a product reads one stream; the rows
 /// behind the last whole block follow one by one, in the same order with one row per block. Rows for chosen experts, which
 /// meet other rows than their neighbours, all come one by one. The buffer has elements of as many bytes as there are planes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,14 +58,25 @@ pub struct Codes {
     pub planes: usize,
     /// Columns per scale, a multiple of 32.
     pub group: usize,
-    /// Rows per block.
-    pub block: u32,
+    pub block: CodeBlock,
     /// f32 `[rows, groups of columns per scale]`: first the scale of the last group; then for each further group the scale
     /// of the group before it over its own. So a sum over k is kept in units of the group that it has come to, and needs
     /// one set of accumulators.
     pub scales: BufId,
     /// i32 `[rows, groups of 32]`: minus the zero point of the weights times the sum of the codes.
     pub starts: BufId,
+}
+
+/// Rows of codes that lie together: `columns` codes (4 or 8) of each, then the next columns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CodeBlock {
+    pub rows: u32,
+    pub columns: u32,
+}
+
+impl CodeBlock {
+    /// Every row for itself.
+    pub const SINGLE: CodeBlock = CodeBlock { rows: 1, columns: 4 };
 }
 
 impl Codes {
@@ -440,7 +452,7 @@ fn rows_of_slice(
     epilogue: &mut Epilogue,
 ) {
     let integers = match (spec.activation, spec.weight, params.rows.as_slice()) {
-        (Activation::Codes(codes), Weight::Packed(format), [block, _, ..]) => Some((codes, format, *block)),
+        (Activation::Codes(codes), Weight::Packed(format), [_, _, ..]) => Some((codes, format)),
         _ => None,
     };
     let many = integers.map(|_| {
@@ -453,8 +465,8 @@ fn rows_of_slice(
     let none = kb.int(0);
     let one = kb.int(1);
     let mut one_by_one: Vec<ExprId> = runs.iter().map(|r| r.blocks).collect();
-    if let (Some((codes, format, block)), Some(many)) = (integers, many) {
-        let fits = spec.chosen.is_some() || codes.block == block;
+    if let (Some((codes, format)), Some(many)) = (integers, many) {
+        let fits = spec.chosen.is_some() || codes.block == params.code_block();
         assert!(fits, "codes come in blocks of other sizes than the product takes");
         let passes = total(kb, &runs);
         let all = Blocks { spec, params, lookup, slice, format, codes, first, count: runs[0].blocks };

@@ -1,6 +1,6 @@
 //! Schedule parameters of the generators: plain data, chosen from the target without tuning by [`choose`].
 
-use crate::contraction::Activation;
+use crate::contraction::{Activation, CodeBlock};
 use crate::math::Quotient;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
@@ -116,6 +116,11 @@ impl KernelTarget {
         added.map(PairDot::Added).or(products.map(PairDot::Products))
     }
 
+    /// Multiplies two rows of 8 codes with two others, every one with every other: twice the products of a dot instruction.
+    pub fn squares(&self) -> Option<InstrId> {
+        self.find_wide([&[], &[], &["smmla_128"]])
+    }
+
     /// Keeps a vector of sums, in i16 or in i32, at its place in the code: for machines with 16 registers.
     fn in_order(&self) -> Option<[InstrId; 2]> {
         let here = |name| self.find_wide([&[], &[name], &[]]);
@@ -177,6 +182,8 @@ pub enum CodeProduct {
     Magnitudes { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// Codes of even and odd columns widened to 16 bits, times 16-bit activations of both planes.
     Words { words: InstrId },
+    /// `i32 +=` every product of two rows of 8 centred codes with two of activations.
+    Squares { instr: InstrId },
     /// Widening multiplications, column by column.
     Widen,
 }
@@ -184,7 +191,20 @@ pub enum CodeProduct {
 impl CodeProduct {
     /// Whether weights come with the zero point removed, so that it need not be repaired with sums.
     pub fn is_centred(self) -> bool {
-        matches!(self, CodeProduct::Dot { centred: true, .. } | CodeProduct::Magnitudes { .. })
+        match self {
+            CodeProduct::Dot { centred, .. } => centred,
+            CodeProduct::Magnitudes { .. } | CodeProduct::Squares { .. } => true,
+            CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } | CodeProduct::Widen => false,
+        }
+    }
+
+    /// Type of the weight codes that it takes.
+    pub fn codes_type(self) -> DType {
+        match self {
+            CodeProduct::Dot { instr, .. } => instr.def().args[1].dtype,
+            CodeProduct::Magnitudes { .. } | CodeProduct::Squares { .. } => DType::I8,
+            CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } | CodeProduct::Widen => DType::U8,
+        }
     }
 }
 
@@ -193,7 +213,9 @@ impl IntDot {
     pub fn product(self, format: Format, planes: usize) -> CodeProduct {
         match (self, format) {
             (IntDot::Unsigned(instr), _) => CodeProduct::Dot { instr, centred: false },
-            (IntDot::Signed(instr), _) => CodeProduct::Dot { instr, centred: true },
+            // 4-bit codes are positive with or without a sign.
+            (IntDot::Signed(instr), Format::Q4G32) => CodeProduct::Dot { instr, centred: false },
+            (IntDot::Signed(instr), Format::Q8G32) => CodeProduct::Dot { instr, centred: true },
             (IntDot::Pairs { bytes, words, .. }, Format::Q4G32) => CodeProduct::SumsOfPairs { bytes, words },
             (IntDot::Pairs { bytes, words, sign }, Format::Q8G32) if planes == 1 => {
                 CodeProduct::Magnitudes { bytes, words, sign }
@@ -219,6 +241,10 @@ pub struct MatMulParams {
     /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
     pub in_flight: u32,
     pub dot: IntDot,
+    /// For integer products of many rows, in place of `dot`: see [`CodeProduct::Squares`].
+    pub squares: Option<InstrId>,
+    /// Instructions multiply with one lane of a vector, so that activations need not be repeated in all lanes.
+    pub by_lane: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
@@ -289,6 +315,8 @@ pub fn choose(
         unroll: if single_row { 16 } else { 4 },
         in_flight: 8,
         dot,
+        squares: target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
+        by_lane: target.arch == Arch::Aarch64,
         lookup,
         bf16_dot,
         prefetch: prefetch.filter(|_| single_row).and_then(|instr| stream(target, weight, instr)),
@@ -329,6 +357,11 @@ fn stream(target: &KernelTarget, weight: DType, instr: InstrId) -> Option<Prefet
 const SMALL: usize = 256 * 1024;
 
 impl MatMulParams {
+    /// How codes of activations lie for these products.
+    pub fn code_block(&self) -> CodeBlock {
+        CodeBlock { rows: self.rows[0], columns: if self.squares.is_some() { 8 } else { 4 } }
+    }
+
     /// The same for a dense product with weights of `n` rows and `k` columns. Small plain weights of few rows and many
     /// columns (the first of a pair of low rank) have too few slices to go round, and many rows of activations that are read
     /// once: so workers share those rows, and slices are as wide as they can be.
@@ -376,14 +409,14 @@ fn even_tiles(most: u32, tiles: u32) -> u32 {
     (1..=most).rev().find(even).unwrap_or(most)
 }
 
-/// Activation rows that the codes of integer activations interleave (see `contraction::Codes`) for products with more
-/// than one row.
-pub fn code_block(target: &KernelTarget) -> u32 {
-    match (target.arch, target.f32_lanes()) {
+/// How the codes of integer activations lie for products with more than one row.
+pub fn code_block(target: &KernelTarget) -> CodeBlock {
+    let rows = match (target.arch, target.f32_lanes()) {
         (Arch::X86_64, 8 | 16) => 4,
         (Arch::X86_64, _) => 2,
         (Arch::Aarch64 | Arch::Nvptx, _) => 4,
-    }
+    };
+    CodeBlock { rows, columns: if target.squares().is_some() { 8 } else { 4 } }
 }
 
 /// Blocks of 8 rows and 2 tiles have 16 integer sums in registers, and their f32 sums in part in memory. Unpacking 4-bit
@@ -392,7 +425,7 @@ fn tall(target: &KernelTarget, weight: DType, activation: Activation, dot: IntDo
     let Activation::Codes(codes) = activation else { return None };
     let registers = target.arch == Arch::X86_64 && target.f32_lanes() == 16;
     let unpacked = weight == DType::Packed(Format::Q4G32) && matches!(dot, IntDot::Unsigned(_));
-    (registers && unpacked && codes.planes == 1).then_some((2 * code_block(target), 2))
+    (registers && unpacked && codes.planes == 1).then_some((2 * code_block(target).rows, 2))
 }
 
 /// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *
@@ -404,9 +437,11 @@ fn block(target: &KernelTarget, weight: DType, activation: Activation, single_ro
         return (vec![1], 1);
     }
     match (target.arch, target.f32_lanes(), activation) {
-        (Arch::X86_64, 16, Activation::Codes(_)) => (vec![code_block(target), 2, 1], 3),
-        (_, _, Activation::Codes(_)) if code_block(target) > 2 => (vec![code_block(target), 2, 1], 1),
-        (_, _, Activation::Codes(_)) => (vec![code_block(target), 1], 1),
+        (Arch::X86_64, 16, Activation::Codes(_)) => (vec![code_block(target).rows, 2, 1], 3),
+        (_, _, Activation::Codes(_)) if code_block(target).rows > 2 => {
+            (vec![code_block(target).rows, 2, 1], 1)
+        }
+        (_, _, Activation::Codes(_)) => (vec![code_block(target).rows, 1], 1),
         (Arch::X86_64, 16, _) if weight.is_packed() => (vec![12, 4, 1], 1),
         // Dots of pairs need no strip, so that a few rows beyond whole blocks are better one block than two.
         (Arch::X86_64, 16, Activation::BF16) => (vec![8, 4, 2, 1], 3),

@@ -9,7 +9,7 @@ use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::contraction::{
-    Activation, Codes, GROUP, MatMul, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
+    Activation, CodeBlock, Codes, GROUP, MatMul, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
 };
 use mlcc_kernels::params::{IntDot, KernelTarget, MatMulParams, choose};
 use mlcc_quant::tile::group_bytes;
@@ -149,7 +149,7 @@ impl Case {
     }
 
     /// The codes in the order of [`Codes`].
-    fn ordered(&self, planes: usize, block: usize) -> Buffer {
+    fn ordered(&self, planes: usize, block: CodeBlock) -> Buffer {
         let stride = self.k.next_multiple_of(GROUP);
         let byte = |code: i32, plane: usize| match (planes, plane) {
             (1, _) => code as i8,
@@ -159,13 +159,14 @@ impl Case {
         let mut bytes = Vec::new();
         let mut row = 0;
         while row < self.m {
-            let rows = if row + block <= self.m { block } else { 1 };
+            let (all, columns) = (block.rows as usize, block.columns as usize);
+            let rows = if row + all <= self.m { all } else { 1 };
             for g in 0..stride / GROUP {
                 for plane in 0..planes {
-                    for quad in 0..GROUP / 4 {
+                    for first in (0..GROUP).step_by(columns) {
                         for r in row..row + rows {
-                            let at = r * stride + g * GROUP + 4 * quad;
-                            bytes.extend(self.codes[at..at + 4].iter().map(|&c| byte(c, plane) as u8));
+                            let at = r * stride + g * GROUP + first;
+                            bytes.extend(self.codes[at..at + columns].iter().map(|&c| byte(c, plane) as u8));
                         }
                     }
                 }
@@ -175,9 +176,9 @@ impl Case {
         Buffer::new(if planes == 1 { DType::I8 } else { DType::I16 }, bytes)
     }
 
-    fn x(&self, block: u32) -> Buffer {
+    fn x(&self, block: CodeBlock) -> Buffer {
         match self.x_type.codes() {
-            Some((planes, _)) => self.ordered(planes, block as usize),
+            Some((planes, _)) => self.ordered(planes, block),
             None => self.x.clone(),
         }
     }
@@ -185,7 +186,7 @@ impl Case {
     /// Declares the buffers and emits the contraction with an epilogue that stores the sums.
     fn kernel(
         &self,
-        block: u32,
+        block: CodeBlock,
         emit: impl FnOnce(&mut KernelBuilder, MatMul, &mut mlcc_kernels::contraction::Epilogue),
     ) -> Kernel {
         let mut kb = KernelBuilder::new("contraction");
@@ -215,7 +216,7 @@ impl Case {
         kb.finish()
     }
 
-    fn check(&self, what: &str, kernel: &Kernel, block: u32, options: &Options) {
+    fn check(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &Options) {
         let what =
             format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
         // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
@@ -229,7 +230,7 @@ impl Case {
         }
     }
 
-    fn run(&self, what: &str, kernel: &Kernel, block: u32, options: &Options) -> Vec<f32> {
+    fn run(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &Options) -> Vec<f32> {
         let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let mut buffers = [
             self.x(block),
@@ -245,7 +246,7 @@ impl Case {
     }
 
     fn check_cpu(&self, what: &str, params: &MatMulParams, options: &Options) {
-        let block = params.rows[0];
+        let block = params.code_block();
         let kernel = self.kernel(block, |kb, spec, epilogue| {
             emit_matmul(kb, &spec, params, epilogue);
         });
@@ -263,7 +264,7 @@ fn cpu_levels() -> Vec<(String, KernelTarget)> {
 }
 
 /// The activation type as the generators know it.
-fn activation(x: X, block: u32, scales: BufId, starts: BufId) -> Activation {
+fn activation(x: X, block: CodeBlock, scales: BufId, starts: BufId) -> Activation {
     match (x, x.codes()) {
         (X::F32, _) => Activation::F32,
         (_, Some((planes, group))) => Activation::Codes(Codes { planes, group, block, scales, starts }),
@@ -273,7 +274,7 @@ fn activation(x: X, block: u32, scales: BufId, starts: BufId) -> Activation {
 
 /// The same before there are buffers.
 fn kind(x: X) -> Activation {
-    activation(x, 1, BufId(0), BufId(0))
+    activation(x, CodeBlock::SINGLE, BufId(0), BufId(0))
 }
 
 const SHAPES: [(usize, usize); 5] = [(32, 64), (5, 7), (33, 100), (20, 45), (60, 33)];
@@ -389,6 +390,15 @@ fn choices() {
     }
 }
 
+/// Many rows have an instruction of their own where the level has one.
+#[test]
+fn squares() {
+    for (name, target) in cpu_levels() {
+        let squares = choose(&target, PACKED[0], kind(X::I8), false).squares.map(|i| i.def().name);
+        assert_eq!(squares, (name == "armv8.6").then_some("smmla_128"), "{name}");
+    }
+}
+
 /// Lines of weights that a single row asks for, per group.
 #[test]
 fn requests() {
@@ -396,7 +406,7 @@ fn requests() {
         let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == level).unwrap();
         let params = choose(&target, weight, kind(X::I8), true);
         let case = Case::new(weight, Packing::Tile16, X::I8, (1, 32, 256));
-        let kernel = case.kernel(1, |kb, spec, epilogue| {
+        let kernel = case.kernel(CodeBlock::SINGLE, |kb, spec, epilogue| {
             emit_matmul(kb, &spec, &params, epilogue);
         });
         let instr = params.prefetch.map_or("prefetch", |p| p.instr.def().name);
@@ -490,10 +500,11 @@ fn gpu() {
         // k = 1100 and 1033 take full rounds, single pieces, partial warps and left-over columns.
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
             let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
-            let kernel =
-                case.kernel(1, |kb, spec, epilogue| emit_gpu_matmul(kb, &spec, &params, epilogue).unwrap());
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, spec, epilogue| {
+                emit_gpu_matmul(kb, &spec, &params, epilogue).unwrap()
+            });
             assert!(kernel.is_gpu());
-            case.check("gpu", &kernel, 1, &options);
+            case.check("gpu", &kernel, CodeBlock::SINGLE, &options);
         }
     }
 }

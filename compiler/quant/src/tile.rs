@@ -86,16 +86,14 @@ fn shift_right(kb: &mut KernelBuilder, word: ExprId, bits: i64) -> ExprId {
 
 /// The stored codes (zero point included) of one quad of a word: u8, four per row.
 pub fn quad_codes(kb: &mut KernelBuilder, format: Format, word: ExprId, quad: usize) -> ExprId {
-    let lanes = kb.ty(word).lanes;
-    let bytes = match format {
-        Format::Q8G32 => word,
-        Format::Q4G32 => {
-            let shifted = shift_right(kb, word, if quad < 4 { 0 } else { 4 });
-            let mask = u32s(kb, 0x0f0f_0f0f, lanes);
-            kb.binary(BinOp::And, shifted, mask)
-        }
+    let bytes = kb.bitcast(word, Ty::vector(DType::U8, 4 * kb.ty(word).lanes));
+    let (op, by) = match (format, quad) {
+        (Format::Q8G32, _) => return bytes,
+        (Format::Q4G32, 0..4) => (BinOp::And, 0x0f),
+        (Format::Q4G32, _) => (BinOp::Shr, 4),
     };
-    kb.bitcast(bytes, Ty::vector(DType::U8, 4 * lanes))
+    let by = kb.int_of(by, DType::U8);
+    kb.binary(op, bytes, by)
 }
 
 /// The codes of one quad as signed integers (zero point removed): i8, four per row.

@@ -4,7 +4,8 @@ use super::few_rows::Passes;
 use super::float_strip::FloatStrip;
 use super::strip::Strip;
 use super::{
-    Activation, CACHE_LINE, Chosen, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile, Weight,
+    Activation, CACHE_LINE, Chosen, CodeBlock, Codes, Edge, Epilogue, GROUP, Lookup, MatMul, Slice, Tile,
+    Weight,
 };
 use crate::params::{MatMulParams, Prefetch};
 use crate::side_by_side::in_turns;
@@ -289,32 +290,32 @@ impl<'a> Block<'a> {
         self.row_entry(kb, r, col, self.spec.activation.row_stride(self.spec.k))
     }
 
-    /// Where the four codes of a quad lie in x, and their number of elements of x.
+    /// Where the four codes of a quad lie in x: an offset in elements, a multiple of those of four quads, and so many quads
+    /// behind it.
     pub fn x_quad_at(
         &self,
         kb: &mut KernelBuilder,
         codes: Codes,
-        r: u32,
-        plane: usize,
+        (r, plane): (u32, usize),
         g: ExprId,
         quad: usize,
-    ) -> (ExprId, u32) {
+    ) -> (ExprId, i64) {
         let elements = codes.quad_elements() as i64;
+        let quads = GROUP / 4;
         if self.listed.is_some() {
-            let quads = GROUP / 4;
             let group = kb.mul_int(g, (codes.planes * quads) as i64 * elements);
-            let at = kb.add_int(group, (plane * quads + quad) as i64 * elements);
             let row = codes.row_quads(self.spec.k) * elements as usize;
-            return (self.row_entry(kb, r, at, row), elements as u32);
+            return (self.row_entry(kb, r, group, row), (plane * quads + quad) as i64);
         }
         let row_quads = codes.row_quads(self.spec.k) as i64;
         let row = kb.mul_int(self.row, row_quads * elements);
-        let interleave = if self.interleaved { i64::from(codes.block) } else { 1 };
-        let group = kb.mul_int(g, (codes.planes * GROUP / 4) as i64 * interleave * elements);
-        let at = kb.add(row, group);
-        let (before, r) = (i64::from(r) / interleave * interleave, i64::from(r) % interleave);
-        let quad = before * row_quads + (plane * GROUP / 4 + quad) as i64 * interleave + r;
-        (kb.add_int(at, quad * elements), elements as u32)
+        let block = if self.interleaved { codes.block } else { CodeBlock::SINGLE };
+        let (rows, columns) = (i64::from(block.rows), i64::from(block.columns) / 4);
+        let group = kb.mul_int(g, (codes.planes * quads) as i64 * rows * elements);
+        let (before, r) = (i64::from(r) / rows * rows, i64::from(r) % rows);
+        let quad = (plane * quads + quad) as i64;
+        let (run, within) = (quad / columns * columns, quad % columns);
+        (kb.add(row, group), before * row_quads + run * rows + r * columns + within)
     }
 
     /// Offset of group `g` of activation row `r` in the starts of integer activations.

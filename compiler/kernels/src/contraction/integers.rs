@@ -84,9 +84,13 @@ impl Block<'_> {
 
     /// Puts the sums so far in units of activation scale `scale`; before the first one they are zero.
     fn rescale(&self, kb: &mut KernelBuilder, codes: Codes, scale: ExprId) {
+        let squares = self.squares();
         for r in 0..self.rows {
-            let at = self.x_scale_at(kb, codes, r, scale);
-            let ratio = kb.load(codes.scales, at);
+            let ratio = |kb: &mut KernelBuilder, r| {
+                let at = self.x_scale_at(kb, codes, r, scale);
+                kb.load(codes.scales, at)
+            };
+            let ratio = if squares { self.of_both_rows(kb, r, ratio) } else { ratio(kb, r) };
             let ratio = kb.let_("ratio", ratio);
             for part in 0..self.parts() {
                 let at = self.slot(kb, 0, r, part);
@@ -101,6 +105,9 @@ impl Block<'_> {
     pub(super) fn scale_sums(&self, kb: &mut KernelBuilder, codes: Codes) {
         let first = kb.int(0);
         self.rescale(kb, codes, first);
+        if self.squares() {
+            self.part_rows(kb);
+        }
     }
 
     /// Adds one group, with its weight scales, to the accumulators.
@@ -108,14 +115,21 @@ impl Block<'_> {
         let g = kb.let_("group", g);
         self.prefetch_group(kb, format, g);
         let totals = self.group_totals(kb, format, codes, g);
-        let scales: Vec<ExprId> = (0..self.parts()).map(|p| self.weight_scales(kb, format, g, p)).collect();
+        let scales: Vec<Vec<ExprId>> =
+            (0..self.parts()).map(|p| self.weight_scales(kb, format, g, p)).collect();
         self.each(|r, part| {
             let at = self.slot(kb, 0, r, part);
             let total = kb.cast(totals[self.index(r, part)], DType::F32);
             let acc = kb.load_vec(self.acc, at, self.lanes());
-            let acc = kb.fma(total, scales[part as usize], acc);
+            let of_part = &scales[part as usize];
+            let acc = kb.fma(total, of_part[r as usize % of_part.len()], acc);
             kb.store_vec(self.acc, at, acc);
         });
+    }
+
+    /// How codes are multiplied: a strip may have them in an order of its own.
+    fn product(&self, format: Format, codes: Codes) -> CodeProduct {
+        self.strip.map_or_else(|| self.params.dot.product(format, codes.planes), |strip| strip.product)
     }
 
     fn accumulators(&self) -> usize {
@@ -127,7 +141,7 @@ impl Block<'_> {
         let starts = self.starts(kb, format, codes, g);
         let zero = kb.constant(0.0, Ty::vector(DType::I32, self.lanes()));
         let zeros = vec![zero; self.accumulators()];
-        let product = self.params.dot.product(format, codes.planes);
+        let product = self.product(format, codes);
         if let CodeProduct::Words { words } = product {
             return self.add_words(kb, (format, product, words), codes, g, starts.unwrap_or(zeros));
         }
@@ -158,7 +172,7 @@ impl Block<'_> {
 
     /// For every accumulator, `-zero point * sum of the activations`; none where the weights are centred.
     fn starts(&self, kb: &mut KernelBuilder, format: Format, codes: Codes, g: ExprId) -> Option<Vec<ExprId>> {
-        if self.params.dot.product(format, codes.planes).is_centred() {
+        if self.product(format, codes).is_centred() {
             return None;
         }
         let mut starts = Vec::new();
@@ -208,17 +222,34 @@ impl Block<'_> {
         &self,
         kb: &mut KernelBuilder,
         codes: Codes,
-        r: u32,
-        plane: usize,
+        (r, plane): (u32, usize),
         g: ExprId,
         quad: usize,
     ) -> ExprId {
-        let (at, elements) = self.x_quad_at(kb, codes, r, plane, g, quad);
-        let four = kb.load_vec(self.spec.x, at, elements);
-        let word = kb.bitcast(four, Ty::scalar(DType::I32));
-        let words = kb.splat(word, self.lanes());
+        let (start, quad) = self.x_quad_at(kb, codes, (r, plane), g, quad);
+        let words = if self.params.by_lane {
+            let four = self.x_words(kb, codes, start, (quad / 4 * 4, 4));
+            kb.shuffle(four, None, vec![(quad % 4) as u32; self.lanes() as usize])
+        } else {
+            let word = self.x_words(kb, codes, start, (quad, 1));
+            kb.splat(word, self.lanes())
+        };
         let bytes = kb.bitcast(words, Ty::vector(DType::I8, 4 * self.lanes()));
         kb.let_("x", bytes)
+    }
+
+    /// `count` quads of activations from quad `first` behind `start` on, i32.
+    pub(super) fn x_words(
+        &self,
+        kb: &mut KernelBuilder,
+        codes: Codes,
+        start: ExprId,
+        (first, count): (i64, u32),
+    ) -> ExprId {
+        let elements = codes.quad_elements() as i64;
+        let at = kb.add_int(start, first * elements);
+        let quads = kb.load_vec(self.spec.x, at, count * elements as u32);
+        kb.bitcast(quads, Ty::vector(DType::I32, count))
     }
 
     /// Adds the quads of a group: `totals` holds one set of accumulators per plane, from plane `first` on.
@@ -231,14 +262,17 @@ impl Block<'_> {
         first: usize,
         mut totals: Vec<Vec<ExprId>>,
     ) -> Vec<Vec<ExprId>> {
-        let product = self.params.dot.product(format, codes.planes);
+        let product = self.product(format, codes);
+        if let CodeProduct::Squares { instr } = product {
+            return self.add_squares(kb, instr, codes, g, first, totals);
+        }
         // 16-bit sums of pairs: 16 products of at most 15 * 128 meet in each, 30720, below the limit.
         let mut halves: Vec<Vec<Option<ExprId>>> = vec![vec![None; self.accumulators()]; totals.len()];
         for word in 0..self.steps(format) {
             for (quad, weights) in self.word_operands(kb, format, product, g, word) {
                 for r in 0..self.rows {
                     for set in 0..totals.len() {
-                        let x = self.x_quad(kb, codes, r, first + set, g, quad);
+                        let x = self.x_quad(kb, codes, (r, first + set), g, quad);
                         for (part, &w) in (0..).zip(&weights) {
                             let i = self.index(r, part);
                             if let CodeProduct::SumsOfPairs { bytes, .. } = product {
@@ -299,7 +333,7 @@ impl Block<'_> {
                 let pairs = kb.instr(bytes, vec![weights.magnitudes, signed]);
                 self.add_pairs(kb, words, total, pairs)
             }
-            CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } => {
+            CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } | CodeProduct::Squares { .. } => {
                 panic!("{product:?} has no sum in i32 for every quad")
             }
             CodeProduct::Widen => {
@@ -332,7 +366,7 @@ impl Block<'_> {
                 let weights: Vec<[ExprId; 2]> =
                     weights.iter().map(|w| self.code_words(kb, w.codes)).collect();
                 for r in 0..self.rows {
-                    let [high, low] = [0, 1].map(|plane| self.x_quad(kb, codes, r, plane, g, quad));
+                    let [high, low] = [0, 1].map(|plane| self.x_quad(kb, codes, (r, plane), g, quad));
                     let x = self.activation_words(kb, high, low);
                     for (part, w) in (0..).zip(&weights) {
                         let i = self.index(r, part);
@@ -374,16 +408,16 @@ impl Block<'_> {
         })
     }
 
-    /// The scales of the rows of one part, f32, pinned.
-    fn weight_scales(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, part: u32) -> ExprId {
+    /// The scales of the rows of one part, f32, pinned: of one vector of sums, or of both that two rows of activations have.
+    fn weight_scales(&self, kb: &mut KernelBuilder, format: Format, g: ExprId, part: u32) -> Vec<ExprId> {
         let scales = match &self.strip {
             Some(strip) => strip.scales(kb, self.parts(), g, part),
             None => {
                 let reader = self.group(kb, format, g, part);
-                reader.scales(kb)
+                vec![reader.scales(kb)]
             }
         };
-        kb.let_("scales", scales)
+        scales.into_iter().map(|scales| kb.let_("scales", scales)).collect()
     }
 }
 
@@ -395,11 +429,13 @@ pub(super) fn dot_operand(
     word: ExprId,
     quad: usize,
 ) -> ExprId {
-    if product.is_centred() {
+    let codes = if product.is_centred() {
         quad_signed(kb, format, word, quad)
     } else {
         quad_codes(kb, format, word, quad)
-    }
+    };
+    let ty = Ty::vector(product.codes_type(), kb.ty(codes).lanes);
+    if kb.ty(codes) == ty { codes } else { kb.bitcast(codes, ty) }
 }
 
 /// Weights of one quad and part, which all rows of a block meet.

@@ -24,12 +24,12 @@ pub(super) fn is_whole(spec: &MatMul, codes: Codes) -> bool {
 /// Dot operands and f32 scales of one piece of a slice, in the order in which a block reads them, on the worker's stack.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
-    codes: BufId,
+    pub codes: BufId,
     /// The codes without their signs, where the product wants those too.
     magnitudes: Option<BufId>,
-    scales: BufId,
-    lanes: u32,
-    product: CodeProduct,
+    pub scales: BufId,
+    pub lanes: u32,
+    pub product: CodeProduct,
     /// First group of the piece.
     first: ExprId,
 }
@@ -49,15 +49,17 @@ impl Strip {
     ) -> Strip {
         let groups = Self::depth(codes).min(spec.k.next_multiple_of(GROUP)) / GROUP;
         let vectors = groups * params.tiles as usize * TILE;
-        let product = params.dot.product(format, codes.planes);
-        let element = if product.is_centred() { DType::I8 } else { DType::U8 };
+        let product = match params.squares {
+            Some(instr) => CodeProduct::Squares { instr },
+            None => params.dot.product(format, codes.planes),
+        };
         let of_bytes =
             |kb: &mut KernelBuilder, name, element| kb.alloc(name, element, vectors * GROUP, Space::Stack);
         let magnitudes = matches!(product, CodeProduct::Magnitudes { .. });
         Strip {
-            codes: of_bytes(kb, "strip", element),
+            codes: of_bytes(kb, "strip", product.codes_type()),
             magnitudes: magnitudes.then(|| of_bytes(kb, "magnitudes", DType::U8)),
-            scales: kb.alloc("strip_scales", DType::F32, vectors, Space::Stack),
+            scales: kb.alloc("strip_scales", DType::F32, vectors * sums_of_part(product), Space::Stack),
             lanes: params.lanes,
             product,
             first: kb.int(0),
@@ -65,7 +67,14 @@ impl Strip {
     }
 
     /// Offset of the vector of a part, in vectors; `g` counts from the begin of the piece.
-    fn vector(kb: &mut KernelBuilder, parts: u32, g: ExprId, quad: usize, part: u32, quads: usize) -> ExprId {
+    pub fn vector(
+        kb: &mut KernelBuilder,
+        parts: u32,
+        g: ExprId,
+        quad: usize,
+        part: u32,
+        quads: usize,
+    ) -> ExprId {
         let start = kb.mul_int(g, quads as i64 * i64::from(parts));
         kb.add_int(start, quad as i64 * i64::from(parts) + i64::from(part))
     }
@@ -84,12 +93,21 @@ impl Strip {
         Operand { codes, magnitudes }
     }
 
-    /// The weight scales of a part, f32.
-    pub fn scales(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, part: u32) -> ExprId {
-        let g = kb.sub(g, self.first);
+    /// Where the weight scales of a part lie; `g` counts from the begin of the piece.
+    fn scales_at(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, part: u32) -> ExprId {
         let at = Self::vector(kb, parts, g, 0, part, 1);
-        let at = kb.mul_int(at, i64::from(self.lanes));
-        kb.load_vec(self.scales, at, self.lanes)
+        kb.mul_int(at, i64::from(self.lanes) * sums_of_part(self.product) as i64)
+    }
+
+    /// The weight scales of a part, f32, of each of its vectors of sums.
+    pub fn scales(&self, kb: &mut KernelBuilder, parts: u32, g: ExprId, part: u32) -> Vec<ExprId> {
+        let g = kb.sub(g, self.first);
+        let at = self.scales_at(kb, parts, g, part);
+        let load = |i: usize| {
+            let at = kb.add_int(at, i as i64 * i64::from(self.lanes));
+            kb.load_vec(self.scales, at, self.lanes)
+        };
+        (0..sums_of_part(self.product)).map(load).collect()
     }
 
     /// Unpacks `count` groups of a slice.
@@ -100,8 +118,11 @@ impl Strip {
             for part in 0..parts {
                 let reader = group_reader(kb, spec, format, slice, self.lanes, g, part);
                 let scales = reader.scales(kb);
-                let at = Self::vector(kb, parts, u, 0, part, 1);
-                let at = kb.mul_int(at, i64::from(self.lanes));
+                let at = self.scales_at(kb, parts, u, part);
+                if let CodeProduct::Squares { .. } = self.product {
+                    self.fill_squares(kb, &reader, (parts, u, part), (scales, at));
+                    continue;
+                }
                 kb.store_vec(self.scales, at, scales);
                 for word in 0..words(format) {
                     let bits = reader.word(kb, word);
@@ -120,6 +141,11 @@ impl Strip {
             }
         });
     }
+}
+
+/// Vectors of sums that the rows of one part of the weights have with a row of activations, or with two.
+fn sums_of_part(product: CodeProduct) -> usize {
+    if let CodeProduct::Squares { .. } = product { 2 } else { 1 }
 }
 
 /// What the blocks of one slice have in common.
@@ -228,6 +254,11 @@ impl Blocks<'_> {
 }
 
 impl Block<'_> {
+    /// Whether sums are those of [`super::squares`].
+    pub(super) fn squares(&self) -> bool {
+        self.strip.is_some_and(|strip| matches!(strip.product, CodeProduct::Squares { .. }))
+    }
+
     /// Where the accumulators of block `b` wait.
     fn parked(&self, kb: &mut KernelBuilder, b: ExprId, r: u32, part: u32) -> ExprId {
         let lanes = i64::from(self.params.lanes);

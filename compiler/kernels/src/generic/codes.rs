@@ -36,7 +36,7 @@ pub struct RowCodes {
     pub k: usize,
 }
 
-/// Rows whose codes lie interleaved: quad by quad (four columns), those of all rows one after the other.
+/// Rows whose codes lie interleaved: some columns of all rows one after the other, then the next columns.
 pub struct Block<'a, 'f> {
     pub inliner: &'a Inliner<'f>,
     /// Indices of the only row, where rows have several leading axes; else the number of a row is its only index.
@@ -47,6 +47,8 @@ pub struct Block<'a, 'f> {
     pub rows: ExprId,
     /// A power of two.
     pub size: u32,
+    /// Columns of a row that lie together, 4 or 8.
+    pub columns: u32,
     /// What is known of each row: values and the buffers that hold them, an element per row of the block.
     pub known: &'a [(ValueId, BufId)],
     pub lanes: u32,

@@ -8,6 +8,7 @@
 use super::codes::{self, Block, RowCodes};
 use super::inline::{Binding, Index, Inliner, const_of};
 use super::known::borders;
+use crate::contraction::CodeBlock;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
@@ -67,7 +68,7 @@ pub fn emit(
     inliner: &Inliner,
     rows: &[Dim],
     outputs: &[(ValueId, BufId)],
-    (codes, block): (&[RowCodes], u32),
+    (codes, block): (&[RowCodes], CodeBlock),
     machine: RowMachine,
 ) {
     if let (RowMachine::Cpu { .. }, [_, ..], [count]) = (machine, codes, rows) {
@@ -91,12 +92,13 @@ fn quantized_rows(
     inliner: &Inliner,
     rows: &Dim,
     outputs: &[(ValueId, BufId)],
-    (codes, block): (&[RowCodes], u32),
+    (codes, block): (&[RowCodes], CodeBlock),
     machine: RowMachine,
 ) {
     let RowMachine::Cpu { lanes, prefetch } = machine else { return };
     // A single row is in no block.
-    let block = if rows.as_const() == Some(1) { 1 } else { block };
+    let CodeBlock { rows: block, columns } =
+        if rows.as_const() == Some(1) { CodeBlock::SINGLE } else { block };
     let count = kb.dim(rows);
     let size = kb.int(block.into());
     let rounded = kb.add_int(count, i64::from(block) - 1);
@@ -130,8 +132,17 @@ fn quantized_rows(
             _ => kb.serial("r", here, each),
         }
         let ahead = prefetch.map(|instr| (instr, count));
-        let rows =
-            Block { inliner, leading: None, first, rows: here, size: block, known: &known, lanes, ahead };
+        let rows = Block {
+            inliner,
+            leading: None,
+            first,
+            rows: here,
+            size: block,
+            columns,
+            known: &known,
+            lanes,
+            ahead,
+        };
         codes::emit(kb, &rows, codes, &on_the_way);
     });
 }
@@ -190,8 +201,17 @@ fn inner_rows(
         if let (RowMachine::Cpu { lanes, .. }, [_, ..]) = (machine, codes) {
             let (first, one) = (flat_row(kb, rows, &leading), kb.int(1));
             let (leading, ahead) = (Some(leading.as_slice()), None);
-            let row =
-                Block { inliner: &inliner, leading, first, rows: one, size: 1, known: &[], lanes, ahead };
+            let row = Block {
+                inliner: &inliner,
+                leading,
+                first,
+                rows: one,
+                size: 1,
+                columns: 4,
+                known: &[],
+                lanes,
+                ahead,
+            };
             codes::emit(kb, &row, codes, &[]);
         }
         return;

@@ -4,7 +4,7 @@ use super::LowerError;
 use super::contraction::activation;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::contraction::{Activation, Choice, Codes, MatMul, STREAMS, Weight, emit_experts};
+use crate::contraction::{Activation, Choice, CodeBlock, Codes, MatMul, STREAMS, Weight, emit_experts};
 use crate::experts::{GpuProduct, Machine, TopK};
 use crate::generic::inline::Inliner;
 use crate::params::{KernelTarget, choose};
@@ -126,7 +126,12 @@ fn product(
     let (x, activation, w, ids) = match (&node.op, operands.as_deref()) {
         (Op::MatMulExpertsI8 { group, .. }, Some(&[codes, scales, starts, w, ids])) => {
             let planes = if f.ty(node.inputs[0]).dtype == DType::I16 { 2 } else { 1 };
-            (codes, Activation::Codes(Codes { planes, group: *group, block: 1, scales, starts }), w, ids)
+            (
+                codes,
+                Activation::Codes(Codes { planes, group: *group, block: CodeBlock::SINGLE, scales, starts }),
+                w,
+                ids,
+            )
         }
         (_, Some(&[x, w, ids])) => (x, activation_of(f, node).ok_or_else(missing)?, w, ids),
         _ => return Err(missing()),

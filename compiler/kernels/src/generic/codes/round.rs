@@ -62,6 +62,7 @@ impl Rows<'_, '_> {
         let begin = kb.add(of_block, of_group);
         let begin = kb.let_("begin", begin);
         let firsts: Vec<usize> = self.vectors(group.columns).collect();
+        let mut left: Vec<Option<ExprId>> = vec![None; codes.planes()];
         for together in firsts.chunks(BYTES / size) {
             let mut numbers: Vec<Vec<ExprId>> = vec![Vec::new(); codes.planes()];
             for &first in together {
@@ -74,9 +75,26 @@ impl Rows<'_, '_> {
             }
             for (plane, numbers) in numbers.iter().enumerate() {
                 let bytes = interleaved(kb, numbers, size);
-                let bytes = codes.as_elements(kb, bytes, (lanes * codes.quad()) as u32);
-                let at = kb.add_int(begin, codes.place(together[0], plane) * size as i64);
-                kb.store_vec(codes.codes, at, bytes);
+                let place = codes.place(together[0], plane) * size as i64;
+                let stored = match self.block.columns {
+                    4 => vec![(place, bytes)],
+                    _ => match left[plane].take() {
+                        None => {
+                            left[plane] = Some(kb.let_("left", bytes));
+                            continue;
+                        }
+                        Some(before) => side_by_side(kb, before, bytes, size)
+                            .into_iter()
+                            .zip([place - (size * codes.quad()) as i64, place])
+                            .map(|(bytes, place)| (place, bytes))
+                            .collect(),
+                    },
+                };
+                for (place, bytes) in stored {
+                    let bytes = codes.as_elements(kb, bytes, (lanes * codes.quad()) as u32);
+                    let at = kb.add_int(begin, place);
+                    kb.store_vec(codes.codes, at, bytes);
+                }
             }
         }
         for (row, sums) in rows.iter().zip(sums) {
@@ -203,6 +221,20 @@ fn interleaved(kb: &mut KernelBuilder, vectors: &[ExprId], rows: usize) -> ExprI
         (lane * BYTES + vector) as u32
     };
     kb.shuffle(bytes, None, (0..BYTES * lanes).map(from).collect())
+}
+
+/// Two vectors with a quad of each of `rows` rows, in the order in which both quads of a row follow each other.
+fn side_by_side(kb: &mut KernelBuilder, first: ExprId, second: ExprId, rows: usize) -> [ExprId; 2] {
+    let bytes = kb.ty(first);
+    assert_eq!(bytes.lanes as usize, 4 * rows, "a vector has one quad of every row");
+    let words = Ty::vector(DType::I32, rows as u32);
+    let (a, b) = (kb.bitcast(first, words), kb.bitcast(second, words));
+    let rows = rows as u32;
+    [0, rows / 2].map(|from| {
+        let order = (from..from + rows / 2).flat_map(|row| [row, rows + row]).collect();
+        let both = kb.shuffle(a, Some(b), order);
+        kb.bitcast(both, bytes)
+    })
 }
 
 /// The bits of `a` that are in `mask`, the others of `b`.
