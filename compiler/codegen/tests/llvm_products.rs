@@ -1,17 +1,20 @@
-//! Matrix products compiled by LLVM for every level of this machine against the interpreter: the counts of rows that
+//! Matrix products compiled by LLVM for every level of this machine, and emulated for those of AArch64, against the interpreter: the counts of rows that
 //! take different paths (one row, few rows, strips), several pieces of k, short tiles and groups; and products of rows with
 //! the matrices that they chose.
 #![cfg(feature = "llvm")]
 
+mod aarch64;
 mod cases;
 
+use aarch64::{Call, Emulator};
 use cases::{Case, prepare};
 use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_codegen::llvm::{Output, callers_object, kernels_object};
 use mlcc_interp::compare::Tolerance;
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::contraction::{
     Activation, Choice, CodeBlock, Codes, GROUP, MatMul, Tile, Weight, emit_experts, emit_matmul,
@@ -166,13 +169,39 @@ fn check(problems: &[Problem]) {
     }
 }
 
+/// The same at the levels of AArch64, by an emulator where one is installed.
+fn check_emulated(problems: &[Problem]) {
+    const TRIPLE: &str = "aarch64-unknown-linux-gnu";
+    let Some(emulator) = Emulator::find() else { return };
+    let specs = mlcc_target::specs().unwrap();
+    let levels = &specs.iter().find(|s| s.arch == Arch::Aarch64).unwrap().levels;
+    for level in levels {
+        let target = KernelTarget::new(Arch::Aarch64, level);
+        let cases = prepare(problems.iter().map(|p| p.case(&target)).collect());
+        let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
+        let calls: Vec<Call<'_>> = (cases.iter())
+            .map(|(c, _)| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers })
+            .collect();
+        let code = kernels_object(Arch::Aarch64, TRIPLE, level, &kernels, Output::Object).unwrap();
+        let callers = callers_object(Arch::Aarch64, TRIPLE, &levels[0], &kernels).unwrap();
+        let results = emulator.run(code, callers, &calls, 3);
+        for ((case, want), got) in cases.iter().zip(&results) {
+            case.check(&level.name, got, want);
+        }
+    }
+}
+
 /// Rows, weight rows, columns: one row; few rows that pass by together, in blocks of up to four and of eight; strips of one
 /// and of two pieces, with rows and tiles left over.
 const SHAPES: [(usize, usize, usize); 6] =
     [(1, 40, 160), (6, 56, 96), (21, 40, 160), (16, 200, 1100), (25, 56, 96), (26, 40, 544)];
 
+fn problems(weight: DType, planes: Option<usize>) -> [Problem; 6] {
+    SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: None })
+}
+
 fn check_weight(weight: DType, planes: Option<usize>) {
-    check(&SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: None }));
+    check(&problems(weight, planes));
 }
 
 #[test]
@@ -203,13 +232,33 @@ fn plain_weights() {
 /// Rows that each choose two of five matrices: one row; few and many rows of a matrix, and one that nobody chose.
 #[test]
 fn chosen_matrices() {
+    choices().chunks(3).for_each(check);
+}
+
+fn choices() -> Vec<Problem> {
     let shapes = [(1, 32, 96), (13, 48, 96), (50, 32, 544)];
     let kinds = [
         (DType::Packed(Format::Q4G32), Some(1)),
         (DType::Packed(Format::Q8G32), Some(2)),
         (DType::F16, None),
     ];
-    for (weight, planes) in kinds {
-        check(&shapes.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: Some(5) }));
+    let of_kind =
+        |(weight, planes)| shapes.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: Some(5) });
+    kinds.into_iter().flat_map(of_kind).collect()
+}
+
+#[test]
+fn products_on_aarch64() {
+    for planes in [Some(1), Some(2), None] {
+        check_emulated(&problems(DType::Packed(Format::Q4G32), planes));
+        check_emulated(&problems(DType::Packed(Format::Q8G32), planes));
     }
+    for weight in [DType::F32, DType::F16, DType::BF16] {
+        check_emulated(&problems(weight, None));
+    }
+}
+
+#[test]
+fn chosen_matrices_on_aarch64() {
+    choices().chunks(3).for_each(check_emulated);
 }

@@ -31,6 +31,19 @@ impl KernelTarget {
         (self.vector_bits / 32).clamp(4, 16).next_power_of_two()
     }
 
+    /// Vector registers.
+    pub fn registers(&self) -> i64 {
+        match self.arch {
+            Arch::X86_64 if self.f32_lanes() < 16 => 16,
+            Arch::X86_64 | Arch::Aarch64 | Arch::Nvptx => 32,
+        }
+    }
+
+    /// Whether instructions multiply with one lane of a vector, so that an operand need not be repeated in all lanes.
+    pub fn by_lane(&self) -> bool {
+        self.arch == Arch::Aarch64
+    }
+
     /// True if the machine has the instruction.
     pub fn has(&self, instr: InstrId) -> bool {
         let def = instr.def();
@@ -243,7 +256,7 @@ pub struct MatMulParams {
     pub dot: IntDot,
     /// For integer products of many rows, in place of `dot`: see [`CodeProduct::Squares`].
     pub squares: Option<InstrId>,
-    /// Instructions multiply with one lane of a vector, so that activations need not be repeated in all lanes.
+    /// Activations are lanes of a vector ([`KernelTarget::by_lane`]).
     pub by_lane: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
@@ -316,7 +329,7 @@ pub fn choose(
         in_flight: 8,
         dot,
         squares: target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
-        by_lane: target.arch == Arch::Aarch64,
+        by_lane: target.by_lane(),
         lookup,
         bf16_dot,
         prefetch: prefetch.filter(|_| single_row).and_then(|instr| stream(target, weight, instr)),

@@ -8,6 +8,7 @@ use mlcc_ir::kernel::{Kernel, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
+use mlcc_kernels::contraction::CodeBlock;
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::{KernelTarget, code_block};
 use mlcc_target::Arch;
@@ -62,16 +63,19 @@ fn run_codes(
     let options = Options { workers: 2, order: Order::Reverse };
     run_with(kernel, &mut buffers, &SymValues::tokens(m as i64), &options).unwrap();
 
-    let block = if m == 1 { 1 } else { code_block(target) as usize };
+    let together = if m == 1 { CodeBlock::SINGLE } else { code_block(target) };
+    let (block, run) = (together.rows as usize, together.columns as usize);
     let bytes: Vec<i8> = buffers[1].bytes.iter().map(|&b| b as i8).collect();
     let mut codes = vec![vec![0; padded]; m];
     for (row, codes) in codes.iter_mut().enumerate() {
         let whole = row / block * block + block <= m;
         let (first, rows) = if whole { (row / block * block, block) } else { (row, 1) };
+        let run = if whole { run } else { 32 };
         for (c, code) in codes.iter_mut().enumerate() {
             for plane in 0..planes {
-                let quad = (c / 32 * planes + plane) * 8 + c % 32 / 4;
-                let at = first * padded * planes + (quad * rows + row - first) * 4 + c % 4;
+                let plane = (c / 32 * planes + plane) * 32;
+                let before = plane + c % 32 / run * run;
+                let at = first * padded * planes + before * rows + (row - first) * run + c % run;
                 *code = *code * 256 + i32::from(bytes[at]);
             }
         }
@@ -98,7 +102,8 @@ fn targets() -> Vec<KernelTarget> {
     for spec in mlcc_target::specs().unwrap().iter().filter(|s| s.arch != Arch::Nvptx) {
         for level in &spec.levels {
             let target = KernelTarget::new(spec.arch, level);
-            if targets.iter().all(|t| t.f32_lanes() != target.f32_lanes() || t.arch != target.arch) {
+            let kind = |t: &KernelTarget| (t.arch, t.f32_lanes(), code_block(t));
+            if targets.iter().all(|t| kind(t) != kind(&target)) {
                 targets.push(target);
             }
         }

@@ -34,6 +34,8 @@ pub struct Params {
     pub scores: (i64, i64),
     /// Rows and vectors of columns whose sums are in registers together.
     pub sums: (i64, i64),
+    /// Rows are lanes of a vector ([`KernelTarget::by_lane`]).
+    pub by_lane: bool,
     /// Adds products of pairs of codes, where both products are in integers.
     pub pairs: Option<PairDot>,
     /// How rows of keys and of values are asked for ahead of their use, and how many of each with a register block of scores.
@@ -50,17 +52,31 @@ const SET: i64 = 48;
 pub(super) const KEYS: i64 = 64;
 
 impl Params {
-    /// Sums and operands fit the registers: 32 with AVX-512 and on AArch64, 16 elsewhere (see `params::block`).
+    /// Sums and operands fit the registers; operands by lane take as many of them as rows have.
     pub fn choose(a: &Problem, target: &KernelTarget) -> Params {
         let lanes = target.f32_lanes();
-        let (scores, sums) = if lanes == 16 { ((8, 3), (6, 4)) } else { ((4, 2), (4, 2)) };
+        let (scores, sums) = match (target.by_lane(), target.registers()) {
+            (true, _) => ((8, 2), (8, 2)),
+            (false, 32) => ((8, 3), (6, 4)),
+            (false, _) => ((4, 2), (4, 2)),
+        };
         let few = a.kv == 1 || a.size.max(a.value_size) > 128;
         let wanted = if few { FEW_ROWS } else { MANY_ROWS };
         let positions = (wanted / a.group).max(1);
         let pairs = target.pair_dot().filter(|_| a.op.codes && pairs::fits(a, lanes));
         let ahead = Ahead::of_rows(a, |dtype| target.prefetch(dtype));
-        let params =
-            Params { lanes, positions, keys: KEYS, set: SET, scores, sums, pairs, ahead, rows_ahead: 0 };
+        let params = Params {
+            lanes,
+            positions,
+            keys: KEYS,
+            set: SET,
+            scores,
+            sums,
+            by_lane: target.by_lane(),
+            pairs,
+            ahead,
+            rows_ahead: 0,
+        };
         Params { rows_ahead: (scores.0 + params.sets(a) - 1) / params.sets(a), ..params }
     }
     /// Sets of rows of a tile.

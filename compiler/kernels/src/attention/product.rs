@@ -21,6 +21,8 @@ pub(super) struct Product<'a> {
     pub lanes: u32,
     pub rows: i64,
     pub vectors: i64,
+    /// Elements of `a` are lanes of a vector, where they lie side by side.
+    pub by_lane: bool,
     pub pairs: Option<&'a Pairs>,
 }
 
@@ -61,30 +63,33 @@ impl Product<'_> {
             }
             sums.push(of_row);
         }
-        kb.serial("k", extent, |kb, k| {
-            let base = kb.mul_int(k, self.b.2);
-            let base = kb.add(base, self.b.1);
-            let b: Vec<ExprId> = (0..self.vectors)
-                .map(|v| {
-                    let at = kb.add_int(base, v * i64::from(lanes));
-                    let value = kb.load_vec(self.b.0, at, lanes);
-                    kb.let_("b", value)
-                })
-                .collect();
-            for (r, of_row) in sums.iter().enumerate() {
-                let at = kb.mul_int(k, self.a.k);
-                let at = kb.add(self.a.start, at);
-                let at = kb.add_int(at, r as i64 * self.a.row);
-                let value = kb.load(self.a.buf, at);
-                let value = kb.splat(value, lanes);
-                let value = kb.let_("a", value);
-                for (&sum, &b) in of_row.iter().zip(&b) {
-                    let old = kb.load_vec(sum, zero, lanes);
-                    let new = match self.pairs {
-                        None => kb.fma(value, b, old),
-                        Some(pairs) => pairs.dot.add(kb, old, value, b),
-                    };
-                    kb.store_vec(sum, zero, new);
+        let step = self.step(kb, extent);
+        let steps = kb.kernel().exprs.as_int(extent).map(|extent| kb.int(extent / step));
+        kb.serial("k", steps.unwrap_or(extent), |kb, i| {
+            let first = kb.mul_int(i, step);
+            let a = self.elements(kb, first, step);
+            for (j, of_rows) in (0..).zip(a) {
+                let k = kb.add_int(first, j);
+                let base = kb.mul_int(k, self.b.2);
+                let base = kb.add(base, self.b.1);
+                let b: Vec<ExprId> = (0..self.vectors)
+                    .map(|v| {
+                        let at = kb.add_int(base, v * i64::from(lanes));
+                        let value = kb.load_vec(self.b.0, at, lanes);
+                        kb.let_("b", value)
+                    })
+                    .collect();
+                for (of_row, value) in sums.iter().zip(of_rows) {
+                    let value = kb.splat(value, lanes);
+                    let value = kb.let_("a", value);
+                    for (&sum, &b) in of_row.iter().zip(&b) {
+                        let old = kb.load_vec(sum, zero, lanes);
+                        let new = match self.pairs {
+                            None => kb.fma(value, b, old),
+                            Some(pairs) => pairs.dot.add(kb, old, value, b),
+                        };
+                        kb.store_vec(sum, zero, new);
+                    }
                 }
             }
         });
@@ -93,6 +98,40 @@ impl Product<'_> {
             kb.let_("product", value)
         };
         sums.iter().map(|row| row.iter().map(|sum| load(kb, sum)).collect()).collect()
+    }
+}
+
+impl Product<'_> {
+    /// Columns of `a` per iteration: as many as a vector has where it has some of a row.
+    fn step(&self, kb: &KernelBuilder, extent: ExprId) -> i64 {
+        let lanes = i64::from(self.lanes);
+        let whole = kb.kernel().exprs.as_int(extent).is_some_and(|extent| extent % lanes == 0);
+        if self.by_lane && self.a.k == 1 && whole { lanes } else { 1 }
+    }
+
+    /// Elements of `a` by column, from `first` on, and row.
+    fn elements(&self, kb: &mut KernelBuilder, first: ExprId, step: i64) -> Vec<Vec<ExprId>> {
+        let (lanes, rows) = (self.lanes, self.rows as usize);
+        let at = kb.mul_int(first, self.a.k);
+        let start = kb.add(self.a.start, at);
+        let load = |kb: &mut KernelBuilder, r: usize, lanes: u32| {
+            let at = kb.add_int(start, r as i64 * self.a.row);
+            let value = kb.load_vec(self.a.buf, at, lanes);
+            kb.let_("row", value)
+        };
+        let lane = |kb: &mut KernelBuilder, value: ExprId, lane: u32| kb.shuffle(value, None, vec![lane]);
+        if step > 1 {
+            let rows: Vec<ExprId> = (0..rows).map(|r| load(kb, r, lanes)).collect();
+            let column = |j: u32| rows.iter().map(|&row| lane(kb, row, j)).collect();
+            return (0..lanes).map(column).collect();
+        }
+        if self.by_lane && self.a.row == 1 && rows.is_multiple_of(lanes as usize) {
+            let starts = (0..rows).step_by(lanes as usize);
+            let vectors: Vec<ExprId> = starts.map(|r| load(kb, r, lanes)).collect();
+            let row = |r: usize| lane(kb, vectors[r / lanes as usize], r as u32 % lanes);
+            return vec![(0..rows).map(row).collect()];
+        }
+        vec![(0..rows).map(|r| load(kb, r, 1)).collect()]
     }
 }
 

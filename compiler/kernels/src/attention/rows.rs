@@ -178,6 +178,7 @@ impl<'a> Rows<'a> {
             lanes,
             rows: params.scores.0,
             vectors,
+            by_lane: params.by_lane,
             pairs: self.pairs(),
         };
         let extent = kb.int(size);
@@ -368,6 +369,7 @@ impl<'a> Rows<'a> {
                     lanes,
                     rows,
                     vectors,
+                    by_lane: params.by_lane,
                     pairs: self.pairs(),
                 };
                 let factors: Vec<ExprId> = (0..rows)

@@ -31,8 +31,9 @@ const FEW_HEADS: i64 = 2;
 /// See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Params {
-    /// Lanes of a vector.
+    /// Lanes of a vector, and how many of them are in registers.
     pub lanes: u32,
+    pub registers: i64,
     /// Query heads that are worked on together, and how many such sets the group has (the last may have fewer).
     pub heads: i64,
     pub sets: i64,
@@ -124,8 +125,8 @@ impl Params {
         let sets = (a.group + i64::from(lanes) - 1) / i64::from(lanes);
         let heads = (a.group + sets - 1) / sets;
         let slots = (heads as u64).next_power_of_two() as i64;
-        // With AVX-512 there are 32 registers, elsewhere there may be 16.
-        let sums = if lanes == 16 { 24 } else { 8 };
+        let registers = target.registers();
+        let sums = if registers == 32 { 24 } else { 8 };
         let block = block(a, lanes);
         let in_order = target.drops_requests() && a.group <= FEW_HEADS;
         let ahead = Ahead::of_rows(a, |dtype| target.prefetch(dtype));
@@ -143,6 +144,7 @@ impl Params {
         };
         Params {
             lanes,
+            registers,
             heads,
             sets,
             slots,
@@ -173,13 +175,17 @@ impl Params {
     }
     /// Keys whose products are summed together: as many as registers have room for.
     pub fn together(&self) -> i64 {
-        let sums = if self.lanes == 16 { 16 } else { 8 };
+        let sums = self.registers / 2;
         let planes = if matches!(self.products, Products::Bytes(_)) { PLANES } else { 1 };
         (sums / (planes * self.vectors())).max(self.keys()).max(self.products.keys())
     }
     /// Heads whose values are summed together, where a row has so many vectors.
     pub(super) fn heads_at_once(&self, vectors: i64) -> i64 {
-        if self.lanes < 16 && self.heads > 4 && vectors % 2 == 0 { (self.heads + 1) / 2 } else { self.heads }
+        if self.registers < 32 && self.heads > 4 && vectors % 2 == 0 {
+            (self.heads + 1) / 2
+        } else {
+            self.heads
+        }
     }
     /// Elements of a row of queries or keys with so many columns, in whole parts; words have two columns each.
     pub fn padded(&self, size: i64) -> i64 {
