@@ -61,7 +61,7 @@ fn main() {
     let mut problem = Problem { weight, x, group: 128, m: number(m), n: number(n), k: number(k) };
     let level = level();
     let target = KernelTarget::new(Arch::X86_64, &level);
-    let none = problem.activation(1, [BufId(0); 2]);
+    let none = problem.activation(CodeBlock::SINGLE, [BufId(0); 2]);
     let params = choose(&target, weight, none, problem.m == 1);
     let mut params = params.for_dense(weight, problem.n, problem.k);
     let mut object = None;

@@ -36,11 +36,18 @@ fn levels() -> Vec<Level> {
     levels
 }
 
+/// Activations; integers in so many planes.
+#[derive(Clone, Copy)]
+enum X {
+    F32,
+    BF16,
+    Codes(usize),
+}
+
 #[derive(Clone, Copy)]
 struct Problem {
     weight: DType,
-    /// Planes of integer activations; none for floats.
-    planes: Option<usize>,
+    x: X,
     m: usize,
     n: usize,
     k: usize,
@@ -55,9 +62,10 @@ const SCALED: usize = 128;
 
 impl Problem {
     fn activation(&self, block: CodeBlock, [scales, starts]: [BufId; 2]) -> Activation {
-        match self.planes {
-            Some(planes) => Activation::Codes(Codes { planes, group: SCALED, block, scales, starts }),
-            None => Activation::F32,
+        match self.x {
+            X::Codes(planes) => Activation::Codes(Codes { planes, group: SCALED, block, scales, starts }),
+            X::F32 => Activation::F32,
+            X::BF16 => Activation::BF16,
         }
     }
 
@@ -73,10 +81,11 @@ impl Problem {
         let mut noise = noise();
         let values: Vec<f32> = (0..matrices * n * k).map(|_| noise()).collect();
         let packed = pack(weight, Packing::Tile16, matrices * n, k, &values, PackOptions::default()).unwrap();
-        let (x_type, stride) = match self.planes {
-            Some(1) => (DType::I8, k.next_multiple_of(GROUP)),
-            Some(_) => (DType::I16, k.next_multiple_of(GROUP)),
-            None => (DType::F32, k),
+        let (x_type, stride) = match self.x {
+            X::Codes(1) => (DType::I8, k.next_multiple_of(GROUP)),
+            X::Codes(_) => (DType::I16, k.next_multiple_of(GROUP)),
+            X::F32 => (DType::F32, k),
+            X::BF16 => (DType::BF16, k),
         };
         let w_type = if weight.is_packed() { DType::U8 } else { weight };
         let mut kb = KernelBuilder::new(format!("product_{m}_{n}_{k}"));
@@ -116,10 +125,11 @@ impl Problem {
                 emit_matmul(&mut kb, &spec, &params, &mut store);
             }
         }
-        let x = match self.planes {
-            Some(1) => Buffer::from_ints(DType::I8, &integers(&mut noise, m * stride, 127.0)),
-            Some(_) => Buffer::from_ints(DType::I16, &integers(&mut noise, m * stride, 32512.0)),
-            None => Buffer::from_f32(&floats(&mut noise, m * stride)),
+        let x = match self.x {
+            X::Codes(1) => Buffer::from_ints(DType::I8, &integers(&mut noise, m * stride, 127.0)),
+            X::Codes(_) => Buffer::from_ints(DType::I16, &integers(&mut noise, m * stride, 32512.0)),
+            X::F32 => Buffer::from_f32(&floats(&mut noise, m * stride)),
+            X::BF16 => Buffer::from_floats(DType::BF16, &floats(&mut noise, m * stride)),
         };
         let scales = Buffer::from_f32(&floats(&mut noise, m * k.div_ceil(SCALED)));
         let starts = Buffer::from_ints(DType::I32, &integers(&mut noise, m * k.div_ceil(GROUP), 1e6));
@@ -196,37 +206,38 @@ fn check_emulated(problems: &[Problem]) {
 const SHAPES: [(usize, usize, usize); 6] =
     [(1, 40, 160), (6, 56, 96), (21, 40, 160), (16, 200, 1100), (25, 56, 96), (26, 40, 544)];
 
-fn problems(weight: DType, planes: Option<usize>) -> [Problem; 6] {
-    SHAPES.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: None })
+fn problems(weight: DType, x: X) -> [Problem; 6] {
+    SHAPES.map(|(m, n, k)| Problem { weight, x, m, n, k, experts: None })
 }
 
-fn check_weight(weight: DType, planes: Option<usize>) {
-    check(&problems(weight, planes));
+fn check_weight(weight: DType, x: X) {
+    check(&problems(weight, x));
 }
 
 #[test]
 fn packed_weights_and_int8_codes() {
-    check_weight(DType::Packed(Format::Q4G32), Some(1));
-    check_weight(DType::Packed(Format::Q8G32), Some(1));
+    check_weight(DType::Packed(Format::Q4G32), X::Codes(1));
+    check_weight(DType::Packed(Format::Q8G32), X::Codes(1));
 }
 
 #[test]
 fn packed_weights_and_int16_codes() {
-    check_weight(DType::Packed(Format::Q4G32), Some(2));
-    check_weight(DType::Packed(Format::Q8G32), Some(2));
+    check_weight(DType::Packed(Format::Q4G32), X::Codes(2));
+    check_weight(DType::Packed(Format::Q8G32), X::Codes(2));
 }
 
 #[test]
 fn packed_weights_and_floats() {
-    check_weight(DType::Packed(Format::Q4G32), None);
-    check_weight(DType::Packed(Format::Q8G32), None);
+    check_weight(DType::Packed(Format::Q4G32), X::F32);
+    check_weight(DType::Packed(Format::Q8G32), X::F32);
 }
 
 #[test]
 fn plain_weights() {
     for weight in [DType::F32, DType::F16, DType::BF16] {
-        check_weight(weight, None);
+        check_weight(weight, X::F32);
     }
+    check_weight(DType::BF16, X::BF16);
 }
 
 /// Rows that each choose two of five matrices: one row; few and many rows of a matrix, and one that nobody chose.
@@ -238,24 +249,24 @@ fn chosen_matrices() {
 fn choices() -> Vec<Problem> {
     let shapes = [(1, 32, 96), (13, 48, 96), (50, 32, 544)];
     let kinds = [
-        (DType::Packed(Format::Q4G32), Some(1)),
-        (DType::Packed(Format::Q8G32), Some(2)),
-        (DType::F16, None),
+        (DType::Packed(Format::Q4G32), X::Codes(1)),
+        (DType::Packed(Format::Q8G32), X::Codes(2)),
+        (DType::F16, X::F32),
     ];
-    let of_kind =
-        |(weight, planes)| shapes.map(|(m, n, k)| Problem { weight, planes, m, n, k, experts: Some(5) });
+    let of_kind = |(weight, planes)| shapes.map(|(m, n, k)| Problem { weight, x, m, n, k, experts: Some(5) });
     kinds.into_iter().flat_map(of_kind).collect()
 }
 
 #[test]
 fn products_on_aarch64() {
-    for planes in [Some(1), Some(2), None] {
-        check_emulated(&problems(DType::Packed(Format::Q4G32), planes));
-        check_emulated(&problems(DType::Packed(Format::Q8G32), planes));
+    for x in [X::Codes(1), X::Codes(2), X::F32] {
+        check_emulated(&problems(DType::Packed(Format::Q4G32), x));
+        check_emulated(&problems(DType::Packed(Format::Q8G32), x));
     }
     for weight in [DType::F32, DType::F16, DType::BF16] {
-        check_emulated(&problems(weight, None));
+        check_emulated(&problems(weight, X::F32));
     }
+    check_emulated(&problems(DType::BF16, X::BF16));
 }
 
 #[test]

@@ -273,6 +273,9 @@ pub const INSTRS: &[InstrDef] = &[
     // AArch64: two rows of 8 codes times two others, every one with every other.
     instr!("smmla_128", "aarch64", &["i8mm"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
         Meaning::Expr(squares_i32), llvm("llvm.aarch64.neon.smmla.v4i32.v16i8", &[0, 1, 2])),
+    // AArch64: bf16 dot product. Its products and sums are rounded to odd, so results agree to the last bits only.
+    instr!("bfdot_128", "aarch64", &["bf16"], (v(F32, 4), v(BF16, 8), v(BF16, 8)) -> v(F32, 4),
+        Meaning::Expr(dpbf16), llvm("llvm.aarch64.neon.bfdot.v4f32.v8bf16", &[0, 1, 2])),
     // NVIDIA.
     InstrDef {
         name: "shfl_xor_f32",

@@ -315,7 +315,7 @@ pub fn choose(
     };
     let bf16_dot = match activation {
         Activation::BF16 if weight == DType::BF16 => {
-            target.find_wide([&["vdpbf16ps_512"], &["vdpbf16ps_256"], &[]])
+            target.find_wide([&["vdpbf16ps_512"], &["vdpbf16ps_256"], &["bfdot_128"]])
         }
         Activation::F32 | Activation::BF16 | Activation::Codes(_) => None,
     };
@@ -325,7 +325,12 @@ pub fn choose(
         lanes,
         rows,
         tiles,
-        unroll: if single_row { 16 } else { 4 },
+        // Lanes of a vector of bf16 have two columns each.
+        unroll: match single_row {
+            true => 16,
+            false if target.by_lane() && bf16_dot.is_some() => 8,
+            false => 4,
+        },
         in_flight: 8,
         dot,
         squares: target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_))),

@@ -245,7 +245,10 @@ impl<'c> KernelEmitter<'_, 'c> {
                 let picked: Option<Vec<Value<'c>>> =
                     args.iter().map(|&i| values.get(usize::from(i)).copied()).collect();
                 let picked = picked.ok_or_else(|| Fault(format!("{} has too few arguments", def.name)))?;
-                self.intrinsic_instr(intrinsic, &picked, ret)?
+                let types = args.iter().map(|&i| def.args.get(usize::from(i)).copied());
+                let types: Option<Vec<Ty>> = types.collect();
+                let types = types.ok_or_else(|| Fault(format!("{} has too few arguments", def.name)))?;
+                self.intrinsic_instr(intrinsic, (&picked, &types), ret)?
             }
             Spelling::Read => return Err(Fault(format!("{} is no expression", def.name))),
             Spelling::Ptx { asm, constraints } | Spelling::Asm { asm, constraints } => {
@@ -264,19 +267,26 @@ impl<'c> KernelEmitter<'_, 'c> {
     fn intrinsic_instr(
         &self,
         name: &str,
-        args: &[Value<'c>],
+        (args, types): (&[Value<'c>], &[Ty]),
         ret: Option<BasicTypeEnum<'c>>,
     ) -> Result<Option<Value<'c>>> {
         let overloaded = inkwell::intrinsics::Intrinsic::find(name).is_some_and(|i| i.is_overloaded());
         if !overloaded {
             return self.e.intrinsic(name, &[], args);
         }
-        // The table spells overloaded names out in full, so the types of the arguments are those of the declaration.
+        // The table spells overloaded names out in full, so the types of the arguments are those of the declaration; bf16, for us
+        // their bits, are floats there.
         let known = self.e.module.get_function(name);
         let function = match known {
             Some(function) => function,
             None => {
-                let params: Vec<_> = args.iter().map(|a| a.get_type().into()).collect();
+                let param = |(arg, ty): (&Value<'c>, &Ty)| match (ty.dtype, arg.get_type()) {
+                    (DType::BF16, BasicTypeEnum::VectorType(v)) => {
+                        vector_type(self.e.ctx.bf16_type().into(), v.get_size()).map(|v| v.into())
+                    }
+                    (_, known) => Ok(known.into()),
+                };
+                let params: Vec<_> = args.iter().zip(types).map(param).collect::<Result<_>>()?;
                 let ty = match ret {
                     Some(ret) => inkwell::types::BasicType::fn_type(&ret, &params, false),
                     None => self.e.ctx.void_type().fn_type(&params, false),

@@ -50,6 +50,16 @@ impl Block<'_> {
         kb.splat(x, self.params.lanes)
     }
 
+    /// The same of columns `first + c` and the next, as bits of f32, as a lane of a vector with those of the eight columns around them.
+    fn x_pair_of_four(&self, kb: &mut KernelBuilder, r: u32, (first, c): (ExprId, usize)) -> ExprId {
+        let col = kb.add_int(first, (c / 8 * 8) as i64);
+        let at = self.x_at(kb, r, col);
+        let pairs = kb.load_vec(self.spec.x, at, 8);
+        // As floats, because LLVM looks for a lane of those.
+        let pairs = kb.bitcast(pairs, Ty::vector(DType::F32, 4));
+        kb.shuffle(pairs, None, vec![(c % 8 / 2) as u32; self.params.lanes as usize])
+    }
+
     /// A bf16 activation and a zero behind it in all lanes, u32.
     fn x_last(&self, kb: &mut KernelBuilder, r: u32, col: ExprId) -> ExprId {
         let at = self.x_at(kb, r, col);
@@ -193,7 +203,13 @@ impl Block<'_> {
             };
             let weights: Vec<ExprId> = (0..self.parts()).map(weights).collect();
             for r in 0..self.rows {
-                let x = if c + 1 < count { self.x_pair(kb, r, col) } else { self.x_last(kb, r, col) };
+                let x = if c / 8 * 8 + 8 <= count && self.params.by_lane {
+                    self.x_pair_of_four(kb, r, (first, c))
+                } else if c + 1 < count {
+                    self.x_pair(kb, r, col)
+                } else {
+                    self.x_last(kb, r, col)
+                };
                 let x = kb.bitcast(x, Ty::vector(DType::BF16, 2 * lanes));
                 let x = kb.let_("x", x);
                 for (part, &w) in (0..).zip(&weights) {
