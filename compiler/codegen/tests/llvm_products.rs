@@ -253,7 +253,7 @@ fn choices() -> Vec<Problem> {
         (DType::Packed(Format::Q8G32), X::Codes(2)),
         (DType::F16, X::F32),
     ];
-    let of_kind = |(weight, planes)| shapes.map(|(m, n, k)| Problem { weight, x, m, n, k, experts: Some(5) });
+    let of_kind = |(weight, x)| shapes.map(|(m, n, k)| Problem { weight, x, m, n, k, experts: Some(5) });
     kinds.into_iter().flat_map(of_kind).collect()
 }
 
