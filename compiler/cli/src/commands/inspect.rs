@@ -37,7 +37,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         artifact.verify(u64::MAX)?;
     }
     if let Some(kernel) = &args.asm {
-        return print(&assembly(artifact.path(), kernel)?);
+        return print(&assembly(&artifact, kernel)?);
     }
     let json_of = |text: Option<&str>| text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or(Value::Null);
     let mut metadata: Value = json_of(artifact.metadata());
@@ -70,9 +70,13 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
 const DISASSEMBLERS: [&str; 3] = ["llvm-objdump", "llvm-objdump-19", "objdump"];
 
 /// The functions of a kernel as a disassembler prints them.
-fn assembly(path: &std::path::Path, kernel: &str) -> Result<String, CliError> {
+fn assembly(artifact: &Artifact, kernel: &str) -> Result<String, CliError> {
+    let path = artifact.path();
+    // Without that, LLVM's names no instruction that the first AArch64 processors lacked.
+    let foreign = artifact.machine_name() == "aarch64";
     let run = |program: &&str| {
         let mut command = std::process::Command::new(program);
+        command.args((foreign && program.starts_with("llvm")).then_some("--mattr=+all"));
         command.args(["-d", "--no-show-raw-insn"]).arg(path).output().ok().filter(|o| o.status.success())
     };
     let Some(out) = DISASSEMBLERS.iter().find_map(run) else {
