@@ -299,6 +299,9 @@ const CHUNK: u32 = 256;
 const AHEAD: u32 = 8;
 /// Rows of integer products whose sums stay in the first-level cache; with more, weights are better unpacked once.
 const FEW_ROWS: u32 = 24;
+/// The same where only unpacked weights meet twice as many activations at once: by the cycles of a Neoverse N2 in LLVM's model a group
+/// of 32 columns takes 129 per block of four rows as it is, unpacked 67, and about 65 to unpack it.
+const FEW_ROWS_BESIDE_SQUARES: u32 = 7;
 
 /// Parameters for a machine. `single_row`: the contraction is a matvec (decode).
 pub fn choose(
@@ -319,6 +322,7 @@ pub fn choose(
         }
         Activation::F32 | Activation::BF16 | Activation::Codes(_) => None,
     };
+    let squares = target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_)));
     let prefetch = target.prefetch(weight);
     let (rows, tiles) = block(target, weight, activation, single_row);
     MatMulParams {
@@ -333,13 +337,13 @@ pub fn choose(
         },
         in_flight: 8,
         dot,
-        squares: target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_))),
+        squares,
         by_lane: target.by_lane(),
         lookup,
         bf16_dot,
         prefetch: prefetch.filter(|_| single_row).and_then(|instr| stream(target, weight, instr)),
         ahead: prefetch.filter(|_| !single_row).map(|instr| (instr, AHEAD)),
-        few: FEW_ROWS,
+        few: if squares.is_some() { FEW_ROWS_BESIDE_SQUARES } else { FEW_ROWS },
         tall: tall(target, weight, activation, dot).filter(|_| !single_row),
         chunk: (!single_row).then_some(CHUNK),
         in_order: target.in_order().filter(|_| !single_row && matches!(dot, IntDot::Pairs { .. })),

@@ -66,8 +66,8 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
     if args.json { print_json(&whole) } else { print(&text(&artifact, &metadata, &params)) }
 }
 
-/// Disassemblers, by preference.
-const DISASSEMBLERS: [&str; 3] = ["llvm-objdump", "llvm-objdump-19", "objdump"];
+/// Disassemblers, by preference: older ones know fewer instructions.
+const DISASSEMBLERS: [&str; 4] = ["llvm-objdump-22", "llvm-objdump-19", "llvm-objdump", "objdump"];
 
 /// The functions of a kernel as a disassembler prints them.
 fn assembly(artifact: &Artifact, kernel: &str) -> Result<String, CliError> {
