@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-PRODUCTS = re.compile(r"smmla|usdot|sdot|bfdot|fmla|vpdp|vdpbf16|vpmadd|vfn?m(add|sub)")
+PRODUCTS = re.compile(r"smmla|smlal|smull|usdot|sdot|bfdot|fmla|vpdp|vdpbf16|vpmadd|vfn?m(add|sub)")
 ITERATIONS = 50
 TARGETS = {"aarch64": ["-mtriple=aarch64", "-mattr=+v8.6a,+dotprod,+i8mm,+bf16"], "x86-64": ["-mtriple=x86_64"]}
 

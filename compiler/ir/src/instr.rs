@@ -115,6 +115,27 @@ fn squares_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     sum
 }
 
+/// Products of bytes as words.
+fn long_product(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let (x, y) = (kb.cast(a[0], I16), kb.cast(a[1], I16));
+    kb.mul(x, y)
+}
+
+/// Sums of neighbouring words.
+fn long_pairs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let [x, y] = [0, 1].map(|odd| {
+        let words = kb.shuffle(a[0], None, (0..4).map(|i| 2 * i + odd).collect());
+        kb.cast(words, I32)
+    });
+    kb.add(x, y)
+}
+
+/// Sums of neighbours, those of `a[0]` before those of `a[1]`.
+fn pairs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    let [x, y] = [0, 1].map(|odd| kb.shuffle(a[0], Some(a[1]), (0..4).map(|i| 2 * i + odd).collect()));
+    kb.add(x, y)
+}
+
 /// Products of neighbouring u8 x i8 pairs added with saturation to i16.
 fn maddubs(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let wide = dot(kb, None, a[0], a[1], 2, I32);
@@ -270,6 +291,13 @@ pub const INSTRS: &[InstrDef] = &[
         Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.udot.v4i32.v16i8", &[0, 1, 2])),
     instr!("usdot_128", "aarch64", &["i8mm"], (v(I32, 4), v(U8, 16), v(I8, 16)) -> v(I32, 4),
         Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.usdot.v4i32.v16i8", &[0, 1, 2])),
+    // AArch64 without a dot product: products of bytes as words, and their sums.
+    instr!("smull_128", "aarch64", &["neon"], (v(I8, 8), v(I8, 8)) -> v(I16, 8),
+        Meaning::Expr(long_product), llvm("llvm.aarch64.neon.smull.v8i16", &[0, 1])),
+    instr!("saddlp_128", "aarch64", &["neon"], (v(I16, 8)) -> v(I32, 4),
+        Meaning::Expr(long_pairs), llvm("llvm.aarch64.neon.saddlp.v4i32.v8i16", &[0])),
+    instr!("addp_128", "aarch64", &["neon"], (v(I32, 4), v(I32, 4)) -> v(I32, 4),
+        Meaning::Expr(pairs), llvm("llvm.aarch64.neon.addp.v4i32", &[0, 1])),
     // AArch64: two rows of 8 codes times two others, every one with every other.
     instr!("smmla_128", "aarch64", &["i8mm"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
         Meaning::Expr(squares_i32), llvm("llvm.aarch64.neon.smmla.v4i32.v16i8", &[0, 1, 2])),

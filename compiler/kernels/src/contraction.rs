@@ -16,6 +16,7 @@ mod float_strip;
 mod floats;
 mod gpu;
 mod integers;
+mod long;
 mod next;
 mod squares;
 mod strip;

@@ -111,6 +111,12 @@ impl KernelTarget {
         let signed = self.find_wide([&[], &[], &["sdot_128"]]);
         let bytes = self.find_wide([&["vpmaddubsw_512"], &["vpmaddubsw_256"], &["pmaddubsw_128"]]);
         let words = self.find_wide([&["vpmaddwd_512"], &["vpmaddwd_256"], &["pmaddwd_128"]]);
+        let long = |name: &'static str| self.find_wide([&[], &[], &[name]]);
+        if let (None, None, Some(multiply), Some(pairs), Some(join)) =
+            (unsigned, signed, long("smull_128"), long("saddlp_128"), long("addp_128"))
+        {
+            return IntDot::Long(Long { multiply, pairs, join });
+        }
         match (unsigned, signed, bytes, words) {
             (Some(instr), ..) => IntDot::Unsigned(instr),
             (None, Some(instr), ..) => IntDot::Signed(instr),
@@ -180,8 +186,18 @@ pub enum IntDot {
     Signed(InstrId),
     /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`; `sign` puts the signs of one operand on the other.
     Pairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
+    /// `i16 = i8 * i8`, and sums of neighbours.
+    Long(Long),
     /// Widening multiplications, column by column.
     Widen,
+}
+
+/// Products of bytes as words of their own: `multiply` 8 of them, `pairs` adds neighbouring words in i32, `join` those of two vectors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Long {
+    pub multiply: InstrId,
+    pub pairs: InstrId,
+    pub join: InstrId,
 }
 
 /// How one product of codes is computed.
@@ -195,6 +211,8 @@ pub enum CodeProduct {
     Magnitudes { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// Codes of even and odd columns widened to 16 bits, times 16-bit activations of both planes.
     Words { words: InstrId },
+    /// Products of so many quads meet in i16 before they are added in i32; `centred`: of weights with the zero point removed.
+    Long { long: Long, quads: usize, centred: bool },
     /// `i32 +=` every product of two rows of 8 centred codes with two of activations.
     Squares { instr: InstrId },
     /// Widening multiplications, column by column.
@@ -205,7 +223,7 @@ impl CodeProduct {
     /// Whether weights come with the zero point removed, so that it need not be repaired with sums.
     pub fn is_centred(self) -> bool {
         match self {
-            CodeProduct::Dot { centred, .. } => centred,
+            CodeProduct::Dot { centred, .. } | CodeProduct::Long { centred, .. } => centred,
             CodeProduct::Magnitudes { .. } | CodeProduct::Squares { .. } => true,
             CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } | CodeProduct::Widen => false,
         }
@@ -215,7 +233,9 @@ impl CodeProduct {
     pub fn codes_type(self) -> DType {
         match self {
             CodeProduct::Dot { instr, .. } => instr.def().args[1].dtype,
-            CodeProduct::Magnitudes { .. } | CodeProduct::Squares { .. } => DType::I8,
+            CodeProduct::Magnitudes { .. } | CodeProduct::Long { .. } | CodeProduct::Squares { .. } => {
+                DType::I8
+            }
             CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } | CodeProduct::Widen => DType::U8,
         }
     }
@@ -234,6 +254,11 @@ impl IntDot {
                 CodeProduct::Magnitudes { bytes, words, sign }
             }
             (IntDot::Pairs { words, .. }, Format::Q8G32) => CodeProduct::Words { words },
+            // 8 products of at most 15 * 128 fit i16, two of at most 128 * 127, and one where activations may be -128.
+            (IntDot::Long(long), Format::Q4G32) => CodeProduct::Long { long, quads: 8, centred: false },
+            (IntDot::Long(long), Format::Q8G32) => {
+                CodeProduct::Long { long, quads: if planes == 1 { 2 } else { 1 }, centred: true }
+            }
             (IntDot::Widen, _) => CodeProduct::Widen,
         }
     }
@@ -436,6 +461,8 @@ pub fn code_block(target: &KernelTarget) -> CodeBlock {
     let rows = match (target.arch, target.f32_lanes()) {
         (Arch::X86_64, 8 | 16) => 4,
         (Arch::X86_64, _) => 2,
+        // Two vectors of words for every vector of sums.
+        (Arch::Aarch64, _) if matches!(target.int_dot(), IntDot::Long(_)) => 2,
         (Arch::Aarch64 | Arch::Nvptx, _) => 4,
     };
     CodeBlock { rows, columns: if target.squares().is_some() { 8 } else { 4 } }

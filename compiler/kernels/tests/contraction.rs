@@ -372,6 +372,7 @@ fn choices() {
         match choose(&target, PACKED[0], kind(X::I8), true).dot {
             IntDot::Unsigned(i) | IntDot::Signed(i) => i.def().name,
             IntDot::Pairs { bytes, .. } => bytes.def().name,
+            IntDot::Long(long) => long.multiply.def().name,
             IntDot::Widen => "widen",
         }
     };
@@ -381,7 +382,7 @@ fn choices() {
         ("x86-64-v3-vnni", "vpdpbusd_avx_256"),
         ("x86-64-v4", "vpmaddubsw_512"),
         ("x86-64-v4-vnni", "vpdpbusd_512"),
-        ("armv8.0", "widen"),
+        ("armv8.0", "smull_128"),
         ("armv8.2-dotprod", "sdot_128"),
         ("armv8.6", "usdot_128"),
     ];

@@ -53,7 +53,7 @@ impl Dots {
         let dots = match target.int_dot() {
             IntDot::Unsigned(instr) => Dots { instr, signed: false },
             IntDot::Signed(instr) => Dots { instr, signed: true },
-            IntDot::Pairs { .. } | IntDot::Widen => return None,
+            IntDot::Pairs { .. } | IntDot::Long(_) | IntDot::Widen => return None,
         };
         let bytes = 4 * i64::from(target.f32_lanes());
         let fits = a.size % (4 * part) == 0 && a.value_size % bytes == 0 && a.size <= LONGEST;

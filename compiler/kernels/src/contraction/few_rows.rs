@@ -85,8 +85,9 @@ impl FewRows<'_> {
     pub fn emit(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
         let (spec, params) = (self.spec, self.params);
         let vector = |rows: u32| (rows * self.slice.parts(params.lanes) * params.lanes) as usize;
-        // Behind whole blocks of one size fewer rows are left than such a block has.
-        let most = std::iter::once(params.few).chain(self.runs.iter().map(|run| run.rows - 1));
+        // Listed rows fill up a last block; behind whole blocks of one size fewer rows are left than such a block has.
+        let first = params.few.next_multiple_of(params.rows[0]);
+        let most = std::iter::once(first).chain(self.runs.iter().map(|run| run.rows - 1));
         let sums: Vec<BufId> = (most.zip(self.runs))
             .map(|(most, _)| kb.alloc("sums", DType::F32, vector(most), Space::Stack))
             .collect();

@@ -132,7 +132,7 @@ impl Block<'_> {
         self.strip.map_or_else(|| self.params.dot.product(format, codes.planes), |strip| strip.product)
     }
 
-    fn accumulators(&self) -> usize {
+    pub(super) fn accumulators(&self) -> usize {
         (self.rows * self.parts()) as usize
     }
 
@@ -145,7 +145,8 @@ impl Block<'_> {
         if let CodeProduct::Words { words } = product {
             return self.add_words(kb, (format, product, words), codes, g, starts.unwrap_or(zeros));
         }
-        if codes.planes > 1 && self.rows * self.parts() <= SEPARATE_PLANES {
+        let vectors = if let CodeProduct::Long { .. } = product { 2 } else { 1 };
+        if codes.planes > 1 && vectors * self.rows * self.parts() <= SEPARATE_PLANES {
             let mut totals = vec![zeros; codes.planes];
             // The start belongs to the least significant plane.
             if let (Some(last), Some(starts)) = (totals.last_mut(), starts) {
@@ -188,12 +189,12 @@ impl Block<'_> {
 
     /// Steps of [`Self::word_operands`]: words of packed weights, or single quads of unpacked ones. Two quads at a time
     /// would need more than 32 vector registers, and the loads of a strip wait for stores to the stack.
-    fn steps(&self, format: Format) -> usize {
+    pub(super) fn steps(&self, format: Format) -> usize {
         if self.strip.is_some() { QUADS } else { words(format) }
     }
 
     /// The weight codes of every part for the quads of one step, pinned: per quad its number and its operands.
-    fn word_operands(
+    pub(super) fn word_operands(
         &self,
         kb: &mut KernelBuilder,
         format: Format,
@@ -218,7 +219,7 @@ impl Block<'_> {
     }
 
     /// Four consecutive activation codes of a plane in every 32-bit lane, i8.
-    fn x_quad(
+    pub(super) fn x_quad(
         &self,
         kb: &mut KernelBuilder,
         codes: Codes,
@@ -265,6 +266,9 @@ impl Block<'_> {
         let product = self.product(format, codes);
         if let CodeProduct::Squares { instr } = product {
             return self.add_squares(kb, instr, codes, g, first, totals);
+        }
+        if let CodeProduct::Long { long, quads, .. } = product {
+            return self.add_long(kb, (format, product), (long, quads), (codes, first), g, totals);
         }
         // 16-bit sums of pairs: 16 products of at most 15 * 128 meet in each, 30720, below the limit.
         let mut halves: Vec<Vec<Option<ExprId>>> = vec![vec![None; self.accumulators()]; totals.len()];
@@ -333,7 +337,10 @@ impl Block<'_> {
                 let pairs = kb.instr(bytes, vec![weights.magnitudes, signed]);
                 self.add_pairs(kb, words, total, pairs)
             }
-            CodeProduct::SumsOfPairs { .. } | CodeProduct::Words { .. } | CodeProduct::Squares { .. } => {
+            CodeProduct::SumsOfPairs { .. }
+            | CodeProduct::Words { .. }
+            | CodeProduct::Long { .. }
+            | CodeProduct::Squares { .. } => {
                 panic!("{product:?} has no sum in i32 for every quad")
             }
             CodeProduct::Widen => {
