@@ -1,0 +1,262 @@
+//! One contraction with its inputs and the exact result.
+
+use mlcc_interp::kernel::{Buffer, Options, run_with};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::{Dim, Sym, SymValues};
+use mlcc_ir::kernel::{Access, BufId, Kernel};
+use mlcc_ir::types::{DType, Packing};
+use mlcc_kernels::contraction::{Activation, CodeBlock, Codes, GROUP, MatMul, Weight, emit_matmul};
+use mlcc_kernels::params::MatMulParams;
+use mlcc_quant::{PackOptions, dequantize, pack};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum X {
+    F32,
+    BF16,
+    /// int8 codes, scales per 64 columns.
+    I8,
+    /// 16-bit codes in two planes, scales per 128 columns.
+    I16,
+}
+
+impl X {
+    /// Planes and columns per scale of integer activations.
+    pub fn codes(self) -> Option<(usize, usize)> {
+        match self {
+            X::F32 | X::BF16 => None,
+            X::I8 => Some((1, 64)),
+            X::I16 => Some((2, 128)),
+        }
+    }
+}
+
+/// Deterministic values in -1..1.
+pub struct Noise(pub u64);
+impl Noise {
+    pub fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 40) as f32 / 8_388_608.0) - 1.0
+    }
+    pub fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+}
+
+/// One problem with its inputs and the exact result.
+pub struct Case {
+    pub weight: DType,
+    pub x_type: X,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Elements of w before the tensor.
+    pub w_offset: usize,
+    pub w_bytes: Vec<u8>,
+    /// Float activations.
+    pub x: Buffer,
+    /// Integer activations, row-major, with their scales and starts.
+    pub codes: Vec<i32>,
+    pub scales: Vec<f32>,
+    pub starts: Vec<i32>,
+    pub want: Vec<f64>,
+    /// Sum of the magnitudes of the products of each result, for the tolerance.
+    pub size: Vec<f64>,
+}
+
+impl Case {
+    pub fn new(weight: DType, packing: Packing, x_type: X, (m, n, k): (usize, usize, usize)) -> Case {
+        let mut noise = Noise((m * 1009 + n * 31 + k) as u64);
+        let w = noise.vec(n * k);
+        Case::of(weight, packing, x_type, (m, n, k), (w, noise.vec(m * k)))
+    }
+
+    pub fn of(
+        weight: DType,
+        packing: Packing,
+        x_type: X,
+        (m, n, k): (usize, usize, usize),
+        (w, raw): (Vec<f32>, Vec<f32>),
+    ) -> Case {
+        let w_offset = 64;
+        let bytes = pack(weight, packing, n, k, &w, PackOptions::default()).unwrap();
+        let w = dequantize(weight, packing, n, k, &bytes).unwrap();
+        let element = weight.bytes().unwrap_or(1);
+        let mut w_bytes = vec![0xff; w_offset * element];
+        w_bytes.extend(bytes);
+        let mut case = Case {
+            weight,
+            x_type,
+            m,
+            n,
+            k,
+            w_offset,
+            w_bytes,
+            x: Buffer::zeros(DType::F32, 0),
+            codes: Vec::new(),
+            scales: Vec::new(),
+            starts: Vec::new(),
+            want: Vec::new(),
+            size: Vec::new(),
+        };
+        let x = case.activations(&raw);
+        for i in 0..m {
+            for j in 0..n {
+                let product = |c| f64::from(x[i * k + c]) * f64::from(w[j * k + c]);
+                case.want.push((0..k).map(product).sum());
+                case.size.push((0..k).map(|c| product(c).abs()).sum());
+            }
+        }
+        case
+    }
+
+    /// Fills the buffers of the activations and returns the values that they stand for.
+    pub fn activations(&mut self, raw: &[f32]) -> Vec<f32> {
+        let (m, k, stride) = (self.m, self.k, self.k.next_multiple_of(GROUP));
+        let padded: Vec<f32> = raw
+            .chunks(k)
+            .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, stride - k)))
+            .collect();
+        let Some((planes, group)) = self.x_type.codes() else {
+            if self.x_type == X::F32 {
+                self.x = Buffer::from_f32(raw);
+                return raw.to_vec();
+            }
+            self.x = Buffer::from_floats(DType::BF16, raw);
+            return self.x.to_f32();
+        };
+        let largest_code = if planes == 1 { 127.0 } else { 32512.0 };
+        let zero_point = match self.weight {
+            DType::Packed(format) => mlcc_quant::tile::zero_point(format) as i32,
+            _ => 0,
+        };
+        let mut values = Vec::new();
+        for row in padded.chunks(stride) {
+            let (begin, mut before) = (self.scales.len(), 1.0);
+            for columns in row.chunks(group) {
+                let scale = columns.iter().fold(0.0_f32, |m, v| m.max(v.abs())) / largest_code;
+                let here: Vec<i32> = columns.iter().map(|v| (v / scale).round() as i32).collect();
+                self.scales.push(before / scale);
+                before = scale;
+                self.starts.extend(here.chunks(GROUP).map(|c| -zero_point * c.iter().sum::<i32>()));
+                values.extend(here.iter().map(|&c| c as f32 * scale));
+                self.codes.extend(here);
+            }
+            self.scales[begin] = before;
+        }
+        (0..m * k).map(|i| values[i / k * stride + i % k]).collect()
+    }
+
+    /// The codes in the order of [`Codes`].
+    pub fn ordered(&self, planes: usize, block: CodeBlock) -> Buffer {
+        let stride = self.k.next_multiple_of(GROUP);
+        let byte = |code: i32, plane: usize| match (planes, plane) {
+            (1, _) => code as i8,
+            (_, 0) => ((code + 128) >> 8) as i8,
+            _ => (code - (((code + 128) >> 8) << 8)) as i8,
+        };
+        let mut bytes = Vec::new();
+        let mut row = 0;
+        while row < self.m {
+            let (all, columns) = (block.rows as usize, block.columns as usize);
+            let rows = if row + all <= self.m { all } else { 1 };
+            for g in 0..stride / GROUP {
+                for plane in 0..planes {
+                    for first in (0..GROUP).step_by(columns) {
+                        for r in row..row + rows {
+                            let at = r * stride + g * GROUP + first;
+                            bytes.extend(self.codes[at..at + columns].iter().map(|&c| byte(c, plane) as u8));
+                        }
+                    }
+                }
+            }
+            row += rows;
+        }
+        Buffer::new(if planes == 1 { DType::I8 } else { DType::I16 }, bytes)
+    }
+
+    pub fn x(&self, block: CodeBlock) -> Buffer {
+        match self.x_type.codes() {
+            Some((planes, _)) => self.ordered(planes, block),
+            None => self.x.clone(),
+        }
+    }
+
+    /// Declares the buffers and emits the contraction with an epilogue that stores the sums.
+    pub fn kernel(
+        &self,
+        block: CodeBlock,
+        emit: impl FnOnce(&mut KernelBuilder, MatMul, &mut mlcc_kernels::contraction::Epilogue),
+    ) -> Kernel {
+        let mut kb = KernelBuilder::new("contraction");
+        let x = self.x(block);
+        let x = kb.param("x", x.dtype, x.len(), Access::In, 64);
+        let (scales, starts) = (
+            kb.param("scales", DType::F32, self.scales.len(), Access::In, 64),
+            kb.param("starts", DType::I32, self.starts.len(), Access::In, 64),
+        );
+        let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
+        let w_len = self.w_bytes.len() / w_dtype.bytes().unwrap();
+        let w = kb.param("w", w_dtype, w_len, Access::In, 64);
+        let y_len = Dim::sym(Sym::N).scale(self.n as i64);
+        let y = kb.param("y", DType::F32, y_len, Access::Out, 64);
+        let activation = activation(self.x_type, block, scales, starts);
+        let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
+        let weight = Weight::of(self.weight).unwrap();
+        let (n, k, w_offset) = (self.n, self.k, self.w_offset);
+        let streams = [Some(y), None, None, None];
+        let spec = MatMul { x, activation, w, w_offset, weight, m, n, k, chosen: None, streams };
+        emit(&mut kb, spec, &mut |kb, tile| {
+            let start = kb.mul_int(tile.row, n as i64);
+            let at = kb.add(start, tile.col);
+            let index = kb.ramp1(at, tile.lanes);
+            kb.store_masked(y, index, tile.acc, tile.mask);
+        });
+        kb.finish()
+    }
+
+    pub fn check(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &Options) {
+        let what =
+            format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
+        // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
+        let exact_groups = self.x_type.codes().is_some();
+        let roundings = if exact_groups { self.k.div_ceil(GROUP) * 4 } else { self.k + 8 };
+        for (i, got) in self.run(&what, kernel, block, options).into_iter().enumerate() {
+            let tolerance = roundings as f64 * 2.0_f64.powi(-24) * self.size[i] + 1e-30;
+            let error = (f64::from(got) - self.want[i]).abs();
+            let want = self.want[i];
+            assert!(error <= tolerance, "{what}: result {i} is {got}, want {want} (+- {tolerance:e})");
+        }
+    }
+
+    pub fn run(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &Options) -> Vec<f32> {
+        let w_dtype = if self.weight.is_packed() { DType::U8 } else { self.weight };
+        let mut buffers = [
+            self.x(block),
+            Buffer::from_f32(&self.scales),
+            Buffer::from_i32(&self.starts),
+            Buffer::new(w_dtype, self.w_bytes.clone()),
+            Buffer::zeros(DType::F32, self.m * self.n),
+        ];
+        if let Err(e) = run_with(kernel, &mut buffers, &SymValues::tokens(self.m as i64), options) {
+            panic!("{what}: {e}");
+        }
+        buffers[4].to_f32()
+    }
+
+    pub fn check_cpu(&self, what: &str, params: &MatMulParams, options: &Options) {
+        let block = params.code_block();
+        let kernel = self.kernel(block, |kb, spec, epilogue| {
+            emit_matmul(kb, &spec, params, epilogue);
+        });
+        self.check(what, &kernel, block, options);
+    }
+}
+
+/// The activation type as the generators know it.
+pub fn activation(x: X, block: CodeBlock, scales: BufId, starts: BufId) -> Activation {
+    match (x, x.codes()) {
+        (X::F32, _) => Activation::F32,
+        (_, Some((planes, group))) => Activation::Codes(Codes { planes, group, block, scales, starts }),
+        _ => Activation::BF16,
+    }
+}
