@@ -230,7 +230,7 @@ fn cpu_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Res
                 path,
                 needs,
                 has: features::names(host),
-                suggest: if HOST_TARGET == "aarch64" { "armv8-a" } else { "x86-64-v2" },
+                suggest: if HOST_TARGET == "aarch64" { "armv8.0" } else { "x86-64-v2" },
             },
             Misfit::UnknownLevel => {
                 let known: Vec<&str> = mlcc_abi::feature::LEVELS.iter().map(|(name, _)| *name).collect();

@@ -73,10 +73,10 @@ const DISASSEMBLERS: [&str; 4] = ["llvm-objdump-22", "llvm-objdump-19", "llvm-ob
 fn assembly(artifact: &Artifact, kernel: &str) -> Result<String, CliError> {
     let path = artifact.path();
     // Without that, LLVM's names no instruction that the first AArch64 processors lacked.
-    let foreign = artifact.machine_name() == "aarch64";
+    let aarch64 = artifact.machine_name() == "aarch64";
     let run = |program: &&str| {
         let mut command = std::process::Command::new(program);
-        command.args((foreign && program.starts_with("llvm")).then_some("--mattr=+all"));
+        command.args((aarch64 && program.starts_with("llvm")).then_some("--mattr=+all"));
         command.args(["-d", "--no-show-raw-insn"]).arg(path).output().ok().filter(|o| o.status.success())
     };
     let Some(out) = DISASSEMBLERS.iter().find_map(run) else {

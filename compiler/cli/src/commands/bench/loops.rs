@@ -45,7 +45,34 @@ pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+mod arm;
+
+#[cfg(target_arch = "aarch64")]
+pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
+    use std::arch::is_aarch64_feature_detected as has;
+    let ops = |products: usize| (2 * products * CHAINS) as u64;
+    // SAFETY (of every `run`): it is chosen only where the feature that its function is compiled for was detected, and
+    // runs at least one round.
+    match arithmetic {
+        Arithmetic::F32 => Some(Peak { run: |n| unsafe { arm::fmla(n.max(1)) }, ops_per_round: ops(4) }),
+        Arithmetic::BF16 if has!("bf16") => {
+            Some(Peak { run: |n| unsafe { arm::bfmmla(n.max(1)) }, ops_per_round: ops(16) })
+        }
+        Arithmetic::BF16 => None,
+        Arithmetic::I8 | Arithmetic::I4 if has!("i8mm") => {
+            Some(Peak { run: |n| unsafe { arm::smmla(n.max(1)) }, ops_per_round: ops(32) })
+        }
+        Arithmetic::I8 | Arithmetic::I4 if has!("dotprod") => {
+            Some(Peak { run: |n| unsafe { arm::sdot(n.max(1)) }, ops_per_round: ops(16) })
+        }
+        Arithmetic::I8 | Arithmetic::I4 => {
+            Some(Peak { run: |n| unsafe { arm::smlal(n.max(1)) }, ops_per_round: ops(8) })
+        }
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
     match arithmetic {
         Arithmetic::F32 => Some(portable_f32()),
@@ -53,7 +80,8 @@ pub fn peak(arithmetic: Arithmetic) -> Option<Peak> {
     }
 }
 
-/// What the compiler makes of plain arithmetic: on AArch64 this is NEON.
+/// What the compiler makes of plain arithmetic.
+#[cfg(not(target_arch = "aarch64"))]
 fn portable_f32() -> Peak {
     const LANES: usize = 4;
     let run = |rounds: u64| {
