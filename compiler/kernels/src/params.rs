@@ -111,12 +111,6 @@ impl KernelTarget {
         let signed = self.find_wide([&[], &[], &["sdot_128"]]);
         let bytes = self.find_wide([&["vpmaddubsw_512"], &["vpmaddubsw_256"], &["pmaddubsw_128"]]);
         let words = self.find_wide([&["vpmaddwd_512"], &["vpmaddwd_256"], &["pmaddwd_128"]]);
-        let long = |name: &'static str| self.find_wide([&[], &[], &[name]]);
-        if let (None, None, Some(multiply), Some(pairs), Some(join)) =
-            (unsigned, signed, long("smull_128"), long("saddlp_128"), long("addp_128"))
-        {
-            return IntDot::Long(Long { multiply, pairs, join });
-        }
         match (unsigned, signed, bytes, words) {
             (Some(instr), ..) => IntDot::Unsigned(instr),
             (None, Some(instr), ..) => IntDot::Signed(instr),
@@ -124,8 +118,13 @@ impl KernelTarget {
                 let sign = self.find_wide([&[], &["vpsignb_256"], &["psignb_128"]]);
                 IntDot::Pairs { bytes, words, sign }
             }
-            _ => IntDot::Widen,
+            _ => self.long().map_or(IntDot::Widen, IntDot::Long),
         }
+    }
+
+    fn long(&self) -> Option<Long> {
+        let find = |name| self.find_wide([&[], &[], &[name]]);
+        Some(Long { multiply: find("smull_128")?, pairs: find("saddlp_128")?, join: find("addp_128")? })
     }
 
     /// How products of pairs of 16-bit codes are added, where that is faster than products in f32.

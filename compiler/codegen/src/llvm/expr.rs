@@ -242,12 +242,10 @@ impl<'c> KernelEmitter<'_, 'c> {
         let ret = def.ret.map(|t| self.e.ty(t)).transpose()?;
         let raw = match def.spelling {
             Spelling::Llvm { intrinsic, args } => {
-                let picked: Option<Vec<Value<'c>>> =
-                    args.iter().map(|&i| values.get(usize::from(i)).copied()).collect();
+                let pick = |&i: &u8| Some((*values.get(usize::from(i))?, *def.args.get(usize::from(i))?));
+                let picked: Option<Vec<(Value<'c>, Ty)>> = args.iter().map(pick).collect();
                 let picked = picked.ok_or_else(|| Fault(format!("{} has too few arguments", def.name)))?;
-                let types = args.iter().map(|&i| def.args.get(usize::from(i)).copied());
-                let types: Option<Vec<Ty>> = types.collect();
-                let types = types.ok_or_else(|| Fault(format!("{} has too few arguments", def.name)))?;
+                let (picked, types): (Vec<_>, Vec<_>) = picked.into_iter().unzip();
                 self.intrinsic_instr(intrinsic, (&picked, &types), ret)?
             }
             Spelling::Read => return Err(Fault(format!("{} is no expression", def.name))),

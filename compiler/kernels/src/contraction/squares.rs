@@ -10,6 +10,7 @@ use super::Codes;
 use super::block::Block;
 use super::integers::QUADS;
 use super::strip::Strip;
+use crate::params::CodeProduct;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{ExprId, Ty};
@@ -61,6 +62,11 @@ impl Strip {
 }
 
 impl Block<'_> {
+    /// Whether its sums are those of two rows by two.
+    pub(super) fn squares(&self) -> bool {
+        self.strip.is_some_and(|strip| matches!(strip.product, CodeProduct::Squares { .. }))
+    }
+
     /// Adds a group to `totals`, one set of sums per plane from plane `plane` on.
     pub(super) fn add_squares(
         &self,

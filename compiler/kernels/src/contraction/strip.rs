@@ -254,11 +254,6 @@ impl Blocks<'_> {
 }
 
 impl Block<'_> {
-    /// Whether sums are those of [`super::squares`].
-    pub(super) fn squares(&self) -> bool {
-        self.strip.is_some_and(|strip| matches!(strip.product, CodeProduct::Squares { .. }))
-    }
-
     /// Where the accumulators of block `b` wait.
     fn parked(&self, kb: &mut KernelBuilder, b: ExprId, r: u32, part: u32) -> ExprId {
         let lanes = i64::from(self.params.lanes);

@@ -62,7 +62,8 @@ impl Rows<'_, '_> {
         let begin = kb.add(of_block, of_group);
         let begin = kb.let_("begin", begin);
         let firsts: Vec<usize> = self.vectors(group.columns).collect();
-        let mut left: Vec<Option<ExprId>> = vec![None; codes.planes()];
+        // By plane: places and bytes of vectors that have to be put in order together.
+        let mut waiting: Vec<Vec<(i64, ExprId)>> = vec![Vec::new(); codes.planes()];
         for together in firsts.chunks(BYTES / size) {
             let mut numbers: Vec<Vec<ExprId>> = vec![Vec::new(); codes.planes()];
             for &first in together {
@@ -75,21 +76,15 @@ impl Rows<'_, '_> {
             }
             for (plane, numbers) in numbers.iter().enumerate() {
                 let bytes = interleaved(kb, numbers, size);
-                let place = codes.place(together[0], plane) * size as i64;
-                let stored = match self.block.columns {
-                    4 => vec![(place, bytes)],
-                    _ => match left[plane].take() {
-                        None => {
-                            left[plane] = Some(kb.let_("left", bytes));
-                            continue;
-                        }
-                        Some(before) => side_by_side(kb, before, bytes, size)
-                            .into_iter()
-                            .zip([place - (size * codes.quad()) as i64, place])
-                            .map(|(bytes, place)| (place, bytes))
-                            .collect(),
-                    },
-                };
+                let waiting = &mut waiting[plane];
+                waiting.push((codes.place(together[0], plane) * size as i64, bytes));
+                if waiting.len() < self.block.columns as usize / 4 {
+                    continue;
+                }
+                let mut stored = std::mem::take(waiting);
+                if let [(_, first), (_, second)] = stored.as_mut_slice() {
+                    [*first, *second] = quads_by_row(kb, *first, *second, size);
+                }
                 for (place, bytes) in stored {
                     let bytes = codes.as_elements(kb, bytes, (lanes * codes.quad()) as u32);
                     let at = kb.add_int(begin, place);
@@ -224,7 +219,7 @@ fn interleaved(kb: &mut KernelBuilder, vectors: &[ExprId], rows: usize) -> ExprI
 }
 
 /// Two vectors with a quad of each of `rows` rows, in the order in which both quads of a row follow each other.
-fn side_by_side(kb: &mut KernelBuilder, first: ExprId, second: ExprId, rows: usize) -> [ExprId; 2] {
+fn quads_by_row(kb: &mut KernelBuilder, first: ExprId, second: ExprId, rows: usize) -> [ExprId; 2] {
     let bytes = kb.ty(first);
     assert_eq!(bytes.lanes as usize, 4 * rows, "a vector has one quad of every row");
     let words = Ty::vector(DType::I32, rows as u32);
