@@ -131,7 +131,7 @@ fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Lau
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
         repeat: launch.repeat,
-        shares: launch.shares,
+        shares: launch.shares.clone(),
     }
 }
 

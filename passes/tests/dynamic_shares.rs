@@ -87,9 +87,9 @@ fn barriers(step: &Step) -> Vec<bool> {
 fn pieces_stand_between_barriers_that_are_there_anyway() {
     let program = compiled(small(), &[]);
     let step = &program.module.steps[0];
-    let shares: Vec<Shares> = launches(step).iter().map(|l| l.shares).collect();
+    let shares: Vec<Shares> = launches(step).iter().map(|l| l.shares.clone()).collect();
     // The product has 16 slices of columns; the others agree on rows, with no barrier between them.
-    assert_eq!(shares, [Shares::Static, Shares::Static, Shares::Dynamic { pieces: 16 }]);
+    assert_eq!(shares, [Shares::Static, Shares::Static, Shares::Dynamic { pieces: 16.into() }]);
     let plain = compiled(small(), &["dynamic_shares"]);
     assert_eq!(barriers(step), barriers(&plain.module.steps[0]));
     assert!(launches(&plain.module.steps[0]).iter().all(|l| l.shares == Shares::Static));
@@ -102,25 +102,30 @@ fn small_launches_stay_whole() {
 }
 
 #[test]
-fn attention_is_judged_in_the_middle_of_the_context() {
+fn attention_has_more_pieces_the_longer_the_sequence() {
     let attention = attention();
-    let pieces = |work| of_text(&attention, work, &[]).module.steps[0].clone();
-    // 2041 rows of keys and values, 256 bytes each.
-    let work = |bytes| PieceWork { bytes, ..PieceWork::default() };
-    let shares = |step: &Step| launches(step).iter().map(|l| l.shares).collect::<Vec<_>>();
-    let some = pieces(work(4 << 10));
-    assert!(shares(&some).contains(&Shares::Dynamic { pieces: 15 }), "{:?}", shares(&some));
+    let compiled =
+        |bytes| of_text(&attention, PieceWork { bytes, ..PieceWork::default() }, &[]).module.steps[0].clone();
+    let shares = |step: &Step| launches(step).iter().map(|l| l.shares.clone()).collect::<Vec<_>>();
+    // Pieces of 32 KiB; keys and values of a row take 256 bytes.
+    let some = compiled(1 << 9);
+    let pieces = shares(&some).into_iter().find_map(|s| match s {
+        Shares::Dynamic { pieces } => Some(pieces),
+        Shares::Static => None,
+    });
+    let pieces = pieces.unwrap();
+    let at = |past| pieces.eval(&SymValues { n: 1, b: 1, past });
     // There are never more slices than 32.
-    let many = pieces(work(1 << 7));
-    assert!(shares(&many).contains(&Shares::Dynamic { pieces: 32 }), "{:?}", shares(&many));
-    let plain = pieces(work(1 << 20));
-    assert!(shares(&plain).iter().all(|&s| s == Shares::Static));
-    assert_eq!(barriers(&many), barriers(&plain));
+    assert_eq!([0, 100, 1023, 2047, 4095, 9000].map(at), [0, 0, 8, 16, 32, 32], "{pieces}");
+    // At most 4096 rows.
+    let plain = compiled(1 << 12);
+    assert!(shares(&plain).iter().all(|s| *s == Shares::Static));
+    assert_eq!(barriers(&some), barriers(&plain));
 }
 
 #[test]
 fn pieces_of_attention_are_as_good_as_shares() {
-    let work = PieceWork { bytes: 1 << 7, ..PieceWork::default() };
+    let work = PieceWork { bytes: 2, ..PieceWork::default() };
     let program = of_text(&attention(), work, &[]);
     let step = &program.module.steps[0];
     assert!(launches(step).iter().any(|l| l.shares != Shares::Static));
@@ -169,7 +174,7 @@ fn schedules_find_wrong_pieces_and_missing_barriers() {
         StepItem::Launch(launch) => Some(launch),
         StepItem::Barrier => None,
     });
-    first.unwrap().shares = Shares::Dynamic { pieces: 16 };
+    first.unwrap().shares = Shares::Dynamic { pieces: 16.into() };
     assert!(!agree(&program, &wrong, &sizes), "the second op reads rows of the first one");
     let mut wrong = step.clone();
     wrong.items.retain(|item| !matches!(item, StepItem::Barrier));

@@ -146,7 +146,7 @@ fn run_launch(
         // A piece is what one of so many workers would compute.
         Repeat::Once | Repeat::EachSequence | Repeat::EachSequenceAlone => {
             let parts = |pieces: Pieces| options.workers * pieces.equal * Pieces::SMALLEST;
-            launch.shares.pieces(options.workers).map_or(options.workers, parts)
+            launch.shares.pieces(options.workers, sizes).map_or(options.workers, parts)
         }
     };
     let at = At { past: sizes.past.max(0) as usize, row, worker: 0 };

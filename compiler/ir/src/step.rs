@@ -1,7 +1,7 @@
 //! The lowered form of an entry function: kernel launches with their memory, and the barriers between them.
 //! On a CPU a step becomes a function of direct calls that all workers run together; on a GPU, a launch list.
 
-use crate::dim::Dim;
+use crate::dim::{Dim, SymValues};
 
 /// Memory that exists when a step runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -88,7 +88,7 @@ impl Repeat {
 
 /// How workers share the iterations of a launch. Results do not depend on it: a piece is what one of so many workers
 /// would compute.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Shares {
     /// Worker `w` of `m` computes share `w` of `m`, whatever time the others take.
     #[default]
@@ -96,16 +96,18 @@ pub enum Shares {
     /// Every worker takes its share in pieces, one after the other, and then pieces that are left of other shares. See
     /// [`Pieces`].
     Dynamic {
-        /// How many of the smallest pieces all shares together have, or a few more or less.
-        pieces: u32,
+        /// How many of the smallest pieces all shares together have, or a few more or less: a size at which the step runs.
+        pieces: Dim,
     },
 }
 
 impl Shares {
     /// The pieces of each share with so many workers; `None` where each takes its share as a whole.
-    pub fn pieces(self, workers: usize) -> Option<Pieces> {
+    pub fn pieces(&self, workers: usize, sizes: &SymValues) -> Option<Pieces> {
         match self {
-            Shares::Dynamic { pieces } if workers > 1 => Pieces::new(pieces as usize / workers),
+            Shares::Dynamic { pieces } if workers > 1 => {
+                Pieces::new(usize::try_from(pieces.eval(sizes)).unwrap_or(0) / workers)
+            }
             Shares::Dynamic { .. } | Shares::Static => None,
         }
     }
@@ -193,14 +195,19 @@ pub struct Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dim::Sym;
 
     #[test]
     fn pieces_are_all_of_every_share() {
-        assert_eq!(Shares::Static.pieces(2), None);
-        assert_eq!(Shares::Dynamic { pieces: 64 }.pieces(1), None);
+        let sizes = SymValues { n: 1, b: 1, past: 90 };
+        assert_eq!(Shares::Static.pieces(2, &sizes), None);
+        assert_eq!(Shares::Dynamic { pieces: Dim::from(64) }.pieces(1, &sizes), None);
+        let growing = Shares::Dynamic { pieces: Dim::from(Sym::Past).floor_div(10) };
+        assert_eq!(growing.pieces(2, &sizes), Some(Pieces { equal: 1 }));
+        assert_eq!(growing.pieces(2, &SymValues { past: 79, ..sizes }), None);
         for (workers, smallest) in [(2, 4), (2, 8), (3, 16), (2, 39), (5, 1024)] {
-            let shares = Shares::Dynamic { pieces: (workers * smallest) as u32 };
-            let pieces = shares.pieces(workers).unwrap();
+            let shares = Shares::Dynamic { pieces: Dim::from(workers * smallest) };
+            let pieces = shares.pieces(workers, &sizes).unwrap();
             // In the smallest pieces of all shares.
             let whole = workers * pieces.equal * Pieces::SMALLEST;
             let mut end = 0;

@@ -216,9 +216,9 @@ fn steps_fit_their_kernels() {
     let text = complaint(with(launch("k", vec![buffer(49)])));
     assert!(text.ends_with("buffer 0 ends beyond the arena of 64 bytes"), "{text}");
     let mut fine = module();
-    with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 2 }))(&mut fine);
+    with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 2.into() }))(&mut fine);
     verify_module(&fine).unwrap();
-    let text = complaint(with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 1 })));
+    let text = complaint(with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 1.into() })));
     assert!(text.ends_with("1 pieces are none to share"), "{text}");
 }
 
@@ -261,7 +261,8 @@ fn only_launches_of_every_worker_write_copies() {
         with(repeat, buffers)(&mut fine);
         verify_module(&fine).unwrap();
     }
-    let text = complaint(with_shares(Repeat::EachWorker, Shares::Dynamic { pieces: 4 }, [&one, &copies]));
+    let text =
+        complaint(with_shares(Repeat::EachWorker, Shares::Dynamic { pieces: 4.into() }, [&one, &copies]));
     assert!(text.ends_with("only a launch that runs once has pieces"), "{text}");
     let text = complaint(with(Repeat::EachWorker, [&one, &one]));
     assert!(

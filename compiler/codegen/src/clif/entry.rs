@@ -127,7 +127,7 @@ impl Entry<'_> {
     fn repeated(&mut self, launch: &Launch, kernel: FuncRef, [worker, workers]: [Value; 2]) {
         let n = self.field(types::I64, offset_of!(Ctx, n));
         match launch.repeat {
-            Repeat::Once => match launch.shares {
+            Repeat::Once => match &launch.shares {
                 Shares::Static => self.launch(launch, kernel, [worker, workers]),
                 Shares::Dynamic { pieces } => self.pieces(launch, kernel, [worker, workers], pieces),
             },
@@ -153,11 +153,12 @@ impl Entry<'_> {
     }
 
     /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
-    fn pieces(&mut self, launch: &Launch, kernel: FuncRef, share: [Value; 2], pieces: u32) {
+    fn pieces(&mut self, launch: &Launch, kernel: FuncRef, share: [Value; 2], pieces: &Dim) {
         let [take, inside, run, done] = [(); 4].map(|()| self.fb.create_block());
         let function = self.field(types::I64, offset_of!(Ctx, take));
         let this = self.field(types::I64, offset_of!(Ctx, take_self));
-        let pieces = self.fb.ins().iconst(types::I32, i64::from(pieces));
+        let pieces = self.dim(pieces);
+        let pieces = self.fb.ins().ireduce(types::I32, pieces);
         let smallest = self.fb.ins().udiv(pieces, self.workers);
         let [by, one] = [Pieces::SMALLEST, 1].map(|v| self.fb.ins().iconst(types::I32, v as i64));
         let equal = self.fb.ins().udiv(smallest, by);

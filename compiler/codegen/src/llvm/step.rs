@@ -155,7 +155,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let n = self.long_field(offset_of!(Ctx, n))?;
         let ([worker, workers], zero, one) = (self.wide, self.e.i64(0), self.e.i64(1));
         match launch.repeat {
-            Repeat::Once => match launch.shares {
+            Repeat::Once => match &launch.shares {
                 Shares::Static => self.launch(launch, self.wide),
                 Shares::Dynamic { pieces } => self.pieces(launch, pieces),
             },
@@ -173,14 +173,15 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
     }
 
     /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
-    fn pieces(&self, launch: &Launch, pieces: u32) -> Result<()> {
+    fn pieces(&self, launch: &Launch, pieces: &Dim) -> Result<()> {
         let ctx = self.e.ctx;
         let long: BasicTypeEnum<'c> = ctx.i64_type().into();
         let [take, inside, run, done] =
             ["take", "piece", "run", "done"].map(|name| ctx.append_basic_block(self.function, name));
         let function = self.pointer_field(offset_of!(Ctx, take))?;
         let this = self.pointer_field(offset_of!(Ctx, take_self))?;
-        let smallest = self.e.op(Op::UDiv, self.e.i32(pieces), self.workers)?;
+        let pieces = self.e.cast(Op::Trunc, self.dim(pieces)?, ctx.i32_type().into())?;
+        let smallest = self.e.op(Op::UDiv, pieces, self.workers)?;
         let by_eight = self.e.op(Op::UDiv, smallest, self.e.i32(Pieces::SMALLEST as u32))?;
         let one: Value<'c> = self.e.i32(1);
         let equal = self.e.intrinsic_value("llvm.umax", &[one.get_type()], &[by_eight, one])?;

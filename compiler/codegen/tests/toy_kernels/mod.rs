@@ -153,7 +153,7 @@ fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], di
     let buffers = buffers.iter().map(|&(base, bytes)| BufferRef::fixed(base, 0, bytes as u64)).collect();
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
     // Pieces smaller than a column, so that some are empty.
-    let shares = if grid.is_some() { Shares::Static } else { Shares::Dynamic { pieces: 12 } };
+    let shares = if grid.is_some() { Shares::Static } else { Shares::Dynamic { pieces: 12.into() } };
     StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once, shares })
 }
 

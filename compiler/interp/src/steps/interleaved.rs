@@ -39,11 +39,13 @@ impl Schedule {
     }
 
     /// The shares, each as its number and how many there are, that `worker` computes of a launch.
-    fn shares(&self, launch: &Launch, worker: usize) -> Vec<(usize, usize)> {
+    fn shares(&self, launch: &Launch, sizes: &SymValues, worker: usize) -> Vec<(usize, usize)> {
         if launch.repeat == Repeat::EachWorker {
             return vec![(0, 1)];
         }
-        let Some(pieces) = launch.shares.pieces(self.workers) else { return vec![(worker, self.workers)] };
+        let Some(pieces) = launch.shares.pieces(self.workers, sizes) else {
+            return vec![(worker, self.workers)];
+        };
         let mine = |piece: &usize| match self.takers {
             Takers::Owners => piece / pieces.count() == worker,
             Takers::One(taker) => taker == worker,
@@ -79,7 +81,7 @@ pub fn run_interleaved(
                     programs.insert(&launch.kernel, Program::new(kernel)?);
                 }
                 let Some(program) = programs.get(launch.kernel.as_str()) else { continue };
-                for share in schedule.shares(launch, worker) {
+                for share in schedule.shares(launch, sizes, worker) {
                     on_buffers(launch, kernel, memory, sizes, at, |buffers| {
                         program.run_share(buffers, sizes, share)
                     })?;

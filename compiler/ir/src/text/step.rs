@@ -52,7 +52,7 @@ fn print_launch(launch: &Launch) -> String {
         Repeat::EachSequenceAlone => " each alone",
         Repeat::EachWorker => " each worker",
     });
-    match launch.shares {
+    match &launch.shares {
         Shares::Static => {}
         Shares::Dynamic { pieces } => {
             let _ = write!(out, " pieces {pieces}");
@@ -111,7 +111,7 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
     };
     let shares = match lexer.accept_keyword("pieces") {
         false => Shares::Static,
-        true => Shares::Dynamic { pieces: lexer.u32("a number of pieces")? },
+        true => Shares::Dynamic { pieces: parse_dim(lexer)? },
     };
     Ok(Launch { kernel, buffers, dims, grid, repeat, shares })
 }
@@ -182,10 +182,10 @@ mod tests {
         assert_eq!(print_step(&step), TEXT);
         assert_eq!(step.items.len(), 8);
         let shares = |item: &StepItem| match item {
-            StepItem::Launch(launch) => launch.shares,
+            StepItem::Launch(launch) => launch.shares.clone(),
             StepItem::Barrier => Shares::Static,
         };
-        assert_eq!(step.items.iter().map(shares).max(), Some(Shares::Dynamic { pieces: 32 }));
+        assert_eq!(step.items.iter().map(shares).max(), Some(Shares::Dynamic { pieces: 32.into() }));
     }
 
     #[test]

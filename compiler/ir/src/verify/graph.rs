@@ -153,9 +153,11 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
 
 /// Pieces are of launches that all workers share once.
 fn verify_shares(launch: &Launch) -> Result<(), String> {
-    match launch.shares {
+    match &launch.shares {
         Shares::Static => Ok(()),
-        Shares::Dynamic { pieces } if pieces < 2 => Err(format!("{pieces} pieces are none to share")),
+        Shares::Dynamic { pieces } if pieces.as_const().is_some_and(|p| p < 2) => {
+            Err(format!("{pieces} pieces are none to share"))
+        }
         Shares::Dynamic { .. } if launch.grid.is_some() => Err("a GPU has no workers".into()),
         Shares::Dynamic { .. } if launch.repeat != Repeat::Once => {
             Err("only a launch that runs once has pieces".into())

@@ -119,7 +119,7 @@ impl Entry {
                 Repeat::EachSequenceAlone => " each alone",
                 Repeat::EachWorker => " each worker",
             };
-            let shares = match launch.shares {
+            let shares = match &launch.shares {
                 Shares::Static => String::new(),
                 Shares::Dynamic { pieces } => format!(" pieces {pieces}"),
             };
