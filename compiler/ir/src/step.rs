@@ -175,6 +175,7 @@ pub struct Launch {
     pub shares: Shares,
 }
 
+#[allow(clippy::large_enum_variant, reason = "most items are launches")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StepItem {
     Launch(Launch),

@@ -159,6 +159,7 @@ fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dim::Sym;
 
     const TEXT: &str = "step @decode arena 4096 {
   launch @add(arena+0:1024, weights+64:1024, state+128+32*past:64; n, 2*n + 1) grid [n, 1, 1] threads [32, 1, 1]
@@ -169,6 +170,7 @@ mod tests {
   launch @norm(arena+64+256*row:256) each alone
   launch @norm(arena+64+512*worker:256) each worker
   launch @product(arena+64+512*worker:256, arena+0:64) pieces 32
+  launch @attention(arena+0:64) pieces min(floordiv(past + 1, 1024), 32)
 }
 ";
 
@@ -180,12 +182,15 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 8);
+        assert_eq!(step.items.len(), 9);
         let shares = |item: &StepItem| match item {
             StepItem::Launch(launch) => launch.shares.clone(),
             StepItem::Barrier => Shares::Static,
         };
-        assert_eq!(step.items.iter().map(shares).max(), Some(Shares::Dynamic { pieces: 32.into() }));
+        let growing = Dim::sym(Sym::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
+        let [.., product, attention] = &step.items[..] else { panic!("nine items") };
+        assert_eq!(shares(product), Shares::Dynamic { pieces: 32.into() });
+        assert_eq!(shares(attention), Shares::Dynamic { pieces: growing });
     }
 
     #[test]
