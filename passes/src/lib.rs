@@ -25,6 +25,7 @@ pub mod plan_memory;
 pub mod policy;
 pub mod quantize;
 pub mod quantize_activations;
+pub mod quantize_attention;
 pub mod quantize_cache;
 pub mod recognize_scan;
 pub mod replicate;

@@ -6,8 +6,8 @@ use crate::{
     fuse_transpose_matmul, legalize, lower,
 };
 use crate::{
-    merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations, quantize_cache,
-    recognize_scan, replicate,
+    merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
+    quantize_attention, quantize_cache, recognize_scan, replicate,
 };
 use mlcc_ir::verify::verify_module;
 
@@ -62,6 +62,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "products of packed weights on integer activations: 8 bits where the scheme asks for it, else 16 on CPUs with dot instructions; of bf16 weights on bf16 ones where it asks for that",
         optional: true,
         run: quantize_activations::run,
+    },
+    Pass {
+        name: "quantize_attention",
+        about: "attention of several queries on 16-bit codes, where the scheme asks for 8-bit activations; on CPUs",
+        optional: true,
+        run: quantize_attention::run,
     },
     Pass {
         name: "fuse_dequantize",
@@ -159,7 +165,7 @@ fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, PassError> {
 
 /// True for the passes that change numbers on purpose; all others keep the meaning of the module.
 pub fn changes_numbers(pass: &str) -> bool {
-    matches!(pass, "quantize" | "quantize_activations" | "quantize_cache")
+    matches!(pass, "quantize" | "quantize_activations" | "quantize_attention" | "quantize_cache")
 }
 
 /// Runs one pass by name.

@@ -8,7 +8,7 @@ use crate::pattern::{At, OpKind, any, op};
 use crate::rewrite::{Build, Misses, Rewrite, apply};
 use crate::scheme::ActivationType;
 use crate::{Context, PassError, Program, cse};
-use mlcc_ir::graph::{Node, ValueId};
+use mlcc_ir::graph::ValueId;
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::experts::is_tiled;
@@ -36,9 +36,6 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     if scheme.activation == ActivationType::BF16 {
         count += apply(program, ctx, PASS, &on_bf16(), Misses::Tell)?;
     }
-    if bits_8 {
-        count += attention_on_codes(program);
-    }
     if bits_8 || bits_16 {
         let misses = if bits_8 { Misses::Tell } else { Misses::Skip };
         count += apply(program, ctx, PASS, &on_integers(bits_8), misses)?;
@@ -48,26 +45,6 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
         cse::merge_equal(&mut program.module, id);
     }
     Ok(count)
-}
-
-/// Lets attention of several queries do its products on codes; gives how many there are.
-fn attention_on_codes(program: &mut Program) -> usize {
-    let mut count = 0;
-    for id in program.module.functions.ids().collect::<Vec<_>>() {
-        let f = &mut program.module.functions[id];
-        let of_several = |node: &Node| match node.op {
-            Op::Attention(_) => f.ty(node.inputs[0]).dims[0].as_const() != Some(1),
-            _ => false,
-        };
-        let found: Vec<_> = f.live().filter(|(_, node)| of_several(node)).map(|(id, _)| id).collect();
-        for id in found {
-            if let Op::Attention(a) = &mut f.nodes[id].op {
-                a.codes = true;
-                count += 1;
-            }
-        }
-    }
-    count
 }
 
 fn on_integers(bits_8: bool) -> [Rewrite; 2] {

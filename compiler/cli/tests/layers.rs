@@ -5,7 +5,7 @@ mod cases;
 
 use assert_cmd::Command;
 use cases::{MATRIX_STATES, RWKV4, backends, options};
-use mlcc::build::{BuildOptions, Source};
+use mlcc::build::{BuildOptions, OFF_WITH_TAPS, Source};
 use mlcc::layers::bisect::{Verdict, search};
 use mlcc::layers::diagnose::Stage;
 use mlcc::layers::{calls, some_tokens};
@@ -81,7 +81,8 @@ fn what_cannot_be_compared_is_refused() {
 /// The pipeline with one pass replaced. Few passes count as optional, because the search builds once without each.
 fn with(name: &str, run: fn(&mut Program, &mut Context) -> Result<usize, PassError>) -> &'static [Pass] {
     let replace = |pass: &Pass| {
-        let optional = pass.optional && [name, "cse", "merge_projections"].contains(&pass.name);
+        let optional =
+            pass.optional && [name, "cse", "merge_projections", OFF_WITH_TAPS].contains(&pass.name);
         if pass.name == name { Pass { run, ..*pass } } else { Pass { optional, ..*pass } }
     };
     Vec::leak(PIPELINE.iter().map(replace).collect())
@@ -99,8 +100,13 @@ fn bisect(case: &str, quant: &str, pipeline: &'static [Pass]) -> Verdict {
 
 #[test]
 fn nothing_is_found_where_nothing_is_wrong() {
-    let verdict = bisect(RWKV4[1], "q4i8", PIPELINE);
-    assert!(verdict.whole.ok() && verdict.trials.is_empty(), "{}", verdict.sentence());
+    // In attention of prompts on 16-bit codes the kernels would differ from the graph by more than other kernels may.
+    for (case, quant) in [(RWKV4[1], "q4i8"), ("qwen2", "q4i8"), ("llama-yarn", "q8i8")] {
+        let verdict = bisect(case, quant, PIPELINE);
+        assert!(verdict.whole.ok() && verdict.trials.is_empty(), "{case}: {}", verdict.sentence());
+        let error = verdict.whole.layers.as_ref().map(|layers| layers.worst);
+        assert!(error.is_some_and(|e| e < 1e-3), "{case}: {error:?}");
+    }
 }
 
 /// Makes the gate of the second layer's mlp a tanh.

@@ -69,7 +69,7 @@ pub fn json(
     if !taps.is_empty() {
         value["taps"] = json!(taps);
         // What `mlcc verify --layers` needs to build the same graph again.
-        value["passes_off"] = json!(options.disabled_passes);
+        value["passes_off"] = json!(options.passes_off());
         value["kv_cache"] = json!(options.cache_type().name());
         if let Some(stream) = source.model.config.architecture.stream() {
             value["stream"] = json!({ "window": stream.window, "sinks": stream.sinks });

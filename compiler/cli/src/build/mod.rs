@@ -18,7 +18,7 @@ pub mod taps;
 mod text_files;
 
 pub use backend::Backend;
-pub use options::{BuildOptions, Emit, ReportMode, ReportOptions};
+pub use options::{BuildOptions, Emit, OFF_WITH_TAPS, ReportMode, ReportOptions};
 pub use quality::Quality;
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
 pub use source::Source;
@@ -236,7 +236,7 @@ pub fn compile(
         begin = Instant::now();
     };
     let control = Control {
-        disabled: options.disabled_passes.clone(),
+        disabled: options.passes_off(),
         stop_after: options.stop_after.clone(),
         after: Some(&mut after),
         ..Control::default()

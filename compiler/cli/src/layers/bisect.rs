@@ -126,7 +126,8 @@ pub fn search(
         return Ok(verdict);
     }
     let optional = options.pipeline.iter().filter(|p| p.optional);
-    for pass in optional.filter(|p| !options.disabled_passes.iter().any(|d| d == p.name)) {
+    let off = options.passes_off();
+    for pass in optional.filter(|p| !off.iter().any(|d| d == p.name)) {
         if crate::interrupt::flag().load(std::sync::atomic::Ordering::Relaxed) {
             return Err("interrupted".into());
         }

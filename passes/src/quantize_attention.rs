@@ -1,0 +1,31 @@
+//! Where the scheme asks for activations of 8 bits, attention of several queries does its products on 16-bit codes
+//! (`Attention::codes`). For CPUs.
+
+use crate::scheme::ActivationType;
+use crate::{Context, PassError, Program};
+use mlcc_ir::graph::Node;
+use mlcc_ir::ops::Op;
+use mlcc_target::Arch;
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let on_gpu = ctx.options.levels.iter().any(|(_, target)| target.arch == Arch::Nvptx);
+    if on_gpu || ctx.options.quant.activation != ActivationType::I8 {
+        return Ok(0);
+    }
+    let mut count = 0;
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        let f = &mut program.module.functions[id];
+        let of_several = |node: &Node| match node.op {
+            Op::Attention(_) => f.ty(node.inputs[0]).dims[0].as_const() != Some(1),
+            _ => false,
+        };
+        let found: Vec<_> = f.live().filter(|(_, node)| of_several(node)).map(|(id, _)| id).collect();
+        for id in found {
+            if let Op::Attention(a) = &mut f.nodes[id].op {
+                a.codes = true;
+                count += 1;
+            }
+        }
+    }
+    Ok(count)
+}
