@@ -39,7 +39,7 @@ const MOST_PIECES: i64 = 2048;
 /// A piece of decode attention begins with a block of the cache that nobody asked for, up to 64 KiB, so that its least work is
 /// this many times that of other launches. With pieces an eighth of that, Zen 3, two threads, lost 2.5 % of a token of Qwen3-0.6B
 /// behind 1500 tokens (four pieces more per worker, 3 us each) and 1.7 to 2.4 % of those of gpt2, against whole shares.
-const BLOCKS_OF_CACHE: i64 = 64;
+const LEAST_OF_CACHE: i64 = 64;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let plan = program.memory.as_ref().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
@@ -117,7 +117,7 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: Piece
     // Where parts are few, as the slices of a cache, small pieces are mostly empty; a piece of a product with chosen experts sorts
     // the choices first.
     let times = match (cost.parts, one_matrix) {
-        (Some(_), _) => BLOCKS_OF_CACHE,
+        (Some(_), _) => LEAST_OF_CACHE,
         (None, false) => Pieces::SMALLEST as i64,
         (None, true) => 1,
     };

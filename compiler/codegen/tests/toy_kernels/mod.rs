@@ -152,8 +152,9 @@ fn launch(place: Place, kernel: &str, extent: Dim, buffers: &[(Base, usize)], di
     };
     let buffers = buffers.iter().map(|&(base, bytes)| BufferRef::fixed(base, 0, bytes as u64)).collect();
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
-    // Pieces smaller than a column, so that some are empty.
-    let shares = if grid.is_some() { Shares::Static } else { Shares::Dynamic { pieces: 12.into() } };
+    // Pieces smaller than a column, so that some are empty, and more of them the longer the sequence.
+    let pieces = Dim::sym(Sym::Past).scale(3).floor_div(2).add(&12.into()).minimum(&16.into());
+    let shares = if grid.is_some() { Shares::Static } else { Shares::Dynamic { pieces } };
     StepItem::Launch(Launch { kernel: kernel.into(), buffers, dims, grid, repeat: Repeat::Once, shares })
 }
 
