@@ -8,6 +8,7 @@
 pub mod bisect;
 pub mod diagnose;
 pub mod file;
+pub mod given;
 pub mod run;
 pub mod stages;
 

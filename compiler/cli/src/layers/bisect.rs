@@ -102,11 +102,11 @@ fn against_reference(
     calls: &[Call],
     folder: &Path,
 ) -> Result<Comparison, Failure> {
-    let expected = setup.graph(stages, stages.reference, calls)?;
     let found = match runs_here(setup.target) {
         true => diagnose::run_machine(setup, program, calls, &folder.join("whole.so"))?,
         false => diagnose::run_interpreter(setup, program, calls)?,
     };
+    let expected = setup.reference(stages, calls, &found)?;
     compare(calls, &found, &expected, setup.tolerance())
 }
 

@@ -18,6 +18,7 @@ use mlcc_passes::{Context, Program};
 use mlcc_runtime::{LoadOptions, Model};
 use serde::Serialize;
 
+use super::given::run_given;
 use super::run::{ArtifactLayers, GraphLayers, KernelLayers, Packs};
 use super::stages::{Setup, Stages, WrongPass};
 use super::{Call, Comparison, Departure, Failure, Tap, compare, run_all};
@@ -177,9 +178,10 @@ pub fn of_kernels(
         keep_results(&mut module, id, &layer.name)?;
     }
     let calls = &calls[..=layer.call];
-    let expected = run_all(&mut GraphLayers::new(&module, &setup.source.checkpoint, &stages.packs)?, calls)?;
-    let program = lower(setup, module, &stages.packs)?;
+    let program = lower(setup, module.clone(), &stages.packs)?;
     let found = run_machine(setup, &program, calls, &folder.join("kept.so"))?;
+    let (checkpoint, layers) = (&setup.source.checkpoint, without_kernels(&found));
+    let expected = run_given(&module, checkpoint, &stages.packs, calls, &layers)?;
     let limit = setup.tolerance();
     let results = compare(calls, &only_kernels(&found), &only_kernels(&expected), limit)?;
     let Some(first) = &results.first else {
@@ -201,8 +203,15 @@ pub fn of_kernels(
 const KERNEL: &str = "kernel ";
 
 fn only_kernels(taps: &[Vec<Tap>]) -> Vec<Vec<Tap>> {
-    let kernels = |call: &Vec<Tap>| call.iter().filter(|t| t.name.starts_with(KERNEL)).cloned().collect();
-    taps.iter().map(kernels).collect()
+    those(taps, |tap| tap.name.starts_with(KERNEL))
+}
+
+fn without_kernels(taps: &[Vec<Tap>]) -> Vec<Vec<Tap>> {
+    those(taps, |tap| !tap.name.starts_with(KERNEL))
+}
+
+fn those(taps: &[Vec<Tap>], wanted: impl Fn(&Tap) -> bool) -> Vec<Vec<Tap>> {
+    taps.iter().map(|call| call.iter().filter(|tap| wanted(tap)).cloned().collect()).collect()
 }
 
 /// Makes every result of the groups behind the earlier taps, which the tap is computed from, a tap as well.

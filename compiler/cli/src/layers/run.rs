@@ -38,15 +38,21 @@ impl<'m> GraphLayers<'m> {
 
     /// All outputs of the entry function that the call goes to.
     pub fn outputs(&mut self, call: &Call) -> Result<Vec<Tensor>, Failure> {
+        self.outputs_from(call, Vec::new())
+    }
+
+    /// The same with further inputs behind the tokens.
+    fn outputs_from(&mut self, call: &Call, more: Vec<Tensor>) -> Result<Vec<Tensor>, Failure> {
         let sizes = SymValues { n: call.tokens.len() as i64, b: 1, past: call.start as i64 };
-        let inputs = [Tensor::ids(&call.tokens)];
+        let inputs: Vec<Tensor> = [Tensor::ids(&call.tokens)].into_iter().chain(more).collect();
         Ok(self.interpreter.run_named(call.entry(), &inputs, &mut self.states, sizes)?)
     }
 }
 
-impl LayerModel for GraphLayers<'_> {
-    fn call(&mut self, call: &Call) -> Result<Vec<Tap>, Failure> {
-        let outputs = self.outputs(call)?;
+impl GraphLayers<'_> {
+    /// The taps of a call whose entry function has `more` inputs behind the tokens.
+    pub fn taps(&mut self, call: &Call, more: Vec<Tensor>) -> Result<Vec<Tap>, Failure> {
+        let outputs = self.outputs_from(call, more)?;
         let names = self.interpreter.module().taps_of(call.entry());
         let tap = |name: &str, t: &Tensor| Tap {
             name: name.into(),
@@ -56,6 +62,12 @@ impl LayerModel for GraphLayers<'_> {
         let mut taps: Vec<Tap> = names.iter().zip(outputs.iter().skip(1)).map(|(n, t)| tap(n, t)).collect();
         taps.extend(outputs.first().map(|logits| tap(LOGITS, logits)));
         Ok(taps)
+    }
+}
+
+impl LayerModel for GraphLayers<'_> {
+    fn call(&mut self, call: &Call) -> Result<Vec<Tap>, Failure> {
+        self.taps(call, Vec::new())
     }
 }
 

@@ -10,6 +10,7 @@ use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{Context, Program};
 use mlcc_target::Target;
 
+use super::given::run_given;
 use super::run::{GraphLayers, Packs};
 use super::{Call, Comparison, Failure, LOGITS, Tap, cache_tolerance, compare, run_all, tolerance};
 use crate::build::{self, BuildOptions, BuildReport, Event, Hooks, Source};
@@ -95,6 +96,17 @@ impl Setup<'_> {
     pub fn graph(&self, stages: &Stages, stage: usize, calls: &[Call]) -> Result<Vec<Vec<Tap>>, Failure> {
         let module = &stages.list[stage].module;
         run_all(&mut GraphLayers::new(module, &self.source.checkpoint, &stages.packs)?, calls)
+    }
+
+    /// Taps of the graph that says what the artifact computes, each from what `found` has before it.
+    pub fn reference(
+        &self,
+        stages: &Stages,
+        calls: &[Call],
+        found: &[Vec<Tap>],
+    ) -> Result<Vec<Vec<Tap>>, Failure> {
+        let module = &stages.list[stages.reference].module;
+        run_given(module, &self.source.checkpoint, &stages.packs, calls, found)
     }
 }
 

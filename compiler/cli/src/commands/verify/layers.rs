@@ -175,7 +175,7 @@ fn against_graph(
     ui: &Ui,
 ) -> Result<(Side, Option<Diagnosis>), Failure> {
     let (_, _, stages) = setup.compile()?;
-    let expected = setup.graph(&stages, stages.reference, calls)?;
+    let expected = setup.reference(&stages, calls, found)?;
     let permitted = args.tolerance.unwrap_or_else(|| setup.tolerance());
     let comparison = compare(calls, found, &expected, permitted)?;
     let mut diagnosis = None;
