@@ -18,16 +18,7 @@ pub struct Golden {
     pub case: Option<String>,
     #[serde(default)]
     pub note: Option<String>,
-    #[serde(default)]
-    pub quality: Option<GoldenQuality>,
     pub prompts: Vec<GoldenPrompt>,
-}
-
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct GoldenQuality {
-    /// Smallest top-1 minus top-2 logit of any greedy step.
-    pub margin_min: f64,
-    pub max_abs_logit: f64,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -50,8 +41,6 @@ pub struct GoldenPrompt {
     /// Top-1 minus top-2 logit at each greedy step.
     #[serde(default)]
     pub greedy_margin: Option<Vec<f64>>,
-    #[serde(default)]
-    pub greedy_text: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq)]

@@ -16,7 +16,6 @@ use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
 use crate::config::ModelConfig;
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
-use crate::generation::GenerationConfig;
 use crate::infer::infer_config;
 use crate::presets::{self, Preset};
 use std::path::{Path, PathBuf};
@@ -73,7 +72,6 @@ pub struct ResolvedModel {
     pub weights: Weights,
     /// Tokenizer and other files beside the weights or the configuration.
     pub files: ModelFiles,
-    pub generation: GenerationConfig,
 }
 
 impl ResolvedModel {
@@ -143,11 +141,7 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
         Weights::Random { .. } => None,
     };
     let files = ModelFiles::in_directories(config_dir.iter().chain(&weight_dir));
-    let generation = match &files.generation_config {
-        Some(path) => GenerationConfig::read(path)?,
-        None => GenerationConfig::default(),
-    };
-    Ok(ResolvedModel { name, config, weights, files, generation })
+    Ok(ResolvedModel { name, config, weights, files })
 }
 
 fn locate(request: &ModelRequest) -> Result<(String, Place), ResolveError> {

@@ -382,14 +382,6 @@ impl Net<'_> {
         let (n, size) = (self.n(), self.width(x) / heads.max(1));
         self.reshape(x, [n, Dim::from(heads), Dim::from(size)])
     }
-
-    /// `[n, heads, size]` as `[n, heads * size]`.
-    pub fn join_heads(&mut self, x: ValueId) -> ValueId {
-        let heads = self.ty(x).dims.get(1).and_then(Dim::as_const).unwrap_or(0);
-        let width = Dim::from(heads * self.width(x) as i64);
-        let n = self.n();
-        self.reshape(x, [n, width])
-    }
 }
 
 /// Canonical names of the Hugging Face classes whose inner model is called `model`.

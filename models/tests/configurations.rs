@@ -6,7 +6,7 @@ use common::{golden, project, shared, tiny_books};
 use mlcc_models::golden::{Evaluation, Golden};
 use mlcc_models::presets::{Preset, all};
 use mlcc_models::resolve::{HubCache, ModelRequest, Weights, resolve};
-use mlcc_models::{GenerationConfig, ModelConfig, Rwkv4Config};
+use mlcc_models::{ModelConfig, Rwkv4Config};
 use std::path::Path;
 
 const SMALL: &str = r#"{"model_type":"rwkv","vocab_size":320,"hidden_size":64,"num_hidden_layers":4}"#;
@@ -92,23 +92,6 @@ fn other_models_without_configuration_are_refused() {
 }
 
 #[test]
-fn generation_configurations() {
-    let read = |json: &str| GenerationConfig::parse("g.json", json.as_bytes());
-    assert_eq!(read("{}").unwrap(), GenerationConfig::default());
-    let both =
-        read(r#"{"eos_token_id":[1,2],"bos_token_id":3,"temperature":0.7,"top_k":40,"do_sample":true}"#)
-            .unwrap();
-    assert_eq!((both.eos_token_ids.as_slice(), both.bos_token_id), (&[1, 2][..], Some(3)));
-    assert_eq!((both.temperature, both.top_k, both.do_sample), (Some(0.7), Some(40), Some(true)));
-    for bad in [r#"{"top_p":2}"#, r#"{"top_k":-1}"#, r#"{"temperature":"hot"}"#, r#"{"eos_token_id":"</s>"}"#]
-    {
-        let error = read(bad).unwrap_err().to_string();
-        let field = bad.split('"').nth(1).unwrap();
-        assert!(error.contains("g.json") && error.contains(field), "{error}");
-    }
-}
-
-#[test]
 fn goldens_and_evaluations_are_read_in_full() {
     let later = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"].map(golden);
     for dir in
@@ -175,10 +158,6 @@ fn directories_bring_their_files() {
     assert_eq!(files.directories, [tiny_books()]);
     assert!(files.tokenizer_config.is_some() && files.generation_config.is_some());
     assert_eq!((files.chat_template.as_ref(), files.chat_template_json.as_ref()), (None, None));
-    assert_eq!(
-        (model.generation.eos_token_ids.as_slice(), model.generation.do_sample),
-        (&[0][..], Some(false))
-    );
     // A relative path with dots still has a name.
     let dots = project().join("assets/../assets/rwkv4-tiny-books/.");
     assert_eq!(resolve(&request(dots.to_str().unwrap(), dir.path())).unwrap().name, "rwkv4-tiny-books");

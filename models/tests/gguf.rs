@@ -6,7 +6,7 @@ mod common;
 use common::{golden, shared};
 use mlcc_models::checkpoint::{CheckpointFormat, WeightFiles};
 use mlcc_models::{Checkpoint, StoredType};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 fn data(name: &str) -> PathBuf {
@@ -278,6 +278,41 @@ fn models_that_are_not_read() {
     let odd = sized("llama").tensor("blk.0.attn_q.weight", &[4, 6], 0, 0);
     let error = read(odd.bytes()).unwrap_err();
     assert!(error.contains("blk.0.attn_q.weight") && error.contains("4 query"), "{error}");
+}
+
+/// Files that were written before the type of the scaling was have a factor only.
+#[test]
+fn linear_scaling_without_its_name() {
+    let scaling = |key: &str, factor: f32| {
+        let number = |writer: Writer, key: &str, value: u32| {
+            writer.pair(&format!("llama.{key}"), 4, &value.to_le_bytes())
+        };
+        let arch = Writer::new().pair("general.architecture", 8, &text("llama"));
+        let sized = number(number(arch, "embedding_length", 64), "block_count", 1);
+        let sized = number(sized, "attention.head_count", 4).pair(key, 6, &factor.to_le_bytes());
+        read(sized.bytes()).unwrap().embedded_config().unwrap().unwrap().raw.get("rope_scaling").cloned()
+    };
+    let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+    assert_eq!(scaling("llama.rope.scale_linear", 4.0), Some(linear.clone()));
+    assert_eq!(scaling("llama.rope.scaling.factor", 4.0), Some(linear));
+    assert_eq!(scaling("llama.rope.scale_linear", 1.0), None);
+}
+
+/// Matrices that are transposed on the way are held to the same types as others, and heads are no more than there are rows.
+#[test]
+fn weights_that_are_no_floats_and_heads_without_end() {
+    let arch = |name: &str| Writer::new().pair("general.architecture", 8, &text(name));
+    let integers = arch("gpt2").pair("gpt2.attention.head_count", 4, &[1, 0, 0, 0]);
+    let file = read(integers.tensor("blk.0.attn_output.weight", &[4, 4], 26, 0).bytes()).unwrap();
+    let name = file.tensors().first().unwrap().name.clone();
+    let error = file.read(&name).unwrap().read_f32_into(0, &mut [0.0; 4]).unwrap_err().to_string();
+    assert!(error.contains(&name) && error.contains("i32"), "{error}");
+    for family in ["bloom", "gptneox", "falcon"] {
+        let heads = format!("{family}.attention.head_count");
+        let many = arch(family).pair(&heads, 10, &(1u64 << 63).to_le_bytes());
+        let error = read(many.tensor("blk.0.attn_qkv.weight", &[4, 12], 0, 0).bytes()).unwrap_err();
+        assert!(error.contains("blk.0.attn_qkv.weight"), "{family}: {error}");
+    }
 }
 
 #[test]

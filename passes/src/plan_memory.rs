@@ -1,5 +1,5 @@
 //! Gives every buffer an address. Weights and states have fixed places; temporaries of an entry share one arena by
-//! lifetime (best fit over the launches, worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input, or
+//! lifetime (first fit over the launches, worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input, or
 //! of the state it replaces, where its kernel allows that. Values that every worker computes for itself lie behind the
 //! others, all of one worker together.
 

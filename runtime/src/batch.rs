@@ -14,7 +14,7 @@ use crate::{Error, Model, Result, Session};
 /// ```no_run
 /// # use mlcc_runtime::{LoadOptions, Model};
 /// # fn main() -> Result<(), mlcc_runtime::Error> {
-/// let model = Model::load("model.so", &LoadOptions::default())?; // built with --max-batch
+/// let model = Model::load("model.so", &LoadOptions::default())?; // not built with --max-batch 1
 /// let (mut a, mut b) = (model.session()?, model.session()?);
 /// a.prefill(&[1, 2, 3])?;
 /// b.prefill(&[4])?;

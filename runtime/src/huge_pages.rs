@@ -106,8 +106,18 @@ impl Mover {
         let fresh = fresh.make_read_only().ok()?;
         // SAFETY: `piece` bytes inside of both mappings, which no one else unmaps. The bytes at the target are the same
         // before and after, and the kernel exchanges them at once for all threads.
-        unsafe { linux::replace(fresh.as_ptr().add(skip), self.piece, self.address + at) }.then_some(())
-        // What is left of `fresh` around the hole is unmapped here.
+        if !unsafe { linux::replace(start + skip, self.piece, self.address + at) } {
+            return None;
+        }
+        // Where the piece was, another thread may have a mapping by now: dropping `fresh` would take that away.
+        let end = start + fresh.len();
+        std::mem::forget(fresh);
+        // SAFETY: what is left of the forgotten mapping, before the piece and behind it.
+        unsafe {
+            linux::unmap(start, skip);
+            linux::unmap(start + skip + self.piece, end - (start + skip + self.piece));
+        }
+        Some(())
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -141,18 +151,31 @@ pub(crate) mod linux {
 
     unsafe extern "C" {
         fn mremap(old: *mut c_void, old_len: usize, len: usize, flags: c_int, ...) -> *mut c_void;
+        fn munmap(address: *mut c_void, len: usize) -> c_int;
         fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int;
     }
 
-    /// Puts the pages of `from..from + len` in the place of those at the address `to`; false if nothing changed.
+    /// Puts the pages of `from..from + len` in the place of those at the address `to`; false if it did not. Linux looks at its limits
+    /// (how many mappings there may be) before it takes away what is at `to`.
     ///
     /// # Safety
     /// Whole pages of mappings that the caller owns; no one relies on what was at `to`.
-    pub unsafe fn replace(from: *const u8, len: usize, to: usize) -> bool {
+    pub unsafe fn replace(from: usize, len: usize, to: usize) -> bool {
         let flags = MREMAP_MAYMOVE | MREMAP_FIXED;
         // SAFETY: as the caller promises.
-        let found = unsafe { mremap(from.cast_mut().cast(), len, len, flags, to as *mut c_void) };
+        let found = unsafe { mremap(from as *mut c_void, len, len, flags, to as *mut c_void) };
         found as usize == to
+    }
+
+    /// Gives back the pages of `from..from + len`; none if `len` is 0.
+    ///
+    /// # Safety
+    /// Whole pages of a mapping that the caller owns and that nobody uses any more.
+    pub unsafe fn unmap(from: usize, len: usize) {
+        if len > 0 {
+            // SAFETY: as the caller promises.
+            let _ = unsafe { munmap(from as *mut c_void, len) };
+        }
     }
 
     /// Joins the pages of `from..from + len` into huge ones now (Linux 6.1); changes no byte, an error means that they stay.

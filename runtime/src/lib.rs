@@ -9,8 +9,9 @@
 //! # let _ = logits; Ok(()) }
 //! ```
 //!
-//! Loading checks the whole file before the dynamic loader sees it: ELF headers and bounds, hashes, ABI version,
-//! machine, CPU features. A damaged or foreign artifact is an [`Error`], not a crash.
+//! Loading checks the file before the dynamic loader sees it: ELF headers and bounds, the machine, the hashes of the code and of all
+//! sections but large ones (weights, whose hash [`LoadOptions`] asks for). Then come the ABI version, the tables and the CPU's
+//! features, before anything is called. A damaged or foreign artifact is an [`Error`], not a crash.
 //!
 //! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
 
@@ -27,6 +28,7 @@ mod huge_pages;
 mod library;
 mod model;
 pub mod pool;
+mod replace;
 mod session;
 mod state_block;
 mod state_file;
@@ -39,6 +41,7 @@ pub use batch::Batch;
 pub use error::Error;
 pub use huge_pages::HugePages;
 pub use model::{LoadOptions, Model};
+pub use replace::replace_file;
 pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
 pub use topology::physical_cores;

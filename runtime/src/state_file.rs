@@ -9,12 +9,12 @@
 //! ```
 
 use std::borrow::Cow;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::replace::replace_file;
 use crate::table::{Table, live_bytes};
 use crate::{Error, Result};
 
@@ -34,7 +34,7 @@ impl Saved {
     }
 }
 
-/// Writes the file beside its final name and renames it, so that an interrupted save leaves the old one.
+/// Replaces the file as a whole, so that an interrupted save leaves the old one.
 pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Result<()> {
     let bytes: u64 = pieces.iter().map(|p| p.len() as u64).sum();
     let mut header = Vec::with_capacity(HEADER);
@@ -46,20 +46,11 @@ pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8
     header.extend_from_slice(&bytes.to_le_bytes());
     header.extend_from_slice(&digest(past, pieces.iter().map(AsRef::as_ref)).to_le_bytes());
     let fail = |source| Error::Io { action: "write the state file", path: path.to_path_buf(), source };
-    let name = path.file_name().ok_or_else(|| fail(std::io::ErrorKind::InvalidInput.into()))?;
-    let temporary =
-        path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
-    let write = || {
-        let mut file = BufWriter::new(File::create(&temporary)?);
+    let written = replace_file(path, |file| {
         file.write_all(&header)?;
-        pieces.iter().try_for_each(|piece| file.write_all(piece))?;
-        file.flush()
-    };
-    let written = write().and_then(|()| std::fs::rename(&temporary, path));
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&temporary);
-        fail(e)
-    })
+        pieces.iter().try_for_each(|piece| file.write_all(piece))
+    });
+    written.map_err(fail)
 }
 
 /// Reads and validates a file for a model of this identity and table.

@@ -13,6 +13,5 @@ pub mod interrupt;
 pub mod layers;
 pub mod model;
 pub mod replay;
-pub mod temporary;
 pub mod ui;
 pub mod weights;

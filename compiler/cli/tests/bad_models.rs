@@ -52,6 +52,28 @@ fn configurations() {
     build_fails(model.path(), &[], &["no weights in", "expected"]);
 }
 
+/// Outputs never take the place of what they are made from.
+#[test]
+fn outputs_in_the_place_of_inputs() {
+    let model = copy_of(&case("rwkv4-hf"));
+    let weights = model.path().join("model.safetensors");
+    let before = std::fs::read(&weights).unwrap();
+    for (output, more) in [
+        ("model.so", &["--split-weights"][..]),
+        ("model.safetensors", &[]),
+        ("./x/../model.safetensors", &[]),
+    ] {
+        std::fs::create_dir_all(model.path().join("x")).unwrap();
+        let mut build = mlcc();
+        build.args(["build", "--quant", "f32", "-m"]).arg(model.path()).args(more);
+        fails_with(
+            build.arg("-o").arg(model.path().join(output)),
+            &["model.safetensors", "weights", "choose another -o"],
+        );
+        assert!(std::fs::read(&weights).unwrap() == before && artifacts_in(model.path()).is_empty());
+    }
+}
+
 #[test]
 fn tensors_that_do_not_fit_are_all_named() {
     let model = copy_of(&case("rwkv4-hf"));

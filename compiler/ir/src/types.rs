@@ -24,9 +24,9 @@ pub enum DType {
 /// A group-quantized weight format: how K consecutive weights of one row are encoded, not how they lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Format {
-    /// int4, codes 0..=14 with zero point 7, groups of 32, f16 scale (MLC q4f16).
+    /// int4, codes with zero point 7, groups of 32, f16 scale (MLC q4f16). 0..=14, and 15 in blocks kept as a file has them.
     Q4G32,
-    /// int8, codes -127..=127, groups of 32, f16 scale (MLC q8f16, ggml Q8_0).
+    /// int8, codes -127..=127 (-128 in blocks kept as a file has them), groups of 32, f16 scale (MLC q8f16, ggml Q8_0).
     Q8G32,
 }
 

@@ -81,7 +81,7 @@ pub enum Region {
     /// `place` counts elements.
     Plain { plain: Plain, place: Place },
     /// Places count bytes; `shift` is the bit at which a code starts within its byte, where codes share bytes.
-    Group { spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place },
+    Group { format: Format, spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place },
 }
 
 /// Order in memory of an `[N, K]` tensor.

@@ -117,15 +117,15 @@ impl Packer {
     fn push_row_major(&mut self, rows: &[f32], out: &mut Vec<u8>) {
         match &self.layout.region {
             Region::Plain { plain, .. } => write_plain(*plain, rows, out),
-            Region::Group { spec, .. } => {
+            Region::Group { format, spec, .. } => {
                 for (i, row) in rows.chunks_exact(self.k).enumerate() {
                     let exact = &mut self.exact[self.rows_seen + i];
                     for weights in row.chunks(spec.group) {
                         let group = spec.quantize(weights, self.options.scale_search);
                         *exact = *exact && spec.holds(&group, weights);
-                        match self.dtype {
-                            DType::Packed(Format::Q4G32) => q4g32::row_bytes(&group, out),
-                            _ => q8g32::row_bytes(&group, out),
+                        match format {
+                            Format::Q4G32 => q4g32::row_bytes(&group, out),
+                            Format::Q8G32 => q8g32::row_bytes(&group, out),
                         }
                         self.held.extend(group.scale.to_le_bytes());
                     }
@@ -147,7 +147,7 @@ impl Packer {
                         self.held[at..at + bytes.len()].copy_from_slice(&bytes);
                     }
                 }
-                Region::Group { spec, codes, shift, scales } => {
+                Region::Group { spec, codes, shift, scales, .. } => {
                     let exact = &mut self.exact[row_index];
                     for (g, weights) in row.chunks(spec.group).enumerate() {
                         let group = spec.quantize(weights, self.options.scale_search);
@@ -194,7 +194,7 @@ impl Packer {
         self.tile_row += TILE;
         match &self.layout.region {
             Region::Plain { plain, .. } => plain::tile_bytes(*plain, self.k, rows, out),
-            Region::Group { spec, .. } => {
+            Region::Group { format, spec, .. } => {
                 for start in (0..self.k).step_by(spec.group) {
                     let end = self.k.min(start + spec.group);
                     let mut groups: [Group; TILE] = [spec.zero(); TILE];
@@ -204,9 +204,9 @@ impl Packer {
                         let exact = &mut self.exact[first + i];
                         *exact = *exact && spec.holds(group, weights);
                     }
-                    match self.dtype {
-                        DType::Packed(Format::Q4G32) => q4g32::tile_bytes(&groups, out),
-                        _ => q8g32::tile_bytes(&groups, out),
+                    match format {
+                        Format::Q4G32 => q4g32::tile_bytes(&groups, out),
+                        Format::Q8G32 => q8g32::tile_bytes(&groups, out),
                     }
                 }
             }

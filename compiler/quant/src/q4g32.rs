@@ -11,6 +11,7 @@
 
 use crate::group::{Group, GroupSpec};
 use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
+use mlcc_ir::types::Format;
 use mlcc_ir::types::Packing;
 
 pub const SPEC: GroupSpec = GroupSpec { group: 32, max_int: 7, zero_point: 7, bits: 4 };
@@ -46,7 +47,10 @@ pub(crate) fn layout(packing: Packing, n: usize, k: usize) -> Layout {
             )
         }
     };
-    Layout { len, region: Region::Group { spec: SPEC, codes, shift: Some(shift), scales } }
+    Layout {
+        len,
+        region: Region::Group { format: Format::Q4G32, spec: SPEC, codes, shift: Some(shift), scales },
+    }
 }
 
 /// The 16 bytes of one group in row-major order.

@@ -9,6 +9,7 @@
 
 use crate::group::{Group, GroupSpec};
 use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
+use mlcc_ir::types::Format;
 use mlcc_ir::types::Packing;
 
 pub const SPEC: GroupSpec = GroupSpec { group: 32, max_int: 127, zero_point: 128, bits: 8 };
@@ -40,7 +41,7 @@ pub(crate) fn layout(packing: Packing, n: usize, k: usize) -> Layout {
             )
         }
     };
-    Layout { len, region: Region::Group { spec: SPEC, codes, shift: None, scales } }
+    Layout { len, region: Region::Group { format: Format::Q8G32, spec: SPEC, codes, shift: None, scales } }
 }
 
 /// The 32 bytes of one group in row-major order.

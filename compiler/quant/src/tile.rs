@@ -102,7 +102,10 @@ pub fn quad_signed(kb: &mut KernelBuilder, format: Format, word: ExprId, quad: u
     let ty = kb.ty(codes);
     let zero = kb.constant(zero_point(format) as f64, ty);
     // Subtracting 128 is flipping the top bit.
-    let op = if format == Format::Q8G32 { BinOp::Xor } else { BinOp::Sub };
+    let op = match format {
+        Format::Q8G32 => BinOp::Xor,
+        Format::Q4G32 => BinOp::Sub,
+    };
     let signed = kb.binary(op, codes, zero);
     kb.bitcast(signed, Ty::vector(DType::I8, ty.lanes))
 }

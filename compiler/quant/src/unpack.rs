@@ -20,7 +20,7 @@ fn checked(dtype: DType, packing: Packing, n: usize, k: usize, found: usize) -> 
 fn read(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> f32 {
     match &layout.region {
         Region::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
-        Region::Group { spec, codes, shift, scales } => {
+        Region::Group { spec, codes, shift, scales, .. } => {
             let byte = bytes[codes.at(row, col)];
             let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
             let code = byte >> shift & ((1_u32 << spec.bits) - 1) as u8;
@@ -69,7 +69,7 @@ pub fn unpack_scalar(
             let value = kb.load(buf, at);
             kb.cast(value, DType::F32)
         }
-        Region::Group { spec, codes, shift, scales } => {
+        Region::Group { spec, codes, shift, scales, .. } => {
             let at = codes.emit(kb, row, col);
             let byte = kb.load(buf, at);
             let mut code = kb.cast(byte, DType::I32);

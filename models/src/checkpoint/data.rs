@@ -87,16 +87,14 @@ impl<'a> TensorData<'a> {
             let tensor = self.info.name.clone();
             return Err(CheckpointError::OutOfRange { tensor, start, end, elements });
         }
+        self.require_float()?;
         match &self.content {
             Content::Random(random) => random.fill(start, out),
             Content::Values(values) => out.copy_from_slice(&values[start..end]),
-            Content::Viewed { file, view } => {
-                self.require_float()?;
-                view.read(file, start, out);
-            }
+            Content::Viewed { file, view } => view.read(file, start, out),
             Content::Mapped { bytes, .. } => {
                 let size = self.info.dtype.size();
-                self.convert(&bytes[start * size..end * size], out)?;
+                to_floats(self.info.dtype, &bytes[start * size..end * size], out);
             }
         }
         Ok(())
@@ -118,12 +116,6 @@ impl<'a> TensorData<'a> {
                 Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored })
             }
         }
-    }
-
-    fn convert(&self, bytes: &[u8], out: &mut [f32]) -> Result<(), CheckpointError> {
-        self.require_float()?;
-        to_floats(self.info.dtype, bytes, out);
-        Ok(())
     }
 }
 

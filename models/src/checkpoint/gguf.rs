@@ -35,8 +35,8 @@ pub struct RawTensor {
     pub start: usize,
 }
 
-/// All tensors of a model's files under their Hugging Face names, and the metadata of the first file.
-pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, Metadata), CheckpointError> {
+/// All tensors of a model's files as they are, and the metadata of the first file.
+fn headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, Metadata), CheckpointError> {
     let mut tensors = Vec::new();
     let mut metadata: Option<Metadata> = None;
     for (number, file) in files.iter().enumerate() {
@@ -44,7 +44,12 @@ pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, Metadata), C
         tensors.extend(header.tensors);
         metadata.get_or_insert(header.metadata);
     }
-    let metadata = metadata.unwrap_or_default();
+    Ok((tensors, metadata.unwrap_or_default()))
+}
+
+/// All tensors of a model's files under their Hugging Face names, and the metadata of the first file.
+pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, Metadata), CheckpointError> {
+    let (tensors, metadata) = headers(files)?;
     let label = files.first().map_or("", |file| file.label.as_str());
     let infos = names::map(label, &metadata, &tensors)?;
     Ok((infos, metadata))

@@ -237,8 +237,8 @@ impl<M: LanguageModel> Generator<M> {
         self.fed.iter().for_each(|&token| sampler.accept(token));
 
         let begin = Instant::now();
-        let prompt: Vec<TokenId> =
-            self.unfed.take().into_iter().chain(request.prompt.iter().copied()).collect();
+        let unfed = self.unfed.take();
+        let prompt: Vec<TokenId> = unfed.into_iter().chain(request.prompt.iter().copied()).collect();
         let mut out = Generation {
             tokens: Vec::with_capacity(request.max_tokens.unwrap_or(256).min(4096)),
             finish: FinishReason::Length,
@@ -249,6 +249,9 @@ impl<M: LanguageModel> Generator<M> {
             seed: sampler.seed(),
         };
         let first = self.prefill(&prompt, request, &mut sampler, &mut out)?;
+        if out.prompt_tokens == 0 {
+            self.unfed = unfed;
+        }
         out.prefill = begin.elapsed();
 
         let begin = Instant::now();

@@ -204,6 +204,13 @@ fn cancelling() {
     let (pieces, out) = run(&mut generator, &request);
     assert_eq!((pieces.len(), out.finish, out.prompt_tokens), (0, FinishReason::Cancelled, 0));
     flag.store(false, Ordering::Relaxed);
+    // The last token of a text is fed with the next prompt, also if a prompt was cancelled meanwhile.
+    let one = Request { max_tokens: Some(1), ..request.clone() };
+    run(&mut generator, &one);
+    flag.store(true, Ordering::Relaxed);
+    run(&mut generator, &one);
+    flag.store(false, Ordering::Relaxed);
+    assert_eq!(run(&mut generator, &one).1.prompt_tokens, prompt.len() + 1);
     let mut generator = Generator::new(Parrot::new(b"abcdef"));
     let mut text = String::new();
     let result = generator.generate(&tokenizer(), &request, |piece| {

@@ -30,6 +30,7 @@ use std::time::Instant;
 use mlcc_codegen::artifact::ArtifactError;
 use mlcc_codegen::{CodegenError, Input, LevelInput};
 use mlcc_kernels::params::KernelTarget;
+use mlcc_models::resolve::Weights;
 use mlcc_passes::pipeline::{Control, Pass};
 use mlcc_passes::{Context, Options, PassError, Program, run_passes};
 use mlcc_target::{Arch, Target};
@@ -80,6 +81,8 @@ pub enum BuildError {
          or keep the worst tensors in one with --quant-policy; nothing was written"
     )]
     Quality { found: f64, permitted: f64 },
+    #[error("{} is a file of the model itself ({what}), which would be lost: choose another -o", path.display())]
+    Overwrites { path: PathBuf, what: &'static str },
     #[error("--max-batch {0}: GPUs decode one sequence at a time; leave it out, or build for a CPU")]
     BatchOnGpu(u32),
     #[error("--report: {0}")]
@@ -139,6 +142,8 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
     report.warnings = source.warnings.clone();
+    let output = options.output_path(&source.model.name);
+    keeps_inputs(&source, options, &output)?;
     report.end(clock);
     hooks.check()?;
 
@@ -154,9 +159,27 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     }
     hooks.check()?;
 
-    let output = options.output_path(&source.model.name);
     write_program(&source, &target, options, &program, &output, &mut report, hooks)?;
     Ok(report)
+}
+
+/// Refuses outputs in the place of files that are read.
+fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Result<(), BuildError> {
+    let weights = match &source.model.weights {
+        Weights::Files(files) => files.files.as_slice(),
+        Weights::Random { .. } => &[],
+    };
+    let inputs = weights.iter().map(|path| (path, "weights"));
+    let inputs = inputs.chain(options.tokenizer.iter().map(|path| (path, "--tokenizer")));
+    let inputs: Vec<_> = inputs.filter_map(|(path, what)| Some((path.canonicalize().ok()?, what))).collect();
+    let payload = options.split_weights.then(|| payload::split_path(output));
+    for path in [Some(output.to_path_buf()), payload].into_iter().flatten() {
+        let Ok(place) = path.canonicalize() else { continue };
+        if let Some(&(_, what)) = inputs.iter().find(|(input, _)| *input == place) {
+            return Err(BuildError::Overwrites { path, what });
+        }
+    }
+    Ok(())
 }
 
 /// Code and weights of a program that all passes have gone over, or what `options.emit` asks for instead.

@@ -1,6 +1,6 @@
 //! Writes the artifact: the linked library and the payload behind it, weights streamed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mlcc_abi::section;
 use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Weights};
@@ -34,7 +34,7 @@ pub(super) fn write(
     let weights = match options.split_weights {
         false => Weights::Inside,
         true => Weights::Split {
-            path: output.with_extension("safetensors"),
+            path: split_path(output),
             tensors: split_tensors(program, memory),
             bytes: memory.weights_bytes,
         },
@@ -51,6 +51,11 @@ pub(super) fn write(
     let stored = write_weights(&mut writer, source, program, memory, hooks)?;
     writer.end_section()?;
     Ok((writer, stored))
+}
+
+/// Where the weights of an artifact go that has them in a file of their own.
+pub(super) fn split_path(output: &Path) -> PathBuf {
+    output.with_extension("safetensors")
 }
 
 /// Parameters in the order of the payload.

@@ -197,6 +197,8 @@ impl Measurement {
             request: options.request.clone(),
             tokenizer: options.tokenizer.clone(),
             context: options.context,
+            sliding_window: options.sliding_window,
+            attention_sinks: options.attention_sinks,
             quant: self.reference,
             kv_cache: Some(CacheType::F32),
             quant_name: self.reference.name.into(),

@@ -15,7 +15,7 @@ use mlcc_target::Target;
 use serde::Serialize;
 
 use super::table::{CacheRow, caches, dims};
-use super::{BuildOptions, Event, Hooks, Quality, Source};
+use super::{BuildOptions, Event, Hooks, Quality, Source, payload};
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BuildReport {
@@ -145,7 +145,7 @@ impl BuildReport {
 
     pub(super) fn written(&mut self, output: &Path, options: &BuildOptions, summary: Summary) {
         self.artifact = Some(output.to_path_buf());
-        self.weights_file = options.split_weights.then(|| output.with_extension("safetensors"));
+        self.weights_file = options.split_weights.then(|| payload::split_path(output));
         self.file_bytes = summary.file_bytes;
         self.code_bytes = summary.code_bytes;
     }

@@ -82,7 +82,8 @@ fn stream(model: &mut ResolvedModel, options: &BuildOptions) -> Result<(), Build
 fn context(model: &ResolvedModel, options: &BuildOptions) -> Result<usize, BuildError> {
     let architecture = &model.config.architecture;
     let trained = match architecture.stream() {
-        Some(_) => usize::MAX,
+        // Positions are `i32` in kernels.
+        Some(_) => i32::MAX as usize,
         None => architecture.context_length(),
     };
     match options.context {

@@ -16,7 +16,6 @@ use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::layers::bisect::{Trial, Verdict, search};
 use crate::layers::calls;
-use crate::temporary::Folder;
 use crate::ui::Ui;
 
 #[derive(Debug, clap::Args)]
@@ -72,7 +71,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         Ok(found.ok_or_else(|| CliError::usage("the model has no tokenizer; give --tokens"))??)
     };
     let tokens = args.prompt.tokens(vocab, tokenizer)?;
-    let folder = Folder::new().map_err(CliError::io("create", std::env::temp_dir()))?;
+    let folder = tempfile::tempdir().map_err(CliError::io("create", std::env::temp_dir()))?;
     let calls = calls(&tokens, args.chunk as usize);
     let progress = |trial: &Trial| ui.note(trial_text(trial).trim_end());
     let verdict = search(&source, &target, &options, &calls, folder.path(), progress)

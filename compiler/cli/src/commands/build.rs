@@ -20,6 +20,9 @@ use crate::ui::Ui;
 pub(crate) mod dump;
 mod show;
 
+/// Positions are `i32` in kernels.
+const MOST_POSITIONS: u64 = i32::MAX as u64;
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc build --model ./rwkv-4-430m --target cpu --quant q4f16 -o rwkv.so")]
 pub struct Args {
@@ -58,7 +61,7 @@ pub struct Args {
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
     /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
-    #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
     /// Tokens that are seen together, the attention sinks among them: the sequence goes on for ever, and older tokens are
     /// dropped (rotary and ALiBi models) [default: the model's own window]

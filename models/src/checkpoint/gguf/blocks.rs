@@ -7,8 +7,6 @@ use half::f16;
 
 /// Weights in a block of the simple formats.
 pub const SMALL: usize = 32;
-/// Weights in a block of the K formats.
-pub const LARGE: usize = 256;
 
 /// Reads whole blocks. `bytes` and `out` have the lengths that [`StoredType::checked_bytes`] relates; types that are no
 /// block types leave `out` as it is.

@@ -5,23 +5,15 @@
 
 use super::super::bytes::FileBytes;
 use super::families::family;
-use super::header::Header;
 use super::rope;
-use super::{Metadata, RawTensor};
+use super::{Metadata, RawTensor, headers};
 use crate::config::ConfigFields;
 use crate::error::CheckpointError;
 use serde_json::{Map, Value, json};
 
 /// Reads a GGUF file's configuration. `files` are all files of the model, the first one has the metadata.
 pub(in crate::checkpoint) fn fields(files: &[FileBytes]) -> Result<ConfigFields, CheckpointError> {
-    let mut tensors = Vec::new();
-    let mut metadata = None;
-    for (number, file) in files.iter().enumerate() {
-        let header = Header::read(number, file)?;
-        tensors.extend(header.tensors);
-        metadata.get_or_insert(header.metadata);
-    }
-    let metadata = metadata.unwrap_or_default();
+    let (tensors, metadata) = headers(files)?;
     let arch = metadata.architecture()?.to_string();
     let mut writer = Writer { metadata: &metadata, arch: &arch, tensors: &tensors, raw: Map::new() };
     writer.common()?;
@@ -171,7 +163,9 @@ impl Writer<'_> {
             return Ok(());
         }
         let kind = self.metadata.string(&self.key("rope.scaling.type"))?;
-        let factor = self.float("rope.scaling.factor")?;
+        // As llama.cpp reads files that were written before the type was: their factor is a linear one, under one of two names.
+        let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
+        let kind = kind.or(factor.filter(|&factor| factor != 0.0 && factor != 1.0).map(|_| "linear"));
         match (kind, factor) {
             (None | Some("none"), _) => {}
             (Some(kind @ ("linear" | "yarn")), Some(factor)) => {

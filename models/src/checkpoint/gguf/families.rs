@@ -6,12 +6,15 @@ use serde_json::json;
 
 /// What differs from family to family.
 pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
-    let Some((_, model_type)) = ARCHITECTURES.iter().find(|(arch, _)| *arch == w.arch) else {
+    let unknown = |w: &Writer<'_>| {
         let known: Vec<&str> = ARCHITECTURES.iter().map(|(arch, _)| *arch).collect();
-        return Err(CheckpointError::Unsupported {
+        Err(CheckpointError::Unsupported {
             file: w.metadata.origin.clone(),
             detail: format!("has the architecture `{}`; GGUF files are read of {}", w.arch, known.join(", ")),
-        });
+        })
+    };
+    let Some((_, model_type)) = ARCHITECTURES.iter().find(|(arch, _)| *arch == w.arch) else {
+        return unknown(w);
     };
     w.set("model_type", *model_type);
     match w.arch {
@@ -82,8 +85,8 @@ pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
         "chatglm" => chatglm(w),
         "rwkv6" => rwkv6(w),
         "rwkv7" => rwkv7(w),
-        // glm4
-        _ => glm(w),
+        "glm4" => glm(w),
+        _ => unknown(w),
     }
 }
 
@@ -95,13 +98,15 @@ fn llama(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     if !w.raw.contains_key("head_dim") {
         w.copy("rope.dimension_count", "head_dim")?;
     }
+    let window = w.number("attention.sliding_window")?;
     if w.number("expert_count")?.unwrap_or(0) > 0 {
         w.set("model_type", "mixtral");
         w.copy("expert_count", "num_local_experts")?;
         w.copy("expert_used_count", "num_experts_per_tok")?;
-    }
-    if let Some(window) = w.number("attention.sliding_window")? {
+    } else if window.is_some() {
         w.set("model_type", "mistral");
+    }
+    if let Some(window) = window {
         w.set("sliding_window", window);
     }
     Ok(())

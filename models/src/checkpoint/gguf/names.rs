@@ -208,7 +208,7 @@ fn interleaved(rows: usize, heads: usize) -> Option<Vec<u32>> {
 
 /// Row (head, part, i) of three parts is stored at (part, head, i).
 fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
-    let size = exact(rows, 3 * heads)?;
+    let size = exact(rows, heads.checked_mul(3)?)?;
     let stored = |row: usize| {
         let (head, part, i) = (row / (3 * size), row / size % 3, row % size);
         (part * heads + head) * size + i
@@ -218,7 +218,7 @@ fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
 
 /// Row (group, part, i), where a group has its queries, one key and one value, is stored with all queries first.
 fn falcon_groups(rows: usize, heads: Sizes) -> Option<Vec<u32>> {
-    let size = exact(rows, heads.query + 2 * heads.key)?;
+    let size = exact(rows, heads.key.checked_mul(2)?.checked_add(heads.query)?)?;
     let queries = exact(heads.query, heads.key)?;
     let stored = |row: usize| {
         let (group, part, i) = (row / ((queries + 2) * size), row / size % (queries + 2), row % size);

@@ -1,9 +1,10 @@
 //! A conversation as files: `FILE` has the messages as JSON, `FILE.state` the model's state, so that nothing has to be
 //! read again. Without the second file, or for another model, the messages alone are taken over.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use mlcc_runtime::Session;
+use mlcc_runtime::{Session, replace_file};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -66,14 +67,7 @@ impl Conversation<Session> {
         let io = |source| FileError::Io { action: "write", path: path.to_path_buf(), source };
         let text = serde_json::to_vec_pretty(&saved).map_err(|e| io(e.into()))?;
         self.generator.model().save_state(state_path(path))?;
-        let name = path.file_name().ok_or_else(|| io(std::io::ErrorKind::InvalidInput.into()))?;
-        let temporary =
-            path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
-        let written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
-        written.map_err(|e| {
-            let _ = std::fs::remove_file(&temporary);
-            io(e)
-        })
+        replace_file(path, |file| file.write_all(&text)).map_err(io)
     }
 
     /// Replaces messages and context by those of `path`. On an error the conversation is as before.
