@@ -3,10 +3,14 @@
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static AT_PROMPT: AtomicBool = AtomicBool::new(false);
 static INSTALL: Once = Once::new();
+
+/// A command that has not ended by then is doing something long (code of a large model): its user is told.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Exit code of a program that SIGINT ended, as shells count.
 pub const EXIT_CODE: i32 = 130;
@@ -24,6 +28,13 @@ pub fn flag() -> &'static AtomicBool {
             if INTERRUPTED.swap(true, Ordering::SeqCst) || AT_PROMPT.load(Ordering::SeqCst) {
                 std::process::exit(EXIT_CODE);
             }
+            // The handler has a thread of its own, which has to be free for a second press.
+            std::thread::spawn(|| {
+                std::thread::sleep(PATIENCE);
+                if INTERRUPTED.load(Ordering::SeqCst) {
+                    eprintln!("interrupted: what is being worked on comes to its end first; Ctrl-C again ends at once");
+                }
+            });
         };
         // Without a handler the signal ends the program, which is right as well.
         let _ = ctrlc::set_handler(handler);

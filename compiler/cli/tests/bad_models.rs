@@ -5,7 +5,7 @@ mod program;
 
 use std::path::Path;
 
-use program::{artifacts_in, books, case, copy_of, fails_with, failure, mlcc};
+use program::{artifact, artifacts_in, books, case, copy_of, fails_with, failure, mlcc};
 
 /// A build of `model` with its output in the model's own folder, which must stay without it.
 #[track_caller]
@@ -162,6 +162,8 @@ fn wrong_usage_ends_with_code_2() {
         (&["--target", "z80"], "unknown target `z80`"),
         (&["--target", "x86-64-v3,sm_80"], "different architectures"),
         (&["--disable-pass", "magic"], "unknown pass `magic`"),
+        (&["--disable-pass", "lower"], "`lower` cannot be switched off"),
+        (&["--json", "--print-after", "cse"], "--print-after"),
         (&["--chunk", "0"], "--chunk"),
         (&["--memory-budget", "lots"], "no number of bytes"),
         (&["--emit", "ptx", "--target", "x86-64-v3"], "GPU"),
@@ -172,12 +174,26 @@ fn wrong_usage_ends_with_code_2() {
     }
     let message = failure(mlcc().args(["run", "x.so"]), 2);
     assert!(message.contains("-p TEXT"), "{message}");
-}
-
-#[test]
-fn needed_passes_stay() {
-    let model = copy_of(&case("rwkv4-hf"));
-    build_fails(model.path(), &["--disable-pass", "lower"], &["`lower` cannot be switched off"]);
+    for (flags, part) in [
+        (&["--top-p", "2"][..], "--top-p is 2, expected more than 0"),
+        (&["--temp", "-1"], "--temperature is -1"),
+        (&["--top-k", "-3"], "--top-k"),
+        (&["-n", "-2"], "--predict"),
+        (&["--seed", "-2"], "no seed"),
+        (&["--stop", ""], "--stop"),
+    ] {
+        let message = failure(mlcc().arg("run").arg(artifact()).args(["-p", "a"]).args(flags), 2);
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+    let golden = case("rwkv4-hf").join("golden.json");
+    let mut interp = mlcc();
+    interp.args(["interp", "--quant", "q4f16", "-m"]).arg(case("rwkv4-hf")).arg("--golden").arg(&golden);
+    assert!(failure(&mut interp, 2).contains("--target"));
+    for wrong in ["nan", "-1"] {
+        let mut verify = mlcc();
+        verify.arg("verify").arg(artifact()).arg("--golden").arg(&golden).args(["--tolerance", wrong]);
+        assert!(failure(&mut verify, 2).contains("no relative error"));
+    }
 }
 
 #[test]

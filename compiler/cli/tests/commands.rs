@@ -118,6 +118,8 @@ fn run_streams_text_and_repeats_itself_by_seed() {
     assert_eq!(greedy, run(&["--temperature", "0", "-t", "1"]));
     assert_eq!(run(&["-s", "5", "--temp", "1"]), run(&["--seed", "5", "--temperature=1"]));
     assert_ne!(run(&["-s", "5", "--temp", "1"]), run(&["-s", "6", "--temp", "1"]));
+    // Seeds that are drawn are up to 2^64.
+    assert_eq!(run(&["--seed", "18446744073709551615"]), run(&["--seed", "18446744073709551615"]));
     let stopped = run(&["--greedy", "--stop", "eyed", "--no-echo"]);
     assert_eq!(stopped, " dark-\n");
 }
@@ -161,6 +163,11 @@ fn a_saved_state_goes_on_where_it_was() {
     run("It was a", "0").arg("--save-state").arg(&state).assert().success();
     let rest = text(run(" dark and", "8").arg("--load-state").arg(&state).arg("--no-echo"));
     assert_eq!(format!("It was a dark and{rest}"), whole);
+    // The state is that of the whole text, its last token included.
+    let begin = text(run("It was a dark and", "3").arg("--save-state").arg(&state));
+    let begin = begin.trim_end_matches('\n');
+    let rest = text(run(" and", "8").arg("--load-state").arg(&state).arg("--no-echo"));
+    assert_eq!(format!("{begin} and{rest}"), text(&mut run(&format!("{begin} and"), "8")));
 }
 
 #[test]

@@ -212,6 +212,19 @@ impl<M: LanguageModel> Generator<M> {
         self.model.reset().map_err(model_error)
     }
 
+    /// Feeds the last token of the text before, if it was chosen but not fed: the model's state is then that of the whole text. False if
+    /// the context has no room for it.
+    pub fn feed_last(&mut self) -> Result<bool, GenerateError> {
+        let Some(token) = self.unfed else { return Ok(true) };
+        if self.model.context().is_some_and(|context| self.past() >= context) {
+            return Ok(false);
+        }
+        self.model.decode(token).map_err(model_error)?;
+        self.unfed = None;
+        self.fed.push(token);
+        Ok(true)
+    }
+
     /// Forgets the last token of the text before, which was chosen but not fed: the next prompt has it, or does not
     /// want it.
     pub fn drop_unfed(&mut self) {

@@ -211,6 +211,10 @@ fn cancelling() {
     run(&mut generator, &one);
     flag.store(false, Ordering::Relaxed);
     assert_eq!(run(&mut generator, &one).1.prompt_tokens, prompt.len() + 1);
+    let past = generator.past();
+    assert!(generator.feed_last().unwrap() && generator.feed_last().unwrap());
+    assert_eq!(generator.past(), past + 1);
+    assert_eq!(run(&mut generator, &one).1.prompt_tokens, prompt.len());
     let mut generator = Generator::new(Parrot::new(b"abcdef"));
     let mut text = String::new();
     let result = generator.generate(&tokenizer(), &request, |piece| {

@@ -128,7 +128,7 @@ impl BuildReport {
         program: &Program,
     ) {
         self.model = source.model.name.clone();
-        self.quant = options.quant.name.into();
+        self.quant = if options.keep_quant { "keep" } else { options.quant.name }.into();
         self.target = target.name.clone();
         self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(source.chunk);
         let level =

@@ -1,6 +1,7 @@
 //! `mlcc bisect`: which pass or kernel makes a model wrong.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use mlcc_models::ModelRequest;
 use mlcc_passes::CacheType;
@@ -74,8 +75,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let folder = tempfile::tempdir().map_err(CliError::io("create", std::env::temp_dir()))?;
     let calls = calls(&tokens, args.chunk as usize);
     let progress = |trial: &Trial| ui.note(trial_text(trial).trim_end());
-    let verdict = search(&source, &target, &options, &calls, folder.path(), progress)
-        .map_err(|e| CliError::Failed(format!("{}: {e}", args.model)))?;
+    let verdict = search(&source, &target, &options, &calls, folder.path(), progress).map_err(|e| {
+        match crate::interrupt::flag().load(Ordering::Relaxed) {
+            true => CliError::Interrupted,
+            false => CliError::Failed(format!("{}: {e}", args.model)),
+        }
+    })?;
     match args.json {
         true => print_json(&verdict)?,
         false => print(&text(&verdict))?,

@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, value_name = "PASS")]
     stop_after: Option<String>,
     /// Print the module after a pass (repeatable; `all` for every pass)
-    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    #[arg(long, value_name = "PASS", value_delimiter = ',', conflicts_with = "json")]
     print_after: Vec<String>,
     /// Print what each pass matched, and why near matches did not
     #[arg(long)]
@@ -201,6 +201,11 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     }
     for name in args.disable_pass.iter().chain(&args.stop_after) {
         find(name).map_err(|e| CliError::usage(e.to_string()))?;
+    }
+    if let Some(name) = args.disable_pass.iter().find(|name| find(name).is_ok_and(|pass| !pass.optional)) {
+        return Err(CliError::usage(format!(
+            "--disable-pass: pass `{name}` cannot be switched off, it is needed for a result at all"
+        )));
     }
     let mut request = ModelRequest::new(&args.model);
     request.weights = args.weights.clone();

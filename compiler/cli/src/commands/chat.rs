@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
     /// Most tokens of an answer; -1 goes on until the model ends it
-    #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     predict: i64,
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]

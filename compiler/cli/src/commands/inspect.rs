@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long)]
     metadata: bool,
     /// Print the machine code of the kernels of this name, of all CPU levels (`all` for every function); needs objdump
-    #[arg(long, value_name = "KERNEL")]
+    #[arg(long, value_name = "KERNEL", conflicts_with = "json")]
     asm: Option<String>,
     /// Check the hash of every section, the weights included
     #[arg(long)]
@@ -144,7 +144,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
     let mut rows = vec![
         ["model".to_string(), format!("{} ({})", get("/model/name"), get("/model/type"))],
         ["parameters".into(), number("/model/parameters")],
-        ["quantization".into(), get("/quantization/scheme")],
+        ["quantization".into(), super::scheme_name(metadata)],
         ["target".into(), format!("{} for {}", levels.join(", "), artifact.machine_name())],
         ["compiler".into(), format!("{}, back end {}", get("/compiler"), get("/backend"))],
         ["context".into(), get("/memory/context").replace('-', "no limit")],

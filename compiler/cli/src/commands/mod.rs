@@ -74,6 +74,13 @@ impl From<HugePages> for mlcc_runtime::HugePages {
     }
 }
 
+/// The weight format of an artifact, as `--quant` chose it.
+pub(crate) fn scheme_name(metadata: &serde_json::Value) -> String {
+    let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);
+    let scheme = metadata.pointer("/quantization/scheme").and_then(serde_json::Value::as_str);
+    if keeps { build::KEEP } else { scheme.unwrap_or("-") }.into()
+}
+
 /// A model to generate with.
 pub(crate) fn load_to_run(
     path: &Path,

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
 use mlcc_engine::{GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile};
 use mlcc_runtime::{Model, Session};
@@ -33,7 +34,8 @@ pub struct Args {
         long,
         visible_alias = "n-predict",
         default_value_t = 256,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i64).range(-1..)
     )]
     predict: i64,
     /// Worker threads [default: physical cores]
@@ -45,7 +47,7 @@ pub struct Args {
     #[command(flatten)]
     sampling: Sampling,
     /// End the text before this string (repeatable)
-    #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT")]
+    #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Go on after the model's end-of-text token
     #[arg(long)]
@@ -70,19 +72,19 @@ pub struct Args {
 )]
 pub(crate) struct Sampling {
     /// 0 is greedy
-    #[arg(long, visible_alias = "temperature")]
+    #[arg(long, visible_alias = "temperature", allow_negative_numbers = true)]
     temp: Option<f32>,
     /// Keep the K likeliest tokens, 0 = all
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_k: Option<u32>,
     /// Keep the likeliest tokens up to this share, 1 = all
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Keep tokens at least this likely compared with the likeliest
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Make tokens of the last --repeat-last-n less likely, 1 = off
-    #[arg(long, visible_alias = "repetition-penalty")]
+    #[arg(long, visible_alias = "repetition-penalty", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// How many tokens the penalties look at, -1 = all
     #[arg(long, allow_negative_numbers = true)]
@@ -94,11 +96,27 @@ pub(crate) struct Sampling {
     #[arg(long, allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
     /// Equal seeds give equal texts, -1 = another one each time
-    #[arg(short, long, allow_negative_numbers = true, env = "MLCC_SEED")]
-    seed: Option<i64>,
+    #[arg(short, long, allow_negative_numbers = true, env = "MLCC_SEED", value_parser = Seed::parse)]
+    seed: Option<Seed>,
     /// Always the likeliest token
     #[arg(long, conflicts_with = "temp")]
     greedy: bool,
+}
+
+/// A seed as users write it: a number, or -1 for another one each time (`None`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(pub Option<u64>);
+
+impl Seed {
+    pub(crate) fn parse(text: &str) -> Result<Seed, String> {
+        match text.trim() {
+            "-1" => Ok(Seed(None)),
+            number => match number.parse() {
+                Ok(seed) => Ok(Seed(Some(seed))),
+                Err(_) => Err(format!("`{text}` is no seed, which is -1 or a number from 0 to {}", u64::MAX)),
+            },
+        }
+    }
 }
 
 impl Sampling {
@@ -112,7 +130,7 @@ impl Sampling {
             repeat_last_n: self.repeat_last_n,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            seed: self.seed.and_then(|s| u64::try_from(s).ok()),
+            seed: self.seed.and_then(|seed| seed.0),
         }
     }
 }
@@ -154,6 +172,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     text.end()?;
     statistics(&out, first.unwrap_or_else(|| ui.started.elapsed()), ui);
     if let Some(path) = &args.save_state {
+        if !generator.feed_last()? {
+            ui.warn("the context is full: the state is without the last token of the text");
+        }
         generator.into_model().save_state(path)?;
     }
     match out.finish {
@@ -252,7 +273,11 @@ pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingPar
         Value::Null => GenerationConfig::default(),
         value => GenerationConfig::from_json("generation_config.json", value.to_string().as_bytes())?,
     };
-    Ok(SamplingParams::default().with(&file.sampling()).with(&flags.overrides()))
+    let flags = flags.overrides();
+    SamplingParams::default().with(&flags).check().map_err(|e| {
+        CliError::usage(format!("--{} is {}, expected {}", e.name.replace('_', "-"), e.found, e.expected))
+    })?;
+    Ok(SamplingParams::default().with(&file.sampling()).with(&flags))
 }
 
 /// `first`: from the program's start to the first text.

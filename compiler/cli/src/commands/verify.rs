@@ -31,7 +31,7 @@ pub struct Args {
     #[command(flatten)]
     layer_args: layers::LayerArgs,
     /// Largest permitted error, in place of the one of the weight format
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = parse_tolerance)]
     tolerance: Option<f64>,
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -78,4 +78,9 @@ fn run_golden(args: &Args, golden_path: &std::path::Path, ui: &Ui) -> Result<(),
         print(&outcome.text(&golden.source))?;
     }
     if outcome.ok { Ok(()) } else { Err(CliError::Reported) }
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
+    value.ok_or_else(|| format!("`{text}` is no relative error; write for example 1e-3"))
 }

@@ -110,7 +110,7 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
         let inside: f64 = kernels.iter().map(|k| k.ms).sum::<f64>() + waiting_ms;
         profiles.push(Profile {
             model: text("/model/name"),
-            quant: text("/quantization/scheme"),
+            quant: crate::commands::scheme_name(&metadata),
             level: model.executor().to_string(),
             threads,
             test: test.name(),

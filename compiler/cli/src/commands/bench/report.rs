@@ -98,7 +98,7 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
     Row {
         model: text("/model/name"),
-        quant: text("/quantization/scheme"),
+        quant: crate::commands::scheme_name(metadata),
         test: test.name(),
         threads: model.threads(),
         level: model.executor().to_string(),

@@ -2,6 +2,8 @@
 
 use mlcc_engine::SamplingParams;
 
+use crate::commands::run::Seed;
+
 /// How answers are made from now on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatSettings {
@@ -47,8 +49,15 @@ impl ChatSettings {
             "repeat_last_n" => s.repeat_last_n = number(key, value)?,
             "presence_penalty" => s.presence_penalty = number(key, value)?,
             "frequency_penalty" => s.frequency_penalty = number(key, value)?,
-            "seed" => s.seed = u64::try_from(number::<i64>(key, value)?).ok(),
-            "max_tokens" | "predict" => self.max_tokens = usize::try_from(number::<i64>(key, value)?).ok(),
+            "seed" => s.seed = Seed::parse(value)?.0,
+            "max_tokens" | "predict" => match number::<i64>(key, value)? {
+                -1 => self.max_tokens = None,
+                n => {
+                    let n = usize::try_from(n);
+                    self.max_tokens =
+                        Some(n.map_err(|_| format!("{key} is {value}, expected -1 (no limit) or more"))?);
+                }
+            },
             "stop" => self.stop = value.split(',').filter(|s| !s.is_empty()).map(String::from).collect(),
             _ => return Err(format!("there is no setting `{key}`; settings are {KEYS}")),
         }

@@ -29,14 +29,14 @@ pub struct GoldenArgs {
     #[arg(long)]
     target: Option<String>,
     /// Weight format; needs --target
-    #[arg(long, visible_alias = "quantization", default_value = "f32")]
-    quant: String,
+    #[arg(long, visible_alias = "quantization", requires = "target")]
+    quant: Option<String>,
     /// Passes to leave out
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     disable_pass: Vec<String>,
     /// Only the first prompts
-    #[arg(long, value_name = "N")]
-    prompts: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    prompts: Option<u32>,
 }
 
 pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(), CliError> {
@@ -44,8 +44,9 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
         return Err(CliError::usage("give a module in text form, or --model and --golden"));
     };
     let mut golden = Golden::read(golden_path)?;
-    golden.prompts.truncate(args.prompts.unwrap_or(usize::MAX).max(1));
-    let (scheme, _) = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?;
+    golden.prompts.truncate(args.prompts.map_or(usize::MAX, |n| n as usize));
+    let (scheme, _) = QuantScheme::find(args.quant.as_deref().unwrap_or("f32"))
+        .map_err(|e| CliError::usage(e.to_string()))?;
     let mut options = BuildOptions::new(model);
     options.quant = scheme;
     options.disabled_passes = args.disable_pass.clone();
@@ -64,7 +65,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
             replay(&mut model, &golden, "f32", replay::tolerance("f32"))
         }
         Some(target) => {
-            let target = mlcc_target::resolve(target)?;
+            let target = mlcc_target::resolve(target).map_err(|e| CliError::usage(e.to_string()))?;
             let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
             let mut hooks = Hooks { event: &mut |_| (), cancel: &cancel };
             let (program, _) = compile(&source, &target, &options, &mut report, &mut hooks)?;
