@@ -93,23 +93,28 @@ fn product_of(f: &Function, param: ParamId) -> Option<NodeId> {
 
 /// Sets of at least two parameters that every function agrees on, each in order of declaration.
 fn agreed_sets(program: &Program) -> Vec<Vec<ParamId>> {
-    let module = &program.module;
-    let mut sets: BTreeSet<Vec<ParamId>> = BTreeSet::new();
-    for f in module.functions.values() {
-        sets.extend(sets_of(program, f));
-    }
-    let agrees = |set: &Vec<ParamId>, f: &Function| {
-        let uses = |p: ParamId| param_uses(f, p);
-        set.iter().all(|&p| uses(p) == 0)
-            || set.iter().all(|&p| uses(p) == 1) && sets_of(program, f).contains(set)
+    // Looked at once: a model of 100 layers has hundreds of sets in thousands of nodes.
+    let functions = program.module.functions.values();
+    let functions: Vec<_> = functions
+        .map(|f| (param_uses(f), sets_of(program, f).into_iter().collect::<BTreeSet<_>>()))
+        .collect();
+    let sets: BTreeSet<&Vec<ParamId>> = functions.iter().flat_map(|(_, sets)| sets).collect();
+    let agrees = |set: &Vec<ParamId>, (uses, sets): &(BTreeMap<ParamId, usize>, BTreeSet<Vec<ParamId>>)| {
+        set.iter().all(|p| !uses.contains_key(p))
+            || set.iter().all(|p| uses.get(p) == Some(&1)) && sets.contains(set)
     };
-    sets.into_iter().filter(|set| module.functions.values().all(|f| agrees(set, f))).collect()
+    sets.into_iter().filter(|set| functions.iter().all(|f| agrees(set, f))).cloned().collect()
 }
 
-/// How often a function reads a parameter.
-fn param_uses(f: &Function, param: ParamId) -> usize {
-    let reads = |v: &ValueId| f.def(*v).is_some_and(|n| n.op == Op::Param(param));
-    f.live().flat_map(|(_, n)| &n.inputs).chain(&f.outputs).filter(|v| reads(v)).count()
+/// How often a function reads its parameters.
+fn param_uses(f: &Function) -> BTreeMap<ParamId, usize> {
+    let mut uses = BTreeMap::new();
+    for v in f.live().flat_map(|(_, n)| &n.inputs).chain(&f.outputs) {
+        if let Some(Op::Param(p)) = f.def(*v).map(|n| &n.op) {
+            *uses.entry(*p).or_insert(0) += 1;
+        }
+    }
+    uses
 }
 
 /// Weights of products with equal op and inputs, stored and packed alike.

@@ -223,11 +223,16 @@ fn external(entry: &Entry) -> Option<(&Entry, u64, &str)> {
 
 fn map_file(path: &Path) -> Result<(File, Mmap)> {
     let fail = |action| move |source| Error::Io { action, path: path.to_path_buf(), source };
-    let file = File::open(path).map_err(fail("open"))?;
-    let meta = file.metadata().map_err(fail("read"))?;
+    let meta = std::fs::metadata(path).map_err(fail("open"))?;
     if meta.is_dir() {
         return Err(fail("open")(std::io::ErrorKind::IsADirectory.into()));
     }
+    // Opening a pipe would wait for its other end.
+    if !meta.is_file() {
+        let what = "it is no regular file";
+        return Err(fail("open")(std::io::Error::new(std::io::ErrorKind::InvalidInput, what)));
+    }
+    let file = File::open(path).map_err(fail("open"))?;
     if meta.len() == 0 {
         return Err(Error::Elf { path: path.to_path_buf(), source: ElfError::Truncated("header") });
     }

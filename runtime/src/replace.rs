@@ -9,7 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// new one. On an error nothing stays.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let name = path.file_name().ok_or_else(|| Error::from(ErrorKind::InvalidInput))?;
+    let refuse = |what| Error::new(ErrorKind::InvalidInput, what);
+    let name = path.file_name().ok_or_else(|| refuse("it is no name of a file"))?;
+    // A file takes the place of what is there, which would be the end of a device.
+    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(refuse("it is there and is no regular file"));
+    }
     // Process and number keep two savers of one file apart.
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let temporary =
@@ -48,5 +53,6 @@ mod tests {
         .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"outer");
         assert!(replace_file(Path::new("/"), |_| Ok(())).is_err());
+        assert!(replace_file(folder.path(), |_| Ok(())).unwrap_err().to_string().contains("no regular file"));
     }
 }

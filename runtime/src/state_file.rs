@@ -59,7 +59,11 @@ pub(crate) fn load(path: &Path, identity: u128, table: &Table) -> Result<Saved> 
     let io = |source| Error::Io { action: "read the state file", path: path.to_path_buf(), source };
     let expected = |past| live_bytes(&table.states, past).saturating_add(HEADER as u64);
     // The size is looked at first: a huge wrong file is not read.
-    let size = std::fs::metadata(path).map_err(io)?.len();
+    let there = std::fs::metadata(path).map_err(io)?;
+    if !there.is_file() {
+        return refuse("it is no regular file");
+    }
+    let size = there.len();
     if size > expected(u64::MAX) && size > 1 << 20 {
         return refuse("it is larger than this model's state: it belongs to another model");
     }

@@ -72,6 +72,30 @@ fn outputs_in_the_place_of_inputs() {
         );
         assert!(std::fs::read(&weights).unwrap() == before && artifacts_in(model.path()).is_empty());
     }
+    let config = std::fs::read(model.path().join("config.json")).unwrap();
+    let mut build = mlcc();
+    build.args(["build", "--quant", "f32", "-m"]).arg(model.path());
+    fails_with(build.arg("-o").arg(model.path().join("config.json")), &["config.json", "choose another -o"]);
+    assert!(std::fs::read(model.path().join("config.json")).unwrap() == config);
+    // An artifact is replaced, a folder or device is not.
+    for _ in 0..2 {
+        let mut build = mlcc();
+        build
+            .args(["build", "--quant", "f32", "-m"])
+            .arg(model.path())
+            .arg("-o")
+            .arg(model.path().join("model.so"));
+        build.assert().success();
+    }
+    let pipe = model.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut build = mlcc();
+    fails_with(build.args(["build", "-m"]).arg(model.path()).arg("-o").arg(&pipe), &["no regular file"]);
+    fails_with(mlcc().arg("inspect").arg(&pipe), &["no regular file"]);
+    fails_with(mlcc().args(["build", "-m", "gpt2", "--weights"]).arg(&pipe), &["pipe"]);
+    let mut run = mlcc();
+    run.arg("run").arg(artifact()).args(["-p", "a", "--save-state"]).arg(artifact());
+    assert!(failure(&mut run, 2).contains("the model itself"));
 }
 
 #[test]

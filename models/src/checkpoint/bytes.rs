@@ -26,8 +26,8 @@ impl FileBytes {
     pub fn map(path: &Path) -> Result<FileBytes, CheckpointError> {
         let label = path.display().to_string();
         let fail = |action, source| CheckpointError::Io { file: label.clone(), action, source };
-        let file = File::open(path).map_err(|e| fail("open", e))?;
-        let metadata = file.metadata().map_err(|e| fail("read", e))?;
+        // Opening a pipe would wait for its other end.
+        let metadata = std::fs::metadata(path).map_err(|e| fail("open", e))?;
         if !metadata.is_file() {
             let detail = "is not a regular file".to_string();
             return Err(CheckpointError::Unsupported { file: label, detail });
@@ -35,6 +35,7 @@ impl FileBytes {
         if metadata.len() == 0 {
             return Err(CheckpointError::Damaged { file: label, detail: "is empty".to_string() });
         }
+        let file = File::open(path).map_err(|e| fail("open", e))?;
         // SAFETY: the mapping is read-only and private to this struct. Rust's aliasing rules would be broken if another
         // process changed the file while it is mapped; weight files are not written in place by anything that fetches
         // them, and shrinking one ends this process with SIGBUS rather than with wrong memory.

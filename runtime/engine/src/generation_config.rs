@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::sampler::SamplingOverrides;
+use crate::sampler::{SamplingOverrides, SamplingParams};
 use crate::tokenizer::TokenId;
 
 #[derive(Debug, Error)]
@@ -54,8 +54,11 @@ impl OneOrMany {
 impl GenerationConfig {
     /// `file` is the name that an error shows.
     pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
-        serde_json::from_slice(bytes)
-            .map_err(|e| ConfigError { file: file.to_owned(), reason: e.to_string() })
+        let wrong = |reason: String| ConfigError { file: file.to_owned(), reason };
+        let config: Self = serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()))?;
+        let params = SamplingParams::default().with(&config.sampling());
+        params.check().map_err(|e| wrong(e.to_string()))?;
+        Ok(config)
     }
 
     /// What the file says about sampling.

@@ -92,6 +92,25 @@ fn templates_that_are_wrong() {
     assert!(matches!(&error, ChatError::Raised { message } if message == "deep"), "{error}");
 }
 
+/// The parser takes a frame for every operator of a chain: the longest templates have room, longer ones are refused.
+#[test]
+fn templates_with_long_chains() {
+    let messages = ask("hi");
+    for (begin, link, end) in [
+        ("{{ 1", "+1", " }}"),
+        ("{{ ", "not ", "1 }}"),
+        ("{{ a", ".b", "|default(1) }}"),
+        ("{% if a %}", "{% elif a %}", "{% endif %}"),
+    ] {
+        let chain = |bytes: usize| format!("{begin}{}{end}", link.repeat(bytes / link.len()));
+        if let Ok(template) = ChatTemplate::from_jinja(&chain((128 << 10) - 64)) {
+            let _ = template.render(&messages, true, &Extra::default());
+        }
+        let error = ChatTemplate::from_jinja(&chain(130 << 10)).err().unwrap().to_string();
+        assert!(error.contains("131072 are permitted"), "{error}");
+    }
+}
+
 #[test]
 fn templates_that_do_not_end() {
     let messages = ask("hi");

@@ -23,6 +23,7 @@ pub use quality::Quality;
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
 pub use source::Source;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -179,7 +180,21 @@ fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Resul
             return Err(BuildError::Overwrites { path, what });
         }
     }
-    Ok(())
+    // Configuration, tokenizer and so on: beside the weights only an artifact is replaced.
+    let folders: Vec<_> =
+        source.model.files.directories.iter().filter_map(|d| d.canonicalize().ok()).collect();
+    match output.canonicalize() {
+        Ok(place) if folders.iter().any(|d| place.parent() == Some(d)) && !is_elf(&place) => {
+            Err(BuildError::Overwrites { path: output.to_path_buf(), what: "a file beside the weights" })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
 }
 
 /// Code and weights of a program that all passes have gone over, or what `options.emit` asks for instead.

@@ -168,6 +168,12 @@ impl Measurement {
             source: e,
         })?;
         let tokens = tokens(source, &text, options.report.tokens)?;
+        if tokens.len() < 2 {
+            let (path, count) = (self.text.display(), tokens.len());
+            return Err(BuildError::Report(format!(
+                "{path} has {count} tokens, at least 2 are needed: name another text with --eval-text, or use --no-report"
+            )));
+        }
         let reference = match self.same {
             true => None,
             false => Some(self.build_reference(output, options, hooks)?),

@@ -137,6 +137,11 @@ impl Sampling {
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let prompt = prompt(args)?;
+    if let Some(path) = &args.save_state
+        && path.canonicalize().is_ok_and(|path| args.artifact.canonicalize().is_ok_and(|model| model == path))
+    {
+        return Err(CliError::usage(format!("--save-state {}: that is the model itself", path.display())));
+    }
     let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages, ui)?;
     let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;

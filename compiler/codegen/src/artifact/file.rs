@@ -28,8 +28,11 @@ impl PendingFile {
             let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "the path has no file name");
             return Err(ArtifactError::Io { action: "create", path: path.to_path_buf(), source });
         };
-        if path.is_dir() {
-            let source = std::io::Error::new(std::io::ErrorKind::IsADirectory, "it is a folder");
+        // A file takes the place of what is there, which would be the end of a device.
+        let there = std::fs::metadata(path).ok().filter(|there| !there.is_file());
+        if let Some(there) = there {
+            let what = if there.is_dir() { "it is a folder" } else { "it is no regular file" };
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, what);
             return Err(ArtifactError::Io { action: "create", path: path.to_path_buf(), source });
         }
         remove_leftovers(path, &name);

@@ -60,8 +60,9 @@ const MOST_PARTS: usize = 4;
 pub(crate) fn borders(inliner: &Inliner, lanes: i64, end: i64) -> Vec<i64> {
     let mut inside = BTreeSet::new();
     for (_, node) in inliner.f.live() {
-        let joined = inliner.f.ty(node.outputs[0]);
-        let inlined = !inliner.bindings.contains_key(&node.outputs[0]);
+        let Some(output) = node.outputs.first() else { continue };
+        let joined = inliner.f.ty(*output);
+        let inlined = !inliner.bindings.contains_key(output);
         if !matches!(node.op, Op::Concat { axis } if axis + 1 == joined.rank() && inlined) {
             continue;
         }

@@ -14,6 +14,10 @@ use std::fmt::Write as _;
 const MOST_STEPS: u64 = 5_000_000;
 /// More than any context holds.
 const LONGEST_TEXT: usize = 64 << 20;
+/// Longest template, and the stack of its parser, which takes a frame for every operator of a chain: 400 bytes of stack per byte of
+/// text at most (measured, optimized). Only what is used is ever memory.
+const LONGEST_TEMPLATE: usize = 128 << 10;
+const PARSER_STACK: usize = 512 << 20;
 const DEFAULT: &str = "default";
 /// The template that `transformers` takes when tools are given and a checkpoint has several.
 const TOOL_USE: &str = "tool_use";
@@ -39,9 +43,20 @@ impl JinjaTemplates {
     ) -> Result<JinjaTemplates, ChatError> {
         let mut environment = environment()?;
         for (name, text) in templates {
-            environment
-                .add_template_owned(name.clone(), without_generation_tags(text))
-                .map_err(|error| ChatError::Syntax { template: name.clone(), reason: describe(&error) })?;
+            let wrong = |reason| ChatError::Syntax { template: name.clone(), reason };
+            if text.len() > LONGEST_TEMPLATE {
+                return Err(wrong(format!("it has {} bytes, {LONGEST_TEMPLATE} are permitted", text.len())));
+            }
+            let add = || environment.add_template_owned(name.clone(), without_generation_tags(text));
+            let added = std::thread::scope(|scope| {
+                let parser = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, add);
+                parser.map(|thread| thread.join())
+            });
+            match added {
+                Ok(Ok(parsed)) => parsed.map_err(|error| wrong(describe(&error)))?,
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                Err(error) => return Err(wrong(format!("no thread for the parser: {error}"))),
+            }
         }
         let names = templates.iter().map(|(name, _)| name.clone()).collect();
         Ok(JinjaTemplates { environment, names, tokens })
