@@ -24,6 +24,8 @@ pub enum ConfigError {
     Io { file: String, source: std::io::Error },
     #[error("{file} is not valid JSON: {detail}")]
     Json { file: String, detail: String },
+    #[error("{file} is valid JSON, but holds no {what}: {detail}; name a file that does")]
+    Form { file: String, what: &'static str, detail: String },
     #[error("{file}: field `{field}` is missing, expected {expected}")]
     Missing { file: String, field: String, expected: &'static str },
     #[error("{file}: field `{field}` should be {expected}, found {found}")]

@@ -77,12 +77,12 @@ impl GoldenPrompt {
 
 impl Golden {
     pub fn read(path: &Path) -> Result<Golden, ConfigError> {
-        let golden: Golden = read_json(path)?;
+        let golden: Golden = read_json(path, GOLDEN)?;
         golden.check(&path.display().to_string())
     }
 
     pub fn parse(origin: &str, json: &[u8]) -> Result<Golden, ConfigError> {
-        let golden: Golden = parse_json(origin, json)?;
+        let golden: Golden = parse_json(origin, json, GOLDEN)?;
         golden.check(origin)
     }
 
@@ -137,19 +137,28 @@ pub struct EvaluationResult {
 
 impl Evaluation {
     pub fn read(path: &Path) -> Result<Evaluation, ConfigError> {
-        read_json(path)
+        read_json(path, "evaluation (eval.json)")
     }
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
+/// What messages call a golden.
+const GOLDEN: &str = "reference results (a golden.json)";
+
+fn read_json<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<T, ConfigError> {
     let origin = path.display().to_string();
     match std::fs::read(path) {
-        Ok(json) => parse_json(&origin, &json),
+        Ok(json) => parse_json(&origin, &json, what),
         Err(source) => Err(ConfigError::Io { file: origin, source }),
     }
 }
 
-fn parse_json<T: DeserializeOwned>(origin: &str, json: &[u8]) -> Result<T, ConfigError> {
-    serde_json::from_slice(json)
-        .map_err(|error| ConfigError::Json { file: origin.to_string(), detail: error.to_string() })
+/// `what` the file should hold: JSON of another form is not called damaged.
+fn parse_json<T: DeserializeOwned>(origin: &str, json: &[u8], what: &'static str) -> Result<T, ConfigError> {
+    serde_json::from_slice(json).map_err(|error| {
+        let (file, detail) = (origin.to_string(), error.to_string());
+        match error.is_data() {
+            true => ConfigError::Form { file, what, detail },
+            false => ConfigError::Json { file, detail },
+        }
+    })
 }

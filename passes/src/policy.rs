@@ -17,11 +17,15 @@ use serde::Deserialize;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct QuantPolicy {
+    /// Name of the file for messages; empty where there is none.
+    pub file: String,
     pub rules: Vec<Rule>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
+    /// Place in the file, from 1; `None` for a rule that no user wrote, which may be without effect.
+    pub number: Option<usize>,
     /// Glob over the whole parameter name.
     pub glob: String,
     /// `None`: the scheme's.
@@ -36,9 +40,12 @@ pub enum PolicyError {
     #[error("quantization policy, rule {number}: {key} = \"{found}\": expected {expected}")]
     Value { number: usize, key: &'static str, found: String, expected: &'static str },
     #[error(
-        "quantization policy, rule {number}: match = \"{glob}\" is the name of no parameter; names are such as {example}"
+        "{file}: quantization policy, rule {number}: match = \"{glob}\" is the name of no parameter; names are such as \
+         {example}"
     )]
-    NoMatch { number: usize, glob: String, example: String },
+    NoMatch { file: String, number: usize, glob: String, example: String },
+    #[error("{file}: quantization policy, rule {number} (match = \"{glob}\") changes nothing: {why}")]
+    NoEffect { file: String, number: usize, glob: String, why: String },
 }
 
 /// The file as written.
@@ -66,7 +73,12 @@ impl QuantPolicy {
         let file: PolicyFile =
             toml::from_str(toml).map_err(|e| PolicyError::Syntax { message: e.to_string() })?;
         let rules = file.rule.into_iter().enumerate().map(|(i, rule)| Rule::read(i + 1, rule));
-        Ok(QuantPolicy { rules: rules.collect::<Result<_, _>>()? })
+        Ok(QuantPolicy { file: String::new(), rules: rules.collect::<Result<_, _>>()? })
+    }
+
+    /// With the name of the file that the text is from.
+    pub fn parse_file(file: impl Into<String>, toml: &str) -> Result<QuantPolicy, PolicyError> {
+        Ok(QuantPolicy { file: file.into(), ..QuantPolicy::parse(toml)? })
     }
 
     /// Text that parses to this policy.
@@ -102,12 +114,27 @@ impl QuantPolicy {
         (dtype, PackOptions { scale_search: rule.map_or(ScaleSearch::None, |r| r.scale_search) })
     }
 
-    /// Every rule must match something: a name that was mistyped would silently leave a tensor as it is.
-    pub fn check_names<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Result<(), PolicyError> {
+    /// Every rule of the user must be heeded for at least one parameter: one that was mistyped, or asks for what cannot
+    /// be, would silently leave tensors as they are.
+    pub fn check<'a>(
+        &self,
+        scheme: &QuantScheme,
+        params: impl Iterator<Item = &'a Param> + Clone,
+    ) -> Result<(), PolicyError> {
+        let file = if self.file.is_empty() { "(no file)" } else { &self.file };
         for (i, rule) in self.rules.iter().enumerate() {
-            if !names.clone().any(|name| glob_matches(&rule.glob, name)) {
-                let example = names.clone().last().unwrap_or("(none)").into();
-                return Err(PolicyError::NoMatch { number: i + 1, glob: rule.glob.clone(), example });
+            let Some(number) = rule.number else { continue };
+            let (file, glob) = (file.to_string(), rule.glob.clone());
+            let matched = params.clone().filter(|p| glob_matches(&rule.glob, &p.name));
+            if matched.clone().next().is_none() {
+                let example = params.clone().last().map_or("(none)", |p| &p.name).into();
+                return Err(PolicyError::NoMatch { file, number, glob, example });
+            }
+            let decided = matched
+                .filter(|p| self.rules[..i].iter().all(|earlier| !glob_matches(&earlier.glob, &p.name)));
+            let stored: Vec<(&Param, DType)> = decided.map(|p| (p, self.choose(scheme, p).0)).collect();
+            if let Some(why) = rule.without_effect(&stored) {
+                return Err(PolicyError::NoEffect { file, number, glob, why });
             }
         }
         Ok(())
@@ -132,7 +159,36 @@ impl Rule {
                 return Err(PolicyError::Value { number, key: "scale_search", found, expected });
             }
         };
-        Ok(Rule { glob: file.glob, format, scale_search })
+        Ok(Rule { number: Some(number), glob: file.glob, format, scale_search })
+    }
+
+    /// Why it does nothing for the parameters that it decides about, which are stored so.
+    fn without_effect(&self, stored: &[(&Param, DType)]) -> Option<String> {
+        let Some((example, dtype)) = stored.first() else {
+            return Some(
+                "rules before it decide about every parameter that it matches; put it before them, or take it out"
+                    .into(),
+            );
+        };
+        let name = &example.name;
+        if let Some(format) = self.format.filter(|format| stored.iter().all(|(_, dtype)| dtype != format)) {
+            let why = match example.role {
+                ParamRole::Vector => "vectors (norms, biases, time constants) always stay f32",
+                _ => "only matrices can be packed",
+            };
+            return Some(format!(
+                "{name} and all others that it matches cannot be {}, {why}; name other tensors, or take the rule out",
+                format.name()
+            ));
+        }
+        if self.scale_search != ScaleSearch::None && !stored.iter().any(|(_, dtype)| dtype.is_packed()) {
+            return Some(format!(
+                "scale_search is for packed formats (q8g32, q4g32), and {name} is stored as {}; give the rule such a \
+                 format, or take scale_search out",
+                dtype.name()
+            ));
+        }
+        None
     }
 }
 
@@ -220,11 +276,50 @@ mod tests {
         let mse = PackOptions { scale_search: ScaleSearch::Mse };
         assert_eq!(chosen("a.1.w", ParamRole::Head, &[4, 4]), (DType::F16, mse));
         assert_eq!(chosen("a.1.bias", ParamRole::Vector, &[4]).0, DType::F32);
-        assert_eq!(policy.check_names(["a.0.w"].into_iter()), Ok(()));
         let absent = QuantPolicy::parse("[[rule]]\nmatch = \"*.1.*\"").unwrap();
         assert_eq!(absent.choose(&scheme, &param("a.1.w", ParamRole::Linear, &[4, 4])).0, scheme.linear);
-        let error = absent.check_names(["a.0.w"].into_iter()).unwrap_err().to_string();
-        assert!(error.contains("rule 1") && error.contains("*.1.*") && error.contains("a.0.w"), "{error}");
+    }
+
+    #[test]
+    fn rules_that_would_do_nothing_are_refused() {
+        let params = [
+            param("a.0.w", ParamRole::Linear, &[4, 4]),
+            param("norm.w", ParamRole::Vector, &[4]),
+            param("conv.w", ParamRole::Linear, &[4, 4, 4]),
+        ];
+        let check = |quant: &str, rules: &[&str]| {
+            let text: String = rules.iter().map(|rule| format!("[[rule]]\n{rule}\n")).collect();
+            let policy = QuantPolicy::parse_file("p.toml", &text).unwrap();
+            policy.check(&QuantScheme::find(quant).unwrap().0, params.iter()).map_err(|e| e.to_string())
+        };
+        let mse = "match = \"a.*\"\nscale_search = \"mse\"";
+        let packed = "match = \"*\"\nformat = \"q4g32\"";
+        for (quant, rules) in [
+            ("q4f16_1", &[mse, packed][..]),
+            ("f32", &["match = \"*\"\nformat = \"q8g32\"\nscale_search = \"mse\""]),
+            ("q4f16_1", &["match = \"norm*\"\nformat = \"f32\"", "match = \"a.*\""]),
+        ] {
+            assert_eq!(check(quant, rules), Ok(()), "{quant} {rules:?}");
+        }
+        let shadowed = [packed, mse];
+        for (quant, rules, parts) in [
+            (
+                "q4f16_1",
+                &["match = \"*.1.*\""][..],
+                &["p.toml", "rule 1", "*.1.*", "no parameter", "conv.w"][..],
+            ),
+            (
+                "q4f16_1",
+                &["match = \"*norm*\"\nformat = \"q4g32\""],
+                &["p.toml", "rule 1", "norm.w", "vectors"],
+            ),
+            ("f32", &["match = \"conv*\"\nformat = \"q4g32\""], &["conv.w", "only matrices"]),
+            ("f16", &[mse], &["rule 1", "scale_search", "a.0.w is stored as f16"]),
+            ("q4f16_1", &shadowed, &["p.toml", "rule 2", "before it"]),
+        ] {
+            let error = check(quant, rules).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ const PASS: &str = "quantize";
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let (scheme, policy) = (ctx.options.quant, ctx.options.policy.clone());
-    policy.check_names(program.module.params.values().map(|p| p.name.as_str()))?;
+    policy.check(&scheme, program.module.params.values())?;
     let mut changed = vec![false; program.module.params.len()];
     let mut kinds: BTreeMap<(ParamRole, DType), usize> = BTreeMap::new();
     for id in program.module.params.ids().collect::<Vec<_>>() {

@@ -27,8 +27,17 @@ pub struct Target {
 pub enum TargetError {
     #[error("unknown target `{name}`; known are cpu, {known}")]
     Unknown { name: String, known: String },
-    #[error("targets `{first}` and `{second}` belong to different architectures and cannot share one file")]
+    #[error(
+        "targets `{first}` and `{second}` belong to different architectures and cannot share one file: CPU levels and \
+         GPUs, or levels of different CPUs, cannot be mixed in one artifact; build one for each"
+    )]
     Mixed { first: String, second: String },
+    #[error(
+        "target `{name}` stands for several levels already: name it alone, or in a list the levels: {levels}"
+    )]
+    Group { name: String, levels: String },
+    #[error("target `cpu` stands for this machine alone: in a list name the levels: {levels}")]
+    HostInList { levels: String },
     #[error(
         "this machine ({arch}) is not one that mlcc generates CPU code for; name a --target (known: {known})"
     )]
@@ -65,8 +74,10 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
         let levels = spec.default_levels().cloned().collect();
         return Ok(Target { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels });
     }
+    one_architecture(name, &specs)?;
     let mut found: Option<(&str, &Spec, Vec<usize>)> = None;
     for part in name.split(',').map(str::trim) {
+        check_part(part, &specs)?;
         let hit = specs.iter().find_map(|s| Some((s, s.levels.iter().position(|l| l.name == part)?)));
         let (spec, level) =
             hit.ok_or_else(|| TargetError::Unknown { name: part.into(), known: known(&specs) })?;
@@ -85,6 +96,34 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
     picked.dedup();
     let levels = picked.iter().rev().map(|&i| spec.levels[i].clone()).collect();
     Ok(Target { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels })
+}
+
+/// A list of levels may only have those of one architecture: told before anything else about it.
+fn one_architecture(list: &str, specs: &[Spec]) -> Result<(), TargetError> {
+    let named = |part: &str| match part {
+        "cpu" => Arch::of_host().and_then(|arch| specs.iter().find(|s| s.arch == arch)),
+        _ => specs.iter().find(|s| s.name == part || s.levels.iter().any(|l| l.name == part)),
+    };
+    let known: Vec<(&str, &Spec)> =
+        list.split(',').map(str::trim).filter_map(|part| Some((part, named(part)?))).collect();
+    let Some((first, spec)) = known.first() else { return Ok(()) };
+    match known.iter().find(|(_, other)| other.name != spec.name) {
+        Some((second, _)) => Err(TargetError::Mixed { first: (*first).into(), second: (*second).into() }),
+        None => Ok(()),
+    }
+}
+
+/// Names that stand for several levels, or for this machine, are no part of a list.
+fn check_part(part: &str, specs: &[Spec]) -> Result<(), TargetError> {
+    let levels = |s: &Spec| s.levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
+    if part == "cpu" {
+        let host = specs.iter().filter(|s| Some(s.arch) == Arch::of_host()).map(levels).collect();
+        return Err(TargetError::HostInList { levels: host });
+    }
+    match specs.iter().find(|s| s.name == part) {
+        Some(spec) => Err(TargetError::Group { name: part.into(), levels: levels(spec) }),
+        None => Ok(()),
+    }
 }
 
 /// The best level whose features this machine has.
@@ -142,6 +181,16 @@ mod tests {
         assert!(text.contains("x86-64-v9") && text.contains("sm_80") && text.contains("cpu"), "{text}");
         let mixed = resolve("x86-64-v2,sm_80").unwrap_err();
         assert_eq!(mixed, TargetError::Mixed { first: "x86-64-v2".into(), second: "sm_80".into() });
+        for list in ["cuda,x86-64-v3", "x86-64-v3, cuda", "x86-64,sm_80,aarch64"] {
+            let text = resolve(list).unwrap_err().to_string();
+            assert!(text.contains("CPU levels and GPUs") && text.contains("cannot be mixed"), "{text}");
+        }
+        let text = resolve("cuda,sm_80").unwrap_err().to_string();
+        assert!(text.contains("`cuda` stands for several") && text.contains("sm_80"), "{text}");
+        if Arch::of_host().is_some() {
+            let text = resolve("cpu,cpu").unwrap_err().to_string();
+            assert!(text.contains("`cpu` stands for this machine alone"), "{text}");
+        }
     }
 
     #[test]

@@ -49,14 +49,23 @@ impl Ui {
         let _ = writeln!(std::io::stderr(), "warning: {text}");
     }
 
-    /// A progress bar over bytes; invisible where standard error is no terminal.
-    pub fn bytes_bar(&self, what: &'static str) -> ProgressBar {
-        self.bar(&format!(
-            "{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{bytes_per_sec}}  {{eta}} left  {{wide_msg}}"
-        ))
+    /// Progress over bytes, for work that begins some time after this; invisible where standard error is no terminal.
+    pub fn bytes_progress(&self, what: &'static str) -> Progress {
+        self.progress(what, "{bytes} of {total_bytes}", "{bytes_per_sec}  {eta} left")
     }
 
-    /// A progress bar over pieces of work.
+    /// The same over pieces of work.
+    pub fn count_progress(&self, what: &'static str) -> Progress {
+        self.progress(what, "{pos} of {len}", "{eta} left")
+    }
+
+    fn progress(&self, what: &'static str, amount: &str, rate: &str) -> Progress {
+        let waiting = format!("{what:9} {{bar:30}} {amount}  {{wide_msg}}");
+        let running = format!("{what:9} {{bar:30}} {amount}  {rate}  {{wide_msg}}");
+        Progress { bar: self.bar(&waiting), waiting, running }
+    }
+
+    /// A progress bar over pieces of work that begins now.
     pub fn count_bar(&self, what: &'static str) -> ProgressBar {
         self.bar(&format!("{what:9} {{bar:30}} {{pos}} of {{len}}  {{eta}} left  {{wide_msg}}"))
     }
@@ -65,11 +74,44 @@ impl Ui {
         let visible = self.verbosity >= Verbosity::Normal && std::io::stderr().is_terminal();
         let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target);
-        // The templates are constants of this file; a wrong one would only look plain.
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
+        set_template(&bar, template);
         bar
+    }
+}
+
+fn set_template(bar: &ProgressBar, template: &str) {
+    // The templates are constants of this file; a wrong one would only look plain.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+}
+
+/// A bar of which rate and time left count from the begin of its own work, not from when the bar was made, and are shown
+/// only once something is done.
+pub struct Progress {
+    bar: ProgressBar,
+    waiting: String,
+    running: String,
+}
+
+impl Progress {
+    /// `done` is 0 where the work begins.
+    pub fn set(&self, done: u64, total: u64, message: String) {
+        self.bar.set_length(total);
+        match (self.bar.position(), done) {
+            (_, 0) => {
+                set_template(&self.bar, &self.waiting);
+                self.bar.reset();
+            }
+            (0, _) => set_template(&self.bar, &self.running),
+            _ => {}
+        }
+        self.bar.set_message(message);
+        self.bar.set_position(done);
+    }
+
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
     }
 }
 
@@ -134,6 +176,17 @@ mod tests {
             [count(7), count(1500), count(5_500_000), count(3_062_000_000)].join(", "),
             "7, 1.50 K, 5.50 M, 3.06 B"
         );
+    }
+
+    #[test]
+    fn progress_counts_from_the_begin_of_its_work() {
+        let progress = Ui::new(true, 0).bytes_progress("weights");
+        std::thread::sleep(Duration::from_millis(300));
+        progress.set(0, 1000, String::new());
+        assert!(progress.bar.elapsed() < Duration::from_millis(200));
+        progress.set(500, 1000, "w".into());
+        assert_eq!((progress.bar.position(), progress.bar.length()), (500, Some(1000)));
+        progress.clear();
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod program;
 
 use std::path::{Path, PathBuf};
 
-use program::{artifact, books, case, fails_with, mlcc};
+use program::{artifact, books, case, fails_with, failure, json, mlcc};
 
 fn run(artifact: &Path) -> assert_cmd::Command {
     let mut run = mlcc();
@@ -115,6 +115,53 @@ fn a_prompt_longer_than_the_context() {
     assert!(report.contains("end: context"), "{report}");
 }
 
+/// Defaults fit the model; what was asked for and does not fit is refused by its flag.
+#[test]
+fn measurements_in_a_short_context() {
+    let (folder, path) = small_context();
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "She was very glad to see him, and said so. ".repeat(5)).unwrap();
+    let eval = |model: &Path, more: &[&str]| {
+        let mut eval = mlcc();
+        eval.arg("eval").arg(model).arg("--json").arg("--text").arg(&text).args(more);
+        eval
+    };
+    let fitted = |result: &serde_json::Value| [&result["context"], &result["stride"]].map(|v| v.as_u64());
+    assert_eq!(fitted(&json(&mut eval(&path, &[]))), [Some(8), Some(8)]);
+    assert_eq!(fitted(&json(&mut eval(artifact(), &["--context", "20"]))), [Some(20), Some(20)]);
+    let against = path.to_str().unwrap();
+    assert_eq!(fitted(&json(&mut eval(artifact(), &["--against", against]))), [Some(8), Some(8)]);
+    let message = failure(&mut eval(&path, &["--context", "9"]), 2);
+    assert!(message.contains("--context 9") && message.contains("at most 8"), "{message}");
+
+    let bench = |more: &[&str]| {
+        let mut bench = mlcc();
+        bench.arg("bench").arg(&path).args(["-r", "1", "-t", "1", "--warm-up", "0", "-o", "json"]).args(more);
+        bench
+    };
+    let names = |more: &[&str]| -> Vec<String> {
+        let rows = json(&mut bench(more));
+        rows.as_array().unwrap().iter().map(|r| r["test"].as_str().unwrap().to_string()).collect()
+    };
+    assert_eq!(names(&[]), ["pp8", "tg8"]);
+    assert_eq!(names(&["-p", "3", "-d", "0,5"]), ["pp3", "tg3", "tg3@d5"]);
+    for (more, flag) in [
+        (&["-p", "3,9"][..], "-p/--n-prompt 9"),
+        (&["-n", "9"], "-n/--n-gen 9"),
+        (&["-d", "8"], "-d/--depth 8"),
+        (&["-d", "5", "-n", "4", "--kernels"], "-n/--n-gen 4 behind -d/--depth 5"),
+    ] {
+        let message = failure(&mut bench(more), 2);
+        assert!(message.contains(flag) && message.contains("room for 8"), "{message}");
+    }
+}
+
+#[test]
+fn verify_needs_something_to_hold_against() {
+    let message = failure(mlcc().arg("verify").arg(artifact()), 2);
+    assert!(message.contains("--golden FILE") && message.contains("--layers"), "{message}");
+}
+
 #[test]
 fn a_model_without_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,6 +180,14 @@ fn files_that_do_not_belong_together() {
         mlcc().arg("verify").arg(artifact()).arg("--golden").arg(golden),
         &["320", "4096", "do not belong"],
     );
+    let golden = books().join("golden.json");
+    let mut interp = mlcc();
+    interp.arg("interp").arg("-m").arg(case("rwkv4-hf")).arg("--golden").arg(golden);
+    fails_with(&mut interp, &["320", "4096", "do not belong"]);
+    let config = books().join("config.json");
+    let mut verify = mlcc();
+    verify.arg("verify").arg(artifact()).arg("--golden").arg(config);
+    fails_with(&mut verify, &["config.json is valid JSON, but holds no reference results", "missing field"]);
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("x.state");
     std::fs::write(&state, "not a state").unwrap();

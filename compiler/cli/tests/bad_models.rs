@@ -185,6 +185,7 @@ fn wrong_usage_ends_with_code_2() {
         (&["--quant", "q5"][..], "known are f32"),
         (&["--target", "z80"], "unknown target `z80`"),
         (&["--target", "x86-64-v3,sm_80"], "different architectures"),
+        (&["--target", "cuda,x86-64-v3"], "CPU levels and GPUs"),
         (&["--disable-pass", "magic"], "unknown pass `magic`"),
         (&["--disable-pass", "lower"], "`lower` cannot be switched off"),
         (&["--json", "--print-after", "cse"], "--print-after"),
@@ -233,7 +234,11 @@ fn policies() {
     let path = policy.to_str().unwrap().to_string();
     let extra = ["--quant", "q8i8", "--quant-policy", &path];
     std::fs::write(&policy, "[[rule]]\nmatch = \"nothing\"\nformat = \"f16\"\n").unwrap();
-    build_fails(model.path(), &extra, &["rule 1", "nothing"]);
+    build_fails(model.path(), &extra, &["policy.toml", "rule 1", "nothing"]);
+    std::fs::write(&policy, "[[rule]]\nmatch = \"*.ln1.weight\"\nformat = \"q4g32\"\n").unwrap();
+    build_fails(model.path(), &extra, &["policy.toml", "rule 1", "ln1.weight", "always stay f32"]);
+    std::fs::write(&policy, "[[rule]]\nmatch = \"*\"\nformat = \"f16\"\nscale_search = \"mse\"\n").unwrap();
+    build_fails(model.path(), &extra, &["policy.toml", "rule 1", "scale_search is for packed formats"]);
     std::fs::write(&policy, "[[rule]]\nmatch = \"*\"\nformat = \"q5\"\n").unwrap();
     build_fails(model.path(), &extra, &["policy.toml", "format = \"q5\""]);
     std::fs::remove_file(&policy).unwrap();

@@ -33,6 +33,11 @@ fn build_reports_as_json_and_splits_weights() {
     assert!(entries.iter().any(|e| e["name"] == "prefill" && e["arena_bytes"].as_u64() > Some(0)));
     let info = json(mlcc().arg("inspect").arg(&path).args(["--json", "--params", "--hashes"]));
     assert_eq!(info["metadata"]["memory"]["context"], 99);
+    assert_eq!(info["hashes_checked"], true);
+    let shown = text(mlcc().arg("inspect").arg(&path).arg("--hashes"));
+    let row = |name: &str| shown.lines().find(|l| l.starts_with(name)).unwrap_or_default().to_string();
+    assert!(row("hashes").ends_with("right") && row("tokenizer").ends_with(" none"), "{shown}");
+    assert!(!text(mlcc().arg("inspect").arg(&path)).contains("are right"));
     assert_eq!(info["metadata"]["quantization"]["scheme"], "f16");
     assert!(info["weights_file"].as_str().unwrap().ends_with("model.safetensors"));
     let head = info["params"].as_array().unwrap().iter().find(|p| p["name"] == "head.weight").unwrap();
@@ -74,8 +79,10 @@ fn passes_can_be_watched_and_stopped() {
         "--disable-pass",
         "fold",
     ]);
-    let printed = text(&mut build);
+    let output = build.assert().success().get_output().clone();
+    let [printed, told] = [output.stdout, output.stderr].map(|out| String::from_utf8(out).unwrap());
     assert!(printed.starts_with("// after cse\nmodule "), "{printed}");
+    assert!(told.lines().next().unwrap().ends_with(", f32"), "no level has code yet: {told}");
     let mut dumps: Vec<_> = std::fs::read_dir(folder.path().join("dump")).unwrap().flatten().collect();
     dumps.sort_by_key(|d| d.file_name());
     assert!(dumps.last().unwrap().file_name().to_string_lossy().ends_with("-dce.mlc"));

@@ -75,6 +75,10 @@ fn what_cannot_be_compared_is_refused() {
     refuse(&["no outputs of layers", "--debug-taps"], &plain, RWKV4[1]);
     build(RWKV4[1], "f32", &[], &path);
     refuse(&["built from another model"], &path, RWKV4[0]);
+    let mut verify = mlcc();
+    verify.args(["verify", "--layers", "-p", "hi", "--model"]).arg(cases::directory(RWKV4[1])).arg(&path);
+    let out = String::from_utf8(verify.assert().code(1).get_output().stderr.clone()).unwrap();
+    assert!(out.contains("no tokenizer") && out.contains("--tokens"), "{out}");
     mlcc().args(["verify", "--layers"]).arg(&path).assert().code(2);
 }
 

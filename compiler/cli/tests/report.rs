@@ -96,6 +96,21 @@ fn what_is_missing_is_named() {
     let folder = folder();
     let message = failure(&mut build(folder.path(), "f16", &["--split-weights"]), 1);
     assert!(message.contains("file of their own"), "{message}");
+    let measure = |flags: &[&str]| {
+        let mut build = mlcc();
+        build.arg("build").arg("-m").arg(program::case("rwkv4-hf")).args(flags);
+        failure(build.arg("-o").arg(folder.path().join("model.so")), 1)
+    };
+    let prose = folder.path().join("prose.txt");
+    let prose = prose.to_str().unwrap();
+    for (flags, parts) in [
+        (&["--eval-text", prose][..], ["--eval-text: the artifact", "name its file with --tokenizer"]),
+        (&["--eval-text", prose, "--max-kl", "1"], ["--eval-text and --max-kl: ", "no tokenizer"]),
+        (&["--report"], ["--report: ", "there is no text"]),
+    ] {
+        let message = measure(flags);
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
     let no_text = ["build", "--report", "-m"];
     let message = failure(mlcc().args(no_text).arg(books()).arg("-o").arg(folder.path().join("model.so")), 1);
     assert!(message.contains("--eval-text"), "{message}");

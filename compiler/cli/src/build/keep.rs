@@ -32,7 +32,7 @@ pub(super) fn policy(module: &Module, checkpoint: &Checkpoint, user: &QuantPolic
     for param in module.params.values().filter(|param| user.rule(&param.name).is_none()) {
         if let Some(stored) = stored_type(checkpoint, &param.source) {
             let (glob, format) = (param.name.clone(), Some(holding(stored)));
-            policy.rules.push(Rule { glob, format, scale_search: ScaleSearch::None });
+            policy.rules.push(Rule { number: None, glob, format, scale_search: ScaleSearch::None });
         }
     }
     policy

@@ -86,8 +86,13 @@ pub enum BuildError {
     Overwrites { path: PathBuf, what: &'static str },
     #[error("--max-batch {0}: GPUs decode one sequence at a time; leave it out, or build for a CPU")]
     BatchOnGpu(u32),
-    #[error("--report: {0}")]
+    #[error(
+        "the artifact cannot be measured on the text: {0}. Give another text with --eval-text, or --no-report to build \
+         without measuring"
+    )]
     Report(String),
+    #[error("{flags}: the artifact cannot be measured, {why}")]
+    NotMeasurable { flags: String, why: String },
     #[error(transparent)]
     Stream(#[from] mlcc_models::StreamError),
     #[error(
@@ -114,7 +119,7 @@ pub enum Event<'a> {
         total: u64,
         name: &'a str,
     },
-    /// Windows of text that were measured, and perplexity so far.
+    /// Windows of text that were measured, and perplexity so far; the first has none done.
     Report {
         done: usize,
         total: usize,

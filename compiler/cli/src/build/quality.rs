@@ -96,7 +96,7 @@ pub(super) fn plan(
     }
     let Some(text) = text.as_ref().or(source.model.files.eval_text.as_ref()) else {
         let what = "there is no text: name one with --eval-text, or put it beside the model as eval.txt";
-        return if asked { Err(BuildError::Report(what.into())) } else { Ok(Plan::No) };
+        return if asked { Err(refused(options, what.into())) } else { Ok(Plan::No) };
     };
     let reference = exact_scheme(source);
     let bytes = reference_bytes(source, reference);
@@ -104,9 +104,18 @@ pub(super) fn plan(
         () if matches!(source.model.weights, Weights::Random { .. }) && !asked => {
             "the weights are random".into()
         }
-        () if source.tokenizer.is_none() => "the model has no tokenizer".into(),
-        () if !runs_here(target) => format!("code for {} does not run here", target.name),
-        () if options.split_weights => "weights in a file of their own cannot be measured".into(),
+        () if source.tokenizer.is_none() => {
+            "the model has no tokenizer: name its file with --tokenizer".into()
+        }
+        () if !runs_here(target) => format!(
+            "code for {} does not run here: build it without, and measure where it runs, with `mlcc eval`",
+            target.name
+        ),
+        () if options.split_weights => {
+            "weights in a file of their own cannot be measured while they are written: build without \
+             --split-weights, or measure afterwards with `mlcc eval`"
+                .into()
+        }
         () if bytes > LARGEST_REFERENCE && !asked => {
             let (size, needed) = (ui::bytes(bytes), ui::bytes(memory.weights_bytes));
             format!(
@@ -122,7 +131,16 @@ pub(super) fn plan(
             return Ok(Plan::Measure(Measurement { text: text.clone(), reference, same, window }));
         }
     };
-    if asked { Err(BuildError::Report(missing)) } else { Ok(Plan::Skip(missing)) }
+    if asked { Err(refused(options, missing)) } else { Ok(Plan::Skip(missing)) }
+}
+
+/// Names the flags that asked for a measurement.
+fn refused(options: &BuildOptions, why: String) -> BuildError {
+    let ReportOptions { text, max_kl, .. } = &options.report;
+    let given = [(text.is_some(), "--eval-text"), (max_kl.is_some(), "--max-kl")];
+    let given: Vec<&str> = given.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();
+    let flags = if given.is_empty() { "--report".into() } else { given.join(" and ") };
+    BuildError::NotMeasurable { flags, why }
 }
 
 /// The plain format that holds every value of the checkpoint.
@@ -236,6 +254,7 @@ impl Measurement {
             Ok(Cancellable { session: model.session().map_err(|e| failed(&e))?, cancel })
         };
         let event = &mut hooks.event;
+        event(Event::Report { done: 0, total, perplexity: 0.0 });
         let progress = |p: &eval::Perplexity| {
             event(Event::Report { done: p.windows, total, perplexity: p.perplexity() });
         };

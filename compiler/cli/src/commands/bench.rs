@@ -16,15 +16,17 @@ use clap::ValueEnum;
 use mlcc_runtime::{Batch, Model, Session, StepTimes};
 use serde_json::Value;
 
-use crate::commands::{HugePages, load_to_run, print, print_json};
+use crate::commands::{HugePages, Limits, load_to_run, print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
+use plan::tests;
 use probe::{Arithmetic, KINDS};
 use report::Row;
 
 mod kernels;
 mod loops;
+mod plan;
 mod probe;
 mod report;
 mod start;
@@ -33,12 +35,12 @@ mod start;
 pub struct Args {
     /// A compiled model
     artifact: PathBuf,
-    /// Lengths of prompts (with commas for several; 0 = none)
-    #[arg(short = 'p', long, visible_alias = "prompt-len", default_value = "512", value_delimiter = ',')]
-    n_prompt: Vec<usize>,
-    /// Numbers of tokens to generate (with commas for several; 0 = none)
-    #[arg(short = 'n', long, visible_alias = "gen-len", default_value = "128", value_delimiter = ',')]
-    n_gen: Vec<usize>,
+    /// Lengths of prompts (with commas for several; 0 = none) [default: 512, or what the context has room for]
+    #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',')]
+    n_prompt: Option<Vec<usize>>,
+    /// Numbers of tokens to generate (with commas for several; 0 = none) [default: 128, or what the context has room for]
+    #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',')]
+    n_gen: Option<Vec<usize>>,
     /// Positions before the generated tokens (with commas for several)
     #[arg(short = 'd', long, default_value = "0", value_delimiter = ',')]
     depth: Vec<usize>,
@@ -133,10 +135,11 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             Form::Md => print(&report.markdown()),
         };
     }
-    let tests = tests(args)?;
+    // Nothing to measure is told before anything is read.
+    tests(args, Limits::default())?;
     if args.kernels {
-        let profiles =
-            kernels::measure(&load_to_run(&args.artifact, threads, args.huge_pages, ui)?, args, ui)?;
+        let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;
+        let profiles = kernels::measure(&model, &tests(args, Limits::of(&model))?, args, ui)?;
         return match args.output {
             Form::Json => print_json(&profiles),
             Form::Md => print(&kernels::markdown(&profiles)),
@@ -149,28 +152,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for threads in thread_counts {
         let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;
-        rows.extend(measure(&model, &tests, args, ui)?);
+        rows.extend(measure(&model, &tests(args, Limits::of(&model))?, args, ui)?);
     }
     match args.output {
         Form::Json => print_json(&rows),
         Form::Md => print(&report::markdown(&rows)),
     }
-}
-
-fn tests(args: &Args) -> Result<Vec<Test>, CliError> {
-    let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
-    let lengths = args.n_gen.iter().filter(|&&n| n > 0);
-    let generations = lengths.flat_map(|&tokens| {
-        args.depth.iter().flat_map(move |&depth| {
-            let sequences = args.batch.iter().map(|&b| usize::from(b));
-            sequences.map(move |sequences| Test::Generate { tokens, depth, sequences })
-        })
-    });
-    let tests: Vec<Test> = prompts.chain(generations).collect();
-    if tests.is_empty() {
-        return Err(CliError::usage("nothing to measure: give -p N or -n N above 0"));
-    }
-    Ok(tests)
 }
 
 fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Row>, CliError> {

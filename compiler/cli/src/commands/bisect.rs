@@ -108,7 +108,7 @@ fn options(args: &Args) -> Result<BuildOptions, CliError> {
     options.disabled_passes = args.disable_pass.clone();
     if let Some(path) = &args.quant_policy {
         let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
-        let policy = QuantPolicy::parse(&text);
+        let policy = QuantPolicy::parse_file(path.display().to_string(), &text);
         options.policy = policy.map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))?;
     }
     Ok(options)

@@ -152,26 +152,23 @@ enum EmitArg {
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let options = options(args, ui)?;
     let mut dumps = dump::Dumps::new(&args.print_after, args.debug_dump.as_deref())?;
-    let bar = ui.bytes_bar("weights");
-    let windows = ui.count_bar("report");
+    let bar = ui.bytes_progress("weights");
+    let windows = ui.count_progress("report");
     let mut event = |event: Event<'_>| match event {
         Event::Phase(name) => ui.detail(format_args!("{name} ...")),
         Event::Pass { pass, program } => dumps.after(pass.name, program),
         Event::Weights { done, total, name } => {
-            bar.set_length(total);
-            bar.set_position(done);
-            bar.set_message(name.to_string());
+            bar.set(done, total, name.to_string());
         }
         Event::Report { done, total, perplexity } => {
-            bar.finish_and_clear();
-            windows.set_length(total as u64);
-            windows.set_position(done as u64);
-            windows.set_message(format!("perplexity {perplexity:.3}"));
+            bar.clear();
+            let message = if done > 0 { format!("perplexity {perplexity:.3}") } else { String::new() };
+            windows.set(done as u64, total as u64, message);
         }
     };
     let result = crate::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
-    bar.finish_and_clear();
-    windows.finish_and_clear();
+    bar.clear();
+    windows.clear();
     dumps.finish()?;
     report(&result?, args, ui)
 }
@@ -274,7 +271,8 @@ pub(super) fn parse_cache(name: &str) -> Result<CacheType, String> {
 fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
     let Some(path) = path else { return Ok(QuantPolicy::default()) };
     let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
-    QuantPolicy::parse(&text).map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))
+    QuantPolicy::parse_file(path.display().to_string(), &text)
+        .map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))
 }
 
 fn parse_kl(text: &str) -> Result<f64, String> {

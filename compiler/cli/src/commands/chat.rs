@@ -264,9 +264,14 @@ impl Chat {
     fn stats(&self) -> String {
         let session = self.conversation.model();
         let memory = session.memory();
-        let limit = match session.model().plan().context {
-            0 => "no limit".into(),
-            context => format!("of {context}"),
+        let limit = match (session.window(), session.model().plan().context) {
+            // What is older is dropped, so that there is no end.
+            (Some(window), _) => match session.sinks() {
+                0 => format!("of which it sees the newest {window}"),
+                sinks => format!("of which it sees the first {sinks} and the newest {window}"),
+            },
+            (None, 0) => "no limit".into(),
+            (None, context) => format!("of {context}"),
         };
         let mut out = format!(
             "context: {} tokens, {limit}; state {} of at most {}\n",

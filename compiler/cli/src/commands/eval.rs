@@ -8,7 +8,7 @@ use mlcc_engine::{TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
 use serde_json::json;
 
-use crate::commands::{load, print, print_json, read_text, run};
+use crate::commands::{Limits, load, print, print_json, read_text, run};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
@@ -25,12 +25,12 @@ pub struct Args {
     /// The text, UTF-8; `-` is standard input
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Tokens of a window
-    #[arg(long, default_value_t = 256)]
-    context: usize,
-    /// Tokens from the begin of one window to the next
-    #[arg(long, default_value_t = 256)]
-    stride: usize,
+    /// Tokens of a window [default: 256, or as many as the model can see if these are fewer]
+    #[arg(long)]
+    context: Option<usize>,
+    /// Tokens from the begin of one window to the next [default: 256, or --context if that is smaller]
+    #[arg(long)]
+    stride: Option<usize>,
     /// Another compiled model, the reference: adds KL divergence and the share of equal top tokens
     #[arg(long, value_name = "ARTIFACT")]
     against: Option<PathBuf>,
@@ -53,8 +53,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let threads = args.threads.map(usize::from);
     let model = load(&args.artifact, threads, false)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
-    let tokens = tokens(&tokenizer, &text, args)?;
-    let protocol = Protocol { context: args.context, stride: args.stride };
+    let reference = args.against.as_deref().map(|path| load(path, threads, false)).transpose()?;
+    let protocol = protocol(args, &model, reference.as_ref(), ui)?;
+    let tokens = tokens(&tokenizer, &text, args.windows, protocol)?;
     let windows = Windows::new(&tokens, protocol, model.vocab())?;
 
     let bar = ui.count_bar("eval");
@@ -64,11 +65,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         bar.set_message(format!("perplexity {:.3}", so_far.perplexity()));
     };
     let mut this = Cancellable(model.session()?);
-    let result = match &args.against {
+    let result = match &reference {
         None => eval::perplexity(&windows, &mut this, progress).map(|p| (p, None)),
-        Some(path) => {
-            let reference = load(path, threads, false)?;
-            same_vocabulary(&model, &reference)?;
+        Some(reference) => {
+            same_vocabulary(&model, reference)?;
             let mut reference = Cancellable(reference.session()?);
             eval::compare(&windows, &mut reference, &mut this, progress).map(|c| (c.this, Some(c)))
         }
@@ -78,13 +78,42 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         return Err(CliError::Interrupted);
     }
     let (this, comparison) = result?;
-    report(args, &this, comparison.as_ref(), tokens.len())
+    report(args, protocol, &this, comparison.as_ref(), tokens.len())
 }
 
-fn tokens(tokenizer: &Tokenizer, text: &str, args: &Args) -> Result<Vec<TokenId>, CliError> {
+/// The windows that are asked for, else some that every model in use can see.
+fn protocol(args: &Args, model: &Model, reference: Option<&Model>, ui: &Ui) -> Result<Protocol, CliError> {
+    let usual = Protocol::default();
+    let limits = reference.map_or_else(Limits::default, Limits::of).and(Limits::of(model));
+    let context = match (args.context, limits.prompt) {
+        (Some(asked), Some(most)) if asked > most => {
+            return Err(CliError::usage(format!(
+                "--context {asked} is more than the {most} tokens that {} can see together: choose at most {most}, or \
+                 build with a larger -c/--ctx-size (--chunk for a model that reads a prompt only as a whole)",
+                if reference.is_some() { "the models" } else { "the model" }
+            )));
+        }
+        (Some(asked), _) => asked,
+        (None, Some(most)) if most < usual.context => {
+            ui.note(format_args!("windows of {most} tokens: as many as the model can see"));
+            most
+        }
+        (None, _) => usual.context,
+    };
+    let stride = args.stride.unwrap_or(usual.stride.min(context));
+    Ok(Protocol { context, stride })
+}
+
+fn tokens(
+    tokenizer: &Tokenizer,
+    text: &str,
+    windows: Option<usize>,
+    protocol: Protocol,
+) -> Result<Vec<TokenId>, CliError> {
     let mut tokens = tokenizer.encode(text)?;
-    if let Some(windows) = args.windows {
-        let most = windows.saturating_sub(1).saturating_mul(args.stride).saturating_add(args.context);
+    if let Some(windows) = windows {
+        let Protocol { context, stride } = protocol;
+        let most = windows.saturating_sub(1).saturating_mul(stride).saturating_add(context);
         tokens.truncate(most);
     }
     Ok(tokens)
@@ -119,6 +148,7 @@ impl WindowModel for Cancellable {
 
 fn report(
     args: &Args,
+    protocol: Protocol,
     this: &Perplexity,
     comparison: Option<&eval::Comparison>,
     tokens: usize,
@@ -130,8 +160,8 @@ fn report(
             "tokens": this.tokens_scored,
             "text_tokens": tokens,
             "windows": this.windows,
-            "context": args.context,
-            "stride": args.stride,
+            "context": protocol.context,
+            "stride": protocol.stride,
             "reference_perplexity": comparison.map(|c| c.reference.perplexity()),
             "kl_divergence": comparison.map(|c| c.kl_divergence),
             "kl_max": comparison.map(|c| c.kl_max),

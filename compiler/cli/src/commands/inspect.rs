@@ -31,10 +31,14 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let artifact = Artifact::open(&args.artifact)?;
     if args.hashes {
         artifact.verify(u64::MAX)?;
+        if args.metadata || args.asm.is_some() {
+            // These print one thing only.
+            ui.note("the hashes of all sections were checked and are right");
+        }
     }
     if let Some(kernel) = &args.asm {
         return print(&assembly(&artifact, kernel)?);
@@ -59,11 +63,12 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         "path": artifact.path(),
         "machine": artifact.machine_name(),
         "weights_file": artifact.weights_file(),
+        "hashes_checked": args.hashes,
         "sections": sections,
         "metadata": metadata,
         "params": params,
     });
-    if args.json { print_json(&whole) } else { print(&text(&artifact, &metadata, &params)) }
+    if args.json { print_json(&whole) } else { print(&text(&artifact, &metadata, &params, args.hashes)) }
 }
 
 /// Disassemblers, by preference: older ones know fewer instructions.
@@ -131,7 +136,7 @@ fn params(artifact: &Artifact) -> Result<Value, CliError> {
     Ok(model.table().params.iter().map(row).collect())
 }
 
-fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
+fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: bool) -> String {
     let get = |path: &str| match metadata.pointer(path) {
         None | Some(Value::Null) => "-".to_string(),
         Some(Value::String(s)) => s.clone(),
@@ -141,6 +146,10 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
     let number = |path: &str| metadata.pointer(path).and_then(Value::as_u64).map_or("-".into(), ui::count);
     let levels = metadata.pointer("/target/levels").and_then(Value::as_array);
     let levels: Vec<&str> = levels.into_iter().flatten().filter_map(Value::as_str).collect();
+    let tokenizer = match metadata.pointer("/tokenizer/kind") {
+        None | Some(Value::Null) => "none".into(),
+        Some(_) => format!("{}, {} tokens", get("/tokenizer/kind"), get("/tokenizer/tokens")),
+    };
     let mut rows = vec![
         ["model".to_string(), format!("{} ({})", get("/model/name"), get("/model/type"))],
         ["parameters".into(), number("/model/parameters")],
@@ -153,7 +162,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
         ["weights".into(), size("/memory/weights_bytes")],
         ["state".into(), size("/memory/state_bytes") + &cache_text(metadata)],
         ["scratch".into(), size("/memory/arena_bytes")],
-        ["tokenizer".into(), format!("{}, {} tokens", get("/tokenizer/kind"), get("/tokenizer/tokens"))],
+        ["tokenizer".into(), tokenizer],
     ];
     let quality = metadata.get("report").and_then(|r| serde_json::from_value::<Quality>(r.clone()).ok());
     if let Some(quality) = quality {
@@ -162,6 +171,9 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value) -> String {
     }
     if let Some(file) = artifact.weights_file() {
         rows.push(["weights file".into(), file.display().to_string()]);
+    }
+    if hashes_checked {
+        rows.push(["hashes".into(), "checked, those of all sections are right".into()]);
     }
     let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
     let mut out: String = rows.iter().map(|[name, value]| format!("{name:<width$}  {value}\n")).collect();

@@ -109,3 +109,33 @@ pub(crate) fn load(
     let options = mlcc_runtime::LoadOptions { threads, verify_hashes, ..Default::default() };
     Ok(mlcc_runtime::Model::load(path, &options)?)
 }
+
+/// How long the sequences of a model may become; `None`: as long as one likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Tokens of one sequence.
+    pub context: Option<usize>,
+    /// Tokens of one prompt.
+    pub prompt: Option<usize>,
+}
+
+impl Limits {
+    pub(crate) fn of(model: &mlcc_runtime::Model) -> Limits {
+        let (plan, table) = (model.plan(), model.table());
+        // A window drops what is oldest.
+        let endless = plan.context == 0 || table.window().is_some();
+        let context = (!endless).then_some(plan.context as usize);
+        let whole = table.whole_prompts.then_some(plan.chunk as usize);
+        Limits { context, prompt: Limits::least(context, whole) }
+    }
+
+    /// What holds for both.
+    pub(crate) fn and(self, other: Limits) -> Limits {
+        let least = Limits::least;
+        Limits { context: least(self.context, other.context), prompt: least(self.prompt, other.prompt) }
+    }
+
+    fn least(a: Option<usize>, b: Option<usize>) -> Option<usize> {
+        a.into_iter().chain(b).min()
+    }
+}

@@ -1,6 +1,6 @@
 //! `mlcc verify`: reference results through a compiled model, or layer by layer.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mlcc_models::golden::Golden;
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub struct Args {
     /// A compiled model
     artifact: PathBuf,
     /// Reference results
-    #[arg(long, value_name = "FILE", required_unless_present = "layers")]
+    #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
     /// Compare the output of every layer; the artifact must be built with --debug-taps
     #[arg(long, conflicts_with = "golden")]
@@ -44,22 +44,30 @@ pub struct Args {
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     match &args.golden {
         Some(golden) => run_golden(args, golden, ui),
-        None => layers::run(args, ui),
+        None if args.layers => layers::run(args, ui),
+        None => Err(CliError::usage(
+            "nothing to hold the artifact against: give --golden FILE with reference results, or --layers to compare the \
+             output of every layer (with --model or --against)",
+        )),
     }
 }
 
-fn run_golden(args: &Args, golden_path: &std::path::Path, ui: &Ui) -> Result<(), CliError> {
+/// Reference results of another model are told before anything is computed.
+pub(crate) fn belongs(golden: &Golden, path: &Path, model: &str, vocab: usize) -> Result<(), CliError> {
+    let found = golden.prompts.first().map_or(0, |p| p.logits_last.len());
+    if found == vocab {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "{} has logits for {found} tokens, {model} is a model of {vocab}: they do not belong together",
+        path.display()
+    )))
+}
+
+fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
     let golden = Golden::read(golden_path)?;
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
-    let vocab = golden.prompts[0].logits_last.len();
-    if vocab != model.vocab() {
-        return Err(CliError::Failed(format!(
-            "{} has logits for {vocab} tokens, {} is a model of {}: they do not belong together",
-            golden_path.display(),
-            args.artifact.display(),
-            model.vocab()
-        )));
-    }
+    belongs(&golden, golden_path, &args.artifact.display().to_string(), model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
     let tolerance = args.tolerance.unwrap_or_else(|| replay::tolerance(scheme));

@@ -88,7 +88,7 @@ impl Limits {
     }
 }
 
-pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliError> {
+pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let level = Level::read(&metadata, model.executor())?;
     let threads = model.threads();
@@ -98,11 +98,10 @@ pub fn measure(model: &Model, args: &Args, ui: &Ui) -> Result<Vec<Profile>, CliE
         bandwidth: reading(threads)?.bandwidth(),
         peaks: Arithmetic::ALL.map(|a| probe::peak(a, threads)),
     };
-    let tests = super::tests(args)?;
-    let mut runner = Runner::new(model, &tests)?;
+    let mut runner = Runner::new(model, tests)?;
     let mut profiles = Vec::new();
     let [_, peak_bf16, peak_i8, peak_i4] = limits.peaks;
-    for test in tests {
+    for &test in tests {
         ui.detail(test.name());
         let run = run(&mut runner, test, args.repetitions)?;
         let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();

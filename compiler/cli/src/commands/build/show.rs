@@ -9,13 +9,14 @@ pub fn text(report: &BuildReport) -> String {
     let mut out = String::new();
     let levels: Vec<String> =
         report.levels.iter().map(|l| format!("{} ({} kernels)", l.name, l.kernels)).collect();
+    // Before the pass `lower` there is no code for any level.
+    let levels = if levels.is_empty() { String::new() } else { format!(", for {}", levels.join(", ")) };
     let _ = writeln!(
         out,
-        "model {}: {} parameters, {}, for {}",
+        "model {}: {} parameters, {}{levels}",
         report.model,
         ui::count(report.parameters),
-        report.quant,
-        levels.join(", ")
+        report.quant
     );
     match &report.tokenizer {
         Some(tokenizer) => writeln!(out, "tokenizer {tokenizer}"),

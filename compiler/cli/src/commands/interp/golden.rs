@@ -7,6 +7,7 @@ use mlcc_models::golden::Golden;
 use mlcc_passes::scheme::QuantScheme;
 
 use crate::build::{BuildOptions, BuildReport, Hooks, Source, compile};
+use crate::commands::verify::belongs;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::interpret::{GraphModel, StepModel};
@@ -55,6 +56,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
         source.chunk = CHUNK;
     }
     let architecture = &source.model.config.architecture;
+    belongs(&golden, golden_path, model, architecture.vocab())?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{model}: {e}"));
     let outcome = match &args.target {
         None => {

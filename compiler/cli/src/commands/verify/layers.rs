@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_engine::Tokenizer;
 use mlcc_models::ModelRequest;
 use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
@@ -72,7 +73,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             )));
         }
         Some(file) => file.tokens.clone(),
-        None => given.prompt.tokens(model.vocab(), || run::tokenizer(&model, None))?,
+        None => given.prompt.tokens(model.vocab(), || tokenizer(&model))?,
     };
     let calls = calls(&tokens, model.plan().chunk as usize);
     let mut layers = ArtifactLayers { session: model.session()?, places };
@@ -101,6 +102,18 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         sides.push(Side { name: "artifact against the file".into(), comparison });
     }
     report(args, &sides, diagnosis.as_ref())
+}
+
+/// The tokenizer of the artifact: there is no flag for another, because ids say the same.
+fn tokenizer(model: &Model) -> Result<Tokenizer, CliError> {
+    if model.tokenizer().is_none() {
+        return Err(CliError::Failed(format!(
+            "{} holds no tokenizer, because there was none beside the model when it was built: give the prompt as token \
+             ids with --tokens in place of -p/--prompt, or name a tokenizer file with --tokenizer for `mlcc build`",
+            model.artifact().path().display()
+        )));
+    }
+    run::tokenizer(model, None)
 }
 
 /// The taps of the metadata.
@@ -148,7 +161,8 @@ fn options(
     options.kv_cache = text("/kv_cache").and_then(CacheType::find);
     let off = metadata.get("passes_off").and_then(Value::as_array);
     options.disabled_passes = off.into_iter().flatten().filter_map(Value::as_str).map(String::from).collect();
-    let policy = QuantPolicy::parse(text("/quant_policy").unwrap_or_default());
+    let policy =
+        QuantPolicy::parse_file("quant_policy of the artifact", text("/quant_policy").unwrap_or_default());
     options.policy = policy.map_err(|e| CliError::Failed(e.to_string()))?;
     Ok(options)
 }
