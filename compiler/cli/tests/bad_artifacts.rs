@@ -90,7 +90,6 @@ fn prompts() {
     let latin1 = b"caf\xe9 noir".to_vec();
     fails_with(run(artifact()).args(["-p", "-"]).write_stdin(latin1), &["standard input", "byte 3", "0xe9"]);
     fails_with(run(artifact()).args(["-f", "absent.txt"]), &["cannot read absent.txt"]);
-    fails_with(run(artifact()).args(["-p", "x", "--top-p", "7"]), &["top_p", "7"]);
 }
 
 fn small_context() -> (tempfile::TempDir, PathBuf) {

@@ -210,6 +210,12 @@ fn wrong_usage_ends_with_code_2() {
         let message = failure(mlcc().arg("run").arg(artifact()).args(["-p", "a"]).args(flags), 2);
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
+    for (flags, part) in
+        [(["-p", "99999999999"], "no number of tokens"), (["--warm-up", "inf"], "no number of seconds")]
+    {
+        let message = failure(mlcc().arg("bench").arg(artifact()).args(flags), 2);
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
     let golden = case("rwkv4-hf").join("golden.json");
     let mut interp = mlcc();
     interp.args(["interp", "--quant", "q4f16", "-m"]).arg(case("rwkv4-hf")).arg("--golden").arg(&golden);

@@ -36,13 +36,13 @@ pub struct Args {
     /// A compiled model
     artifact: PathBuf,
     /// Lengths of prompts (with commas for several; 0 = none) [default: 512, or what the context has room for]
-    #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',')]
+    #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',', value_parser = tokens_of)]
     n_prompt: Option<Vec<usize>>,
     /// Numbers of tokens to generate (with commas for several; 0 = none) [default: 128, or what the context has room for]
-    #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',')]
+    #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',', value_parser = tokens_of)]
     n_gen: Option<Vec<usize>>,
     /// Positions before the generated tokens (with commas for several)
-    #[arg(short = 'd', long, default_value = "0", value_delimiter = ',')]
+    #[arg(short = 'd', long, default_value = "0", value_delimiter = ',', value_parser = tokens_of)]
     depth: Vec<usize>,
     /// Sequences that generate together (with commas for several; needs `mlcc build --max-batch`)
     #[arg(short = 'b', long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
     huge_pages: HugePages,
     /// Seconds for which all threads are busy before the first test
-    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
     warm_up: f64,
     /// Measure instead the time from the start of a process to the first token after a prompt of 8, and its memory
     #[arg(long)]
@@ -71,6 +71,20 @@ pub struct Args {
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     output: Form,
+}
+
+/// Recurrent models have no context that would bound what is asked for.
+const MOST_TOKENS: usize = 1 << 24;
+const LONGEST_WARM_UP: f64 = 3600.0;
+
+fn tokens_of(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|&count| count <= MOST_TOKENS);
+    count.ok_or_else(|| format!("`{text}` is no number of tokens from 0 to {MOST_TOKENS}"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (0.0..=LONGEST_WARM_UP).contains(value));
+    value.ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {LONGEST_WARM_UP}"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -166,7 +180,7 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     let bar = ui.count_bar("bench");
     bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
     bar.set_message("warming up");
-    probe::keep_busy(model.threads(), args.warm_up.max(0.0));
+    probe::keep_busy(model.threads(), args.warm_up);
     let reading = reading(model.threads())?;
     let machine = || machine(model, &metadata, &reading);
     let mut rows = Vec::new();
