@@ -188,9 +188,7 @@ impl Measurement {
         let tokens = tokens(source, &text, options.report.tokens)?;
         if tokens.len() < 2 {
             let (path, count) = (self.text.display(), tokens.len());
-            return Err(BuildError::Report(format!(
-                "{path} has {count} tokens, at least 2 are needed: name another text with --eval-text, or use --no-report"
-            )));
+            return Err(BuildError::Report(format!("{path} has {count} tokens, at least 2 are needed")));
         }
         let reference = match self.same {
             true => None,

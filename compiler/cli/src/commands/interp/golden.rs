@@ -29,7 +29,7 @@ pub struct GoldenArgs {
     /// Run the kernels of this target; without it, the graph before all passes
     #[arg(long)]
     target: Option<String>,
-    /// Weight format; needs --target
+    /// Weight format; needs --target [default: f32]
     #[arg(long, visible_alias = "quantization", requires = "target")]
     quant: Option<String>,
     /// Passes to leave out
