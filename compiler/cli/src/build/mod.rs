@@ -185,11 +185,14 @@ fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Resul
             return Err(BuildError::Overwrites { path, what });
         }
     }
-    // Configuration, tokenizer and so on: beside the weights only an artifact is replaced.
+    // Configuration, tokenizer and so on: beside the weights only an artifact is replaced. (What is no file is not looked into: a pipe
+    // would wait, and the writer refuses it.)
     let folders: Vec<_> =
         source.model.files.directories.iter().filter_map(|d| d.canonicalize().ok()).collect();
     match output.canonicalize() {
-        Ok(place) if folders.iter().any(|d| place.parent() == Some(d)) && !is_elf(&place) => {
+        Ok(place)
+            if place.is_file() && folders.iter().any(|d| place.parent() == Some(d)) && !is_elf(&place) =>
+        {
             Err(BuildError::Overwrites { path: output.to_path_buf(), what: "a file beside the weights" })
         }
         _ => Ok(()),
