@@ -15,6 +15,10 @@ use mlcc_ir::types::{DType, Format};
 use mlcc_quant::{PackOptions, ScaleSearch};
 use serde::Deserialize;
 
+/// Why a rule does nothing that comes too late.
+const SHADOWED: &str =
+    "rules before it decide about every parameter that it matches; put it before them, or take it out";
+
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct QuantPolicy {
     /// Name of the file for messages; empty where there is none.
@@ -114,8 +118,8 @@ impl QuantPolicy {
         (dtype, PackOptions { scale_search: rule.map_or(ScaleSearch::None, |r| r.scale_search) })
     }
 
-    /// Every rule of the user must be heeded for at least one parameter: one that was mistyped, or asks for what cannot
-    /// be, would silently leave tensors as they are.
+    /// Every rule of the user must decide about at least one parameter, and ask for what at least one of those that it matches can
+    /// have: one that was mistyped, or asks for what cannot be, would silently leave tensors as they are.
     pub fn check<'a>(
         &self,
         scheme: &QuantScheme,
@@ -130,10 +134,14 @@ impl QuantPolicy {
                 let example = params.clone().last().map_or("(none)", |p| &p.name).into();
                 return Err(PolicyError::NoMatch { file, number, glob, example });
             }
-            let decided = matched
-                .filter(|p| self.rules[..i].iter().all(|earlier| !glob_matches(&earlier.glob, &p.name)));
-            let stored: Vec<(&Param, DType)> = decided.map(|p| (p, self.choose(scheme, p).0)).collect();
-            if let Some(why) = rule.without_effect(&stored) {
+            let earlier = |p: &Param| self.rules[..i].iter().any(|rule| glob_matches(&rule.glob, &p.name));
+            let why = if matched.clone().all(earlier) {
+                Some(SHADOWED.into())
+            } else {
+                let alone = QuantPolicy { file: String::new(), rules: vec![rule.clone()] };
+                rule.without_effect(&matched.map(|p| (p, alone.choose(scheme, p).0)).collect::<Vec<_>>())
+            };
+            if let Some(why) = why {
                 return Err(PolicyError::NoEffect { file, number, glob, why });
             }
         }
@@ -162,14 +170,9 @@ impl Rule {
         Ok(Rule { number: Some(number), glob: file.glob, format, scale_search })
     }
 
-    /// Why it does nothing for the parameters that it decides about, which are stored so.
+    /// Why it does nothing for the parameters that it matches, which it would have stored so.
     fn without_effect(&self, stored: &[(&Param, DType)]) -> Option<String> {
-        let Some((example, dtype)) = stored.first() else {
-            return Some(
-                "rules before it decide about every parameter that it matches; put it before them, or take it out"
-                    .into(),
-            );
-        };
+        let (example, dtype) = stored.first()?;
         let name = &example.name;
         if let Some(format) = self.format.filter(|format| stored.iter().all(|(_, dtype)| dtype != format)) {
             let why = match example.role {
