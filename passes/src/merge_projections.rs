@@ -20,19 +20,20 @@ const PASS: &str = "merge_projections";
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let merged: Vec<Vec<ParamId>> = agreed_sets(program);
-    for set in &merged {
-        let biases = agreed_biases(&program.module, set);
-        let joined = join(program, set);
+    let mut joined: Vec<Joined> = Vec::new();
+    for set in merged.iter().cloned() {
+        let biases = agreed_biases(&program.module, &set);
+        let weight = join(program, &set);
         let bias = biases.map(|set| join(program, &set));
-        ctx.note(format!("{} as one", program.module.params[joined].name));
-        for id in program.module.functions.ids().collect::<Vec<_>>() {
-            let f = &program.module.functions[id];
-            let nodes: Vec<NodeId> = set.iter().filter_map(|&p| product_of(f, p)).collect();
-            if nodes.len() == set.len() {
-                let rebuilt =
-                    rebuild(&program.module, f, &nodes, (joined, bias)).map_err(PassError::op(PASS))?;
-                program.module.functions[id] = rebuilt;
-            }
+        ctx.note(format!("{} as one", program.module.params[weight].name));
+        joined.push(Joined { set, weight, bias });
+    }
+    for id in program.module.functions.ids().collect::<Vec<_>>() {
+        let f = &program.module.functions[id];
+        let merges: Vec<Merge> = joined.iter().filter_map(|joined| Merge::new(f, joined)).collect();
+        if !merges.is_empty() {
+            let rebuilt = rebuild(&program.module, f, &merges).map_err(PassError::op(PASS))?;
+            program.module.functions[id] = rebuilt;
         }
     }
     if !merged.is_empty() {
@@ -189,43 +190,79 @@ fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
     program.module.params.push(joined)
 }
 
-/// Replaces products (in the order of the joined rows), and what adds their biases, by slices of one.
-fn rebuild(
-    module: &Module,
-    f: &Function,
-    nodes: &[NodeId],
-    (joined, bias): (ParamId, Option<ParamId>),
-) -> Result<Function, OpError> {
-    let biased: Vec<NodeId> = match bias {
-        Some(_) => nodes.iter().filter_map(|&n| bias_of(f, n).map(|(add, _)| add)).collect(),
-        None => vec![],
+/// A set of parameters, and those that take its place.
+struct Joined {
+    set: Vec<ParamId>,
+    weight: ParamId,
+    bias: Option<ParamId>,
+}
+
+/// A set in a function: its products, in the order of the joined rows, and what adds their biases, if those are joined.
+struct Merge<'a> {
+    joined: &'a Joined,
+    products: Vec<NodeId>,
+    biased: Vec<NodeId>,
+}
+
+impl<'a> Merge<'a> {
+    /// `None` where the function does not read the parameters.
+    fn new(f: &Function, joined: &'a Joined) -> Option<Merge<'a>> {
+        let products: Option<Vec<NodeId>> = joined.set.iter().map(|&p| product_of(f, p)).collect();
+        let products = products?;
+        let biased = match joined.bias {
+            Some(_) => products.iter().filter_map(|&n| bias_of(f, n).map(|(add, _)| add)).collect(),
+            None => vec![],
+        };
+        Some(Merge { joined, products, biased })
+    }
+
+    /// The slices of the one product that takes the place of all, each for a product.
+    fn slices(
+        &self,
+        module: &Module,
+        (f, out): (&Function, &mut Function),
+        op: &Op,
+        inputs: &[ValueId],
+    ) -> Result<Vec<ValueId>, OpError> {
+        let weight = out.append(module, Op::Param(self.joined.weight), &[])?[0];
+        let mut operands = inputs.to_vec();
+        if let Some(last) = operands.last_mut() {
+            *last = weight;
+        }
+        let mut product = out.append(module, op.clone(), &operands)?[0];
+        if let Some(bias) = self.joined.bias {
+            let bias = out.append(module, Op::Param(bias), &[])?[0];
+            product = out.append(module, Op::Binary(BinOp::Add), &[product, bias])?[0];
+        }
+        let axis = out.ty(product).rank() - 1;
+        let mut start = Dim::from(0);
+        let mut slices = Vec::new();
+        for &n in &self.products {
+            let len = f.ty(f.nodes[n].outputs[0]).dims[axis].clone();
+            let slice = Op::Slice { axis, start: start.clone(), len: len.clone() };
+            slices.push(out.append(module, slice, &[product])?[0]);
+            start = start.add(&len);
+        }
+        Ok(slices)
+    }
+}
+
+/// Replaces products, and what adds their biases, by slices of joined ones: of all sets at once, because a deep model has hundreds.
+fn rebuild(module: &Module, f: &Function, merges: &[Merge<'_>]) -> Result<Function, OpError> {
+    let places = |nodes: fn(&Merge<'_>) -> Vec<NodeId>| -> BTreeMap<NodeId, (usize, usize)> {
+        let of_merge = |(m, merge)| nodes(merge).into_iter().enumerate().map(move |(i, n)| (n, (m, i)));
+        merges.iter().enumerate().flat_map(of_merge).collect()
     };
-    let mut slices: Vec<ValueId> = Vec::new();
+    let (products, biased) = (places(|m| m.products.clone()), places(|m| m.biased.clone()));
+    let mut slices: Vec<Vec<ValueId>> = vec![Vec::new(); merges.len()];
     f.rebuild(|out, id, op, inputs| {
-        if let Some(at) = biased.iter().position(|&n| n == id) {
-            return Ok(Some(vec![slices[at]]));
+        if let Some(&(merge, at)) = biased.get(&id) {
+            return Ok(Some(vec![slices[merge][at]]));
         }
-        let Some(at) = nodes.iter().position(|&n| n == id) else { return Ok(None) };
-        if slices.is_empty() {
-            let weight = out.append(module, Op::Param(joined), &[])?[0];
-            let mut operands = inputs.to_vec();
-            if let Some(last) = operands.last_mut() {
-                *last = weight;
-            }
-            let mut product = out.append(module, op.clone(), &operands)?[0];
-            if let Some(bias) = bias {
-                let bias = out.append(module, Op::Param(bias), &[])?[0];
-                product = out.append(module, Op::Binary(BinOp::Add), &[product, bias])?[0];
-            }
-            let axis = out.ty(product).rank() - 1;
-            let mut start = Dim::from(0);
-            for &n in nodes {
-                let len = f.ty(f.nodes[n].outputs[0]).dims[axis].clone();
-                let slice = Op::Slice { axis, start: start.clone(), len: len.clone() };
-                slices.push(out.append(module, slice, &[product])?[0]);
-                start = start.add(&len);
-            }
+        let Some(&(merge, at)) = products.get(&id) else { return Ok(None) };
+        if slices[merge].is_empty() {
+            slices[merge] = merges[merge].slices(module, (f, out), op, inputs)?;
         }
-        Ok(Some(vec![slices[at]]))
+        Ok(Some(vec![slices[merge][at]]))
     })
 }
