@@ -99,6 +99,7 @@ fn templates_with_long_chains() {
     for (begin, link, end) in [
         ("{{ 1", "+1", " }}"),
         ("{{ ", "not ", "1 }}"),
+        ("{{ ", "-", "1 }}"),
         ("{{ a", ".b", "|default(1) }}"),
         ("{% if a %}", "{% elif a %}", "{% endif %}"),
     ] {
