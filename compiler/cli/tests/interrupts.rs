@@ -1,4 +1,4 @@
-//! Ctrl-C and closed pipes.
+//! Ctrl-C, SIGTERM and closed pipes.
 #![cfg(unix)]
 
 mod program;
@@ -12,7 +12,11 @@ use std::time::{Duration, Instant};
 use program::{artifact, artifacts_in, program};
 
 fn interrupt(child: &Child) {
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    signal(child, "-INT");
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(status.success());
 }
 
@@ -33,6 +37,15 @@ fn bytes_in(folder: &Path) -> u64 {
 
 #[test]
 fn an_interrupted_build_leaves_nothing() {
+    a_build_that_gets("-INT");
+}
+
+#[test]
+fn a_terminated_build_leaves_nothing() {
+    a_build_that_gets("-TERM");
+}
+
+fn a_build_that_gets(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let mut build = program();
     build.current_dir(&folder).args([
@@ -48,7 +61,7 @@ fn an_interrupted_build_leaves_nothing() {
     // In the middle of the weights, which take long for a model of this size.
     wait_for(&mut child, || bytes_in(folder.path()) > 4 << 20);
     assert!(!folder.path().join("x.so").exists());
-    interrupt(&child);
+    signal(&child, name);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(String::from_utf8(output.stderr).unwrap().lines().last(), Some("error: interrupted"));
@@ -101,6 +114,21 @@ fn an_interrupted_answer_is_not_the_end_of_a_chat() {
     }
     std::thread::sleep(Duration::from_millis(100));
     interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+/// Ctrl-C would only stop the answer.
+#[test]
+fn a_terminated_chat_ends_in_the_middle_of_an_answer() {
+    let mut chat = program();
+    chat.arg("chat").arg(artifact()).args(["--template", "plain", "-n", "200000"]);
+    let mut child = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // Both pipes stay open, so that neither is what ends the chat.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"It was\n").unwrap();
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0; 20]).unwrap();
+    signal(&child, "-TERM");
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
