@@ -351,6 +351,7 @@ Q: {{ message.content }}
 
 {{ ns.found }} {{ ns.n }} {{ strftime_now('%Y-%m-%d %H:%M') }} {{ range(3) | list }} {{ (1, 2) }} {{ 'x' * 3 }} {{ 'a' ~ 1 ~ none }}
 {{ messages | length > 1 and messages[-1]['role'] == 'user' }} {{ '{} {}'.format('p', 'q') }} {{ 'pre_x'.removeprefix('pre_') }}
+{{ 'a/b/c'.rsplit('/', 1) }} {{ 'a/b/c'.rsplit('/') }} {{ ' a  b '.rsplit() }} {{ 'a/b/c'.rpartition('/') | join('+') }} {{ 'abc'.rpartition('/') | join('+') }} {{ 'aéb'.index('b') }} {{ [3, 1].index(1) }}
 {{ [3, 1, 2] | sort }} {{ {'b': 1, 'a': 2} | dictsort }} {{ [1, 2, 3] | sum }} {{ 'a b' | capitalize }} {{ ['a', 'b'] | last }} {{ 'x' is string }} {{ [] is iterable }} {{ {} is mapping }}
 """,
 }

@@ -29,6 +29,7 @@ use sinks::Sinks;
 const PASS: &str = "fuse_attention";
 /// Numbers at least this large stand for infinity: the largest f16 is 65504.
 const HUGE: f64 = 6e4;
+const OTHER_SCORES: &str = "the prefix sees other scores";
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let mut total = 0;
@@ -156,7 +157,7 @@ impl<'f> Scores<'f> {
                 Op::MatMul { .. } => {
                     return match self.unmasked.is_none_or(|u| skip_casts(r.f, u) == v) {
                         true => Ok(node),
-                        false => miss("the prefix sees other scores"),
+                        false => miss(OTHER_SCORES),
                     };
                 }
                 Op::SelectGe => v = self.selection(r, &node.inputs)?,
@@ -200,7 +201,11 @@ impl<'f> Scores<'f> {
         match (hidden(x), hidden(y)) {
             (false, true) => self.mask(form, x),
             (true, false) => self.mask(negated(form), y),
-            (false, false) if form.form() == (0.0, -1.0, 1.0, -1.0) && self.unmasked.is_none() => {
+            (false, false) if form.form() == (0.0, -1.0, 1.0, -1.0) && self.prefix.is_none() => {
+                // The op shows every key of the prefix.
+                if self.causal || self.window != 0 || self.sinks.is_some() {
+                    return miss("a mask stands around the selection of the prefix");
+                }
                 self.prefix = form.count;
                 self.unmasked = Some(x);
                 Ok(y)
@@ -267,6 +272,9 @@ impl<'f> Scores<'f> {
                     _ => return miss("a product is added to the scores that is not linear in the keys"),
                 };
                 let once = self.slopes.is_none() && self.scale == 1.0 && self.softcap == 0.0;
+                if self.unmasked.is_some() {
+                    return miss(OTHER_SCORES);
+                }
                 if !once || form.prefix != 0.0 {
                     return miss("a second or scaled bias");
                 }
@@ -294,6 +302,9 @@ impl<'f> Scores<'f> {
 
     /// A factor of the scores, or the outer part of `cap * tanh(x / cap)`.
     fn factor(&mut self, r: &Reader, x: ValueId, c: f64) -> Result<ValueId, Miss> {
+        if self.unmasked.is_some() {
+            return miss(OTHER_SCORES);
+        }
         let inner = skip_casts(r.f, x);
         let Some(Node { op: Op::Unary(UnOp::Tanh), inputs, .. }) = r.f.def(inner) else {
             self.scale *= c;

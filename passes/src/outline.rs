@@ -199,6 +199,10 @@ impl<'a> Outliner<'a> {
                 && other.body == g.body
                 && other.nodes.values().eq(g.nodes.values())
                 && other.values.values().eq(g.values.values())
+                // `==` takes 0.0 for -0.0, the debug form of an op does not.
+                && other.nodes.values().zip(g.nodes.values()).all(|(a, b)| {
+                    format!("{:?}", a.op) == format!("{:?}", b.op)
+                })
         };
         if let Some((id, _)) = module.functions.iter().find(|(_, other)| equal(other)) {
             return id;

@@ -20,11 +20,19 @@ static int fail(const char *what) {
   return 1;
 }
 
-static int64_t argmax(const float *x, uint64_t n) {
+static const char *problem(int32_t status) {
+  switch (status) {
+    case MLCC_BAD_TOKEN: return "a token is outside of the vocabulary";
+    case MLCC_CONTEXT_FULL: return "the context is full";
+    default: return "the step failed";
+  }
+}
+
+static int32_t argmax(const float *x, uint64_t n) {
   uint64_t best = 0;
   for (uint64_t i = 1; i < n; i++)
     if (x[i] > x[best]) best = i;
-  return (int64_t)best;
+  return (int32_t)best;
 }
 
 static void *aligned(uint64_t bytes, uint64_t alignment) {
@@ -62,19 +70,33 @@ int main(int argc, char **argv) {
   ctx.state = aligned(model->state_bytes, model->alignment);
   ctx.logits = aligned(model->vocab * sizeof(float), MLCC_BUFFER_ALIGN);
   if (!ctx.arena || !ctx.state || !ctx.logits) return fail("out of memory");
-  if (!entries->create_kv_cache || !entries->decode) return fail("entry points are missing");
-  entries->create_kv_cache(&ctx, 0, 1);
+  if (!entries->create_kv_cache || !entries->prefill || !entries->decode) return fail("entry points are missing");
+  int32_t status = entries->create_kv_cache(&ctx, 0, 1);
+  if (status != MLCC_OK) return fail(problem(status));
 
-  int count = atoi(argv[2]), prompt = argc - 3;
-  for (int i = 0; i < prompt + count; i++) {
-    int64_t id = i < prompt ? atol(argv[3 + i]) : argmax(ctx.logits, model->vocab);
-    if (id < 0 || (uint64_t)id >= model->vocab) return fail("a token is outside of the vocabulary");
-    if (i >= prompt) printf(i == prompt ? "%d" : " %d", (int)id);
-    _Alignas(MLCC_BUFFER_ALIGN) int32_t token = (int32_t)id;
-    ctx.tokens = &token;
-    ctx.n = 1;
-    if (entries->decode(&ctx, 0, 1) != MLCC_OK) return fail("decode failed");
-    ctx.past++;
+  /* The prompt, in calls of at most `chunk` tokens. Some models need to know of all of it from the first call on. */
+  int64_t count = atol(argv[2]), prompt = argc - 3, chunk = (int64_t)model->chunk;
+  if (prompt > chunk && model->flags & MLCC_WHOLE_PROMPTS) return fail("the prompt is too long: build with a larger --chunk");
+  for (uint64_t i = 0; i < model->n_states; i++)
+    if (prompt > chunk && model->states[i].kind == MLCC_STATE_SEQUENCE_LENGTH)
+      *(int32_t *)(ctx.state + model->states[i].offset) = (int32_t)prompt;
+  int32_t *tokens = aligned(model->chunk * sizeof(int32_t), MLCC_BUFFER_ALIGN);
+  if (!tokens) return fail("out of memory");
+  ctx.tokens = tokens;
+  for (; ctx.past < prompt; ctx.past += ctx.n) {
+    ctx.n = prompt - ctx.past < chunk ? prompt - ctx.past : chunk;
+    for (int64_t i = 0; i < ctx.n; i++) tokens[i] = atoi(argv[3 + ctx.past + i]);
+    status = entries->prefill(&ctx, 0, 1);
+    if (status != MLCC_OK) return fail(problem(status));
+  }
+
+  /* One token after the other. */
+  ctx.n = 1;
+  for (int64_t i = 0; i < count; i++, ctx.past++) {
+    tokens[0] = argmax(ctx.logits, model->vocab);
+    printf(i == 0 ? "%d" : " %d", tokens[0]);
+    status = i + 1 < count ? entries->decode(&ctx, 0, 1) : MLCC_OK;
+    if (status != MLCC_OK) return fail(problem(status));
   }
   printf("\n");
   return 0;

@@ -13,6 +13,8 @@ import struct
 import sys
 
 MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 6
+WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
+PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
 # Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
 CPUINFO = {
     "x86_64": "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512bw avx512cd avx512dq "
@@ -52,12 +54,20 @@ class Variant(c.Structure):
     ]  # fmt: skip
 
 
+class State(c.Structure):
+    _fields_ = [
+        ("name", Str), ("offset", c.c_uint64), ("bytes", c.c_uint64), ("init", c.c_uint32), ("fill", c.c_float),
+        ("format", Str), ("kind", c.c_uint32), ("sinks", c.c_uint32), ("rows", c.c_uint64), ("row_bytes", c.c_uint64),
+    ]  # fmt: skip
+
+
 class Model(c.Structure):
     _fields_ = (
         [("magic", c.c_uint64), ("abi_version", c.c_uint32), ("struct_size", c.c_uint32), ("flags", c.c_uint64)]
         + [(name, Str) for name in ("target", "compiler", "metadata")]
         + [("variants", c.POINTER(Variant)), ("n_variants", c.c_uint64)]
-        + [("arrays", c.c_uint64 * 8)]
+        + [("params", c.c_void_p), ("n_params", c.c_uint64), ("states", c.POINTER(State)), ("n_states", c.c_uint64)]
+        + [(name, c.c_uint64) for name in ("images", "n_images", "device_entries", "n_device_entries")]
         + [
             (name, c.c_uint64)
             for name in (
@@ -112,23 +122,32 @@ def main(path, count, prompt):
     arena, keep_arena = buffer(model.arena_bytes, model.alignment)
     state, keep_state = buffer(model.state_bytes, model.alignment)
     logits_at, keep_logits = buffer(4 * model.vocab, 64)
-    token_at, keep_token = buffer(4, 64)
-    logits, token = (c.c_float * model.vocab).from_address(logits_at), c.c_int32.from_address(token_at)
-    ctx = Ctx(weights=c.addressof(mapped) + start, arena=arena, state=state, logits=logits_at, n=1)
-    ctx.tokens = token_at
+    tokens_at, keep_tokens = buffer(4 * model.chunk, 64)
+    logits = (c.c_float * model.vocab).from_address(logits_at)
+    tokens = (c.c_int32 * model.chunk).from_address(tokens_at)
+    ctx = Ctx(weights=c.addressof(mapped) + start, arena=arena, state=state, logits=logits_at, tokens=tokens_at)
 
-    create, decode = Step(fitting[0].create_kv_cache), Step(fitting[0].decode)
-    create(ctx, 0, 1)
+    def call(entry, ids):
+        tokens[: len(ids)], ctx.n = ids, len(ids)
+        if status := Step(entry)(ctx, 0, 1):
+            sys.exit(f"generate: {PROBLEMS.get(status, 'the step failed')}")
+        ctx.past += len(ids)
+
+    call(fitting[0].create_kv_cache, [])
+    # The prompt, in calls of at most `chunk` tokens. Some models need to know of all of it from the first call on.
+    if len(prompt) > model.chunk:
+        if model.flags & WHOLE_PROMPTS:
+            sys.exit("generate: the prompt is too long: build with a larger --chunk")
+        for s in model.states[: model.n_states]:
+            if s.kind == SEQUENCE_LENGTH:
+                c.c_int32.from_address(state + s.offset).value = len(prompt)
+    for at in range(0, len(prompt), model.chunk):
+        call(fitting[0].prefill, prompt[at : at + model.chunk])
     ids = []
-    for i in range(len(prompt) + count):
-        token.value = prompt[i] if i < len(prompt) else max(range(model.vocab), key=lambda v: logits[v])
-        if not 0 <= token.value < model.vocab:
-            sys.exit(f"generate: token {token.value} is outside of the vocabulary of {model.vocab}")
-        if i >= len(prompt):
-            ids.append(token.value)
-        if decode(ctx, 0, 1) != 0:
-            sys.exit("generate: decode failed")
-        ctx.past += 1
+    while len(ids) < count:
+        ids.append(max(range(model.vocab), key=lambda v: logits[v]))
+        if len(ids) < count:
+            call(fitting[0].decode, ids[-1:])
     print(*ids)
 
 

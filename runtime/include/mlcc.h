@@ -10,7 +10,9 @@
  *      is an illegal instruction.
  *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Take the
  *      state from mmap or calloc: rows of a KV cache then cost no memory before they are written.
- *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past.
+ *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past. A prompt
+ *      of more than `chunk` tokens takes several calls of prefill; some models have to be told before the first one
+ *      (MLCC_STATE_SEQUENCE_LENGTH), some can't take it (MLCC_WHOLE_PROMPTS), nor a prompt that is fed by decode.
  *
  * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
  * calls step(&ctx, w, W) with the same ctx, and ctx.barrier(ctx.barrier_self, w) must return when all W have called it;
@@ -26,6 +28,8 @@
 #include <stdint.h>
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 #ifdef __cplusplus
@@ -50,7 +54,7 @@ extern "C" {
 #define MLCC_OK 0
 #define MLCC_BAD_TOKEN 1    /* a token id is negative or not below vocab */
 #define MLCC_BAD_LENGTH 2   /* n is not in 1..chunk */
-#define MLCC_CONTEXT_FULL 3 /* past + n exceeds context */
+#define MLCC_CONTEXT_FULL 3 /* past + n exceeds context, or past is negative */
 
 /* Bits of mlcc_model_table.flags. */
 #define MLCC_WHOLE_PROMPTS 1ULL /* a prompt comes in one call of at most chunk tokens, with past 0 */
@@ -332,6 +336,10 @@ static inline uint64_t mlcc_host_features(void) {
   MLCC_HAS(MLCC_FEATURE_AVX512VBMI, "avx512vbmi");
   MLCC_HAS(MLCC_FEATURE_CMPXCHG16B, "cmpxchg16b");
 #undef MLCC_HAS
+  /* Not every compiler above knows the names of these two; they need of the system what AVX and AVX-512 need. */
+  unsigned a, b, c, d;
+  if (bits & MLCC_FEATURE_AVX512F && __get_cpuid_count(7, 0, &a, &b, &c, &d)) bits |= (d >> 23 & 1) ? MLCC_FEATURE_AVX512FP16 : 0;
+  if (bits & MLCC_FEATURE_AVX2 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) bits |= (a >> 4 & 1) ? MLCC_FEATURE_AVXVNNI : 0;
 #elif defined(__aarch64__) && defined(__linux__)
   unsigned long a = getauxval(16), b = getauxval(26); /* AT_HWCAP, AT_HWCAP2 */
   bits |= (a >> 1 & 1) ? MLCC_FEATURE_NEON : 0;

@@ -35,7 +35,7 @@ pub enum Error {
     Features { path: PathBuf, needs: Vec<String>, has: String, suggest: &'static str },
     #[error("unknown CPU level `{level}` ({origin}). {path} has {}; known levels: {known}.", variants.join(", "))]
     UnknownLevel { path: PathBuf, level: String, origin: &'static str, variants: Vec<String>, known: String },
-    #[error("{path} has nothing at or below CPU level `{level}` ({origin}): it has {}", variants.join(", "))]
+    #[error("{path} has nothing at or below CPU level `{level}` ({origin}): it has {}. Choose one of these, or build with --target {level}.", variants.join(", "))]
     NoVariantForLevel { path: PathBuf, level: String, origin: &'static str, variants: Vec<String> },
     #[error("{path} lacks the entry point `{entry}`. Build it again.")]
     MissingEntry { path: PathBuf, entry: &'static str },
@@ -98,6 +98,10 @@ pub enum Error {
     Step { entry: &'static str, status: i32 },
     #[error("{path} is no usable state file: {what}")]
     StateFile { path: PathBuf, what: String },
+    #[error(
+        "{path} is there and is no state file, so it is not replaced. Choose another name, or remove it."
+    )]
+    NoStateFile { path: PathBuf },
     #[error("{path} is built for an NVIDIA GPU, but {what}. Build with `--target cpu` to run without one.")]
     NoDevice { path: PathBuf, what: String },
     #[error("the GPU driver failed at {call}: {what}")]

@@ -97,7 +97,7 @@ impl Session {
     /// Feeds `tokens` (any number, at least one) and returns the logits of the last position.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check(tokens)?;
-        let chunk = if self.has(Step::Prefill) { self.chunk() } else { 1 };
+        let chunk = if self.has(Step::Prefill) { self.tokens_per_call() } else { 1 };
         self.announced(tokens.len(), chunk, |session| {
             tokens.chunks(chunk).try_for_each(|piece| {
                 let step = if piece.len() == 1 { Step::Decode } else { Step::Prefill };
@@ -123,7 +123,7 @@ impl Session {
             Some(buffer) if buffer.len() as u64 >= 4 * wanted => buffer,
             _ => Buffer::floats("logits of all positions", wanted)?,
         };
-        let chunk = if self.has(Step::PrefillLogits) { self.chunk() } else { 1 };
+        let chunk = if self.has(Step::PrefillLogits) { self.tokens_per_call() } else { 1 };
         let mut at = 0;
         self.announced(tokens.len(), chunk, |session| {
             tokens.chunks(chunk).try_for_each(|piece| {
@@ -308,7 +308,7 @@ impl Session {
     }
 
     /// Most tokens in one call of an entry point: beside what a window keeps there must be room for them.
-    fn chunk(&self) -> usize {
+    pub fn tokens_per_call(&self) -> usize {
         let (chunk, context) = (self.model.plan().chunk, self.model.plan().context);
         self.kept().map_or(chunk, |kept| chunk.min(context - kept)) as usize
     }

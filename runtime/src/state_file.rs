@@ -9,7 +9,7 @@
 //! ```
 
 use std::borrow::Cow;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -46,11 +46,25 @@ pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8
     header.extend_from_slice(&bytes.to_le_bytes());
     header.extend_from_slice(&digest(past, pieces.iter().map(AsRef::as_ref)).to_le_bytes());
     let fail = |source| Error::Io { action: "write the state file", path: path.to_path_buf(), source };
+    if !may_replace(path).map_err(fail)? {
+        return Err(Error::NoStateFile { path: path.to_path_buf() });
+    }
     let written = replace_file(path, |file| {
         file.write_all(&header)?;
         pieces.iter().try_for_each(|piece| file.write_all(piece))
     });
     written.map_err(fail)
+}
+
+/// Whether nothing stands there, or a state file (of any version), which a new one may replace. Anything else is the user's.
+fn may_replace(path: &Path) -> std::io::Result<bool> {
+    // Of what is no file `replace_file` says so; a pipe would not even open.
+    if !std::fs::metadata(path).is_ok_and(|there| there.is_file()) {
+        return Ok(true);
+    }
+    let mut begin = Vec::new();
+    std::fs::File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut begin)?;
+    Ok(begin.is_empty() || begin == MAGIC)
 }
 
 /// Reads and validates a file for a model of this identity and table.

@@ -48,7 +48,9 @@ fn receive(signal: i32) {
     std::thread::spawn(|| {
         std::thread::sleep(PATIENCE);
         if INTERRUPTED.load(Ordering::SeqCst) {
-            eprintln!("interrupted: what is being worked on comes to its end first; Ctrl-C again ends at once");
+            eprintln!(
+                "interrupted: what is being worked on comes to its end first; Ctrl-C again ends at once"
+            );
         }
     });
 }

@@ -52,9 +52,9 @@ fn build_with(
     b.finish()
 }
 
-/// `softmax(logits / temperature)` of one row of logits.
+/// `softmax(logits / temperature)` of `n` rows of logits.
 fn softmax_with_temperature(b: &mut GraphBuilder, vocab: usize) {
-    let logits = TensorType::new(DType::F32, [1, vocab]);
+    let logits = TensorType::new(DType::F32, [Dim::sym(Sym::N), Dim::from(vocab as i64)]);
     let temperature = TensorType::new(DType::F32, [1]);
     b.function(SOFTMAX, FunctionKind::Entry, &[logits, temperature], |b, inputs| {
         let scaled = b.div(inputs[0], inputs[1]);

@@ -15,8 +15,8 @@ use mlcc_ir::kernel::Kernel;
 use mlcc_ir::types::DType;
 use mlcc_target::Level;
 
-/// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends.
-const SMALL: [(usize, usize); 6] = [(1, 0), (1, 5), (1, 77), (3, 0), (19, 0), (9, 30)];
+/// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends, fewer keys than sinks.
+const SMALL: [(usize, usize); 7] = [(1, 0), (1, 5), (1, 25), (1, 77), (3, 0), (19, 0), (9, 30)];
 
 /// With numbers of workers: every way to lay out the products of floats.
 const LEVELS: [(&str, usize); 5] =
@@ -29,6 +29,8 @@ fn interpreted_kernels_equal_the_definition() {
         Case { value_size: 16, ..Case::new(1, 3, 24) },
         Case { cache: DType::F16, ..Case::new(1, 1, 6) },
         Case { cache: DType::I8, value_size: 16, ..Case::new(2, 5, 8) },
+        // More than the shared memory of a GPU's block holds of the usual number of rows.
+        Case::new(1, 8, 512),
     ];
     all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
     for case in all {

@@ -139,6 +139,8 @@ fn mistakes_are_named_and_end_nothing() {
     let mut chat = mlcc();
     let message = failure(chat.arg("chat").arg(artifact()).args(["--template", "plain", "--top-p", "7"]), 2);
     assert!(message.contains("--top-p is 7"), "{message}");
+    let mut chat = mlcc();
+    failure(chat.arg("chat").arg(artifact()).args(["--template", "plain", "--stop", ""]), 2);
     for (line, part) in [
         ("/nonsense", "no command /nonsense"),
         ("/set colour=red", "`colour`"),
@@ -146,6 +148,7 @@ fn mistakes_are_named_and_end_nothing() {
         ("/load no-such-file", "no-such-file"),
         ("/save", "name of a file"),
         ("/save no-such-folder/x", "no-such-folder"),
+        (&format!("/save {}", artifact().display()), "no saved conversation, so it is not replaced"),
         ("/regen", "say something first"),
     ] {
         let mut chat = mlcc();
@@ -157,6 +160,17 @@ fn mistakes_are_named_and_end_nothing() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x");
+    // Nor does the state of a conversation replace anything else.
+    std::fs::write(folder.path().join("x.state"), "my notes").unwrap();
+    let mut chat = mlcc();
+    chat.arg("chat")
+        .arg(artifact())
+        .args(["--template", "plain"])
+        .write_stdin(format!("/save {}\n", file.display()));
+    let output = chat.assert().code(1).get_output().clone();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("no state file, so it is not replaced"));
+    assert_eq!(std::fs::read(folder.path().join("x.state")).unwrap(), b"my notes");
+    assert!(!file.exists());
     std::fs::write(&file, "{\"mlcc_conversation\": 9}").unwrap();
     let mut chat = mlcc();
     chat.arg("chat").arg(artifact()).args(["--template", "plain", "--load"]).arg(&file);

@@ -37,6 +37,8 @@ fn every_layer_of_right_builds_equals_the_graph() {
         (RWKV4[1], "q4f16_2", &["--disable-pass", "merge_projections,fuse"]),
         (RWKV4[2], "q8i8", &[]),
         (RWKV4[1], "bf16bf16", &[]),
+        // A window that leaves room for five tokens in a call.
+        ("starcoder2", "f32", &["-c", "20"]),
         (MATRIX_STATES[0], "f32", &[]),
         (MATRIX_STATES[1], "q4f16_1", &[]),
         (MATRIX_STATES[2], "f16", &["--disable-pass", "fuse"]),

@@ -170,12 +170,13 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// How many sinks a pass for queries up to position `last` has to take: none while their windows begin with the
-    /// first key.
+    /// How many sinks are behind the window of the query at position `last`, and so of any before it. Those that are not
+    /// have no place in a pass over sinks: there may not even be so many keys yet.
     fn sinks_behind(&self, kb: &mut KernelBuilder, last: ExprId) -> ExprId {
-        let (window, sinks, none) = (kb.int(self.op.window as i64), kb.int(self.op.sinks as i64), kb.int(0));
-        let within = kb.lt(last, window);
-        kb.select(within, none, sinks)
+        let (newest, sinks) = (kb.int(self.op.window as i64 - 1), kb.int(self.op.sinks as i64));
+        let behind = kb.sub(last, newest);
+        let behind = at_least_zero(kb, behind);
+        kb.min(behind, sinks)
     }
 
     /// Elements from column `c` of a row as f32.

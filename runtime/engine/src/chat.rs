@@ -33,7 +33,9 @@ pub enum ChatError {
     File { file: String, reason: String },
     #[error("the chat template `{template}` is not a valid template: {reason}")]
     Syntax { template: String, reason: String },
-    #[error("the chat template `{template}` failed: {reason}")]
+    #[error(
+        "the chat template `{template}` failed: {reason}. Correct it, or take another one (mlcc chat --template)."
+    )]
     Render { template: String, reason: String },
     #[error("the chat template refuses these messages: {message}")]
     Raised { message: String },

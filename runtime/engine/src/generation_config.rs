@@ -70,6 +70,8 @@ impl GenerationConfig {
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repetition_penalty,
+            // The library that defined the field counts every token so far.
+            repeat_last_n: self.repetition_penalty.map(|_| -1),
             ..SamplingOverrides::default()
         }
     }
@@ -108,6 +110,18 @@ mod tests {
         assert_eq!(file.eos_token_id.as_slice(), [0]);
         let flags = SamplingOverrides { temperature: Some(0.7), ..SamplingOverrides::default() };
         assert_eq!(params.with(&flags).temperature, 0.7);
+    }
+
+    #[test]
+    fn a_penalty_of_the_file_counts_all_tokens() {
+        let params = |text: &[u8]| {
+            let file = GenerationConfig::from_json("g", text).unwrap();
+            SamplingParams::default().with(&file.sampling())
+        };
+        assert_eq!(params(br#"{"repetition_penalty": 1.1}"#).repeat_last_n, -1);
+        assert_eq!(params(b"{}").repeat_last_n, SamplingParams::default().repeat_last_n);
+        let flags = SamplingOverrides { repeat_last_n: Some(8), ..SamplingOverrides::default() };
+        assert_eq!(params(br#"{"repetition_penalty": 1.1}"#).with(&flags).repeat_last_n, 8);
     }
 
     #[test]

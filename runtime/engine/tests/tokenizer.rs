@@ -427,6 +427,17 @@ fn files_beside_a_vocabulary() {
     assert_eq!(tokenizer.encode_prompt("ab<t>ab").unwrap(), [263, 266, 262, 265]);
     assert_eq!(tokenizer.special_ids(), [0, 1, 2, 265]);
 
+    // added_tokens.json does not say what is special; a field that names the token does.
+    write("added_tokens.json", br#"{"<e>": 265, "<t>": 266, "<u>": 267}"#);
+    write(
+        "tokenizer_config.json",
+        br#"{"eos_token": {"content": "<e>"}, "additional_special_tokens": ["<u>"]}"#,
+    );
+    let tokenizer = find().unwrap().load().unwrap();
+    assert_eq!(tokenizer.special_ids(), [0, 1, 2, 265, 267]);
+    assert_eq!(tokenizer.decode(&[265, 266, 267], SpecialTokens::Skip), "<t>");
+    std::fs::remove_file(folder.path().join("added_tokens.json")).unwrap();
+
     write("tokenizer_config.json", br#"{"added_tokens_decoder": {"x": 1}}"#);
     assert!(find().unwrap_err().to_string().contains("added_tokens_decoder.x"));
     write("tokenizer_config.json", br#"{"tokenizer_class": "XLMRobertaTokenizer"}"#);
@@ -438,6 +449,26 @@ fn files_beside_a_vocabulary() {
     write("k.tiktoken", b"IQ== 0\n");
     write("tokenizer_config.json", br#"{"tokenizer_class": "KimiTokenizer"}"#);
     assert!(find().unwrap_err().to_string().contains("KimiTokenizer"));
+}
+
+/// `vocab.json` and `merges.txt` where no file names a special token: the classes call it `<|endoftext|>`.
+#[test]
+fn special_tokens_that_only_the_class_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("vocab.json", r#"{"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3, "<": 4, "|": 5}"#);
+    write("merges.txt", "#version: 0.2\na b\n");
+    for class in ["", r#""tokenizer_class": "GPT2Tokenizer""#, r#""tokenizer_class": "Qwen2TokenizerFast""#] {
+        write("tokenizer_config.json", &format!("{{{class}}}"));
+        let tokenizer = TokenizerFile::find(folder.path()).unwrap().load().unwrap();
+        assert_eq!(tokenizer.encode("ab<|endoftext|>b").unwrap(), [2, 3, 1], "{class}");
+        assert_eq!(tokenizer.encode_prompt("ab").unwrap(), [2], "{class}");
+        assert_eq!(tokenizer.decode(&[2, 3, 1], SpecialTokens::Skip), "abb", "{class}");
+        assert_eq!(tokenizer.special_ids(), [3], "{class}");
+    }
+    write("tokenizer_config.json", r#"{"tokenizer_class": "GPT2Tokenizer", "add_bos_token": true}"#);
+    let tokenizer = TokenizerFile::find(folder.path()).unwrap().load().unwrap();
+    assert_eq!(tokenizer.encode_prompt("ab").unwrap(), [3, 2]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::conversation::{ChatFormat, Conversation, ConversationError, Restored, Settings, Turn};
 use mlcc_engine::{ChatTemplate, FinishReason, TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
@@ -51,7 +52,7 @@ pub struct Args {
     #[command(flatten)]
     sampling: run::Sampling,
     /// End an answer before this string (repeatable)
-    #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT")]
+    #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Tokenizer file, in place of the one in the artifact
     #[arg(long, value_name = "FILE")]

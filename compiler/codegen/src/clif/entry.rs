@@ -372,18 +372,24 @@ impl Entry<'_> {
         if checks == Checks::Rows {
             return;
         }
-        if checks == Checks::Sequences && limits.context > 0 {
+        // Unsigned, so that a negative `past`, which would reach before the state, is refused as well.
+        let context = match limits.context {
+            0 => i64::MAX,
+            some => some as i64,
+        };
+        if checks == Checks::Sequences {
             let zero = self.fb.ins().iconst(types::I64, 0);
             self.for_rows(zero, n, |e| {
                 let past = e.sym(Sym::Past);
-                let full =
-                    e.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, past, limits.context as i64);
+                let full = e.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, past, context);
                 e.fail_if(full, status::CONTEXT_FULL);
             });
-        } else if limits.context > 0 {
+        } else {
             let past = self.sym(Sym::Past);
+            let full = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, past, context);
+            self.fail_if(full, status::CONTEXT_FULL);
             let total = self.fb.ins().iadd(past, n);
-            let full = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThan, total, limits.context as i64);
+            let full = self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThan, total, context);
             self.fail_if(full, status::CONTEXT_FULL);
         }
         if limits.vocab > 0 {

@@ -394,15 +394,23 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         if checks == Checks::Rows {
             return Ok(());
         }
-        if checks == Checks::Sequences && limits.context > 0 {
-            let context = self.e.i64(limits.context as i64);
+        // Unsigned, so that a negative `past`, which would reach before the state, is refused as well.
+        let context = match limits.context {
+            0 => i64::MAX,
+            some => some as i64,
+        };
+        let context = self.e.i64(context);
+        if checks == Checks::Sequences {
             self.for_rows(self.e.i64(0), n, |s| {
                 let full = s.e.icmp(IntPredicate::UGE, s.sym(Sym::Past)?, context)?;
                 s.leave_if(full, status::CONTEXT_FULL)
             })?;
-        } else if limits.context > 0 {
-            let total = self.e.add(self.sym(Sym::Past)?, n)?;
-            let full = self.e.icmp(IntPredicate::UGT, total, self.e.i64(limits.context as i64))?;
+        } else {
+            let past = self.sym(Sym::Past)?;
+            let full = self.e.icmp(IntPredicate::UGE, past, context)?;
+            self.leave_if(full, status::CONTEXT_FULL)?;
+            let total = self.e.add(past, n)?;
+            let full = self.e.icmp(IntPredicate::UGT, total, context)?;
             self.leave_if(full, status::CONTEXT_FULL)?;
         }
         if limits.vocab > 0 { self.check_tokens(n, limits.vocab) } else { Ok(()) }

@@ -85,14 +85,14 @@ fn entry_points_refuse_bad_arguments() {
     let entries = unsafe { (*model.variants.add(model.n_variants as usize - 1)).entries };
     let weights = toy::weights();
     let (mut arena, mut state, mut logits, mut probs) = ([0f32; 24], [9f32; 8], [0f32; 5], [0f32; 5]);
-    let mut call = |step: mlcc_abi::StepFn, tokens: &[i32]| {
+    let mut call = |step: mlcc_abi::StepFn, tokens: &[i32], past: i64| {
         let mut ctx = Ctx {
             weights: weights.as_ptr(),
             arena: arena.as_mut_ptr().cast(),
             state: state.as_mut_ptr().cast(),
             tokens: tokens.as_ptr(),
             n: tokens.len() as i64,
-            past: 0,
+            past,
             logits: logits.as_mut_ptr(),
             probs: probs.as_mut_ptr(),
             barrier: None,
@@ -108,15 +108,21 @@ fn entry_points_refuse_bad_arguments() {
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }
     };
+    let (full, ok) = (status::CONTEXT_FULL, status::OK);
     let (prefill, decode) = (entries.prefill.unwrap(), entries.decode.unwrap());
-    assert_eq!(call(entries.create_kv_cache.unwrap(), &[]), status::OK);
-    assert_eq!(call(prefill, &[1, 5]), status::BAD_TOKEN);
-    assert_eq!(call(prefill, &[-1]), status::BAD_TOKEN);
-    assert_eq!(call(prefill, &[]), status::BAD_LENGTH);
-    assert_eq!(call(prefill, &[0; 4]), status::BAD_LENGTH);
-    assert_eq!(call(decode, &[0; 2]), status::BAD_LENGTH);
-    assert_eq!(call(decode, &TOKENS[..1]), status::OK);
-    assert_eq!(call(entries.softmax_with_temperature.unwrap(), &[0]), status::OK);
+    assert_eq!(call(entries.create_kv_cache.unwrap(), &[], 0), status::OK);
+    assert_eq!(call(prefill, &[1, 5], 0), status::BAD_TOKEN);
+    assert_eq!(call(prefill, &[-1], 0), status::BAD_TOKEN);
+    assert_eq!(call(prefill, &[], 0), status::BAD_LENGTH);
+    assert_eq!(call(prefill, &[0; 4], 0), status::BAD_LENGTH);
+    assert_eq!(call(decode, &[0; 2], 0), status::BAD_LENGTH);
+    for (past, outcome) in [(-1, full), (-2, full), (i64::MIN, full), (i64::MAX, full), (7, ok)] {
+        assert_eq!(call(prefill, &TOKENS[..2], past), outcome, "past {past}");
+        assert_eq!(call(decode, &TOKENS[..1], past), outcome, "past {past}");
+    }
+    assert_eq!(call(entries.create_kv_cache.unwrap(), &[], 0), status::OK);
+    assert_eq!(call(decode, &TOKENS[..1], 0), status::OK);
+    assert_eq!(call(entries.softmax_with_temperature.unwrap(), &[0], 0), status::OK);
     assert_eq!(logits.to_vec(), reference(&TOKENS[..1])[0]);
     let sum: f32 = logits.iter().map(|x| x / 2.0).sum();
     assert_eq!(probs.to_vec(), logits.map(|x| x / 2.0 / sum).to_vec());

@@ -2,7 +2,7 @@
 //!
 //! Beyond the invariants at the head of [`crate::kernel`]: lanes and literals in range, masks of the right shape, stores
 //! only to writable buffers, `Block` loops nested directly in each other around everything else, each GPU axis at most
-//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels, indices of `Local` buffers made of
+//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and at most 48 KiB of it, indices of `Local` buffers made of
 //! constants and variables of unrolled loops. An `Out` parameter may be read after it was written; its contents at the
 //! start are undefined (the interpreter checks that).
 
@@ -15,6 +15,8 @@ use crate::types::DType;
 
 /// Most threads of a GPU block.
 const MAX_THREADS: i64 = 1024;
+/// What CUDA gives a block without a request at launch, on every GPU.
+const MAX_SHARED_BYTES: i64 = 48 << 10;
 
 /// Checks all invariants of one kernel.
 pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
@@ -28,6 +30,7 @@ pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
         checked: vec![false; kernel.exprs.len()],
         path: Vec::new(),
         threads: [1; 3],
+        shared_bytes: 0,
     };
     v.run().map_err(|message| {
         let subject = format!("kernel {}{}", kernel.name, v.place());
@@ -59,6 +62,8 @@ struct Verifier<'a> {
     /// Loops around the current statement.
     path: Vec<(VarId, ForKind)>,
     threads: [i64; 3],
+    /// Of all allocations: each has a place of its own for the whole kernel.
+    shared_bytes: i64,
 }
 
 impl<'a> Verifier<'a> {
@@ -289,7 +294,17 @@ impl<'a> Verifier<'a> {
             Space::Shared if self.path.iter().any(|(_, k)| matches!(k, ForKind::Thread(_))) => {
                 return Err(format!("shared memory %{name} allocated inside of a thread loop"));
             }
-            Space::Shared | Space::Local | Space::Stack => {}
+            Space::Shared => {
+                let len = decl.len.as_const().unwrap_or(0);
+                self.shared_bytes += len.saturating_mul(decl.dtype.bytes().unwrap_or(1) as i64);
+                if self.shared_bytes > MAX_SHARED_BYTES {
+                    return Err(format!(
+                        "allocation %{name}: {} bytes of shared memory with it; at most {MAX_SHARED_BYTES}",
+                        self.shared_bytes
+                    ));
+                }
+            }
+            Space::Local | Space::Stack => {}
         }
         self.bufs[buf.0 as usize] = true;
         Ok(())

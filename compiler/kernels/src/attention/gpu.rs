@@ -13,6 +13,8 @@ use mlcc_ir::types::DType;
 const THREADS: i64 = 128;
 /// Rows of queries that a block takes at most.
 const ROWS: i64 = 16;
+/// Static shared memory of a block, on every GPU.
+const SHARED_BYTES: i64 = 48 << 10;
 /// Items of work that one query should give.
 const ITEMS: i64 = 256;
 
@@ -30,11 +32,14 @@ pub struct Params {
 
 impl Params {
     pub fn choose(a: &Problem) -> Params {
-        let heads = (1..=a.group.min(ROWS)).rev().find(|h| a.group % h == 0).unwrap_or(1);
+        let longest = a.size.max(a.value_size);
+        let (mut rows, mut keys) = (ROWS, if longest > 128 { 16 } else { 32 });
+        while shared_floats(a, rows, keys).iter().sum::<i64>() * 4 > SHARED_BYTES && (rows, keys) != (1, 1) {
+            if keys >= rows { keys /= 2 } else { rows /= 2 }
+        }
+        let heads = (1..=a.group.min(rows)).rev().find(|h| a.group % h == 0).unwrap_or(1);
         let single = a.n.as_const() == Some(1);
-        let positions = if single { 1 } else { ROWS / heads };
-        // Tiles of keys, queries and scores fit 48 KiB together.
-        let keys = if a.size.max(a.value_size) > 128 { 16 } else { 32 };
+        let positions = if single { 1 } else { rows / heads };
         let slices = if single { most_slices(a.kv * a.group / heads, ITEMS) } else { 1 };
         Params { positions, heads, keys, slices }
     }
@@ -43,12 +48,17 @@ impl Params {
     }
 }
 
+/// Sizes of the shared buffers of a block: queries, a tile of keys or values, scores, and three numbers per row.
+fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
+    [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
+}
+
 /// The place of one block.
 #[derive(Clone, Copy)]
 struct Block<'a> {
     a: &'a Problem<'a>,
     params: Params,
-    /// Shared: `[rows, size]`, `[keys, longer size + 1]`, `[rows, keys]`, and three numbers per row.
+    /// Shared: `[rows, size]`, `[keys, longer size + 1]`, `[rows, keys]`, and three of `[rows]` ([`shared_floats`]).
     q: BufId,
     tile: BufId,
     s: BufId,
@@ -94,9 +104,10 @@ fn one_block(
     let last = kb.add_int(t, -1);
     let prefix = a.prefix(kb);
     let rows = params.rows();
-    let shared = |kb: &mut KernelBuilder, name: &str, len: i64| {
-        kb.alloc(name, DType::F32, len as usize, Space::Shared)
-    };
+    let names = ["q", "tile", "s", "max", "total", "factor"];
+    let lengths = shared_floats(a, rows, params.keys);
+    let [q, tile_rows, s, max, total, factor] =
+        std::array::from_fn(|i| kb.alloc(names[i], DType::F32, lengths[i] as usize, Space::Shared));
     let first_head = kb.mul_int(heads, params.heads);
     let group = kb.int(a.group);
     let single = a.n.as_const() == Some(1);
@@ -105,12 +116,12 @@ fn one_block(
     let block = Block {
         a,
         params,
-        q: shared(kb, "q", rows * a.size),
-        tile: shared(kb, "tile", params.keys * (a.size.max(a.value_size) + 1)),
-        s: shared(kb, "s", rows * params.keys),
-        max: shared(kb, "max", rows),
-        total: shared(kb, "total", rows),
-        factor: shared(kb, "factor", rows),
+        q,
+        tile: tile_rows,
+        s,
+        max,
+        total,
+        factor,
         sums: kb.alloc("sums", DType::F32, share as usize, Space::Local),
         head: kb.div(first_head, group),
         first_head,

@@ -5,7 +5,7 @@
 use super::strftime::strftime;
 use super::{ChatError, Extra, Message, Value, local_time};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Kwargs, Serde, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -182,20 +182,59 @@ fn describe(error: &Error) -> String {
 
 /// Methods of Python's types; the common ones are `minijinja-contrib`'s.
 fn unknown_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    if let (Some(text), "removeprefix" | "removesuffix" | "partition", [argument]) =
-        (value.as_str(), method, args)
-    {
-        let Some(part) = argument.as_str() else { return Err(Error::from(ErrorKind::InvalidOperation)) };
-        return Ok(match method {
-            "removeprefix" => Value::from(text.strip_prefix(part).unwrap_or(text).to_owned()),
-            "removesuffix" => Value::from(text.strip_suffix(part).unwrap_or(text).to_owned()),
-            _ => match text.split_once(part) {
-                Some((before, after)) => [before, part, after].map(str::to_owned).into_iter().collect(),
-                None => [text, "", ""].map(str::to_owned).into_iter().collect(),
-            },
-        });
+    let absent = || Error::new(ErrorKind::InvalidOperation, format!("{method}: it is not there"));
+    let list = |parts: &[&str]| parts.iter().map(|part| Value::from(*part)).collect::<Value>();
+    if let Some(text) = value.as_str() {
+        let part = || args.first().and_then(Value::as_str).filter(|_| args.len() == 1);
+        match (method, part()) {
+            ("removeprefix", Some(part)) => return Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
+            ("removesuffix", Some(part)) => return Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
+            ("partition", Some(part)) => {
+                let found = text.split_once(part);
+                return Ok(
+                    found.map_or(list(&[text, "", ""]), |(before, after)| list(&[before, part, after]))
+                );
+            }
+            ("rpartition", Some(part)) => {
+                let found = text.rsplit_once(part);
+                return Ok(
+                    found.map_or(list(&["", "", text]), |(before, after)| list(&[before, part, after]))
+                );
+            }
+            ("index", Some(part)) => {
+                let at = text.find(part).ok_or_else(absent)?;
+                return Ok(Value::from(text[..at].chars().count()));
+            }
+            ("rsplit", _) => return rsplit(text, args),
+            _ => {}
+        }
+    } else if let ("index", [wanted]) = (method, args) {
+        return value.try_iter()?.position(|item| item == *wanted).map(Value::from).ok_or_else(absent);
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+}
+
+/// `text.rsplit(sep=None, maxsplit=-1)`.
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (separator, most, named): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
+    let separator = separator.map_or_else(|| named.get("sep"), |separator| Ok(Some(separator)))?;
+    let most = most.map_or_else(|| named.get("maxsplit"), |most| Ok(Some(most)))?;
+    named.assert_all_used()?;
+    // Negative: no limit.
+    let most = most.and_then(|most| usize::try_from(most).ok());
+    let mut parts: Vec<&str> = match (separator, most) {
+        (Some(""), _) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "rsplit: the separator is empty"));
+        }
+        (Some(separator), None) => text.rsplit(separator).collect(),
+        (Some(separator), Some(most)) => text.rsplitn(most.saturating_add(1), separator).collect(),
+        (None, None) => text.split_whitespace().rev().collect(),
+        (None, Some(_)) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "rsplit: maxsplit needs a separator"));
+        }
+    };
+    parts.reverse();
+    Ok(parts.into_iter().map(Value::from).collect())
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)`.

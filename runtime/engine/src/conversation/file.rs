@@ -23,6 +23,10 @@ pub enum FileError {
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path} is no saved conversation: {reason}")]
     Format { path: PathBuf, reason: String },
+    #[error(
+        "{path} is there and is no saved conversation, so it is not replaced. Choose another name, or remove it."
+    )]
+    Other { path: PathBuf },
     #[error(transparent)]
     State(#[from] mlcc_runtime::Error),
     #[error(transparent)]
@@ -55,7 +59,7 @@ fn state_path(path: &Path) -> PathBuf {
 }
 
 impl Conversation<Session> {
-    /// Writes `path` and `path.state`; both are replaced as a whole.
+    /// Writes `path` and `path.state`; both are replaced as a whole, and only by their kind.
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
         let saved = Saved {
             mlcc_conversation: VERSION,
@@ -65,6 +69,9 @@ impl Conversation<Session> {
             context_text: self.context_text.clone(),
         };
         let io = |source| FileError::Io { action: "write", path: path.to_path_buf(), source };
+        if !may_replace(path) {
+            return Err(FileError::Other { path: path.to_path_buf() });
+        }
         let text = serde_json::to_vec_pretty(&saved).map_err(|e| io(e.into()))?;
         self.generator.model().save_state(state_path(path))?;
         replace_file(path, |file| file.write_all(&text)).map_err(io)
@@ -105,6 +112,25 @@ impl Conversation<Session> {
             ));
         }
         Ok(())
+    }
+}
+
+/// Whether nothing stands there, or a conversation (of any version), which a new one may replace. Anything else is the
+/// user's, or the model itself.
+fn may_replace(path: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct Marked {
+        #[serde(rename = "mlcc_conversation")]
+        _version: u32,
+    }
+    match std::fs::metadata(path) {
+        // `replace_file` says what devices and folders are.
+        Ok(there) if there.is_file() => {
+            there.len() == 0
+                || there.len() <= MAX_BYTES
+                    && std::fs::read(path).is_ok_and(|text| serde_json::from_slice::<Marked>(&text).is_ok())
+        }
+        _ => true,
     }
 }
 

@@ -25,6 +25,9 @@ pub(super) struct Companions {
 const BYTE_LEVEL_CLASSES: &[&str] =
     &["GPT2Tokenizer", "Qwen2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer"];
 
+/// What those classes call every special token that no file names.
+const END_OF_TEXT: &str = "<|endoftext|>";
+
 impl Companions {
     pub fn of(path: &Path) -> Result<Companions, TokenizerError> {
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -64,6 +67,35 @@ impl Companions {
         token.as_str().or_else(|| token.get("content")?.as_str())
     }
 
+    /// What the class takes for `bos_token` and the like where no file names one.
+    fn default_token(&self, name: &str) -> Option<&'static str> {
+        match (self.class(), name) {
+            ("Qwen2Tokenizer", "bos_token") => None,
+            // `vocab.json` without a class is the first GPT-2's.
+            (class, "bos_token" | "eos_token" | "unk_token")
+                if class.is_empty() || BYTE_LEVEL_CLASSES.contains(&class) =>
+            {
+                Some(END_OF_TEXT)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the files name a token as one with a function, which is no part of a text.
+    fn is_special(&self, text: &str) -> bool {
+        let content = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()) == Some(text);
+        let fields =
+            [&self.config, &self.special_tokens_map].into_iter().filter_map(Value::as_object).flatten();
+        let named = |(name, value): (&String, &Value)| match name.as_str() {
+            "additional_special_tokens" | "extra_special_tokens" => {
+                value.as_array().is_some_and(|tokens| tokens.iter().any(content))
+                    || value.as_object().is_some_and(|tokens| tokens.values().any(content))
+            }
+            name => name.ends_with("_token") && content(value),
+        };
+        fields.into_iter().any(named) || self.default_token("eos_token") == Some(text)
+    }
+
     /// Tokens that the files add to a vocabulary, in the order of their ids.
     fn added(&self) -> Result<Vec<Added>, TokenizerError> {
         let wrong = |file: &str, reason: &str| TokenizerError::Companion {
@@ -75,7 +107,7 @@ impl Companions {
             let id = id.as_u64().and_then(|id| TokenId::try_from(id).ok());
             let id =
                 id.ok_or_else(|| wrong("added_tokens.json", &format!("the id of {text:?} is no token id")))?;
-            added.insert(id, (text.clone(), true));
+            added.insert(id, (text.clone(), self.is_special(text)));
         }
         for (id, token) in
             self.config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten()
@@ -233,15 +265,16 @@ impl Companions {
         let qwen2 = class == "Qwen2Tokenizer";
         let mut added: Vec<(String, TokenId, bool)> =
             self.added()?.into_iter().filter_map(|a| Some((a.text, *a.ids.first()?, a.special))).collect();
+        let token = |name: &str| self.token(name).or_else(|| self.default_token(name));
         for name in ["bos_token", "eos_token", "unk_token", "pad_token"] {
-            if let Some((text, id)) = self.token(name).and_then(|text| Some((text, *vocab.get(text)?)))
+            if let Some((text, id)) = token(name).and_then(|text| Some((text, *vocab.get(text)?)))
                 && !added.iter().any(|(known, ..)| known == text)
             {
                 added.push((text.to_owned(), id, true));
             }
         }
         added.sort_by_key(|(_, id, _)| *id);
-        let bos = self.token("bos_token").filter(|_| self.flag("add_bos_token") == Some(true));
+        let bos = token("bos_token").filter(|_| self.flag("add_bos_token") == Some(true));
         let bpe = ByteLevelBpe {
             merges: merges.map(str::to_owned).collect(),
             regexes: if qwen2 { &[QWEN2] } else { &[GPT2] },

@@ -4,9 +4,12 @@
 //! A text is cut by a regular expression ([`Pattern`]); in each piece the pair of neighbours whose joined bytes have the
 //! lowest rank is joined until none is left.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::{NormalizedString, Normalizer};
 
 use super::added::{Extras, Part, Splitter};
 use super::merge::merge;
@@ -71,7 +74,8 @@ impl TiktokenTokenizer {
         if template {
             out.extend(&self.extras.prefix);
         }
-        for part in self.splitter.split(text) {
+        let text = self.normalized(text)?;
+        for part in self.splitter.split(&text) {
             match part {
                 Part::Added(token) => out.extend(&self.added[token]),
                 Part::Text(text) => {
@@ -89,6 +93,17 @@ impl TiktokenTokenizer {
             out.extend(&self.extras.suffix);
         }
         Ok(out)
+    }
+
+    /// `tokenize` of Qwen's tokenization_qwen.py begins with NFC.
+    fn normalized<'t>(&self, text: &'t str) -> Result<Cow<'t, str>, TokenizerError> {
+        if self.extras.pattern != Some(Pattern::Qwen) || text.is_ascii() {
+            return Ok(Cow::Borrowed(text));
+        }
+        let mut normalized = NormalizedString::from(text);
+        NFC.normalize(&mut normalized)
+            .map_err(|e| TokenizerError::Encode { bytes: text.len(), reason: e.to_string() })?;
+        Ok(Cow::Owned(normalized.get().to_owned()))
     }
 
     fn encode_piece(&self, piece: &[u8], out: &mut Vec<TokenId>) {

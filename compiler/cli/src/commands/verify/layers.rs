@@ -75,8 +75,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         Some(file) => file.tokens.clone(),
         None => given.prompt.tokens(model.vocab(), || tokenizer(&model))?,
     };
-    let calls = calls(&tokens, model.plan().chunk as usize);
-    let mut layers = ArtifactLayers { session: model.session()?, places };
+    let session = model.session()?;
+    let calls = calls(&tokens, session.tokens_per_call());
+    let mut layers = ArtifactLayers { session, places };
     let found = run_all(&mut layers, &calls).map_err(failed)?;
 
     let mut sides = Vec::new();
