@@ -197,6 +197,14 @@ fn loops_stand_where_they_may() {
             "kernel k, block.x %b: the extent of a thread loop must be a constant in 1..=1024",
         ),
         (
+            "block.x %b in 4 { alloc %a: f32[12288] shared alloc %c: u8[1] shared }",
+            "kernel k, block.x %b: allocation %c: 49153 bytes of shared memory with it; at most 49152",
+        ),
+        (
+            "block.x %b in 4 { alloc %a: f32[1099511627776] shared }",
+            "kernel k, block.x %b: allocation %a: 4398046511104 bytes of shared memory with it; at most 49152",
+        ),
+        (
             "block.x %b in 4 { thread.x %t in 1024 { } thread.y %u in 2 { } }",
             "kernel k: 2048 threads in a block; at most 1024",
         ),

@@ -2,9 +2,9 @@
 //!
 //! Beyond the invariants at the head of [`crate::kernel`]: lanes and literals in range, masks of the right shape, stores
 //! only to writable buffers, `Block` loops nested directly in each other around everything else, each GPU axis at most
-//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and at most 48 KiB of it, indices of `Local` buffers made of
-//! constants and variables of unrolled loops. An `Out` parameter may be read after it was written; its contents at the
-//! start are undefined (the interpreter checks that).
+//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and at most 48 KiB of it, indices of `Local`
+//! buffers made of constants and variables of unrolled loops. An `Out` parameter may be read after it was written; its
+//! contents at the start are undefined (the interpreter checks that).
 
 use super::VerifyError;
 use super::expr::check_expr;
@@ -296,7 +296,8 @@ impl<'a> Verifier<'a> {
             }
             Space::Shared => {
                 let len = decl.len.as_const().unwrap_or(0);
-                self.shared_bytes += len.saturating_mul(decl.dtype.bytes().unwrap_or(1) as i64);
+                let bytes = len.saturating_mul(decl.dtype.bytes().unwrap_or(1) as i64);
+                self.shared_bytes = self.shared_bytes.saturating_add(bytes);
                 if self.shared_bytes > MAX_SHARED_BYTES {
                     return Err(format!(
                         "allocation %{name}: {} bytes of shared memory with it; at most {MAX_SHARED_BYTES}",
