@@ -54,7 +54,7 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
     let mut items = Vec::new();
     let mut before = 0;
     for (launch, phase) in launches(entry, plan).zip(phases(entry, plan, memory)) {
-        if phase > before {
+        if phase > before && !on_gpu(launch) {
             items.push(StepItem::Barrier);
         }
         before = phase;
@@ -68,14 +68,19 @@ pub(crate) fn launches<'a>(entry: &'a Entry, plan: &'a EntryPlan) -> impl Iterat
     entry.launches.iter().chain(plan.copies.iter().map(|&c| &entry.copies[c]))
 }
 
-/// By launch: how many barriers stand before it.
+/// Launches of one stream wait for each other.
+fn on_gpu(launch: &LoweredLaunch) -> bool {
+    launch.grid.is_some()
+}
+
+/// By launch: how many barriers stand before it. On a GPU every launch is a phase of its own, without a barrier.
 pub(crate) fn phases(entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
     let mut open: Vec<Touch> = Vec::new();
     let mut phase = 0;
     let phase_of = |launch: &LoweredLaunch| {
         let accesses = touches(launch, plan, memory);
-        let on_gpu = launch.grid.is_some();
-        if !on_gpu && accesses.iter().any(|new| open.iter().any(|old| conflict(old, new))) {
+        let conflicts = || accesses.iter().any(|new| open.iter().any(|old| conflict(old, new)));
+        if on_gpu(launch) || conflicts() {
             phase += 1;
             open.clear();
         }

@@ -41,6 +41,11 @@ pub enum Error {
     MissingEntry { path: PathBuf, entry: &'static str },
     #[error("out of memory: cannot allocate {bytes} bytes for {what}. Use a smaller context or chunk.")]
     OutOfMemory { what: &'static str, bytes: u64 },
+    #[error(
+        "the GPU has no {bytes} bytes of free memory for the weights. Build with a smaller weight format (--quant), or take \
+         another GPU (CUDA_VISIBLE_DEVICES)."
+    )]
+    WeightsTooLarge { bytes: u64 },
     #[error("cannot start worker thread {index}: {source}. Use fewer threads (-t).")]
     Thread { index: usize, source: io::Error },
     #[error("a worker thread panicked: {message}")]

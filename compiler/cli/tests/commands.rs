@@ -115,6 +115,26 @@ fn code_can_be_emitted_as_text() {
     assert_eq!(artifacts_in(folder.path()), [""; 0]);
 }
 
+/// Layers of a step take the same scratch memory, on a GPU as on a CPU.
+#[test]
+fn a_gpu_needs_no_more_scratch_than_a_cpu() {
+    if !mlcc::build::Backend::Llvm.is_built_in() {
+        eprintln!("skipped: this mlcc has no LLVM");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["rwkv4-hf", "rwkv7-hf", "llama3-gqa-tied"] {
+        let arena = |target: &str, emit: &str| {
+            let mut build = mlcc();
+            build.current_dir(&folder).arg("build").arg("-m").arg(case(name).canonicalize().unwrap());
+            let report = json(build.args(["--target", target, "--emit", emit, "--json", "-o", "m.so"]));
+            report["memory"]["arena_bytes"].as_u64().unwrap()
+        };
+        let (gpu, cpu) = (arena("sm_80", "ptx"), arena("x86-64-v3", "asm"));
+        assert!(2 * gpu <= 3 * cpu, "{name}: {gpu} bytes of scratch, {cpu} on a CPU");
+    }
+}
+
 #[test]
 fn run_streams_text_and_repeats_itself_by_seed() {
     let run = |extra: &[&str]| {

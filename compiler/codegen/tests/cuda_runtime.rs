@@ -69,6 +69,11 @@ impl Counters {
         // SAFETY: the counters of the fake driver are ints, and this process has one thread that uses it.
         unsafe { **self.0.get::<*const i32>(name).unwrap() }
     }
+
+    fn set(&self, name: &str, value: i32) {
+        // SAFETY: as above; the fake driver reads them only within calls.
+        unsafe { **self.0.get::<*mut i32>(name).unwrap() = value }
+    }
 }
 
 fn without_position(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
@@ -82,6 +87,9 @@ fn run(expected: &[Vec<f32>], graph: bool) {
         let model = Model::load(path, &LoadOptions::default()).unwrap();
         assert_eq!((model.executor(), model.threads()), ("Fake GPU", 1));
         let mut session = model.session().unwrap();
+        let zeros = [0.0; toy::VOCAB];
+        assert_eq!(session.logits(), zeros);
+        assert_eq!(session.softmax(2.0).unwrap(), zeros);
         for (token, row) in TOKENS.iter().zip(expected) {
             assert_eq!(session.decode(*token).unwrap(), row);
         }
@@ -153,6 +161,18 @@ fn child_with_caches() {
         assert_eq!(counters.get("fake_mapped"), granules(1 + 2), "a small part is kept");
         session.load_state(&file).unwrap();
         assert_eq!(session.decode(2).unwrap(), cached(&longer));
+        // A GPU that is full after the first of two granules: what the session could get goes back.
+        if !whole {
+            let mut late = model.session().unwrap();
+            let before = counters.get("fake_mapped");
+            counters.set("fake_most_mapped", before + 1);
+            let error = late.load_state(&file).unwrap_err().to_string();
+            assert!(error.contains("out of memory") && error.contains("the state on the GPU"), "{error}");
+            assert_eq!(counters.get("fake_mapped"), before);
+            counters.set("fake_most_mapped", i32::MAX);
+            late.load_state(&file).unwrap();
+            assert_eq!(late.decode(2).unwrap(), cached(&longer));
+        }
     }
     assert_eq!((counters.get("fake_live"), counters.get("fake_mapped")), (0, 0));
 }

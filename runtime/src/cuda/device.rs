@@ -68,7 +68,7 @@ impl DeviceBuffer {
         let mut ptr = 0;
         // SAFETY: `ptr` is a place for the result.
         let status = unsafe { (driver.f.memory_alloc)(&mut ptr, (bytes as usize).max(1)) };
-        driver.check("cuMemAlloc", status).map_err(|_| Error::OutOfMemory { what, bytes })?;
+        driver.check_memory("cuMemAlloc", status, what, bytes)?;
         Ok(Self { context: Arc::clone(context), ptr, bytes: bytes as usize })
     }
 
@@ -327,7 +327,11 @@ fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Kernel>
 }
 
 fn upload(context: &Arc<Context>, weights: &[u8]) -> Result<DeviceBuffer> {
-    let buffer = DeviceBuffer::new(context, "the weights on the GPU", weights.len() as u64)?;
+    let buffer =
+        DeviceBuffer::new(context, "the weights on the GPU", weights.len() as u64).map_err(|e| match e {
+            Error::OutOfMemory { bytes, .. } => Error::WeightsTooLarge { bytes },
+            other => other,
+        })?;
     let driver = context.enter()?;
     let default_stream = null_mut();
     let mut at = 0;

@@ -18,6 +18,7 @@ pub type DevicePtr = u64;
 pub type Handle = *mut c_void;
 type Status = i32;
 
+const OUT_OF_MEMORY: Status = 2;
 pub const ATTRIBUTE_MAJOR: i32 = 75;
 pub const ATTRIBUTE_MINOR: i32 = 76;
 pub const ATTRIBUTE_VIRTUAL_MEMORY: i32 = 102;
@@ -179,6 +180,20 @@ impl Driver {
     /// Turns a status into a result.
     pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(Error::Driver { call, what: self.describe(status) }) }
+    }
+
+    /// The same for a call that takes `bytes` bytes of memory for `what`.
+    pub fn check_memory(
+        &self,
+        call: &'static str,
+        status: Status,
+        what: &'static str,
+        bytes: u64,
+    ) -> Result<()> {
+        match status {
+            OUT_OF_MEMORY => Err(Error::OutOfMemory { what, bytes }),
+            status => self.check(call, status),
+        }
     }
 
     /// Loads PTX or a cubin. `image` ends with a NUL byte.

@@ -50,7 +50,7 @@ impl CudaSession {
         // SAFETY: a place for the result.
         let status = unsafe { (driver.f.stream_create)(&mut stream, driver::STREAM_NON_BLOCKING) };
         driver.check("cuStreamCreate", status)?;
-        Ok(Self {
+        let session = Self {
             stream,
             graph: None,
             graph_refused: false,
@@ -65,7 +65,12 @@ impl CudaSession {
             host_probs: None,
             plan,
             device: Arc::clone(device),
-        })
+        };
+        // What `logits` promises before the first token.
+        // SAFETY: the buffer has `row` bytes.
+        let status = unsafe { (driver.f.fill_bytes)(session.logits.ptr(), 0, row as usize, session.stream) };
+        driver.check("cuMemsetD8Async", status)?;
+        Ok(session)
     }
 
     pub fn has(&self, step: Step) -> bool {

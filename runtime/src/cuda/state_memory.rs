@@ -68,7 +68,11 @@ impl StateMemory {
             return Ok(());
         }
         let rows = step_rows(rows);
-        self.map_rows(rows)?;
+        // What a call could get before it failed is no use to anyone.
+        if let Err(error) = self.map_rows(rows) {
+            self.keep_only(self.rows);
+            return Err(error);
+        }
         self.rows = rows;
         Ok(())
     }
@@ -82,16 +86,19 @@ impl StateMemory {
     /// Gives back the memory of rows beyond the first `rows` and a few kept ones. Nothing may be running on it.
     pub fn shrink(&mut self, rows: u64) {
         let kept = kept_rows(rows);
-        let Memory::Mapped(mapped) = &mut self.memory else { return };
-        if kept >= self.rows {
-            return;
+        if kept < self.rows {
+            self.keep_only(kept);
+            self.rows = kept;
         }
+    }
+
+    fn keep_only(&mut self, rows: u64) {
+        let Memory::Mapped(mapped) = &mut self.memory else { return };
         let mut needed = vec![false; mapped.mapped.len()];
         for state in &self.states {
-            needed[mapped.granules(state.live(kept))].fill(true);
+            needed[mapped.granules(state.live(rows))].fill(true);
         }
         mapped.unmap_but(&needed);
-        self.rows = kept;
     }
 }
 
@@ -118,7 +125,7 @@ impl Mapped {
         let mut base = 0;
         // SAFETY: a place for the result; no wish for an address.
         let status = unsafe { (v.reserve)(&mut base, size, 0, 0, 0) };
-        driver.check("cuMemAddressReserve", status).map_err(|_| Error::OutOfMemory { what: WHAT, bytes })?;
+        driver.check_memory("cuMemAddressReserve", status, WHAT, bytes)?;
         Ok(Some(Self { context: Arc::clone(context), base, granule, mapped: vec![false; count as usize] }))
     }
 
@@ -154,7 +161,7 @@ impl Mapped {
         let mut handle = 0;
         // SAFETY: a place for the result; the size is a granule.
         let status = unsafe { (v.create)(&mut handle, size, &location, 0) };
-        driver.check("cuMemCreate", status).map_err(|_| Error::OutOfMemory { what: WHAT, bytes: whole })?;
+        driver.check_memory("cuMemCreate", status, WHAT, whole)?;
         // SAFETY: the addresses are reserved and not mapped. The mapping keeps the memory alive, so the handle can go.
         let (mapped, _) = unsafe { ((v.map)(at, size, 0, handle, 0), (v.release)(handle)) };
         driver.check("cuMemMap", mapped)?;

@@ -114,6 +114,12 @@ struct Machine {
     ping_pong: Option<f64>,
 }
 
+impl Machine {
+    /// One without limits that we could probe.
+    const UNKNOWN: Machine =
+        Machine { read_bandwidth: f64::INFINITY, peaks: [f64::INFINITY; KINDS], ping_pong: None };
+}
+
 /// One run of a test.
 struct Repetition {
     /// Tokens per second.
@@ -180,9 +186,13 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     let bar = ui.count_bar("bench");
     bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
     bar.set_message("warming up");
-    probe::keep_busy(model.threads(), args.warm_up);
-    let reading = reading(model.threads())?;
-    let machine = || machine(model, &metadata, &reading);
+    // The probes are of CPUs: those of the host are no limit of a GPU.
+    let on_cpu = !model.table().variants.is_empty();
+    if on_cpu {
+        probe::keep_busy(model.threads(), args.warm_up);
+    }
+    let reading = on_cpu.then(|| reading(model.threads())).transpose()?;
+    let machine = || reading.as_ref().map_or(Machine::UNKNOWN, |reading| machine(model, &metadata, reading));
     let mut rows = Vec::new();
     for test in tests {
         bar.set_message(test.name());

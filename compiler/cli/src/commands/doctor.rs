@@ -208,7 +208,9 @@ fn ptxas() -> Check {
 
 /// Looks for the driver's library without loading it.
 fn cuda() -> Check {
-    const NAME: &str = "libcuda.so.1";
+    // As the runtime chooses.
+    let name = std::env::var("MLCC_CUDA_DRIVER").ok().filter(|name| !name.is_empty());
+    let name = name.unwrap_or_else(|| "libcuda.so.1".into());
     let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let usual = [
         "/usr/lib64",
@@ -218,12 +220,13 @@ fn cuda() -> Check {
         "/usr/lib/aarch64-linux-gnu",
     ];
     let folders = std::env::split_paths(&named).chain(usual.iter().map(PathBuf::from));
-    let found = folders.map(|f| f.join(NAME)).find(|p| p.exists());
+    // An absolute name is that file alone, which `join` gives as well.
+    let found = folders.map(|f| f.join(&name)).find(|p| p.exists());
     match found {
         Some(path) => Check::ok("CUDA driver", path.display().to_string()),
         None => {
             let advice = "only needed to run --target cuda artifacts: install the NVIDIA driver";
-            Check::lacking("CUDA driver", Status::Absent, format!("no {NAME}"), advice)
+            Check::lacking("CUDA driver", Status::Absent, format!("no {name}"), advice)
         }
     }
 }

@@ -12,7 +12,7 @@ typedef int R;
 typedef uint64_t P;
 enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700 };
 
-int fake_launches, fake_graph_launches, fake_live, fake_mapped, fake_shared_bytes, fake_devices = 1;
+int fake_launches, fake_graph_launches, fake_live, fake_mapped, fake_shared_bytes, fake_devices = 1, fake_most_mapped = 1 << 30;
 
 static int context_current;
 static struct { P ptr; size_t bytes; } blocks[64];
@@ -134,7 +134,10 @@ R cuModuleGetFunction(void **f, void *m, const char *name) {
 R cuFuncSetAttribute(void *f, int a, int v) { return fake_shared_bytes = v, f && a == 8 ? OK : INVALID; }
 R cuMemAlloc_v2(P *p, size_t n) {
   for (int i = 0; context_current && i < 64; i++)
-    if (!blocks[i].ptr) return *p = blocks[i].ptr = (P)calloc(1, n), blocks[i].bytes = n, fake_live++, OK;
+    if (!blocks[i].ptr) {
+      *p = blocks[i].ptr = (P)memset(malloc(n), 0xff, n); /* NaN: fresh memory is undefined */
+      return blocks[i].bytes = n, fake_live++, OK;
+    }
   return 2;
 }
 R cuMemFree_v2(P p) {
@@ -169,6 +172,7 @@ R cuMemAddressFree(P p, size_t n) {
   return INVALID;
 }
 R cuMemCreate(uint64_t *h, size_t n, const prop *p, uint64_t flags) {
+  if (fake_mapped >= fake_most_mapped) return 2;
   return *h = 77, fake_live++, n == GRANULE && plain(p) && !flags ? OK : INVALID;
 }
 R cuMemRelease(uint64_t h) { return fake_live--, h == 77 ? OK : INVALID; }

@@ -28,6 +28,7 @@ pub struct Row {
     /// Tokens per second that the machine cannot exceed, the median over the repetitions.
     limit: f64,
     /// `read_bandwidth`, or `compute_` and the kinds of arithmetic, that with the most time first: `compute_i8`, `compute_i8+f32`.
+    /// On GPUs, where nothing is probed, the limits are infinite (`null` in JSON).
     limit_kind: String,
     /// Repetitions for which that limit moved by no more than a tenth.
     steady_repetitions: u32,
@@ -41,6 +42,8 @@ pub struct Row {
     ping_pong: Option<[f64; 2]>,
 }
 
+/// [`Row::limit_kind`] on GPUs.
+const NOT_PROBED: &str = "not probed";
 /// Largest relative change of a limit for which a share of it is given.
 const STEADY: f64 = 0.10;
 
@@ -89,6 +92,7 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
     let by_memory = share(runs, &limits(&|m| m.read_bandwidth / cost.bytes.max(1.0)));
     let by_compute = share(runs, &limits(&|m| mixed_peak(&cost, m) / ops.max(1.0)));
     let ((limit, fraction_of_limit, steady), limit_kind) = match by_memory.0 <= by_compute.0 {
+        true if by_memory.0.is_infinite() => (by_memory, NOT_PROBED.to_string()),
         true => (by_memory, "read_bandwidth".to_string()),
         false => (by_compute, compute_kind(&cost, &runs[0].machine[0])),
     };
@@ -136,12 +140,17 @@ pub fn markdown(rows: &[Row]) -> String {
     for r in rows {
         let share = match r.fraction_of_limit {
             Some(share) => format!("{:.0} %", 100.0 * share),
+            None if r.limit.is_infinite() => "-".to_string(),
             None => "limit moved".to_string(),
         };
-        let pair = |[least, most]: [f64; 2], unit: f64| format!("{:.1} - {:.1}", least / unit, most / unit);
+        let pair = |[least, most]: [f64; 2], unit: f64| match least.is_infinite() {
+            true => "-".to_string(),
+            false => format!("{:.1} - {:.1}", least / unit, most / unit),
+        };
+        let limit = if r.limit.is_infinite() { "-".to_string() } else { format!("{:.2}", r.limit) };
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {:.2} | {} | {share} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {limit} | {} | {share} | {} | {} | {} |",
             r.model,
             r.quant,
             r.level,
@@ -151,7 +160,6 @@ pub fn markdown(rows: &[Row]) -> String {
             r.tok_s_min,
             r.tok_s_max,
             ui::bytes(r.bytes_per_token as u64),
-            r.limit,
             r.limit_kind,
             pair(r.read_bandwidth, 1e9),
             pair(r.compute_peak, 1e9),
@@ -168,6 +176,13 @@ pub fn markdown(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_probed_is_no_limit() {
+        let run = |speed| Repetition { speed, machine: [Machine::UNKNOWN; 2] };
+        let (limit, share, steady) = share(&[run(1.0), run(2.0)], &[[f64::INFINITY; 2]; 2]);
+        assert_eq!((limit, share, steady), (f64::INFINITY, None, 0));
+    }
 
     #[test]
     fn limits_that_move_are_not_steady() {
