@@ -16,7 +16,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("mlcc-quant", &["mlcc-ir"]),
     ("mlcc-models", &["mlcc-ir"]),
     ("mlcc-interp", &["mlcc-ir", "mlcc-quant"]),
-    ("mlcc-kernels", &["mlcc-ir", "mlcc-quant", "mlcc-target"]),
+    ("mlcc-kernel-lang", &["mlcc-ir"]),
+    ("mlcc-kernels", &["mlcc-ir", "mlcc-kernel-lang", "mlcc-quant", "mlcc-target"]),
     ("mlcc-passes", &["mlcc-ir", "mlcc-quant", "mlcc-interp", "mlcc-kernels", "mlcc-target"]),
     ("mlcc-codegen", &["mlcc-ir", "mlcc-abi", "mlcc-target"]),
     (

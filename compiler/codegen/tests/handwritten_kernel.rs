@@ -3,49 +3,30 @@
 #![cfg(any(feature = "llvm", feature = "cranelift"))]
 
 // docs: begin
-use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::kernel::{Access, BufId, ExprId, Kernel, Ty};
+use mlcc_ir::kernel::{Kernel, Ty};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::Recorder;
 
 /// `out = gate * max(x, 0)^2` for matrices `f32[n, width]`: rows are shared among the workers, `lanes` columns at a time.
 fn gated_square(width: i64, lanes: u32) -> Kernel {
-    let mut kb = KernelBuilder::new("gated_square");
-    let elements = Dim::sym(Sym::N).scale(width);
-    let x = kb.param("x", DType::F32, elements.clone(), Access::In, 64);
-    let gate = kb.param("gate", DType::F32, elements.clone(), Access::In, 64);
-    let out = kb.param("out", DType::F32, elements, Access::Out, 64);
-    let buffers = [x, gate, out];
-    let rows = kb.sym(Sym::N);
-    kb.par("row", rows, |kb, row| {
-        let row = kb.mul_int(row, width);
-        let vectors = kb.int(width / i64::from(lanes));
-        kb.serial("vector", vectors, |kb, vector| {
-            let column = kb.mul_int(vector, i64::from(lanes));
-            let at = kb.add(row, column);
-            columns(kb, buffers, at, lanes);
-        });
+    let k = Recorder::new("gated_square");
+    let (n, shape) = (Dim::sym(Sym::N), [Dim::sym(Sym::N), width.into()]);
+    let x = k.input("x", DType::F32, shape.clone());
+    let gate = k.input("gate", DType::F32, shape.clone());
+    let out = k.output("out", DType::F32, shape);
+    let columns = |at, lanes: u32| {
+        let positive = x.load(at, lanes).max(k.literal(0.0, Ty::vector(DType::F32, lanes)));
+        out.set(at, gate.load(at, lanes) * (positive * positive));
+    };
+    let whole = width / i64::from(lanes);
+    k.par("row", &n, |row| {
+        k.serial("vector", whole, |vector| columns([row, vector * i64::from(lanes)], lanes));
         // Columns that fill no vector, one by one.
-        let rest = width % i64::from(lanes);
-        let count = kb.int(rest);
-        kb.serial("column", count, |kb, column| {
-            let column = kb.add_int(column, width - rest);
-            let at = kb.add(row, column);
-            columns(kb, buffers, at, 1);
-        });
+        let first = whole * i64::from(lanes);
+        k.serial("column", width - first, |column| columns([row, column + first], 1));
     });
-    kb.finish()
-}
-
-/// `lanes` elements from `at` on.
-fn columns(kb: &mut KernelBuilder, [x, gate, out]: [BufId; 3], at: ExprId, lanes: u32) {
-    let zero = kb.constant(0.0, Ty::vector(DType::F32, lanes));
-    let x = kb.load_vec(x, at, lanes);
-    let positive = kb.max(x, zero);
-    let square = kb.mul(positive, positive);
-    let gate = kb.load_vec(gate, at, lanes);
-    let value = kb.mul(gate, square);
-    kb.store_vec(out, at, value);
+    k.finish()
 }
 // docs: end
 

@@ -1,6 +1,6 @@
 //! Builds kernels: typed expression constructors with local simplification, and statements in nested blocks.
 //!
-//! Constructors panic on type errors: those are bugs in a generator, not in user input.
+//! Constructors panic on type errors, and name the line of their caller: those are bugs in a generator, not in user input.
 
 use crate::dim::{Atom, Dim, Sym};
 use crate::instr::InstrId;
@@ -15,6 +15,10 @@ pub struct KernelBuilder {
     /// Iterations of the loops so far, where they are constant.
     turns: BTreeMap<VarId, i64>,
 }
+
+/// A loop whose body is being written; none where one iteration needs no loop.
+#[must_use]
+pub struct OpenFor(Option<(VarId, ExprId, ForKind)>);
 
 impl KernelBuilder {
     pub fn new(name: impl Into<String>) -> Self {
@@ -135,22 +139,29 @@ impl KernelBuilder {
     }
     /// `for name in 0..extent { body }`; an `extent` of constant 0 emits nothing, of constant 1 no loop (except GPU axes and `Par`).
     pub fn for_(&mut self, name: &str, extent: ExprId, kind: ForKind, body: impl FnOnce(&mut Self, ExprId)) {
+        let Some((open, value)) = self.begin_for(name, extent, kind) else { return };
+        body(self, value);
+        self.end_for(open);
+    }
+    /// Begins what [`KernelBuilder::for_`] does; gives the number of the iteration, or `None` where there is nothing to emit.
+    pub fn begin_for(&mut self, name: &str, extent: ExprId, kind: ForKind) -> Option<(OpenFor, ExprId)> {
         let plain = matches!(kind, ForKind::Serial | ForKind::Unroll);
         match self.kernel.exprs.as_int(extent) {
-            Some(0) if plain => return,
-            Some(1) if plain => {
-                let zero = self.int(0);
-                return body(self, zero);
-            }
+            Some(0) if plain => return None,
+            Some(1) if plain => return Some((OpenFor(None), self.int(0))),
             _ => {}
         }
         let var = self.new_var(name, Ty::I64);
         self.turns.extend(self.kernel.exprs.as_int(extent).map(|turns| (var, turns)));
         let value = self.var(var);
         self.open_block();
-        body(self, value);
-        let body = self.close_block();
-        self.push(Stmt::For { var, extent, kind, body });
+        Some((OpenFor(Some((var, extent, kind))), value))
+    }
+    pub fn end_for(&mut self, open: OpenFor) {
+        if let OpenFor(Some((var, extent, kind))) = open {
+            let body = self.close_block();
+            self.push(Stmt::For { var, extent, kind, body });
+        }
     }
     /// Iterations of the loop that counts with `var`, where they are constant.
     pub fn turns(&self, var: VarId) -> Option<i64> {
@@ -183,9 +194,11 @@ impl KernelBuilder {
         self.push(Stmt::Let { var, value });
         self.var(var)
     }
+    #[track_caller]
     pub fn store(&mut self, buf: BufId, index: ExprId, value: ExprId) {
         self.store_masked(buf, index, value, None);
     }
+    #[track_caller]
     pub fn store_masked(&mut self, buf: BufId, index: ExprId, value: ExprId, mask: Option<ExprId>) {
         let (ti, tv, elem) = (self.ty(index), self.ty(value), self.kernel.bufs[buf].dtype);
         assert!(ti.dtype == DType::I64 && ti.lanes == tv.lanes, "store index {ti} for value {tv}");
@@ -204,6 +217,7 @@ impl KernelBuilder {
     pub fn int(&mut self, value: i64) -> ExprId {
         self.intern(Expr::Const(Literal::Int(value)), Ty::I64)
     }
+    #[track_caller]
     pub fn int_of(&mut self, value: i64, dtype: DType) -> ExprId {
         assert!(dtype.is_int() || dtype == DType::Bool, "integer literal of {dtype}");
         self.intern(Expr::Const(Literal::Int(value)), Ty::scalar(dtype))
@@ -211,11 +225,13 @@ impl KernelBuilder {
     pub fn float(&mut self, value: f64) -> ExprId {
         self.float_of(value, DType::F32)
     }
+    #[track_caller]
     pub fn float_of(&mut self, value: f64, dtype: DType) -> ExprId {
         assert!(dtype.is_float(), "float literal of {dtype}");
         self.intern(Expr::Const(Literal::Float(value.to_bits())), Ty::scalar(dtype))
     }
     /// A literal of any type, splatted to `ty.lanes`.
+    #[track_caller]
     pub fn constant(&mut self, value: f64, ty: Ty) -> ExprId {
         let scalar = if ty.dtype.is_float() {
             self.float_of(value, ty.dtype)
@@ -228,9 +244,11 @@ impl KernelBuilder {
         let ty = self.kernel.vars[var].ty;
         self.intern(Expr::Var(var), ty)
     }
+    #[track_caller]
     pub fn load(&mut self, buf: BufId, index: ExprId) -> ExprId {
         self.load_masked(buf, index, None)
     }
+    #[track_caller]
     pub fn load_masked(&mut self, buf: BufId, index: ExprId, mask: Option<ExprId>) -> ExprId {
         let ti = self.ty(index);
         assert_eq!(ti.dtype, DType::I64, "load index of {}", self.kernel.bufs[buf].name);
@@ -238,20 +256,24 @@ impl KernelBuilder {
         self.intern(Expr::Load { buf, index, mask }, ty)
     }
     /// `lanes` consecutive elements from `base`.
+    #[track_caller]
     pub fn load_vec(&mut self, buf: BufId, base: ExprId, lanes: u32) -> ExprId {
         let index = self.ramp1(base, lanes);
         self.load(buf, index)
     }
     /// Stores consecutive elements from `base`.
+    #[track_caller]
     pub fn store_vec(&mut self, buf: BufId, base: ExprId, value: ExprId) {
         let index = self.ramp1(base, self.ty(value).lanes);
         self.store(buf, index, value);
     }
     /// `ramp(base, 1, lanes)`, or `base` itself for one lane.
+    #[track_caller]
     pub fn ramp1(&mut self, base: ExprId, lanes: u32) -> ExprId {
         let one = self.int(1);
         self.ramp(base, one, lanes)
     }
+    #[track_caller]
     pub fn ramp(&mut self, base: ExprId, stride: ExprId, lanes: u32) -> ExprId {
         let ty = self.ty(base);
         assert!(ty.lanes == 1 && ty.dtype.is_int() && self.ty(stride) == ty, "ramp of {ty}");
@@ -260,6 +282,7 @@ impl KernelBuilder {
             _ => self.intern(Expr::Ramp { base, stride }, Ty::vector(ty.dtype, lanes)),
         }
     }
+    #[track_caller]
     pub fn splat(&mut self, value: ExprId, lanes: u32) -> ExprId {
         let ty = self.ty(value);
         assert_eq!(ty.lanes, 1, "splat of a vector");
@@ -273,6 +296,7 @@ impl KernelBuilder {
         self.intern(Expr::Unary(op, a), ty)
     }
     /// Both operands of one type, or one of them with one lane, which is splatted.
+    #[track_caller]
     pub fn binary(&mut self, op: BinOp, a: ExprId, b: ExprId) -> ExprId {
         let (a, b) = self.same_lanes(a, b);
         let (ta, tb) = (self.ty(a), self.ty(b));
@@ -283,6 +307,7 @@ impl KernelBuilder {
         let ty = if op.is_comparison() { Ty::vector(DType::Bool, ta.lanes) } else { ta };
         self.intern(Expr::Binary(op, a, b), ty)
     }
+    #[track_caller]
     fn same_lanes(&mut self, a: ExprId, b: ExprId) -> (ExprId, ExprId) {
         match (self.ty(a).lanes, self.ty(b).lanes) {
             (x, y) if x == y => (a, b),
@@ -323,27 +348,35 @@ impl KernelBuilder {
             _ => None,
         }
     }
+    #[track_caller]
     pub fn add(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Add, a, b)
     }
+    #[track_caller]
     pub fn sub(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Sub, a, b)
     }
+    #[track_caller]
     pub fn mul(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Mul, a, b)
     }
+    #[track_caller]
     pub fn div(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Div, a, b)
     }
+    #[track_caller]
     pub fn rem(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Rem, a, b)
     }
+    #[track_caller]
     pub fn min(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Min, a, b)
     }
+    #[track_caller]
     pub fn max(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Max, a, b)
     }
+    #[track_caller]
     pub fn lt(&mut self, a: ExprId, b: ExprId) -> ExprId {
         self.binary(BinOp::Lt, a, b)
     }
@@ -357,6 +390,7 @@ impl KernelBuilder {
         let c = self.int(c);
         self.mul(a, c)
     }
+    #[track_caller]
     pub fn fma(&mut self, a: ExprId, b: ExprId, c: ExprId) -> ExprId {
         let (a, b) = self.same_lanes(a, b);
         let (a, c) = self.same_lanes(a, c);
@@ -372,12 +406,14 @@ impl KernelBuilder {
         }
         self.intern(Expr::Cast(a), Ty::vector(dtype, ty.lanes))
     }
+    #[track_caller]
     pub fn bitcast(&mut self, a: ExprId, to: Ty) -> ExprId {
         let from = self.ty(a);
         let bits = |t: Ty| t.dtype.bytes().map(|b| b * t.lanes as usize);
         assert_eq!(bits(from), bits(to), "bitcast of {from} to {to}");
         if from == to { a } else { self.intern(Expr::Bitcast(a), to) }
     }
+    #[track_caller]
     pub fn select(&mut self, cond: ExprId, a: ExprId, b: ExprId) -> ExprId {
         let (a, b) = self.same_lanes(a, b);
         let cond = if self.ty(cond).lanes == 1 { self.splat(cond, self.ty(a).lanes) } else { cond };
@@ -387,6 +423,7 @@ impl KernelBuilder {
         assert!(self.ty(b) == ty && self.ty(cond).dtype == DType::Bool, "operands of select");
         self.intern(Expr::Select(cond, a, b), ty)
     }
+    #[track_caller]
     pub fn shuffle(&mut self, a: ExprId, b: Option<ExprId>, lanes: Vec<u32>) -> ExprId {
         let ty = self.ty(a);
         let available = ty.lanes * if b.is_some() { 2 } else { 1 };
@@ -394,6 +431,7 @@ impl KernelBuilder {
         let out = Ty::vector(ty.dtype, lanes.len() as u32);
         self.intern(Expr::Shuffle { a, b, lanes }, out)
     }
+    #[track_caller]
     pub fn instr(&mut self, instr: InstrId, args: Vec<ExprId>) -> ExprId {
         let def = instr.def();
         let types: Vec<Ty> = args.iter().map(|&a| self.ty(a)).collect();
@@ -403,6 +441,7 @@ impl KernelBuilder {
     }
     /// Folds the lanes of a vector with `op`: upper half onto lower half until one lane is left (this order is the
     /// definition, so every executor rounds alike). Lanes must be a power of two.
+    #[track_caller]
     pub fn reduce_lanes(&mut self, op: BinOp, a: ExprId) -> ExprId {
         let mut value = a;
         let mut lanes = self.ty(a).lanes;

@@ -1,0 +1,37 @@
+//! The language that kernels are written in: ordinary Rust that records kernel IR.
+//!
+//! A [`Val`] is a value of the kernel: a copyable handle that knows its recorder, so that formulas read as formulas and
+//! need neither a builder argument nor global state. A [`View`] is a buffer with a shape, a [`Reg`] a variable in
+//! registers. Loops are methods of the [`Recorder`] that take a closure:
+//!
+//! ```
+//! use mlcc_ir::types::DType;
+//! use mlcc_kernel_lang::Recorder;
+//!
+//! // out[row] = sum over c of q[row, c] * x[c]
+//! let k = Recorder::new("matvec");
+//! let q = k.input("q", DType::F32, [64, 128]);
+//! let x = k.input("x", DType::F32, [128]);
+//! let out = k.output("out", DType::F32, [64]);
+//! k.par("row", 64, |row| {
+//!     let sum = k.fold("c", 128, 0.0, |c, sum| q.at([row, c]).fma(x.at([c]), sum));
+//!     out.set([row], sum);
+//! });
+//! let kernel = k.finish();
+//! # assert_eq!(kernel.params.len(), 3);
+//! ```
+//!
+//! Types are checked when a line is recorded; a mistake panics with the line of the kernel that made it, because it is a
+//! bug of the generator and never of its input. This crate knows no op of the graph.
+
+mod loops;
+mod recorder;
+mod team;
+mod val;
+mod view;
+
+pub use loops::{Extent, First};
+pub use recorder::Recorder;
+pub use team::{Team, WARP, warp_sum};
+pub use val::{Operand, Val};
+pub use view::{Indices, Reg, View};

@@ -1,0 +1,109 @@
+//! Loops and conditions.
+
+use crate::{Recorder, Val};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::kernel::{ForKind, Stmt};
+
+/// A number of iterations, or an index.
+pub trait Extent<'k>: Clone {
+    #[doc(hidden)]
+    fn index(self, k: &'k Recorder) -> Val<'k>;
+}
+
+impl<'k> Extent<'k> for i64 {
+    fn index(self, k: &'k Recorder) -> Val<'k> {
+        k.int(self)
+    }
+}
+
+impl<'k> Extent<'k> for Val<'k> {
+    fn index(self, _: &'k Recorder) -> Val<'k> {
+        self
+    }
+}
+
+impl<'k> Extent<'k> for &Dim {
+    fn index(self, k: &'k Recorder) -> Val<'k> {
+        k.dim(self)
+    }
+}
+
+impl Recorder {
+    fn each<'k>(&'k self, name: &str, extent: impl Extent<'k>, kind: ForKind, body: impl FnOnce(Val<'k>)) {
+        let extent = self.extent(extent);
+        let Some((open, index)) = self.builder(|kb| kb.begin_for(name, extent.id(), kind)) else { return };
+        body(self.val(index));
+        self.builder(|kb| kb.end_for(open));
+    }
+
+    /// One iteration after the other.
+    pub fn serial<'k>(&'k self, name: &str, extent: impl Extent<'k>, body: impl FnOnce(Val<'k>)) {
+        self.each(name, extent, ForKind::Serial, body);
+    }
+
+    /// The same, repeated in the code; `extent` is constant.
+    pub fn unrolled<'k>(&'k self, name: &str, extent: i64, body: impl FnOnce(Val<'k>)) {
+        self.each(name, extent, ForKind::Unroll, body);
+    }
+
+    /// CPU workers take contiguous parts of the iterations.
+    pub fn par<'k>(&'k self, name: &str, extent: impl Extent<'k>, body: impl FnOnce(Val<'k>)) {
+        self.each(name, extent, ForKind::Par, body);
+    }
+
+    /// Thread blocks of a GPU along one axis of the grid.
+    pub fn blocks<'k>(&'k self, name: &str, axis: u8, extent: impl Extent<'k>, body: impl FnOnce(Val<'k>)) {
+        self.each(name, extent, ForKind::Block(axis), body);
+    }
+
+    /// Threads of a block.
+    pub fn threads<'k>(&'k self, name: &str, extent: i64, body: impl FnOnce(Val<'k>)) {
+        self.each(name, extent, ForKind::Thread(0), body);
+    }
+
+    /// `acc = body(i, acc)` for each `i` below `extent`, beginning with `first`.
+    pub fn fold<'k>(
+        &'k self,
+        name: &str,
+        extent: impl Extent<'k>,
+        first: impl First<'k>,
+        body: impl FnOnce(Val<'k>, Val<'k>) -> Val<'k>,
+    ) -> Val<'k> {
+        let acc = self.reg("acc", first.value(self));
+        self.serial(name, extent, |i| acc.set(body(i, acc.get())));
+        acc.get().named("folded")
+    }
+
+    /// `then` where the condition holds.
+    pub fn when(&self, cond: Val, then: impl FnOnce()) {
+        self.builder(|kb| kb.open_block());
+        then();
+        self.builder(|kb| {
+            let then = kb.close_block();
+            kb.push(Stmt::If { cond: cond.id(), then, otherwise: Vec::new() });
+        });
+    }
+
+    /// All threads of a block have come here before one goes on.
+    pub fn barrier(&self) {
+        self.builder(|kb| kb.barrier());
+    }
+}
+
+/// What a fold begins with: a value, or an f32 literal.
+pub trait First<'k> {
+    #[doc(hidden)]
+    fn value(self, k: &'k Recorder) -> Val<'k>;
+}
+
+impl<'k> First<'k> for f64 {
+    fn value(self, k: &'k Recorder) -> Val<'k> {
+        k.float(self)
+    }
+}
+
+impl<'k> First<'k> for Val<'k> {
+    fn value(self, _: &'k Recorder) -> Val<'k> {
+        self
+    }
+}

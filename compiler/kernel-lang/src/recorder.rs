@@ -1,0 +1,141 @@
+//! What records a kernel: declarations, literals, and the way to and from the builder below.
+
+use crate::{Extent, Reg, Val, View};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::kernel::{Access, BufId, ExprId, Kernel, Space, Ty};
+use mlcc_ir::types::DType;
+use std::cell::{RefCell, RefMut};
+
+/// Records one kernel. Everything recorded is shared by reference, so [`Val`]s can be copied freely.
+pub struct Recorder {
+    builder: RefCell<KernelBuilder>,
+}
+
+impl Recorder {
+    pub fn new(name: &str) -> Recorder {
+        Recorder { builder: RefCell::new(KernelBuilder::new(name)) }
+    }
+
+    /// The recorded kernel.
+    pub fn finish(self) -> Kernel {
+        self.builder.into_inner().finish()
+    }
+
+    /// Records into a kernel that a builder has begun.
+    pub fn within<T>(builder: &mut KernelBuilder, body: impl FnOnce(&Recorder) -> T) -> T {
+        let begun = std::mem::replace(builder, KernelBuilder::new(""));
+        let recorder = Recorder { builder: RefCell::new(begun) };
+        let result = body(&recorder);
+        *builder = recorder.builder.into_inner();
+        result
+    }
+
+    /// Runs what is written against the builder; `body` must not record through this recorder.
+    #[track_caller]
+    pub fn builder<T>(&self, body: impl FnOnce(&mut KernelBuilder) -> T) -> T {
+        body(&mut self.builder.borrow_mut())
+    }
+
+    /// An expression of the builder as a value.
+    pub fn val(&self, id: ExprId) -> Val<'_> {
+        Val::new(self, id)
+    }
+
+    // ---- buffers
+
+    /// A buffer that the kernel reads, with its shape; only the outermost extent may depend on the call.
+    #[track_caller]
+    pub fn input<const N: usize>(&self, name: &str, dtype: DType, dims: [impl Into<Dim>; N]) -> View<'_, N> {
+        self.param(name, dtype, dims.map(Into::into), Access::In)
+    }
+
+    /// A buffer that the kernel writes, likewise.
+    #[track_caller]
+    pub fn output<const N: usize>(&self, name: &str, dtype: DType, dims: [impl Into<Dim>; N]) -> View<'_, N> {
+        self.param(name, dtype, dims.map(Into::into), Access::Out)
+    }
+
+    #[track_caller]
+    fn param<const N: usize>(&self, name: &str, dtype: DType, dims: [Dim; N], access: Access) -> View<'_, N> {
+        let inner = |axis: usize| match dims[axis].as_const() {
+            Some(extent) => extent,
+            None if axis == 0 => 1,
+            None => panic!("axis {axis} of {name} has to be constant"),
+        };
+        let extents = std::array::from_fn(inner);
+        let len = dims[0].scale(extents[1..].iter().product());
+        let buf = self.builder(|kb| kb.param(name, dtype, len, access, 64));
+        self.view(buf, extents)
+    }
+
+    /// A buffer with a shape, row-major. The outermost extent takes no part in the arithmetic.
+    pub fn view<const N: usize>(&self, buf: BufId, dims: [i64; N]) -> View<'_, N> {
+        View::dense(self, buf, dims)
+    }
+
+    /// Allocates a row-major buffer in `space`, with undefined contents.
+    pub fn alloc<const N: usize>(
+        &self,
+        name: &str,
+        dtype: DType,
+        dims: [i64; N],
+        space: Space,
+    ) -> View<'_, N> {
+        let len = dims.iter().product::<i64>() as usize;
+        self.view(self.builder(|kb| kb.alloc(name, dtype, len, space)), dims)
+    }
+
+    /// f32 in GPU shared memory.
+    pub fn shared<const N: usize>(&self, name: &str, dims: [i64; N]) -> View<'_, N> {
+        self.alloc(name, DType::F32, dims, Space::Shared)
+    }
+
+    /// f32 in registers: every index must become a constant after unrolling.
+    pub fn registers<const N: usize>(&self, name: &str, dims: [i64; N]) -> View<'_, N> {
+        self.alloc(name, DType::F32, dims, Space::Local)
+    }
+
+    /// A variable that begins with `first` and has its type.
+    pub fn reg<'k>(&'k self, name: &str, first: Val<'k>) -> Reg<'k> {
+        Reg::new(self, name, first)
+    }
+
+    // ---- literals
+
+    /// An index.
+    pub fn int(&self, value: i64) -> Val<'_> {
+        self.val(self.builder(|kb| kb.int(value)))
+    }
+
+    /// An f32.
+    pub fn float(&self, value: f64) -> Val<'_> {
+        self.val(self.builder(|kb| kb.float(value)))
+    }
+
+    /// A literal of any type, the same in all lanes.
+    #[track_caller]
+    pub fn literal(&self, value: f64, ty: Ty) -> Val<'_> {
+        self.val(self.builder.borrow_mut().constant(value, ty))
+    }
+
+    /// A size as an index.
+    pub fn dim(&self, dim: &Dim) -> Val<'_> {
+        self.val(self.builder(|kb| kb.dim(dim)))
+    }
+
+    /// The value of an index where it is constant.
+    pub fn as_int(&self, index: Val) -> Option<i64> {
+        self.builder(|kb| kb.kernel().exprs.as_int(index.id()))
+    }
+
+    /// The builder, for one call.
+    #[track_caller]
+    pub(crate) fn recording(&self) -> RefMut<'_, KernelBuilder> {
+        self.builder.borrow_mut()
+    }
+
+    pub(crate) fn extent<'k>(&'k self, extent: impl Extent<'k>) -> Val<'k> {
+        extent.index(self)
+    }
+}

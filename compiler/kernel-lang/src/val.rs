@@ -1,0 +1,218 @@
+//! Values and their arithmetic.
+
+use crate::Recorder;
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::{BinOp, ExprId, Ty, UnOp};
+use mlcc_ir::types::DType;
+use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Rem, Shl, Shr, Sub};
+
+/// A value of the kernel that is being recorded: one lane or several, of one type.
+///
+/// Both operands of an operation have one type; one lane meets several by being repeated, and a literal takes the type of
+/// the value beside it. Integers wrap and divide towards zero.
+#[derive(Clone, Copy)]
+pub struct Val<'k> {
+    k: &'k Recorder,
+    id: ExprId,
+}
+
+/// What may stand beside a value: another one, or a literal that takes its type.
+pub trait Operand<'k>: Copy {
+    #[doc(hidden)]
+    fn beside(self, other: Val<'k>) -> Val<'k>;
+}
+
+impl<'k> Operand<'k> for Val<'k> {
+    fn beside(self, _: Val<'k>) -> Val<'k> {
+        self
+    }
+}
+
+impl<'k> Operand<'k> for i64 {
+    #[track_caller]
+    fn beside(self, other: Val<'k>) -> Val<'k> {
+        let dtype = other.ty().dtype;
+        assert!(dtype.is_int(), "integer literal {self} beside {dtype}");
+        Val::new(other.k, other.k.builder(|kb| kb.int_of(self, dtype)))
+    }
+}
+
+impl<'k> Operand<'k> for f64 {
+    #[track_caller]
+    fn beside(self, other: Val<'k>) -> Val<'k> {
+        let dtype = other.ty().dtype;
+        assert!(dtype.is_float(), "literal {self} beside {dtype}");
+        Val::new(other.k, other.k.builder(|kb| kb.float_of(self, dtype)))
+    }
+}
+
+impl<'k> Val<'k> {
+    pub(crate) fn new(k: &'k Recorder, id: ExprId) -> Val<'k> {
+        Val { k, id }
+    }
+    /// The expression of the builder below.
+    pub fn id(self) -> ExprId {
+        self.id
+    }
+    pub fn ty(self) -> Ty {
+        self.k.builder(|kb| kb.ty(self.id))
+    }
+    pub fn lanes(self) -> u32 {
+        self.ty().lanes
+    }
+    pub(crate) fn recorder(self) -> &'k Recorder {
+        self.k
+    }
+
+    /// Computes the value here and keeps it in a variable of this name.
+    pub fn named(self, name: &str) -> Val<'k> {
+        self.k.val(self.k.builder(|kb| kb.let_(name, self.id)))
+    }
+
+    #[track_caller]
+    fn with(self, op: BinOp, other: impl Operand<'k>) -> Val<'k> {
+        let other = other.beside(self);
+        // No closure here: the panic of a type error names the caller.
+        let id = self.k.recording().binary(op, self.id, other.id);
+        self.k.val(id)
+    }
+    #[track_caller]
+    fn unary(self, op: UnOp) -> Val<'k> {
+        self.k.val(self.k.recording().unary(op, self.id))
+    }
+
+    // ---- comparisons and choice
+
+    #[track_caller]
+    pub fn lt(self, other: impl Operand<'k>) -> Val<'k> {
+        self.with(BinOp::Lt, other)
+    }
+    #[track_caller]
+    pub fn le(self, other: impl Operand<'k>) -> Val<'k> {
+        self.with(BinOp::Le, other)
+    }
+    #[track_caller]
+    pub fn equals(self, other: impl Operand<'k>) -> Val<'k> {
+        self.with(BinOp::Eq, other)
+    }
+    #[track_caller]
+    pub fn min(self, other: impl Operand<'k>) -> Val<'k> {
+        self.with(BinOp::Min, other)
+    }
+    #[track_caller]
+    pub fn max(self, other: impl Operand<'k>) -> Val<'k> {
+        self.with(BinOp::Max, other)
+    }
+    /// `self ? yes : no`, lane by lane.
+    #[track_caller]
+    pub fn select(self, yes: Val<'k>, no: impl Operand<'k>) -> Val<'k> {
+        let no = no.beside(yes);
+        self.k.val(self.k.recording().select(self.id, yes.id, no.id))
+    }
+
+    // ---- arithmetic
+
+    /// `self * factor + addend`, rounded once where the target can.
+    #[track_caller]
+    pub fn fma(self, factor: impl Operand<'k>, addend: Val<'k>) -> Val<'k> {
+        let factor = factor.beside(self);
+        self.k.val(self.k.recording().fma(self.id, factor.id, addend.id))
+    }
+    /// `self / divisor`, rounded up; both positive.
+    #[track_caller]
+    pub fn div_ceil(self, divisor: impl Operand<'k>) -> Val<'k> {
+        let divisor = divisor.beside(self);
+        (self + (divisor + -1)) / divisor
+    }
+    #[track_caller]
+    pub fn exp(self) -> Val<'k> {
+        self.unary(UnOp::Exp)
+    }
+    #[track_caller]
+    pub fn tanh(self) -> Val<'k> {
+        self.unary(UnOp::Tanh)
+    }
+
+    // ---- types and lanes
+
+    /// The value in another type.
+    #[track_caller]
+    pub fn cast(self, dtype: DType) -> Val<'k> {
+        self.k.val(self.k.recording().cast(self.id, dtype))
+    }
+    /// The bits as another type of the same size; lane 0 has the lowest bytes.
+    #[track_caller]
+    pub fn bits_as(self, ty: Ty) -> Val<'k> {
+        self.k.val(self.k.recording().bitcast(self.id, ty))
+    }
+    /// The one lane, repeated.
+    #[track_caller]
+    pub fn splat(self, lanes: u32) -> Val<'k> {
+        self.k.val(self.k.recording().splat(self.id, lanes))
+    }
+    /// `self, self + step, ...` in as many lanes.
+    #[track_caller]
+    pub fn ramp(self, step: i64, lanes: u32) -> Val<'k> {
+        let step = step.beside(self);
+        self.k.val(self.k.recording().ramp(self.id, step.id, lanes))
+    }
+    /// The sum of all lanes: the upper half onto the lower one until one is left.
+    #[track_caller]
+    pub fn sum_lanes(self) -> Val<'k> {
+        self.k.val(self.k.recording().reduce_lanes(BinOp::Add, self.id))
+    }
+    /// A machine instruction by its name in the instruction table; `self` is its first argument.
+    #[track_caller]
+    pub fn instr(self, name: &str, others: &[Val<'k>]) -> Val<'k> {
+        let Some(instr) = InstrId::by_name(name) else { panic!("no instruction is called {name}") };
+        let args = [self].iter().chain(others).map(|v| v.id).collect();
+        self.k.val(self.k.recording().instr(instr, args))
+    }
+}
+
+macro_rules! operators {
+    ($($operator:ident $method:ident $op:ident)*) => { $(
+        impl<'k, T: Operand<'k>> $operator<T> for Val<'k> {
+            type Output = Val<'k>;
+            #[track_caller]
+            fn $method(self, other: T) -> Val<'k> {
+                self.with(BinOp::$op, other)
+            }
+        }
+        impl<'k> $operator<Val<'k>> for i64 {
+            type Output = Val<'k>;
+            #[track_caller]
+            fn $method(self, other: Val<'k>) -> Val<'k> {
+                self.beside(other).with(BinOp::$op, other)
+            }
+        }
+        impl<'k> $operator<Val<'k>> for f64 {
+            type Output = Val<'k>;
+            #[track_caller]
+            fn $method(self, other: Val<'k>) -> Val<'k> {
+                self.beside(other).with(BinOp::$op, other)
+            }
+        }
+    )* };
+}
+
+operators! {
+    Add add Add
+    Sub sub Sub
+    Mul mul Mul
+    Div div Div
+    Rem rem Rem
+    BitAnd bitand And
+    BitOr bitor Or
+    BitXor bitxor Xor
+    Shl shl Shl
+    Shr shr Shr
+}
+
+impl<'k> Neg for Val<'k> {
+    type Output = Val<'k>;
+    #[track_caller]
+    fn neg(self) -> Val<'k> {
+        self.unary(UnOp::Neg)
+    }
+}

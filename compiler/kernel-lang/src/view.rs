@@ -1,0 +1,143 @@
+//! Buffers with a shape, and variables.
+
+use crate::{Extent, Recorder, Val};
+use mlcc_ir::kernel::{BufId, Space};
+
+/// A buffer whose elements have `N` indices.
+#[derive(Clone, Copy)]
+pub struct View<'k, const N: usize> {
+    k: &'k Recorder,
+    buf: BufId,
+    /// Elements from one index to the next, outermost first; each a multiple of the next one.
+    strides: [i64; N],
+}
+
+/// `N` indices: values, numbers, or both in a tuple.
+pub trait Indices<'k, const N: usize> {
+    #[doc(hidden)]
+    fn values(self, k: &'k Recorder) -> [Val<'k>; N];
+}
+
+impl<'k, T: Extent<'k>, const N: usize> Indices<'k, N> for [T; N] {
+    fn values(self, k: &'k Recorder) -> [Val<'k>; N] {
+        self.map(|index| index.index(k))
+    }
+}
+
+impl<'k, A: Extent<'k>, B: Extent<'k>> Indices<'k, 2> for (A, B) {
+    fn values(self, k: &'k Recorder) -> [Val<'k>; 2] {
+        [self.0.index(k), self.1.index(k)]
+    }
+}
+
+impl<'k, A: Extent<'k>, B: Extent<'k>, C: Extent<'k>> Indices<'k, 3> for (A, B, C) {
+    fn values(self, k: &'k Recorder) -> [Val<'k>; 3] {
+        [self.0.index(k), self.1.index(k), self.2.index(k)]
+    }
+}
+
+impl<'k> View<'k, 1> {
+    /// The same buffer as rows of `width` elements.
+    pub fn rows(self, width: i64) -> View<'k, 2> {
+        View { k: self.k, buf: self.buf, strides: [width, 1] }
+    }
+}
+
+impl<'k, const N: usize> View<'k, N> {
+    pub(crate) fn dense(k: &'k Recorder, buf: BufId, dims: [i64; N]) -> View<'k, N> {
+        let mut strides = [1; N];
+        for axis in (1..N).rev() {
+            strides[axis - 1] = strides[axis] * dims[axis];
+        }
+        View { k, buf, strides }
+    }
+
+    /// The same buffer with `pitch` elements from one index of the last but one axis to the next, where rows are padded.
+    #[track_caller]
+    pub fn pitch(mut self, pitch: i64) -> View<'k, N> {
+        assert!(N >= 2 && pitch >= self.strides[N - 2], "a pitch of {pitch} for {:?}", self.strides);
+        let (rows, dense) = (N - 1, self.strides[N - 2]);
+        for stride in &mut self.strides[..rows] {
+            *stride = *stride / dense * pitch;
+        }
+        self
+    }
+
+    /// The same elements by one index, in their order in memory.
+    pub fn flat(self) -> View<'k, 1> {
+        View { k: self.k, buf: self.buf, strides: [1] }
+    }
+
+    pub fn buf(self) -> BufId {
+        self.buf
+    }
+
+    /// Elements from the start of the buffer to this place.
+    #[track_caller]
+    pub fn offset(self, at: impl Indices<'k, N>) -> Val<'k> {
+        let indices = at.values(self.k);
+        let mut sum = indices[0];
+        for (axis, index) in indices.into_iter().enumerate().skip(1) {
+            sum = sum * (self.strides[axis - 1] / self.strides[axis]) + index;
+        }
+        sum
+    }
+
+    /// The element at this place.
+    #[track_caller]
+    pub fn at(self, at: impl Indices<'k, N>) -> Val<'k> {
+        self.load(at, 1)
+    }
+
+    /// `lanes` elements from this place on, along the last axis.
+    #[track_caller]
+    pub fn load(self, at: impl Indices<'k, N>, lanes: u32) -> Val<'k> {
+        let index = self.offset(at);
+        self.k.val(self.k.recording().load_vec(self.buf, index.id(), lanes))
+    }
+
+    /// The same where `mask` holds, else zero; nothing is read there.
+    #[track_caller]
+    pub fn load_where(self, mask: Val<'k>, at: impl Indices<'k, N>, lanes: u32) -> Val<'k> {
+        let index = self.offset(at).ramp(1, lanes);
+        self.k.val(self.k.recording().load_masked(self.buf, index.id(), Some(mask.id())))
+    }
+
+    /// Stores all lanes of a value from this place on.
+    #[track_caller]
+    pub fn set(self, at: impl Indices<'k, N>, value: Val<'k>) {
+        let index = self.offset(at);
+        self.k.recording().store_vec(self.buf, index.id(), value.id());
+    }
+}
+
+/// A variable in registers, for what a loop carries from one iteration to the next.
+#[derive(Clone, Copy)]
+pub struct Reg<'k> {
+    k: &'k Recorder,
+    buf: BufId,
+    lanes: u32,
+}
+
+impl<'k> Reg<'k> {
+    pub(crate) fn new(k: &'k Recorder, name: &str, first: Val<'k>) -> Reg<'k> {
+        let ty = first.ty();
+        let buf = k.builder(|kb| kb.alloc(name, ty.dtype, ty.lanes as usize, Space::Local));
+        let reg = Reg { k, buf, lanes: ty.lanes };
+        reg.set(first);
+        reg
+    }
+
+    /// What the variable has where this is evaluated; [`Val::named`] keeps it.
+    pub fn get(self) -> Val<'k> {
+        let zero = self.k.int(0);
+        self.k.val(self.k.recording().load_vec(self.buf, zero.id(), self.lanes))
+    }
+
+    #[track_caller]
+    pub fn set(self, value: Val<'k>) {
+        assert_eq!(value.lanes(), self.lanes, "lanes of a variable");
+        let zero = self.k.int(0);
+        self.k.recording().store_vec(self.buf, zero.id(), value.id());
+    }
+}

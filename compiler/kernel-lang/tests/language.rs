@@ -1,0 +1,170 @@
+//! What is recorded means what it says, by the interpreter; mistakes name the line that made them.
+
+use mlcc_interp::kernel::{Buffer, Options, Order, run, run_with};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{Kernel, Ty};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Recorder, Team, Val, WARP, warp_sum};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex};
+
+/// `out: f32[len]` of a kernel with one output.
+fn output(kernel: &Kernel, inputs: &[Buffer], len: usize) -> Vec<f32> {
+    let mut buffers = inputs.to_vec();
+    buffers.push(Buffer::zeros(DType::F32, len));
+    run(kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+    buffers.pop().unwrap().to_f32()
+}
+
+fn count(n: usize) -> Vec<f32> {
+    (0..n).map(|i| i as f32).collect()
+}
+
+#[test]
+fn a_fold_over_views_is_a_product() {
+    let k = Recorder::new("matvec");
+    let w = k.input("w", DType::F32, [3, 5]);
+    let x = k.input("x", DType::F32, [5]);
+    let out = k.output("out", DType::F32, [3]);
+    k.par("row", 3, |row| {
+        out.set([row], k.fold("c", 5, 0.5, |c, sum| w.at([row, c]).fma(x.at([c]), sum)));
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(15)), Buffer::from_f32(&count(5))], 3);
+    assert_eq!(got, [30.5, 80.5, 130.5]);
+}
+
+#[test]
+fn places_follow_shape_and_pitch() {
+    let k = Recorder::new("places");
+    let x = k.input("x", DType::F32, [2, 3, 4]);
+    let padded = k.view(x.buf(), [4, 4]).pitch(6);
+    let out = k.output("out", DType::F32, [4]);
+    k.par("once", 1, |zero| {
+        out.set([0], x.at((1, 2, 3)));
+        out.set([1], x.flat().at([7]));
+        out.set([2], padded.at((2, 1)));
+        out.set([3], padded.at([zero + 3, zero]));
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(24))], 4);
+    assert_eq!(got, [23.0, 7.0, 13.0, 18.0]);
+}
+
+#[test]
+fn masked_lanes_read_nothing_and_are_zero() {
+    let k = Recorder::new("masked");
+    let x = k.input("x", DType::F32, [6]);
+    let out = k.output("out", DType::F32, [2, 4]);
+    k.par("row", 2, |row| {
+        let inside = (row * 4).ramp(1, 4).lt(k.literal(6.0, Ty::vector(DType::I64, 4)));
+        out.set((row, 0), x.load_where(inside, [row * 4], 4));
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(6))], 8);
+    assert_eq!(got, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]);
+}
+
+/// `body(x)` for `x: i64` 0 to 9, as f32.
+fn of_numbers(body: impl for<'k> Fn(Val<'k>) -> Val<'k>) -> Vec<f32> {
+    let k = Recorder::new("numbers");
+    let x = k.input("x", DType::I64, [10]);
+    let out = k.output("out", DType::F32, [10]);
+    k.par("i", 10, |i| out.set([i], body(x.at([i])).cast(DType::F32)));
+    output(&k.finish(), &[Buffer::from_i64(&(0..10).collect::<Vec<i64>>())], 10)
+}
+
+#[test]
+fn literals_take_the_type_beside_them() {
+    let expected = |f: fn(i64) -> i64| (0..10).map(|i| f(i) as f32).collect::<Vec<f32>>();
+    assert_eq!(of_numbers(|x| 100 - x * 3), expected(|x| 100 - x * 3));
+    assert_eq!(of_numbers(|x| ((x << 2) | 1) & 13), expected(|x| ((x << 2) | 1) & 13));
+    assert_eq!(of_numbers(|x| x / 4 + x % 4), expected(|x| x / 4 + x % 4));
+    assert_eq!(of_numbers(|x| x.div_ceil(4)), expected(|x| (x + 3) / 4));
+    assert_eq!(of_numbers(|x| x.max(3).min(7)), expected(|x| x.clamp(3, 7)));
+    assert_eq!(of_numbers(|x| x.lt(4).select(x, -1)), expected(|x| if x < 4 { x } else { -1 }));
+    assert_eq!(of_numbers(|x| -x ^ 5), expected(|x| -x ^ 5));
+    assert_eq!(of_numbers(|x| 0.5 * x.cast(DType::F32) * 2.0), expected(|x| x));
+}
+
+#[test]
+fn one_iteration_needs_no_loop_and_none_no_code() {
+    let text = |extent: i64| {
+        let k = Recorder::new("loops");
+        let out = k.output("out", DType::F32, [4]);
+        k.serial("i", extent, |i| out.set([i], k.float(1.0)));
+        k.finish().body
+    };
+    assert!(text(0).is_empty());
+    assert_eq!(text(1).len(), 1);
+    assert!(format!("{:?}", text(1)).starts_with("[Store"));
+    assert!(format!("{:?}", text(2)).starts_with("[For"));
+}
+
+/// Sums of 40 numbers times their place, shared out by a block of 64 threads; then the sum over the first warp.
+fn team_kernel() -> Kernel {
+    let k = Recorder::new("team");
+    let x = k.input("x", DType::F32, [40]);
+    let out = k.output("out", DType::F32, [41]);
+    let team = Team::new(&k, 2 * WARP);
+    k.blocks("block", 0, 1, |_| {
+        let doubled = k.shared("doubled", [40]);
+        let mine = k.registers("mine", [team.share(40)]);
+        team.each(40, |i| doubled.set([i], x.at([i]) * 2.0));
+        k.barrier();
+        team.each_slot(40, |i, slot| mine.set([slot], doubled.at([39 - i])));
+        team.each_slot(40, |i, slot| out.set([i], mine.at([slot])));
+        team.run(|thread| {
+            k.when(thread.lt(WARP), || {
+                let sum = warp_sum(x.at([thread]));
+                k.when(thread.equals(0), || out.set([40], sum));
+            });
+        });
+    });
+    k.finish()
+}
+
+#[test]
+fn a_team_shares_out_items() {
+    for order in [Order::Forward, Order::Reverse, Order::Shuffled(5)] {
+        let mut buffers = [Buffer::from_f32(&count(40)), Buffer::zeros(DType::F32, 41)];
+        let options = Options { workers: 1, order };
+        run_with(&team_kernel(), &mut buffers, &SymValues::tokens(1), &options).unwrap();
+        let got = buffers[1].to_f32();
+        assert!((0..40).all(|i| got[i] == 2.0 * (39 - i) as f32), "{got:?}");
+        assert_eq!(got[40], (0..32).sum::<i32>() as f32);
+    }
+}
+
+/// The message and the line of the panic of `body`.
+fn mistake(body: impl FnOnce(&Recorder) -> u32) -> (String, String, u32) {
+    static ONE_HOOK: Mutex<()> = Mutex::new(());
+    let _guard = ONE_HOOK.lock();
+    let seen = Arc::new(Mutex::new(None));
+    let (old, into) = (panic::take_hook(), seen.clone());
+    panic::set_hook(Box::new(move |info| {
+        let at = info.location().expect("panics have a place");
+        *into.lock().unwrap() = Some((info.to_string(), at.file().to_string(), at.line()));
+    }));
+    let result = panic::catch_unwind(AssertUnwindSafe(|| body(&Recorder::new("wrong"))));
+    panic::set_hook(old);
+    assert!(result.is_err(), "nothing was refused");
+    seen.lock().unwrap().take().expect("the hook ran")
+}
+
+#[test]
+fn mistakes_name_their_line() {
+    type Body = fn(&Recorder) -> u32;
+    let here = line!();
+    let cases: [(&str, Body); 6] = [
+        ("operands of add", |k| (k.float(1.0) + k.int(1)).lanes()),
+        ("integer literal 2 beside f32", |k| (k.float(1.0) * 2).lanes()),
+        ("literal 0.5 beside i64", |k| (k.int(1).max(0.5)).lanes()),
+        ("ramp of f32", |k| k.input("x", DType::F16, [1]).at([k.float(0.0)]).lanes()),
+        ("operands with 4 and 8 lanes", |k| (k.int(0).splat(4) + k.int(0).splat(8)).lanes()),
+        ("no instruction is called nothing", |k| (k.int(0).instr("nothing", &[])).lanes()),
+    ];
+    for (at, (text, body)) in cases.into_iter().enumerate() {
+        let (message, file, line) = mistake(body);
+        assert!(message.contains(text), "{text}: {message}");
+        assert!(file.ends_with("language.rs"), "{text}: {file}");
+        assert_eq!(line, here + 2 + at as u32, "{text}");
+    }
+}
