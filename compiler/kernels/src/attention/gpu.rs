@@ -2,13 +2,11 @@
 //! tiles of keys and values in shared memory. With one query the cache is cut into slices for more blocks, and a second
 //! kernel joins their unfinished sums, as in [`super::decode`].
 
-use super::decode::partial_row;
-use super::merge::{cell, largest};
 use super::schedule::Params as Partial;
-use super::{HIDDEN, Place, Problem, at_least_zero, ceil_div, most_slices, slices};
+use super::{HIDDEN, Place, Problem, most_slices, slices};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, UnOp};
-use mlcc_ir::types::DType;
+use mlcc_ir::kernel::{BufId, ExprId};
+use mlcc_kernel_lang::{Recorder, Team, Val, View};
 
 const THREADS: i64 = 128;
 /// Rows of queries that a block takes at most.
@@ -38,13 +36,17 @@ impl Params {
             if keys >= rows { keys /= 2 } else { rows /= 2 }
         }
         let heads = (1..=a.group.min(rows)).rev().find(|h| a.group % h == 0).unwrap_or(1);
-        let single = a.n.as_const() == Some(1);
+        let single = Params::single(a);
         let positions = if single { 1 } else { rows / heads };
         let slices = if single { most_slices(a.kv * a.group / heads, ITEMS) } else { 1 };
         Params { positions, heads, keys, slices }
     }
     fn rows(&self) -> i64 {
         self.positions * self.heads
+    }
+    /// Whether every block has one position and a slice of the cache.
+    fn single(a: &Problem) -> bool {
+        a.n.as_const() == Some(1)
     }
 }
 
@@ -53,421 +55,315 @@ fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
     [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
 }
 
-/// The place of one block.
+/// Attention of one thread block: some positions and query heads of a key head.
 #[derive(Clone, Copy)]
-struct Block<'a> {
-    a: &'a Problem<'a>,
+struct Block<'k, 'a> {
+    k: &'k Recorder,
+    a: &'k Problem<'a>,
     params: Params,
-    /// Shared: `[rows, size]`, `[keys, longer size + 1]`, `[rows, keys]`, and three of `[rows]` ([`shared_floats`]).
-    q: BufId,
-    tile: BufId,
-    s: BufId,
-    max: BufId,
-    total: BufId,
-    factor: BufId,
-    /// Per thread: its share of `[rows, value_size]`.
-    sums: BufId,
-    head: ExprId,
-    /// First query head.
-    first_head: ExprId,
-    /// First position among the queries.
-    first: ExprId,
-    n: ExprId,
-    past: ExprId,
-    last: ExprId,
-    prefix: Option<ExprId>,
+    team: Team<'k>,
+    /// Scaled queries, `[rows, size]`, in shared memory as all of these ([`shared_floats`]).
+    q: View<'k, 2>,
+    /// Keys, then values of a tile, `[keys, size]`. Rows have one element more than the longer of both needs, so that the threads of a
+    /// warp read one column of all rows from different banks.
+    tile: View<'k, 1>,
+    /// Scores, then weights, `[rows, keys]`.
+    s: View<'k, 2>,
+    /// Of each row: running maximum, sum of weights, and what the last tile made of older sums.
+    max: View<'k, 1>,
+    total: View<'k, 1>,
+    factor: View<'k, 1>,
+    /// In the registers of a thread: its share of `[rows, value_size]`.
+    sums: View<'k, 1>,
+    /// Key head, first query head, first position among the queries.
+    head: Val<'k>,
+    first_head: Val<'k>,
+    first: Val<'k>,
+    n: Val<'k>,
+    past: Val<'k>,
+    /// The last key.
+    last: Val<'k>,
+    prefix: Option<Val<'k>>,
 }
 
 /// Writes results to `out: f32[n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does.
 pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, out: BufId) {
-    let tiles = match a.n.as_const() {
-        Some(1) => kb.int(params.slices),
-        _ => kb.dim(&a.n.ceil_div(params.positions)),
-    };
-    let head_blocks = kb.int(a.heads() / params.heads);
-    kb.for_("tile", tiles, ForKind::Block(0), |kb, tile| {
-        kb.for_("heads", head_blocks, ForKind::Block(1), |kb, heads| {
-            one_block(kb, a, params, (tile, heads), out);
+    Recorder::within(kb, |k| {
+        let tiles = match Params::single(a) {
+            true => k.int(params.slices),
+            false => k.dim(&a.n.ceil_div(params.positions)),
+        };
+        k.blocks("tile", 0, tiles, |tile| {
+            k.blocks("heads", 1, a.heads() / params.heads, |heads| {
+                Block::new(k, a, params, tile, heads).run(tile, out);
+            });
         });
     });
 }
 
-fn one_block(
-    kb: &mut KernelBuilder,
-    a: &Problem,
-    params: Params,
-    (tile, heads): (ExprId, ExprId),
-    out: BufId,
-) {
-    let (n, t) = (kb.dim(&a.n), kb.dim(&a.t));
-    let past = kb.sub(t, n);
-    let last = kb.add_int(t, -1);
-    let prefix = a.prefix(kb);
-    let rows = params.rows();
-    let names = ["q", "tile", "s", "max", "total", "factor"];
-    let lengths = shared_floats(a, rows, params.keys);
-    let [q, tile_rows, s, max, total, factor] =
-        std::array::from_fn(|i| kb.alloc(names[i], DType::F32, lengths[i] as usize, Space::Shared));
-    let first_head = kb.mul_int(heads, params.heads);
-    let group = kb.int(a.group);
-    let single = a.n.as_const() == Some(1);
-    let first = if single { kb.int(0) } else { kb.mul_int(tile, params.positions) };
-    let share = (rows * a.value_size + THREADS - 1) / THREADS;
-    let block = Block {
-        a,
-        params,
-        q,
-        tile: tile_rows,
-        s,
-        max,
-        total,
-        factor,
-        sums: kb.alloc("sums", DType::F32, share as usize, Space::Local),
-        head: kb.div(first_head, group),
-        first_head,
-        first,
-        n,
-        past,
-        last,
-        prefix,
-    };
-    let p = kb.add(past, first);
-    let start = a.first_key(kb, p);
-    let (start, end) = if single {
-        let (_, part) = slices(kb, start, t, params.slices, params.keys);
-        let from = kb.mul(tile, part);
-        let start = kb.add(start, from);
-        let end = kb.add(start, part);
-        (start, kb.min(end, t))
-    } else {
-        let rest = kb.sub(n, first);
-        let positions = kb.int(params.positions);
-        let count = kb.min(rest, positions);
-        let end = kb.add(p, count);
-        (start, prefix.map_or(end, |prefix| kb.max(end, prefix)))
-    };
-    block.clear(kb);
-    if let Some(sinks) = a.sinks() {
-        let last = if single { last } else { kb.add_int(end, -1) };
-        let (zero, all) = (kb.int(0), a.sinks_behind(kb, last));
-        let count = if single {
+impl<'k, 'a> Block<'k, 'a> {
+    fn new(
+        k: &'k Recorder,
+        a: &'k Problem<'a>,
+        params: Params,
+        tile: Val<'k>,
+        heads: Val<'k>,
+    ) -> Block<'k, 'a> {
+        let (n, t) = (k.dim(&a.n), k.dim(&a.t));
+        let rows = params.rows();
+        let [q, tile_rows, s, max, total, factor] = shared_floats(a, rows, params.keys);
+        let team = Team::new(k, THREADS);
+        let first_head = heads * params.heads;
+        Block {
+            k,
+            a,
+            params,
+            team,
+            prefix: k.builder(|kb| a.prefix(kb)).map(|prefix| k.val(prefix)),
+            q: k.shared("q", [q]).rows(a.size),
+            tile: k.shared("tile", [tile_rows]),
+            s: k.shared("s", [s]).rows(params.keys),
+            max: k.shared("max", [max]),
+            total: k.shared("total", [total]),
+            factor: k.shared("factor", [factor]),
+            sums: k.registers("sums", [team.share(rows * a.value_size)]),
+            head: first_head / a.group,
+            first_head,
+            first: if Params::single(a) { k.int(0) } else { tile * params.positions },
+            n,
+            past: t - n,
+            last: t + -1,
+        }
+    }
+
+    fn run(self, tile: Val<'k>, out: BufId) {
+        let (k, a) = (self.k, self.a);
+        let (start, end) = self.keys_seen(tile);
+        self.clear();
+        if let Some(sinks) = a.sinks() {
+            let single = Params::single(a);
+            let last = if single { self.last } else { end + -1 };
+            let all = k.val(k.builder(|kb| a.sinks_behind(kb, last.id())));
             // With the first slice.
-            let later = kb.lt(zero, tile);
-            kb.select(later, zero, all)
-        } else {
-            all
-        };
-        Block { a: &sinks, ..block }.keys(kb, zero, count);
+            let count = if single { k.int(0).lt(tile).select(k.int(0), all) } else { all };
+            Block { a: &sinks, ..self }.keys(k.int(0), count);
+        }
+        self.keys(start, end);
+        self.store(tile, out);
     }
-    block.keys(kb, start, end);
-    block.store(kb, tile, out);
-}
 
-impl Block<'_> {
+    /// The first key of the block, and where its keys end.
+    fn keys_seen(self, tile: Val<'k>) -> (Val<'k>, Val<'k>) {
+        let (k, a) = (self.k, self.a);
+        let p = self.past + self.first;
+        let start = k.val(k.builder(|kb| a.first_key(kb, p.id())));
+        if !Params::single(a) {
+            let end = p + (self.n - self.first).min(self.params.positions);
+            return (start, self.prefix.map_or(end, |prefix| end.max(prefix)));
+        }
+        let t = k.dim(&a.t);
+        let (_, part) = k.builder(|kb| slices(kb, start.id(), t.id(), self.params.slices, self.params.keys));
+        let start = start + tile * k.val(part);
+        (start, (start + k.val(part)).min(t))
+    }
+
     /// Adds the keys `start..end`.
-    fn keys(&self, kb: &mut KernelBuilder, start: ExprId, end: ExprId) {
-        self.load_queries(kb);
-        let keys = kb.sub(end, start);
-        let keys = at_least_zero(kb, keys);
-        let step = kb.int(self.params.keys);
-        let tiles = ceil_div(kb, keys, step);
-        kb.serial("keys", tiles, |kb, i| {
-            let at = kb.mul(i, step);
-            let j = kb.add(start, at);
-            self.load(kb, j, self.a.size, |kb, row, c| self.a.key(kb, row, self.head, c, 1));
-            kb.barrier();
-            self.scores(kb, j, end);
-            kb.barrier();
-            self.softmax(kb, j, self.a.value_size);
-            self.mix(kb);
-            kb.barrier();
-        });
-    }
-
-    /// `body(thread)` in all threads.
-    fn threads(kb: &mut KernelBuilder, body: impl FnOnce(&mut KernelBuilder, ExprId)) {
-        let threads = kb.int(THREADS);
-        kb.for_("t", threads, ForKind::Thread(0), body);
-    }
-
-    /// `body(i)` for `0..count` shared out among the threads.
-    fn strided(kb: &mut KernelBuilder, count: i64, body: impl FnOnce(&mut KernelBuilder, ExprId)) {
-        Self::threads(kb, |kb, t| {
-            let rounds = kb.int((count + THREADS - 1) / THREADS);
-            kb.serial("round", rounds, |kb, round| {
-                let at = kb.mul_int(round, THREADS);
-                let at = kb.add(at, t);
-                guarded(kb, at, count, |kb| body(kb, at));
+    fn keys(self, start: Val<'k>, end: Val<'k>) {
+        let (k, a) = (self.k, self.a);
+        self.load_queries();
+        let step = self.params.keys;
+        let tiles = (end - start).max(0).div_ceil(step);
+        k.serial("keys", tiles, |i| {
+            let j = start + i * step;
+            self.load(j, a.size, |row, c| k.builder(|kb| a.key(kb, row.id(), self.head.id(), c.id(), 1)));
+            k.barrier();
+            self.scores(j, end);
+            k.barrier();
+            self.weights();
+            self.load(j, a.value_size, |row, c| {
+                k.builder(|kb| a.value(kb, row.id(), self.head.id(), c.id(), 1))
             });
+            k.barrier();
+            self.totals();
+            self.mix();
+            k.barrier();
         });
     }
 
     /// Position among the queries and query head of a row; positions behind the last query stand for it.
-    fn query_of(&self, kb: &mut KernelBuilder, row: ExprId) -> (ExprId, ExprId) {
-        let heads = kb.int(self.params.heads);
-        let (i, h) = (kb.div(row, heads), kb.rem(row, heads));
-        let position = kb.add(self.first, i);
-        let most = kb.add_int(self.n, -1);
-        (kb.min(position, most), kb.add(self.first_head, h))
+    fn query_of(self, row: Val<'k>) -> (Val<'k>, Val<'k>) {
+        let heads = self.params.heads;
+        ((self.first + row / heads).min(self.n + -1), self.first_head + row % heads)
     }
 
     /// No keys seen yet.
-    fn clear(&self, kb: &mut KernelBuilder) {
-        Self::strided(kb, self.params.rows(), |kb, row| {
-            let (hidden, nothing) = (kb.float(HIDDEN), kb.float(0.0));
-            kb.store(self.max, row, hidden);
-            kb.store(self.total, row, nothing);
+    fn clear(self) {
+        self.team.each(self.params.rows(), |row| {
+            self.max.set([row], self.k.float(HIDDEN));
+            self.total.set([row], self.k.float(0.0));
         });
-        self.each_sum(kb, |kb, _, slot, _| {
-            let nothing = kb.float(0.0);
-            kb.store(self.sums, slot, nothing);
+        self.each_sum(|_, _, slot| self.sums.set([slot], self.k.float(0.0)));
+    }
+
+    fn load_queries(self) {
+        let size = self.a.size;
+        self.team.each(self.params.rows() * size, |at| {
+            let (row, c) = (at / size, at % size);
+            let (position, head) = self.query_of(row);
+            let value = self.k.builder(|kb| self.a.query(kb, position.id(), head.id(), c.id(), 1));
+            self.q.flat().set([at], self.k.val(value));
+        });
+        self.k.barrier();
+    }
+
+    /// Fills the tile; rows behind the last one stand in for none.
+    fn load(self, j: Val<'k>, size: i64, load: impl Fn(Val<'k>, Val<'k>) -> ExprId) {
+        let tile = self.tile.rows(size).pitch(size + 1);
+        self.team.each(self.params.keys * size, |at| {
+            let (i, c) = (at / size, at % size);
+            let value = load((j + i).min(self.last), c);
+            tile.set([i, c], self.k.val(value));
         });
     }
 
-    /// Scaled queries.
-    fn load_queries(&self, kb: &mut KernelBuilder) {
-        let (rows, size) = (self.params.rows(), self.a.size);
-        Self::strided(kb, rows * size, |kb, at| {
-            let width = kb.int(size);
-            let (row, c) = (kb.div(at, width), kb.rem(at, width));
-            let (position, head) = self.query_of(kb, row);
-            let value = self.a.query(kb, position, head, c, 1);
-            kb.store(self.q, at, value);
-        });
-        kb.barrier();
-    }
-
-    /// A tile of keys or values to shared memory; rows behind the last one stand in for none.
-    fn load(
-        &self,
-        kb: &mut KernelBuilder,
-        j: ExprId,
-        size: i64,
-        load: impl Fn(&mut KernelBuilder, ExprId, ExprId) -> ExprId,
-    ) {
-        Self::strided(kb, self.params.keys * size, |kb, at| {
-            let width = kb.int(size);
-            let (i, c) = (kb.div(at, width), kb.rem(at, width));
-            let row = kb.add(j, i);
-            let row = kb.min(row, self.last);
-            let value = load(kb, row, c);
-            // One more column than needed: threads of a warp read one column of all rows from different banks.
-            let to = kb.mul_int(i, size + 1);
-            let to = kb.add(to, c);
-            kb.store(self.tile, to, value);
-        });
-    }
-
-    fn scores(&self, kb: &mut KernelBuilder, j: ExprId, end: ExprId) {
-        let (keys, size) = (self.params.keys, self.a.size);
-        Self::strided(kb, self.params.rows() * keys, |kb, at| {
-            let width = kb.int(keys);
-            let (row, i) = (kb.div(at, width), kb.rem(at, width));
-            let (q, k) = (kb.mul_int(row, size), kb.mul_int(i, size + 1));
-            let (sum, zero) = (kb.alloc("sum", DType::F32, 1, Space::Local), kb.int(0));
-            let nothing = kb.float(0.0);
-            kb.store(sum, zero, nothing);
-            let extent = kb.int(size);
-            kb.serial("c", extent, |kb, c| {
-                let (q, k) = (kb.add(q, c), kb.add(k, c));
-                let (q, k, old) = (kb.load(self.q, q), kb.load(self.tile, k), kb.load(sum, zero));
-                let new = kb.fma(q, k, old);
-                kb.store(sum, zero, new);
+    /// `s[row, key] = score(q[row] . tile[key])`.
+    fn scores(self, j: Val<'k>, end: Val<'k>) {
+        let (k, keys, size) = (self.k, self.params.keys, self.a.size);
+        let tile = self.tile.rows(size).pitch(size + 1);
+        self.team.each(self.params.rows() * keys, |at| {
+            let (row, key) = (at / keys, at % keys);
+            let s = k.fold("c", size, 0.0, |c, sum| self.q.at([row, c]).fma(tile.at([key, c]), sum));
+            let (position, head) = self.query_of(row);
+            let (p, j) = (self.past + position, j + key);
+            let s = k.builder(|kb| {
+                let place = Place {
+                    p: p.id(),
+                    j: j.id(),
+                    slope: self.a.slope(kb, head.id()),
+                    prefix: self.prefix.map(Val::id),
+                    end: (self.params.slices > 1).then_some(end.id()),
+                    shown: false,
+                };
+                self.a.score(kb, s.id(), &place)
             });
-            let s = kb.load(sum, zero);
-            let (position, head) = self.query_of(kb, row);
-            let (p, key) = (kb.add(self.past, position), kb.add(j, i));
-            let slope = self.a.slope(kb, head);
-            let end = (self.params.slices > 1).then_some(end);
-            let s = self.a.score(kb, s, &Place { p, j: key, slope, prefix: self.prefix, end, shown: false });
-            kb.store(self.s, at, s);
+            self.s.flat().set([at], k.val(s));
         });
     }
 
-    /// Scores to weights; meanwhile the values come to where the keys were.
-    fn softmax(&self, kb: &mut KernelBuilder, j: ExprId, value_size: i64) {
-        let (rows, keys) = (self.params.rows(), self.params.keys);
-        let row_loop = |kb: &mut KernelBuilder, op: BinOp, row: ExprId, start: ExprId| {
-            let (acc, zero) = (kb.alloc("acc", DType::F32, 1, Space::Local), kb.int(0));
-            kb.store(acc, zero, start);
-            let (base, extent) = (kb.mul_int(row, keys), kb.int(keys));
-            kb.serial("i", extent, |kb, i| {
-                let at = kb.add(base, i);
-                let (s, old) = (kb.load(self.s, at), kb.load(acc, zero));
-                let new = kb.binary(op, old, s);
-                kb.store(acc, zero, new);
-            });
-            let value = kb.load(acc, zero);
-            kb.let_("value", value)
-        };
-        Self::strided(kb, rows, |kb, row| {
-            let old = kb.load(self.max, row);
-            let old = kb.let_("old", old);
-            let max = row_loop(kb, BinOp::Max, row, old);
-            let fallen = kb.sub(old, max);
-            let factor = kb.unary(UnOp::Exp, fallen);
-            kb.store(self.factor, row, factor);
-            kb.store(self.max, row, max);
+    /// Scores to weights: `s = exp(s - max)`, with the new maxima, and the factors of sums with the older ones.
+    fn weights(self) {
+        let (k, keys) = (self.k, self.params.keys);
+        self.team.each(self.params.rows(), |row| {
+            let old = self.max.at([row]).named("old");
+            let max = k.fold("key", keys, old, |key, max| max.max(self.s.at([row, key])));
+            self.factor.set([row], (old - max).exp());
+            self.max.set([row], max);
         });
-        kb.barrier();
-        Self::strided(kb, rows * keys, |kb, at| {
-            let width = kb.int(keys);
-            let row = kb.div(at, width);
-            let (s, max) = (kb.load(self.s, at), kb.load(self.max, row));
-            let below = kb.sub(s, max);
-            let weight = kb.unary(UnOp::Exp, below);
-            kb.store(self.s, at, weight);
-        });
-        self.load(kb, j, value_size, |kb, row, c| self.a.value(kb, row, self.head, c, 1));
-        kb.barrier();
-        Self::strided(kb, rows, |kb, row| {
-            let (total, factor) = (kb.load(self.total, row), kb.load(self.factor, row));
-            let scaled = kb.mul(total, factor);
-            let scaled = kb.let_("scaled", scaled);
-            let total = row_loop(kb, BinOp::Add, row, scaled);
-            kb.store(self.total, row, total);
+        k.barrier();
+        self.team.each(self.params.rows() * keys, |at| {
+            let s = self.s.flat();
+            s.set([at], (s.at([at]) - self.max.at([at / keys])).exp());
         });
     }
 
-    /// `body(index in the matrix of sums, slot of the thread, row)` for each element that a thread keeps.
-    fn each_sum(
-        &self,
-        kb: &mut KernelBuilder,
-        body: impl FnOnce(&mut KernelBuilder, ExprId, ExprId, ExprId),
-    ) {
-        let count = self.params.rows() * self.a.value_size;
-        let share = (count + THREADS - 1) / THREADS;
-        Self::threads(kb, |kb, t| {
-            let extent = kb.int(share);
-            kb.for_("slot", extent, ForKind::Unroll, |kb, slot| {
-                let at = kb.mul_int(slot, THREADS);
-                let at = kb.add(at, t);
-                guarded(kb, at, count, |kb| {
-                    let width = kb.int(self.a.value_size);
-                    let row = kb.div(at, width);
-                    body(kb, at, slot, row);
-                });
+    /// `total = total * factor + sum of the weights`.
+    fn totals(self) {
+        self.team.each(self.params.rows(), |row| {
+            let older = (self.total.at([row]) * self.factor.at([row])).named("older");
+            let total = self.k.fold("key", self.params.keys, older, |key, sum| sum + self.s.at([row, key]));
+            self.total.set([row], total);
+        });
+    }
+
+    /// `body(row, column, slot)` for each sum that a thread keeps.
+    fn each_sum(self, body: impl FnOnce(Val<'k>, Val<'k>, Val<'k>)) {
+        let size = self.a.value_size;
+        self.team.each_slot(self.params.rows() * size, |at, slot| body(at / size, at % size, slot));
+    }
+
+    /// `sums = sums * factor + weights . values`.
+    fn mix(self) {
+        let size = self.a.value_size;
+        let tile = self.tile.rows(size).pitch(size + 1);
+        self.each_sum(|row, c, slot| {
+            self.sums.set([slot], self.sums.at([slot]) * self.factor.at([row]));
+            self.k.serial("key", self.params.keys, |key| {
+                let sum = self.s.at([row, key]).fma(tile.at([key, c]), self.sums.at([slot]));
+                self.sums.set([slot], sum);
             });
         });
     }
 
-    fn mix(&self, kb: &mut KernelBuilder) {
-        let (keys, size) = (self.params.keys, self.a.value_size);
-        self.each_sum(kb, |kb, at, slot, row| {
-            let width = kb.int(size);
-            let c = kb.rem(at, width);
-            let (old, factor) = (kb.load(self.sums, slot), kb.load(self.factor, row));
-            let start = kb.mul(old, factor);
-            kb.store(self.sums, slot, start);
-            let (weights, extent) = (kb.mul_int(row, keys), kb.int(keys));
-            kb.serial("i", extent, |kb, i| {
-                let (w, v) = (kb.add(weights, i), kb.mul_int(i, size + 1));
-                let v = kb.add(v, c);
-                let (w, v, old) = (kb.load(self.s, w), kb.load(self.tile, v), kb.load(self.sums, slot));
-                let new = kb.fma(w, v, old);
-                kb.store(self.sums, slot, new);
-            });
-        });
-    }
-
-    fn store(&self, kb: &mut KernelBuilder, slice: ExprId, out: BufId) {
-        let a = self.a;
-        self.each_sum(kb, |kb, at, slot, row| {
-            let width = kb.int(a.value_size);
-            let c = kb.rem(at, width);
-            let value = kb.load(self.sums, slot);
-            let heads = kb.int(self.params.heads);
-            let (i, h) = (kb.div(row, heads), kb.rem(row, heads));
-            let (position, head) = (kb.add(self.first, i), kb.add(self.first_head, h));
-            if self.params.slices > 1 {
-                let to = partial_row(kb, a, slice, head);
-                let to = kb.add(to, c);
-                return kb.store(out, to, value);
-            }
-            let inside = kb.lt(position, self.n);
-            kb.if_(inside, |kb| {
-                let total = kb.load(self.total, row);
-                let value = kb.div(value, total);
-                let to = kb.mul_int(position, a.heads());
-                let to = kb.add(to, head);
-                let to = kb.mul_int(to, a.value_size);
-                let to = kb.add(to, c);
-                kb.store(out, to, value);
-            });
-        });
-        if self.params.slices == 1 {
-            return;
+    fn store(self, slice: Val<'k>, out: BufId) {
+        let (k, a) = (self.k, self.a);
+        if self.params.slices > 1 {
+            return self.store_slice(slice, unfinished(k, a, out));
         }
-        Self::strided(kb, self.params.rows(), |kb, row| {
-            let head = kb.add(self.first_head, row);
-            let to = partial_row(kb, a, slice, head);
-            for (i, buf) in [self.max, self.total].into_iter().enumerate() {
-                let value = kb.load(buf, row);
-                let to = kb.add_int(to, a.value_size + i as i64);
-                kb.store(out, to, value);
-            }
+        let out = k.view(out, [1, a.heads(), a.value_size]);
+        self.each_sum(|row, c, slot| {
+            let value = self.sums.at([slot]);
+            let (position, head) =
+                (self.first + row / self.params.heads, self.first_head + row % self.params.heads);
+            k.when(position.lt(self.n), || out.set([position, head, c], value / self.total.at([row])));
+        });
+    }
+
+    fn store_slice(self, slice: Val<'k>, out: View<'k, 3>) {
+        let value_size = self.a.value_size;
+        self.each_sum(|row, c, slot| {
+            out.set([slice, self.first_head + row % self.params.heads, c], self.sums.at([slot]))
+        });
+        self.team.each(self.params.rows(), |row| {
+            let head = self.first_head + row;
+            out.set((slice, head, value_size), self.max.at([row]));
+            out.set((slice, head, value_size + 1), self.total.at([row]));
         });
     }
 }
 
-/// `body` where `at < count`; nothing to ask where the threads come out even.
-fn guarded(kb: &mut KernelBuilder, at: ExprId, count: i64, body: impl FnOnce(&mut KernelBuilder)) {
-    if count % THREADS == 0 {
-        return body(kb);
-    }
-    let end = kb.int(count);
-    let inside = kb.lt(at, end);
-    kb.if_(inside, body);
+/// `f32[slices, heads, partial]`: of each head the unfinished sums, their maximum and the sum of their weights.
+fn unfinished<'k>(k: &'k Recorder, a: &Problem, buf: BufId) -> View<'k, 3> {
+    k.view(buf, [1, a.heads(), Partial::partial(a)])
 }
 
 /// Joins the unfinished sums of all slices: a thread per value.
 pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, params: Params, partial: BufId, out: BufId) {
-    let t = kb.dim(&a.t);
-    let last = kb.add_int(t, -1);
-    let first = a.first_key(kb, last);
-    let (used, _) = slices(kb, first, t, params.slices, params.keys);
-    let count = a.heads() * a.value_size;
-    let blocks = kb.int((count + THREADS - 1) / THREADS);
-    kb.for_("block", blocks, ForKind::Block(0), |kb, block| {
-        Block::threads(kb, |kb, t| {
-            let at = kb.mul_int(block, THREADS);
-            let at = kb.add(at, t);
-            guarded(kb, at, count, |kb| {
-                let width = kb.int(a.value_size);
-                let (head, c) = (kb.div(at, width), kb.rem(at, width));
-                let value = joined(kb, a, partial, used, head, c);
-                kb.store(out, at, value);
+    Recorder::within(kb, |k| {
+        let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads() * a.value_size]));
+        let t = k.dim(&a.t);
+        let last = t + -1;
+        let (used, _) = k.builder(|kb| {
+            let first = a.first_key(kb, last.id());
+            slices(kb, first, t.id(), params.slices, params.keys)
+        });
+        let (team, count) = (Team::new(k, THREADS), a.heads() * a.value_size);
+        k.blocks("block", 0, team.share(count), |block| {
+            team.run(|thread| {
+                team.guarded(block * THREADS + thread, count, |at| {
+                    let (head, c) = (at / a.value_size, at % a.value_size);
+                    out.set([at], joined(k, a, partial, k.val(used), head, c));
+                });
             });
         });
     });
-    debug_assert!(Partial::partial(a) >= a.value_size + 2);
 }
 
 /// One value of the result, from its column in all slices.
-fn joined(
-    kb: &mut KernelBuilder,
+fn joined<'k>(
+    k: &'k Recorder,
     a: &Problem,
-    partial: BufId,
-    used: ExprId,
-    head: ExprId,
-    c: ExprId,
-) -> ExprId {
-    let zero = kb.int(0);
-    let (total, sum) = (cell(kb, "total", 0.0), cell(kb, "sum", 0.0));
-    let most = largest(kb, a, partial, used, head);
-    kb.serial("slice", used, |kb, slice| {
-        let row = partial_row(kb, a, slice, head);
-        let at = kb.add_int(row, a.value_size);
-        let here = kb.load(partial, at);
-        let below = kb.sub(here, most);
-        let weight = kb.unary(UnOp::Exp, below);
-        let weight = kb.let_("weight", weight);
-        for (buf, place) in [(total, kb.add_int(row, a.value_size + 1)), (sum, kb.add(row, c))] {
-            let (value, old) = (kb.load(partial, place), kb.load(buf, zero));
-            let new = kb.fma(weight, value, old);
-            kb.store(buf, zero, new);
-        }
+    partial: View<'k, 3>,
+    used: Val<'k>,
+    head: Val<'k>,
+    c: Val<'k>,
+) -> Val<'k> {
+    let (max_at, total_at) = (a.value_size, a.value_size + 1);
+    let max = k.fold("slice", used, HIDDEN, |slice, max| partial.at((slice, head, max_at)).max(max));
+    let (total, sum) = (k.reg("total", k.float(0.0)), k.reg("sum", k.float(0.0)));
+    k.serial("slice", used, |slice| {
+        let weight = (partial.at((slice, head, max_at)) - max).exp().named("weight");
+        total.set(weight.fma(partial.at((slice, head, total_at)), total.get()));
+        sum.set(weight.fma(partial.at((slice, head, c)), sum.get()));
     });
-    let (sum, total) = (kb.load(sum, zero), kb.load(total, zero));
-    kb.div(sum, total)
+    sum.get() / total.get()
 }

@@ -3,15 +3,13 @@
 
 use super::{Activation, Epilogue, MatMul, Tile, Weight};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BinOp, BufId, ExprId, ForKind, Space, Ty};
+use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_quant::layout::Region;
+use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, warp_sum};
+use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
 
-/// Threads of a warp.
-const WARP: i64 = 32;
 /// Edge of a shared-memory tile in all three directions.
 const EDGE: i64 = 32;
 /// Threads along one side of a block of the tiled matmul; each computes 2 x 2 results.
@@ -46,210 +44,170 @@ pub fn emit_gpu_matmul(
         Weight::Packed(format) => DType::Packed(format),
     };
     let layout = Layout::new(dtype, Packing::RowMajor, spec.n, spec.k)?.at_offset(spec.w_offset);
-    let gpu = Gpu { spec, params, layout };
-    match kb.kernel().exprs.as_int(spec.m) {
-        Some(1) => gpu.matvec(kb, epilogue),
-        _ => gpu.matmul(kb, epilogue),
-    }
+    Recorder::within(kb, |k| {
+        let gpu = Gpu { k, spec, params, layout: &layout };
+        match k.as_int(k.val(spec.m)) {
+            Some(1) => gpu.matvec(epilogue),
+            _ => gpu.matmul(epilogue),
+        }
+    });
     Ok(())
 }
 
-struct Gpu<'a> {
+#[derive(Clone, Copy)]
+struct Gpu<'k, 'a> {
+    k: &'k Recorder,
     spec: &'a MatMul,
     params: &'a GpuMatMulParams,
-    layout: Layout,
+    layout: &'a Layout,
 }
 
-impl Gpu<'_> {
-    /// Activations of one row as f32, `lanes` consecutive columns (within one group of 32); masked ones are zero.
-    fn x_values(
-        &self,
-        kb: &mut KernelBuilder,
-        row: ExprId,
-        col: ExprId,
-        lanes: u32,
-        mask: Option<ExprId>,
-    ) -> ExprId {
-        let start = kb.mul_int(row, self.spec.activation.row_stride(self.spec.k) as i64);
-        let at = kb.add(start, col);
-        let index = kb.ramp1(at, lanes);
-        let value = kb.load_masked(self.spec.x, index, mask);
-        let value = kb.let_("x", value);
-        let value = kb.cast(value, DType::F32);
+impl<'k> Gpu<'k, '_> {
+    /// Activations, `[m, k]`; rows may be padded.
+    fn x(self) -> View<'k, 2> {
+        let stride = self.spec.activation.row_stride(self.spec.k) as i64;
+        self.k.view(self.spec.x, [1, stride])
+    }
+
+    /// Activations as they were loaded, as f32.
+    fn x_floats(self, loaded: Val<'k>) -> Val<'k> {
         match self.spec.activation {
-            Activation::F32 | Activation::BF16 => value,
+            Activation::F32 | Activation::BF16 => loaded.named("x").cast(DType::F32),
             Activation::Codes(_) => panic!("integer activations are for CPU kernels"),
         }
     }
 
-    // ---- matvec
+    /// One weight, f32.
+    fn weight(self, row: Val<'k>, col: Val<'k>) -> Val<'k> {
+        self.k.val(self.k.builder(|kb| unpack_scalar(kb, self.layout, self.spec.w, row.id(), col.id())))
+    }
 
-    fn matvec(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
-        let warps = i64::from(self.params.warps);
-        let blocks = kb.int((self.spec.n as i64 + warps - 1) / warps);
-        let threads = kb.int(warps * WARP);
-        kb.for_("block", blocks, ForKind::Block(0), |kb, block| {
-            kb.for_("thread", threads, ForKind::Thread(0), |kb, thread| {
-                let warp_size = kb.int(WARP);
-                let warp = kb.div(thread, warp_size);
-                let lane = kb.rem(thread, warp_size);
-                let lane = kb.let_("lane", lane);
-                let first = kb.mul_int(block, warps);
-                let row = kb.add(first, warp);
-                let row = kb.let_("row", row);
-                let n = kb.int(self.spec.n as i64);
-                let exists = kb.lt(row, n);
-                kb.if_(exists, |kb| {
-                    let sum = self.warp_sum(kb, row, lane);
-                    let zero = kb.int(0);
-                    let is_first = kb.binary(BinOp::Eq, lane, zero);
-                    kb.if_(is_first, |kb| {
-                        epilogue(kb, Tile { row: zero, col: row, lanes: 1, acc: sum, mask: None });
-                    });
+    /// Hands one sum to the epilogue.
+    fn finish(self, epilogue: &mut Epilogue, row: Val<'k>, col: Val<'k>, sum: Val<'k>) {
+        let tile = Tile { row: row.id(), col: col.id(), lanes: 1, acc: sum.id(), mask: None };
+        self.k.builder(|kb| epilogue(kb, tile));
+    }
+
+    // ---- matvec: a warp per weight row
+
+    fn matvec(self, epilogue: &mut Epilogue) {
+        let (k, n, warps) = (self.k, self.spec.n as i64, i64::from(self.params.warps));
+        k.blocks("block", 0, (n + warps - 1) / warps, |block| {
+            k.threads("thread", warps * WARP, |thread| {
+                let lane = (thread % WARP).named("lane");
+                let row = (block * warps + thread / WARP).named("row");
+                k.when(row.lt(n), || {
+                    let sum = self.warp_sum(row, lane);
+                    k.when(lane.equals(0), || self.finish(epilogue, k.int(0), row, sum));
                 });
             });
         });
     }
 
     /// The sum of one weight row, in every lane of the warp.
-    fn warp_sum(&self, kb: &mut KernelBuilder, row: ExprId, lane: ExprId) -> ExprId {
+    fn warp_sum(self, row: Val<'k>, lane: Val<'k>) -> Val<'k> {
+        let k = self.k;
         let piece = piece(self.spec.weight);
         let pieces = self.spec.k as i64 / piece;
         let unroll = i64::from(self.params.unroll);
-        let acc = kb.alloc("acc", DType::F32, piece as usize, Space::Local);
-        let zero = kb.int(0);
-        let none = kb.constant(0.0, Ty::vector(DType::F32, piece as u32));
-        kb.store_vec(acc, zero, none);
+        let acc = k.reg("acc", k.literal(0.0, Ty::vector(DType::F32, piece as u32)));
         // Whole rounds of `unroll` pieces per lane, then single ones, the last of them for some lanes only.
         let rounds = pieces / (WARP * unroll);
-        let count = kb.int(rounds);
-        kb.serial("round", count, |kb, round| {
-            let start = kb.mul_int(round, WARP * unroll);
-            let start = kb.add(start, lane);
-            let numbers: Vec<ExprId> = (0..unroll).map(|u| kb.add_int(start, u * WARP)).collect();
-            self.add_pieces(kb, acc, row, &numbers);
+        k.serial("round", rounds, |round| {
+            let first = round * (WARP * unroll) + lane;
+            let numbers: Vec<Val> = (0..unroll).map(|u| first + u * WARP).collect();
+            self.add_pieces(acc, row, &numbers);
         });
         let mut done = rounds * WARP * unroll;
         while done < pieces {
-            let number = kb.add_int(lane, done);
-            let end = kb.int(pieces);
+            let number = lane + done;
             if done + WARP <= pieces {
-                self.add_pieces(kb, acc, row, &[number]);
+                self.add_pieces(acc, row, &[number]);
             } else {
-                let exists = kb.lt(number, end);
-                kb.if_(exists, |kb| self.add_pieces(kb, acc, row, &[number]));
+                k.when(number.lt(pieces), || self.add_pieces(acc, row, &[number]));
             }
             done += WARP;
         }
-        let total = kb.load_vec(acc, zero, piece as u32);
-        let total = kb.reduce_lanes(BinOp::Add, total);
-        let total = self.rest(kb, row, lane, pieces * piece, total);
-        fold_warp(kb, total)
+        let total = acc.get().sum_lanes();
+        warp_sum(self.rest(row, lane, pieces * piece, total))
     }
 
     /// Adds the columns behind the last whole piece, one per lane.
-    fn rest(&self, kb: &mut KernelBuilder, row: ExprId, lane: ExprId, first: i64, total: ExprId) -> ExprId {
+    fn rest(self, row: Val<'k>, lane: Val<'k>, first: i64, total: Val<'k>) -> Val<'k> {
         let left = self.spec.k as i64 - first;
         if left == 0 {
-            return kb.let_("sum", total);
+            return total.named("sum");
         }
-        let sum = kb.alloc("sum", DType::F32, 1, Space::Local);
-        let zero = kb.int(0);
-        kb.store(sum, zero, total);
-        let left = kb.int(left);
-        let exists = kb.lt(lane, left);
-        kb.if_(exists, |kb| {
-            let col = kb.add_int(lane, first);
-            let w = unpack_scalar(kb, &self.layout, self.spec.w, row, col);
-            let x = self.x_values(kb, zero, col, 1, None);
-            let before = kb.load(sum, zero);
-            let after = kb.fma(w, x, before);
-            kb.store(sum, zero, after);
+        let sum = self.k.reg("sum", total);
+        self.k.when(lane.lt(left), || {
+            let col = lane + first;
+            let w = self.weight(row, col);
+            let x = self.x_floats(self.x().at((0, col)));
+            sum.set(w.fma(x, sum.get()));
         });
-        let total = kb.load(sum, zero);
-        kb.let_("sum", total)
+        sum.get().named("sum")
     }
 
     /// `acc += weights * activations` for the numbered pieces of a weight row; all loads come first.
-    fn add_pieces(&self, kb: &mut KernelBuilder, acc: BufId, row: ExprId, numbers: &[ExprId]) {
+    fn add_pieces(self, acc: Reg<'k>, row: Val<'k>, numbers: &[Val<'k>]) {
         let piece = piece(self.spec.weight);
-        let zero = kb.int(0);
-        let loads: Vec<(ExprId, ExprId)> = numbers
+        let operands: Vec<(Val, Val)> = numbers
             .iter()
             .map(|&number| {
-                let col = kb.mul_int(number, piece);
-                let weights = self.piece_weights(kb, row, col, piece as u32);
-                (weights, self.x_values(kb, zero, col, piece as u32, None))
+                let col = number * piece;
+                let weights = self.piece_weights(row, col, piece as u32);
+                (weights, self.x_floats(self.x().load((0, col), piece as u32)))
             })
             .collect();
-        let mut sum = kb.load_vec(acc, zero, piece as u32);
-        for (weights, x) in loads {
-            sum = kb.fma(weights, x, sum);
-        }
-        kb.store_vec(acc, zero, sum);
+        acc.set(operands.into_iter().fold(acc.get(), |sum, (weights, x)| weights.fma(x, sum)));
     }
 
     /// The weights of one piece, f32; what is read from memory is pinned.
-    fn piece_weights(&self, kb: &mut KernelBuilder, row: ExprId, col: ExprId, lanes: u32) -> ExprId {
+    fn piece_weights(self, row: Val<'k>, col: Val<'k>, lanes: u32) -> Val<'k> {
+        let w = self.k.view(self.spec.w, [self.layout.len as i64]);
+        let place = |place: &Place| self.k.val(self.k.builder(|kb| place.emit(kb, row.id(), col.id())));
         match &self.layout.region {
-            Region::Plain { place, .. } => {
-                let at = place.emit(kb, row, col);
-                let weights = kb.load_vec(self.spec.w, at, lanes);
-                let weights = kb.let_("w", weights);
-                kb.cast(weights, DType::F32)
+            Region::Plain { place: elements, .. } => {
+                w.load([place(elements)], lanes).named("w").cast(DType::F32)
             }
             Region::Group { spec, codes, scales, .. } => {
-                let at = codes.emit(kb, row, col);
-                let bytes = lanes * spec.bits as u32 / 8;
-                let codes = kb.load_vec(self.spec.w, at, bytes);
-                let codes = kb.let_("q", codes);
-                let at = scales.emit(kb, row, col);
-                let scale = kb.load_vec(self.spec.w, at, 2);
-                let scale = kb.bitcast(scale, Ty::scalar(DType::F16));
-                let scale = kb.let_("scale", scale);
+                let codes = w.load([place(codes)], lanes * spec.bits as u32 / 8).named("q");
+                let scale = w.load([place(scales)], 2).bits_as(Ty::scalar(DType::F16)).named("scale");
                 let codes = match spec.bits {
-                    4 => nibbles(kb, codes),
-                    _ => kb.cast(codes, DType::U32),
+                    4 => nibbles(self.k, codes),
+                    _ => codes.cast(DType::U32),
                 };
-                let weights = small_floats(kb, codes, spec.zero_point);
-                let scale = kb.cast(scale, DType::F32);
-                kb.mul(weights, scale)
+                small_floats(codes, spec.zero_point) * scale.cast(DType::F32)
             }
         }
     }
 
-    // ---- matmul
+    // ---- matmul: square tiles through shared memory
 
-    fn matmul(&self, kb: &mut KernelBuilder, epilogue: &mut Epilogue) {
-        let n_tiles = kb.int((self.spec.n as i64 + EDGE - 1) / EDGE);
-        let rounded = kb.add_int(self.spec.m, EDGE - 1);
-        let edge = kb.int(EDGE);
-        let m_tiles = kb.div(rounded, edge);
-        let threads = kb.int(SIDE * SIDE);
-        kb.for_("bn", n_tiles, ForKind::Block(0), |kb, bn| {
-            kb.for_("bm", m_tiles, ForKind::Block(1), |kb, bm| {
-                let xs = kb.alloc("xs", DType::F32, (EDGE * PITCH) as usize, Space::Shared);
-                let ws = kb.alloc("ws", DType::F32, (EDGE * PITCH) as usize, Space::Shared);
-                let acc = kb.alloc("acc", DType::F32, 4, Space::Local);
-                let (row0, col0) = (kb.mul_int(bm, EDGE), kb.mul_int(bn, EDGE));
-                kb.for_("thread", threads, ForKind::Thread(0), |kb, _| {
-                    let (zero, none) = (kb.int(0), kb.constant(0.0, Ty::vector(DType::F32, 4)));
-                    kb.store_vec(acc, zero, none);
+    fn matmul(self, epilogue: &mut Epilogue) {
+        let (k, m) = (self.k, self.k.val(self.spec.m));
+        let tiles = |size: usize| (size as i64 + EDGE - 1) / EDGE;
+        let team = Team::new(k, SIDE * SIDE);
+        k.blocks("bn", 0, tiles(self.spec.n), |bn| {
+            k.blocks("bm", 1, (m + (EDGE - 1)) / EDGE, |bm| {
+                let xs = k.shared("xs", [EDGE * PITCH]).rows(PITCH);
+                let ws = k.shared("ws", [EDGE * PITCH]).rows(PITCH);
+                let acc = k.registers("acc", [4]);
+                let (row0, col0) = (bm * EDGE, bn * EDGE);
+                team.run(|_| acc.set([0], k.literal(0.0, Ty::vector(DType::F32, 4))));
+                k.serial("step", tiles(self.spec.k), |step| {
+                    team.run(|thread| self.stage((xs, ws), (row0, col0, step * EDGE), thread));
+                    k.barrier();
+                    team.run(|thread| self.multiply((xs, ws), acc, thread));
+                    k.barrier();
                 });
-                let steps = kb.int((self.spec.k as i64 + EDGE - 1) / EDGE);
-                kb.serial("step", steps, |kb, step| {
-                    let k0 = kb.mul_int(step, EDGE);
-                    kb.for_("thread", threads, ForKind::Thread(0), |kb, thread| {
-                        self.stage(kb, (xs, ws), (row0, col0, k0), thread);
-                    });
-                    kb.barrier();
-                    kb.for_("thread", threads, ForKind::Thread(0), |kb, thread| {
-                        multiply(kb, (xs, ws), acc, thread);
-                    });
-                    kb.barrier();
-                });
-                kb.for_("thread", threads, ForKind::Thread(0), |kb, thread| {
-                    self.hand_over(kb, acc, (row0, col0), thread, epilogue);
+                team.run(|thread| {
+                    for (i, (r, c)) in corners(thread).into_iter().enumerate() {
+                        let (row, col) = (row0 + r, col0 + c);
+                        k.when(row.lt(m) & col.lt(self.spec.n as i64), || {
+                            self.finish(epilogue, row, col, acc.at([i as i64]).named("sum"));
+                        });
+                    }
                 });
             });
         });
@@ -257,51 +215,30 @@ impl Gpu<'_> {
 
     /// Fills both shared tiles; places outside of the matrices become zero (x) or repeat the edge (w).
     fn stage(
-        &self,
-        kb: &mut KernelBuilder,
-        (xs, ws): (BufId, BufId),
-        (row0, col0, k0): (ExprId, ExprId, ExprId),
-        thread: ExprId,
+        self,
+        (xs, ws): (View<'k, 2>, View<'k, 2>),
+        (row0, col0, k0): (Val<'k>, Val<'k>, Val<'k>),
+        thread: Val<'k>,
     ) {
-        let edge = kb.int(EDGE);
-        let (n_last, k_last) = (kb.int(self.spec.n as i64 - 1), kb.int(self.spec.k as i64 - 1));
-        let k_end = kb.int(self.spec.k as i64);
+        let (m, n_last, k_end) = (self.k.val(self.spec.m), self.spec.n as i64 - 1, self.spec.k as i64);
         for i in 0..EDGE * EDGE / (SIDE * SIDE) {
-            let element = kb.add_int(thread, i * SIDE * SIDE);
-            let (r, c) = (kb.div(element, edge), kb.rem(element, edge));
-            let start = kb.mul_int(r, PITCH);
-            let to = kb.add(start, c);
-            let (row, col, k) = (kb.add(row0, r), kb.add(col0, r), kb.add(k0, c));
-            let (in_m, in_k) = (kb.lt(row, self.spec.m), kb.lt(k, k_end));
-            let inside = kb.binary(BinOp::And, in_m, in_k);
-            let x = self.x_values(kb, row, k, 1, Some(inside));
-            kb.store(xs, to, x);
-            let (col, k) = (kb.min(col, n_last), kb.min(k, k_last));
-            let w = unpack_scalar(kb, &self.layout, self.spec.w, col, k);
-            kb.store(ws, to, w);
+            let element = thread + i * SIDE * SIDE;
+            let (r, c) = (element / EDGE, element % EDGE);
+            let (row, col, k) = (row0 + r, col0 + r, k0 + c);
+            let x = self.x().load_where(row.lt(m) & k.lt(k_end), [row, k], 1);
+            xs.set([r, c], self.x_floats(x));
+            ws.set([r, c], self.weight(col.min(n_last), k.min(k_end - 1)));
         }
     }
 
-    fn hand_over(
-        &self,
-        kb: &mut KernelBuilder,
-        acc: BufId,
-        (row0, col0): (ExprId, ExprId),
-        thread: ExprId,
-        epilogue: &mut Epilogue,
-    ) {
-        let n = kb.int(self.spec.n as i64);
-        for (i, (r, c)) in corners(kb, thread).into_iter().enumerate() {
-            let (row, col) = (kb.add(row0, r), kb.add(col0, c));
-            let (in_m, in_n) = (kb.lt(row, self.spec.m), kb.lt(col, n));
-            let inside = kb.binary(BinOp::And, in_m, in_n);
-            kb.if_(inside, |kb| {
-                let at = kb.int(i as i64);
-                let sum = kb.load(acc, at);
-                let sum = kb.let_("sum", sum);
-                epilogue(kb, Tile { row, col, lanes: 1, acc: sum, mask: None });
-            });
-        }
+    /// `acc += x tile * w tile` for the four results of a thread.
+    fn multiply(self, (xs, ws): (View<'k, 2>, View<'k, 2>), acc: View<'k, 1>, thread: Val<'k>) {
+        self.k.serial("k", EDGE, |k| {
+            for (i, (r, c)) in corners(thread).into_iter().enumerate() {
+                let i = [i as i64];
+                acc.set(i, xs.at([r, k]).fma(ws.at([c, k]), acc.at(i)));
+            }
+        });
     }
 }
 
@@ -314,64 +251,21 @@ fn piece(weight: Weight) -> i64 {
 }
 
 /// Eight 4-bit codes from four bytes, low nibble first, as u32.
-fn nibbles(kb: &mut KernelBuilder, bytes: ExprId) -> ExprId {
-    let word = kb.bitcast(bytes, Ty::scalar(DType::U32));
-    let word = kb.splat(word, 8);
-    let (zero, four) = (kb.int_of(0, DType::U32), kb.int_of(4, DType::U32));
-    let shifts = kb.ramp(zero, four, 8);
-    let shifted = kb.binary(BinOp::Shr, word, shifts);
-    let mask = kb.int_of(15, DType::U32);
-    kb.binary(BinOp::And, shifted, mask)
+fn nibbles<'k>(k: &'k Recorder, bytes: Val<'k>) -> Val<'k> {
+    let u32 = Ty::scalar(DType::U32);
+    (bytes.bits_as(u32).splat(8) >> k.literal(0.0, u32).ramp(4, 8)) & 15
 }
 
 /// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.
-fn small_floats(kb: &mut KernelBuilder, codes: ExprId, zero_point: i32) -> ExprId {
+fn small_floats(codes: Val, zero_point: i32) -> Val {
     const BASE: f32 = 8_388_608.0;
-    let lanes = kb.ty(codes).lanes;
-    let exponent = kb.int_of(BASE.to_bits().into(), DType::U32);
-    let bits = kb.binary(BinOp::Or, codes, exponent);
-    let value = kb.bitcast(bits, Ty::vector(DType::F32, lanes));
-    let zero = kb.float(f64::from(BASE) + f64::from(zero_point));
-    kb.sub(value, zero)
-}
-
-/// Sum over the lanes of a warp, in every lane.
-fn fold_warp(kb: &mut KernelBuilder, value: ExprId) -> ExprId {
-    let shuffle = InstrId::by_name("shfl_xor_f32").expect("the instruction table has warp shuffles");
-    let mut sum = kb.let_("sum", value);
-    for distance in [16, 8, 4, 2, 1] {
-        let distance = kb.int_of(distance, DType::I32);
-        let other = kb.instr(shuffle, vec![sum, distance]);
-        let next = kb.add(sum, other);
-        sum = kb.let_("sum", next);
-    }
-    sum
+    let bits = codes | i64::from(BASE.to_bits());
+    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) - (f64::from(BASE) + f64::from(zero_point))
 }
 
 /// The four results of a thread within its tile: (row, column).
-fn corners(kb: &mut KernelBuilder, thread: ExprId) -> [(ExprId, ExprId); 4] {
-    let side = kb.int(SIDE);
-    let (r, c) = (kb.div(thread, side), kb.rem(thread, side));
-    let (r1, c1) = (kb.add_int(r, SIDE), kb.add_int(c, SIDE));
+fn corners(thread: Val) -> [(Val, Val); 4] {
+    let (r, c) = (thread / SIDE, thread % SIDE);
+    let (r1, c1) = (r + SIDE, c + SIDE);
     [(r, c), (r, c1), (r1, c), (r1, c1)]
-}
-
-/// `acc += x tile * w tile` for the four results of a thread.
-fn multiply(kb: &mut KernelBuilder, (xs, ws): (BufId, BufId), acc: BufId, thread: ExprId) {
-    let corners = corners(kb, thread);
-    let edge = kb.int(EDGE);
-    kb.serial("k", edge, |kb, k| {
-        for (i, (r, c)) in corners.into_iter().enumerate() {
-            let operand = |kb: &mut KernelBuilder, buf, index| {
-                let start = kb.mul_int(index, PITCH);
-                let at = kb.add(start, k);
-                kb.load(buf, at)
-            };
-            let (x, w) = (operand(kb, xs, r), operand(kb, ws, c));
-            let at = kb.int(i as i64);
-            let before = kb.load(acc, at);
-            let after = kb.fma(x, w, before);
-            kb.store(acc, at, after);
-        }
-    });
 }
