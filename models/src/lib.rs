@@ -56,4 +56,4 @@ pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::{ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
 pub use definition::{Architecture, Definition, EntrySpec, Logits, Stream};
 pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch};
-pub use resolve::{ModelRequest, ResolvedModel};
+pub use resolve::{DownloadEvent, DownloadListener, ModelRequest, ResolvedModel};

@@ -2,14 +2,14 @@
 //!
 //! `--model` is, in this order: `hf:org/repo` (also `HF://org/repo`, and `@revision`), an existing directory or file, the name of a
 //! preset, or `org/repo` in the Hugging Face cache. Nothing here touches the network unless the crate is built with the
-//! feature `hub` and the request allows it.
+//! feature `hub` and the request allows it; then what `hf:` and presets name is downloaded where the cache has it not.
 
 #[cfg(feature = "hub")]
 mod hub;
 mod hub_cache;
 mod model_files;
 
-pub use hub_cache::{HubCache, RepoName};
+pub use hub_cache::{HubCache, RepoName, Snapshot};
 pub use model_files::ModelFiles;
 
 use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
@@ -18,7 +18,9 @@ use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
 use crate::infer::infer_config;
 use crate::presets::{self, Preset};
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -29,8 +31,39 @@ pub struct ModelRequest {
     /// `--random-weights SEED`: no weights are read.
     pub random_weights: Option<u64>,
     pub cache: HubCache,
-    /// Allow downloads; has an effect only with the feature `hub`.
-    pub download: bool,
+    /// Allows downloads, and hears of them; has an effect only with the feature `hub`.
+    pub download: Option<DownloadListener>,
+}
+
+/// What is told of a download while it runs.
+#[derive(Clone, Copy, Debug)]
+pub enum DownloadEvent<'a> {
+    /// A file begins: its name, and how many of all files are there already.
+    File { name: &'a str, done: usize, files: usize },
+    /// So much of the file is there, counting what an earlier attempt left.
+    Bytes { done: u64, total: u64 },
+    /// All files are there.
+    Finished,
+}
+
+/// Called while a download runs.
+#[derive(Clone)]
+pub struct DownloadListener(Arc<dyn Fn(DownloadEvent<'_>) + Send + Sync>);
+
+impl DownloadListener {
+    pub fn new(listener: impl Fn(DownloadEvent<'_>) + Send + Sync + 'static) -> DownloadListener {
+        DownloadListener(Arc::new(listener))
+    }
+    #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "downloads only"))]
+    fn tell(&self, event: DownloadEvent<'_>) {
+        (self.0)(event);
+    }
+}
+
+impl fmt::Debug for DownloadListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DownloadListener")
+    }
 }
 
 impl ModelRequest {
@@ -41,7 +74,7 @@ impl ModelRequest {
             weights: None,
             random_weights: None,
             cache: HubCache::from_environment(),
-            download: false,
+            download: None,
         }
     }
 }
@@ -72,6 +105,16 @@ pub struct ResolvedModel {
     pub weights: Weights,
     /// Tokenizer and other files beside the weights or the configuration.
     pub files: ModelFiles,
+    /// The repository and commit that `--model` led to, if it led to one.
+    pub repository: Option<Repository>,
+}
+
+/// A repository of the Hugging Face hub at one commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repository {
+    /// `org/repo`.
+    pub name: String,
+    pub commit: String,
 }
 
 impl ResolvedModel {
@@ -108,7 +151,7 @@ enum Place {
 
 /// Finds a model. See the module's comment for the order of attempts.
 pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
-    let (name, place) = locate(request)?;
+    let Located { name, place, repository } = locate(request)?;
     let (config_dir, weight_files) = match &place {
         Place::Directory(dir) => (Some(dir.clone()), None),
         Place::File(file) => {
@@ -141,43 +184,66 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
         Weights::Random { .. } => None,
     };
     let files = ModelFiles::in_directories(config_dir.iter().chain(&weight_dir));
-    Ok(ResolvedModel { name, config, weights, files })
+    Ok(ResolvedModel { name, config, weights, files, repository })
 }
 
-fn locate(request: &ModelRequest) -> Result<(String, Place), ResolveError> {
+struct Located {
+    name: String,
+    place: Place,
+    repository: Option<Repository>,
+}
+
+impl Located {
+    fn local(name: String, place: Place) -> Located {
+        Located { name, place, repository: None }
+    }
+    fn snapshot(name: &str, repo: &RepoName, snapshot: Snapshot) -> Located {
+        let repository = Repository { name: repo.full_name(), commit: snapshot.commit };
+        Located {
+            name: name.into(),
+            place: Place::Directory(snapshot.directory),
+            repository: Some(repository),
+        }
+    }
+}
+
+fn locate(request: &ModelRequest) -> Result<Located, ResolveError> {
     let model = request.model.as_str();
     if let Some(repo) = hub_prefix(model) {
         let repo = RepoName::parse(repo).ok_or_else(|| no_such_model(model))?;
-        let dir = cached_or_download(&repo, request)?;
-        return Ok((repo.short_name().to_string(), Place::Directory(dir)));
+        let snapshot = cached_or_download(&repo, request)?;
+        return Ok(Located::snapshot(repo.short_name(), &repo, snapshot));
     }
     let path = Path::new(model);
     if path.is_dir() {
-        return Ok((directory_name(path), Place::Directory(path.to_path_buf())));
+        return Ok(Located::local(directory_name(path), Place::Directory(path.to_path_buf())));
     }
     if path.exists() {
-        return Ok((stem(path), Place::File(path.to_path_buf())));
+        return Ok(Located::local(stem(path), Place::File(path.to_path_buf())));
     }
     if let Some(preset) = Preset::find(model) {
         let wants_files = request.weights.is_none() && request.random_weights.is_none();
-        let repo = RepoName::parse(preset.repo).filter(|_| wants_files);
-        let place = match repo.map(|repo| cached_or_download(&repo, request)) {
-            Some(Ok(dir)) => Place::Directory(dir),
-            // Not there is reported later with all ways to get the weights; broken or failed is reported as such.
-            None | Some(Err(ResolveError::NotCached { .. })) => Place::Preset(preset),
-            Some(Err(other)) => return Err(other),
+        let Some(repo) = RepoName::parse(preset.repo).filter(|_| wants_files) else {
+            return Ok(Located::local(preset.name.to_string(), Place::Preset(preset)));
         };
-        return Ok((preset.name.to_string(), place));
+        return match cached_or_download(&repo, request) {
+            Ok(snapshot) => Ok(Located::snapshot(preset.name, &repo, snapshot)),
+            // Not there is reported later with all ways to get the weights; broken or failed is reported as such.
+            Err(ResolveError::NotCached { .. }) => {
+                Ok(Located::local(preset.name.to_string(), Place::Preset(preset)))
+            }
+            Err(other) => Err(other),
+        };
     }
     let Some(repo) = RepoName::parse(model) else { return Err(no_such_model(model)) };
-    match cached_or_download(&repo, request) {
-        Ok(dir) => Ok((repo.short_name().to_string(), Place::Directory(dir))),
-        // `models/x` may be a mistyped path as well as a repository: say both.
-        Err(ResolveError::NotCached { repo, cache, advice }) => {
-            let advice = format!("There is no directory or file of that name either. {advice}");
-            Err(ResolveError::NotCached { repo, cache, advice })
-        }
-        Err(other) => Err(other),
+    match request.cache.find(&repo)? {
+        Some(snapshot) => Ok(Located::snapshot(repo.short_name(), &repo, snapshot)),
+        // `models/x` may be a mistyped path as well as a repository: say both, and ask nobody for it.
+        None => Err(ResolveError::NotCached {
+            repo: repo.full_name(),
+            cache: request.cache.directory.clone(),
+            advice: format!("There is no directory or file of that name either. {}", how_to_get(&repo)),
+        }),
     }
 }
 
@@ -187,34 +253,42 @@ fn hub_prefix(model: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("hf").then(|| rest.strip_prefix("//").unwrap_or(rest))
 }
 
-fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<PathBuf, ResolveError> {
+fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<Snapshot, ResolveError> {
     match request.cache.find(repo)? {
-        Some(dir) => Ok(dir),
+        Some(snapshot) => Ok(snapshot),
         None => fetch(repo, request),
     }
 }
 
 #[cfg(feature = "hub")]
-fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<PathBuf, ResolveError> {
-    if !request.download {
-        return Err(not_cached(repo, request, "Downloads are off; switch them on, or run"));
-    }
-    hub::download(repo, &request.cache)?;
-    let found = request.cache.find(repo)?;
-    found.ok_or_else(|| not_cached(repo, request, "The download did not arrive; try"))
+fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<Snapshot, ResolveError> {
+    let Some(listener) = &request.download else { return Err(not_cached(repo, request)) };
+    hub::download(repo, &request.cache, listener)?;
+    request.cache.find(repo)?.ok_or_else(|| not_cached(repo, request))
 }
 
 #[cfg(not(feature = "hub"))]
-fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<PathBuf, ResolveError> {
-    Err(not_cached(repo, request, "This mlcc was built without downloads (cargo feature `hub`); run"))
+fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<Snapshot, ResolveError> {
+    Err(not_cached(repo, request))
 }
 
-fn not_cached(repo: &RepoName, request: &ModelRequest, how: &str) -> ResolveError {
+fn not_cached(repo: &RepoName, request: &ModelRequest) -> ResolveError {
+    let why = match cfg!(feature = "hub") {
+        true => "Downloads are off (--offline, HF_HUB_OFFLINE).",
+        false => "This mlcc was built without downloads (cargo feature `hub`).",
+    };
     let advice = format!(
-        "{how}: huggingface-cli download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
+        "{why} Run: huggingface-cli download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
         repo.full_name()
     );
     ResolveError::NotCached { repo: repo.full_name(), cache: request.cache.directory.clone(), advice }
+}
+
+fn how_to_get(repo: &RepoName) -> String {
+    match cfg!(feature = "hub") {
+        true => format!("--model hf:{} downloads it", repo.full_name()),
+        false => format!("To fetch it, run: huggingface-cli download {}", repo.full_name()),
+    }
 }
 
 fn no_such_model(model: &str) -> ResolveError {

@@ -1,10 +1,11 @@
 //! Downloads into the Hugging Face cache, only with the cargo feature `hub`. Token, endpoint and proxy come from the same
 //! environment variables as for the Hugging Face tools.
 
-use super::{HubCache, RepoName};
+use super::{DownloadEvent, DownloadListener, HubCache, RepoName};
 use crate::error::ResolveError;
-use hf_hub::api::sync::ApiBuilder;
-use hf_hub::{Repo, RepoType};
+use hf_hub::api::Progress;
+use hf_hub::api::sync::{ApiBuilder, ApiError};
+use hf_hub::{Cache, Repo, RepoType};
 
 /// Everything but weights that a build may read.
 const SMALL_FILES: &[&str] = &[
@@ -24,22 +25,91 @@ const SMALL_FILES: &[&str] = &[
     "added_tokens.json",
 ];
 
-/// Fetches configuration, tokenizer and weights of a repository: safetensors if it has them, else torch files.
-pub(super) fn download(repo: &RepoName, cache: &HubCache) -> Result<(), ResolveError> {
-    let fail = |detail: String| ResolveError::Download { repo: repo.full_name(), detail };
-    if std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false")) {
-        return Err(fail("HF_HUB_OFFLINE is set".to_string()));
-    }
-    let builder = ApiBuilder::from_env().with_cache_dir(cache.directory.clone());
-    let api = builder.build().map_err(|error| fail(error.to_string()))?;
-    let remote = Repo::with_revision(repo.full_name(), RepoType::Model, repo.revision.clone());
-    let remote = api.repo(remote);
-    let info = remote.info().map_err(|error| fail(error.to_string()))?;
+/// Attempts beyond the first one at a file whose transfer breaks off.
+const RETRIES: usize = 5;
+
+/// Fetches configuration, tokenizer and weights of a repository at one commit: safetensors if it has them, else torch
+/// files. What an earlier attempt left is gone on with. The cache knows the revision only when every file is there.
+pub(super) fn download(
+    repo: &RepoName,
+    cache: &HubCache,
+    listener: &DownloadListener,
+) -> Result<(), ResolveError> {
+    let fail = |error: ApiError| ResolveError::Download { repo: repo.full_name(), detail: explain(&error) };
+    let builder = ApiBuilder::from_env().with_cache_dir(cache.directory.clone()).with_retries(RETRIES);
+    let builder = match std::env::var("HF_TOKEN") {
+        Ok(token) if !token.trim().is_empty() => builder.with_token(Some(token.trim().to_string())),
+        _ => builder,
+    };
+    let api = builder.build().map_err(fail)?;
+    let at = |revision: &str| {
+        api.repo(Repo::with_revision(repo.full_name(), RepoType::Model, revision.to_string()))
+    };
+    let info = at(&repo.revision).info().map_err(fail)?;
+    let pinned = at(&info.sha);
+    let local = Cache::new(cache.directory.clone());
+    let local = local.repo(Repo::with_revision(repo.full_name(), RepoType::Model, info.sha.clone()));
     let names: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-    for name in wanted(&names) {
-        remote.get(name).map_err(|error| fail(format!("{name}: {error}")))?;
+    let wanted = wanted(&names);
+    for (done, name) in wanted.iter().enumerate() {
+        listener.tell(DownloadEvent::File { name, done, files: wanted.len() });
+        if local.get(name).is_none() {
+            pinned.download_with_progress(name, Bytes { listener, done: 0, total: 0 }).map_err(|error| {
+                let detail = format!("{name}: {}", explain(&error));
+                ResolveError::Download { repo: repo.full_name(), detail }
+            })?;
+        }
     }
-    Ok(())
+    listener.tell(DownloadEvent::Finished);
+    remember(repo, cache, &info.sha)
+}
+
+/// Writes which commit the revision is.
+fn remember(repo: &RepoName, cache: &HubCache, commit: &str) -> Result<(), ResolveError> {
+    let reference = cache.root(repo).join("refs").join(&repo.revision);
+    let write = || {
+        let folder = reference.parent().unwrap_or(&cache.directory);
+        std::fs::create_dir_all(folder)?;
+        let partial = folder.join(format!(".{}.{}", repo.revision, std::process::id()));
+        std::fs::write(&partial, commit)?;
+        std::fs::rename(&partial, &reference)
+    };
+    write().map_err(|error| ResolveError::Unusable {
+        path: reference.display().to_string(),
+        detail: format!("cannot be written: {error}"),
+    })
+}
+
+/// What went wrong, and what helps.
+fn explain(error: &ApiError) -> String {
+    let text = error.to_string();
+    let advice = match text.rsplit(' ').next() {
+        Some("401" | "403") => {
+            "; private and gated repositories need HF_TOKEN, gated ones also that you accept their terms on their page"
+        }
+        Some("404") => "; there is no such repository, revision or file",
+        Some("429") => "; too many requests, try again later (HF_TOKEN raises the limit)",
+        _ => "; run it again to go on where it stopped",
+    };
+    format!("{text}{advice}")
+}
+
+/// Progress of one file for the listener.
+struct Bytes<'a> {
+    listener: &'a DownloadListener,
+    done: u64,
+    total: u64,
+}
+
+impl Progress for Bytes<'_> {
+    fn init(&mut self, size: usize, _: &str) {
+        (self.done, self.total) = (0, size as u64);
+    }
+    fn update(&mut self, size: usize) {
+        self.done += size as u64;
+        self.listener.tell(DownloadEvent::Bytes { done: self.done, total: self.total });
+    }
+    fn finish(&mut self) {}
 }
 
 fn wanted(names: &[String]) -> Vec<&str> {

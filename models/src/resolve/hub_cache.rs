@@ -40,6 +40,13 @@ impl RepoName {
     }
 }
 
+/// A commit of a repository in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub directory: PathBuf,
+    pub commit: String,
+}
+
 impl HubCache {
     pub fn from_environment() -> HubCache {
         HubCache::from_variables(|name| std::env::var(name).ok())
@@ -57,8 +64,8 @@ impl HubCache {
     }
 
     /// The snapshot directory of a repository; `None` if it was never downloaded.
-    pub fn find(&self, repo: &RepoName) -> Result<Option<PathBuf>, ResolveError> {
-        let root = self.directory.join(format!("models--{}--{}", repo.org, repo.repo));
+    pub fn find(&self, repo: &RepoName) -> Result<Option<Snapshot>, ResolveError> {
+        let root = self.root(repo);
         if !root.is_dir() {
             return Ok(None);
         }
@@ -77,11 +84,17 @@ impl HubCache {
         if commit.is_empty() || !commit.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
             return Err(broken(&reference, "its reference does not name a commit".to_string()));
         }
-        let snapshot = root.join("snapshots").join(&commit);
-        match snapshot.is_dir() {
-            true => Ok(Some(snapshot)),
-            false => Err(broken(&snapshot, format!("revision {} has no snapshot", repo.revision))),
+        let directory = root.join("snapshots").join(&commit);
+        match directory.is_dir() {
+            true => Ok(Some(Snapshot { directory, commit })),
+            // A download that has not ended; its files are known by their commit only.
+            false if !reference.exists() => Ok(None),
+            false => Err(broken(&directory, format!("revision {} has no snapshot", repo.revision))),
         }
+    }
+
+    pub(super) fn root(&self, repo: &RepoName) -> PathBuf {
+        self.directory.join(format!("models--{}--{}", repo.org, repo.repo))
     }
 }
 

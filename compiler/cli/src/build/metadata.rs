@@ -62,6 +62,10 @@ pub fn json(
             "config_xxh3_128": hash(Value::Object(config.raw.clone()).to_string().as_bytes()),
         },
     });
+    if let Some(repository) = &source.model.repository {
+        value["source"]["repository"] = json!(repository.name);
+        value["source"]["commit"] = json!(repository.commit);
+    }
     if target.arch != Arch::Nvptx {
         value["profile"] = profile::json(program);
     }

@@ -1,9 +1,11 @@
 //! `mlcc build`.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
-use mlcc_models::ModelRequest;
+use mlcc_models::{DownloadEvent, DownloadListener, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
@@ -119,9 +121,9 @@ pub struct Args {
     /// Look for the model in this Hugging Face cache folder
     #[arg(long, value_name = "DIR")]
     hf_cache: Option<PathBuf>,
-    /// Fetch the model from Hugging Face if it is not in the cache
-    #[arg(long, hide = !cfg!(feature = "hub"))]
-    download: bool,
+    /// Download nothing: a preset or hf:org/repo has to be in the Hugging Face cache (also HF_HUB_OFFLINE=1)
+    #[arg(long)]
+    offline: bool,
     /// Print the report as JSON on standard output
     #[arg(long)]
     json: bool,
@@ -207,7 +209,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     let mut request = ModelRequest::new(&args.model);
     request.weights = args.weights.clone();
     request.random_weights = args.random_weights;
-    request.download = args.download;
+    request.download = (!args.offline && !offline_by_environment()).then(|| download_listener(ui));
     if let Some(directory) = &args.hf_cache {
         request.cache.directory = directory.clone();
     }
@@ -260,6 +262,33 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
             tokens: args.eval_tokens as usize,
             max_kl: args.max_kl,
         },
+    })
+}
+
+fn offline_by_environment() -> bool {
+    std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
+}
+
+/// Shows each file; where that is not seen, a line for each. An interrupt ends the program here, and what has come stays in the
+/// cache, where the next attempt goes on with it.
+fn download_listener(ui: &Ui) -> DownloadListener {
+    let (ui, bar) = (*ui, ui.bytes_progress("download"));
+    let file = Mutex::new(String::new());
+    DownloadListener::new(move |event| {
+        if interrupt::flag().load(Ordering::SeqCst) {
+            bar.clear();
+            ui.note("interrupted; the download goes on where it stopped when it is asked for again");
+            std::process::exit(interrupt::EXIT_CODE);
+        }
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            DownloadEvent::File { name, done, files } => {
+                *file = format!("{name} ({} of {files})", done + 1);
+                ui.note(format_args!("download {file}"));
+            }
+            DownloadEvent::Bytes { done, total } => bar.set(done, total, file.clone()),
+            DownloadEvent::Finished => bar.clear(),
+        }
     })
 }
 

@@ -164,6 +164,12 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         ["scratch".into(), size("/memory/arena_bytes")],
         ["tokenizer".into(), tokenizer],
     ];
+    if metadata.pointer("/source/repository").is_some() {
+        rows.insert(
+            1,
+            ["from".into(), format!("hf:{}@{}", get("/source/repository"), get("/source/commit"))],
+        );
+    }
     let quality = metadata.get("report").and_then(|r| serde_json::from_value::<Quality>(r.clone()).ok());
     if let Some(quality) = quality {
         rows.push(["quality".into(), quality.text()]);

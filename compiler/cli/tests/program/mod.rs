@@ -31,14 +31,14 @@ pub fn mlcc() -> Command {
             command.env_remove(&name);
         }
     }
-    command.env("HF_HOME", "no-such-cache");
+    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1");
     command
 }
 
 /// `mlcc` in a shell's hands: for signals and pipes.
 pub fn program() -> std::process::Command {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("mlcc"));
-    command.env("HF_HOME", "no-such-cache");
+    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1");
     command
 }
 
