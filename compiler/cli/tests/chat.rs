@@ -2,7 +2,7 @@
 
 mod program;
 
-use program::{artifact, failure, mlcc};
+use program::{artifact, books, failure, fails_with, mlcc};
 
 /// Runs a conversation of these lines; standard output by line.
 fn talk(args: &[&str], lines: &[&str]) -> Vec<String> {
@@ -99,6 +99,15 @@ fn settings_are_listed() {
 }
 
 #[test]
+fn families_without_values_of_their_own_have_their_makers() {
+    // The trained model's generation_config.json says nothing of sampling.
+    let out = talk(&[], &["/set"]);
+    for line in ["temperature = 1.2", "top_p = 0.6", "repeat_penalty = 0.996", "top_k = 0", "min_p = 0"] {
+        assert!(out.iter().any(|l| l == line), "{line}: {out:?}");
+    }
+}
+
+#[test]
 fn templates_come_from_names_and_files() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("t.jinja");
@@ -123,6 +132,36 @@ fn templates_come_from_names_and_files() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("context: 0 tokens"), "the chat goes on");
     std::fs::write(&file, "{% for").unwrap();
     assert!(failure(&mut chat(file.to_str().unwrap(), ""), 1).contains("not a valid template"));
+}
+
+#[test]
+fn a_build_may_name_the_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("loud.jinja");
+    std::fs::write(&file, "{% for m in messages %}<{{ m.content | upper }}>{% endfor %}").unwrap();
+    let build = |template: &str| {
+        let mut build = mlcc();
+        build.arg("build").arg("-m").arg(books()).args([
+            "--quant",
+            "q8f16_1",
+            "--no-report",
+            "-o",
+            "model.so",
+        ]);
+        build.arg("--template").arg(template).current_dir(folder.path());
+        build
+    };
+    build("loud.jinja").assert().success();
+    let mut chat = mlcc();
+    chat.args(["chat", "model.so", "-n", "2", "--greedy"]).current_dir(folder.path());
+    chat.write_stdin("hello\n/quit\n").assert().success();
+    let artifact = std::fs::read(folder.path().join("model.so")).unwrap();
+    let holds = |text: &str| artifact.windows(text.len()).any(|w| w == text.as_bytes());
+    assert!(holds("m.content | upper"));
+    build("chatml").assert().success();
+    failure(&mut build("no-such-template"), 2);
+    std::fs::write(&file, "{% for m in messages %}").unwrap();
+    fails_with(&mut build("loud.jinja"), &["template"]);
 }
 
 #[test]

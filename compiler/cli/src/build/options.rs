@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
 use mlcc_models::ModelRequest;
 use mlcc_passes::CacheType;
@@ -31,6 +32,8 @@ pub struct BuildOptions {
     pub request: ModelRequest,
     /// In place of the tokenizer beside the model.
     pub tokenizer: Option<PathBuf>,
+    /// In place of the model's own chat template.
+    pub template: Option<ChatSource>,
     /// A name that [`mlcc_target::resolve`] takes.
     pub target: String,
     pub quant: QuantScheme,
@@ -101,6 +104,7 @@ impl BuildOptions {
         BuildOptions {
             request: ModelRequest::new(model),
             tokenizer: None,
+            template: None,
             target: "cpu".into(),
             quant: QuantScheme::default(),
             quant_name: QuantScheme::default().name.into(),

@@ -48,7 +48,7 @@ impl Source {
         let generation_config = text_files::read(model.files.generation_config.as_deref())?;
         let tokenizer = text_files::tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
         let mut warnings = Vec::new();
-        let chat = text_files::chat(&model, &checkpoint, tokenizer.as_ref(), &mut warnings)?;
+        let chat = text_files::chat(&model, &checkpoint, options, tokenizer.as_ref(), &mut warnings)?;
         Ok(Source { model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })
     }
 

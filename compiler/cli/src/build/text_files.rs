@@ -106,11 +106,12 @@ fn gguf_chat(metadata: &Metadata) -> Result<Option<ChatSource>, CheckpointError>
     Ok(Some(source))
 }
 
-/// The chat template of the model's files, else the format that belongs to its kind. A template that is no valid one is
-/// left out with a warning: the model can be used without it.
+/// The chat template that the user named, that of the model's files, or the format that belongs to its kind. One of the
+/// files that is no valid template is left out with a warning: the model can be used without it.
 pub(super) fn chat(
     model: &ResolvedModel,
     checkpoint: &Checkpoint,
+    options: &BuildOptions,
     tokenizer: Option<&SourceTokenizer>,
     warnings: &mut Vec<String>,
 ) -> Result<Option<ChatSource>, BuildError> {
@@ -128,6 +129,11 @@ pub(super) fn chat(
             special_tokens_map: special_tokens_map.as_deref(),
         })?,
     };
+    if let Some(template) = &options.template {
+        let source = template.clone().with_tokens_of(found);
+        source.compile()?;
+        return Ok(Some(source));
+    }
     let Some(source) = found.or_else(|| builtin(model, tokenizer).map(ChatSource::builtin)) else {
         return Ok(None);
     };

@@ -40,6 +40,9 @@ pub struct Args {
     /// Tokenizer file, in place of the one beside the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// Chat template in place of the model's own: a name (chatml, llama-2, llama-3, ...) or a file of Jinja text
+    #[arg(long, value_name = "NAME|FILE")]
+    template: Option<String>,
     /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
@@ -229,6 +232,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     Ok(BuildOptions {
         request,
         tokenizer: args.tokenizer.clone(),
+        template: args.template.as_deref().map(|name| super::chat_template(name, "")).transpose()?,
         target: args.target.clone(),
         quant,
         quant_name: name,

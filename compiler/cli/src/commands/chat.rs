@@ -96,16 +96,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
     let template = match name {
         Some(PLAIN) => return Ok(ChatFormat::Plain),
-        Some(name) if ChatTemplate::names().contains(&name) => ChatTemplate::named(name)?,
-        Some(file) if Path::new(file).exists() => {
-            ChatTemplate::from_jinja(&super::read_text(Path::new(file))?)?
-        }
-        Some(other) => {
-            let names = ChatTemplate::names().join(", ");
-            return Err(CliError::usage(format!(
-                "there is no chat template and no file `{other}`; templates are {names}, and {PLAIN}"
-            )));
-        }
+        Some(name) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
         None => match model.section(mlcc_abi::section::CHAT) {
             Some(section) => ChatTemplate::from_section(section)?,
             None => {

@@ -19,6 +19,7 @@ pub mod verify;
 use std::io::{Read, Write};
 use std::path::Path;
 
+use mlcc_engine::{ChatSource, ChatTemplate};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -79,6 +80,19 @@ pub(crate) fn scheme_name(metadata: &serde_json::Value) -> String {
     let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);
     let scheme = metadata.pointer("/quantization/scheme").and_then(serde_json::Value::as_str);
     if keeps { build::KEEP } else { scheme.unwrap_or("-") }.into()
+}
+
+/// `--template`: a template by its name, or a file of Jinja text. `more` are further names for the error.
+pub(crate) fn chat_template(name: &str, more: &str) -> Result<ChatSource, CliError> {
+    let names = ChatTemplate::names();
+    match Path::new(name) {
+        _ if names.contains(&name) => Ok(ChatSource::named(name)?),
+        file if file.exists() => Ok(ChatSource::jinja(&read_text(file)?)),
+        _ => Err(CliError::usage(format!(
+            "there is no chat template and no file `{name}`; templates are {}{more}",
+            names.join(", ")
+        ))),
+    }
 }
 
 /// A model to generate with.

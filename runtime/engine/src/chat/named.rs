@@ -56,15 +56,23 @@ const NAMED: [(&str, &str); 8] = [
     ),
 ];
 
+impl ChatSource {
+    /// The template of this name.
+    pub fn named(name: &str) -> Result<ChatSource, ChatError> {
+        if let Some((_, text)) = NAMED.iter().find(|(known, _)| *known == name) {
+            return Ok(ChatSource::jinja(text));
+        }
+        let builtin = BuiltinFormat::ALL.into_iter().find(|format| format.name() == name);
+        let known = || ChatTemplate::names().join(", ");
+        let unknown = || ChatError::UnknownFormat { found: name.to_owned(), known: known() };
+        builtin.map(ChatSource::builtin).ok_or_else(unknown)
+    }
+}
+
 impl ChatTemplate {
     /// The template of this name.
     pub fn named(name: &str) -> Result<ChatTemplate, ChatError> {
-        if let Some((_, text)) = NAMED.iter().find(|(known, _)| *known == name) {
-            return ChatSource::jinja(text).compile();
-        }
-        let builtin = BuiltinFormat::ALL.into_iter().find(|format| format.name() == name);
-        let unknown = || ChatError::UnknownFormat { found: name.to_owned(), known: Self::names().join(", ") };
-        builtin.map(ChatTemplate::builtin).ok_or_else(unknown)
+        ChatSource::named(name)?.compile()
     }
 
     /// The names that [`ChatTemplate::named`] knows.

@@ -46,6 +46,13 @@ impl ChatSource {
         ChatSource { builtin: Some(format.name().to_owned()), ..ChatSource::default() }
     }
 
+    /// This template, with the special tokens of `other`.
+    #[must_use]
+    pub fn with_tokens_of(mut self, other: Option<ChatSource>) -> ChatSource {
+        self.tokens = other.map(|other| other.tokens).unwrap_or_default();
+        self
+    }
+
     /// Adds a template under a name (`tool_use`).
     #[must_use]
     pub fn with_template(mut self, name: &str, text: &str) -> ChatSource {
