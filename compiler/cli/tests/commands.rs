@@ -152,6 +152,18 @@ fn run_streams_text_and_repeats_itself_by_seed() {
 }
 
 #[test]
+fn run_tells_memory_before_and_times_after_the_text() {
+    let mut run = mlcc();
+    run.arg("run").arg(artifact()).args(["-p", "It was", "-n", "4", "--seed", "1", "-v"]);
+    let said = String::from_utf8(run.assert().success().get_output().stderr.clone()).unwrap();
+    let memory = said.find("memory: ").expect(&said);
+    let closing = said.find("prompt: ").expect(&said);
+    assert!(memory < closing && said[memory..closing].contains("weights, "), "{said}");
+    assert!(said[memory..closing].contains(" state, "), "{said}");
+    assert!(said[closing..].contains(" | loaded in ") && said[closing..].contains(" | sampling "), "{said}");
+}
+
+#[test]
 fn more_threads_than_planned_for_are_told() {
     let mut run = mlcc();
     run.arg("run").arg(artifact()).args(["-p", "It", "-n", "1", "-t", "65"]);

@@ -146,6 +146,8 @@ pub struct Generation {
     pub decode_steps: usize,
     /// Time of the decode steps with sampling and text.
     pub decode: Duration,
+    /// Time of choosing tokens alone, the first one included.
+    pub sampling: Duration,
     pub seed: u64,
 }
 
@@ -157,6 +159,14 @@ impl Generation {
     pub fn decode_tokens_per_second(&self) -> f64 {
         rate(self.decode_steps, self.decode)
     }
+}
+
+/// Runs `body` and adds the time that it took.
+fn timed<T>(total: &mut Duration, body: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let result = body();
+    *total += begin.elapsed();
+    result
 }
 
 fn rate(count: usize, time: Duration) -> f64 {
@@ -259,6 +269,7 @@ impl<M: LanguageModel> Generator<M> {
             prefill: Duration::ZERO,
             decode_steps: 0,
             decode: Duration::ZERO,
+            sampling: Duration::ZERO,
             seed: sampler.seed(),
         };
         let first = self.prefill(&prompt, request, &mut sampler, &mut out)?;
@@ -318,7 +329,7 @@ impl<M: LanguageModel> Generator<M> {
             out.prompt_tokens += chunk.len();
             left -= chunk.len();
             if left == 0 && request.max_tokens != Some(0) {
-                chosen = Some(sampler.sample(logits)?);
+                chosen = Some(timed(&mut out.sampling, || sampler.sample(logits))?);
             }
         }
         Ok(chosen)
@@ -358,7 +369,7 @@ impl<M: LanguageModel> Generator<M> {
             self.unfed = None;
             self.fed.push(token);
             out.decode_steps += 1;
-            token = sampler.sample(logits)?;
+            token = timed(&mut out.sampling, || sampler.sample(logits))?;
         }
     }
 }

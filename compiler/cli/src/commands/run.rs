@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::commands::{read_stdin, read_text};
 use crate::error::CliError;
 use crate::interrupt;
-use crate::ui::Ui;
+use crate::ui::{self, Ui, Verbosity};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc run model.so -p \"The sea was\" -n 100 --temp 0.7")]
@@ -147,6 +147,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let session = session(&model, args.load_state.as_deref())?;
+    let loaded = ui.started.elapsed();
     // A loaded state has its begin already.
     let ids = match session.past() {
         0 => tokenizer.encode_prompt(&prompt)?,
@@ -166,6 +167,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         model.executor(),
         model.threads()
     ));
+    ui.detail(format_args!("memory: {}", memory(&model)));
     let mut generator = Generator::new(session);
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
     let mut text = TextOut::new((!args.no_echo).then_some(prompt));
@@ -175,7 +177,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         text.piece(piece)
     })?;
     text.end()?;
-    statistics(&out, first.unwrap_or_else(|| ui.started.elapsed()), ui);
+    statistics(&out, loaded, first.unwrap_or_else(|| ui.started.elapsed()), ui);
     if let Some(path) = &args.save_state {
         if !generator.feed_last()? {
             ui.warn("the context is full: the state is without the last token of the text");
@@ -285,10 +287,33 @@ pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingPar
     Ok(SamplingParams::default().with(&file.sampling()).with(&flags))
 }
 
-/// `first`: from the program's start to the first text.
-fn statistics(out: &Generation, first: Duration, ui: &Ui) {
+/// What a sequence takes, as planned when the model was built.
+fn memory(model: &Model) -> String {
+    let plan = model.plan();
+    format!(
+        "{} weights, {} state{}, {} scratch",
+        ui::bytes(plan.weights_bytes),
+        ui::bytes(plan.state_bytes),
+        match plan.context {
+            0 => String::new(),
+            context => format!(" for {context} tokens"),
+        },
+        ui::bytes(plan.arena_bytes)
+    )
+}
+
+/// `loaded` and `first`: from the program's start to the loaded model, and to the first text.
+fn statistics(out: &Generation, loaded: Duration, first: Duration, ui: &Ui) {
+    let more = match ui.verbosity {
+        Verbosity::Verbose => format!(
+            " | loaded in {:.3} s | sampling {:.3} s",
+            loaded.as_secs_f64(),
+            out.sampling.as_secs_f64()
+        ),
+        Verbosity::Quiet | Verbosity::Normal => String::new(),
+    };
     ui.note(format_args!(
-        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}",
+        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}{more}",
         out.prompt_tokens,
         out.prefill_tokens_per_second(),
         out.tokens.len(),
