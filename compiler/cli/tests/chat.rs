@@ -2,7 +2,7 @@
 
 mod program;
 
-use program::{artifact, books, failure, fails_with, mlcc};
+use program::{artifact, books, fails_with, failure, mlcc};
 
 /// Runs a conversation of these lines; standard output by line.
 fn talk(args: &[&str], lines: &[&str]) -> Vec<String> {

@@ -14,6 +14,7 @@
 pub mod chat;
 pub mod conversation;
 pub mod eval;
+mod family_sampling;
 pub mod generate;
 pub mod generation_config;
 mod model;
@@ -25,6 +26,7 @@ pub mod tokenizer;
 
 pub use chat::{ChatError, ChatSource, ChatTemplate, Message};
 pub use conversation::{ChatFormat, Conversation};
+pub use family_sampling::family_sampling;
 pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, RewindModel};
 pub use generation_config::GenerationConfig;
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
-use mlcc_engine::{GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile};
+use mlcc_engine::{
+    GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, family_sampling,
+};
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
@@ -274,7 +276,7 @@ pub(crate) fn eos_ids(metadata: &Value) -> Vec<TokenId> {
     ids.into_iter().flatten().filter_map(|v| TokenId::try_from(v.as_i64()?).ok()).collect()
 }
 
-/// Tool defaults, then the model's generation_config.json, then flags.
+/// Tool defaults, then the model's generation_config.json or what its family is used with, then flags.
 pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliError> {
     let file = match &metadata["generation_config"] {
         Value::Null => GenerationConfig::default(),
@@ -284,7 +286,11 @@ pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingPar
     SamplingParams::default().with(&flags).check().map_err(|e| {
         CliError::usage(format!("--{} is {}, expected {}", e.name.replace('_', "-"), e.found, e.expected))
     })?;
-    Ok(SamplingParams::default().with(&file.sampling()).with(&flags))
+    let of_model = match file.sampling() {
+        nothing if nothing == SamplingOverrides::default() => family_sampling(&metadata["model"]),
+        set => set,
+    };
+    Ok(SamplingParams::default().with(&of_model).with(&flags))
 }
 
 /// What a sequence takes, as planned when the model was built.
