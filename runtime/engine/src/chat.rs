@@ -4,8 +4,8 @@
 //! [`BuiltinFormat`]s of models that were published without one. [`ChatSource`] collects what a checkpoint's files say
 //! and packs it into the artifact's chat section; [`ChatTemplate`] is made from that section and renders.
 //!
-//! Templates are foreign programs: they run with a bounded number of steps and a bounded length of output, cannot reach
-//! files, and what they raise becomes an error that carries their message.
+//! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach files, and what
+//! they raise becomes an error that carries their message.
 
 mod builtin;
 mod jinja;
@@ -44,7 +44,19 @@ pub enum ChatError {
     )]
     TooManySteps { template: String, steps: u64 },
     #[error("the chat template `{template}` made more than {bytes} bytes of text from one conversation")]
-    TooLong { template: String, bytes: usize },
+    TooLong { template: String, bytes: u64 },
+    #[error(
+        "the chat template `{template}` needs more than {bytes} bytes of memory for its values; it grows without an end, or the conversation is too long"
+    )]
+    TooMuchMemory { template: String, bytes: u64 },
+    #[error(
+        "the chat template `{template}` ran for more than {milliseconds} ms; it loops, or the conversation is too long"
+    )]
+    TooSlow { template: String, milliseconds: u64 },
+    #[error(
+        "the chat template `{template}`, or a value that it is given, nests lists and mappings more than {levels} levels deep"
+    )]
+    TooDeep { template: String, levels: usize },
     #[error("message {index} holds {kind}, and this model reads only text. Send the text alone.")]
     NotText { index: usize, kind: String },
     #[error("message {index} has role `{role}`, the chat format {format} knows {known}")]

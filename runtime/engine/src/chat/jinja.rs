@@ -1,38 +1,138 @@
 //! Jinja templates as `transformers` renders them (`apply_chat_template` of its `PreTrainedTokenizerBase`):
 //! `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods of `str` and `dict`, `raise_exception`, `strftime_now`,
 //! `tojson` as `json.dumps(ensure_ascii=False)`, the block tag `generation`.
+//!
+//! A template comes with a model from anywhere and runs for every request of a server, so it must neither end nor stall the
+//! process ([`limits`]). The engine bounds steps and nested calls, not what a step costs. Of the ways to bound that:
+//!
+//! * A process for every rendering: `fork` copies the page tables of a process that has gigabytes mapped, which takes longer
+//!   than rendering does, and is not allowed to allocate where there are threads; a library has no program to start.
+//! * WebAssembly: an interpreter renders tens of times slower.
+//! * Here: the syntax tree is rewritten before it is compiled ([`rewrite`]), so that every operation that makes values or looks
+//!   at large ones is a function of ours, which counts and then lets the engine do it. Values know their depth and size
+//!   ([`values`]), so no recursion of the engine is deep. A rendering has its own thread, with a stack for nested calls.
+
+mod filters;
+mod json;
+mod limits;
+mod methods;
+mod operators;
+mod rewrite;
+mod values;
 
 use super::strftime::strftime;
 use super::{ChatError, Extra, Message, Value, local_time};
+use limits::{Limit, MOST_STEPS};
+use minijinja::machinery::{self, CodeGenerator, Instructions};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, from_args};
-use minijinja::{Environment, Error, ErrorKind, State};
-use std::collections::BTreeMap;
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Instructions of the template engine; a long conversation of a large template takes a fiftieth of it.
-const MOST_STEPS: u64 = 5_000_000;
-/// More than any context holds.
-const LONGEST_TEXT: usize = 64 << 20;
 /// Longest template, and the stack of its parser, which takes a frame for every operator of a chain: about 400 bytes in optimized code
 /// (8 MiB were full at 20 400 operators), which are one byte of text at least. Only what is used is ever memory.
 const LONGEST_TEMPLATE: usize = 128 << 10;
 const PARSER_STACK: usize = 512 << 20;
+/// Stack of a rendering: the engine's nested calls, and values of at most [`limits::MOST_LEVELS`] levels.
+const RENDER_STACK: usize = 64 << 20;
+/// Bytes of an error's reason.
+const LONGEST_REASON: usize = 1 << 10;
 const DEFAULT: &str = "default";
 /// The template that `transformers` takes when tools are given and a checkpoint has several.
 const TOOL_USE: &str = "tool_use";
 
+/// A compiled template borrows from its text.
+struct Code<'a> {
+    instructions: Instructions<'a>,
+    blocks: BTreeMap<&'a str, Instructions<'a>>,
+}
+
+struct Source {
+    name: String,
+    text: String,
+}
+
+self_cell::self_cell!(
+    struct Program {
+        owner: Source,
+        #[covariant]
+        dependent: Code,
+    }
+);
+
+struct Template {
+    program: Program,
+    /// What it reads and does not set.
+    variables: BTreeSet<String>,
+}
+
 pub(super) struct JinjaTemplates {
     environment: Environment<'static>,
-    names: Vec<String>,
+    templates: Vec<Template>,
     /// `bos_token` and the like.
     tokens: BTreeMap<String, String>,
 }
 
 impl std::fmt::Debug for JinjaTemplates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "JinjaTemplates({:?})", self.names)
+        write!(f, "JinjaTemplates({:?})", self.templates.iter().map(Template::name).collect::<Vec<_>>())
     }
+}
+
+impl Template {
+    fn name(&self) -> &str {
+        &self.program.borrow_owner().name
+    }
+
+    /// Runs on a thread with [`PARSER_STACK`].
+    fn compile(name: &str, text: String, syntax: &SyntaxConfig) -> Result<Template, ChatError> {
+        let wrong = |reason| ChatError::Syntax { template: name.to_owned(), reason };
+        let mut variables = BTreeSet::new();
+        let program = Program::try_new(Source { name: name.to_owned(), text }, |source| {
+            let tree = machinery::parse(&source.text, &source.name, syntax.clone());
+            let tree = tree.map_err(|error| wrong(describe(&error)))?;
+            let mut rewriter = rewrite::Rewriter::new();
+            let tree = rewriter
+                .template(&tree)
+                .map_err(|refused| wrong(format!("{} (line {})", refused.reason, refused.line)))?;
+            variables = rewriter.undeclared.iter().map(|name| (*name).to_owned()).collect();
+            let mut generator = CodeGenerator::new(&source.name, &source.text);
+            generator.compile_stmt(&tree);
+            let (instructions, blocks) = generator.finish();
+            Ok(Code { instructions, blocks })
+        })?;
+        Ok(Template { program, variables })
+    }
+
+    /// Runs on the thread of the rendering.
+    fn run(&self, environment: &Environment<'static>, context: Value) -> Result<String, Error> {
+        limits::begin(u64::from(u32::MAX));
+        let context = values::part(&context)?;
+        limits::begin(values::size(&context));
+        let code = self.program.borrow_dependent();
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        machinery::eval(
+            environment,
+            &code.instructions,
+            context,
+            &code.blocks,
+            &mut output,
+            AutoEscape::None,
+        )
+        .map(drop)?;
+        Ok(text)
+    }
+}
+
+/// Runs on a thread with a stack of `stack` bytes. A panic of the engine becomes an error.
+fn on_a_stack<T: Send>(stack: usize, run: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, run);
+        let thread = thread.map_err(|error| format!("there is no thread for it: {error}"))?;
+        thread.join().map_err(|_| "the template engine stopped at a fault of its own".to_owned())
+    })
 }
 
 impl JinjaTemplates {
@@ -41,35 +141,25 @@ impl JinjaTemplates {
         templates: &[(String, String)],
         tokens: BTreeMap<String, String>,
     ) -> Result<JinjaTemplates, ChatError> {
-        let mut environment = environment()?;
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let syntax =
+            syntax.map_err(|e| ChatError::Syntax { template: "syntax".to_owned(), reason: e.to_string() })?;
+        let mut compiled = Vec::with_capacity(templates.len());
         for (name, text) in templates {
             let wrong = |reason| ChatError::Syntax { template: name.clone(), reason };
             if text.len() > LONGEST_TEMPLATE {
                 return Err(wrong(format!("it has {} bytes, {LONGEST_TEMPLATE} are permitted", text.len())));
             }
-            let add = || environment.add_template_owned(name.clone(), without_generation_tags(text));
-            let added = std::thread::scope(|scope| {
-                let parser = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, add);
-                parser.map(|thread| thread.join())
-            });
-            match added {
-                Ok(Ok(parsed)) => parsed.map_err(|error| wrong(describe(&error)))?,
-                Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                Err(error) => return Err(wrong(format!("no thread for the parser: {error}"))),
-            }
+            let compile = || Template::compile(name, without_generation_tags(text), &syntax);
+            compiled.push(on_a_stack(PARSER_STACK, compile).map_err(wrong)??);
         }
-        let names = templates.iter().map(|(name, _)| name.clone()).collect();
-        Ok(JinjaTemplates { environment, names, tokens })
+        Ok(JinjaTemplates { environment: environment(), templates: compiled, tokens })
     }
 
-    fn choose(&self, extra: &Extra) -> &str {
-        let has = |name: &str| self.names.iter().any(|known| known == name);
-        match self.names.as_slice() {
-            _ if extra.tools.is_some() && has(TOOL_USE) => TOOL_USE,
-            _ if has(DEFAULT) => DEFAULT,
-            [first, ..] => first,
-            [] => DEFAULT,
-        }
+    fn choose(&self, extra: &Extra) -> Option<&Template> {
+        let named = |name: &str| self.templates.iter().find(|template| template.name() == name);
+        let tool_use = extra.tools.as_ref().and_then(|_| named(TOOL_USE));
+        tool_use.or_else(|| named(DEFAULT)).or_else(|| self.templates.first())
     }
 
     pub fn render(
@@ -78,9 +168,9 @@ impl JinjaTemplates {
         add_generation_prompt: bool,
         extra: &Extra,
     ) -> Result<String, ChatError> {
-        let name = self.choose(extra);
-        let failed = |error: Error| render_error(name, &error);
-        let template = self.environment.get_template(name).map_err(failed)?;
+        let none = || ChatError::Section { reason: "it holds no template".to_owned() };
+        let template = self.choose(extra).ok_or_else(none)?;
+        let name = template.name();
         let mut context: BTreeMap<String, Value> = BTreeMap::new();
         for (token, text) in &self.tokens {
             context.insert(token.clone(), Value::from(text.as_str()));
@@ -90,62 +180,58 @@ impl JinjaTemplates {
         context.insert("documents".to_owned(), extra.documents.clone().unwrap_or(Value::from(())));
         context.insert("add_generation_prompt".to_owned(), Value::from(add_generation_prompt));
         let now = extra.now.unwrap_or_else(local_time::now);
-        let strftime_now = move |format: String| strftime(&format, now);
+        // A directive's text is at most a date and a time.
+        let strftime_now = move |format: String| {
+            limits::memory((format.len() as u64).saturating_mul(16)).map(|()| strftime(&format, now))
+        };
         context.insert("strftime_now".to_owned(), Value::from_function(strftime_now));
         context.extend(extra.variables.iter().map(|(name, value)| (name.clone(), value.clone())));
-        let mut output = Bounded { bytes: Vec::new(), full: false };
-        let rendered = template.render_captured_to(Value::from(context), &mut output).map(drop);
-        if output.full {
-            return Err(ChatError::TooLong { template: name.to_owned(), bytes: LONGEST_TEXT });
-        }
-        rendered.map_err(failed)?;
-        // The engine writes strings only, so this never replaces anything.
-        Ok(String::from_utf8_lossy(&output.bytes).into_owned())
+        let context = Value::from(context);
+        let run = || {
+            let rendered = template.run(&self.environment, context);
+            // What the engine made of the error may hide the limit.
+            rendered.map_err(|error| {
+                limit_error(name, limits::reached()).unwrap_or_else(|| render_error(name, &error))
+            })
+        };
+        on_a_stack(RENDER_STACK, run)
+            .unwrap_or_else(|reason| Err(ChatError::Render { template: name.to_owned(), reason }))
     }
 
     pub fn uses(&self, variable: &str) -> bool {
-        self.names.iter().any(|name| {
-            let template = self.environment.get_template(name);
-            template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
-        })
+        self.templates.iter().any(|template| template.variables.contains(variable))
     }
 }
 
-/// A writer that stops at [`LONGEST_TEXT`].
-struct Bounded {
-    bytes: Vec<u8>,
-    full: bool,
+fn limit_error(template: &str, limit: Option<Limit>) -> Option<ChatError> {
+    let template = template.to_owned();
+    Some(match limit? {
+        Limit::Memory { bytes } => ChatError::TooMuchMemory { template, bytes },
+        Limit::Text { bytes } => ChatError::TooLong { template, bytes },
+        Limit::Time => ChatError::TooSlow { template, milliseconds: limits::MOST_TIME.as_millis() as u64 },
+        Limit::Levels => ChatError::TooDeep { template, levels: limits::MOST_LEVELS },
+    })
 }
 
-impl std::io::Write for Bounded {
-    fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
-        if self.bytes.len() + piece.len() > LONGEST_TEXT {
-            self.full = true;
-            return Err(std::io::Error::other("too long"));
-        }
-        self.bytes.extend_from_slice(piece);
-        Ok(piece.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-fn environment() -> Result<Environment<'static>, ChatError> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(
-        syntax.map_err(|e| ChatError::Syntax { template: "syntax".to_owned(), reason: e.to_string() })?,
-    );
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::empty();
     environment.set_fuel(Some(MOST_STEPS));
-    environment.set_unknown_method_callback(unknown_method);
-    environment.add_filter("tojson", tojson);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+    environment.set_unknown_method_callback(methods::unknown_method);
+    operators::add_to(&mut environment);
+    filters::add_to(&mut environment);
+    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        let message = shortened(operators::as_text(message)?.into_owned(), filters::LONGEST_MESSAGE);
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
     });
-    Ok(environment)
+    environment
+}
+
+fn shortened(mut text: String, bytes: usize) -> String {
+    if text.len() > bytes {
+        text.truncate(text.floor_char_boundary(bytes));
+        text.push_str(" ...");
+    }
+    text
 }
 
 /// What a template said with `raise_exception`.
@@ -172,191 +258,12 @@ fn render_error(template: &str, error: &Error) -> ChatError {
 fn describe(error: &Error) -> String {
     let mut text = error.kind().to_string();
     if let Some(detail) = error.detail() {
-        let _ = write!(text, ": {detail}");
+        let _ = write!(text, ": {}", shortened(detail.to_owned(), LONGEST_REASON));
     }
     if let Some(line) = error.line() {
         let _ = write!(text, " (line {line})");
     }
     text
-}
-
-/// Methods of Python's types; the common ones are `minijinja-contrib`'s.
-fn unknown_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let absent = || Error::new(ErrorKind::InvalidOperation, format!("{method}: it is not there"));
-    let list = |parts: &[&str]| parts.iter().map(|part| Value::from(*part)).collect::<Value>();
-    if let Some(text) = value.as_str() {
-        let part = || args.first().and_then(Value::as_str).filter(|_| args.len() == 1);
-        match (method, part()) {
-            ("removeprefix", Some(part)) => return Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
-            ("removesuffix", Some(part)) => return Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
-            ("partition", Some(part)) => {
-                let found = text.split_once(part);
-                return Ok(
-                    found.map_or(list(&[text, "", ""]), |(before, after)| list(&[before, part, after]))
-                );
-            }
-            ("rpartition", Some(part)) => {
-                let found = text.rsplit_once(part);
-                return Ok(
-                    found.map_or(list(&["", "", text]), |(before, after)| list(&[before, part, after]))
-                );
-            }
-            ("index", Some(part)) => {
-                let at = text.find(part).ok_or_else(absent)?;
-                return Ok(Value::from(text[..at].chars().count()));
-            }
-            ("rsplit", _) => return rsplit(text, args),
-            _ => {}
-        }
-    } else if let ("index", [wanted]) = (method, args) {
-        return value.try_iter()?.position(|item| item == *wanted).map(Value::from).ok_or_else(absent);
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
-}
-
-/// `text.rsplit(sep=None, maxsplit=-1)`.
-fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (separator, most, named): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
-    let separator = separator.map_or_else(|| named.get("sep"), |separator| Ok(Some(separator)))?;
-    let most = most.map_or_else(|| named.get("maxsplit"), |most| Ok(Some(most)))?;
-    named.assert_all_used()?;
-    // Negative: no limit.
-    let most = most.and_then(|most| usize::try_from(most).ok());
-    let mut parts: Vec<&str> = match (separator, most) {
-        (Some(""), _) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "rsplit: the separator is empty"));
-        }
-        (Some(separator), None) => text.rsplit(separator).collect(),
-        (Some(separator), Some(most)) => text.rsplitn(most.saturating_add(1), separator).collect(),
-        (None, None) => text.split_whitespace().rev().collect(),
-        (None, Some(_)) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "rsplit: maxsplit needs a separator"));
-        }
-    };
-    parts.reverse();
-    Ok(parts.into_iter().map(Value::from).collect())
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)`.
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let failed = |error: serde_json::Error| {
-        Error::new(ErrorKind::InvalidOperation, format!("cannot be written as JSON: {error}"))
-    };
-    let indent: Option<usize> = options.get("indent")?;
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let sort_keys: Option<bool> = options.get("sort_keys")?;
-    options.assert_all_used()?;
-    let (item, key) = match separators.as_deref() {
-        Some([item, key]) => (item.clone(), key.clone()),
-        _ => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
-    };
-    let style = PythonJson { item, key, indent, depth: 0, empty: true, ascii: ascii.unwrap_or(false) };
-    let mut bytes = Vec::new();
-    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, style);
-    match sort_keys {
-        // The standard JSON value keeps its keys sorted.
-        Some(true) => {
-            let sorted = serde_json::to_value(value).map_err(failed)?;
-            serde::Serialize::serialize(&sorted, &mut serializer).map_err(failed)?;
-        }
-        _ => serde::Serialize::serialize(value, &mut serializer).map_err(failed)?,
-    }
-    Ok(Value::from(String::from_utf8_lossy(&bytes).into_owned()))
-}
-
-/// Python's separators and indentation.
-struct PythonJson {
-    item: String,
-    key: String,
-    indent: Option<usize>,
-    depth: usize,
-    /// Nothing has been written into the innermost container yet.
-    empty: bool,
-    ascii: bool,
-}
-
-impl PythonJson {
-    fn new_line<W: ?Sized + std::io::Write>(&self, writer: &mut W) -> std::io::Result<()> {
-        match self.indent {
-            Some(indent) => write!(writer, "\n{:1$}", "", indent * self.depth),
-            None => Ok(()),
-        }
-    }
-
-    fn begin<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, bracket: &str) -> std::io::Result<()> {
-        self.depth += 1;
-        self.empty = true;
-        writer.write_all(bracket.as_bytes())
-    }
-
-    fn end<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, bracket: &str) -> std::io::Result<()> {
-        self.depth -= 1;
-        if !self.empty {
-            self.new_line(writer)?;
-        }
-        self.empty = false;
-        writer.write_all(bracket.as_bytes())
-    }
-
-    fn begin_item<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if !first {
-            writer.write_all(self.item.as_bytes())?;
-        }
-        self.empty = false;
-        self.new_line(writer)
-    }
-}
-
-impl serde_json::ser::Formatter for PythonJson {
-    fn begin_array<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.begin(writer, "[")
-    }
-    fn end_array<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.end(writer, "]")
-    }
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        w: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        self.begin_item(w, first)
-    }
-    fn begin_object<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.begin(writer, "{")
-    }
-    fn end_object<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        self.end(writer, "}")
-    }
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        w: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        self.begin_item(w, first)
-    }
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(self.key.as_bytes())
-    }
-    fn write_string_fragment<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        fragment: &str,
-    ) -> std::io::Result<()> {
-        for c in fragment.chars() {
-            let mut units = [0u16; 2];
-            match c {
-                // Python escapes DEL only where it escapes all but ASCII, and then not at all: it is ASCII.
-                c if c.is_ascii() || !self.ascii => write!(writer, "{c}")?,
-                c => {
-                    for unit in c.encode_utf16(&mut units) {
-                        write!(writer, "\\u{unit:04x}")?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// `{% generation %}` ... `{% endgeneration %}` marks the assistant's text for training. It renders what is inside, as an

@@ -1,0 +1,243 @@
+//! What one rendering may cost, and the meter of the rendering that runs on this thread.
+//!
+//! The template engine counts steps ([`MOST_STEPS`], its "fuel") and nested calls. What one step costs it does not count, so
+//! everything that makes text or values asks here first.
+
+use minijinja::{Error, ErrorKind};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Instructions of the template engine; a thousand messages in a large template take a fiftieth of it.
+pub const MOST_STEPS: u64 = 5_000_000;
+/// Time of the processor; what else runs on the machine does not count.
+pub const MOST_TIME: Duration = Duration::from_secs(1);
+/// Levels of lists and mappings inside each other; JSON as `serde_json` reads it has 128.
+pub const MOST_LEVELS: usize = 140;
+/// Bytes of values and, apart from them, of text that a template may make of a small conversation ...
+const LEAST_BYTES: u64 = 16 << 20;
+/// ... and for every byte of the conversation. Templates copy a message a few times (`trim`, `split`, `+`).
+const BYTES_PER_BYTE: u64 = 16;
+/// Looking at the clock costs what working on this many bytes does.
+const BYTES_PER_LOOK: u64 = 256 << 10;
+/// The fixed cost of an operation, in bytes of work.
+const OPERATION: u64 = 64;
+/// Texts shorter than this are too many to keep track of: they count until the end.
+const TRACKED: usize = 1 << 10;
+
+/// The limit that a rendering has reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Limit {
+    #[error("more than {bytes} bytes of values")]
+    Memory { bytes: u64 },
+    #[error("more than {bytes} bytes of text")]
+    Text { bytes: u64 },
+    #[error("more than {} ms", MOST_TIME.as_millis())]
+    Time,
+    #[error("more than {MOST_LEVELS} levels of nested values")]
+    Levels,
+}
+
+struct Meter {
+    most: Cell<u64>,
+    memory: Cell<u64>,
+    text: Cell<u64>,
+    /// Bytes of work since the clock was read last.
+    work: Cell<u64>,
+    end: Cell<Duration>,
+    reached: Cell<Option<Limit>>,
+    /// Long texts that were counted; those that nobody else holds any more are given back.
+    texts: RefCell<Vec<Arc<str>>>,
+}
+
+thread_local! {
+    static METER: Meter = const { Meter {
+        most: Cell::new(0),
+        memory: Cell::new(0),
+        text: Cell::new(0),
+        work: Cell::new(0),
+        end: Cell::new(Duration::MAX),
+        reached: Cell::new(None),
+        texts: RefCell::new(Vec::new()),
+    } };
+}
+
+/// Begins a rendering of `input` bytes of conversation on this thread.
+pub fn begin(input: u64) {
+    let most = LEAST_BYTES.saturating_add(input.saturating_mul(BYTES_PER_BYTE));
+    METER.with(|meter| {
+        meter.most.set(most);
+        meter.memory.set(most);
+        meter.text.set(most);
+        meter.work.set(0);
+        meter.end.set(clock::now().saturating_add(MOST_TIME));
+        meter.reached.set(None);
+    });
+}
+
+/// The first limit that was reached. The engine may have wrapped the error or lost it in formatting.
+pub fn reached() -> Option<Limit> {
+    METER.with(|meter| meter.reached.get())
+}
+
+fn reach(limit: Limit) -> Error {
+    METER.with(|meter| {
+        if meter.reached.get().is_none() {
+            meter.reached.set(Some(limit));
+        }
+    });
+    Error::new(ErrorKind::InvalidOperation, limit.to_string()).with_source(limit)
+}
+
+pub fn too_deep() -> Error {
+    reach(Limit::Levels)
+}
+
+/// Counts an operation that looks at `bytes`.
+pub fn work(bytes: u64) -> Result<(), Error> {
+    let late = METER.with(|meter| {
+        let work = meter.work.get().saturating_add(bytes).saturating_add(OPERATION);
+        let look = work >= BYTES_PER_LOOK;
+        meter.work.set(if look { 0 } else { work });
+        look && clock::now() >= meter.end.get()
+    });
+    if late { Err(reach(Limit::Time)) } else { Ok(()) }
+}
+
+/// Counts `bytes` of a value that is about to be made.
+pub fn memory(bytes: u64) -> Result<(), Error> {
+    work(bytes)?;
+    let (taken, most) = METER.with(|meter| {
+        if meter.memory.get() < bytes {
+            meter.collect();
+        }
+        let left = meter.memory.get().checked_sub(bytes);
+        meter.memory.set(left.unwrap_or(0));
+        (left.is_some(), meter.most.get())
+    });
+    if taken { Ok(()) } else { Err(reach(Limit::Memory { bytes: most })) }
+}
+
+/// There is room for `bytes` that are needed for a moment.
+pub fn room(bytes: u64) -> Result<(), Error> {
+    memory(bytes)?;
+    free(bytes);
+    Ok(())
+}
+
+/// A value of `bytes`, written out, is not larger than all values together may be.
+pub fn bounded(bytes: u64) -> Result<(), Error> {
+    let most = METER.with(|meter| meter.most.get());
+    if bytes > most { Err(reach(Limit::Memory { bytes: most })) } else { Ok(()) }
+}
+
+/// Gives back what [`memory`] counted.
+pub fn free(bytes: u64) {
+    // At the end of the thread the meter is gone.
+    let _ = METER.try_with(|meter| meter.memory.set(meter.memory.get().saturating_add(bytes)));
+}
+
+/// Counts `bytes` of text that is about to be written, to the prompt or into a `set` block.
+pub fn text(bytes: u64) -> Result<(), Error> {
+    work(bytes)?;
+    let left = METER.with(|meter| {
+        let left = meter.text.get().checked_sub(bytes);
+        meter.text.set(left.unwrap_or(0));
+        left.ok_or(meter.most.get())
+    });
+    left.map(drop).map_err(|bytes| reach(Limit::Text { bytes }))
+}
+
+/// A text that [`memory`] has counted; counts no more when nobody holds it.
+pub fn track(text: &Arc<str>) {
+    if text.len() >= TRACKED {
+        METER.with(|meter| meter.texts.borrow_mut().push(Arc::clone(text)));
+    }
+}
+
+impl Meter {
+    fn collect(&self) {
+        let mut freed = 0;
+        self.texts.borrow_mut().retain(|text| {
+            let used = Arc::strong_count(text) > 1;
+            freed += if used { 0 } else { text.len() as u64 };
+            used
+        });
+        self.memory.set(self.memory.get().saturating_add(freed));
+    }
+}
+
+/// A text that grows within the limit: what `count` says of every piece.
+pub struct Bounded {
+    text: String,
+    count: fn(u64) -> Result<(), Error>,
+}
+
+impl Bounded {
+    /// Of a value ([`memory`]).
+    pub fn value() -> Bounded {
+        Bounded { text: String::new(), count: memory }
+    }
+
+    /// Of what is written ([`text`]).
+    pub fn output() -> Bounded {
+        Bounded { text: String::new(), count: text }
+    }
+
+    /// `written` is what the writing returned: an error is a limit's.
+    pub fn finish<E: std::fmt::Display>(self, written: Result<(), E>) -> Result<String, Error> {
+        match (written, reached()) {
+            (Ok(()), _) => Ok(self.text),
+            (Err(_), Some(limit)) => Err(reach(limit)),
+            (Err(error), None) => Err(Error::new(ErrorKind::InvalidOperation, error.to_string())),
+        }
+    }
+}
+
+impl std::fmt::Write for Bounded {
+    fn write_str(&mut self, piece: &str) -> std::fmt::Result {
+        (self.count)(piece.len() as u64).map_err(|_| std::fmt::Error)?;
+        self.text.push_str(piece);
+        Ok(())
+    }
+}
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+        let text = std::str::from_utf8(piece).map_err(std::io::Error::other)?;
+        (self.count)(piece.len() as u64).map_err(std::io::Error::other)?;
+        self.text.push_str(text);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+mod clock {
+    use std::time::Duration;
+
+    /// Time that this thread has run.
+    pub fn now() -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is valid for writing.
+        if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0 {
+            return Duration::ZERO;
+        }
+        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    }
+}
+
+#[cfg(not(unix))]
+mod clock {
+    use std::sync::OnceLock;
+    use std::time::{Duration, Instant};
+
+    pub fn now() -> Duration {
+        static BEGIN: OnceLock<Instant> = OnceLock::new();
+        BEGIN.get_or_init(Instant::now).elapsed()
+    }
+}
