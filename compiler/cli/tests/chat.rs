@@ -100,10 +100,22 @@ fn settings_are_listed() {
 
 #[test]
 fn families_without_values_of_their_own_have_their_makers() {
-    // The trained model's generation_config.json says nothing of sampling.
-    let out = talk(&[], &["/set"]);
+    let model = copy_of(&books());
+    std::fs::remove_file(model.path().join("generation_config.json")).unwrap();
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(model.path()).args([
+        "--quant",
+        "q8f16_1",
+        "--no-report",
+        "-o",
+        "model.so",
+    ]);
+    build.current_dir(model.path()).assert().success();
+    let mut chat = mlcc();
+    chat.args(["chat", "model.so", "--template", "plain"]).current_dir(model.path());
+    let out = text(chat.write_stdin("/set\n"));
     for line in ["temperature = 1.2", "top_p = 0.6", "repeat_penalty = 0.996", "top_k = 0", "min_p = 0"] {
-        assert!(out.iter().any(|l| l == line), "{line}: {out:?}");
+        assert!(out.lines().any(|l| l == line), "{line}: {out}");
     }
 }
 
