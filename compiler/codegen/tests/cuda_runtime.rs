@@ -187,6 +187,44 @@ fn cache_rows_get_memory_as_they_are_written() {
 }
 
 #[test]
+fn child_with_failures() {
+    let Some(path) = child() else { return };
+    let counters = Counters::open();
+    let model = Model::load(path, &LoadOptions::default()).unwrap();
+    let tokens: Vec<i32> = (0..1500).map(|i| i % 5).collect();
+    {
+        let mut session = model.session().unwrap();
+        session.prefill(&tokens).unwrap();
+        assert_eq!(counters.get("fake_mapped"), 2);
+        // The token is on its way to the device when the launch fails: nothing waits for it but `reset`.
+        counters.set("fake_good_launches", 0);
+        session.decode(1).unwrap_err();
+        assert_eq!(counters.get("fake_running"), 1);
+        session.reset().unwrap();
+        assert_eq!((counters.get("fake_mapped"), counters.get("fake_wrong_unmaps")), (1, 0));
+        counters.set("fake_good_launches", i32::MAX);
+        assert_eq!(session.prefill(&TOKENS).unwrap(), cached(&TOKENS));
+    }
+    assert_eq!(counters.get("fake_mapped"), 0);
+    let mut session = model.session().unwrap();
+    session.prefill(&tokens).unwrap();
+    counters.set("fake_lost", 1);
+    session.decode(1).unwrap_err();
+    session.reset().unwrap_err();
+    drop(session);
+    assert_eq!((counters.get("fake_mapped"), counters.get("fake_wrong_unmaps")), (2, 0));
+}
+
+#[test]
+fn memory_is_given_back_only_when_nothing_runs_on_it() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
+        in_child("child_with_failures", &artifact, &driver);
+    }
+}
+
+#[test]
 fn child_with_window() {
     let Some(path) = child() else { return };
     {

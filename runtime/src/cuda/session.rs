@@ -211,9 +211,13 @@ impl CudaSession {
         self.wait()
     }
 
-    /// Gives back what more than `rows` rows take.
+    /// Gives back what more than `rows` rows take, once nothing runs on it: a call that failed may have left launches on
+    /// the stream.
     pub fn shrink(&mut self, rows: u64) {
-        self.state.shrink(rows);
+        match self.wait() {
+            Ok(()) => self.state.shrink(rows),
+            Err(_) => self.state.abandon(),
+        }
     }
 
     /// Bytes of state that have memory, and those of scratch and results on the device.
@@ -226,13 +230,14 @@ impl CudaSession {
     pub fn twin(&self, table: &Table, rows: u64) -> Result<Self> {
         let mut twin = Self::new(&self.device, table)?;
         twin.state.grow(rows)?;
+        // The two streams know nothing of each other, and a call that failed may have left launches on this one.
+        self.wait()?;
         let driver = self.device.context().enter()?;
         let live = table.states.iter().map(|s| s.live(rows)).filter(|r| !r.is_empty());
         let state = live.map(|r| (twin.state.ptr() + r.start, self.state.ptr() + r.start, r.end - r.start));
         let logits = (twin.logits.ptr(), self.logits.ptr(), self.logits.len() as u64);
         for (to, from, bytes) in state.chain([logits]).filter(|(_, _, bytes)| *bytes > 0) {
-            // SAFETY: both belong to one model and have memory for these rows; this session has nothing in flight,
-            // because every operation on a session ends with a wait.
+            // SAFETY: both belong to one model and have memory for these rows.
             let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, twin.stream) };
             driver.check("cuMemcpyDtoDAsync", status)?;
         }
@@ -337,7 +342,9 @@ impl CudaSession {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        let _ = self.wait();
+        if self.wait().is_err() {
+            self.state.abandon();
+        }
         let Ok(driver) = self.device.context().enter() else { return };
         // SAFETY: both were created by this session and nothing runs on the stream any more.
         unsafe {

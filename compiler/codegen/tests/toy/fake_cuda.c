@@ -10,9 +10,14 @@
 
 typedef int R;
 typedef uint64_t P;
-enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700 };
+enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700, LOST = 719 };
 
 int fake_launches, fake_graph_launches, fake_live, fake_mapped, fake_shared_bytes, fake_devices = 1, fake_most_mapped = 1 << 30;
+
+/* Set by the test: this many launches more go well; the context is lost, so that every call on a stream fails. */
+int fake_good_launches = 1 << 30, fake_lost;
+/* Whether a stream has work that nobody has waited for; how often memory was unmapped then, or after the loss. */
+int fake_running, fake_wrong_unmaps;
 
 static int context_current;
 static struct { P ptr; size_t bytes; } blocks[64];
@@ -101,7 +106,7 @@ static R toy_never(const launch *l) {
 static R run(const launch *l) {
   R (*f)(const launch *);
   memcpy(&f, &l->f, sizeof f);
-  fake_launches++;
+  fake_launches++, fake_running = 1;
   return f(l);
 }
 
@@ -181,6 +186,7 @@ R cuMemMap(P p, size_t n, size_t offset, uint64_t h, uint64_t flags) {
   return *granule(p) = 1, fake_mapped++, OK;
 }
 R cuMemUnmap(P p, size_t n) {
+  if (fake_running || fake_lost) fake_wrong_unmaps++;
   if (!granule(p) || !*granule(p) || n != GRANULE) return INVALID;
   mprotect((void *)p, n, PROT_NONE);
   return *granule(p) = 0, fake_mapped--, OK;
@@ -192,21 +198,22 @@ R cuMemSetAccess(P p, size_t n, const int *access, size_t count) {
   memset((void *)p, 0xff, n); /* NaN: fresh memory is undefined */
   return *granule(p) = 2, OK;
 }
-#define STREAM_OK(s) (context_current && !graph.capturing && (!(s) || (s) == (void *)&fake_live))
+#define STREAM_OK(s) (context_current && !fake_lost && !graph.capturing && (!(s) || (s) == (void *)&fake_live))
+#define RUNS(s) (STREAM_OK(s) && (fake_running = 1))
 R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
-  return STREAM_OK(s) && inside(to, n) ? (memcpy((void *)to, from, n), OK) : INVALID;
+  return RUNS(s) && inside(to, n) ? (memcpy((void *)to, from, n), OK) : INVALID;
 }
 R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
-  return STREAM_OK(s) && inside(from, n) ? (memcpy(to, (void *)from, n), OK) : INVALID;
+  return RUNS(s) && inside(from, n) ? (memcpy(to, (void *)from, n), OK) : INVALID;
 }
 R cuMemcpyDtoDAsync_v2(P to, P from, size_t n, void *s) {
-  return STREAM_OK(s) && inside(from, n) && inside(to, n) ? (memcpy((void *)to, (void *)from, n), OK) : INVALID;
+  return RUNS(s) && inside(from, n) && inside(to, n) ? (memcpy((void *)to, (void *)from, n), OK) : INVALID;
 }
 R cuMemsetD8Async(P to, unsigned char v, size_t n, void *s) {
-  return STREAM_OK(s) && inside(to, n) ? (memset((void *)to, v, n), OK) : INVALID;
+  return RUNS(s) && inside(to, n) ? (memset((void *)to, v, n), OK) : INVALID;
 }
 R cuMemsetD32Async(P to, unsigned v, size_t n, void *s) {
-  if (!STREAM_OK(s) || !inside(to, n * 4)) return INVALID;
+  if (!RUNS(s) || !inside(to, n * 4)) return INVALID;
   for (size_t i = 0; i < n; i++) ((unsigned *)to)[i] = v;
   return OK;
 }
@@ -215,11 +222,12 @@ R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, un
   launch l = {f, {gx, gy, gz}, {bx, by, bz}, shared, {0}, 8};
   if (!context_current || s != (void *)&fake_live || extra || !gx || !gy || !gz) return INVALID;
   for (int i = 0; i < 8; i++) l.values[i] = *(uint64_t *)params[i];
+  if (fake_lost || fake_good_launches-- <= 0) return fake_good_launches++, ILLEGAL;
   if (!graph.capturing) return run(&l);
   return graph.list[graph.n++] = l, OK;
 }
 R cuStreamCreate(void **s, unsigned flags) { return *s = &fake_live, fake_live++, flags == 1 ? OK : INVALID; }
-R cuStreamSynchronize(void *s) { return STREAM_OK(s) ? OK : INVALID; }
+R cuStreamSynchronize(void *s) { return STREAM_OK(s) ? fake_running = 0, OK : LOST; }
 R cuStreamDestroy_v2(void *s) { return fake_live--, s == (void *)&fake_live ? OK : INVALID; }
 R cuStreamBeginCapture_v2(void *s, int mode) {
   return graph.capturing = 1, graph.n = 0, s == (void *)&fake_live && mode == 1 ? OK : INVALID;
