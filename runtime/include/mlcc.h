@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 6u
+#define MLCC_ABI_VERSION 7u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 #define MLCC_NO_PIECE 0xffffffffu
@@ -191,11 +191,15 @@ typedef struct mlcc_state {
   uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes; else 0 */
 } mlcc_state;
 
+#define MLCC_DEVICE_LATER 0u  /* PTX: this and every later compute capability; a cubin: of the same major version */
+#define MLCC_DEVICE_EXACT 1u  /* no other one (sm_90a) */
+#define MLCC_DEVICE_FAMILY 2u /* this and later ones of its family (sm_100f) */
+
 /* Device code; ptr[len] is a NUL byte. */
 typedef struct mlcc_device_image {
   mlcc_str kind; /* ptx or cubin */
   uint32_t sm;   /* compute capability * 10 */
-  uint32_t reserved;
+  uint32_t scope; /* MLCC_DEVICE_* */
   const uint8_t *ptr;
   uint64_t len;
 } mlcc_device_image;

@@ -6,6 +6,7 @@
 
 mod device;
 mod driver;
+mod image;
 mod session;
 mod state_memory;
 

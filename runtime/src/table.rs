@@ -107,6 +107,8 @@ pub struct Image {
     /// `ptx` or `cubin`.
     pub kind: String,
     pub sm: u32,
+    /// A value of [`mlcc_abi::device_scope`].
+    pub scope: u32,
     /// With a NUL byte at the end.
     pub bytes: Vec<u8>,
 }
@@ -384,7 +386,7 @@ unsafe fn images(t: &ModelTable) -> Result<Vec<Image>> {
         let mut code = unsafe { bytes(Str { ptr: i.ptr, len: i.len }) }?;
         code.push(0);
         // SAFETY: by contract.
-        Ok(Image { kind: unsafe { text(i.kind) }?, sm: i.sm, bytes: code })
+        Ok(Image { kind: unsafe { text(i.kind) }?, sm: i.sm, scope: i.scope, bytes: code })
     };
     list.iter().map(one).collect()
 }

@@ -9,7 +9,8 @@ use crate::link::find_linker;
 use crate::llvm::{self, Output};
 use crate::model::{Input, LevelInput, Limits, variant};
 use crate::table::{ImageDesc, TableDesc};
-use mlcc_target::{Arch, Spec};
+use mlcc_abi as abi;
+use mlcc_target::{Arch, DeviceScope, Level, Spec};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -108,7 +109,12 @@ fn generate(
         let bytes = bytes?;
         match &level.level.gpu {
             Some(gpu) => {
-                table.images.push(ImageDesc { kind: "ptx".into(), sm: gpu.sm, bytes: bytes.clone() });
+                table.images.push(ImageDesc {
+                    kind: "ptx".into(),
+                    sm: gpu.sm,
+                    scope: device_scope(level.level),
+                    bytes: bytes.clone(),
+                });
             }
             None => table.variants.push(variant(level)?),
         }
@@ -120,6 +126,14 @@ fn generate(
         }
     }
     Ok((table, parts))
+}
+
+fn device_scope(level: &Level) -> u32 {
+    match level.device_scope() {
+        DeviceScope::Later => abi::device_scope::LATER,
+        DeviceScope::Exact => abi::device_scope::EXACT,
+        DeviceScope::Family => abi::device_scope::FAMILY,
+    }
 }
 
 /// For a GPU, objects are PTX text as well.

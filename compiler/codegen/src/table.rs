@@ -112,6 +112,8 @@ pub struct ImageDesc {
     /// `ptx` or `cubin`.
     pub kind: String,
     pub sm: u32,
+    /// A value of [`mlcc_abi::device_scope`].
+    pub scope: u32,
     pub bytes: Vec<u8>,
 }
 
@@ -390,7 +392,7 @@ impl ImageDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
         strings.text(image, &self.kind);
         image.u32(self.sm);
-        image.u32(0);
+        image.u32(self.scope);
         strings.0.push((image.slot(), &self.bytes));
         image.u64(self.bytes.len() as u64);
     }
@@ -440,7 +442,7 @@ mod tests {
                     ..Default::default()
                 },
             ],
-            images: vec![ImageDesc { kind: "ptx".into(), sm: 80, bytes: b"// text".to_vec() }],
+            images: vec![ImageDesc { kind: "ptx".into(), sm: 80, scope: 1, bytes: b"// text".to_vec() }],
             device_entries: vec![DeviceEntryDesc { name: "decode".into(), launches: vec![launch] }],
             plan: PlanDesc { vocab: 7, ..Default::default() },
             whole_prompts: true,
@@ -487,6 +489,7 @@ mod tests {
         let cache = unsafe { *table.states.add(1) };
         assert_eq!((text(cache.name), text(cache.format)), ("k".into(), "f16".into()));
         assert_eq!((cache.kind, cache.rows, cache.row_bytes), (abi::state_kind::CACHE, 5, 12));
+        assert_eq!((img.sm, img.scope), (80, abi::device_scope::EXACT));
         // SAFETY: `len` bytes and the NUL lie inside `memory`.
         assert_eq!(unsafe { std::slice::from_raw_parts(img.ptr, img.len as usize + 1) }, b"// text\0");
         // SAFETY: one launch with one argument, inside `memory`.

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give tokens, arena, state, logits, probs and weights.
@@ -255,15 +255,26 @@ pub struct State {
     pub row_bytes: u64,
 }
 
+/// Which devices code made for [`DeviceImage::sm`] may use features of, and so which ones it runs on.
+pub mod device_scope {
+    /// PTX: this compute capability and every later one. A cubin: those of the same major version that are not earlier.
+    pub const LATER: u32 = 0;
+    /// This one and no other (architecture-specific features, `sm_90a`).
+    pub const EXACT: u32 = 1;
+    /// This one and later ones of its family (family-specific features, `sm_100f`).
+    pub const FAMILY: u32 = 2;
+}
+
 /// Device code. `ptr[len]` is a NUL byte that `len` does not count (the CUDA driver wants it for PTX).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceImage {
     /// `ptx` or `cubin`.
     pub kind: Str,
-    /// Compute capability * 10: 80, 90, ... PTX runs on this and later ones, a cubin on the same major ones.
+    /// Compute capability * 10: 80, 90, ...
     pub sm: u32,
-    pub reserved: u32,
+    /// A value of [`device_scope`].
+    pub scope: u32,
     pub ptr: *const u8,
     pub len: u64,
 }

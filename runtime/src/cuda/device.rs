@@ -8,7 +8,8 @@ use std::sync::Arc;
 use mlcc_abi::{DimExpr, LaunchArg, arg};
 
 use super::driver::{self, DevicePtr, Driver, Handle};
-use crate::table::{DeviceEntry, Image, Launch, MAX_LAUNCH_ARGS, Table};
+use super::image;
+use crate::table::{DeviceEntry, Launch, MAX_LAUNCH_ARGS, Table};
 use crate::{Error, Result};
 
 /// Dynamic shared memory beyond this must be asked for.
@@ -142,9 +143,8 @@ impl Device {
         let driver = Driver::open().map_err(no_device)?;
         let (context, name, sm) = open_context(driver, ordinal, &no_device)?;
         let context = Arc::new(context);
-        let image = choose_image(&table.images, sm).ok_or_else(|| {
-            let has: Vec<String> =
-                table.images.iter().map(|i| format!("{} for sm_{}", i.kind, i.sm)).collect();
+        let image = image::choose(&table.images, sm).ok_or_else(|| {
+            let has: Vec<String> = table.images.iter().map(image::describe).collect();
             no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", ")))
         })?;
         let module =
@@ -297,14 +297,6 @@ fn open_context(
     Ok((Context { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
 }
 
-/// The best image for a device: a cubin of its major version, else the newest PTX that it can run.
-fn choose_image(images: &[Image], sm: u32) -> Option<&Image> {
-    let cubin = |i: &&Image| i.kind == "cubin" && i.sm / 10 == sm / 10 && i.sm <= sm;
-    let ptx = |i: &&Image| i.kind == "ptx" && i.sm <= sm;
-    let best = images.iter().filter(cubin).max_by_key(|i| i.sm);
-    best.or_else(|| images.iter().filter(ptx).max_by_key(|i| i.sm))
-}
-
 fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Kernel> {
     let driver = context.enter()?;
     let name = CString::new(launch.kernel.as_str()).unwrap_or_default();
@@ -358,16 +350,5 @@ mod tests {
         assert_eq!(dim(&e, 2, 0), Some(2));
         assert_eq!(dim(&e, 2, 4), Some(3));
         assert_eq!(dim(&DimExpr { coef_n: i64::MAX, ..e }, 2, 0), None);
-    }
-
-    #[test]
-    fn images() {
-        let image = |kind: &str, sm| Image { kind: kind.into(), sm, bytes: vec![0] };
-        let list = [image("ptx", 70), image("ptx", 80), image("cubin", 80), image("ptx", 90)];
-        let chosen = |sm| choose_image(&list, sm).map(|i| (i.kind.as_str(), i.sm));
-        assert_eq!(chosen(75), Some(("ptx", 70)));
-        assert_eq!(chosen(86), Some(("cubin", 80)));
-        assert_eq!(chosen(100), Some(("ptx", 90)));
-        assert_eq!(chosen(60), None);
     }
 }
