@@ -2,7 +2,7 @@
 
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
-use mlcc_ir::kernel::{Access, BinOp, BufDecl, Kernel, Space, UnOp};
+use mlcc_ir::kernel::{Access, BinOp, BufDecl, BufId, Kernel, Space, UnOp};
 use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
@@ -215,6 +215,22 @@ fn steps_fit_their_kernels() {
     assert!(text.ends_with("takes 1 buffers and 0 sizes, not 0 buffers and 0 sizes"), "{text}");
     let text = complaint(with(launch("k", vec![buffer(49)])));
     assert!(text.ends_with("buffer 0 ends beyond the arena of 64 bytes"), "{text}");
+    let text = complaint(with(launch("k", vec![buffer(46)])));
+    let expected = "buffer 0: the kernel relies on %x being aligned to 4 bytes, its offset is 46";
+    assert!(text.ends_with(expected), "{text}");
+    let rows = BufferRef { per_past: 6, ..BufferRef::fixed(Base::State, 64, 16) };
+    let text = complaint(with(launch("k", vec![rows])));
+    assert!(text.ends_with("aligned to 4 bytes, its step per past token is 6"), "{text}");
+    let mut fine = module();
+    with(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 16)]))(&mut fine);
+    verify_module(&fine).unwrap();
+    let mut wide = kernel.clone();
+    wide.bufs[BufId(0)].align = 64;
+    let text = complaint(|m| {
+        m.kernels.push(wide);
+        m.steps.push(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 16)]));
+    });
+    assert!(text.ends_with("aligned to 64 bytes, its base is aligned to 4"), "{text}");
     let mut fine = module();
     with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 2.into() }))(&mut fine);
     verify_module(&fine).unwrap();

@@ -118,6 +118,9 @@ fn verify_taps(module: &Module, taps: &Taps) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// Alignment in bytes of what a [`Base`] stands for.
+const BASE_ALIGN: u64 = 64;
+
 /// Launches fit their kernels, and lie in the arena that the step asks for.
 fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
     let launches = step.items.iter().filter_map(|item| match item {
@@ -142,10 +145,41 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
                 return bad(format!("buffer {i} ends beyond the arena of {} bytes", step.arena_bytes));
             }
         }
+        verify_places(kernel, launch).or_else(bad)?;
         verify_copies(kernel, launch).or_else(bad)?;
         verify_shares(launch).or_else(bad)?;
         if launch.grid.is_some() != kernel.is_gpu() {
             return bad("a launch has a grid exactly when its kernel is for a GPU".into());
+        }
+    }
+    Ok(())
+}
+
+/// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker: bases are aligned to
+/// [`BASE_ALIGN`], but for the temperature, which is a field of the call.
+fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
+    for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
+        let Some(decl) = kernel.bufs.get(param) else { continue };
+        let base = if b.base == Base::Temperature { 4 } else { BASE_ALIGN };
+        let places = [
+            (base, "base"),
+            (b.offset, "offset"),
+            (b.per_past, "step per past token"),
+            (b.per_row, "step per sequence"),
+            (b.per_worker, "step per worker"),
+        ];
+        if let Some((bytes, what)) =
+            places.iter().find(|(bytes, _)| !bytes.is_multiple_of(u64::from(decl.align)))
+        {
+            let (name, align) = (&decl.name, decl.align);
+            let found = if *what == "base" {
+                format!("its base is aligned to {bytes}")
+            } else {
+                format!("its {what} is {bytes}")
+            };
+            return Err(format!(
+                "buffer {i}: the kernel relies on %{name} being aligned to {align} bytes, {found}"
+            ));
         }
     }
     Ok(())
