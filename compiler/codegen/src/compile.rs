@@ -120,9 +120,10 @@ fn generate(
         }
         parts.push(Part { name: level.level.name.clone(), bytes });
     }
+    let limits = Limits::of(&input.table);
     if gpu && let Some(level) = input.levels.first() {
         for step in level.steps {
-            table.device_entries.push(device_entry(step, level.kernels)?);
+            table.device_entries.push(device_entry(step, level.kernels, limits)?);
         }
     }
     Ok((table, parts))

@@ -1,12 +1,12 @@
 //! Steps as GPU launch lists, and the launch shape of a kernel.
 
 use crate::error::{CodegenError, Fault};
-use crate::model::gpu_kernel_symbol;
+use crate::model::{Limits, gpu_kernel_symbol};
 use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
 use mlcc_abi::arg;
-use mlcc_ir::dim::{Atom, Dim, Sym};
+use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
 use mlcc_ir::kernel::{ExprArena, ForKind, Kernel, Stmt};
-use mlcc_ir::step::{Base, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, Grid, Launch, Step, StepItem};
 
 /// Threads per block along each axis: the widest `Thread` loops of the kernel.
 pub fn threads_of(kernel: &Kernel) -> Result<[u32; 3], CodegenError> {
@@ -40,13 +40,29 @@ fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<()
     Ok(())
 }
 
-/// The launch list of a step over `kernels`.
-pub fn device_entry(step: &Step, kernels: &[Kernel]) -> Result<DeviceEntryDesc, CodegenError> {
+const _: () = assert!(matches!(
+    (Grid::MOST_BLOCKS, mlcc_abi::MOST_BLOCKS),
+    ([a, b, c], [x, y, z]) if a == x as i64 && b == y as i64 && c == z as i64
+));
+
+/// The launch list of a step over `kernels`, none of which may be impossible within `limits`.
+pub fn device_entry(
+    step: &Step,
+    kernels: &[Kernel],
+    limits: Limits,
+) -> Result<DeviceEntryDesc, CodegenError> {
+    let bounds = Bounds {
+        chunk: match limits.most(&step.name) {
+            0 => i64::MAX,
+            most => i64::try_from(most).unwrap_or(i64::MAX),
+        },
+        context: i64::try_from(limits.context).ok().filter(|context| *context > 0),
+    };
     let mut launches = Vec::new();
     for item in &step.items {
         // Launches of one stream are ordered: barriers say nothing new.
         let StepItem::Launch(launch) = item else { continue };
-        let described = describe(launch, kernels).map_err(|f| CodegenError::Step {
+        let described = describe(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
             step: step.name.clone(),
             what: format!("kernel {}: {f}", launch.kernel),
         })?;
@@ -55,7 +71,7 @@ pub fn device_entry(step: &Step, kernels: &[Kernel]) -> Result<DeviceEntryDesc, 
     Ok(DeviceEntryDesc { name: step.name.clone(), launches })
 }
 
-fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
+fn describe(launch: &Launch, kernels: &[Kernel], bounds: &Bounds) -> Result<LaunchDesc, Fault> {
     let kernel = kernels.iter().find(|k| k.name == launch.kernel);
     let kernel = kernel.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
     let (buffers, dims) = (launch.buffers.len(), launch.dims.len());
@@ -70,6 +86,12 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
             "has thread loops for {threads:?} but is launched with {:?}",
             grid.threads
         )));
+    }
+    for (axis, blocks) in grid.blocks.iter().enumerate() {
+        let most = blocks.range(bounds).map(|(_, most)| most);
+        if let Some(fault) = most.and_then(|most| Grid::axis_fault(axis, most)) {
+            return Err(Fault(format!("{fault}; build with a smaller --chunk or -c/--ctx-size")));
+        }
     }
     let mut args = Vec::new();
     for buffer in &launch.buffers {
@@ -172,7 +194,9 @@ fn linear(dim: &Dim) -> Option<DimExpr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mlcc_ir::builder::KernelBuilder;
     use mlcc_ir::dim::SymValues;
+    use mlcc_ir::step::{Repeat, Shares};
 
     fn eval(e: &DimExpr, n: i64, past: i64) -> i64 {
         let x = e.coef_n * n + e.coef_past * past + e.constant;
@@ -199,6 +223,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn grids_beyond_the_limits_of_the_build_are_refused() {
+        let mut kb = KernelBuilder::new("k");
+        let rows = kb.sym(Sym::N);
+        kb.for_("row", rows, ForKind::Block(1), |_, _| ());
+        let kernel = kb.finish();
+        let grid = Grid { blocks: [Dim::from(1), Dim::sym(Sym::N), Dim::from(1)], threads: [1; 3] };
+        let launch = Launch {
+            kernel: "k".into(),
+            buffers: vec![],
+            dims: vec![Dim::sym(Sym::N)],
+            grid: Some(grid),
+            repeat: Repeat::Once,
+            shares: Shares::Static,
+        };
+        let items = vec![StepItem::Launch(launch)];
+        let step = Step { name: "prefill".into(), items, arena_bytes: 0 };
+        let made = |chunk, context| {
+            let limits = Limits { chunk, context, ..Limits::default() };
+            device_entry(&step, std::slice::from_ref(&kernel), limits).map_err(|e| e.to_string())
+        };
+        assert!(made(65_535, 0).is_ok() && made(100_000, 65_535).is_ok());
+        let text = made(65_536, 0).unwrap_err();
+        assert!(text.contains("kernel k: has up to 65536 blocks in y"), "{text}");
+        assert!(text.contains("--chunk"), "{text}");
+        assert!(made(0, 0).is_err(), "without a limit there is no telling that it fits");
     }
 
     #[test]

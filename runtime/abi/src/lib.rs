@@ -322,6 +322,9 @@ pub struct LaunchArg {
     pub per_past: i64,
 }
 
+/// Most blocks of a grid in x, y and z, on every device.
+pub const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+
 /// One kernel launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use mlcc_abi::{DimExpr, LaunchArg, arg};
+use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 
 use super::driver::{self, DevicePtr, Driver, Handle};
 use super::image;
@@ -98,6 +98,7 @@ pub(crate) struct Kernel {
 }
 
 /// Where the arguments of a launch point.
+#[derive(Default)]
 pub(crate) struct Bases {
     pub arena: DevicePtr,
     pub state: DevicePtr,
@@ -245,13 +246,16 @@ impl Kernel {
 /// The grid, `None` if it is empty.
 fn grid(launch: &Launch, bases: &Bases) -> Result<Option<[u32; 3]>> {
     let mut out = [0; 3];
-    for (to, expr) in out.iter_mut().zip(&launch.grid) {
-        let size = dim(expr, bases.n, bases.past);
-        let too_large = || Error::Driver {
-            call: "cuLaunchKernel",
-            what: format!("{} has a grid of {} blocks", launch.kernel, size.unwrap_or(-1)),
-        };
-        *to = size.and_then(|s| u32::try_from(s).ok()).ok_or_else(too_large)?;
+    for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
+        // A size that overflows is too large as well.
+        let blocks = dim(expr, bases.n, bases.past).unwrap_or(i64::MAX);
+        let most = MOST_BLOCKS[i];
+        *to = u32::try_from(blocks).ok().filter(|blocks| *blocks <= most).ok_or_else(|| Error::Grid {
+            kernel: launch.kernel.clone(),
+            axis: ['x', 'y', 'z'][i],
+            blocks,
+            most,
+        })?;
     }
     Ok((!out.contains(&0)).then_some(out))
 }
@@ -350,5 +354,23 @@ mod tests {
         assert_eq!(dim(&e, 2, 0), Some(2));
         assert_eq!(dim(&e, 2, 4), Some(3));
         assert_eq!(dim(&DimExpr { coef_n: i64::MAX, ..e }, 2, 0), None);
+    }
+
+    #[test]
+    fn grids_that_a_gpu_cannot_launch_are_named() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let rows = DimExpr { coef_n: 2, constant: 0, ..one };
+        let with = |grid: [DimExpr; 3], n: i64| {
+            let launch = Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![] };
+            let bases = Bases { n, ..Bases::default() };
+            super::grid(&launch, &bases).map_err(|e| e.to_string())
+        };
+        assert_eq!(with([rows, one, one], 1 << 20).unwrap(), Some([1 << 21, 1, 1]));
+        assert_eq!(with([one, rows, one], 32_767).unwrap(), Some([1, 65_534, 1]));
+        assert_eq!(with([one, rows, one], 0).unwrap(), None);
+        let text = with([one, rows, one], 32_768).unwrap_err();
+        assert!(text.contains("kernel k would need 65536 blocks in y, a GPU has at most 65535"), "{text}");
+        assert!(with([one, one, rows], 32_768).unwrap_err().contains("in z"));
+        assert!(with([rows, one, one], i64::MAX).unwrap_err().contains("in x"));
     }
 }

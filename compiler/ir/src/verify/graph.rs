@@ -1,13 +1,14 @@
 //! Invariants of a module and of its graph functions (see [`crate::graph`]).
 
 use super::{VerifyError, verify_kernel};
+use crate::dim::Dim;
 use crate::entity::{Arena, EntityId};
 use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
 use crate::kernel::{Access, Kernel};
 use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
 use crate::ops::Op;
 use crate::sequences;
-use crate::step::{Base, Launch, Repeat, Shares, Step, StepItem};
+use crate::step::{Base, Grid, Launch, Repeat, Shares, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
 use petgraph::algo::has_path_connecting;
@@ -151,8 +152,17 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
         if launch.grid.is_some() != kernel.is_gpu() {
             return bad("a launch has a grid exactly when its kernel is for a GPU".into());
         }
+        verify_grid(launch).or_else(bad)?;
     }
     Ok(())
+}
+
+/// Axes of constant size are none that a GPU cannot launch. Those that depend on sizes are held against the limits of the build
+/// when the launch list is made.
+fn verify_grid(launch: &Launch) -> Result<(), String> {
+    let blocks = launch.grid.iter().flat_map(|grid| grid.blocks.iter().enumerate());
+    let fault = |(axis, blocks): (usize, &Dim)| Grid::axis_fault(axis, blocks.as_const()?);
+    blocks.into_iter().find_map(fault).map_or(Ok(()), |fault| Err(format!("the grid {fault}")))
 }
 
 /// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker: bases are aligned to
