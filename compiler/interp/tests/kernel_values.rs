@@ -239,6 +239,9 @@ fn buffers_lie_where_their_kernel_relies_on_them_to_lie() {
         let text = from(64, 48).unwrap_err();
         let expected = "kernel copy: buffer x begins at byte 48: the kernel relies on a multiple of 64";
         assert_eq!(text, expected);
+        // Elements are aligned whatever a kernel declares.
+        assert_eq!(from(1, 20), Ok(()));
+        assert!(from(1, 18).unwrap_err().contains("begins at byte 18: the kernel relies on a multiple of 4"));
     }
 }
 

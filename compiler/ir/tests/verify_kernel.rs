@@ -36,15 +36,6 @@ fn a_good_kernel_passes() {
 }
 
 #[test]
-fn buffers_are_aligned_to_their_elements() {
-    let kernel =
-        |align: u32| parse(&format!("kernel @k(%x: f32[4] inout align {align}) {{ store(%x, 0, 1.0:f32) }}"));
-    verify_kernel(&kernel(4)).unwrap();
-    let message = verify_kernel(&kernel(2)).unwrap_err().to_string();
-    assert_eq!(message, "kernel k: buffer %x: alignment 2 is less than that of its f32");
-}
-
-#[test]
 fn values_have_one_type() {
     for (body, message) in [
         ("let %v: f32 = add(1.0:f32, 2)", "kernel k: the second operand of add has type i64, expected f32"),

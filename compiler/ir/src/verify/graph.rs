@@ -179,9 +179,9 @@ fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
             (b.per_worker, "step per worker"),
         ];
         if let Some((bytes, what)) =
-            places.iter().find(|(bytes, _)| !bytes.is_multiple_of(u64::from(decl.align)))
+            places.iter().find(|(bytes, _)| !bytes.is_multiple_of(u64::from(decl.assumed_align())))
         {
-            let (name, align) = (&decl.name, decl.align);
+            let (name, align) = (&decl.name, decl.assumed_align());
             let found = if *what == "base" {
                 format!("its base is aligned to {bytes}")
             } else {

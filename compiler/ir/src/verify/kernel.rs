@@ -108,10 +108,6 @@ impl<'a> Verifier<'a> {
             if !decl.align.is_power_of_two() {
                 return Err(format!("buffer %{}: alignment {} is not a power of two", decl.name, decl.align));
             }
-            if decl.dtype.bytes().is_some_and(|bytes| (decl.align as usize) < bytes) {
-                let (name, dtype, align) = (&decl.name, decl.dtype, decl.align);
-                return Err(format!("buffer %{name}: alignment {align} is less than that of its {dtype}"));
-            }
         }
         for (i, (sym, var)) in k.dims.iter().enumerate() {
             let Some(decl) = k.vars.get(*var) else { return Err(format!("size {var} is not declared")) };
