@@ -212,27 +212,33 @@ typedef struct mlcc_dim_expr {
   int64_t div;
 } mlcc_dim_expr;
 
-#define MLCC_ARG_WEIGHTS 0u /* pointers: base + value */
+/* What changes from call to call, in the device's memory; launches are the same in every call. */
+typedef struct mlcc_control {
+  int64_t n;
+  int64_t past;
+  int64_t zero; /* always 0: rows before a buffer that begins at a fixed place */
+  float temperature;
+  uint32_t reserved;
+} mlcc_control;
+
+#define MLCC_ARG_WEIGHTS 0u
 #define MLCC_ARG_ARENA 1u
 #define MLCC_ARG_STATE 2u
 #define MLCC_ARG_TOKENS 3u
 #define MLCC_ARG_LOGITS 4u
 #define MLCC_ARG_PROBS 5u
-#define MLCC_ARG_N 6u /* scalars of `size` bytes */
-#define MLCC_ARG_PAST 7u
-#define MLCC_ARG_INT 8u
-#define MLCC_ARG_TEMPERATURE 9u
+#define MLCC_ARG_CONTROL 6u /* mlcc_control */
 
+/* An address: base + offset. */
 typedef struct mlcc_launch_arg {
   uint32_t kind; /* MLCC_ARG_* */
-  uint32_t size; /* bytes: 8 for pointers, 4 or 8 for integers */
-  int64_t value; /* byte offset or constant */
-  int64_t per_past; /* pointers into the state: added once per past token */
+  uint32_t reserved;
+  uint64_t offset;
 } mlcc_launch_arg;
 
 typedef struct mlcc_launch {
   mlcc_str kernel;
-  mlcc_dim_expr grid[3];
+  mlcc_dim_expr grid[3]; /* at least so many blocks; those beyond do nothing */
   uint32_t block[3];
   uint32_t shared_bytes;
   const mlcc_launch_arg *args;

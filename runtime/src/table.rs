@@ -281,6 +281,10 @@ impl Table {
             {
                 return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
             }
+            if let Some(argument) = launch.args.iter().find(|a| a.kind > abi::arg::CONTROL) {
+                let kind = argument.kind;
+                return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
+            }
         }
         Ok(())
     }

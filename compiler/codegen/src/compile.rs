@@ -123,7 +123,7 @@ fn generate(
     let limits = Limits::of(&input.table);
     if gpu && let Some(level) = input.levels.first() {
         for step in level.steps {
-            table.device_entries.push(device_entry(step, level.kernels, limits)?);
+            table.device_entries.push(device_entry(step, level.kernels, level.steps, limits)?);
         }
     }
     Ok((table, parts))

@@ -327,9 +327,8 @@ impl TableDesc {
             }
             for a in &launch.args {
                 image.u32(a.kind);
-                image.u32(a.size);
-                image.u64(a.value as u64);
-                image.u64(a.per_past as u64);
+                image.u32(a.reserved);
+                image.u64(a.offset);
             }
         }
     }
@@ -423,7 +422,7 @@ mod tests {
             grid: [DimExpr { coef_n: 2, coef_past: 0, constant: 5, div: 4 }; 3],
             block: [32, 1, 1],
             shared_bytes: 16,
-            args: vec![LaunchArg { kind: abi::arg::STATE, size: 8, value: 64, per_past: 32 }],
+            args: vec![LaunchArg { kind: abi::arg::STATE, reserved: 0, offset: 64 }],
         };
         TableDesc {
             target: "x86-64".into(),
@@ -498,7 +497,7 @@ mod tests {
             (text(launch.kernel), launch.grid[2].constant, launch.shared_bytes),
             ("add".into(), 5, 16)
         );
-        assert_eq!(arg, LaunchArg { kind: abi::arg::STATE, size: 8, value: 64, per_past: 32 });
+        assert_eq!(arg, LaunchArg { kind: abi::arg::STATE, reserved: 0, offset: 64 });
     }
 
     #[test]

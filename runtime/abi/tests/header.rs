@@ -63,7 +63,8 @@ fn layouts(out: &mut String) {
     layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, scope, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
-    layout!(out, LaunchArg, "mlcc_launch_arg", kind, size, value, per_past);
+    layout!(out, Control, "mlcc_control", n, past, zero, temperature, reserved);
+    layout!(out, LaunchArg, "mlcc_launch_arg", kind, reserved, offset);
     layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args);
     layout!(out, DeviceEntry, "mlcc_device_entry", name, launches, n_launches);
     layout!(
@@ -127,10 +128,7 @@ fn constants(out: &mut String) {
         ("TOKENS", arg::TOKENS),
         ("LOGITS", arg::LOGITS),
         ("PROBS", arg::PROBS),
-        ("N", arg::N),
-        ("PAST", arg::PAST),
-        ("INT", arg::INT),
-        ("TEMPERATURE", arg::TEMPERATURE),
+        ("CONTROL", arg::CONTROL),
     ];
     for (name, value) in args {
         constant(out, &format!("MLCC_ARG_{name}"), u64::from(value));
