@@ -295,6 +295,9 @@ impl Chat {
                 made.seed
             );
         }
+        if let Some(notice) = session.notice() {
+            out += &format!("{notice}\n");
+        }
         out
     }
 }
