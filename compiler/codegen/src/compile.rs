@@ -3,7 +3,7 @@
 #[cfg(feature = "cranelift")]
 use crate::clif;
 use crate::error::CodegenError;
-use crate::launch::device_entry;
+use crate::launch::device_entries;
 use crate::link::find_linker;
 #[cfg(feature = "llvm")]
 use crate::llvm::{self, Output};
@@ -122,9 +122,7 @@ fn generate(
     }
     let limits = Limits::of(&input.table);
     if gpu && let Some(level) = input.levels.first() {
-        for step in level.steps {
-            table.device_entries.push(device_entry(step, level.kernels, level.steps, limits)?);
-        }
+        table.device_entries = device_entries(level.steps, level.kernels, limits)?;
     }
     Ok((table, parts))
 }

@@ -10,6 +10,7 @@ use mlcc_abi::{Control, arg};
 use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
 use mlcc_ir::kernel::{ExprArena, ForKind, Kernel, Stmt};
 use mlcc_ir::step::{Base, Grid, Launch, Step, StepItem};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 
 /// Threads per block along each axis: the widest `Thread` loops of the kernel.
@@ -49,11 +50,28 @@ const _: () = assert!(matches!(
     ([a, b, c], [x, y, z]) if a == x as i64 && b == y as i64 && c == z as i64
 ));
 
-/// The launch list of a step of `steps`, none of which may be impossible within `limits`.
-pub fn device_entry(
-    step: &Step,
-    kernels: &[Kernel],
+/// The launch lists of steps, of which no launch may be impossible within `limits`.
+pub fn device_entries(
     steps: &[Step],
+    kernels: &[Kernel],
+    limits: Limits,
+) -> Result<Vec<DeviceEntryDesc>, CodegenError> {
+    let mut known = BTreeMap::new();
+    for kernel in kernels {
+        known.insert(kernel.name.as_str(), Launched { kernel, row_bytes: row_bytes(kernel, steps)? });
+    }
+    steps.iter().map(|step| device_entry(step, &known, limits)).collect()
+}
+
+/// A kernel as launches need it.
+struct Launched<'a> {
+    kernel: &'a Kernel,
+    row_bytes: Vec<u64>,
+}
+
+fn device_entry(
+    step: &Step,
+    kernels: &BTreeMap<&str, Launched<'_>>,
     limits: Limits,
 ) -> Result<DeviceEntryDesc, CodegenError> {
     let bounds = Bounds {
@@ -67,7 +85,7 @@ pub fn device_entry(
     for item in &step.items {
         // Launches of one stream are ordered: barriers say nothing new.
         let StepItem::Launch(launch) = item else { continue };
-        let described = describe(launch, kernels, steps, &bounds).map_err(|f| CodegenError::Step {
+        let described = describe(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
             step: step.name.clone(),
             what: format!("kernel {}: {f}", launch.kernel),
         })?;
@@ -78,12 +96,12 @@ pub fn device_entry(
 
 fn describe(
     launch: &Launch,
-    kernels: &[Kernel],
-    steps: &[Step],
+    kernels: &BTreeMap<&str, Launched<'_>>,
     bounds: &Bounds,
 ) -> Result<LaunchDesc, Fault> {
-    let kernel = kernels.iter().find(|k| k.name == launch.kernel);
-    let kernel = kernel.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+    let found = kernels.get(launch.kernel.as_str());
+    let Launched { kernel, row_bytes } =
+        found.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
     let (buffers, dims) = (launch.buffers.len(), launch.dims.len());
     if buffers != kernel.params.len() || dims != kernel.dims.len() {
         let (b, d) = (kernel.params.len(), kernel.dims.len());
@@ -113,8 +131,7 @@ fn describe(
     for dim in &launch.dims {
         args.push(field(size_field(dim)?));
     }
-    let row_bytes = row_bytes(kernel, steps).map_err(|e| Fault(e.to_string()))?;
-    for (buffer, _) in launch.buffers.iter().zip(row_bytes).filter(|(_, bytes)| *bytes > 0) {
+    for (buffer, _) in launch.buffers.iter().zip(row_bytes).filter(|(_, bytes)| **bytes > 0) {
         args.push(field(match buffer.per_past {
             0 => offset_of!(Control, zero),
             _ => offset_of!(Control, past),
@@ -256,7 +273,7 @@ mod tests {
         let step = Step { name: "prefill".into(), items, arena_bytes: 0 };
         let made = |chunk, context| {
             let limits = Limits { chunk, context, ..Limits::default() };
-            device_entry(&step, std::slice::from_ref(&kernel), std::slice::from_ref(&step), limits)
+            device_entries(std::slice::from_ref(&step), std::slice::from_ref(&kernel), limits)
                 .map_err(|e| e.to_string())
         };
         assert!(made(65_535, 0).is_ok() && made(100_000, 65_535).is_ok());
@@ -290,7 +307,7 @@ mod tests {
             let items = launches.iter().map(|l| launch(*l)).collect();
             let steps = [Step { name: "decode".into(), items, arena_bytes: 0 }];
             let limits = Limits { context: 9, ..Limits::default() };
-            device_entry(&steps[0], std::slice::from_ref(&kernel), &steps, limits)
+            device_entries(&steps, std::slice::from_ref(&kernel), limits).map(|mut entries| entries.remove(0))
         };
         let args =
             |launch: &LaunchDesc| launch.args.iter().map(|a| (a.kind, a.offset as usize)).collect::<Vec<_>>();

@@ -1,8 +1,9 @@
 //! `decode` as CUDA graphs: the launches of a token recorded once and started together.
 //!
 //! All arguments are the same for every token ([`super::control`]), so one graph serves every length unless a grid grows
-//! with it. Then a graph has the grids of the longest sequence of a bucket, whose bounds are powers of two: blocks that a token
-//! does not need return at once, there are at most as many of them as others, and a context of 32k takes eight graphs.
+//! with it. Then a graph has the grids of the longest sequence of a bucket, whose bounds are powers of two. Blocks that a token
+//! does not need return at once; beyond the first bucket there are at most as many of them as others, and a context of 32k
+//! takes eight graphs.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};

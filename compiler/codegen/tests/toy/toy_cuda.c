@@ -1,5 +1,5 @@
 /* The toy of toy.c for a GPU: launch lists over kernels that fake_cuda.c has. Without `past` in the logits, or with it:
- * -DTOY_PAST. */
+ * -DTOY_PAST. -DTOY_PROBS=n: a kind of argument that there is not. */
 #include <stddef.h>
 
 #include "mlcc.h"
@@ -23,8 +23,11 @@ static const mlcc_launch_arg feed_args[] = {
   {MLCC_ARG_STATE, 0, 0},  {MLCC_ARG_WEIGHTS, 0, 0}, {MLCC_ARG_TOKENS, 0, 0}, {MLCC_ARG_LOGITS, 0, 0},
   {MLCC_ARG_ARENA, 0, 16}, CONTROL(n),               ROWS,
 };
+#ifndef TOY_PROBS
+#define TOY_PROBS MLCC_ARG_PROBS
+#endif
 static const mlcc_launch_arg softmax_args[] = {
-  {MLCC_ARG_LOGITS, 0, 0}, {MLCC_ARG_PROBS, 0, 0}, CONTROL(temperature),
+  {MLCC_ARG_LOGITS, 0, 0}, {TOY_PROBS, 0, 0}, CONTROL(temperature),
 };
 #define ONE {0, 0, 1, 1}
 #define FEED(name) {STR(name), {{5, 0, 1, 2}, ONE, ONE}, {32, 2, 1}, 50000, feed_args, COUNT(feed_args)}
