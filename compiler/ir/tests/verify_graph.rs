@@ -223,13 +223,13 @@ fn steps_fit_their_kernels() {
     let text = complaint(with(launch("k", vec![rows])));
     assert!(text.ends_with("aligned to 4 bytes, its step per past token is 6"), "{text}");
     let mut fine = module();
-    with(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 16)]))(&mut fine);
+    with(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 4)]))(&mut fine);
     verify_module(&fine).unwrap();
     let mut wide = kernel.clone();
     wide.bufs[BufId(0)].align = 64;
     let text = complaint(|m| {
         m.kernels.push(wide);
-        m.steps.push(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 16)]));
+        m.steps.push(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 4)]));
     });
     assert!(text.ends_with("aligned to 64 bytes, its base is aligned to 4"), "{text}");
     let mut fine = module();

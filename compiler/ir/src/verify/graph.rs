@@ -166,11 +166,12 @@ fn verify_grid(launch: &Launch) -> Result<(), String> {
 }
 
 /// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker: bases are aligned to
-/// [`BASE_ALIGN`], but for the temperature, which is a field of the call.
+/// [`BASE_ALIGN`], but for a temperature, which is a field of the call (a second input of more elements is none).
 fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
     for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
         let Some(decl) = kernel.bufs.get(param) else { continue };
-        let base = if b.base == Base::Temperature { 4 } else { BASE_ALIGN };
+        let field = b.base == Base::Temperature && b.bytes <= 4;
+        let base = if field { 4 } else { BASE_ALIGN };
         let places = [
             (base, "base"),
             (b.offset, "offset"),
