@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 6u
+#define MLCC_ABI_VERSION 7u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 #define MLCC_NO_PIECE 0xffffffffu
@@ -191,11 +191,15 @@ typedef struct mlcc_state {
   uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes; else 0 */
 } mlcc_state;
 
+#define MLCC_DEVICE_LATER 0u  /* PTX: this and every later compute capability; a cubin: of the same major version */
+#define MLCC_DEVICE_EXACT 1u  /* no other one (sm_90a) */
+#define MLCC_DEVICE_FAMILY 2u /* this and later ones of its family (sm_100f) */
+
 /* Device code; ptr[len] is a NUL byte. */
 typedef struct mlcc_device_image {
   mlcc_str kind; /* ptx or cubin */
   uint32_t sm;   /* compute capability * 10 */
-  uint32_t reserved;
+  uint32_t scope; /* MLCC_DEVICE_* */
   const uint8_t *ptr;
   uint64_t len;
 } mlcc_device_image;
@@ -208,27 +212,33 @@ typedef struct mlcc_dim_expr {
   int64_t div;
 } mlcc_dim_expr;
 
-#define MLCC_ARG_WEIGHTS 0u /* pointers: base + value */
+/* What changes from call to call, in the device's memory; launches are the same in every call. */
+typedef struct mlcc_control {
+  int64_t n;
+  int64_t past;
+  int64_t zero; /* always 0: rows before a buffer that begins at a fixed place */
+  float temperature;
+  uint32_t reserved;
+} mlcc_control;
+
+#define MLCC_ARG_WEIGHTS 0u
 #define MLCC_ARG_ARENA 1u
 #define MLCC_ARG_STATE 2u
 #define MLCC_ARG_TOKENS 3u
 #define MLCC_ARG_LOGITS 4u
 #define MLCC_ARG_PROBS 5u
-#define MLCC_ARG_N 6u /* scalars of `size` bytes */
-#define MLCC_ARG_PAST 7u
-#define MLCC_ARG_INT 8u
-#define MLCC_ARG_TEMPERATURE 9u
+#define MLCC_ARG_CONTROL 6u /* mlcc_control */
 
+/* An address: base + offset. */
 typedef struct mlcc_launch_arg {
   uint32_t kind; /* MLCC_ARG_* */
-  uint32_t size; /* bytes: 8 for pointers, 4 or 8 for integers */
-  int64_t value; /* byte offset or constant */
-  int64_t per_past; /* pointers into the state: added once per past token */
+  uint32_t reserved;
+  uint64_t offset;
 } mlcc_launch_arg;
 
 typedef struct mlcc_launch {
   mlcc_str kernel;
-  mlcc_dim_expr grid[3];
+  mlcc_dim_expr grid[3]; /* at least so many blocks; those beyond do nothing */
   uint32_t block[3];
   uint32_t shared_bytes;
   const mlcc_launch_arg *args;

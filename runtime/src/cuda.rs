@@ -1,11 +1,14 @@
 //! The CUDA device: the driver library, the model's kernels and weights on one GPU, and the execution of launch lists.
 //!
 //! The driver is loaded by name at run time; nothing is needed at build time. All work of a session goes through its
-//! own stream, copies included, so that order needs no further synchronisation. `decode` is captured once as a CUDA
-//! graph when none of its launches depends on `past`.
+//! own stream, copies included, so that order needs no further synchronisation. What changes from call to call lies in
+//! memory that kernels read ([`control`]), and `decode` is recorded as a CUDA graph ([`graphs`]).
 
+mod control;
 mod device;
 mod driver;
+mod graphs;
+mod image;
 mod session;
 mod state_memory;
 

@@ -109,6 +109,11 @@ pub enum Error {
     NoStateFile { path: PathBuf },
     #[error("{path} is built for an NVIDIA GPU, but {what}. Build with `--target cpu` to run without one.")]
     NoDevice { path: PathBuf, what: String },
+    #[error(
+        "kernel {kernel} would need {blocks} blocks in {axis}, a GPU has at most {most}. Feed fewer tokens in a call: build \
+         with a smaller --chunk."
+    )]
+    Grid { kernel: String, axis: char, blocks: i64, most: u32 },
     #[error("the GPU driver failed at {call}: {what}")]
     Driver { call: &'static str, what: String },
 }

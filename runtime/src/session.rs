@@ -250,6 +250,16 @@ impl Session {
         }
     }
 
+    /// Something that makes this session slower than it could be and that its user may want to know, if there is any: on a GPU,
+    /// that the driver does not record tokens as CUDA graphs.
+    pub fn notice(&self) -> Option<&str> {
+        match &self.memory {
+            Memory::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(cuda) => cuda.notice(),
+        }
+    }
+
     fn state_bytes(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
         Ok(match &self.memory {
             Memory::Cpu(cpu) => Cow::Borrowed(cpu.state(range)),

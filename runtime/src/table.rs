@@ -107,6 +107,8 @@ pub struct Image {
     /// `ptx` or `cubin`.
     pub kind: String,
     pub sm: u32,
+    /// A value of [`mlcc_abi::device_scope`].
+    pub scope: u32,
     /// With a NUL byte at the end.
     pub bytes: Vec<u8>,
 }
@@ -279,6 +281,10 @@ impl Table {
             {
                 return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
             }
+            if let Some(argument) = launch.args.iter().find(|a| a.kind > abi::arg::CONTROL) {
+                let kind = argument.kind;
+                return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
+            }
         }
         Ok(())
     }
@@ -384,7 +390,7 @@ unsafe fn images(t: &ModelTable) -> Result<Vec<Image>> {
         let mut code = unsafe { bytes(Str { ptr: i.ptr, len: i.len }) }?;
         code.push(0);
         // SAFETY: by contract.
-        Ok(Image { kind: unsafe { text(i.kind) }?, sm: i.sm, bytes: code })
+        Ok(Image { kind: unsafe { text(i.kind) }?, sm: i.sm, scope: i.scope, bytes: code })
     };
     list.iter().map(one).collect()
 }

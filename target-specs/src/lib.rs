@@ -8,7 +8,7 @@ mod host;
 mod spec;
 
 pub use host::detected_features;
-pub use spec::{Arch, Gpu, Level, Spec, SpecError};
+pub use spec::{Arch, DeviceScope, Gpu, Level, Spec, SpecError};
 
 use thiserror::Error;
 

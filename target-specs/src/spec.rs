@@ -55,7 +55,26 @@ pub struct Level {
     pub gpu: Option<Gpu>,
 }
 
+/// Which devices code of a GPU level runs on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceScope {
+    /// Its compute capability and every later one.
+    Later,
+    /// Its compute capability and no other: architecture-specific features (`sm_90a`).
+    Exact,
+    /// Its compute capability and later ones of the same family: family-specific features (`sm_100f`).
+    Family,
+}
+
 impl Level {
+    /// The devices that code of a GPU level runs on, by the suffix of the name that the assembler has for it.
+    pub fn device_scope(&self) -> DeviceScope {
+        match self.llvm_cpu.chars().last() {
+            Some('a') => DeviceScope::Exact,
+            Some('f') => DeviceScope::Family,
+            _ => DeviceScope::Later,
+        }
+    }
     pub fn has(&self, feature: &str) -> bool {
         self.features.iter().any(|f| f == feature)
     }
@@ -161,6 +180,19 @@ mod tests {
 
     fn error(rest: &str) -> String {
         Spec::parse("a.toml", &format!("{HEAD}{rest}")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn suffixes_of_gpu_levels_name_their_devices() {
+        let text = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
+        let scope = |cpu: &str| {
+            let gpu = "gpu = { sm = 90, ptx = 80, shared_bytes = 1, max_threads = 1 }";
+            let level = format!("[[level]]\nname = 'x'\nllvm_cpu = '{cpu}'\nvector_bits = 128\n{gpu}\n");
+            Spec::parse("g", &format!("{text}{level}")).unwrap().levels[0].device_scope()
+        };
+        let scopes = ["sm_90", "sm_90a", "sm_100f", "sm_120"].map(scope);
+        use DeviceScope::{Exact, Family, Later};
+        assert_eq!(scopes, [Later, Exact, Family, Later]);
     }
 
     #[test]

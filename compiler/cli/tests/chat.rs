@@ -2,7 +2,7 @@
 
 mod program;
 
-use program::{artifact, books, fails_with, failure, mlcc};
+use program::{artifact, books, copy_of, fails_with, failure, mlcc, text};
 
 /// Runs a conversation of these lines; standard output by line.
 fn talk(args: &[&str], lines: &[&str]) -> Vec<String> {

@@ -149,7 +149,14 @@ fn targets() -> String {
         rows.push(vec![code(&spec.name), format!("{} in one file", levels.join(", ")), spec.triple.clone()]);
         for level in &spec.levels {
             let what = match &level.gpu {
-                Some(gpu) => format!("compute capability {}.{} and later", gpu.sm / 10, gpu.sm % 10),
+                Some(gpu) => {
+                    let others = match level.device_scope() {
+                        mlcc_target::DeviceScope::Later => " and later",
+                        mlcc_target::DeviceScope::Exact => "",
+                        mlcc_target::DeviceScope::Family => " and later ones of its family",
+                    };
+                    format!("compute capability {}.{}{others}", gpu.sm / 10, gpu.sm % 10)
+                }
                 None => format!("{} bits: {}", level.vector_bits, level.features.join(" ")),
             };
             rows.push(vec![code(&level.name), what, spec.triple.clone()]);

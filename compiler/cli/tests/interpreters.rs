@@ -4,13 +4,16 @@
 
 mod cases;
 
-use cases::{assert_close, golden, ids, interpreted, options, other_namings, program, recurrent};
+use cases::{
+    FAMILIES, assert_close, find, golden, ids, interpreted, options, other_namings, program, recurrent,
+};
 use mlcc::build::Source;
 use mlcc::weights::{WeightError, pack_param};
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::{Memory, run_step};
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::step::Base;
+use mlcc_ir::step::{Base, StepItem};
+use mlcc_passes::quantize_cache::CacheType;
 use mlcc_passes::scheme::ActivationType;
 use mlcc_passes::{PIPELINE, Program};
 
@@ -118,6 +121,27 @@ fn kernels_of_packed_weights_equal_the_graph() {
         for target in TARGETS {
             check("rwkv4-hf-odd", quant, target, None, tolerance);
             check("rwkv7-hf", quant, target, None, tolerance);
+        }
+    }
+}
+
+/// A graph of a token's launches, recorded once, then serves sequences of every length.
+#[test]
+fn grids_of_a_token_on_a_gpu_do_not_depend_on_the_past() {
+    for case in recurrent().chain(FAMILIES).filter(|case| find(case).is_some()) {
+        for (quant, cache) in [("f32", CacheType::F32), ("q4f16", CacheType::I8)] {
+            let mut options = options(case, quant);
+            options.target = "sm_80".into();
+            options.kv_cache = Some(cache);
+            let (program, _) = program(&options, None);
+            let steps = &program.levels[0].steps;
+            let decode = steps.iter().find(|s| s.name == "decode").unwrap();
+            for item in &decode.items {
+                let StepItem::Launch(launch) = item else { continue };
+                let grid = launch.grid.as_ref().unwrap();
+                let fixed = grid.blocks.iter().all(|blocks| blocks.as_const().is_some());
+                assert!(fixed, "{case}: {} has blocks {:?}", launch.kernel, grid.blocks);
+            }
         }
     }
 }

@@ -3,13 +3,14 @@
 #[cfg(feature = "cranelift")]
 use crate::clif;
 use crate::error::CodegenError;
-use crate::launch::device_entry;
+use crate::launch::device_entries;
 use crate::link::find_linker;
 #[cfg(feature = "llvm")]
 use crate::llvm::{self, Output};
 use crate::model::{Input, LevelInput, Limits, variant};
 use crate::table::{ImageDesc, TableDesc};
-use mlcc_target::{Arch, Spec};
+use mlcc_abi as abi;
+use mlcc_target::{Arch, DeviceScope, Level, Spec};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -108,18 +109,30 @@ fn generate(
         let bytes = bytes?;
         match &level.level.gpu {
             Some(gpu) => {
-                table.images.push(ImageDesc { kind: "ptx".into(), sm: gpu.sm, bytes: bytes.clone() });
+                table.images.push(ImageDesc {
+                    kind: "ptx".into(),
+                    sm: gpu.sm,
+                    scope: device_scope(level.level),
+                    bytes: bytes.clone(),
+                });
             }
             None => table.variants.push(variant(level)?),
         }
         parts.push(Part { name: level.level.name.clone(), bytes });
     }
+    let limits = Limits::of(&input.table);
     if gpu && let Some(level) = input.levels.first() {
-        for step in level.steps {
-            table.device_entries.push(device_entry(step, level.kernels)?);
-        }
+        table.device_entries = device_entries(level.steps, level.kernels, limits)?;
     }
     Ok((table, parts))
+}
+
+fn device_scope(level: &Level) -> u32 {
+    match level.device_scope() {
+        DeviceScope::Later => abi::device_scope::LATER,
+        DeviceScope::Exact => abi::device_scope::EXACT,
+        DeviceScope::Family => abi::device_scope::FAMILY,
+    }
 }
 
 /// For a GPU, objects are PTX text as well.

@@ -1,12 +1,17 @@
 //! Steps as GPU launch lists, and the launch shape of a kernel.
+//!
+//! Arguments are the same in every call: addresses of buffers, then of fields of [`mlcc_abi::Control`] that the kernel reads
+//! for its sizes, then of the number of rows before each buffer that moves (see [`row_bytes`]).
 
 use crate::error::{CodegenError, Fault};
-use crate::model::gpu_kernel_symbol;
+use crate::model::{Limits, gpu_kernel_symbol};
 use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
-use mlcc_abi::arg;
-use mlcc_ir::dim::{Atom, Dim, Sym};
+use mlcc_abi::{Control, arg};
+use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
 use mlcc_ir::kernel::{ExprArena, ForKind, Kernel, Stmt};
-use mlcc_ir::step::{Base, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, Grid, Launch, Step, StepItem};
+use std::collections::BTreeMap;
+use std::mem::offset_of;
 
 /// Threads per block along each axis: the widest `Thread` loops of the kernel.
 pub fn threads_of(kernel: &Kernel) -> Result<[u32; 3], CodegenError> {
@@ -40,13 +45,47 @@ fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<()
     Ok(())
 }
 
-/// The launch list of a step over `kernels`.
-pub fn device_entry(step: &Step, kernels: &[Kernel]) -> Result<DeviceEntryDesc, CodegenError> {
+const _: () = assert!(matches!(
+    (Grid::MOST_BLOCKS, mlcc_abi::MOST_BLOCKS),
+    ([a, b, c], [x, y, z]) if a == x as i64 && b == y as i64 && c == z as i64
+));
+
+/// The launch lists of steps, of which no launch may be impossible within `limits`.
+pub fn device_entries(
+    steps: &[Step],
+    kernels: &[Kernel],
+    limits: Limits,
+) -> Result<Vec<DeviceEntryDesc>, CodegenError> {
+    let mut known = BTreeMap::new();
+    for kernel in kernels {
+        known.insert(kernel.name.as_str(), Launched { kernel, row_bytes: row_bytes(kernel, steps)? });
+    }
+    steps.iter().map(|step| device_entry(step, &known, limits)).collect()
+}
+
+/// A kernel as launches need it.
+struct Launched<'a> {
+    kernel: &'a Kernel,
+    row_bytes: Vec<u64>,
+}
+
+fn device_entry(
+    step: &Step,
+    kernels: &BTreeMap<&str, Launched<'_>>,
+    limits: Limits,
+) -> Result<DeviceEntryDesc, CodegenError> {
+    let bounds = Bounds {
+        chunk: match limits.most(&step.name) {
+            0 => i64::MAX,
+            most => i64::try_from(most).unwrap_or(i64::MAX),
+        },
+        context: i64::try_from(limits.context).ok().filter(|context| *context > 0),
+    };
     let mut launches = Vec::new();
     for item in &step.items {
         // Launches of one stream are ordered: barriers say nothing new.
         let StepItem::Launch(launch) = item else { continue };
-        let described = describe(launch, kernels).map_err(|f| CodegenError::Step {
+        let described = describe(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
             step: step.name.clone(),
             what: format!("kernel {}: {f}", launch.kernel),
         })?;
@@ -55,9 +94,14 @@ pub fn device_entry(step: &Step, kernels: &[Kernel]) -> Result<DeviceEntryDesc, 
     Ok(DeviceEntryDesc { name: step.name.clone(), launches })
 }
 
-fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
-    let kernel = kernels.iter().find(|k| k.name == launch.kernel);
-    let kernel = kernel.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
+fn describe(
+    launch: &Launch,
+    kernels: &BTreeMap<&str, Launched<'_>>,
+    bounds: &Bounds,
+) -> Result<LaunchDesc, Fault> {
+    let found = kernels.get(launch.kernel.as_str());
+    let Launched { kernel, row_bytes } =
+        found.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
     let (buffers, dims) = (launch.buffers.len(), launch.dims.len());
     if buffers != kernel.params.len() || dims != kernel.dims.len() {
         let (b, d) = (kernel.params.len(), kernel.dims.len());
@@ -71,19 +115,27 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
             grid.threads
         )));
     }
+    for (axis, blocks) in grid.blocks.iter().enumerate() {
+        let most = blocks.range(bounds).map(|(_, most)| most);
+        if let Some(fault) = most.and_then(|most| Grid::axis_fault(axis, most)) {
+            return Err(Fault(format!("{fault}; build with a smaller --chunk or -c/--ctx-size")));
+        }
+    }
+    let address = |kind, offset| LaunchArg { kind, reserved: 0, offset };
+    let field = |offset: usize| address(arg::CONTROL, offset as u64);
     let mut args = Vec::new();
     for buffer in &launch.buffers {
-        // The temperature is the one buffer that travels as its content.
-        let size = if buffer.base == Base::Temperature { 4 } else { 8 };
-        args.push(LaunchArg {
-            kind: base_kind(buffer.base),
-            size,
-            value: buffer.offset as i64,
-            per_past: buffer.per_past as i64,
-        });
+        let (kind, base) = base_address(buffer.base);
+        args.push(address(kind, base + buffer.offset));
     }
     for dim in &launch.dims {
-        args.push(dim_argument(dim)?);
+        args.push(field(size_field(dim)?));
+    }
+    for (buffer, _) in launch.buffers.iter().zip(row_bytes).filter(|(_, bytes)| **bytes > 0) {
+        args.push(field(match buffer.per_past {
+            0 => offset_of!(Control, zero),
+            _ => offset_of!(Control, past),
+        }));
     }
     let [x, y, z] = &grid.blocks;
     Ok(LaunchDesc {
@@ -96,50 +148,47 @@ fn describe(launch: &Launch, kernels: &[Kernel]) -> Result<LaunchDesc, Fault> {
     })
 }
 
-fn base_kind(base: Base) -> u32 {
+/// The kind of an address and where the base begins.
+fn base_address(base: Base) -> (u32, u64) {
     match base {
-        Base::Weights => arg::WEIGHTS,
-        Base::State => arg::STATE,
-        Base::Arena => arg::ARENA,
-        Base::Tokens => arg::TOKENS,
-        Base::Logits => arg::LOGITS,
-        Base::Probs => arg::PROBS,
-        Base::Temperature => arg::TEMPERATURE,
+        Base::Weights => (arg::WEIGHTS, 0),
+        Base::State => (arg::STATE, 0),
+        Base::Arena => (arg::ARENA, 0),
+        Base::Tokens => (arg::TOKENS, 0),
+        Base::Logits => (arg::LOGITS, 0),
+        Base::Probs => (arg::PROBS, 0),
+        Base::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
     }
 }
 
-/// Parameters of a GPU kernel that are passed as their single element instead of an address: the temperature, which
-/// lives in the host's memory. All launches of a kernel must agree.
-pub fn by_value(kernel: &Kernel, steps: &[Step]) -> Result<Vec<usize>, CodegenError> {
-    let mut known: Option<Vec<usize>> = None;
+/// For each parameter of a kernel, how many bytes it moves with every row before it: new rows of a cache lie behind those of
+/// earlier tokens. 0: it begins at a fixed place in all launches. Launches of one kernel may differ in whether rows are before
+/// a buffer, but not in what a row takes.
+pub fn row_bytes(kernel: &Kernel, steps: &[Step]) -> Result<Vec<u64>, CodegenError> {
+    let mut known = vec![0; kernel.params.len()];
     for item in steps.iter().flat_map(|s| &s.items) {
         let StepItem::Launch(launch) = item else { continue };
         if launch.kernel != kernel.name {
             continue;
         }
-        let places = launch.buffers.iter().enumerate();
-        let found: Vec<usize> = places.filter(|(_, b)| b.base == Base::Temperature).map(|(i, _)| i).collect();
-        if known.as_ref().is_some_and(|k| *k != found) {
-            let what = "is launched both with the temperature and with a buffer in its place".into();
-            return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+        for (known, buffer) in known.iter_mut().zip(&launch.buffers) {
+            if buffer.per_past > 0 && *known > 0 && buffer.per_past != *known {
+                let what = format!("appends rows of {} and of {known} bytes to caches", buffer.per_past);
+                return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+            }
+            *known = buffer.per_past.max(*known);
         }
-        known = Some(found);
     }
-    Ok(known.unwrap_or_default())
+    Ok(known)
 }
 
-fn dim_argument(dim: &Dim) -> Result<LaunchArg, Fault> {
-    let kind = match (dim.as_const(), dim.terms()) {
-        (Some(value), _) => return Ok(LaunchArg { kind: arg::INT, size: 8, value, per_past: 0 }),
-        (None, [(Atom::Sym(Sym::N), 1)]) if dim.constant() == 0 => arg::N,
-        (None, [(Atom::Sym(Sym::Past), 1)]) if dim.constant() == 0 => arg::PAST,
-        _ => {
-            return Err(Fault(format!(
-                "size `{dim}` cannot be an argument of a launch (only n, past, constants)"
-            )));
-        }
-    };
-    Ok(LaunchArg { kind, size: 8, value: 0, per_past: 0 })
+/// Where a size lies in the control block.
+fn size_field(dim: &Dim) -> Result<usize, Fault> {
+    match (dim.constant(), dim.terms()) {
+        (0, [(Atom::Sym(Sym::N), 1)]) => Ok(offset_of!(Control, n)),
+        (0, [(Atom::Sym(Sym::Past), 1)]) => Ok(offset_of!(Control, past)),
+        _ => Err(Fault(format!("size `{dim}` cannot be an argument of a launch (only n and past)"))),
+    }
 }
 
 /// A size as `ceil((coef_n * n + coef_past * past + constant) / div)`: linear, or one floor division plus a constant.
@@ -172,7 +221,11 @@ fn linear(dim: &Dim) -> Option<DimExpr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mlcc_ir::builder::KernelBuilder;
     use mlcc_ir::dim::SymValues;
+    use mlcc_ir::kernel::Access;
+    use mlcc_ir::step::{BufferRef, Repeat, Shares};
+    use mlcc_ir::types::DType;
 
     fn eval(e: &DimExpr, n: i64, past: i64) -> i64 {
         let x = e.coef_n * n + e.coef_past * past + e.constant;
@@ -202,10 +255,81 @@ mod tests {
     }
 
     #[test]
+    fn grids_beyond_the_limits_of_the_build_are_refused() {
+        let mut kb = KernelBuilder::new("k");
+        let rows = kb.sym(Sym::N);
+        kb.for_("row", rows, ForKind::Block(1), |_, _| ());
+        let kernel = kb.finish();
+        let grid = Grid { blocks: [Dim::from(1), Dim::sym(Sym::N), Dim::from(1)], threads: [1; 3] };
+        let launch = Launch {
+            kernel: "k".into(),
+            buffers: vec![],
+            dims: vec![Dim::sym(Sym::N)],
+            grid: Some(grid),
+            repeat: Repeat::Once,
+            shares: Shares::Static,
+        };
+        let items = vec![StepItem::Launch(launch)];
+        let step = Step { name: "prefill".into(), items, arena_bytes: 0 };
+        let made = |chunk, context| {
+            let limits = Limits { chunk, context, ..Limits::default() };
+            device_entries(std::slice::from_ref(&step), std::slice::from_ref(&kernel), limits)
+                .map_err(|e| e.to_string())
+        };
+        assert!(made(65_535, 0).is_ok() && made(100_000, 65_535).is_ok());
+        let text = made(65_536, 0).unwrap_err();
+        assert!(text.contains("kernel k: has up to 65536 blocks in y"), "{text}");
+        assert!(text.contains("--chunk"), "{text}");
+        assert!(made(0, 0).is_err(), "without a limit there is no telling that it fits");
+    }
+
+    #[test]
+    fn buffers_that_move_are_told_how_many_rows_are_before_them() {
+        let mut kb = KernelBuilder::new("k");
+        for name in ["x", "y"] {
+            kb.param(name, DType::F32, 16, Access::Out, 64);
+        }
+        let past = kb.sym(Sym::Past);
+        kb.for_("i", past, ForKind::Block(0), |_, _| ());
+        let kernel = kb.finish();
+        let launch = |per_past: [u64; 2]| {
+            let buffer = |per_past| BufferRef { per_past, ..BufferRef::fixed(Base::State, 64, 64) };
+            StepItem::Launch(Launch {
+                kernel: "k".into(),
+                buffers: per_past.map(buffer).to_vec(),
+                dims: vec![Dim::sym(Sym::Past)],
+                grid: Some(Grid { blocks: [Sym::Past.into(), 1.into(), 1.into()], threads: [1; 3] }),
+                repeat: Repeat::Once,
+                shares: Shares::Static,
+            })
+        };
+        let entry = |launches: &[[u64; 2]]| {
+            let items = launches.iter().map(|l| launch(*l)).collect();
+            let steps = [Step { name: "decode".into(), items, arena_bytes: 0 }];
+            let limits = Limits { context: 9, ..Limits::default() };
+            device_entries(&steps, std::slice::from_ref(&kernel), limits).map(|mut entries| entries.remove(0))
+        };
+        let args =
+            |launch: &LaunchDesc| launch.args.iter().map(|a| (a.kind, a.offset as usize)).collect::<Vec<_>>();
+        let (past, zero) = (offset_of!(Control, past), offset_of!(Control, zero));
+        let state = (arg::STATE, 64);
+        // What of the second buffer moves in one launch is fixed in the other.
+        let made = entry(&[[0, 128], [0, 0]]).unwrap();
+        assert_eq!(args(&made.launches[0]), [state, state, (arg::CONTROL, past), (arg::CONTROL, past)]);
+        assert_eq!(args(&made.launches[1]), [state, state, (arg::CONTROL, past), (arg::CONTROL, zero)]);
+        let fixed = entry(&[[0, 0]]).unwrap();
+        assert_eq!(args(&fixed.launches[0]), [state, state, (arg::CONTROL, past)]);
+        let text = entry(&[[0, 128], [0, 64]]).unwrap_err().to_string();
+        assert!(text.contains("appends rows of 64 and of 128 bytes"), "{text}");
+    }
+
+    #[test]
     fn other_forms_are_refused() {
         let odd = Dim::from(Sym::N).floor_div(2).scale(2);
         assert!(grid_extent(&odd).unwrap_err().to_string().contains("grid size"));
-        assert!(dim_argument(&odd).is_err());
-        assert!(dim_argument(&Dim::from(Sym::N).add(&Dim::from(1))).is_err());
+        assert_eq!(size_field(&Dim::from(Sym::Past)).unwrap(), offset_of!(Control, past));
+        for size in [odd, Dim::from(Sym::N).add(&Dim::from(1)), Dim::from(3), Dim::from(Sym::B)] {
+            assert!(size_field(&size).unwrap_err().to_string().contains("only n and past"));
+        }
     }
 }

@@ -112,6 +112,8 @@ pub struct ImageDesc {
     /// `ptx` or `cubin`.
     pub kind: String,
     pub sm: u32,
+    /// A value of [`mlcc_abi::device_scope`].
+    pub scope: u32,
     pub bytes: Vec<u8>,
 }
 
@@ -325,9 +327,8 @@ impl TableDesc {
             }
             for a in &launch.args {
                 image.u32(a.kind);
-                image.u32(a.size);
-                image.u64(a.value as u64);
-                image.u64(a.per_past as u64);
+                image.u32(a.reserved);
+                image.u64(a.offset);
             }
         }
     }
@@ -390,7 +391,7 @@ impl ImageDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut Strings<'a>) {
         strings.text(image, &self.kind);
         image.u32(self.sm);
-        image.u32(0);
+        image.u32(self.scope);
         strings.0.push((image.slot(), &self.bytes));
         image.u64(self.bytes.len() as u64);
     }
@@ -421,7 +422,7 @@ mod tests {
             grid: [DimExpr { coef_n: 2, coef_past: 0, constant: 5, div: 4 }; 3],
             block: [32, 1, 1],
             shared_bytes: 16,
-            args: vec![LaunchArg { kind: abi::arg::STATE, size: 8, value: 64, per_past: 32 }],
+            args: vec![LaunchArg { kind: abi::arg::STATE, reserved: 0, offset: 64 }],
         };
         TableDesc {
             target: "x86-64".into(),
@@ -440,7 +441,7 @@ mod tests {
                     ..Default::default()
                 },
             ],
-            images: vec![ImageDesc { kind: "ptx".into(), sm: 80, bytes: b"// text".to_vec() }],
+            images: vec![ImageDesc { kind: "ptx".into(), sm: 80, scope: 1, bytes: b"// text".to_vec() }],
             device_entries: vec![DeviceEntryDesc { name: "decode".into(), launches: vec![launch] }],
             plan: PlanDesc { vocab: 7, ..Default::default() },
             whole_prompts: true,
@@ -487,6 +488,7 @@ mod tests {
         let cache = unsafe { *table.states.add(1) };
         assert_eq!((text(cache.name), text(cache.format)), ("k".into(), "f16".into()));
         assert_eq!((cache.kind, cache.rows, cache.row_bytes), (abi::state_kind::CACHE, 5, 12));
+        assert_eq!((img.sm, img.scope), (80, abi::device_scope::EXACT));
         // SAFETY: `len` bytes and the NUL lie inside `memory`.
         assert_eq!(unsafe { std::slice::from_raw_parts(img.ptr, img.len as usize + 1) }, b"// text\0");
         // SAFETY: one launch with one argument, inside `memory`.
@@ -495,7 +497,7 @@ mod tests {
             (text(launch.kernel), launch.grid[2].constant, launch.shared_bytes),
             ("add".into(), 5, 16)
         );
-        assert_eq!(arg, LaunchArg { kind: abi::arg::STATE, size: 8, value: 64, per_past: 32 });
+        assert_eq!(arg, LaunchArg { kind: abi::arg::STATE, reserved: 0, offset: 64 });
     }
 
     #[test]

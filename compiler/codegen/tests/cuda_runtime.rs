@@ -80,7 +80,7 @@ fn without_position(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
     rows.into_iter().enumerate().map(|(i, row)| row.into_iter().map(|x| x - i as f32).collect()).collect()
 }
 
-fn run(expected: &[Vec<f32>], graph: bool) {
+fn run(expected: &[Vec<f32>]) {
     let Some(path) = child() else { return };
     let counters = Counters::open();
     {
@@ -90,10 +90,17 @@ fn run(expected: &[Vec<f32>], graph: bool) {
         let zeros = [0.0; toy::VOCAB];
         assert_eq!(session.logits(), zeros);
         assert_eq!(session.softmax(2.0).unwrap(), zeros);
-        for (token, row) in TOKENS.iter().zip(expected) {
+        for (i, (token, row)) in TOKENS.iter().zip(expected).enumerate() {
+            let copies = counters.get("fake_copies");
             assert_eq!(session.decode(*token).unwrap(), row);
+            assert_eq!(counters.get("fake_copies"), copies + 1, "a token is one copy");
+            // The first one loads the kernels, which a driver cannot do while it records.
+            let graphs = (counters.get("fake_recordings"), counters.get("fake_graph_launches"));
+            assert_eq!(graphs, (i.min(1) as i32, i as i32));
         }
-        assert_eq!(counters.get("fake_graph_launches"), if graph { 8 } else { 0 });
+        // Weights are no call.
+        assert_eq!(counters.get("fake_copies"), counters.get("fake_pinned_copies") + 1);
+        assert_eq!(session.notice(), None);
         session.reset().unwrap();
         assert_eq!(session.prefill(&TOKENS[..5]).unwrap(), expected[4]);
         let mut twin = session.fork().unwrap();
@@ -187,6 +194,44 @@ fn cache_rows_get_memory_as_they_are_written() {
 }
 
 #[test]
+fn child_with_failures() {
+    let Some(path) = child() else { return };
+    let counters = Counters::open();
+    let model = Model::load(path, &LoadOptions::default()).unwrap();
+    let tokens: Vec<i32> = (0..1500).map(|i| i % 5).collect();
+    {
+        let mut session = model.session().unwrap();
+        session.prefill(&tokens).unwrap();
+        assert_eq!(counters.get("fake_mapped"), 2);
+        // The token is on its way to the device when the launch fails: nothing waits for it but `reset`.
+        counters.set("fake_good_launches", 0);
+        session.decode(1).unwrap_err();
+        assert_eq!(counters.get("fake_running"), 1);
+        session.reset().unwrap();
+        assert_eq!((counters.get("fake_mapped"), counters.get("fake_wrong_unmaps")), (1, 0));
+        counters.set("fake_good_launches", i32::MAX);
+        assert_eq!(session.prefill(&TOKENS).unwrap(), cached(&TOKENS));
+    }
+    assert_eq!(counters.get("fake_mapped"), 0);
+    let mut session = model.session().unwrap();
+    session.prefill(&tokens).unwrap();
+    counters.set("fake_lost", 1);
+    session.decode(1).unwrap_err();
+    session.reset().unwrap_err();
+    drop(session);
+    assert_eq!((counters.get("fake_mapped"), counters.get("fake_wrong_unmaps")), (2, 0));
+}
+
+#[test]
+fn memory_is_given_back_only_when_nothing_runs_on_it() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
+        in_child("child_with_failures", &artifact, &driver);
+    }
+}
+
+#[test]
 fn child_with_window() {
     let Some(path) = child() else { return };
     {
@@ -196,6 +241,7 @@ fn child_with_window() {
         for (i, &token) in tokens.iter().enumerate() {
             assert_eq!(session.decode(token).unwrap(), windowed(&tokens[..=i], 6), "position {i}");
         }
+        assert_eq!(Counters::open().get("fake_graph_launches"), 49);
         session.reset().unwrap();
         assert_eq!(session.prefill(&tokens[..30]).unwrap(), windowed(&tokens[..30], 6));
         let file = model.artifact().path().with_file_name("w.state");
@@ -231,12 +277,72 @@ fn devices_without_mapping_get_all_memory_at_once() {
 
 #[test]
 fn child_with_graph() {
-    run(&without_position(reference(&TOKENS)), true);
+    run(&without_position(reference(&TOKENS)));
 }
 
 #[test]
-fn child_without_graph() {
-    run(&reference(&TOKENS), false);
+fn child_with_past_in_the_graph() {
+    run(&reference(&TOKENS));
+}
+
+#[test]
+fn child_with_growing_grids() {
+    let Some(path) = child() else { return };
+    let counters = Counters::open();
+    {
+        let model = Model::load(path, &LoadOptions::default()).unwrap();
+        let tokens: Vec<i32> = (0..1100).map(|i| (i * i + i / 7) % 5).collect();
+        let mut session = model.session().unwrap();
+        for (i, &token) in tokens.iter().enumerate() {
+            let logits = session.decode(token).unwrap();
+            assert!(!i.is_multiple_of(50) || logits == cached(&tokens[..=i]), "position {i}");
+        }
+        // Up to 256, 512, 1024 and 2048 rows.
+        assert_eq!((counters.get("fake_recordings"), counters.get("fake_graph_launches")), (4, 1099));
+        session.truncate(400).unwrap();
+        session.decode(tokens[400]).unwrap();
+        assert_eq!((counters.get("fake_recordings"), counters.get("fake_graph_launches")), (4, 1100));
+        // Other sessions have graphs of their own, but their kernels are loaded.
+        let mut twin = session.fork().unwrap();
+        assert_eq!(twin.decode(3).unwrap(), cached(&[&tokens[..401], &[3]].concat()));
+        assert_eq!((counters.get("fake_recordings"), counters.get("fake_graph_launches")), (5, 1101));
+    }
+    assert_eq!((counters.get("fake_live"), counters.get("fake_mapped")), (0, 0));
+}
+
+#[test]
+fn child_with_refused_graphs() {
+    let Some(path) = child() else { return };
+    let counters = Counters::open();
+    {
+        let model = Model::load(path, &LoadOptions::default()).unwrap();
+        let mut session = model.session().unwrap();
+        let mut tokens = Vec::new();
+        let mut decode = |session: &mut mlcc_runtime::Session, count: i32| {
+            for _ in 0..count {
+                tokens.push(tokens.len() as i32 * 3 % 5);
+                assert_eq!(session.decode(*tokens.last().unwrap()).unwrap(), cached(&tokens));
+            }
+            (counters.get("fake_recordings"), counters.get("fake_graph_launches"))
+        };
+        // Two refusals are no reason to give up.
+        counters.set("fake_refusals", 2);
+        assert_eq!(decode(&mut session, 1 + 2), (0, 0));
+        assert_eq!(decode(&mut session, 4), (1, 4));
+        assert_eq!((session.notice(), counters.get("fake_refusals")), (None, 0));
+        // A session that is refused for ever says so, decodes on, and leaves the driver alone.
+        let mut other = session.fork().unwrap();
+        counters.set("fake_refusals", 100);
+        assert_eq!(decode(&mut other, 2), (1, 4));
+        assert_eq!(other.notice(), None);
+        assert_eq!(decode(&mut other, 5), (1, 4));
+        assert_eq!(counters.get("fake_refusals"), 97);
+        let notice = other.notice().unwrap();
+        assert!(notice.contains("refused 3 times to record them as a CUDA graph"), "{notice}");
+        assert!(notice.contains("cuStreamEndCapture: CUDA_ERROR_FAKE"), "{notice}");
+        assert_eq!(session.notice(), None);
+    }
+    assert_eq!((counters.get("fake_live"), counters.get("fake_mapped")), (0, 0));
 }
 
 #[test]
@@ -256,7 +362,23 @@ fn child_refused() {
 }
 
 #[test]
-fn static_decode_runs_as_a_graph() {
+fn child_with_unknown_argument() {
+    let Some(path) = child() else { return };
+    let error = Model::load(&path, &LoadOptions::default()).err().unwrap().to_string();
+    assert!(error.contains("kernel toy_softmax has an argument of unknown kind 7"), "{error}");
+}
+
+#[test]
+fn arguments_of_unknown_kinds_are_refused_when_a_model_is_loaded() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build(folder.path(), &["-DTOY_PROBS=7"]);
+        in_child("child_with_unknown_argument", &artifact, &driver);
+    }
+}
+
+#[test]
+fn decode_runs_as_a_graph() {
     if toy::can_compile() {
         let folder = tempfile::tempdir().unwrap();
         let (artifact, driver) = build(folder.path(), &[]);
@@ -265,11 +387,29 @@ fn static_decode_runs_as_a_graph() {
 }
 
 #[test]
-fn decode_that_depends_on_past_is_launched() {
+fn decode_that_depends_on_past_runs_as_the_same_graph() {
     if toy::can_compile() {
         let folder = tempfile::tempdir().unwrap();
         let (artifact, driver) = build(folder.path(), &["-DTOY_PAST"]);
-        in_child("child_without_graph", &artifact, &driver);
+        in_child("child_with_past_in_the_graph", &artifact, &driver);
+    }
+}
+
+#[test]
+fn grids_that_grow_have_a_graph_for_each_power_of_two() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &["-DTOY_GROWING"]);
+        in_child("child_with_growing_grids", &artifact, &driver);
+    }
+}
+
+#[test]
+fn a_driver_that_refuses_graphs_is_asked_again_and_then_reported() {
+    if toy::can_compile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
+        in_child("child_with_refused_graphs", &artifact, &driver);
     }
 }
 

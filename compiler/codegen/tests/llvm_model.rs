@@ -245,7 +245,8 @@ fn a_gpu_artifact_is_data_for_the_loader() {
     assert_eq!((launches[1].grid[0].coef_n, launches[1].grid[0].div), (VOCAB_I64, 4));
     assert_eq!((launches[1].block, launches[1].n_args), ([4, 1, 1], 5));
     let args = unsafe { std::slice::from_raw_parts((*entries[3].launches).args, 3) };
-    assert_eq!((args[1].kind, args[1].size), (mlcc_abi::arg::TEMPERATURE, 4));
+    let temperature = std::mem::offset_of!(mlcc_abi::Control, temperature) as u64;
+    assert_eq!((args[1].kind, args[1].offset), (mlcc_abi::arg::CONTROL, temperature));
 }
 
 const VOCAB_I64: i64 = toy::VOCAB as i64;

@@ -15,6 +15,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::*;
+use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_ir::types::DType;
 
 fn ptx(kernels: &[Kernel], level: &str) -> String {
@@ -203,9 +204,62 @@ fn the_text_has_the_intended_instructions() {
     let mixed = entry("k_mixed_types");
     assert!(mixed.contains("dp4a.s32.s32"), "{mixed}");
     assert!(mixed.contains("sqrt.rn.f32"), "{mixed}");
-    // The temperature comes by value.
-    let shares = entry("k_toy_shares");
-    assert!(shares.contains(".param .f32 k_toy_shares_param_1") && !shares.contains(".local"), "{shares}");
+    // Sizes are read, once and by a load that may be cached, and blocks beyond them return.
+    assert_eq!(sums.matches("ld.global.nc.u64").count(), 1, "{sums}");
+    assert!(sums.contains("%ctaid.x") && sums.contains("setp."), "{sums}");
+    for (kernel, arguments) in [("k_row_sums", 3), ("k_toy_shares", 3), ("k_mixed_types", 3)] {
+        let text = entry(kernel);
+        let params = &text[..text.find(')').unwrap()];
+        assert_eq!(params.matches(".param .u64").count(), arguments, "{params}");
+        assert_eq!(params.matches(".param").count(), arguments, "{params}");
+    }
+}
+
+/// What a kernel makes of buffers that may lie behind the rows of earlier tokens.
+#[test]
+fn new_rows_of_a_cache_are_found_by_the_kernel() {
+    let mut kb = KernelBuilder::new("append");
+    let x = kb.param("x", DType::F32, 64, Access::In, 64);
+    let rows = kb.param("rows", DType::F32, 64, Access::Out, 64);
+    let (one, threads) = (kb.int(1), kb.int(16));
+    kb.for_("block", one, ForKind::Block(0), |kb, _| {
+        kb.for_("t", threads, ForKind::Thread(0), |kb, t| {
+            let at = kb.mul_int(t, 4);
+            let value = kb.load_vec(x, at, 4);
+            kb.store_vec(rows, at, value);
+        });
+    });
+    let kernel = kb.finish();
+    let text = |per_past: u64| {
+        let launch = Launch {
+            kernel: "append".into(),
+            buffers: vec![
+                BufferRef::fixed(Base::Arena, 0, 256),
+                BufferRef { per_past, ..BufferRef::fixed(Base::State, 0, 256) },
+            ],
+            dims: vec![],
+            grid: Some(Grid { blocks: [1.into(), 1.into(), 1.into()], threads: [16, 1, 1] }),
+            repeat: Repeat::Once,
+            shares: Shares::Static,
+        };
+        let items = vec![StepItem::Launch(launch)];
+        let steps = [Step { name: "decode".into(), items, arena_bytes: 256 }];
+        let target = mlcc_target::resolve("sm_80").unwrap();
+        let kernels = std::slice::from_ref(&kernel);
+        let input = LevelInput { level: &target.levels[0], kernels, steps: &steps };
+        let ptx = ptx_module(&target.triple, &input, Output::Assembly).unwrap();
+        if let Some(ptxas) = find_ptxas() {
+            assemble(&ptxas, &ptx, 80).unwrap();
+        }
+        String::from_utf8(ptx).unwrap()
+    };
+    let (fixed, moving) = (text(0), text(256));
+    assert_eq!((fixed.matches(".param .u64").count(), moving.matches(".param .u64").count()), (2, 3));
+    assert!(!fixed.contains("ld.global.nc.u64") && moving.contains("ld.global.nc.u64"), "{moving}");
+    // What a row takes is known, so stores stay as wide as the alignment permits.
+    for text in [fixed, moving] {
+        assert!(text.contains("st.global.v4.f32"), "{text}");
+    }
 }
 
 #[test]

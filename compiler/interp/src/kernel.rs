@@ -5,10 +5,11 @@
 //! type). Division by zero, an overflowing division and a shift by the width or more are errors, because compiled code
 //! gives them no meaning. Target instructions are replaced by their meaning.
 //!
-//! Memory: every index is checked against the length of its buffer. `Out` parameters and all allocations start without
-//! contents, and reading what was not written is an error. With several workers, and always on GPUs, accesses of one
-//! cell that no barrier orders are an error if one of them is a write; so is a store outside of `par` loops in a kernel
-//! that several workers run, because each of them executes it.
+//! Memory: every index is checked against the length of its buffer, every buffer against the alignment that generated code
+//! assumes ([`BufDecl::assumed_align`]). `Out` parameters and all allocations start without contents, and reading what was
+//! not written is an error. With several workers, and always on GPUs, accesses of one cell that no barrier orders are an
+//! error if one of them is a write; so is a store outside of `par` loops in a kernel that several workers run, because each
+//! of them executes it.
 
 pub mod buffer;
 pub mod cell;
@@ -141,6 +142,11 @@ impl Program {
             if decl.dtype != buffer.dtype || (buffer.len() as i64) < len {
                 let expected = format!("{len} elements of {}", decl.dtype);
                 return Err(fault(&decl.name, expected, format!("{} of {}", buffer.len(), buffer.dtype)));
+            }
+            let align = decl.assumed_align();
+            if len > 0 && !buffer.address.is_multiple_of(u64::from(align)) {
+                let (buffer, address) = (decl.name.clone(), buffer.address);
+                return Err(Fault::Misplaced { buffer, address, align }.into());
             }
         }
         Ok(())

@@ -3,6 +3,8 @@
 //! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the contract
 //! of in-place outputs gives another result here than on a real machine, which the executor matrix shows. What every
 //! worker computes for itself is computed once, by one worker: the verifier of steps holds that all copies are equal.
+//! Blocks of memory begin at multiples of 64 bytes, as those of the runtime do, so that kernels see how their buffers are
+//! aligned.
 
 mod interleaved;
 
@@ -175,7 +177,7 @@ fn on_buffers(
         let bytes = decl.len.eval(sizes) as usize * decl.dtype.bytes().unwrap_or(1);
         let mut data = memory.read(place, at)?;
         data.truncate(bytes);
-        buffers.push(Buffer::new(decl.dtype, data));
+        buffers.push(Buffer::new(decl.dtype, data).at(at.start(place) as u64));
     }
     run(&mut buffers)?;
     for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {

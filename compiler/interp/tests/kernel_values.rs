@@ -215,6 +215,37 @@ fn a_hint_reads_nothing_but_names_a_place_in_its_buffer() {
 }
 
 #[test]
+fn buffers_lie_where_their_kernel_relies_on_them_to_lie() {
+    let copy = |align: u32, gpu: bool| {
+        let mut kb = KernelBuilder::new("copy");
+        let x = kb.param("x", DType::I32, 8, Access::In, align);
+        let y = kb.param("y", DType::I32, 8, Access::Out, 64);
+        let extent = kb.int(2);
+        kb.for_("i", extent, if gpu { ForKind::Block(0) } else { ForKind::Serial }, |kb, i| {
+            let at = kb.mul_int(i, 4);
+            let v = kb.load_vec(x, at, 4);
+            kb.store_vec(y, at, v);
+        });
+        kb.finish()
+    };
+    for gpu in [false, true] {
+        let from = |align, address| {
+            let input = Buffer::from_i32(&[1, 2, 3, 4, 5, 6, 7, 8]).at(address);
+            let mut buffers = [input, Buffer::zeros(DType::I32, 8)];
+            run(&copy(align, gpu), &mut buffers, &ONE).map_err(|e| e.to_string())
+        };
+        assert_eq!(from(64, 128), Ok(()));
+        assert_eq!(from(16, 48), Ok(()));
+        let text = from(64, 48).unwrap_err();
+        let expected = "kernel copy: buffer x begins at byte 48: the kernel relies on a multiple of 64";
+        assert_eq!(text, expected);
+        // Elements are aligned whatever a kernel declares.
+        assert_eq!(from(1, 20), Ok(()));
+        assert!(from(1, 18).unwrap_err().contains("begins at byte 18: the kernel relies on a multiple of 4"));
+    }
+}
+
+#[test]
 fn bad_kernels_are_refused_with_the_place() {
     let out = fails(|kb, x| {
         let (four, one) = (kb.int(4), kb.int(1));

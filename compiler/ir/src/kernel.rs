@@ -348,8 +348,16 @@ pub struct BufDecl {
     /// Length in elements; constant for allocations.
     pub len: Dim,
     pub access: Access,
-    /// Alignment in bytes that the base address is known to have.
+    /// Alignment in bytes that the base address is known to have, beside that of an element.
     pub align: u32,
+}
+
+impl BufDecl {
+    /// Alignment in bytes that generated code relies on: that of an element for every access, and what LLVM proves from the
+    /// declared one.
+    pub fn assumed_align(&self) -> u32 {
+        self.align.max(self.dtype.bytes().unwrap_or(1) as u32)
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

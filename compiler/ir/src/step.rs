@@ -162,6 +162,19 @@ pub struct Grid {
     pub threads: [u32; 3],
 }
 
+impl Grid {
+    /// Most blocks in x, y and z, on every device.
+    pub const MOST_BLOCKS: [i64; 3] = [i32::MAX as i64, 65_535, 65_535];
+
+    /// What is wrong with an axis that may have so many blocks, if anything is.
+    pub fn axis_fault(axis: usize, blocks: i64) -> Option<String> {
+        let most = Grid::MOST_BLOCKS.get(axis)?;
+        let name = ["x", "y", "z"].get(axis)?;
+        (blocks > *most)
+            .then(|| format!("has up to {blocks} blocks in {name}, where a GPU has at most {most}"))
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
     /// Name of a kernel of the module.

@@ -1,11 +1,12 @@
 //! One well-formed module, and one broken in each way that the verifier knows.
 
+use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
-use mlcc_ir::kernel::{Access, BinOp, BufDecl, Kernel, Space, UnOp};
+use mlcc_ir::kernel::{Access, BinOp, BufDecl, BufId, ForKind, Kernel, Space, UnOp};
 use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
 use mlcc_ir::verify::verify_module;
 
@@ -215,11 +216,50 @@ fn steps_fit_their_kernels() {
     assert!(text.ends_with("takes 1 buffers and 0 sizes, not 0 buffers and 0 sizes"), "{text}");
     let text = complaint(with(launch("k", vec![buffer(49)])));
     assert!(text.ends_with("buffer 0 ends beyond the arena of 64 bytes"), "{text}");
+    let text = complaint(with(launch("k", vec![buffer(46)])));
+    let expected = "buffer 0: the kernel relies on %x being aligned to 4 bytes, its offset is 46";
+    assert!(text.ends_with(expected), "{text}");
+    let rows = BufferRef { per_past: 6, ..BufferRef::fixed(Base::State, 64, 16) };
+    let text = complaint(with(launch("k", vec![rows])));
+    assert!(text.ends_with("aligned to 4 bytes, its step per past token is 6"), "{text}");
+    let mut fine = module();
+    with(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 4)]))(&mut fine);
+    verify_module(&fine).unwrap();
+    let mut wide = kernel.clone();
+    wide.bufs[BufId(0)].align = 64;
+    let text = complaint(|m| {
+        m.kernels.push(wide);
+        m.steps.push(launch("k", vec![BufferRef::fixed(Base::Temperature, 0, 4)]));
+    });
+    assert!(text.ends_with("aligned to 64 bytes, its base is aligned to 4"), "{text}");
     let mut fine = module();
     with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 2.into() }))(&mut fine);
     verify_module(&fine).unwrap();
     let text = complaint(with(shared("k", vec![buffer(48)], Shares::Dynamic { pieces: 1.into() })));
     assert!(text.ends_with("1 pieces are none to share"), "{text}");
+}
+
+#[test]
+fn grids_are_none_that_a_gpu_cannot_launch() {
+    let mut kb = KernelBuilder::new("k");
+    let one = kb.int(1);
+    kb.for_("i", one, ForKind::Block(0), |_, _| ());
+    let kernel = kb.finish();
+    let with = |blocks: [i64; 3]| {
+        let grid = Some(Grid { blocks: blocks.map(Dim::from), threads: [1; 3] });
+        let (repeat, shares) = (Repeat::Once, Shares::Static);
+        let launch = Launch { kernel: "k".into(), buffers: vec![], dims: vec![], grid, repeat, shares };
+        let items = vec![StepItem::Launch(launch)];
+        let mut m = module();
+        m.kernels.push(kernel.clone());
+        m.steps.push(Step { name: "decode".into(), items, arena_bytes: 0 });
+        verify_module(&m).map_err(|e| e.to_string())
+    };
+    assert_eq!(with([70_000, 65_535, 65_535]), Ok(()));
+    let text = with([1, 65_536, 1]).unwrap_err();
+    assert!(text.ends_with("the grid has up to 65536 blocks in y, where a GPU has at most 65535"), "{text}");
+    assert!(with([1, 1, 65_536]).unwrap_err().contains("blocks in z"));
+    assert!(with([1 << 31, 1, 1]).unwrap_err().contains("blocks in x"));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give tokens, arena, state, logits, probs and weights.
@@ -255,15 +255,26 @@ pub struct State {
     pub row_bytes: u64,
 }
 
+/// Which devices code made for [`DeviceImage::sm`] may use features of, and so which ones it runs on.
+pub mod device_scope {
+    /// PTX: this compute capability and every later one. A cubin: those of the same major version that are not earlier.
+    pub const LATER: u32 = 0;
+    /// This one and no other (architecture-specific features, `sm_90a`).
+    pub const EXACT: u32 = 1;
+    /// This one and later ones of its family (family-specific features, `sm_100f`).
+    pub const FAMILY: u32 = 2;
+}
+
 /// Device code. `ptr[len]` is a NUL byte that `len` does not count (the CUDA driver wants it for PTX).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceImage {
     /// `ptx` or `cubin`.
     pub kind: Str,
-    /// Compute capability * 10: 80, 90, ... PTX runs on this and later ones, a cubin on the same major ones.
+    /// Compute capability * 10: 80, 90, ...
     pub sm: u32,
-    pub reserved: u32,
+    /// A value of [`device_scope`].
+    pub scope: u32,
     pub ptr: *const u8,
     pub len: u64,
 }
@@ -279,7 +290,25 @@ pub struct DimExpr {
     pub div: i64,
 }
 
-/// Kinds of kernel argument. Pointers are `base + value + per_past * past`, scalars have `size` 4 or 8 bytes.
+/// What changes from call to call of a device's entry points. It lies in the device's memory, where kernels read it, so
+/// that launches are the same in every call and a list of them can be recorded once. The caller writes it before the
+/// launches of a call.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Control {
+    /// As [`Ctx::n`].
+    pub n: i64,
+    /// As [`Ctx::past`].
+    pub past: i64,
+    /// Always 0: the number of rows before a buffer that begins at a fixed place.
+    pub zero: i64,
+    /// As [`Ctx::temperature`].
+    pub temperature: f32,
+    /// Must be zero.
+    pub reserved: u32,
+}
+
+/// Kinds of kernel argument: what the address is relative to.
 pub mod arg {
     pub const WEIGHTS: u32 = 0;
     pub const ARENA: u32 = 1;
@@ -287,29 +316,23 @@ pub mod arg {
     pub const TOKENS: u32 = 3;
     pub const LOGITS: u32 = 4;
     pub const PROBS: u32 = 5;
-    /// The integer `n`.
-    pub const N: u32 = 6;
-    /// The integer `past`.
-    pub const PAST: u32 = 7;
-    /// The integer `value`.
-    pub const INT: u32 = 8;
-    /// The f32 `temperature` (size 4).
-    pub const TEMPERATURE: u32 = 9;
+    /// A [`super::Control`].
+    pub const CONTROL: u32 = 6;
 }
 
-/// One argument of a launch.
+/// One argument of a launch: an address, which is the same in every call. Sizes are addresses of fields of [`Control`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchArg {
     /// A value of [`arg`].
     pub kind: u32,
-    /// Bytes: 8 for pointers, 4 or 8 for integers.
-    pub size: u32,
-    /// Byte offset from the base, or the constant.
-    pub value: i64,
-    /// Pointers into the state: bytes per past token, for new rows of a cache. 0 elsewhere.
-    pub per_past: i64,
+    pub reserved: u32,
+    /// Bytes from the base.
+    pub offset: u64,
 }
+
+/// Most blocks of a grid in x, y and z, on every device.
+pub const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
 /// One kernel launch.
 #[repr(C)]
@@ -317,6 +340,7 @@ pub struct LaunchArg {
 pub struct Launch {
     /// Name of the kernel in the device image.
     pub kernel: Str,
+    /// At least so many blocks; those beyond do nothing.
     pub grid: [DimExpr; 3],
     pub block: [u32; 3],
     /// Dynamic shared memory.

@@ -61,9 +61,10 @@ fn layouts(out: &mut String) {
     layout!(out, Variant, "mlcc_variant", name, features, entries);
     layout!(out, Param, "mlcc_param", name, format, packing, ndim, reserved, dims, offset, bytes);
     layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
-    layout!(out, DeviceImage, "mlcc_device_image", kind, sm, reserved, ptr, len);
+    layout!(out, DeviceImage, "mlcc_device_image", kind, sm, scope, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
-    layout!(out, LaunchArg, "mlcc_launch_arg", kind, size, value, per_past);
+    layout!(out, Control, "mlcc_control", n, past, zero, temperature, reserved);
+    layout!(out, LaunchArg, "mlcc_launch_arg", kind, reserved, offset);
     layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args);
     layout!(out, DeviceEntry, "mlcc_device_entry", name, launches, n_launches);
     layout!(
@@ -117,6 +118,9 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_STATE_CACHE", u64::from(state_kind::CACHE));
     constant(out, "MLCC_STATE_DROPPED_ROWS", u64::from(state_kind::DROPPED_ROWS));
     constant(out, "MLCC_STATE_SEQUENCE_LENGTH", u64::from(state_kind::SEQUENCE_LENGTH));
+    constant(out, "MLCC_DEVICE_LATER", u64::from(device_scope::LATER));
+    constant(out, "MLCC_DEVICE_EXACT", u64::from(device_scope::EXACT));
+    constant(out, "MLCC_DEVICE_FAMILY", u64::from(device_scope::FAMILY));
     let args = [
         ("WEIGHTS", arg::WEIGHTS),
         ("ARENA", arg::ARENA),
@@ -124,10 +128,7 @@ fn constants(out: &mut String) {
         ("TOKENS", arg::TOKENS),
         ("LOGITS", arg::LOGITS),
         ("PROBS", arg::PROBS),
-        ("N", arg::N),
-        ("PAST", arg::PAST),
-        ("INT", arg::INT),
-        ("TEMPERATURE", arg::TEMPERATURE),
+        ("CONTROL", arg::CONTROL),
     ];
     for (name, value) in args {
         constant(out, &format!("MLCC_ARG_{name}"), u64::from(value));

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use mlcc_abi::{DimExpr, LaunchArg, arg};
+use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 
 use super::driver::{self, DevicePtr, Driver, Handle};
-use crate::table::{DeviceEntry, Image, Launch, MAX_LAUNCH_ARGS, Table};
+use super::graphs::Loaded;
+use super::image;
+use crate::table::{DeviceEntry, Launch, MAX_LAUNCH_ARGS, Table};
 use crate::{Error, Result};
 
 /// Dynamic shared memory beyond this must be asked for.
@@ -96,21 +98,38 @@ pub(crate) struct Kernel {
     launch: Launch,
 }
 
-/// Where the arguments of a launch point.
+/// Lengths of the sequence before a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Span {
+    pub first: i64,
+    pub last: i64,
+}
+
+impl Span {
+    /// One length.
+    pub fn of(past: u64) -> Self {
+        Self { first: past as i64, last: past as i64 }
+    }
+}
+
+/// Where the arguments of a launch point, and the sizes that grids depend on.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Bases {
     pub arena: DevicePtr,
     pub state: DevicePtr,
     pub tokens: DevicePtr,
     pub logits: DevicePtr,
     pub probs: DevicePtr,
+    pub control: DevicePtr,
     pub n: i64,
-    pub past: i64,
-    pub temperature: f32,
+    /// Grids have blocks enough for all of these.
+    pub past: Span,
 }
 
 pub(crate) struct Device {
     name: String,
     entries: Vec<(String, Vec<Kernel>)>,
+    pub decode_loaded: Loaded,
     weights: DeviceBuffer,
     module: Module,
     context: Arc<Context>,
@@ -142,9 +161,8 @@ impl Device {
         let driver = Driver::open().map_err(no_device)?;
         let (context, name, sm) = open_context(driver, ordinal, &no_device)?;
         let context = Arc::new(context);
-        let image = choose_image(&table.images, sm).ok_or_else(|| {
-            let has: Vec<String> =
-                table.images.iter().map(|i| format!("{} for sm_{}", i.kind, i.sm)).collect();
+        let image = image::choose(&table.images, sm).ok_or_else(|| {
+            let has: Vec<String> = table.images.iter().map(image::describe).collect();
             no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", ")))
         })?;
         let module =
@@ -158,7 +176,7 @@ impl Device {
             return Err(Error::MissingEntry { path: path.to_path_buf(), entry: "decode" });
         }
         let weights = upload(&context, weights)?;
-        Ok(Self { name, entries, weights, module, context })
+        Ok(Self { name, entries, decode_loaded: Loaded::default(), weights, module, context })
     }
 
     pub fn name(&self) -> &str {
@@ -179,13 +197,13 @@ impl Device {
         let driver = self.context.enter()?;
         for kernel in kernels {
             let Some(grid) = grid(&kernel.launch, bases)? else { continue };
-            let mut values = [0u64; MAX_LAUNCH_ARGS];
-            for (value, a) in values.iter_mut().zip(&kernel.launch.args) {
-                *value = self.value(a, bases)?;
+            let mut addresses = [0 as DevicePtr; MAX_LAUNCH_ARGS];
+            for (address, a) in addresses.iter_mut().zip(&kernel.launch.args) {
+                *address = self.address(a, bases);
             }
-            let mut pointers = values.each_mut().map(|v| std::ptr::from_mut(v).cast::<c_void>());
+            let mut pointers = addresses.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
             let [bx, by, bz] = kernel.launch.block;
-            // SAFETY: one pointer per argument, in the order and sizes that the compiler recorded for this kernel.
+            // SAFETY: one pointer per argument, in the order that the compiler recorded for this kernel; all are addresses.
             let status = unsafe {
                 (driver.f.launch)(
                     kernel.function,
@@ -211,47 +229,42 @@ impl Device {
         Ok(())
     }
 
-    /// The argument as the low bytes of a word (little-endian, so 4-byte scalars need nothing more).
-    fn value(&self, a: &LaunchArg, bases: &Bases) -> Result<u64> {
-        let offset = a.value.wrapping_add(a.per_past.wrapping_mul(bases.past));
-        let at = |base: DevicePtr| base.wrapping_add_signed(offset);
-        Ok(match a.kind {
-            arg::WEIGHTS => at(self.weights.ptr()),
-            arg::ARENA => at(bases.arena),
-            arg::STATE => at(bases.state),
-            arg::TOKENS => at(bases.tokens),
-            arg::LOGITS => at(bases.logits),
-            arg::PROBS => at(bases.probs),
-            arg::N => bases.n as u64,
-            arg::PAST => bases.past as u64,
-            arg::INT => a.value as u64,
-            arg::TEMPERATURE => u64::from(bases.temperature.to_bits()),
-            other => {
-                let what = format!("the artifact has a launch argument of unknown kind {other}");
-                return Err(Error::Driver { call: "cuLaunchKernel", what });
-            }
-        })
+    fn address(&self, a: &LaunchArg, bases: &Bases) -> DevicePtr {
+        let base = match a.kind {
+            arg::WEIGHTS => self.weights.ptr(),
+            arg::ARENA => bases.arena,
+            arg::STATE => bases.state,
+            arg::TOKENS => bases.tokens,
+            arg::LOGITS => bases.logits,
+            arg::PROBS => bases.probs,
+            // The table was checked: there are no other kinds.
+            _ => bases.control,
+        };
+        base.wrapping_add(a.offset)
     }
 }
 
 impl Kernel {
-    /// Whether the launch differs from token to token.
-    pub fn uses_past(&self) -> bool {
+    /// Whether the launch has more blocks for longer sequences.
+    pub fn grows(&self) -> bool {
         self.launch.grid.iter().any(|g| g.coef_past != 0)
-            || self.launch.args.iter().any(|a| a.kind == arg::PAST || a.per_past != 0)
     }
 }
 
 /// The grid, `None` if it is empty.
 fn grid(launch: &Launch, bases: &Bases) -> Result<Option<[u32; 3]>> {
     let mut out = [0; 3];
-    for (to, expr) in out.iter_mut().zip(&launch.grid) {
-        let size = dim(expr, bases.n, bases.past);
-        let too_large = || Error::Driver {
-            call: "cuLaunchKernel",
-            what: format!("{} has a grid of {} blocks", launch.kernel, size.unwrap_or(-1)),
-        };
-        *to = size.and_then(|s| u32::try_from(s).ok()).ok_or_else(too_large)?;
+    for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
+        // A size that overflows is too large as well.
+        let at = |past| dim(expr, bases.n, past).unwrap_or(i64::MAX);
+        let blocks = at(bases.past.first).max(at(bases.past.last));
+        let most = MOST_BLOCKS[i];
+        *to = u32::try_from(blocks).ok().filter(|blocks| *blocks <= most).ok_or_else(|| Error::Grid {
+            kernel: launch.kernel.clone(),
+            axis: ['x', 'y', 'z'][i],
+            blocks,
+            most,
+        })?;
     }
     Ok((!out.contains(&0)).then_some(out))
 }
@@ -295,14 +308,6 @@ fn open_context(
     driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.f.context_retain)(&mut handle, device) })?;
     let virtual_memory = mapping != 0;
     Ok((Context { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
-}
-
-/// The best image for a device: a cubin of its major version, else the newest PTX that it can run.
-fn choose_image(images: &[Image], sm: u32) -> Option<&Image> {
-    let cubin = |i: &&Image| i.kind == "cubin" && i.sm / 10 == sm / 10 && i.sm <= sm;
-    let ptx = |i: &&Image| i.kind == "ptx" && i.sm <= sm;
-    let best = images.iter().filter(cubin).max_by_key(|i| i.sm);
-    best.or_else(|| images.iter().filter(ptx).max_by_key(|i| i.sm))
 }
 
 fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Kernel> {
@@ -361,13 +366,34 @@ mod tests {
     }
 
     #[test]
-    fn images() {
-        let image = |kind: &str, sm| Image { kind: kind.into(), sm, bytes: vec![0] };
-        let list = [image("ptx", 70), image("ptx", 80), image("cubin", 80), image("ptx", 90)];
-        let chosen = |sm| choose_image(&list, sm).map(|i| (i.kind.as_str(), i.sm));
-        assert_eq!(chosen(75), Some(("ptx", 70)));
-        assert_eq!(chosen(86), Some(("cubin", 80)));
-        assert_eq!(chosen(100), Some(("ptx", 90)));
-        assert_eq!(chosen(60), None);
+    fn grids_have_blocks_for_every_length_of_a_span() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let with = |coef_past, first, last| {
+            let grown = DimExpr { coef_past, constant: 20, div: 4, ..one };
+            let grid = [grown, one, one];
+            let launch = Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![] };
+            super::grid(&launch, &Bases { past: Span { first, last }, ..Bases::default() }).unwrap()
+        };
+        assert_eq!(with(1, 4, 4), Some([6, 1, 1]));
+        assert_eq!(with(1, 4, 7), Some([7, 1, 1]));
+        assert_eq!(with(-1, 4, 7), Some([4, 1, 1]));
+    }
+
+    #[test]
+    fn grids_that_a_gpu_cannot_launch_are_named() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let rows = DimExpr { coef_n: 2, constant: 0, ..one };
+        let with = |grid: [DimExpr; 3], n: i64| {
+            let launch = Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![] };
+            let bases = Bases { n, ..Bases::default() };
+            super::grid(&launch, &bases).map_err(|e| e.to_string())
+        };
+        assert_eq!(with([rows, one, one], 1 << 20).unwrap(), Some([1 << 21, 1, 1]));
+        assert_eq!(with([one, rows, one], 32_767).unwrap(), Some([1, 65_534, 1]));
+        assert_eq!(with([one, rows, one], 0).unwrap(), None);
+        let text = with([one, rows, one], 32_768).unwrap_err();
+        assert!(text.contains("kernel k would need 65536 blocks in y, a GPU has at most 65535"), "{text}");
+        assert!(with([one, one, rows], 32_768).unwrap_err().contains("in z"));
+        assert!(with([rows, one, one], i64::MAX).unwrap_err().contains("in x"));
     }
 }

@@ -67,6 +67,8 @@ functions! {
     function_attribute = "cuFuncSetAttribute" (Handle, i32, i32);
     memory_alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
     memory_free = "cuMemFree_v2" (DevicePtr);
+    host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, u32);
+    host_free = "cuMemFreeHost" (*mut c_void);
     to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);
     to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Handle);
     on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Handle);

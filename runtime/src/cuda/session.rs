@@ -4,8 +4,12 @@ use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::device::{Bases, Device, DeviceBuffer, Kernel};
+use mlcc_abi::Control;
+
+use super::control::ControlBlock;
+use super::device::{Bases, Device, DeviceBuffer, Kernel, Span};
 use super::driver::{self, DevicePtr, Handle};
+use super::graphs::Graphs;
 use super::state_memory::StateMemory;
 use crate::buffer::Buffer;
 use crate::session::Step;
@@ -14,13 +18,10 @@ use crate::{Error, Result};
 
 pub(crate) struct CudaSession {
     stream: Handle,
-    /// `decode` as a CUDA graph, captured at its first call where it is static.
-    graph: Option<Handle>,
-    /// A capture that failed is not tried again.
-    graph_refused: bool,
+    graphs: Graphs,
+    control: ControlBlock,
     arena: DeviceBuffer,
     state: StateMemory,
-    tokens: DeviceBuffer,
     logits: DeviceBuffer,
     chunk_logits: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
@@ -43,7 +44,7 @@ impl CudaSession {
         let row = plan.vocab * 4;
         let arena = DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?;
         let state = StateMemory::new(context, plan.state_bytes, &table.states)?;
-        let tokens = DeviceBuffer::new(context, "the tokens on the GPU", plan.chunk * 4)?;
+        let control = ControlBlock::new(context, plan.chunk)?;
         let logits = DeviceBuffer::new(context, "the logits on the GPU", row)?;
         let host_logits = Buffer::floats("the logits", plan.vocab)?;
         let mut stream = null_mut();
@@ -52,11 +53,10 @@ impl CudaSession {
         driver.check("cuStreamCreate", status)?;
         let session = Self {
             stream,
-            graph: None,
-            graph_refused: false,
+            graphs: Graphs::default(),
+            control,
             arena,
             state,
-            tokens,
             logits,
             chunk_logits: None,
             probs: None,
@@ -81,7 +81,6 @@ impl CudaSession {
         let device = Arc::clone(&self.device);
         let kernels = entry(&device, step)?;
         self.state.grow(past + tokens.len() as u64)?;
-        self.send(self.tokens.ptr(), tokens.as_ptr().cast(), size_of_val(tokens))?;
         if step == Step::PrefillLogits {
             let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
             if self.chunk_logits.is_none() {
@@ -91,12 +90,19 @@ impl CudaSession {
                 self.host_chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
             }
         }
-        let bases = self.bases(step, tokens.len(), past, 1.0);
-        let as_graph = step == Step::Decode && self.run_graph(&device, kernels, &bases)?;
-        if !as_graph {
-            device.launch(kernels, &bases, self.stream)?;
+        let n = tokens.len();
+        let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
+        self.control.write(&control, tokens, self.stream)?;
+        let bases = self.bases(step, n, past);
+        match step {
+            Step::Decode => {
+                self.graphs.decode(&device, kernels, &bases, self.plan.context, self.stream)?;
+            }
+            _ => device.launch(kernels, &bases, self.stream)?,
         }
-        self.fetch_logits(step, tokens.len())
+        self.fetch_logits(step, n)?;
+        self.control.settled();
+        Ok(())
     }
 
     pub fn softmax(&mut self, temperature: f32) -> Result<&[f32]> {
@@ -110,10 +116,13 @@ impl CudaSession {
             )?);
             self.host_probs = Some(Buffer::floats("the probabilities", self.plan.vocab)?);
         }
-        device.launch(kernels, &self.bases(Step::Softmax, 1, 0, temperature), self.stream)?;
+        let control = Control { n: 1, temperature, ..Control::default() };
+        self.control.write(&control, &[], self.stream)?;
+        device.launch(kernels, &self.bases(Step::Softmax, 1, 0), self.stream)?;
         if let (Some(from), Some(to)) = (&self.probs, &mut self.host_probs) {
             receive(&device, self.stream, from.ptr(), to.bytes_mut())?;
         }
+        self.control.settled();
         Ok(self.host_probs.as_ref().map_or(&[], Buffer::as_floats))
     }
 
@@ -211,9 +220,13 @@ impl CudaSession {
         self.wait()
     }
 
-    /// Gives back what more than `rows` rows take.
+    /// Gives back what more than `rows` rows take, once nothing runs on it: a call that failed may have left launches on
+    /// the stream.
     pub fn shrink(&mut self, rows: u64) {
-        self.state.shrink(rows);
+        match self.wait() {
+            Ok(()) => self.state.shrink(rows),
+            Err(_) => self.state.abandon(),
+        }
     }
 
     /// Bytes of state that have memory, and those of scratch and results on the device.
@@ -226,13 +239,14 @@ impl CudaSession {
     pub fn twin(&self, table: &Table, rows: u64) -> Result<Self> {
         let mut twin = Self::new(&self.device, table)?;
         twin.state.grow(rows)?;
+        // The two streams know nothing of each other, and a call that failed may have left launches on this one.
+        self.wait()?;
         let driver = self.device.context().enter()?;
         let live = table.states.iter().map(|s| s.live(rows)).filter(|r| !r.is_empty());
         let state = live.map(|r| (twin.state.ptr() + r.start, self.state.ptr() + r.start, r.end - r.start));
         let logits = (twin.logits.ptr(), self.logits.ptr(), self.logits.len() as u64);
         for (to, from, bytes) in state.chain([logits]).filter(|(_, _, bytes)| *bytes > 0) {
-            // SAFETY: both belong to one model and have memory for these rows; this session has nothing in flight,
-            // because every operation on a session ends with a wait.
+            // SAFETY: both belong to one model and have memory for these rows.
             let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, twin.stream) };
             driver.check("cuMemcpyDtoDAsync", status)?;
         }
@@ -241,7 +255,7 @@ impl CudaSession {
         Ok(twin)
     }
 
-    fn bases(&self, step: Step, n: usize, past: u64, temperature: f32) -> Bases {
+    fn bases(&self, step: Step, n: usize, past: u64) -> Bases {
         let logits = match (&self.chunk_logits, step) {
             (Some(all), Step::PrefillLogits) => all.ptr(),
             _ => self.logits.ptr(),
@@ -249,54 +263,18 @@ impl CudaSession {
         Bases {
             arena: self.arena.ptr(),
             state: self.state.ptr(),
-            tokens: self.tokens.ptr(),
+            tokens: self.control.tokens(),
             logits,
             probs: self.probs.as_ref().map_or(0, DeviceBuffer::ptr),
+            control: self.control.ptr(),
             n: n as i64,
-            past: past as i64,
-            temperature,
+            past: Span::of(past),
         }
     }
 
-    /// Runs `decode` as a graph; `false` if it must be launched kernel by kernel.
-    fn run_graph(&mut self, device: &Device, kernels: &[Kernel], bases: &Bases) -> Result<bool> {
-        if self.graph_refused || kernels.iter().any(Kernel::uses_past) {
-            return Ok(false);
-        }
-        let driver = device.context().enter()?;
-        let graph = match self.graph {
-            Some(graph) => graph,
-            None => match self.capture(device, kernels, bases) {
-                Ok(graph) => *self.graph.insert(graph),
-                // An optimisation: without it the kernels still run one by one, and their errors show there.
-                Err(_) => {
-                    self.graph_refused = true;
-                    return Ok(false);
-                }
-            },
-        };
-        // SAFETY: the graph's arguments are the buffers of this session.
-        driver.check("cuGraphLaunch", unsafe { (driver.f.graph_launch)(graph, self.stream) })?;
-        Ok(true)
-    }
-
-    fn capture(&self, device: &Device, kernels: &[Kernel], bases: &Bases) -> Result<Handle> {
-        let driver = device.context().enter()?;
-        // SAFETY: the stream is this session's; every begin is followed by an end.
-        unsafe {
-            let status = (driver.f.capture_begin)(self.stream, driver::CAPTURE_THREAD_LOCAL);
-            driver.check("cuStreamBeginCapture", status)?;
-            let launched = device.launch(kernels, bases, self.stream);
-            let (mut graph, mut exec) = (null_mut(), null_mut());
-            let ended = driver.check("cuStreamEndCapture", (driver.f.capture_end)(self.stream, &mut graph));
-            let made = launched.and(ended).and_then(|()| {
-                driver.check("cuGraphInstantiate", (driver.f.graph_instantiate)(&mut exec, graph, 0))
-            });
-            if !graph.is_null() {
-                (driver.f.graph_destroy)(graph);
-            }
-            made.map(|()| exec)
-        }
+    /// Something that slows the session down and that only its user can change.
+    pub fn notice(&self) -> Option<&str> {
+        self.graphs.notice()
     }
 
     fn fetch_logits(&mut self, step: Step, n: usize) -> Result<()> {
@@ -337,15 +315,13 @@ impl CudaSession {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        let _ = self.wait();
-        let Ok(driver) = self.device.context().enter() else { return };
-        // SAFETY: both were created by this session and nothing runs on the stream any more.
-        unsafe {
-            if let Some(graph) = self.graph.take() {
-                (driver.f.graph_exec_destroy)(graph);
-            }
-            (driver.f.stream_destroy)(self.stream);
+        if self.wait().is_err() {
+            self.state.abandon();
         }
+        let Ok(driver) = self.device.context().enter() else { return };
+        self.graphs.destroy(driver);
+        // SAFETY: created by this session; nothing runs on it any more.
+        unsafe { (driver.f.stream_destroy)(self.stream) };
     }
 }
 

@@ -31,6 +31,8 @@ struct Mapped {
     granule: u64,
     /// By granule.
     mapped: Vec<bool>,
+    /// The context failed with work on this memory: it is left to the driver.
+    abandoned: bool,
 }
 
 impl StateMemory {
@@ -83,12 +85,21 @@ impl StateMemory {
         self.states.iter().try_for_each(|s| mapped.map(s.live(rows), bytes))
     }
 
-    /// Gives back the memory of rows beyond the first `rows` and a few kept ones. Nothing may be running on it.
+    /// Gives back the memory of rows beyond the first `rows` and a few kept ones. Nothing may be running on it: callers wait
+    /// for their stream before.
     pub fn shrink(&mut self, rows: u64) {
         let kept = kept_rows(rows);
         if kept < self.rows {
             self.keep_only(kept);
             self.rows = kept;
+        }
+    }
+
+    /// Leaves the memory to the driver, which frees it with the context: what was on the stream when the context failed may
+    /// still run.
+    pub fn abandon(&mut self) {
+        if let Memory::Mapped(mapped) = &mut self.memory {
+            mapped.abandoned = true;
         }
     }
 
@@ -126,7 +137,8 @@ impl Mapped {
         // SAFETY: a place for the result; no wish for an address.
         let status = unsafe { (v.reserve)(&mut base, size, 0, 0, 0) };
         driver.check_memory("cuMemAddressReserve", status, WHAT, bytes)?;
-        Ok(Some(Self { context: Arc::clone(context), base, granule, mapped: vec![false; count as usize] }))
+        let mapped = vec![false; count as usize];
+        Ok(Some(Self { context: Arc::clone(context), base, granule, mapped, abandoned: false }))
     }
 
     fn granules(&self, bytes: std::ops::Range<u64>) -> std::ops::Range<usize> {
@@ -175,10 +187,12 @@ impl Mapped {
     }
 
     fn unmap_but(&mut self, needed: &[bool]) {
-        // When the context is lost there is nothing to give back.
+        if self.abandoned {
+            return;
+        }
         let Ok(v) = self.functions().map(|v| v.unmap) else { return };
         for (i, mapped) in self.mapped.iter_mut().enumerate().filter(|(i, m)| **m && !needed[*i]) {
-            // SAFETY: mapped by `map_one`; sessions wait for their stream after every operation.
+            // SAFETY: mapped by `map_one`; callers see to it that nothing runs on it.
             *mapped = unsafe { v(self.base + i as u64 * self.granule, self.granule as usize) } != 0;
         }
     }
@@ -186,6 +200,9 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        if self.abandoned {
+            return;
+        }
         self.unmap_but(&vec![false; self.mapped.len()]);
         if let Ok(v) = self.functions() {
             // SAFETY: reserved once with this size; nothing is mapped any more.

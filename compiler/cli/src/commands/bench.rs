@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use mlcc_runtime::{Batch, Model, Session, StepTimes};
 use serde_json::Value;
 
-use crate::commands::{HugePages, Limits, load_to_run, print, print_json};
+use crate::commands::{HugePages, Limits, load_to_run, print, print_json, warn_of};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
@@ -211,6 +211,8 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
         rows.push(report::row(model, &metadata, *test, &runs));
     }
     bar.finish_and_clear();
+    // Not that of every sequence: they all go through the same driver.
+    runner.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
     Ok(rows)
 }
 

@@ -286,6 +286,9 @@ impl Chat {
                 made.seed
             );
         }
+        if let Some(notice) = session.notice() {
+            out += &format!("{notice}\n");
+        }
         out
     }
 }

@@ -54,6 +54,13 @@ pub(crate) fn read_stdin() -> Result<String, CliError> {
     Ok(mlcc_engine::text::utf8("standard input", bytes)?)
 }
 
+/// Says what slows a session down, if it knows.
+pub(crate) fn warn_of(session: &mlcc_runtime::Session, ui: &Ui) {
+    if let Some(notice) = session.notice() {
+        ui.warn(notice);
+    }
+}
+
 /// `--huge-pages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum HugePages {

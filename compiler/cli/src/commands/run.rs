@@ -180,6 +180,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     })?;
     text.end()?;
     statistics(&out, loaded, first.unwrap_or_else(|| ui.started.elapsed()), ui);
+    super::warn_of(generator.model(), ui);
     if let Some(path) = &args.save_state {
         if !generator.feed_last()? {
             ui.warn("the context is full: the state is without the last token of the text");

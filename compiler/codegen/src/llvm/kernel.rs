@@ -29,14 +29,9 @@ use std::collections::HashMap;
 pub enum Machine<'a> {
     /// `worker` and `workers` follow the dimensions as i64 arguments.
     Cpu,
-    /// `threads`: of the widest `Thread` loops. `by_value`: parameters passed as their one element.
-    Gpu { threads: [u32; 3], by_value: &'a [usize] },
-}
-
-impl Machine<'_> {
-    fn is_by_value(self, param: usize) -> bool {
-        matches!(self, Machine::Gpu { by_value, .. } if by_value.contains(&param))
-    }
+    /// Buffers are followed by addresses of i64 words, which no launch writes: one for each dimension, then the number of rows
+    /// before each parameter that has `row_bytes` ([`crate::launch::row_bytes`]). `threads`: of the widest `Thread` loops.
+    Gpu { threads: [u32; 3], row_bytes: &'a [u64] },
 }
 
 pub const GLOBAL_SPACE: u16 = 1;
@@ -87,15 +82,15 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             Machine::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
         };
         let e = Emit::new(ctx, module);
-        let scalars = kernel.dims.len() + if machine == Machine::Cpu { 2 } else { 0 };
-        let mut params: Vec<BasicMetadataTypeEnum<'c>> = Vec::new();
-        for (i, &buf) in kernel.params.iter().enumerate() {
-            params.push(match machine.is_by_value(i) {
-                true => e.cell_type(kernel.bufs[buf].dtype)?.into(),
-                false => ctx.ptr_type(space).into(),
-            });
-        }
-        params.resize(kernel.params.len() + scalars, ctx.i64_type().into());
+        let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
+        let (further, ty) = match machine {
+            Machine::Cpu => (kernel.dims.len() + 2, ctx.i64_type().into()),
+            Machine::Gpu { row_bytes, .. } => {
+                (kernel.dims.len() + row_bytes.iter().filter(|bytes| **bytes > 0).count(), pointer)
+            }
+        };
+        let mut params = vec![pointer; kernel.params.len()];
+        params.resize(kernel.params.len() + further, ty);
         let function =
             module.add_function(name, ctx.void_type().fn_type(&params, false), Some(Linkage::Internal));
         Ok(KernelEmitter {
@@ -142,14 +137,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         let mut take = || next.next().copied().ok_or_else(|| Fault::new("too few arguments declared"));
         for (i, &buf) in self.kernel.params.iter().enumerate() {
             let decl = &self.kernel.bufs[buf];
-            let argument = take()?;
-            if self.machine.is_by_value(i) {
-                let slot = self.entry.build_alloca(argument.get_type(), &decl.name)?;
-                self.entry.build_store(slot, argument)?;
-                self.bufs[buf.index()] = Some(slot);
-                continue;
-            }
-            let pointer = argument.into_pointer_value();
+            let pointer = take()?.into_pointer_value();
             pointer.set_name(&decl.name);
             if decl.align.is_power_of_two() {
                 self.function.set_param_alignment(i as u32, decl.align);
@@ -157,14 +145,36 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             self.bufs[buf.index()] = Some(pointer);
         }
         for (sym, var) in &self.kernel.dims {
-            let value = take()?;
-            value.set_name(sym.name());
-            self.vars[var.index()] = Some(value);
+            let argument = take()?;
+            argument.set_name(sym.name());
+            self.vars[var.index()] = Some(match self.machine {
+                Machine::Cpu => argument,
+                Machine::Gpu { .. } => self.word(argument)?,
+            });
+        }
+        if let Machine::Gpu { row_bytes, .. } = self.machine {
+            for (&buf, &bytes) in self.kernel.params.iter().zip(row_bytes).filter(|(_, bytes)| **bytes > 0) {
+                let rows = self.word(take()?)?;
+                let before = self.e.mul(rows, self.e.i64(bytes as i64))?;
+                let moved = self.e.element(self.buf(buf)?, self.e.ctx.i8_type().into(), before, true)?;
+                self.bufs[buf.index()] = Some(moved);
+            }
         }
         if self.machine == Machine::Cpu {
             self.workers = Some((take()?, take()?));
         }
         Ok(())
+    }
+
+    /// A word that every thread of the grid reads alike, because nothing writes it meanwhile.
+    fn word(&self, address: Value<'c>) -> Result<Value<'c>> {
+        let value = self.e.load(self.e.ctx.i64_type().into(), address.into_pointer_value(), 8)?;
+        if let Some(load) = value.as_instruction_value() {
+            let kind = self.e.ctx.get_kind_id("invariant.load");
+            load.set_metadata(self.e.ctx.metadata_node(&[]), kind)
+                .map_err(|_| Fault::new("a load has no metadata"))?;
+        }
+        Ok(value)
     }
 
     fn attributes(&self) {
@@ -181,8 +191,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
         let nocapture = Attribute::get_named_enum_kind_id("nocapture");
         if nocapture != 0 {
-            let pointers = 0..self.kernel.params.len();
-            for i in pointers.filter(|&i| !self.machine.is_by_value(i)).map(|i| i as u32) {
+            for i in 0..self.kernel.params.len() as u32 {
                 f.add_attribute(AttributeLoc::Param(i), self.e.ctx.create_enum_attribute(nocapture, 0));
             }
         }
@@ -274,7 +283,13 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             ForKind::Block(axis) => {
                 let id = self.gpu_index("ctaid", axis)?;
                 self.vars[var.index()] = Some(id);
-                self.stmts(body)
+                // A grid may have more blocks than a size of this call needs; all threads of one agree on it.
+                if self.kernel.exprs.as_int(extent).is_some() {
+                    return self.stmts(body);
+                }
+                let extent = self.expr(extent)?;
+                let inside = self.e.icmp(IntPredicate::SLT, id, extent)?;
+                self.if_(inside, body, &[])
             }
             ForKind::Thread(axis) => {
                 let extent = constant()?;

@@ -3,7 +3,7 @@
 use super::kernel::{Machine as Executes, emit_kernel};
 use super::target::{Machine, Output};
 use crate::error::CodegenError;
-use crate::launch::{by_value, threads_of};
+use crate::launch::{row_bytes, threads_of};
 use crate::model::{LevelInput, gpu_kernel_symbol};
 use crate::prepare::{Caps, prepare};
 use inkwell::attributes::AttributeLoc;
@@ -23,7 +23,7 @@ pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Resul
     let module = machine.module(&ctx, "mlcc");
     for kernel in input.kernels {
         let threads = threads_of(kernel)?;
-        let by_value = by_value(kernel, input.steps)?;
+        let row_bytes = row_bytes(kernel, input.steps)?;
         let prepared = prepare(kernel, &caps);
         let name = gpu_kernel_symbol(&kernel.name);
         let function = emit_kernel(
@@ -32,7 +32,7 @@ pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Resul
             &prepared,
             &name,
             &caps,
-            Executes::Gpu { threads, by_value: &by_value },
+            Executes::Gpu { threads, row_bytes: &row_bytes },
         )?;
         function.set_linkage(Linkage::External);
         function.set_call_conventions(PTX_KERNEL);

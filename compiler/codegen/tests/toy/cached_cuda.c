@@ -1,5 +1,8 @@
 /* The toy of cached.c (one cache, `k`) for a GPU: a launch list over a kernel that fake_cuda.c has.
- * -DTOY_CONTEXT=n, -DTOY_WINDOW=n as there; the number of dropped rows lies before the cache. */
+ * -DTOY_CONTEXT=n, -DTOY_WINDOW=6 as there; the number of dropped rows lies before the cache. -DTOY_GROWING: a block for
+ * every row of the cache. */
+#include <stddef.h>
+
 #include "mlcc.h"
 
 #define VOCAB 5
@@ -15,17 +18,27 @@
 #define K_AT 64
 #define STR(s) {s, sizeof(s) - 1}
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-#define ARG(k, s, v) {.kind = k, .size = s, .value = v}
-#define POINTERS ARG(MLCC_ARG_STATE, 8, K_AT), ARG(MLCC_ARG_WEIGHTS, 8, 0), ARG(MLCC_ARG_TOKENS, 8, 0), \
-  ARG(MLCC_ARG_LOGITS, 8, 0), ARG(MLCC_ARG_N, 8, 0), ARG(MLCC_ARG_PAST, 8, 0), ARG(MLCC_ARG_INT, 8, ROW_BYTES)
+#define ARG(k, at) {.kind = k, .offset = at}
+#if TOY_WINDOW
+_Static_assert(TOY_WINDOW == 6, "the kernel's window");
+#define KERNEL "toy_window6"
+#else
+#define KERNEL "toy_cached"
+#endif
 
-/* The last argument: whether all rows get logits, and twice the window. */
-static const mlcc_launch_arg last_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 2 * TOY_WINDOW)};
-static const mlcc_launch_arg all_args[] = {POINTERS, ARG(MLCC_ARG_INT, 8, 2 * TOY_WINDOW + 1)};
+static const mlcc_launch_arg args[] = {
+  ARG(MLCC_ARG_STATE, K_AT), ARG(MLCC_ARG_WEIGHTS, 0), ARG(MLCC_ARG_TOKENS, 0), ARG(MLCC_ARG_LOGITS, 0),
+  ARG(MLCC_ARG_CONTROL, offsetof(mlcc_control, n)), ARG(MLCC_ARG_CONTROL, offsetof(mlcc_control, past)),
+};
 #define ONE {.constant = 1, .div = 1}
-#define FEED(args) {STR("toy_cached"), {ONE, ONE, ONE}, {1, 1, 1}, 0, args, COUNT(args)}
-static const mlcc_launch last[] = {FEED(last_args)};
-static const mlcc_launch all[] = {FEED(all_args)};
+#ifdef TOY_GROWING
+#define BLOCKS {.coef_n = 1, .coef_past = 1, .div = 1}
+#else
+#define BLOCKS ONE
+#endif
+#define FEED(name) {STR(name), {BLOCKS, ONE, ONE}, {1, 1, 1}, 0, args, COUNT(args)}
+static const mlcc_launch last[] = {FEED(KERNEL)};
+static const mlcc_launch all[] = {FEED(KERNEL "_all")};
 static const mlcc_device_entry entries[] = {
   {STR("prefill"), last, 1},
   {STR("decode"), last, 1},

@@ -1,6 +1,6 @@
 /* A CUDA driver without a GPU, for tests of the runtime's device code: memory is host memory, kernels are the functions
- * below, streams are synchronous, graphs record and replay launches. It checks what a driver would crash on: contexts,
- * live handles, ranges of copies, launch shapes. Counters are exported for the test. Memory that is mapped into
+ * below, streams are synchronous, graphs record and replay launches. A kernel is loaded when it is first launched, which
+ * ends a recording. It checks what a driver would crash on: contexts, live handles, ranges of copies, launch shapes. Counters are exported for the test. Memory that is mapped into
  * reserved addresses is checked too; with FAKE_NO_MAPPING in the environment the device has none. */
 #define _DEFAULT_SOURCE
 #include <stdint.h>
@@ -10,14 +10,23 @@
 
 typedef int R;
 typedef uint64_t P;
-enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700 };
+enum { OK = 0, INVALID = 1, NOT_FOUND = 500, ILLEGAL = 700, LOST = 719, REFUSED = 900, INVALIDATED = 901 };
 
 int fake_launches, fake_graph_launches, fake_live, fake_mapped, fake_shared_bytes, fake_devices = 1, fake_most_mapped = 1 << 30;
 
+/* Set by the test: this many launches more go well; the context is lost, so that every call on a stream fails. */
+int fake_good_launches = 1 << 30, fake_lost;
+/* This many recordings fail at their end; how many went well; copies to the device, and those of them from pinned memory. */
+int fake_refusals, fake_recordings, fake_copies, fake_pinned_copies;
+/* Whether a stream has work that nobody has waited for; how often memory was unmapped then, or after the loss. */
+int fake_running, fake_wrong_unmaps;
+
 static int context_current;
 static struct { P ptr; size_t bytes; } blocks[64];
-typedef struct { void *f; unsigned grid[3], block[3], shared; uint64_t values[8]; int n; } launch;
-static struct { int capturing, n; launch list[16]; } graph;
+typedef struct { void *f; unsigned grid[3], block[3], shared; P args[8]; } launch;
+static struct { int capturing, invalid, n; launch list[16]; } graph;
+static void *loaded[16];
+static struct { char *at; size_t bytes; } pinned[8];
 
 #define GRANULE 65536
 static struct { P base; size_t bytes; unsigned char state[1024]; } reserved[4]; /* state: 1 mapped, 2 accessible */
@@ -42,53 +51,67 @@ static int inside(P p, size_t n) {
   return 0;
 }
 
-static R toy_feed(const launch *l) {
-  float *h = (float *)l->values[0];
-  const float *e = (const float *)l->values[1];
-  const int32_t *tokens = (const int32_t *)l->values[2];
-  float *logits = (float *)l->values[3];
-  uint32_t n = (uint32_t)l->values[4], all = (uint32_t)l->values[7];
-  if (!inside(l->values[0], 32) || !inside(l->values[1], 160) || !inside(l->values[2], n * 4)) return ILLEGAL;
-  if (!inside(l->values[3], (all ? n : 1) * 20) || !inside(l->values[6], 48)) return ILLEGAL;
+/* A word of the control block. */
+static int64_t word(P p) { return inside(p, 8) ? *(int64_t *)p : -1; }
+
+/* h, weights, tokens, logits, scratch, n, rows before. */
+static R feed(const launch *l, int all) {
+  float *h = (float *)l->args[0];
+  const float *e = (const float *)l->args[1];
+  const int32_t *tokens = (const int32_t *)l->args[2];
+  float *logits = (float *)l->args[3];
+  int64_t n = word(l->args[5]), past = word(l->args[6]);
+  if (n < 1 || past < 0) return ILLEGAL;
+  if (!inside(l->args[0], 32) || !inside(l->args[1], 160) || !inside(l->args[2], n * 4)) return ILLEGAL;
+  if (!inside(l->args[3], (all ? n : 1) * 20) || !inside(l->args[4], 48)) return ILLEGAL;
   if (l->grid[0] != (5 * n + 2) / 2 || l->block[0] != 32 || l->block[1] != 2 || l->shared != 50000) return ILLEGAL;
-  for (uint32_t t = 0; t < n; t++)
+  for (int64_t t = 0; t < n; t++)
     for (int v = -8; v < 5; v++) {
       if (v < 0) {
         h[v + 8] = h[v + 8] * 0.5f + e[tokens[t] * 8 + v + 8];
         continue;
       }
-      float sum = l->values[5] ? (float)(l->values[5] + t) : 0;
+      float sum = past ? (float)(past + t) : 0;
       for (int i = 0; i < 8; i++) sum += h[i] * e[v * 8 + i];
       logits[(all ? t * 5 : 0) + v] = sum;
     }
   return OK;
 }
+static R toy_feed(const launch *l) { return feed(l, 0); }
+static R toy_feed_all(const launch *l) { return feed(l, 1); }
 
-static R toy_cached(const launch *l) {
-  const float *e = (const float *)l->values[1];
-  const int32_t *tokens = (const int32_t *)l->values[2];
-  float *logits = (float *)l->values[3];
-  uint64_t n = l->values[4], past = l->values[5], row = l->values[6], all = l->values[7] & 1, window = l->values[7] / 2;
-  uint64_t dropped = window ? *(const uint32_t *)(l->values[0] - 4) : 0;
-  if (!inside(l->values[0], (past + n) * row) || !inside(l->values[2], n * 4)) return ILLEGAL;
-  for (uint64_t t = past; t < past + n; t++) {
-    memcpy((void *)(l->values[0] + t * row), e + 8 * tokens[t - past], 32);
+/* The cache, weights, tokens, logits, n, past. As many blocks as rows, or more, or one. */
+static R cached(const launch *l, int all, int64_t window) {
+  enum { ROW = 64 };
+  const float *e = (const float *)l->args[1];
+  const int32_t *tokens = (const int32_t *)l->args[2];
+  float *logits = (float *)l->args[3];
+  int64_t n = word(l->args[4]), past = word(l->args[5]);
+  int64_t dropped = window ? *(const uint32_t *)(l->args[0] - 4) : 0;
+  if (n < 1 || past < 0 || (l->grid[0] != 1 && l->grid[0] < past + n)) return ILLEGAL;
+  if (!inside(l->args[0], (past + n) * ROW) || !inside(l->args[2], n * 4)) return ILLEGAL;
+  for (int64_t t = past; t < past + n; t++) {
+    memcpy((void *)(l->args[0] + t * ROW), e + 8 * tokens[t - past], 32);
     for (int v = 0; v < 5; v++) {
       float sum = 0;
-      for (uint64_t p = window && t >= window ? t - window + 1 : 0; p <= t; p++)
+      for (int64_t p = window && t >= window ? t - window + 1 : 0; p <= t; p++)
         for (int i = 0; i < 8; i++)
-          sum += (float)(1 + (dropped + p) % 3) * ((const float *)(l->values[0] + p * row))[i] * e[v * 8 + i];
+          sum += (float)(1 + (dropped + p) % 3) * ((const float *)(l->args[0] + p * ROW))[i] * e[v * 8 + i];
       logits[(all ? (t - past) * 5 : 0) + v] = sum;
     }
   }
   return OK;
 }
+static R toy_cached(const launch *l) { return cached(l, 0, 0); }
+static R toy_cached_all(const launch *l) { return cached(l, 1, 0); }
+static R toy_window6(const launch *l) { return cached(l, 0, 6); }
+static R toy_window6_all(const launch *l) { return cached(l, 1, 6); }
 
 static R toy_softmax(const launch *l) {
-  const float *logits = (const float *)l->values[0];
-  float *probs = (float *)l->values[1], temperature;
-  uint32_t bits = (uint32_t)l->values[2];
-  memcpy(&temperature, &bits, 4);
+  const float *logits = (const float *)l->args[0];
+  float *probs = (float *)l->args[1], temperature;
+  if (!inside(l->args[2], 4)) return ILLEGAL;
+  memcpy(&temperature, (void *)l->args[2], 4);
   for (int v = 0; v < 5; v++) probs[v] = logits[v] / temperature;
   return OK;
 }
@@ -101,7 +124,7 @@ static R toy_never(const launch *l) {
 static R run(const launch *l) {
   R (*f)(const launch *);
   memcpy(&f, &l->f, sizeof f);
-  fake_launches++;
+  fake_launches++, fake_running = 1;
   return f(l);
 }
 
@@ -123,11 +146,11 @@ R cuModuleLoadDataEx(void **m, const void *image, unsigned n, int *options, void
 }
 R cuModuleUnload(void *m) { return fake_live--, m == &graph ? OK : INVALID; }
 R cuModuleGetFunction(void **f, void *m, const char *name) {
-  R (*found)(const launch *) = !strcmp(name, "toy_feed")      ? toy_feed
-                               : !strcmp(name, "toy_cached")  ? toy_cached
-                               : !strcmp(name, "toy_softmax") ? toy_softmax
-                               : !strcmp(name, "toy_never")   ? toy_never
-                                                              : 0;
+  R (*found)(const launch *) = 0;
+#define KERNEL(f) \
+  if (!strcmp(name, #f)) found = f;
+  KERNEL(toy_feed) KERNEL(toy_feed_all) KERNEL(toy_cached) KERNEL(toy_cached_all)
+  KERNEL(toy_window6) KERNEL(toy_window6_all) KERNEL(toy_softmax) KERNEL(toy_never)
   memcpy(f, &found, sizeof found);
   return m == &graph && found ? OK : NOT_FOUND;
 }
@@ -181,6 +204,7 @@ R cuMemMap(P p, size_t n, size_t offset, uint64_t h, uint64_t flags) {
   return *granule(p) = 1, fake_mapped++, OK;
 }
 R cuMemUnmap(P p, size_t n) {
+  if (fake_running || fake_lost) fake_wrong_unmaps++;
   if (!granule(p) || !*granule(p) || n != GRANULE) return INVALID;
   mprotect((void *)p, n, PROT_NONE);
   return *granule(p) = 0, fake_mapped--, OK;
@@ -192,39 +216,63 @@ R cuMemSetAccess(P p, size_t n, const int *access, size_t count) {
   memset((void *)p, 0xff, n); /* NaN: fresh memory is undefined */
   return *granule(p) = 2, OK;
 }
-#define STREAM_OK(s) (context_current && !graph.capturing && (!(s) || (s) == (void *)&fake_live))
+#define STREAM_OK(s) (context_current && !fake_lost && !graph.capturing && (!(s) || (s) == (void *)&fake_live))
+#define RUNS(s) (STREAM_OK(s) && (fake_running = 1))
+R cuMemHostAlloc(void **p, size_t n, unsigned flags) {
+  for (int i = 0; context_current && !flags && i < 8; i++)
+    if (!pinned[i].at) return *p = pinned[i].at = malloc(n), pinned[i].bytes = n, fake_live++, OK;
+  return 2;
+}
+R cuMemFreeHost(void *p) {
+  for (int i = 0; i < 8; i++)
+    if (pinned[i].at == p) return free(p), pinned[i].at = 0, fake_live--, OK;
+  return INVALID;
+}
 R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
-  return STREAM_OK(s) && inside(to, n) ? (memcpy((void *)to, from, n), OK) : INVALID;
+  const char *at = from;
+  fake_copies++;
+  for (int i = 0; i < 8; i++)
+    if (pinned[i].at && at >= pinned[i].at && at + n <= pinned[i].at + pinned[i].bytes) fake_pinned_copies++;
+  return RUNS(s) && inside(to, n) ? (memcpy((void *)to, from, n), OK) : INVALID;
 }
 R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
-  return STREAM_OK(s) && inside(from, n) ? (memcpy(to, (void *)from, n), OK) : INVALID;
+  return RUNS(s) && inside(from, n) ? (memcpy(to, (void *)from, n), OK) : INVALID;
 }
 R cuMemcpyDtoDAsync_v2(P to, P from, size_t n, void *s) {
-  return STREAM_OK(s) && inside(from, n) && inside(to, n) ? (memcpy((void *)to, (void *)from, n), OK) : INVALID;
+  return RUNS(s) && inside(from, n) && inside(to, n) ? (memcpy((void *)to, (void *)from, n), OK) : INVALID;
 }
 R cuMemsetD8Async(P to, unsigned char v, size_t n, void *s) {
-  return STREAM_OK(s) && inside(to, n) ? (memset((void *)to, v, n), OK) : INVALID;
+  return RUNS(s) && inside(to, n) ? (memset((void *)to, v, n), OK) : INVALID;
 }
 R cuMemsetD32Async(P to, unsigned v, size_t n, void *s) {
-  if (!STREAM_OK(s) || !inside(to, n * 4)) return INVALID;
+  if (!RUNS(s) || !inside(to, n * 4)) return INVALID;
   for (size_t i = 0; i < n; i++) ((unsigned *)to)[i] = v;
   return OK;
 }
 R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                  void *s, void **params, void **extra) {
-  launch l = {f, {gx, gy, gz}, {bx, by, bz}, shared, {0}, 8};
+  launch l = {f, {gx, gy, gz}, {bx, by, bz}, shared, {0}};
   if (!context_current || s != (void *)&fake_live || extra || !gx || !gy || !gz) return INVALID;
-  for (int i = 0; i < 8; i++) l.values[i] = *(uint64_t *)params[i];
+  for (int i = 0; i < 8; i++) l.args[i] = *(P *)params[i];
+  if (fake_lost || fake_good_launches-- <= 0) return fake_good_launches++, ILLEGAL;
+  int known = 0;
+  while (known < 15 && loaded[known] && loaded[known] != f) known++;
+  if (graph.capturing && !loaded[known]) return graph.invalid = 1, REFUSED;
+  loaded[known] = f;
   if (!graph.capturing) return run(&l);
   return graph.list[graph.n++] = l, OK;
 }
 R cuStreamCreate(void **s, unsigned flags) { return *s = &fake_live, fake_live++, flags == 1 ? OK : INVALID; }
-R cuStreamSynchronize(void *s) { return STREAM_OK(s) ? OK : INVALID; }
+R cuStreamSynchronize(void *s) { return STREAM_OK(s) ? fake_running = 0, OK : LOST; }
 R cuStreamDestroy_v2(void *s) { return fake_live--, s == (void *)&fake_live ? OK : INVALID; }
 R cuStreamBeginCapture_v2(void *s, int mode) {
-  return graph.capturing = 1, graph.n = 0, s == (void *)&fake_live && mode == 1 ? OK : INVALID;
+  return graph.capturing = 1, graph.invalid = 0, graph.n = 0, s == (void *)&fake_live && mode == 1 ? OK : INVALID;
 }
-R cuStreamEndCapture(void *s, void **g) { return graph.capturing = 0, *g = &graph, s ? OK : INVALID; }
+R cuStreamEndCapture(void *s, void **g) {
+  graph.capturing = 0;
+  if (graph.invalid || fake_refusals > 0) return fake_refusals -= fake_refusals > 0, *g = 0, INVALIDATED;
+  return *g = &graph, fake_recordings++, s ? OK : INVALID;
+}
 R cuGraphInstantiateWithFlags(void **e, void *g, uint64_t flags) {
   if (g != &graph || flags) return INVALID;
   *e = malloc(sizeof graph);
@@ -233,7 +281,7 @@ R cuGraphInstantiateWithFlags(void **e, void *g, uint64_t flags) {
 }
 R cuGraphLaunch(void *e, void *s) {
   const launch *l = (const launch *)((const char *)e + ((const char *)graph.list - (const char *)&graph));
-  int n = ((const int *)e)[1];
+  int n = ((const int *)e)[2];
   fake_graph_launches++;
   for (int i = 0; i < n; i++)
     if (run(l + i)) return ILLEGAL;

@@ -1,5 +1,7 @@
-/* The toy of toy.c for a GPU: launch lists over kernels that fake_cuda.c has. Without `past` in the logits (static
- * arguments, so `decode` can be a CUDA graph), or with it: -DTOY_PAST. */
+/* The toy of toy.c for a GPU: launch lists over kernels that fake_cuda.c has. Without `past` in the logits, or with it:
+ * -DTOY_PAST. -DTOY_PROBS=n: a kind of argument that there is not. */
+#include <stddef.h>
+
 #include "mlcc.h"
 
 #define VOCAB 5
@@ -10,30 +12,30 @@
 #define TOY_SM 80
 #endif
 
+#define CONTROL(field) {MLCC_ARG_CONTROL, 0, offsetof(mlcc_control, field)}
 #ifdef TOY_PAST
-#define PAST {MLCC_ARG_PAST, 8, 0, 0}
+#define ROWS CONTROL(past)
 #else
-#define PAST {MLCC_ARG_INT, 8, 0, 0}
+#define ROWS CONTROL(zero)
 #endif
 
-static const mlcc_launch_arg all_args[] = {
-  {MLCC_ARG_STATE, 8, 0, 0}, {MLCC_ARG_WEIGHTS, 8, 0, 0}, {MLCC_ARG_TOKENS, 8, 0, 0}, {MLCC_ARG_LOGITS, 8, 0, 0},
-  {MLCC_ARG_N, 4, 0, 0},     PAST,                     {MLCC_ARG_ARENA, 8, 16, 0}, {MLCC_ARG_INT, 4, 1, 0},
+static const mlcc_launch_arg feed_args[] = {
+  {MLCC_ARG_STATE, 0, 0},  {MLCC_ARG_WEIGHTS, 0, 0}, {MLCC_ARG_TOKENS, 0, 0}, {MLCC_ARG_LOGITS, 0, 0},
+  {MLCC_ARG_ARENA, 0, 16}, CONTROL(n),               ROWS,
 };
-static const mlcc_launch_arg last_args[] = {
-  {MLCC_ARG_STATE, 8, 0, 0}, {MLCC_ARG_WEIGHTS, 8, 0, 0}, {MLCC_ARG_TOKENS, 8, 0, 0}, {MLCC_ARG_LOGITS, 8, 0, 0},
-  {MLCC_ARG_N, 4, 0, 0},     PAST,                     {MLCC_ARG_ARENA, 8, 16, 0}, {MLCC_ARG_INT, 4, 0, 0},
-};
+#ifndef TOY_PROBS
+#define TOY_PROBS MLCC_ARG_PROBS
+#endif
 static const mlcc_launch_arg softmax_args[] = {
-  {MLCC_ARG_LOGITS, 8, 0, 0}, {MLCC_ARG_PROBS, 8, 0, 0}, {MLCC_ARG_TEMPERATURE, 4, 0, 0},
+  {MLCC_ARG_LOGITS, 0, 0}, {TOY_PROBS, 0, 0}, CONTROL(temperature),
 };
 #define ONE {0, 0, 1, 1}
-#define FEED(args) {STR("toy_feed"), {{5, 0, 1, 2}, ONE, ONE}, {32, 2, 1}, 50000, args, COUNT(args)}
+#define FEED(name) {STR(name), {{5, 0, 1, 2}, ONE, ONE}, {32, 2, 1}, 50000, feed_args, COUNT(feed_args)}
 /* An empty grid: must not be launched. */
 #define EMPTY {STR("toy_never"), {ONE, {0, 0, 0, 7}, ONE}, {1, 1, 1}, 0, 0, 0}
 
-static const mlcc_launch last[] = {FEED(last_args), EMPTY};
-static const mlcc_launch all[] = {FEED(all_args)};
+static const mlcc_launch last[] = {FEED("toy_feed"), EMPTY};
+static const mlcc_launch all[] = {FEED("toy_feed_all")};
 static const mlcc_launch softmax[] = {{STR("toy_softmax"), {ONE, ONE, ONE}, {1, 1, 1}, 0, softmax_args, 3}};
 static const mlcc_device_entry entries[] = {
   {STR("prefill"), last, COUNT(last)},

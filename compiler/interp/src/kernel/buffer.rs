@@ -8,31 +8,37 @@ use mlcc_ir::types::DType;
 pub struct Buffer {
     pub dtype: DType,
     pub bytes: Vec<u8>,
+    /// Where it begins: bytes behind a place that is aligned to whatever a kernel may ask for.
+    pub address: u64,
 }
 
 impl Buffer {
     /// Bytes as they are.
     pub fn new(dtype: DType, bytes: Vec<u8>) -> Buffer {
-        Buffer { dtype, bytes }
+        Buffer { dtype, bytes, address: 0 }
+    }
+    /// The same at another place.
+    pub fn at(self, address: u64) -> Buffer {
+        Buffer { address, ..self }
     }
     /// `len` elements of value zero; a packed type has no elements and gives an empty buffer.
     pub fn zeros(dtype: DType, len: usize) -> Buffer {
-        Buffer { dtype, bytes: vec![0; len * dtype.bytes().unwrap_or(0)] }
+        Buffer::new(dtype, vec![0; len * dtype.bytes().unwrap_or(0)])
     }
     pub fn from_f32(values: &[f32]) -> Buffer {
         Buffer::from_floats(DType::F32, values)
     }
     pub fn from_i32(values: &[i32]) -> Buffer {
-        Buffer { dtype: DType::I32, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+        Buffer::new(DType::I32, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
     pub fn from_i64(values: &[i64]) -> Buffer {
-        Buffer { dtype: DType::I64, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+        Buffer::new(DType::I64, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
     pub fn from_i8(values: &[i8]) -> Buffer {
-        Buffer { dtype: DType::I8, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+        Buffer::new(DType::I8, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
     pub fn from_u8(values: &[u8]) -> Buffer {
-        Buffer { dtype: DType::U8, bytes: values.to_vec() }
+        Buffer::new(DType::U8, values.to_vec())
     }
     /// Values converted to `dtype` as the kernel IR's cast does (floats rounded to nearest even, integers saturated).
     pub fn from_floats(dtype: DType, values: &[f32]) -> Buffer {

@@ -18,6 +18,8 @@ pub struct InterpError {
 pub enum Fault {
     #[error("argument {name}: expected {expected}, found {found}")]
     Argument { name: String, expected: String, found: String },
+    #[error("buffer {buffer} begins at byte {address}: the kernel relies on a multiple of {align}")]
+    Misplaced { buffer: String, address: u64, align: u32 },
     #[error("{action} of {buffer}[{index}] is out of bounds: the buffer has {len} elements")]
     OutOfBounds { action: Action, buffer: String, index: i64, len: usize },
     #[error("read of {buffer}[{index}], which was never written")]

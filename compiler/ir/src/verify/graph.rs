@@ -1,13 +1,14 @@
 //! Invariants of a module and of its graph functions (see [`crate::graph`]).
 
 use super::{VerifyError, verify_kernel};
+use crate::dim::Dim;
 use crate::entity::{Arena, EntityId};
 use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
 use crate::kernel::{Access, Kernel};
 use crate::module::{FuncId, Module, Param, ParamSource, State, StateId, Taps};
 use crate::ops::Op;
 use crate::sequences;
-use crate::step::{Base, Launch, Repeat, Shares, Step, StepItem};
+use crate::step::{Base, Grid, Launch, Repeat, Shares, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
 use petgraph::algo::has_path_connecting;
@@ -118,6 +119,9 @@ fn verify_taps(module: &Module, taps: &Taps) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// Alignment in bytes of what a [`Base`] stands for.
+const BASE_ALIGN: u64 = 64;
+
 /// Launches fit their kernels, and lie in the arena that the step asks for.
 fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
     let launches = step.items.iter().filter_map(|item| match item {
@@ -142,10 +146,51 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
                 return bad(format!("buffer {i} ends beyond the arena of {} bytes", step.arena_bytes));
             }
         }
+        verify_places(kernel, launch).or_else(bad)?;
         verify_copies(kernel, launch).or_else(bad)?;
         verify_shares(launch).or_else(bad)?;
         if launch.grid.is_some() != kernel.is_gpu() {
             return bad("a launch has a grid exactly when its kernel is for a GPU".into());
+        }
+        verify_grid(launch).or_else(bad)?;
+    }
+    Ok(())
+}
+
+/// Axes of constant size are none that a GPU cannot launch. Those that depend on sizes are held against the limits of the build
+/// when the launch list is made.
+fn verify_grid(launch: &Launch) -> Result<(), String> {
+    let blocks = launch.grid.iter().flat_map(|grid| grid.blocks.iter().enumerate());
+    let fault = |(axis, blocks): (usize, &Dim)| Grid::axis_fault(axis, blocks.as_const()?);
+    blocks.into_iter().find_map(fault).map_or(Ok(()), |fault| Err(format!("the grid {fault}")))
+}
+
+/// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker: bases are aligned to
+/// [`BASE_ALIGN`], but for a temperature, which is a field of the call (a second input of more elements is none).
+fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
+    for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
+        let Some(decl) = kernel.bufs.get(param) else { continue };
+        let field = b.base == Base::Temperature && b.bytes <= 4;
+        let base = if field { 4 } else { BASE_ALIGN };
+        let places = [
+            (base, "base"),
+            (b.offset, "offset"),
+            (b.per_past, "step per past token"),
+            (b.per_row, "step per sequence"),
+            (b.per_worker, "step per worker"),
+        ];
+        if let Some((bytes, what)) =
+            places.iter().find(|(bytes, _)| !bytes.is_multiple_of(u64::from(decl.assumed_align())))
+        {
+            let (name, align) = (&decl.name, decl.assumed_align());
+            let found = if *what == "base" {
+                format!("its base is aligned to {bytes}")
+            } else {
+                format!("its {what} is {bytes}")
+            };
+            return Err(format!(
+                "buffer {i}: the kernel relies on %{name} being aligned to {align} bytes, {found}"
+            ));
         }
     }
     Ok(())

@@ -189,7 +189,9 @@ fn bound<'a>(
             ty.elements()
         };
         let access = if written(i) { Access::InOut } else { Access::In };
-        let buf = kb.param(&format!("in{}", kb.kernel().params.len()), dtype, len, access, 64);
+        // A single element may lie anywhere: the temperature is a field of the call.
+        let align = if len.as_const() == Some(1) { dtype.bytes().unwrap_or(1) as u32 } else { 64 };
+        let buf = kb.param(&format!("in{}", kb.kernel().params.len()), dtype, len, access, align);
         let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
         let layout = if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
         bindings.insert(v, Binding::Buffer { buf, layout });
