@@ -4,10 +4,12 @@
 //! own stream, copies included, so that order needs no further synchronisation. `decode` is captured once as a CUDA
 //! graph when none of its launches depends on `past`.
 
+mod bandwidth;
 mod device;
 mod driver;
 mod session;
 mod state_memory;
 
+pub(crate) use bandwidth::copy_bandwidth;
 pub(crate) use device::Device;
 pub(crate) use session::CudaSession;

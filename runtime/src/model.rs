@@ -138,6 +138,15 @@ impl Model {
         }
     }
 
+    /// Bytes per second that the GPU reads and writes while it copies its memory, measured now; `None` on CPUs.
+    pub fn copy_bandwidth(&self) -> Result<Option<f64>> {
+        match &self.0.backend {
+            Backend::Cpu { .. } => Ok(None),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(device) => crate::cuda::copy_bandwidth(device.context()).map(Some),
+        }
+    }
+
     /// Workers of a step; 1 on a device.
     pub fn threads(&self) -> usize {
         match &self.0.backend {
