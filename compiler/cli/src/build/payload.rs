@@ -48,7 +48,12 @@ pub(super) fn write(
     if let Some(chat) = &source.chat {
         writer.section(section::CHAT, &chat.to_section())?;
     }
-    if let (true, &Origin::Random { seed }) = (options.weights_on_load, &source.model.weights) {
+    if options.weights_on_load {
+        let Origin::Random { seed } = source.model.weights else {
+            let what =
+                "--weights-on-load needs --random-weights: weights of a checkpoint cannot be made again";
+            return Err(BuildError::Unsupported(what.into()));
+        };
         let recipe = super::recipe::of(source, seed, program, memory, hooks)?;
         writer.section(section::RECIPE, recipe.to_string().as_bytes())?;
         writer.made(section::WEIGHTS, recipe.bytes, recipe.hash());

@@ -34,8 +34,8 @@ pub struct Row {
     steady_repetitions: u32,
     /// Median of their shares of the limits probed with them; nothing where they are less than half of all.
     fraction_of_limit: Option<f64>,
-    /// Bytes per second, the least and the most of all probes, on GPUs read and written by copies; operations per second likewise, those of the test's kinds of
-    /// arithmetic one after the other, each at its peak.
+    /// Bytes per second, the least and the most of all probes, on GPUs read and written by copies; operations per second
+    /// likewise, those of the test's kinds of arithmetic one after the other, each at its peak.
     read_bandwidth: [f64; 2],
     compute_peak: [f64; 2],
     /// Nanoseconds in which a cache line goes to another thread and comes back, the least and the most.
