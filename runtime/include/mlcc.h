@@ -5,7 +5,8 @@
  *
  *   1. dlopen the file; table = dlsym(handle, "mlcc_model"); check magic and abi_version.
  *   2. mmap the same file and find the weights: mlcc_section(file, size, MLCC_SECTION_WEIGHTS, &bytes). (A model built
- *      with --split-weights has them in the .safetensors file beside it: they begin at byte 8 + the u64 at byte 0.)
+ *      with --split-weights has them in the .safetensors file beside it: they begin at byte 8 + the u64 at byte 0. One
+ *      built with --weights-on-load has none: it is for the runtime of mlcc only.)
  *   3. Pick the first variant whose `features` this CPU has: !(v->features & ~mlcc_host_features()). Running another one
  *      is an illegal instruction.
  *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Take the
@@ -43,6 +44,7 @@ extern "C" {
 #define MLCC_NO_PIECE 0xffffffffu
 
 #define MLCC_SECTION_WEIGHTS ".mlcc.weights"
+#define MLCC_SECTION_RECIPE ".mlcc.recipe"
 #define MLCC_SECTION_METADATA ".mlcc.metadata"
 #define MLCC_SECTION_TOKENIZER ".mlcc.tokenizer"
 #define MLCC_SECTION_CHAT ".mlcc.chat"

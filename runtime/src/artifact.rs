@@ -9,7 +9,8 @@ use mlcc_abi::elf::{Elf, ElfError, MACHINE_AARCH64, MACHINE_X86_64, SHT_NOBITS};
 use mlcc_abi::section;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::hashes::{Entry, Hashes};
+use crate::hashes::{Entry, Hashes, Place};
+use crate::recipe::Recipe;
 use crate::{Error, Result};
 
 /// Sections up to this size are verified at every load; larger ones (the weights) only on request.
@@ -34,6 +35,8 @@ pub struct Artifact {
     hashes: Hashes,
     /// The weights of `--split-weights`.
     beside: Option<Beside>,
+    /// Of weights that are made on load.
+    recipe: Option<Recipe>,
 }
 
 struct Beside {
@@ -69,9 +72,10 @@ impl Artifact {
             return Err(Error::Corrupt { path, what: "the hash of its code does not match".into() });
         }
         let machine = elf.machine();
-        let mut artifact = Self { path, file, map, machine, sections, hashes, beside: None };
+        let mut artifact = Self { path, file, map, machine, sections, hashes, beside: None, recipe: None };
         artifact.check_sizes()?;
         artifact.open_beside()?;
+        artifact.open_recipe()?;
         artifact.verify(ALWAYS_VERIFIED_BYTES)?;
         Ok(artifact)
     }
@@ -135,26 +139,36 @@ impl Artifact {
         self.beside.as_ref().map(|b| b.path.as_path())
     }
 
-    /// Recorded hash of a payload section.
+    /// How the weights are made, if the artifact has none.
+    pub fn recipe(&self) -> Option<&Recipe> {
+        self.recipe.as_ref()
+    }
+
+    /// Recorded hash of a payload section, or of the weights that are made in its place.
     pub fn hash(&self, name: &str) -> Option<u128> {
         self.hashes.entry(name).map(|e| e.hash)
     }
 
-    /// Verifies the hash of every payload section of at most `up_to` bytes.
+    /// Verifies the hash of every payload section of at most `up_to` bytes; weights that are made on load are made for that.
     pub fn verify(&self, up_to: u64) -> Result<()> {
         for entry in self.hashes.entries.iter().filter(|e| e.bytes <= up_to) {
-            let bytes = self.section(&entry.name).unwrap_or(&[]);
-            if xxh3_128(bytes) != entry.hash {
-                let path = if entry.external.is_some() {
-                    self.weights_file().unwrap_or(&self.path)
-                } else {
-                    &self.path
-                };
+            let (found, path) = match (&entry.place, &self.recipe) {
+                (Place::Made, Some(recipe)) => (recipe.hash(), self.path.as_path()),
+                (Place::External { .. }, _) => {
+                    (self.section_hash(&entry.name), self.weights_file().unwrap_or(&self.path))
+                }
+                (Place::Inside | Place::Made, _) => (self.section_hash(&entry.name), self.path.as_path()),
+            };
+            if found != entry.hash {
                 let what = format!("the hash of its section {} does not match", entry.name);
                 return Err(Error::Corrupt { path: path.to_path_buf(), what });
             }
         }
         Ok(())
+    }
+
+    fn section_hash(&self, name: &str) -> u128 {
+        xxh3_128(self.section(name).unwrap_or(&[]))
     }
 
     /// Asks the system to read the weights ahead, in large pages where it can.
@@ -173,7 +187,7 @@ impl Artifact {
     /// Every hashed section is there with its size, and every section is hashed.
     fn check_sizes(&self) -> Result<()> {
         let corrupt = |what: String| Err(Error::Corrupt { path: self.path.clone(), what });
-        for entry in self.hashes.entries.iter().filter(|e| e.external.is_none()) {
+        for entry in self.hashes.entries.iter().filter(|e| e.place == Place::Inside) {
             match self.sections.iter().find(|s| s.name == entry.name) {
                 None => return corrupt(format!("its section {} is missing", entry.name)),
                 Some(s) if s.bytes != entry.bytes => {
@@ -190,6 +204,22 @@ impl Artifact {
             Some(s) => corrupt(format!("its section {} has no hash", s.name)),
             None => Ok(()),
         }
+    }
+
+    /// Reads how the weights are made, of an artifact that has none.
+    fn open_recipe(&mut self) -> Result<()> {
+        let mut made = self.hashes.entries.iter().filter(|e| e.place == Place::Made);
+        let (Some(entry), None) = (made.next(), made.next()) else { return Ok(()) };
+        let corrupt = |what: String| Error::Corrupt { path: self.path.clone(), what };
+        let section = self.section(section::RECIPE).filter(|_| entry.name == section::WEIGHTS);
+        let section = section.ok_or_else(|| corrupt(format!("it has no recipe for {}", entry.name)))?;
+        let recipe = Recipe::parse(section).map_err(corrupt)?;
+        if recipe.bytes != entry.bytes {
+            let what = format!("its recipe makes {} bytes of weights, not {}", recipe.bytes, entry.bytes);
+            return Err(corrupt(what));
+        }
+        self.recipe = Some(recipe);
+        Ok(())
     }
 
     /// Maps the weights that lie in another file and checks that it is the one of the same build.
@@ -218,7 +248,10 @@ impl Artifact {
 }
 
 fn external(entry: &Entry) -> Option<(&Entry, u64, &str)> {
-    entry.external.as_ref().map(|(offset, name)| (entry, *offset, name.as_str()))
+    match &entry.place {
+        Place::External { offset, file } => Some((entry, *offset, file)),
+        Place::Inside | Place::Made => None,
+    }
 }
 
 fn map_file(path: &Path) -> Result<(File, Mmap)> {

@@ -4,6 +4,7 @@
 //! own stream, copies included, so that order needs no further synchronisation. What changes from call to call lies in
 //! memory that kernels read ([`control`]), and `decode` is recorded as a CUDA graph ([`graphs`]).
 
+mod bandwidth;
 mod control;
 mod device;
 mod driver;
@@ -12,5 +13,6 @@ mod image;
 mod session;
 mod state_memory;
 
+pub(crate) use bandwidth::copy_bandwidth;
 pub(crate) use device::Device;
 pub(crate) use session::CudaSession;

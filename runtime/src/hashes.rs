@@ -5,6 +5,7 @@
 //! code <hash>
 //! section <name> <bytes> <hash>
 //! external <name> <bytes> <hash> <offset> <file name>
+//! made <name> <bytes> <hash>
 //! self <hash of the lines above>
 //! ```
 
@@ -16,8 +17,20 @@ pub struct Entry {
     pub name: String,
     pub bytes: u64,
     pub hash: u128,
-    /// For a section that lies in another file: offset and file name.
-    pub external: Option<(u64, String)>,
+    pub place: Place,
+}
+
+/// Where a section is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Inside,
+    /// In another file.
+    External {
+        offset: u64,
+        file: String,
+    },
+    /// Nowhere: it is made when the model is loaded.
+    Made,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,12 +74,15 @@ fn entry(line: &str) -> Option<Entry> {
     let mut fields = rest.splitn(5, ' ');
     let (name, bytes, hash) =
         (fields.next()?.to_string(), fields.next()?.parse().ok()?, hex(fields.next()?)?);
-    let external = match kind {
-        "section" => None,
-        "external" => Some((fields.next()?.parse().ok()?, fields.next()?.to_string())),
+    let place = match kind {
+        "section" => Place::Inside,
+        "external" => {
+            Place::External { offset: fields.next()?.parse().ok()?, file: fields.next()?.to_string() }
+        }
+        "made" => Place::Made,
         _ => return None,
     };
-    fields.next().is_none().then_some(Entry { name, bytes, hash, external })
+    fields.next().is_none().then_some(Entry { name, bytes, hash, place })
 }
 
 #[cfg(test)]
@@ -86,7 +102,11 @@ mod tests {
         let hashes = Hashes::parse(sealed(&body).as_bytes()).unwrap();
         assert_eq!(hashes.code, 7);
         assert_eq!(hashes.entry(".mlcc.chat").unwrap().bytes, 3);
-        assert_eq!(hashes.entry(".mlcc.weights").unwrap().external, Some((4096, "a b.st".into())));
+        let beside = Place::External { offset: 4096, file: "a b.st".into() };
+        assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, beside);
+        let body = format!("mlcc-hashes 1 xxh3-128\ncode {h}\nmade .mlcc.weights 9 {h}\n");
+        let hashes = Hashes::parse(sealed(&body).as_bytes()).unwrap();
+        assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, Place::Made);
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod huge_pages;
 mod library;
 mod model;
 pub mod pool;
+pub mod recipe;
 mod replace;
 mod session;
 mod state_block;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use memmap2::Mmap;
 use mlcc_abi::{Entries, section};
 
 use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
@@ -36,6 +37,8 @@ struct Inner {
     /// After the backend and the table, whose entry points must not outlive it.
     _library: libloading::os::unix::Library,
     artifact: Artifact,
+    /// The weights, if the artifact has none and the CPU reads them.
+    made: Option<Mmap>,
     /// Weights that are not yet in huge pages.
     mover: Option<Mover>,
     huge_pages: HugePages,
@@ -66,24 +69,30 @@ impl Model {
         } else {
             artifact.advise_weights();
         }
+        // Before the worker pool, whose threads spin.
+        let threads = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
+        let made = artifact.recipe().map(|recipe| recipe.make(threads)).transpose()?;
+        let weights = made.as_deref().or(artifact.section(section::WEIGHTS)).unwrap_or(&[]);
         let backend = match table.target.as_str() {
-            "cuda" => cuda_backend(&artifact, &table, options)?,
+            "cuda" => cuda_backend(&artifact, &table, weights, options)?,
             target if target == HOST_TARGET => cpu_backend(&artifact, &table, options)?,
             other => {
                 let (path, found) = (artifact.path().to_path_buf(), other.to_string());
                 return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
             }
         };
-        let mover = match &backend {
-            Backend::Cpu { pool, .. } => move_weights(&artifact, pool, options.huge_pages)?,
+        let (mover, made) = match &backend {
+            Backend::Cpu { pool, .. } => (move_weights(&artifact, pool, options.huge_pages)?, made),
+            // The GPU has its own copy.
             #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
+            Backend::Cuda(_) => (None, None),
         };
         Ok(Self(Arc::new(Inner {
             backend,
             table,
             _library: library,
             artifact,
+            made,
             mover,
             huge_pages: options.huge_pages,
         })))
@@ -129,6 +138,15 @@ impl Model {
         }
     }
 
+    /// Bytes per second that the GPU reads and writes while it copies its memory, measured now; `None` on CPUs.
+    pub fn copy_bandwidth(&self) -> Result<Option<f64>> {
+        match &self.0.backend {
+            Backend::Cpu { .. } => Ok(None),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(device) => crate::cuda::copy_bandwidth(device.context()).map(Some),
+        }
+    }
+
     /// Workers of a step; 1 on a device.
     pub fn threads(&self) -> usize {
         match &self.0.backend {
@@ -157,7 +175,7 @@ impl Model {
     }
 
     pub(crate) fn weights(&self) -> &[u8] {
-        self.section(section::WEIGHTS).unwrap_or(&[])
+        self.0.made.as_deref().or(self.section(section::WEIGHTS)).unwrap_or(&[])
     }
 
     /// What a saved state must agree with: the weights, and the states but not how many rows they are planned for.
@@ -205,7 +223,10 @@ fn move_weights(artifact: &Artifact, pool: &Pool, wanted: HugePages) -> Result<O
 }
 
 fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
-    let found = artifact.section(section::WEIGHTS).map_or(0, |w| w.len() as u64);
+    let found = match artifact.recipe() {
+        Some(recipe) => recipe.bytes,
+        None => artifact.section(section::WEIGHTS).map_or(0, |w| w.len() as u64),
+    };
     if found < table.plan.weights_bytes {
         let what = format!("its weights have {found} bytes, its table says {}", table.plan.weights_bytes);
         return Err(Error::Corrupt { path: artifact.path().to_path_buf(), what });
@@ -248,14 +269,18 @@ fn cpu_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Res
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Result<Backend> {
-    let weights = artifact.section(section::WEIGHTS).unwrap_or(&[]);
+fn cuda_backend(
+    artifact: &Artifact,
+    table: &Table,
+    weights: &[u8],
+    options: &LoadOptions,
+) -> Result<Backend> {
     let device = crate::cuda::Device::open(artifact.path(), table, weights, options.device.unwrap_or(0))?;
     Ok(Backend::Cuda(Arc::new(device)))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_backend(artifact: &Artifact, _: &Table, _: &LoadOptions) -> Result<Backend> {
+fn cuda_backend(artifact: &Artifact, _: &Table, _: &[u8], _: &LoadOptions) -> Result<Backend> {
     let what = "this program was built without the feature `cuda` of mlcc-runtime".into();
     Err(Error::NoDevice { path: artifact.path().to_path_buf(), what })
 }

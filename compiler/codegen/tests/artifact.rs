@@ -104,6 +104,49 @@ fn split_weights_are_safetensors_and_belong_together() {
     assert!(missing.contains("toy.safetensors") && missing.contains("together"), "{missing}");
 }
 
+/// Weights that are made on load are those that were promised, or the artifact is refused.
+#[test]
+fn made_weights_are_held_against_their_hash() {
+    if !toy::can_compile() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let linked = toy::linked(folder.path(), &[]);
+    let path = folder.path().join("a.so");
+    let weights = toy::weights();
+    let digits: String = weights.iter().map(|byte| format!("{byte:02x}")).collect();
+    let recipe = format!("mlcc-recipe 1 0 {}\nbytes 0 {digits}\n", weights.len());
+    let write = |recipe: Option<&str>, bytes: usize, hash: u128| {
+        let mut writer = ArtifactWriter::create(&path, &linked, Weights::Inside).unwrap();
+        writer.section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
+        writer.section(section::TOKENIZER, b"abc").unwrap();
+        if let Some(recipe) = recipe {
+            writer.section(section::RECIPE, recipe.as_bytes()).unwrap();
+        }
+        writer.made(section::WEIGHTS, bytes as u64, hash);
+        writer.finish().unwrap();
+    };
+    let hash = mlcc_runtime::recipe::Recipe::parse(recipe.as_bytes()).unwrap().hash();
+    write(Some(&recipe), weights.len(), hash);
+    check(&path);
+    assert_eq!(Artifact::open(&path).unwrap().section(section::WEIGHTS), None);
+    let refused = |why: &str| {
+        let error = load(&path).err().unwrap();
+        assert!(matches!(error, Error::Corrupt { .. }) && error.to_string().contains(why), "{error}");
+    };
+    write(Some(&recipe), weights.len(), hash ^ 1);
+    refused("the hash of its section .mlcc.weights does not match");
+    write(Some(&recipe), weights.len() + 1, hash);
+    refused("its recipe makes 160 bytes of weights, not 161");
+    write(Some("mlcc-recipe 1 0 160\nwhat\n"), weights.len(), hash);
+    refused("unknown line in its recipe: `what`");
+    write(None, weights.len(), hash);
+    refused("it has no recipe for .mlcc.weights");
+    let few = "mlcc-recipe 1 0 8\nbytes 0 0000000000000000\n";
+    write(Some(few), 8, mlcc_runtime::recipe::Recipe::parse(few.as_bytes()).unwrap().hash());
+    refused("its weights have 8 bytes, its table says 160");
+}
+
 #[test]
 fn nothing_half_written_stays() {
     if !toy::can_compile() {

@@ -114,6 +114,9 @@ fn run(expected: &[Vec<f32>]) {
         let halves: Vec<f32> = expected[7].iter().map(|x| x / 2.0).collect();
         assert_eq!(twin.softmax(2.0).unwrap(), halves);
         assert_eq!(counters.get("fake_shared_bytes"), 50000);
+        let live = counters.get("fake_live");
+        assert!(model.copy_bandwidth().unwrap() > Some(1e6));
+        assert_eq!(counters.get("fake_live"), live, "the buffers are given back");
     }
     assert_eq!(counters.get("fake_live"), 0, "a handle is still alive");
 }

@@ -2,7 +2,7 @@
 //!
 //! One file per format (`plain`, `q4g32`, `q8g32`); [`layout`] says where element (row, k) of an `[N, K]` tensor lies
 //! for a format and a [`Packing`]; [`pack`] writes that order from a stream of rows; [`unpack`] reads it back, on the
-//! host and as kernel IR. All group formats share the arithmetic of [`group`].
+//! host and as kernel IR. All group formats share the arithmetic of [`group`]. [`runs`] is a packing for who draws its bytes.
 //!
 //! Invariant: everything that is stored reads back through [`element`], [`dequantize`], [`unpack_scalar`] and the tile
 //! fragments as exactly the same f32 value.
@@ -13,6 +13,7 @@ pub mod pack;
 pub mod plain;
 pub mod q4g32;
 pub mod q8g32;
+pub mod runs;
 pub mod tile;
 pub mod unpack;
 

@@ -36,9 +36,14 @@ fn hash_name(name: &str) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
+/// What the values of a name are drawn with.
+pub fn key(seed: u64, name: &str) -> u64 {
+    mix(mix(seed.wrapping_add(GOLDEN_RATIO)) ^ hash_name(name))
+}
+
 impl RandomTensor {
     pub fn new(seed: u64, name: &str, distribution: Distribution) -> RandomTensor {
-        RandomTensor { key: mix(mix(seed.wrapping_add(GOLDEN_RATIO)) ^ hash_name(name)), distribution }
+        RandomTensor { key: key(seed, name), distribution }
     }
 
     fn bits(&self, element: usize) -> u64 {

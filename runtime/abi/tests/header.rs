@@ -165,6 +165,7 @@ fn section_names_agree() {
     let header = include_str!("../../include/mlcc.h");
     let names = [
         ("WEIGHTS", section::WEIGHTS),
+        ("RECIPE", section::RECIPE),
         ("METADATA", section::METADATA),
         ("TOKENIZER", section::TOKENIZER),
         ("CHAT", section::CHAT),

@@ -11,6 +11,7 @@ mod options;
 mod payload;
 pub mod profile;
 pub mod quality;
+mod recipe;
 mod report;
 mod source;
 mod table;

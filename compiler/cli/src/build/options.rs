@@ -59,6 +59,8 @@ pub struct BuildOptions {
     pub attention_sinks: Option<usize>,
     pub backend: Backend,
     pub split_weights: bool,
+    /// Random weights are not written: the runtime makes them from the seed. Needs random weights.
+    pub weights_on_load: bool,
     /// Most bytes at run time.
     pub memory_budget: Option<u64>,
     /// The passes; anything but [`PIPELINE`] is for tests that look for a wrong pass.
@@ -119,6 +121,7 @@ impl BuildOptions {
             attention_sinks: None,
             backend: Backend::default(),
             split_weights: false,
+            weights_on_load: false,
             memory_budget: None,
             pipeline: PIPELINE,
             disabled_passes: Vec::new(),

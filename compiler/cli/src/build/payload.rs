@@ -6,6 +6,7 @@ use mlcc_abi::section;
 use mlcc_codegen::artifact::{ArtifactWriter, SplitTensor, Weights};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::DType;
+use mlcc_models::resolve::Weights as Origin;
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 
@@ -46,6 +47,17 @@ pub(super) fn write(
     }
     if let Some(chat) = &source.chat {
         writer.section(section::CHAT, &chat.to_section())?;
+    }
+    if options.weights_on_load {
+        let Origin::Random { seed } = source.model.weights else {
+            let what =
+                "--weights-on-load needs --random-weights: weights of a checkpoint cannot be made again";
+            return Err(BuildError::Unsupported(what.into()));
+        };
+        let recipe = super::recipe::of(source, seed, program, memory, hooks)?;
+        writer.section(section::RECIPE, recipe.to_string().as_bytes())?;
+        writer.made(section::WEIGHTS, recipe.bytes, recipe.hash());
+        return Ok((writer, Vec::new()));
     }
     writer.begin_section(section::WEIGHTS)?;
     let stored = write_weights(&mut writer, source, program, memory, hooks)?;

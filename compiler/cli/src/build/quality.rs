@@ -101,6 +101,7 @@ pub(super) fn plan(
     let reference = exact_scheme(source);
     let bytes = reference_bytes(source, reference);
     let missing = match () {
+        () if options.weights_on_load => "its weights are random and made on load".into(),
         () if matches!(source.model.weights, Weights::Random { .. }) && !asked => {
             "the weights are random".into()
         }

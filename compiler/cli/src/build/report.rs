@@ -22,6 +22,8 @@ pub struct BuildReport {
     /// `None`: stopped before, as asked.
     pub artifact: Option<PathBuf>,
     pub weights_file: Option<PathBuf>,
+    /// The seed from which the weights are made when the artifact is loaded; it has none.
+    pub weights_on_load: Option<u64>,
     /// Files of `--emit`.
     pub emitted: Vec<PathBuf>,
     pub model: String,
@@ -146,6 +148,7 @@ impl BuildReport {
     pub(super) fn written(&mut self, output: &Path, options: &BuildOptions, summary: Summary) {
         self.artifact = Some(output.to_path_buf());
         self.weights_file = options.split_weights.then(|| payload::split_path(output));
+        self.weights_on_load = options.request.random_weights.filter(|_| options.weights_on_load);
         self.file_bytes = summary.file_bytes;
         self.code_bytes = summary.code_bytes;
     }

@@ -7,6 +7,8 @@
 //! The processors of a virtual machine change places and share their memory with others, so that the limits move. All
 //! threads are busy for some seconds first, the limits are probed before and after every repetition, and each repetition is
 //! held against its own. Those for which a limit moved by more than a tenth give no share of it.
+//!
+//! On a GPU the limit is what it reads and writes while it copies its own memory, measured once.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -108,6 +110,7 @@ enum Test {
 /// What the machine can do with so many threads at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Machine {
+    /// Of a GPU that of copies, read and written.
     read_bandwidth: f64,
     /// Operations per second of each arithmetic that the model uses ([`Arithmetic::ALL`]).
     peaks: [f64; KINDS],
@@ -186,13 +189,18 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
     let bar = ui.count_bar("bench");
     bar.set_length(u64::from(args.repetitions + 1) * tests.len() as u64);
     bar.set_message("warming up");
-    // The probes are of CPUs: those of the host are no limit of a GPU.
+    // These probes are of CPUs: those of the host are no limit of a GPU.
     let on_cpu = !model.table().variants.is_empty();
     if on_cpu {
         probe::keep_busy(model.threads(), args.warm_up);
     }
     let reading = on_cpu.then(|| reading(model.threads())).transpose()?;
-    let machine = || reading.as_ref().map_or(Machine::UNKNOWN, |reading| machine(model, &metadata, reading));
+    // Of a GPU, whose clocks are its own, once.
+    let gpu = match model.copy_bandwidth()? {
+        Some(copies) => Machine { read_bandwidth: copies, ..Machine::UNKNOWN },
+        None => Machine::UNKNOWN,
+    };
+    let machine = || reading.as_ref().map_or(gpu, |reading| machine(model, &metadata, reading));
     let mut rows = Vec::new();
     for test in tests {
         bar.set_message(test.name());

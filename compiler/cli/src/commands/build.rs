@@ -81,6 +81,10 @@ pub struct Args {
     /// Write the weights into a .safetensors file beside the artifact
     #[arg(long)]
     split_weights: bool,
+    /// Random weights are not written: they are made when the model is loaded. Spread like those of --random-weights, but not the
+    /// same values
+    #[arg(long, requires = "random_weights", conflicts_with_all = ["split_weights", "debug_taps", "report", "eval_text", "max_kl"])]
+    weights_on_load: bool,
     /// Fail if the model needs more memory than this at run time (1500000000, 1.5GB, 2GiB)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     memory_budget: Option<u64>,
@@ -247,6 +251,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         attention_sinks: args.attention_sinks.map(|n| n as usize),
         backend,
         split_weights: args.split_weights,
+        weights_on_load: args.weights_on_load,
         memory_budget: args.memory_budget,
         disabled_passes: args.disable_pass.clone(),
         stop_after: args.stop_after.clone(),

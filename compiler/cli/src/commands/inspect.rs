@@ -63,6 +63,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         "path": artifact.path(),
         "machine": artifact.machine_name(),
         "weights_file": artifact.weights_file(),
+        "weights_on_load": artifact.recipe().map(|recipe| json!({
+            "seed": recipe.seed,
+            "bytes": recipe.bytes,
+            "stored_bytes": recipe.stored_bytes(),
+            "xxh3_128": hash(&artifact, section::WEIGHTS),
+        })),
         "hashes_checked": args.hashes,
         "sections": sections,
         "metadata": metadata,
@@ -174,6 +180,11 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
     if let Some(quality) = quality {
         rows.push(["quality".into(), quality.text()]);
         rows.push(["reference".into(), quality.reference.clone()]);
+    }
+    if let Some(recipe) = artifact.recipe() {
+        let stored = ui::bytes(recipe.stored_bytes());
+        let text = format!("random, made on load from seed {}; {stored} of them stored", recipe.seed);
+        rows.push(["values".into(), text]);
     }
     if let Some(file) = artifact.weights_file() {
         rows.push(["weights file".into(), file.display().to_string()]);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_models::golden::Golden;
+use mlcc_runtime::Artifact;
 use serde_json::Value;
 
 use crate::commands::{print, print_json};
@@ -66,6 +67,15 @@ pub(crate) fn belongs(golden: &Golden, path: &Path, model: &str, vocab: usize) -
 
 fn run_golden(args: &Args, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
     let golden = Golden::read(golden_path)?;
+    if let Some(recipe) = Artifact::open(&args.artifact)?.recipe() {
+        return Err(CliError::Failed(format!(
+            "{}: its weights are random, made on load from seed {} (`mlcc build --weights-on-load`), so no reference results \
+             belong to it: build it from the checkpoint of {}, without --random-weights",
+            args.artifact.display(),
+            recipe.seed,
+            golden_path.display()
+        )));
+    }
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
     belongs(&golden, golden_path, &args.artifact.display().to_string(), model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);

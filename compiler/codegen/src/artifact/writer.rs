@@ -52,6 +52,8 @@ pub struct ArtifactWriter {
     code_hash: u128,
     written: Vec<Written>,
     open: Open,
+    /// Lines about sections that are made when the artifact is loaded.
+    made: String,
     /// After a preview: where the next section goes.
     resume: Option<u64>,
 }
@@ -85,7 +87,16 @@ impl ArtifactWriter {
             }
         };
         let (code_hash, written) = (hash.digest128(), Vec::new());
-        Ok(Self { out, split, linked, code_hash, written, open: Open::None, resume: None })
+        Ok(Self {
+            out,
+            split,
+            linked,
+            code_hash,
+            written,
+            open: Open::None,
+            made: String::new(),
+            resume: None,
+        })
     }
 
     /// Begins a payload section; its name begins with [`section::PREFIX`].
@@ -134,6 +145,11 @@ impl ArtifactWriter {
             Open::Split => Ok(()),
             Open::None => Err(ArtifactError::Misuse("no section is open".into())),
         }
+    }
+
+    /// A section that is not written: the runtime makes it, and these are its size and XXH3-128.
+    pub fn made(&mut self, name: &str, bytes: u64, hash: u128) {
+        let _ = writeln!(self.made, "made {name} {bytes} {hash:032x}");
     }
 
     /// A whole section at once.
@@ -207,6 +223,7 @@ impl ArtifactWriter {
         for w in &self.written {
             let _ = writeln!(text, "section {} {} {:032x}", w.name, w.bytes, w.hash);
         }
+        text.push_str(&self.made);
         text.push_str(split_line);
         let own = xxh3_128(text.as_bytes());
         let _ = writeln!(text, "self {own:032x}");

@@ -28,21 +28,21 @@ pub struct Row {
     /// Tokens per second that the machine cannot exceed, the median over the repetitions.
     limit: f64,
     /// `read_bandwidth`, or `compute_` and the kinds of arithmetic, that with the most time first: `compute_i8`, `compute_i8+f32`.
-    /// On GPUs, where nothing is probed, the limits are infinite (`null` in JSON).
+    /// On GPUs `copy_bandwidth`; their arithmetic is not probed, so that limit is infinite (`null` in JSON).
     limit_kind: String,
     /// Repetitions for which that limit moved by no more than a tenth.
     steady_repetitions: u32,
     /// Median of their shares of the limits probed with them; nothing where they are less than half of all.
     fraction_of_limit: Option<f64>,
-    /// Bytes per second, the least and the most of all probes; operations per second likewise, those of the test's kinds of
-    /// arithmetic one after the other, each at its peak.
+    /// Bytes per second, the least and the most of all probes, on GPUs read and written by copies; operations per second
+    /// likewise, those of the test's kinds of arithmetic one after the other, each at its peak.
     read_bandwidth: [f64; 2],
     compute_peak: [f64; 2],
     /// Nanoseconds in which a cache line goes to another thread and comes back, the least and the most.
     ping_pong: Option<[f64; 2]>,
 }
 
-/// [`Row::limit_kind`] on GPUs.
+/// [`Row::limit_kind`] where nothing is known.
 const NOT_PROBED: &str = "not probed";
 /// Largest relative change of a limit for which a share of it is given.
 const STEADY: f64 = 0.10;
@@ -93,6 +93,7 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
     let by_compute = share(runs, &limits(&|m| mixed_peak(&cost, m) / ops.max(1.0)));
     let ((limit, fraction_of_limit, steady), limit_kind) = match by_memory.0 <= by_compute.0 {
         true if by_memory.0.is_infinite() => (by_memory, NOT_PROBED.to_string()),
+        true if model.table().variants.is_empty() => (by_memory, "copy_bandwidth".to_string()),
         true => (by_memory, "read_bandwidth".to_string()),
         false => (by_compute, compute_kind(&cost, &runs[0].machine[0])),
     };
@@ -168,7 +169,7 @@ pub fn markdown(rows: &[Row]) -> String {
     }
     out.push_str(
         "\nLimits of the machine, probed before and after every repetition: the least and the most. The share is the median of \
-         the repetitions, each of the limit probed with it.\n",
+         the repetitions, each of the limit probed with it. On a GPU, \"read\" is what copies read and write, measured once.\n",
     );
     out
 }

@@ -41,6 +41,9 @@ pub fn text(report: &BuildReport) -> String {
         (None, None) => Ok(()),
     }
     .unwrap_or_default();
+    if let Some(seed) = report.weights_on_load {
+        let _ = writeln!(out, "weights: made from seed {seed} when the model is loaded, not in the file");
+    }
     if report.artifact.is_some() {
         let _ = writeln!(
             out,

@@ -1,0 +1,133 @@
+//! `--weights-on-load`: how the runtime makes random weights, in place of the weights themselves.
+//!
+//! Values are drawn where they are packed, spread as those of `--random-weights` are, but they are not the same: codes are drawn
+//! evenly, so nothing has to be quantized. Parameters that are no random values (tables, exponentials of random values, columns
+//! that need padding) are stored in the recipe as they would be in the weights.
+
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::module::{Param, ParamSource};
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_models::checkpoint::{Distribution, random};
+use mlcc_passes::Program;
+use mlcc_passes::plan_memory::MemoryPlan;
+use mlcc_quant::plain::Plain;
+use mlcc_quant::runs::{Kind, Run, runs};
+use mlcc_quant::{GroupSpec, q4g32, q8g32};
+use mlcc_runtime::recipe::{Content, Draw, Entry, FloatType, Piece, Recipe, Spread};
+
+use super::{BuildError, Hooks, Source};
+use crate::weights::{WeightError, matrix_shape, pack_param};
+
+pub(super) fn of(
+    source: &Source,
+    seed: u64,
+    program: &Program,
+    memory: &MemoryPlan,
+    hooks: &mut Hooks<'_>,
+) -> Result<Recipe, BuildError> {
+    let mut entries = Vec::new();
+    for (id, param) in program.module.params.iter() {
+        hooks.check()?;
+        let (offset, _) = memory.params[id.index()];
+        match drawn(source, seed, param, offset)? {
+            Some(draws) => entries.extend(draws.into_iter().map(Entry::Draw)),
+            None => {
+                let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
+                let mut bytes = Vec::new();
+                pack_param::<BuildError>(&source.checkpoint, param, options, |piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                })?;
+                entries.push(Entry::Stored { offset, bytes });
+            }
+        }
+    }
+    Ok(Recipe { seed, bytes: memory.weights_bytes, entries })
+}
+
+/// The draws of a parameter; `None` if its values are to be stored.
+fn drawn(source: &Source, seed: u64, param: &Param, offset: u64) -> Result<Option<Vec<Draw>>, BuildError> {
+    let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
+    let Some(spread) = spread(source, &param.source, k) else { return Ok(None) };
+    let dtype = param.ty.dtype;
+    let packing = param.packing.unwrap_or(Packing::RowMajor);
+    let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
+    let Some(runs) = runs(dtype, packing, n, k).map_err(named)? else { return Ok(None) };
+    let Some(scale) = scale(dtype, spread) else { return Ok(None) };
+    let draw = |(number, run): (usize, Run)| Draw {
+        offset: offset + run.offset as u64,
+        count: run.count as u64,
+        // Runs of one parameter are drawn independently.
+        key: random::key(seed, &format!("{}/{number}", param.name)),
+        pieces: run.pieces.iter().map(|&(bytes, kind)| piece(bytes, kind, scale, spread)).collect(),
+    };
+    Ok(Some(runs.into_iter().enumerate().map(draw).collect()))
+}
+
+fn piece(bytes: usize, kind: Kind, scale: u16, spread: Spread) -> Piece {
+    let content = match kind {
+        Kind::Value(Plain::F32) => Content::Floats(FloatType::F32, spread),
+        Kind::Value(Plain::F16) => Content::Floats(FloatType::F16, spread),
+        Kind::Value(Plain::BF16) => Content::Floats(FloatType::BF16, spread),
+        Kind::Code => Content::Codes,
+        Kind::Scale => Content::Scales(scale),
+        Kind::Padding(byte) => Content::Fill(byte),
+    };
+    Piece { bytes: bytes as u64, content }
+}
+
+/// Bits of the scale with which even codes have the deviation that is wanted; 0 for formats without scales, `None` where no scale
+/// does, because the mean is not 0.
+fn scale(dtype: DType, spread: Spread) -> Option<u16> {
+    let spec: GroupSpec = match dtype {
+        DType::Packed(Format::Q4G32) => q4g32::SPEC,
+        DType::Packed(Format::Q8G32) => q8g32::SPEC,
+        _ => return Some(0),
+    };
+    let deviation = match spread {
+        Spread::Normal { mean: 0.0, deviation } => f64::from(deviation),
+        Spread::Uniform { low, high } if low == -high => f64::from(high) / 3.0_f64.sqrt(),
+        Spread::Normal { .. } | Spread::Uniform { .. } => return None,
+    };
+    let codes = 1 << spec.bits;
+    let squares: f64 = (0..codes).map(|code| f64::from(code - spec.zero_point).powi(2)).sum();
+    let mut f16 = Vec::new();
+    Plain::F16.write((deviation / (squares / f64::from(codes)).sqrt()) as f32, &mut f16);
+    Some(u16::from_le_bytes([f16[0], f16[1]]))
+}
+
+/// How the values of a source are spread in rows of `k`; `None` if they are not drawn, or not as something that can be drawn.
+fn spread(source: &Source, of: &ParamSource, k: usize) -> Option<Spread> {
+    let map = |inner: &ParamSource, f: &dyn Fn(f32) -> f32, g: &dyn Fn(f32) -> f32| {
+        Some(match spread(source, inner, k)? {
+            Spread::Normal { mean, deviation } => Spread::Normal { mean: f(mean), deviation: g(deviation) },
+            Spread::Uniform { low, high } => Spread::Uniform { low: f(low), high: f(high) },
+        })
+    };
+    match of {
+        ParamSource::Tensor(name) => {
+            let shape = &source.checkpoint.info(name)?.shape;
+            Some(match source.model.config.architecture.distribution(name, shape) {
+                Distribution::Constant(value) => Spread::Uniform { low: value, high: value },
+                Distribution::Uniform { low, high } => Spread::Uniform { low, high },
+                Distribution::Normal { mean, deviation } => Spread::Normal { mean, deviation },
+            })
+        }
+        ParamSource::Scale(factor, inner) => {
+            let factor = *factor as f32;
+            map(inner, &|x| x * factor, &|deviation| deviation * factor.abs())
+        }
+        ParamSource::Offset(term, inner) => map(inner, &|x| x + *term as f32, &|deviation| deviation),
+        ParamSource::Rows(_, inner) | ParamSource::Transpose(inner) => spread(source, inner, k),
+        ParamSource::UnitRows(_) => {
+            Some(Spread::Normal { mean: 0.0, deviation: 1.0 / (k.max(1) as f32).sqrt() })
+        }
+        ParamSource::Concat(parts) => {
+            let spreads: Option<Vec<Spread>> = parts.iter().map(|part| spread(source, part, k)).collect();
+            let spreads = spreads?;
+            let first = *spreads.first()?;
+            spreads.iter().all(|&other| other == first).then_some(first)
+        }
+        ParamSource::NegExp(_) | ParamSource::Exp(_) | ParamSource::Values(_) => None,
+    }
+}
