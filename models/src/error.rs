@@ -38,6 +38,18 @@ pub enum ConfigError {
         "{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory"
     )]
     CannotInfer { file: String, detail: String },
+    #[error(
+        "{file} and the tensors of {weights} contradict each other: field `{field}` is {said}, but {evidence} means {told}. Configuration and weights have to come from the same model"
+    )]
+    Contradiction {
+        file: String,
+        weights: String,
+        field: String,
+        said: String,
+        /// The tensor that tells otherwise.
+        evidence: String,
+        told: String,
+    },
     #[error("{file}: {source}")]
     Stream { file: String, source: StreamError },
 }

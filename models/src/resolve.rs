@@ -13,11 +13,12 @@ pub use hub_cache::{HubCache, RepoName};
 pub use model_files::ModelFiles;
 
 use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
-use crate::config::ModelConfig;
+use crate::config::{ConfigFields, ModelConfig};
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
 use crate::infer::infer_config;
 use crate::presets::{self, Preset};
+use crate::registry;
 use std::path::{Path, PathBuf};
 
 /// What the user asked for.
@@ -259,7 +260,11 @@ fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
     }
     let path = dir.join("config.json");
     if path.exists() {
-        return Ok(ModelConfig::read(&path)?);
+        let fields = ConfigFields::read(&path)?;
+        let Weights::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
+        // Before the weights, which may be of a kind that is not read either.
+        registry::entry(&fields)?;
+        return Ok(ModelConfig::of_checkpoint(fields, &Checkpoint::open(files)?)?);
     }
     match weights {
         Weights::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),
