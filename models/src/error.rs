@@ -50,6 +50,15 @@ pub enum ConfigError {
         evidence: String,
         told: String,
     },
+    #[error(
+        "{file}: the weights are quantized {what} (`{field}`), which is not read. Take the checkpoint that was not quantized, or a GGUF file of the model; --quant quantizes it here. If the weights are not quantized after all, remove the field"
+    )]
+    Quantized {
+        file: String,
+        field: String,
+        /// "with" a method, or what is wrong with the field.
+        what: String,
+    },
     #[error("{file}: {source}")]
     Stream { file: String, source: StreamError },
 }

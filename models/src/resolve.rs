@@ -13,7 +13,7 @@ pub use hub_cache::{HubCache, RepoName};
 pub use model_files::ModelFiles;
 
 use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
-use crate::config::{ConfigFields, ModelConfig};
+use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
 use crate::infer::infer_config;
@@ -128,6 +128,7 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
             (None, None, _) => return Err(no_such_model(&request.model).into()),
         },
     };
+    refuse_quantized(&weights)?;
     let config = match &place {
         Place::Preset(preset) => preset.config(),
         Place::Directory(dir) => config_of(dir, &weights)?,
@@ -247,6 +248,22 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
         return Err(ResolveError::Unusable { path: path.display().to_string(), detail }.into());
     }
     Ok(WeightFiles::from_file(path)?)
+}
+
+/// The config.json beside the weights says so if another program has quantized them. GGUF files tell their types themselves.
+fn refuse_quantized(weights: &Weights) -> Result<(), ModelError> {
+    let Weights::Files(files) = weights else { return Ok(()) };
+    let path = files.directory().join("config.json");
+    if files.format == CheckpointFormat::Gguf || !path.exists() {
+        return Ok(());
+    }
+    let fields = ConfigFields::read(&path)?;
+    if let Err(refused) = quantized::refuse(&fields) {
+        // Of a model that is not known at all, that comes first.
+        registry::entry(&fields)?;
+        return Err(refused.into());
+    }
+    Ok(())
 }
 
 /// config.json of the directory, or what the tensors tell.
