@@ -39,16 +39,14 @@ pub enum ConfigError {
     )]
     CannotInfer { file: String, detail: String },
     #[error(
-        "{file} and the tensors of {weights} contradict each other: field `{field}` is {said}, but {evidence} means {told}. Configuration and weights have to come from the same model"
+        "{file} and the tensors of {weights} contradict each other: field `{field}` {what}. Configuration and weights have to come from the same model"
     )]
     Contradiction {
         file: String,
         weights: String,
         field: String,
-        said: String,
-        /// The tensor that tells otherwise.
-        evidence: String,
-        told: String,
+        /// What it says, and the tensor that tells otherwise.
+        what: String,
     },
     #[error(
         "{file}: the weights are quantized {what} (`{field}`), which is not read. Take the checkpoint that was not quantized, or a GGUF file of the model; --quant quantizes it here. If the weights are not quantized after all, remove the field"

@@ -166,12 +166,12 @@ fn fields_that_contradict_the_tensors_are_named_with_them() {
                 // A head that is tied is not read.
                 Value::Bool(false) if field == "tie_word_embeddings" => continue,
                 Value::Bool(flag) => Value::from(!flag),
-                // Heads and their size are told by one product: either may be the wrong one.
                 number => Value::from(2 * number.as_u64().unwrap()),
             };
             let config = joined(&[&said, &left_out, &json!({ field: wrong })]);
             std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
             let error = open(dir.path()).expect_err("refused");
+            // Of heads and their size, which are told by one product, the size is held to be wrong.
             let heads = field == "num_attention_heads";
             let named = if heads { "head_dim".to_string() } else { format!("`{field}` is {wrong}") };
             let parts = ["config.json and the tensors of", "contradict each other", &named, "tensor `"];
@@ -221,8 +221,8 @@ fn is_thin(name: &str) -> bool {
 
 #[test]
 fn ranks_of_rwkv_are_the_same_under_both_namings() {
-    let cases: [(&str, fn(&str) -> String, fn(&str) -> bool); 2] =
-        [("rwkv6", short_six, |_| false), ("rwkv7", short_seven, is_thin)];
+    type Case = (&'static str, fn(&str) -> String, fn(&str) -> bool);
+    let cases: [Case; 2] = [("rwkv6", short_six, |_| false), ("rwkv7", short_seven, is_thin)];
     for (kind, short, turned) in cases {
         let (said, left_out) = published().into_iter().find(|(said, _)| said["model_type"] == kind).unwrap();
         let full = parse(&joined(&[&said, &left_out]));

@@ -436,9 +436,7 @@ impl Tensors<'_> {
             file: self.fields.origin.clone(),
             weights: self.checkpoint.origin.clone(),
             field: field.to_string(),
-            said: said.to_string(),
-            evidence: evidence.to_string(),
-            told,
+            what: format!("is {said}, but {evidence} means {told}"),
         }
     }
 }
