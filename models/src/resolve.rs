@@ -47,16 +47,6 @@ impl ModelRequest {
     }
 }
 
-impl ModelRequest {
-    /// Whether the weights will come from a GGUF file, as far as the paths tell.
-    pub fn is_gguf(&self) -> bool {
-        let path = self.weights.as_deref().unwrap_or(Path::new(&self.model));
-        let found =
-            if path.is_dir() { WeightFiles::in_directory(path) } else { WeightFiles::from_file(path) };
-        self.random_weights.is_none() && found.is_ok_and(|files| files.format == CheckpointFormat::Gguf)
-    }
-}
-
 /// Where the weights come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Weights {
