@@ -1,15 +1,17 @@
 //! `config.json`: the typed configuration of each supported architecture, with the raw JSON kept beside it.
 //!
-//! Sizes have to be in the file; everything with one published default may be absent. A field of a wrong type or out of
-//! range is an error that names file and field.
+//! Sizes have to be in the file or in the shapes of the tensors; everything with one published default may be absent. A
+//! field of a wrong type or out of range is an error that names file and field.
 
 pub mod fields;
+pub(crate) mod quantized;
 pub mod rope;
 pub mod rwkv4;
 pub mod rwkv5;
 pub mod rwkv6;
 pub mod rwkv7;
 pub mod sizes;
+mod told;
 
 pub use fields::ConfigFields;
 pub use rope::{RopeConfig, RopeDefaults};
@@ -18,6 +20,7 @@ pub use rwkv5::Rwkv5Config;
 pub use rwkv6::Rwkv6Config;
 pub use rwkv7::Rwkv7Config;
 
+use crate::checkpoint::Checkpoint;
 use crate::definition::{Architecture, Definition};
 use crate::error::ConfigError;
 use crate::registry;
@@ -73,6 +76,15 @@ impl ModelConfig {
     pub fn rwkv7(origin: String, config: Rwkv7Config) -> ModelConfig {
         let raw = config.to_fields();
         ModelConfig::known(origin, "rwkv7", config, raw)
+    }
+
+    /// What the fields leave out the tensors tell; both have to agree.
+    pub(crate) fn of_checkpoint(
+        fields: ConfigFields,
+        checkpoint: &Checkpoint,
+    ) -> Result<ModelConfig, ConfigError> {
+        let config = ModelConfig::from_fields(told::complete(&fields, checkpoint)?)?;
+        Ok(ModelConfig { raw: fields.raw, ..config })
     }
 
     pub(crate) fn from_fields(fields: ConfigFields) -> Result<ModelConfig, ConfigError> {

@@ -38,6 +38,25 @@ pub enum ConfigError {
         "{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory"
     )]
     CannotInfer { file: String, detail: String },
+    #[error(
+        "{file} and the tensors of {weights} contradict each other: field `{field}` {what}. Configuration and weights have to come from the same model"
+    )]
+    Contradiction {
+        file: String,
+        weights: String,
+        field: String,
+        /// What it says, and the tensor that tells otherwise.
+        what: String,
+    },
+    #[error(
+        "{file}: the weights are quantized {what} (`{field}`), which is not read. Take the checkpoint that was not quantized, or a GGUF file of the model; --quant quantizes it here. If the weights are not quantized after all, remove the field"
+    )]
+    Quantized {
+        file: String,
+        field: String,
+        /// "with" a method, or what is wrong with the field.
+        what: String,
+    },
     #[error("{file}: {source}")]
     Stream { file: String, source: StreamError },
 }

@@ -41,7 +41,7 @@ pub struct Entry {
 /// Reads the configuration of one family.
 type Reader = fn(&ConfigFields) -> Result<Architecture, ConfigError>;
 
-const fn entry(
+const fn family(
     model_type: &'static str,
     classes: &'static [&'static str],
     about: &'static str,
@@ -51,74 +51,76 @@ const fn entry(
 }
 
 pub const REGISTRY: &[Entry] = &[
-    entry("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| Rwkv4Config::from_fields(f).map(Architecture::new)),
-    entry("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| Rwkv5Config::from_fields(f).map(Architecture::new)),
-    entry("rwkv6", &["Rwkv6ForCausalLM"], "RWKV-6", |f| Rwkv6Config::from_fields(f).map(Architecture::new)),
-    entry("rwkv7", &["RWKV7ForCausalLM"], "RWKV-7", |f| Rwkv7Config::from_fields(f).map(Architecture::new)),
-    entry("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
+    family("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| Rwkv4Config::from_fields(f).map(Architecture::new)),
+    family("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| {
+        Rwkv5Config::from_fields(f).map(Architecture::new)
+    }),
+    family("rwkv6", &["Rwkv6ForCausalLM"], "RWKV-6", |f| Rwkv6Config::from_fields(f).map(Architecture::new)),
+    family("rwkv7", &["RWKV7ForCausalLM"], "RWKV-7", |f| Rwkv7Config::from_fields(f).map(Architecture::new)),
+    family("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
         LlamaConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("mistral", &["MistralForCausalLM"], "Mistral", |f| LlamaConfig::mistral(f).map(Architecture::new)),
-    entry("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
+    family("mistral", &["MistralForCausalLM"], "Mistral", |f| LlamaConfig::mistral(f).map(Architecture::new)),
+    family("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
         MixtralConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("qwen", &["QWenLMHeadModel"], "Qwen, first generation", |f| {
+    family("qwen", &["QWenLMHeadModel"], "Qwen, first generation", |f| {
         QwenConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| qwen2::from_fields(f).map(Architecture::new)),
-    entry("qwen3", &["Qwen3ForCausalLM"], "Qwen 3", |f| Qwen3Config::dense(f).map(Architecture::new)),
-    entry("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
+    family("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| qwen2::from_fields(f).map(Architecture::new)),
+    family("qwen3", &["Qwen3ForCausalLM"], "Qwen 3", |f| Qwen3Config::dense(f).map(Architecture::new)),
+    family("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
         Qwen3Config::moe(f).map(Architecture::new)
     }),
-    entry("gemma", &["GemmaForCausalLM"], "Gemma 1", |f| GemmaConfig::gemma1(f).map(Architecture::new)),
-    entry("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| GemmaConfig::gemma2(f).map(Architecture::new)),
-    entry("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
+    family("gemma", &["GemmaForCausalLM"], "Gemma 1", |f| GemmaConfig::gemma1(f).map(Architecture::new)),
+    family("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| GemmaConfig::gemma2(f).map(Architecture::new)),
+    family("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
         GemmaConfig::gemma3(f).map(Architecture::new)
     }),
-    entry("gemma3", &[], "Gemma 3, text only", |f| GemmaConfig::gemma3(f).map(Architecture::new)),
-    entry("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| Phi3Config::from_fields(f).map(Architecture::new)),
-    entry("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
-    entry("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
+    family("gemma3", &[], "Gemma 3, text only", |f| GemmaConfig::gemma3(f).map(Architecture::new)),
+    family("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| Phi3Config::from_fields(f).map(Architecture::new)),
+    family("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
+    family("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
         Starcoder2Config::from_fields(f).map(Architecture::new)
     }),
-    entry("stablelm", &["StableLmForCausalLM"], "StableLM 2", |f| {
+    family("stablelm", &["StableLmForCausalLM"], "StableLM 2", |f| {
         StableLmConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("gpt2", &["GPT2LMHeadModel"], "GPT-2", |f| Gpt2Config::gpt2(f).map(Architecture::new)),
-    entry("gpt_bigcode", &["GPTBigCodeForCausalLM"], "StarCoder 1, SantaCoder", |f| {
+    family("gpt2", &["GPT2LMHeadModel"], "GPT-2", |f| Gpt2Config::gpt2(f).map(Architecture::new)),
+    family("gpt_bigcode", &["GPTBigCodeForCausalLM"], "StarCoder 1, SantaCoder", |f| {
         Gpt2Config::bigcode(f).map(Architecture::new)
     }),
-    entry("gptj", &["GPTJForCausalLM"], "GPT-J", |f| GptJConfig::gptj(f).map(Architecture::new)),
-    entry("moss", &["MossForCausalLM"], "MOSS", |f| GptJConfig::moss(f).map(Architecture::new)),
-    entry("gpt_neox", &["GPTNeoXForCausalLM"], "GPT-NeoX, Pythia", |f| {
+    family("gptj", &["GPTJForCausalLM"], "GPT-J", |f| GptJConfig::gptj(f).map(Architecture::new)),
+    family("moss", &["MossForCausalLM"], "MOSS", |f| GptJConfig::moss(f).map(Architecture::new)),
+    family("gpt_neox", &["GPTNeoXForCausalLM"], "GPT-NeoX, Pythia", |f| {
         GptNeoxConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("opt", &["OPTForCausalLM"], "OPT", |f| OptConfig::from_fields(f).map(Architecture::new)),
-    entry("falcon", &["FalconForCausalLM", "RWForCausalLM"], "Falcon", |f| {
+    family("opt", &["OPTForCausalLM"], "OPT", |f| OptConfig::from_fields(f).map(Architecture::new)),
+    family("falcon", &["FalconForCausalLM", "RWForCausalLM"], "Falcon", |f| {
         FalconConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("bloom", &["BloomForCausalLM"], "BLOOM", |f| BloomConfig::from_fields(f).map(Architecture::new)),
-    entry("mpt", &["MptForCausalLM", "MPTForCausalLM"], "MPT", |f| {
+    family("bloom", &["BloomForCausalLM"], "BLOOM", |f| BloomConfig::from_fields(f).map(Architecture::new)),
+    family("mpt", &["MptForCausalLM", "MPTForCausalLM"], "MPT", |f| {
         MptConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("glm", &["GlmForCausalLM"], "GLM-4", |f| GlmConfig::glm(f).map(Architecture::new)),
-    entry("glm4", &["Glm4ForCausalLM"], "GLM-4-0414", |f| GlmConfig::glm4(f).map(Architecture::new)),
-    entry(
+    family("glm", &["GlmForCausalLM"], "GLM-4", |f| GlmConfig::glm(f).map(Architecture::new)),
+    family("glm4", &["Glm4ForCausalLM"], "GLM-4-0414", |f| GlmConfig::glm4(f).map(Architecture::new)),
+    family(
         "chatglm",
         &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
         "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
         chatglm,
     ),
-    entry("baichuan", &["BaiChuanForCausalLM", "BaichuanForCausalLM"], "Baichuan 1, 2", |f| {
+    family("baichuan", &["BaiChuanForCausalLM", "BaichuanForCausalLM"], "Baichuan 1, 2", |f| {
         BaichuanConfig::from_fields(f).map(Architecture::new)
     }),
-    entry("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
+    family("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
         LlamaConfig::internlm(f).map(Architecture::new)
     }),
-    entry("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
+    family("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
         InternLm2Config::from_fields(f).map(Architecture::new)
     }),
-    entry("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
+    family("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
         GraniteConfig::from_fields(f).map(Architecture::new)
     }),
 ];
@@ -133,6 +135,12 @@ fn chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
 
 /// The model type and the configured model: by `model_type`, else by the class in `architectures`.
 pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
+    let (model_type, entry) = entry(fields)?;
+    Ok((model_type, (entry.config)(fields)?))
+}
+
+/// The model type as the configuration calls it, and the family.
+pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), ConfigError> {
     let class = class_name(fields);
     let by_class = REGISTRY.iter().find(|e| class.is_some_and(|c| e.classes.contains(&c)));
     let model_type = match (fields.get("model_type"), by_class) {
@@ -141,11 +149,13 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
     };
     refuse_other_inputs(fields)?;
     let by_type = REGISTRY.iter().find(|e| e.model_type == model_type);
-    if let Some(entry) = by_type.or(by_class) {
-        return Ok((model_type, (entry.config)(fields)?));
+    match by_type.or(by_class) {
+        Some(entry) => Ok((model_type, entry)),
+        None => {
+            let file = fields.origin.clone();
+            Err(ConfigError::UnknownModelType { file, found: model_type, supported: supported() })
+        }
     }
-    let file = fields.origin.clone();
-    Err(ConfigError::UnknownModelType { file, found: model_type, supported: supported() })
 }
 
 /// Models that also take images or sounds have a configuration for that part.

@@ -13,11 +13,12 @@ pub use hub_cache::{HubCache, RepoName, Snapshot};
 pub use model_files::ModelFiles;
 
 use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
-use crate::config::ModelConfig;
+use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
 use crate::infer::infer_config;
 use crate::presets::{self, Preset};
+use crate::registry;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,16 +77,6 @@ impl ModelRequest {
             cache: HubCache::from_environment(),
             download: None,
         }
-    }
-}
-
-impl ModelRequest {
-    /// Whether the weights will come from a GGUF file, as far as the paths tell.
-    pub fn is_gguf(&self) -> bool {
-        let path = self.weights.as_deref().unwrap_or(Path::new(&self.model));
-        let found =
-            if path.is_dir() { WeightFiles::in_directory(path) } else { WeightFiles::from_file(path) };
-        self.random_weights.is_none() && found.is_ok_and(|files| files.format == CheckpointFormat::Gguf)
     }
 }
 
@@ -170,6 +161,7 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
             (None, None, _) => return Err(no_such_model(&request.model).into()),
         },
     };
+    refuse_quantized(&weights)?;
     let config = match &place {
         Place::Preset(preset) => preset.config(),
         Place::Directory(dir) => config_of(dir, &weights)?,
@@ -322,6 +314,22 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
     Ok(WeightFiles::from_file(path)?)
 }
 
+/// The config.json beside the weights says so if another program has quantized them. GGUF files tell their types themselves.
+fn refuse_quantized(weights: &Weights) -> Result<(), ModelError> {
+    let Weights::Files(files) = weights else { return Ok(()) };
+    let path = files.directory().join("config.json");
+    if files.format == CheckpointFormat::Gguf || !path.exists() {
+        return Ok(());
+    }
+    let fields = ConfigFields::read(&path)?;
+    if let Err(refused) = quantized::refuse(&fields) {
+        // Of a model that is not known at all, that comes first.
+        registry::entry(&fields)?;
+        return Err(refused.into());
+    }
+    Ok(())
+}
+
 /// config.json of the directory, or what the tensors tell.
 fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
     // A GGUF file tells its configuration itself; a config.json beside it may be that of another model.
@@ -333,7 +341,11 @@ fn config_of(dir: &Path, weights: &Weights) -> Result<ModelConfig, ModelError> {
     }
     let path = dir.join("config.json");
     if path.exists() {
-        return Ok(ModelConfig::read(&path)?);
+        let fields = ConfigFields::read(&path)?;
+        let Weights::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
+        // Before the weights, which may be of a kind that is not read either.
+        registry::entry(&fields)?;
+        return Ok(ModelConfig::of_checkpoint(fields, &Checkpoint::open(files)?)?);
     }
     match weights {
         Weights::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),

@@ -7,6 +7,7 @@ use mlcc_models::golden::{Evaluation, Golden};
 use mlcc_models::presets::{Preset, all};
 use mlcc_models::resolve::{HubCache, ModelRequest, Weights, resolve};
 use mlcc_models::{ModelConfig, Rwkv4Config};
+use serde_json::{Value, json};
 use std::path::Path;
 
 const SMALL: &str = r#"{"model_type":"rwkv","vocab_size":320,"hidden_size":64,"num_hidden_layers":4}"#;
@@ -313,4 +314,84 @@ fn arguments_that_lead_nowhere() {
     let random =
         ModelRequest { random_weights: Some(0), ..request(dir.path().to_str().unwrap(), dir.path()) };
     assert_eq!(resolve(&random).unwrap().open_weights().unwrap().tensors().len(), 78);
+}
+
+/// The folder of a reference case whose config.json also has these fields.
+fn with_fields(dir: &Path, fields: Value) {
+    let case = golden("rwkv4-hf");
+    let mut config = ModelConfig::read(&case.join("config.json")).unwrap().raw;
+    config.extend(fields.as_object().unwrap().clone());
+    std::fs::write(dir.join("config.json"), Value::Object(config).to_string()).unwrap();
+    std::fs::copy(case.join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+}
+
+#[test]
+fn weights_that_another_program_quantized_are_named() {
+    let kinds = [
+        (json!({"quant_method": "awq", "bits": 4, "group_size": 128}), "with AWQ, 4 bits"),
+        (json!({"quant_method": "gptq", "bits": 8}), "with GPTQ, 8 bits"),
+        (json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "with FP8"),
+        (json!({"quant_method": "fbgemm_fp8"}), "with FP8 (FBGEMM)"),
+        (json!({"quant_method": "compressed-tensors", "config_groups": {}}), "with compressed-tensors"),
+        (json!({"config_groups": {}}), "with compressed-tensors"),
+        (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "with bitsandbytes, 4 bits"),
+        (json!({"load_in_8bit": true}), "with bitsandbytes, 8 bits"),
+        (json!({"quant_method": "mxfp4"}), "with MXFP4"),
+        (json!({"quant_method": "quanto"}), "with Quanto"),
+        (json!({"quant_method": "HQQ", "nbits": 2}), "with HQQ, 2 bits"),
+        (json!({"quant_method": "tomorrow\n"}), "with `tomorrow`, a method that is not known"),
+        (json!({"quant_method": 3}), "`quant_method` is a number, not a string"),
+        (json!({"quant_method": null}), "no `quant_method` that would say how"),
+        (json!({}), "no `quant_method` that would say how"),
+        (json!("awq"), "the field is a string, not an object"),
+        (json!([]), "the field is a list, not an object"),
+        (json!(false), "the field is true or false, not an object"),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    for (entry, what) in kinds {
+        for field in ["quantization_config", "compression_config"] {
+            let nested = json!({"text_config": {field: entry}});
+            for (fields, file) in
+                [(json!({field: entry}), "config.json:"), (nested, "config.json, text_config:")]
+            {
+                with_fields(dir.path(), fields);
+                let model = request(dir.path().to_str().unwrap(), dir.path());
+                let named = format!("(`{field}`)");
+                let advice = ["Take the checkpoint that was not quantized", "GGUF", "--quant"];
+                not_resolved(
+                    &model,
+                    &[&[file, "the weights are quantized", what, &named], &advice[..]].concat(),
+                );
+                let error = resolve(&model).unwrap_err().to_string();
+                assert_eq!(error.lines().count(), 1, "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn quantization_is_that_of_the_weights_in_use() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for null in ["quantization_config", "compression_config"] {
+        with_fields(dir.path(), json!({null: null, "text_config": {null: null}}));
+        resolve(&request(dir.path().to_str().unwrap(), dir.path())).unwrap().open_weights().unwrap();
+    }
+    // Random weights have no quantization, and those of another folder have its own.
+    with_fields(dir.path(), json!({"quantization_config": {"quant_method": "awq"}}));
+    with_fields(other.path(), json!({}));
+    let mut model = request(dir.path().to_str().unwrap(), dir.path());
+    model.random_weights = Some(1);
+    resolve(&model).unwrap();
+    model.random_weights = None;
+    model.weights = Some(other.path().to_path_buf());
+    resolve(&model).unwrap().open_weights().unwrap();
+    let mut model = request(other.path().to_str().unwrap(), dir.path());
+    model.weights = Some(dir.path().join("model.safetensors"));
+    not_resolved(&model, &["quantized with AWQ"]);
+    // A model that is not known would not be read without the quantization either.
+    with_fields(
+        dir.path(),
+        json!({"model_type": "gpt_oss", "architectures": null, "quantization_config": {"quant_method": "mxfp4"}}),
+    );
+    not_resolved(&request(dir.path().to_str().unwrap(), dir.path()), &["`gpt_oss` is unknown"]);
 }

@@ -38,8 +38,8 @@ fn configurations() {
     let model = copy_of(&case("rwkv4-hf"));
     let config = model.path().join("config.json");
     let good = std::fs::read_to_string(&config).unwrap();
-    edit(&config, "\"hidden_size\"", "\"hidden_sise\"");
-    build_fails(model.path(), &[], &["config.json", "`hidden_size` is missing", "expected"]);
+    edit(&config, "\"num_hidden_layers\"", "\"num_hiden_layers\"");
+    build_fails(model.path(), &[], &["config.json", "`num_hidden_layers` is missing", "expected"]);
     std::fs::write(&config, good.replace("\"hidden_size\": 64", "\"hidden_size\": \"64\"")).unwrap();
     build_fails(model.path(), &[], &["config.json", "`hidden_size`", "\"64\""]);
     let unknown = good.replace("\"rwkv\"", "\"mamba\"").replace("RwkvForCausalLM", "MambaForCausalLM");
@@ -50,6 +50,17 @@ fn configurations() {
     std::fs::remove_file(&config).unwrap();
     std::fs::remove_file(model.path().join("model.safetensors")).unwrap();
     build_fails(model.path(), &[], &["no weights in", "expected"]);
+}
+
+/// Replaces the first `from` behind `name`.
+fn turn(path: &Path, name: &[u8], from: &[u8], to: &[u8]) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let find =
+        |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).position(|window| window == part).unwrap();
+    let entry = find(&bytes, name);
+    let at = entry + find(&bytes[entry..], from);
+    bytes[at..at + to.len()].copy_from_slice(to);
+    std::fs::write(path, bytes).unwrap();
 }
 
 /// Outputs never take the place of what they are made from.
@@ -105,7 +116,7 @@ fn tensors_that_do_not_fit_are_all_named() {
     // The name's length must stay: it is inside of the file's header.
     patch(&weights, b"rwkv.blocks.1.ln1.weight", b"rwkv.blocks.1.lnX.weight");
     patch(&weights, b"rwkv.blocks.2.ln2.bias", b"rwkv.blocks.2.lnY.bias");
-    edit(&model.path().join("config.json"), "\"intermediate_size\": 256", "\"intermediate_size\": 255");
+    turn(&weights, b"rwkv.blocks.1.feed_forward.key.weight", b"[256,64]", b"[64,256]");
     build_fails(
         model.path(),
         &[],
@@ -113,9 +124,29 @@ fn tensors_that_do_not_fit_are_all_named() {
             "missing: rwkv.blocks.1.ln1.weight, expected [64]",
             "missing: rwkv.blocks.2.ln2.bias, expected [64]",
             "not part of the model: rwkv.blocks.1.lnX.weight [64]",
-            "wrong shape: rwkv.blocks.0.feed_forward.key.weight, expected [255, 64], found [256, 64]",
+            "wrong shape: rwkv.blocks.1.feed_forward.key.weight, expected [256, 64], found [64, 256]",
             "same model",
         ],
+    );
+}
+
+#[test]
+fn a_configuration_that_contradicts_a_tensor() {
+    let model = copy_of(&case("rwkv4-hf"));
+    edit(&model.path().join("config.json"), "\"intermediate_size\": 256", "\"intermediate_size\": 255");
+    let tensor = "tensor `rwkv.blocks.0.feed_forward.key.weight` [256, 64] means 256";
+    build_fails(model.path(), &[], &["config.json", "`intermediate_size` is 255", tensor, "same model"]);
+}
+
+#[test]
+fn weights_of_another_quantizer() {
+    let model = copy_of(&case("rwkv4-hf"));
+    let entry = "\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4}, \"use_cache\"";
+    edit(&model.path().join("config.json"), "\"use_cache\"", entry);
+    build_fails(
+        model.path(),
+        &[],
+        &["config.json", "quantized with GPTQ, 4 bits", "not quantized, or a GGUF"],
     );
 }
 

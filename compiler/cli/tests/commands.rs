@@ -70,6 +70,8 @@ fn passes_can_be_watched_and_stopped() {
     let mut build = mlcc();
     build.current_dir(&folder).arg("build").arg("-m").arg(case("rwkv4-hf").canonicalize().unwrap());
     build.args([
+        "--quant",
+        "f32",
         "--print-after",
         "cse",
         "--stop-after",

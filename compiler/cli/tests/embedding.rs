@@ -29,7 +29,8 @@ fn compiled(source: &Path, folder: &Path) -> Option<PathBuf> {
 fn built(model: &Path, folder: &Path, backend: Backend, flags: &[&str]) -> PathBuf {
     let artifact = folder.join("model.so");
     let mut build = mlcc();
-    build.arg("build").arg("-m").arg(model).args(["--backend", backend.name()]).args(flags);
+    // The references are computed in f32.
+    build.arg("build").arg("-m").arg(model).args(["--quant", "f32", "--backend", backend.name()]).args(flags);
     build.arg("-o").arg(&artifact);
     build.assert().success();
     artifact

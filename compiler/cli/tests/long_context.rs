@@ -27,7 +27,7 @@ fn reference_case(name: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Built with a context of so many tokens.
+/// Built with a context of so many tokens, in f32: that is what the references are computed in.
 fn build(model: &Path, folder: &Path, context: &str) -> PathBuf {
     build_with(model, folder, context, &[])
 }
@@ -36,7 +36,7 @@ fn build_with(model: &Path, folder: &Path, context: &str, flags: &[&str]) -> Pat
     let out = folder.join(format!("{context}{}.so", flags.concat()));
     let mut build = mlcc();
     let chunk = if flags.contains(&"--chunk") { &[][..] } else { &["--chunk", "8"] };
-    build.arg("build").arg("-m").arg(model).args(["-c", context]).args(chunk).args(flags);
+    build.arg("build").arg("-m").arg(model).args(["--quant", "f32", "-c", context]).args(chunk).args(flags);
     build.arg("-o").arg(&out);
     build.assert().success();
     out
@@ -275,7 +275,8 @@ fn whole_prompts_are_not_cut() {
     let Some(model) = reference_case("chatglm-6b-tiny") else { return };
     let folder = tempfile::tempdir().unwrap();
     let long = folder.path().join("long.so");
-    mlcc().arg("build").arg("-m").arg(&model).args(["-c", "120", "-o"]).arg(&long).assert().success();
+    let flags = ["--quant", "f32", "-c", "120", "-o"];
+    mlcc().arg("build").arg("-m").arg(&model).args(flags).arg(&long).assert().success();
     let mut session = load(&long).session().unwrap();
     // Ends with the mask and the begin of the answer.
     let golden: serde_json::Value =

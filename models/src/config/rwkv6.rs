@@ -22,7 +22,7 @@ impl Deref for Rwkv6Config {
     }
 }
 
-/// The ranks that the published class has for a width; config.json does not carry them.
+/// The ranks that the published class has for a width; config.json does not carry them. Where there are tensors, they tell.
 fn ranks(hidden: usize) -> (usize, usize) {
     if hidden == 4096 { (64, 128) } else { (32, 64) }
 }

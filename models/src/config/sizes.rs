@@ -12,11 +12,11 @@ const LARGEST_HEAD: usize = 4096;
 
 pub(crate) const HIDDEN: [&str; 4] = ["hidden_size", "n_embd", "d_model", "n_embed"];
 pub(crate) const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];
-const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
-const KV_HEADS: [&str; 2] = ["num_key_value_heads", "num_kv_heads"];
-const HEAD_SIZE: [&str; 2] = ["head_dim", "kv_channels"];
-const VOCAB: [&str; 2] = ["padded_vocab_size", "vocab_size"];
-const CONTEXT: [&str; 6] = [
+pub(crate) const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
+pub(crate) const KV_HEADS: [&str; 2] = ["num_key_value_heads", "num_kv_heads"];
+pub(crate) const HEAD_SIZE: [&str; 2] = ["head_dim", "kv_channels"];
+pub(crate) const VOCAB: [&str; 2] = ["padded_vocab_size", "vocab_size"];
+pub(crate) const CONTEXT: [&str; 6] = [
     "max_position_embeddings",
     "n_positions",
     "max_seq_len",

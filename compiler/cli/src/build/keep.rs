@@ -1,15 +1,21 @@
-//! Weights that come quantized (GGUF): which storage format each parameter gets, and what became of each type.
+//! `--quant keep`: every parameter gets the storage format that holds the type its weights come in.
 
 use std::collections::BTreeMap;
 
-use mlcc_ir::module::{Module, ParamSource};
-use mlcc_ir::types::{DType, Format};
-use mlcc_models::{Checkpoint, StoredType};
+use mlcc_ir::module::{Module, Param, ParamRole, ParamSource};
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_models::resolve::Weights;
+use mlcc_models::{Checkpoint, ModelConfig, StoredType};
+use mlcc_passes::Program;
 use mlcc_passes::policy::{QuantPolicy, Rule};
-use mlcc_quant::ScaleSearch;
+use mlcc_passes::scheme::QuantScheme;
+use mlcc_quant::{ScaleSearch, packed_bytes};
 use serde::Serialize;
 
 use super::payload::StoredTensor;
+use super::report::elements;
+use super::{BuildOptions, Source};
+use crate::weights::matrix_shape;
 
 /// Tensors of one stored type that became one format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -20,22 +26,131 @@ pub struct ConversionRow {
     pub how: &'static str,
 }
 
+/// What keeping the weights costs, and what it would cost not to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kept {
+    /// Types of matrices in the checkpoint, that of most weights first.
+    pub types: Vec<&'static str>,
+    /// Nothing is stored: this is the type that the model was published in.
+    pub random: bool,
+    pub bytes: u64,
+    /// Bytes of the same weights with `--quant` [`SMALLER`].
+    pub smaller_bytes: u64,
+}
+
+/// What `--quant` stands for without a value.
+pub const KEEP: &str = "keep";
+
+/// The scheme that is held against the kept types, for their size.
+pub const SMALLER: &str = "q4f16";
+
 const Q4: DType = DType::Packed(Format::Q4G32);
 const Q8: DType = DType::Packed(Format::Q8G32);
 
-/// The scheme whose format the rest gets (parameters that are no tensor of the file).
+/// The scheme whose format the rest gets (parameters that are no tensor of the file) where weights come in blocks.
 pub const BASE: &str = "q8f16_1";
 
-/// A rule for every parameter that is not decided by the user's policy: the format that holds its stored type.
-pub(super) fn policy(module: &Module, checkpoint: &Checkpoint, user: &QuantPolicy) -> QuantPolicy {
-    let mut policy = user.clone();
-    for param in module.params.values().filter(|param| user.rule(&param.name).is_none()) {
-        if let Some(stored) = stored_type(checkpoint, &param.source) {
-            let (glob, format) = (param.name.clone(), Some(holding(stored)));
+/// The weight format as it was chosen; with `keep`, also what most weights were stored in, unless they were quantized.
+pub fn chosen(keep: bool, scheme: &str) -> String {
+    match (keep, scheme) {
+        (true, BASE) => KEEP.into(),
+        (true, scheme) => format!("{KEEP} ({scheme})"),
+        (false, scheme) => scheme.into(),
+    }
+}
+
+impl BuildOptions {
+    /// With `keep`, the scheme that comes nearest to the types that this source has: it chooses the type of the cache, and the
+    /// error that is permitted.
+    pub fn for_source(&self, source: &Source) -> BuildOptions {
+        match self.keep_quant {
+            true => BuildOptions { quant: base(source), ..self.clone() },
+            false => self.clone(),
+        }
+    }
+}
+
+/// The plain scheme of the type that most weights have; [`BASE`] where some are quantized.
+fn base(source: &Source) -> QuantScheme {
+    let checkpoint = &source.checkpoint;
+    let name = match published_type(source) {
+        Some(StoredType::F16) => "f16",
+        Some(StoredType::BF16) => "bf16",
+        Some(_) => "f32",
+        None if checkpoint.tensors().iter().any(|info| info.dtype.is_block()) => BASE,
+        None => {
+            let needed = source.model.config.architecture.tensors();
+            let tensors = needed.iter().filter(|(_, shape)| shape.len() > 1);
+            let infos = tensors.filter_map(|(name, _)| checkpoint.info(name));
+            match by_weights(infos.map(|info| (info.dtype, info.elements() as u64))).first() {
+                Some(StoredType::F16) => "f16",
+                Some(StoredType::BF16) => "bf16",
+                _ => "f32",
+            }
+        }
+    };
+    QuantScheme::find(name).map(|(scheme, _)| scheme).unwrap_or_default()
+}
+
+/// Types with those of most weights first.
+fn by_weights(tensors: impl Iterator<Item = (StoredType, u64)>) -> Vec<StoredType> {
+    let mut counts: BTreeMap<StoredType, u64> = BTreeMap::new();
+    tensors.for_each(|(stored, elements)| *counts.entry(stored).or_default() += elements);
+    let mut types: Vec<_> = counts.into_iter().collect();
+    types.sort_by_key(|&(stored, elements)| (std::cmp::Reverse(elements), stored));
+    types.into_iter().map(|(stored, _)| stored).collect()
+}
+
+/// For random weights, which nothing stores: the type that config.json says the model was published in, else bf16, in which
+/// most are.
+fn published_type(source: &Source) -> Option<StoredType> {
+    let Weights::Random { .. } = source.model.weights else { return None };
+    Some(named_type(&source.model.config).unwrap_or(StoredType::BF16))
+}
+
+fn named_type(config: &ModelConfig) -> Option<StoredType> {
+    let name = ["torch_dtype", "dtype"].iter().find_map(|field| config.raw.get(*field)?.as_str())?;
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "float32" => Some(StoredType::F32),
+        "float16" => Some(StoredType::F16),
+        "bfloat16" => Some(StoredType::BF16),
+        _ => None,
+    }
+}
+
+/// A rule for every parameter that is not decided by the user's policy, nor kept by the scheme: the format that holds its
+/// stored type.
+pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -> QuantPolicy {
+    let mut policy = options.policy.clone();
+    for param in module.params.values().filter(|param| options.policy.rule(&param.name).is_none()) {
+        let Some(format) = stored_type(source, &param.source).map(holding) else { continue };
+        if param.role != ParamRole::Vector && format != options.quant.storage(param.role) {
+            let (glob, format) = (param.name.clone(), Some(format));
             policy.rules.push(Rule { number: None, glob, format, scale_search: ScaleSearch::None });
         }
     }
     policy
+}
+
+/// What is said of weights that are kept, once it is known where they go.
+pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
+    let memory = program.memory.as_ref()?;
+    let matrices = program.module.params.values().filter(|param| param.role != ParamRole::Vector);
+    let types = matrices.filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
+    let (scheme, _) = QuantScheme::find(SMALLER).ok()?;
+    Some(Kept {
+        types: by_weights(types).into_iter().map(StoredType::name).collect(),
+        random: matches!(source.model.weights, Weights::Random { .. }),
+        bytes: memory.weights_bytes,
+        smaller_bytes: program.module.params.values().map(|param| bytes_in(&scheme, param)).sum(),
+    })
+}
+
+/// Bytes of a parameter as the scheme stores it.
+fn bytes_in(scheme: &QuantScheme, param: &Param) -> u64 {
+    let dtype = QuantPolicy::default().choose(scheme, param).0;
+    let packed = matrix_shape(param).and_then(|(n, k)| packed_bytes(dtype, Packing::RowMajor, n, k).ok());
+    packed.map_or_else(|| elements(param) * dtype.bytes().unwrap_or(4) as u64, |bytes| bytes as u64)
 }
 
 /// The format that holds a stored type: without loss, or with little where there is none of ours that is equal.
@@ -81,6 +196,7 @@ fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
 }
 
 /// The type of the first tensor that a parameter is made of.
-fn stored_type(checkpoint: &Checkpoint, source: &ParamSource) -> Option<StoredType> {
-    source.tensors().into_iter().find_map(|name| checkpoint.info(name)).map(|info| info.dtype)
+fn stored_type(source: &Source, tensors: &ParamSource) -> Option<StoredType> {
+    let info = tensors.tensors().into_iter().find_map(|name| source.checkpoint.info(name))?;
+    Some(published_type(source).unwrap_or(info.dtype))
 }

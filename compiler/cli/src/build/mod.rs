@@ -148,6 +148,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
+    let options = &options.for_source(&source);
     report.warnings = source.warnings.clone();
     let output = options.output_path(&source.model.name);
     keeps_inputs(&source, options, &output)?;
@@ -272,7 +273,7 @@ pub fn compile(
     };
     let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
-        pass_options.policy = keep::policy(&module, &source.checkpoint, &options.policy);
+        pass_options.policy = keep::policy(&module, source, options);
     }
     let mut program = Program::new(module);
     let mut context = Context::new(pass_options);

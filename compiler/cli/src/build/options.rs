@@ -39,7 +39,8 @@ pub struct BuildOptions {
     pub quant: QuantScheme,
     /// The weight format as the user named it, for the name of the artifact.
     pub quant_name: String,
-    /// Weights that come quantized stay as they are where a format of ours can hold them; `quant` is for the rest.
+    /// Weights stay in the types that they come in, where a format of ours can hold them; `quant` is for the rest, see
+    /// [`BuildOptions::for_source`].
     pub keep_quant: bool,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,

@@ -14,6 +14,7 @@ use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::Target;
 use serde::Serialize;
 
+use super::keep::{self, Kept};
 use super::table::{CacheRow, caches, dims};
 use super::{BuildOptions, Event, Hooks, Quality, Source, payload};
 
@@ -34,6 +35,8 @@ pub struct BuildReport {
     pub formats: Vec<FormatRow>,
     /// What became of the tensors of a checkpoint that is quantized; empty if no weights were written.
     pub conversions: Vec<super::keep::ConversionRow>,
+    /// What the weights take in the types that they came in; `None` if others were asked for.
+    pub kept: Option<Kept>,
     pub memory: Option<MemoryRow>,
     pub passes: Vec<PassRow>,
     /// Pass and line of `--explain-passes`.
@@ -130,7 +133,7 @@ impl BuildReport {
         program: &Program,
     ) {
         self.model = source.model.name.clone();
-        self.quant = if options.keep_quant { "keep" } else { options.quant.name }.into();
+        self.quant = keep::chosen(options.keep_quant, options.quant.name);
         self.target = target.name.clone();
         self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(source.chunk);
         let level =
@@ -138,6 +141,7 @@ impl BuildReport {
         self.levels = program.levels.iter().map(level).collect();
         self.parameters = parameters(program);
         self.formats = formats(program, program.memory.as_ref());
+        self.kept = if options.keep_quant { keep::kept(source, program) } else { None };
         self.memory = program.memory.as_ref().map(|m| memory_row(program, m));
         self.tokenizer = source
             .tokenizer
@@ -176,7 +180,7 @@ fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     }
 }
 
-fn elements(param: &Param) -> u64 {
+pub(super) fn elements(param: &Param) -> u64 {
     dims(&param.ty).iter().product()
 }
 

@@ -9,9 +9,9 @@ use mlcc_passes::pipeline::find;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 
-use super::build::{BackendArg, KEEP, parse_cache};
+use super::build::{BackendArg, parse_cache};
 use super::verify::prompt::PromptArgs;
-use crate::build::keep::BASE;
+use crate::build::keep::{BASE, KEEP};
 use crate::build::{BuildOptions, Source};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
@@ -37,8 +37,8 @@ pub struct Args {
     /// Machine to compile for; code that cannot run here is interpreted
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Weight format: a name of `mlcc quants`, or `keep` for that of a GGUF file
-    #[arg(long, visible_alias = "quantization", default_value = "f32", env = "MLCC_QUANT")]
+    /// Weight format: a name of `mlcc quants`, or `keep` for the types that the weights are stored in
+    #[arg(long, visible_alias = "quantization", default_value = KEEP, env = "MLCC_QUANT")]
     quant: String,
     /// TOML file with exceptions from the weight format for single tensors
     #[arg(long, value_name = "FILE")]
@@ -66,6 +66,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let options = options(args)?;
     let target = mlcc_target::resolve(&args.target)?;
     let source = Source::open(&options)?;
+    let options = options.for_source(&source);
     let vocab = source.model.config.architecture.vocab();
     let tokenizer = || {
         let found = source.tokenizer.as_ref().map(|t| t.file.load());

@@ -12,7 +12,7 @@ use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
 
-use crate::build::keep::BASE;
+use crate::build::keep::{BASE, KEEP};
 use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ReportMode, ReportOptions};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
@@ -46,9 +46,9 @@ pub struct Args {
     /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Weight format: a name of `mlcc quants`, or `keep` for that of a GGUF file [default: keep for GGUF files, else f32]
-    #[arg(long, visible_alias = "quantization", env = "MLCC_QUANT")]
-    quant: Option<String>,
+    /// Weight format: a name of `mlcc quants`, or `keep` for the types that the weights are stored in
+    #[arg(long, visible_alias = "quantization", default_value = KEEP, env = "MLCC_QUANT")]
+    quant: String,
     /// TOML file with exceptions from the weight format for single tensors
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
@@ -196,9 +196,6 @@ fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {
     print(&list)
 }
 
-/// `--quant` for the formats that the weights have already.
-pub(super) const KEEP: &str = "keep";
-
 fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     // Mistakes in names are told before anything is read.
     let target = mlcc_target::resolve(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
@@ -221,14 +218,9 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         request.cache.directory = directory.clone();
     }
     let backend = args.backend.map_or_else(Backend::default, BackendArg::backend);
-    let name = match &args.quant {
-        Some(name) => name.to_lowercase(),
-        None if request.is_gguf() => KEEP.to_string(),
-        None => QuantScheme::default().name.to_string(),
-    };
-    let keep_quant = name == KEEP;
-    // As it was typed: messages repeat it.
-    let scheme = if keep_quant { BASE } else { args.quant.as_deref().unwrap_or(&name) };
+    let keep_quant = args.quant.eq_ignore_ascii_case(KEEP);
+    // What `keep` stands for depends on the weights.
+    let scheme = if keep_quant { BASE } else { args.quant.as_str() };
     let (quant, stands_for) = QuantScheme::find(scheme).map_err(|e| CliError::usage(e.to_string()))?;
     if let Some(note) = stands_for {
         ui.note(note);
@@ -239,7 +231,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         template: args.template.as_deref().map(|name| super::chat_template(name, "")).transpose()?,
         target: args.target.clone(),
         quant,
-        quant_name: name,
+        quant_name: args.quant.to_lowercase(),
         keep_quant,
         policy: policy(args.quant_policy.as_deref())?,
         kv_cache: args.kv_cache,

@@ -22,6 +22,7 @@ use std::path::Path;
 use mlcc_engine::{ChatSource, ChatTemplate};
 use serde::Serialize;
 
+use crate::build::keep::chosen;
 use crate::error::CliError;
 use crate::ui::Ui;
 
@@ -86,7 +87,7 @@ impl From<HugePages> for mlcc_runtime::HugePages {
 pub(crate) fn scheme_name(metadata: &serde_json::Value) -> String {
     let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);
     let scheme = metadata.pointer("/quantization/scheme").and_then(serde_json::Value::as_str);
-    if keeps { build::KEEP } else { scheme.unwrap_or("-") }.into()
+    chosen(keeps, scheme.unwrap_or("-"))
 }
 
 /// `--template`: a template by its name, or a file of Jinja text. `more` are further names for the error.

@@ -3,6 +3,7 @@
 use mlcc_passes::scheme::{ActivationType, Q4F16, SCHEMES};
 use serde_json::json;
 
+use crate::build::keep::KEEP;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
@@ -38,5 +39,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         rows.push(cells.map(String::from).to_vec());
     }
     let about: String = SCHEMES.iter().map(|s| format!("{:<9} {}\n", s.name, s.about)).collect();
-    print(&format!("{}\n{about}\nq4f16 stands for {Q4F16}; names are taken in any case\n", ui::table(&rows)))
+    let names = format!("q4f16 stands for {Q4F16}; names are taken in any case");
+    let keep = format!("--quant {KEEP}, the default, leaves weights in the types that they are stored in");
+    print(&format!("{}\n{about}\n{names}\n{keep}\n", ui::table(&rows)))
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::build::BuildReport;
+use crate::build::keep::{Kept, SMALLER};
 use crate::ui;
 
 pub fn text(report: &BuildReport) -> String {
@@ -31,6 +32,9 @@ pub fn text(report: &BuildReport) -> String {
     out.push_str(&conversions(report));
     out.push_str(&formats(report));
     out.push_str(&memory(report));
+    if let Some(kept) = &report.kept {
+        let _ = writeln!(out, "{}", kept_text(kept));
+    }
     let phases: Vec<String> =
         report.phases.iter().map(|p| format!("{} {:.2} s", p.name, p.seconds)).collect();
     let total: f64 = report.phases.iter().map(|p| p.seconds).sum();
@@ -75,6 +79,19 @@ fn conversions(report: &BuildReport) -> String {
     };
     rows.extend(report.conversions.iter().map(row));
     ui::table(&rows) + "\n"
+}
+
+fn kept_text(kept: &Kept) -> String {
+    let what =
+        if kept.random { "random weights as the model was published" } else { "weights kept as stored" };
+    let (types, size) = (kept.types.join(", "), ui::bytes(kept.bytes));
+    // Not worth a word where little is to be saved.
+    let saves = kept.smaller_bytes < kept.bytes / 10 * 9;
+    let smaller = match saves {
+        true => format!("; --quant {SMALLER} would take {}", ui::bytes(kept.smaller_bytes)),
+        false => String::new(),
+    };
+    format!("{what} ({types}), {size}{smaller}")
 }
 
 fn formats(report: &BuildReport) -> String {

@@ -1,0 +1,442 @@
+//! What the tensors of a checkpoint tell of its configuration.
+//!
+//! Published config.json files leave out what their class computes from the width or takes for granted: ranks, sizes of
+//! heads, widths of feed-forward parts, biases, whether the head is the embedding. The tensors have it in their shapes, so
+//! it is read there. A field that says something else than the tensors is an error that names both.
+
+use super::fields::ConfigFields;
+use super::sizes::{CONTEXT, HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB};
+use crate::checkpoint::Checkpoint;
+use crate::error::ConfigError;
+use crate::naming::rwkv4_canonical;
+use crate::naming::rwkv7::{is_stored_transposed, rwkv7_canonical};
+use crate::registry;
+use serde_json::Value;
+
+type Told = Result<(), ConfigError>;
+
+/// The fields with those that were left out, as far as the tensors tell them.
+pub(crate) fn complete(fields: &ConfigFields, checkpoint: &Checkpoint) -> Result<ConfigFields, ConfigError> {
+    let model_type = registry::entry(fields)?.1.model_type;
+    let mut complete = fields.clone();
+    // Gemma 3 may have the text model's fields in an object of their own.
+    let nested = if model_type == "gemma3" { fields.object("text_config")? } else { None };
+    let canonical: fn(&str) -> String = match model_type {
+        "rwkv" | "rwkv5" | "rwkv6" => rwkv4_canonical,
+        "rwkv7" => rwkv7_canonical,
+        _ => str::to_string,
+    };
+    let is_nested = nested.is_some();
+    let mut tensors = Tensors { fields: nested.unwrap_or_else(|| fields.clone()), checkpoint, canonical };
+    family(&mut tensors, model_type)?;
+    match is_nested {
+        true => drop(complete.raw.insert("text_config".into(), Value::Object(tensors.fields.raw))),
+        false => complete = tensors.fields,
+    }
+    Ok(complete)
+}
+
+/// What each family leaves to its tensors. Names are canonical for RWKV, else as stored, without what may stand before.
+fn family(t: &mut Tensors, model_type: &str) -> Told {
+    match model_type {
+        "rwkv" => rwkv4(t),
+        "rwkv5" => rwkv5(t),
+        "rwkv6" => {
+            rwkv5(t)?;
+            let attention = "rwkv.blocks.0.attention";
+            t.size(&["time_mix_extra_dim"], &format!("{attention}.time_maa_w1"), 1, 5)?;
+            t.size(&["time_decay_extra_dim"], &format!("{attention}.time_decay_w1"), 1, 1)
+        }
+        "rwkv7" => rwkv7(t),
+        "llama" | "mistral" | "granite" => {
+            llama(t, None)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")?;
+            t.bias("mlp_bias", "layers.0.mlp.gate_proj")
+        }
+        "qwen2" => llama(t, None),
+        "internlm" => {
+            llama(t, None)?;
+            t.bias("bias", "layers.0.self_attn.q_proj")
+        }
+        "olmo2" => {
+            llama(t, None)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "qwen3" | "qwen3_moe" => {
+            llama(t, Some("layers.0.self_attn.q_norm.weight"))?;
+            t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+            t.size(&["num_experts", "num_local_experts"], "mlp.gate.weight", 0, 1)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "mixtral" => {
+            llama(t, None)?;
+            t.size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
+            t.size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
+        }
+        "gemma" | "gemma2" | "gemma3" | "gemma3_text" => gemma(t),
+        "stablelm" => {
+            llama(t, None)?;
+            t.bias("use_qkv_bias", "layers.0.self_attn.q_proj")?;
+            let (norm, last) =
+                ("layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight");
+            t.presence("qk_layernorm", norm, "layers.0.self_attn.q_layernorm.norms.0.weight", true)?;
+            t.presence("use_parallel_residual", norm, last, false)
+        }
+        "starcoder2" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
+            separate_heads(t, None)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.c_fc.weight", 0, 1)?;
+            t.bias("use_bias", "layers.0.self_attn.q_proj")
+        }
+        "glm" | "glm4" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            separate_heads(t, None)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_up_proj.weight", 0, 2)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "phi3" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            let part = "layers.0.self_attn";
+            fused_heads(t, &format!("{part}.o_proj.weight"), &format!("{part}.qkv_proj.weight"), &KV_HEADS)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_up_proj.weight", 0, 2)
+        }
+        "internlm2" => {
+            embedding(t, "tok_embeddings.weight", "output.weight", false)?;
+            fused_heads(t, "layers.0.attention.wo.weight", "layers.0.attention.wqkv.weight", &KV_HEADS)?;
+            t.size(&["intermediate_size"], "layers.0.feed_forward.w1.weight", 0, 1)?;
+            t.bias("bias", "layers.0.attention.wqkv")
+        }
+        "baichuan" => {
+            table(t, "embed_tokens.weight")?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)
+        }
+        "qwen" => {
+            table(t, "wte.weight")?;
+            if let Some(found) = t.find("h.0.mlp.w1.weight") {
+                t.tell(&["intermediate_size"], 2 * found.shape[0], &found)?;
+            }
+            t.presence("no_bias", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias", false)
+        }
+        "gpt2" => {
+            gpt2(t)?;
+            t.size(&["n_inner"], "h.0.mlp.c_fc.weight", 1, 1)
+        }
+        "gpt_bigcode" => {
+            gpt2(t)?;
+            t.size(&["n_inner"], "h.0.mlp.c_fc.weight", 0, 1)?;
+            multi_query(t, "h.0.attn.c_attn.weight")
+        }
+        "gptj" | "moss" => {
+            table(t, "wte.weight")?;
+            t.size(&["n_inner"], "h.0.mlp.fc_in.weight", 0, 1)
+        }
+        "gpt_neox" => {
+            embedding(t, "embed_in.weight", "embed_out.weight", false)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.dense_h_to_4h.weight", 0, 1)?;
+            t.bias("attention_bias", "layers.0.attention.query_key_value")
+        }
+        "opt" => opt(t),
+        "falcon" => falcon(t),
+        "bloom" => embedding(t, "word_embeddings.weight", "lm_head.weight", true),
+        "mpt" => {
+            embedding(t, "wte.weight", "lm_head.weight", true)?;
+            let Some(hidden) = t.known(&HIDDEN) else { return Ok(()) };
+            t.size(&["expansion_ratio"], "blocks.0.ffn.up_proj.weight", 0, hidden)
+        }
+        "chatglm" => chatglm(t),
+        _ => Ok(()),
+    }
+}
+
+fn rwkv4(t: &mut Tensors) -> Told {
+    t.size(&["vocab_size"], "rwkv.embeddings.weight", 0, 1)?;
+    t.size(&["hidden_size"], "rwkv.embeddings.weight", 1, 1)?;
+    t.size(&["attention_hidden_size"], "rwkv.blocks.0.attention.key.weight", 0, 1)?;
+    t.size(&["intermediate_size"], "rwkv.blocks.0.feed_forward.key.weight", 0, 1)
+}
+
+fn rwkv5(t: &mut Tensors) -> Told {
+    rwkv4(t)?;
+    t.size(&["head_size"], "rwkv.blocks.0.attention.time_faaaa", 1, 1)
+}
+
+fn rwkv7(t: &mut Tensors) -> Told {
+    t.size(&["vocab_size"], "model.embeddings.weight", 0, 1)?;
+    t.size(&["hidden_size"], "model.embeddings.weight", 1, 1)?;
+    t.size(&["head_dim"], "model.layers.0.attn.r_k", 1, 1)?;
+    t.size(&["intermediate_size"], "model.layers.0.ffn.key.weight", 0, 1)?;
+    // The first layer does not need its mix with the first layer's value.
+    let ranks = [
+        ("decay_low_rank_dim", "w", 0),
+        ("a_low_rank_dim", "a", 0),
+        ("v_low_rank_dim", "v", 1),
+        ("gate_low_rank_dim", "g", 0),
+    ];
+    for (field, letter, layer) in ranks {
+        t.size(&[field], &format!("model.layers.{layer}.attn.{letter}_lora.lora.0.weight"), 0, 1)?;
+    }
+    Ok(())
+}
+
+/// Vocabulary and width.
+fn table(t: &mut Tensors, name: &str) -> Told {
+    t.size(&VOCAB, name, 0, 1)?;
+    t.size(&HIDDEN, name, 1, 1)
+}
+
+/// The same, and whether the table is the head too.
+fn embedding(t: &mut Tensors, name: &str, head: &str, usually_tied: bool) -> Told {
+    table(t, name)?;
+    t.tied(name, head, usually_tied)
+}
+
+/// What the Llama block has. `head_norm` is a vector of one head, where there is one.
+fn llama(t: &mut Tensors, head_norm: Option<&str>) -> Told {
+    embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+    separate_heads(t, head_norm)?;
+    t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)
+}
+
+fn gemma(t: &mut Tensors) -> Told {
+    embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
+    separate_heads(t, Some("layers.0.self_attn.q_norm.weight"))?;
+    t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    t.bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+/// Heads and their size where queries and keys have matrices of their own.
+fn separate_heads(t: &mut Tensors, head_norm: Option<&str>) -> Told {
+    if let Some(norm) = head_norm {
+        t.size(&HEAD_SIZE, norm, 0, 1)?;
+    }
+    let query = "layers.0.self_attn.q_proj.weight";
+    match (t.known(&HEADS), t.known(&HEAD_SIZE)) {
+        (Some(heads), _) => t.size(&HEAD_SIZE, query, 0, heads)?,
+        (None, Some(size)) => t.size(&HEADS, query, 0, size)?,
+        (None, None) => {}
+    }
+    let Some(size) = t.known(&HEAD_SIZE) else { return Ok(()) };
+    t.size(&KV_HEADS, "layers.0.self_attn.k_proj.weight", 0, size)
+}
+
+/// The same where queries, keys and values are one matrix: the output's columns are those of all heads.
+fn fused_heads(t: &mut Tensors, output: &str, fused: &str, kv_heads: &[&'static str]) -> Told {
+    let Some(heads) = t.known(&HEADS) else { return Ok(()) };
+    t.size(&HEAD_SIZE, output, 1, heads)?;
+    let (Some(size), Some(found)) = (t.known(&HEAD_SIZE), t.find(fused)) else { return Ok(()) };
+    let others = found.shape[0].checked_div(size).and_then(|all| all.checked_sub(heads));
+    match others.filter(|n| n % 2 == 0 && *n > 0) {
+        Some(both) => t.tell(kv_heads, both / 2, &found),
+        None => Ok(()),
+    }
+}
+
+fn gpt2(t: &mut Tensors) -> Told {
+    embedding(t, "wte.weight", "lm_head.weight", true)?;
+    t.size(&CONTEXT, "wpe.weight", 0, 1)
+}
+
+/// Whether all queries share one key head, from the rows of a fused matrix.
+fn multi_query(t: &mut Tensors, fused: &str) -> Told {
+    let (Some(found), Some(hidden), Some(heads)) = (t.find(fused), t.known(&HIDDEN), t.known(&HEADS)) else {
+        return Ok(());
+    };
+    match found.shape[0] {
+        _ if heads < 2 => Ok(()),
+        rows if rows == hidden + 2 * (hidden / heads) => t.tell_flag("multi_query", true, &found.text()),
+        rows if rows == 3 * hidden => t.tell_flag("multi_query", false, &found.text()),
+        _ => Ok(()),
+    }
+}
+
+fn opt(t: &mut Tensors) -> Told {
+    // The table of positions has two rows in front that are not used.
+    if let Some(found) = t.find("embed_positions.weight").filter(|found| found.shape[0] > 2) {
+        t.tell(&CONTEXT, found.shape[0] - 2, &found)?;
+    }
+    t.size(&VOCAB, "embed_tokens.weight", 0, 1)?;
+    t.size(&["word_embed_proj_dim"], "embed_tokens.weight", 1, 1)?;
+    t.tied("embed_tokens.weight", "lm_head.weight", true)?;
+    t.size(&["ffn_dim"], "layers.0.fc1.weight", 0, 1)?;
+    t.bias("enable_bias", "layers.0.fc1")
+}
+
+fn falcon(t: &mut Tensors) -> Told {
+    embedding(t, "word_embeddings.weight", "lm_head.weight", true)?;
+    t.size(&["ffn_hidden_size"], "h.0.mlp.dense_h_to_4h.weight", 0, 1)?;
+    t.bias("bias", "h.0.mlp.dense_h_to_4h")?;
+    let projection = "h.0.self_attention.query_key_value.weight";
+    if t.find("h.0.ln_attn.weight").is_some() {
+        t.presence("new_decoder_architecture", projection, "h.0.ln_attn.weight", true)?;
+    }
+    match t.fields.get("new_decoder_architecture") {
+        Some(Value::Bool(true)) => fused_heads(t, "h.0.self_attention.dense.weight", projection, &KV_HEADS),
+        _ => {
+            multi_query(t, projection)?;
+            let last = "h.0.post_attention_layernorm.weight";
+            t.presence("parallel_attn", "h.0.input_layernorm.weight", last, false)
+        }
+    }
+}
+
+/// All versions: what one has, the others do not.
+fn chatglm(t: &mut Tensors) -> Told {
+    table(t, "word_embeddings.weight")?;
+    t.size(&["inner_hidden_size"], "transformer.layers.0.mlp.dense_h_to_4h.weight", 0, 1)?;
+    let (layer, mlp) = ("encoder.layers.0", "encoder.layers.0.mlp.dense_h_to_4h");
+    if t.find(&format!("{layer}.input_layernorm.weight")).is_none() {
+        return Ok(());
+    }
+    t.size(&["ffn_hidden_size"], &format!("{mlp}.weight"), 0, 2)?;
+    t.bias("add_bias_linear", mlp)?;
+    // Without its own field the bias of the projection may come from the one for all.
+    if t.fields.get("add_bias_linear") == Some(&Value::Bool(false)) {
+        t.bias("add_qkv_bias", &format!("{layer}.self_attention.query_key_value"))?;
+    }
+    let attention = format!("{layer}.self_attention");
+    let (output, fused) =
+        (format!("{attention}.dense.weight"), format!("{attention}.query_key_value.weight"));
+    let groups: &[&str] = match t.fields.get("multi_query_attention") {
+        Some(Value::Bool(true)) => &["multi_query_group_num"],
+        _ => &KV_HEADS,
+    };
+    fused_heads(t, &output, &fused, groups)?;
+    let (norm, last) = (format!("{layer}.input_layernorm.weight"), "encoder.final_layernorm.weight");
+    t.presence("post_layer_norm", &norm, last, true)
+}
+
+/// A tensor of the checkpoint, with its shape as the model has it.
+struct Found {
+    name: String,
+    stored_name: String,
+    shape: Vec<usize>,
+}
+
+impl Found {
+    fn text(&self) -> String {
+        format!("tensor `{}` {:?}", self.stored_name, self.shape)
+    }
+}
+
+/// The tensors, and the fields as completed so far.
+struct Tensors<'a> {
+    fields: ConfigFields,
+    checkpoint: &'a Checkpoint,
+    canonical: fn(&str) -> String,
+}
+
+impl Tensors<'_> {
+    /// The tensor of this name, whatever stands before it; without axes of size 1 in front of a matrix. `None` also for one
+    /// without elements.
+    fn find(&self, name: &str) -> Option<Found> {
+        let fits = |stored: &str| {
+            let canonical = (self.canonical)(stored);
+            canonical.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+        };
+        let info = self.checkpoint.tensors().iter().find(|info| fits(&info.listed_name))?;
+        let ones = info.shape.iter().take_while(|&&dim| dim == 1).count();
+        let mut shape = info.shape[ones.min(info.shape.len().saturating_sub(2))..].to_vec();
+        if is_stored_transposed(&info.stored_name) {
+            shape.reverse();
+        }
+        let (name, stored_name) = (info.name.clone(), info.stored_name.clone());
+        (!shape.is_empty() && !shape.contains(&0)).then_some(Found { name, stored_name, shape })
+    }
+
+    /// A size that is known by now.
+    fn known(&self, fields: &[&'static str]) -> Option<usize> {
+        let value = self.fields.get(self.fields.first(fields))?.as_u64().filter(|v| *v > 0)?;
+        usize::try_from(value).ok()
+    }
+
+    /// The size of an axis, which holds `parts` equal parts.
+    fn size(&mut self, fields: &[&'static str], tensor: &str, axis: usize, parts: usize) -> Told {
+        let Some(found) = self.find(tensor) else { return Ok(()) };
+        match found.shape.get(axis) {
+            // What does not divide is reported when the tensors are compared with the configuration.
+            Some(&size) if size.is_multiple_of(parts) => self.tell(fields, size / parts, &found),
+            _ => Ok(()),
+        }
+    }
+
+    fn tell(&mut self, fields: &[&'static str], size: usize, found: &Found) -> Told {
+        let field = self.fields.first(fields);
+        match self.fields.get(field) {
+            None => {
+                self.fields.raw.insert(field.into(), size.into());
+                Ok(())
+            }
+            // A value of another kind is reported by the reader.
+            Some(said) if said.as_u64().is_none_or(|said| said == size as u64) => Ok(()),
+            Some(said) => Err(self.contradiction(field, said, &found.text(), size.to_string())),
+        }
+    }
+
+    fn tell_flag(&mut self, field: &str, told: bool, evidence: &str) -> Told {
+        match self.fields.get(field) {
+            None => {
+                self.fields.raw.insert(field.into(), told.into());
+                Ok(())
+            }
+            Some(said) if said.as_bool().is_none_or(|said| said == told) => Ok(()),
+            Some(said) => Err(self.contradiction(field, said, evidence, told.to_string())),
+        }
+    }
+
+    /// Whether `module` has a bias.
+    fn bias(&mut self, field: &str, module: &str) -> Told {
+        self.presence(field, &format!("{module}.weight"), &format!("{module}.bias"), true)
+    }
+
+    /// A flag that is `meaning` if `tensor` is there, in a checkpoint that has `beside` in the same place.
+    fn presence(&mut self, field: &str, beside: &str, tensor: &str, meaning: bool) -> Told {
+        match (self.find(beside), self.find(tensor)) {
+            (None, _) => Ok(()),
+            (Some(_), Some(found)) => self.tell_flag(field, meaning, &found.text()),
+            (Some(_), None) => {
+                self.tell_flag(field, !meaning, &format!("that there is no tensor `{tensor}`"))
+            }
+        }
+    }
+
+    /// Whether the head is the embedding. Where it usually is, a head that is stored too may be a copy.
+    fn tied(&mut self, embedding: &str, head: &str, usually: bool) -> Told {
+        let field = "tie_word_embeddings";
+        match (self.find(embedding), self.find(head)) {
+            (None, _) => Ok(()),
+            (Some(_), None) => self.tell_flag(field, true, &format!("that there is no tensor `{head}`")),
+            // A head that the configuration ties is not read.
+            (Some(_), Some(_)) if self.fields.get(field).is_some() => Ok(()),
+            (Some(table), Some(found)) => {
+                let tied = usually && self.equal(&table, &found);
+                self.tell_flag(field, tied, &found.text())
+            }
+        }
+    }
+
+    fn equal(&self, a: &Found, b: &Found) -> bool {
+        const PIECE: usize = 1 << 16;
+        let (Ok(a), Ok(b)) = (self.checkpoint.read(&a.name), self.checkpoint.read(&b.name)) else {
+            return false;
+        };
+        if a.info().shape != b.info().shape {
+            return false;
+        }
+        let [mut left, mut right] = [vec![0.0; PIECE], vec![0.0; PIECE]];
+        (0..a.elements()).step_by(PIECE).all(|start| {
+            let len = PIECE.min(a.elements() - start);
+            let read =
+                a.read_f32_into(start, &mut left[..len]).and(b.read_f32_into(start, &mut right[..len]));
+            read.is_ok() && left[..len] == right[..len]
+        })
+    }
+
+    fn contradiction(&self, field: &str, said: &Value, evidence: &str, told: String) -> ConfigError {
+        ConfigError::Contradiction {
+            file: self.fields.origin.clone(),
+            weights: self.checkpoint.origin.clone(),
+            field: field.to_string(),
+            what: format!("is {said}, but {evidence} means {told}"),
+        }
+    }
+}
