@@ -158,14 +158,14 @@ fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan) -> 
         return wrong(subject(), "copies an update that is not there");
     }
     for (i, buffer) in of_entry.buffers.iter().enumerate() {
-        verify_place(buffer, plan, of_entry.arena_bytes)
+        verify_place(buffer, plan, of_entry.arena_bytes, entry.batched)
             .or_else(|message| wrong(format!("{}, buffer %{i}", subject()), message))?;
     }
     Ok(())
 }
 
 /// Every byte that a place may stand for lies in its memory.
-fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64) -> Result<(), String> {
+fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batched: bool) -> Result<(), String> {
     let limit = match place.base {
         Base::Weights => plan.weights_bytes,
         Base::State => plan.state_bytes,
@@ -175,6 +175,8 @@ fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64) -> Result<(), 
     };
     let context = plan.context.unwrap_or(0);
     let reach = match place.per_past {
+        // Its bytes are those of all sequences, and every one of them has a state of its own.
+        0 if batched && place.base == Base::State => Some(0),
         0 => Some(place.bytes),
         per_past => per_past.checked_mul(context),
     };
@@ -199,21 +201,21 @@ fn verify_steps(level: &LevelCode, plan: &MemoryPlan) -> Check {
         if step.arena_bytes > of_entry.arena_bytes {
             return wrong(format!("{subject}, step @{}", step.name), "takes more arena than is planned");
         }
-        let rows = if entry.batched { plan.batch } else { plan.chunk };
-        verify_buffers(level, step, plan, rows)?;
+        verify_buffers(level, step, plan, entry.batched)?;
     }
     Ok(())
 }
 
 /// Buffers lie in their memory and are as long as the kernels think.
-fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, rows: i64) -> Check {
+fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batched: bool) -> Check {
+    let rows = if batched { plan.batch } else { plan.chunk };
     let context = plan.context.and_then(|c| i64::try_from(c).ok());
     for item in &step.items {
         let StepItem::Launch(launch) = item else { continue };
         let Some(kernel) = level.lowered.kernels.iter().find(|k| k.name == launch.kernel) else { continue };
         let chunk = if launch.repeat.is_for_sequences() { 1 } else { rows };
         for (i, place) in launch.buffers.iter().enumerate() {
-            let checked = verify_place(place, plan, step.arena_bytes)
+            let checked = verify_place(place, plan, step.arena_bytes, batched)
                 .and_then(|()| long_enough(kernel, launch, i, &Bounds { chunk, context }));
             checked.or_else(|message| {
                 let subject =
