@@ -73,6 +73,8 @@ pub enum PassError {
     Unsupported { what: String, hint: String },
     #[error("unknown pass `{name}`; known are {known}")]
     Unknown { name: String, known: String },
+    #[error("the program stands after `{after}` already, so it cannot stop after pass `{name}`")]
+    Behind { name: String, after: &'static str },
     #[error("pass `{name}` cannot be switched off: it is needed for a result at all")]
     Required { name: String },
 }

@@ -31,6 +31,8 @@ pub mod recognize_scan;
 pub mod replicate;
 pub mod rewrite;
 pub mod scheme;
+pub mod text;
+pub mod verify;
 
 pub use context::{Context, Options, PassError};
 pub use dynamic_shares::PieceWork;
@@ -48,15 +50,19 @@ use plan_memory::MemoryPlan;
 use std::collections::BTreeMap;
 
 /// The module being compiled, and what lowering made of it for each CPU level (or for the one GPU).
+#[derive(Clone)]
 pub struct Program {
     pub module: Module,
     pub levels: Vec<LevelCode>,
     pub memory: Option<MemoryPlan>,
     /// How to pack the parameters that `quantize` changed, by name; others take the default.
     pub pack_options: BTreeMap<String, PackOptions>,
+    /// The pass of the pipeline that ran last.
+    pub after: Option<&'static str>,
 }
 
 /// Code for one level of the target; steps exist after `plan_barriers`.
+#[derive(Clone)]
 pub struct LevelCode {
     pub name: String,
     pub target: KernelTarget,
@@ -66,7 +72,7 @@ pub struct LevelCode {
 
 impl Program {
     pub fn new(module: Module) -> Program {
-        Program { module, levels: Vec::new(), memory: None, pack_options: BTreeMap::new() }
+        Program { module, levels: Vec::new(), memory: None, pack_options: BTreeMap::new(), after: None }
     }
     /// How the weight writer packs a parameter.
     pub fn pack_options(&self, param: &str) -> PackOptions {

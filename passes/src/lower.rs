@@ -8,6 +8,8 @@ const PASS: &str = "lower";
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let levels = ctx.options.levels.clone();
     let (_, best) = levels.first().ok_or_else(|| PassError::internal(PASS, "no target level"))?;
+    program.levels.clear();
+    program.memory = None;
     choose_packings(&mut program.module, best);
     for (name, target) in levels {
         let lowered = lower(&program.module, &target)?;

@@ -1,5 +1,6 @@
 //! The list of passes.
 
+use crate::verify::verify_program;
 use crate::{Context, PassError, Program};
 use crate::{
     canonicalize, cse, dce, decompose, dynamic_shares, fold, fuse, fuse_attention, fuse_dequantize,
@@ -146,6 +147,8 @@ pub struct Control<'a> {
     pub stop_after: Option<String>,
     /// Checks the module after each pass (always done in debug builds).
     pub verify: bool,
+    /// Only the passes behind the one that ran last ([`Program::after`]).
+    pub resume: bool,
     /// Called after each pass with its number of changes.
     pub after: Option<&'a mut Watcher<'a>>,
 }
@@ -155,7 +158,7 @@ pub fn find(name: &str) -> Result<&'static Pass, PassError> {
     find_in(PIPELINE, name)
 }
 
-fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, PassError> {
+pub(crate) fn find_in<'p>(passes: &'p [Pass], name: &str) -> Result<&'p Pass, PassError> {
     let known = || passes.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
     passes
         .iter()
@@ -170,7 +173,18 @@ pub fn changes_numbers(pass: &str) -> bool {
 
 /// Runs one pass by name.
 pub fn run_pass(name: &str, program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    run_one(find(name)?, program, ctx)
+    let pass = find(name)?;
+    let changes = run_one(pass, program, ctx)?;
+    // Graph passes may be tried in any order; what was lowered stands at its place in the pipeline.
+    if !program.levels.is_empty() {
+        program.after = Some(pass.name);
+    }
+    Ok(changes)
+}
+
+/// How many of the passes a program has behind it.
+pub fn passes_done(passes: &[Pass], program: &Program) -> usize {
+    program.after.and_then(|after| passes.iter().position(|p| p.name == after)).map_or(0, |at| at + 1)
 }
 
 /// Runs one pass.
@@ -197,16 +211,26 @@ pub fn run_passes(
     if let Some(name) = control.disabled.iter().find(|n| find_in(passes, n).is_ok_and(|p| !p.optional)) {
         return Err(PassError::Required { name: name.clone() });
     }
-    for pass in passes {
+    let done = if control.resume { passes_done(passes, program) } else { 0 };
+    if let (Some(stop), Some(after)) = (&control.stop_after, program.after)
+        && passes[..done].iter().any(|p| p.name == *stop)
+    {
+        return Err(PassError::Behind { name: stop.clone(), after });
+    }
+    for pass in &passes[done..] {
         if control.disabled.iter().any(|d| d == pass.name) {
             continue;
         }
         let changes = run_one(pass, program, ctx)?;
-        if control.verify || cfg!(debug_assertions) {
-            verify_module(&program.module).map_err(|e| {
-                PassError::internal(pass.name, format!("it left a module that is not well formed: {e}"))
-            })?;
-        }
+        program.after = Some(pass.name);
+        let verified = match control.verify {
+            true => verify_program(program),
+            false if cfg!(debug_assertions) => verify_module(&program.module),
+            false => Ok(()),
+        };
+        verified.map_err(|e| {
+            PassError::internal(pass.name, format!("it left a module that is not well formed: {e}"))
+        })?;
         if let Some(after) = &mut control.after {
             after(pass, program, changes);
         }

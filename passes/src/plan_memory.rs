@@ -34,6 +34,10 @@ pub struct MemoryPlan {
     pub row_bytes: Vec<u64>,
     /// Rows of the shortest cache: most tokens of a sequence. `None` without caches.
     pub context: Option<u64>,
+    /// Most tokens in one call.
+    pub chunk: i64,
+    /// Most sequences in one call of a batched entry point.
+    pub batch: i64,
     pub entries: Vec<EntryPlan>,
 }
 
@@ -83,7 +87,9 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let context = context.map(|c| c as u64);
     let row_bytes = row_bytes(module, &states);
     let entries = Vec::new();
-    let mut plan = MemoryPlan { params, weights_bytes, states, state_bytes, row_bytes, context, entries };
+    let (chunk, batch) = (ctx.options.chunk, ctx.options.batch);
+    let mut plan =
+        MemoryPlan { params, weights_bytes, states, state_bytes, row_bytes, context, chunk, batch, entries };
     for entry in &level.lowered.entries {
         let chunk = if entry.batched { ctx.options.batch } else { ctx.options.chunk };
         let planned = EntryPlanner::new(entry, &plan, &Bounds { chunk, ..bounds })?.run()?;

@@ -8,7 +8,7 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Op, OpError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sweeps over a function before a set of rewrites counts as running in circles.
 const MOST_SWEEPS: usize = 1000;
@@ -83,14 +83,13 @@ pub fn apply(
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let mut record = Record::default();
         let mut sweeps = 0;
+        let mut made = BTreeSet::new();
         loop {
             let f = &program.module.functions[id];
-            let Some(new) =
-                sweep_once(&program.module, f, rewrites, &mut record).map_err(PassError::op(pass))?
-            else {
-                break;
-            };
-            program.module.functions[id] = new;
+            let swept = sweep_once(&program.module, f, rewrites, &made, &mut record);
+            let Some(rebuilt) = swept.map_err(PassError::op(pass))? else { break };
+            program.module.functions[id] = rebuilt.function;
+            made = rebuilt.made;
             sweep(&mut program.module, id);
             sweeps += 1;
             if sweeps > MOST_SWEEPS {
@@ -139,13 +138,22 @@ impl Record {
     }
 }
 
-/// One pass over the nodes of a function; the first rewrite that matches a node is taken. `None` if none did.
+/// A function after some of its nodes were replaced.
+struct Rebuilt {
+    function: Function,
+    /// Nodes that rewrites have emitted, in this sweep or in one before.
+    made: BTreeSet<NodeId>,
+}
+
+/// One pass over the nodes of a function; the first rewrite that matches a node is taken. `None` if none did. What rewrites have
+/// `made` was a match: that it fits no pattern any more is no miss.
 fn sweep_once(
     module: &Module,
     f: &Function,
     rewrites: &[Rewrite],
+    made: &BTreeSet<NodeId>,
     record: &mut Record,
-) -> Result<Option<Function>, OpError> {
+) -> Result<Option<Rebuilt>, OpError> {
     record.missed.clear();
     let matcher = Matcher::new(module, f);
     let mut found: BTreeMap<NodeId, (usize, Captures)> = BTreeMap::new();
@@ -161,12 +169,12 @@ fn sweep_once(
                     count(&mut record.replaced, i);
                     break;
                 }
-                Err(Miss::Near(why)) => count(&mut record.missed, (i, why)),
-                Err(Miss::Other) => {}
+                Err(Miss::Near(why)) if !made.contains(&id) => count(&mut record.missed, (i, why)),
+                Err(Miss::Near(_) | Miss::Other) => {}
             }
         }
     }
-    if found.is_empty() { Ok(None) } else { rebuild(module, f, rewrites, found).map(Some) }
+    if found.is_empty() { Ok(None) } else { rebuild(module, f, rewrites, found, made).map(Some) }
 }
 
 /// Copies the function with the matched roots replaced. Matches may overlap: each replaces its root by an equal value,
@@ -176,14 +184,19 @@ fn rebuild(
     f: &Function,
     rewrites: &[Rewrite],
     mut found: BTreeMap<NodeId, (usize, Captures)>,
-) -> Result<Function, OpError> {
+    made: &BTreeSet<NodeId>,
+) -> Result<Rebuilt, OpError> {
+    let mut made_now = BTreeSet::new();
     let mut out = Function::new(f.name.clone(), f.kind);
     let mut map: Vec<Option<ValueId>> = vec![None; f.values.len()];
     for &v in &f.inputs {
         map[v.index()] = Some(out.add_input(f.ty(v).clone()));
     }
     for (id, node) in f.live() {
-        let outputs = match found.remove(&id) {
+        let first = out.nodes.len();
+        let replaced = found.remove(&id);
+        let is_made = replaced.is_some() || made.contains(&id);
+        let outputs = match replaced {
             Some((i, captures)) => {
                 let mut build = Build { module, f: &mut out, old: f, map: &map, captures };
                 let new = (rewrites[i].build)(&mut build)?;
@@ -197,10 +210,13 @@ fn rebuild(
                 out.append_typed(node.op.clone(), &inputs, types)
             }
         };
+        if is_made {
+            made_now.extend((first..out.nodes.len()).map(NodeId::from_index));
+        }
         for (old, new) in node.outputs.iter().zip(outputs) {
             map[old.index()] = Some(new);
         }
     }
     out.outputs = f.outputs.iter().map(|v| map[v.index()].expect("outputs are defined")).collect();
-    Ok(out)
+    Ok(Rebuilt { function: out, made: made_now })
 }

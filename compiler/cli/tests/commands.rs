@@ -96,6 +96,70 @@ fn passes_can_be_watched_and_stopped() {
     assert!(out.starts_with("output 0: f32[1, 320] = ["), "{out}");
 }
 
+/// `mlcc build` of a case with what all builds of a test have in common.
+fn build_of(model: &std::path::Path, out: &std::path::Path) -> assert_cmd::Command {
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(model).args(["--quant", "q4i8", "--target", "x86-64-v3,x86-64-v2"]);
+    build.args(["--no-report", "-o"]).arg(out);
+    if mlcc::build::Backend::Cranelift.is_built_in() {
+        build.args(["--backend", "cranelift"]);
+    }
+    build
+}
+
+#[test]
+fn a_dump_builds_the_artifact_that_it_was_dumped_from() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["rwkv4-hf", "llama3-gqa-tied"] {
+        let (dump, direct) = (folder.path().join(name), folder.path().join("direct.so"));
+        let again = folder.path().join("again.so");
+        build_of(&case(name), &direct).arg("--debug-dump").arg(&dump).assert().success();
+        for pass in ["canonicalize", "quantize", "fuse", "lower", "plan_memory", "plan_barriers"] {
+            let files = std::fs::read_dir(&dump).unwrap().flatten().map(|f| f.path());
+            let ending = format!("-{pass}.mlc");
+            let text = files.into_iter().find(|f| f.to_str().unwrap().ends_with(&ending)).unwrap();
+            build_of(&text, &again).arg("--weights").arg(case(name)).assert().success();
+            let same = std::fs::read(&direct).unwrap() == std::fs::read(&again).unwrap();
+            assert!(same, "{name}, from the text after {pass}");
+        }
+    }
+}
+
+#[test]
+fn a_lowered_module_is_interpreted_and_edited() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dump, out) = (folder.path().join("dump"), folder.path().join("out.so"));
+    let model = case("rwkv4-hf");
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(&model).args(["--target", "x86-64-v2", "--chunk", "16", "-o"]).arg(&out);
+    build.args(["--emit", "asm", "--debug-dump"]).arg(&dump);
+    if !mlcc::build::Backend::Llvm.is_built_in() {
+        eprintln!("skipped: this mlcc has no LLVM");
+        return;
+    }
+    build.assert().success();
+    let lowered = dump.join("18-lower.mlc");
+    let mut interp = mlcc();
+    interp.arg("interp").arg("--model").arg(&lowered).arg("--weights").arg(&model).args(["--prompts", "1"]);
+    interp.arg("--golden").arg(model.join("golden.json")).assert().success();
+    // What does not fit is told with its place, and nothing is written.
+    let text = std::fs::read_to_string(&lowered).unwrap();
+    let wrong = folder.path().join("wrong.mlc");
+    let artifact = folder.path().join("wrong.so");
+    let fails = |text: String, more: &[&str], part: &str| {
+        std::fs::write(&wrong, text).unwrap();
+        let mut build = mlcc();
+        build.arg("build").arg("-m").arg(&wrong).args(more).arg("-o").arg(&artifact);
+        let error = String::from_utf8(build.assert().failure().get_output().stderr.clone()).unwrap();
+        assert!(error.contains(part) && !artifact.exists(), "`{part}` is not in: {error}");
+    };
+    let weights = ["--weights", model.to_str().unwrap()];
+    fails(text.replacen(" kernel @", " colonel @", 1), &weights, "expected kernel, entry, step or `}`");
+    fails(text.clone(), &["--weights", weights[1], "--target", "x86-64-v3"], "was lowered for x86-64-v2");
+    fails(text.clone(), &[], "--weights");
+    fails(text.replace("f32[1, 320]", "f32[1, 321]"), &weights, "wrong.mlc");
+}
+
 #[test]
 fn code_can_be_emitted_as_text() {
     if !mlcc::build::Backend::Llvm.is_built_in() {

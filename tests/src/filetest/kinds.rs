@@ -169,7 +169,7 @@ fn compile(
         disabled: options.disabled.clone(),
         stop_after: stop_after.map(String::from),
         verify: true,
-        after: None,
+        ..Control::default()
     };
     let result = run_pipeline(&mut program, &mut ctx, control).map_err(|e| e.to_string());
     Ok(result.map(|()| (program, ctx)))

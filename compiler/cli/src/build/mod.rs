@@ -7,6 +7,7 @@
 mod backend;
 pub mod keep;
 mod metadata;
+mod module_text;
 mod options;
 mod payload;
 pub mod profile;
@@ -19,6 +20,7 @@ pub mod taps;
 mod text_files;
 
 pub use backend::Backend;
+pub use module_text::ModuleText;
 pub use options::{BuildOptions, Emit, OFF_WITH_TAPS, ReportMode, ReportOptions};
 pub use quality::Quality;
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
@@ -149,6 +151,8 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
     let options = &options.for_source(&source);
+    let agreed = source.text.as_ref().map(|text| text.agree(options, &target)).transpose()?;
+    let options = agreed.as_ref().unwrap_or(options);
     report.warnings = source.warnings.clone();
     let output = options.output_path(&source.model.name);
     keeps_inputs(&source, options, &output)?;
@@ -178,6 +182,7 @@ fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Resul
         Weights::Random { .. } => &[],
     };
     let inputs = weights.iter().map(|path| (path, "weights"));
+    let inputs = inputs.chain(source.text.iter().map(|text| (&text.path, "--model")));
     let inputs = inputs.chain(options.tokenizer.iter().map(|path| (path, "--tokenizer")));
     let inputs: Vec<_> = inputs.filter_map(|(path, what)| Some((path.canonicalize().ok()?, what))).collect();
     let payload = options.split_weights.then(|| payload::split_path(output));
@@ -267,15 +272,17 @@ pub fn compile(
     if batch > 1 && target.arch == Arch::Nvptx {
         return Err(BuildError::BatchOnGpu(batch));
     }
-    let module = match options.debug_taps {
-        false => crate::model::build_module(name, architecture, source.context, batch)?,
-        true => crate::model::build_module_with_taps(name, architecture, source.context, batch)?,
+    let mut program = match (&source.text, options.debug_taps) {
+        (Some(text), _) => text.program.clone(),
+        (None, false) => Program::new(crate::model::build_module(name, architecture, source.context, batch)?),
+        (None, true) => {
+            Program::new(crate::model::build_module_with_taps(name, architecture, source.context, batch)?)
+        }
     };
     let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
-        pass_options.policy = keep::policy(&module, source, options);
+        pass_options.policy = keep::policy(&program.module, source, options);
     }
-    let mut program = Program::new(module);
     let mut context = Context::new(pass_options);
     let mut begin = Instant::now();
     let mut after = |pass: &Pass, program: &Program, changes: usize| {
@@ -286,6 +293,7 @@ pub fn compile(
     let control = Control {
         disabled: options.passes_off(),
         stop_after: options.stop_after.clone(),
+        resume: true,
         after: Some(&mut after),
         ..Control::default()
     };

@@ -5,7 +5,7 @@ use mlcc_models::resolve::resolve;
 use mlcc_models::{Checkpoint, ResolvedModel};
 
 use super::text_files::{self, SourceTokenizer};
-use super::{BuildError, BuildOptions};
+use super::{BuildError, BuildOptions, ModuleText};
 
 /// Tokens in one call of prefill where the user asks for no number.
 pub const CHUNK: u32 = 128;
@@ -16,6 +16,8 @@ const EXPERTS_CHUNK: u32 = 512;
 const WHOLE_PROMPT: u32 = 2048;
 
 pub struct Source {
+    /// `--model` was a module in text form: the program, in place of the architecture's definition.
+    pub text: Option<ModuleText>,
     pub model: ResolvedModel,
     pub checkpoint: Checkpoint,
     /// Positions that caches get room for.
@@ -34,13 +36,23 @@ impl Source {
     /// Finds and opens everything and holds it against each other: tensors against the configuration, the tokenizer
     /// against the vocabulary.
     pub fn open(options: &BuildOptions) -> Result<Source, BuildError> {
-        let mut model = resolve(&options.request)?;
+        let text = ModuleText::open(&options.request)?;
+        let mut model = match &text {
+            Some(text) => resolve(&text.request(&options.request)?)?,
+            None => resolve(&options.request)?,
+        };
         stream(&mut model, options)?;
         let checkpoint = model.open_weights()?;
-        let context = context(&model, options)?;
+        let mut context = context(&model, options)?;
+        if let Some(text) = &text {
+            model.name = text.program.module.name.clone();
+            context = text.context(options, context)?;
+            text.check(&model.config.architecture)?;
+        }
         let architecture = &model.config.architecture;
         let at_most = |chunk: u32| u32::try_from(context).map_or(chunk, |context| context.min(chunk));
-        let chunk = options.chunk.unwrap_or(match architecture.needs_whole_prompts() {
+        let planned = text.as_ref().and_then(|t| u32::try_from(t.program.memory.as_ref()?.chunk).ok());
+        let chunk = options.chunk.or(planned).unwrap_or(match architecture.needs_whole_prompts() {
             true => at_most(WHOLE_PROMPT),
             false if architecture.has_experts() => at_most(EXPERTS_CHUNK),
             false => CHUNK,
@@ -49,7 +61,7 @@ impl Source {
         let tokenizer = text_files::tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
         let mut warnings = Vec::new();
         let chat = text_files::chat(&model, &checkpoint, options, tokenizer.as_ref(), &mut warnings)?;
-        Ok(Source { model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })
+        Ok(Source { text, model, checkpoint, context, chunk, tokenizer, generation_config, chat, warnings })
     }
 
     /// Most tokens of one sequence; `None` = no limit (recurrent models, unless one was asked for).

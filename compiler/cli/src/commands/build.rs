@@ -13,7 +13,9 @@ use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
 
 use crate::build::keep::{BASE, KEEP};
-use crate::build::{Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ReportMode, ReportOptions};
+use crate::build::{
+    Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions,
+};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
@@ -28,14 +30,14 @@ const MOST_POSITIONS: u64 = i32::MAX as u64;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc build --model ./rwkv-4-430m --target cpu --quant q4f16 -o rwkv.so")]
 pub struct Args {
-    /// Folder or file of a checkpoint, hf:org/repo, or a preset name (see `mlcc models`)
+    /// Folder or file of a checkpoint, hf:org/repo, a preset name (see `mlcc models`), or a module in text form (.mlc, with --weights)
     #[arg(short, long, env = "MLCC_MODEL")]
     model: String,
     /// Folder or file with the weights, in place of those that --model leads to
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
     /// No weights are read: random ones from this seed, for benchmarks
-    #[arg(long, value_name = "SEED", conflicts_with = "weights")]
+    #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
     /// Tokenizer file, in place of the one beside the model
     #[arg(long, value_name = "FILE")]
@@ -209,6 +211,9 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         return Err(CliError::usage(format!(
             "--disable-pass: pass `{name}` cannot be switched off, it is needed for a result at all"
         )));
+    }
+    if args.weights.is_some() && args.random_weights.is_some() && !ModuleText::is_named(&args.model) {
+        return Err(CliError::usage("--random-weights cannot be used with --weights"));
     }
     let mut request = ModelRequest::new(&args.model);
     request.weights = args.weights.clone();

@@ -13,7 +13,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::types::DType;
 use serde_json::{Value, json};
 
-use crate::commands::opt::read_module;
+use crate::commands::opt::read_program;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -25,7 +25,8 @@ mod golden;
     after_help = "A module: mlcc interp file.mlc NAME [ARGUMENT ...] runs the function or kernel @NAME; arguments \
     are lists such as 1,2.5,3, `random SEED`, or `out` for memory that a kernel writes. Missing ones are random (out for \
     outputs of kernels), parameters of the module are random.\nA model: mlcc interp --model DIR --golden FILE replays \
-    reference results, through the graph as the model defines it, or with --target through the kernels of a target."
+    reference results, through the graph as the model defines it, or with --target through the kernels of a target. DIR may be a module in text form: --weights says where its weights \
+    are, and the steps of a lowered one run as they stand there."
 )]
 pub struct Args {
     /// A module in text form; `-` is standard input
@@ -65,7 +66,11 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let Some(file) = &args.file else {
         return golden::run(&args.golden, usize::from(args.workers), args.json, ui);
     };
-    let module = read_module(file)?;
+    let mut program = read_program(file)?;
+    if let Some(first) = program.levels.first() {
+        program.module.kernels = first.lowered.kernels.clone();
+    }
+    let module = program.module;
     let syms = SymValues { n: args.n, b: args.b, past: args.past };
     let name = match &args.name {
         Some(name) => name.trim_start_matches('@').to_string(),

@@ -2,15 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_ir::module::Module;
-use mlcc_ir::text::parse_module;
-use mlcc_ir::verify::verify_module;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::{Control, find};
+use mlcc_passes::pipeline::{Control, find, passes_done};
 use mlcc_passes::scheme::QuantScheme;
+use mlcc_passes::text::{parse_program, print_program};
+use mlcc_passes::verify::verify_program;
 use mlcc_passes::{Context, Options, PIPELINE, Program, run_pass, run_pipeline};
 
-use crate::commands::build::dump::program_text;
 use crate::commands::{print, read_text};
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -24,7 +22,7 @@ pub struct Args {
     /// A module in text form; `-` is standard input
     #[arg(required_unless_present = "list")]
     file: Option<PathBuf>,
-    /// Passes to run, in this order; `all` runs the whole pipeline
+    /// Passes to run, in this order; `all` runs the whole pipeline, or what is left of it
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     passes: Vec<String>,
     /// Passes that `all` leaves out
@@ -58,7 +56,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         Some(file) if !args.list => file,
         _ => return print(&pass_table()),
     };
-    let mut program = Program::new(read_module(file)?);
+    let mut program = read_program(file)?;
     let mut context = Context::new(options(args)?);
     let failed = |e: mlcc_passes::PassError| CliError::Failed(format!("{}: {e}", file.display()));
     if args.passes.iter().any(|p| p == "all") {
@@ -66,23 +64,31 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             disabled: args.disable_pass.clone(),
             stop_after: args.stop_after.clone(),
             verify: true,
+            resume: true,
             ..Control::default()
         };
         run_pipeline(&mut program, &mut context, control).map_err(failed)?;
     } else {
         for name in &args.passes {
             find(name).map_err(|e| CliError::usage(e.to_string()))?;
+            let at = PIPELINE.iter().position(|p| p.name == *name).unwrap_or(0);
+            if !program.levels.is_empty() && at < passes_done(PIPELINE, &program) {
+                return Err(CliError::usage(format!(
+                    "--passes: {} was lowered; {name} has its place before that",
+                    file.display()
+                )));
+            }
         }
         for name in &args.passes {
             let changes = run_pass(name, &mut program, &mut context).map_err(failed)?;
             ui.detail(format_args!("{name}: {changes} changes"));
-            verify(file, &program.module)?;
+            verify(file, &program)?;
         }
     }
     if args.explain_passes {
         context.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
     }
-    let text = program_text(&program);
+    let text = print_program(&program);
     match &args.output {
         None => print(&text),
         Some(path) => std::fs::write(path, text).map_err(CliError::io("write", path)),
@@ -97,16 +103,16 @@ fn options(args: &Args) -> Result<Options, CliError> {
     Ok(options)
 }
 
-/// Reads and verifies a module.
-pub(crate) fn read_module(path: &Path) -> Result<Module, CliError> {
+/// Reads and verifies a program: a module, or one with what passes have made of it.
+pub(crate) fn read_program(path: &Path) -> Result<Program, CliError> {
     let text = read_text(path)?;
-    let module = parse_module(&text).map_err(|e| CliError::Failed(format!("{}:{e}", path.display())))?;
-    verify(path, &module)?;
-    Ok(module)
+    let program = parse_program(&text).map_err(|e| CliError::Failed(format!("{}:{e}", path.display())))?;
+    verify(path, &program)?;
+    Ok(program)
 }
 
-fn verify(path: &Path, module: &Module) -> Result<(), CliError> {
-    verify_module(module)
+fn verify(path: &Path, program: &Program) -> Result<(), CliError> {
+    verify_program(program)
         .map_err(|e| CliError::Failed(format!("{}: the module is not well-formed: {e}", path.display())))
 }
 

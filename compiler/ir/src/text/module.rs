@@ -76,17 +76,23 @@ fn print_source(source: &ParamSource) -> String {
 /// Reads a whole text, which holds one module.
 pub fn parse_module(text: &str) -> Result<Module, ParseError> {
     let mut lexer = Lexer::new(text)?;
-    lexer.expect_keyword("module")?;
-    let mut module = Module::new(lexer.at_name("the module's name")?);
-    lexer.expect("{")?;
-    let functions = function_names(&lexer);
-    while !lexer.accept("}") {
-        item(&mut lexer, &mut module, &functions)?;
-    }
+    let module = parse_module_part(&mut lexer)?;
     match lexer.at_end() {
         true => Ok(module),
         false => Err(lexer.error(format!("expected the end of the text, found {}", lexer.peek()))),
     }
+}
+
+/// Reads a module that other things may follow; the lexer stands at `module`.
+pub fn parse_module_part(lexer: &mut Lexer) -> Result<Module, ParseError> {
+    lexer.expect_keyword("module")?;
+    let mut module = Module::new(lexer.at_name("the module's name")?);
+    lexer.expect("{")?;
+    let functions = function_names(lexer);
+    while !lexer.accept("}") {
+        item(lexer, &mut module, &functions)?;
+    }
+    Ok(module)
 }
 
 /// Ids of all functions of the text, so that they may be used before their definition.
@@ -171,7 +177,8 @@ fn parse_param(lexer: &mut Lexer) -> Result<Param, ParseError> {
     Ok(Param { name, ty, role, source: parse_source(lexer)?, packing })
 }
 
-fn one_of<T: Copy>(lexer: &mut Lexer, all: &[T], name: fn(T) -> &'static str) -> Result<T, ParseError> {
+/// The thing of that name; all names are told where there is none.
+pub fn one_of<T: Copy>(lexer: &mut Lexer, all: &[T], name: fn(T) -> &'static str) -> Result<T, ParseError> {
     let pos = lexer.pos();
     let names = || join(all.iter().map(|&x| name(x)));
     let word = lexer.ident(&format!("one of {}", names()))?;

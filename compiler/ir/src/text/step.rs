@@ -43,16 +43,22 @@ fn print_launch(launch: &Launch) -> String {
         let _ = write!(out, "; {}", dims.join(", "));
     }
     out.push(')');
-    if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = &launch.grid {
+    out + &print_schedule(launch.grid.as_ref(), launch.repeat, &launch.shares)
+}
+
+/// What stands behind the arguments of a launch, with a space before each part.
+pub fn print_schedule(grid: Option<&Grid>, repeat: Repeat, shares: &Shares) -> String {
+    let mut out = String::new();
+    if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = grid {
         let _ = write!(out, " grid [{x}, {y}, {z}] threads [{i}, {j}, {k}]");
     }
-    out.push_str(match launch.repeat {
+    out.push_str(match repeat {
         Repeat::Once => "",
         Repeat::EachSequence => " each",
         Repeat::EachSequenceAlone => " each alone",
         Repeat::EachWorker => " each worker",
     });
-    match &launch.shares {
+    match shares {
         Shares::Static => {}
         Shares::Dynamic { pieces } => {
             let _ = write!(out, " pieces {pieces}");
@@ -61,7 +67,8 @@ fn print_launch(launch: &Launch) -> String {
     out
 }
 
-fn print_buffer(b: &BufferRef) -> String {
+/// `arena+64+256*row:1024`.
+pub fn print_buffer(b: &BufferRef) -> String {
     let stride = |bytes: u64, of: &str| if bytes > 0 { format!("+{bytes}*{of}") } else { String::new() };
     let (past, row) = (stride(b.per_past, "past"), stride(b.per_row, "row"));
     let worker = stride(b.per_worker, "worker");
@@ -102,6 +109,12 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
             return Err(lexer.error("expected `,`, `;` or `)` after a buffer"));
         }
     }
+    let (grid, repeat, shares) = parse_schedule(lexer)?;
+    Ok(Launch { kernel, buffers, dims, grid, repeat, shares })
+}
+
+/// Reads what [`print_schedule`] writes.
+pub fn parse_schedule(lexer: &mut Lexer) -> Result<(Option<Grid>, Repeat, Shares), ParseError> {
     let grid = if lexer.accept_keyword("grid") { Some(parse_grid(lexer)?) } else { None };
     let repeat = match lexer.accept_keyword("each") {
         false => Repeat::Once,
@@ -113,10 +126,11 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
         false => Shares::Static,
         true => Shares::Dynamic { pieces: parse_dim(lexer)? },
     };
-    Ok(Launch { kernel, buffers, dims, grid, repeat, shares })
+    Ok((grid, repeat, shares))
 }
 
-fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
+/// Reads what [`print_buffer`] writes.
+pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     let pos = lexer.pos();
     let word = lexer.ident("a memory base")?;
     let Some(base) = Base::ALL.into_iter().find(|b| b.name() == word) else {

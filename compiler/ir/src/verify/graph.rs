@@ -30,7 +30,7 @@ pub fn verify_module(module: &Module) -> Result<(), VerifyError> {
     let mut writes = Writes::default();
     module.functions.ids().try_for_each(|id| writes.of(module, id).map(drop))?;
     module.kernels.iter().try_for_each(verify_kernel)?;
-    module.steps.iter().try_for_each(|step| verify_step(module, step))
+    module.steps.iter().try_for_each(|step| verify_step(&module.kernels, step))
 }
 
 fn unique<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<(), VerifyError> {
@@ -123,7 +123,7 @@ fn verify_taps(module: &Module, taps: &Taps) -> Result<(), VerifyError> {
 const BASE_ALIGN: u64 = 64;
 
 /// Launches fit their kernels, and lie in the arena that the step asks for.
-fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
+pub fn verify_step(kernels: &[Kernel], step: &Step) -> Result<(), VerifyError> {
     let launches = step.items.iter().filter_map(|item| match item {
         StepItem::Launch(launch) => Some(launch),
         StepItem::Barrier => None,
@@ -132,8 +132,8 @@ fn verify_step(module: &Module, step: &Step) -> Result<(), VerifyError> {
         let bad = |message: String| {
             Err(VerifyError::new(format!("step @{}, launch of @{}", step.name, launch.kernel), message))
         };
-        let Some(kernel) = module.kernel(&launch.kernel) else {
-            return bad("the module has no such kernel".into());
+        let Some(kernel) = kernels.iter().find(|k| k.name == launch.kernel) else {
+            return bad("there is no such kernel".into());
         };
         let (buffers, dims) = (kernel.params.len(), kernel.dims.len());
         if (launch.buffers.len(), launch.dims.len()) != (buffers, dims) {

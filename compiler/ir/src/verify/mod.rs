@@ -4,7 +4,7 @@ mod expr;
 pub mod graph;
 pub mod kernel;
 
-pub use graph::{verify_function, verify_module};
+pub use graph::{verify_function, verify_module, verify_step};
 pub use kernel::verify_kernel;
 
 /// An invariant that does not hold.

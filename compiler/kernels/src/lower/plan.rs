@@ -4,7 +4,7 @@
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::Access;
-use mlcc_ir::module::{Module, ParamId, StateId};
+use mlcc_ir::module::{ParamId, StateId};
 use mlcc_ir::step::{Grid, Repeat, Shares};
 use std::fmt;
 
@@ -105,53 +105,6 @@ pub struct Entry {
     pub updates: Vec<(StateId, BufferId)>,
     /// How to copy a buffer of so many bytes: kernel index per update, used where a new value cannot be produced in place.
     pub copies: Vec<LoweredLaunch>,
-}
-
-impl Entry {
-    /// One line per launch, for `--print-after=lower`.
-    pub fn describe(&self, module: &Module, kernels: &[String]) -> String {
-        let mut out = format!("entry @{} {{\n", self.name);
-        for launch in &self.launches {
-            let args: Vec<String> = launch.args.iter().map(|a| self.arg_text(module, a)).collect();
-            let repeat = match launch.repeat {
-                Repeat::Once => "",
-                Repeat::EachSequence => " each",
-                Repeat::EachSequenceAlone => " each alone",
-                Repeat::EachWorker => " each worker",
-            };
-            let shares = match &launch.shares {
-                Shares::Static => String::new(),
-                Shares::Dynamic { pieces } => format!(" pieces {pieces}"),
-            };
-            out += &format!("  launch @{}({}){repeat}{shares}\n", kernels[launch.kernel], args.join(", "));
-        }
-        for (state, buffer) in &self.updates {
-            out += &format!("  update @{} = {}\n", module.states[*state].name, buffer.0);
-        }
-        out + "}\n"
-    }
-
-    fn arg_text(&self, module: &Module, arg: &Arg) -> String {
-        let name = match self.buffers[arg.buffer].memory {
-            Memory::Param(p) => module.params[p].name.clone(),
-            Memory::State(s) => format!("state {}", module.states[s].name),
-            Memory::NewRows(s) => format!("new rows of {}", module.states[s].name),
-            Memory::Input(i) => format!("input {i}"),
-            Memory::Output(i) => format!("output {i}"),
-            Memory::Temp => format!("temp {}", arg.buffer.0),
-        };
-        let access = match arg.access {
-            Access::In => "",
-            Access::Out => "out ",
-            Access::InOut => "inout ",
-        };
-        let partition = match &arg.partition {
-            None => String::new(),
-            Some(Partition::Rows(d)) => format!(" by rows {d}"),
-            Some(Partition::Tiles(t)) => format!(" by tiles {t}"),
-        };
-        format!("{access}{name}{partition}")
-    }
 }
 
 impl fmt::Display for Memory {

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_ir::text::{print_kernel, print_module, print_step};
 use mlcc_passes::Program;
+use mlcc_passes::text::print_program;
 
 use crate::commands::print;
 use crate::error::CliError;
@@ -34,7 +34,7 @@ impl Dumps {
         if self.error.is_some() || !wanted && self.folder.is_none() {
             return;
         }
-        let text = program_text(program);
+        let text = print_program(program);
         let mut result = Ok(());
         if wanted {
             result = print(&format!("// after {pass}\n{text}"));
@@ -52,26 +52,4 @@ impl Dumps {
             Some(error) => Err(error),
         }
     }
-}
-
-/// The module, and below it what was lowered, level by level.
-pub fn program_text(program: &Program) -> String {
-    let mut text = print_module(&program.module);
-    // Launches in lowered entries become steps with the last pass.
-    for level in &program.levels {
-        text.push_str(&format!("\n// level {}\n", level.name));
-        for kernel in &level.lowered.kernels {
-            text.push_str(&format!("\n{}", print_kernel(kernel)));
-        }
-        let names: Vec<String> = level.lowered.kernels.iter().map(|k| k.name.clone()).collect();
-        if level.steps.is_empty() {
-            for entry in &level.lowered.entries {
-                text.push_str(&format!("\n{}", entry.describe(&program.module, &names)));
-            }
-        }
-        for step in &level.steps {
-            text.push_str(&format!("\n{}", print_step(step)));
-        }
-    }
-    text
 }

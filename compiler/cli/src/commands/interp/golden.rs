@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use mlcc_models::golden::Golden;
 use mlcc_passes::scheme::QuantScheme;
 
-use crate::build::{BuildOptions, BuildReport, Hooks, Source, compile};
+use crate::build::{BuildOptions, BuildReport, Hooks, ModuleText, Source, compile};
 use crate::commands::verify::belongs;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
@@ -20,9 +20,12 @@ const CHUNK: u32 = 16;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Reference results of a model")]
 pub struct GoldenArgs {
-    /// Folder or file of a checkpoint
+    /// Folder or file of a checkpoint, or a module in text form
     #[arg(short, long, requires = "golden", conflicts_with = "file")]
     model: Option<String>,
+    /// Folder or file with the weights of a module in text form
+    #[arg(long, value_name = "PATH", requires = "model")]
+    weights: Option<PathBuf>,
     /// Reference results
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
@@ -50,18 +53,28 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
         .map_err(|e| CliError::usage(e.to_string()))?;
     let mut options = BuildOptions::new(model);
     options.quant = scheme;
+    options.request.weights = args.weights.clone();
     options.disabled_passes = args.disable_pass.clone();
     let mut source = Source::open(&options)?;
-    if !source.model.config.architecture.needs_whole_prompts() {
+    let planned = source.text.as_ref().is_some_and(|t| t.program.memory.is_some());
+    if !source.model.config.architecture.needs_whole_prompts() && !planned {
         source.chunk = CHUNK;
     }
+    let lowered = source.text.as_ref().and_then(ModuleText::target);
     let architecture = &source.model.config.architecture;
     belongs(&golden, golden_path, model, architecture.vocab())?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{model}: {e}"));
-    let outcome = match &args.target {
+    let outcome = match args.target.as_ref().or(lowered.as_ref()) {
         None => {
-            let module = crate::model::build_module(&source.model.name, architecture, source.context, 1)
-                .map_err(|e| failed(&e))?;
+            let module = match &source.text {
+                Some(text) if text.program.pack_options.is_empty() => text.program.module.clone(),
+                Some(_) => {
+                    let message = "its weights are quantized: give --target, so that its kernels run";
+                    return Err(failed(&message));
+                }
+                None => crate::model::build_module(&source.model.name, architecture, source.context, 1)
+                    .map_err(|e| failed(&e))?,
+            };
             let model = GraphModel::new(&module, &source.checkpoint, architecture);
             let mut model = model.map_err(|e| failed(&e))?;
             replay(&mut model, &golden, "f32", replay::tolerance("f32"))
@@ -70,6 +83,10 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
             let target = mlcc_target::resolve(target).map_err(|e| CliError::usage(e.to_string()))?;
             let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
             let mut hooks = Hooks { event: &mut |_| (), cancel: &cancel };
+            let options = match &source.text {
+                Some(text) => text.agree(&options, &target).map_err(|e| failed(&e))?,
+                None => options,
+            };
             let (program, _) = compile(&source, &target, &options, &mut report, &mut hooks)?;
             ui.detail(format_args!("kernels of {}, {workers} workers", target.levels[0].name));
             let chunk = source.chunk as usize;

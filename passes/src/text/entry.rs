@@ -1,0 +1,218 @@
+//! Text of lowered entry functions: buffers, launches on them, and the new values of states.
+//!
+//! ```text
+//! entry @decode batched {
+//!   %0 = input 0 bytes 4*n
+//!   %1 = param @emb.weight bytes 4096
+//!   %2 = temp bytes 256*n apart
+//!   launch @rows(in %0, in %1, out %2 rows n over [0] stride 256; n) each
+//!   update @s = %2 by @copy(in %2, out %3)
+//! }
+//! ```
+//! Behind a buffer: how workers share its elements (`rows`, `tiles`; nothing: any worker any element), the arguments whose
+//! memory an output may take `over`, and the bytes from the row of one sequence to that of the next.
+
+use super::list;
+use mlcc_ir::entity::{Arena, EntityId};
+use mlcc_ir::kernel::{Access, Kernel};
+use mlcc_ir::module::{Module, StateId};
+use mlcc_ir::text::{
+    Lexer, ParseError, Token, one_of, parse_dim, parse_schedule, print_name, print_schedule,
+};
+use mlcc_kernels::lower::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
+
+const ACCESSES: [Access; 3] = [Access::In, Access::Out, Access::InOut];
+
+fn access_name(access: Access) -> &'static str {
+    match access {
+        Access::In => "in",
+        Access::Out => "out",
+        Access::InOut => "inout",
+    }
+}
+
+pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &Entry) -> String {
+    let batched = if entry.batched { " batched" } else { "" };
+    let mut out = format!("entry {}{batched} {{\n", print_name('@', &entry.name));
+    for (id, buffer) in entry.buffers.iter() {
+        let apart = if buffer.apart { " apart" } else { "" };
+        let memory = print_memory(module, buffer.memory);
+        out.push_str(&format!("  %{} = {memory} bytes {}{apart}\n", id.index(), buffer.bytes));
+    }
+    for launch in &entry.launches {
+        out.push_str(&format!("  launch {}\n", print_launch(kernels, launch)));
+    }
+    for ((state, value), copy) in entry.updates.iter().zip(&entry.copies) {
+        let state = print_name('@', &module.states[*state].name);
+        out.push_str(&format!("  update {state} = %{} by {}\n", value.index(), print_launch(kernels, copy)));
+    }
+    out.push_str("}\n");
+    out
+}
+
+fn print_memory(module: &Module, memory: Memory) -> String {
+    let state = |s: StateId| print_name('@', &module.states[s].name);
+    match memory {
+        Memory::Param(p) => format!("param {}", print_name('@', &module.params[p].name)),
+        Memory::State(s) => format!("state {}", state(s)),
+        Memory::NewRows(s) => format!("new_rows {}", state(s)),
+        Memory::Input(i) => format!("input {i}"),
+        Memory::Output(i) => format!("output {i}"),
+        Memory::Temp => "temp".into(),
+    }
+}
+
+fn print_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> String {
+    let args = list(launch.args.iter().map(print_arg));
+    let dims = if launch.dims.is_empty() { String::new() } else { format!("; {}", list(&launch.dims)) };
+    let schedule = print_schedule(launch.grid.as_ref(), launch.repeat, &launch.shares);
+    format!("{}({args}{dims}){schedule}", print_name('@', &kernels[launch.kernel].name))
+}
+
+fn print_arg(arg: &Arg) -> String {
+    let mut out = format!("{} %{}", access_name(arg.access), arg.buffer.index());
+    match &arg.partition {
+        None => {}
+        Some(Partition::Rows(rows)) => out.push_str(&format!(" rows {rows}")),
+        Some(Partition::Tiles(tiles)) => out.push_str(&format!(" tiles {tiles}")),
+    }
+    if !arg.in_place.is_empty() {
+        out.push_str(&format!(" over [{}]", list(&arg.in_place)));
+    }
+    if arg.row_bytes > 0 {
+        out.push_str(&format!(" stride {}", arg.row_bytes));
+    }
+    out
+}
+
+/// Reads an entry; the lexer stands at `entry`. Kernels are those of the level so far.
+pub(super) fn parse(lexer: &mut Lexer, module: &Module, kernels: &[Kernel]) -> Result<Entry, ParseError> {
+    lexer.expect_keyword("entry")?;
+    let name = lexer.at_name("the name of an entry function")?;
+    let batched = lexer.accept_keyword("batched");
+    let mut entry = Entry {
+        name,
+        batched,
+        buffers: Arena::new(),
+        launches: Vec::new(),
+        updates: Vec::new(),
+        copies: Vec::new(),
+    };
+    lexer.expect("{")?;
+    while !lexer.accept("}") {
+        if matches!(lexer.peek(), Token::Percent(_)) {
+            let next = entry.buffers.len();
+            numbered(lexer, next)?;
+            lexer.expect("=")?;
+            entry.buffers.push(parse_memory(lexer, module)?);
+        } else if lexer.accept_keyword("launch") {
+            entry.launches.push(parse_launch(lexer, kernels, &entry.buffers)?);
+        } else if lexer.accept_keyword("update") {
+            let state = parse_state(lexer, module)?;
+            lexer.expect("=")?;
+            entry.updates.push((state, buffer(lexer, &entry.buffers)?));
+            lexer.expect_keyword("by")?;
+            entry.copies.push(parse_launch(lexer, kernels, &entry.buffers)?);
+        } else {
+            let message = format!("expected a buffer, launch, update or `}}`, found {}", lexer.peek());
+            return Err(lexer.error(message));
+        }
+    }
+    Ok(entry)
+}
+
+/// `%next`: buffers are numbered from 0 on.
+pub(super) fn numbered(lexer: &mut Lexer, next: usize) -> Result<(), ParseError> {
+    let pos = lexer.pos();
+    match lexer.percent("a buffer")? {
+        name if name == next.to_string() => Ok(()),
+        name => Err(Lexer::error_at(pos, format!("expected buffer %{next}, found %{name}"))),
+    }
+}
+
+fn buffer(lexer: &mut Lexer, known: &Arena<BufferId, Buffer>) -> Result<BufferId, ParseError> {
+    let pos = lexer.pos();
+    let name = lexer.percent("a buffer")?;
+    let id = name.parse().ok().filter(|&i: &usize| i < known.len() && i.to_string() == name);
+    id.map(BufferId::from_index)
+        .ok_or_else(|| Lexer::error_at(pos, format!("buffer %{name} is not declared before this use")))
+}
+
+fn parse_state(lexer: &mut Lexer, module: &Module) -> Result<StateId, ParseError> {
+    let pos = lexer.pos();
+    let name = lexer.at_name("the name of a state")?;
+    module.state(&name).ok_or_else(|| Lexer::error_at(pos, format!("state @{name} is not declared")))
+}
+
+fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<Buffer, ParseError> {
+    let pos = lexer.pos();
+    let memory = match lexer.ident("param, state, new_rows, input, output or temp")?.as_str() {
+        "param" => {
+            let pos = lexer.pos();
+            let name = lexer.at_name("the name of a parameter")?;
+            let id = module.param(&name);
+            Memory::Param(
+                id.ok_or_else(|| Lexer::error_at(pos, format!("parameter @{name} is not declared")))?,
+            )
+        }
+        "state" => Memory::State(parse_state(lexer, module)?),
+        "new_rows" => Memory::NewRows(parse_state(lexer, module)?),
+        "input" => Memory::Input(lexer.u32("the number of an input")?),
+        "output" => Memory::Output(lexer.u32("the number of an output")?),
+        "temp" => Memory::Temp,
+        other => {
+            let message = format!("expected param, state, new_rows, input, output or temp, found `{other}`");
+            return Err(Lexer::error_at(pos, message));
+        }
+    };
+    lexer.expect_keyword("bytes")?;
+    let bytes = parse_dim(lexer)?;
+    Ok(Buffer { memory, bytes, apart: lexer.accept_keyword("apart") })
+}
+
+fn parse_launch(
+    lexer: &mut Lexer,
+    kernels: &[Kernel],
+    buffers: &Arena<BufferId, Buffer>,
+) -> Result<LoweredLaunch, ParseError> {
+    let pos = lexer.pos();
+    let name = lexer.at_name("the kernel to launch")?;
+    let kernel = kernels.iter().position(|k| k.name == name);
+    let kernel =
+        kernel.ok_or_else(|| Lexer::error_at(pos, format!("the level has no kernel @{name} above")))?;
+    lexer.expect("(")?;
+    let (mut args, mut dims) = (Vec::new(), Vec::new());
+    while !lexer.accept(")") {
+        if lexer.accept(";") {
+            dims = lexer.list(")", parse_dim)?;
+            break;
+        }
+        args.push(parse_arg(lexer, buffers)?);
+        if !lexer.accept(",") && !matches!(lexer.peek(), Token::Punct(";" | ")")) {
+            return Err(lexer.error("expected `,`, `;` or `)` after an argument"));
+        }
+    }
+    let (grid, repeat, shares) = parse_schedule(lexer)?;
+    Ok(LoweredLaunch { kernel, args, dims, grid, repeat, shares })
+}
+
+fn parse_arg(lexer: &mut Lexer, buffers: &Arena<BufferId, Buffer>) -> Result<Arg, ParseError> {
+    let access = one_of(lexer, &ACCESSES, access_name)?;
+    let buffer = buffer(lexer, buffers)?;
+    let partition = if lexer.accept_keyword("rows") {
+        Some(Partition::Rows(parse_dim(lexer)?))
+    } else if lexer.accept_keyword("tiles") {
+        Some(Partition::Tiles(lexer.int("a number of tiles")?))
+    } else {
+        None
+    };
+    let in_place = match lexer.accept_keyword("over") {
+        true => {
+            lexer.expect("[")?;
+            lexer.list("]", |lexer| Ok(lexer.u32("the number of an argument")? as usize))?
+        }
+        false => Vec::new(),
+    };
+    let row_bytes = if lexer.accept_keyword("stride") { lexer.uint("bytes from row to row")? } else { 0 };
+    Ok(Arg { buffer, access, partition, in_place, row_bytes })
+}

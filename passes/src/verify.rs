@@ -1,0 +1,244 @@
+//! What holds of a program beyond its module: launches fit their kernels, places lie in their memory, levels agree.
+
+use crate::plan_memory::{ALIGN, EntryPlan, MAX_WORKERS, MemoryPlan};
+use crate::{LevelCode, Program};
+use mlcc_ir::dim::Bounds;
+use mlcc_ir::kernel::Kernel;
+use mlcc_ir::module::Module;
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::types::{Packing, TensorType};
+use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
+use mlcc_kernels::lower::group::value_bytes;
+use mlcc_kernels::lower::plan::{Entry, LoweredLaunch};
+
+/// Memory that a plan may leave unused between two things, so that a wrong figure asks for no absurd amount.
+const MOST_GAP: u64 = 1 << 20;
+
+type Check = Result<(), VerifyError>;
+
+fn wrong(subject: impl Into<String>, message: impl Into<String>) -> Check {
+    Err(VerifyError::new(subject, message))
+}
+
+/// The module, and everything that the passes hold beside it.
+pub fn verify_program(program: &Program) -> Check {
+    verify_module(&program.module)?;
+    if let Some(first) = program.levels.first() {
+        program.levels.iter().try_for_each(|level| verify_level(level, first))?;
+    }
+    let Some(plan) = &program.memory else {
+        return match program.levels.iter().find(|l| !l.steps.is_empty()) {
+            Some(level) => wrong(format!("level @{}", level.name), "has steps, but memory is not planned"),
+            None => Ok(()),
+        };
+    };
+    let Some(first) = program.levels.first() else { return wrong("memory", "is planned for no level") };
+    verify_weights(&program.module, plan)?;
+    verify_states(&program.module, plan)?;
+    if first.lowered.entries.len() != plan.entries.len() {
+        return wrong("memory", "has not as many entries as the levels");
+    }
+    for (entry, of_entry) in first.lowered.entries.iter().zip(&plan.entries) {
+        verify_entry_plan(entry, of_entry, plan)?;
+    }
+    program.levels.iter().try_for_each(|level| verify_steps(level, plan))
+}
+
+fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
+    let subject = format!("level @{}", level.name);
+    if !(64..=4096).contains(&level.target.vector_bits) {
+        return wrong(subject, format!("vectors of {} bits", level.target.vector_bits));
+    }
+    if level.target.arch != first.target.arch {
+        return wrong(subject, format!("is of another architecture than level @{}", first.name));
+    }
+    let lowered = &level.lowered;
+    lowered.kernels.iter().try_for_each(verify_kernel)?;
+    let shape = |e: &Entry| (e.name.clone(), e.batched, e.buffers.len(), e.updates.len());
+    if !lowered.entries.iter().map(shape).eq(first.lowered.entries.iter().map(shape)) {
+        return wrong(subject, format!("has other entries or buffers than level @{}", first.name));
+    }
+    for entry in &lowered.entries {
+        for launch in entry.launches.iter().chain(&entry.copies) {
+            verify_launch(&lowered.kernels, launch).or_else(|(kernel, message)| {
+                wrong(format!("{subject}, entry @{}, launch of @{kernel}", entry.name), message)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Names the kernel and what is wrong.
+fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (String, String)> {
+    let Some(kernel) = kernels.get(launch.kernel) else {
+        return Err((launch.kernel.to_string(), "there is no such kernel".into()));
+    };
+    let bad = |message: String| Err((kernel.name.clone(), message));
+    if (launch.args.len(), launch.dims.len()) != (kernel.params.len(), kernel.dims.len()) {
+        let (buffers, sizes) = (kernel.params.len(), kernel.dims.len());
+        let found = format!("{} and {}", launch.args.len(), launch.dims.len());
+        return bad(format!("the kernel takes {buffers} buffers and {sizes} sizes, not {found}"));
+    }
+    for (i, (arg, &param)) in launch.args.iter().zip(&kernel.params).enumerate() {
+        if kernel.bufs.get(param).is_none_or(|decl| decl.access != arg.access) {
+            return bad(format!("argument {i} is used in another way than the kernel declares"));
+        }
+        if arg.in_place.iter().any(|&other| other >= launch.args.len()) {
+            return bad(format!("argument {i} takes over memory of an argument that is not there"));
+        }
+    }
+    if launch.grid.is_some() != kernel.is_gpu() {
+        return bad("a launch has a grid exactly when its kernel is for a GPU".into());
+    }
+    Ok(())
+}
+
+/// What a parameter or state takes in memory.
+fn constant_bytes(ty: &TensorType, packing: Option<Packing>) -> Option<u64> {
+    value_bytes(ty, packing).ok()?.as_const().and_then(|bytes| u64::try_from(bytes).ok())
+}
+
+fn verify_weights(module: &Module, plan: &MemoryPlan) -> Check {
+    let wanted = module.params.values().map(|p| (&p.name, constant_bytes(&p.ty, p.packing)));
+    verify_places("parameter", wanted.collect(), &plan.params, plan.weights_bytes)
+}
+
+fn verify_states(module: &Module, plan: &MemoryPlan) -> Check {
+    let wanted = module.states.values().map(|s| (&s.name, constant_bytes(&s.ty, None)));
+    verify_places("state", wanted.collect(), &plan.states, plan.state_bytes)?;
+    match plan.row_bytes.len() == module.states.len() {
+        true => Ok(()),
+        false => wrong("memory", "has not as many rows as the module has states"),
+    }
+}
+
+/// One behind another, aligned, as long as they are, and all of them in `total` bytes.
+fn verify_places(
+    what: &str,
+    wanted: Vec<(&String, Option<u64>)>,
+    places: &[(u64, u64)],
+    total: u64,
+) -> Check {
+    if wanted.len() != places.len() {
+        return wrong("memory", format!("has not as many places as the module has {what}s"));
+    }
+    let mut end = 0u64;
+    for ((name, bytes), &(at, planned)) in wanted.into_iter().zip(places) {
+        let subject = || format!("memory, {what} @{name}");
+        if bytes != Some(planned) {
+            let bytes = bytes.map_or("no known number of".into(), |b| b.to_string());
+            return wrong(subject(), format!("takes {bytes} bytes, not {planned}"));
+        }
+        if at % ALIGN != 0 || at < end || at - end > MOST_GAP {
+            return wrong(
+                subject(),
+                format!(
+                    "is at {at}, expected a multiple of {ALIGN} from {end} on, at most {MOST_GAP} further"
+                ),
+            );
+        }
+        end = at.saturating_add(planned);
+    }
+    match total >= end && total - end <= MOST_GAP {
+        true => Ok(()),
+        false => wrong("memory", format!("the {what}s end at {end}, but {total} bytes are planned")),
+    }
+}
+
+fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan) -> Check {
+    let subject = || format!("memory, entry @{}", of_entry.name);
+    if entry.name != of_entry.name || entry.buffers.len() != of_entry.buffers.len() {
+        let found = format!("{} buffers", of_entry.buffers.len());
+        return wrong(
+            subject(),
+            format!("expected entry @{} with {} buffers, found {found}", entry.name, entry.buffers.len()),
+        );
+    }
+    if of_entry.copies.iter().any(|&copy| copy >= entry.copies.len()) {
+        return wrong(subject(), "copies an update that is not there");
+    }
+    for (i, buffer) in of_entry.buffers.iter().enumerate() {
+        verify_place(buffer, plan, of_entry.arena_bytes, entry.batched)
+            .or_else(|message| wrong(format!("{}, buffer %{i}", subject()), message))?;
+    }
+    Ok(())
+}
+
+/// Every byte that a place may stand for lies in its memory.
+fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batched: bool) -> Result<(), String> {
+    let limit = match place.base {
+        Base::Weights => plan.weights_bytes,
+        Base::State => plan.state_bytes,
+        Base::Arena => arena,
+        // The caller's, of the size of the call.
+        Base::Tokens | Base::Logits | Base::Probs | Base::Temperature => u64::MAX,
+    };
+    let context = plan.context.unwrap_or(0);
+    let reach = match place.per_past {
+        // Its bytes are those of all sequences, and every one of them has a state of its own.
+        0 if batched && place.base == Base::State => Some(0),
+        0 => Some(place.bytes),
+        per_past => per_past.checked_mul(context),
+    };
+    let copies = place.per_worker.checked_mul(MAX_WORKERS - 1);
+    let end = reach.zip(copies).and_then(|(a, b)| place.offset.checked_add(a)?.checked_add(b));
+    match end {
+        Some(end) if end <= limit => Ok(()),
+        _ => Err(format!("ends beyond the {limit} bytes of {}", place.base.name())),
+    }
+}
+
+fn verify_steps(level: &LevelCode, plan: &MemoryPlan) -> Check {
+    let subject = format!("level @{}", level.name);
+    if level.steps.is_empty() {
+        return Ok(());
+    }
+    if !level.steps.iter().map(|s| &s.name).eq(plan.entries.iter().map(|e| &e.name)) {
+        return wrong(subject, "has other steps than memory is planned for");
+    }
+    for ((step, entry), of_entry) in level.steps.iter().zip(&level.lowered.entries).zip(&plan.entries) {
+        verify_step(&level.lowered.kernels, step)?;
+        if step.arena_bytes > of_entry.arena_bytes {
+            return wrong(format!("{subject}, step @{}", step.name), "takes more arena than is planned");
+        }
+        verify_buffers(level, step, plan, entry.batched)?;
+    }
+    Ok(())
+}
+
+/// Buffers lie in their memory and are as long as the kernels think.
+fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batched: bool) -> Check {
+    let rows = if batched { plan.batch } else { plan.chunk };
+    let context = plan.context.and_then(|c| i64::try_from(c).ok());
+    for item in &step.items {
+        let StepItem::Launch(launch) = item else { continue };
+        let Some(kernel) = level.lowered.kernels.iter().find(|k| k.name == launch.kernel) else { continue };
+        let chunk = if launch.repeat.is_for_sequences() { 1 } else { rows };
+        for (i, place) in launch.buffers.iter().enumerate() {
+            let checked = verify_place(place, plan, step.arena_bytes, batched)
+                .and_then(|()| long_enough(kernel, launch, i, &Bounds { chunk, context }));
+            checked.or_else(|message| {
+                let subject =
+                    format!("level @{}, step @{}, launch of @{}", level.name, step.name, kernel.name);
+                wrong(format!("{subject}, buffer {i}"), message)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn long_enough(kernel: &Kernel, launch: &Launch, buffer: usize, bounds: &Bounds) -> Result<(), String> {
+    let place = &launch.buffers[buffer];
+    let own = matches!(place.base, Base::Weights | Base::State | Base::Arena) && place.per_past == 0;
+    if !own || launch.repeat == Repeat::EachSequenceAlone {
+        return Ok(());
+    }
+    let decl = &kernel.bufs[kernel.params[buffer]];
+    let most = decl.len.range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
+    let bytes = most.and_then(|most| most.checked_mul(decl.dtype.bytes()? as u64));
+    match bytes {
+        Some(bytes) if bytes <= place.bytes => Ok(()),
+        Some(bytes) => Err(format!("has {} bytes, the kernel may touch {bytes}", place.bytes)),
+        None => Err(format!("the kernel's {} elements have no limit", decl.len)),
+    }
+}
