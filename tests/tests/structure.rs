@@ -9,22 +9,24 @@ use std::process::Command;
 /// What the normal and build dependencies of each crate may be, of this workspace. Test code is free.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("mlcc-abi", &[]),
+    ("mlcc-files", &[]),
     ("mlcc-target", &[]),
     ("mlcc-ir", &[]),
-    ("mlcc-runtime", &["mlcc-abi"]),
-    ("mlcc-engine", &["mlcc-abi", "mlcc-runtime"]),
+    ("mlcc-runtime", &["mlcc-abi", "mlcc-files"]),
+    ("mlcc-engine", &["mlcc-abi", "mlcc-files", "mlcc-runtime"]),
     ("mlcc-quant", &["mlcc-ir"]),
-    ("mlcc-models", &["mlcc-ir"]),
+    ("mlcc-models", &["mlcc-files", "mlcc-ir"]),
     ("mlcc-interp", &["mlcc-ir", "mlcc-quant"]),
     ("mlcc-kernels", &["mlcc-ir", "mlcc-quant", "mlcc-target"]),
     ("mlcc-passes", &["mlcc-ir", "mlcc-quant", "mlcc-interp", "mlcc-kernels", "mlcc-target"]),
-    ("mlcc-codegen", &["mlcc-ir", "mlcc-abi", "mlcc-target"]),
+    ("mlcc-codegen", &["mlcc-ir", "mlcc-abi", "mlcc-files", "mlcc-target"]),
     (
         "mlcc",
         &[
             "mlcc-abi",
             "mlcc-codegen",
             "mlcc-engine",
+            "mlcc-files",
             "mlcc-interp",
             "mlcc-ir",
             "mlcc-kernels",
