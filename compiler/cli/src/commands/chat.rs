@@ -98,7 +98,7 @@ fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
         Some(PLAIN) => return Ok(ChatFormat::Plain),
         Some(name) if ChatTemplate::names().contains(&name) => ChatTemplate::named(name)?,
         Some(file) if Path::new(file).exists() => {
-            ChatTemplate::from_jinja(&super::read_text(Path::new(file))?)?
+            ChatTemplate::from_jinja(&super::read_text(Path::new(file), mlcc_files::Kind::ChatTemplate)?)?
         }
         Some(other) => {
             let names = ChatTemplate::names().join(", ");

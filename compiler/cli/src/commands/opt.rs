@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_files::write_file;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::parse_module;
 use mlcc_ir::verify::verify_module;
@@ -85,7 +86,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let text = program_text(&program);
     match &args.output {
         None => print(&text),
-        Some(path) => std::fs::write(path, text).map_err(CliError::io("write", path)),
+        Some(path) => write_file(path, text.as_bytes()).map_err(CliError::io("write", path)),
     }
 }
 
@@ -99,7 +100,7 @@ fn options(args: &Args) -> Result<Options, CliError> {
 
 /// Reads and verifies a module.
 pub(crate) fn read_module(path: &Path) -> Result<Module, CliError> {
-    let text = read_text(path)?;
+    let text = read_text(path, mlcc_files::Kind::Module)?;
     let module = parse_module(&text).map_err(|e| CliError::Failed(format!("{}:{e}", path.display())))?;
     verify(path, &module)?;
     Ok(module)
