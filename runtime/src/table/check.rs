@@ -87,7 +87,7 @@ fn inside(offset: u64, bytes: u64, of: u64) -> bool {
 }
 
 fn check_state(state: &State, p: &Plan) -> Result<()> {
-    let whole = state.fill.is_none() || (state.offset % 4 == 0 && state.bytes % 4 == 0);
+    let whole = state.fill.is_none() || (state.offset.is_multiple_of(4) && state.bytes.is_multiple_of(4));
     if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
         return malformed(format!("state {} lies outside of the state block", state.name));
     }
