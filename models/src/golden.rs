@@ -146,7 +146,7 @@ const GOLDEN: &str = "reference results (a golden.json)";
 
 fn read_json<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<T, ConfigError> {
     let origin = path.display().to_string();
-    match std::fs::read(path) {
+    match mlcc_files::read(path, mlcc_files::Kind::Golden) {
         Ok(json) => parse_json(&origin, &json, what),
         Err(source) => Err(ConfigError::Io { file: origin, source }),
     }

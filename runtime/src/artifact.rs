@@ -88,6 +88,11 @@ impl Artifact {
         &self.file
     }
 
+    /// The file, whose structure was checked when it was opened.
+    pub(crate) fn elf(&self) -> Result<Elf<'_>> {
+        Elf::parse(&self.map).map_err(|source| Error::Elf { path: self.path.clone(), source })
+    }
+
     /// ELF machine number.
     pub fn machine(&self) -> u16 {
         self.machine

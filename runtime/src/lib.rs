@@ -10,8 +10,9 @@
 //! ```
 //!
 //! Loading checks the file before the dynamic loader sees it: ELF headers and bounds, the machine, the hashes of the code and of all
-//! sections but large ones (weights, whose hash [`LoadOptions`] asks for). Then come the ABI version, the tables and the CPU's
-//! features, before anything is called. A damaged or foreign artifact is an [`Error`], not a crash.
+//! sections but large ones (weights, whose hash [`LoadOptions`] asks for), and what the loader would follow (dynamic table, symbols,
+//! relocations). Then come the ABI version, the tables, each address and number of them, and the CPU's features, before anything
+//! is called. A damaged or foreign artifact is an [`Error`], not a crash; only machine code itself cannot be checked.
 //!
 //! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
 
@@ -25,11 +26,12 @@ mod error;
 pub mod features;
 mod hashes;
 mod huge_pages;
+mod json;
 mod library;
+mod linked;
 mod model;
 pub mod pool;
 pub mod recipe;
-mod replace;
 mod session;
 mod state_block;
 mod state_file;
@@ -41,8 +43,8 @@ pub use artifact::Artifact;
 pub use batch::Batch;
 pub use error::Error;
 pub use huge_pages::HugePages;
+pub use mlcc_files::replace_file;
 pub use model::{LoadOptions, Model};
-pub use replace::replace_file;
 pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
 pub use topology::physical_cores;

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mlcc_abi::{MODEL_SYMBOL, ModelTable};
 
-use crate::table::{Table, TableError};
+use crate::linked::Linked;
+use crate::table::{Place, Table, TableError};
 use crate::{Artifact, Error, Result};
 
 /// A path of an open descriptor that this process has not used before: `.` and empty components, which mean nothing,
@@ -27,14 +28,15 @@ fn unused_name(descriptor: RawFd) -> PathBuf {
 /// Maps the code of an artifact. The library must stay loaded as long as the table's entry points are used.
 pub(crate) fn load(artifact: &Artifact) -> Result<(Library, Table)> {
     let path = || artifact.path().to_path_buf();
+    let linked = Linked::check(&artifact.elf()?).map_err(|what| Error::Corrupt { path: path(), what })?;
     let by_descriptor = unused_name(artifact.file().as_raw_fd());
     let name = if by_descriptor.exists() {
         by_descriptor
     } else {
         std::path::absolute(artifact.path()).unwrap_or_else(|_| path())
     };
-    // SAFETY: the artifact's structure and code hash were verified, and what the compiler writes has no
-    // initialisers.
+    // SAFETY: the artifact's structure and code hash were verified, it has no initialisers, and its relocations stay
+    // inside of the model table.
     let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| {
         let what = e.to_string().replace(&*name.to_string_lossy(), "the file");
         Error::Dlopen { path: path(), what }
@@ -45,8 +47,9 @@ pub(crate) fn load(artifact: &Artifact) -> Result<(Library, Table)> {
         let what = format!("it is a shared object without the symbol {MODEL_SYMBOL}");
         Error::NotArtifact { path: path(), what }
     })?;
-    // SAFETY: code hash verified by `Artifact::open`.
-    let table = unsafe { Table::read(*table) }.map_err(|e| match e {
+    let place = Place { linked: &linked, table: *table, metadata: artifact.metadata() };
+    // SAFETY: the symbol's bytes are mapped, which `Linked::check` has verified, and stay so as long as the library.
+    let table = unsafe { Table::read(&place) }.map_err(|e| match e {
         TableError::Magic => {
             Error::NotArtifact { path: path(), what: "its model table has no magic number".into() }
         }

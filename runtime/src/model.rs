@@ -223,13 +223,23 @@ fn move_weights(artifact: &Artifact, pool: &Pool, wanted: HugePages) -> Result<O
 }
 
 fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
-    let found = match artifact.recipe() {
-        Some(recipe) => recipe.bytes,
-        None => artifact.section(section::WEIGHTS).map_or(0, |w| w.len() as u64),
-    };
+    let weights = artifact.section(section::WEIGHTS).unwrap_or(&[]);
+    let found = artifact.recipe().map_or(weights.len() as u64, |recipe| recipe.bytes);
+    let corrupt = |what| Error::Corrupt { path: artifact.path().to_path_buf(), what };
     if found < table.plan.weights_bytes {
-        let what = format!("its weights have {found} bytes, its table says {}", table.plan.weights_bytes);
-        return Err(Error::Corrupt { path: artifact.path().to_path_buf(), what });
+        return Err(corrupt(format!(
+            "its weights have {found} bytes, its table says {}",
+            table.plan.weights_bytes
+        )));
+    }
+    // Aligned loads of the kernels would fault.
+    let aligned =
+        artifact.recipe().is_some() || weights.as_ptr().addr().is_multiple_of(mlcc_abi::BUFFER_ALIGN);
+    if !aligned && table.plan.weights_bytes > 0 {
+        return Err(corrupt(format!(
+            "its weights do not begin at a multiple of {} bytes",
+            mlcc_abi::BUFFER_ALIGN
+        )));
     }
     Ok(())
 }

@@ -14,9 +14,9 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::replace::replace_file;
 use crate::table::{Table, live_bytes};
 use crate::{Error, Result};
+use mlcc_files::replace_file;
 
 const MAGIC: [u8; 8] = *b"mlccSTAT";
 const VERSION: u32 = 2;

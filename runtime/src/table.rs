@@ -1,11 +1,17 @@
 //! The model table as owned, checked data.
 //!
 //! Invariant: after [`Table::read`] every parameter lies in the weights, every piece of state in the state block, and
-//! the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1).
+//! the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1) and those of the metadata. Nothing
+//! relies on a hash: addresses lie in the table ([`Place`]), entry points in the code, numbers in their bounds (`check`).
+
+mod check;
+mod place;
 
 use std::ops::Range;
 
 use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
+
+pub(crate) use place::Place;
 
 /// Most arguments of one kernel launch.
 pub(crate) const MAX_LAUNCH_ARGS: usize = 64;
@@ -159,134 +165,61 @@ fn malformed<T>(what: impl Into<String>) -> Result<T> {
     Err(TableError::Malformed(what.into()))
 }
 
-/// # Safety
-/// `s` points to `len` readable bytes.
-unsafe fn bytes(s: Str) -> Result<Vec<u8>> {
-    if s.len == 0 {
-        return Ok(Vec::new());
-    }
-    if s.ptr.is_null() || s.len > 1 << 40 {
-        return malformed("a text of the table has no place");
-    }
-    // SAFETY: by contract.
-    Ok(unsafe { std::slice::from_raw_parts(s.ptr, s.len as usize) }.to_vec())
-}
-
-/// # Safety
-/// As [`bytes`].
-unsafe fn text(s: Str) -> Result<String> {
-    // SAFETY: by contract.
-    String::from_utf8(unsafe { bytes(s) }?).or_else(|_| malformed("a text of the table is not UTF-8"))
-}
-
-/// # Safety
-/// `ptr` points to `n` readable values.
-unsafe fn array<'a, T>(ptr: *const T, n: u64, what: &str) -> Result<&'a [T]> {
-    if n == 0 {
-        return Ok(&[]);
-    }
-    if !ptr.is_aligned() || ptr.is_null() || n > 1 << 24 {
-        return malformed(format!("the table's {what} have no place"));
-    }
-    // SAFETY: by contract; aligned and not null.
-    Ok(unsafe { std::slice::from_raw_parts(ptr, n as usize) })
-}
-
 impl Table {
     /// Copies and checks the table of a loaded artifact.
     ///
     /// # Safety
-    /// `table` is the symbol `mlcc_model` of a loaded artifact whose code hash was verified: what the table points
-    /// to is there.
-    pub(crate) unsafe fn read(table: *const ModelTable) -> Result<Self> {
-        // Field by field first: a table of another version may be shorter than ours.
-        // SAFETY: the first fields up to `compiler` are the same in every version.
-        let (magic, version, compiler) =
-            unsafe { ((*table).magic, (*table).abi_version, (&raw const (*table).compiler)) };
-        if magic != abi::MAGIC {
+    /// The image's table is mapped, readable and not written, at `place.table`.
+    pub(crate) unsafe fn read(place: &Place<'_>) -> Result<Self> {
+        /// What every version has.
+        #[repr(C)]
+        struct Begin {
+            magic: u64,
+            version: u32,
+            size: u32,
+            flags: u64,
+            target: Str,
+            compiler: Str,
+        }
+        // SAFETY: by contract; any bits are values of these types.
+        let begin = unsafe { place.array(place.table.cast::<Begin>(), 1, "first fields") }?;
+        let begin = &begin[0];
+        if begin.magic != abi::MAGIC {
             return Err(TableError::Magic);
         }
-        if version != abi::ABI_VERSION {
-            // SAFETY: see above.
-            let compiler = unsafe { text(*compiler) }.unwrap_or_default();
-            return Err(TableError::Version { found: version, compiler });
+        if begin.version != abi::ABI_VERSION {
+            // SAFETY: by contract.
+            let compiler = unsafe { place.name(begin.compiler) }.unwrap_or_default();
+            return Err(TableError::Version { found: begin.version, compiler });
         }
-        // SAFETY: same version, so same layout.
-        let t = unsafe { &*table };
-        if t.struct_size as usize != size_of::<ModelTable>() || t.flags & !abi::table_flag::WHOLE_PROMPTS != 0
+        // SAFETY: by contract; the same version has the same layout, in which any bits are values.
+        let t = &unsafe { place.array(place.table, 1, "fields") }?[0];
+        if t.struct_size as usize != size_of::<ModelTable>()
+            || t.flags & !abi::table_flag::WHOLE_PROMPTS != 0
+            || t.reserved.iter().any(|&word| word != 0)
         {
             return malformed("the table has another size or unknown flags");
         }
-        // SAFETY: by contract the arrays and texts of the table are readable.
+        // SAFETY: by contract.
         let read = unsafe {
             Self {
-                target: text(t.target)?,
-                compiler: text(t.compiler)?,
-                metadata: text(t.metadata)?,
-                variants: variants(t)?,
-                params: params(t)?,
-                states: states(t)?,
-                images: images(t)?,
-                device_entries: device_entries(t)?,
+                target: place.name(t.target)?,
+                compiler: place.name(t.compiler)?,
+                metadata: place.long_text(t.metadata)?,
+                variants: variants(place, t)?,
+                params: params(place, t)?,
+                states: states(place, t)?,
+                images: images(place, t)?,
+                device_entries: device_entries(place, t)?,
                 plan: plan(t),
                 whole_prompts: t.flags & abi::table_flag::WHOLE_PROMPTS != 0,
             }
         };
+        if place.metadata.is_some_and(|beside| beside != read.metadata) {
+            return malformed("its metadata are not those of its table");
+        }
         read.check()?;
         Ok(read)
-    }
-
-    fn check(&self) -> Result<()> {
-        let p = &self.plan;
-        let alignment_fits = p.alignment.is_power_of_two() && p.alignment <= abi::SECTION_ALIGN;
-        if !alignment_fits
-            || p.chunk == 0
-            || p.vocab == 0
-            || p.vocab > i32::MAX as u64
-            || p.chunk > i32::MAX as u64
-        {
-            return malformed("the table's memory plan is not usable");
-        }
-        let inside =
-            |offset: u64, bytes: u64, of: u64| offset.checked_add(bytes).is_some_and(|end| end <= of);
-        if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, p.weights_bytes)) {
-            return malformed(format!("parameter {} lies outside of the weights", param.name));
-        }
-        for state in &self.states {
-            let whole = state.fill.is_none() || (state.offset % 4 == 0 && state.bytes % 4 == 0);
-            if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
-                return malformed(format!("state {} lies outside of the state block", state.name));
-            }
-            let few = |w: Window| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
-            if let Some(window) = state.dropped_beyond
-                && (state.bytes != 4 || state.fill.is_some() || !few(window))
-            {
-                return malformed(format!("state {} is no number of dropped rows", state.name));
-            }
-            if state.is_length && (state.bytes != 4 || state.fill.is_some()) {
-                return malformed(format!("state {} is no length of a sequence", state.name));
-            }
-            let Some(cache) = state.cache else { continue };
-            let fits =
-                cache.rows.checked_mul(cache.row_bytes) == Some(state.bytes) && cache.rows >= p.context;
-            if !fits || p.context == 0 || state.fill.is_some() {
-                return malformed(format!("the rows of cache {} do not fit the context", state.name));
-            }
-        }
-        let launches = self.device_entries.iter().flat_map(|e| &e.launches);
-        for launch in launches {
-            if launch.grid.iter().any(|g| g.div < 1)
-                || launch.block.contains(&0)
-                || launch.args.len() > MAX_LAUNCH_ARGS
-            {
-                return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
-            }
-            if let Some(argument) = launch.args.iter().find(|a| a.kind > abi::arg::CONTROL) {
-                let kind = argument.kind;
-                return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
-            }
-        }
-        Ok(())
     }
 
     /// Bytes that every token adds to the state; 0 for recurrent models.
@@ -331,34 +264,38 @@ fn plan(t: &ModelTable) -> Plan {
 
 /// # Safety
 /// As [`Table::read`]; also for the functions below.
-unsafe fn variants(t: &ModelTable) -> Result<Vec<Variant>> {
+unsafe fn variants(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Variant>> {
     // SAFETY: by contract.
-    let list = unsafe { array(t.variants, t.n_variants, "variants") }?;
+    let list = unsafe { place.few(t.variants, t.n_variants, "variants") }?;
     // SAFETY: by contract.
     let one = |v: &abi::Variant| {
-        Ok(Variant { name: unsafe { text(v.name) }?, features: v.features, entries: v.entries })
+        // SAFETY: by contract.
+        let name = unsafe { place.name(v.name) }?;
+        place.check_entries(&name, &v.entries)?;
+        Ok(Variant { name, features: v.features, entries: v.entries })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn params(t: &ModelTable) -> Result<Vec<Param>> {
+unsafe fn params(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Param>> {
     // SAFETY: by contract.
-    let list = unsafe { array(t.params, t.n_params, "parameters") }?;
+    let list = unsafe { place.array(t.params, t.n_params, "parameters") }?;
     let one = |p: &abi::Param| {
         if p.ndim > 4 {
             return malformed("a parameter has more than four dims");
         }
         // SAFETY: by contract.
-        let (name, format, packing) = unsafe { (text(p.name)?, text(p.format)?, text(p.packing)?) };
+        let (name, format, packing) =
+            unsafe { (place.name(p.name)?, place.name(p.format)?, place.name(p.packing)?) };
         let dims = p.dims[..p.ndim as usize].to_vec();
         Ok(Param { name, format, packing, dims, offset: p.offset, bytes: p.bytes })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
+unsafe fn states(place: &Place<'_>, t: &ModelTable) -> Result<Vec<State>> {
     // SAFETY: by contract.
-    let list = unsafe { array(t.states, t.n_states, "states") }?;
+    let list = unsafe { place.array(t.states, t.n_states, "states") }?;
     let one = |s: &abi::State| {
         let fill = match s.init {
             abi::init::ZERO => None,
@@ -375,38 +312,39 @@ unsafe fn states(t: &ModelTable) -> Result<Vec<State>> {
             other => return malformed(format!("a state is of the unknown kind {other}")),
         };
         // SAFETY: by contract.
-        let (name, format) = unsafe { (text(s.name)?, text(s.format)?) };
+        let (name, format) = unsafe { (place.name(s.name)?, place.name(s.format)?) };
         let is_length = s.kind == abi::state_kind::SEQUENCE_LENGTH;
         Ok(State { name, offset: s.offset, bytes: s.bytes, fill, format, cache, dropped_beyond, is_length })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn images(t: &ModelTable) -> Result<Vec<Image>> {
+unsafe fn images(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Image>> {
     // SAFETY: by contract.
-    let list = unsafe { array(t.images, t.n_images, "device images") }?;
+    let list = unsafe { place.few(t.images, t.n_images, "device images") }?;
     let one = |i: &abi::DeviceImage| {
         // SAFETY: by contract.
-        let mut code = unsafe { bytes(Str { ptr: i.ptr, len: i.len }) }?;
+        let mut code = unsafe { place.array(i.ptr, i.len, "device images") }?.to_vec();
         code.push(0);
         // SAFETY: by contract.
-        Ok(Image { kind: unsafe { text(i.kind) }?, sm: i.sm, scope: i.scope, bytes: code })
+        Ok(Image { kind: unsafe { place.name(i.kind) }?, sm: i.sm, scope: i.scope, bytes: code })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn device_entries(t: &ModelTable) -> Result<Vec<DeviceEntry>> {
+unsafe fn device_entries(place: &Place<'_>, t: &ModelTable) -> Result<Vec<DeviceEntry>> {
     // SAFETY: by contract.
-    let list = unsafe { array(t.device_entries, t.n_device_entries, "device entries") }?;
+    let list = unsafe { place.few(t.device_entries, t.n_device_entries, "device entries") }?;
     let launch = |l: &abi::Launch| {
         // SAFETY: by contract.
         let (kernel, args) =
-            unsafe { (text(l.kernel)?, array(l.args, l.n_args, "launch arguments")?.to_vec()) };
+            unsafe { (place.name(l.kernel)?, place.few(l.args, l.n_args, "launch arguments")?.to_vec()) };
         Ok(Launch { kernel, grid: l.grid, block: l.block, shared_bytes: l.shared_bytes, args })
     };
     let one = |e: &abi::DeviceEntry| {
         // SAFETY: by contract.
-        let (name, launches) = unsafe { (text(e.name)?, array(e.launches, e.n_launches, "launches")?) };
+        let (name, launches) =
+            unsafe { (place.name(e.name)?, place.array(e.launches, e.n_launches, "launches")?) };
         Ok(DeviceEntry { name, launches: launches.iter().map(launch).collect::<Result<_>>()? })
     };
     list.iter().map(one).collect()

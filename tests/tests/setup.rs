@@ -9,7 +9,7 @@ use std::{fs, io};
 fn setup(home: &Path, cargo: &str) -> io::Result<Output> {
     let bin = home.join(".cargo/bin");
     fs::create_dir_all(&bin)?;
-    let mut stand_in = |name: &str, body: &str| {
+    let stand_in = |name: &str, body: &str| {
         let path = bin.join(name);
         fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >> '{}/log'\n{body}\n", home.display()))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))

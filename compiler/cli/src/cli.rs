@@ -65,6 +65,7 @@ pub enum Command {
 
 /// Runs the program: `args` as the system gave them, the program's name first.
 pub fn main(args: Vec<OsString>) -> ExitCode {
+    crate::signals::let_writes_fail();
     let panic = match catch(|| parse_and_run(args)) {
         Ok(code) => return code,
         Err(panic) => panic,

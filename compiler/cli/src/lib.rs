@@ -13,5 +13,6 @@ pub mod interrupt;
 pub mod layers;
 pub mod model;
 pub mod replay;
+mod signals;
 pub mod ui;
 pub mod weights;

@@ -2,7 +2,7 @@
 
 mod program;
 
-use program::{artifact, artifacts_in, books, case, json, mlcc, text};
+use program::{artifact, artifacts_in, books, case, copy_of, fails_with, json, mlcc, text};
 use serde_json::Value;
 
 #[test]
@@ -404,4 +404,52 @@ fn tables_of_what_there_is() {
         assert!(text(mlcc().args(["completions", shell])).contains("mlcc"), "{shell}");
     }
     assert!(text(mlcc().arg("--version")).contains("back ends: "));
+}
+
+/// Devices without an end and files with the wrong name are errors of one kind, whoever reads them. A file with a hole is large without
+/// taking room.
+#[test]
+#[cfg(unix)]
+fn texts_have_limits() {
+    let zero = "/dev/zero";
+    let so = artifact().to_str().unwrap();
+    let folder = copy_of(&books());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let model = folder.path().to_str().unwrap().to_string();
+    let too_large = |args: &[&str], parts: &[&str]| {
+        let mut command = mlcc();
+        fails_with(command.args(args), &[&["has more than", "the most that"], parts].concat());
+    };
+    too_large(&["run", so, "-n", "1", "-f", zero], &[zero, "a prompt", "64 MiB"]);
+    too_large(&["eval", so, "--text", zero], &[zero, "256 MiB"]);
+    too_large(&["verify", so, "--golden", zero], &[zero, "512 MiB"]);
+    too_large(&["chat", so, "--template", zero], &[zero, "a chat template"]);
+    too_large(&["opt", zero], &[zero, "a module"]);
+    too_large(
+        &["build", "-m", &model, "--quant-policy", zero, "-o", &path("x.so")],
+        &[zero, "a quantization policy"],
+    );
+    let zeros = std::fs::File::open(zero).unwrap();
+    let output = program::program().args(["run", so, "-n", "1", "-p", "-"]).stdin(zeros).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(1) && message.contains("standard input: it has more than"),
+        "{message}"
+    );
+
+    let hole = |name: &str| std::fs::File::create(path(name)).unwrap().set_len(1 << 40).unwrap();
+    for (name, what) in
+        [("tokenizer.json", "a tokenizer"), ("config.json", "a JSON or template file of a model")]
+    {
+        let before = std::fs::read(path(name)).unwrap();
+        hole(name);
+        too_large(&["build", "-m", &model, "-o", &path("x.so")], &[name, what]);
+        std::fs::write(path(name), before).unwrap();
+    }
+    // What a program finds by itself is no pipe, which it would wait for.
+    std::fs::remove_file(path("config.json")).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path("config.json")).status().unwrap().success());
+    let mut build = mlcc();
+    build.args(["build", "-m", &model, "-o", &path("x.so")]).timeout(std::time::Duration::from_secs(120));
+    fails_with(&mut build, &["config.json"]);
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and closed pipes.
+//! Ctrl-C, SIGTERM, SIGHUP, limits of files and closed pipes.
 #![cfg(unix)]
 
 mod program;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use program::{artifact, artifacts_in, program};
+use program::{artifact, artifacts_in, books, program};
 
 fn interrupt(child: &Child) {
     signal(child, "-INT");
@@ -45,27 +45,88 @@ fn a_terminated_build_leaves_nothing() {
     a_build_that_gets("-TERM");
 }
 
+#[test]
+fn a_build_whose_terminal_is_gone_leaves_nothing() {
+    if hangup_is_ignored() {
+        return println!("skipped: the tests were started with SIGHUP ignored");
+    }
+    a_build_that_gets("-HUP");
+}
+
+/// Whether this program, and so the ones that it starts, ignore SIGHUP.
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+/// A build of `x.so` in a folder, with temporary files in another one, in the middle of the weights: they take long for a
+/// model of this size.
+fn build_in(folder: &Path, mut program: Command) -> Child {
+    let temporary = folder.join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    program.current_dir(folder).env("TMPDIR", &temporary);
+    program.args(["build", "-m", "rwkv-1.5b", "--random-weights", "1", "--quant", "q4f16", "-o", "x.so"]);
+    let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&mut child, || bytes_in(folder) > 4 << 20);
+    assert!(!folder.join("x.so").exists());
+    child
+}
+
+fn assert_nothing_is_left(folder: &Path) {
+    assert_eq!(artifacts_in(folder), [""; 0]);
+    assert_eq!(std::fs::read_dir(folder.join("temporary")).unwrap().count(), 0);
+}
+
+/// Both signals are there before the program goes on, so that it cannot end in order in between.
+#[test]
+fn a_second_interrupt_leaves_nothing_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = build_in(folder.path(), program());
+    ["-STOP", "-INT", "-TERM", "-CONT"].iter().for_each(|name| signal(&child, name));
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert_nothing_is_left(folder.path());
+}
+
+#[test]
+fn nohup_keeps_a_build_going() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program().get_program());
+    let mut child = build_in(folder.path(), shell);
+    let before = bytes_in(folder.path());
+    signal(&child, "-HUP");
+    wait_for(&mut child, || bytes_in(folder.path()) > before + (4 << 20));
+    signal(&child, "-TERM");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert_nothing_is_left(folder.path());
+}
+
+/// The artifact is larger than 2 MiB, which the linker's files are not.
+#[test]
+fn a_limit_of_files_is_an_error_with_the_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let temporary = folder.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut shell = Command::new("sh");
+    // In blocks of 512 bytes.
+    shell.args(["-c", "ulimit -f 4096; exec \"$0\" \"$@\""]).arg(program().get_program());
+    shell.args(["build", "--quant", "f32", "--no-report", "-o", "x.so", "-m"]).arg(books());
+    let output = shell.current_dir(&folder).env("TMPDIR", &temporary).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("x.so") && message.contains("ulimit -f"), "{message}");
+    assert_nothing_is_left(folder.path());
+}
+
 fn a_build_that_gets(name: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let mut build = program();
-    build.current_dir(&folder).args([
-        "build",
-        "-m",
-        "rwkv-1.5b",
-        "--random-weights",
-        "1",
-        "--quant",
-        "q4f16",
-    ]);
-    let mut child = build.args(["-o", "x.so"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // In the middle of the weights, which take long for a model of this size.
-    wait_for(&mut child, || bytes_in(folder.path()) > 4 << 20);
-    assert!(!folder.path().join("x.so").exists());
+    let child = build_in(folder.path(), program());
     signal(&child, name);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(String::from_utf8(output.stderr).unwrap().lines().last(), Some("error: interrupted"));
-    assert_eq!(artifacts_in(folder.path()), [""; 0]);
+    assert_nothing_is_left(folder.path());
 }
 
 #[test]

@@ -12,13 +12,12 @@ use crate::table::{ImageDesc, TableDesc};
 use mlcc_abi as abi;
 use mlcc_target::{Arch, DeviceScope, Level, Spec};
 use std::path::{Path, PathBuf};
-use tempfile::TempDir;
 
 /// A linked `.so` in a temporary folder that lives as long as this value.
 #[derive(Debug)]
 pub struct Library {
     path: PathBuf,
-    _folder: TempDir,
+    _folder: crate::folder::TemporaryFolder,
 }
 
 impl Library {
@@ -71,8 +70,10 @@ pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError
 /// Links objects into a library.
 pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, CodegenError> {
     let linker = find_linker(arch)?;
-    let folder = tempfile::Builder::new().prefix("mlcc-link-").tempdir().map_err(|source| {
-        CodegenError::Io { action: "create a temporary folder in", path: std::env::temp_dir(), source }
+    let folder = crate::folder::temporary("mlcc-link-").map_err(|source| CodegenError::Io {
+        action: "create a temporary folder in",
+        path: std::env::temp_dir(),
+        source,
     })?;
     let mut objects = Vec::new();
     for (i, part) in parts.iter().enumerate() {

@@ -9,6 +9,7 @@ mod compile;
 mod error;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
 pub mod executor;
+pub mod folder;
 pub mod halfs;
 pub mod launch;
 pub mod link;

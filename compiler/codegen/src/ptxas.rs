@@ -58,7 +58,8 @@ pub fn assemble(ptxas: &Path, ptx: &[u8], sm: u32) -> Result<Assembled, PtxasErr
         let path = path.to_owned();
         move |source| PtxasError::Io { action, path, source }
     };
-    let folder = tempfile::tempdir().map_err(io("create a folder in", &std::env::temp_dir()))?;
+    let folder =
+        crate::folder::temporary("mlcc-ptxas-").map_err(io("create a folder in", &std::env::temp_dir()))?;
     let (input, output) = (folder.path().join("code.ptx"), folder.path().join("code.cubin"));
     std::fs::write(&input, ptx).map_err(io("write", &input))?;
     let run = Command::new(ptxas)

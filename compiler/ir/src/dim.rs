@@ -213,6 +213,19 @@ impl Dim {
         };
         self.terms.iter().fold(self.constant, |sum, (a, c)| sum + c * atom(a))
     }
+    /// As [`Dim::eval`]; `None` where a number overflows.
+    pub fn checked_eval(&self, values: &SymValues) -> Option<i64> {
+        let atom = |a: &Atom| match a {
+            Atom::Sym(s) => Some(values.get(*s)),
+            Atom::FloorDiv(d, by) => d.checked_eval(values)?.checked_div_euclid(*by),
+            Atom::Min(a, b) => Some(a.checked_eval(values)?.min(b.checked_eval(values)?)),
+            Atom::Max(a, b) => Some(a.checked_eval(values)?.max(b.checked_eval(values)?)),
+            Atom::Product(factors) => {
+                factors.iter().try_fold(1i64, |all, d| all.checked_mul(d.checked_eval(values)?))
+            }
+        };
+        self.terms.iter().try_fold(self.constant, |sum, (a, c)| sum.checked_add(c.checked_mul(atom(a)?)?))
+    }
     /// Least and greatest value under the bounds (exact for linear sizes, else possibly wider); `None` if there is no
     /// limit or a number overflows.
     pub fn range(&self, bounds: &Bounds) -> Option<(i64, i64)> {

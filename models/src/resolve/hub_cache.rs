@@ -75,7 +75,7 @@ impl HubCache {
             detail,
         };
         let reference = root.join("refs").join(&repo.revision);
-        let commit = match std::fs::read_to_string(&reference) {
+        let commit = match mlcc_files::read_to_string(&reference, mlcc_files::Kind::Branch) {
             Ok(text) => text.trim().to_string(),
             // A commit may be given in place of a branch.
             Err(_) => repo.revision.clone(),

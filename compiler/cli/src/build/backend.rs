@@ -93,7 +93,7 @@ pub(super) fn emit(
     for part in mlcc_codegen::emit(input, what)? {
         let extension = if part.name == "table" && extension == "ptx" { "s" } else { extension };
         let path = output.with_extension(format!("{}.{extension}", part.name));
-        std::fs::write(&path, &part.bytes).map_err(|source| BuildError::Io {
+        mlcc_files::write_file(&path, &part.bytes).map_err(|source| BuildError::Io {
             action: "write",
             path: path.clone(),
             source,

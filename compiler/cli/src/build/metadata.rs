@@ -98,6 +98,8 @@ fn memory_json(
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,
         "cache": caches(program, memory),
+        "vocab": source.model.config.architecture.vocab(),
+        "max_workers": memory.max_workers().unwrap_or(0),
         "window": source.model.config.architecture.window(),
         "sinks": source.model.config.architecture.sinks(),
         "arena_bytes": memory.arena_bytes(),

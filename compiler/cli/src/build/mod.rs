@@ -208,8 +208,9 @@ fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Resul
 
 fn is_elf(path: &Path) -> bool {
     let mut magic = [0; 4];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
-    read.is_ok() && magic == *b"\x7fELF"
+    let mut read = || std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
+    // A pipe would be waited for.
+    path.is_file() && read() && magic == *b"\x7fELF"
 }
 
 /// Code and weights of a program that all passes have gone over, or what `options.emit` asks for instead.

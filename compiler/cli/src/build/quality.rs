@@ -181,7 +181,7 @@ impl Measurement {
         options: &BuildOptions,
         hooks: &mut Hooks<'_>,
     ) -> Result<Quality, BuildError> {
-        let text = std::fs::read(&self.text).map_err(|e| BuildError::Io {
+        let text = mlcc_files::read(&self.text, mlcc_files::Kind::EvalText).map_err(|e| BuildError::Io {
             action: "read",
             path: self.text.clone(),
             source: e,

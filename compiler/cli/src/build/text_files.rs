@@ -163,6 +163,6 @@ fn builtin(model: &ResolvedModel, tokenizer: Option<&SourceTokenizer>) -> Option
 
 pub(super) fn read(path: Option<&Path>) -> Result<Option<Vec<u8>>, BuildError> {
     let Some(path) = path else { return Ok(None) };
-    let bytes = std::fs::read(path);
+    let bytes = mlcc_files::read(path, mlcc_files::Kind::Config);
     bytes.map(Some).map_err(|source| BuildError::Io { action: "read", path: path.to_path_buf(), source })
 }

@@ -73,7 +73,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         Ok(found.ok_or_else(|| CliError::usage("the model has no tokenizer; give --tokens"))??)
     };
     let tokens = args.prompt.tokens(vocab, tokenizer)?;
-    let folder = tempfile::tempdir().map_err(CliError::io("create", std::env::temp_dir()))?;
+    let folder = mlcc_codegen::folder::temporary("mlcc-bisect-")
+        .map_err(CliError::io("create", std::env::temp_dir()))?;
     let calls = calls(&tokens, args.chunk as usize);
     let progress = |trial: &Trial| ui.note(trial_text(trial).trim_end());
     let verdict = search(&source, &target, &options, &calls, folder.path(), progress).map_err(|e| {
@@ -108,7 +109,8 @@ fn options(args: &Args) -> Result<BuildOptions, CliError> {
     }
     options.disabled_passes = args.disable_pass.clone();
     if let Some(path) = &args.quant_policy {
-        let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
+        let text = mlcc_files::read_to_string(path, mlcc_files::Kind::QuantPolicy)
+            .map_err(CliError::io("read", path))?;
         let policy = QuantPolicy::parse_file(path.display().to_string(), &text);
         options.policy = policy.map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))?;
     }

@@ -305,7 +305,8 @@ pub(super) fn parse_cache(name: &str) -> Result<CacheType, String> {
 
 fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
     let Some(path) = path else { return Ok(QuantPolicy::default()) };
-    let text = std::fs::read_to_string(path).map_err(CliError::io("read", path))?;
+    let text = mlcc_files::read_to_string(path, mlcc_files::Kind::QuantPolicy)
+        .map_err(CliError::io("read", path))?;
     QuantPolicy::parse_file(path.display().to_string(), &text)
         .map_err(|e| CliError::Failed(format!("{}: {e}", path.display())))
 }

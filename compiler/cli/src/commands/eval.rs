@@ -49,7 +49,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let text = read_text(&args.text)?;
+    let text = read_text(&args.text, mlcc_files::Kind::EvalText)?;
     let threads = args.threads.map(usize::from);
     let model = load(&args.artifact, threads, false)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;

@@ -20,6 +20,13 @@ use crate::ui::Ui;
 
 mod golden;
 
+/// Most tokens of a call, as for `--chunk` of a build.
+const MOST_ROWS: i64 = 65536;
+/// Most tokens before a call.
+const MOST_PAST: i64 = i32::MAX as i64;
+/// Most elements of all values together; each takes 8 bytes.
+const MOST_ELEMENTS: i64 = 1 << 28;
+
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "A module: mlcc interp file.mlc NAME [ARGUMENT ...] runs the function or kernel @NAME; arguments \
@@ -38,13 +45,13 @@ pub struct Args {
     #[arg(allow_hyphen_values = true)]
     arguments: Vec<String>,
     /// Value of the size n
-    #[arg(short, long, default_value_t = 1)]
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(i64).range(1..=MOST_ROWS))]
     n: i64,
     /// Value of the size b
-    #[arg(short, long, default_value_t = 1)]
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(i64).range(1..=MOST_ROWS))]
     b: i64,
     /// Value of the size past
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..=MOST_PAST))]
     past: i64,
     /// CPU workers that share a kernel
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -76,6 +83,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         Some(name) => name.trim_start_matches('@').to_string(),
         None => first_name(&module, file)?,
     };
+    check_sizes(&module, &syms).map_err(|e| CliError::Failed(format!("{}: {e}", file.display())))?;
     let results = match (module.function(&name), module.kernel(&name)) {
         (Some((_, f)), _) => run_function(&module, f, args, &syms),
         (None, Some(kernel)) => run_kernel(kernel, args, &syms),
@@ -87,6 +95,27 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         return print_json(&rows.collect::<serde_json::Map<_, _>>());
     }
     print(&results.iter().map(|(name, t)| tensor_text(name, t, args.full)).collect::<String>())
+}
+
+/// All values have to fit into memory.
+fn check_sizes(module: &Module, syms: &SymValues) -> Result<(), String> {
+    let functions = module.functions.values().flat_map(|f| f.values.values().map(|v| &v.ty));
+    let types = functions.chain(module.params.values().map(|p| &p.ty));
+    let types = types.chain(module.states.values().map(|s| &s.ty)).map(|ty| ty.dims.as_slice());
+    let buffers = module.kernels.iter().flat_map(|k| k.bufs.values().map(|b| std::slice::from_ref(&b.len)));
+    let mut most = Some(0i64);
+    for dims in types.chain(buffers) {
+        let elements = dims.iter().try_fold(1i64, |all, dim| all.checked_mul(dim.checked_eval(syms)?.max(0)));
+        most = most.zip(elements).and_then(|(most, elements)| most.checked_add(elements));
+    }
+    match most {
+        Some(0..=MOST_ELEMENTS) => Ok(()),
+        _ => Err(format!(
+            "with n = {}, b = {} and past = {} its values have more than {MOST_ELEMENTS} elements together, which is as \
+             many as can be interpreted: give smaller sizes",
+            syms.n, syms.b, syms.past
+        )),
+    }
 }
 
 fn first_name(module: &Module, file: &Path) -> Result<String, CliError> {
@@ -139,7 +168,7 @@ fn run_function(
         let ty = f.ty(v);
         let dims: Vec<usize> = ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect();
         let given = args.arguments.get(i).map(|a| argument(a)).transpose()?;
-        inputs.push(match given.unwrap_or(Argument::Random(args.seed + i as u64)) {
+        inputs.push(match given.unwrap_or(Argument::Random(args.seed.wrapping_add(i as u64))) {
             Argument::Values(values) => {
                 tensor(ty.dtype, &dims, values).map_err(|e| format!("input {i}: {e}"))?
             }
@@ -184,8 +213,11 @@ fn run_kernel(kernel: &Kernel, args: &Args, syms: &SymValues) -> Result<Vec<(Str
     for (i, &id) in kernel.params.iter().enumerate() {
         let decl = &kernel.bufs[id];
         let len = decl.len.eval(syms).max(0) as usize;
-        let default =
-            if decl.access == Access::Out { Argument::Out } else { Argument::Random(args.seed + i as u64) };
+        let default = if decl.access == Access::Out {
+            Argument::Out
+        } else {
+            Argument::Random(args.seed.wrapping_add(i as u64))
+        };
         let given = args.arguments.get(i).map(|a| argument(a)).transpose()?.unwrap_or(default);
         let values = match given {
             Argument::Values(values) => values,

@@ -16,10 +16,11 @@ pub mod run;
 pub mod targets;
 pub mod verify;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 
 use mlcc_engine::{ChatSource, ChatTemplate};
+use mlcc_files::Kind;
 use serde::Serialize;
 
 use crate::build::keep::chosen;
@@ -41,17 +42,17 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 }
 
 /// A text file, `-` for standard input.
-pub(crate) fn read_text(path: &Path) -> Result<String, CliError> {
+pub(crate) fn read_text(path: &Path, kind: Kind) -> Result<String, CliError> {
     if path == Path::new("-") {
-        return read_stdin();
+        return read_stdin(kind);
     }
-    let bytes = std::fs::read(path).map_err(CliError::io("read", path))?;
+    let bytes = mlcc_files::read(path, kind).map_err(CliError::io("read", path))?;
     Ok(mlcc_engine::text::utf8(&path.display().to_string(), bytes)?)
 }
 
-pub(crate) fn read_stdin() -> Result<String, CliError> {
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).map_err(CliError::io("read", "standard input"))?;
+pub(crate) fn read_stdin(kind: Kind) -> Result<String, CliError> {
+    let bytes = mlcc_files::read_from(std::io::stdin().lock(), kind);
+    let bytes = bytes.map_err(CliError::io("read", "standard input"))?;
     Ok(mlcc_engine::text::utf8("standard input", bytes)?)
 }
 
@@ -95,7 +96,7 @@ pub(crate) fn chat_template(name: &str, more: &str) -> Result<ChatSource, CliErr
     let names = ChatTemplate::names();
     match Path::new(name) {
         _ if names.contains(&name) => Ok(ChatSource::named(name)?),
-        file if file.exists() => Ok(ChatSource::jinja(&read_text(file)?)),
+        file if file.exists() => Ok(ChatSource::jinja(&read_text(file, Kind::ChatTemplate)?)),
         _ => Err(CliError::usage(format!(
             "there is no chat template and no file `{name}`; templates are {}{more}",
             names.join(", ")

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_files::write_file;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::{Control, find, passes_done};
 use mlcc_passes::scheme::QuantScheme;
@@ -91,7 +92,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let text = print_program(&program);
     match &args.output {
         None => print(&text),
-        Some(path) => std::fs::write(path, text).map_err(CliError::io("write", path)),
+        Some(path) => write_file(path, text.as_bytes()).map_err(CliError::io("write", path)),
     }
 }
 
@@ -105,7 +106,7 @@ fn options(args: &Args) -> Result<Options, CliError> {
 
 /// Reads and verifies a program: a module, or one with what passes have made of it.
 pub(crate) fn read_program(path: &Path) -> Result<Program, CliError> {
-    let text = read_text(path)?;
+    let text = read_text(path, mlcc_files::Kind::Module)?;
     let program = parse_program(&text).map_err(|e| CliError::Failed(format!("{}:{e}", path.display())))?;
     verify(path, &program)?;
     Ok(program)

@@ -236,9 +236,9 @@ impl TextOut {
 
 fn prompt(args: &Args) -> Result<String, CliError> {
     let text = match (&args.prompt, &args.file) {
-        (Some(prompt), _) if prompt == "-" => read_stdin()?,
+        (Some(prompt), _) if prompt == "-" => read_stdin(mlcc_files::Kind::Prompt)?,
         (Some(prompt), _) => prompt.clone(),
-        (None, Some(path)) => read_text(path)?,
+        (None, Some(path)) => read_text(path, mlcc_files::Kind::Prompt)?,
         (None, None) => {
             return Err(CliError::usage("no prompt: give -p TEXT, -f FILE, or -p - for standard input"));
         }

@@ -19,7 +19,8 @@ pub struct TapFile {
 impl TapFile {
     pub fn read(path: &Path) -> Result<TapFile, Failure> {
         let label = path.display();
-        let bytes = std::fs::read(path).map_err(|e| format!("cannot read {label}: {e}"))?;
+        let bytes = mlcc_files::read(path, mlcc_files::Kind::Layers)
+            .map_err(|e| format!("cannot read {label}: {e}"))?;
         let origin = label.to_string();
         let checkpoint = Checkpoint::from_bytes(&origin, CheckpointFormat::Safetensors, bytes)?;
         let mut file = TapFile { tokens: Vec::new(), taps: Vec::new() };

@@ -13,6 +13,11 @@ pub enum ArtifactError {
          folder with -o"
     )]
     NoSpace { path: PathBuf, written: u64 },
+    #[error(
+        "the system permits no larger file {path} than {written} bytes: raise the limit (ulimit -f), or choose another file \
+         system with -o"
+    )]
+    TooLarge { path: PathBuf, written: u64 },
     #[error("cannot write {path}: permission denied or read-only folder; choose another output with -o")]
     NotWritable { path: PathBuf },
     #[error("cannot write {path}: its folder does not exist; create it or choose another output with -o")]
@@ -33,6 +38,7 @@ impl ArtifactError {
         let path = path.to_path_buf();
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace { path, written },
+            io::ErrorKind::FileTooLarge => Self::TooLarge { path, written },
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if action == "create" => {
                 Self::NotWritable { path }
             }

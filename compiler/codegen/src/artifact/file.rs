@@ -1,13 +1,12 @@
 //! A file that appears under its final name only when it is complete.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use mlcc_files::unfinished::{self, Registration};
 
 use super::ArtifactError;
-
-const SUFFIX: &str = ".partial";
 
 /// Large enough that the writes of one tensor row do not become one system call each.
 const BUFFER: usize = 1 << 20;
@@ -19,31 +18,16 @@ pub(super) struct PendingFile {
     /// `None` after `commit`.
     out: Option<BufWriter<File>>,
     at: u64,
+    /// Dropped last: for a program that ends before.
+    _registration: Registration,
 }
 
 impl PendingFile {
     pub fn create(path: &Path) -> Result<Self, ArtifactError> {
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
-        let Some(name) = name else {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "the path has no file name");
-            return Err(ArtifactError::Io { action: "create", path: path.to_path_buf(), source });
-        };
-        // A file takes the place of what is there, which would be the end of a device.
-        let there = std::fs::metadata(path).ok().filter(|there| !there.is_file());
-        if let Some(there) = there {
-            let what = if there.is_dir() { "it is a folder" } else { "it is no regular file" };
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, what);
-            return Err(ArtifactError::Io { action: "create", path: path.to_path_buf(), source });
-        }
-        remove_leftovers(path, &name);
-        // Process and number keep two builds of one artifact apart.
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let temporary = path.with_file_name(format!(".{name}.{}.{number}{SUFFIX}", std::process::id()));
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
-        let file = file.map_err(|e| ArtifactError::from_io("create", path, 0, e))?;
-        let out = Some(BufWriter::with_capacity(BUFFER, file));
-        Ok(Self { path: path.to_path_buf(), temporary, out, at: 0 })
+        let beside = unfinished::beside(path).map_err(|e| ArtifactError::from_io("create", path, 0, e))?;
+        let out = Some(BufWriter::with_capacity(BUFFER, beside.file));
+        let (temporary, registration) = (beside.temporary, beside.registration);
+        Ok(Self { path: path.to_path_buf(), temporary, out, at: 0, _registration: registration })
     }
 
     pub fn path(&self) -> &Path {
@@ -135,25 +119,6 @@ impl Drop for PendingFile {
             // Throws the buffer away instead of flushing it to a file that goes away.
             drop(out.into_parts());
             let _ = std::fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// Removes temporary files of builds of this artifact that were killed. Best effort: what cannot be told or removed
-/// stays.
-fn remove_leftovers(path: &Path, name: &str) {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let found = entry.file_name();
-        let rest = found.to_str().and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_prefix(name));
-        let Some(ids) = rest.and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_suffix(SUFFIX)) else {
-            continue;
-        };
-        let Some(pid) = ids.split('.').next().and_then(|p| p.parse::<u32>().ok()) else { continue };
-        let alive = !Path::new("/proc/self").exists() || Path::new(&format!("/proc/{pid}")).exists();
-        if !alive {
-            let _ = std::fs::remove_file(entry.path());
         }
     }
 }

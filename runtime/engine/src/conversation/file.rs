@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use mlcc_files::Kind;
 use mlcc_runtime::{Session, replace_file};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -14,8 +15,6 @@ use crate::tokenizer::TokenId;
 
 /// Version of the JSON.
 const VERSION: u32 = 1;
-/// Larger files are no conversations.
-const MAX_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Error)]
 pub enum FileError {
@@ -127,8 +126,8 @@ fn may_replace(path: &Path) -> bool {
         // `replace_file` says what devices and folders are.
         Ok(there) if there.is_file() => {
             there.len() == 0
-                || there.len() <= MAX_BYTES
-                    && std::fs::read(path).is_ok_and(|text| serde_json::from_slice::<Marked>(&text).is_ok())
+                || mlcc_files::read(path, Kind::Conversation)
+                    .is_ok_and(|text| serde_json::from_slice::<Marked>(&text).is_ok())
         }
         _ => true,
     }
@@ -137,11 +136,7 @@ fn may_replace(path: &Path) -> bool {
 fn read(path: &Path) -> Result<Saved, FileError> {
     let io = |source| FileError::Io { action: "read", path: path.to_path_buf(), source };
     let wrong = |reason: String| FileError::Format { path: path.to_path_buf(), reason };
-    let bytes = std::fs::metadata(path).map_err(io)?.len();
-    if bytes > MAX_BYTES {
-        return Err(wrong(format!("it has {bytes} bytes")));
-    }
-    let text = std::fs::read(path).map_err(io)?;
+    let text = mlcc_files::read(path, Kind::Conversation).map_err(io)?;
     let saved: Saved = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
     if saved.mlcc_conversation != VERSION {
         let found = saved.mlcc_conversation;

@@ -35,7 +35,7 @@ impl Companions {
             let path = folder.join(name);
             let error = |source| TokenizerError::Io { path: path.display().to_string(), source };
             match path.is_file() {
-                true => std::fs::read_to_string(&path).map(Some).map_err(error),
+                true => mlcc_files::read_to_string(&path, mlcc_files::Kind::Config).map(Some).map_err(error),
                 false => Ok(None),
             }
         };

@@ -107,7 +107,8 @@ impl TokenizerFile {
         if !matches!(extension, "json" | "txt" | "model" | "tiktoken") {
             return Err(TokenizerError::UnknownFile { path: name() });
         }
-        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Io { path: name(), source })?;
+        let bytes = mlcc_files::read(path, mlcc_files::Kind::Tokenizer)
+            .map_err(|source| TokenizerError::Io { path: name(), source })?;
         let named = |error: TokenizerError| match error {
             io @ TokenizerError::Io { .. } => io,
             source => TokenizerError::InFile { path: name(), source: Box::new(source) },

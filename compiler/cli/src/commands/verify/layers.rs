@@ -199,7 +199,7 @@ fn against_graph(
         diagnosis = match first_wrong_pass(setup, &stages, calls)? {
             Some(wrong) => Some(diagnose::of_pass(setup, &stages, &wrong, calls)?),
             None if runs_here(setup.target) => {
-                let folder = tempfile::tempdir()?;
+                let folder = mlcc_codegen::folder::temporary("mlcc-layers-")?;
                 Some(diagnose::of_kernels(setup, &stages, first, calls, folder.path())?)
             }
             None => None,

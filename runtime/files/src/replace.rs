@@ -1,26 +1,17 @@
 //! Files that are replaced as a whole.
 
 use std::fs::File;
-use std::io::{BufWriter, Error, ErrorKind, Result, Write};
+use std::io::{BufWriter, Result, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::unfinished;
 
 /// Writes a file beside `path` and gives it that name once it is on the disk: whatever happens meanwhile, `path` is the old file or the
 /// new one. On an error nothing stays.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let refuse = |what| Error::new(ErrorKind::InvalidInput, what);
-    let name = path.file_name().ok_or_else(|| refuse("it is no name of a file"))?;
-    // A file takes the place of what is there, which would be the end of a device.
-    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(refuse("it is there and is no regular file"));
-    }
-    // Process and number keep two savers of one file apart.
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let temporary =
-        path.with_file_name(format!(".{}.{}.{number}.partial", name.to_string_lossy(), std::process::id()));
+    let unfinished::Beside { file, temporary, registration: _registration } = unfinished::beside(path)?;
     let whole = || {
-        let mut file = BufWriter::new(File::create(&temporary)?);
+        let mut file = BufWriter::new(file);
         write(&mut file)?;
         file.flush()?;
         file.get_ref().sync_all()?;
@@ -29,8 +20,18 @@ pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Res
     whole().inspect_err(|_| drop(std::fs::remove_file(&temporary)))
 }
 
+/// Writes a whole file by [`replace_file`]; what is there and is no regular file (a device, a pipe) is written to as it is.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    match std::fs::metadata(path) {
+        Ok(there) if !there.is_file() => std::fs::write(path, bytes),
+        _ => replace_file(path, |file| file.write_all(bytes)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use super::*;
 
     #[test]
@@ -53,6 +54,6 @@ mod tests {
         .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"outer");
         assert!(replace_file(Path::new("/"), |_| Ok(())).is_err());
-        assert!(replace_file(folder.path(), |_| Ok(())).unwrap_err().to_string().contains("no regular file"));
+        assert!(replace_file(folder.path(), |_| Ok(())).unwrap_err().to_string().contains("folder"));
     }
 }

@@ -1,0 +1,27 @@
+//! What the program inherits and changes of the system's answers to signals.
+
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+
+/// Whether the program was started so that this signal does nothing.
+pub fn is_ignored(signal: i32) -> bool {
+    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: nothing is set, and `now` is a place for what there is; zeros are a valid value of it.
+    let now = unsafe {
+        let known = libc::sigaction(signal, null(), now.as_mut_ptr()) == 0;
+        known.then(|| now.assume_init())
+    };
+    now.is_some_and(|now| now.sa_sigaction == libc::SIG_IGN)
+}
+
+/// A file that may not grow (`ulimit -f`) becomes an error of the write, which names it, instead of the end of the
+/// program. Programs that are started from here inherit that.
+pub fn let_writes_fail() {
+    // SAFETY: no handler is set, and zeros are a valid mask and valid flags.
+    unsafe {
+        let mut ignore = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+        ignore.sa_sigaction = libc::SIG_IGN;
+        // It cannot fail for this signal; if it did, the signal would end the program as before.
+        libc::sigaction(libc::SIGXFSZ, &ignore, null_mut());
+    }
+}

@@ -1,0 +1,32 @@
+//! Temporary folders, also for a program that ends before they are dropped.
+
+use std::io::Result;
+use std::path::Path;
+
+use mlcc_files::unfinished::{self, Registration};
+use tempfile::TempDir;
+
+/// A folder that goes away with this value.
+#[derive(Debug)]
+pub struct TemporaryFolder {
+    folder: TempDir,
+    /// After the folder, which removes itself.
+    _registration: Registration,
+}
+
+impl TemporaryFolder {
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// A new folder among the system's temporary ones.
+pub fn temporary(prefix: &str) -> Result<TemporaryFolder> {
+    let make = || {
+        let folder = tempfile::Builder::new().prefix(prefix).tempdir()?;
+        let path = folder.path().to_path_buf();
+        Ok((folder, path))
+    };
+    let (folder, _registration) = unfinished::create(make)?;
+    Ok(TemporaryFolder { folder, _registration })
+}

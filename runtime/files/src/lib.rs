@@ -1,0 +1,10 @@
+//! Files as every part of mlcc reads and writes them: texts are read up to a limit ([`read`]), and what is written appears under its
+//! name only when it is complete ([`replace_file`]). What is not complete yet is known by name ([`unfinished`]), so that a
+//! program that has to end at once can remove it.
+
+pub mod read;
+mod replace;
+pub mod unfinished;
+
+pub use read::{Kind, read, read_from, read_to_string};
+pub use replace::{replace_file, write_file};

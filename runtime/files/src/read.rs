@@ -1,0 +1,152 @@
+//! Reading of whole files into memory, with a limit for each kind. A wrong name (a device, a file of weights) is an error and not
+//! the end of the machine's memory.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result};
+use std::path::Path;
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Prompt,
+    /// A text that models are measured on.
+    EvalText,
+    ChatTemplate,
+    QuantPolicy,
+    /// A module in text form.
+    Module,
+    /// Reference results of a model.
+    Golden,
+    /// Outputs of layers.
+    Layers,
+    Tokenizer,
+    /// JSON beside a model's weights.
+    Config,
+    Conversation,
+    /// A branch's name in a cache of checkpoints.
+    Branch,
+}
+
+struct Limit {
+    what: &'static str,
+    most: u64,
+    /// Users name these, so that they may be pipes. A pipe among the files of a model would be waited for without end.
+    pipes: bool,
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+impl Kind {
+    /// The limits: several times what the largest known file of the kind has.
+    const fn limit(self) -> Limit {
+        let (what, most, pipes) = match self {
+            Kind::Prompt => ("a prompt", 64 * MIB, true),
+            Kind::EvalText => ("a text to measure on", 256 * MIB, true),
+            Kind::ChatTemplate => ("a chat template", 16 * MIB, true),
+            Kind::QuantPolicy => ("a quantization policy", 16 * MIB, true),
+            Kind::Module => ("a module in text form", 256 * MIB, true),
+            Kind::Golden => ("a file of reference results", 512 * MIB, true),
+            Kind::Layers => ("a file of layers' outputs", 16 * GIB, false),
+            Kind::Tokenizer => ("a tokenizer", 256 * MIB, false),
+            Kind::Config => ("a JSON or template file of a model", 64 * MIB, false),
+            Kind::Conversation => ("a conversation", 256 * MIB, false),
+            Kind::Branch => ("a branch of a cache", 4 * KIB, false),
+        };
+        Limit { what, most, pipes }
+    }
+
+    /// Most bytes of a file of this kind.
+    pub const fn most_bytes(self) -> u64 {
+        self.limit().most
+    }
+}
+
+/// The bytes of a file; the error does not name it. Larger files than the kind may have, directories, and (where the kind is
+/// one of files that a program finds by itself) everything that is no regular file are errors. A pipe that a user named
+/// is waited for, a device is read up to the limit.
+pub fn read(path: &Path, kind: Kind) -> Result<Vec<u8>> {
+    let there = std::fs::metadata(path)?;
+    if there.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    if !there.is_file() && !kind.limit().pipes {
+        return Err(Error::new(ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    if there.is_file() && there.len() > kind.most_bytes() {
+        return Err(too_large(kind));
+    }
+    read_from(File::open(path)?, kind)
+}
+
+/// As [`read`], for text; bytes that are no UTF-8 are an error.
+pub fn read_to_string(path: &Path, kind: Kind) -> Result<String> {
+    let what = |_| Error::new(ErrorKind::InvalidData, "it is no UTF-8 text");
+    String::from_utf8(read(path, kind)?).map_err(what)
+}
+
+/// What a reader gives until its end, up to the limit.
+pub fn read_from(reader: impl Read, kind: Kind) -> Result<Vec<u8>> {
+    read_up_to(reader, kind.most_bytes()).and_then(|found| found.ok_or_else(|| too_large(kind)))
+}
+
+/// `None` if there is more.
+fn read_up_to(reader: impl Read, most: u64) -> Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    reader.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
+}
+
+fn too_large(kind: Kind) -> Error {
+    let Limit { what, most, .. } = kind.limit();
+    let most = match most {
+        GIB.. => format!("{} GiB", most / GIB),
+        MIB.. => format!("{} MiB", most / MIB),
+        _ => format!("{most} bytes"),
+    };
+    let text =
+        format!("it has more than {most}, the most that {what} may have; is it the file that was meant?");
+    Error::new(ErrorKind::FileTooLarge, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_large_is_not_read() {
+        assert_eq!(read_up_to(&b"abc"[..], 3).unwrap(), Some(b"abc".to_vec()));
+        assert_eq!(read_up_to(&b"abcd"[..], 3).unwrap(), None);
+        assert_eq!(read_up_to(std::io::repeat(0), 1 << 16).unwrap(), None);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("main");
+        let long = vec![b'a'; Kind::Branch.most_bytes() as usize];
+        std::fs::write(&path, &long).unwrap();
+        assert_eq!(read(&path, Kind::Branch).unwrap(), long);
+        // A file with a hole takes no room, whatever its size is.
+        File::create(&path).unwrap().set_len(Kind::Config.most_bytes() + 1).unwrap();
+        let error = read(&path, Kind::Config).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains("more than 64 MiB"), "{error}");
+        assert!(read(&path, Kind::Branch).unwrap_err().to_string().contains("4096 bytes"));
+        assert_eq!(read(folder.path(), Kind::Prompt).unwrap_err().kind(), ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    fn text_is_utf8() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.toml");
+        std::fs::write(&path, b"caf\xe9").unwrap();
+        assert_eq!(read_to_string(&path, Kind::QuantPolicy).unwrap_err().kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn devices_are_read_up_to_the_limit_where_users_name_them() {
+        let (zero, null) = (Path::new("/dev/zero"), Path::new("/dev/null"));
+        assert_eq!(read(zero, Kind::ChatTemplate).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        assert_eq!(read(null, Kind::Prompt).unwrap(), b"");
+        assert_eq!(read(zero, Kind::Config).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}

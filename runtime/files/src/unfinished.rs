@@ -1,0 +1,118 @@
+//! Files and folders that are not to stay. Whoever made them removes them, also on errors; but a program that ends at once runs no
+//! destructors, so their names are kept here too, for [`remove_all`].
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const SUFFIX: &str = ".partial";
+/// A folder may get another file from a program that was started in it while it is being removed.
+const ATTEMPTS: usize = 3;
+
+static KNOWN: Mutex<BTreeMap<u64, PathBuf>> = Mutex::new(BTreeMap::new());
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+fn known() -> MutexGuard<'static, BTreeMap<u64, PathBuf>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A name that [`remove_all`] would remove, until this is dropped.
+#[derive(Debug)]
+pub struct Registration(u64);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        known().remove(&self.0);
+    }
+}
+
+/// Makes a file or folder and notes its name. Drop the thing itself (if that removes it) before its registration.
+pub fn create<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, Registration)> {
+    // Under the lock: there is nothing that `remove_all` does not know.
+    let mut known = known();
+    let (made, path) = make()?;
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    known.insert(number, path);
+    Ok((made, Registration(number)))
+}
+
+/// Removes everything that is registered, for a program that ends now: nothing can be created after that.
+pub fn remove_all() {
+    let known = known();
+    for path in known.values() {
+        let removed = |_: &usize| match path.is_dir() {
+            true => std::fs::remove_dir_all(path).is_ok(),
+            false => std::fs::remove_file(path).is_ok() || !path.exists(),
+        };
+        // What cannot be removed stays; nobody is left to be told.
+        let _ = (0..ATTEMPTS).find(removed);
+    }
+    // Other threads wait until the program is gone.
+    std::mem::forget(known);
+}
+
+/// A file on its way to the name `path`, beside it.
+#[derive(Debug)]
+pub struct Beside {
+    pub file: File,
+    pub temporary: PathBuf,
+    pub registration: Registration,
+}
+
+/// Makes a temporary file beside `path`, and removes those of programs that were killed while they wrote the same one. A device or
+/// folder that stands at `path` is an error: a file would take its place.
+pub fn beside(path: &Path) -> Result<Beside> {
+    let refuse = |what| Err(Error::new(ErrorKind::InvalidInput, what));
+    let Some(name) = path.file_name().map(|n| n.to_string_lossy().into_owned()) else {
+        return refuse("the path has no file name");
+    };
+    if let Some(there) = std::fs::metadata(path).ok().filter(|there| !there.is_file()) {
+        return refuse(if there.is_dir() { "it is a folder" } else { "it is there and is no regular file" });
+    }
+    remove_leftovers(path, &name);
+    // Process and number keep two writers of one file apart.
+    static FILE_NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = FILE_NUMBER.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_file_name(format!(".{name}.{}.{number}{SUFFIX}", std::process::id()));
+    let open = || OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
+    let (file, registration) = create(|| Ok((open()?, std::path::absolute(&temporary)?)))?;
+    Ok(Beside { file, temporary, registration })
+}
+
+/// Removes temporary files of programs that are gone. Best effort: what cannot be told or removed stays.
+fn remove_leftovers(path: &Path, name: &str) {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let found = entry.file_name();
+        let rest = found.to_str().and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_prefix(name));
+        let Some(ids) = rest.and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_suffix(SUFFIX)) else {
+            continue;
+        };
+        let Some(pid) = ids.split('.').next().and_then(|p| p.parse::<u32>().ok()) else { continue };
+        let alive = !Path::new("/proc/self").exists() || Path::new(&format!("/proc/{pid}")).exists();
+        if !alive {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let (_, registration) = create(|| Ok((File::create(&path)?, path.clone()))).unwrap();
+        assert!(known().values().any(|p| *p == path));
+        drop(registration);
+        assert!(!known().values().any(|p| *p == path));
+        let failed = create::<()>(|| Err(ErrorKind::StorageFull.into()));
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::StorageFull);
+    }
+}

@@ -1,0 +1,139 @@
+//! The numbers of a table, held against each other and against the metadata.
+
+use mlcc_abi::{self as abi, Control, LaunchArg, arg};
+
+use super::{Launch, MAX_LAUNCH_ARGS, Plan, Result, State, Table, Window, malformed};
+use crate::json;
+
+/// Most threads of a block on any GPU.
+const MOST_BLOCK_THREADS: u64 = 1024;
+/// More dynamic shared memory than any GPU has.
+const MOST_SHARED_BYTES: u32 = 1 << 20;
+
+impl Table {
+    pub(super) fn check(&self) -> Result<()> {
+        self.check_plan()?;
+        self.check_metadata()?;
+        let weights = self.plan.weights_bytes;
+        if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, weights)) {
+            return malformed(format!("parameter {} lies outside of the weights", param.name));
+        }
+        self.check_states()?;
+        for image in &self.images {
+            if image.kind != "ptx" && image.kind != "cubin" {
+                return malformed(format!("a device image is of the unknown kind `{}`", image.kind));
+            }
+        }
+        for entry in &self.device_entries {
+            if !abi::ENTRY_NAMES.contains(&entry.name.as_str()) {
+                return malformed(format!("a device entry has the unknown name `{}`", entry.name));
+            }
+            entry.launches.iter().try_for_each(|launch| check_launch(launch, &self.plan))?;
+        }
+        Ok(())
+    }
+
+    fn check_plan(&self) -> Result<()> {
+        let p = &self.plan;
+        let most = i32::MAX as u64;
+        let alignment_fits = p.alignment.is_power_of_two() && p.alignment <= abi::SECTION_ALIGN;
+        let counted = [p.chunk, p.vocab].iter().all(|n| (1..=most).contains(n));
+        // Logits of a chunk and of a batch are addressed in bytes.
+        let logits = p.vocab.checked_mul(p.chunk.max(p.batch)).and_then(|floats| floats.checked_mul(4));
+        let addressed = logits.is_some_and(|bytes| bytes <= i64::MAX as u64);
+        if !alignment_fits || !counted || !addressed || p.batch > most || p.context > i64::MAX as u64 / 2 {
+            return malformed("the table's memory plan is not usable");
+        }
+        Ok(())
+    }
+
+    /// The metadata have the plan too, in another form: one of the two is wrong where they differ. Buffers are allocated by the
+    /// plan, and the code fills them whatever it says.
+    fn check_metadata(&self) -> Result<()> {
+        let p = &self.plan;
+        let numbers = [
+            ("weights_bytes", p.weights_bytes),
+            ("arena_bytes", p.arena_bytes),
+            ("state_bytes", p.state_bytes),
+            ("chunk", p.chunk),
+            ("batch", p.batch),
+            ("vocab", p.vocab),
+            ("max_workers", p.max_workers),
+        ];
+        for (name, here) in numbers {
+            match json::find(&self.metadata, &["memory", name]) {
+                Some(there) if there.parse() != Ok(here) => {
+                    return malformed(format!("the table says {name} {here}, the metadata {there}"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_states(&self) -> Result<()> {
+        self.states.iter().try_for_each(|state| check_state(state, &self.plan))?;
+        let mut places: Vec<&State> = self.states.iter().collect();
+        places.sort_by_key(|s| s.offset);
+        match places.windows(2).find(|pair| pair[0].offset + pair[0].bytes > pair[1].offset) {
+            Some(pair) => malformed(format!("states {} and {} overlap", pair[0].name, pair[1].name)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn inside(offset: u64, bytes: u64, of: u64) -> bool {
+    offset.checked_add(bytes).is_some_and(|end| end <= of)
+}
+
+fn check_state(state: &State, p: &Plan) -> Result<()> {
+    let whole = state.fill.is_none() || (state.offset.is_multiple_of(4) && state.bytes.is_multiple_of(4));
+    if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
+        return malformed(format!("state {} lies outside of the state block", state.name));
+    }
+    let few = |w: Window| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
+    if let Some(window) = state.dropped_beyond
+        && (state.bytes != 4 || state.fill.is_some() || !few(window))
+    {
+        return malformed(format!("state {} is no number of dropped rows", state.name));
+    }
+    if state.is_length && (state.bytes != 4 || state.fill.is_some()) {
+        return malformed(format!("state {} is no length of a sequence", state.name));
+    }
+    let Some(cache) = state.cache else { return Ok(()) };
+    let fits = cache.rows.checked_mul(cache.row_bytes) == Some(state.bytes) && cache.rows >= p.context;
+    if !fits || p.context == 0 || state.fill.is_some() {
+        return malformed(format!("the rows of cache {} do not fit the context", state.name));
+    }
+    Ok(())
+}
+
+fn check_launch(launch: &Launch, plan: &Plan) -> Result<()> {
+    let threads = launch.block.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::from(n)));
+    if launch.grid.iter().any(|g| g.div < 1)
+        || !threads.is_some_and(|n| (1..=MOST_BLOCK_THREADS).contains(&n))
+        || launch.shared_bytes > MOST_SHARED_BYTES
+        || launch.args.len() > MAX_LAUNCH_ARGS
+    {
+        return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
+    }
+    match launch.args.iter().position(|a| !is_argument(a, plan)) {
+        Some(index) => malformed(format!("argument {index} of kernel {} is out of bounds", launch.kernel)),
+        None => Ok(()),
+    }
+}
+
+/// Whether an argument is of a known kind, and its address within what it is relative to.
+fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
+    let rows = plan.chunk.max(plan.batch);
+    let bytes = match a.kind {
+        arg::WEIGHTS => plan.weights_bytes,
+        arg::ARENA => plan.arena_bytes,
+        arg::STATE => plan.state_bytes,
+        arg::TOKENS => rows.saturating_mul(4),
+        arg::LOGITS | arg::PROBS => plan.vocab.saturating_mul(rows).saturating_mul(4),
+        arg::CONTROL => size_of::<Control>() as u64,
+        _ => return false,
+    };
+    a.reserved == 0 && a.offset < bytes.max(1)
+}
