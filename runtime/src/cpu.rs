@@ -9,7 +9,7 @@ use mlcc_abi::{Ctx, Sequence, StepFn, status};
 
 use crate::buffer::Buffer;
 use crate::model::Backend;
-use crate::pool::{Barrier, Pieces, Pool};
+use crate::pool::{Barrier, Kind, Pieces, Pool};
 use crate::session::Step;
 use crate::state_block::StateBlock;
 use crate::table::{State, Table};
@@ -278,26 +278,32 @@ pub(crate) unsafe fn run(
     let trace: Option<&Trace> = trace.map(|t| t.begin(entry));
     ctx.trace = trace.map(|_| note as mlcc_abi::TraceFn);
     ctx.trace_self = trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
+    let tokens = ctx.n as usize;
     let shared = SharedCtx(ctx);
     let failed = AtomicI32::new(status::OK);
-    let workers = pool.workers() as u32;
-    pool.run(&|worker| {
+    let call = |worker: usize, workers: usize| {
         if let Some(trace) = trace {
             trace.start(worker);
         }
-        // SAFETY: by contract; all workers make the same call, and `ctx` outlives `run`.
-        let result = unsafe { function(shared.get(), worker as u32, workers) };
+        // SAFETY: by contract; all workers make the same call, and `ctx` outlives the run.
+        let result = unsafe { function(shared.get(), worker as u32, workers as u32) };
         if result != status::OK {
             failed.store(result, Ordering::Relaxed);
         }
-    })?;
+    };
+    match trace {
+        None if step.feeds() => pool.step(Kind { step: entry, tokens }, &call)?,
+        None => pool.help(&call)?,
+        // Profiles are of all workers.
+        Some(_) => pool.run(&|worker| call(worker, pool.workers()))?,
+    }
     match failed.into_inner() {
         status::OK => {
             if matches!(step, Step::Decode | Step::DecodeBatch)
                 && let Some(mover) = model.mover()
                 && mover.is_due()
             {
-                pool.run(&|_| {
+                pool.help(&|_, _| {
                     mover.advance();
                 })?;
             }

@@ -147,12 +147,22 @@ impl Model {
         }
     }
 
-    /// Workers of a step; 1 on a device.
+    /// Most workers of a step; 1 on a device.
     pub fn threads(&self) -> usize {
         match &self.0.backend {
             Backend::Cpu { pool, .. } => pool.workers(),
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => 1,
+        }
+    }
+
+    /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
+    /// as after loading, as many as are fastest beside what else runs on this machine. Results do not depend on it.
+    pub fn fix_workers(&self, workers: Option<usize>) {
+        match &self.0.backend {
+            Backend::Cpu { pool, .. } => pool.fix_workers(workers),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => {}
         }
     }
 

@@ -38,6 +38,14 @@ impl Step {
             Self::Softmax => "softmax_with_temperature",
         }
     }
+
+    /// Whether it feeds tokens to the model.
+    pub fn feeds(self) -> bool {
+        match self {
+            Self::Prefill | Self::Decode | Self::PrefillLogits | Self::DecodeBatch => true,
+            Self::Create | Self::Reset | Self::Softmax => false,
+        }
+    }
 }
 
 /// One sequence of a model. Everything that decoding needs is allocated when it is created.

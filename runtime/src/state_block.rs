@@ -84,7 +84,7 @@ impl StateBlock {
             }
         }
         let (next, refused) = (AtomicUsize::new(0), Mutex::new(None));
-        pool.run(&|_| {
+        pool.help(&|_, _| {
             while let Some(state) = self.states.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let fresh = state.live(self.rows).end..state.live(rows).end;
                 if state.cache.is_some()
@@ -149,7 +149,7 @@ impl StateBlock {
             return Ok(());
         }
         let next = AtomicUsize::new(0);
-        pool.run(&|_| {
+        pool.help(&|_, _| {
             while let Some(&block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
                 self.join(self.block(block));
             }

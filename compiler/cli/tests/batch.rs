@@ -274,3 +274,49 @@ fn what_does_not_fit_is_refused() {
     let rows = model.batch(1).unwrap().decode(&mut [&mut session], &[1]).unwrap().to_vec();
     assert_eq!(rows, session.logits());
 }
+
+/// Steps by ever other numbers of workers give what one worker gives, bit for bit: prompts, single tokens and batches.
+#[test]
+fn the_number_of_workers_may_change_from_step_to_step() {
+    let backend = backends().next().expect("a back end is built in");
+    for case in ["rwkv4-hf-odd", "llama3-gqa-tied", "qwen3-moe"] {
+        let Some(dir) = find(case) else { continue };
+        let folder = tempfile::tempdir().unwrap();
+        let (path, _) = artifact(&options(&dir, "q4i8", backend), folder.path(), "case.so");
+        let model = Model::load(&path, &LoadOptions { threads: Some(4), ..Default::default() }).unwrap();
+        let prompts = prompts(&dir);
+        let logits = |workers: &dyn Fn(usize) -> Option<usize>| {
+            let mut steps = 0;
+            let mut next = || {
+                model.fix_workers(workers(steps));
+                steps += 1;
+            };
+            let mut found = Vec::new();
+            let mut sessions: Vec<Session> = Vec::new();
+            for prompt in &prompts {
+                next();
+                let mut session = model.session().unwrap();
+                next();
+                found.extend_from_slice(session.prefill(prompt).unwrap());
+                for step in 0..6 {
+                    next();
+                    found.extend_from_slice(session.decode(token(prompt, step)).unwrap());
+                }
+                sessions.push(session);
+            }
+            let mut batch = model.batch(sessions.len()).unwrap();
+            for step in 6..12 {
+                let tokens: Vec<i32> = prompts.iter().map(|p| token(p, step)).collect();
+                next();
+                let mut members: Vec<&mut Session> = sessions.iter_mut().collect();
+                found.extend_from_slice(batch.decode(&mut members, &tokens).unwrap());
+            }
+            found.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let expected = logits(&|_| Some(1));
+        for shift in 0..4 {
+            assert!(logits(&|step| Some(1 + (3 * step + shift) % 4)) == expected, "{case}, from {shift}");
+        }
+        assert!(logits(&|step| (step % 3 != 0).then_some(1 + step % 4)) == expected, "{case}, some chosen");
+    }
+}

@@ -353,6 +353,25 @@ fn bench_shows_where_the_time_goes() {
 }
 
 #[test]
+fn bench_measures_beside_busy_programs() {
+    let mut bench = mlcc();
+    bench.arg("bench").arg(artifact()).args(["--busy", "1,2", "-p", "0", "-n", "4", "-r", "1", "-t", "2"]);
+    let rows = json(bench.args(["-o", "json", "--warm-up", "0"]));
+    let rows = rows.as_array().unwrap();
+    let counts: Vec<u64> = rows.iter().filter_map(|r| r["busy"].as_u64()).collect();
+    assert_eq!(counts, [0, 1, 2]);
+    for row in rows {
+        assert_eq!((row["test"].as_str(), row["threads"].as_u64()), (Some("tg4"), Some(2)));
+        assert!(row["tok_s"].as_f64().is_some_and(|x| x > 0.0), "{row}");
+        let [fair, of_fair] = ["fair_share", "of_fair_share"].map(|key| row[key].as_f64().unwrap());
+        assert!(0.0 < fair && fair <= 1.0, "{row}");
+        let alone = rows[0]["tok_s"].as_f64().unwrap();
+        let expected = row["tok_s"].as_f64().unwrap() / (alone * fair);
+        assert!((of_fair - expected).abs() < 1e-9 * expected, "{row}");
+    }
+}
+
+#[test]
 fn bench_measures_the_first_token() {
     let mut bench = mlcc();
     bench.arg("bench").arg(artifact()).args(["--start", "-r", "1", "-t", "1", "-o", "json"]);

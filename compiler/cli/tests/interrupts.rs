@@ -193,6 +193,53 @@ fn a_terminated_chat_ends_in_the_middle_of_an_answer() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
+/// What Linux tells of a process behind its name: its condition and its parent.
+#[cfg(target_os = "linux")]
+fn condition_and_parent(process: u32) -> Option<(String, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.to_string(), fields.next()?.parse().ok()?))
+}
+
+/// The processes that `parent` has started.
+#[cfg(target_os = "linux")]
+fn children(parent: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let processes = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    processes.filter(|&p| condition_and_parent(p).is_some_and(|(_, of)| of == parent)).collect()
+}
+
+/// Whether the process runs: it is neither gone nor only waits to be asked how it ended.
+#[cfg(target_os = "linux")]
+fn runs(process: u32) -> bool {
+    condition_and_parent(process).is_some_and(|(condition, _)| condition != "Z")
+}
+
+/// However the bench ends, its busy programs end with it.
+#[test]
+#[cfg(target_os = "linux")]
+fn busy_programs_end_with_the_bench() {
+    for (name, code) in [("-INT", Some(130)), ("-TERM", Some(130)), ("-KILL", None)] {
+        let mut bench = program();
+        bench.arg("bench").arg(artifact()).args(["--busy", "2", "-p", "0", "-n", "8", "-r", "1000"]);
+        bench.args(["--warm-up", "0"]).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = Ended(bench.spawn().unwrap());
+        let id = child.0.id();
+        let mut busy = Vec::new();
+        wait_for(&mut child.0, || {
+            busy = children(id);
+            busy.len() == 2
+        });
+        signal(&child.0, name);
+        assert_eq!(child.0.wait().unwrap().code(), code, "{name}");
+        let begin = Instant::now();
+        while busy.iter().any(|&process| runs(process)) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{name}: busy programs are left");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() {
     let mut run = program();

@@ -50,6 +50,24 @@ fn every_number_of_workers_gives_the_same() {
 }
 
 #[test]
+fn the_number_of_workers_may_change_from_step_to_step() {
+    if !toy::can_compile() {
+        return;
+    }
+    let (_folder, model) = load(&[], 7);
+    let (expected, mut session) = (reference(&TOKENS), model.session().unwrap());
+    for round in 0..7 {
+        session.reset().unwrap();
+        for (i, &token) in TOKENS.iter().enumerate() {
+            // Out of bounds means the next possible number, none that the pool chooses.
+            let workers = (5 * i + 3 * round) % 10;
+            model.fix_workers((i % 5 != 4).then_some(workers));
+            assert_eq!(session.decode(token).unwrap(), expected[i], "token {i} by {workers} workers");
+        }
+    }
+}
+
+#[test]
 fn missing_entry_points_are_replaced() {
     if !toy::can_compile() {
         return;

@@ -9,12 +9,14 @@
 //!
 //! Counters order nothing but themselves: what the pieces make is in order by the barrier behind the launch.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::Padded;
 
 /// See the [module](self).
 pub struct Pieces {
+    /// Workers of this run: the first ones.
+    workers: AtomicUsize,
     shares: Vec<Padded<Share>>,
 }
 
@@ -28,18 +30,20 @@ struct Share {
 
 impl Pieces {
     pub(super) fn new(workers: usize) -> Self {
-        Self { shares: (0..workers).map(|_| Padded::default()).collect() }
+        let shares = (0..workers).map(|_| Padded::default()).collect();
+        Self { workers: AtomicUsize::new(workers), shares }
     }
 
     /// A piece for `worker` of the launch that it is at, of `each` pieces per share: `owner * each` and on. `None` once for
     /// each launch, when nothing is left.
     pub fn take(&self, worker: usize, each: u32) -> Option<u32> {
-        let own = &self.shares.get(worker)?.0;
+        let shares = &self.shares[..self.workers.load(Ordering::Relaxed).min(self.shares.len())];
+        let own = &shares.get(worker)?.0;
         let launch = own.launch.load(Ordering::Relaxed);
-        let (before, from_own) = self.shares.split_at(worker);
+        let (before, from_own) = shares.split_at(worker);
         for (next, share) in from_own.iter().chain(before).enumerate() {
             if let Some(piece) = share.0.take(launch, each) {
-                let owner = (worker + next) % self.shares.len();
+                let owner = (worker + next) % shares.len();
                 return Some(owner as u32 * each + piece);
             }
         }
@@ -47,8 +51,9 @@ impl Pieces {
         None
     }
 
-    /// Forgets a run that was broken off. No worker may be inside.
-    pub(super) fn reset(&self) {
+    /// Forgets all launches; the next ones are shared by the first `workers`. No worker may be inside.
+    pub(super) fn reset(&self, workers: usize) {
+        self.workers.store(workers, Ordering::Relaxed);
         for Padded(share) in &self.shares {
             share.taken.store(0, Ordering::Relaxed);
             share.launch.store(0, Ordering::Relaxed);

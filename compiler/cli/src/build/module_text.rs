@@ -29,7 +29,7 @@ impl ModuleText {
             return Ok(None);
         }
         let path = PathBuf::from(&request.model);
-        let text = mlcc_files::read_text(&path, mlcc_files::Kind::Module)
+        let text = mlcc_files::read_to_string(&path, mlcc_files::Kind::Module)
             .map_err(|source| BuildError::Io { action: "read", path: path.clone(), source })?;
         let failed = |message: String| BuildError::Unsupported(format!("{}{message}", path.display()));
         let program = parse_program(&text).map_err(|e| failed(format!(":{e}")))?;

@@ -26,6 +26,7 @@ use plan::tests;
 use probe::{Arithmetic, KINDS};
 use report::Row;
 
+mod busy;
 mod kernels;
 mod loops;
 mod plan;
@@ -67,6 +68,12 @@ pub struct Args {
     /// Show instead where the time goes, kernel by kernel
     #[arg(long, conflicts_with = "start")]
     kernels: bool,
+    /// Measure instead the speed beside so many busy programs (with commas for several), in turns with the speed alone
+    #[arg(long, value_name = "PROGRAMS", value_delimiter = ',', conflicts_with_all = ["start", "kernels"], value_parser = clap::value_parser!(u16).range(1..=1024))]
+    busy: Vec<u16>,
+    /// What the programs do that `--busy` starts
+    #[arg(long, hide = true, conflicts_with_all = ["start", "kernels"])]
+    busy_loop: bool,
     /// What the process does that `--start` measures
     #[arg(long, hide = true, conflicts_with = "start")]
     first_token: bool,
@@ -147,6 +154,9 @@ impl Cost {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    if args.busy_loop {
+        busy::stay_busy();
+    }
     let threads = args.threads.first().map(|&t| usize::from(t));
     if args.first_token {
         return start::first_token(&args.artifact, threads);
@@ -172,6 +182,17 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         [] => vec![None],
         list => list.iter().map(|&t| Some(usize::from(t))).collect(),
     };
+    if !args.busy.is_empty() {
+        let mut rows = Vec::new();
+        for threads in thread_counts {
+            let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;
+            rows.extend(busy::measure(&model, &tests(args, Limits::of(&model))?, args, ui)?);
+        }
+        return match args.output {
+            Form::Json => print_json(&rows),
+            Form::Md => print(&busy::markdown(&rows)),
+        };
+    }
     let mut rows = Vec::new();
     for threads in thread_counts {
         let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;

@@ -78,7 +78,7 @@ fn share(runs: &[Repetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) 
 }
 
 /// The least and the most.
-fn range(values: impl Iterator<Item = f64>) -> [f64; 2] {
+pub fn range(values: impl Iterator<Item = f64>) -> [f64; 2] {
     values.fold([f64::INFINITY, 0.0], |[least, most], v| [least.min(v), most.max(v)])
 }
 

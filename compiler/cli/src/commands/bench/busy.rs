@@ -1,0 +1,218 @@
+//! Speed beside other programs that want the same cores, and how much of a fair share of the machine it is.
+//!
+//! A fair share: with `W` workers, `N` busy programs and `C` logical CPUs that this process may use, each of the `W + N`
+//! threads gets `min(1, C / (W + N))` of a CPU, so the workers together get `W * min(1, C / (W + N))`, where they had
+//! `min(W, C)` alone. The speed alone times the quotient of these is the fair speed.
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mlcc_runtime::Model;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::report::median;
+use super::{Args, Runner, Test, probe};
+use crate::commands::scheme_name;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::ui::Ui;
+
+/// What is measured of each turn, after as long as workers take to find how many of them suit now.
+const MEASURED: Duration = Duration::from_millis(1000);
+const SETTLED: Duration = Duration::from_millis(500);
+
+/// One test beside so many busy programs, or none.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    model: String,
+    quant: String,
+    test: String,
+    threads: usize,
+    busy: u16,
+    /// Tokens per second: the median of the turns, the least and the most.
+    tok_s: f64,
+    tok_s_min: f64,
+    tok_s_max: f64,
+    turns: usize,
+    /// Part of the speed alone that would be fair.
+    fair_share: f64,
+    /// Speed over the fair speed.
+    of_fair_share: f64,
+}
+
+/// Measures every test alone and beside each number of busy programs, in turns.
+pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Row>, CliError> {
+    // From here on Ctrl-C ends the busy programs first.
+    interrupt::flag();
+    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let mut runner = Runner::new(model, tests)?;
+    let counts: Vec<u16> = std::iter::once(0).chain(args.busy.iter().copied()).collect();
+    let bar = ui.count_bar("bench");
+    bar.set_length(tests.len() as u64 * u64::from(args.repetitions) * counts.len() as u64);
+    probe::keep_busy(model.threads(), args.warm_up);
+    let mut rows = Vec::new();
+    for test in tests {
+        let mut speeds = vec![Vec::new(); counts.len()];
+        for _ in 0..args.repetitions {
+            for (speeds, &count) in speeds.iter_mut().zip(&counts) {
+                bar.set_message(format!("{} beside {count}", test.name()));
+                let _programs = BusyPrograms::start(&args.artifact, count)?;
+                runner.speed(*test, SETTLED)?;
+                speeds.push(runner.speed(*test, MEASURED)?);
+                bar.inc(1);
+            }
+        }
+        let alone = median(speeds[0].clone());
+        rows.extend(speeds.into_iter().zip(&counts).map(|(speeds, &busy)| {
+            let fair_share = fair_share(model.threads(), usize::from(busy), cpus);
+            let [tok_s_min, tok_s_max] = super::report::range(speeds.iter().copied());
+            let (turns, tok_s) = (speeds.len(), median(speeds));
+            Row {
+                model: metadata["model"]["name"].as_str().unwrap_or("-").to_string(),
+                quant: scheme_name(&metadata),
+                test: test.name(),
+                threads: model.threads(),
+                busy,
+                tok_s,
+                tok_s_min,
+                tok_s_max,
+                turns,
+                fair_share,
+                of_fair_share: tok_s / (alone * fair_share),
+            }
+        }));
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// Of the speed alone, beside so many programs that never sleep.
+fn fair_share(workers: usize, busy: usize, cpus: usize) -> f64 {
+    let each = (cpus as f64 / (workers + busy) as f64).min(1.0);
+    workers as f64 * each / workers.min(cpus) as f64
+}
+
+impl Runner {
+    /// Tokens per second of a test that is repeated for at least so long.
+    fn speed(&mut self, test: Test, least: Duration) -> Result<f64, CliError> {
+        let (mut seconds, mut tokens) = (0.0, 0.0);
+        while seconds < least.as_secs_f64() {
+            self.prepare(test)?;
+            let begin = Instant::now();
+            self.feed(test)?;
+            seconds += begin.elapsed().as_secs_f64();
+            tokens += (test.sequences() * test.tokens()) as f64;
+        }
+        Ok(tokens / seconds)
+    }
+}
+
+/// Programs that are busy until this is dropped. They end with this process too, however that ends: each has the reading
+/// end of a pipe whose other end is here.
+struct BusyPrograms(Vec<Child>);
+
+impl BusyPrograms {
+    fn start(artifact: &Path, count: u16) -> Result<BusyPrograms, CliError> {
+        let program = std::env::current_exe().map_err(CliError::io("find", "this program"))?;
+        let mut programs = BusyPrograms(Vec::new());
+        for _ in 0..count {
+            let mut command = Command::new(&program);
+            command.args(["bench", "--busy-loop"]).arg(artifact).stdin(Stdio::piped()).stdout(Stdio::null());
+            programs.0.push(command.spawn().map_err(CliError::io("start", &program))?);
+        }
+        Ok(programs)
+    }
+}
+
+impl Drop for BusyPrograms {
+    fn drop(&mut self) {
+        for program in &mut self.0 {
+            // It may have ended by itself: Ctrl-C reaches all programs of a terminal.
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
+/// What a busy program does, until its standard input ends.
+pub fn stay_busy() -> ! {
+    std::thread::spawn(|| {
+        let mut rest = Vec::new();
+        let _ = std::io::stdin().read_to_end(&mut rest);
+        std::process::exit(0);
+    });
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+pub fn markdown(rows: &[Row]) -> String {
+    let mut out = String::from(
+        "| model | quant | threads | test | busy programs | tok/s | min - max | fair share | of it |\n\
+         | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for r in rows {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {:.0} % | {:.0} % |",
+            r.model,
+            r.quant,
+            r.threads,
+            r.test,
+            r.busy,
+            r.tok_s,
+            r.tok_s_min,
+            r.tok_s_max,
+            100.0 * r.fair_share,
+            100.0 * r.of_fair_share,
+        );
+    }
+    out.push_str(
+        "\nThe fair share is of the speed alone: what workers get if each thread of workers and busy programs has the same \
+         part of the CPUs.\n",
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fair_shares() {
+        let close = |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-12, "{found}");
+        close(fair_share(2, 0, 2), 1.0);
+        close(fair_share(2, 1, 2), 2.0 / 3.0);
+        close(fair_share(2, 2, 2), 0.5);
+        close(fair_share(1, 1, 2), 1.0);
+        close(fair_share(1, 3, 2), 0.5);
+        close(fair_share(8, 2, 16), 1.0);
+        // More workers than CPUs get more than their CPUs' worth of threads.
+        close(fair_share(4, 0, 2), 1.0);
+        close(fair_share(4, 4, 2), 0.5);
+    }
+
+    #[test]
+    fn tables_show_parts_in_per_cent() {
+        let row = Row {
+            model: "m".into(),
+            quant: "q4i8".into(),
+            test: "tg8".into(),
+            threads: 2,
+            busy: 2,
+            tok_s: 45.0,
+            tok_s_min: 40.0,
+            tok_s_max: 50.0,
+            turns: 3,
+            fair_share: 0.5,
+            of_fair_share: 0.9,
+        };
+        let line = "| m | q4i8 | 2 | tg8 | 2 | 45.00 | 40.00 - 50.00 | 50 % | 90 % |";
+        assert!(markdown(&[row]).contains(line));
+    }
+}

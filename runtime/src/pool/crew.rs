@@ -1,0 +1,389 @@
+//! How many workers suit now.
+//!
+//! Steps run by all workers until these sleep at barriers for a good part of the time: then other programs have taken
+//! cores, and a worker without one keeps all others waiting. So a trial runs the next steps by fewer workers and by as many
+//! as before, in turns, and the number with the shortest steps stays. Trials that lead back to more workers come from time
+//! to time, more rarely as long as they change nothing. What is measured decides, whatever the scheduler does; on a quiet
+//! machine nobody sleeps for long, and there is no trial.
+
+use std::ops::RangeInclusive;
+
+/// Nanoseconds.
+pub type Time = u64;
+
+const MILLISECOND: Time = 1_000_000;
+/// Steps are looked at together for so long: some slices of time that a system gives to a program.
+const WINDOW: Time = 8 * MILLISECOND;
+/// ... and at least so many of them.
+const LEAST_STEPS: u32 = 2;
+/// How often a trial comes to each number.
+const ROUNDS: usize = 2;
+/// From one trial of fewer or of more workers to the next: doubles from the first to the last while they change nothing.
+const PAUSES_FEWER: RangeInclusive<Time> = 50 * MILLISECOND..=800 * MILLISECOND;
+const PAUSES_MORE: RangeInclusive<Time> = 50 * MILLISECOND..=400 * MILLISECOND;
+/// Such a pause takes at least so many times as long as the trial did.
+const TRIALS_PER_PAUSE: Time = 8;
+/// Workers sleep together for this part (1 / n) of the time of steps before there is a trial. Those that a quiet machine lets wait
+/// hardly ever sleep.
+const SLEPT_PART: Time = 4;
+/// A choice whose steps take so much longer in a trial (halves more) is out of it before its window is over.
+const HOPELESS_HALVES: Time = 1;
+/// A trial changes the number for steps that are shorter by this part (1 / n).
+const GAIN_PART: Time = 20;
+/// Steps of other kinds than a trial compares do not count in it, until they have been alone for so long.
+const OTHERS: Time = 100 * MILLISECOND;
+/// Numbers that a trial compares at most.
+const MOST_CHOICES: usize = 4;
+
+/// What makes steps comparable: which one, and for how many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    pub step: &'static str,
+    pub tokens: usize,
+}
+
+/// A step that is over.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    pub kind: Kind,
+    /// When it ended, on a clock that only goes forward.
+    pub end: Time,
+    pub time: Time,
+    /// For how long workers slept in it, all together.
+    pub slept: Time,
+}
+
+/// Chooses the number of workers of each step from the times of those before. Plain data: no clock of its own.
+#[derive(Debug)]
+pub struct Crew {
+    most: usize,
+    /// The number that suits.
+    now: usize,
+    window: Window,
+    trial: Option<Trial>,
+    fewer: Pause,
+    more: Pause,
+}
+
+/// Between trials of one direction.
+#[derive(Debug)]
+struct Pause {
+    range: RangeInclusive<Time>,
+    length: Time,
+    /// There is no trial before this time.
+    until: Time,
+}
+
+/// Steps by one number of workers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    steps: u32,
+    time: Time,
+    slept: Time,
+}
+
+/// A comparison under way.
+#[derive(Debug)]
+struct Trial {
+    /// None before the first step.
+    kind: Option<Kind>,
+    /// The number that suited before, then others.
+    choices: [usize; MOST_CHOICES],
+    count: usize,
+    /// Of fewer workers than suited before, not of more.
+    fewer: bool,
+    /// The choice that runs, in the round that runs.
+    at: usize,
+    round: usize,
+    /// By choice.
+    sums: [Window; MOST_CHOICES],
+    hopeless: [bool; MOST_CHOICES],
+    time: Time,
+    /// Of steps of other kinds since the last one that counted.
+    others: Time,
+}
+
+impl Crew {
+    pub fn new(most: usize) -> Self {
+        let (fewer, more) = (Pause::new(PAUSES_FEWER), Pause::new(PAUSES_MORE));
+        Self { most, now: most, window: Window::default(), trial: None, fewer, more }
+    }
+
+    /// The number that suits, but for trials.
+    pub fn suited(&self) -> usize {
+        self.now
+    }
+
+    /// Workers for the next step.
+    pub fn workers(&self) -> usize {
+        self.trial.as_ref().map_or(self.now, Trial::workers)
+    }
+
+    /// Learns from a step that [`Crew::workers`] ran.
+    pub fn note(&mut self, taken: Taken) {
+        if let Some(trial) = &mut self.trial {
+            if let Some(best) = trial.note(taken, &mut self.window) {
+                self.decide(best, taken.end);
+            }
+            return;
+        }
+        self.window.add(taken);
+        if self.window.is_full() {
+            let window = std::mem::take(&mut self.window);
+            self.watch(&window, taken.end);
+        }
+    }
+
+    /// Begins a trial where the last steps give cause for one.
+    fn watch(&mut self, window: &Window, end: Time) {
+        let waits = self.now > 1 && window.slept > window.time / SLEPT_PART;
+        if waits && end >= self.fewer.until {
+            self.trial = Some(Trial::new(self.now, self.most, true));
+        } else if self.now < self.most && end >= self.more.until {
+            self.trial = Some(Trial::new(self.now, self.most, false));
+        } else if !waits && end > self.fewer.until + self.fewer.length {
+            self.fewer.shorten();
+        }
+    }
+
+    fn decide(&mut self, best: usize, end: Time) {
+        let Some(trial) = self.trial.take() else { return };
+        if best == self.now {
+            let pause = if trial.fewer { &mut self.fewer } else { &mut self.more };
+            pause.lengthen();
+            pause.until = end + pause.length.max(TRIALS_PER_PAUSE * trial.time);
+        } else {
+            self.now = best;
+            self.fewer.shorten();
+            self.more.shorten();
+            (self.fewer.until, self.more.until) = (end, end + self.more.length);
+        }
+    }
+}
+
+impl Pause {
+    fn new(range: RangeInclusive<Time>) -> Self {
+        Self { length: *range.start(), range, until: 0 }
+    }
+
+    fn shorten(&mut self) {
+        self.length = *self.range.start();
+    }
+
+    fn lengthen(&mut self) {
+        self.length = (2 * self.length).min(*self.range.end());
+    }
+}
+
+impl Window {
+    fn add(&mut self, taken: Taken) {
+        self.steps += 1;
+        self.time += taken.time;
+        self.slept += taken.slept;
+    }
+
+    fn is_full(&self) -> bool {
+        self.time >= WINDOW && self.steps >= LEAST_STEPS
+    }
+
+    /// Mean time of a step.
+    fn mean(&self) -> Time {
+        self.time / Time::from(self.steps.max(1))
+    }
+}
+
+impl Trial {
+    /// Compares `now` with fewer workers if some of them wait, and with more.
+    fn new(now: usize, most: usize, waits: bool) -> Self {
+        let fewer = [now - 1, now / 2, 1];
+        let more = [now + 1, 2 * now, most];
+        let others = if waits { fewer } else { more };
+        let (mut choices, mut count) = ([now; MOST_CHOICES], 1);
+        for other in others {
+            if (1..=most).contains(&other) && !choices[..count].contains(&other) {
+                choices[count] = other;
+                count += 1;
+            }
+        }
+        Self {
+            kind: None,
+            choices,
+            count,
+            fewer: waits,
+            at: 0,
+            round: 0,
+            sums: Default::default(),
+            hopeless: [false; MOST_CHOICES],
+            time: 0,
+            others: 0,
+        }
+    }
+
+    fn workers(&self) -> usize {
+        self.choices[self.at]
+    }
+
+    /// Counts a step, also in `window`; gives the best number once all had their windows.
+    fn note(&mut self, taken: Taken, window: &mut Window) -> Option<usize> {
+        self.others = if self.kind == Some(taken.kind) { 0 } else { self.others + taken.time };
+        if self.kind.is_none() || self.others > OTHERS {
+            (self.kind, self.at, self.round, self.others) = (Some(taken.kind), 0, 0, 0);
+            (self.sums, self.hopeless, *window) = Default::default();
+        } else if self.others > 0 {
+            return None;
+        }
+        self.time += taken.time;
+        window.add(taken);
+        let before = self.sums[0].mean();
+        self.hopeless[self.at] =
+            self.at > 0 && window.time >= WINDOW / 2 && window.mean() > before + before * HOPELESS_HALVES / 2;
+        if !window.is_full() && !self.hopeless[self.at] {
+            return None;
+        }
+        let full = std::mem::take(window);
+        let sum = &mut self.sums[self.at];
+        (sum.steps, sum.time) = (sum.steps + full.steps, sum.time + full.time);
+        self.advance().then(|| self.best())
+    }
+
+    /// Goes on to the next choice; true if there is none.
+    fn advance(&mut self) -> bool {
+        let hopeful = |&choice: &usize| !self.hopeless[choice];
+        let next = (self.at + 1..self.count).find(hopeful);
+        self.round += usize::from(next.is_none());
+        self.at = next.unwrap_or(0);
+        self.round == ROUNDS || !(1..self.count).any(|choice| hopeful(&choice))
+    }
+
+    fn best(&self) -> usize {
+        let before = self.sums[0].mean();
+        let others = (1..self.count).filter(|&choice| !self.hopeless[choice]);
+        match others.min_by_key(|&choice| self.sums[choice].mean()) {
+            Some(choice) if self.sums[choice].mean() < before - before / GAIN_PART => self.choices[choice],
+            _ => self.choices[0],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DECODE: Kind = Kind { step: "decode", tokens: 1 };
+
+    /// A machine on which steps take and sleep so long, in microseconds, by the number of workers.
+    struct Machine {
+        crew: Crew,
+        clock: Time,
+    }
+
+    impl Machine {
+        fn new(most: usize) -> Self {
+            Self { crew: Crew::new(most), clock: 0 }
+        }
+
+        /// Runs steps for so many milliseconds; gives how many steps each number ran.
+        fn run(&mut self, milliseconds: Time, kind: Kind, step: impl Fn(usize) -> (Time, Time)) -> Vec<u32> {
+            let (end, mut ran) = (self.clock + milliseconds * MILLISECOND, vec![0; self.crew.most + 1]);
+            while self.clock < end {
+                let workers = self.crew.workers();
+                let (time, slept) = step(workers);
+                self.clock += 1000 * time;
+                ran[workers] += 1;
+                self.crew.note(Taken { kind, end: self.clock, time: 1000 * time, slept: 1000 * slept });
+            }
+            ran
+        }
+    }
+
+    fn quiet(workers: usize) -> (Time, Time) {
+        (50 + 800 / workers as Time, 0)
+    }
+
+    #[test]
+    fn a_quiet_machine_has_no_trial() {
+        let mut machine = Machine::new(4);
+        let ran = machine.run(5000, DECODE, quiet);
+        assert_eq!(ran[..4], [0; 4]);
+        // Short sleeps now and then are none of other programs' doing.
+        let ran = machine.run(5000, DECODE, |_| (250, 60));
+        assert_eq!(ran[..4], [0; 4]);
+    }
+
+    #[test]
+    fn one_of_two_workers_leaves_and_comes_back() {
+        let mut machine = Machine::new(2);
+        machine.run(1000, DECODE, quiet);
+        let crowded = |workers| if workers == 2 { (2000, 1500) } else { (850, 0) };
+        machine.run(100, DECODE, crowded);
+        assert_eq!(machine.crew.suited(), 1);
+        // Trials become rare.
+        machine.run(3000, DECODE, crowded);
+        let ran = machine.run(8000, DECODE, crowded);
+        assert!(ran[2] > 0, "{ran:?}");
+        let part = f64::from(ran[2] * 2000) / 8e6;
+        assert!(part < 0.02, "{part}");
+        machine.run(1800, DECODE, quiet);
+        assert_eq!(machine.crew.suited(), 2);
+        let ran = machine.run(5000, DECODE, quiet);
+        assert_eq!(ran[1], 0);
+    }
+
+    #[test]
+    fn waiting_workers_stay_where_fewer_are_slower() {
+        let mut machine = Machine::new(2);
+        let crowded = |workers| if workers == 2 { (1000, 700) } else { (1100, 0) };
+        machine.run(4000, DECODE, crowded);
+        let ran = machine.run(8000, DECODE, crowded);
+        assert_eq!(machine.crew.suited(), 2);
+        assert!(30 * ran[1] < ran[2], "{ran:?}");
+    }
+
+    #[test]
+    fn a_trial_takes_what_is_clearly_better_only() {
+        let mut machine = Machine::new(2);
+        machine.run(1000, DECODE, |workers| if workers == 2 { (1000, 700) } else { (970, 0) });
+        assert_eq!(machine.crew.suited(), 2);
+    }
+
+    /// Two of eight cores are taken: six workers are best, and are found from eight and from one.
+    #[test]
+    fn the_best_of_many_numbers_is_found_in_steps() {
+        let crowded = |workers: usize| match workers {
+            7.. => (2000, 2000 * workers as Time / 2),
+            _ => quiet(workers),
+        };
+        let mut machine = Machine::new(8);
+        machine.run(6000, DECODE, crowded);
+        assert_eq!(machine.crew.suited(), 6);
+        let alone = |workers| if workers > 1 { (5000, 4000) } else { quiet(1) };
+        machine.run(6000, DECODE, alone);
+        assert_eq!(machine.crew.suited(), 1);
+        machine.run(6000, DECODE, crowded);
+        assert_eq!(machine.crew.suited(), 6);
+        machine.run(6000, DECODE, quiet);
+        assert_eq!(machine.crew.suited(), 8);
+    }
+
+    /// Long steps by the number that does better must not look worse than short ones.
+    #[test]
+    fn only_steps_of_one_kind_are_compared() {
+        let crowded = |workers| if workers == 2 { (2000, 1500) } else { (850, 0) };
+        let long = |workers| (20 * crowded(workers).0, 20 * crowded(workers).1);
+        let prompt = |tokens| Kind { step: "prefill", tokens };
+        let mut machine = Machine::new(2);
+        for tokens in 1..40 {
+            machine.run(200, prompt(tokens), long);
+        }
+        assert_eq!(machine.crew.suited(), 2, "nothing could be compared");
+        machine.run(200, DECODE, crowded);
+        assert_eq!(machine.crew.suited(), 1);
+        // Steps between others are compared among themselves.
+        let mut machine = Machine::new(2);
+        for tokens in 1..40 {
+            machine.run(5, DECODE, crowded);
+            machine.run(40, prompt(tokens), long);
+        }
+        assert_eq!(machine.crew.suited(), 1);
+    }
+}
