@@ -48,7 +48,7 @@ struct Inner {
 pub(crate) enum Backend {
     Cpu {
         variant: usize,
-        pool: Pool,
+        pool: Box<Pool>,
     },
     #[cfg(feature = "cuda")]
     Cuda(Arc<crate::cuda::Device>),
@@ -285,7 +285,7 @@ fn cpu_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Res
     }
     let wanted = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
-    Ok(Backend::Cpu { variant, pool: Pool::new(wanted.min(most))? })
+    Ok(Backend::Cpu { variant, pool: Box::new(Pool::new(wanted.min(most))?) })
 }
 
 #[cfg(feature = "cuda")]
