@@ -14,7 +14,7 @@ pub enum ArtifactError {
     )]
     NoSpace { path: PathBuf, written: u64 },
     #[error(
-        "the system permits no larger file {path} than {written} bytes: raise the limit (ulimit -f), or choose another file \
+        "{path} would be larger than the system permits ({written} bytes were written): raise the limit (ulimit -f), or choose another file \
          system with -o"
     )]
     TooLarge { path: PathBuf, written: u64 },
