@@ -54,6 +54,9 @@ pub struct Program {
     pub memory: Option<MemoryPlan>,
     /// How to pack the parameters that `quantize` changed, by name; others take the default.
     pub pack_options: BTreeMap<String, PackOptions>,
+    /// What the code has to compute: the module behind the last pass that changes numbers on purpose. `None` before the
+    /// pipeline has run.
+    pub meaning: Option<Module>,
 }
 
 /// Code for one level of the target; steps exist after `plan_barriers`.
@@ -66,7 +69,7 @@ pub struct LevelCode {
 
 impl Program {
     pub fn new(module: Module) -> Program {
-        Program { module, levels: Vec::new(), memory: None, pack_options: BTreeMap::new() }
+        Program { module, levels: Vec::new(), memory: None, pack_options: BTreeMap::new(), meaning: None }
     }
     /// How the weight writer packs a parameter.
     pub fn pack_options(&self, param: &str) -> PackOptions {

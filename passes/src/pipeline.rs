@@ -197,11 +197,15 @@ pub fn run_passes(
     if let Some(name) = control.disabled.iter().find(|n| find_in(passes, n).is_ok_and(|p| !p.optional)) {
         return Err(PassError::Required { name: name.clone() });
     }
+    program.meaning = Some(program.module.clone());
     for pass in passes {
         if control.disabled.iter().any(|d| d == pass.name) {
             continue;
         }
         let changes = run_one(pass, program, ctx)?;
+        if changes_numbers(pass.name) {
+            program.meaning = Some(program.module.clone());
+        }
         if control.verify || cfg!(debug_assertions) {
             verify_module(&program.module).map_err(|e| {
                 PassError::internal(pass.name, format!("it left a module that is not well formed: {e}"))

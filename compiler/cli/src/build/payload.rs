@@ -10,7 +10,7 @@ use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 
 use super::backend::Library;
-use super::{BuildError, BuildOptions, Event, Hooks, Source};
+use super::{BuildError, BuildOptions, Event, Hooks, Source, graph};
 use crate::weights::{PackedTensor, pack_param};
 
 /// What became of a tensor of the checkpoint.
@@ -46,6 +46,11 @@ pub(super) fn write(
     }
     if let Some(chat) = &source.chat {
         writer.section(section::CHAT, &chat.to_section())?;
+    }
+    if let Some(meaning) = &program.meaning
+        && let Some(bytes) = graph::to_section(meaning)
+    {
+        writer.section(section::GRAPH, &bytes)?;
     }
     writer.begin_section(section::WEIGHTS)?;
     let stored = write_weights(&mut writer, source, program, memory, hooks)?;
