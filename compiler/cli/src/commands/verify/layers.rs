@@ -196,7 +196,7 @@ fn against_graph(
     let mut diagnosis = None;
     if let Some(first) = &comparison.first {
         ui.detail(format_args!("{} departs: looking for the pass or kernel", first.name));
-        diagnosis = match first_wrong_pass(setup, &stages, calls)? {
+        diagnosis = match first_wrong_pass(setup, &stages, calls)?.0 {
             Some(wrong) => Some(diagnose::of_pass(setup, &stages, &wrong, calls)?),
             None if runs_here(setup.target) => {
                 let folder = tempfile::tempdir()?;
