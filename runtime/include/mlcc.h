@@ -48,6 +48,7 @@ extern "C" {
 #define MLCC_SECTION_METADATA ".mlcc.metadata"
 #define MLCC_SECTION_TOKENIZER ".mlcc.tokenizer"
 #define MLCC_SECTION_CHAT ".mlcc.chat"
+#define MLCC_SECTION_GRAPH ".mlcc.graph"
 #define MLCC_SECTION_GOLDEN ".mlcc.golden"
 #define MLCC_SECTION_REPORT ".mlcc.report"
 #define MLCC_SECTION_HASHES ".mlcc.hashes"

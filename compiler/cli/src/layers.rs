@@ -152,6 +152,9 @@ impl Comparison {
         let mut out = ui::table(&rows);
         let tolerance = self.tolerance;
         match &self.first {
+            None if tolerance == f64::MAX => {
+                out.push_str(&format!("\nworst error {:.1e}, reported and not judged\n", self.worst))
+            }
             None => {
                 out.push_str(&format!("\nworst error {:.1e}, tolerance {tolerance:.1e}: ok\n", self.worst))
             }

@@ -11,38 +11,34 @@ use mlcc_engine::eval::WindowModel;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use serde::Serialize;
 
+use crate::kernel_check::{self, KernelCheck, SHARP};
+use crate::stored::StoredGraph;
 use crate::ui;
 
-/// Permitted relative errors by quantization scheme, for references in f32 arithmetic on unquantized weights. f32, f16
-/// and bf16 as the reference cases state them; the others about one and a half times the worst error measured on those
-/// cases, whose weights are random and therefore harder than a trained model's.
-const TOLERANCES: [(&str, f64); 10] = [
-    ("f32", 1e-3),
-    ("f16", 2e-2),
-    ("bf16", 6e-2),
-    ("bf16bf16", 3e-2),
-    ("q8f16_1", 2e-2),
-    ("q4f16_0", 4.5e-1),
-    ("q4f16_1", 4.5e-1),
-    ("q4f16_2", 3.5e-1),
-    ("q8i8", 4e-2),
-    ("q4i8", 3.5e-1),
-];
+/// Permitted relative errors of formats whose weights are plain numbers, for references in f32 arithmetic on the stored
+/// values, as the reference cases state them; `bf16bf16` about one and a half times the worst error measured on those cases.
+/// What packed formats cost is a property of the model, not of its kernels: see [`crate::kernel_check`].
+const TOLERANCES: [(&str, f64); 4] = [("f32", 1e-3), ("f16", 2e-2), ("bf16", 6e-2), ("bf16bf16", 3e-2)];
 
-/// The permitted relative error of a scheme; that of f32 for one that is not known.
-pub fn tolerance(scheme: &str) -> f64 {
-    TOLERANCES.iter().find(|(name, _)| *name == scheme).map_or(1e-3, |(_, t)| *t)
+/// The permitted relative error of a scheme; `None` for packed weights, whose own error has no bound that would tell a wrong
+/// kernel from a right one.
+pub fn tolerance(scheme: &str) -> Option<f64> {
+    TOLERANCES.iter().find(|(name, _)| *name == scheme).map(|(_, t)| *t)
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     pub ok: bool,
     pub format: String,
-    pub tolerance: f64,
+    /// `None`: the distance from the reference is reported, not judged.
+    pub tolerance: Option<f64>,
+    /// Distance from the reference, the error of the format included.
     pub worst_relative_error: f64,
     pub greedy_equal: usize,
     pub greedy_expected: usize,
     pub prompts: Vec<PromptOutcome>,
+    /// The kernels against the graph, which judges packed formats.
+    pub kernels: Option<KernelCheck>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -56,7 +52,7 @@ pub struct PromptOutcome {
     /// Mean and deviation of the logits at every position, where the reference has them.
     pub positions_error: Option<f64>,
     pub greedy_equal: usize,
-    /// Steps that have to agree.
+    /// Steps that have to agree; where the distance is not judged, steps that [`SHARP`] could not turn.
     pub greedy_expected: usize,
 }
 
@@ -66,57 +62,98 @@ impl PromptOutcome {
     }
 }
 
-type Failure = Box<dyn Error + Send + Sync>;
+pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Replays all prompts. `format` and `tolerance` are for the outcome.
-pub fn replay<M>(model: &mut M, golden: &Golden, format: &str, tolerance: f64) -> Result<Outcome, Failure>
+/// Replays all prompts. `format` is for the outcome. Without a `tolerance` every finite outcome is right.
+pub fn replay<M>(
+    model: &mut M,
+    golden: &Golden,
+    format: &str,
+    tolerance: Option<f64>,
+) -> Result<Outcome, Failure>
 where
     M: LanguageModel + WindowModel,
 {
     let mut prompts = Vec::new();
     for (number, prompt) in golden.prompts.iter().enumerate() {
-        let name = prompt.name.clone().unwrap_or_else(|| format!("#{number}"));
+        let name = prompt_name(prompt, number);
         prompts.push(replay_prompt(model, prompt, name, tolerance)?);
     }
     let worst = prompts.iter().map(PromptOutcome::worst).fold(0.0, f64::max);
     let greedy_equal = prompts.iter().map(|p| p.greedy_equal).sum();
     let greedy_expected = prompts.iter().map(|p| p.greedy_expected).sum();
     Ok(Outcome {
-        ok: worst <= tolerance && greedy_equal == greedy_expected,
+        ok: match tolerance {
+            Some(tolerance) => worst <= tolerance && greedy_equal == greedy_expected,
+            None => worst.is_finite(),
+        },
         format: format.into(),
         tolerance,
         worst_relative_error: worst,
         greedy_equal,
         greedy_expected,
         prompts,
+        kernels: None,
     })
+}
+
+/// [`replay`], and where the format has no tolerance of its own, the kernels against `graph`, which are judged instead.
+/// `tolerance` is the user's. A graph that cannot be interpreted is a reason, and nothing is right without one, unless the
+/// user's tolerance judges the distance from the reference.
+pub fn judge<M>(
+    model: &mut M,
+    golden: &Golden,
+    format: &str,
+    own: Option<f64>,
+    graph: impl FnOnce() -> Result<StoredGraph, String>,
+    tolerance: Option<f64>,
+) -> Result<Outcome, Failure>
+where
+    M: LanguageModel + WindowModel,
+{
+    if own.is_some() {
+        return replay(model, golden, format, tolerance.or(own));
+    }
+    let kernels = match graph() {
+        Ok(graph) => kernel_check::check(model, &graph, golden, tolerance)?,
+        Err(why) => KernelCheck::none(why),
+    };
+    let unchecked = kernels.checked() == 0;
+    let mut outcome = replay(model, golden, format, tolerance.filter(|_| unchecked))?;
+    outcome.ok &= if unchecked { tolerance.is_some() } else { kernels.ok };
+    outcome.kernels = Some(kernels);
+    Ok(outcome)
 }
 
 fn replay_prompt<M>(
     model: &mut M,
     prompt: &GoldenPrompt,
     name: String,
-    tolerance: f64,
+    tolerance: Option<f64>,
 ) -> Result<PromptOutcome, Failure>
 where
     M: LanguageModel + WindowModel,
 {
-    let ids = prompt.input_ids.iter().map(|&id| i32::try_from(id)).collect::<Result<Vec<i32>, _>>();
-    let ids = ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are no token ids of any model"))?;
+    let ids = prompt_ids(prompt, &name)?;
     let scale = prompt.logits_last.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
     model.reset()?;
     let logits = model.prefill(&ids)?;
     let prefill_error = relative_error(logits, &prompt.logits_last, scale);
-    let expected = prompt.binding_greedy(tolerance * scale);
     let first = argmax(logits);
-    let greedy_equal = greedy_equal(model, first, expected)?;
+    let (greedy_equal, greedy_expected) = match tolerance {
+        Some(tolerance) => {
+            let expected = prompt.binding_greedy(tolerance * scale);
+            (greedy_equal(model, first, expected)?, expected.len())
+        }
+        None => greedy_agreement(model, first, prompt, SHARP * scale)?,
+    };
     // Also where angles depend on the length of what comes in one call.
     let decode_error = match model.needs_whole_prompts() || model.chunk() == usize::MAX {
         true => None,
         false => Some(decode_error(model, &ids, &prompt.logits_last, scale)?),
     };
     let positions_error = positions_error(model, prompt, &ids, scale)?;
-    let (tokens, greedy_expected) = (ids.len(), expected.len());
+    let tokens = ids.len();
     Ok(PromptOutcome {
         name,
         tokens,
@@ -126,6 +163,15 @@ where
         greedy_equal,
         greedy_expected,
     })
+}
+
+pub(crate) fn prompt_name(prompt: &GoldenPrompt, number: usize) -> String {
+    prompt.name.clone().unwrap_or_else(|| format!("#{number}"))
+}
+
+pub(crate) fn prompt_ids(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, Failure> {
+    let ids = prompt.input_ids.iter().map(|&id| i32::try_from(id)).collect::<Result<Vec<i32>, _>>();
+    Ok(ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are no token ids of any model"))?)
 }
 
 /// NaN counts as infinitely wrong.
@@ -150,6 +196,28 @@ fn greedy_equal<M: LanguageModel>(model: &mut M, first: usize, expected: &[u32])
         }
     }
     Ok(expected.len())
+}
+
+/// How many of the decisive steps agree, and how many there are: the reference's two best tokens are at least twice the
+/// tolerance apart. The reference's tokens are fed, so that one other choice does not change what follows.
+fn greedy_agreement<M: LanguageModel>(
+    model: &mut M,
+    first: usize,
+    prompt: &GoldenPrompt,
+    tolerance: f64,
+) -> Result<(usize, usize), Failure> {
+    let margins = prompt.greedy_margin.as_deref().unwrap_or(&[]);
+    let (mut equal, mut decisive, mut token) = (0, 0, first);
+    for (step, &want) in prompt.greedy.iter().enumerate() {
+        if margins.get(step).is_none_or(|&margin| margin >= 2.0 * tolerance) {
+            decisive += 1;
+            equal += usize::from(token == want as usize);
+        }
+        if step + 1 < prompt.greedy.len() {
+            token = argmax(model.decode(want as i32)?);
+        }
+    }
+    Ok((equal, decisive))
 }
 
 fn decode_error<M: LanguageModel>(
@@ -206,6 +274,11 @@ fn positions_error<M: WindowModel>(
 impl Outcome {
     /// For people.
     pub fn text(&self, source: &str) -> String {
+        let mut out = String::new();
+        if let Some(kernels) = &self.kernels {
+            out.push_str(&kernels.text());
+            out.push('\n');
+        }
         let head = ["prompt", "tokens", "prefill", "decode", "positions", "greedy"];
         let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
         for p in &self.prompts {
@@ -218,15 +291,24 @@ impl Outcome {
                 format!("{}/{}", p.greedy_equal, p.greedy_expected),
             ]);
         }
-        let verdict = if self.ok { "within the tolerance" } else { "NOT within the tolerance" };
         let (worst, equal, expected) = (self.worst_relative_error, self.greedy_equal, self.greedy_expected);
-        format!(
-            "{}\nworst relative error {worst:.3e}, tolerance of {} {:.1e}; greedy {equal} of {expected} tokens: \
-             {verdict}\nreference: {source}\n",
-            ui::table(&rows),
-            self.format,
-            self.tolerance,
-        )
+        let format = &self.format;
+        let verdict = match (self.tolerance, self.ok) {
+            (Some(tolerance), ok) => {
+                let verdict = if ok { "within the tolerance" } else { "NOT within the tolerance" };
+                format!(
+                    "tolerance of {format} {tolerance:.1e}; greedy {equal} of {expected} tokens: {verdict}"
+                )
+            }
+            (None, _) => format!(
+                "which is the error of {format} itself, reported and not judged; greedy {equal} of {expected} decisive tokens"
+            ),
+        };
+        out.push_str(&format!(
+            "{}\nworst relative error {worst:.3e}, {verdict}\nreference: {source}\n",
+            ui::table(&rows)
+        ));
+        out
     }
 }
 
@@ -244,9 +326,9 @@ mod tests {
     }
 
     #[test]
-    fn every_scheme_has_a_tolerance() {
+    fn every_plain_scheme_has_a_tolerance() {
         for scheme in SCHEMES {
-            assert!(TOLERANCES.iter().any(|(name, _)| *name == scheme.name), "{}", scheme.name);
+            assert_eq!(tolerance(scheme.name).is_none(), scheme.linear.is_packed(), "{}", scheme.name);
         }
     }
 }

@@ -282,10 +282,12 @@ fn verify_tells_errors_and_agreement() {
     assert_eq!(outcome["ok"], true);
     assert_eq!(outcome["format"], "q8f16_1");
     assert!(outcome["worst_relative_error"].as_f64().unwrap() > 1e-5);
+    assert!(outcome["tolerance"].is_null(), "what the format costs is not judged");
+    assert_eq!(outcome["kernels"]["ok"], true);
     let mut strict = mlcc();
-    strict.arg("verify").arg(artifact()).arg("--golden").arg(&golden).args(["--tolerance", "1e-6"]);
+    strict.arg("verify").arg(artifact()).arg("--golden").arg(&golden).args(["--tolerance", "1e-9"]);
     let output = strict.assert().code(1).get_output().clone();
-    assert!(String::from_utf8(output.stdout).unwrap().contains("NOT within the tolerance"));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("WRONG"));
 }
 
 #[test]

@@ -280,3 +280,34 @@ fn layers_of_kept_weights() {
     let report: serde_json::Value = serde_json::from_slice(&out).unwrap();
     assert_eq!(report["trials"].as_array().map(Vec::len), Some(0), "{report}");
 }
+
+/// Kept formats are judged by what they store: the distance from a golden of the file's own values is reported.
+#[test]
+fn kept_weights_are_verified_by_what_is_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let golden = folder.path().join("golden.json");
+    for kind in &TYPES {
+        write(&file, kind, |_| {});
+        let plain = options(&file, "f32");
+        let (module, source) = program(&plain, Some(cases::LAST_GRAPH_PASS));
+        let logits = interpreted(&module.module, &source, &prompts());
+        let entry = |(ids, logits): (&Vec<i32>, &Vec<f32>)| serde_json::json!({ "input_ids": ids, "logits_last": logits, "greedy": [cases::argmax(logits)], "greedy_margin": [1.0] });
+        let entries: Vec<_> = prompts().iter().zip(&logits).map(entry).collect();
+        let text =
+            serde_json::json!({ "source": "interpreter", "file_dtype": kind.name, "prompts": entries });
+        std::fs::write(&golden, text.to_string()).unwrap();
+        let backend = backends().last().expect("a back end is built in");
+        let kept = BuildOptions { backend, ..options(&file, KEEP) };
+        let (path, _) = cases::artifact(&kept, folder.path(), "model.so");
+        let mut verify = Command::new(env!("CARGO_BIN_EXE_mlcc"));
+        verify.args(["verify", "--json", "--golden"]).arg(&golden).arg(&path);
+        let out = verify.assert().success().get_output().stdout.clone();
+        let report: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(report["format"], KEEP, "{}", kind.name);
+        assert_eq!(report["kernels"]["ok"], true, "{}", kind.name);
+        // Files whose blocks are kept have the values of the file.
+        let exact = matches!(kind.name, "Q8_0" | "Q4_0");
+        assert_eq!(report["worst_relative_error"].as_f64().unwrap() < 1e-3, exact, "{}: {report}", kind.name);
+    }
+}

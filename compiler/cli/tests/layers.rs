@@ -116,6 +116,9 @@ fn nothing_is_found_where_nothing_is_wrong() {
         assert!(verdict.whole.ok() && verdict.trials.is_empty(), "{case}: {}", verdict.sentence());
         let error = verdict.whole.layers.as_ref().map(|layers| layers.worst);
         assert!(error.is_some_and(|e| e < 1e-3), "{case}: {error:?}");
+        // What the format costs is told, however large it is, and nobody is guilty of it.
+        let cost = verdict.whole.costs.iter().find(|cost| cost.pass == "quantize");
+        assert!(cost.is_some_and(|cost| cost.error > 1e-3 && cost.error.is_finite()), "{case}: {cost:?}");
     }
 }
 

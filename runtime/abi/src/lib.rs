@@ -40,6 +40,8 @@ pub mod section {
     pub const METADATA: &str = ".mlcc.metadata";
     pub const TOKENIZER: &str = ".mlcc.tokenizer";
     pub const CHAT: &str = ".mlcc.chat";
+    /// What the code computes: the graph behind the passes that change numbers on purpose, as deflated text (zlib).
+    pub const GRAPH: &str = ".mlcc.graph";
     pub const GOLDEN: &str = ".mlcc.golden";
     /// JSON: how well this artifact predicts a text, measured when it was built.
     pub const REPORT: &str = ".mlcc.report";

@@ -169,6 +169,7 @@ fn section_names_agree() {
         ("METADATA", section::METADATA),
         ("TOKENIZER", section::TOKENIZER),
         ("CHAT", section::CHAT),
+        ("GRAPH", section::GRAPH),
         ("GOLDEN", section::GOLDEN),
         ("REPORT", section::REPORT),
         ("HASHES", section::HASHES),

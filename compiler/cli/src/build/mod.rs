@@ -5,6 +5,7 @@
 //! artifact's name before it is complete. Equal input gives equal bytes: no times, paths or random numbers go in.
 
 mod backend;
+pub mod graph;
 pub mod keep;
 mod metadata;
 mod module_text;

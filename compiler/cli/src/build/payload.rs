@@ -11,7 +11,7 @@ use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 
 use super::backend::Library;
-use super::{BuildError, BuildOptions, Event, Hooks, Source};
+use super::{BuildError, BuildOptions, Event, Hooks, Source, graph};
 use crate::weights::{PackedTensor, pack_param};
 
 /// What became of a tensor of the checkpoint.
@@ -58,6 +58,9 @@ pub(super) fn write(
         writer.section(section::RECIPE, recipe.to_string().as_bytes())?;
         writer.made(section::WEIGHTS, recipe.bytes, recipe.hash());
         return Ok((writer, Vec::new()));
+    }
+    if let Some(bytes) = graph::to_section(&program.module) {
+        writer.section(section::GRAPH, &bytes)?;
     }
     writer.begin_section(section::WEIGHTS)?;
     let stored = write_weights(&mut writer, source, program, memory, hooks)?;

@@ -128,6 +128,9 @@ fn text(verdict: &Verdict) -> String {
         out.push_str(&layers.text());
         out.push('\n');
     }
+    for cost in &verdict.whole.costs {
+        out.push_str(&format!("{} moves the logits by {:.1e}, on purpose\n", cost.pass, cost.error));
+    }
     if let Some(diagnosis) = &verdict.whole.diagnosis {
         out.push_str(&diagnosis.text());
         out.push('\n');

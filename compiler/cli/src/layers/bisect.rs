@@ -7,7 +7,7 @@ use mlcc_target::{Arch, Target};
 use serde::Serialize;
 
 use super::diagnose::{self, Diagnosis};
-use super::stages::{Setup, Stages, first_wrong_pass};
+use super::stages::{PassCost, Setup, Stages, first_wrong_pass};
 use super::{Call, Comparison, Failure, compare};
 use crate::build::{BuildOptions, Source};
 
@@ -18,6 +18,8 @@ pub struct Check {
     pub layers: Option<Comparison>,
     /// What is wrong; `None` if nothing is.
     pub diagnosis: Option<Diagnosis>,
+    /// What the passes cost that change numbers on purpose, which is nothing wrong.
+    pub costs: Vec<PassCost>,
 }
 
 impl Check {
@@ -68,9 +70,10 @@ pub fn check(
 ) -> Result<Check, Failure> {
     let setup = Setup { source, target, options };
     let (program, _, stages) = setup.compile()?;
-    if let Some(wrong) = first_wrong_pass(&setup, &stages, calls)? {
+    let (wrong, costs) = first_wrong_pass(&setup, &stages, calls)?;
+    if let Some(wrong) = wrong {
         let diagnosis = diagnose::of_pass(&setup, &stages, &wrong, calls)?;
-        return Ok(Check { layers: None, diagnosis: Some(diagnosis) });
+        return Ok(Check { layers: None, diagnosis: Some(diagnosis), costs });
     }
     let layers = against_reference(&setup, &program, &stages, calls, folder)?;
     let diagnosis = match &layers.first {
@@ -79,7 +82,7 @@ pub fn check(
         }
         _ => None,
     };
-    Ok(Check { layers: Some(layers), diagnosis })
+    Ok(Check { layers: Some(layers), diagnosis, costs })
 }
 
 /// The build against the graph that says what it computes, without a look at the passes that led there.

@@ -4,23 +4,18 @@ use std::sync::atomic::AtomicBool;
 
 use mlcc_ir::module::Module;
 use mlcc_ir::text::print_module;
-use mlcc_ir::types::{DType, Format};
 use mlcc_passes::pipeline::changes_numbers;
-use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{Context, Program};
 use mlcc_target::Target;
+use serde::Serialize;
 
 use super::given::run_given;
 use super::run::{GraphLayers, Packs};
 use super::{Call, Comparison, Failure, LOGITS, Tap, cache_tolerance, compare, run_all, tolerance};
 use crate::build::{self, BuildOptions, BuildReport, Event, Hooks, Source};
-use crate::replay;
 
 /// Largest error by which the graph may move in a pass that keeps its meaning: the order of f32 operations may change.
 const EQUAL: f64 = 1e-4;
-
-/// Largest error of the logits that caches of the smallest type may bring.
-const STORED: f64 = 5e-2;
 
 /// A build with taps that can be looked into.
 pub struct Setup<'a> {
@@ -118,47 +113,42 @@ pub struct WrongPass {
     pub comparison: Comparison,
 }
 
-/// Largest error of the logits that quantization may bring: that of the scheme, or of the smallest format in use, which a
-/// policy or the types of a GGUF file may have chosen.
-fn quantization_error(scheme: &QuantScheme, module: &Module) -> f64 {
-    let smallest = DType::Packed(Format::Q4G32);
-    let small = module.params.values().any(|param| param.ty.dtype == smallest);
-    let own = replay::tolerance(scheme.name);
-    if small { own.max(replay::tolerance("q4f16_1")) } else { own }
+/// What a pass that changes numbers on purpose costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PassCost {
+    pub pass: &'static str,
+    /// Largest distance of a logit from the graph before the pass, relative to the largest.
+    pub error: f64,
 }
 
-/// The first pass after which taps are not what they were before it.
+/// The first pass after which taps are not what they were before it, and what the passes cost that change numbers on purpose:
+/// no bound on that would tell a wrong one from a right one, as long as numbers stay finite.
 pub fn first_wrong_pass(
     setup: &Setup<'_>,
     stages: &Stages,
     calls: &[Call],
-) -> Result<Option<WrongPass>, Failure> {
+) -> Result<(Option<WrongPass>, Vec<PassCost>), Failure> {
+    let mut costs = Vec::new();
     let mut before = setup.graph(stages, 0, calls)?;
     for stage in 1..stages.list.len() {
         let pass = stages.list[stage].pass.unwrap_or_default();
         let after = setup.graph(stages, stage, calls)?;
-        let lossy = changes_numbers(pass);
-        let permitted = match lossy {
-            true => quantization_error(&setup.options.quant, &stages.list[stage].module).max(STORED),
+        let permitted = match changes_numbers(pass) {
+            true => f64::MAX,
             // Behind quantized activations a code may fall on the other side of its rounding edge.
             false if stage > stages.reference => EQUAL.max(setup.tolerance()),
             false => EQUAL,
         };
         let comparison = compare(calls, &after, &before, permitted)?;
-        // Single taps of a quantized model may be far off where cancellation makes them small; its logits are not.
-        let wrong = match lossy {
-            true => {
-                let logits = comparison.rows.iter().filter(|r| r.name == LOGITS);
-                logits.flat_map(|r| [r.prefill, r.decode]).flatten().any(|error| error > permitted)
-            }
-            false => !comparison.ok(),
-        };
-        if wrong {
-            return Ok(Some(WrongPass { pass, stage, comparison }));
-        }
-        if lossy {
+        if changes_numbers(pass) {
+            let logits = comparison.rows.iter().filter(|r| r.name == LOGITS);
+            let error = logits.flat_map(|r| [r.prefill, r.decode]).flatten().fold(0.0, f64::max);
+            costs.push(PassCost { pass, error });
             before = after;
         }
+        if !comparison.ok() {
+            return Ok((Some(WrongPass { pass, stage, comparison }), costs));
+        }
     }
-    Ok(None)
+    Ok((None, costs))
 }

@@ -11,7 +11,8 @@ use crate::commands::verify::belongs;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::interpret::{GraphModel, StepModel};
-use crate::replay::{self, replay};
+use crate::replay::{self, judge, replay};
+use crate::stored::StoredGraph;
 use crate::ui::Ui;
 
 /// Small, so that prompts come in several calls.
@@ -92,7 +93,8 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
             let chunk = source.chunk as usize;
             let model = StepModel::new(&program, 0, &source.checkpoint, architecture, chunk, workers);
             let mut model = model.map_err(|e| failed(&e))?;
-            replay(&mut model, &golden, scheme.name, replay::tolerance(scheme.name))
+            let graph = || StoredGraph::of_program(&program, &source.checkpoint);
+            judge(&mut model, &golden, scheme.name, replay::tolerance(scheme.name), graph, None)
         }
     };
     let outcome = outcome.map_err(|e| failed(&e))?;

@@ -1,0 +1,164 @@
+//! The kernels of an artifact against its graph: logits at all positions of a golden's prompts, as one prefill, token by token and for
+//! all positions, held against the graph that is interpreted on the weights that the artifact stores.
+//!
+//! What quantization costs is not in the error, so one bar holds for all formats. Where activations or caches are rounded to
+//! few bits, a sum beside a rounding edge may fall on its other side in the kernels, and everything behind it moves. How far is
+//! a property of the model: it is measured by interpreting the graph with its weights moved a little.
+
+use mlcc_engine::LanguageModel;
+use mlcc_engine::eval::WindowModel;
+use mlcc_models::golden::Golden;
+use serde::Serialize;
+
+use crate::replay::{Failure, prompt_ids, prompt_name, relative_error};
+use crate::stored::StoredGraph;
+use crate::ui;
+
+/// Largest error of kernels, relative to the largest logit of the prompt.
+pub const SHARP: f64 = 1e-3;
+
+/// How many times as far as moved weights kernels may move the logits.
+const SPREADS: f64 = 2.0;
+
+/// Ways in which the weights are moved.
+const SEEDS: [u64; 3] = [1, 2, 3];
+
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelCheck {
+    /// Nothing checked is outside of what is permitted, and something was checked.
+    pub ok: bool,
+    pub worst_relative_error: f64,
+    pub tolerance: f64,
+    pub prompts: Vec<PromptCheck>,
+    /// Why some positions, or all, were not checked.
+    pub not_checked: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PromptCheck {
+    pub name: String,
+    pub tokens: usize,
+    /// Positions that were interpreted: the first ones.
+    pub checked: usize,
+    pub error: f64,
+    pub permitted: f64,
+    /// How far the graph's logits move with its weights; only where the error is larger than [`SHARP`].
+    pub spread: Option<f64>,
+}
+
+impl KernelCheck {
+    /// Nothing was checked, for this reason.
+    pub fn none(why: String) -> KernelCheck {
+        KernelCheck {
+            ok: false,
+            worst_relative_error: 0.0,
+            tolerance: SHARP,
+            prompts: Vec::new(),
+            not_checked: Some(why),
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut rows =
+            vec![["prompt", "tokens", "checked", "kernels", "permitted"].map(String::from).to_vec()];
+        for p in &self.prompts {
+            let number = |x: f64| if p.checked > 0 { format!("{x:.2e}") } else { "-".into() };
+            let (error, permitted) = (number(p.error), number(p.permitted));
+            rows.push(vec![p.name.clone(), p.tokens.to_string(), p.checked.to_string(), error, permitted]);
+        }
+        let mut out = String::new();
+        if self.checked() > 0 {
+            let verdict = if self.ok { "right" } else { "WRONG" };
+            let worst = self.worst_relative_error;
+            out.push_str(&format!(
+                "{}\nkernels against the graph on the stored weights: worst relative error {worst:.3e}: {verdict}\n",
+                ui::table(&rows)
+            ));
+        }
+        if let Some(why) = &self.not_checked {
+            out.push_str(&format!("kernels NOT CHECKED: {why}\n"));
+        }
+        out
+    }
+
+    /// Positions that were interpreted.
+    pub fn checked(&self) -> usize {
+        self.prompts.iter().map(|p| p.checked).sum()
+    }
+}
+
+/// Holds a model against its graph. `tolerance` in place of the bar.
+pub fn check<M>(
+    model: &mut M,
+    graph: &StoredGraph,
+    golden: &Golden,
+    tolerance: Option<f64>,
+) -> Result<KernelCheck, Failure>
+where
+    M: LanguageModel + WindowModel,
+{
+    let mut left = graph.positions;
+    let mut prompts = Vec::new();
+    for (number, prompt) in golden.prompts.iter().enumerate() {
+        let name = prompt_name(prompt, number);
+        let ids = prompt_ids(prompt, &name)?;
+        let checked = ids.len().min(left).min(model.context().unwrap_or(usize::MAX));
+        left -= checked;
+        let mut row = PromptCheck { name, tokens: ids.len(), checked, ..PromptCheck::default() };
+        if checked > 0 {
+            check_prompt(model, graph, &ids[..checked], tolerance, &mut row)?;
+        }
+        prompts.push(row);
+    }
+    let (tokens, checked) = prompts.iter().fold((0, 0), |(t, c), p| (t + p.tokens, c + p.checked));
+    let not_checked = (checked < tokens).then(|| {
+        format!(
+            "{} of {tokens} positions: interpreting more of a model of this size would take too long",
+            tokens - checked
+        )
+    });
+    Ok(KernelCheck {
+        ok: checked > 0 && prompts.iter().all(|p| p.error <= p.permitted),
+        worst_relative_error: prompts.iter().map(|p| p.error).fold(0.0, f64::max),
+        tolerance: tolerance.unwrap_or(SHARP),
+        prompts,
+        not_checked,
+    })
+}
+
+fn check_prompt<M>(
+    model: &mut M,
+    graph: &StoredGraph,
+    ids: &[i32],
+    tolerance: Option<f64>,
+    row: &mut PromptCheck,
+) -> Result<(), Failure>
+where
+    M: LanguageModel + WindowModel,
+{
+    let expected = graph.logits(ids, 0)?;
+    let vocab = expected.len() / ids.len();
+    let scale = expected.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
+    model.reset()?;
+    let last = &expected[expected.len() - vocab..];
+    row.error = relative_error(model.prefill(ids)?, last, scale);
+    if !model.needs_whole_prompts() && model.chunk() != usize::MAX {
+        model.reset()?;
+        for (&id, want) in ids.iter().zip(expected.chunks(vocab.max(1))) {
+            row.error = row.error.max(relative_error(model.decode(id)?, want, scale));
+        }
+    }
+    let all = model.window_logits(ids).map_err(Into::into)?;
+    row.error = row.error.max(relative_error(all, &expected, scale));
+    row.permitted = tolerance.unwrap_or(SHARP);
+    if tolerance.is_none() && row.error > SHARP {
+        let mut spread = 0f64;
+        for seed in SEEDS {
+            spread = spread.max(relative_error(&graph.logits(ids, seed)?, &expected, scale));
+        }
+        row.spread = Some(spread);
+        row.permitted = SHARP.max(SPREADS * spread);
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! The graph of an artifact, interpreted on the very weights that the artifact stores: what its kernels have to compute.
+
+use std::collections::BTreeSet;
+
+use mlcc_abi::section;
+use mlcc_interp::graph::{Interpreter, States, Tensor};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::module::{Module, ParamId};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, Packing};
+use mlcc_models::Checkpoint;
+use mlcc_passes::Program;
+use mlcc_quant::dequantize;
+use mlcc_runtime::Model;
+
+use crate::build::graph::{ENTRY, from_section};
+use crate::weights::{matrix_shape, stored_value};
+
+/// Most weights that are read: 8 bytes of memory for each.
+const WEIGHTS: u64 = 1 << 28;
+
+/// Most weights times positions that are interpreted: minutes.
+const WORK: u64 = 1 << 33;
+
+/// How far each weight is moved, relative to it, to see what small differences of activations may grow to: as far as kernels may
+/// be off a part of the graph (16-bit codes in attention, blocks of 16-bit activations).
+const MOVED: f64 = 1.0 / 4096.0;
+
+/// The graph with its weights.
+pub struct StoredGraph {
+    module: Module,
+    /// By parameter; `None` where the entry function does not read it.
+    values: Vec<Option<Tensor>>,
+    /// Positions that may be interpreted, of all prompts together.
+    pub positions: usize,
+}
+
+impl StoredGraph {
+    /// Reads the graph and the weights of an artifact. The error is a reason not to interpret them, for people.
+    pub fn open(model: &Model) -> Result<StoredGraph, String> {
+        let bytes = model.section(section::GRAPH).ok_or("the artifact holds no graph: build it again")?;
+        let module = from_section(bytes).map_err(|e| format!("section {}: {e}", section::GRAPH))?;
+        StoredGraph::new(module, |module, id| value(model, module, id))
+    }
+
+    /// The graph of a program, with the weights as the weight writer would store them.
+    pub fn of_program(program: &Program, checkpoint: &Checkpoint) -> Result<StoredGraph, String> {
+        StoredGraph::new(program.module.clone(), |module, id| {
+            let param = &module.params[id];
+            stored_value(checkpoint, param, program.pack_options(&param.name)).map_err(|e| e.to_string())
+        })
+    }
+
+    fn new(
+        module: Module,
+        value: impl Fn(&Module, ParamId) -> Result<Tensor, String>,
+    ) -> Result<StoredGraph, String> {
+        let (_, entry) =
+            module.function(ENTRY).ok_or_else(|| format!("its graph has no function {ENTRY}"))?;
+        if entry.inputs.len() != 1 || entry.outputs.is_empty() {
+            return Err(format!("{ENTRY} of its graph does not take tokens and give logits"));
+        }
+        let nodes = module.functions.values().flat_map(|f| f.live());
+        let read = nodes.filter_map(|(_, n)| if let Op::Param(id) = n.op { Some(id) } else { None });
+        let used: BTreeSet<ParamId> = read.collect();
+        let size = |id: &ParamId| {
+            let (n, k) = matrix_shape(&module.params[*id]).unwrap_or((usize::MAX, 1));
+            (n as u64).saturating_mul(k as u64)
+        };
+        let weights = used.iter().map(size).fold(0u64, u64::saturating_add);
+        if weights > WEIGHTS {
+            return Err(format!(
+                "the graph has {weights} weights, and no more than {WEIGHTS} are interpreted: check a smaller model of the \
+                 family, or judge the distance from the reference by --tolerance"
+            ));
+        }
+        let mut values = vec![None; module.params.len()];
+        for id in used {
+            values[id.index()] = Some(value(&module, id)?);
+        }
+        let positions = usize::try_from(WORK / weights.max(1)).unwrap_or(usize::MAX);
+        Ok(StoredGraph { module, values, positions })
+    }
+
+    /// Logits at every position of a prompt, one row after the other. A `seed` other than 0 moves all weights a little.
+    pub fn logits(&self, tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
+        let source = |id: ParamId| {
+            let value = self.values[id.index()].clone().unwrap_or_else(|| Tensor::f32(&[0], &[]));
+            if seed == 0 { value } else { moved(value, seed.wrapping_add((id.index() as u64) << 40)) }
+        };
+        let interpreter = Interpreter::new(&self.module, source);
+        let mut states = States::new(&self.module).map_err(|e| e.to_string())?;
+        let sizes = SymValues::tokens(tokens.len() as i64);
+        let out = interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], &mut states, sizes);
+        Ok(out.map_err(|e| e.to_string())?.first().map(Tensor::to_f32).unwrap_or_default())
+    }
+}
+
+/// What the artifact stores for a parameter of its graph.
+fn value(model: &Model, module: &Module, id: ParamId) -> Result<Tensor, String> {
+    let param = &module.params[id];
+    let wrong = |what: &str| format!("parameter {} of its graph {what}", param.name);
+    let (n, k) = matrix_shape(param).ok_or_else(|| wrong("has no constant shape"))?;
+    let stored = model.table().param(&param.name).ok_or_else(|| wrong("is not among the weights"))?;
+    let dims: Vec<usize> = param.ty.dims.iter().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
+    if !stored.dims.iter().map(|&d| d as usize).eq(dims.iter().copied()) {
+        return Err(wrong("is stored in another shape"));
+    }
+    let dtype = DType::parse(&stored.format);
+    let dtype = dtype.filter(|d| *d == param.ty.dtype).ok_or_else(|| wrong("is stored in another format"))?;
+    let packing = match stored.packing.as_str() {
+        "" => Some(Packing::RowMajor),
+        name => Packing::ALL.into_iter().find(|p| p.name() == name),
+    };
+    let packing = packing.ok_or_else(|| wrong("is stored in an unknown order"))?;
+    let bytes = model.section(section::WEIGHTS).unwrap_or(&[]);
+    let range = usize::try_from(stored.offset).ok().zip(usize::try_from(stored.bytes).ok());
+    let bytes = range.and_then(|(at, len)| bytes.get(at..at.checked_add(len)?));
+    let bytes = bytes.ok_or_else(|| wrong("lies outside of the weights"))?;
+    let all = dequantize(dtype, packing, n, k, bytes).map_err(|e| wrong(&e.to_string()))?;
+    Ok(Tensor { dtype, dims, data: all.iter().map(|&x| f64::from(x)).collect() })
+}
+
+/// The value with every element moved by up to [`MOVED`] of it, the same way for the same seed.
+fn moved(mut value: Tensor, seed: u64) -> Tensor {
+    let mut state = seed;
+    for x in &mut value.data {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let unit = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
+        *x *= 1.0 + MOVED * unit;
+    }
+    value
+}
