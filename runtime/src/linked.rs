@@ -1,6 +1,6 @@
 //! What the dynamic loader will make of an artifact, checked before it does. The loader trusts what it is given: it follows
 //! every address of the dynamic table and writes wherever a relocation says. Artifacts need little of it (one exported
-//! symbol, relative relocations inside of its bytes), so everything else is refused.
+//! symbol, relative relocations of its data), so everything else is refused.
 //!
 //! Sources: System V ABI, chapter 5; the GNU hash table as glibc's `dl-lookup.c` reads it.
 
@@ -82,9 +82,15 @@ impl Linked {
         view.check_other_segments()?;
         let dynamic = view.dynamic()?;
         let table = view.table(&dynamic)?;
-        view.check_relocations(&dynamic, &table)?;
+        view.check_relocations(&dynamic)?;
         let functions = functions(elf);
         Ok(Self { loads, table, functions })
+    }
+
+    /// Whether all of a range of addresses is mapped from the file, in one piece.
+    pub fn holds(&self, addresses: &Range<u64>) -> bool {
+        let inside = |s: &Segment| addresses.start >= s.vaddr && addresses.end - s.vaddr <= s.file_bytes;
+        addresses.start <= addresses.end && self.loads.iter().any(inside)
     }
 
     /// Whether an address is one of code; `names` is what a function there may be called, where the file tells.
@@ -245,8 +251,9 @@ impl<'a> View<'a> {
         find().ok_or_else(|| "its symbol table is malformed".into())
     }
 
-    /// Relocations write only into the model table, and only addresses of what is mapped.
-    fn check_relocations(&self, dynamic: &BTreeMap<u64, u64>, table: &Range<u64>) -> Result<()> {
+    /// Relocations write only addresses of what is mapped, and only into data: what the loader itself goes by is either in segments
+    /// that nobody writes, or the dynamic table, which is left out.
+    fn check_relocations(&self, dynamic: &BTreeMap<u64, u64>) -> Result<()> {
         let relative: u32 = match self.elf.machine() {
             MACHINE_X86_64 => 8,
             MACHINE_AARCH64 => 1027,
@@ -255,12 +262,20 @@ impl<'a> View<'a> {
         let get = |tag| dynamic.get(&tag).copied().unwrap_or(0);
         let (bytes, count) = (get(DT_RELASZ), get(DT_RELACOUNT));
         let list = if bytes == 0 { Some(&[][..]) } else { self.bytes(get(DT_RELA), bytes) };
+        let followed = [DT_STRTAB, DT_SYMTAB, DT_GNU_HASH, DT_RELA].map(get);
+        let constant = |at: u64| self.load(at, 0).is_none_or(|l| l.flags & WRITABLE == 0);
+        if !followed.into_iter().all(constant) {
+            return Err("the loader's tables are in memory that is written".into());
+        }
         let whole = bytes % RELOCATION_BYTES == 0 && count <= bytes / RELOCATION_BYTES;
         let list = list.filter(|_| whole).ok_or("its relocation table is malformed")?;
         let is_right = |r: &[u8]| {
             let (at, info, to) = (long(r, 0)?, long(r, 8)?, long(r, 16)?);
-            let inside = at >= table.start && at.checked_add(8)? <= table.end && at % 8 == 0;
-            (info == u64::from(relative) && inside && self.load(to, 0).is_some()).then_some(())
+            let end = at.checked_add(8)?;
+            let dynamic = self.elf.segments().filter(|s| s.kind == PT_DYNAMIC);
+            let free = dynamic.into_iter().all(|s| end <= s.vaddr || at >= s.vaddr + s.memory_bytes);
+            let data = at % 8 == 0 && free && self.load(at, 8)?.flags & WRITABLE != 0;
+            (info == u64::from(relative) && data && self.load(to, 0).is_some()).then_some(())
         };
         match list.chunks_exact(RELOCATION_BYTES as usize).all(|r| is_right(r).is_some()) {
             true => Ok(()),

@@ -57,7 +57,7 @@ fn strip_keeps_the_payload() {
         eprintln!("skipped: no `strip` on this machine");
         return;
     }
-    for flags in [&[][..], &["-Wl,--build-id=sha1", "-g"][..]] {
+    for flags in [&["-g"][..], &["-Wl,--build-id=sha1", "-g"][..]] {
         let folder = tempfile::tempdir().unwrap();
         let path = toy::artifact(folder.path(), flags);
         let before = std::fs::metadata(&path).unwrap().len();

@@ -211,7 +211,7 @@ fn steps_fit_their_kernels() {
     with(launch("k", vec![buffer(48)]))(&mut fine);
     verify_module(&fine).unwrap();
     let text = complaint(with(launch("j", vec![])));
-    assert_eq!(text, "step @decode, launch of @j: the module has no such kernel");
+    assert_eq!(text, "step @decode, launch of @j: there is no such kernel");
     let text = complaint(with(launch("k", vec![])));
     assert!(text.ends_with("takes 1 buffers and 0 sizes, not 0 buffers and 0 sizes"), "{text}");
     let text = complaint(with(launch("k", vec![buffer(49)])));

@@ -117,6 +117,10 @@ fn check_launch(launch: &Launch, plan: &Plan) -> Result<()> {
     {
         return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
     }
+    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::CONTROL) {
+        let kind = argument.kind;
+        return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
+    }
     match launch.args.iter().position(|a| !is_argument(a, plan)) {
         Some(index) => malformed(format!("argument {index} of kernel {} is out of bounds", launch.kernel)),
         None => Ok(()),

@@ -23,19 +23,19 @@ impl<'a> Place<'a> {
     /// The values at an address of the table.
     ///
     /// # Safety
-    /// The image's table is mapped at `self.table` for `'a`; any bits are a value of `T`.
+    /// The image that `self.linked` describes is mapped, with its table at `self.table`, for `'a`, and not written any more; any
+    /// bits are a value of `T`.
     pub unsafe fn array<T>(&self, at: *const T, n: u64, what: &str) -> Result<&'a [T]> {
         if n == 0 {
             return Ok(&[]);
         }
-        let whole = self.linked.table.end - self.linked.table.start;
-        let from = (at.addr() as u64).checked_sub(self.table.addr() as u64);
-        let end =
-            n.checked_mul(size_of::<T>() as u64).zip(from).and_then(|(bytes, from)| from.checked_add(bytes));
-        if !at.is_aligned() || end.is_none_or(|end| end > whole) {
-            return malformed(format!("the table's {what} lie outside of it"));
+        let base = (self.table.addr() as u64).wrapping_sub(self.linked.table.start);
+        let from = (at.addr() as u64).wrapping_sub(base);
+        let end = n.checked_mul(size_of::<T>() as u64).and_then(|bytes| from.checked_add(bytes));
+        if !at.is_aligned() || end.is_none_or(|end| !self.linked.holds(&(from..end))) {
+            return malformed(format!("the table's {what} lie outside of the file"));
         }
-        // SAFETY: by contract; inside of the table, aligned and not null.
+        // SAFETY: by contract; inside of one mapped segment, aligned and not null.
         Ok(unsafe { std::slice::from_raw_parts(at, n as usize) })
     }
 

@@ -85,7 +85,7 @@ static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   if (w == 0) ((float *)c->state)[0] = ((float *)c->state)[1] = ((float *)c->state)[2] = 0;
   return MLCC_OK;
 }
-static const char metadata_text[] = "{\"model\":\"cached\"}";
+static const char metadata_text[] = "{\"model\":\"toy\"}";
 static const char *metadata(uint64_t *len) {
   *len = sizeof(metadata_text) - 1;
   return metadata_text;

@@ -66,6 +66,10 @@ pub fn linked_from(file: &str, folder: &Path, flags: &[&str]) -> PathBuf {
     let out = folder.join("linked.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/toy").join(file);
     let mut all = vec!["-nostdlib", "-ffreestanding", "-fno-builtin", "-fvisibility=hidden"];
+    // Symbols would have to name the entry points as the compiler does.
+    if !flags.contains(&"-g") {
+        all.push("-s");
+    }
     all.extend(["-Wno-override-init", "-fno-tree-loop-distribute-patterns", "-Wl,--build-id=none"]);
     all.extend(flags);
     cc(&source, &out, &all);
