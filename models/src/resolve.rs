@@ -232,7 +232,7 @@ fn locate(request: &ModelRequest) -> Result<Located, ResolveError> {
         Some(snapshot) => Ok(Located::snapshot(repo.short_name(), &repo, snapshot)),
         // `models/x` may be a mistyped path as well as a repository: say both, and ask nobody for it.
         None => Err(ResolveError::NotCached {
-            repo: repo.full_name(),
+            repo: repo.full_name_at(),
             cache: request.cache.directory.clone(),
             advice: format!("There is no directory or file of that name either. {}", how_to_get(&repo)),
         }),
@@ -273,12 +273,12 @@ fn not_cached(repo: &RepoName, request: &ModelRequest) -> ResolveError {
         "{why} Run: huggingface-cli download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
         repo.full_name()
     );
-    ResolveError::NotCached { repo: repo.full_name(), cache: request.cache.directory.clone(), advice }
+    ResolveError::NotCached { repo: repo.full_name_at(), cache: request.cache.directory.clone(), advice }
 }
 
 fn how_to_get(repo: &RepoName) -> String {
     match cfg!(feature = "hub") {
-        true => format!("--model hf:{} downloads it", repo.full_name()),
+        true => format!("--model hf:{} downloads it", repo.full_name_at()),
         false => format!("To fetch it, run: huggingface-cli download {}", repo.full_name()),
     }
 }

@@ -282,7 +282,7 @@ fn the_hugging_face_cache_is_found_under_every_spelling() {
         model.open_weights().unwrap();
     }
     not_resolved(&request("hf:org/other", dir.path()), &["org/other", "huggingface-cli download org/other"]);
-    not_resolved(&request("hf:org/tiny@v2", dir.path()), &["revision v2 has no snapshot"]);
+    not_resolved(&request("hf:org/tiny@v2", dir.path()), &["`org/tiny@v2` is not in the Hugging Face cache"]);
     // A preset whose repository is in the cache.
     fill_cache(dir.path(), "RWKV/rwkv-4-169m-pile", "def", "def");
     assert_eq!(resolve(&request("rwkv-169m", dir.path())).unwrap().name, "rwkv-169m");

@@ -35,6 +35,13 @@ impl RepoName {
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.org, self.repo)
     }
+    /// `org/repo`, with the revision unless it is `main`.
+    pub fn full_name_at(&self) -> String {
+        match self.revision.as_str() {
+            "main" => self.full_name(),
+            revision => format!("{}@{revision}", self.full_name()),
+        }
+    }
     pub fn short_name(&self) -> &str {
         &self.repo
     }
