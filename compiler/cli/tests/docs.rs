@@ -242,8 +242,9 @@ fn tables_are_those_of_the_program() {
 /// Relative links of the documentation lead somewhere.
 #[test]
 fn links_lead_to_files() {
-    let mut pages: Vec<PathBuf> = std::fs::read_dir(docs()).unwrap().map(|e| e.unwrap().path()).collect();
-    pages.extend(["README.md", "ARCHITECTURE.md"].map(|name| docs().join("..").join(name)));
+    let folders = [docs(), docs().join("design"), docs().join("..")];
+    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let mut pages: Vec<PathBuf> = files.map(|e| e.unwrap().path()).collect();
     pages.retain(|p| p.extension().is_some_and(|e| e == "md"));
     assert!(pages.len() > 8, "{pages:?}");
     for page in pages {
