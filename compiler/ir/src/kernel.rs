@@ -76,7 +76,7 @@ impl Literal {
 }
 
 /// Elementwise operations of one operand. `Exp`, `Tanh`, `Sigmoid`, `Log`, ... are expanded into the others by
-/// `mlcc_kernels::math` before code generation; back ends see only [`UnOp::is_primitive`] ones.
+/// `mlcc_kernel_lang::math` before code generation; back ends see only [`UnOp::is_primitive`] ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum UnOp {
     Neg,

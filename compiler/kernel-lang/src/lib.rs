@@ -24,12 +24,17 @@
 //! Types are checked when a line is recorded; a mistake panics with the line of the kernel that made it, because it is a
 //! bug of the generator and never of its input. This crate knows no op of the graph.
 
+mod interleave;
+mod lanes;
 mod loops;
+pub mod math;
 mod recorder;
 mod team;
 mod val;
 mod view;
 
+pub use interleave::{alternate, interleave_steps};
+pub use lanes::{reduce_each, transpose};
 pub use loops::{Extent, First};
 pub use recorder::Recorder;
 pub use team::{Team, WARP, warp_sum};

@@ -74,14 +74,22 @@ impl Recorder {
         acc.get().named("folded")
     }
 
+    /// What `body` records, instead of recording it here.
+    pub(crate) fn apart(&self, body: impl FnOnce()) -> Vec<Stmt> {
+        self.builder(|kb| kb.open_block());
+        body();
+        self.builder(|kb| kb.close_block())
+    }
+
     /// `then` where the condition holds.
     pub fn when(&self, cond: Val, then: impl FnOnce()) {
-        self.builder(|kb| kb.open_block());
-        then();
-        self.builder(|kb| {
-            let then = kb.close_block();
-            kb.push(Stmt::If { cond: cond.id(), then, otherwise: Vec::new() });
-        });
+        self.when_else(cond, then, || {});
+    }
+
+    /// `then` where the condition holds, `otherwise` where not.
+    pub fn when_else(&self, cond: Val, then: impl FnOnce(), otherwise: impl FnOnce()) {
+        let (then, otherwise) = (self.apart(then), self.apart(otherwise));
+        self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
     }
 
     /// All threads of a block have come here before one goes on.

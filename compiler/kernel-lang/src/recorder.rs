@@ -74,6 +74,11 @@ impl Recorder {
         View::dense(self, buf, dims)
     }
 
+    /// The elements of a buffer by one index.
+    pub fn flat(&self, buf: BufId) -> View<'_, 1> {
+        self.view(buf, [1])
+    }
+
     /// Allocates a row-major buffer in `space`, with undefined contents.
     pub fn alloc<const N: usize>(
         &self,
@@ -106,6 +111,11 @@ impl Recorder {
     /// An index.
     pub fn int(&self, value: i64) -> Val<'_> {
         self.val(self.builder(|kb| kb.int(value)))
+    }
+
+    /// An i32.
+    pub fn int32(&self, value: i64) -> Val<'_> {
+        self.val(self.builder(|kb| kb.int_of(value, DType::I32)))
     }
 
     /// An f32.

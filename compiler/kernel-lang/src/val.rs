@@ -20,11 +20,18 @@ pub struct Val<'k> {
 pub trait Operand<'k>: Copy {
     #[doc(hidden)]
     fn beside(self, other: Val<'k>) -> Val<'k>;
+    #[doc(hidden)]
+    fn as_val(self) -> Option<Val<'k>> {
+        None
+    }
 }
 
 impl<'k> Operand<'k> for Val<'k> {
     fn beside(self, _: Val<'k>) -> Val<'k> {
         self
+    }
+    fn as_val(self) -> Option<Val<'k>> {
+        Some(self)
     }
 }
 
@@ -60,8 +67,13 @@ impl<'k> Val<'k> {
     pub fn lanes(self) -> u32 {
         self.ty().lanes
     }
-    pub(crate) fn recorder(self) -> &'k Recorder {
+    pub fn recorder(self) -> &'k Recorder {
         self.k
+    }
+    /// A literal of the type of this value.
+    #[track_caller]
+    pub fn like(self, literal: impl Operand<'k>) -> Val<'k> {
+        literal.beside(self).to_lanes(self.lanes())
     }
 
     /// Computes the value here and keeps it in a variable of this name.
@@ -69,15 +81,16 @@ impl<'k> Val<'k> {
         self.k.val(self.k.builder(|kb| kb.let_(name, self.id)))
     }
 
+    /// An operation that is data of the generator; those with a name have a method or an operator.
     #[track_caller]
-    fn with(self, op: BinOp, other: impl Operand<'k>) -> Val<'k> {
+    pub fn with(self, op: BinOp, other: impl Operand<'k>) -> Val<'k> {
         let other = other.beside(self);
         // No closure here: the panic of a type error names the caller.
         let id = self.k.recording().binary(op, self.id, other.id);
         self.k.val(id)
     }
     #[track_caller]
-    fn unary(self, op: UnOp) -> Val<'k> {
+    pub fn unary(self, op: UnOp) -> Val<'k> {
         self.k.val(self.k.recording().unary(op, self.id))
     }
 
@@ -96,6 +109,10 @@ impl<'k> Val<'k> {
         self.with(BinOp::Eq, other)
     }
     #[track_caller]
+    pub fn differs(self, other: impl Operand<'k>) -> Val<'k> {
+        self.with(BinOp::Ne, other)
+    }
+    #[track_caller]
     pub fn min(self, other: impl Operand<'k>) -> Val<'k> {
         self.with(BinOp::Min, other)
     }
@@ -103,10 +120,11 @@ impl<'k> Val<'k> {
     pub fn max(self, other: impl Operand<'k>) -> Val<'k> {
         self.with(BinOp::Max, other)
     }
-    /// `self ? yes : no`, lane by lane.
+    /// `self ? yes : no`, lane by lane; one of them may be a literal.
     #[track_caller]
-    pub fn select(self, yes: Val<'k>, no: impl Operand<'k>) -> Val<'k> {
-        let no = no.beside(yes);
+    pub fn select(self, yes: impl Operand<'k>, no: impl Operand<'k>) -> Val<'k> {
+        let Some(typed) = yes.as_val().or(no.as_val()) else { panic!("a choice between two literals") };
+        let (yes, no) = (yes.beside(typed), no.beside(typed));
         self.k.val(self.k.recording().select(self.id, yes.id, no.id))
     }
 
@@ -114,8 +132,8 @@ impl<'k> Val<'k> {
 
     /// `self * factor + addend`, rounded once where the target can.
     #[track_caller]
-    pub fn fma(self, factor: impl Operand<'k>, addend: Val<'k>) -> Val<'k> {
-        let factor = factor.beside(self);
+    pub fn fma(self, factor: impl Operand<'k>, addend: impl Operand<'k>) -> Val<'k> {
+        let (factor, addend) = (factor.beside(self), addend.beside(self));
         self.k.val(self.k.recording().fma(self.id, factor.id, addend.id))
     }
     /// `self / divisor`, rounded up; both positive.
@@ -123,6 +141,14 @@ impl<'k> Val<'k> {
     pub fn div_ceil(self, divisor: impl Operand<'k>) -> Val<'k> {
         let divisor = divisor.beside(self);
         (self + (divisor + -1)) / divisor
+    }
+    #[track_caller]
+    pub fn abs(self) -> Val<'k> {
+        self.unary(UnOp::Abs)
+    }
+    #[track_caller]
+    pub fn sqrt(self) -> Val<'k> {
+        self.unary(UnOp::Sqrt)
     }
     #[track_caller]
     pub fn exp(self) -> Val<'k> {
@@ -150,16 +176,36 @@ impl<'k> Val<'k> {
     pub fn splat(self, lanes: u32) -> Val<'k> {
         self.k.val(self.k.recording().splat(self.id, lanes))
     }
+    /// One lane repeated, or a value that has so many lanes.
+    #[track_caller]
+    pub fn to_lanes(self, lanes: u32) -> Val<'k> {
+        if self.lanes() < lanes { self.splat(lanes) } else { self }
+    }
     /// `self, self + step, ...` in as many lanes.
     #[track_caller]
     pub fn ramp(self, step: i64, lanes: u32) -> Val<'k> {
         let step = step.beside(self);
         self.k.val(self.k.recording().ramp(self.id, step.id, lanes))
     }
-    /// The sum of all lanes: the upper half onto the lower one until one is left.
+    /// All lanes joined by `op`: the upper half onto the lower one until one is left.
+    #[track_caller]
+    pub fn reduce_lanes(self, op: BinOp) -> Val<'k> {
+        self.k.val(self.k.recording().reduce_lanes(op, self.id))
+    }
+    /// The sum of all lanes, likewise.
     #[track_caller]
     pub fn sum_lanes(self) -> Val<'k> {
-        self.k.val(self.k.recording().reduce_lanes(BinOp::Add, self.id))
+        self.reduce_lanes(BinOp::Add)
+    }
+    /// The numbered lanes.
+    #[track_caller]
+    pub fn shuffle(self, lanes: impl IntoIterator<Item = u32>) -> Val<'k> {
+        self.k.val(self.k.recording().shuffle(self.id, None, lanes.into_iter().collect()))
+    }
+    /// The numbered lanes of this value followed by those of `other`.
+    #[track_caller]
+    pub fn shuffle_with(self, other: Val<'k>, lanes: impl IntoIterator<Item = u32>) -> Val<'k> {
+        self.k.val(self.k.recording().shuffle(self.id, Some(other.id), lanes.into_iter().collect()))
     }
     /// A machine instruction by its name in the instruction table; `self` is its first argument.
     #[track_caller]
@@ -167,6 +213,12 @@ impl<'k> Val<'k> {
         let Some(instr) = InstrId::by_name(name) else { panic!("no instruction is called {name}") };
         let args = [self].iter().chain(others).map(|v| v.id).collect();
         self.k.val(self.k.recording().instr(instr, args))
+    }
+}
+
+impl From<Val<'_>> for ExprId {
+    fn from(value: Val) -> ExprId {
+        value.id
     }
 }
 

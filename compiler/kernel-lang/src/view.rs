@@ -1,7 +1,9 @@
 //! Buffers with a shape, and variables.
 
 use crate::{Extent, Recorder, Val};
-use mlcc_ir::kernel::{BufId, Space};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::{BufId, Space, Stmt};
+use mlcc_ir::types::DType;
 
 /// A buffer whose elements have `N` indices.
 #[derive(Clone, Copy)]
@@ -83,10 +85,18 @@ impl<'k, const N: usize> View<'k, N> {
         sum
     }
 
-    /// The element at this place.
+    /// The element at this place; one per lane where indices have several.
     #[track_caller]
     pub fn at(self, at: impl Indices<'k, N>) -> Val<'k> {
-        self.load(at, 1)
+        let index = self.offset(at);
+        self.k.val(self.k.recording().load(self.buf, index.id()))
+    }
+
+    /// The same where `mask` holds, else zero; nothing is read there.
+    #[track_caller]
+    pub fn at_where(self, mask: Val<'k>, at: impl Indices<'k, N>) -> Val<'k> {
+        let index = self.offset(at);
+        self.k.val(self.k.recording().load_masked(self.buf, index.id(), Some(mask.id())))
     }
 
     /// `lanes` elements from this place on, along the last axis.
@@ -103,11 +113,30 @@ impl<'k, const N: usize> View<'k, N> {
         self.k.val(self.k.recording().load_masked(self.buf, index.id(), Some(mask.id())))
     }
 
+    /// Asks for the cache line of the element at this place by a prefetch instruction.
+    #[track_caller]
+    pub fn prefetch(self, instr: InstrId, at: impl Indices<'k, N>) {
+        let element = self.at(at);
+        self.k.recording().push(Stmt::Instr { instr, args: vec![element.id()] });
+    }
+
     /// Stores all lanes of a value from this place on.
     #[track_caller]
     pub fn set(self, at: impl Indices<'k, N>, value: Val<'k>) {
         let index = self.offset(at);
         self.k.recording().store_vec(self.buf, index.id(), value.id());
+    }
+
+    /// The same for the lanes where `mask` holds.
+    #[track_caller]
+    pub fn set_where(self, mask: Val<'k>, at: impl Indices<'k, N>, value: Val<'k>) {
+        let index = self.offset(at).ramp(1, value.lanes());
+        self.k.recording().store_masked(self.buf, index.id(), value.id(), Some(mask.id()));
+    }
+
+    /// Type of the elements.
+    pub fn dtype(self) -> DType {
+        self.k.builder(|kb| kb.kernel().bufs[self.buf].dtype)
     }
 }
 

@@ -4,7 +4,7 @@ use mlcc_interp::kernel::{Buffer, Options, Order, run, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Kernel, Ty};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Team, Val, WARP, warp_sum};
+use mlcc_kernel_lang::{Recorder, Team, Val, WARP, reduce_each, transpose, warp_sum};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
@@ -62,6 +62,74 @@ fn masked_lanes_read_nothing_and_are_zero() {
     assert_eq!(got, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]);
 }
 
+#[test]
+fn vectors_of_indices_gather() {
+    let k = Recorder::new("gather");
+    let x = k.input("x", DType::F32, [3, 4]);
+    let out = k.output("out", DType::F32, [2, 4]);
+    k.par("row", 2, |row| {
+        let diagonal = row.ramp(1, 4).min(2);
+        out.set((row, 0), x.at((diagonal, 1)));
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(12))], 8);
+    assert_eq!(got, [1.0, 5.0, 9.0, 9.0, 5.0, 9.0, 9.0, 9.0]);
+}
+
+#[test]
+fn masked_lanes_write_nothing() {
+    let k = Recorder::new("masked");
+    let x = k.input("x", DType::F32, [6]);
+    let out = k.output("out", DType::F32, [6]);
+    k.par("once", 1, |zero| {
+        let odd = (zero.ramp(1, 4) & 1).equals(1);
+        out.set_where(odd, [zero + 2], x.load([zero], 4));
+        let last = x.at_where(zero.lt(0), [zero + 5]);
+        k.when_else(zero.equals(0), || out.set([0], x.at([5])), || out.set([1], last));
+    });
+    assert_eq!(output(&k.finish(), &[Buffer::from_f32(&count(6))], 6), [5.0, 0.0, 0.0, 1.0, 0.0, 3.0]);
+}
+
+#[test]
+fn lanes_meet() {
+    let k = Recorder::new("lanes");
+    let x = k.input("x", DType::F32, [8, 8]);
+    let out = k.output("out", DType::F32, [12, 8]);
+    k.par("once", 1, |zero| {
+        let rows: Vec<Val> = (0..8).map(|row| x.load((zero + row, 0), 8)).collect();
+        out.set((8, 0), reduce_each(rows.clone(), |a, b| a + b));
+        out.set((9, 0), reduce_each(rows[..2].to_vec(), |a, b| a.max(b)));
+        out.set((10, 0), rows[0].shuffle_with(rows[1], [0, 8, 1, 9, 2, 10, 3, 11]));
+        out.set((11, 0), rows[1].shuffle([7, 6]));
+        for (row, column) in transpose(rows).into_iter().enumerate() {
+            out.set((row as i64, 0), column);
+        }
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(64))], 96);
+    assert!((0..64).all(|i| got[i] == (i % 8 * 8 + i / 8) as f32), "{got:?}");
+    let sums: Vec<f32> = (0..8).map(|row| (0..8).map(|c| (row * 8 + c) as f32).sum()).collect();
+    assert_eq!(got[64..72], sums);
+    // Lanes in pairs, of both vectors in turn.
+    assert_eq!(got[72..80], [1.0, 9.0, 3.0, 11.0, 5.0, 13.0, 7.0, 15.0]);
+    assert_eq!(got[80..88], [0.0, 8.0, 1.0, 9.0, 2.0, 10.0, 3.0, 11.0]);
+    assert_eq!(got[88..90], [15.0, 14.0]);
+}
+
+#[test]
+fn long_values_alternate_and_short_ones_do_not() {
+    let names = |long: bool| {
+        let k = Recorder::new("interleaved");
+        let (x, y) = (k.input("x", DType::F32, [3]), k.output("y", DType::F32, [3]));
+        k.interleaved(0..3, |i| {
+            let value = if long { x.at([i]).tanh() } else { -x.at([i]) };
+            y.set([i], value.named("value"));
+        });
+        let kernel = k.finish();
+        kernel.body.iter().map(|s| format!("{s:?}").starts_with("Let")).collect::<Vec<bool>>()
+    };
+    assert_eq!(names(true), [true, true, true, false, false, false]);
+    assert_eq!(names(false), [true, false, true, false, true, false]);
+}
+
 /// `body(x)` for `x: i64` 0 to 9, as f32.
 fn of_numbers(body: impl for<'k> Fn(Val<'k>) -> Val<'k>) -> Vec<f32> {
     let k = Recorder::new("numbers");
@@ -81,6 +149,8 @@ fn literals_take_the_type_beside_them() {
     assert_eq!(of_numbers(|x| x.max(3).min(7)), expected(|x| x.clamp(3, 7)));
     assert_eq!(of_numbers(|x| x.lt(4).select(x, -1)), expected(|x| if x < 4 { x } else { -1 }));
     assert_eq!(of_numbers(|x| -x ^ 5), expected(|x| -x ^ 5));
+    assert_eq!(of_numbers(|x| x.differs(3).select(1, x)), expected(|x| if x != 3 { 1 } else { x }));
+    assert_eq!(of_numbers(|x| x.like(7) - x), expected(|x| 7 - x));
     assert_eq!(of_numbers(|x| 0.5 * x.cast(DType::F32) * 2.0), expected(|x| x));
 }
 
@@ -157,7 +227,7 @@ fn mistakes_name_their_line() {
         ("operands of add", |k| (k.float(1.0) + k.int(1)).lanes()),
         ("integer literal 2 beside f32", |k| (k.float(1.0) * 2).lanes()),
         ("literal 0.5 beside i64", |k| (k.int(1).max(0.5)).lanes()),
-        ("ramp of f32", |k| k.input("x", DType::F16, [1]).at([k.float(0.0)]).lanes()),
+        ("load index of x", |k| k.input("x", DType::F16, [1]).at([k.float(0.0)]).lanes()),
         ("operands with 4 and 8 lanes", |k| (k.int(0).splat(4) + k.int(0).splat(8)).lanes()),
         ("no instruction is called nothing", |k| (k.int(0).instr("nothing", &[])).lanes()),
     ];

@@ -1,11 +1,10 @@
-//! From ops to kernels: generic kernels made from compute definitions, generators for the shapes that matter, the
-//! expansion of transcendental functions, and the lowering of whole functions.
+//! From ops to kernels: generic kernels made from compute definitions, generators for the shapes that matter, and the
+//! lowering of whole functions.
 
 pub mod attention;
 pub mod contraction;
 pub mod experts;
 pub mod generic;
 pub mod lower;
-pub mod math;
+mod math;
 pub mod params;
-pub mod side_by_side;

@@ -1,11 +1,11 @@
 //! Schedule parameters of the generators: plain data, chosen from the target without tuning by [`choose`].
 
 use crate::contraction::{Activation, CodeBlock};
-use crate::math::Quotient;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{ExprId, Ty};
 use mlcc_ir::types::{DType, Format};
+use mlcc_kernel_lang::math::Quotient;
 use mlcc_quant::TILE;
 use mlcc_target::{Arch, Level};
 use std::collections::BTreeSet;

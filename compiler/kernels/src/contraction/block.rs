@@ -8,7 +8,6 @@ use super::{
     Weight,
 };
 use crate::params::{MatMulParams, Prefetch};
-use crate::side_by_side::in_turns;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::{DType, Format};
@@ -139,7 +138,7 @@ impl<'a> Block<'a> {
                 kb.close_block()
             };
             let stores = sums.iter().map(store).collect();
-            in_turns(kb, stores).into_iter().for_each(|stmt| kb.push(stmt));
+            mlcc_kernel_lang::alternate(kb, stores).into_iter().for_each(|stmt| kb.push(stmt));
         });
     }
 

@@ -14,13 +14,13 @@ mod round;
 
 use super::inline::{Binding, Index, Inliner};
 use super::rows::{RowAt, store_all};
-use crate::math::is_long;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::ops::{Op, max_code};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::math::is_long;
 
 /// One `quantize_rows` with the buffers of its results.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,6 @@ use crate::generic::row_scan::{self, RowScan};
 use crate::generic::rows::{self, RowMachine};
 use crate::generic::scan::{self, Scan};
 use crate::params::{KernelTarget, code_block};
-use crate::side_by_side::side_by_side;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -22,6 +21,8 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::step::Grid;
 use mlcc_ir::types::{DType, Packing, TensorType};
+use mlcc_kernel_lang::interleave_steps;
+use mlcc_kernel_lang::math::expand_math;
 use mlcc_quant::Layout;
 use mlcc_target::Arch;
 use std::collections::HashMap;
@@ -165,7 +166,7 @@ pub fn lower_appending(
     };
     let mut lowered = finished(kb, args, target)?;
     if product {
-        lowered.kernel = side_by_side(lowered.kernel);
+        lowered.kernel = interleave_steps(lowered.kernel);
     }
     Ok(lowered)
 }
@@ -208,7 +209,7 @@ pub(super) fn finished(
     args: Vec<ArgContract>,
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
-    let kernel = crate::math::expand_math(&kb.finish(), target.quotient());
+    let kernel = expand_math(&kb.finish(), target.quotient());
     let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
     Ok(GroupKernel { kernel, args, grid, merge: None })
 }

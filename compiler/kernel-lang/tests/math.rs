@@ -1,26 +1,32 @@
 //! The expansions of transcendental functions against f64, over sweeps of the floats.
 
 use mlcc_interp::kernel::{Buffer, run};
-use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
-use mlcc_ir::kernel::{Access, Expr, ExprId, Kernel, Ty, UnOp};
+use mlcc_ir::kernel::{Expr, Kernel, UnOp};
 use mlcc_ir::types::DType;
-use mlcc_kernels::math::{Quotient, exp_below_zero, exp2_below_zero, expand_math};
+use mlcc_kernel_lang::math::{Quotient, exp_below_zero, exp2_below_zero, expand_math};
+use mlcc_kernel_lang::{Recorder, Val};
 
 const LANES: usize = 16;
 
-fn kernel(op: UnOp, dtype: DType, len: usize, lanes: usize) -> Kernel {
-    let mut kb = KernelBuilder::new(op.name());
-    let x = kb.param("x", dtype, len, Access::In, 64);
-    let y = kb.param("y", dtype, len, Access::Out, 64);
-    let count = kb.int((len / lanes) as i64);
-    kb.par("i", count, |kb, i| {
-        let at = kb.mul_int(i, lanes as i64);
-        let value = kb.load_vec(x, at, lanes as u32);
-        let value = kb.unary(op, value);
-        kb.store_vec(y, at, value);
+/// `len` values of y, each `function` of one of x.
+fn elementwise(
+    dtype: DType,
+    len: usize,
+    lanes: usize,
+    function: impl for<'k> FnOnce(Val<'k>) -> Val<'k>,
+) -> Kernel {
+    let k = Recorder::new("elementwise");
+    let (x, y) = (k.input("x", dtype, [len]), k.output("y", dtype, [len]));
+    k.par("i", (len / lanes) as i64, |i| {
+        let at = [i * lanes as i64];
+        y.set(at, function(x.load(at, lanes as u32)));
     });
-    kb.finish()
+    k.finish()
+}
+
+fn kernel(op: UnOp, dtype: DType, len: usize, lanes: usize) -> Kernel {
+    elementwise(dtype, len, lanes, |x| x.unary(op))
 }
 
 const QUOTIENTS: [Quotient; 2] = [Quotient::Polynomial, Quotient::Division];
@@ -138,29 +144,10 @@ fn exp_of_what_is_at_most_zero() {
     powers_below_zero("exp2", exp2_below_zero, f64::exp2, -100.0);
 }
 
-/// `len` values of y, each a function of one of x.
-fn elementwise(
-    name: &str,
-    len: usize,
-    function: impl FnOnce(&mut KernelBuilder, ExprId) -> ExprId,
-) -> Kernel {
-    let mut kb = KernelBuilder::new(name);
-    let x = kb.param("x", DType::F32, len, Access::In, 64);
-    let y = kb.param("y", DType::F32, len, Access::Out, 64);
-    let count = kb.int((len / LANES) as i64);
-    kb.par("i", count, |kb, i| {
-        let at = kb.mul_int(i, LANES as i64);
-        let value = kb.load_vec(x, at, LANES as u32);
-        let value = function(kb, value);
-        kb.store_vec(y, at, value);
-    });
-    kb.finish()
-}
-
 /// `function` against `reference` for numbers that are at most zero; 0 below `low`.
 fn powers_below_zero(
     name: &str,
-    function: fn(&mut KernelBuilder, ExprId) -> ExprId,
+    function: for<'k> fn(Val<'k>) -> Val<'k>,
     reference: fn(f64) -> f64,
     low: f32,
 ) {
@@ -168,7 +155,7 @@ fn powers_below_zero(
     let len = values.len().next_multiple_of(LANES);
     let mut padded = values.clone();
     padded.resize(len, 0.0);
-    let kernel = elementwise(name, len, function);
+    let kernel = elementwise(DType::F32, len, LANES, function);
     let mut buffers = [Buffer::from_floats(DType::F32, &padded), Buffer::zeros(DType::F32, len)];
     run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
     for (&x, y) in values.iter().zip(buffers[1].to_f32()) {
@@ -182,12 +169,7 @@ fn powers_below_zero(
 
 /// `exp(factor * sigmoid(x))` of some x.
 fn exp_of_sigmoid(factor: f64, len: usize) -> Kernel {
-    let kernel = elementwise("exp_of_sigmoid", len, |kb, x| {
-        let value = kb.unary(UnOp::Sigmoid, x);
-        let factor = kb.constant(factor, Ty::vector(DType::F32, LANES as u32));
-        let value = kb.mul(value, factor);
-        kb.unary(UnOp::Exp, value)
-    });
+    let kernel = elementwise(DType::F32, len, LANES, |x| (x.unary(UnOp::Sigmoid) * factor).exp());
     expand_math(&kernel, Quotient::Polynomial)
 }
 

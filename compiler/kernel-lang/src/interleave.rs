@@ -1,32 +1,41 @@
-//! Values that take many steps are computed side by side: the first step of each, then the second step of each, and so on.
+//! Values that take many steps, interleaved: the first step of each, then the second step of each, and so on.
 //!
 //! The steps of an activation wait for one another, about 25 of them. Where such values are computed one after the other,
 //! what a core looks ahead holds three of them or so, too few to keep its vector units busy.
 
+use crate::Recorder;
 use crate::math::is_long;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{Expr, ExprId, Kernel, Stmt};
 use std::collections::{HashMap, HashSet};
 
-/// Values computed together: more would take registers that they do not have.
+/// Values interleaved: more would take registers that they do not have.
 const TOGETHER: usize = 4;
 /// Fewer steps are found anyway.
 const LEAST_STEPS: usize = 20;
 
-/// The statements that compute values and store them, list by list. Where values take many steps, the lists take turns, so
-/// that equal `let`s are neighbours: the first statement of each of a few lists, then the second of each. No list may read
-/// what another one writes.
-pub(crate) fn in_turns(kb: &KernelBuilder, lists: Vec<Vec<Stmt>>) -> Vec<Stmt> {
+impl Recorder {
+    /// `body(item)` for each item, values and their stores. Where values take many steps, the statements alternate, so that
+    /// equal `let`s are neighbours: the first of each of a few items, then the second of each. No item may read what another
+    /// one writes.
+    pub fn interleaved<T>(&self, items: impl IntoIterator<Item = T>, mut body: impl FnMut(T)) {
+        let lists = items.into_iter().map(|item| self.apart(|| body(item))).collect();
+        self.builder(|kb| alternate(kb, lists).into_iter().for_each(|stmt| kb.push(stmt)));
+    }
+}
+
+/// The statements of all lists, see [`Recorder::interleaved`].
+pub fn alternate(kb: &KernelBuilder, lists: Vec<Vec<Stmt>>) -> Vec<Stmt> {
     let plain = |stmt: &Stmt| matches!(stmt, Stmt::Let { .. } | Stmt::Store { .. });
     let len = lists.first().map_or(0, Vec::len);
     let equal = lists.iter().all(|list| list.len() == len && list.iter().all(plain));
     if !equal || !lists.iter().take(1).flatten().any(|stmt| is_long_let(kb, stmt)) {
         return lists.into_iter().flatten().collect();
     }
-    let turns = |lists: &[Vec<Stmt>]| -> Vec<Stmt> {
+    let alternating = |lists: &[Vec<Stmt>]| -> Vec<Stmt> {
         (0..len).flat_map(|i| lists.iter().map(move |list| list[i].clone())).collect()
     };
-    lists.chunks(TOGETHER).flat_map(turns).collect()
+    lists.chunks(TOGETHER).flat_map(alternating).collect()
 }
 
 /// True for a `let` with a function that is going to be many steps.
@@ -39,8 +48,8 @@ fn is_long_let(kb: &KernelBuilder, stmt: &Stmt) -> bool {
     matches!(stmt, Stmt::Let { value, .. } if long(kb, *value, &mut HashSet::new()))
 }
 
-/// Rewrites neighbouring `let`s of long values of the same form.
-pub fn side_by_side(mut kernel: Kernel) -> Kernel {
+/// Interleaves the steps of neighbouring `let`s of long values of the same form.
+pub fn interleave_steps(mut kernel: Kernel) -> Kernel {
     let body = std::mem::take(&mut kernel.body);
     let mut kb = KernelBuilder::resume(kernel);
     block(&mut kb, body);
@@ -127,7 +136,7 @@ fn reads_any(kb: &KernelBuilder, chain: &Chain, others: &[Chain]) -> bool {
     reads(kb, chain.value, others, &mut HashMap::new())
 }
 
-/// Emits the chains, their steps in turns.
+/// Emits the chains, their steps interleaved.
 fn emit(kb: &mut KernelBuilder, chains: &mut Vec<Chain>) {
     if chains.len() < 2 {
         return chains.drain(..).for_each(|chain| kb.push(chain.stmt));
