@@ -92,6 +92,12 @@ impl Recorder {
         self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
     }
 
+    /// `body(true)` where the condition holds, `body(false)` where not: for branches that share what they change.
+    pub fn branch(&self, cond: Val, mut body: impl FnMut(bool)) {
+        let (then, otherwise) = (self.apart(|| body(true)), self.apart(|| body(false)));
+        self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
+    }
+
     /// All threads of a block have come here before one goes on.
     pub fn barrier(&self) {
         self.builder(|kb| kb.barrier());

@@ -207,12 +207,31 @@ impl<'k> Val<'k> {
     pub fn shuffle_with(self, other: Val<'k>, lanes: impl IntoIterator<Item = u32>) -> Val<'k> {
         self.k.val(self.k.recording().shuffle(self.id, Some(other.id), lanes.into_iter().collect()))
     }
-    /// A machine instruction by its name in the instruction table; `self` is its first argument.
+    /// A machine instruction, by its number or its name in the instruction table; `self` is its first argument.
     #[track_caller]
-    pub fn instr(self, name: &str, others: &[Val<'k>]) -> Val<'k> {
-        let Some(instr) = InstrId::by_name(name) else { panic!("no instruction is called {name}") };
+    pub fn instr(self, instr: impl Instruction, others: &[Val<'k>]) -> Val<'k> {
         let args = [self].iter().chain(others).map(|v| v.id).collect();
-        self.k.val(self.k.recording().instr(instr, args))
+        self.k.val(self.k.recording().instr(instr.number(), args))
+    }
+}
+
+/// A machine instruction.
+pub trait Instruction {
+    #[doc(hidden)]
+    fn number(self) -> InstrId;
+}
+
+impl Instruction for InstrId {
+    fn number(self) -> InstrId {
+        self
+    }
+}
+
+impl Instruction for &str {
+    #[track_caller]
+    fn number(self) -> InstrId {
+        let Some(instr) = InstrId::by_name(self) else { panic!("no instruction is called {self}") };
+        instr
     }
 }
 

@@ -2,9 +2,10 @@
 
 use mlcc_interp::kernel::{Buffer, Options, Order, run, run_with};
 use mlcc_ir::dim::SymValues;
+use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{Kernel, Ty};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Team, Val, WARP, reduce_each, transpose, warp_sum};
+use mlcc_kernel_lang::{Recorder, Stream, Team, Val, WARP, reduce_each, transpose, warp_sum};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
@@ -128,6 +129,56 @@ fn long_values_alternate_and_short_ones_do_not() {
     };
     assert_eq!(names(true), [true, true, true, false, false, false]);
     assert_eq!(names(false), [true, false, true, false, true, false]);
+}
+
+#[test]
+fn branches_may_share_what_they_change() {
+    let k = Recorder::new("branch");
+    let out = k.output("out", DType::F32, [4]);
+    let mut seen = Vec::new();
+    k.par("i", 4, |i| {
+        k.branch(i.lt(1), |holds| {
+            seen.push(holds);
+            out.set([i], k.float(if holds { 1.0 } else { 2.0 }));
+        });
+    });
+    assert_eq!(seen, [true, false]);
+    assert_eq!(output(&k.finish(), &[], 4), [1.0, 2.0, 2.0, 2.0]);
+}
+
+/// Reads 100 elements of 4 bytes in each of 3 iterations, and adds them up.
+fn streamed(stream: Stream) -> (Kernel, String) {
+    let k = Recorder::new("streamed");
+    let x = k.input("x", DType::F32, [300]);
+    let out = k.output("out", DType::F32, [3]);
+    k.par("i", 3, |i| {
+        stream.ahead(x, i * 100, 100, k.int(200));
+        out.set([i], k.fold("c", 100, 0.0, |c, sum| sum + x.at([i * 100 + c])));
+    });
+    let kernel = k.finish();
+    let text = mlcc_ir::text::print_kernel(&kernel);
+    (kernel, text)
+}
+
+#[test]
+fn a_stream_prefetches_lines_ahead() {
+    let instr = |name| InstrId::by_name(name).unwrap();
+    let (prefetch, load) = (instr("prefetch_f32"), instr("touch_f32"));
+    let (plain, _) = streamed(Stream::None);
+    let want = output(&plain, &[Buffer::from_f32(&count(300))], 3);
+    // 400 bytes have seven lines.
+    for (stream, lines, name) in [
+        (Stream::None, 0, "prefetch_f32"),
+        (Stream::Lines { prefetch, distance: 800 }, 7, "prefetch_f32"),
+        (Stream::Sparse { prefetch, distance: 800 }, 1, "prefetch_f32"),
+        (Stream::Touch { load, distance: 800 }, 7, "touch_f32"),
+    ] {
+        let (kernel, text) = streamed(stream);
+        assert_eq!(text.matches(name).count(), lines, "{text}");
+        assert_eq!(text.contains("min(add(mul(%i, 100), 200), 200)"), lines > 0, "{text}");
+        assert_eq!(output(&kernel, &[Buffer::from_f32(&count(300))], 3), want);
+        assert_eq!(stream.instr().is_some(), lines > 0);
+    }
 }
 
 /// `body(x)` for `x: i64` 0 to 9, as f32.

@@ -1,0 +1,52 @@
+//! Memory that is asked for ahead of its use, as data of a plan.
+
+use crate::{Val, View};
+use mlcc_ir::instr::InstrId;
+
+/// Bytes that come from memory together.
+pub const CACHE_LINE: usize = 64;
+
+/// How a loop prefetches what it is going to read, `distance` bytes ahead of where it reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stream {
+    /// Not at all: the processor finds it by itself.
+    #[default]
+    None,
+    /// Every cache line by a prefetch instruction.
+    Lines { prefetch: InstrId, distance: i64 },
+    /// The first line of what an iteration reads: the processor finds the others, and learns of the next pages.
+    Sparse { prefetch: InstrId, distance: i64 },
+    /// Every cache line by a plain load, for processors that drop prefetches.
+    Touch { load: InstrId, distance: i64 },
+}
+
+impl Stream {
+    /// What asks for a line.
+    pub fn instr(self) -> Option<InstrId> {
+        match self {
+            Stream::None => None,
+            Stream::Lines { prefetch, .. } | Stream::Sparse { prefetch, .. } => Some(prefetch),
+            Stream::Touch { load, .. } => Some(load),
+        }
+    }
+
+    /// For an iteration that reads `count` elements from `at` on: prefetches those that lie the distance ahead, or the last
+    /// `count` ones of the memory, which begin at `last`.
+    #[track_caller]
+    pub fn ahead<'k>(self, view: View<'k, 1>, at: Val<'k>, count: i64, last: Val<'k>) {
+        let size = view.dtype().bytes().unwrap_or(1) as i64;
+        // Elements of a line, and lines of what an iteration reads.
+        let line = CACHE_LINE as i64 / size;
+        let lines = (count + line - 1) / line;
+        let (instr, distance, lines) = match self {
+            Stream::None => return,
+            Stream::Lines { prefetch, distance } => (prefetch, distance, lines),
+            Stream::Touch { load, distance } => (load, distance, lines),
+            Stream::Sparse { prefetch, distance } => (prefetch, distance, 1),
+        };
+        let ahead = (at + distance / size).min(last).named("ahead");
+        for i in 0..lines {
+            view.prefetch(instr, [ahead + i * line]);
+        }
+    }
+}
