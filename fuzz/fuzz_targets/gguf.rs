@@ -1,7 +1,7 @@
 //! Any bytes as a GGUF file: a value or a typed error, never a panic.
 #![no_main]
 
-#[path = "../../models/tests/common/readers.rs"]
+#[path = "../../models/tests/all/readers.rs"]
 #[allow(dead_code)]
 mod readers;
 

@@ -1,6 +1,9 @@
 //! Decode steps allocate nothing once they have begun, for one sequence or several together: counted on all threads. One
-//! test, so that nothing else runs beside it.
+//! test, alone in its process, so that nothing else runs beside it.
 
+// Shared with the program `all`.
+#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "all/cases/mod.rs"]
 mod cases;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -3,7 +3,7 @@
 //! All work on f32 with any number of lanes; [`expand_math`] takes f16 and bf16 through f32 and rounds once. No step relies on
 //! a fused multiply-add: reductions subtract products that are exact in f32 (Cody and Waite).
 //!
-//! Largest errors against f64 (units in the last place of the f32 result; measured by `tests/math.rs`, which sweeps the
+//! Largest errors against f64 (units in the last place of the f32 result; measured by `tests/all/math.rs`, which sweeps the
 //! floats and fails above these):
 //!
 //! | function | error | notes |

@@ -1,7 +1,7 @@
 //! The contract between a compiled model (`.so`) and whoever loads it.
 //!
 //! The `.so` exports one data symbol, [`MODEL_SYMBOL`], a [`ModelTable`]. Everything else is reached from it.
-//! `runtime/include/mlcc.h` is the same contract for C; `tests/header.rs` holds the two equal.
+//! `runtime/include/mlcc.h` is the same contract for C; `tests/all/header.rs` holds the two equal.
 //!
 //! Invariants
 //! * 64-bit little-endian hosts only; every struct is `#[repr(C)]` with explicit padding fields.

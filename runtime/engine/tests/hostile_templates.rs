@@ -1,5 +1,6 @@
 //! Chat templates that were written to end or stall the process: every one ends in an error, or does little, and the process
-//! goes on within its memory. And long conversations, which are no attack.
+//! goes on within its memory. And long conversations, which are no attack. Alone in its process, because it measures the
+//! memory of the process.
 
 use mlcc_engine::chat::{Extra, Value};
 use mlcc_engine::{ChatError, ChatTemplate, Message};

@@ -1,0 +1,108 @@
+//! Artifacts in programs that have nothing of ours but the header: the examples in C and Python with models that want more
+//! than one token after the other, and what entry points may rely on.
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cases::{backends, golden, ids};
+use crate::program::{case, mlcc, workspace};
+use mlcc::build::Backend;
+
+/// A C program of ours; `None`, with a printed reason, where there is no C compiler.
+fn compiled(source: &Path, folder: &Path) -> Option<PathBuf> {
+    let program = folder.join(source.file_stem().unwrap());
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(workspace().join("runtime/include"));
+    let Ok(done) = cc.arg(source).arg("-o").arg(&program).arg("-ldl").output() else {
+        println!("skipped: no C compiler (`cc`) on this machine");
+        return None;
+    };
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(program)
+}
+
+fn built(model: &Path, folder: &Path, backend: Backend, flags: &[&str]) -> PathBuf {
+    let artifact = folder.join("model.so");
+    let mut build = mlcc();
+    // The references are computed in f32.
+    build.arg("build").arg("-m").arg(model).args(["--quant", "f32", "--backend", backend.name()]).args(flags);
+    build.arg("-o").arg(&artifact);
+    build.assert().success();
+    artifact
+}
+
+fn stdout(command: &mut Command) -> String {
+    let out = command.output().unwrap();
+    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap().trim().to_owned()
+}
+
+/// Models that take a prompt only whole (ChatGLM-6B), that have to know how long it will be (dynamic and LongRoPE scaling), and
+/// one that does not care.
+#[test]
+fn examples_continue_as_the_reference_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let examples = workspace().join("runtime/examples");
+    let Some(c) = compiled(&examples.join("generate.c"), folder.path()) else { return };
+    let python = Command::new("python3").arg("--version").output().is_ok_and(|out| out.status.success());
+    let pieces = ["--chunk", "16"];
+    let cases = [
+        ("chatglm-6b-tiny", &[][..]),
+        ("phi3-longrope", &pieces),
+        ("llama-dynamic", &pieces),
+        ("rwkv4-hf", &pieces),
+    ];
+    let backend = backends().next().expect("a back end is built in");
+    for (name, flags) in cases {
+        let artifact = built(&case(name), folder.path(), backend, flags);
+        for prompt in &golden(name).prompts {
+            let count = prompt.greedy.len().min(12);
+            let tokens: Vec<String> = ids(prompt).iter().map(ToString::to_string).collect();
+            let expected: Vec<String> = prompt.greedy[..count].iter().map(ToString::to_string).collect();
+            let count = count.to_string();
+            let what = format!("{name}, a prompt of {}", tokens.len());
+            assert_eq!(
+                stdout(Command::new(&c).arg(&artifact).arg(&count).args(&tokens)),
+                expected.join(" "),
+                "{what}"
+            );
+            if python {
+                let mut script = Command::new("python3");
+                script.arg(examples.join("generate.py")).arg(&artifact).arg(&count).args(&tokens);
+                assert_eq!(stdout(&mut script), expected.join(" "), "{what}");
+            }
+        }
+    }
+}
+
+/// Nothing depends on what memory held before, for caches of every kind, also with fewer keys than attention sinks; several
+/// rows of softmax; a negative length is refused and writes nothing.
+#[test]
+fn entry_points_rely_on_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/embedding/entries.c");
+    let Some(program) = compiled(&source, folder.path()) else { return };
+    let sinks = ["-c", "64", "--sliding-window", "6", "--attention-sinks", "4"];
+    let tokens: Vec<String> = (0..20).map(|i| (3 + i * 5).to_string()).collect();
+    for backend in backends() {
+        for (name, flags) in [
+            ("llama3-gqa-tied", [&sinks[..], &["--kv-cache", "f32"]].concat()),
+            ("llama3-gqa-tied", [&sinks[..], &["--kv-cache", "bf16"]].concat()),
+            ("llama3-gqa-tied", [&sinks[..], &["--kv-cache", "i8"]].concat()),
+            ("gpt2", vec!["--kv-cache", "f16"]),
+            ("rwkv4-hf", vec![]),
+        ] {
+            let artifact = built(&case(name), folder.path(), backend, &flags);
+            let run = |fill: &str| stdout(Command::new(&program).arg(&artifact).arg(fill).args(&tokens));
+            // Zeros, and bytes that make every float type NaN.
+            let (zeros, nans) = (run("0"), run("255"));
+            assert!(!zeros.is_empty());
+            assert!(
+                zeros == nans,
+                "{name} {flags:?} {backend:?}: the logits depend on what memory held before"
+            );
+        }
+    }
+}

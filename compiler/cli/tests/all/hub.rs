@@ -1,0 +1,181 @@
+//! Downloads, from a server on this machine that speaks as much of the Hugging Face hub as a client asks for.
+#![cfg(feature = "hub")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::program::{self, artifacts_in, fails_with, json, mlcc};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// One repository, `org/tiny`.
+#[derive(Clone, Default)]
+struct Hub {
+    files: BTreeMap<String, Vec<u8>>,
+    /// Requests need this token.
+    token: Option<&'static str>,
+    /// Answers end after so many bytes, the first time that a larger file is asked for as a whole.
+    breaks_after: Option<usize>,
+    /// `GET path range` of each request.
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Hub {
+    fn of(folder: &Path) -> Hub {
+        let files = ["config.json", "model.safetensors"]
+            .map(|name| (name.to_string(), std::fs::read(folder.join(name)).expect("a file of the case")));
+        Hub { files: files.into(), ..Hub::default() }
+    }
+
+    /// Serves for ever; gives the endpoint.
+    fn serve(self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let broken = Arc::new(Mutex::new(false));
+            for stream in listener.incoming().flatten() {
+                let (hub, broken) = (self.clone(), broken.clone());
+                std::thread::spawn(move || while hub.answer(&stream, &broken).is_some() {});
+            }
+        });
+        endpoint
+    }
+
+    /// One request; `None` where the connection ends.
+    fn answer(&self, stream: &TcpStream, broken: &Mutex<bool>) -> Option<()> {
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let path = lines.next()?.split(' ').nth(1)?.to_string();
+        let headers: Vec<String> =
+            lines.take_while(|line| !line.is_empty()).map(|l| l.to_lowercase()).collect();
+        let header = |name: &str| headers.iter().find_map(|h| h.strip_prefix(name).map(str::trim));
+        let range = header("range:").unwrap_or("").to_string();
+        self.requests.lock().unwrap().push(format!("GET {path} {range}"));
+        if self.token.is_some_and(|token| header("authorization:") != Some(&format!("bearer {token}"))) {
+            return send(stream, "401 Unauthorized", "", b"", usize::MAX);
+        }
+        if path == "/api/models/org/tiny/revision/main" {
+            let names = self.files.keys().map(|name| serde_json::json!({ "rfilename": name }));
+            let info = serde_json::json!({ "sha": COMMIT, "siblings": names.collect::<Vec<_>>() });
+            return send(stream, "200 OK", "", info.to_string().as_bytes(), usize::MAX);
+        }
+        let name = path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")).unwrap_or_default();
+        let Some(bytes) = self.files.get(name) else {
+            return send(stream, "404 Not Found", "", b"", usize::MAX);
+        };
+        let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+        let first: usize = first.parse().ok()?;
+        let last = last.parse().unwrap_or(bytes.len() - 1);
+        let extra = format!(
+            "content-range: bytes {first}-{last}/{}\r\netag: \"etag-{name}\"\r\nx-repo-commit: {COMMIT}\r\n",
+            bytes.len()
+        );
+        let mut broken = broken.lock().unwrap();
+        let most = self.breaks_after.filter(|most| !*broken && last - first > *most);
+        *broken |= most.is_some();
+        send(stream, "206 Partial Content", &extra, &bytes[first..=last], most.unwrap_or(usize::MAX))
+    }
+}
+
+/// Sends at most `most` bytes of the body, and then ends the connection.
+fn send(mut stream: &TcpStream, status: &str, extra: &str, body: &[u8], most: usize) -> Option<()> {
+    let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n{extra}\r\n", body.len());
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(&body[..body.len().min(most)]).ok()?;
+    if most < body.len() {
+        stream.shutdown(std::net::Shutdown::Write).ok()?;
+        let _ = stream.read(&mut [0]);
+        return None;
+    }
+    Some(())
+}
+
+fn build(endpoint: &str, home: &Path) -> assert_cmd::Command {
+    let mut command = mlcc();
+    command.args(["build", "-m", "hf:org/tiny", "--quant", "f32", "--no-report"]).current_dir(home);
+    command.env("HF_HOME", home.join("hf")).env("HF_ENDPOINT", endpoint).env_remove("HF_HUB_OFFLINE");
+    // The server is on this machine.
+    command.env_remove("http_proxy").env_remove("HTTP_PROXY").env_remove("ALL_PROXY").env_remove("all_proxy");
+    command
+}
+
+#[test]
+fn what_the_cache_has_not_is_downloaded_once_and_pinned() {
+    let hub = Hub::of(&program::case("rwkv4-hf-odd"));
+    let (requests, endpoint) = (hub.requests.clone(), hub.serve());
+    let home = tempfile::tempdir().unwrap();
+    build(&endpoint, home.path()).assert().success();
+    let asked = requests.lock().unwrap().len();
+    assert!(asked > 0);
+    // Again, and without a network: nothing is asked for.
+    build(&endpoint, home.path()).args(["-o", "again.so"]).assert().success();
+    build(&endpoint, home.path()).args(["--offline", "-o", "offline.so"]).assert().success();
+    assert_eq!(requests.lock().unwrap().len(), asked);
+    let metadata = json(mlcc().args(["inspect", "again.so", "--json"]).current_dir(home.path()));
+    assert_eq!(metadata["metadata"]["source"]["repository"], "org/tiny");
+    assert_eq!(metadata["metadata"]["source"]["commit"], COMMIT);
+    // The same weights as from the folder.
+    let case = program::case("rwkv4-hf-odd");
+    let golden = case.join("golden.json");
+    mlcc()
+        .arg("verify")
+        .arg("again.so")
+        .arg("--golden")
+        .arg(golden)
+        .current_dir(home.path())
+        .assert()
+        .success();
+}
+
+#[test]
+fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
+    let hub = Hub { breaks_after: Some(5000), ..Hub::of(&program::case("rwkv4-hf-odd")) };
+    let (requests, endpoint) = (hub.requests.clone(), hub.serve());
+    let home = tempfile::tempdir().unwrap();
+    build(&endpoint, home.path()).assert().success();
+    let requests = requests.lock().unwrap();
+    let later = |r: &&String| r.contains("model.safetensors bytes=") && !r.contains("bytes=0-");
+    assert!(requests.iter().any(|r| later(&r)), "{requests:?}");
+}
+
+#[test]
+fn tokens_are_sent_and_their_absence_is_explained() {
+    let hub = Hub { token: Some("hf_secret"), ..Hub::of(&program::case("rwkv4-hf-odd")) };
+    let endpoint = hub.serve();
+    let home = tempfile::tempdir().unwrap();
+    fails_with(&mut build(&endpoint, home.path()), &["cannot download org/tiny", "401", "HF_TOKEN"]);
+    assert!(artifacts_in(home.path()).is_empty());
+    build(&endpoint, home.path()).env("HF_TOKEN", "hf_secret").assert().success();
+}
+
+#[test]
+fn nothing_is_asked_for_offline_or_for_a_path() {
+    let hub = Hub::of(&program::case("rwkv4-hf-odd"));
+    let (requests, endpoint) = (hub.requests.clone(), hub.serve());
+    let home = tempfile::tempdir().unwrap();
+    fails_with(
+        build(&endpoint, home.path()).arg("--offline"),
+        &["not in the Hugging Face cache", "--offline"],
+    );
+    fails_with(build(&endpoint, home.path()).env("HF_HUB_OFFLINE", "1"), &["not in the Hugging Face cache"]);
+    let mut path = mlcc();
+    path.args(["build", "-m", "org/tiny"]).current_dir(home.path());
+    path.env("HF_HOME", home.path()).env("HF_ENDPOINT", &endpoint).env_remove("HF_HUB_OFFLINE");
+    fails_with(&mut path, &["no directory or file of that name", "hf:org/tiny"]);
+    assert!(requests.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_repository_that_is_not_there_is_named() {
+    let endpoint = Hub::default().serve();
+    let home = tempfile::tempdir().unwrap();
+    let mut command = mlcc();
+    command
+        .args(["build", "-m", "hf:org/other"])
+        .env("HF_HOME", home.path())
+        .env("HF_ENDPOINT", &endpoint)
+        .env_remove("HF_HUB_OFFLINE");
+    fails_with(&mut command, &["cannot download org/other", "404", "no such repository"]);
+}

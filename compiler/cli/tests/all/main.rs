@@ -1,0 +1,34 @@
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+//! Beside it stand programs that have to be alone in their process.
+
+mod aarch64;
+mod attention;
+mod attention_case;
+mod bad_artifacts;
+mod bad_models;
+mod batch;
+mod cases;
+mod chat;
+mod commands;
+mod damaged_tables;
+mod docs;
+mod embedding;
+mod extreme_values;
+mod families;
+mod gguf;
+mod gpu_bundle;
+mod hub;
+mod interpreters;
+mod interrupts;
+mod keep;
+mod kernel_check;
+mod layers;
+mod long_context;
+mod matrix;
+mod model_table;
+mod perplexity;
+mod program;
+mod report;
+mod transformer;
+mod transformer_model;
+mod weights_on_load;

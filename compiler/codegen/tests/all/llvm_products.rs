@@ -1,0 +1,272 @@
+//! Matrix products compiled by LLVM for every level of this machine, and emulated for those of AArch64, against the interpreter: the counts of rows that
+//! take different paths (one row, few rows, strips), several pieces of k, short tiles and groups; and products of rows with
+//! the matrices that they chose.
+#![cfg(feature = "llvm")]
+
+use crate::aarch64::{Call, Emulator};
+use crate::cases::{Case, prepare};
+use mlcc_codegen::executor::{Aligned, Executor};
+use mlcc_codegen::llvm::{Output, callers_object, kernels_object};
+use mlcc_interp::compare::Tolerance;
+use mlcc_interp::kernel::Buffer;
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{Access, BufId, Kernel};
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_kernels::contraction::{
+    Activation, Choice, CodeBlock, Codes, GROUP, MatMul, Tile, Weight, emit_experts, emit_matmul,
+};
+use mlcc_kernels::params::{KernelTarget, choose};
+use mlcc_quant::{PackOptions, pack};
+use mlcc_target::{Arch, Level};
+
+/// Levels that this machine runs. The dots of AVX-VNNI machines are those of AVX-512 in another encoding, so a machine
+/// with these also runs their kernels, of 256-bit vectors.
+fn levels() -> Vec<Level> {
+    let have = mlcc_target::detected_features();
+    let specs = mlcc_target::specs().unwrap();
+    let spec = specs.into_iter().find(|s| Some(s.arch) == Arch::of_host());
+    let mut levels = spec.map(|s| s.levels).unwrap_or_default();
+    levels.retain(|l| l.features.iter().all(|f| have.contains(&f.as_str())));
+    let narrow = levels.iter().find(|l| l.name == "x86-64-v4-vnni").cloned();
+    levels.extend(narrow.map(|l| Level { name: "vnni of 256 bits".into(), vector_bits: 256, ..l }));
+    levels
+}
+
+/// Activations; integers in so many planes.
+#[derive(Clone, Copy)]
+enum X {
+    F32,
+    BF16,
+    Codes(usize),
+}
+
+#[derive(Clone, Copy)]
+struct Problem {
+    weight: DType,
+    x: X,
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Matrices of `n` rows, of which each row chooses `SLOTS`; none: there is one matrix.
+    experts: Option<usize>,
+}
+
+const SLOTS: usize = 2;
+
+/// Columns per activation scale.
+const SCALED: usize = 128;
+
+impl Problem {
+    fn activation(&self, block: CodeBlock, [scales, starts]: [BufId; 2]) -> Activation {
+        match self.x {
+            X::Codes(planes) => Activation::Codes(Codes { planes, group: SCALED, block, scales, starts }),
+            X::F32 => Activation::F32,
+            X::BF16 => Activation::BF16,
+        }
+    }
+
+    fn case(&self, target: &KernelTarget) -> Case {
+        let Problem { weight, m, n, k, experts, .. } = *self;
+        let (matrices, results) = (experts.unwrap_or(1), experts.map_or(m, |_| m * SLOTS));
+        let none = self.activation(CodeBlock::SINGLE, [BufId(0); 2]);
+        let params = choose(target, weight, none, m == 1);
+        let params = match experts {
+            Some(_) => params.for_shape(weight, n, k),
+            None => params.for_dense(weight, n, k),
+        };
+        let mut noise = noise();
+        let values: Vec<f32> = (0..matrices * n * k).map(|_| noise()).collect();
+        let packed = pack(weight, Packing::Tile16, matrices * n, k, &values, PackOptions::default()).unwrap();
+        let (x_type, stride) = match self.x {
+            X::Codes(1) => (DType::I8, k.next_multiple_of(GROUP)),
+            X::Codes(_) => (DType::I16, k.next_multiple_of(GROUP)),
+            X::F32 => (DType::F32, k),
+            X::BF16 => (DType::BF16, k),
+        };
+        let w_type = if weight.is_packed() { DType::U8 } else { weight };
+        let mut kb = KernelBuilder::new(format!("product_{m}_{n}_{k}"));
+        let x = kb.param("x", x_type, m * stride, Access::In, 64);
+        let scales = kb.param("scales", DType::F32, m * k.div_ceil(SCALED), Access::In, 64);
+        let starts = kb.param("starts", DType::I32, m * k.div_ceil(GROUP), Access::In, 64);
+        let w = kb.param("w", w_type, packed.len() / w_type.bytes().unwrap(), Access::In, 64);
+        let ids = kb.param("ids", DType::I32, results, Access::In, 64);
+        let y = kb.param("y", DType::F32, results * n, Access::Out, 64);
+        let rows = kb.int(m as i64);
+        let activation = self.activation(params.code_block(), [scales, starts]);
+        let kind = Weight::of(weight).unwrap();
+        let spec = MatMul {
+            x,
+            activation,
+            w,
+            w_offset: 0,
+            weight: kind,
+            m: rows,
+            n,
+            k,
+            chosen: None,
+            streams: [Some(y), None, None, None],
+        };
+        let mut store = |kb: &mut KernelBuilder, tile: Tile| {
+            let start = kb.mul_int(tile.row, n as i64);
+            let at = kb.add(start, tile.col);
+            let index = kb.ramp1(at, tile.lanes);
+            kb.store_masked(y, index, tile.acc, tile.mask);
+        };
+        match experts {
+            Some(experts) => {
+                let choice = Choice { ids, experts, slots: SLOTS as i64, shared: true };
+                emit_experts(&mut kb, &spec, &params, &choice, &mut store);
+            }
+            None => {
+                emit_matmul(&mut kb, &spec, &params, &mut store);
+            }
+        }
+        let x = match self.x {
+            X::Codes(1) => Buffer::from_ints(DType::I8, &integers(&mut noise, m * stride, 127.0)),
+            X::Codes(_) => Buffer::from_ints(DType::I16, &integers(&mut noise, m * stride, 32512.0)),
+            X::F32 => Buffer::from_f32(&floats(&mut noise, m * stride)),
+            X::BF16 => Buffer::from_floats(DType::BF16, &floats(&mut noise, m * stride)),
+        };
+        let scales = Buffer::from_f32(&floats(&mut noise, m * k.div_ceil(SCALED)));
+        let starts = Buffer::from_ints(DType::I32, &integers(&mut noise, m * k.div_ceil(GROUP), 1e6));
+        let ids: Vec<i32> = (0..results).map(|i| (i * i % 7 % matrices) as i32).collect();
+        let (ids, y) = (Buffer::from_i32(&ids), Buffer::zeros(DType::F32, results * n));
+        let buffers = vec![x, scales, starts, Buffer::new(w_type, packed), ids, y];
+        let mut case = Case::new(kb.finish(), buffers);
+        case.dims = SymValues::tokens(m as i64);
+        case.tolerance = Tolerance::relative(1e-5);
+        case
+    }
+}
+
+/// Deterministic values in -1..1.
+fn noise() -> impl FnMut() -> f32 {
+    let mut seed = 1_u32;
+    move || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / 8_388_608.0 - 1.0
+    }
+}
+
+fn floats(noise: &mut impl FnMut() -> f32, len: usize) -> Vec<f32> {
+    (0..len).map(|_| noise()).collect()
+}
+
+fn integers(noise: &mut impl FnMut() -> f32, len: usize, most: f32) -> Vec<i64> {
+    (0..len).map(|_| (noise() * most) as i64).collect()
+}
+
+/// Holds the products against the interpreter at every level, with one and with three workers.
+fn check(problems: &[Problem]) {
+    for level in levels() {
+        let target = KernelTarget::new(Arch::of_host().unwrap(), &level);
+        let cases = prepare(problems.iter().map(|p| p.case(&target)).collect());
+        let kernels: Vec<_> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
+        let executor = Executor::new(&kernels, &level).unwrap();
+        for (case, want) in &cases {
+            for workers in [1, 3] {
+                let mut buffers: Vec<Aligned> =
+                    case.buffers.iter().map(|b| Aligned::from_bytes(&b.bytes)).collect();
+                executor.run(&case.kernel.name, &mut buffers, &case.dims, workers).unwrap();
+                let got: Vec<Vec<u8>> = buffers.iter().map(|b| b.bytes().to_vec()).collect();
+                case.check(&format!("{} x{workers}", level.name), &got, want);
+            }
+        }
+    }
+}
+
+/// The same at the levels of AArch64, by an emulator where one is installed.
+fn check_emulated(problems: &[Problem]) {
+    const TRIPLE: &str = "aarch64-unknown-linux-gnu";
+    let Some(emulator) = Emulator::find() else { return };
+    let specs = mlcc_target::specs().unwrap();
+    let levels = &specs.iter().find(|s| s.arch == Arch::Aarch64).unwrap().levels;
+    for level in levels {
+        let target = KernelTarget::new(Arch::Aarch64, level);
+        let cases = prepare(problems.iter().map(|p| p.case(&target)).collect());
+        let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
+        let calls: Vec<Call<'_>> = (cases.iter())
+            .map(|(c, _)| Call { kernel: &c.kernel, dims: &c.dims, buffers: &c.buffers })
+            .collect();
+        let code = kernels_object(Arch::Aarch64, TRIPLE, level, &kernels, Output::Object).unwrap();
+        let callers = callers_object(Arch::Aarch64, TRIPLE, &levels[0], &kernels).unwrap();
+        let results = emulator.run(code, callers, &calls, 3);
+        for ((case, want), got) in cases.iter().zip(&results) {
+            case.check(&level.name, got, want);
+        }
+    }
+}
+
+/// Rows, weight rows, columns: one row; few rows that pass by together, in blocks of up to four and of eight; strips of one
+/// and of two pieces, with rows and tiles left over.
+const SHAPES: [(usize, usize, usize); 6] =
+    [(1, 40, 160), (6, 56, 96), (21, 40, 160), (16, 200, 1100), (25, 56, 96), (26, 40, 544)];
+
+fn problems(weight: DType, x: X) -> [Problem; 6] {
+    SHAPES.map(|(m, n, k)| Problem { weight, x, m, n, k, experts: None })
+}
+
+fn check_weight(weight: DType, x: X) {
+    check(&problems(weight, x));
+}
+
+#[test]
+fn packed_weights_and_int8_codes() {
+    check_weight(DType::Packed(Format::Q4G32), X::Codes(1));
+    check_weight(DType::Packed(Format::Q8G32), X::Codes(1));
+}
+
+#[test]
+fn packed_weights_and_int16_codes() {
+    check_weight(DType::Packed(Format::Q4G32), X::Codes(2));
+    check_weight(DType::Packed(Format::Q8G32), X::Codes(2));
+}
+
+#[test]
+fn packed_weights_and_floats() {
+    check_weight(DType::Packed(Format::Q4G32), X::F32);
+    check_weight(DType::Packed(Format::Q8G32), X::F32);
+}
+
+#[test]
+fn plain_weights() {
+    for weight in [DType::F32, DType::F16, DType::BF16] {
+        check_weight(weight, X::F32);
+    }
+    check_weight(DType::BF16, X::BF16);
+}
+
+/// Rows that each choose two of five matrices: one row; few and many rows of a matrix, and one that nobody chose.
+#[test]
+fn chosen_matrices() {
+    choices().chunks(3).for_each(check);
+}
+
+fn choices() -> Vec<Problem> {
+    let shapes = [(1, 32, 96), (13, 48, 96), (50, 32, 544)];
+    let kinds = [
+        (DType::Packed(Format::Q4G32), X::Codes(1)),
+        (DType::Packed(Format::Q8G32), X::Codes(2)),
+        (DType::F16, X::F32),
+    ];
+    let of_kind = |(weight, x)| shapes.map(|(m, n, k)| Problem { weight, x, m, n, k, experts: Some(5) });
+    kinds.into_iter().flat_map(of_kind).collect()
+}
+
+#[test]
+fn products_on_aarch64() {
+    for x in [X::Codes(1), X::Codes(2), X::F32] {
+        check_emulated(&problems(DType::Packed(Format::Q4G32), x));
+        check_emulated(&problems(DType::Packed(Format::Q8G32), x));
+    }
+    for weight in [DType::F32, DType::F16, DType::BF16] {
+        check_emulated(&problems(weight, X::F32));
+    }
+    check_emulated(&problems(DType::BF16, X::BF16));
+}
+
+#[test]
+fn chosen_matrices_on_aarch64() {
+    choices().chunks(3).for_each(check_emulated);
+}

@@ -1,0 +1,18 @@
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+
+mod aarch64;
+mod artifact;
+mod cache_sessions;
+mod cases;
+mod clif;
+mod cuda_runtime;
+mod examples;
+mod handwritten_kernel;
+mod llvm_aarch64;
+mod llvm_kernels;
+mod llvm_model;
+mod llvm_products;
+mod llvm_ptx;
+mod runtime;
+mod toy;
+mod toy_kernels;

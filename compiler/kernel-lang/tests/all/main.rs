@@ -1,0 +1,5 @@
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+
+mod interleave;
+mod language;
+mod math;

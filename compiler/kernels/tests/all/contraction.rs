@@ -1,0 +1,316 @@
+//! The contraction generators against plain f64 arithmetic, through the kernel interpreter: every weight format and
+//! activation type, with the parameters of every feature level, at shapes that leave short groups, short tiles and
+//! left-over rows.
+
+use crate::contraction_case::{Case, Noise, X, activation};
+use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::{Access, BufId};
+use mlcc_ir::text::print_kernel;
+use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_kernels::contraction::{Activation, CodeBlock, choose_gpu, emit_gpu_matmul, emit_matmul};
+use mlcc_kernels::params::{IntDot, KernelTarget, MatMulParams, choose};
+use mlcc_quant::tile::group_bytes;
+use mlcc_quant::{Layout, PackOptions, TILE, dequantize, pack};
+use mlcc_target::Arch;
+
+const FORMATS: [DType; 5] =
+    [DType::F32, DType::F16, DType::BF16, DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)];
+const PACKED: [DType; 2] = [DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)];
+
+fn cpu_levels() -> Vec<(String, KernelTarget)> {
+    mlcc_target::specs()
+        .unwrap()
+        .iter()
+        .filter(|s| s.arch != Arch::Nvptx)
+        .flat_map(|s| s.levels.iter().map(|l| (l.name.clone(), KernelTarget::new(s.arch, l))))
+        .collect()
+}
+
+/// The same before there are buffers.
+fn kind(x: X) -> Activation {
+    activation(x, CodeBlock::SINGLE, BufId(0), BufId(0))
+}
+
+const SHAPES: [(usize, usize); 5] = [(32, 64), (5, 7), (33, 100), (20, 45), (60, 33)];
+
+/// Every distinct set of parameters that some level chooses.
+fn check_all(formats: &[DType], x: X, m: usize) {
+    for &weight in formats {
+        let mut sets: Vec<(String, MatMulParams)> = Vec::new();
+        for (name, target) in cpu_levels() {
+            let params = choose(&target, weight, kind(x), m == 1);
+            if sets.iter().all(|(_, known)| *known != params) {
+                sets.push((name.clone(), params));
+            }
+        }
+        for (i, (n, k)) in SHAPES.into_iter().enumerate() {
+            let case = Case::new(weight, Packing::Tile16, x, (m, n, k));
+            let options = Options { workers: i, order: Order::Shuffled(i as u64) };
+            sets.iter().for_each(|(name, params)| case.check_cpu(name, params, &options));
+        }
+    }
+}
+
+#[test]
+fn matvec_f32() {
+    check_all(&FORMATS, X::F32, 1);
+}
+
+#[test]
+fn matmul_f32() {
+    check_all(&FORMATS, X::F32, 17);
+}
+
+#[test]
+fn few_rows_f32() {
+    check_all(&FORMATS, X::F32, 3);
+}
+
+#[test]
+fn matvec_bf16() {
+    check_all(&FORMATS, X::BF16, 1);
+}
+
+#[test]
+fn matmul_bf16() {
+    check_all(&FORMATS, X::BF16, 13);
+}
+
+#[test]
+fn matvec_int8() {
+    check_all(&PACKED, X::I8, 1);
+}
+
+/// So many blocks that the weights are unpacked once for all, with rows left over.
+#[test]
+fn matmul_int8() {
+    check_all(&PACKED, X::I8, 31);
+}
+
+/// One block, and blocks of all sizes that pass by the weights together.
+#[test]
+fn few_rows_int8() {
+    check_all(&PACKED, X::I8, 4);
+    check_all(&PACKED, X::I8, 11);
+}
+
+/// One, two and three blocks of eight rows, where the target has such blocks.
+#[test]
+fn eights_of_rows_int8() {
+    check_all(&PACKED, X::I8, 8);
+    check_all(&PACKED, X::I8, 24);
+    let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
+    let params = choose(&target, PACKED[0], kind(X::I8), false);
+    assert_eq!((PACKED[0], params.tall), (DType::Packed(Format::Q4G32), Some((8, 2))));
+    // Several pieces of the columns, the last of which has a short group of activations.
+    let case = Case::new(PACKED[0], Packing::Tile16, X::I8, (16, 50, 1100));
+    case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+}
+
+#[test]
+fn matvec_int16() {
+    check_all(&PACKED, X::I16, 1);
+}
+
+#[test]
+fn matmul_int16() {
+    check_all(&PACKED, X::I16, 26);
+    check_all(&PACKED, X::I16, 7);
+}
+
+/// Codes as large as they get, in both planes, of one row and of many, whose products have one sign or the other: no sum of words
+/// overflows.
+#[test]
+fn extreme_codes_of_many_rows() {
+    let (n, k) = (16, 128);
+    for (x_type, largest) in [(X::I8, 1.0), (X::I16, 32384.0 / 32512.0)] {
+        for (weight, sign, m) in PACKED.into_iter().flat_map(|w| [(w, 1.0, 1), (w, -1.0, 4), (w, -1.0, 32)]) {
+            // The first column decides about the scale.
+            let raw = (0..m * k).map(|i| if i % k == 0 { 1.0 } else { largest * sign }).collect();
+            let w = (0..n * k).map(|i| if i / k % 2 == 0 { -1.0 } else { sign }).collect();
+            let case = Case::of(weight, Packing::Tile16, x_type, (m, n, k), (w, raw));
+            for (name, target) in cpu_levels() {
+                let params = choose(&target, weight, kind(x_type), m == 1);
+                case.check_cpu(&name, &params, &Options::default());
+            }
+        }
+    }
+}
+
+/// The chosen instructions are those that the levels were made for.
+#[test]
+fn choices() {
+    let dot = |level: &str| {
+        let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == level).unwrap();
+        match choose(&target, PACKED[0], kind(X::I8), true).dot {
+            IntDot::Unsigned(i) | IntDot::Signed(i) => i.def().name,
+            IntDot::Pairs { bytes, .. } => bytes.def().name,
+            IntDot::Long(long) => long.multiply.def().name,
+            IntDot::Widen => "widen",
+        }
+    };
+    let want = [
+        ("x86-64-v2", "pmaddubsw_128"),
+        ("x86-64-v3", "vpmaddubsw_256"),
+        ("x86-64-v3-vnni", "vpdpbusd_avx_256"),
+        ("x86-64-v4", "vpmaddubsw_512"),
+        ("x86-64-v4-vnni", "vpdpbusd_512"),
+        ("armv8.0", "smull_128"),
+        ("armv8.2-dotprod", "sdot_128"),
+        ("armv8.6", "usdot_128"),
+    ];
+    for (level, instr) in want {
+        assert_eq!(dot(level), instr, "{level}");
+    }
+}
+
+/// Many rows have an instruction of their own where the level has one.
+#[test]
+fn squares() {
+    for (name, target) in cpu_levels() {
+        let squares = choose(&target, PACKED[0], kind(X::I8), false).squares.map(|i| i.def().name);
+        assert_eq!(squares, (name == "armv8.6").then_some("smmla_128"), "{name}");
+    }
+}
+
+/// Lines of weights that a single row asks for, per group.
+#[test]
+fn requests() {
+    let asked = |level: &str, weight| {
+        let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == level).unwrap();
+        let params = choose(&target, weight, kind(X::I8), true);
+        let case = Case::new(weight, Packing::Tile16, X::I8, (1, 32, 256));
+        let kernel = case.kernel(CodeBlock::SINGLE, |kb, spec, epilogue| {
+            emit_matmul(kb, &spec, &params, epilogue);
+        });
+        let instr = params.prefetch.map_or("prefetch", |p| p.instr.def().name);
+        print_kernel(&kernel).matches(instr).count()
+    };
+    let [q4, q8] = PACKED;
+    assert_eq!(asked("x86-64-v4-vnni", q4), 5);
+    assert_eq!(asked("x86-64-v4-vnni", q8), 9);
+    assert_eq!(asked("x86-64-v4-avxvnni", q4), 5);
+    assert_eq!(asked("x86-64-v4-avxvnni", q8), 1);
+    assert_eq!(asked("x86-64-v4-bf16", q4), 0);
+    assert_eq!(asked("x86-64-v4-bf16", q8), 0);
+    assert_eq!(asked("x86-64-v3", q4), 5);
+    assert_eq!(asked("x86-64-v3", q8), 9);
+}
+
+/// Codes at the ends of their ranges: the 16-bit sums of the pair instructions must not saturate.
+#[test]
+fn extreme_codes() {
+    let (m, n, k) = (1, 16, 64);
+    for weight in PACKED {
+        for (sign, lowest) in [(1.0_f32, false), (-1.0, false), (1.0, true), (-1.0, true)] {
+            let mut case = Case::new(weight, Packing::Tile16, X::I8, (m, n, k));
+            let mut bytes =
+                pack(weight, Packing::Tile16, n, k, &vec![1.0; n * k], PackOptions::default()).unwrap();
+            if lowest {
+                // What a file may hold, though no weight is packed so: -8 and -128 times the scale.
+                let DType::Packed(format) = weight else { unreachable!() };
+                let group = group_bytes(format);
+                bytes.chunks_mut(group).for_each(|group| group[2 * TILE..].fill(0));
+            }
+            let w = dequantize(weight, Packing::Tile16, n, k, &bytes).unwrap();
+            case.w_bytes.truncate(case.w_offset);
+            case.w_bytes.extend(bytes);
+            (case.codes, case.scales, case.starts) = (Vec::new(), Vec::new(), Vec::new());
+            let x = case.activations(&vec![sign; k]);
+            let total: f64 = (0..k).map(|c| f64::from(x[c]) * f64::from(w[c])).sum();
+            case.want = vec![total; n];
+            case.size = vec![total.abs(); n];
+            for (name, target) in cpu_levels() {
+                case.check_cpu(&name, &choose(&target, weight, kind(X::I8), true), &Options::default());
+            }
+        }
+    }
+}
+
+/// Row chunks outside of the loop over tiles give the same sums.
+#[test]
+fn chunks_of_rows() {
+    let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4").unwrap();
+    for (weight, x) in [(DType::F32, X::F32), (PACKED[0], X::I8)] {
+        let case = Case::new(weight, Packing::Tile16, x, (45, 40, 40));
+        let params = MatMulParams { chunk: Some(28), ..choose(&target, weight, kind(x), false) };
+        case.check_cpu("chunked", &params, &Options { workers: 2, order: Order::Reverse });
+    }
+}
+
+/// Rows longer than a strip: sums wait between its pieces, the last of which is short, also where rows come in chunks.
+#[test]
+fn pieces_of_long_rows() {
+    let level = |level| cpu_levels().into_iter().find(|(name, _)| name == level).unwrap().1;
+    let [target, pairs, dots] = ["x86-64-v4-vnni", "x86-64-v3", "x86-64-v4-bf16"].map(level);
+    for (x, weight) in [X::I8, X::I16].into_iter().flat_map(|x| PACKED.map(|weight| (x, weight))) {
+        let case = Case::new(weight, Packing::Tile16, x, (45, 50, 1100));
+        for (target, chunk) in [(&target, 24), (&target, 256), (&pairs, 24), (&pairs, 256)] {
+            let params = MatMulParams { chunk: Some(chunk), ..choose(target, weight, kind(x), false) };
+            case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+        }
+    }
+    for (target, weight, x) in [
+        (&target, DType::F32, X::F32),
+        (&target, DType::F16, X::F32),
+        (&target, DType::BF16, X::F32),
+        (&target, DType::BF16, X::BF16),
+        (&dots, DType::BF16, X::BF16),
+    ] {
+        for (m, k) in [(37, 1033), (34, 100)] {
+            let case = Case::new(weight, Packing::Tile16, x, (m, 50, k));
+            let params = MatMulParams { chunk: Some(32), ..choose(target, weight, kind(x), false) };
+            case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+        }
+    }
+}
+
+#[test]
+fn gpu() {
+    let params = choose_gpu();
+    let options = Options { workers: 1, order: Order::Shuffled(3) };
+    let activations = |weight: DType| if weight.is_packed() { vec![X::F32] } else { vec![X::F32, X::BF16] };
+    for (weight, x) in FORMATS.into_iter().flat_map(|w| activations(w).into_iter().map(move |x| (w, x))) {
+        // k = 1100 and 1033 take full rounds, single pieces, partial warps and left-over columns.
+        for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
+            let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, spec, epilogue| {
+                emit_gpu_matmul(kb, &spec, &params, epilogue).unwrap()
+            });
+            assert!(kernel.is_gpu());
+            case.check("gpu", &kernel, CodeBlock::SINGLE, &options);
+        }
+    }
+}
+
+/// The scalar fragment reads what the host reads, in every packing.
+#[test]
+fn unpack_scalar_reads_every_packing() {
+    let (n, k) = (19, 41);
+    for weight in FORMATS {
+        for packing in Packing::ALL {
+            let rows = Noise(7).vec(n * k);
+            let bytes = pack(weight, packing, n, k, &rows, PackOptions::default()).unwrap();
+            let layout = Layout::new(weight, packing, n, k).unwrap();
+            let mut kb = KernelBuilder::new("unpack");
+            let w = kb.param("w", layout.buffer_dtype(), layout.len, Access::In, 64);
+            let y = kb.param("y", DType::F32, n * k, Access::Out, 64);
+            let (rows_e, cols_e) = (kb.int(n as i64), kb.int(k as i64));
+            kb.serial("row", rows_e, |kb, row| {
+                kb.serial("col", cols_e, |kb, col| {
+                    let value = mlcc_quant::unpack_scalar(kb, &layout, w, row, col);
+                    let start = kb.mul_int(row, k as i64);
+                    let at = kb.add(start, col);
+                    kb.store(y, at, value);
+                });
+            });
+            let mut buffers =
+                [Buffer::new(layout.buffer_dtype(), bytes.clone()), Buffer::zeros(DType::F32, n * k)];
+            run_with(&kb.finish(), &mut buffers, &SymValues::tokens(1), &Options::default()).unwrap();
+            let want = dequantize(weight, packing, n, k, &bytes).unwrap();
+            assert_eq!(buffers[1].to_f32(), want, "{weight} {}", packing.name());
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+
+mod appended_rows;
+mod dynamic_shares;
+mod lowering;
+mod meaning;
+mod program_text;
+mod quantize;
+mod replicate;

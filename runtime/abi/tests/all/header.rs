@@ -1,0 +1,182 @@
+//! `runtime/include/mlcc.h` and this crate are one contract: the C compiler checks every size, offset and constant
+//! that Rust has.
+
+use mlcc_abi::*;
+use std::fmt::Write;
+use std::mem::{offset_of, size_of};
+use std::path::Path;
+use std::process::Command;
+
+/// Asserts on one struct: its size and the offset of each field (and so their number, by the size).
+macro_rules! layout {
+    ($out:expr, $rust:ty, $c:literal, $($field:ident),*) => {
+        writeln!($out, "_Static_assert(sizeof({}) == {}, \"size of {}\");", $c, size_of::<$rust>(), $c).unwrap();
+        $(writeln!($out, "_Static_assert(offsetof({}, {}) == {}, \"{}.{}\");", $c, stringify!($field),
+            offset_of!($rust, $field), $c, stringify!($field)).unwrap();)*
+    };
+}
+
+fn constant(out: &mut String, name: &str, value: u64) {
+    writeln!(out, "_Static_assert({name} == {value}ULL, \"{name}\");").unwrap();
+}
+
+fn layouts(out: &mut String) {
+    layout!(out, Str, "mlcc_str", ptr, len);
+    layout!(
+        out,
+        Ctx,
+        "mlcc_ctx",
+        weights,
+        arena,
+        state,
+        tokens,
+        n,
+        past,
+        logits,
+        probs,
+        barrier,
+        barrier_self,
+        temperature,
+        reserved0,
+        trace,
+        trace_self,
+        sequences,
+        take,
+        take_self
+    );
+    layout!(out, Sequence, "mlcc_sequence", state, past);
+    layout!(
+        out,
+        Entries,
+        "mlcc_entries",
+        prefill,
+        decode,
+        prefill_logits,
+        decode_batch,
+        create_kv_cache,
+        reset_kv_cache,
+        softmax_with_temperature,
+        get_metadata
+    );
+    layout!(out, Variant, "mlcc_variant", name, features, entries);
+    layout!(out, Param, "mlcc_param", name, format, packing, ndim, reserved, dims, offset, bytes);
+    layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
+    layout!(out, DeviceImage, "mlcc_device_image", kind, sm, scope, ptr, len);
+    layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
+    layout!(out, Control, "mlcc_control", n, past, zero, temperature, reserved);
+    layout!(out, LaunchArg, "mlcc_launch_arg", kind, reserved, offset);
+    layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args);
+    layout!(out, DeviceEntry, "mlcc_device_entry", name, launches, n_launches);
+    layout!(
+        out,
+        ModelTable,
+        "mlcc_model_table",
+        magic,
+        abi_version,
+        struct_size,
+        flags,
+        target,
+        compiler,
+        metadata,
+        variants,
+        n_variants,
+        params,
+        n_params,
+        states,
+        n_states,
+        images,
+        n_images,
+        device_entries,
+        n_device_entries,
+        weights_bytes,
+        arena_bytes,
+        state_bytes,
+        alignment,
+        chunk,
+        context,
+        batch,
+        vocab,
+        max_workers,
+        reserved
+    );
+}
+
+fn constants(out: &mut String) {
+    constant(out, "MLCC_MAGIC", MAGIC);
+    constant(out, "MLCC_ABI_VERSION", u64::from(ABI_VERSION));
+    constant(out, "MLCC_NO_PIECE", u64::from(NO_PIECE));
+    constant(out, "MLCC_BUFFER_ALIGN", BUFFER_ALIGN as u64);
+    constant(out, "MLCC_SECTION_ALIGN", SECTION_ALIGN);
+    constant(out, "MLCC_OK", status::OK as u64);
+    constant(out, "MLCC_BAD_TOKEN", status::BAD_TOKEN as u64);
+    constant(out, "MLCC_BAD_LENGTH", status::BAD_LENGTH as u64);
+    constant(out, "MLCC_CONTEXT_FULL", status::CONTEXT_FULL as u64);
+    constant(out, "MLCC_INIT_ZERO", u64::from(init::ZERO));
+    constant(out, "MLCC_INIT_FILL_F32", u64::from(init::FILL_F32));
+    constant(out, "MLCC_WHOLE_PROMPTS", table_flag::WHOLE_PROMPTS);
+    constant(out, "MLCC_STATE_RECURRENT", u64::from(state_kind::RECURRENT));
+    constant(out, "MLCC_STATE_CACHE", u64::from(state_kind::CACHE));
+    constant(out, "MLCC_STATE_DROPPED_ROWS", u64::from(state_kind::DROPPED_ROWS));
+    constant(out, "MLCC_STATE_SEQUENCE_LENGTH", u64::from(state_kind::SEQUENCE_LENGTH));
+    constant(out, "MLCC_DEVICE_LATER", u64::from(device_scope::LATER));
+    constant(out, "MLCC_DEVICE_EXACT", u64::from(device_scope::EXACT));
+    constant(out, "MLCC_DEVICE_FAMILY", u64::from(device_scope::FAMILY));
+    let args = [
+        ("WEIGHTS", arg::WEIGHTS),
+        ("ARENA", arg::ARENA),
+        ("STATE", arg::STATE),
+        ("TOKENS", arg::TOKENS),
+        ("LOGITS", arg::LOGITS),
+        ("PROBS", arg::PROBS),
+        ("CONTROL", arg::CONTROL),
+    ];
+    for (name, value) in args {
+        constant(out, &format!("MLCC_ARG_{name}"), u64::from(value));
+    }
+    for (bit, name) in feature::ALL {
+        let name = name.replace("sse4.", "sse4_").replace('-', "_").to_uppercase();
+        constant(out, &format!("MLCC_FEATURE_{name}"), *bit);
+    }
+}
+
+#[test]
+fn header_and_crate_agree() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        eprintln!("skipped: no C compiler (`cc`) on this machine");
+        return;
+    }
+    let mut source = String::from("#include \"mlcc.h\"\n");
+    layouts(&mut source);
+    constants(&mut source);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mlcc_header_check.c");
+    std::fs::write(&file, source).unwrap();
+    let out = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Wno-unused-function", "-Werror", "-fsyntax-only", "-I"])
+        .arg(root.join("../include"))
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn section_names_agree() {
+    let header = include_str!("../../../include/mlcc.h");
+    let names = [
+        ("WEIGHTS", section::WEIGHTS),
+        ("RECIPE", section::RECIPE),
+        ("METADATA", section::METADATA),
+        ("TOKENIZER", section::TOKENIZER),
+        ("CHAT", section::CHAT),
+        ("GRAPH", section::GRAPH),
+        ("GOLDEN", section::GOLDEN),
+        ("REPORT", section::REPORT),
+        ("HASHES", section::HASHES),
+    ];
+    for (name, value) in names {
+        let line = format!("#define MLCC_SECTION_{name} \"{value}\"");
+        assert!(header.lines().any(|l| l == line), "the header lacks: {line}");
+        assert!(value.starts_with(section::PREFIX));
+    }
+}

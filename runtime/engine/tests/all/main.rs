@@ -1,0 +1,11 @@
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+//! Beside it stand programs that have to be alone in their process.
+
+mod chat;
+mod common;
+mod conversation;
+mod generate;
+#[allow(dead_code, reason = "the fuzz targets use all of it")]
+mod readers;
+mod tokenizer;
+mod tokenizer_goldens;

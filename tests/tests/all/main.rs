@@ -1,0 +1,9 @@
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+//! Beside it stand programs that have to be alone in their process.
+
+mod family_goldens;
+mod graph_goldens;
+mod pass_meaning;
+mod setup;
+mod streams;
+mod structure;

@@ -1,0 +1,223 @@
+//! The rules of ARCHITECTURE.md that a program can check: which crate may use which, what the runtime pulls in, how long
+//! files are, that a crate has one test program, and that no file names a folder of somebody's machine.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the normal and build dependencies of each crate may be, of this workspace. Test code is free.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("mlcc-abi", &[]),
+    ("mlcc-files", &[]),
+    ("mlcc-target", &[]),
+    ("mlcc-ir", &[]),
+    ("mlcc-runtime", &["mlcc-abi", "mlcc-files"]),
+    ("mlcc-engine", &["mlcc-abi", "mlcc-files", "mlcc-runtime"]),
+    ("mlcc-quant", &["mlcc-ir"]),
+    ("mlcc-models", &["mlcc-files", "mlcc-ir"]),
+    ("mlcc-interp", &["mlcc-ir", "mlcc-quant"]),
+    ("mlcc-kernel-lang", &["mlcc-ir"]),
+    ("mlcc-kernels", &["mlcc-ir", "mlcc-kernel-lang", "mlcc-quant", "mlcc-target"]),
+    ("mlcc-passes", &["mlcc-ir", "mlcc-quant", "mlcc-interp", "mlcc-kernels", "mlcc-target"]),
+    ("mlcc-codegen", &["mlcc-ir", "mlcc-abi", "mlcc-files", "mlcc-target"]),
+    (
+        "mlcc",
+        &[
+            "mlcc-abi",
+            "mlcc-codegen",
+            "mlcc-engine",
+            "mlcc-files",
+            "mlcc-interp",
+            "mlcc-ir",
+            "mlcc-kernels",
+            "mlcc-models",
+            "mlcc-passes",
+            "mlcc-quant",
+            "mlcc-runtime",
+            "mlcc-target",
+        ],
+    ),
+];
+
+/// Other crates that a program pulls in by loading an artifact: few, small, none of them a compiler.
+const RUNTIME_USES: &[&str] = &["libloading", "memmap2", "thiserror", "xxhash-rust"];
+
+/// Lines of a source file. Above that a file defines more than one thing.
+const MOST_LINES: usize = 600;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+struct Package {
+    name: String,
+    folder: PathBuf,
+    /// Names of normal and build dependencies.
+    uses: BTreeSet<String>,
+}
+
+fn packages() -> Vec<Package> {
+    let args = ["metadata", "--offline", "--locked", "--no-deps", "--format-version", "1"];
+    let out = Command::new(env!("CARGO")).args(args).current_dir(root()).output().expect("cargo runs");
+    assert!(out.status.success(), "cargo {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr));
+    let metadata: Value = serde_json::from_slice(&out.stdout).expect("cargo prints JSON");
+    let list = metadata["packages"].as_array().expect("a list of packages");
+    list.iter()
+        .map(|package| Package {
+            name: text(&package["name"]),
+            folder: Path::new(&text(&package["manifest_path"])).parent().expect("a folder").to_path_buf(),
+            uses: normal_dependencies(package),
+        })
+        .collect()
+}
+
+fn normal_dependencies(package: &Value) -> BTreeSet<String> {
+    let all = package["dependencies"].as_array().expect("a list of dependencies");
+    all.iter().filter(|d| d["kind"].as_str() != Some("dev")).map(|d| text(&d["name"])).collect()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().expect("a string").to_string()
+}
+
+fn is_ours(name: &str) -> bool {
+    name == "mlcc" || name.starts_with("mlcc-")
+}
+
+#[test]
+fn crates_use_only_what_they_may() {
+    let mut wrong = Vec::new();
+    for package in packages().iter().filter(|p| p.name != "mlcc-tests") {
+        let Some((_, may)) = MAY_USE.iter().find(|(name, _)| *name == package.name) else {
+            wrong.push(format!("{} is in no row of MAY_USE: say what it may use", package.name));
+            continue;
+        };
+        let forbidden = package.uses.iter().filter(|d| is_ours(d) && !may.contains(&d.as_str()));
+        wrong.extend(forbidden.map(|d| format!("{} may not use {d}", package.name)));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_rows_are_of_existing_crates_and_have_no_cycle() {
+    let packages = packages();
+    for (at, (name, may)) in MAY_USE.iter().enumerate() {
+        assert!(packages.iter().any(|p| p.name == *name), "{name} is no crate of the workspace");
+        for used in *may {
+            let row = MAY_USE.iter().position(|(n, _)| n == used);
+            assert!(row.is_some_and(|row| row < at), "{used}, which {name} may use, has to stand above it");
+        }
+    }
+}
+
+#[test]
+fn the_contract_has_no_dependency_and_the_runtime_few() {
+    for package in packages() {
+        let foreign: BTreeSet<&str> =
+            package.uses.iter().map(String::as_str).filter(|d| !is_ours(d)).collect();
+        match package.name.as_str() {
+            "mlcc-abi" => assert!(package.uses.is_empty(), "mlcc-abi uses {:?}", package.uses),
+            "mlcc-runtime" => {
+                let known: BTreeSet<&str> = RUNTIME_USES.iter().copied().collect();
+                let new: Vec<_> = foreign.difference(&known).collect();
+                assert!(new.is_empty(), "mlcc-runtime is thin, and now uses {new:?}");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Files under version control; `None`, with the reason printed, outside of a checkout.
+fn tracked() -> Option<Vec<PathBuf>> {
+    let out = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
+    match out {
+        Ok(out) if out.status.success() => {
+            let names = String::from_utf8_lossy(&out.stdout).into_owned();
+            let files = names.split('\0').filter(|n| !n.is_empty()).map(|n| root().join(n));
+            // A file that was deleted but not committed is not there to be read.
+            Some(files.filter(|f| f.is_file()).collect())
+        }
+        _ => {
+            println!("skipped: this is no git checkout, so there is no list of files");
+            None
+        }
+    }
+}
+
+fn has_extension(file: &Path, extensions: &[&str]) -> bool {
+    file.extension().and_then(|e| e.to_str()).is_some_and(|e| extensions.contains(&e))
+}
+
+#[test]
+fn source_files_are_short() {
+    let Some(files) = tracked() else { return };
+    let sources = files.iter().filter(|f| has_extension(f, &["rs", "c", "h", "py", "sh", "toml", "mlc"]));
+    let mut seen = 0;
+    let mut long = Vec::new();
+    for file in sources {
+        seen += 1;
+        let lines = std::fs::read_to_string(file).map_or(0, |t| t.lines().count());
+        if lines > MOST_LINES {
+            long.push(format!("{}: {lines} lines", file.display()));
+        }
+    }
+    assert!(seen > 100, "only {seen} source files found");
+    assert!(long.is_empty(), "more than {MOST_LINES} lines:\n{}", long.join("\n"));
+}
+
+/// Test programs beside the one of their crate, each with its reason in its first lines.
+const ALONE: &[&str] = &[
+    "compiler/cli/tests/no_allocation.rs",
+    "models/tests/streaming_memory.rs",
+    "runtime/engine/tests/hostile_templates.rs",
+    "runtime/engine/tests/no_allocation.rs",
+    "tests/tests/filetests.rs",
+];
+
+#[test]
+fn a_crate_has_one_test_program() {
+    let root = root().canonicalize().expect("the folder of the project");
+    let mut wrong = Vec::new();
+    for package in packages() {
+        let tests = package.folder.join("tests");
+        let mut programs = names(&tests);
+        programs.retain(|name| name == "all" || name.ends_with(".rs"));
+        programs.retain(|name| !ALONE.iter().any(|alone| root.join(alone) == tests.join(name)));
+        if programs.len() > 1 {
+            wrong.push(format!("{}: {programs:?} should be modules of tests/all", package.name));
+        }
+        let all = std::fs::read_to_string(tests.join("all/main.rs")).unwrap_or_default();
+        for module in names(&tests.join("all")).iter().filter_map(|name| name.strip_suffix(".rs")) {
+            if module != "main" && !all.lines().any(|line| line == format!("mod {module};")) {
+                wrong.push(format!("{}: tests/all/main.rs has no `mod {module};`", package.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Names in a folder; none if there is no such folder.
+fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn no_file_names_a_folder_of_one_machine() {
+    // Put together here, so that this file does not contain them.
+    let folders =
+        [["/wo", "rk/"], ["/ho", "me/"], ["/Us", "ers/"], ["/ro", "ot/"]].map(|parts| parts.concat());
+    let Some(files) = tracked() else { return };
+    let mut found = Vec::new();
+    for file in files {
+        let Ok(text) = std::fs::read_to_string(&file) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            if folders.iter().any(|folder| line.contains(folder.as_str())) {
+                let start: String = line.trim().chars().take(100).collect();
+                found.push(format!("{}:{}: {start}", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
