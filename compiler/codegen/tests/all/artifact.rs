@@ -342,7 +342,7 @@ fn a_full_disk_leaves_nothing() {
     std::fs::create_dir(&small).unwrap();
     // A mount namespace of its own: the small file system exists for the child only.
     let script = "mount -t tmpfs -o size=256k none \"$MLCC_TEST_FULL_DISK\" || exit 99; \
-                  exec \"$0\" --exact child_on_a_full_disk --nocapture";
+                  exec \"$0\" --exact artifact::child_on_a_full_disk --nocapture";
     let out = Command::new("unshare")
         .args(["--mount", "--map-root-user", "sh", "-c", script])
         .arg(std::env::current_exe().unwrap())

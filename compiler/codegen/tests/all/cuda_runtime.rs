@@ -37,7 +37,7 @@ fn in_child(name: &str, artifact: &Path, driver: &Path) {
 
 fn in_child_with(name: &str, artifact: &Path, driver: &Path, variables: &[(&str, &str)]) {
     let out = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
+        .args(["--exact", &format!("cuda_runtime::{name}"), "--nocapture"])
         .env("MLCC_TEST_TOY", artifact)
         .env("MLCC_CUDA_DRIVER", driver)
         .envs(variables.iter().copied())

@@ -203,7 +203,7 @@ fn the_variable_forces_a_level() {
     let path = toy::artifact(folder.path(), &[]);
     let run = |level: &str| {
         let out = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_that_prints_the_variant", "--nocapture"])
+            .args(["--exact", "runtime::child_that_prints_the_variant", "--nocapture"])
             .env("MLCC_TEST_TOY", &path)
             .env("MLCC_CPU_LEVEL", level)
             .output()
