@@ -185,8 +185,8 @@ impl Artifact {
         }
         let Some(found) = self.sections.iter().find(|s| s.name == section::WEIGHTS) else { return };
         let _ = self.map.advise_range(Advice::WillNeed, found.offset as usize, found.bytes as usize);
-        #[cfg(target_os = "linux")]
-        let _ = self.map.advise_range(Advice::HugePage, found.offset as usize, found.bytes as usize);
+        let place = found.offset as usize..(found.offset + found.bytes) as usize;
+        crate::pages::prefer_huge(&self.map, place);
     }
 
     /// Every hashed section is there with its size, and every section is hashed.

@@ -3,7 +3,6 @@
 use mlcc_abi::{Ctx, Sequence, StepFn};
 
 use crate::buffer::Buffer;
-use crate::cpu::{self, CpuSession};
 use crate::session::Step;
 use crate::trace::{StepTimes, Trace};
 use crate::{Error, Model, Result, Session};
@@ -40,9 +39,13 @@ pub struct Batch {
 unsafe impl Send for Batch {}
 
 impl Model {
+    fn batch_entry(&self) -> Option<StepFn> {
+        self.device().cpu()?.entry(Step::DecodeBatch)
+    }
+
     /// Most sequences that a [`Batch`] of this model decodes together; 1 if it was built without.
     pub fn max_batch(&self) -> u64 {
-        match CpuSession::entry(self, Step::DecodeBatch) {
+        match self.batch_entry() {
             Some(_) => self.plan().batch.max(1),
             None => 1,
         }
@@ -57,7 +60,7 @@ impl Model {
         let floats = self.plan().vocab.saturating_mul(most as u64);
         Ok(Batch {
             model: self.clone(),
-            entry: CpuSession::entry(self, Step::DecodeBatch),
+            entry: self.batch_entry(),
             most,
             tokens: Buffer::integers("the tokens of a batch", most as u64)?,
             logits: Buffer::floats("the logits of a batch", floats)?,
@@ -96,7 +99,7 @@ impl Batch {
             return Err(Error::BatchModel { index });
         }
         let vocab = self.model.vocab();
-        let (Some(entry), 2..) = (self.entry, n) else {
+        let (Some(cpu), Some(entry), 2..) = (self.model.device().cpu(), self.entry, n) else {
             let one = sessions[0].decode(tokens[0]).map_err(|e| of_sequence(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
             return Ok(&self.logits.as_floats()[..vocab]);
@@ -130,7 +133,7 @@ impl Batch {
         // SAFETY: `sessions` is borrowed mutably, so the states and the arena that were lent are alive, distinct and used by
         // nobody else; each has memory for one more row, tokens are in range, and there are at most `batch` of them. The
         // logits have room for as many rows.
-        unsafe { cpu::run(&self.model, Step::DecodeBatch, entry, &mut ctx, self.trace.as_deref_mut()) }?;
+        unsafe { cpu.run(&self.model, Step::DecodeBatch, entry, &mut ctx, self.trace.as_deref_mut()) }?;
         let logits = &self.logits.as_floats()[..n * vocab];
         for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
             session.leave_batch(row)?;

@@ -13,6 +13,4 @@ mod image;
 mod session;
 mod state_memory;
 
-pub(crate) use bandwidth::copy_bandwidth;
-pub(crate) use device::Device;
-pub(crate) use session::CudaSession;
+pub(crate) use device::Gpu;

@@ -22,6 +22,7 @@ mod buffer;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod device;
 mod error;
 pub mod features;
 mod hashes;
@@ -30,6 +31,7 @@ mod json;
 mod library;
 mod linked;
 mod model;
+mod pages;
 pub mod pool;
 pub mod recipe;
 mod session;

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use mlcc_abi::{Entries, section};
+use mlcc_abi::section;
 
+use crate::cpu::CpuDevice;
+use crate::device::Device;
 use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
 use crate::huge_pages::{HugePages, Mover};
 use crate::pool::Pool;
@@ -32,9 +34,9 @@ pub struct LoadOptions {
 pub struct Model(Arc<Inner>);
 
 struct Inner {
-    backend: Backend,
+    device: Arc<dyn Device>,
     table: Table,
-    /// After the backend and the table, whose entry points must not outlive it.
+    /// After the device and the table, whose entry points must not outlive it.
     _library: libloading::os::unix::Library,
     artifact: Artifact,
     /// The weights, if the artifact has none and the CPU reads them.
@@ -42,16 +44,6 @@ struct Inner {
     /// Weights that are not yet in huge pages.
     mover: Option<Mover>,
     huge_pages: HugePages,
-}
-
-/// What executes the steps.
-pub(crate) enum Backend {
-    Cpu {
-        variant: usize,
-        pool: Box<Pool>,
-    },
-    #[cfg(feature = "cuda")]
-    Cuda(Arc<crate::cuda::Device>),
 }
 
 impl Model {
@@ -73,22 +65,21 @@ impl Model {
         let threads = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
         let made = artifact.recipe().map(|recipe| recipe.make(threads)).transpose()?;
         let weights = made.as_deref().or(artifact.section(section::WEIGHTS)).unwrap_or(&[]);
-        let backend = match table.target.as_str() {
-            "cuda" => cuda_backend(&artifact, &table, weights, options)?,
-            target if target == HOST_TARGET => cpu_backend(&artifact, &table, options)?,
+        let device: Arc<dyn Device> = match table.target.as_str() {
+            "cuda" => cuda_device(&artifact, &table, weights, options)?,
+            target if target == HOST_TARGET => Arc::new(cpu_device(&artifact, &table, options)?),
             other => {
                 let (path, found) = (artifact.path().to_path_buf(), other.to_string());
                 return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
             }
         };
-        let (mover, made) = match &backend {
-            Backend::Cpu { pool, .. } => (move_weights(&artifact, pool, options.huge_pages)?, made),
-            // The GPU has its own copy.
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => (None, None),
+        let (mover, made) = match device.cpu() {
+            Some(cpu) => (move_weights(&artifact, cpu.pool(), options.huge_pages)?, made),
+            // A GPU has its own copy.
+            None => (None, None),
         };
         Ok(Self(Arc::new(Inner {
-            backend,
+            device,
             table,
             _library: library,
             artifact,
@@ -131,39 +122,23 @@ impl Model {
 
     /// Name of the chosen CPU variant, or of the device.
     pub fn executor(&self) -> &str {
-        match &self.0.backend {
-            Backend::Cpu { variant, .. } => &self.0.table.variants[*variant].name,
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(device) => device.name(),
-        }
+        self.0.device.name()
     }
 
     /// Bytes per second that the GPU reads and writes while it copies its memory, measured now; `None` on CPUs.
     pub fn copy_bandwidth(&self) -> Result<Option<f64>> {
-        match &self.0.backend {
-            Backend::Cpu { .. } => Ok(None),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(device) => crate::cuda::copy_bandwidth(device.context()).map(Some),
-        }
+        self.0.device.copy_bandwidth()
     }
 
     /// Most workers of a step; 1 on a device.
     pub fn threads(&self) -> usize {
-        match &self.0.backend {
-            Backend::Cpu { pool, .. } => pool.workers(),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => 1,
-        }
+        self.0.device.threads()
     }
 
     /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
     /// as after loading, as many as are fastest beside what else runs on this machine. Results do not depend on it.
     pub fn fix_workers(&self, workers: Option<usize>) {
-        match &self.0.backend {
-            Backend::Cpu { pool, .. } => pool.fix_workers(workers),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => {}
-        }
+        self.0.device.fix_workers(workers);
     }
 
     /// Whether both are one loaded model.
@@ -171,8 +146,8 @@ impl Model {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.0.backend
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.0.device
     }
 
     /// True if caches may use huge pages.
@@ -212,16 +187,6 @@ impl Model {
     }
 }
 
-impl Backend {
-    pub(crate) fn cpu_entries<'a>(&self, table: &'a Table) -> Option<&'a Entries> {
-        match self {
-            Self::Cpu { variant, .. } => table.variants.get(*variant).map(|v| &v.entries),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(_) => None,
-        }
-    }
-}
-
 /// Who moves the weights, if they are to be moved; with [`HugePages::On`] they have been.
 fn move_weights(artifact: &Artifact, pool: &Pool, wanted: HugePages) -> Result<Option<Mover>> {
     let place = artifact.weights_place();
@@ -254,7 +219,7 @@ fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
     Ok(())
 }
 
-fn cpu_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Result<Backend> {
+fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Result<CpuDevice> {
     let from_env = std::env::var(LEVEL_VARIABLE).ok().filter(|l| !l.is_empty());
     let (level, origin) = match &options.cpu_level {
         Some(level) => (Some(level.clone()), "load option cpu_level"),
@@ -285,22 +250,22 @@ fn cpu_backend(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Res
     }
     let wanted = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
-    Ok(Backend::Cpu { variant, pool: Box::new(Pool::new(wanted.min(most))?) })
+    Ok(CpuDevice::new(&table.variants[variant], Pool::new(wanted.min(most))?))
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_backend(
+fn cuda_device(
     artifact: &Artifact,
     table: &Table,
     weights: &[u8],
     options: &LoadOptions,
-) -> Result<Backend> {
-    let device = crate::cuda::Device::open(artifact.path(), table, weights, options.device.unwrap_or(0))?;
-    Ok(Backend::Cuda(Arc::new(device)))
+) -> Result<Arc<dyn Device>> {
+    let device = crate::cuda::Gpu::open(artifact.path(), table, weights, options.device.unwrap_or(0))?;
+    Ok(Arc::new(device))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_backend(artifact: &Artifact, _: &Table, _: &[u8], _: &LoadOptions) -> Result<Backend> {
+fn cuda_device(artifact: &Artifact, _: &Table, _: &[u8], _: &LoadOptions) -> Result<Arc<dyn Device>> {
     let what = "this program was built without the feature `cuda` of mlcc-runtime".into();
     Err(Error::NoDevice { path: artifact.path().to_path_buf(), what })
 }

@@ -130,8 +130,7 @@ impl Recipe {
         let len = usize::try_from(self.bytes).map_err(|_| refuse())?;
         let mut memory = MmapMut::map_anon(len.max(1)).map_err(|_| refuse())?;
         // A hint: fewer pages are read faster.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
+        crate::pages::prefer_huge(&memory, 0..len.max(1));
         let mut jobs = Vec::new();
         let (mut rest, mut at) = (&mut memory[..len], 0);
         for (offset, bytes, portion) in self.portions() {

@@ -4,12 +4,12 @@ mod copies;
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use mlcc_abi::section;
 
 use crate::buffer::Buffer;
-use crate::cpu::{BatchMember, CpuSession};
-use crate::model::Backend;
+use crate::device::{BatchMember, DeviceSession};
 use crate::{Error, Model, Result, StepTimes};
 
 pub use copies::Snapshot;
@@ -50,8 +50,9 @@ impl Step {
 
 /// One sequence of a model. Everything that decoding needs is allocated when it is created.
 pub struct Session {
+    /// Before the model, whose code it runs.
+    memory: Box<dyn DeviceSession>,
     model: Model,
-    memory: Memory,
     /// Rows in the caches (for recurrent models: tokens seen).
     rows: u64,
     /// Rows that were dropped from the begin of the caches.
@@ -73,21 +74,9 @@ pub struct SessionMemory {
     pub bytes_per_token: u64,
 }
 
-enum Memory {
-    Cpu(Box<CpuSession>),
-    #[cfg(feature = "cuda")]
-    Cuda(Box<crate::cuda::CudaSession>),
-}
-
 impl Session {
     pub(crate) fn new(model: &Model) -> Result<Self> {
-        let memory = match model.backend() {
-            Backend::Cpu { .. } => Memory::Cpu(Box::new(CpuSession::new(model)?)),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(device) => {
-                Memory::Cuda(Box::new(crate::cuda::CudaSession::new(device, model.table())?))
-            }
-        };
+        let memory = Arc::clone(model.device()).session(model)?;
         let mut session = Self { model: model.clone(), memory, rows: 0, dropped: 0, all_logits: None };
         session.initialise(Step::Create)?;
         Ok(session)
@@ -159,20 +148,12 @@ impl Session {
         if !(temperature.is_finite() && temperature > 0.0) {
             return Err(Error::Temperature(temperature));
         }
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.softmax(&self.model, temperature),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.softmax(temperature),
-        }
+        self.memory.softmax(&self.model, temperature)
     }
 
     /// Logits of the last position fed; zeros before the first.
     pub fn logits(&self) -> &[f32] {
-        match &self.memory {
-            Memory::Cpu(cpu) => cpu.logits(),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.logits(),
-        }
+        self.memory.logits()
     }
 
     /// Forgets everything fed so far; memory of cache rows goes back to the system.
@@ -244,11 +225,7 @@ impl Session {
 
     /// What this session's memory is planned to be and what it is now.
     pub fn memory(&self) -> SessionMemory {
-        let (state, scratch) = match &self.memory {
-            Memory::Cpu(cpu) => cpu.allocated(),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.allocated(),
-        };
+        let (state, scratch) = self.memory.allocated();
         let planned_state = self.model.plan().state_bytes;
         SessionMemory {
             planned_state,
@@ -261,47 +238,27 @@ impl Session {
     /// Something that makes this session slower than it could be and that its user may want to know, if there is any: on a GPU,
     /// that the driver does not record tokens as CUDA graphs.
     pub fn notice(&self) -> Option<&str> {
-        match &self.memory {
-            Memory::Cpu(_) => None,
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.notice(),
-        }
+        self.memory.notice()
     }
 
     fn state_bytes(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        Ok(match &self.memory {
-            Memory::Cpu(cpu) => Cow::Borrowed(cpu.state(range)),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => Cow::Owned(cuda.state(range)?),
-        })
+        self.memory.state(range)
     }
 
     fn shrink(&mut self) {
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.shrink(self.rows),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.shrink(self.rows),
-        }
+        self.memory.shrink(self.rows);
     }
 
     /// The scratch memory as the last step has left it. Its contents are undefined, except in an artifact built with
     /// `--debug-taps`, whose metadata tells where the outputs of layers stay.
-    pub fn scratch(&self) -> Result<std::borrow::Cow<'_, [u8]>> {
-        Ok(match &self.memory {
-            Memory::Cpu(cpu) => cpu.arena().into(),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.arena()?.into(),
-        })
+    pub fn scratch(&self) -> Result<Cow<'_, [u8]>> {
+        self.memory.arena()
     }
 
     /// Takes the times of the launches and barriers of every step from now on (or no longer), and gives those taken so
     /// far, by entry point. On a CPU only: elsewhere there are none.
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.trace(self.model.threads(), on),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(_) => Vec::new(),
-        }
+        self.memory.trace(on)
     }
 
     fn check(&self, tokens: &[i32]) -> Result<()> {
@@ -343,11 +300,7 @@ impl Session {
             return feed(self);
         }
         // Rows that get memory together may get huge pages.
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.reserve(&self.model, self.rows + tokens as u64)?,
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(_) => {}
-        }
+        self.memory.reserve(&self.model, self.rows + tokens as u64)?;
         self.write_length((self.past() + tokens as u64) as i32)?;
         let result = feed(self);
         if result.is_err() {
@@ -359,12 +312,7 @@ impl Session {
 
     fn write_length(&mut self, length: i32) -> Result<()> {
         let Some(state) = self.model.table().length() else { return Ok(()) };
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.write_word(state, length),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.write_word(state, length)?,
-        }
-        Ok(())
+        self.memory.write_word(state, length)
     }
 
     /// Drops the oldest rows behind the sinks where the caches are full and the model does without.
@@ -377,30 +325,18 @@ impl Session {
         let kept = self.rows.min(window.kept());
         let (count, sinks) = (self.rows - kept, window.sinks.min(kept));
         let dropped = self.dropped + count;
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.drop_rows(table, count, sinks..kept, counter, dropped as i32),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.drop_rows(table, count, sinks..kept, counter, dropped as i32)?,
-        }
+        self.memory.drop_rows(&self.model, count, sinks..kept, counter, dropped as i32)?;
         (self.rows, self.dropped) = (kept, dropped);
         Ok(())
     }
 
     fn has(&self, step: Step) -> bool {
-        match &self.memory {
-            Memory::Cpu(_) => CpuSession::entry(&self.model, step).is_some(),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.has(step),
-        }
+        self.memory.has(step)
     }
 
     fn step(&mut self, step: Step, tokens: &[i32]) -> Result<()> {
         self.make_room(tokens.len() as u64)?;
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.feed(&self.model, step, tokens, self.rows)?,
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.feed(step, tokens, self.rows)?,
-        }
+        self.memory.feed(&self.model, step, tokens, self.rows)?;
         self.rows += tokens.len() as u64;
         Ok(())
     }
@@ -409,39 +345,23 @@ impl Session {
     pub(crate) fn join_batch(&mut self, token: i32) -> Result<BatchMember<'_>> {
         self.check(&[token])?;
         self.make_room(1)?;
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.join_batch(&self.model, self.rows),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(_) => Err(no_batches(&self.model)),
-        }
+        self.memory.join_batch(&self.model, self.rows)
     }
 
     /// Counts the token that a batch has fed, whose logits are these.
     pub(crate) fn leave_batch(&mut self, logits: &[f32]) -> Result<()> {
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.leave_batch(&self.model, logits)?,
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(_) => return Err(no_batches(&self.model)),
-        }
+        self.memory.leave_batch(&self.model, logits)?;
         self.rows += 1;
         Ok(())
     }
 
     fn chunk_logits(&self, n: usize) -> &[f32] {
-        match &self.memory {
-            Memory::Cpu(cpu) => cpu.chunk_logits(n),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.chunk_logits(n),
-        }
+        self.memory.chunk_logits(n)
     }
 
     /// The state's initial values, by the model's own entry point where it has one, else by its table.
     fn initialise(&mut self, step: Step) -> Result<()> {
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.initialise(&self.model, step),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.initialise(self.model.table()),
-        }
+        self.memory.initialise(&self.model, step)
     }
 }
 
@@ -450,10 +370,4 @@ impl Model {
     pub fn tokenizer(&self) -> Option<&[u8]> {
         self.section(section::TOKENIZER)
     }
-}
-
-/// What a device says that has no steps for several sequences.
-#[cfg(feature = "cuda")]
-fn no_batches(model: &Model) -> Error {
-    Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry: Step::DecodeBatch.name() }
 }

@@ -9,7 +9,7 @@ use memmap2::{MmapMut, MmapOptions};
 
 use crate::pool::Pool;
 use crate::table::{State, live_bytes};
-use crate::{Error, Result};
+use crate::{Error, Result, pages};
 
 const WHAT: &str = "the state";
 /// Rows that get memory together, so that `decode` meets no page fault but at every such step.
@@ -128,16 +128,14 @@ impl StateBlock {
     }
 
     /// Asks for one huge page for a block; false if the system knows of none.
-    #[cfg(target_os = "linux")]
     fn advise_huge(&self, block: usize) -> bool {
-        let from = self.block(block);
-        from + HUGE <= self.len as u64
-            && self.map.advise_range(memmap2::Advice::HugePage, from as usize, HUGE as usize).is_ok()
+        self.whole(block).is_some_and(|range| pages::prefer_huge(&self.map, range))
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn advise_huge(&self, _: usize) -> bool {
-        false
+    /// Where a block lies, if all of it does.
+    fn whole(&self, block: usize) -> Option<Range<usize>> {
+        let from = self.block(block);
+        (from + HUGE <= self.len as u64).then(|| from as usize..(from + HUGE) as usize)
     }
 
     /// Joins the pages of at most `most` blocks of well used rows into huge ones, which are read faster; the workers of
@@ -151,24 +149,15 @@ impl StateBlock {
         let next = AtomicUsize::new(0);
         pool.help(&|_, _| {
             while let Some(&block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.join(self.block(block));
+                if let Some(range) = self.whole(block) {
+                    pages::collapse(&self.map, range);
+                }
             }
         })?;
         blocks.iter().for_each(|&block| self.joined[block] = true);
         self.waiting.truncate(kept);
         Ok(())
     }
-
-    /// Joins the pages of the block at `from`, if it is one.
-    #[cfg(target_os = "linux")]
-    fn join(&self, from: u64) {
-        if from + HUGE <= self.len as u64 {
-            crate::huge_pages::linux::collapse(self.map.as_ptr().wrapping_add(from as usize), HUGE as usize);
-        }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn join(&self, _: u64) {}
 
     /// Gives back the memory of rows beyond the first `rows` and a few kept ones. A huge page stays while any of its rows
     /// does: the next prompt would have to clear and join its pages again.
@@ -209,27 +198,11 @@ impl StateBlock {
         self.joined.get(block).is_some_and(|&joined| joined)
     }
 
-    #[cfg(target_os = "linux")]
     fn populate(&self, range: Range<u64>) -> Result<()> {
-        const ENOMEM: i32 = 12;
         if range.is_empty() {
             return Ok(());
         }
-        let bytes = range.end - range.start;
-        let done =
-            self.map.advise_range(memmap2::Advice::PopulateWrite, range.start as usize, bytes as usize);
-        match done {
-            Err(e) if e.raw_os_error() == Some(ENOMEM) => {
-                Err(Error::OutOfMemory { what: "rows of the KV cache", bytes })
-            }
-            // Linux before 5.14 does not know the advice: pages then come as they are written.
-            Ok(()) | Err(_) => Ok(()),
-        }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn populate(&self, _: Range<u64>) -> Result<()> {
-        Ok(())
+        pages::populate(&self.map, range.start as usize..range.end as usize)
     }
 
     /// Gives whole pages inside of `range` back to the system; they read as zero afterwards.

@@ -10,8 +10,10 @@ use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 use super::driver::{self, DevicePtr, Driver, Handle};
 use super::graphs::Loaded;
 use super::image;
+use super::session::CudaSession;
+use crate::device::{Device, DeviceSession};
 use crate::table::{DeviceEntry, Launch, MAX_LAUNCH_ARGS, Table};
-use crate::{Error, Result};
+use crate::{Error, Model, Result};
 
 /// Dynamic shared memory beyond this must be asked for.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
@@ -52,7 +54,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `Device::open`.
+        // SAFETY: retained once in `Gpu::open`.
         unsafe { (self.driver.f.context_release)(self.device) };
     }
 }
@@ -126,7 +128,7 @@ pub(crate) struct Bases {
     pub past: Span,
 }
 
-pub(crate) struct Device {
+pub(crate) struct Gpu {
     name: String,
     entries: Vec<(String, Vec<Kernel>)>,
     pub decode_loaded: Loaded,
@@ -136,9 +138,9 @@ pub(crate) struct Device {
 }
 
 // SAFETY: kernel handles are immutable after `open`; see `Context`.
-unsafe impl Send for Device {}
+unsafe impl Send for Gpu {}
 // SAFETY: as above.
-unsafe impl Sync for Device {}
+unsafe impl Sync for Gpu {}
 
 struct Module {
     context: Arc<Context>,
@@ -154,7 +156,21 @@ impl Drop for Module {
     }
 }
 
-impl Device {
+impl Device for Gpu {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {
+        Ok(Box::new(CudaSession::new(&self, model.table())?))
+    }
+
+    fn copy_bandwidth(&self) -> Result<Option<f64>> {
+        super::bandwidth::copy_bandwidth(&self.context).map(Some)
+    }
+}
+
+impl Gpu {
     /// Opens GPU `ordinal` and puts the model on it.
     pub fn open(path: &Path, table: &Table, weights: &[u8], ordinal: u32) -> Result<Self> {
         let no_device = |what: String| Error::NoDevice { path: path.to_path_buf(), what };
@@ -177,10 +193,6 @@ impl Device {
         }
         let weights = upload(&context, weights)?;
         Ok(Self { name, entries, decode_loaded: Loaded::default(), weights, module, context })
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     pub fn context(&self) -> &Arc<Context> {

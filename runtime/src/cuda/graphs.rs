@@ -8,7 +8,7 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::device::{Bases, Device, Kernel, Span};
+use super::device::{Bases, Gpu, Kernel, Span};
 use super::driver::{self, Driver, Handle};
 use crate::Result;
 
@@ -34,7 +34,7 @@ impl Graphs {
     /// Puts the launches of a token on the stream, as a graph where that is possible. `bases` are for this token.
     pub fn decode(
         &mut self,
-        device: &Device,
+        device: &Gpu,
         kernels: &[Kernel],
         bases: &Bases,
         context: u64,
@@ -65,13 +65,7 @@ impl Graphs {
     }
 
     /// `None` where the driver refuses: the kernels still run one by one, and errors of their own show there.
-    fn record(
-        &mut self,
-        device: &Device,
-        kernels: &[Kernel],
-        bases: &Bases,
-        stream: Handle,
-    ) -> Option<Handle> {
+    fn record(&mut self, device: &Gpu, kernels: &[Kernel], bases: &Bases, stream: Handle) -> Option<Handle> {
         match capture(device, kernels, bases, stream) {
             Ok(graph) => {
                 self.made.push((bases.past, graph));
@@ -100,7 +94,7 @@ impl Graphs {
     }
 }
 
-fn capture(device: &Device, kernels: &[Kernel], bases: &Bases, stream: Handle) -> Result<Handle> {
+fn capture(device: &Gpu, kernels: &[Kernel], bases: &Bases, stream: Handle) -> Result<Handle> {
     let driver = device.context().enter()?;
     // SAFETY: the stream is the session's; every begin is followed by an end.
     unsafe {

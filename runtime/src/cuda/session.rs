@@ -1,5 +1,6 @@
 //! Memory of one sequence on a GPU.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -7,14 +8,15 @@ use std::sync::Arc;
 use mlcc_abi::Control;
 
 use super::control::ControlBlock;
-use super::device::{Bases, Device, DeviceBuffer, Kernel, Span};
+use super::device::{Bases, DeviceBuffer, Gpu, Kernel, Span};
 use super::driver::{self, DevicePtr, Handle};
 use super::graphs::Graphs;
 use super::state_memory::StateMemory;
 use crate::buffer::Buffer;
+use crate::device::DeviceSession;
 use crate::session::Step;
 use crate::table::{Plan, State, Table};
-use crate::{Error, Result};
+use crate::{Error, Model, Result};
 
 pub(crate) struct CudaSession {
     stream: Handle,
@@ -29,7 +31,7 @@ pub(crate) struct CudaSession {
     host_chunk_logits: Option<Buffer>,
     host_probs: Option<Buffer>,
     plan: Plan,
-    device: Arc<Device>,
+    device: Arc<Gpu>,
 }
 
 // SAFETY: stream and graph belong to this session alone; the driver API is thread-safe and every operation makes the
@@ -37,7 +39,7 @@ pub(crate) struct CudaSession {
 unsafe impl Send for CudaSession {}
 
 impl CudaSession {
-    pub fn new(device: &Arc<Device>, table: &Table) -> Result<Self> {
+    pub fn new(device: &Arc<Gpu>, table: &Table) -> Result<Self> {
         let plan = table.plan.clone();
         let context = device.context();
         let driver = context.enter()?;
@@ -73,188 +75,6 @@ impl CudaSession {
         Ok(session)
     }
 
-    pub fn has(&self, step: Step) -> bool {
-        self.device.entry(step.name()).is_some()
-    }
-
-    pub fn feed(&mut self, step: Step, tokens: &[i32], past: u64) -> Result<()> {
-        let device = Arc::clone(&self.device);
-        let kernels = entry(&device, step)?;
-        self.state.grow(past + tokens.len() as u64)?;
-        if step == Step::PrefillLogits {
-            let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
-            if self.chunk_logits.is_none() {
-                let what = "the logits of a chunk on the GPU";
-                self.chunk_logits =
-                    Some(DeviceBuffer::new(device.context(), what, floats.saturating_mul(4))?);
-                self.host_chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
-            }
-        }
-        let n = tokens.len();
-        let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
-        self.control.write(&control, tokens, self.stream)?;
-        let bases = self.bases(step, n, past);
-        match step {
-            Step::Decode => {
-                self.graphs.decode(&device, kernels, &bases, self.plan.context, self.stream)?;
-            }
-            _ => device.launch(kernels, &bases, self.stream)?,
-        }
-        self.fetch_logits(step, n)?;
-        self.control.settled();
-        Ok(())
-    }
-
-    pub fn softmax(&mut self, temperature: f32) -> Result<&[f32]> {
-        let device = Arc::clone(&self.device);
-        let kernels = entry(&device, Step::Softmax)?;
-        if self.probs.is_none() {
-            self.probs = Some(DeviceBuffer::new(
-                device.context(),
-                "the probabilities on the GPU",
-                self.plan.vocab * 4,
-            )?);
-            self.host_probs = Some(Buffer::floats("the probabilities", self.plan.vocab)?);
-        }
-        let control = Control { n: 1, temperature, ..Control::default() };
-        self.control.write(&control, &[], self.stream)?;
-        device.launch(kernels, &self.bases(Step::Softmax, 1, 0), self.stream)?;
-        if let (Some(from), Some(to)) = (&self.probs, &mut self.host_probs) {
-            receive(&device, self.stream, from.ptr(), to.bytes_mut())?;
-        }
-        self.control.settled();
-        Ok(self.host_probs.as_ref().map_or(&[], Buffer::as_floats))
-    }
-
-    /// Gives the state its initial values, from the table.
-    pub fn initialise(&mut self, table: &Table) -> Result<()> {
-        let driver = self.device.context().enter()?;
-        let (state, stream) = (self.state.ptr(), self.stream);
-        for piece in table.states.iter().filter(|p| p.cache.is_none() && p.bytes > 0) {
-            let at = state + piece.offset;
-            // SAFETY: the table was checked: every piece lies inside the state block.
-            unsafe {
-                match piece.fill {
-                    None => {
-                        let status = (driver.f.fill_bytes)(at, 0, piece.bytes as usize, stream);
-                        driver.check("cuMemsetD8Async", status)?;
-                    }
-                    Some(fill) => {
-                        let words = piece.bytes as usize / 4;
-                        let status = (driver.f.fill_words)(at, fill.to_bits(), words, stream);
-                        driver.check("cuMemsetD32Async", status)?;
-                    }
-                }
-            }
-        }
-        self.wait()
-    }
-
-    pub fn logits(&self) -> &[f32] {
-        self.host_logits.as_floats()
-    }
-
-    pub fn chunk_logits(&self, n: usize) -> &[f32] {
-        let floats = n * self.plan.vocab as usize;
-        self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])
-    }
-
-    /// A piece of the state; it has memory.
-    pub fn state(&self, range: Range<u64>) -> Result<Vec<u8>> {
-        let mut out = vec![0; (range.end - range.start) as usize];
-        receive(&self.device, self.stream, self.state.ptr() + range.start, &mut out)?;
-        Ok(out)
-    }
-
-    pub fn arena(&self) -> Result<Vec<u8>> {
-        let mut out = vec![0; self.arena.len()];
-        receive(&self.device, self.stream, self.arena.ptr(), &mut out)?;
-        Ok(out)
-    }
-
-    /// Writes pieces of state; `rows` of every cache get memory before.
-    pub fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
-        self.state.grow(rows)?;
-        for (range, bytes) in pieces {
-            self.send(self.state.ptr() + range.start, bytes.as_ptr().cast(), bytes.len())?;
-        }
-        self.wait()
-    }
-
-    /// Moves rows of every cache to the places `moved`, from `count` rows behind them; `counter` gets the number of rows
-    /// that were dropped so far.
-    pub fn drop_rows(
-        &mut self,
-        table: &Table,
-        count: u64,
-        moved: Range<u64>,
-        counter: &State,
-        dropped: i32,
-    ) -> Result<()> {
-        let driver = self.device.context().enter()?;
-        let (state, stream) = (self.state.ptr(), self.stream);
-        for (piece, cache) in table.states.iter().filter_map(|s| Some((s, s.cache?))) {
-            let begin = state + piece.offset + moved.start * cache.row_bytes;
-            let end = (moved.end - moved.start) * cache.row_bytes;
-            let step = count * cache.row_bytes;
-            let mut at = 0;
-            // Piece by piece in order, because the two ranges of one copy must not overlap.
-            while at < end {
-                let bytes = step.min(end - at) as usize;
-                // SAFETY: `count + moved.end` rows of the cache have memory.
-                let status = unsafe { (driver.f.on_device)(begin + at, begin + at + step, bytes, stream) };
-                driver.check("cuMemcpyDtoDAsync", status)?;
-                at += step;
-            }
-        }
-        self.write_word(counter, dropped)
-    }
-
-    /// `word` has four bytes.
-    pub fn write_word(&mut self, word: &State, value: i32) -> Result<()> {
-        let driver = self.device.context().enter()?;
-        let (at, stream) = (self.state.ptr() + word.offset, self.stream);
-        // SAFETY: the table was checked: the word has four bytes inside the state block.
-        let status = unsafe { (driver.f.fill_words)(at, value as u32, 1, stream) };
-        driver.check("cuMemsetD32Async", status)?;
-        self.wait()
-    }
-
-    /// Gives back what more than `rows` rows take, once nothing runs on it: a call that failed may have left launches on
-    /// the stream.
-    pub fn shrink(&mut self, rows: u64) {
-        match self.wait() {
-            Ok(()) => self.state.shrink(rows),
-            Err(_) => self.state.abandon(),
-        }
-    }
-
-    /// Bytes of state that have memory, and those of scratch and results on the device.
-    pub fn allocated(&self) -> (u64, u64) {
-        let others = [Some(&self.arena), Some(&self.logits), self.chunk_logits.as_ref(), self.probs.as_ref()];
-        (self.state.allocated(), others.into_iter().flatten().map(|b| b.len() as u64).sum())
-    }
-
-    /// A second session on this device with the first `rows` rows, the rest of the state and the logits of this one.
-    pub fn twin(&self, table: &Table, rows: u64) -> Result<Self> {
-        let mut twin = Self::new(&self.device, table)?;
-        twin.state.grow(rows)?;
-        // The two streams know nothing of each other, and a call that failed may have left launches on this one.
-        self.wait()?;
-        let driver = self.device.context().enter()?;
-        let live = table.states.iter().map(|s| s.live(rows)).filter(|r| !r.is_empty());
-        let state = live.map(|r| (twin.state.ptr() + r.start, self.state.ptr() + r.start, r.end - r.start));
-        let logits = (twin.logits.ptr(), self.logits.ptr(), self.logits.len() as u64);
-        for (to, from, bytes) in state.chain([logits]).filter(|(_, _, bytes)| *bytes > 0) {
-            // SAFETY: both belong to one model and have memory for these rows.
-            let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, twin.stream) };
-            driver.check("cuMemcpyDtoDAsync", status)?;
-        }
-        twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
-        twin.wait()?;
-        Ok(twin)
-    }
-
     fn bases(&self, step: Step, n: usize, past: u64) -> Bases {
         let logits = match (&self.chunk_logits, step) {
             (Some(all), Step::PrefillLogits) => all.ptr(),
@@ -270,11 +90,6 @@ impl CudaSession {
             n: n as i64,
             past: Span::of(past),
         }
-    }
-
-    /// Something that slows the session down and that only its user can change.
-    pub fn notice(&self) -> Option<&str> {
-        self.graphs.notice()
     }
 
     fn fetch_logits(&mut self, step: Step, n: usize) -> Result<()> {
@@ -313,6 +128,187 @@ impl CudaSession {
     }
 }
 
+impl DeviceSession for CudaSession {
+    fn has(&self, step: Step) -> bool {
+        self.device.entry(step.name()).is_some()
+    }
+
+    fn feed(&mut self, _: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let kernels = entry(&device, step)?;
+        self.state.grow(past + tokens.len() as u64)?;
+        if step == Step::PrefillLogits {
+            let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
+            if self.chunk_logits.is_none() {
+                let what = "the logits of a chunk on the GPU";
+                self.chunk_logits =
+                    Some(DeviceBuffer::new(device.context(), what, floats.saturating_mul(4))?);
+                self.host_chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
+            }
+        }
+        let n = tokens.len();
+        let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
+        self.control.write(&control, tokens, self.stream)?;
+        let bases = self.bases(step, n, past);
+        match step {
+            Step::Decode => {
+                self.graphs.decode(&device, kernels, &bases, self.plan.context, self.stream)?;
+            }
+            _ => device.launch(kernels, &bases, self.stream)?,
+        }
+        self.fetch_logits(step, n)?;
+        self.control.settled();
+        Ok(())
+    }
+
+    fn softmax(&mut self, _: &Model, temperature: f32) -> Result<&[f32]> {
+        let device = Arc::clone(&self.device);
+        let kernels = entry(&device, Step::Softmax)?;
+        if self.probs.is_none() {
+            self.probs = Some(DeviceBuffer::new(
+                device.context(),
+                "the probabilities on the GPU",
+                self.plan.vocab * 4,
+            )?);
+            self.host_probs = Some(Buffer::floats("the probabilities", self.plan.vocab)?);
+        }
+        let control = Control { n: 1, temperature, ..Control::default() };
+        self.control.write(&control, &[], self.stream)?;
+        device.launch(kernels, &self.bases(Step::Softmax, 1, 0), self.stream)?;
+        if let (Some(from), Some(to)) = (&self.probs, &mut self.host_probs) {
+            receive(&device, self.stream, from.ptr(), to.bytes_mut())?;
+        }
+        self.control.settled();
+        Ok(self.host_probs.as_ref().map_or(&[], Buffer::as_floats))
+    }
+
+    fn initialise(&mut self, model: &Model, _: Step) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let (state, stream) = (self.state.ptr(), self.stream);
+        for piece in model.table().states.iter().filter(|p| p.cache.is_none() && p.bytes > 0) {
+            let at = state + piece.offset;
+            // SAFETY: the table was checked: every piece lies inside the state block.
+            unsafe {
+                match piece.fill {
+                    None => {
+                        let status = (driver.f.fill_bytes)(at, 0, piece.bytes as usize, stream);
+                        driver.check("cuMemsetD8Async", status)?;
+                    }
+                    Some(fill) => {
+                        let words = piece.bytes as usize / 4;
+                        let status = (driver.f.fill_words)(at, fill.to_bits(), words, stream);
+                        driver.check("cuMemsetD32Async", status)?;
+                    }
+                }
+            }
+        }
+        self.wait()
+    }
+
+    fn logits(&self) -> &[f32] {
+        self.host_logits.as_floats()
+    }
+
+    fn chunk_logits(&self, n: usize) -> &[f32] {
+        let floats = n * self.plan.vocab as usize;
+        self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])
+    }
+
+    fn state(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+        let mut out = vec![0; (range.end - range.start) as usize];
+        receive(&self.device, self.stream, self.state.ptr() + range.start, &mut out)?;
+        Ok(out.into())
+    }
+
+    fn arena(&self) -> Result<Cow<'_, [u8]>> {
+        let mut out = vec![0; self.arena.len()];
+        receive(&self.device, self.stream, self.arena.ptr(), &mut out)?;
+        Ok(out.into())
+    }
+
+    fn set_state(&mut self, _: &Model, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+        self.state.grow(rows)?;
+        for (range, bytes) in pieces {
+            self.send(self.state.ptr() + range.start, bytes.as_ptr().cast(), bytes.len())?;
+        }
+        self.wait()
+    }
+
+    fn drop_rows(
+        &mut self,
+        model: &Model,
+        count: u64,
+        moved: Range<u64>,
+        counter: &State,
+        dropped: i32,
+    ) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let (state, stream) = (self.state.ptr(), self.stream);
+        for (piece, cache) in model.table().states.iter().filter_map(|s| Some((s, s.cache?))) {
+            let begin = state + piece.offset + moved.start * cache.row_bytes;
+            let end = (moved.end - moved.start) * cache.row_bytes;
+            let step = count * cache.row_bytes;
+            let mut at = 0;
+            // Piece by piece in order, because the two ranges of one copy must not overlap.
+            while at < end {
+                let bytes = step.min(end - at) as usize;
+                // SAFETY: `count + moved.end` rows of the cache have memory.
+                let status = unsafe { (driver.f.on_device)(begin + at, begin + at + step, bytes, stream) };
+                driver.check("cuMemcpyDtoDAsync", status)?;
+                at += step;
+            }
+        }
+        self.write_word(counter, dropped)
+    }
+
+    fn write_word(&mut self, word: &State, value: i32) -> Result<()> {
+        let driver = self.device.context().enter()?;
+        let (at, stream) = (self.state.ptr() + word.offset, self.stream);
+        // SAFETY: the table was checked: the word has four bytes inside the state block.
+        let status = unsafe { (driver.f.fill_words)(at, value as u32, 1, stream) };
+        driver.check("cuMemsetD32Async", status)?;
+        self.wait()
+    }
+
+    /// Gives back what more than `rows` rows take, once nothing runs on it: a call that failed may have left launches on
+    /// the stream.
+    fn shrink(&mut self, rows: u64) {
+        match self.wait() {
+            Ok(()) => self.state.shrink(rows),
+            Err(_) => self.state.abandon(),
+        }
+    }
+
+    fn allocated(&self) -> (u64, u64) {
+        let others = [Some(&self.arena), Some(&self.logits), self.chunk_logits.as_ref(), self.probs.as_ref()];
+        (self.state.allocated(), others.into_iter().flatten().map(|b| b.len() as u64).sum())
+    }
+
+    fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>> {
+        let table = model.table();
+        let mut twin = Self::new(&self.device, table)?;
+        twin.state.grow(rows)?;
+        // The two streams know nothing of each other, and a call that failed may have left launches on this one.
+        self.wait()?;
+        let driver = self.device.context().enter()?;
+        let live = table.states.iter().map(|s| s.live(rows)).filter(|r| !r.is_empty());
+        let state = live.map(|r| (twin.state.ptr() + r.start, self.state.ptr() + r.start, r.end - r.start));
+        let logits = (twin.logits.ptr(), self.logits.ptr(), self.logits.len() as u64);
+        for (to, from, bytes) in state.chain([logits]).filter(|(_, _, bytes)| *bytes > 0) {
+            // SAFETY: both belong to one model and have memory for these rows.
+            let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, twin.stream) };
+            driver.check("cuMemcpyDtoDAsync", status)?;
+        }
+        twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
+        twin.wait()?;
+        Ok(Box::new(twin))
+    }
+
+    fn notice(&self) -> Option<&str> {
+        self.graphs.notice()
+    }
+}
+
 impl Drop for CudaSession {
     fn drop(&mut self) {
         if self.wait().is_err() {
@@ -326,7 +322,7 @@ impl Drop for CudaSession {
 }
 
 /// Copies from the device and waits.
-fn receive(device: &Device, stream: Handle, from: DevicePtr, to: &mut [u8]) -> Result<()> {
+fn receive(device: &Gpu, stream: Handle, from: DevicePtr, to: &mut [u8]) -> Result<()> {
     let driver = device.context().enter()?;
     // SAFETY: the device range has at least the length of `to`, which lives until the wait below is over.
     unsafe {
@@ -338,7 +334,7 @@ fn receive(device: &Device, stream: Handle, from: DevicePtr, to: &mut [u8]) -> R
     }
 }
 
-fn entry(device: &Device, step: Step) -> Result<&[Kernel]> {
+fn entry(device: &Gpu, step: Step) -> Result<&[Kernel]> {
     let missing = || Error::Driver {
         call: "launch list",
         what: format!("the artifact has no launches for `{}`; build it again", step.name()),

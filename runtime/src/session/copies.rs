@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Memory, Session};
+use super::Session;
 use crate::{Error, Result, state_file};
 
 /// A copy of a session's state in memory.
@@ -18,11 +18,7 @@ pub struct Snapshot {
 impl Session {
     /// A second session with the same past.
     pub fn fork(&self) -> Result<Self> {
-        let memory = match &self.memory {
-            Memory::Cpu(cpu) => Memory::Cpu(Box::new(cpu.twin(&self.model, self.rows)?)),
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => Memory::Cuda(Box::new(cuda.twin(self.model.table(), self.rows)?)),
-        };
+        let memory = self.memory.twin(&self.model, self.rows)?;
         let (rows, dropped) = (self.rows, self.dropped);
         Ok(Self { model: self.model.clone(), memory, rows, dropped, all_logits: None })
     }
@@ -71,11 +67,7 @@ impl Session {
     }
 
     fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
-        match &mut self.memory {
-            Memory::Cpu(cpu) => cpu.set_state(&self.model, rows, pieces)?,
-            #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.set_state(rows, pieces)?,
-        }
+        self.memory.set_state(&self.model, rows, pieces)?;
         self.rows = rows;
         let counter = self.model.table().window().map(|(_, state)| state.offset);
         let counted = pieces.iter().find(|(range, _)| Some(range.start) == counter);

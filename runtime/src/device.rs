@@ -1,0 +1,133 @@
+//! What runs the steps of a model, and what it keeps for one sequence: the one interface of models and sessions to the worker
+//! pool of a CPU and to a GPU.
+
+use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use mlcc_abi::Sequence;
+
+use crate::cpu::CpuDevice;
+use crate::session::Step;
+use crate::table::State;
+use crate::trace::StepTimes;
+use crate::{Error, Model, Result};
+
+/// Runs the steps of one loaded model, for all its sessions.
+pub(crate) trait Device: Send + Sync {
+    /// Name of the chosen CPU variant, or of the GPU.
+    fn name(&self) -> &str;
+
+    /// Memory for one sequence; the state is not initialised.
+    fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>>;
+
+    /// The CPU, if it is one: batches are its own.
+    fn cpu(&self) -> Option<&CpuDevice> {
+        None
+    }
+
+    /// Most workers of a step.
+    fn threads(&self) -> usize {
+        1
+    }
+
+    /// As [`Model::fix_workers`].
+    fn fix_workers(&self, _workers: Option<usize>) {}
+
+    /// As [`Model::copy_bandwidth`].
+    fn copy_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(None)
+    }
+}
+
+/// Memory of one sequence. `rows` and `past` count rows of the caches; tokens were checked by the caller.
+pub(crate) trait DeviceSession: Send {
+    /// Whether the artifact has this step.
+    fn has(&self, step: Step) -> bool;
+
+    /// Runs a step that eats tokens.
+    fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()>;
+
+    /// `softmax(logits / temperature)` of the last logits.
+    fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]>;
+
+    /// The state's initial values: by the entry point `step` where the device has it, else by the model's table.
+    fn initialise(&mut self, model: &Model, step: Step) -> Result<()>;
+
+    /// `vocab` logits of the last position.
+    fn logits(&self) -> &[f32];
+
+    /// Logits of the `n` positions of the last `prefill_logits` chunk.
+    fn chunk_logits(&self, n: usize) -> &[f32];
+
+    /// A piece of the state; it has memory.
+    fn state(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>>;
+
+    /// Writes pieces of the state; `rows` of every cache get memory before.
+    fn set_state(&mut self, model: &Model, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()>;
+
+    /// Writes a state of four bytes.
+    fn write_word(&mut self, state: &State, value: i32) -> Result<()>;
+
+    /// Moves rows of every cache to the places `moved`, from `count` rows after them; `counter` gets the number of rows that
+    /// were dropped so far.
+    fn drop_rows(
+        &mut self,
+        model: &Model,
+        count: u64,
+        moved: Range<u64>,
+        counter: &State,
+        dropped: i32,
+    ) -> Result<()>;
+
+    /// The scratch memory as the last step has left it.
+    fn arena(&self) -> Result<Cow<'_, [u8]>>;
+
+    /// Told before a long prompt: `rows` of every cache will be needed.
+    fn reserve(&mut self, _model: &Model, _rows: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Gives back what more than `rows` rows take.
+    fn shrink(&mut self, rows: u64);
+
+    /// Bytes of state that have memory, and those of scratch and results.
+    fn allocated(&self) -> (u64, u64);
+
+    /// A second sequence with the first `rows` rows, the rest of the state and the logits of this one.
+    fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>>;
+
+    /// Gives memory to the row after `past`, as a sequence of a batch.
+    fn join_batch(&mut self, model: &Model, _past: u64) -> Result<BatchMember<'_>> {
+        Err(missing(model, Step::DecodeBatch))
+    }
+
+    /// Takes over its row of the logits of a batch.
+    fn leave_batch(&mut self, model: &Model, _logits: &[f32]) -> Result<()> {
+        Err(missing(model, Step::DecodeBatch))
+    }
+
+    /// Takes times from now on, or no longer; gives what was taken so far.
+    fn trace(&mut self, _on: bool) -> Vec<StepTimes> {
+        Vec::new()
+    }
+
+    /// As [`crate::Session::notice`].
+    fn notice(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// What a batch needs of a session. The pointers are good while the session is borrowed.
+pub(crate) struct BatchMember<'a> {
+    pub sequence: Sequence,
+    /// Scratch memory of the plan's size, for one member of the batch to lend.
+    pub arena: *mut u8,
+    pub session: PhantomData<&'a mut ()>,
+}
+
+/// The artifact has no such step for this device.
+pub(crate) fn missing(model: &Model, step: Step) -> Error {
+    Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry: step.name() }
+}
