@@ -9,9 +9,8 @@ use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::DType;
-use mlcc_kernels::generic::row_scan;
-use mlcc_kernels::generic::scan::is_channelwise;
 use mlcc_kernels::lower::group::SCAN_BODIES;
+use mlcc_kernels::scan::{is_channelwise, shape_of};
 
 const PASS: &str = "legalize";
 
@@ -56,7 +55,7 @@ fn check(module: &Module) -> Result<(), PassError> {
             let Op::Scan { body, carries, .. } = node.op else { continue };
             let body = &module.functions[body];
             let all_f32 = node.inputs.iter().chain(&node.outputs).all(|&v| f.ty(v).dtype == DType::F32);
-            let has_kernel = is_channelwise(body) || row_scan::shape_of(body, carries).is_some();
+            let has_kernel = is_channelwise(body) || shape_of(body, carries).is_some();
             if !has_kernel || !all_f32 {
                 let what = format!("the scan in @{} with body @{}", f.name, body.name);
                 return unsupported(what, SCAN_BODIES);

@@ -143,11 +143,15 @@ fn zero_below<'k>(x: Val<'k>, low: f64, y: Val<'k>) -> Val<'k> {
     x.lt(low).select(0.0, y)
 }
 
-/// Nearest integer of a float below 2^22 in size: as f32 and as i32, without a conversion instruction.
-fn nearest(x: Val) -> (Val, Val) {
+/// Nearest integer of a float below 2^22 in size, as i32 and without a conversion instruction.
+pub fn nearest_i32(x: Val) -> Val {
+    bits(x + f64::from(MAGIC)) - i64::from(MAGIC.to_bits())
+}
+
+/// The same as f32.
+fn nearest(x: Val) -> Val {
     let magic = f64::from(MAGIC);
-    let shifted = x + magic;
-    (shifted - magic, bits(shifted) - i64::from(MAGIC.to_bits()))
+    (x + magic) - magic
 }
 
 /// The low bits of a number as the exponent of another.
@@ -300,7 +304,7 @@ pub fn cos(x: Val) -> Val {
 fn sin_of_quarters(x: Val, quarters: i64) -> Val {
     // q = nearest integer to x / (pi/2); r = x - q pi/2 with pi/2 in parts of 8 bits, whose products with q below 2^16 are
     // exact, and a rest.
-    let (q, quadrant) = nearest(x * FRAC_2_PI);
+    let (q, quadrant) = (nearest(x * FRAC_2_PI), nearest_i32(x * FRAC_2_PI));
     let r = PI_HALF_PARTS.iter().fold(x, |r, &part| (-q).fma(part, r));
     let z = r * r;
     let sin = polynomial(z, &SIN).fma(z * r, r);

@@ -20,13 +20,14 @@ mod scores;
 mod shares;
 mod words;
 
-use crate::generic::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, UnOp};
 use mlcc_ir::ops::{Attention, Op};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::Recorder;
 
 /// The score of a key that is not seen, and the first running maximum.
 pub(crate) const HIDDEN: f64 = -1e30;
@@ -45,7 +46,7 @@ enum Keys {
 /// One attention: the op, its sizes, and where the operands come from.
 pub struct Problem<'a> {
     /// Binds the operands; one lane.
-    pub inliner: Inliner<'a>,
+    pub inliner: Inliner<'a, 'static>,
     pub op: Attention,
     q: ValueId,
     k: ValueId,
@@ -77,7 +78,7 @@ pub fn find(f: &Function) -> Option<&Node> {
 
 impl<'a> Problem<'a> {
     /// `node` is an attention of the inliner's function.
-    pub fn new(node: &Node, inliner: Inliner<'a>) -> Option<Problem<'a>> {
+    pub fn new(node: &Node, inliner: Inliner<'a, 'static>) -> Option<Problem<'a>> {
         let Op::Attention(op) = &node.op else { return None };
         let dims = |i: usize| inliner.f.ty(node.inputs[i]).dims.clone();
         let size = |d: &Dim| d.as_const();
@@ -189,11 +190,12 @@ impl<'a> Problem<'a> {
         c: ExprId,
         lanes: u32,
     ) -> ExprId {
-        let ctx = Inliner { lanes, ..self.inliner.clone() };
-        let column = if lanes > 1 { Index::lanes(c) } else { Index::scalar(c) };
-        let value = ctx.value(kb, v, &[Index::scalar(row), Index::scalar(head), column]);
-        let value = kb.cast(value, DType::F32);
-        if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value }
+        Recorder::within(kb, |k| {
+            let ctx = Inliner { lanes, ..self.inliner.clone() };
+            let [row, head, c] = [row, head, c].map(|index| k.val(index));
+            let value = ctx.value(k, v, &[Index::scalar(row), Index::scalar(head), Index::from(c, lanes)]);
+            value.cast(DType::F32).to_lanes(lanes).id()
+        })
     }
     /// Elements of a query, times the scale of scores.
     fn query(&self, kb: &mut KernelBuilder, row: ExprId, head: ExprId, c: ExprId, lanes: u32) -> ExprId {
@@ -209,7 +211,9 @@ impl<'a> Problem<'a> {
     }
     /// Slope of a query head; `None` without ALiBi.
     fn slope(&self, kb: &mut KernelBuilder, head: ExprId) -> Option<ExprId> {
-        let slope = self.inliner.value(kb, self.slopes?, &[Index::scalar(head)]);
+        let slopes = self.slopes?;
+        let slope =
+            Recorder::within(kb, |k| self.inliner.value(k, slopes, &[Index::scalar(k.val(head))]).id());
         if self.unit == 1.0 {
             return Some(slope);
         }
@@ -219,8 +223,7 @@ impl<'a> Problem<'a> {
     /// Keys of the prefix, at most all; `None` without a prefix.
     fn prefix(&self, kb: &mut KernelBuilder) -> Option<ExprId> {
         let v = self.prefix?;
-        let zero = kb.int(0);
-        let count = self.inliner.value(kb, v, &[Index::scalar(zero)]);
+        let count = Recorder::within(kb, |k| self.inliner.value(k, v, &[Index::scalar(k.int(0))]).id());
         let (count, t) = (kb.cast(count, DType::I64), kb.dim(&self.t));
         let count = kb.min(count, t);
         Some(kb.let_("prefix", count))

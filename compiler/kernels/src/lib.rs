@@ -4,7 +4,10 @@
 pub mod attention;
 pub mod contraction;
 pub mod experts;
-pub mod generic;
+pub mod inline;
 pub mod lower;
 mod math;
 pub mod params;
+pub mod quantize;
+pub mod rows;
+pub mod scan;

@@ -16,7 +16,7 @@ use super::product::join_each;
 use super::schedule::Params;
 use super::scores::Turn;
 use super::{Problem, lanes_of};
-use crate::generic::inline::Binding;
+use crate::inline::Binding;
 use crate::params::{IntDot, KernelTarget};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;

@@ -14,12 +14,13 @@ use super::schedule::{Ahead, Params};
 use super::shares::{Run, Shares};
 use super::{HIDDEN, Problem, at_least_zero, ceil_div, lanes_of};
 use crate::contraction::CACHE_LINE;
-use crate::generic::inline::{Index, Inliner};
-use crate::generic::rows::emit_at;
+use crate::inline::{Index, Inliner};
+use crate::rows::{RowAt, emit_at};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::Recorder;
 
 /// Buffers of one item on the stack (for every key head a row of what is described), and one of its key heads.
 #[derive(Clone, Copy)]
@@ -56,7 +57,7 @@ pub(super) struct Item {
 /// earlier tokens.
 pub struct NewRows<'a> {
     /// Binds the operands of the group; one lane.
-    pub inliner: Inliner<'a>,
+    pub inliner: Inliner<'a, 'static>,
     pub stores: Vec<(ValueId, BufId)>,
 }
 
@@ -161,10 +162,12 @@ impl Item {
             self.each_key_head(kb, |kb, item| {
                 let zero = kb.int(0);
                 let (row, place) = ([zero, item.head], [item.last, item.head]);
-                let (row, place) = (row.map(Index::scalar), place.map(Index::scalar));
-                for NewRows { inliner, stores } in rows {
-                    emit_at(kb, inliner, (&row, &place), stores, self.params.lanes);
-                }
+                Recorder::within(kb, |k| {
+                    let [row, stored] = [row, place].map(|at| at.map(|index| Index::scalar(k.val(index))));
+                    for NewRows { inliner, stores } in rows {
+                        emit_at(k, inliner, RowAt { row: &row, stored: &stored }, stores, self.params.lanes);
+                    }
+                });
             });
         });
     }

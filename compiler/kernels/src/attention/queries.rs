@@ -5,7 +5,7 @@ use super::decode::{Item, columns};
 use super::schedule::{Params, Products};
 use super::words::Words;
 use super::{Problem, lanes_of};
-use crate::generic::known::borders;
+use crate::inline::known::borders;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;

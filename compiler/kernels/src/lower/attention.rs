@@ -4,7 +4,7 @@ use super::LowerError;
 use super::group::{ArgContract, GroupKernel, Merge, finished};
 use crate::attention::decode::NewRows;
 use crate::attention::{Problem, decode, find, gpu, merge, prefill, schedule};
-use crate::generic::inline::Inliner;
+use crate::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
@@ -76,7 +76,7 @@ pub(super) fn attention_group(
     mut kb: KernelBuilder,
     f: &Function,
     node: &Node,
-    inliner: Inliner,
+    inliner: Inliner<'_, 'static>,
     rows: &[NewRows],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {

@@ -6,15 +6,15 @@ use super::plan::Partition;
 use crate::contraction::{
     Activation, Codes, MatMul, STREAMS, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
 };
-use crate::generic::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Index, Inliner};
 use crate::params::{KernelTarget, choose, code_block};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
-use mlcc_ir::kernel::{Access, BufId, ExprId};
+use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
+use mlcc_kernel_lang::{Recorder, Val};
 use mlcc_target::Arch;
-use std::collections::HashMap;
 
 /// The product inside a group, with its operands as inputs of the group.
 #[derive(Clone, Debug)]
@@ -108,7 +108,7 @@ pub fn emit(
     kb: &mut KernelBuilder,
     f: &Function,
     c: &Contraction,
-    inliner: Inliner,
+    inliner: Inliner<'_, 'static>,
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
@@ -142,7 +142,7 @@ pub fn emit(
     let spec =
         MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k, chosen: None, streams };
     let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
-        store_tile(kb, f, &inliner, product, outputs, n, &tile);
+        Recorder::within(kb, |k| store_tile(k, &inliner, product, outputs, n as i64, &tile));
     };
     let slices = match target.arch {
         Arch::Nvptx => {
@@ -185,41 +185,26 @@ fn streams(f: &Function, c: &Contraction, inputs: &[BufId], outputs: &[BufId]) -
 }
 
 /// Evaluates the group's outputs for one tile of the product and stores them.
-fn store_tile(
-    kb: &mut KernelBuilder,
-    f: &Function,
-    inliner: &Inliner,
+fn store_tile<'k>(
+    k: &'k Recorder,
+    inliner: &Inliner<'_, 'k>,
     product: ValueId,
     outputs: &[BufId],
-    n: usize,
+    n: i64,
     tile: &Tile,
 ) {
-    let mut bindings: HashMap<ValueId, Binding> = inliner.bindings.clone();
-    bindings.insert(product, Binding::Value(tile.acc));
-    let ctx = Inliner {
-        f,
-        bindings,
-        lanes: tile.lanes,
-        mask: tile.mask,
-        aligned: true,
-        reduce_lanes: inliner.reduce_lanes,
-    };
-    let col = if tile.lanes > 1 { Index::lanes(tile.col) } else { Index::scalar(tile.col) };
-    let index = [Index::scalar(tile.row), col];
-    let values: Vec<ExprId> = f
-        .outputs
-        .iter()
-        .map(|&v| {
-            let value = ctx.value(kb, v, &index);
-            let value = if kb.ty(value).lanes < tile.lanes { kb.splat(value, tile.lanes) } else { value };
-            let value = kb.cast(value, f.ty(v).dtype);
-            kb.let_("value", value)
-        })
-        .collect();
-    let row = kb.mul_int(tile.row, n as i64);
-    let at = kb.add(row, tile.col);
+    let (f, mask) = (inliner.f, tile.mask.map(|mask| k.val(mask)));
+    let mut ctx = Inliner { mask, ..inliner.with_lanes(tile.lanes) };
+    ctx.bindings.insert(product, Binding::Value(k.val(tile.acc)));
+    let (row, col) = (k.val(tile.row), k.val(tile.col));
+    let index = [Index::scalar(row), Index::from(col, tile.lanes)];
+    let value = |&v| ctx.value(k, v, &index).to_lanes(tile.lanes).cast(f.ty(v).dtype).named("value");
+    let values: Vec<Val> = f.outputs.iter().map(value).collect();
     for (&buf, value) in outputs.iter().zip(values) {
-        let index = kb.ramp1(at, tile.lanes);
-        kb.store_masked(buf, index, value, tile.mask);
+        let out = k.view(buf, [1, n]);
+        match mask {
+            Some(mask) => out.set_where(mask, [row, col], value),
+            None => out.set([row, col], value),
+        }
     }
 }

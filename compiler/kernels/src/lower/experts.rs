@@ -6,13 +6,14 @@ use super::group::ArgContract;
 use super::plan::Partition;
 use crate::contraction::{Activation, Choice, CodeBlock, Codes, MatMul, STREAMS, Weight, emit_experts};
 use crate::experts::{GpuProduct, Machine, TopK};
-use crate::generic::inline::Inliner;
+use crate::inline::Inliner;
 use crate::params::{KernelTarget, choose};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing};
+use mlcc_kernel_lang::Recorder;
 use mlcc_quant::TILE;
 use mlcc_target::Arch;
 
@@ -64,7 +65,7 @@ pub(super) fn emit(
     kb: &mut KernelBuilder,
     f: &Function,
     node: &Node,
-    inliner: Inliner,
+    inliner: Inliner<'_, 'static>,
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
@@ -80,26 +81,33 @@ pub(super) fn emit(
         Op::TopK { k } => {
             let out = |i: usize| f.outputs.iter().position(|&v| v == node.outputs[i]).map(|i| outputs[i]);
             let x = node.inputs[0];
-            TopK { inliner, x, k, values: out(0), ids: out(1) }.emit(kb, machine(target));
+            let (values, ids) = (out(0), out(1));
+            Recorder::within(kb, |rec| {
+                TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(machine(target));
+            });
             Ok(shared(Some(Partition::Rows(f.ty(x).dims[0].clone()))))
         }
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => {
             let [x, w, ids] = node.inputs[..] else { return Err(missing()) };
             let size = |v: ValueId, axis: usize| f.ty(v).dims[axis].as_const().unwrap_or(0);
             let out = node.outputs[0];
-            let product = GpuProduct {
-                inliner,
-                x: buffer(x)?,
-                w,
-                ids,
-                out: outputs[0],
-                rows: f.ty(ids).dims[0].clone(),
-                slots: size(ids, 1),
-                shared: size(x, 1) == 1,
-                n: size(out, 2),
-                k: size(w, 1) as usize,
-            };
-            product.emit(kb);
+            let x_buffer = buffer(x)?;
+            Recorder::within(kb, |k| {
+                let product = GpuProduct {
+                    k,
+                    inliner,
+                    x: x_buffer,
+                    w,
+                    ids,
+                    out: outputs[0],
+                    rows: f.ty(ids).dims[0].clone(),
+                    slots: size(ids, 1),
+                    shared: size(x, 1) == 1,
+                    n: size(out, 2),
+                    columns: size(w, 1),
+                };
+                product.emit();
+            });
             Ok(shared(None))
         }
         Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {

@@ -7,12 +7,11 @@ use super::experts;
 use super::plan::Partition;
 use crate::attention::{self, decode::NewRows};
 use crate::contraction::GROUP;
-use crate::generic::codes::RowCodes;
-use crate::generic::inline::{Binding, Inliner};
-use crate::generic::row_scan::{self, RowScan};
-use crate::generic::rows::{self, RowMachine};
-use crate::generic::scan::{self, Scan};
+use crate::inline::{Binding, Inliner};
 use crate::params::{KernelTarget, code_block};
+use crate::quantize::RowCodes;
+use crate::rows::{RowMachine, Rows};
+use crate::scan::{self, ChannelScan, MatrixScan};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -21,8 +20,8 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::step::Grid;
 use mlcc_ir::types::{DType, Packing, TensorType};
-use mlcc_kernel_lang::interleave_steps;
 use mlcc_kernel_lang::math::expand_math;
+use mlcc_kernel_lang::{Recorder, interleave_steps};
 use mlcc_quant::Layout;
 use mlcc_target::Arch;
 use std::collections::HashMap;
@@ -178,7 +177,7 @@ fn bound<'a>(
     packings: &[Option<Packing>],
     target: &KernelTarget,
     written: impl Fn(usize) -> bool,
-) -> Result<(Vec<BufId>, Inliner<'a>), LowerError> {
+) -> Result<(Vec<BufId>, Inliner<'a, 'static>), LowerError> {
     let (mut inputs, mut bindings) = (Vec::new(), HashMap::new());
     for (i, &v) in f.inputs.iter().enumerate() {
         let ty = f.ty(v);
@@ -199,7 +198,7 @@ fn bound<'a>(
         inputs.push(buf);
     }
     let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };
-    let inliner = Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: lanes };
+    let inliner = Inliner { reduce_lanes: lanes, ..Inliner::new(f, bindings) };
     Ok((inputs, inliner))
 }
 
@@ -217,7 +216,7 @@ pub(super) fn finished(
 fn rows_group(
     kb: &mut KernelBuilder,
     f: &Function,
-    inliner: Inliner,
+    inliner: Inliner<'_, 'static>,
     outputs: &[BufId],
     target: &KernelTarget,
 ) -> Result<Vec<ArgContract>, LowerError> {
@@ -239,7 +238,10 @@ fn rows_group(
             RowMachine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32) }
         }
     };
-    rows::emit(kb, &inliner, &rows, &stores, (&codes, code_block(target)), machine);
+    Recorder::within(kb, |k| {
+        let (inliner, leading, outputs, codes) = (&inliner, rows.as_slice(), stores.as_slice(), &codes);
+        Rows { k, inliner, leading, outputs, codes, block: code_block(target), machine }.emit();
+    });
 
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let single = first.as_const() == Some(1);
@@ -334,29 +336,31 @@ fn scan_group(
         return Err(LowerError::internal(format!("group {} has more than its scan", f.name)));
     };
     let length = f.ty(node.inputs[carries]).dims[0].clone();
-    let operands = positions.iter().map(|&i| inputs[i]).collect();
-    let shares = if let Some(shape) = row_scan::shape_of(body, carries) {
-        let (inputs, outputs) = (operands, outputs.to_vec());
-        let scan = RowScan { body, carries, seqs, inputs, outputs, length, shape };
-        let block_rows = match target.arch {
-            Arch::Nvptx => {
-                scan.emit_gpu(kb);
-                scan.block_rows()
-            }
-            Arch::X86_64 | Arch::Aarch64 => {
-                scan.emit_cpu(kb, target.f32_lanes(), target.prefetch(DType::F32))
-            }
-        };
-        row_shares(&scan, block_rows)
+    let (inputs, outputs) = (positions.iter().map(|&i| inputs[i]).collect(), outputs.to_vec());
+    let shares = if let Some(shape) = scan::shape_of(body, carries) {
+        Recorder::within(kb, |k| {
+            let scan = MatrixScan { k, body, carries, seqs, inputs, outputs, length, shape };
+            let block_rows = match target.arch {
+                Arch::Nvptx => {
+                    scan.emit_gpu();
+                    scan.block_rows()
+                }
+                Arch::X86_64 | Arch::Aarch64 => {
+                    scan.emit_cpu(target.f32_lanes(), target.prefetch(DType::F32))
+                }
+            };
+            row_shares(&scan, block_rows)
+        })
     } else if scan::is_channelwise(body) {
-        let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0) as usize;
-        let (inputs, outputs) = (operands, outputs.to_vec());
-        let scan = Scan { body, carries, seqs, inputs, outputs, length, channels };
-        match target.arch {
-            Arch::Nvptx => scan.emit_gpu(kb),
-            Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(kb, target.f32_lanes()),
-        }
-        let tiles = Partition::Tiles((channels as i64 + scan::CHANNELS - 1) / scan::CHANNELS);
+        let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0);
+        let tiles = Recorder::within(kb, |k| {
+            let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, length, channels };
+            match target.arch {
+                Arch::Nvptx => scan.emit_gpu(),
+                Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(target.f32_lanes()),
+            }
+            Partition::Tiles(scan.blocks())
+        });
         ScanShares {
             inputs: vec![Some(tiles.clone()); node.inputs.len()],
             outputs: vec![Some(tiles); node.outputs.len()],
@@ -397,9 +401,9 @@ struct ScanShares {
 
 /// Vectors along the rows are sliced as the results of contractions are, in blocks of whole tiles; vectors along the
 /// columns are read by all rows of their head.
-fn row_shares(scan: &RowScan, block_rows: i64) -> ScanShares {
+fn row_shares(scan: &MatrixScan, block_rows: i64) -> ScanShares {
     let rows = scan.shape.heads * scan.shape.rows;
-    let tiles = (block_rows % row_scan::ROWS == 0).then_some(Partition::Tiles(rows / block_rows));
+    let tiles = (block_rows % scan::matrix::ROWS == 0).then_some(Partition::Tiles(rows / block_rows));
     let stacked = |v: &ValueId| {
         let extent = scan.extent(*v);
         let sliced = extent.heads && extent.rows && (!extent.columns || scan.shape.columns == 1);

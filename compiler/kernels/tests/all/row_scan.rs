@@ -13,10 +13,10 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::testing::Rng;
 use mlcc_ir::types::{DType, TensorType};
-use mlcc_kernels::generic::row_scan::{Shape, shape_of};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::lower::plan::Partition;
 use mlcc_kernels::params::KernelTarget;
+use mlcc_kernels::scan::matrix::{Shape, shape_of};
 use mlcc_target::Arch;
 
 /// Axes of heads, rows, columns.

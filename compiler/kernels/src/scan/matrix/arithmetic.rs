@@ -1,25 +1,26 @@
 //! The arithmetic of a scan body on values that are at hand, one piece (a vector or a number) at a time. Products that are
 //! only added to something become part of a fused multiply-add.
 
-use crate::generic::inline::{Binding, Index, Inliner};
-use mlcc_ir::builder::KernelBuilder;
+use crate::inline::{Binding, Index, Inliner};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::{Function, Node, ValueId};
-use mlcc_ir::kernel::{BinOp, ExprId};
+use mlcc_ir::kernel::BinOp;
 use mlcc_ir::ops::Op;
+use mlcc_kernel_lang::{Recorder, Val};
 
-pub(super) struct Arithmetic<'a> {
+pub(super) struct Arithmetic<'a, 'k> {
+    k: &'k Recorder,
     body: &'a Function,
     /// Products that are not computed alone: their one user adds them to something.
     products: Vec<ValueId>,
 }
 
-/// What a value of the body is at the place in question; numbers stand for vectors of equal lanes.
-pub(super) type At<'a> = &'a dyn Fn(ValueId) -> ExprId;
+/// What a value of the body is where it is wanted; numbers stand for vectors of equal lanes.
+pub(super) type At<'a, 'k> = &'a dyn Fn(ValueId) -> Val<'k>;
 
-impl<'a> Arithmetic<'a> {
-    pub fn new(body: &'a Function) -> Arithmetic<'a> {
-        Arithmetic { body, products: fused_products(body) }
+impl<'a, 'k> Arithmetic<'a, 'k> {
+    pub fn new(k: &'k Recorder, body: &'a Function) -> Arithmetic<'a, 'k> {
+        Arithmetic { k, body, products: fused_products(body) }
     }
 
     /// True for a product that its user computes.
@@ -28,54 +29,46 @@ impl<'a> Arithmetic<'a> {
     }
 
     /// What an elementwise node computes, `lanes` elements of it.
-    pub fn elementwise(&self, kb: &mut KernelBuilder, node: &Node, lanes: u32, at: At) -> ExprId {
+    pub fn elementwise(&self, node: &Node, lanes: u32, at: At<'_, 'k>) -> Val<'k> {
         if let (Op::Binary(BinOp::Add), &[a, b]) = (&node.op, node.inputs.as_slice()) {
             for (product, other) in [(a, b), (b, a)] {
                 if self.is_fused(product) {
-                    let other = self.operand(kb, other, lanes, at);
-                    return self.add_product(kb, product, other, at);
+                    return self.add_product(product, self.operand(other, lanes, at), at);
                 }
             }
         }
         let bindings = node.inputs.iter().map(|&v| (v, Binding::Value(at(v)))).collect();
-        let f = self.body;
-        let inliner = Inliner { f, bindings, lanes, mask: None, aligned: false, reduce_lanes: 1 };
+        let inliner = Inliner { lanes, ..Inliner::new(self.body, bindings) };
         // Bound values do not look at their index.
-        let zero = kb.int(0);
-        let index = vec![Index::scalar(zero); f.ty(node.outputs[0]).rank()];
-        let value = inliner.value(kb, node.outputs[0], &index);
-        if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value }
+        let index = vec![Index::scalar(self.k.int(0)); self.body.ty(node.outputs[0]).rank()];
+        inliner.value(self.k, node.outputs[0], &index).to_lanes(lanes)
     }
 
     /// One more element, or `lanes` of them, of what a reduction of `input` has met so far.
     pub fn reduce(
         &self,
-        kb: &mut KernelBuilder,
         (op, input): (RedOp, ValueId),
         lanes: u32,
-        so_far: Option<ExprId>,
-        at: At,
-    ) -> ExprId {
+        so_far: Option<Val<'k>>,
+        at: At<'_, 'k>,
+    ) -> Val<'k> {
         match so_far {
-            Some(sum) if op == RedOp::Sum && self.is_fused(input) => self.add_product(kb, input, sum, at),
-            Some(sum) => {
-                let value = self.operand(kb, input, lanes, at);
-                kb.binary(op.bin(), sum, value)
-            }
-            None => self.operand(kb, input, lanes, at),
+            Some(sum) if op == RedOp::Sum && self.is_fused(input) => self.add_product(input, sum, at),
+            Some(sum) => sum.with(op.bin(), self.operand(input, lanes, at)),
+            None => self.operand(input, lanes, at),
         }
     }
 
     /// A value that may be a product which is not computed alone.
-    fn operand(&self, kb: &mut KernelBuilder, v: ValueId, lanes: u32, at: At) -> ExprId {
+    fn operand(&self, v: ValueId, lanes: u32, at: At<'_, 'k>) -> Val<'k> {
         let value = match self.is_fused(v) {
             true => {
                 let [a, b] = self.factors(v).map(at);
-                kb.mul(a, b)
+                a * b
             }
             false => at(v),
         };
-        if kb.ty(value).lanes < lanes { kb.splat(value, lanes) } else { value }
+        value.to_lanes(lanes)
     }
 
     fn factors(&self, product: ValueId) -> [ValueId; 2] {
@@ -83,11 +76,9 @@ impl<'a> Arithmetic<'a> {
         [node.inputs[0], node.inputs[1]]
     }
 
-    fn add_product(&self, kb: &mut KernelBuilder, product: ValueId, sum: ExprId, at: At) -> ExprId {
-        let [a, b] = self.factors(product).map(at);
-        let lanes = kb.ty(sum).lanes;
-        let [a, b] = [a, b].map(|x| if kb.ty(x).lanes < lanes { kb.splat(x, lanes) } else { x });
-        kb.fma(a, b, sum)
+    fn add_product(&self, product: ValueId, sum: Val<'k>, at: At<'_, 'k>) -> Val<'k> {
+        let [a, b] = self.factors(product).map(|v| at(v).to_lanes(sum.lanes()));
+        a.fma(b, sum)
     }
 }
 

@@ -2,16 +2,21 @@
 //! that are made in different ways (the halves of a rotary embedding). In one loop over all columns every vector would compute
 //! all parts, by masked loads, and what depends on the row alone (the scale of a norm) each time.
 
-use super::inline::{Inliner, const_of};
+use super::Inliner;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, Expr, ExprId};
 use mlcc_ir::ops::Op;
+use mlcc_kernel_lang::Val;
 use std::collections::BTreeSet;
 
 /// A comparison that comes out the same in all lanes and turns of the loops around it.
-pub(super) fn known(kb: &KernelBuilder, cond: ExprId) -> Option<bool> {
+pub(super) fn known(cond: Val) -> Option<bool> {
+    cond.recorder().builder(|kb| answer(kb, cond.id()))
+}
+
+fn answer(kb: &KernelBuilder, cond: ExprId) -> Option<bool> {
     let (op, a, b) = match *kb.expr(cond) {
-        Expr::Splat(one) => return known(kb, one),
+        Expr::Splat(one) => return answer(kb, one),
         Expr::Binary(op, a, b) => (op, a, b),
         _ => return None,
     };
@@ -35,12 +40,12 @@ fn bounds(kb: &KernelBuilder, e: ExprId) -> Option<(i64, i64)> {
         Expr::Var(var) => kb.turns(var).filter(|&turns| turns > 0).map(|turns| (0, turns - 1)),
         Expr::Splat(one) => bounds(kb, one),
         Expr::Ramp { base, stride } => {
-            let ((low, high), by) = (bounds(kb, base)?, const_of(kb, stride)?);
+            let ((low, high), by) = (bounds(kb, base)?, kb.kernel().exprs.as_int(stride)?);
             let last = by.checked_mul(i64::from(kb.ty(e).lanes - 1))?;
             Some((low.checked_add(last.min(0))?, high.checked_add(last.max(0))?))
         }
         Expr::Binary(op, a, b) => {
-            let ((low, high), by) = (bounds(kb, a)?, const_of(kb, b)?);
+            let ((low, high), by) = (bounds(kb, a)?, kb.kernel().exprs.as_int(b)?);
             let ends = match op {
                 BinOp::Add => [low.checked_add(by)?, high.checked_add(by)?],
                 BinOp::Sub => [low.checked_sub(by)?, high.checked_sub(by)?],
@@ -49,7 +54,7 @@ fn bounds(kb: &KernelBuilder, e: ExprId) -> Option<(i64, i64)> {
             };
             Some((ends[0].min(ends[1]), ends[0].max(ends[1])))
         }
-        _ => const_of(kb, e).map(|value| (value, value)),
+        _ => kb.kernel().exprs.as_int(e).map(|value| (value, value)),
     }
 }
 
@@ -82,40 +87,23 @@ pub(crate) fn borders(inliner: &Inliner, lanes: i64, end: i64) -> Vec<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_ir::types::DType;
+    use mlcc_ir::dim::{Dim, Sym};
+    use mlcc_kernel_lang::Recorder;
 
     #[test]
     fn comparisons_with_one_answer() {
-        let mut kb = KernelBuilder::new("k");
-        let some = kb.dim(&mlcc_ir::dim::Dim::sym(mlcc_ir::dim::Sym::N));
-        let eight = kb.int(8);
-        kb.serial("unknown", some, |kb, u| {
-            kb.serial("c", eight, |kb, c| {
+        let k = &Recorder::new("k");
+        k.serial("unknown", &Dim::sym(Sym::N), |u| {
+            k.serial("c", 8, |c| {
                 // Vectors of 8 lanes from 64 on: 64 to 127.
-                let by = kb.mul_int(c, 8);
-                let (first, one) = (kb.add_int(by, 64), kb.int(1));
-                let lanes = kb.ramp(first, one, 8);
-                let mut answer = |op, a, limit| {
-                    let limit = kb.int(limit);
-                    let limit = if kb.ty(a).lanes > 1 { kb.splat(limit, 8) } else { limit };
-                    let cond = kb.binary(op, a, limit);
-                    assert_eq!(kb.ty(cond).dtype, DType::Bool);
-                    known(kb, cond)
-                };
-                assert_eq!(
-                    [64, 127, 128].map(|l| answer(BinOp::Lt, lanes, l)),
-                    [Some(false), None, Some(true)]
-                );
-                assert_eq!(
-                    [63, 64, 127].map(|l| answer(BinOp::Le, lanes, l)),
-                    [Some(false), None, Some(true)]
-                );
-                assert_eq!(
-                    [63, 64, 128].map(|l| answer(BinOp::Eq, lanes, l)),
-                    [Some(false), None, Some(false)]
-                );
-                assert_eq!([63, 64].map(|l| answer(BinOp::Ne, first, l)), [Some(true), None]);
-                assert_eq!(answer(BinOp::Lt, u, 5), None, "a loop of unknown length");
+                let first = c * 8 + 64;
+                let lanes = first.ramp(1, 8);
+                let answers = |limits: [i64; 3], op| limits.map(|limit| known(lanes.with(op, limit)));
+                assert_eq!(answers([64, 127, 128], BinOp::Lt), [Some(false), None, Some(true)]);
+                assert_eq!(answers([63, 64, 127], BinOp::Le), [Some(false), None, Some(true)]);
+                assert_eq!(answers([63, 64, 128], BinOp::Eq), [Some(false), None, Some(false)]);
+                assert_eq!([63, 64].map(|l| known(first.differs(l))), [Some(true), None]);
+                assert_eq!(known(u.lt(5)), None, "a loop of unknown length");
             });
         });
     }

@@ -1,0 +1,87 @@
+//! The scales of the groups of a row, from their largest magnitudes.
+
+use super::{Quantizer, Row, RowCodes, Work};
+use mlcc_ir::kernel::Ty;
+use mlcc_ir::ops::max_code;
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Reg, Val};
+
+/// Magnitudes below this are taken as zero: their scale would not be a normal number.
+const TINY: f64 = 1e-30;
+/// Least scale, relative to the largest one before it.
+const LEAST: f64 = 1.0 / (1_u128 << 64) as f64;
+
+/// What is carried from group to group: the last scale, the largest one, and the bits of the largest magnitude.
+#[derive(Clone, Copy)]
+pub(super) struct Carried<T> {
+    pub scale: T,
+    pub largest: T,
+    pub size: T,
+}
+
+impl<T> Carried<T> {
+    fn map<U>(self, mut to: impl FnMut(T) -> U) -> Carried<U> {
+        Carried { scale: to(self.scale), largest: to(self.largest), size: to(self.size) }
+    }
+    fn into_array(self) -> [T; 3] {
+        [self.scale, self.largest, self.size]
+    }
+}
+
+impl<'k> Quantizer<'_, '_, 'k> {
+    /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their reciprocals.
+    pub(super) fn scales(&self, row: &Row<'_, 'k>, first: Val<'k>, groups: i64) {
+        // What is carried stays in registers meanwhile.
+        let load = |work: &Work<'k>| work.carried.map(|kept| self.k.reg("carried", kept.at([row.r])));
+        let own: Vec<Carried<Reg>> = self.work.iter().map(load).collect();
+        self.k.serial("g", groups, |i| {
+            for ((codes, work), carried) in self.codes.iter().zip(&self.work).zip(&own) {
+                let scale = scale_of_group(carried, work.sizes.at([i]), codes.bits);
+                let ratio = scale.before / scale.own;
+                codes.scales(self.k).set([row.row, first + i], ratio);
+                work.inverses.set([row.r, i], 1.0 / scale.own);
+            }
+        });
+        for (work, own) in self.work.iter().zip(own) {
+            for (kept, reg) in work.carried.into_array().into_iter().zip(own.into_array()) {
+                kept.set([row.r], reg.get());
+            }
+        }
+    }
+
+    /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
+    /// them on.
+    pub(super) fn store_unit(&self, codes: &RowCodes, work: &Work<'k>, r: Val<'k>, row: Val<'k>) {
+        let (scale, size) = (work.carried.scale.at([r]), work.carried.size.at([r]));
+        let poison = size.bits_as(Ty::scalar(DType::F32)) * 0.0;
+        codes.scales(self.k).set((row, 0), scale + poison);
+    }
+}
+
+/// The scale of a group, and that of the group before it.
+struct Scale<'k> {
+    own: Val<'k>,
+    before: Val<'k>,
+}
+
+/// The scale of a group whose largest magnitude has these bits.
+fn scale_of_group<'k>(carried: &Carried<Reg<'k>>, size: Val<'k>, bits: usize) -> Scale<'k> {
+    let size = size.named("size");
+    carried.size.set(carried.size.get().max(size));
+    let size = size.bits_as(Ty::scalar(DType::F32));
+
+    let before = carried.scale.get().named("before");
+    let largest = carried.largest.get().named("largest");
+    let own = (size * (1.0 / max_code(bits))).named("own");
+    // The floor below is no larger than `largest`, so this need not wait for it.
+    carried.largest.set(larger(largest, own));
+    let own = larger(own, largest * LEAST);
+    let own = size.like(TINY).lt(size).select(own, before).named("scale");
+    carried.scale.set(own);
+    Scale { own, before }
+}
+
+/// The larger of two numbers; `a` if `b` is NaN.
+fn larger<'k>(a: Val<'k>, b: Val<'k>) -> Val<'k> {
+    a.lt(b).select(b, a)
+}

@@ -1,0 +1,184 @@
+//! The kernel for groups of elementwise ops and last-axis reductions: one pass per row. Reductions become scalars of
+//! the row, then every output is stored in one loop over the columns, all loads of an iteration before its stores (so an
+//! output may take the place of an input read at the same index).
+//!
+//! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: a block per
+//! row of the first two axes, threads stride over the columns, reductions meet in shared memory.
+
+mod columns;
+mod gpu;
+mod quantized;
+
+use crate::inline::{Binding, Index, Inliner};
+use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::BufId;
+use mlcc_ir::ops::Op;
+use mlcc_kernel_lang::{Recorder, Val};
+
+pub(crate) use columns::store_all;
+
+/// What executes a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowMachine {
+    /// With vectors of so many lanes; what prefetches f32 elements.
+    Cpu {
+        lanes: u32,
+        prefetch: Option<InstrId>,
+    },
+    Gpu,
+}
+
+/// The axes before the last one: of a row, and of where it is stored.
+#[derive(Clone, Copy)]
+pub(crate) struct RowAt<'a, 'k> {
+    pub row: &'a [Index<'k>],
+    pub stored: &'a [Index<'k>],
+}
+
+impl<'a, 'k> RowAt<'a, 'k> {
+    /// A row that is stored where the type of its value says.
+    pub fn own(row: &'a [Index<'k>]) -> RowAt<'a, 'k> {
+        RowAt { row, stored: row }
+    }
+}
+
+/// A group of ops on rows.
+#[derive(Clone, Copy)]
+pub struct Rows<'a, 'f, 'k> {
+    pub k: &'k Recorder,
+    /// Binds the inputs of the group.
+    pub inliner: &'a Inliner<'f, 'k>,
+    /// The axes before the last one, the same for all outputs.
+    pub leading: &'a [Dim],
+    /// What is stored where.
+    pub outputs: &'a [(ValueId, BufId)],
+    /// What is quantized (CPU). With one leading axis rows are shared out in blocks of `block`, as their codes are ordered; where
+    /// there are further leading axes, the codes follow row by row.
+    pub codes: &'a [RowCodes],
+    pub block: CodeBlock,
+    pub machine: RowMachine,
+}
+
+/// Blocks of a GPU along the second axis of a launch.
+const MOST_BLOCKS: i64 = 65_535;
+
+impl<'k> Rows<'_, '_, 'k> {
+    /// Records the kernel body.
+    pub fn emit(self) {
+        if let (RowMachine::Cpu { lanes, prefetch }, [_, ..], [count]) =
+            (self.machine, self.codes, self.leading)
+        {
+            return self.quantized(count, lanes, prefetch);
+        }
+        let one = Dim::from(1);
+        let first = self.leading.first().unwrap_or(&one);
+        let body = |row| match self.leading {
+            [] => self.inner(vec![]),
+            [..] => self.inner(vec![Index::scalar(row)]),
+        };
+        match self.machine {
+            RowMachine::Cpu { .. } => self.k.par("row", first, body),
+            RowMachine::Gpu => self.k.blocks("row", 0, first, body),
+        }
+    }
+
+    /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
+    fn inner(self, leading: Vec<Index<'k>>) {
+        let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading) };
+        let gpu = self.machine == RowMachine::Gpu;
+        let few = size.as_const().is_some_and(|size| size <= MOST_BLOCKS);
+        let in_blocks = gpu && leading.len() == 1 && few;
+        let reduces = self.inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+        let body = |i| {
+            self.inner([leading.as_slice(), &[Index::scalar(i)]].concat());
+            // The next row's reductions write the shared memory that this row's results were read from.
+            if gpu && !in_blocks && reduces {
+                self.k.barrier();
+            }
+        };
+        match in_blocks {
+            true => self.k.blocks("inner", 1, size, body),
+            false => self.k.serial("inner", size, body),
+        }
+    }
+
+    fn row(self, leading: &[Index<'k>]) {
+        let inliner = with_reductions(self.k, self.inliner, leading, self.machine);
+        columns::store(self.k, &inliner, RowAt::own(leading), self.outputs, self.machine);
+        if let (RowMachine::Cpu { lanes, .. }, [_, ..]) = (self.machine, self.codes) {
+            let row = RowBlock {
+                inliner: &inliner,
+                leading: Some(leading),
+                first: flat_row(self.k, self.leading, leading),
+                rows: self.k.int(1),
+                size: 1,
+                columns: 4,
+                known: &[],
+                lanes,
+                prefetch: None,
+            };
+            quantize::emit(self.k, &row, self.codes, &[]);
+        }
+    }
+}
+
+/// Stores one row of `outputs` where `at` says (CPU). Only the first axis of the buffers may be longer than the values'.
+pub(crate) fn emit_at<'k>(
+    k: &'k Recorder,
+    inliner: &Inliner<'_, 'k>,
+    at: RowAt<'_, 'k>,
+    outputs: &[(ValueId, BufId)],
+    lanes: u32,
+) {
+    let machine = RowMachine::Cpu { lanes, prefetch: None };
+    let inliner = with_reductions(k, inliner, at.row, machine);
+    columns::store(k, &inliner, at, outputs, machine);
+}
+
+/// Number of a row among all.
+fn flat_row<'k>(k: &'k Recorder, dims: &[Dim], leading: &[Index<'k>]) -> Val<'k> {
+    let flat = dims.iter().zip(leading).fold(k.int(0), |flat, (dim, &index)| {
+        let before = flat * k.dim(dim);
+        if let Index::Affine { base, .. } = index { before + base } else { before }
+    });
+    flat.named("row")
+}
+
+/// With the reductions over a row computed and bound.
+fn with_reductions<'f, 'k>(
+    k: &'k Recorder,
+    inliner: &Inliner<'f, 'k>,
+    leading: &[Index<'k>],
+    machine: RowMachine,
+) -> Inliner<'f, 'k> {
+    let mut inliner = inliner.clone();
+    for (_, node) in inliner.f.live() {
+        let Op::Reduce { op, axis } = node.op else { continue };
+        let (input, output) = (node.inputs[0], node.outputs[0]);
+        if !is_over_columns(&inliner, axis, input, leading.len()) {
+            continue;
+        }
+        let value = match machine {
+            RowMachine::Cpu { .. } => {
+                let index = [leading, &[Index::scalar(k.int(0))]].concat();
+                inliner.value(k, output, &index)
+            }
+            RowMachine::Gpu => gpu::reduce(k, &inliner, op, input, leading),
+        };
+        inliner.bindings.insert(output, Binding::Value(value));
+    }
+    inliner
+}
+
+/// True for a reduction over the last axis of a value with so many leading ones.
+fn is_over_columns(inliner: &Inliner, axis: usize, input: ValueId, leading: usize) -> bool {
+    axis + 1 == inliner.f.ty(input).rank() && axis == leading
+}
+
+/// Size of the last axis; 1 for a rank-0 value.
+fn columns_of(inliner: &Inliner, v: ValueId) -> Dim {
+    inliner.f.ty(v).dims.last().cloned().unwrap_or(Dim::from(1))
+}

@@ -1,0 +1,7 @@
+//! Kernels for scans: a body that is run for every step, with values that it carries from one to the next.
+
+pub mod channels;
+pub mod matrix;
+
+pub use channels::{CHANNELS, ChannelScan, is_channelwise};
+pub use matrix::{MatrixScan, shape_of};

@@ -1,0 +1,202 @@
+//! The kernel for a scan whose state is a matrix per head, and whose body treats every row of the matrices on its own:
+//! elementwise along the row, with reductions over it, as in the linear attention of RWKV-5 to -7. The columns are the
+//! axis that is summed over; vectors along the columns are shared by the rows of a head.
+//!
+//! CPU, several steps: lanes are rows, see `transposed`. CPU otherwise: lanes are columns; blocks of rows are shared out
+//! among workers, a few rows of one head run together (they share the loads of the vectors along the columns), their
+//! states stay in registers. GPU: a thread per row, a block per head or part of one; vectors along the columns meet in
+//! shared memory.
+
+mod arithmetic;
+mod gpu;
+mod step;
+mod transposed;
+
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, ValueId};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::BufId;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, TensorType};
+use mlcc_kernel_lang::{Recorder, Val, View};
+use std::ops::Range;
+use step::{HeadRows, Step};
+use transposed::Transposed;
+
+/// Rows that one worker takes at a time where they divide a head: a tile of the contraction kernels, so that both are
+/// sliced alike.
+pub const ROWS: i64 = 16;
+/// Vector registers that the states of the rows which run together may take.
+const STATE_VECTORS: i64 = 16;
+
+/// Sizes of the state: `heads` is the product of all axes but the last two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    pub heads: i64,
+    pub rows: i64,
+    pub columns: i64,
+}
+
+/// Along which axes of the state a value extends; along the others it is broadcast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    pub heads: bool,
+    pub rows: bool,
+    pub columns: bool,
+}
+
+impl Extent {
+    /// True for a value per row, as the state has them.
+    fn is_per_row(self) -> bool {
+        self.heads && self.rows
+    }
+    fn elements(self, shape: Shape) -> i64 {
+        let size = |on: bool, size: i64| if on { size } else { 1 };
+        size(self.heads, shape.heads) * size(self.rows, shape.rows) * size(self.columns, shape.columns)
+    }
+}
+
+/// Extent of a value of this type; `None` if it has none.
+fn extent_of(ty: &TensorType, state: &TensorType, shape: Shape) -> Option<Extent> {
+    if ty.dtype != DType::F32 {
+        return None;
+    }
+    if ty.rank() == 0 {
+        let same = |size: i64| size == 1;
+        return Some(Extent {
+            heads: same(shape.heads),
+            rows: same(shape.rows),
+            columns: same(shape.columns),
+        });
+    }
+    if ty.rank() != state.rank() {
+        return None;
+    }
+    let one = Dim::from(1);
+    let full: Vec<bool> = ty.dims.iter().zip(&state.dims).map(|(d, s)| d == s).collect();
+    let fits = ty.dims.iter().zip(&full).all(|(d, &full)| full || *d == one);
+    let (heads, last) = full.split_at(full.len() - 2);
+    let long = |axis: &usize| state.dims[*axis] != one;
+    // Several axes of heads are one if a value has all of them or none.
+    let several: Vec<bool> = (0..heads.len()).filter(long).map(|axis| heads[axis]).collect();
+    let alike = several.windows(2).all(|w| w[0] == w[1]);
+    let heads = several.first().copied().unwrap_or(true);
+    (fits && alike).then_some(Extent { heads, rows: last[0], columns: last[1] })
+}
+
+/// The sizes of the state if a body has the structure that this kernel needs: every value is f32 and extends along axes of
+/// the first carry or is broadcast along them; ops are elementwise or reduce the last axis; carries and results have a
+/// value per row.
+pub fn shape_of(body: &Function, carries: usize) -> Option<Shape> {
+    let state = body.ty(*body.inputs.first()?);
+    if carries == 0 || state.rank() < 2 {
+        return None;
+    }
+    let sizes: Vec<i64> = state.dims.iter().map(Dim::as_const).collect::<Option<_>>()?;
+    let (&[rows, columns], heads) = sizes.split_last_chunk::<2>().map(|(heads, last)| (last, heads))?;
+    let shape = Shape { heads: heads.iter().product(), rows, columns };
+    let extent = |v: ValueId| extent_of(body.ty(v), state, shape);
+    let local = body.live().all(|(_, node)| match node.op {
+        Op::Reduce { axis, .. } => axis + 1 == state.rank() && body.ty(node.inputs[0]).rank() == state.rank(),
+        _ => node.op.is_elementwise(),
+    });
+    let values = body.live().flat_map(|(_, n)| &n.outputs).chain(&body.inputs);
+    let per_row = body.inputs[..carries].iter().chain(&body.outputs);
+    let fits = sizes.iter().all(|&size| size > 0)
+        && local
+        && values.copied().all(|v| extent(v).is_some())
+        && per_row.copied().all(|v| extent(v).is_some_and(Extent::is_per_row));
+    fits.then_some(shape)
+}
+
+/// The scan and the buffers of its inputs (carries, sequences, constants) and outputs (carries, stacked values), all f32.
+pub struct MatrixScan<'a, 'k> {
+    pub k: &'k Recorder,
+    pub body: &'a Function,
+    pub carries: usize,
+    pub seqs: usize,
+    pub inputs: Vec<BufId>,
+    pub outputs: Vec<BufId>,
+    /// Steps.
+    pub length: Dim,
+    pub shape: Shape,
+}
+
+impl<'k> MatrixScan<'_, 'k> {
+    /// The extent of a value of the body.
+    pub fn extent(&self, v: ValueId) -> Extent {
+        let state = self.body.ty(self.body.inputs[0]);
+        extent_of(self.body.ty(v), state, self.shape).expect("the structure has been checked")
+    }
+
+    /// The extent of input `i`.
+    fn input_extent(&self, i: usize) -> Extent {
+        self.extent(self.body.inputs[i])
+    }
+
+    fn sequences(&self) -> Range<usize> {
+        self.carries..self.carries + self.seqs
+    }
+
+    fn constants(&self) -> Range<usize> {
+        self.carries + self.seqs..self.body.inputs.len()
+    }
+
+    /// Rows of one iteration of the parallel loop where lanes are columns.
+    pub fn block_rows(&self) -> i64 {
+        if self.shape.rows % ROWS == 0 { ROWS } else { self.shape.rows }
+    }
+
+    /// CPU kernel body with vectors of `lanes`; `prefetch` is for f32 elements. Gives the rows of an iteration of the parallel
+    /// loop.
+    pub fn emit_cpu(&self, lanes: u32, prefetch: Option<InstrId>) -> i64 {
+        match Transposed::new(self, lanes, prefetch) {
+            Some(transposed) => {
+                transposed.emit();
+                transposed.block_rows()
+            }
+            None => {
+                self.emit_rows(lanes);
+                self.block_rows()
+            }
+        }
+    }
+
+    /// CPU kernel body with lanes over columns.
+    fn emit_rows(&self, lanes: u32) {
+        let Shape { heads, rows, columns } = self.shape;
+        let (k, block_rows) = (self.k, self.block_rows());
+        let vectors = (columns / i64::from(lanes)).max(1);
+        let together = [4, 2, 1].into_iter().find(|&r| block_rows % r == 0 && r * vectors <= STATE_VECTORS);
+        let together = together.unwrap_or(1);
+        let per_head = rows / block_rows;
+        k.par("block", heads * per_head, |block| {
+            let (head, part) = (block / per_head, block % per_head);
+            let first = part * block_rows;
+            k.serial("tile", block_rows / together, |tile| {
+                let row = (first + tile * together).named("row");
+                Step::new(self, lanes, HeadRows { head, row, rows: together as usize }).run();
+            });
+        });
+    }
+
+    /// Elements of one step before row `r` of some rows of a head.
+    fn offset(&self, extent: Extent, at: HeadRows<'k>, r: i64) -> Val<'k> {
+        let Shape { rows, columns, .. } = self.shape;
+        let head = if extent.heads { at.head } else { self.k.int(0) };
+        let row = if extent.rows { head * rows + at.row + r } else { head };
+        if extent.columns { row * columns } else { row }
+    }
+
+    fn at_step(&self, extent: Extent, offset: Val<'k>, time: Val<'k>) -> Val<'k> {
+        time * extent.elements(self.shape) + offset
+    }
+
+    /// Input `i`, and its first element for row `r` of some rows of a head at a step.
+    fn input(&self, i: usize, at: HeadRows<'k>, r: i64, time: Val<'k>) -> (View<'k, 1>, Val<'k>) {
+        let extent = self.input_extent(i);
+        let offset = self.offset(extent, at, r);
+        let first = if self.sequences().contains(&i) { self.at_step(extent, offset, time) } else { offset };
+        (self.k.flat(self.inputs[i]), first)
+    }
+}

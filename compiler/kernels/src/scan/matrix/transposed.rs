@@ -1,0 +1,264 @@
+//! The scan with lanes over rows, for CPUs and several steps: the state of a block of rows is copied to the stack
+//! transposed, so that sums over the columns need no sum over lanes, and every number along the columns is broadcast once
+//! for several vectors of rows.
+//!
+//! A step takes one pass over the columns for each level of reductions: values that need no reduction, then those that need
+//! the results of the first pass, and so on; the last pass writes the new state. The first pass of the next step is made
+//! together with it, so that each state is loaded and stored once per step and level.
+
+mod copy;
+mod pass;
+
+use super::arithmetic::Arithmetic;
+use super::step::HeadRows;
+use super::{MatrixScan, Shape};
+use copy::Direction;
+use mlcc_ir::graph::{Node, ValueId};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::Space;
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Recorder, Val, View};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Most bytes of state on the stack.
+const MOST_BYTES: i64 = 64 << 10;
+
+pub(super) struct Transposed<'a, 'k> {
+    k: &'k Recorder,
+    scan: &'a MatrixScan<'a, 'k>,
+    arithmetic: Arithmetic<'a, 'k>,
+    /// Reductions over the columns that come before a value, by value.
+    depth: Vec<usize>,
+    /// The pass that writes the states.
+    last: usize,
+    lanes: u32,
+    /// Vectors of rows that run together.
+    vectors: usize,
+    prefetch: Option<InstrId>,
+}
+
+/// Vectors of rows, or one number for all rows.
+type Pieces<'k> = Vec<Val<'k>>;
+type Values<'k> = HashMap<ValueId, Pieces<'k>>;
+
+/// Rows that run together, and their states: `[columns, rows]`.
+struct StateBlock<'k> {
+    at: HeadRows<'k>,
+    states: Vec<View<'k, 2>>,
+}
+
+/// A step and its values that have no columns.
+struct Token<'k> {
+    time: Val<'k>,
+    values: Values<'k>,
+}
+
+/// What a pass has summed up of each reduction.
+type Sums<'a, 'k> = Vec<(&'a Node, View<'k, 1>)>;
+
+impl<'a, 'k> Transposed<'a, 'k> {
+    /// `None` if the scan has no such form: states have rows and columns, sequences and results one of them; whole vectors of
+    /// rows. A single step has nothing to gain.
+    pub fn new(
+        scan: &'a MatrixScan<'a, 'k>,
+        lanes: u32,
+        prefetch: Option<InstrId>,
+    ) -> Option<Transposed<'a, 'k>> {
+        let Shape { rows, columns, .. } = scan.shape;
+        let most = if lanes == 16 { 4 } else { 2 };
+        let fits = |v: &i64| {
+            let block = v * i64::from(lanes);
+            rows % block == 0 && 4 * block * columns * scan.carries as i64 <= MOST_BYTES
+        };
+        let vectors = [4, 2, 1].into_iter().filter(|&v| v <= most).find(fits)? as usize;
+        let (carries, others) = scan.body.inputs.split_at(scan.carries);
+        let matrix = |v: &ValueId| {
+            let extent = scan.extent(*v);
+            extent.rows && extent.columns
+        };
+        let plain = carries.iter().all(matrix)
+            && !others.iter().any(matrix)
+            && !scan.body.outputs[scan.carries..].iter().any(|v| scan.extent(*v).columns);
+        if !plain || columns < 2 || lanes < 2 || scan.length.as_const() == Some(1) {
+            return None;
+        }
+        let (k, arithmetic) = (scan.k, Arithmetic::new(scan.k, scan.body));
+        let mut all = Transposed { k, scan, arithmetic, depth: vec![], last: 0, lanes, vectors, prefetch };
+        all.count_reductions();
+        Some(all)
+    }
+
+    /// Of a block.
+    pub fn block_rows(&self) -> i64 {
+        self.vectors as i64 * i64::from(self.lanes)
+    }
+
+    fn count_reductions(&mut self) {
+        let body = self.scan.body;
+        self.depth = vec![0; body.values.len()];
+        for (_, node) in body.live() {
+            let before = node.inputs.iter().map(|v| self.depth[v.0 as usize]).max().unwrap_or(0);
+            let own = usize::from(self.sums_columns(node));
+            self.depth[node.outputs[0].0 as usize] = before + own;
+        }
+        let new = body.outputs[..self.scan.carries].iter().map(|v| self.depth_of(*v));
+        let sums = body.live().map(|(_, n)| n).filter(|n| self.sums_columns(n));
+        self.last = new.chain(sums.map(|n| self.depth_of(n.outputs[0]) - 1)).max().unwrap_or(0);
+    }
+
+    fn depth_of(&self, v: ValueId) -> usize {
+        self.depth[v.0 as usize]
+    }
+
+    fn has_columns(&self, v: ValueId) -> bool {
+        self.scan.extent(v).columns
+    }
+
+    /// True for a reduction over more than one element.
+    fn sums_columns(&self, node: &Node) -> bool {
+        matches!(node.op, Op::Reduce { .. }) && self.has_columns(node.inputs[0])
+    }
+
+    // ---- pieces of rows
+
+    /// First row and lanes of each piece of a value: over rows, or a single number.
+    fn pieces(&self, v: ValueId) -> impl Iterator<Item = (i64, u32)> + use<> {
+        let (count, lanes) = if self.scan.extent(v).rows { (self.vectors, self.lanes) } else { (1, 1) };
+        (0..count as i64).map(move |p| (p * i64::from(lanes), lanes))
+    }
+
+    fn load_pieces(&self, v: ValueId, (buf, first): (View<'k, 1>, Val<'k>), name: &str) -> Pieces<'k> {
+        self.pieces(v).map(|(row, lanes)| buf.load([first + row], lanes).named(name)).collect()
+    }
+
+    // ---- the steps
+
+    /// Kernel body.
+    pub fn emit(&self) {
+        let Shape { heads, rows, columns } = self.scan.shape;
+        let (k, block_rows) = (self.k, self.block_rows());
+        let per_head = rows / block_rows;
+        k.par("block", heads * per_head, |block| {
+            let (head, part) = (block / per_head, block % per_head);
+            let row = (part * block_rows).named("row");
+            let at = HeadRows { head, row, rows: block_rows as usize };
+            let state = |_| k.alloc("state", DType::F32, [columns, block_rows], Space::Stack);
+            let block = StateBlock { at, states: (0..self.scan.carries).map(state).collect() };
+            self.copy_states(&block, Direction::In);
+            self.steps(&block);
+            self.copy_states(&block, Direction::Out);
+        });
+    }
+
+    fn steps(&self, block: &StateBlock<'k>) {
+        let (k, steps, zero) = (self.k, self.k.dim(&self.scan.length), self.k.int(0));
+        let mut constants = Values::new();
+        self.load_rows(block, zero, self.scan.constants(), &mut constants);
+        // The first pass of a step: made before the first one, then by the last pass of the step before.
+        let early = self.last > 0;
+        let [first, next] = [(); 2].map(|()| if early { self.alloc_sums(0) } else { Sums::new() });
+        if early {
+            let token = self.token(block, zero, &constants);
+            self.clear(&first);
+            self.pass(block, (&token, &first), 0, None);
+        }
+        k.serial("step", steps, |time| {
+            let mut token = self.token(block, time, &constants);
+            if early {
+                self.add_results(&first, &mut token.values);
+                self.add_rows(1, &mut token.values);
+            }
+            for number in usize::from(early)..=self.last {
+                let sums = self.alloc_sums(number);
+                self.clear(&sums);
+                let following = (early && number == self.last).then(|| {
+                    self.clear(&next);
+                    let time = (time + 1).min(steps + -1).named("next");
+                    self.token(block, time, &constants)
+                });
+                let following = following.as_ref().map(|token| (token, &next));
+                self.pass(block, (&token, &sums), number, following);
+                self.add_results(&sums, &mut token.values);
+                self.add_rows(number + 1, &mut token.values);
+            }
+            self.store_results(block, &token);
+            for ((node, from), (_, to)) in next.iter().zip(&first) {
+                for (row, lanes) in self.pieces(node.inputs[0]) {
+                    to.set([row], from.load([row], lanes));
+                }
+            }
+        });
+    }
+
+    /// What a step knows before its first pass.
+    fn token(&self, block: &StateBlock<'k>, time: Val<'k>, constants: &Values<'k>) -> Token<'k> {
+        let mut values = constants.clone();
+        self.load_rows(block, time, self.scan.sequences(), &mut values);
+        self.add_rows(0, &mut values);
+        Token { time, values }
+    }
+
+    /// Adds the inputs that have no columns.
+    fn load_rows(
+        &self,
+        block: &StateBlock<'k>,
+        time: Val<'k>,
+        inputs: Range<usize>,
+        values: &mut Values<'k>,
+    ) {
+        for i in inputs {
+            let v = self.scan.body.inputs[i];
+            if !self.has_columns(v) {
+                values.insert(v, self.load_pieces(v, self.scan.input(i, block.at, 0, time), "x"));
+            }
+        }
+    }
+
+    /// Adds what has no columns and becomes known after so many passes.
+    fn add_rows(&self, passes: usize, values: &mut Values<'k>) {
+        for (_, node) in self.scan.body.live() {
+            let out = node.outputs[0];
+            if self.depth_of(out) != passes || self.has_columns(out) || self.sums_columns(node) {
+                continue;
+            }
+            if !self.arithmetic.is_fused(out) {
+                let pieces = self.compute(node, values);
+                values.insert(out, pieces);
+            }
+        }
+    }
+
+    /// A node from what is known; a reduction of one element is that element.
+    fn compute(&self, node: &Node, values: &Values<'k>) -> Pieces<'k> {
+        let piece = |(p, (_, lanes)): (usize, (i64, u32))| {
+            let at = |v| piece_of(values, v, p);
+            let value = match node.op {
+                Op::Reduce { op, .. } => self.arithmetic.reduce((op, node.inputs[0]), lanes, None, &at),
+                _ => self.arithmetic.elementwise(node, lanes, &at),
+            };
+            value.named("y")
+        };
+        self.pieces(node.outputs[0]).enumerate().map(piece).collect()
+    }
+
+    /// Stores what a step gives beside its states.
+    fn store_results(&self, block: &StateBlock<'k>, token: &Token<'k>) {
+        for (i, v) in self.scan.body.outputs.iter().enumerate().skip(self.scan.carries) {
+            let extent = self.scan.extent(*v);
+            let offset = self.scan.offset(extent, block.at, 0);
+            let first = self.scan.at_step(extent, offset, token.time);
+            for (p, &value) in token.values[v].iter().enumerate() {
+                let row = p as i64 * i64::from(self.lanes);
+                self.k.flat(self.scan.outputs[i]).set([first + row], value);
+            }
+        }
+    }
+}
+
+/// Piece `p` of a value, which may be one number for all.
+fn piece_of<'k>(values: &Values<'k>, v: ValueId, p: usize) -> Val<'k> {
+    let pieces = &values[&v];
+    pieces[if pieces.len() > 1 { p } else { 0 }]
+}
