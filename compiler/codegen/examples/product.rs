@@ -3,8 +3,8 @@
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
 //! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k; then optionally
-//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `touch=no`, `ahead=no`,
-//! `distance=4096` and `sparse=yes` (how a single row asks for its weights),
+//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `epilogue=no` (its operands are not prefetched), `spread=no`,
+//! `distance=4096` and `sparse=yes` (how a single row prefetches its weights),
 //! and `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
@@ -16,8 +16,12 @@ use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{Access, BufId, Kernel, Ty};
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernels::contraction::{Activation, CodeBlock, Codes, GROUP, MatMul, Weight, emit_matmul};
-use mlcc_kernels::params::{KernelTarget, MatMulParams, Prefetch, choose};
+use mlcc_kernel_lang::Stream;
+use mlcc_kernels::params::KernelTarget;
+use mlcc_kernels::product::plan::{Spread, TallTile};
+use mlcc_kernels::product::{
+    Activation, CodeBlock, Codes, CpuPlan, GROUP, Product, Weight, choose, emit_product,
+};
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
 
@@ -62,30 +66,42 @@ fn main() {
     let level = level();
     let target = KernelTarget::new(Arch::X86_64, &level);
     let none = problem.activation(CodeBlock::SINGLE, [BufId(0); 2]);
-    let params = choose(&target, weight, none, problem.m == 1);
-    let mut params = params.for_dense(weight, problem.n, problem.k);
+    let plan = choose(&target, weight, none, problem.m == 1);
+    let mut plan = plan.for_dense(weight, problem.n, problem.k);
     let mut object = None;
     for option in options {
         match option.split_once('=') {
-            Some(("rows", v)) => params.rows = v.split('.').map(|v| number(v) as u32).collect(),
-            Some(("tiles", v)) => params.tiles = number(v) as u32,
+            Some(("rows", v)) => plan.rows = v.split('.').map(|v| number(v) as u32).collect(),
+            Some(("tiles", v)) => plan.tiles = number(v) as u32,
             Some(("tall", v)) => {
-                params.tall = v.split_once('.').map(|(r, t)| (number(r) as u32, number(t) as u32))
+                let tall = |(r, t)| TallTile { rows: number(r) as u32, tiles: number(t) as u32 };
+                plan.tall = v.split_once('.').map(tall)
             }
-            Some(("chunk", v)) => params.chunk = Some(number(v) as u32),
-            Some(("few", v)) => params.few = number(v) as u32,
-            Some(("touch", "no")) => params.touch = None,
-            Some(("order", "no")) => params.in_order = None,
-            Some(("ahead", "no")) => params.ahead = None,
-            Some(("ahead", "yes")) => {
-                params.ahead = params.ahead.or(target.prefetch(weight).map(|instr| (instr, 0)))
+            Some(("chunk", v)) => plan.chunk = Some(number(v) as u32),
+            Some(("few", v)) => plan.few = number(v) as u32,
+            Some(("epilogue", "no")) => plan.epilogue_prefetch = None,
+            Some(("order", "no")) => plan.in_order = None,
+            Some(("spread", "no")) => plan.spread = None,
+            Some(("spread", "yes")) => {
+                let spread = |prefetch| Spread { prefetch, groups: 0 };
+                plan.spread = plan.spread.or(target.prefetch(weight).map(spread))
             }
-            Some(("unroll", v)) => params.unroll = number(v) as u32,
+            Some(("unroll", v)) => plan.unroll = number(v) as u32,
             Some(("distance", v)) => {
-                params.prefetch = params.prefetch.map(|p| Prefetch { distance: number(v) as u32, ..p })
+                plan.stream = match plan.stream {
+                    Stream::Lines { prefetch, .. } => Stream::Lines { prefetch, distance: number(v) as i64 },
+                    Stream::Sparse { prefetch, .. } => {
+                        Stream::Sparse { prefetch, distance: number(v) as i64 }
+                    }
+                    other => other,
+                }
             }
             Some(("sparse", v)) => {
-                params.prefetch = params.prefetch.map(|p| Prefetch { sparse: v == "yes", ..p })
+                plan.stream = match (plan.stream, v == "yes") {
+                    (Stream::Lines { prefetch, distance }, true) => Stream::Sparse { prefetch, distance },
+                    (Stream::Sparse { prefetch, distance }, false) => Stream::Lines { prefetch, distance },
+                    (other, _) => other,
+                }
             }
             Some(("group", v)) => problem.group = number(v),
             Some(("object", v)) => object = Some(v.to_string()),
@@ -93,7 +109,7 @@ fn main() {
         }
     }
     let peak = peak_kernel(x);
-    let kernels = [problem.kernel(&params), peak, reading_kernel(pack_bytes(&problem))];
+    let kernels = [problem.kernel(&plan), peak, reading_kernel(pack_bytes(&problem))];
     let executor = compiled(&kernels, &level, object);
     let mut buffers = problem.buffers(&kernels[0]);
     let mut out = vec![Aligned::zeroed(64)];
@@ -229,7 +245,7 @@ impl Problem {
         }
     }
 
-    fn kernel(&self, params: &MatMulParams) -> Kernel {
+    fn kernel(&self, plan: &CpuPlan) -> Kernel {
         let (n, k) = (self.n, self.k);
         let mut kb = KernelBuilder::new("product");
         let rows = Dim::sym(Sym::N);
@@ -249,8 +265,8 @@ impl Problem {
         let y = kb.param("y", DType::F32, rows.scale(n as i64), Access::Out, 64);
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
         let weight = Weight::of(self.weight).expect("a weight type");
-        let activation = self.activation(params.code_block(), [scales, starts]);
-        let spec = MatMul {
+        let activation = self.activation(plan.code_block(), [scales, starts]);
+        let problem = Product {
             x,
             activation,
             w,
@@ -259,14 +275,13 @@ impl Problem {
             m,
             n,
             k,
-            chosen: None,
-            streams: [Some(y), None, None, None],
+            epilogue_operands: [Some(y), None, None, None],
         };
-        emit_matmul(&mut kb, &spec, params, &mut |kb, tile| {
-            let start = kb.mul_int(tile.row, n as i64);
-            let at = kb.add(start, tile.col);
-            let index = kb.ramp1(at, tile.lanes);
-            kb.store_masked(y, index, tile.acc, tile.mask);
+        emit_product(&mut kb, &problem, plan, &mut |kb, sums| {
+            let start = kb.mul_int(sums.row, n as i64);
+            let at = kb.add(start, sums.col);
+            let index = kb.ramp1(at, sums.lanes);
+            kb.store_masked(y, index, sums.acc, sums.mask);
         });
         kb.finish()
     }

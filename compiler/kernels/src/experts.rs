@@ -1,5 +1,5 @@
 //! Kernels for mixtures of experts: the choice of the largest scores of a row, and on GPUs products of rows with the
-//! matrices that were chosen for them (on CPUs see `contraction::emit_experts`).
+//! matrices that were chosen for them (on CPUs see `product::emit_experts`).
 
 use crate::inline::{Index, Inliner, reduce_loop};
 use mlcc_ir::compute::RedOp;

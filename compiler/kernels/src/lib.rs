@@ -2,12 +2,12 @@
 //! lowering of whole functions.
 
 pub mod attention;
-pub mod contraction;
 pub mod experts;
 pub mod inline;
 pub mod lower;
 mod math;
 pub mod params;
+pub mod product;
 pub mod quantize;
 pub mod rows;
 pub mod scan;

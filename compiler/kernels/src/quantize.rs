@@ -22,7 +22,7 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
 use scales::Carried;
 
-pub use crate::contraction::CodeBlock;
+pub use crate::product::CodeBlock;
 
 /// One `quantize_rows` with the buffers of its results.
 #[derive(Clone, Copy, Debug)]

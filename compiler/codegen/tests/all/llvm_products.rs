@@ -13,10 +13,10 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernels::contraction::{
-    Activation, Choice, CodeBlock, Codes, GROUP, MatMul, Tile, Weight, emit_experts, emit_matmul,
+use mlcc_kernels::params::KernelTarget;
+use mlcc_kernels::product::{
+    Activation, Choice, CodeBlock, Codes, GROUP, Product, Sums, Weight, choose, emit_experts, emit_product,
 };
-use mlcc_kernels::params::{KernelTarget, choose};
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::{Arch, Level};
 
@@ -70,10 +70,10 @@ impl Problem {
         let Problem { weight, m, n, k, experts, .. } = *self;
         let (matrices, results) = (experts.unwrap_or(1), experts.map_or(m, |_| m * SLOTS));
         let none = self.activation(CodeBlock::SINGLE, [BufId(0); 2]);
-        let params = choose(target, weight, none, m == 1);
-        let params = match experts {
-            Some(_) => params.for_shape(weight, n, k),
-            None => params.for_dense(weight, n, k),
+        let plan = choose(target, weight, none, m == 1);
+        let plan = match experts {
+            Some(_) => plan.for_shape(weight, n, k),
+            None => plan.for_dense(weight, n, k),
         };
         let mut noise = noise();
         let values: Vec<f32> = (0..matrices * n * k).map(|_| noise()).collect();
@@ -93,9 +93,9 @@ impl Problem {
         let ids = kb.param("ids", DType::I32, results, Access::In, 64);
         let y = kb.param("y", DType::F32, results * n, Access::Out, 64);
         let rows = kb.int(m as i64);
-        let activation = self.activation(params.code_block(), [scales, starts]);
+        let activation = self.activation(plan.code_block(), [scales, starts]);
         let kind = Weight::of(weight).unwrap();
-        let spec = MatMul {
+        let problem = Product {
             x,
             activation,
             w,
@@ -104,22 +104,21 @@ impl Problem {
             m: rows,
             n,
             k,
-            chosen: None,
-            streams: [Some(y), None, None, None],
+            epilogue_operands: [Some(y), None, None, None],
         };
-        let mut store = |kb: &mut KernelBuilder, tile: Tile| {
-            let start = kb.mul_int(tile.row, n as i64);
-            let at = kb.add(start, tile.col);
-            let index = kb.ramp1(at, tile.lanes);
-            kb.store_masked(y, index, tile.acc, tile.mask);
+        let mut store = |kb: &mut KernelBuilder, sums: Sums| {
+            let start = kb.mul_int(sums.row, n as i64);
+            let at = kb.add(start, sums.col);
+            let index = kb.ramp1(at, sums.lanes);
+            kb.store_masked(y, index, sums.acc, sums.mask);
         };
         match experts {
             Some(experts) => {
                 let choice = Choice { ids, experts, slots: SLOTS as i64, shared: true };
-                emit_experts(&mut kb, &spec, &params, &choice, &mut store);
+                emit_experts(&mut kb, &problem, &plan, &choice, &mut store);
             }
             None => {
-                emit_matmul(&mut kb, &spec, &params, &mut store);
+                emit_product(&mut kb, &problem, &plan, &mut store);
             }
         }
         let x = match self.x {

@@ -9,12 +9,12 @@ use super::decode::{Item, columns};
 use super::queries::Operands;
 use super::schedule::{Ahead, Params, Products};
 use super::{Problem, ceil_div, lanes_of, larger};
-use crate::contraction::CACHE_LINE;
 use crate::math::exp2_below_zero;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::CACHE_LINE;
 use std::ops::Range;
 
 /// Keys `first .. first + count` (positive, at most a block).

@@ -13,14 +13,13 @@ use super::queries::{Operands, Queries};
 use super::schedule::{Ahead, Params};
 use super::shares::{Run, Shares};
 use super::{HIDDEN, Problem, at_least_zero, ceil_div, lanes_of};
-use crate::contraction::CACHE_LINE;
 use crate::inline::{Index, Inliner};
 use crate::rows::{RowAt, emit_at};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::Recorder;
+use mlcc_kernel_lang::{CACHE_LINE, Recorder};
 
 /// Buffers of one item on the stack (for every key head a row of what is described), and one of its key heads.
 #[derive(Clone, Copy)]

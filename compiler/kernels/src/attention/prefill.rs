@@ -14,11 +14,11 @@ use super::queries::query_columns;
 use super::rows::Rows;
 use super::schedule::Ahead;
 use super::{HIDDEN, Keys, Problem, at_least_zero, ceil_div, lanes_of};
-use crate::contraction::CACHE_LINE;
 use crate::params::{KernelTarget, PairDot};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId, Space, Stmt, Ty};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::CACHE_LINE;
 
 /// Sizes of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

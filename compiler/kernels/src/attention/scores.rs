@@ -11,10 +11,10 @@ use super::queries::Operands;
 use super::schedule::Products;
 use super::words::Words;
 use super::{HIDDEN, Place, ceil_div, lanes_of, larger};
-use crate::contraction::CACHE_LINE;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Space, Ty};
 use mlcc_ir::types::DType;
+use mlcc_kernel_lang::CACHE_LINE;
 
 /// Lines of scales that a step asks for at most.
 const MOST_SCALE_LINES: i64 = 2;

@@ -1,13 +1,14 @@
-//! Groups around one matrix product: the generator of `crate::contraction` with the rest of the group as its epilogue.
+//! Groups around one matrix product: the generator of `crate::product` with the rest of the group as its epilogue.
 
 use super::LowerError;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::contraction::{
-    Activation, Codes, MatMul, STREAMS, Tile, Weight, choose_gpu, emit_gpu_matmul, emit_matmul,
-};
 use crate::inline::{Binding, Index, Inliner};
-use crate::params::{KernelTarget, choose, code_block};
+use crate::params::KernelTarget;
+use crate::product::{
+    Activation, Codes, EPILOGUE_OPERANDS, Product, Sums, Weight, choose, choose_gpu, code_block,
+    emit_gpu_product, emit_product,
+};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
@@ -138,21 +139,21 @@ pub fn emit(
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
     let x = inputs[c.x];
-    let streams = streams(f, c, inputs, outputs);
-    let spec =
-        MatMul { x, activation, w: inputs[c.w], w_offset: 0, weight: kind, m, n, k, chosen: None, streams };
-    let mut epilogue = |kb: &mut KernelBuilder, tile: Tile| {
-        Recorder::within(kb, |k| store_tile(k, &inliner, product, outputs, n as i64, &tile));
+    let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
+    let (w, w_offset) = (inputs[c.w], 0);
+    let problem = Product { x, activation, w, w_offset, weight: kind, m, n, k, epilogue_operands };
+    let mut epilogue = |kb: &mut KernelBuilder, sums: Sums| {
+        Recorder::within(kb, |k| store_sums(k, &inliner, product, outputs, n as i64, &sums));
     };
     let slices = match target.arch {
         Arch::Nvptx => {
-            emit_gpu_matmul(kb, &spec, &choose_gpu(), &mut epilogue)?;
+            emit_gpu_product(kb, &problem, &choose_gpu(), &mut epilogue)?;
             None
         }
         Arch::X86_64 | Arch::Aarch64 => {
-            let params = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
-            let params = params.for_dense(weight.dtype, n, k);
-            emit_matmul(kb, &spec, &params, &mut epilogue)
+            let plan = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
+            let plan = plan.for_dense(weight.dtype, n, k);
+            emit_product(kb, &problem, &plan, &mut epilogue)
         }
     };
     let tiles = slices.map(Partition::Tiles);
@@ -175,7 +176,12 @@ pub fn emit(
 }
 
 /// The results, and the operands of their shape, that the epilogue reads and writes at the places of the sums.
-fn streams(f: &Function, c: &Contraction, inputs: &[BufId], outputs: &[BufId]) -> [Option<BufId>; STREAMS] {
+fn epilogue_operands(
+    f: &Function,
+    c: &Contraction,
+    inputs: &[BufId],
+    outputs: &[BufId],
+) -> [Option<BufId>; EPILOGUE_OPERANDS] {
     let product = f.ty(f.nodes[c.node].outputs[0]);
     let operands = [Some(c.x), c.scales, c.sums, Some(c.w)];
     let others = f.inputs.iter().zip(inputs).enumerate().filter(|(i, _)| !operands.contains(&Some(*i)));
@@ -184,21 +190,21 @@ fn streams(f: &Function, c: &Contraction, inputs: &[BufId], outputs: &[BufId]) -
     std::array::from_fn(|_| found.next().map(|(_, buf)| *buf))
 }
 
-/// Evaluates the group's outputs for one tile of the product and stores them.
-fn store_tile<'k>(
+/// Evaluates the group's outputs for some sums of the product and stores them.
+fn store_sums<'k>(
     k: &'k Recorder,
     inliner: &Inliner<'_, 'k>,
     product: ValueId,
     outputs: &[BufId],
     n: i64,
-    tile: &Tile,
+    sums: &Sums,
 ) {
-    let (f, mask) = (inliner.f, tile.mask.map(|mask| k.val(mask)));
-    let mut ctx = Inliner { mask, ..inliner.with_lanes(tile.lanes) };
-    ctx.bindings.insert(product, Binding::Value(k.val(tile.acc)));
-    let (row, col) = (k.val(tile.row), k.val(tile.col));
-    let index = [Index::scalar(row), Index::from(col, tile.lanes)];
-    let value = |&v| ctx.value(k, v, &index).to_lanes(tile.lanes).cast(f.ty(v).dtype).named("value");
+    let (f, mask) = (inliner.f, sums.mask.map(|mask| k.val(mask)));
+    let mut ctx = Inliner { mask, ..inliner.with_lanes(sums.lanes) };
+    ctx.bindings.insert(product, Binding::Value(k.val(sums.acc)));
+    let (row, col) = (k.val(sums.row), k.val(sums.col));
+    let index = [Index::scalar(row), Index::from(col, sums.lanes)];
+    let value = |&v| ctx.value(k, v, &index).to_lanes(sums.lanes).cast(f.ty(v).dtype).named("value");
     let values: Vec<Val> = f.outputs.iter().map(value).collect();
     for (&buf, value) in outputs.iter().zip(values) {
         let out = k.view(buf, [1, n]);

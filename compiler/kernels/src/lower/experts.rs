@@ -4,10 +4,12 @@ use super::LowerError;
 use super::contraction::activation;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::contraction::{Activation, Choice, CodeBlock, Codes, MatMul, STREAMS, Weight, emit_experts};
 use crate::experts::{GpuProduct, Machine, TopK};
 use crate::inline::Inliner;
-use crate::params::{KernelTarget, choose};
+use crate::params::KernelTarget;
+use crate::product::{
+    Activation, Choice, CodeBlock, Codes, EPILOGUE_OPERANDS, Product, Weight, choose, emit_experts,
+};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
@@ -153,15 +155,15 @@ fn product(
     let n = size(node.outputs[0], 2) as usize;
     let single = ids_ty.dims[0].as_const() == Some(1);
     let m = kb.dim(&ids_ty.dims[0]);
-    let mut streams = [None; STREAMS];
-    streams[0] = (f.ty(node.outputs[0]).dtype == DType::F32).then_some(out);
-    let spec = MatMul { x, activation, w, w_offset: 0, weight: kind, m, n, k, chosen: None, streams };
+    let mut epilogue_operands = [None; EPILOGUE_OPERANDS];
+    epilogue_operands[0] = (f.ty(node.outputs[0]).dtype == DType::F32).then_some(out);
+    let problem = Product { x, activation, w, w_offset: 0, weight: kind, m, n, k, epilogue_operands };
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
     let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
-    let params = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
-    Ok(emit_experts(kb, &spec, &params, &choice, &mut |kb, tile| {
-        let row = kb.mul_int(tile.row, n as i64);
-        let at = kb.add(row, tile.col);
-        kb.store_vec(out, at, tile.acc);
+    let plan = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
+    Ok(emit_experts(kb, &problem, &plan, &choice, &mut |kb, sums| {
+        let row = kb.mul_int(sums.row, n as i64);
+        let at = kb.add(row, sums.col);
+        kb.store_vec(out, at, sums.acc);
     }))
 }

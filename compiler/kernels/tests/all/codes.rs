@@ -8,9 +8,9 @@ use mlcc_ir::kernel::{Kernel, UnOp};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
-use mlcc_kernels::contraction::CodeBlock;
 use mlcc_kernels::lower::group::lower_group;
-use mlcc_kernels::params::{KernelTarget, code_block};
+use mlcc_kernels::params::KernelTarget;
+use mlcc_kernels::product::{CodeBlock, code_block};
 use mlcc_target::Arch;
 
 const ZERO: usize = 7;

@@ -5,8 +5,9 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernels::contraction::{Activation, CodeBlock, Codes, GROUP, MatMul, Weight, emit_matmul};
-use mlcc_kernels::params::MatMulParams;
+use mlcc_kernels::product::{
+    Activation, CodeBlock, Codes, CpuPlan, Epilogue, GROUP, Product, Weight, emit_product,
+};
 use mlcc_quant::{PackOptions, dequantize, pack};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -185,7 +186,7 @@ impl Case {
     pub fn kernel(
         &self,
         block: CodeBlock,
-        emit: impl FnOnce(&mut KernelBuilder, MatMul, &mut mlcc_kernels::contraction::Epilogue),
+        emit: impl FnOnce(&mut KernelBuilder, Product, &mut Epilogue),
     ) -> Kernel {
         let mut kb = KernelBuilder::new("contraction");
         let x = self.x(block);
@@ -203,13 +204,13 @@ impl Case {
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(Sym::N) };
         let weight = Weight::of(self.weight).unwrap();
         let (n, k, w_offset) = (self.n, self.k, self.w_offset);
-        let streams = [Some(y), None, None, None];
-        let spec = MatMul { x, activation, w, w_offset, weight, m, n, k, chosen: None, streams };
-        emit(&mut kb, spec, &mut |kb, tile| {
-            let start = kb.mul_int(tile.row, n as i64);
-            let at = kb.add(start, tile.col);
-            let index = kb.ramp1(at, tile.lanes);
-            kb.store_masked(y, index, tile.acc, tile.mask);
+        let epilogue_operands = [Some(y), None, None, None];
+        let problem = Product { x, activation, w, w_offset, weight, m, n, k, epilogue_operands };
+        emit(&mut kb, problem, &mut |kb, sums| {
+            let start = kb.mul_int(sums.row, n as i64);
+            let at = kb.add(start, sums.col);
+            let index = kb.ramp1(at, sums.lanes);
+            kb.store_masked(y, index, sums.acc, sums.mask);
         });
         kb.finish()
     }
@@ -243,10 +244,10 @@ impl Case {
         buffers[4].to_f32()
     }
 
-    pub fn check_cpu(&self, what: &str, params: &MatMulParams, options: &Options) {
-        let block = params.code_block();
-        let kernel = self.kernel(block, |kb, spec, epilogue| {
-            emit_matmul(kb, &spec, params, epilogue);
+    pub fn check_cpu(&self, what: &str, plan: &CpuPlan, options: &Options) {
+        let block = plan.code_block();
+        let kernel = self.kernel(block, |kb, problem, epilogue| {
+            emit_product(kb, &problem, plan, epilogue);
         });
         self.check(what, &kernel, block, options);
     }

@@ -1,7 +1,7 @@
-//! The contraction on a GPU over row-major weights: for one activation row, a warp per weight row whose threads read
+//! The product on a GPU over row-major weights: for one activation row, a warp per weight row whose threads read
 //! consecutive pieces and fold their sums by shuffles; for more, square tiles through shared memory.
 
-use super::{Activation, Epilogue, MatMul, Tile, Weight};
+use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Format, Packing};
@@ -17,36 +17,36 @@ const SIDE: i64 = 16;
 /// Elements from one row of a shared tile to the next: odd, so that a column touches every bank.
 const PITCH: i64 = EDGE + 1;
 
-/// Parameters of the GPU contraction.
+/// The plan of a product on a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct GpuMatMulParams {
+pub struct GpuPlan {
     /// Warps (weight rows) per block of the matvec.
     pub warps: u32,
     /// Pieces of a weight row that a thread loads before it uses them.
     pub unroll: u32,
 }
 
-/// Parameters that suit all supported GPUs.
-pub fn choose_gpu() -> GpuMatMulParams {
-    GpuMatMulParams { warps: 4, unroll: 4 }
+/// The plan that suits all supported GPUs.
+pub fn choose_gpu() -> GpuPlan {
+    GpuPlan { warps: 4, unroll: 4 }
 }
 
-/// Emits the contraction as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
+/// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
 /// sums, each in the one thread that holds it. Activations are floats.
-pub fn emit_gpu_matmul(
+pub fn emit_gpu_product(
     kb: &mut KernelBuilder,
-    spec: &MatMul,
-    params: &GpuMatMulParams,
+    problem: &Product,
+    plan: &GpuPlan,
     epilogue: &mut Epilogue,
 ) -> Result<(), QuantError> {
-    let dtype = match spec.weight {
+    let dtype = match problem.weight {
         Weight::Plain(plain) => plain.dtype(),
         Weight::Packed(format) => DType::Packed(format),
     };
-    let layout = Layout::new(dtype, Packing::RowMajor, spec.n, spec.k)?.at_offset(spec.w_offset);
+    let layout = Layout::new(dtype, Packing::RowMajor, problem.n, problem.k)?.at_offset(problem.w_offset);
     Recorder::within(kb, |k| {
-        let gpu = Gpu { k, spec, params, layout: &layout };
-        match k.as_int(k.val(spec.m)) {
+        let gpu = Gpu { k, problem, plan, layout: &layout };
+        match k.as_int(k.val(problem.m)) {
             Some(1) => gpu.matvec(epilogue),
             _ => gpu.matmul(epilogue),
         }
@@ -57,21 +57,21 @@ pub fn emit_gpu_matmul(
 #[derive(Clone, Copy)]
 struct Gpu<'k, 'a> {
     k: &'k Recorder,
-    spec: &'a MatMul,
-    params: &'a GpuMatMulParams,
+    problem: &'a Product,
+    plan: &'a GpuPlan,
     layout: &'a Layout,
 }
 
 impl<'k> Gpu<'k, '_> {
     /// Activations, `[m, k]`; rows may be padded.
     fn x(self) -> View<'k, 2> {
-        let stride = self.spec.activation.row_stride(self.spec.k) as i64;
-        self.k.view(self.spec.x, [1, stride])
+        let stride = self.problem.activation.row_stride(self.problem.k) as i64;
+        self.k.view(self.problem.x, [1, stride])
     }
 
     /// Activations as they were loaded, as f32.
     fn x_floats(self, loaded: Val<'k>) -> Val<'k> {
-        match self.spec.activation {
+        match self.problem.activation {
             Activation::F32 | Activation::BF16 => loaded.named("x").cast(DType::F32),
             Activation::Codes(_) => panic!("integer activations are for CPU kernels"),
         }
@@ -79,19 +79,19 @@ impl<'k> Gpu<'k, '_> {
 
     /// One weight, f32.
     fn weight(self, row: Val<'k>, col: Val<'k>) -> Val<'k> {
-        self.k.val(self.k.builder(|kb| unpack_scalar(kb, self.layout, self.spec.w, row.id(), col.id())))
+        self.k.val(self.k.builder(|kb| unpack_scalar(kb, self.layout, self.problem.w, row.id(), col.id())))
     }
 
     /// Hands one sum to the epilogue.
     fn finish(self, epilogue: &mut Epilogue, row: Val<'k>, col: Val<'k>, sum: Val<'k>) {
-        let tile = Tile { row: row.id(), col: col.id(), lanes: 1, acc: sum.id(), mask: None };
-        self.k.builder(|kb| epilogue(kb, tile));
+        let sums = Sums { row: row.id(), col: col.id(), lanes: 1, acc: sum.id(), mask: None };
+        self.k.builder(|kb| epilogue(kb, sums));
     }
 
     // ---- matvec: a warp per weight row
 
     fn matvec(self, epilogue: &mut Epilogue) {
-        let (k, n, warps) = (self.k, self.spec.n as i64, i64::from(self.params.warps));
+        let (k, n, warps) = (self.k, self.problem.n as i64, i64::from(self.plan.warps));
         k.blocks("block", 0, (n + warps - 1) / warps, |block| {
             k.threads("thread", warps * WARP, |thread| {
                 let lane = (thread % WARP).named("lane");
@@ -107,9 +107,9 @@ impl<'k> Gpu<'k, '_> {
     /// The sum of one weight row, in every lane of the warp.
     fn warp_sum(self, row: Val<'k>, lane: Val<'k>) -> Val<'k> {
         let k = self.k;
-        let piece = piece(self.spec.weight);
-        let pieces = self.spec.k as i64 / piece;
-        let unroll = i64::from(self.params.unroll);
+        let piece = piece(self.problem.weight);
+        let pieces = self.problem.k as i64 / piece;
+        let unroll = i64::from(self.plan.unroll);
         let acc = k.reg("acc", k.literal(0.0, Ty::vector(DType::F32, piece as u32)));
         // Whole rounds of `unroll` pieces per lane, then single ones, the last of them for some lanes only.
         let rounds = pieces / (WARP * unroll);
@@ -134,7 +134,7 @@ impl<'k> Gpu<'k, '_> {
 
     /// Adds the columns behind the last whole piece, one per lane.
     fn rest(self, row: Val<'k>, lane: Val<'k>, first: i64, total: Val<'k>) -> Val<'k> {
-        let left = self.spec.k as i64 - first;
+        let left = self.problem.k as i64 - first;
         if left == 0 {
             return total.named("sum");
         }
@@ -150,7 +150,7 @@ impl<'k> Gpu<'k, '_> {
 
     /// `acc += weights * activations` for the numbered pieces of a weight row; all loads come first.
     fn add_pieces(self, acc: Reg<'k>, row: Val<'k>, numbers: &[Val<'k>]) {
-        let piece = piece(self.spec.weight);
+        let piece = piece(self.problem.weight);
         let operands: Vec<(Val, Val)> = numbers
             .iter()
             .map(|&number| {
@@ -164,7 +164,7 @@ impl<'k> Gpu<'k, '_> {
 
     /// The weights of one piece, f32; what is read from memory is pinned.
     fn piece_weights(self, row: Val<'k>, col: Val<'k>, lanes: u32) -> Val<'k> {
-        let w = self.k.view(self.spec.w, [self.layout.len as i64]);
+        let w = self.k.view(self.problem.w, [self.layout.len as i64]);
         let place = |place: &Place| self.k.val(self.k.builder(|kb| place.emit(kb, row.id(), col.id())));
         match &self.layout.region {
             Region::Plain { place: elements, .. } => {
@@ -185,17 +185,17 @@ impl<'k> Gpu<'k, '_> {
     // ---- matmul: square tiles through shared memory
 
     fn matmul(self, epilogue: &mut Epilogue) {
-        let (k, m) = (self.k, self.k.val(self.spec.m));
+        let (k, m) = (self.k, self.k.val(self.problem.m));
         let tiles = |size: usize| (size as i64 + EDGE - 1) / EDGE;
         let team = Team::new(k, SIDE * SIDE);
-        k.blocks("bn", 0, tiles(self.spec.n), |bn| {
+        k.blocks("bn", 0, tiles(self.problem.n), |bn| {
             k.blocks("bm", 1, (m + (EDGE - 1)) / EDGE, |bm| {
                 let xs = k.shared("xs", [EDGE * PITCH]).rows(PITCH);
                 let ws = k.shared("ws", [EDGE * PITCH]).rows(PITCH);
                 let acc = k.registers("acc", [4]);
                 let (row0, col0) = (bm * EDGE, bn * EDGE);
                 team.run(|_| acc.set([0], k.literal(0.0, Ty::vector(DType::F32, 4))));
-                k.serial("step", tiles(self.spec.k), |step| {
+                k.serial("step", tiles(self.problem.k), |step| {
                     team.run(|thread| self.stage((xs, ws), (row0, col0, step * EDGE), thread));
                     k.barrier();
                     team.run(|thread| self.multiply((xs, ws), acc, thread));
@@ -204,7 +204,7 @@ impl<'k> Gpu<'k, '_> {
                 team.run(|thread| {
                     for (i, (r, c)) in corners(thread).into_iter().enumerate() {
                         let (row, col) = (row0 + r, col0 + c);
-                        k.when(row.lt(m) & col.lt(self.spec.n as i64), || {
+                        k.when(row.lt(m) & col.lt(self.problem.n as i64), || {
                             self.finish(epilogue, row, col, acc.at([i as i64]).named("sum"));
                         });
                     }
@@ -220,7 +220,8 @@ impl<'k> Gpu<'k, '_> {
         (row0, col0, k0): (Val<'k>, Val<'k>, Val<'k>),
         thread: Val<'k>,
     ) {
-        let (m, n_last, k_end) = (self.k.val(self.spec.m), self.spec.n as i64 - 1, self.spec.k as i64);
+        let (m, n_last, k_end) =
+            (self.k.val(self.problem.m), self.problem.n as i64 - 1, self.problem.k as i64);
         for i in 0..EDGE * EDGE / (SIDE * SIDE) {
             let element = thread + i * SIDE * SIDE;
             let (r, c) = (element / EDGE, element % EDGE);

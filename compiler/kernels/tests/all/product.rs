@@ -1,16 +1,19 @@
-//! The contraction generators against plain f64 arithmetic, through the kernel interpreter: every weight format and
+//! The product generators against plain f64 arithmetic, through the kernel interpreter: every weight format and
 //! activation type, with the parameters of every feature level, at shapes that leave short groups, short tiles and
 //! left-over rows.
 
-use crate::contraction_case::{Case, Noise, X, activation};
+use crate::product_case::{Case, Noise, X, activation};
 use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, BufId};
 use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_kernels::contraction::{Activation, CodeBlock, choose_gpu, emit_gpu_matmul, emit_matmul};
-use mlcc_kernels::params::{IntDot, KernelTarget, MatMulParams, choose};
+use mlcc_kernels::params::{IntDot, KernelTarget};
+use mlcc_kernels::product::plan::TallTile;
+use mlcc_kernels::product::{
+    Activation, CodeBlock, CpuPlan, choose, choose_gpu, emit_gpu_product, emit_product,
+};
 use mlcc_quant::tile::group_bytes;
 use mlcc_quant::{Layout, PackOptions, TILE, dequantize, pack};
 use mlcc_target::Arch;
@@ -38,17 +41,17 @@ const SHAPES: [(usize, usize); 5] = [(32, 64), (5, 7), (33, 100), (20, 45), (60,
 /// Every distinct set of parameters that some level chooses.
 fn check_all(formats: &[DType], x: X, m: usize) {
     for &weight in formats {
-        let mut sets: Vec<(String, MatMulParams)> = Vec::new();
+        let mut sets: Vec<(String, CpuPlan)> = Vec::new();
         for (name, target) in cpu_levels() {
-            let params = choose(&target, weight, kind(x), m == 1);
-            if sets.iter().all(|(_, known)| *known != params) {
-                sets.push((name.clone(), params));
+            let plan = choose(&target, weight, kind(x), m == 1);
+            if sets.iter().all(|(_, known)| *known != plan) {
+                sets.push((name.clone(), plan));
             }
         }
         for (i, (n, k)) in SHAPES.into_iter().enumerate() {
             let case = Case::new(weight, Packing::Tile16, x, (m, n, k));
             let options = Options { workers: i, order: Order::Shuffled(i as u64) };
-            sets.iter().for_each(|(name, params)| case.check_cpu(name, params, &options));
+            sets.iter().for_each(|(name, plan)| case.check_cpu(name, plan, &options));
         }
     }
 }
@@ -102,11 +105,11 @@ fn eights_of_rows_int8() {
     check_all(&PACKED, X::I8, 8);
     check_all(&PACKED, X::I8, 24);
     let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
-    let params = choose(&target, PACKED[0], kind(X::I8), false);
-    assert_eq!((PACKED[0], params.tall), (DType::Packed(Format::Q4G32), Some((8, 2))));
+    let plan = choose(&target, PACKED[0], kind(X::I8), false);
+    assert_eq!((PACKED[0], plan.tall), (DType::Packed(Format::Q4G32), Some(TallTile { rows: 8, tiles: 2 })));
     // Several pieces of the columns, the last of which has a short group of activations.
     let case = Case::new(PACKED[0], Packing::Tile16, X::I8, (16, 50, 1100));
-    case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+    case.check_cpu("in pieces", &plan, &Options { workers: 2, order: Order::Reverse });
 }
 
 #[test]
@@ -132,8 +135,8 @@ fn extreme_codes_of_many_rows() {
             let w = (0..n * k).map(|i| if i / k % 2 == 0 { -1.0 } else { sign }).collect();
             let case = Case::of(weight, Packing::Tile16, x_type, (m, n, k), (w, raw));
             for (name, target) in cpu_levels() {
-                let params = choose(&target, weight, kind(x_type), m == 1);
-                case.check_cpu(&name, &params, &Options::default());
+                let plan = choose(&target, weight, kind(x_type), m == 1);
+                case.check_cpu(&name, &plan, &Options::default());
             }
         }
     }
@@ -168,35 +171,35 @@ fn choices() {
 
 /// Many rows have an instruction of their own where the level has one.
 #[test]
-fn squares() {
+fn mmla() {
     for (name, target) in cpu_levels() {
-        let squares = choose(&target, PACKED[0], kind(X::I8), false).squares.map(|i| i.def().name);
-        assert_eq!(squares, (name == "armv8.6").then_some("smmla_128"), "{name}");
+        let mmla = choose(&target, PACKED[0], kind(X::I8), false).mmla.map(|i| i.def().name);
+        assert_eq!(mmla, (name == "armv8.6").then_some("smmla_128"), "{name}");
     }
 }
 
-/// Lines of weights that a single row asks for, per group.
+/// Lines of weights that a single row prefetches, per group.
 #[test]
-fn requests() {
-    let asked = |level: &str, weight| {
+fn prefetches() {
+    let lines = |level: &str, weight| {
         let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == level).unwrap();
-        let params = choose(&target, weight, kind(X::I8), true);
+        let plan = choose(&target, weight, kind(X::I8), true);
         let case = Case::new(weight, Packing::Tile16, X::I8, (1, 32, 256));
-        let kernel = case.kernel(CodeBlock::SINGLE, |kb, spec, epilogue| {
-            emit_matmul(kb, &spec, &params, epilogue);
+        let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+            emit_product(kb, &problem, &plan, epilogue);
         });
-        let instr = params.prefetch.map_or("prefetch", |p| p.instr.def().name);
+        let instr = plan.stream.instr().map_or("prefetch", |instr| instr.def().name);
         print_kernel(&kernel).matches(instr).count()
     };
     let [q4, q8] = PACKED;
-    assert_eq!(asked("x86-64-v4-vnni", q4), 5);
-    assert_eq!(asked("x86-64-v4-vnni", q8), 9);
-    assert_eq!(asked("x86-64-v4-avxvnni", q4), 5);
-    assert_eq!(asked("x86-64-v4-avxvnni", q8), 1);
-    assert_eq!(asked("x86-64-v4-bf16", q4), 0);
-    assert_eq!(asked("x86-64-v4-bf16", q8), 0);
-    assert_eq!(asked("x86-64-v3", q4), 5);
-    assert_eq!(asked("x86-64-v3", q8), 9);
+    assert_eq!(lines("x86-64-v4-vnni", q4), 5);
+    assert_eq!(lines("x86-64-v4-vnni", q8), 9);
+    assert_eq!(lines("x86-64-v4-avxvnni", q4), 5);
+    assert_eq!(lines("x86-64-v4-avxvnni", q8), 1);
+    assert_eq!(lines("x86-64-v4-bf16", q4), 0);
+    assert_eq!(lines("x86-64-v4-bf16", q8), 0);
+    assert_eq!(lines("x86-64-v3", q4), 5);
+    assert_eq!(lines("x86-64-v3", q8), 9);
 }
 
 /// Codes at the ends of their ranges: the 16-bit sums of the pair instructions must not saturate.
@@ -235,8 +238,8 @@ fn chunks_of_rows() {
     let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4").unwrap();
     for (weight, x) in [(DType::F32, X::F32), (PACKED[0], X::I8)] {
         let case = Case::new(weight, Packing::Tile16, x, (45, 40, 40));
-        let params = MatMulParams { chunk: Some(28), ..choose(&target, weight, kind(x), false) };
-        case.check_cpu("chunked", &params, &Options { workers: 2, order: Order::Reverse });
+        let plan = CpuPlan { chunk: Some(28), ..choose(&target, weight, kind(x), false) };
+        case.check_cpu("chunked", &plan, &Options { workers: 2, order: Order::Reverse });
     }
 }
 
@@ -248,8 +251,8 @@ fn pieces_of_long_rows() {
     for (x, weight) in [X::I8, X::I16].into_iter().flat_map(|x| PACKED.map(|weight| (x, weight))) {
         let case = Case::new(weight, Packing::Tile16, x, (45, 50, 1100));
         for (target, chunk) in [(&target, 24), (&target, 256), (&pairs, 24), (&pairs, 256)] {
-            let params = MatMulParams { chunk: Some(chunk), ..choose(target, weight, kind(x), false) };
-            case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+            let plan = CpuPlan { chunk: Some(chunk), ..choose(target, weight, kind(x), false) };
+            case.check_cpu("in pieces", &plan, &Options { workers: 2, order: Order::Reverse });
         }
     }
     for (target, weight, x) in [
@@ -261,23 +264,23 @@ fn pieces_of_long_rows() {
     ] {
         for (m, k) in [(37, 1033), (34, 100)] {
             let case = Case::new(weight, Packing::Tile16, x, (m, 50, k));
-            let params = MatMulParams { chunk: Some(32), ..choose(target, weight, kind(x), false) };
-            case.check_cpu("in pieces", &params, &Options { workers: 2, order: Order::Reverse });
+            let plan = CpuPlan { chunk: Some(32), ..choose(target, weight, kind(x), false) };
+            case.check_cpu("in pieces", &plan, &Options { workers: 2, order: Order::Reverse });
         }
     }
 }
 
 #[test]
 fn gpu() {
-    let params = choose_gpu();
+    let plan = choose_gpu();
     let options = Options { workers: 1, order: Order::Shuffled(3) };
     let activations = |weight: DType| if weight.is_packed() { vec![X::F32] } else { vec![X::F32, X::BF16] };
     for (weight, x) in FORMATS.into_iter().flat_map(|w| activations(w).into_iter().map(move |x| (w, x))) {
         // k = 1100 and 1033 take full rounds, single pieces, partial warps and left-over columns.
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
             let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
-            let kernel = case.kernel(CodeBlock::SINGLE, |kb, spec, epilogue| {
-                emit_gpu_matmul(kb, &spec, &params, epilogue).unwrap()
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap()
             });
             assert!(kernel.is_gpu());
             case.check("gpu", &kernel, CodeBlock::SINGLE, &options);

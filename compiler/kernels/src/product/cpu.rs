@@ -1,0 +1,63 @@
+//! The product on a CPU, over weights in tiles of 16 rows.
+//!
+//! Workers take contiguous runs of slices of the weights; for each slice, register tiles of activation rows; for each of
+//! those, k with the sums of all its rows in registers. So a tile is read from memory once, in order, and from cache for all
+//! further rows. Lanes are rows of w: activations are broadcast and no sum crosses lanes.
+
+mod activations;
+mod bf16;
+mod few_rows;
+mod float_panels;
+mod floats;
+mod integers;
+mod microtile;
+mod panels;
+mod prefetch;
+mod rows;
+pub(super) mod slice;
+
+use super::plan::{CpuPlan, Shares};
+use super::problem::{Epilogue, Product};
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_kernel_lang::Recorder;
+use slice::{Cpu, RowRange};
+
+/// Emits a product for a CPU. Panics where x or w contradict their declared types (a bug in lowering), as the
+/// builder does. int8 activations need packed weights.
+///
+/// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker. None where
+/// it depends on the number of rows, or workers share rows too.
+pub fn emit_product(
+    kb: &mut KernelBuilder,
+    problem: &Product,
+    plan: &CpuPlan,
+    epilogue: &mut Epilogue,
+) -> Option<i64> {
+    Recorder::within(kb, |k| {
+        let cpu = Cpu::new(k, problem, plan);
+        match (plan.shares, plan.chunk) {
+            (Shares::SlicesAndChunks, Some(chunk)) => {
+                slices_and_chunks(cpu, chunk.into(), epilogue);
+                None
+            }
+            _ => {
+                cpu.all_rows(RowRange { first: k.int(0), count: cpu.m() }, epilogue);
+                cpu.tall().is_none().then(|| cpu.slices(plan.tiles))
+            }
+        }
+    })
+}
+
+/// Every slice of the weights against every chunk of `chunk` rows: what workers share out.
+fn slices_and_chunks(cpu: Cpu, chunk: i64, epilogue: &mut Epilogue) {
+    let (m, tiles) = (cpu.m(), cpu.plan.tiles);
+    let slices = cpu.slices(tiles);
+    cpu.k.par("item", m.div_ceil(chunk) * slices, |item| {
+        let slice = (item % slices).named("slice");
+        let first = (item / slices * chunk).named("first");
+        let count = (m - first).min(chunk).named("count");
+        cpu.each_slice(tiles, slice, |slice| {
+            cpu.rows_of_slice(slice, RowRange { first, count }, epilogue);
+        });
+    });
+}

@@ -1,0 +1,207 @@
+//! Float products of a register tile: plain and packed weights against f32 or bf16 activations.
+
+use super::microtile::{Microtile, Source};
+use super::prefetch::Hints;
+use crate::product::problem::{Activation, GROUP};
+use mlcc_ir::kernel::Ty;
+use mlcc_ir::types::{DType, Format};
+use mlcc_kernel_lang::Val;
+use mlcc_quant::TILE;
+use mlcc_quant::plain::Plain;
+use mlcc_quant::tile::{quad_floats, quads, words};
+
+/// Columns that register tiles pass by before they prefetch more of what comes next.
+pub(super) const VISIT: usize = 32;
+
+/// A range of columns. The last one of its kind ends with `rest` columns after whole pieces, or is whole where that is zero.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<'k> {
+    pub first: Val<'k>,
+    pub count: Val<'k>,
+    pub rest: usize,
+}
+
+impl<'k> Microtile<'k, '_> {
+    // ---- plain weights
+
+    /// Columns per iteration.
+    fn step(&self) -> usize {
+        self.cpu.plan.unroll.next_multiple_of(2) as usize
+    }
+
+    /// Adds all columns.
+    pub(super) fn add_plain(&self, plain: Plain) {
+        let (k, problem, step) = (self.cpu.k, self.cpu.problem, self.step());
+        k.serial("k", (problem.k / step) as i64, |i| {
+            let first = i * step as i64;
+            let tiles = self.cpu.plain(plain);
+            let here = tiles.place(self.part(0).tile, first, 0);
+            self.prefetch(here, step * TILE, problem.tiles() * problem.tile_len());
+            self.add_columns(plain, first, step);
+        });
+        if !problem.k.is_multiple_of(step) {
+            self.add_columns(plain, k.int((problem.k / step * step) as i64), problem.k % step);
+        }
+        // Partial sums, in pairs.
+        let mut chains: Vec<Vec<Val>> = (0..self.chains).map(|chain| self.load_acc(chain)).collect();
+        while chains.len() > 1 {
+            let high = chains.split_off(chains.len().div_ceil(2));
+            for (low, high) in chains.iter_mut().zip(&high) {
+                low.iter_mut().zip(high).for_each(|(low, &high)| *low = *low + high);
+            }
+        }
+        self.store_acc(0, &chains[0]);
+    }
+
+    /// Adds the columns of a piece to the accumulators, which have one chain.
+    pub(super) fn add_piece(&self, plain: Plain, piece: Columns<'k>, hints: Hints<'k>) {
+        let (k, by) = (self.cpu.k, VISIT as i64);
+        k.serial("visit", hints.visits, |visit| {
+            hints.at(self, visit);
+            let first = piece.first + visit * by;
+            self.add_run(plain, Columns { first, count: k.int(by), rest: 0 });
+        });
+        if !piece.rest.is_multiple_of(VISIT) {
+            let done = hints.visits * by;
+            let (first, count) = (piece.first + done, piece.count - done);
+            self.add_run(plain, Columns { first, count, rest: piece.rest % VISIT });
+        }
+    }
+
+    /// The same without prefetches.
+    fn add_run(&self, plain: Plain, run: Columns<'k>) {
+        let (k, step) = (self.cpu.k, self.step());
+        let full = run.count / step as i64;
+        k.serial("k", full, |i| self.add_columns(plain, run.first + i * step as i64, step));
+        if !run.rest.is_multiple_of(step) {
+            let done = full * step as i64;
+            k.when(done.lt(run.count), || self.add_columns(plain, run.first + done, run.rest % step));
+        }
+    }
+
+    /// Adds `count` columns from `first`, which is even.
+    fn add_columns(&self, plain: Plain, first: Val<'k>, count: usize) {
+        let mut acc: Vec<Vec<Val>> = (0..self.chains).map(|chain| self.load_acc(chain)).collect();
+        match self.cpu.plan.bf16_dot {
+            Some(instr) => self.bf16_dots(instr, first, count, &mut acc),
+            None => self.products(plain, first, count, &mut acc),
+        }
+        for (chain, values) in (0..).zip(&acc) {
+            self.store_acc(chain, values);
+        }
+    }
+
+    /// `acc += w * x` for each column, in turn to each chain.
+    fn products(&self, plain: Plain, first: Val<'k>, count: usize, acc: &mut [Vec<Val<'k>>]) {
+        for c in (0..count).step_by(plain.pair()) {
+            let pair = first + c as i64;
+            let both = self.plain_pairs(plain, pair);
+            for j in 0..plain.pair().min(count - c) {
+                let weights: Vec<Val> = match self.source {
+                    Source::Floats(panel) => {
+                        (0..self.parts()).map(|part| panel.column(pair + j as i64, part)).collect()
+                    }
+                    Source::Memory | Source::Panel(_) => both.iter().map(|w| w[j]).collect(),
+                };
+                for row in 0..self.rows {
+                    let x = self.x_of_pair(row, pair, j, c + 1 < count);
+                    for (part, &w) in (0..).zip(&weights) {
+                        let sum = &mut acc[(c + j) % self.chains as usize][self.index(row, part)];
+                        *sum = w.fma(x, *sum).named("a");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The weights of a pair of columns for every part, where they are read as they are stored.
+    fn plain_pairs(&self, plain: Plain, col: Val<'k>) -> Vec<[Val<'k>; 2]> {
+        let columns = |part| {
+            let rows = self.part(part);
+            self.cpu.plain(plain).columns(rows.tile, col, rows.row, self.lanes())
+        };
+        match self.source {
+            Source::Floats(_) => vec![],
+            Source::Memory | Source::Panel(_) => (0..self.parts()).map(columns).collect(),
+        }
+    }
+
+    /// The activation of column `pair + j` in all lanes, f32, pinned, where a pair of columns begins at `pair`; the row has
+    /// the second column too if `whole`.
+    fn x_of_pair(&self, row: u32, pair: Val<'k>, j: usize, whole: bool) -> Val<'k> {
+        if self.cpu.problem.activation != Activation::BF16 || !whole {
+            return self.x_float(row, pair + j as i64);
+        }
+        // The upper half of an f32 is a bf16: both columns at once into all lanes, and the other one away.
+        let both = self.x_pair(row, pair);
+        let bits = if j == 0 { both << 16 } else { both & 0xffff_0000 };
+        bits.bits_as(Ty::vector(DType::F32, self.lanes())).named("x")
+    }
+
+    // ---- packed weights
+
+    /// Sums integer weights times activations within a group, then scales: one multiplication per group and row.
+    pub(super) fn add_grouped(&self, format: Format) {
+        let (k, problem) = (self.cpu.k, self.cpu.problem);
+        let full = (problem.k / GROUP) as i64;
+        k.serial("g", full, |g| {
+            self.prefetch_group(format, g);
+            self.add_float_group(format, g, GROUP);
+        });
+        // The last group, if short.
+        if !problem.k.is_multiple_of(GROUP) {
+            self.add_float_group(format, k.int(full), problem.k % GROUP);
+        }
+    }
+
+    /// The first `columns` columns of group `g`.
+    fn add_float_group(&self, format: Format, g: Val<'k>, columns: usize) {
+        let first = g * GROUP as i64;
+        let mut sums: Vec<Vec<Option<Val>>> = vec![vec![None; self.sums()]; self.chains as usize];
+        for word in 0..words(format) {
+            let bits = self.words(format, g, word);
+            for quad in quads(format, word) {
+                self.quad_products(format, &bits, (first, quad), columns, &mut sums);
+            }
+        }
+        let mut acc = self.load_acc(0);
+        for part in 0..self.parts() {
+            let scales = self.group_scales(format, g, part).named("scales");
+            for row in 0..self.rows {
+                let i = self.index(row, part);
+                let total = sums.iter().filter_map(|chain| chain[i]).reduce(|a, b| a + b);
+                if let Some(total) = total {
+                    acc[i] = total.fma(scales, acc[i]);
+                }
+            }
+        }
+        self.store_acc(0, &acc);
+    }
+
+    /// The four columns of one quad, as far as they exist.
+    fn quad_products(
+        &self,
+        format: Format,
+        bits: &[Val<'k>],
+        (first, quad): (Val<'k>, usize),
+        columns: usize,
+        sums: &mut [Vec<Option<Val<'k>>>],
+    ) {
+        let present = columns.saturating_sub(4 * quad).min(4);
+        if present == 0 {
+            return;
+        }
+        let floats = |&word| quad_floats(format, word, quad, self.cpu.lookup).map(|w| w.named("w"));
+        let weights: Vec<[Val; 4]> = bits.iter().map(floats).collect();
+        for j in 0..present {
+            for row in 0..self.rows {
+                let x = self.x_float(row, first + (4 * quad + j) as i64);
+                for (part, w) in (0..).zip(&weights) {
+                    let sum = &mut sums[j % self.chains as usize][self.index(row, part)];
+                    let next = sum.map_or_else(|| w[j] * x, |sum| w[j].fma(x, sum));
+                    *sum = Some(next.named("s"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Integer products of a register tile: packed weights against integer activations (see [`crate::product::Codes`]), exact
+//! within each group of 32.
+//!
+//! Per 32 columns a result takes 8 dot instructions (16 with two planes), a conversion and a fused multiply-add with the
+//! weight scales; per group of activation scales a multiplication. Where all of these share the vector units (Intel), the
+//! share of the dot peak is at most 8 / (8 + 2 + 32 / group): 78 % with groups of 128, 73 % with groups of 32.
+
+use super::microtile::{Microtile, Source};
+use super::prefetch::Prefetch;
+use super::slice::Integers;
+use crate::product::dot::{DotOperands, Operand, QUADS, dot_operand, group_totals, mmla};
+use crate::product::plan::CodeDot;
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::Val;
+use mlcc_quant::tile::{quads, words};
+
+/// Activation scales from `first` on.
+#[derive(Clone, Copy)]
+pub(super) struct Scales<'k> {
+    pub first: Val<'k>,
+    pub count: Val<'k>,
+}
+
+impl<'k> Microtile<'k, '_> {
+    /// Adds the groups of some activation scales to the accumulators.
+    pub(super) fn add_scales(&self, integers: Integers, scales: Scales<'k>, prefetch: Prefetch<'k>) {
+        let (k, groups) = (self.cpu.k, self.cpu.problem.groups());
+        let per_scale = integers.codes.groups_per_scale();
+        k.serial("s", scales.count, |s| {
+            let scale = scales.first + s;
+            let first = (scale * per_scale as i64).named("first");
+            prefetch.at_scale(self, s);
+            self.rescale(integers, scale);
+            let mut count = k.int(per_scale as i64);
+            if !groups.is_multiple_of(per_scale) {
+                count = count.min(groups as i64 - first);
+            }
+            let ahead = prefetch.of_scale(self, integers, scale);
+            k.serial("g", count, |g| {
+                if let Some(ahead) = ahead {
+                    ahead.at_group(g);
+                }
+                self.add_group(integers, first + g);
+            });
+        });
+    }
+
+    /// All groups of weights that come from memory, in one loop. With a loop over the groups of a scale inside, the compiler
+    /// makes four copies of its body, and a processor that tells streams by the places of their loads finds fewer of them
+    /// (one Zen 5 core, 8-bit weights: 39 GB/s with four copies, 42 with one; one Zen 4 core, 4864 columns: 93 and 100 % of a
+    /// reading loop).
+    pub(super) fn add_streamed(&self, integers: Integers) {
+        let (k, per_scale) = (self.cpu.k, integers.codes.groups_per_scale() as i64);
+        k.serial("g", self.cpu.problem.groups() as i64, |g| {
+            k.when((g % per_scale).lt(1), || self.rescale(integers, g / per_scale));
+            self.add_group(integers, g);
+        });
+    }
+
+    /// Puts the sums so far in units of activation scale `scale`; before the first one they are zero.
+    fn rescale(&self, integers: Integers, scale: Val<'k>) {
+        for row in 0..self.rows {
+            let ratio = |row| self.x_scale(integers.codes, row, scale);
+            let ratio = match self.is_mmla() {
+                true => mmla::of_both_rows([row / 2 * 2, row / 2 * 2 + 1].map(ratio), self.lanes()),
+                false => ratio(row),
+            };
+            let ratio = ratio.named("ratio");
+            for part in 0..self.parts() {
+                self.set_acc(row, part, self.acc(row, part) * ratio);
+            }
+        }
+    }
+
+    /// Turns the sums into f32: they are in units of the last scale of their row, which has the place of the first ratio.
+    pub(super) fn scale_sums(&self, integers: Integers) {
+        self.rescale(integers, self.cpu.k.int(0));
+        if !self.is_mmla() {
+            return;
+        }
+        for row in (0..self.rows).step_by(2) {
+            for part in 0..self.parts() {
+                let both = [row, row + 1].map(|row| self.acc(row, part).named("sums"));
+                for (row, sums) in (row..).zip(mmla::part_rows(both)) {
+                    self.set_acc(row, part, sums);
+                }
+            }
+        }
+    }
+
+    /// Whether its sums are those of two rows by two.
+    fn is_mmla(&self) -> bool {
+        matches!(self.source, Source::Panel(panel) if matches!(panel.dot, CodeDot::Mmla { .. }))
+    }
+
+    /// Adds one group, with its weight scales, to the accumulators.
+    fn add_group(&self, integers: Integers, g: Val<'k>) {
+        let g = g.named("group");
+        self.prefetch_group(integers.format, g);
+        let dot = self.dot(integers);
+        let starts = (!dot.is_centred()).then(|| self.starts(integers, g));
+        let group = GroupOperands { tile: self, integers, g };
+        let totals = group_totals(dot, &group, integers.codes.planes, starts, self.zeros(DType::I32));
+        let scales: Vec<_> = (0..self.parts()).map(|part| self.weight_scales(integers, g, part)).collect();
+        for (row, part) in self.each() {
+            let scales = &scales[part as usize];
+            let total = totals[self.index(row, part)].cast(DType::F32);
+            let acc = total.fma(scales[row as usize % scales.len()], self.acc(row, part));
+            self.set_acc(row, part, acc);
+        }
+    }
+
+    /// For every accumulator, `-zero point * sum of the activations`.
+    fn starts(&self, integers: Integers, g: Val<'k>) -> Vec<Val<'k>> {
+        let start = |row| self.x_start(integers.codes, row, g).splat(self.lanes()).named("start");
+        (0..self.rows).flat_map(|row| vec![start(row); self.parts() as usize]).collect()
+    }
+
+    /// The scales of the rows of one part, f32, pinned: of one vector of sums, or of both that two rows of activations have.
+    fn weight_scales(&self, integers: Integers, g: Val<'k>, part: u32) -> Vec<Val<'k>> {
+        let scales = match self.source {
+            Source::Panel(panel) => panel.scales(g, part),
+            Source::Memory | Source::Floats(_) => vec![self.group_scales(integers.format, g, part)],
+        };
+        scales.into_iter().map(|scales| scales.named("scales")).collect()
+    }
+}
+
+/// The operands of a group for all rows and parts.
+struct GroupOperands<'k, 't> {
+    tile: &'t Microtile<'k, 't>,
+    integers: Integers,
+    g: Val<'k>,
+}
+
+impl<'k> DotOperands<'k> for GroupOperands<'k, '_> {
+    fn shape(&self) -> (u32, u32, u32) {
+        (self.tile.rows, self.tile.parts(), self.tile.lanes())
+    }
+
+    /// Words of packed weights, or single quads of unpacked ones. Two quads at a time would need more than 32 vector
+    /// registers, and the loads of a panel wait for stores to the stack.
+    fn steps(&self) -> usize {
+        if let Source::Panel(_) = self.tile.source { QUADS } else { words(self.integers.format) }
+    }
+
+    fn weights(&self, step: usize) -> Vec<(usize, Vec<Operand<'k>>)> {
+        let (tile, format) = (self.tile, self.integers.format);
+        if let Source::Panel(panel) = tile.source {
+            return vec![(step, (0..tile.parts()).map(|part| panel.operand(self.g, step, part)).collect())];
+        }
+        let dot = self.integers.dot;
+        let words = tile.words(format, self.g, step);
+        let operand =
+            |word: Val<'k>, quad| Operand::new(dot, dot_operand(dot, format, word, quad).named("q"));
+        let quad = |quad| (quad, words.iter().map(|&word| operand(word, quad)).collect());
+        quads(format, step).into_iter().map(quad).collect()
+    }
+
+    fn unpacked(&self, quad: usize, part: u32) -> Operand<'k> {
+        match self.tile.source {
+            Source::Panel(panel) => panel.operand(self.g, quad, part),
+            Source::Memory | Source::Floats(_) => panic!("squares are made of a panel"),
+        }
+    }
+
+    fn x(&self, row: u32, plane: usize, quad: usize) -> Val<'k> {
+        self.tile.x_quad(self.integers.codes, (row, plane), self.g, quad)
+    }
+
+    fn x_square(&self, row: u32, plane: usize, quad: usize) -> Val<'k> {
+        self.tile.x_square(self.integers.codes, (row, plane), self.g, quad)
+    }
+
+    fn pin(&self, name: &str, sum: Val<'k>) -> Val<'k> {
+        let sum = match self.tile.cpu.plan.in_order {
+            Some([words, _]) if sum.ty().dtype == DType::I16 => sum.instr(words, &[]),
+            Some([_, sums]) => sum.instr(sums, &[]),
+            None => sum,
+        };
+        sum.named(name)
+    }
+}

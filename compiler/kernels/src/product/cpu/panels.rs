@@ -1,0 +1,173 @@
+//! Integer products of many activation rows: the weights of a slice are unpacked once per [`DEPTH`] columns into a panel
+//! that stays in cache while all register tiles pass by, and the sums of the rows wait in a buffer between the pieces of k.
+
+use super::integers::Scales;
+use super::microtile::{Microtile, Source, TileRows};
+use super::prefetch::{EpiloguePrefetch, Hints, Next, Piece, Prefetch};
+use super::slice::{Cpu, Integers, Slice};
+use crate::product::dot::{Operand, dot_operand, mmla};
+use crate::product::plan::CodeDot;
+use crate::product::problem::{Epilogue, GROUP};
+use crate::product::weight::panel::Panel;
+use mlcc_ir::kernel::{Space, Ty};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::Val;
+use mlcc_quant::tile::{TileGroup, group_bytes, quad_signed, quads, words};
+
+/// Columns of a panel: with three tiles of 16 rows 27 KiB, which leave room in a first-level cache of 48 KiB for the
+/// activations and sums that pass by.
+const DEPTH: usize = 512;
+
+/// Columns per piece: whole groups of activation scales.
+fn depth(integers: Integers) -> usize {
+    let group = integers.codes.group;
+    (DEPTH / group).max(1) * group
+}
+
+/// Whether a panel takes all columns, so that no sums have to wait.
+pub(super) fn is_whole(cpu: Cpu, integers: Integers) -> bool {
+    cpu.problem.k <= depth(integers)
+}
+
+/// The register tiles of one slice.
+pub(super) struct Panels<'k, 'a> {
+    pub cpu: Cpu<'k, 'a>,
+    pub slice: Slice<'k>,
+    pub integers: Integers,
+    /// First row.
+    pub first: Val<'k>,
+    /// Number of register tiles of `plan.rows[0]` rows, at most `plan.chunk` rows in all.
+    pub count: Val<'k>,
+}
+
+impl<'k> Panels<'k, '_> {
+    /// Emits all register tiles, piece by piece of k.
+    pub fn emit(&self, epilogue: &mut Epilogue) {
+        match is_whole(self.cpu, self.integers) {
+            true => self.whole(epilogue),
+            false => self.in_pieces(epilogue),
+        }
+    }
+
+    /// All columns at once.
+    fn whole(&self, epilogue: &mut Epilogue) {
+        let (k, problem, integers) = (self.cpu.k, self.cpu.problem, self.integers);
+        let panel = self.panel();
+        self.fill(panel, k.int(problem.groups() as i64));
+        let scales = integers.codes.row_scales(problem.k);
+        let all = Scales { first: k.int(0), count: k.int(scales as i64) };
+        let next = self.next((k.int(0), 1), all.count);
+        let touched = EpiloguePrefetch::new(None, scales, self.cpu.plan.rows[0]);
+        self.each(panel, |tile, number| {
+            let hints = Hints { next, number, visits: all.count, epilogue: touched };
+            tile.add_scales(integers, all, Prefetch::Hints(hints));
+            tile.scale_sums(integers);
+            tile.finish(epilogue);
+        });
+    }
+
+    /// In pieces of [`depth`] columns, between which the sums wait.
+    fn in_pieces(&self, epilogue: &mut Epilogue) {
+        let (k, plan, problem, integers) = (self.cpu.k, self.cpu.plan, self.cpu.problem, self.integers);
+        let panel = self.panel();
+        let vectors = plan.chunk.unwrap_or(plan.rows[0]) * self.slice.parts(plan.lanes);
+        let waiting = k.alloc("sums", DType::F32, [i64::from(vectors * plan.lanes)], Space::Stack);
+        let (groups, scales) = (problem.groups() as i64, integers.codes.row_scales(problem.k));
+        let depth = depth(integers);
+        let (group_depth, scale_depth) = ((depth / GROUP) as i64, (depth / integers.codes.group) as i64);
+        let pieces = problem.k.div_ceil(depth) as i64;
+        k.serial("piece", pieces, |piece| {
+            let first = (piece * group_depth).named("first");
+            let panel = panel.piece(first);
+            self.fill(panel, (groups - first).min(group_depth));
+            let first = (piece * scale_depth).named("first_scale");
+            let here = Scales { first, count: (scales as i64 - first).min(scale_depth) };
+            let next = self.next((piece, pieces), here.count);
+            let (later, early) = (k.int(0).lt(piece), piece.lt(pieces - 1));
+            let at_last = scales - (pieces - 1) as usize * depth / integers.codes.group;
+            let touched = EpiloguePrefetch::new(Some(piece.equals(pieces - 1)), at_last, plan.rows[0]);
+            self.each(panel, |tile, number| {
+                k.when(later, || tile.restore(waiting, number));
+                let hints = Hints { next, number, visits: here.count, epilogue: touched };
+                tile.add_scales(integers, here, Prefetch::Hints(hints));
+                let finish = || {
+                    tile.scale_sums(integers);
+                    tile.finish(epilogue);
+                };
+                k.when_else(early, || tile.save(waiting, number), finish);
+            });
+        });
+    }
+
+    /// An empty panel.
+    fn panel(&self) -> Panel<'k> {
+        let Cpu { k, plan, problem, .. } = self.cpu;
+        let groups = depth(self.integers).min(problem.k.next_multiple_of(GROUP)) / GROUP;
+        let dot = plan.mmla.map_or(self.integers.dot, |instr| CodeDot::Mmla { instr });
+        Panel::new(k, dot, (groups, plan.tiles), (self.slice.parts(plan.lanes), plan.lanes))
+    }
+
+    /// Unpacks `count` groups of the slice.
+    fn fill(&self, panel: Panel<'k>, count: Val<'k>) {
+        let (lanes, packed) = (self.cpu.plan.lanes, self.cpu.packed(self.integers.format));
+        self.cpu.k.serial("u", count, |u| {
+            for part in 0..self.slice.parts(lanes) {
+                let rows = self.slice.part(lanes, part);
+                let group = packed.group(rows.tile, panel.group(u));
+                match panel.dot {
+                    CodeDot::Mmla { .. } => self.fill_squares(panel, (u, part), group, rows.row),
+                    _ => self.fill_part(panel, (u, part), group, rows.row),
+                }
+            }
+        });
+    }
+
+    /// Unpacks one part of a group, the rows of a tile from `row` on: group `u` of the piece.
+    fn fill_part(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), group: TileGroup<'k>, row: u32) {
+        let lanes = self.cpu.plan.lanes;
+        panel.set_scales(u, part, 0, group.scales(row, lanes));
+        for word in 0..words(group.format) {
+            let bits = group.word(word, row, lanes).named("word");
+            for quad in quads(group.format, word) {
+                let codes = dot_operand(panel.dot, group.format, bits, quad);
+                panel.set_operand(u, quad, part, Operand::new(panel.dot, codes));
+            }
+        }
+    }
+
+    /// The same as squares of two rows.
+    fn fill_squares(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), group: TileGroup<'k>, row: u32) {
+        let lanes = self.cpu.plan.lanes;
+        for (i, scales) in mmla::square_scales(group.scales(row, lanes)).into_iter().enumerate() {
+            panel.set_scales(u, part, i, scales);
+        }
+        let mut codes = Vec::new();
+        for word in 0..words(group.format) {
+            let bits = group.word(word, row, lanes).named("word");
+            for quad in quads(group.format, word) {
+                let signed = quad_signed(group.format, bits, quad);
+                codes.push((quad, signed.bits_as(Ty::vector(DType::I32, lanes)).named("quad")));
+            }
+        }
+        codes.sort_by_key(|&(quad, _)| quad);
+        let codes: Vec<Val> = codes.into_iter().map(|(_, codes)| codes).collect();
+        for (quad, codes) in mmla::squares(&codes).into_iter().enumerate() {
+            panel.set_operand(u, quad, part, Operand { codes, magnitudes: codes });
+        }
+    }
+
+    /// What register tiles prefetch while they pass by a piece, of so many.
+    fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<Next<'k>> {
+        let run = group_bytes(self.integers.format) * depth(self.integers) / GROUP;
+        Next::new(self.cpu, self.slice, Piece { number, pieces, run }, self.count * scales)
+    }
+
+    fn each(&self, panel: Panel<'k>, mut body: impl FnMut(&Microtile<'k, '_>, Val<'k>)) {
+        let rows = self.cpu.plan.rows[0];
+        self.cpu.k.serial("tile", self.count, |number| {
+            let first = (self.first + number * i64::from(rows)).named("row");
+            let rows = TileRows { first, count: rows, interleaved: rows > 1 };
+            body(&Microtile::new(self.cpu, self.slice, rows, Source::Panel(panel)), number);
+        });
+    }
+}

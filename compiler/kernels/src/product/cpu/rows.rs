@@ -1,0 +1,148 @@
+//! All activation rows of a range against one slice of the weights: which of the ways to a product each of them goes.
+
+use super::few_rows::{FewRows, Run, runs, total};
+use super::float_panels::{FloatPanels, few_tiles, in_pieces};
+use super::integers::Scales;
+use super::microtile::{Microtile, Source};
+use super::panels::{Panels, is_whole};
+use super::prefetch::{Passes, Prefetch};
+use super::slice::{Cpu, RowRange, Slice};
+use crate::product::plan::TallTile;
+use crate::product::problem::{Activation, Epilogue, GROUP, Weight};
+use mlcc_kernel_lang::Val;
+
+impl<'k> Cpu<'k, '_> {
+    /// All tiles of weights against some activation rows, some rows after the other: each chunk of x stays in cache while
+    /// the weights stream by.
+    pub fn all_rows(self, range: RowRange<'k>, epilogue: &mut Epilogue) {
+        let whole = self.integers().is_some_and(|integers| is_whole(self, integers));
+        let chunk = self.plan.chunk.filter(|_| !whole).map(i64::from);
+        let fewer = |&size: &i64| self.k.as_int(range.count).is_none_or(|count| count > size);
+        let Some(size) = chunk.filter(fewer) else { return self.chunk_of_rows(range, epilogue) };
+        self.k.serial("chunk", range.count.div_ceil(size), |chunk| {
+            let done = chunk * size;
+            let count = (range.count - done).min(size);
+            self.chunk_of_rows(RowRange { first: range.first + done, count }, epilogue);
+        });
+    }
+
+    /// The tall register tiles that a few rows are cut into where their number allows it, and all of them come in order.
+    pub fn tall(self) -> Option<TallTile> {
+        self.integers().filter(|_| self.chosen.is_none()).and(self.plan.tall)
+    }
+
+    /// All tiles of weights against some activation rows.
+    pub fn chunk_of_rows(self, range: RowRange<'k>, epilogue: &mut Epilogue) {
+        let (k, plan) = (self.k, self.plan);
+        let Some(tall) = self.tall() else {
+            return k.par("slice", self.slices(plan.tiles), |number| {
+                self.each_slice(plan.tiles, number, |slice| self.rows_of_slice(slice, range, epilogue));
+            });
+        };
+        let end = i64::from(plan.few) + 1;
+        let whole = (range.count % i64::from(tall.rows)).lt(1);
+        let fits = whole.select(range.count, end).lt(end).named("tall");
+        let slices = fits.select(self.slices(tall.tiles), k.int(self.slices(plan.tiles)));
+        k.par("slice", slices, |number| {
+            k.branch(fits, |fits| match fits {
+                true => self.each_slice(tall.tiles, number, |slice| {
+                    let runs = runs(k, &[tall.rows], range, None);
+                    self.few_rows(slice, &runs, epilogue);
+                }),
+                false => {
+                    self.each_slice(plan.tiles, number, |slice| self.rows_of_slice(slice, range, epilogue))
+                }
+            });
+        });
+    }
+
+    /// Integer products of rows that pass by the weights together.
+    fn few_rows(self, slice: Slice<'k>, runs: &[Run<'k>], epilogue: &mut Epilogue) {
+        if let Some(integers) = self.integers() {
+            FewRows { cpu: self, slice, integers, runs }.emit(epilogue);
+        }
+    }
+
+    /// Some activation rows, for one slice of the weights.
+    pub fn rows_of_slice(self, slice: Slice<'k>, range: RowRange<'k>, epilogue: &mut Epilogue) {
+        let (k, plan) = (self.k, self.plan);
+        let integers = self.integers().filter(|_| plan.rows.len() > 1);
+        let many = integers.map(|_| k.int(plan.few.into()).lt(range.count).named("many"));
+        let runs = runs(k, &plan.rows, range, self.extra_rows(many));
+        let mut one_by_one: Vec<Val> = runs.iter().map(|run| run.tiles).collect();
+        if let (Some(integers), Some(many)) = (integers, many) {
+            let fits = self.chosen.is_some() || integers.codes.block == plan.code_block();
+            assert!(fits, "codes come in blocks of other sizes than the product takes");
+            let passes = total(k, &runs);
+            let panels = Panels { cpu: self, slice, integers, first: range.first, count: runs[0].tiles };
+            k.when(many, || panels.emit(epilogue));
+            let few = k.int(1).lt(many.select(0, passes)).named("few");
+            k.when(few, || self.few_rows(slice, &runs, epilogue));
+            one_by_one[0] = many.select(0, one_by_one[0]);
+            for tiles in &mut one_by_one {
+                *tiles = few.select(0, *tiles);
+            }
+        }
+        if let Some(plain) = in_pieces(self) {
+            let count = one_by_one[0];
+            let many = k.int(few_tiles(plan)).lt(count);
+            let panels = FloatPanels { cpu: self, slice, plain, first: range.first, count };
+            k.when(many, || panels.emit(epilogue));
+            one_by_one[0] = many.select(0, count);
+        }
+        self.one_by_one(slice, &runs, &one_by_one, epilogue);
+    }
+
+    /// Rows that register tiles of the first size may have too many, where a list tells the rows: a few left over cost as
+    /// much one by one, and `many` rows never take the weights as they are.
+    fn extra_rows(self, many: Option<Val<'k>>) -> Option<Val<'k>> {
+        self.chosen?.list?;
+        let [most, next, ..] = self.plan.rows.as_slice() else { return None };
+        let few = self.k.int(i64::from(most - next) - 1);
+        Some(many.map_or(few, |many| many.select(i64::from(*most) - 1, few)))
+    }
+
+    /// Register tiles that pass by all columns by themselves, so many of each run.
+    fn one_by_one(self, slice: Slice<'k>, runs: &[Run<'k>], tiles: &[Val<'k>], epilogue: &mut Epilogue) {
+        let prefetch = self.alone();
+        for (i, (run, &tiles)) in runs.iter().zip(tiles).enumerate() {
+            self.k.serial("tile", tiles, |number| {
+                let rows = run.tile(number, self.integers().is_some() && i == 0);
+                let tile = Microtile::new(self, slice, rows, Source::Memory);
+                self.add_all(&tile, prefetch);
+                tile.finish(epilogue);
+            });
+        }
+    }
+
+    /// What a register tile prefetches by itself.
+    fn alone(self) -> Prefetch<'k> {
+        let (Some(integers), Some(spread)) = (self.integers(), self.plan.spread) else {
+            return Prefetch::None;
+        };
+        let scales = (spread.groups as usize * GROUP).div_ceil(integers.codes.group);
+        Prefetch::Passes(Passes::new(self, integers, 1, scales, self.k.int(1)))
+    }
+
+    /// Adds all columns to the sums of a register tile.
+    fn add_all(self, tile: &Microtile<'k, '_>, prefetch: Prefetch<'k>) {
+        let k = self.k;
+        match (self.problem.weight, self.problem.activation) {
+            (Weight::Plain(plain), Activation::F32 | Activation::BF16) => tile.add_plain(plain),
+            (Weight::Packed(format), Activation::F32 | Activation::BF16) => tile.add_grouped(format),
+            (Weight::Packed(_), Activation::Codes(codes)) => {
+                let Some(integers) = self.integers() else { return };
+                if self.plan.rows.len() == 1 {
+                    tile.add_streamed(integers);
+                } else {
+                    let count = k.int(codes.row_scales(self.problem.k) as i64);
+                    tile.add_scales(integers, Scales { first: k.int(0), count }, prefetch);
+                }
+                tile.scale_sums(integers);
+            }
+            (Weight::Plain(plain), Activation::Codes(_)) => {
+                panic!("integer activations need packed weights, found {}", plain.dtype())
+            }
+        }
+    }
+}

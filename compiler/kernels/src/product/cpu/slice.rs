@@ -1,0 +1,168 @@
+//! What all parts of the product on a CPU have in common, and what its work is cut into: slices of the weights, ranges of
+//! rows.
+
+use crate::product::plan::{CodeDot, CpuPlan};
+use crate::product::problem::{Activation, Codes, Product, Weight};
+use crate::product::weight::{Origin, PackedTiles, PlainTiles};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::BufId;
+use mlcc_ir::types::Format;
+use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_quant::TILE;
+use mlcc_quant::plain::Plain;
+use mlcc_quant::tile;
+
+/// A product that is being recorded.
+#[derive(Clone, Copy)]
+pub(in crate::product) struct Cpu<'k, 'a> {
+    pub k: &'k Recorder,
+    pub problem: &'a Product,
+    pub plan: &'a CpuPlan,
+    /// A lookup instruction with its table.
+    pub lookup: Option<(InstrId, Val<'k>)>,
+    /// Which matrix of several is meant, and which rows meet it; `None` where there is one.
+    pub chosen: Option<Chosen<'k>>,
+}
+
+/// A matrix among several, with the rows that chose it.
+#[derive(Clone, Copy)]
+pub(in crate::product) struct Chosen<'k> {
+    /// Elements of the tensor before the matrix.
+    pub first: Val<'k>,
+    /// Rows of the result, i32; `None`: rows in their order. Row numbers of a product then are places in the list.
+    pub list: Option<View<'k, 1>>,
+    /// The last place in the list that counts: register tiles beyond it take it again.
+    pub last: Val<'k>,
+    /// Rows of the result one after the other that share a row of x.
+    pub share: i64,
+    /// Zero, i64, by a load that the compiler cannot see through. Added to the offset of a row of x it keeps the compiler
+    /// from making `or` of the addition of a column where rows have 2^i elements: it then computes the places of all rows
+    /// in a vector and takes them apart again in the inner loop.
+    pub zero: Option<Val<'k>>,
+}
+
+/// Packed weights against integer activations.
+#[derive(Clone, Copy)]
+pub(in crate::product) struct Integers {
+    pub format: Format,
+    pub codes: Codes,
+    /// How they meet where weights are read as they are stored.
+    pub dot: CodeDot,
+}
+
+impl<'k, 'a> Cpu<'k, 'a> {
+    pub fn new(k: &'k Recorder, problem: &'a Product, plan: &'a CpuPlan) -> Cpu<'k, 'a> {
+        // The table of the lookup instruction stays in a register.
+        let lookup = plan.lookup.map(|instr| (instr, tile::code_table(k).named("codes")));
+        Cpu { k, problem, plan, lookup, chosen: None }
+    }
+
+    /// Rows of the result.
+    pub fn m(self) -> Val<'k> {
+        self.k.val(self.problem.m)
+    }
+
+    pub fn view(self, buf: BufId) -> View<'k, 1> {
+        self.k.flat(buf)
+    }
+
+    fn origin(self) -> Origin<'k> {
+        Origin { matrix: self.chosen.map(|chosen| chosen.first), offset: self.problem.w_offset as i64 }
+    }
+
+    /// Where element `at` of the tensor (or the chosen matrix) lies in `w`.
+    pub fn in_w(self, at: Val<'k>) -> Val<'k> {
+        self.origin().place(at)
+    }
+
+    pub fn packed(self, format: Format) -> PackedTiles<'k> {
+        let bytes = self.view(self.problem.w);
+        PackedTiles { bytes, format, groups: self.problem.groups() as i64, origin: self.origin() }
+    }
+
+    pub fn plain(self, plain: Plain) -> PlainTiles<'k> {
+        let elements = self.view(self.problem.w);
+        PlainTiles { elements, plain, tile: self.problem.tile_len() as i64, origin: self.origin() }
+    }
+
+    /// The operands, if they are integers.
+    pub fn integers(self) -> Option<Integers> {
+        match (self.problem.activation, self.problem.weight) {
+            (Activation::Codes(codes), Weight::Packed(format)) => {
+                let dot = CodeDot::of(self.plan.dot, format, codes.planes);
+                Some(Integers { format, codes, dot })
+            }
+            _ => None,
+        }
+    }
+
+    /// Vectors of a tile.
+    pub fn parts_of_tile(self) -> u32 {
+        TILE as u32 / self.plan.lanes
+    }
+
+    /// Iterations of the loop over columns, of `tiles` tiles of weights each.
+    pub fn slices(self, tiles: u32) -> i64 {
+        self.problem.n.div_ceil(TILE * tiles as usize) as i64
+    }
+
+    /// Slice number `number` of `wide` tiles; the last one has fewer where their number does not divide.
+    pub fn each_slice(self, wide: u32, number: Val<'k>, mut body: impl FnMut(Slice<'k>)) {
+        let (full, rest) = (self.problem.tiles() as u32 / wide, self.problem.tiles() as u32 % wide);
+        let short = !self.problem.n.is_multiple_of(TILE);
+        let first = number * i64::from(wide);
+        let slice = |tiles, edge| Slice { first, tiles, edge: if short { edge } else { Edge::Never } };
+        match (full, rest) {
+            (1, 0) => body(slice(wide, Edge::Always)),
+            (_, 0) => body(slice(wide, Edge::Last)),
+            (0, rest) => body(slice(rest, Edge::Always)),
+            (full, rest) => self.k.branch(number.lt(i64::from(full)), |inside| match inside {
+                true => body(slice(wide, Edge::Never)),
+                false => body(slice(rest, Edge::Always)),
+            }),
+        }
+    }
+}
+
+/// Tiles of weights side by side that are worked on together.
+#[derive(Clone, Copy)]
+pub(in crate::product) struct Slice<'k> {
+    pub first: Val<'k>,
+    pub tiles: u32,
+    pub edge: Edge,
+}
+
+/// When the last tile of a slice has fewer than 16 rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::product) enum Edge {
+    Never,
+    Always,
+    /// In the last slice.
+    Last,
+}
+
+/// A vector of rows of a slice: `lanes` rows from `row` of a tile on.
+#[derive(Clone, Copy)]
+pub(in crate::product) struct Part<'k> {
+    pub tile: Val<'k>,
+    pub row: u32,
+}
+
+impl<'k> Slice<'k> {
+    /// Vectors over all rows of the tiles.
+    pub fn parts(self, lanes: u32) -> u32 {
+        self.tiles * TILE as u32 / lanes
+    }
+
+    pub fn part(self, lanes: u32, part: u32) -> Part<'k> {
+        let per_tile = TILE as u32 / lanes;
+        Part { tile: self.first + i64::from(part / per_tile), row: part % per_tile * lanes }
+    }
+}
+
+/// A range of activation rows.
+#[derive(Clone, Copy)]
+pub(in crate::product) struct RowRange<'k> {
+    pub first: Val<'k>,
+    pub count: Val<'k>,
+}

@@ -1,0 +1,169 @@
+//! A product as a problem: `y[i][j] = sum over k of x[i][k] * w[j][k]`, with its operands and what becomes of the sums.
+
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::kernel::{BufId, ExprId};
+use mlcc_ir::types::{DType, Format};
+use mlcc_quant::TILE;
+use mlcc_quant::plain::Plain;
+use mlcc_quant::tile;
+
+/// One product.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    pub x: BufId,
+    pub activation: Activation,
+    /// The weights; u8 for packed formats.
+    pub w: BufId,
+    /// Elements of `w` before the tensor.
+    pub w_offset: usize,
+    pub weight: Weight,
+    /// Rows of the result, i64.
+    pub m: ExprId,
+    /// Rows of w, or of one of its matrices.
+    pub n: usize,
+    pub k: usize,
+    /// f32 `[m, n]` that the epilogue reads or writes, at the places of the sums that it gets.
+    pub epilogue_operands: [Option<BufId>; EPILOGUE_OPERANDS],
+}
+
+/// Most operands and results of an epilogue that are prefetched.
+pub const EPILOGUE_OPERANDS: usize = 4;
+
+/// Group of all packed weight formats.
+pub const GROUP: usize = 32;
+
+/// The type of the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weight {
+    Plain(Plain),
+    Packed(Format),
+}
+
+impl Weight {
+    pub fn of(dtype: DType) -> Option<Weight> {
+        match dtype {
+            DType::F32 => Some(Weight::Plain(Plain::F32)),
+            DType::F16 => Some(Weight::Plain(Plain::F16)),
+            DType::BF16 => Some(Weight::Plain(Plain::BF16)),
+            DType::Packed(format) => Some(Weight::Packed(format)),
+            DType::Bool
+            | DType::I8
+            | DType::U8
+            | DType::I16
+            | DType::U16
+            | DType::I32
+            | DType::U32
+            | DType::I64 => None,
+        }
+    }
+}
+
+impl Product {
+    /// Elements of a tile of 16 rows.
+    pub fn tile_len(&self) -> usize {
+        match self.weight {
+            Weight::Plain(plain) => self.k.next_multiple_of(plain.pair()) * TILE,
+            Weight::Packed(format) => self.groups() * tile::group_bytes(format),
+        }
+    }
+
+    /// Tiles of one matrix.
+    pub fn tiles(&self) -> usize {
+        self.n.div_ceil(TILE)
+    }
+
+    /// Groups of a row of packed weights.
+    pub fn groups(&self) -> usize {
+        self.k.div_ceil(GROUP)
+    }
+}
+
+/// Type and row length of the activations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// f32, rows of k.
+    F32,
+    /// bf16, rows of k.
+    BF16,
+    /// Integers, made at run time by the kernel of `quantize_rows`.
+    Codes(Codes),
+}
+
+/// Integer activations, with zeros after k up to whole groups of 32.
+///
+/// The codes are bytes in planes: one plane of -127..=127, or two for 16-bit codes `256 high + low`. Rows come in blocks of
+/// `block`, each ordered `[groups of 32][planes][32 / columns][rows][columns]`, so that a product reads one stream; the rows
+/// after the last whole block follow one by one, in the same order with one row per block. Rows for chosen experts, which
+/// meet other rows than their neighbours, all come one by one. The buffer has elements of as many bytes as there are planes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Codes {
+    /// 1 or 2.
+    pub planes: usize,
+    /// Columns per scale, a multiple of 32.
+    pub group: usize,
+    pub block: CodeBlock,
+    /// f32 `[rows, groups of columns per scale]`: first the scale of the last group; then for each further group the scale
+    /// of the group before it over its own. So a sum over k is kept in units of the group that it has come to, and needs
+    /// one set of accumulators.
+    pub scales: BufId,
+    /// i32 `[rows, groups of 32]`: minus the zero point of the weights times the sum of the codes.
+    pub starts: BufId,
+}
+
+/// Rows of codes that lie interleaved: `columns` codes (4 or 8) of each, then the next columns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CodeBlock {
+    pub rows: u32,
+    pub columns: u32,
+}
+
+impl CodeBlock {
+    /// Every row for itself.
+    pub const SINGLE: CodeBlock = CodeBlock { rows: 1, columns: 4 };
+}
+
+impl Codes {
+    /// Elements of the buffer that hold four codes of a plane.
+    pub fn quad_elements(&self) -> usize {
+        4 / self.planes
+    }
+    /// Quads of one row, all planes.
+    pub fn row_quads(&self, k: usize) -> usize {
+        k.div_ceil(GROUP) * self.planes * GROUP / 4
+    }
+    /// Groups of weights that share an activation scale.
+    pub fn groups_per_scale(&self) -> usize {
+        self.group / GROUP
+    }
+    /// Activation scales of a row.
+    pub fn row_scales(&self, k: usize) -> usize {
+        k.div_ceil(self.group)
+    }
+}
+
+impl Activation {
+    /// Elements from one row of float activations to the next.
+    pub fn row_stride(self, k: usize) -> usize {
+        match self {
+            Activation::F32 | Activation::BF16 => k,
+            Activation::Codes(_) => k.next_multiple_of(GROUP),
+        }
+    }
+}
+
+/// Finished sums, handed to the epilogue.
+#[derive(Clone, Copy, Debug)]
+pub struct Sums {
+    /// Row of the result.
+    pub row: ExprId,
+    /// First column.
+    pub col: ExprId,
+    pub lanes: u32,
+    /// f32, `lanes` consecutive columns.
+    pub acc: ExprId,
+    /// Which of them exist; `None` means all.
+    pub mask: Option<ExprId>,
+}
+
+/// Stores (or uses) a vector of sums.
+pub type Epilogue<'a> = dyn FnMut(&mut KernelBuilder, Sums) + 'a;
