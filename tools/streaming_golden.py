@@ -94,7 +94,7 @@ def main():
     model = Llama(args.folder, args.window, args.sinks)
     ids = [1 + (7 * i * i + i // 3) % 62 for i in range(90)]
     logits = [[float(f"{x:.8g}") for x in model.token(token)] for token in ids]
-    # Within the window, at its edge, and far behind it.
+    # Within the window, at its edge, and far beyond it.
     kept = [args.window - 1, args.window, args.window + args.sinks, 50, 89]
     golden = {
         "source": f"tools/streaming_golden.py, NumPy {np.__version__}, float64",

@@ -98,7 +98,7 @@ def half(config):
 
 
 def forward(model, tokens, cache=None):
-    """Logits of all `tokens`, which go on behind those of the cache. Scaling by length takes the length behind them."""
+    """Logits of all `tokens`, which go on after those of the cache. Scaling by length takes the length after them."""
     start = cache.get_seq_length() if cache else 0
     if not start:
         # The frequencies of the longest sequence so far would stay otherwise.

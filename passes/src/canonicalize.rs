@@ -186,7 +186,7 @@ fn long_axes(dims: &[Dim]) -> impl Iterator<Item = usize> + '_ {
     (0..dims.len()).filter(|&i| dims[i].as_const() != Some(1))
 }
 
-/// The second permutation right behind the first, of the axes that are not of size 1, and the reshape last.
+/// The second permutation right after the first, of the axes that are not of size 1, and the reshape last.
 fn permute_long(b: &mut Build) -> Result<ValueId, OpError> {
     let Op::Permute { perm } = b.root().clone() else { unreachable!("the pattern matches permute") };
     let (first, reshaped) = (b.get("first"), b.operands()[0]);

@@ -38,7 +38,7 @@ const LEAST_PIECES: i64 = 8;
 const MOST_PIECES: i64 = 2048;
 /// A piece of decode attention begins with a block of the cache that nobody asked for, up to 64 KiB, so that its least work is
 /// this many times that of other launches. With pieces an eighth of that, Zen 3, two threads, lost 2.5 % of a token of Qwen3-0.6B
-/// behind 1500 tokens (four pieces more per worker, 3 us each) and 1.7 to 2.4 % of those of gpt2, against whole shares.
+/// after 1500 tokens (four pieces more per worker, 3 us each) and 1.7 to 2.4 % of those of gpt2, against whole shares.
 const LEAST_OF_CACHE: i64 = 64;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {

@@ -147,7 +147,7 @@ pub struct Control<'a> {
     pub stop_after: Option<String>,
     /// Checks the module after each pass (always done in debug builds).
     pub verify: bool,
-    /// Only the passes behind the one that ran last ([`Program::after`]).
+    /// Only the passes after the one that ran last ([`Program::after`]).
     pub resume: bool,
     /// Called after each pass with its number of changes.
     pub after: Option<&'a mut Watcher<'a>>,

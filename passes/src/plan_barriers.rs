@@ -39,7 +39,7 @@ fn steps(level: &LevelCode, plan: &MemoryPlan) -> Result<Vec<Step>, PassError> {
 /// An access since the last barrier.
 pub(crate) struct Touch {
     place: BufferRef,
-    /// Behind the last byte that it may reach: new rows of a cache lie anywhere in its state.
+    /// After the last byte that it may reach: new rows of a cache lie anywhere in its state.
     end: u64,
     write: bool,
     partition: Option<Partition>,
@@ -140,7 +140,7 @@ fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Lau
     }
 }
 
-/// Values of each sequence lie one behind another, except in their states.
+/// Values of each sequence lie one after another, except in their states.
 fn place(arg: &Arg, plan: &EntryPlan) -> BufferRef {
     let whole = plan.buffers[arg.buffer.index()].clone();
     match (whole.base, arg.row_bytes) {

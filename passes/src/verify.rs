@@ -112,7 +112,7 @@ fn verify_states(module: &Module, plan: &MemoryPlan) -> Check {
     }
 }
 
-/// One behind another, aligned, as long as they are, and all of them in `total` bytes.
+/// One after another, aligned, as long as they are, and all of them in `total` bytes.
 fn verify_places(
     what: &str,
     wanted: Vec<(&String, Option<u64>)>,

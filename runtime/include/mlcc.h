@@ -173,7 +173,7 @@ typedef struct mlcc_param {
 #define MLCC_STATE_RECURRENT 0u /* of fixed size, replaced by every step */
 #define MLCC_STATE_CACHE 1u     /* one row per position: reads the first `past`, writes the `n` after them */
 /* One int32_t, zero at first, that the caller owns. A model that has it looks back only rows - 1 rows, and on the first
- * `sinks` ones: a caller whose caches are full may move the last rows - 1 rows of every cache to behind those, add the
+ * `sinks` ones: a caller whose caches are full may move the last rows - 1 rows of every cache to right after those, add the
  * number of rows it dropped here, and go on with past = sinks + rows - 1. */
 #define MLCC_STATE_DROPPED_ROWS 2u
 /* One int32_t, zero at first, that the caller owns: tokens that the sequence will have when the prompt has ended that is

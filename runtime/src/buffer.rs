@@ -56,7 +56,7 @@ impl Buffer {
         Self::floats(what, len)
     }
 
-    /// Copies `values` to the begin of a buffer that has room for them. The buffer comes from [`Buffer::integers`].
+    /// Copies `values` to the start of a buffer that has room for them. The buffer comes from [`Buffer::integers`].
     pub fn hold(&mut self, values: &[i32]) -> &[i32] {
         // SAFETY: aligned for i32, every bit pattern is an i32, bounds as in `bytes_mut`.
         let room: &mut [i32] =

@@ -93,7 +93,7 @@ pub enum Error {
     )]
     TruncateDropped { wanted: u64, past: u64, window: u64 },
     #[error(
-        "this model reads a prompt as a whole: at most {chunk} tokens at the begin of a sequence, not {n} after {past}. \
+        "this model reads a prompt as a whole: at most {chunk} tokens at the start of a sequence, not {n} after {past}. \
          Build with a larger --chunk for longer prompts; reset the session before the next one."
     )]
     WholePrompt { n: u64, past: u64, chunk: u64 },

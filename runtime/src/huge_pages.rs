@@ -112,7 +112,7 @@ impl Mover {
         // Where the piece was, another thread may have a mapping by now: dropping `fresh` would take that away.
         let end = start + fresh.len();
         std::mem::forget(fresh);
-        // SAFETY: what is left of the forgotten mapping, before the piece and behind it.
+        // SAFETY: what is left of the forgotten mapping, before the piece and after it.
         unsafe {
             linux::unmap(start, skip);
             linux::unmap(start + skip + self.piece, end - (start + skip + self.piece));

@@ -18,7 +18,7 @@
 //! | `f32:<bytes>:normal:<mean>:<deviation>`, `f16:...`, `bf16:...` | floats; f16 and bf16 are cut off, not rounded |
 //! | `f32:<bytes>:uniform:<low>:<high>`, `f16:...`, `bf16:...` | the same, evenly spread |
 //!
-//! Bytes, f16 and f32 are hexadecimal digits of their bits. A value is a function of the key and of its place behind `offset`
+//! Bytes, f16 and f32 are hexadecimal digits of their bits. A value is a function of the key and of its place after `offset`
 //! alone: SplitMix64 of a counter, as in random checkpoints. So any piece can be made at any time by any thread, and every
 //! machine makes the same bytes.
 
@@ -56,7 +56,7 @@ pub enum Entry {
     },
 }
 
-/// `count` times these pieces, one behind the other, from `offset` of the weights on.
+/// `count` times these pieces, one after the other, from `offset` of the weights on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
     pub offset: u64,
@@ -196,7 +196,7 @@ impl Recipe {
         })
     }
 
-    /// Entries lie inside of the weights, one behind the other, and pieces hold whole values.
+    /// Entries lie inside of the weights, one after the other, and pieces hold whole values.
     fn check(&self) -> std::result::Result<(), String> {
         let mut end = 0;
         for entry in &self.entries {

@@ -55,7 +55,7 @@ pub struct Session {
     model: Model,
     /// Rows in the caches (for recurrent models: tokens seen).
     rows: u64,
-    /// Rows that were dropped from the begin of the caches.
+    /// Rows that were dropped from the start of the caches.
     dropped: u64,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
     all_logits: Option<Buffer>,
@@ -315,7 +315,7 @@ impl Session {
         self.memory.write_word(state, length)
     }
 
-    /// Drops the oldest rows behind the sinks where the caches are full and the model does without.
+    /// Drops the oldest rows after the sinks where the caches are full and the model does without.
     fn make_room(&mut self, n: u64) -> Result<()> {
         let table = self.model.table();
         let Some((window, counter)) = table.window() else { return Ok(()) };

@@ -64,7 +64,7 @@ impl StateBlock {
     }
 
     /// Bytes that have memory: recurrent states, and rows up to the last step. What huge pages have beyond them, at most one
-    /// page for each begin and end of a run of rows, does not count.
+    /// page for each start and end of a run of rows, does not count.
     pub fn allocated(&self) -> u64 {
         live_bytes(&self.states, self.rows)
     }

@@ -55,9 +55,9 @@ pub struct State {
     pub format: String,
     /// Rows of a KV cache; `None` = another state.
     pub cache: Option<Cache>,
-    /// The number of rows dropped from the begin of every cache, of a model that sees only so many newest rows.
+    /// The number of rows dropped from the start of every cache, of a model that sees only so many newest rows.
     pub dropped_beyond: Option<Window>,
-    /// True for the number of tokens that the sequence will have behind the prompt that is being fed.
+    /// True for the number of tokens that the sequence will have after the prompt that is being fed.
     pub is_length: bool,
 }
 
@@ -147,7 +147,7 @@ pub struct Table {
     pub images: Vec<Image>,
     pub device_entries: Vec<DeviceEntry>,
     pub plan: Plan,
-    /// A prompt comes in one call of at most `chunk` tokens, at the begin of a sequence.
+    /// A prompt comes in one call of at most `chunk` tokens, at the start of a sequence.
     pub whole_prompts: bool,
 }
 
@@ -232,7 +232,7 @@ impl Table {
         self.states.iter().find(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length)
     }
 
-    /// The state that says how long the sequence will be behind the prompt that is being fed, of a model that wants to
+    /// The state that says how long the sequence will be after the prompt that is being fed, of a model that wants to
     /// know.
     pub fn length(&self) -> Option<&State> {
         self.states.iter().find(|s| s.is_length)

@@ -29,7 +29,7 @@ pub(crate) struct Trace {
 
 #[derive(Default)]
 struct Worker {
-    /// Nanoseconds from the begin of the trace to this worker's last note.
+    /// Nanoseconds from the start of the trace to this worker's last note.
     last: AtomicU64,
     /// Of the entry point that runs. Only this worker locks it while a step runs.
     items: Mutex<Vec<u64>>,

@@ -2,7 +2,7 @@
 //! all positions, held against the graph that is interpreted on the weights that the artifact stores.
 //!
 //! What quantization costs is not in the error, so one bar holds for all formats. Where activations or caches are rounded to
-//! few bits, a sum beside a rounding edge may fall on its other side in the kernels, and everything behind it moves. How far is
+//! few bits, a sum beside a rounding edge may fall on its other side in the kernels, and everything after it moves. How far is
 //! a property of the model: it is measured by interpreting the graph with its weights moved a little.
 
 use mlcc_engine::LanguageModel;

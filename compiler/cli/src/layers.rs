@@ -34,7 +34,7 @@ pub struct Tap {
 /// Name of the last tap of every call: its logits.
 pub const LOGITS: &str = "logits";
 
-/// One call of an entry point: `tokens` behind the `start` tokens of earlier calls.
+/// One call of an entry point: `tokens` after the `start` tokens of earlier calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub start: usize,

@@ -86,7 +86,7 @@ fn set_template(bar: &ProgressBar, template: &str) {
     }
 }
 
-/// A bar of which rate and time left count from the begin of its own work, not from when the bar was made, and are shown
+/// A bar of which rate and time left count from the start of its own work, not from when the bar was made, and are shown
 /// only once something is done.
 pub struct Progress {
     bar: ProgressBar,

@@ -22,7 +22,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The bytes behind a base; grow it to the planned size before running.
+    /// The bytes of a base; grow it to the planned size before running.
     pub fn block(&mut self, base: Base) -> &mut Vec<u8> {
         &mut self.blocks[slot(base)]
     }

@@ -80,9 +80,9 @@ impl GraphBuilder {
         self.module.functions.push(function)
     }
     /// Names a value `[rows, width]` of the open entry function for debugging: it becomes an output of the function if
-    /// the builder was made [`GraphBuilder::with_taps`], and nothing happens otherwise. Models name the value behind the
-    /// embedding `embedding`, behind each layer `layer.0`, its parts `layer.0.attention` and `layer.0.mlp` (before the
-    /// residual is added), and behind the last norm `final_norm`.
+    /// the builder was made [`GraphBuilder::with_taps`], and nothing happens otherwise. Models name the value after the
+    /// embedding `embedding`, after each layer `layer.0`, its parts `layer.0.attention` and `layer.0.mlp` (before the
+    /// residual is added), and after the last norm `final_norm`.
     pub fn tap(&mut self, name: impl Into<String>, value: ValueId) {
         let entry = self.open.len() == 1 && self.open[0].kind == FunctionKind::Entry;
         let matrix = self.error.is_some() || self.ty(value).rank() == 2;
@@ -171,7 +171,7 @@ impl GraphBuilder {
         self.ops(Op::StateWrite(state), &[value]);
     }
 
-    /// Writes `rows: [n, ..]` behind what the cache `state: [context, ..]` holds; gives all rows, `[past + n, ..]`.
+    /// Writes `rows: [n, ..]` after what the cache `state: [context, ..]` holds; gives all rows, `[past + n, ..]`.
     pub fn append(&mut self, state: StateId, rows: ValueId) -> ValueId {
         self.op(Op::CacheAppend(state), &[rows])
     }

@@ -42,7 +42,7 @@ pub enum ParamSource {
 }
 
 /// Which rows (indices of axis 0; of all axes but the last where there are more than two) of a tensor of `of` rows: `count` blocks of `len` rows, the first at `start`, each
-/// `stride` behind the one before.
+/// `stride` after the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowBlocks {
     pub start: usize,
@@ -57,7 +57,7 @@ impl RowBlocks {
     pub fn range(start: usize, len: usize, of: usize) -> RowBlocks {
         RowBlocks { start, len, stride: len, count: 1, of }
     }
-    /// Rows that it picks; `None` where a block is empty or ends behind the last row.
+    /// Rows that it picks; `None` where a block is empty or ends after the last row.
     pub fn rows(&self) -> Option<usize> {
         let last = self.count.checked_sub(1)?.checked_mul(self.stride)?.checked_add(self.start)?;
         let fits = last.checked_add(self.len)? <= self.of && self.len > 0 && self.stride >= self.len;
@@ -139,7 +139,7 @@ pub struct State {
     pub init: f64,
 }
 
-/// Values that an entry function returns behind its first output, so that they can be looked at while debugging.
+/// Values that an entry function returns after its first output, so that they can be looked at while debugging.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Taps {
     /// Name of the entry function.

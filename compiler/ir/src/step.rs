@@ -45,7 +45,7 @@ pub struct BufferRef {
     pub base: Base,
     pub offset: u64,
     pub bytes: u64,
-    /// Bytes per token already in the cache: new rows of a cache lie behind those of earlier tokens. 0 elsewhere.
+    /// Bytes per token already in the cache: new rows of a cache lie after those of earlier tokens. 0 elsewhere.
     pub per_past: u64,
     /// Bytes from the row of one sequence to that of the next, in launches for each sequence. 0 elsewhere, and in states, of
     /// which every sequence has its own.
@@ -141,7 +141,7 @@ impl Pieces {
         self.equal + Pieces::FURTHER
     }
 
-    /// What piece `number` is, all shares being numbered one behind the other: part `.0` of `.1` equal parts of the whole.
+    /// What piece `number` is, all shares being numbered one after the other: part `.0` of `.1` equal parts of the whole.
     pub fn part(self, number: usize, workers: usize) -> (usize, usize) {
         let (owner, piece) = (number / self.count(), number % self.count());
         let (each, within) = match (piece + 1).checked_sub(self.equal) {

@@ -16,7 +16,7 @@ pub enum Kind {
     Padding(u8),
 }
 
-/// `count` times these pieces (bytes, kind), one behind the other.
+/// `count` times these pieces (bytes, kind), one after the other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
     pub offset: usize,

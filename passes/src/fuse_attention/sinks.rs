@@ -7,7 +7,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::ops::Op;
 
-/// What stands behind the window for its first keys.
+/// What stands beyond the window for its first keys.
 pub struct Sinks<'f> {
     pub count: usize,
     scores: Box<Scores<'f>>,
@@ -15,7 +15,7 @@ pub struct Sinks<'f> {
 }
 
 impl<'f> Sinks<'f> {
-    /// What a window's selection takes for keys behind it: other scores for the first ones, the others hidden.
+    /// What a window's selection takes for keys beyond it: other scores for the first ones, the others hidden.
     pub fn read(r: &Reader<'f>, v: ValueId) -> Result<Sinks<'f>, Miss> {
         let Some(Node { op: Op::SelectGe, inputs, .. }) = r.f.def(skip_casts(r.f, v)) else {
             return miss("a selection is no mask");
@@ -24,7 +24,7 @@ impl<'f> Sinks<'f> {
         let form = r.read(inputs[0]).zip(r.read(inputs[1])).and_then(|(a, b)| a.sub(b));
         let count = match form.map(|p| p.form()) {
             Some((0.0, -1.0, 0.0, c)) if c >= 0.0 && hidden => c as usize + 1,
-            _ => return miss("what stands behind a window is no score of its first keys"),
+            _ => return miss("what stands beyond a window is no score of its first keys"),
         };
         let mut scores = Scores { scale: 1.0, ..Scores::default() };
         let product = scores.peel(r, inputs[2])?;

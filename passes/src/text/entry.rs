@@ -9,7 +9,7 @@
 //!   update @s = %2 by @copy(in %2, out %3)
 //! }
 //! ```
-//! Behind a buffer: how workers share its elements (`rows`, `tiles`; nothing: any worker any element), the arguments whose
+//! After a buffer: how workers share its elements (`rows`, `tiles`; nothing: any worker any element), the arguments whose
 //! memory an output may take `over`, and the bytes from the row of one sequence to that of the next.
 
 use super::list;

@@ -1,4 +1,4 @@
-//! Attention of one query appends the rows of its step to the caches itself: it needs no barrier behind them, and whoever has
+//! Attention of one query appends the rows of its step to the caches itself: it needs no barrier after them, and whoever has
 //! the last key has its row.
 
 use mlcc_interp::kernel::Options as RunOptions;
@@ -100,7 +100,7 @@ fn whoever_has_the_last_key_appends_it() {
     for (window, work) in [(0, PieceWork::default()), (0, pieces), (100, PieceWork::default())] {
         let program = compiled(&module("", "%1", &attributes(window)), work);
         assert_eq!(barriers(&program.module.steps[0]), 1, "only before slices are joined");
-        // One slice, few of them, whole and short ones, empty ones behind the last.
+        // One slice, few of them, whole and short ones, empty ones after the last.
         for past in [0, 1, 15, 16, 63, 64, 100, 127, 128, 200, 319, 512, 543, 2047] {
             check(&program, past);
         }

@@ -1,4 +1,4 @@
-//! Passes behind `quantize` keep the meaning of random modules with quantized weights. (Without quantization, each pass
+//! Passes after `quantize` keep the meaning of random modules with quantized weights. (Without quantization, each pass
 //! and all together are tested beside the filetests.)
 
 use mlcc_interp::compare::Tolerance;

@@ -40,7 +40,7 @@ pub mod section {
     pub const METADATA: &str = ".mlcc.metadata";
     pub const TOKENIZER: &str = ".mlcc.tokenizer";
     pub const CHAT: &str = ".mlcc.chat";
-    /// What the code computes: the graph behind the passes that change numbers on purpose, as deflated text (zlib).
+    /// What the code computes: the graph after the passes that change numbers on purpose, as deflated text (zlib).
     pub const GRAPH: &str = ".mlcc.graph";
     pub const GOLDEN: &str = ".mlcc.golden";
     /// JSON: how well this artifact predicts a text, measured when it was built.
@@ -226,13 +226,13 @@ pub mod state_kind {
     /// One row per position (keys or values): a step reads the first `past` rows and writes the `n` rows after them.
     /// The contents of further rows are undefined, so memory may be given to rows as late as they are written.
     pub const CACHE: u32 = 1;
-    /// One `i32`, zero at first, that the caller owns: rows dropped from the begin of every cache. A model that has it
+    /// One `i32`, zero at first, that the caller owns: rows dropped from the start of every cache. A model that has it
     /// looks back only `rows - 1` rows and on the first [`super::State::sinks`] ones, so a caller may move the last
-    /// `rows - 1` rows of every cache to behind those, count here how many it dropped, and go on with
+    /// `rows - 1` rows of every cache to right after those, count here how many it dropped, and go on with
     /// `past = sinks + rows - 1`. Positions are `past` plus this number.
     pub const DROPPED_ROWS: u32 = 2;
     /// One `i32`, zero at first, that the caller owns: tokens that the sequence will have when the prompt has ended that is
-    /// being fed in several calls. The model takes this length, or that behind a call if it is larger; so a caller writes
+    /// being fed in several calls. The model takes this length, or that after a call if it is larger; so a caller writes
     /// it before the first call of a prompt, and zero when it goes back in the sequence.
     pub const SEQUENCE_LENGTH: u32 = 3;
 }

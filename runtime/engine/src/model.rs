@@ -68,7 +68,7 @@ impl LanguageModel for Session {
 
     fn chunk(&self) -> usize {
         // The session takes a whole prompt or refuses it.
-        // Where angles depend on the length of the sequence, it is that behind what comes in one call.
+        // Where angles depend on the length of the sequence, it is that after what comes in one call.
         let whole = self.needs_whole_prompts() || self.model().table().length().is_some();
         if whole { usize::MAX } else { self.model().plan().chunk as usize }
     }

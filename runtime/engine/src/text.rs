@@ -21,7 +21,7 @@ pub struct InvalidUtf8 {
 }
 
 fn cut_note(truncated: &bool) -> &'static str {
-    if *truncated { ", the begin of a character that is cut off at the end" } else { "" }
+    if *truncated { ", the start of a character that is cut off at the end" } else { "" }
 }
 
 /// The bytes as text, or an error that names the first offending byte and gives the bytes back.

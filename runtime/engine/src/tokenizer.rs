@@ -184,7 +184,7 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text` as the begin of a model's input: with the begin token, where the tokenizer's template asks
+    /// The ids of `text` as the start of a model's input: with the begin token, where the tokenizer's template asks
     /// for one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
         match self {

@@ -1,4 +1,4 @@
-//! What changes from call to call: the control block and the tokens behind it, in one piece of the device's memory. Launches
+//! What changes from call to call: the control block and the tokens after it, in one piece of the device's memory. Launches
 //! name its address, so they are the same in every call, and one copy from pinned memory tells the device of a call.
 
 use std::ptr::null_mut;

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// Sleeps while `word` is `seen`, until [`wake`], but not longer than `most`; may return early. The system compares
-/// before it puts the thread to sleep, so a change and its `wake` behind the caller's last look are not missed.
+/// before it puts the thread to sleep, so a change and its `wake` after the caller's last look are not missed.
 pub fn wait(word: &AtomicU32, seen: u32, most: Duration) {
     system::wait(word, seen, most);
 }

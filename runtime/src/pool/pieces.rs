@@ -7,7 +7,7 @@
 //! launches. A worker goes on to the next launch only when all shares of the last one are used up; so a counter that is
 //! ahead of a worker says that this share has nothing left for it.
 //!
-//! Counters order nothing but themselves: what the pieces make is in order by the barrier behind the launch.
+//! Counters order nothing but themselves: what the pieces make is in order by the barrier after the launch.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

@@ -11,7 +11,7 @@ fn draw(offset: u64, count: u64, key: u64, pieces: Vec<Piece>) -> Entry {
     Entry::Draw(Draw { offset, count, key, pieces })
 }
 
-/// Every kind of entry, gaps before, between and behind them, draws of several portions.
+/// Every kind of entry, gaps before, between and after them, draws of several portions.
 fn sample() -> Recipe {
     let group = vec![piece(32, Content::Scales(0x2c1f)), piece(256, Content::Codes)];
     let part = vec![

@@ -23,7 +23,7 @@ pub fn find(test: &FileTest, program: &Program, target: &str) -> Result<String, 
     Ok(wanted.iter().map(outcome).collect())
 }
 
-/// All words stand in the line, one behind the other.
+/// All words stand in the line, one after the other.
 fn holds(line: &str, words: &str) -> bool {
     let mut rest = line;
     words.split_whitespace().all(|word| match rest.find(word) {

@@ -5,7 +5,7 @@
 //! // run @f n=2: [1, 0], random 7      directives of that kind of test
 //! module @m { ... }
 //! // expect:
-//! // @f f32[2] [1.0, 2.0]              what comes out, each line behind `// `
+//! // @f f32[2] [1.0, 2.0]              what comes out, each line after `// `
 //! ```
 //!
 //! Kinds: `parse` (the text printed again; `canonical` if it is the same), `verify`, `pass NAME[, NAME]` (the module after

@@ -1,4 +1,4 @@
-//! Writes the artifact: the linked library and the payload behind it, weights streamed.
+//! Writes the artifact: the linked library and the payload after it, weights streamed.
 
 use std::path::{Path, PathBuf};
 

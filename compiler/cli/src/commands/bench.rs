@@ -102,7 +102,7 @@ enum Form {
     Json,
 }
 
-/// One test: a prompt, or single tokens behind so many others.
+/// One test: a prompt, or single tokens after so many others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prompt(usize),

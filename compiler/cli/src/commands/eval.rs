@@ -28,7 +28,7 @@ pub struct Args {
     /// Tokens of a window [default: 256, or as many as the model can see if these are fewer]
     #[arg(long)]
     context: Option<usize>,
-    /// Tokens from the begin of one window to the next [default: 256, or --context if that is smaller]
+    /// Tokens from the start of one window to the next [default: 256, or --context if that is smaller]
     #[arg(long)]
     stride: Option<usize>,
     /// Another compiled model, the reference: adds KL divergence and the share of equal top tokens

@@ -214,7 +214,7 @@ fn those(taps: &[Vec<Tap>], wanted: impl Fn(&Tap) -> bool) -> Vec<Vec<Tap>> {
     taps.iter().map(|call| call.iter().filter(|tap| wanted(tap)).cloned().collect()).collect()
 }
 
-/// Makes every result of the groups behind the earlier taps, which the tap is computed from, a tap as well.
+/// Makes every result of the groups after the earlier taps, which the tap is computed from, a tap as well.
 fn keep_results(module: &mut Module, id: FuncId, tap: &str) -> Result<(), Failure> {
     let f = &module.functions[id];
     let names = module.taps_of(&f.name).to_vec();
@@ -255,7 +255,7 @@ fn as_matrix(module: &Module, f: &mut Function, v: ValueId) -> Result<Option<Val
     }
 }
 
-/// The passes behind the graph, for a module that they have not seen.
+/// The passes after the graph, for a module that they have not seen.
 fn lower(setup: &Setup<'_>, module: Module, packs: &Packs) -> Result<Program, Failure> {
     let mut program = Program::new(module);
     program.pack_options.clone_from(packs);

@@ -92,7 +92,7 @@ mod tests {
         let last = Call { start: 2, tokens: vec![3] };
         let found = [tap("a", &[0.; 2]), tap("logits", &[0.; 2])];
         assert_eq!(file.expected(&last, &found), [tap("a", &[4., 5.]), tap("logits", &[8., 9.])]);
-        // Only the last row of a call: the norm behind the layers.
+        // Only the last row of a call: the norm after the layers.
         assert_eq!(file.expected(&first, &[tap("a", &[0.; 2])]), [tap("a", &[2., 3.])]);
     }
 }

@@ -41,7 +41,7 @@ impl<'m> GraphLayers<'m> {
         self.outputs_from(call, Vec::new())
     }
 
-    /// The same with further inputs behind the tokens.
+    /// The same with further inputs after the tokens.
     fn outputs_from(&mut self, call: &Call, more: Vec<Tensor>) -> Result<Vec<Tensor>, Failure> {
         let sizes = SymValues { n: call.tokens.len() as i64, b: 1, past: call.start as i64 };
         let inputs: Vec<Tensor> = [Tensor::ids(&call.tokens)].into_iter().chain(more).collect();
@@ -50,7 +50,7 @@ impl<'m> GraphLayers<'m> {
 }
 
 impl GraphLayers<'_> {
-    /// The taps of a call whose entry function has `more` inputs behind the tokens.
+    /// The taps of a call whose entry function has `more` inputs after the tokens.
     pub fn taps(&mut self, call: &Call, more: Vec<Tensor>) -> Result<Vec<Tap>, Failure> {
         let outputs = self.outputs_from(call, more)?;
         let names = self.interpreter.module().taps_of(call.entry());

@@ -135,7 +135,7 @@ pub fn first_wrong_pass(
         let after = setup.graph(stages, stage, calls)?;
         let permitted = match changes_numbers(pass) {
             true => f64::MAX,
-            // Behind quantized activations a code may fall on the other side of its rounding edge.
+            // After quantized activations a code may fall on the other side of its rounding edge.
             false if stage > stages.reference => EQUAL.max(setup.tolerance()),
             false => EQUAL,
         };

@@ -146,7 +146,7 @@ fn measurements_in_a_short_context() {
         (&["-p", "3,9"][..], "-p/--n-prompt 9"),
         (&["-n", "9"], "-n/--n-gen 9"),
         (&["-d", "8"], "-d/--depth 8"),
-        (&["-d", "5", "-n", "4", "--kernels"], "-n/--n-gen 4 behind -d/--depth 5"),
+        (&["-d", "5", "-n", "4", "--kernels"], "-n/--n-gen 4 after -d/--depth 5"),
     ] {
         let message = failure(&mut bench(more), 2);
         assert!(message.contains(flag) && message.contains("room for 8"), "{message}");

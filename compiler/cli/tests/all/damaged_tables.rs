@@ -72,7 +72,7 @@ fn damage(file: &mut [u8], parts: &Parts, random: &mut Random) -> String {
         6..8 => &parts.relocations,
         _ => &parts.loader[random.below(parts.loader.len())],
     };
-    // Fields come first, texts behind them; most of the damage goes to fields.
+    // Fields come first, texts after them; most of the damage goes to fields.
     let fields = if random.below(4) > 0 { part.len().min(1024) } else { part.len() };
     let mut said = String::new();
     for _ in 0..1 + random.below(3) {

@@ -191,7 +191,7 @@ fn a_terminated_chat_ends_in_the_middle_of_an_answer() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
-/// What Linux tells of a process behind its name: its condition and its parent.
+/// What Linux tells of a process after its name: its condition and its parent.
 #[cfg(target_os = "linux")]
 fn condition_and_parent(process: u32) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;

@@ -276,7 +276,7 @@ fn whole_prompts_are_not_cut() {
     let flags = ["--quant", "f32", "-c", "120", "-o"];
     mlcc().arg("build").arg("-m").arg(&model).args(flags).arg(&long).assert().success();
     let mut session = load(&long).session().unwrap();
-    // Ends with the mask and the begin of the answer.
+    // Ends with the mask and the start of the answer.
     let golden: serde_json::Value =
         serde_json::from_slice(&std::fs::read(model.join("golden.json")).unwrap()).unwrap();
     let short: Vec<i32> = serde_json::from_value(golden["prompts"][0]["input_ids"].clone()).unwrap();

@@ -165,7 +165,7 @@ impl<'i, 'm> Step<'i, 'm> {
         }
     }
 
-    /// Writes rows behind those that the state holds, and gives all so far.
+    /// Writes rows after those that the state holds, and gives all so far.
     fn append(
         &mut self,
         f: &Function,

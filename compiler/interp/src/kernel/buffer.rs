@@ -8,7 +8,7 @@ use mlcc_ir::types::DType;
 pub struct Buffer {
     pub dtype: DType,
     pub bytes: Vec<u8>,
-    /// Where it begins: bytes behind a place that is aligned to whatever a kernel may ask for.
+    /// Where it begins: bytes after a place that is aligned to whatever a kernel may ask for.
     pub address: u64,
 }
 

@@ -76,7 +76,7 @@ struct Seen<'a> {
     known: usize,
 }
 
-/// The output row of the query at `position`; `far` is the query for sinks behind the window.
+/// The output row of the query at `position`; `far` is the query for sinks beyond the window.
 fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -> Vec<f64> {
     let (a, mut out) = (&case.attention, vec![]);
     for head in 0..case.heads {

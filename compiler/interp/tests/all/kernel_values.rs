@@ -210,7 +210,7 @@ fn a_hint_reads_nothing_but_names_a_place_in_its_buffer() {
     let mut y = [Buffer::zeros(DType::F32, 4)];
     run(&asks_for_results(3), &mut y, &ONE).expect("no element is read");
     assert_eq!(y[0].to_f32()[0], 1.0);
-    let beyond = run(&asks_for_results(4), &mut y, &ONE).expect_err("behind the end").fault;
+    let beyond = run(&asks_for_results(4), &mut y, &ONE).expect_err("after the end").fault;
     assert!(matches!(beyond, Fault::OutOfBounds { index: 4, len: 4, .. }), "{beyond}");
 }
 

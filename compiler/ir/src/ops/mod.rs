@@ -32,7 +32,7 @@ pub enum Op {
     StateRead(StateId),
     /// Value of a state after this step. One input, no outputs.
     StateWrite(StateId),
-    /// Keeps rows of a sequence: writes `x: [n, ..]` behind the `past` rows that the state `[context, ..]` holds and gives
+    /// Keeps rows of a sequence: writes `x: [n, ..]` after the `past` rows that the state `[context, ..]` holds and gives
     /// all rows so far, `[past + n, ..]`. Nothing else may read or write the state in that step.
     CacheAppend(StateId),
     /// The row of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`. What is computed from it is computed for every

@@ -279,7 +279,7 @@ pub fn print_float(value: f64) -> String {
     if value.to_bits() == f64::NAN.to_bits() { "nan".into() } else { format!("nan_{:x}", value.to_bits()) }
 }
 
-/// A name behind its sigil, quoted if it is not an identifier.
+/// A name after its sigil, quoted if it is not an identifier.
 pub fn print_name(sigil: char, name: &str) -> String {
     let plain = !name.is_empty()
         && name.split('.').all(|part| !part.is_empty() && part.chars().all(word))

@@ -46,7 +46,7 @@ fn print_launch(launch: &Launch) -> String {
     out + &print_schedule(launch.grid.as_ref(), launch.repeat, &launch.shares)
 }
 
-/// What stands behind the arguments of a launch, with a space before each part.
+/// What stands after the arguments of a launch, with a space before each part.
 pub fn print_schedule(grid: Option<&Grid>, repeat: Repeat, shares: &Shares) -> String {
     let mut out = String::new();
     if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = grid {

@@ -16,7 +16,7 @@ pub struct HfTokenizer {
     inner: tokenizers::Tokenizer,
     table: TokenTable,
     specials: Vec<TokenId>,
-    /// Spaces that the decoder drops from the begin of a text.
+    /// Spaces that the decoder drops from the start of a text.
     pub(super) leading_strip: usize,
 }
 
@@ -139,7 +139,7 @@ fn check_template(processor: &Value, table: &TokenTable) -> Result<(), Tokenizer
     Ok(())
 }
 
-/// What the decoder does to each token, and to the begin of the text.
+/// What the decoder does to each token, and to the start of the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DecodePlan {
     byte_level: bool,

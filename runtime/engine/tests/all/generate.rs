@@ -152,7 +152,7 @@ fn stop_string_is_not_shown() {
     let (pieces, out) = run(&mut Generator::new(Parrot::new(b"Hi\nUseful\nUser: me")), &request);
     assert_eq!(pieces.concat(), "Hi\nUseful");
     assert_eq!(out.finish, FinishReason::Stop(0));
-    // What only looks like the begin of one is shown at the end.
+    // What only looks like the start of one is shown at the end.
     let (pieces, out) = run(&mut Generator::new(Parrot::new(b"Hi\nUse")), &request);
     assert_eq!((pieces.concat().as_str(), out.finish), ("Hi\nUse", FinishReason::Eos));
 }

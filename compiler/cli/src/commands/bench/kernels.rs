@@ -54,7 +54,7 @@ struct Row {
     ms: f64,
     /// Sum of what the slowest worker of each launch took.
     slowest_ms: f64,
-    /// At the barriers right behind it, mean of the workers.
+    /// At the barriers right after it, mean of the workers.
     waiting_ms: f64,
     /// Of the whole run.
     share: f64,

@@ -23,7 +23,7 @@ pub(super) fn tests(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> 
         for &depth in &args.depth {
             let what = match depth {
                 0 => format!("-n/--n-gen {tokens}"),
-                _ => format!("-n/--n-gen {tokens} behind -d/--depth {depth}"),
+                _ => format!("-n/--n-gen {tokens} after -d/--depth {depth}"),
             };
             fits(what, depth.saturating_add(tokens), limits.context)?;
             let sequences = args.batch.iter().map(|&b| usize::from(b));
@@ -46,16 +46,16 @@ fn generated(args: &Args, limits: Limits) -> Result<Vec<usize>, CliError> {
         return Ok(lengths);
     }
     depths(args, limits)?;
-    // As many behind every depth, so that the rows can be compared.
+    // As many after every depth, so that the rows can be compared.
     let deepest = args.depth.iter().copied().max().unwrap_or(0);
     Ok(vec![limits.context.map_or(GENERATED, |most| GENERATED.min(most - deepest))])
 }
 
-/// There must be room behind every depth, and what lies before is a prompt.
+/// There must be room after every depth, and what lies before is a prompt.
 fn depths(args: &Args, limits: Limits) -> Result<(), CliError> {
     for &depth in args.depth.iter().filter(|&&depth| depth > 0) {
         fits(format_args!("-d/--depth {depth}"), depth, limits.prompt)?;
-        fits(format_args!("one token behind -d/--depth {depth}"), depth.saturating_add(1), limits.context)?;
+        fits(format_args!("one token after -d/--depth {depth}"), depth.saturating_add(1), limits.context)?;
     }
     Ok(())
 }

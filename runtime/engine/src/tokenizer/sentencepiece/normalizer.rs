@@ -34,7 +34,7 @@ impl Normalizer {
         })
     }
 
-    /// How many spaces decoding drops at the begin of a text.
+    /// How many spaces decoding drops at the start of a text.
     pub fn leading_strip(&self) -> usize {
         match (self.remove_extra_whitespaces, self.add_dummy_prefix) {
             (true, _) => usize::MAX,
