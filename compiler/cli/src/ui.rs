@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_counts_from_the_begin_of_its_work() {
+    fn progress_counts_from_the_start_of_its_work() {
         let progress = Ui::new(true, 0).bytes_progress("weights");
         std::thread::sleep(Duration::from_millis(300));
         progress.set(0, 1000, String::new());
