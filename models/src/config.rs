@@ -6,19 +6,11 @@
 pub mod fields;
 pub(crate) mod quantized;
 pub mod rope;
-pub mod rwkv4;
-pub mod rwkv5;
-pub mod rwkv6;
-pub mod rwkv7;
 pub mod sizes;
 mod told;
 
 pub use fields::ConfigFields;
 pub use rope::{RopeConfig, RopeDefaults};
-pub use rwkv4::Rwkv4Config;
-pub use rwkv5::Rwkv5Config;
-pub use rwkv6::Rwkv6Config;
-pub use rwkv7::Rwkv7Config;
 
 use crate::checkpoint::Checkpoint;
 use crate::definition::{Architecture, Definition};
@@ -58,26 +50,6 @@ impl ModelConfig {
         ModelConfig { origin, model_type: model_type.to_string(), architecture, raw }
     }
 
-    pub fn rwkv4(origin: String, config: Rwkv4Config) -> ModelConfig {
-        let raw = config.to_fields();
-        ModelConfig::known(origin, "rwkv", config, raw)
-    }
-
-    pub fn rwkv5(origin: String, config: Rwkv5Config) -> ModelConfig {
-        let raw = config.to_fields();
-        ModelConfig::known(origin, "rwkv5", config, raw)
-    }
-
-    pub fn rwkv6(origin: String, config: Rwkv6Config) -> ModelConfig {
-        let raw = config.to_fields();
-        ModelConfig::known(origin, "rwkv6", config, raw)
-    }
-
-    pub fn rwkv7(origin: String, config: Rwkv7Config) -> ModelConfig {
-        let raw = config.to_fields();
-        ModelConfig::known(origin, "rwkv7", config, raw)
-    }
-
     /// What the fields leave out the tensors tell; both have to agree.
     pub(crate) fn of_checkpoint(
         fields: ConfigFields,
@@ -106,7 +78,7 @@ fn streaming(architecture: Architecture, fields: &ConfigFields) -> Result<Archit
 }
 
 /// The fields of a JSON object.
-fn object(value: serde_json::Value) -> serde_json::Map<String, serde_json::Value> {
+pub(crate) fn object(value: serde_json::Value) -> serde_json::Map<String, serde_json::Value> {
     match value {
         serde_json::Value::Object(fields) => fields,
         _ => serde_json::Map::new(),

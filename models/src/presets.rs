@@ -2,7 +2,8 @@
 //! `presets/transformers.json`, by the fields of their config.json that matter.
 
 use crate::config::sizes::{HIDDEN, LAYERS};
-use crate::config::{ConfigFields, ModelConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+use crate::config::{ConfigFields, ModelConfig};
+use crate::families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
@@ -75,20 +76,16 @@ impl Preset {
         match &self.family {
             Family::Fields(raw) => ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() })
                 .expect("a test reads the configurations of all presets"),
-            Family::Rwkv4Pile => ModelConfig::rwkv4(origin, Rwkv4Config::of_size(PILE_VOCAB, hidden, layers)),
-            Family::Rwkv5World => {
-                ModelConfig::rwkv5(origin, Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers))
-            }
-            Family::Rwkv6World => {
-                ModelConfig::rwkv6(origin, Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers))
-            }
+            Family::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).into_model(origin),
+            Family::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
+            Family::Rwkv6World => Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
             Family::Rwkv7World => {
                 let mut config = Rwkv7Config::of_size(WORLD_VOCAB, hidden, layers);
                 if hidden == 1024 {
                     // The one published shape that departs from the rule.
                     config.gate_rank = 128;
                 }
-                ModelConfig::rwkv7(origin, config)
+                config.into_model(origin)
             }
         }
     }

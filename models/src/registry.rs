@@ -1,31 +1,14 @@
 //! The list of model families that mlcc can build: one line per `model_type` of config.json.
 
-use crate::baichuan::BaichuanConfig;
-use crate::bloom::BloomConfig;
-use crate::chatglm::ChatGlmConfig;
-use crate::chatglm2::ChatGlm2Config;
-use crate::config::{ConfigFields, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
-use crate::falcon::FalconConfig;
-use crate::gemma::GemmaConfig;
-use crate::glm::GlmConfig;
-use crate::gpt_neox::GptNeoxConfig;
-use crate::gpt2::Gpt2Config;
-use crate::gptj::GptJConfig;
-use crate::granite::GraniteConfig;
-use crate::internlm2::InternLm2Config;
-use crate::llama::LlamaConfig;
-use crate::mixtral::MixtralConfig;
-use crate::mpt::MptConfig;
-use crate::olmo2::Olmo2Config;
-use crate::opt::OptConfig;
-use crate::phi3::Phi3Config;
-use crate::qwen::QwenConfig;
-use crate::qwen2;
-use crate::qwen3::Qwen3Config;
-use crate::stablelm::StableLmConfig;
-use crate::starcoder2::Starcoder2Config;
+use crate::families::{
+    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, FalconConfig, GemmaConfig, GlmConfig,
+    Gpt2Config, GptJConfig, GptNeoxConfig, GraniteConfig, InternLm2Config, LlamaConfig, MixtralConfig,
+    MptConfig, Olmo2Config, OptConfig, Phi3Config, Qwen3Config, QwenConfig, Rwkv4Config, Rwkv5Config,
+    Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, qwen2,
+};
 
 /// A model type and how its configuration is read.
 pub struct Entry {

@@ -16,7 +16,7 @@ use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
 use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
-use crate::infer::infer_config;
+use crate::families::rwkv::infer::infer_config;
 use crate::presets::{self, Preset};
 use crate::registry;
 use std::fmt;

@@ -1,4 +1,9 @@
-//! What the definitions of transformers share: an entry function under construction, and how a definition becomes one.
+//! What the definitions of transformers share: the frame around the layers, an entry function under construction, and how
+//! a definition becomes one.
+
+mod frame;
+
+pub use frame::Frame;
 
 use crate::checkpoint::Distribution;
 use crate::definition::{Definition, EntrySpec, Logits, Stream};
@@ -57,12 +62,31 @@ pub fn widest(windows: &[Option<usize>]) -> Option<usize> {
     windows.iter().copied().try_fold(0, |widest, window| Some(widest.max(window?))).filter(|&w| w > 0)
 }
 
-/// A decoder-only transformer: configuration and definition of a family.
+/// A decoder-only transformer: configuration and definition of a family. What is the same in all of them stands in
+/// [`forward`]; a family says what its layers are.
 pub trait Transformer: Any + Debug + Send + Sync {
+    /// What all layers use and is computed once in a call: tables of the rotary embedding, mostly.
+    type Shared;
+
     fn sizes(&self) -> &Sizes;
 
-    /// Logits `[rows, vocab]` of the positions that are asked for (see [`Net::wanted_rows`]).
-    fn forward(&self, net: &mut Net) -> ValueId;
+    /// What stands around the layers.
+    fn frame(&self) -> Frame;
+
+    fn shared(&self, net: &mut Net) -> Self::Shared;
+
+    /// Adds one layer: `x: [n, hidden]` to `[n, hidden]`.
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, shared: &Self::Shared) -> ValueId;
+
+    /// What goes into the first layer, `[n, hidden]`.
+    fn embed(&self, net: &mut Net) -> ValueId {
+        self.frame().embed(net, self.sizes().vocab, self.sizes().hidden)
+    }
+
+    /// Logits `[rows, vocab]` of what comes out of the final norm.
+    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+        self.frame().logits(net, x, self.sizes().vocab)
+    }
 
     /// See [`Definition::needs_whole_prompts`].
     fn needs_whole_prompts(&self) -> bool {
@@ -86,14 +110,27 @@ pub trait Transformer: Any + Debug + Send + Sync {
 
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
     fn canonical_name(&self, stored_name: &str) -> String {
-        stored_name.to_string()
+        hf_name(stored_name)
     }
 
-    /// True for tensors that checkpoints may hold and the model does not need, beside [`is_buffer`].
+    /// True for tensors that checkpoints may hold and the model does not need, beside [`is_buffer`]: a head of its own where
+    /// the embedding table is the head.
     fn is_ignored(&self, name: &str) -> bool {
-        let _ = name;
-        false
+        let frame = self.frame();
+        frame.tied && name == frame.head
     }
+}
+
+/// Logits of the positions that are asked for (see [`Net::wanted_rows`]).
+fn forward(model: &impl Transformer, net: &mut Net) -> ValueId {
+    let shared = model.shared(net);
+    let x = model.embed(net);
+    let x = net.layers(model.sizes().layers, x, |net, layer, x| model.block(net, layer, x, &shared));
+    let x = net.wanted_rows(x);
+    let (norm, name) = model.frame().norm;
+    let x = norm.apply(net, x, name);
+    net.tap("final_norm", x);
+    model.logits(net, x)
 }
 
 impl<T: Transformer> Definition for T {
@@ -169,7 +206,7 @@ fn build(
         });
         let mut net = Net { b, entry, tokens: inputs[0], rows, positions: rows, dropped, stream, tensors };
         net.positions = net.position_of_row(rows);
-        vec![model.forward(&mut net)]
+        vec![forward(model, &mut net)]
     })
 }
 
@@ -375,6 +412,13 @@ impl Net<'_> {
     pub fn residual(&mut self, layer: usize, part: &str, x: ValueId, h: ValueId) -> ValueId {
         self.tap(format!("layer.{layer}.{part}"), h);
         self.add(x, h)
+    }
+
+    /// `cap * tanh(x / cap)`.
+    pub fn softcap(&mut self, x: ValueId, cap: f64) -> ValueId {
+        let small = self.scale(x, 1.0 / cap);
+        let bounded = self.tanh(small);
+        self.scale(bounded, cap)
     }
 
     /// `[n, heads * size]` as `[n, heads, size]`.

@@ -8,8 +8,8 @@ use super::fields::ConfigFields;
 use super::sizes::{CONTEXT, HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB};
 use crate::checkpoint::Checkpoint;
 use crate::error::ConfigError;
-use crate::naming::rwkv4_canonical;
-use crate::naming::rwkv7::{is_stored_transposed, rwkv7_canonical};
+use crate::families::rwkv4::naming::rwkv4_canonical;
+use crate::families::rwkv7::naming::{is_stored_transposed, rwkv7_canonical};
 use crate::registry;
 use serde_json::Value;
 

@@ -136,9 +136,7 @@ impl Attention {
             }
         };
         if let Some(cap) = self.softcap {
-            let small = net.scale(scores, 1.0 / cap);
-            let bounded = net.tanh(small);
-            scores = net.scale(bounded, cap);
+            scores = net.softcap(scores, cap);
         }
         let Some(slopes) = *slopes else { return scores };
         let row = column_of(net, rows);

@@ -6,6 +6,32 @@ use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
 
+/// A norm with its epsilon.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norm {
+    None,
+    /// [`rms_norm`].
+    Rms(f64),
+    /// [`rms_norm_plus_one`].
+    RmsPlusOne(f64),
+    /// [`layer_norm`].
+    Layer(f64),
+    /// [`layer_norm_bias`] without bias.
+    LayerNoBias(f64),
+}
+
+impl Norm {
+    pub fn apply(self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+        match self {
+            Norm::None => x,
+            Norm::Rms(eps) => rms_norm(net, x, name, eps),
+            Norm::RmsPlusOne(eps) => rms_norm_plus_one(net, x, name, eps),
+            Norm::Layer(eps) => layer_norm(net, x, name, eps),
+            Norm::LayerNoBias(eps) => layer_norm_bias(net, x, name, eps, false),
+        }
+    }
+}
+
 /// `x / rms(x) * weight` (Zhang and Sennrich 2019) with `{name}.weight`.
 pub fn rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
     let size = net.width(x);

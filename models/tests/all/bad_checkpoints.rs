@@ -244,7 +244,8 @@ fn one_name_twice() {
     let header = r#"{"emb.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"rwkv.embeddings.weight":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
     let file = safetensors(header, &[0; 8]);
     let mut checkpoint = Checkpoint::from_bytes("model.x", CheckpointFormat::Safetensors, file).unwrap();
-    let error = checkpoint.rename(mlcc_models::naming::rwkv4_canonical).unwrap_err().to_string();
+    let error =
+        checkpoint.rename(mlcc_models::families::rwkv4::naming::rwkv4_canonical).unwrap_err().to_string();
     assert!(
         error.contains("`rwkv.embeddings.weight` occurs twice") && error.contains("(as `emb.weight`)"),
         "{error}"

@@ -2,7 +2,8 @@
 //! compiler does. Nothing here may panic or use memory out of proportion to the input.
 
 use mlcc_models::checkpoint::{Checkpoint, CheckpointFormat, FiniteCheck};
-use mlcc_models::{ModelConfig, expect, golden, infer};
+use mlcc_models::families::rwkv::infer;
+use mlcc_models::{ModelConfig, expect, golden};
 
 pub fn safetensors(input: &[u8]) {
     checkpoint(CheckpointFormat::Safetensors, input);

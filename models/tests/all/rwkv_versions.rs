@@ -2,7 +2,7 @@
 
 use crate::common::{self, golden, shared};
 use mlcc_models::checkpoint::CheckpointFormat;
-use mlcc_models::infer::infer_config;
+use mlcc_models::families::rwkv::infer::infer_config;
 use mlcc_models::{Checkpoint, ModelConfig, ModelRequest, Rwkv5Config, resolve};
 use std::fmt::Write;
 

@@ -1,9 +1,9 @@
 //! Configurations of transformers: what is read, and what is refused with the field and what is supported.
 
 use mlcc_models::definition::Definition;
+use mlcc_models::families::LlamaConfig;
+use mlcc_models::families::Phi3Config;
 use mlcc_models::layers::rope::{Frequencies, frequencies};
-use mlcc_models::llama::LlamaConfig;
-use mlcc_models::phi3::Phi3Config;
 use mlcc_models::{Checkpoint, ModelConfig, expect};
 use serde_json::{Map, Value, json};
 

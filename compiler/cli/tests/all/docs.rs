@@ -195,7 +195,7 @@ fn rust(file: &str) -> String {
 }
 
 fn granite() -> String {
-    rust("models/src/granite.rs")
+    rust("models/src/families/granite.rs")
 }
 
 fn gated_square() -> String {

@@ -33,7 +33,7 @@ pub(super) enum Change {
 
 use Change::*;
 
-use crate::naming::rwkv5::RWKV6_MIXES;
+use crate::families::rwkv6::naming::RWKV6_MIXES;
 
 /// GGUF name, Hugging Face name, change; `{e}` in a name is what [`Change`] tells: an expert, a head, a part. Names in a
 /// layer come without its number, and without `.weight` or `.bias` where both sides have it.

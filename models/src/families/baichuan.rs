@@ -1,0 +1,112 @@
+//! Baichuan 1 and 2 (Baichuan Inc. 2023; reference code: `BaichuanForCausalLM` of the published checkpoints): the Llama
+//! block with fused projections; rotary embedding in the 7B models, ALiBi in the 13B models; version 2 scales the rows
+//! of its head to length 1.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::attention::alibi_slopes;
+use crate::layers::linear;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct BaichuanConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// `None`: ALiBi.
+    pub rope: Option<Rope>,
+    /// Queries, keys and values are one matrix `W_pack`; files converted to GGUF have them apart.
+    pub fused: bool,
+    /// The rows of the head are scaled to length 1.
+    pub unit_head: bool,
+}
+
+/// Vocabulary of version 2; the configurations of the two versions are told apart by it.
+const VERSION_2_VOCAB: usize = 125_696;
+
+impl BaichuanConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<BaichuanConfig, ConfigError> {
+        fields.only("tie_word_embeddings", false, "Baichuan with a tied head")?;
+        let mut sizes = Sizes::read(fields, Some(4096))?;
+        // The 13B models have no table of positions, and say `model_max_length` only.
+        let rope = match fields.get("max_position_embeddings") {
+            None => None,
+            Some(_) => {
+                let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+                sizes.context = rope.context;
+                Some(rope.rope)
+            }
+        };
+        Ok(BaichuanConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope,
+            fused: fields.flag_or("fused_qkv", true)?,
+            unit_head: sizes.vocab == VERSION_2_VOCAB || fields.get("z_loss_weight").is_some(),
+            sizes,
+        })
+    }
+}
+
+impl Transformer for BaichuanConfig {
+    type Shared = Option<RopeTables>;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), false)
+    }
+
+    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+        self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+        let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attn");
+        let alibi = rope.is_none().then(|| alibi_slopes(sizes.heads, 8.0));
+        let attention = SelfAttention {
+            name: &part,
+            output: "o_proj",
+            qkv_bias: false,
+            output_bias: false,
+            head_norm: None,
+            rope: rope.as_ref(),
+            attention: Attention { alibi, ..Attention::causal(sizes.head_size) },
+        };
+        let h = match self.fused {
+            false => attention.apply(net, layer, sizes, h),
+            true => {
+                let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+                let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.W_pack"), fused.rows()));
+                let h = attention.attend(net, layer, sizes, qkv);
+                Linear::new(&format!("{part}.o_proj"), sizes.hidden).apply(net, h)
+            }
+        };
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let (name, shape) = ("lm_head.weight", [self.sizes.vocab, self.sizes.hidden]);
+        let mut source = net.tensor(name, &shape);
+        if self.unit_head {
+            source = ParamSource::UnitRows(Box::new(source));
+        }
+        let weight = net.param_from(name, ParamRole::Head, TensorType::new(DType::F32, shape), source);
+        linear(net, x, weight)
+    }
+}

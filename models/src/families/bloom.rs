@@ -1,0 +1,81 @@
+//! BLOOM (Scao et al. 2022; reference: `BloomForCausalLM` of transformers): ALiBi, a norm behind the embeddings,
+//! projections fused head by head.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::attention::alibi_slopes;
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct BloomConfig {
+    pub sizes: Sizes,
+    pub eps: f64,
+    /// Residuals are taken behind the norms.
+    pub residual_behind_norm: bool,
+    pub tied: bool,
+}
+
+impl BloomConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<BloomConfig, ConfigError> {
+        Ok(BloomConfig {
+            // ALiBi has no longest sequence; this is what the models were trained with.
+            sizes: Sizes::read(fields, Some(2048))?,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
+            residual_behind_norm: fields.flag_or("apply_residual_connection_post_layernorm", false)?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+        })
+    }
+}
+
+impl Transformer for BloomConfig {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "transformer.word_embeddings.weight",
+            (Norm::Layer(self.eps), "transformer.ln_f"),
+            "lm_head.weight",
+            self.tied,
+        )
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let x = net.embed(self.frame().embedding, self.sizes.vocab, self.sizes.hidden);
+        layer_norm(net, x, "transformer.word_embeddings_layernorm", self.eps)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("transformer.h.{layer}");
+        let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
+        let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attention");
+        let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
+        let projection = format!("{part}.query_key_value");
+        let qkv = fused.apply(net, normalised, &Linear::new(&projection, fused.rows()).bias(true));
+        let [q, k, v] = qkv.map(|x| net.split_heads(x, sizes.heads));
+        let alibi = Some(alibi_slopes(sizes.heads, 8.0));
+        let h = Attention { alibi, ..Attention::causal(sizes.head_size) }.apply(net, layer, q, k, v);
+        let h = Linear::new(&format!("{part}.dense"), hidden).bias(true).apply(net, h);
+        let x = net.residual(layer, "attention", residual(x, normalised), h);
+        let normalised = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
+        let (up, down) = (Linear::new(&up, 4 * hidden), Linear::new(&down, hidden));
+        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), Activation::GeluTanh);
+        net.residual(layer, "mlp", residual(x, normalised), h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        let roots = ["word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."];
+        prefixed(stored_name, "transformer.", &roots)
+    }
+}

@@ -1,0 +1,113 @@
+//! ChatGLM2-6B, ChatGLM3-6B and GLM-4-9B in their first form (THUDM 2023; reference code:
+//! `ChatGLMForConditionalGeneration` of the published checkpoints): key heads shared by groups, rotary embedding of
+//! neighbouring elements on half of each head, one matrix for gate and up projection.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, layer_norm, rms_norm};
+use crate::layers::rope::Pairs;
+use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatGlm2Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub rms: bool,
+    pub rope: Rope,
+    pub qkv_bias: bool,
+    pub bias: bool,
+    /// Residuals are taken behind the norms.
+    pub residual_behind_norm: bool,
+    pub final_norm: bool,
+}
+
+impl ChatGlm2Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<ChatGlm2Config, ConfigError> {
+        fields.only("tie_word_embeddings", false, "ChatGLM2 with a tied head")?;
+        let mut sizes = Sizes::read(fields, Some(32768))?;
+        if fields.flag_or("multi_query_attention", false)? {
+            sizes.kv_heads = fields.size("multi_query_group_num")?;
+            if !sizes.heads.is_multiple_of(sizes.kv_heads) {
+                let expected = format!("a divisor of num_attention_heads, which is {}", sizes.heads);
+                let found = Value::from(sizes.kv_heads);
+                return Err(fields.wrong("multi_query_group_num", &expected, &found));
+            }
+        }
+        if !sizes.head_size.is_multiple_of(4) {
+            return Err(fields.wrong("kv_channels", "a multiple of 4", &Value::from(sizes.head_size)));
+        }
+        let ratio = fields.float_or("rope_ratio", 1.0)?;
+        if !(1.0..=1e6).contains(&ratio) {
+            return Err(fields.wrong("rope_ratio", "a number of at least 1", &Value::from(ratio)));
+        }
+        let bias = fields.flag_or("add_bias_linear", false)?;
+        Ok(ChatGlm2Config {
+            intermediate: fields.size("ffn_hidden_size")?,
+            eps: fields.epsilon(&["layernorm_epsilon"], 1e-5)?,
+            rms: fields.flag_or("rmsnorm", true)?,
+            rope: Rope::plain(sizes.head_size / 2, 10000.0 * ratio, Pairs::Interleaved),
+            qkv_bias: bias || fields.flag_or("add_qkv_bias", false)?,
+            bias,
+            residual_behind_norm: fields.flag_or("apply_residual_connection_post_layernorm", false)?,
+            final_norm: fields.flag_or("post_layer_norm", true)?,
+            sizes,
+        })
+    }
+
+    fn norm(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+        if self.rms { rms_norm(net, x, name, self.eps) } else { layer_norm(net, x, name, self.eps) }
+    }
+}
+
+impl Transformer for ChatGlm2Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = match (self.final_norm, self.rms) {
+            (false, _) => Norm::None,
+            (true, true) => Norm::Rms(self.eps),
+            (true, false) => Norm::Layer(self.eps),
+        };
+        let embedding = "transformer.embedding.word_embeddings.weight";
+        let norm = (norm, "transformer.encoder.final_layernorm");
+        Frame::named(embedding, norm, "transformer.output_layer.weight", false)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("transformer.encoder.layers.{layer}");
+        let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
+        let normalised = self.norm(net, x, &format!("{name}.input_layernorm"));
+        let part = format!("{name}.self_attention");
+        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let projection = format!("{part}.query_key_value");
+        let projection = Linear::new(&projection, fused.rows()).bias(self.qkv_bias);
+        let qkv = fused.apply(net, normalised, &projection);
+        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let h = attention.attend(net, layer, sizes, qkv);
+        let h = Linear::new(&format!("{part}.dense"), hidden).bias(self.bias).apply(net, h);
+        let x = net.residual(layer, "attention", residual(x, normalised), h);
+        let normalised = self.norm(net, x, &format!("{name}.post_attention_layernorm"));
+        let (gate_up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
+        let gate_up = Linear::new(&gate_up, 2 * self.intermediate).bias(self.bias);
+        let down = Linear::new(&down, hidden).bias(self.bias);
+        let h = mlp::gated_fused(net, normalised, gate_up, down, Activation::Silu);
+        net.residual(layer, "mlp", residual(x, normalised), h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "transformer.", &["embedding.", "encoder.", "output_layer."])
+    }
+}

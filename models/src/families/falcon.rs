@@ -1,0 +1,145 @@
+//! Falcon (Almazrouei et al. 2023; reference: `FalconForCausalLM` of transformers) in its three shapes: one key head and
+//! one norm (7b), key heads in groups and two norms (40b, 180b), and the older one with ALiBi (rw-1b).
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::attention::alibi_slopes;
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+
+/// Norms of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FalconNorms {
+    /// `input_layernorm` for both parts, side by side.
+    Shared,
+    /// `ln_attn` and `ln_mlp`, side by side.
+    Two,
+    /// `input_layernorm`, then `post_attention_layernorm`.
+    Sequential,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct FalconConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// `None`: ALiBi.
+    pub rope: Option<Rope>,
+    pub fused: FusedQkv,
+    pub norms: FalconNorms,
+    pub bias: bool,
+    pub tied: bool,
+}
+
+impl FalconConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<FalconConfig, ConfigError> {
+        let grouped = fields.flag_or("new_decoder_architecture", false)?;
+        let multi_query = fields.flag_or("multi_query", true)?;
+        let mut sizes = Sizes::read(fields, Some(2048))?;
+        sizes.kv_heads = match (grouped, multi_query) {
+            (true, _) => sizes.kv_heads,
+            (false, true) => 1,
+            (false, false) => sizes.heads,
+        };
+        let fused = match grouped || !multi_query {
+            true => FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size),
+            false => FusedQkv::in_order(sizes.query(), sizes.key()),
+        };
+        let norms = match (fields.flag_or("parallel_attn", true)?, grouped) {
+            (_, true) if fields.size_or("num_ln_in_parallel_attn", 2)? == 2 => FalconNorms::Two,
+            (true, _) => FalconNorms::Shared,
+            (false, _) => FalconNorms::Sequential,
+        };
+        let rope = match fields.flag_or("alibi", false)? {
+            true => None,
+            false => {
+                let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+                sizes.context = rope.context;
+                Some(rope.rope)
+            }
+        };
+        Ok(FalconConfig {
+            intermediate: fields.size_or("ffn_hidden_size", 4 * sizes.hidden)?,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
+            activation: Activation::read(fields, &["activation"], Activation::Gelu)?,
+            rope,
+            fused,
+            norms,
+            bias: fields.flag_or("bias", false)?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+
+    /// ALiBi is added before the division by the square root of the head size.
+    fn attention(&self) -> Attention {
+        let causal = Attention::causal(self.sizes.head_size);
+        let slopes = |scale: f64| {
+            let slopes = alibi_slopes(self.sizes.heads, 8.0);
+            slopes.into_iter().map(|s| (f64::from(s) * scale) as f32).collect()
+        };
+        let alibi = self.rope.is_none().then(|| slopes(causal.scale));
+        Attention { alibi, ..causal }
+    }
+}
+
+impl Transformer for FalconConfig {
+    type Shared = Option<RopeTables>;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "transformer.word_embeddings.weight",
+            (Norm::Layer(self.eps), "transformer.ln_f"),
+            "lm_head.weight",
+            self.tied,
+        )
+    }
+
+    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+        self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+        let (sizes, bias) = (&self.sizes, self.bias);
+        let name = format!("transformer.h.{layer}");
+        let norm = |net: &mut Net, x, norm: &str| layer_norm(net, x, &format!("{name}.{norm}"), self.eps);
+        let first = if self.norms == FalconNorms::Two { "ln_attn" } else { "input_layernorm" };
+        let normalised = norm(net, x, first);
+        let part = format!("{name}.self_attention");
+        let projection = format!("{part}.query_key_value");
+        let projection = Linear::new(&projection, self.fused.rows()).bias(bias);
+        let qkv = self.fused.apply(net, normalised, &projection);
+        let attention = SelfAttention {
+            name: &part,
+            output: "dense",
+            qkv_bias: bias,
+            output_bias: bias,
+            head_norm: None,
+            rope: rope.as_ref(),
+            attention: self.attention(),
+        };
+        let h = attention.attend(net, layer, sizes, qkv);
+        let h = Linear::new(&format!("{part}.dense"), sizes.hidden).bias(bias).apply(net, h);
+        let attended = net.residual(layer, "attention", x, h);
+        let input = match self.norms {
+            FalconNorms::Shared => normalised,
+            FalconNorms::Two => norm(net, x, "ln_mlp"),
+            FalconNorms::Sequential => norm(net, attended, "post_attention_layernorm"),
+        };
+        let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
+        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, sizes.hidden));
+        let h = mlp::plain(net, input, up.bias(bias), down.bias(bias), self.activation);
+        net.residual(layer, "mlp", attended, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "transformer.", &["word_embeddings.", "h.", "ln_f."])
+    }
+}

@@ -1,0 +1,198 @@
+//! Gemma 1, 2 and 3, text only (Gemma Team 2024, 2025; reference: `GemmaForCausalLM`, `Gemma2ForCausalLM`,
+//! `Gemma3ForCausalLM` of transformers): norms whose weights are stored less one, scaled embeddings. From Gemma 2 on a layer
+//! has four norms, and most layers have windows. Gemma 2 bounds scores and logits by tanh; Gemma 3 has norms on the heads and
+//! two rotary bases.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm_plus_one};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, hf_name};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmaConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Of layers without a window.
+    pub rope: Rope,
+    /// Of layers with a window.
+    pub local_rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    pub bias: bool,
+    /// Queries are divided by its square root.
+    pub query_scalar: f64,
+    pub attention_cap: Option<f64>,
+    pub logit_cap: Option<f64>,
+    pub head_norms: bool,
+    /// Norms behind the parts of a layer, too.
+    pub norms_behind: bool,
+    pub tied: bool,
+}
+
+impl GemmaConfig {
+    pub fn gemma1(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
+        let sizes = Sizes::read(fields, Some(8192))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        let (windows, local_rope) = (vec![None; sizes.layers], rope.rope.clone());
+        let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
+        // The first published files say `gelu` and mean the approximation; `hidden_activation` came to correct them.
+        let activation = Activation::read(fields, &["hidden_activation"], Activation::GeluTanh)?;
+        Ok(GemmaConfig { norms_behind: false, activation, ..config })
+    }
+
+    pub fn gemma2(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
+        let sizes = Sizes::read(fields, Some(8192))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        let windows = fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?;
+        let local_rope = rope.rope.clone();
+        let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
+        Ok(GemmaConfig {
+            attention_cap: cap(fields, "attn_logit_softcapping")?,
+            logit_cap: cap(fields, "final_logit_softcapping")?,
+            ..config
+        })
+    }
+
+    /// Also reads the configuration of the text model inside of a larger file.
+    pub fn gemma3(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
+        let nested = fields.object("text_config")?;
+        let fields = nested.as_ref().unwrap_or(fields);
+        let sizes = Sizes::read(fields, Some(131_072))?;
+        let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern"]);
+        let pattern = fields.size_or(pattern, 6)?;
+        let windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
+        let ropes = gemma3_ropes(fields, &sizes)?;
+        let config = GemmaConfig::common(fields, sizes, ropes, windows)?;
+        let attention_cap = cap(fields, "attn_logit_softcapping")?;
+        let logit_cap = cap(fields, "final_logit_softcapping")?;
+        Ok(GemmaConfig { head_norms: true, attention_cap, logit_cap, ..config })
+    }
+
+    fn common(
+        fields: &ConfigFields,
+        sizes: Sizes,
+        [rope, local_rope]: [Rope; 2],
+        windows: Vec<Option<usize>>,
+    ) -> Result<GemmaConfig, ConfigError> {
+        let query_scalar = fields.float_or("query_pre_attn_scalar", sizes.head_size as f64)?;
+        if !(query_scalar > 0.0 && query_scalar.is_finite()) {
+            let found = Value::from(query_scalar);
+            return Err(fields.wrong("query_pre_attn_scalar", "a positive number", &found));
+        }
+        let act = ["hidden_activation", "hidden_act"];
+        Ok(GemmaConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &act, Activation::GeluTanh)?,
+            rope,
+            local_rope,
+            windows,
+            bias: fields.flag_or("attention_bias", false)?,
+            query_scalar,
+            attention_cap: None,
+            logit_cap: None,
+            head_norms: false,
+            norms_behind: true,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+}
+
+/// Rotary embedding of layers without and with a window.
+fn gemma3_ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], ConfigError> {
+    let defaults = |theta| RopeDefaults { theta, ..RopeDefaults::LLAMA };
+    let (global, local) = (defaults(1e6), defaults(1e4));
+    let read = |fields: &ConfigFields, defaults| {
+        RopeConfig::read(fields, sizes.head_size, sizes.context, defaults).map(|config| config.rope)
+    };
+    // Newer files have one object for each kind of layer; what is read for one kind sees no other field.
+    if let Some(parameters) = fields.object("rope_parameters")? {
+        let of = |kind: &str, defaults| {
+            let raw = match parameters.object(kind)? {
+                Some(one) => one.raw,
+                None => return Err(parameters.missing(kind, "an object")),
+            };
+            let raw = [("rope_parameters".to_string(), Value::Object(raw))].into_iter().collect();
+            read(&ConfigFields { origin: fields.origin.clone(), raw }, defaults)
+        };
+        return Ok([of("full_attention", global)?, of("sliding_attention", local)?]);
+    }
+    let theta = fields.float_or("rope_local_base_freq", local.theta)?;
+    let raw = [("rope_theta".to_string(), Value::from(theta))].into_iter().collect();
+    let local = read(&ConfigFields { origin: fields.origin.clone(), raw }, local)?;
+    Ok([read(fields, global)?, local])
+}
+
+/// A bound by tanh; absent or null: none.
+fn cap(fields: &ConfigFields, field: &str) -> Result<Option<f64>, ConfigError> {
+    let Some(found) = fields.get(field) else { return Ok(None) };
+    match fields.float_or(field, 0.0)? {
+        cap if cap > 0.0 && cap.is_finite() => Ok(Some(cap)),
+        _ => Err(fields.wrong(field, "a positive number or null", found)),
+    }
+}
+
+impl Transformer for GemmaConfig {
+    type Shared = [RopeTables; 2];
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame {
+            embedding_scale: Some((self.sizes.hidden as f64).sqrt()),
+            logit_cap: self.logit_cap,
+            ..Frame::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
+        }
+    }
+
+    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+        let rope = self.rope.tables(net, "rope");
+        match self.local_rope == self.rope {
+            true => [rope, rope],
+            false => [rope, self.local_rope.tables(net, "rope.local")],
+        }
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let norm =
+            |net: &mut Net, x, norm: &str| rms_norm_plus_one(net, x, &format!("{name}.{norm}"), self.eps);
+        let window = self.windows[layer];
+        let attention = Attention {
+            scale: self.query_scalar.powf(-0.5),
+            softcap: self.attention_cap,
+            window,
+            ..Attention::causal(self.sizes.head_size)
+        };
+        let rope = if window.is_some() { local } else { rope };
+        let h = norm(net, x, "input_layernorm");
+        let h = SelfAttention {
+            qkv_bias: self.bias,
+            output_bias: self.bias,
+            head_norm: self.head_norms.then_some((rms_norm_plus_one, self.eps)),
+            ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
+        }
+        .apply(net, layer, &self.sizes, h);
+        let behind = |net: &mut Net, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
+        let h = behind(net, h, "post_attention_layernorm");
+        let x = net.residual(layer, "attention", x, h);
+        // Gemma 1 has the names of Llama.
+        let before = if self.norms_behind { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let h = norm(net, x, before);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
+        let h = behind(net, h, "post_feedforward_layernorm");
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        hf_name(stored_name.strip_prefix("language_model.").unwrap_or(stored_name))
+    }
+}

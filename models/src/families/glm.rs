@@ -1,0 +1,82 @@
+//! GLM-4 in the Hugging Face classes (GLM Team 2024; reference: `GlmForCausalLM`, `Glm4ForCausalLM` of transformers):
+//! rotary embedding of neighbouring elements on half of each head, fused gate and up projection; the newer class has
+//! norms behind the parts of a layer too.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::rope::Pairs;
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GlmConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub qkv_bias: bool,
+    /// `post_self_attn_layernorm` and `post_mlp_layernorm` are there.
+    pub norms_behind: bool,
+    pub tied: bool,
+}
+
+impl GlmConfig {
+    pub fn glm(fields: &ConfigFields) -> Result<GlmConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let defaults = RopeDefaults { share: 0.5, pairs: Pairs::Interleaved, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        Ok(GlmConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1.5625e-7)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            qkv_bias: fields.flag_or("attention_bias", true)?,
+            norms_behind: false,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    pub fn glm4(fields: &ConfigFields) -> Result<GlmConfig, ConfigError> {
+        Ok(GlmConfig { norms_behind: true, ..GlmConfig::glm(fields)? })
+    }
+}
+
+impl Transformer for GlmConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
+        let norm = |net: &mut Net, x, norm: &str| rms_norm(net, x, &format!("{name}.{norm}"), self.eps);
+        let behind = |net: &mut Net, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
+        let h = norm(net, x, "input_layernorm");
+        let part = format!("{name}.self_attn");
+        let part = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let h = SelfAttention { qkv_bias: self.qkv_bias, ..part }.apply(net, layer, sizes, h);
+        let h = behind(net, h, "post_self_attn_layernorm");
+        let x = net.residual(layer, "attention", x, h);
+        let h = norm(net, x, "post_attention_layernorm");
+        let (gate_up, down) = (format!("{name}.mlp.gate_up_proj"), format!("{name}.mlp.down_proj"));
+        let (gate_up, down) =
+            (Linear::new(&gate_up, 2 * self.intermediate), Linear::new(&down, sizes.hidden));
+        let h = mlp::gated_fused(net, h, gate_up, down, self.activation);
+        let h = behind(net, h, "post_mlp_layernorm");
+        net.residual(layer, "mlp", x, h)
+    }
+}

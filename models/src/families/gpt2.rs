@@ -1,0 +1,136 @@
+//! GPT-2 (Radford et al. 2019; reference: `GPT2LMHeadModel` of transformers) and GPT-BigCode, the model of StarCoder 1
+//! and SantaCoder (Ben Allal et al. 2023; reference: `GPTBigCodeForCausalLM`), which has one key head and stores plain
+//! linear layers in place of `Conv1D`.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
+use crate::transformer::{Frame, LEARNED_POSITIONS, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::ParamRole;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpt2Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Weights are stored as `[in, out]`.
+    pub conv1d: bool,
+    /// Where queries, keys and values are in `c_attn`.
+    pub fused: FusedQkv,
+    /// Scores are divided by the square root of the head size.
+    pub scaled: bool,
+    /// Scores are divided by the number of the layer, from 1.
+    pub scaled_by_layer: bool,
+    pub tied: bool,
+}
+
+impl Gpt2Config {
+    pub fn gpt2(fields: &ConfigFields) -> Result<Gpt2Config, ConfigError> {
+        fields.only("add_cross_attention", false, "GPT-2 with cross attention")?;
+        let sizes = Sizes::read(fields, None)?;
+        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        Gpt2Config::common(fields, sizes, fused, Activation::GeluTanh)
+    }
+
+    pub fn bigcode(fields: &ConfigFields) -> Result<Gpt2Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, None)?;
+        let fused = match fields.flag_or("multi_query", true)? {
+            true => {
+                sizes.kv_heads = 1;
+                FusedQkv::in_order(sizes.query(), sizes.key())
+            }
+            false => FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size),
+        };
+        let config = Gpt2Config::common(fields, sizes, fused, Activation::GeluTanh)?;
+        Ok(Gpt2Config { conv1d: false, ..config })
+    }
+
+    fn common(
+        fields: &ConfigFields,
+        sizes: Sizes,
+        fused: FusedQkv,
+        activation: Activation,
+    ) -> Result<Gpt2Config, ConfigError> {
+        Ok(Gpt2Config {
+            intermediate: fields.size_or("n_inner", 4 * sizes.hidden)?,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
+            activation: Activation::read(fields, &["activation_function"], activation)?,
+            conv1d: true,
+            fused,
+            scaled: fields.flag_or("scale_attn_weights", true)?,
+            scaled_by_layer: fields.flag_or("scale_attn_by_inverse_layer_idx", false)?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+
+    fn linear<'a>(&self, name: &'a str, out: usize) -> Linear<'a> {
+        let layer = Linear::new(name, out).bias(true);
+        if self.conv1d { layer.conv1d() } else { layer }
+    }
+
+    fn attention(&self, layer: usize) -> Attention {
+        let causal = Attention::causal(self.sizes.head_size);
+        let scale = if self.scaled { causal.scale } else { 1.0 };
+        let by_layer = if self.scaled_by_layer { (layer + 1) as f64 } else { 1.0 };
+        Attention { scale: scale / by_layer, ..causal }
+    }
+}
+
+impl Transformer for Gpt2Config {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "transformer.wte.weight",
+            (Norm::Layer(self.eps), "transformer.ln_f"),
+            "lm_head.weight",
+            self.tied,
+        )
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let Sizes { vocab, hidden, context, .. } = self.sizes;
+        let tokens = net.embed(self.frame().embedding, vocab, hidden);
+        let table = net.weight("transformer.wpe.weight", ParamRole::Vector, &[context, hidden]);
+        let positions = net.positions();
+        let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
+        net.add(tokens, positions)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("transformer.h.{layer}");
+        let h = layer_norm(net, x, &format!("{name}.ln_1"), self.eps);
+        let [q, k, v] =
+            self.fused.apply(net, h, &self.linear(&format!("{name}.attn.c_attn"), self.fused.rows()));
+        let q = net.split_heads(q, sizes.heads);
+        let k = net.split_heads(k, sizes.kv_heads);
+        let v = net.split_heads(v, sizes.kv_heads);
+        let h = self.attention(layer).apply(net, layer, q, k, v);
+        let h = self.linear(&format!("{name}.attn.c_proj"), hidden).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = layer_norm(net, x, &format!("{name}.ln_2"), self.eps);
+        let (up, down) = (format!("{name}.mlp.c_fc"), format!("{name}.mlp.c_proj"));
+        let (up, down) = (self.linear(&up, self.intermediate), self.linear(&down, hidden));
+        let h = mlp::plain(net, h, up, down, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some(LEARNED_POSITIONS)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "transformer.", &["wte.", "wpe.", "h.", "ln_f."])
+    }
+}

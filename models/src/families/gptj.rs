@@ -1,0 +1,130 @@
+//! GPT-J (Wang and Komatsuzaki 2021; reference: `GPTJForCausalLM` of transformers) and MOSS (Sun et al. 2023; reference
+//! code: `MossForCausalLM`), which fuses its projections: both parts of a layer read one normalised input, rotary
+//! embedding of neighbouring elements on the first part of each head, a bias at the head.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::rope::Pairs;
+use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::RowBlocks;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptJConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    /// Queries, keys and values are parts of `qkv_proj`.
+    pub fused: Option<FusedQkv>,
+}
+
+/// MOSS was trained on four cores: its fused rows are four times queries, values, keys.
+const MOSS_BLOCKS: usize = 4;
+
+impl GptJConfig {
+    pub fn gptj(fields: &ConfigFields) -> Result<GptJConfig, ConfigError> {
+        fields.only("tie_word_embeddings", false, "GPT-J with a tied head")?;
+        let sizes = Sizes::read(fields, Some(2048))?;
+        let rotary = match fields.get("rotary_dim") {
+            None => sizes.head_size,
+            Some(_) => fields.size("rotary_dim")?,
+        };
+        if rotary > sizes.head_size || !rotary.is_multiple_of(2) {
+            let expected = format!("an even number up to the head size, which is {}", sizes.head_size);
+            return Err(fields.wrong("rotary_dim", &expected, &Value::from(rotary)));
+        }
+        Ok(GptJConfig {
+            intermediate: fields.size_or("n_inner", 4 * sizes.hidden)?,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
+            activation: Activation::read(fields, &["activation_function"], Activation::GeluTanh)?,
+            rope: Rope::plain(rotary, 10000.0, Pairs::Interleaved),
+            fused: None,
+            sizes,
+        })
+    }
+
+    pub fn moss(fields: &ConfigFields) -> Result<GptJConfig, ConfigError> {
+        let config = GptJConfig::gptj(fields)?;
+        let hidden = config.sizes.hidden;
+        if !config.sizes.heads.is_multiple_of(MOSS_BLOCKS) {
+            let expected = format!("a multiple of {MOSS_BLOCKS}");
+            return Err(fields.wrong("n_head", &expected, &Value::from(config.sizes.heads)));
+        }
+        let len = hidden / MOSS_BLOCKS;
+        let block = |number| RowBlocks {
+            start: number * len,
+            len,
+            stride: 3 * len,
+            count: MOSS_BLOCKS,
+            of: 3 * hidden,
+        };
+        let fused = FusedQkv { query: block(0), value: block(1), key: block(2) };
+        Ok(GptJConfig { fused: Some(fused), ..config })
+    }
+}
+
+impl Transformer for GptJConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "transformer.wte.weight",
+            (Norm::Layer(self.eps), "transformer.ln_f"),
+            "lm_head.weight",
+            false,
+        )
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("transformer.h.{layer}");
+        let normalised = layer_norm(net, x, &format!("{name}.ln_1"), self.eps);
+        let part = format!("{name}.attn");
+        let attention = SelfAttention {
+            output: "out_proj",
+            ..SelfAttention::new(&part, rope, Attention::causal(sizes.head_size))
+        };
+        let h = match &self.fused {
+            None => attention.apply(net, layer, sizes, normalised),
+            Some(fused) => {
+                let layer_name = format!("{part}.qkv_proj");
+                let qkv = fused.apply(net, normalised, &Linear::new(&layer_name, fused.rows()));
+                let h = attention.attend(net, layer, sizes, qkv);
+                Linear::new(&format!("{part}.out_proj"), hidden).apply(net, h)
+            }
+        };
+        let x = net.residual(layer, "attention", x, h);
+        let (up, down) = (format!("{name}.mlp.fc_in"), format!("{name}.mlp.fc_out"));
+        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, hidden));
+        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn logits(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let logits = self.frame().logits(net, x, self.sizes.vocab);
+        let bias = net.vector("lm_head.bias", self.sizes.vocab);
+        net.add(logits, bias)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
+    }
+
+    /// Masks and tables of sines that older files hold.
+    fn is_ignored(&self, name: &str) -> bool {
+        name.ends_with(".attn.causal_mask") || name.ends_with(".attn.embed_positions")
+    }
+}

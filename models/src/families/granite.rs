@@ -1,0 +1,95 @@
+//! Granite 3 (IBM 2024; reference: `GraniteForCausalLM` of transformers): the Llama block with four multipliers. It is
+//! the worked example of docs/add-a-model.md, and therefore spelled out where it could borrow from `llama.rs`.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraniteConfig {
+    sizes: Sizes,
+    intermediate: usize,
+    eps: f64,
+    activation: Activation,
+    rope: Rope,
+    attention_bias: bool,
+    mlp_bias: bool,
+    tied: bool,
+    embedding_multiplier: f64,
+    /// In place of `1 / sqrt(head_size)`.
+    attention_multiplier: f64,
+    /// Of what each part of a layer adds.
+    residual_multiplier: f64,
+    /// Logits are divided by it.
+    logits_scaling: f64,
+}
+
+impl GraniteConfig {
+    /// From config.json. Sizes have to be there; what has one published default may be absent.
+    pub fn from_fields(fields: &ConfigFields) -> Result<GraniteConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        sizes.context = rope.context;
+        Ok(GraniteConfig {
+            sizes,
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            attention_bias: fields.flag_or("attention_bias", false)?,
+            mlp_bias: fields.flag_or("mlp_bias", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            embedding_multiplier: fields.float_or("embedding_multiplier", 1.0)?,
+            attention_multiplier: fields.float_or("attention_multiplier", 1.0)?,
+            residual_multiplier: fields.float_or("residual_multiplier", 1.0)?,
+            logits_scaling: fields.float_or("logits_scaling", 1.0)?,
+        })
+    }
+
+    /// `x + multiplier * h`. The tap is what transformers returns from the part, so that dumps can be compared.
+    fn residual(&self, net: &mut Net, tap: &str, x: ValueId, h: ValueId) -> ValueId {
+        net.tap(tap, h);
+        let h = net.scale(h, self.residual_multiplier);
+        net.add(x, h)
+    }
+}
+
+impl Transformer for GraniteConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame {
+            embedding_scale: Some(self.embedding_multiplier),
+            logit_scale: Some(1.0 / self.logits_scaling),
+            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+        }
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let scale = self.attention_multiplier;
+        let attention = Attention { scale, ..Attention::causal(self.sizes.head_size) };
+        let part = format!("{name}.self_attn");
+        let (qkv_bias, output_bias) = (self.attention_bias, self.attention_bias);
+        let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(&part, rope, attention) };
+        let h = part.apply(net, layer, &self.sizes, h);
+        let x = self.residual(net, &format!("layer.{layer}.attention"), x, h);
+
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let (part, width) = (format!("{name}.mlp"), self.intermediate);
+        let h = mlp::gated_by_name(net, h, &part, width, self.mlp_bias, self.activation);
+        self.residual(net, &format!("layer.{layer}.mlp"), x, h)
+    }
+}

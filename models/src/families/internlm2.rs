@@ -1,0 +1,80 @@
+//! InternLM 2 (Cai et al. 2024; reference code: `InternLM2ForCausalLM` of the published checkpoints): the Llama block
+//! with its own names and a projection that is fused by key head.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct InternLm2Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub bias: bool,
+    pub tied: bool,
+}
+
+impl InternLm2Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<InternLm2Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(32768))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        sizes.context = rope.context;
+        Ok(InternLm2Config {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            bias: fields.flag_or("bias", true)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+}
+
+impl Transformer for InternLm2Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "model.tok_embeddings.weight",
+            (Norm::Rms(self.eps), "model.norm"),
+            "output.weight",
+            self.tied,
+        )
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
+        let h = rms_norm(net, x, &format!("{name}.attention_norm"), self.eps);
+        let part = format!("{name}.attention");
+        let fused = FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size);
+        let projection = format!("{part}.wqkv");
+        let qkv = fused.apply(net, h, &Linear::new(&projection, fused.rows()).bias(self.bias));
+        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let h = attention.attend(net, layer, sizes, qkv);
+        let h = Linear::new(&format!("{part}.wo"), sizes.hidden).bias(self.bias).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
+        let names = ["w1", "w3", "w2"].map(|part| format!("{name}.feed_forward.{part}"));
+        let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate));
+        let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "model.", &["tok_embeddings.", "layers.", "norm."])
+    }
+}

@@ -1,0 +1,97 @@
+//! Llama (Touvron et al. 2023; reference: `LlamaForCausalLM` of transformers) and what shares its block: Llama 2 and 3,
+//! Yi, Mistral (with a sliding window; `MistralForCausalLM`), InternLM 1 (with biases).
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    /// Attention windows by layer.
+    pub windows: Vec<Option<usize>>,
+    pub qkv_bias: bool,
+    pub output_bias: bool,
+    pub mlp_bias: bool,
+    pub tied: bool,
+}
+
+impl LlamaConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(2048))?;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        sizes.context = rope.context;
+        let attention_bias = fields.flag_or("attention_bias", false)?;
+        Ok(LlamaConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            windows: vec![None; sizes.layers],
+            qkv_bias: attention_bias,
+            output_bias: attention_bias,
+            mlp_bias: fields.flag_or("mlp_bias", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    /// Mistral: every layer has the sliding window.
+    pub fn mistral(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
+        let config = LlamaConfig::from_fields(fields)?;
+        let windows = fields.windows(config.sizes.layers, |_| true)?;
+        Ok(LlamaConfig { windows, ..config })
+    }
+
+    /// InternLM 1: `bias` is for the four projections of attention.
+    pub fn internlm(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
+        let bias = fields.flag_or("bias", true)?;
+        Ok(LlamaConfig { qkv_bias: bias, output_bias: bias, ..LlamaConfig::from_fields(fields)? })
+    }
+
+    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+        let window = self.windows[layer];
+        let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
+        let (qkv_bias, output_bias) = (self.qkv_bias, self.output_bias);
+        let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(name, rope, attention) };
+        part.apply(net, layer, &self.sizes, x)
+    }
+}
+
+impl Transformer for LlamaConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, self.mlp_bias, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn window(&self) -> Option<usize> {
+        widest(&self.windows)
+    }
+}

@@ -1,0 +1,109 @@
+//! MPT (MosaicML 2023; reference: `MptForCausalLM` of transformers): ALiBi, no biases, fused projections.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::attention::alibi_slopes;
+use crate::layers::norm::{Norm, layer_norm_bias};
+use crate::layers::{Activation, Attention, FusedQkv, Linear, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MptConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub slopes: Vec<f32>,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Bound of queries, keys and values.
+    pub clip: Option<f64>,
+    pub tied: bool,
+}
+
+impl MptConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<MptConfig, ConfigError> {
+        fields.only("no_bias", true, "MPT with biases")?;
+        let sizes = Sizes::read(fields, None)?;
+        let empty = || ConfigFields { origin: fields.origin.clone(), raw: serde_json::Map::new() };
+        let attention = fields.object("attn_config")?.unwrap_or_else(empty);
+        attention.only("alibi", true, "MPT with learned positions")?;
+        attention.only("qk_ln", false, "MPT with norms on queries and keys")?;
+        attention.only("prefix_lm", false, "MPT with a prefix mask")?;
+        let bias_max = attention.float_or("alibi_bias_max", 8.0)?;
+        let clip = match attention.get("clip_qkv") {
+            None => None,
+            Some(_) => Some(attention.float_or("clip_qkv", 0.0)?).filter(|clip| *clip != 0.0),
+        };
+        let ratio = fields.size_or("expansion_ratio", 4)?;
+        if ratio > 64 {
+            return Err(fields.wrong("expansion_ratio", "at most 64", &Value::from(ratio)));
+        }
+        Ok(MptConfig {
+            intermediate: ratio * sizes.hidden,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-5)?,
+            slopes: alibi_slopes(sizes.heads, bias_max),
+            scale: attention.float_or("softmax_scale", (sizes.head_size as f64).powf(-0.5))?,
+            clip,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+
+    fn norm(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+        layer_norm_bias(net, x, name, self.eps, false)
+    }
+
+    fn clipped(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let Some(clip) = self.clip else { return x };
+        let (low, high) = (net.constant(-clip), net.constant(clip));
+        let x = net.max(x, low);
+        net.min(x, high)
+    }
+}
+
+impl Transformer for MptConfig {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "transformer.wte.weight",
+            (Norm::LayerNoBias(self.eps), "transformer.norm_f"),
+            "lm_head.weight",
+            self.tied,
+        )
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let sizes = &self.sizes;
+        let name = format!("transformer.blocks.{layer}");
+        let h = self.norm(net, x, &format!("{name}.norm_1"));
+        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let qkv = fused.apply(net, h, &Linear::new(&format!("{name}.attn.Wqkv"), fused.rows()));
+        let [q, k, v] = qkv.map(|x| {
+            let x = self.clipped(net, x);
+            net.split_heads(x, sizes.heads)
+        });
+        let causal = Attention::causal(sizes.head_size);
+        let attention = Attention { scale: self.scale, alibi: Some(self.slopes.clone()), ..causal };
+        let h = attention.apply(net, layer, q, k, v);
+        let h = Linear::new(&format!("{name}.attn.out_proj"), sizes.hidden).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = self.norm(net, x, &format!("{name}.norm_2"));
+        let (up, down) = (format!("{name}.ffn.up_proj"), format!("{name}.ffn.down_proj"));
+        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, sizes.hidden));
+        let h = mlp::plain(net, h, up, down, Activation::Gelu);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "transformer.", &["wte.", "blocks.", "norm_f."])
+    }
+}

@@ -1,0 +1,131 @@
+//! OPT (Zhang et al. 2022; reference: `OPTForCausalLM` of transformers): learned positions from row 2 on, ReLU, norms
+//! before the parts of a layer or (350m) behind them.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
+use crate::transformer::{Frame, LEARNED_POSITIONS, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
+use mlcc_ir::types::{DType, TensorType};
+
+/// The table of positions has this many rows in front that are not used.
+const POSITION_OFFSET: usize = 2;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub activation: Activation,
+    pub bias: bool,
+    /// Norms stand before the parts of a layer.
+    pub norm_first: bool,
+    pub final_norm: bool,
+    /// Width of the embeddings.
+    pub embedding: usize,
+    pub tied: bool,
+}
+
+/// That of `torch.nn.LayerNorm`; the configuration has no field for it.
+const EPS: f64 = 1e-5;
+
+impl OptConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<OptConfig, ConfigError> {
+        fields.only("layer_norm_elementwise_affine", true, "OPT with norms without weights")?;
+        let sizes = Sizes::read(fields, Some(2048))?;
+        let norm_first = fields.flag_or("do_layer_norm_before", true)?;
+        Ok(OptConfig {
+            intermediate: fields.size("ffn_dim")?,
+            activation: Activation::read(fields, &["activation_function"], Activation::Relu)?,
+            bias: fields.flag_or("enable_bias", true)?,
+            norm_first,
+            final_norm: norm_first && !fields.flag_or("_remove_final_layer_norm", false)?,
+            embedding: fields.size_or("word_embed_proj_dim", sizes.hidden)?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+
+    /// `[n, hidden]`.
+    fn positions(&self, net: &mut Net) -> ValueId {
+        let Sizes { context, hidden, .. } = self.sizes;
+        let name = "model.decoder.embed_positions.weight";
+        let rows = context + POSITION_OFFSET;
+        let source = net.tensor(name, &[rows, hidden]);
+        let source = ParamSource::Rows(RowBlocks::range(POSITION_OFFSET, context, rows), Box::new(source));
+        let ty = TensorType::new(DType::F32, [context, hidden]);
+        let table = net.param_from(name, ParamRole::Vector, ty, source);
+        let positions = net.positions();
+        net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0]
+    }
+}
+
+impl Transformer for OptConfig {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = if self.final_norm { Norm::Layer(EPS) } else { Norm::None };
+        let norm = (norm, "model.decoder.final_layer_norm");
+        Frame::named("model.decoder.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let mut x = net.embed(self.frame().embedding, self.sizes.vocab, self.embedding);
+        if self.embedding != self.sizes.hidden {
+            x = Linear::new("model.decoder.project_in", self.sizes.hidden).apply(net, x);
+        }
+        let positions = self.positions(net);
+        net.add(x, positions)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let (sizes, bias) = (&self.sizes, self.bias);
+        let name = format!("model.decoder.layers.{layer}");
+        // The norm of a part, where it stands.
+        let norm = |net: &mut Net, x, which: &str, first: bool| match first == self.norm_first {
+            true => layer_norm(net, x, &format!("{name}.{which}"), EPS),
+            false => x,
+        };
+        let h = norm(net, x, "self_attn_layer_norm", true);
+        let h = SelfAttention {
+            name: &format!("{name}.self_attn"),
+            output: "out_proj",
+            qkv_bias: bias,
+            output_bias: bias,
+            head_norm: None,
+            rope: None,
+            attention: Attention::causal(sizes.head_size),
+        }
+        .apply(net, layer, sizes, h);
+        let x = net.residual(layer, "attention", x, h);
+        let x = norm(net, x, "self_attn_layer_norm", false);
+        let h = norm(net, x, "final_layer_norm", true);
+        let (up, down) = (format!("{name}.fc1"), format!("{name}.fc2"));
+        let (up, down) = (Linear::new(&up, self.intermediate), Linear::new(&down, sizes.hidden));
+        let h = mlp::plain(net, h, up.bias(bias), down.bias(bias), self.activation);
+        let x = net.residual(layer, "mlp", x, h);
+        norm(net, x, "final_layer_norm", false)
+    }
+
+    fn logits(&self, net: &mut Net, mut x: ValueId) -> ValueId {
+        if self.embedding != self.sizes.hidden {
+            x = Linear::new("model.decoder.project_out", self.embedding).apply(net, x);
+        }
+        self.frame().logits(net, x, self.sizes.vocab)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some(LEARNED_POSITIONS)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "model.", &["decoder."])
+    }
+}

@@ -1,0 +1,93 @@
+//! Qwen, first generation (Bai et al. 2023; reference code: `QWenLMHeadModel` of the published checkpoints): the Llama
+//! block with fused projections that have a bias, and with names after GPT-2. Sequences stay within `seq_length`, up to
+//! which its scaling of long sequences (dynamic NTK and log n) changes nothing.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::rope::Pairs;
+use crate::layers::{Activation, Attention, FusedQkv, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct QwenConfig {
+    pub sizes: Sizes,
+    /// Width of the feed-forward part: half of what the configuration says.
+    pub intermediate: usize,
+    pub eps: f64,
+    pub rope: Rope,
+    /// Of all layers but the fused projection, which has one in any case.
+    pub bias: bool,
+}
+
+impl QwenConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<QwenConfig, ConfigError> {
+        fields.only("tie_word_embeddings", false, "Qwen with a tied head")?;
+        let mut sizes = Sizes::read(fields, Some(8192))?;
+        sizes.context = fields.size_or("seq_length", sizes.context)?;
+        let share = fields.float_or("rotary_pct", 1.0)?;
+        if share != 1.0 {
+            return Err(fields.wrong("rotary_pct", "1.0", &Value::from(share)));
+        }
+        if !sizes.head_size.is_multiple_of(2) {
+            return Err(fields.wrong("kv_channels", "an even number", &Value::from(sizes.head_size)));
+        }
+        let theta = fields.float_or("rotary_emb_base", 10000.0)?;
+        if !(theta > 1.0 && theta.is_finite()) {
+            return Err(fields.wrong("rotary_emb_base", "a number above 1", &Value::from(theta)));
+        }
+        Ok(QwenConfig {
+            intermediate: fields.size("intermediate_size")? / 2,
+            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-6)?,
+            rope: Rope::plain(sizes.head_size, theta, Pairs::Half),
+            bias: !fields.flag_or("no_bias", true)?,
+            sizes,
+        })
+    }
+}
+
+impl Transformer for QwenConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "transformer.wte.weight",
+            (Norm::Rms(self.eps), "transformer.ln_f"),
+            "lm_head.weight",
+            false,
+        )
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, bias) = (&self.sizes, self.bias);
+        let name = format!("transformer.h.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.ln_1"), self.eps);
+        let part = format!("{name}.attn");
+        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let qkv = fused.apply(net, h, &Linear::new(&format!("{part}.c_attn"), fused.rows()).bias(true));
+        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let h = attention.attend(net, layer, sizes, qkv);
+        let h = Linear::new(&format!("{part}.c_proj"), sizes.hidden).bias(bias).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.ln_2"), self.eps);
+        // The second layer is the gate.
+        let names = ["w2", "w1", "c_proj"].map(|part| format!("{name}.mlp.{part}"));
+        let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate).bias(bias));
+        let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], Activation::Silu);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
+    }
+}

@@ -1,0 +1,22 @@
+//! Qwen 2 and 2.5 (Yang et al. 2024; reference: `Qwen2ForCausalLM` of transformers): the Llama block with biases on
+//! queries, keys and values, and in some models a window on the upper layers.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::families::llama::LlamaConfig;
+
+/// The configuration as one of the Llama block.
+pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
+    let config = LlamaConfig::from_fields(fields)?;
+    let windows = windows(fields, config.sizes.layers)?;
+    Ok(LlamaConfig { qkv_bias: true, output_bias: false, windows, ..config })
+}
+
+/// `use_sliding_window` puts the window on the layers from `max_window_layers` on.
+pub fn windows(fields: &ConfigFields, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
+    if !fields.flag_or("use_sliding_window", false)? {
+        return Ok(vec![None; layers]);
+    }
+    let first = fields.count_or("max_window_layers", layers)?;
+    fields.windows(layers, |layer| layer >= first)
+}

@@ -1,0 +1,109 @@
+//! Qwen 3 (Yang et al. 2025; reference: `Qwen3ForCausalLM` and `Qwen3MoeForCausalLM` of transformers): the Llama block
+//! with norms on the heads of queries and keys, and with experts in place of the feed-forward part in some or all layers.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::families::qwen2;
+use crate::layers::moe::{ExpertNames, Experts};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Qwen3Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    pub bias: bool,
+    pub tied: bool,
+    pub experts: Option<Experts>,
+    /// By layer: experts in place of the plain feed-forward part.
+    pub sparse: Vec<bool>,
+}
+
+impl Qwen3Config {
+    pub fn dense(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(32768))?;
+        if fields.get("head_dim").is_none() {
+            sizes.head_size = 128;
+        }
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+        sizes.context = rope.context;
+        Ok(Qwen3Config {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            windows: qwen2::windows(fields, sizes.layers)?,
+            bias: fields.flag_or("attention_bias", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            experts: None,
+            sparse: vec![false; sizes.layers],
+            sizes,
+        })
+    }
+
+    /// With experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
+    pub fn moe(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
+        let config = Qwen3Config::dense(fields)?;
+        let experts = Experts::read(
+            fields,
+            &["num_experts", "num_local_experts"],
+            fields.size("moe_intermediate_size")?,
+            fields.flag_or("norm_topk_prob", false)?,
+        )?;
+        let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
+        let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
+        let sparse = (0..config.sizes.layers).map(is_sparse).collect();
+        Ok(Qwen3Config { experts: Some(experts), sparse, ..config })
+    }
+}
+
+impl Transformer for Qwen3Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let attention = Attention { window: self.windows[layer], ..Attention::causal(self.sizes.head_size) };
+        let h = SelfAttention {
+            qkv_bias: self.bias,
+            output_bias: self.bias,
+            head_norm: Some((rms_norm, self.eps)),
+            ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
+        }
+        .apply(net, layer, &self.sizes, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let mlp = format!("{name}.mlp");
+        let h = match &self.experts {
+            Some(experts) if self.sparse[layer] => {
+                let (router, inside) = (format!("{mlp}.gate"), format!("{mlp}.experts"));
+                let parts = ["gate_proj", "up_proj", "down_proj"];
+                experts.apply(net, h, &ExpertNames { router: &router, experts: &inside, parts })
+            }
+            _ => mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation),
+        };
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.experts.is_some()
+    }
+}

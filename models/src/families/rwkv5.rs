@@ -1,0 +1,150 @@
+//! RWKV-5.2, "Eagle" (Peng et al., "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence", 2024;
+//! reference code: `RWKV` of the rwkv package, and the `Rwkv5ForCausalLM` that comes with the checkpoints).
+//!
+//! State per layer: the previous token's input of both blocks (`att.x`, `ffn.x`) and a matrix per head (`att.s`,
+//! `[heads, values, keys]`).
+
+pub mod config;
+pub mod naming;
+
+pub use config::Rwkv5Config;
+
+use crate::checkpoint::Distribution;
+use crate::definition::{Definition, EntrySpec};
+use crate::families::rwkv::{
+    Frame, Heads, gated_channel_mixing, linear_attention_step, previous_token, rescaled, rescaled_weight,
+    silu,
+};
+use crate::families::rwkv4::naming::rwkv4_canonical;
+use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+use naming::{rwkv5_distribution, rwkv5_tensors};
+
+impl Definition for Rwkv5Config {
+    fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
+        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    fn has_cache(&self) -> bool {
+        false
+    }
+
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        rwkv5_tensors(self)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        rwkv4_canonical(stored_name)
+    }
+
+    fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
+        rwkv5_distribution(name, shape)
+    }
+}
+
+/// What RWKV-5 and -6 have around their blocks.
+pub(crate) fn frame(config: &Rwkv5Config) -> Frame<'static> {
+    Frame {
+        vocab: config.vocab,
+        hidden: config.hidden,
+        layers: config.layers,
+        epsilon: config.layer_norm_epsilon,
+        embedding: "rwkv.embeddings.weight",
+        norm: "rwkv.ln_out",
+        head: "head.weight",
+    }
+}
+
+fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueId) -> ValueId {
+    let name = format!("rwkv.blocks.{layer}");
+    let norm = |b: &mut GraphBuilder, x, norm: &str| {
+        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
+    };
+    if layer == 0 {
+        x = norm(b, x, "pre_ln");
+    }
+    let h = norm(b, x, "ln1");
+    let h = time_mixing(b, config, layer, h);
+    b.tap(format!("layer.{layer}.attention"), h);
+    x = b.add(x, h);
+    let h = norm(b, x, "ln2");
+    let h = channel_mixing(b, config, layer, h);
+    b.tap(format!("layer.{layer}.mlp"), h);
+    x = b.add(x, h);
+    b.tap(format!("layer.{layer}"), x);
+    rescaled(b, x, (layer, config.rescale_every))
+}
+
+fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
+    let (hidden, attention) = (config.hidden, config.attention_hidden);
+    let heads = Heads { count: config.heads(), size: config.head_size };
+    let name = format!("rwkv.blocks.{layer}.attention");
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
+    let project = |b: &mut GraphBuilder, which: &str| {
+        let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
+        let mixed = interpolate(b, x, previous, mix);
+        let weight = linear_weight(b, &format!("{name}.{which}.weight"), attention, hidden);
+        linear(b, mixed, weight)
+    };
+    let r = project(b, "receptance");
+    let k = project(b, "key");
+    let v = project(b, "value");
+    let g = project(b, "gate");
+
+    let decay_name = format!("{name}.time_decay");
+    let decay = ParamSource::Tensor(decay_name.clone());
+    let decay = ParamSource::Exp(Box::new(ParamSource::NegExp(Box::new(decay))));
+    let width = TensorType::new(DType::F32, [attention]);
+    let decay = b.param_from(&decay_name, ParamRole::Vector, width, decay);
+    let bonus = vector(b, &format!("{name}.time_faaaa"), attention);
+    let (decay, bonus) = (heads.along_keys(b, decay), heads.along_keys(b, bonus));
+
+    let seqs = [heads.keys(b, r), heads.keys(b, k), heads.values(b, v)];
+    let body = linear_attention_step(b, heads);
+    let y = heads.recurrence(b, layer, body, &seqs, &[decay, bonus]);
+    gated_output(b, config, layer, y, g)
+}
+
+/// The results of the heads `[n, heads, size]`, normalised, gated and brought back to the hidden width.
+pub(crate) fn gated_output(
+    b: &mut GraphBuilder,
+    config: &Rwkv5Config,
+    layer: usize,
+    y: ValueId,
+    g: ValueId,
+) -> ValueId {
+    let heads = Heads { count: config.heads(), size: config.head_size };
+    let name = format!("rwkv.blocks.{layer}.attention");
+    let y = heads.norm(b, y, &format!("{name}.ln_x"), config.group_norm_epsilon);
+    let gate = silu(b, g);
+    let gate = heads.split(b, gate);
+    let gated = b.mul(y, gate);
+    let gated = heads.join(b, gated);
+    let rescale = (layer, config.rescale_every);
+    let output = format!("{name}.output.weight");
+    let output = rescaled_weight(b, rescale, &output, config.hidden, config.attention_hidden);
+    linear(b, gated, output)
+}
+
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
+    let name = format!("rwkv.blocks.{layer}.feed_forward");
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
+    let mixed = |b: &mut GraphBuilder, which: &str| {
+        let mix = vector(b, &format!("{name}.time_mix_{which}"), config.hidden);
+        interpolate(b, x, previous, mix)
+    };
+    let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));
+    let rescale = (layer, config.rescale_every);
+    gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
+}

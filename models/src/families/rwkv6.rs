@@ -1,0 +1,159 @@
+//! RWKV-6, "Finch" (Peng et al., "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence", 2024; reference
+//! code: `RWKV` of the rwkv package, and the `Rwkv6ForCausalLM` that comes with the checkpoints).
+//!
+//! As RWKV-5, with token-shift mixes and decays that depend on the token through low-rank products. The state is that of
+//! RWKV-5.
+
+pub mod config;
+pub mod naming;
+
+pub use config::Rwkv6Config;
+
+use crate::checkpoint::Distribution;
+use crate::definition::{Definition, EntrySpec};
+use crate::families::rwkv::{
+    Heads, gated_channel_mixing, linear_attention_step, low_rank_weight, previous_token, rescaled, shifted,
+};
+use crate::families::rwkv4::naming::rwkv4_canonical;
+use crate::families::rwkv5::naming::rwkv5_distribution;
+use crate::families::rwkv5::{frame, gated_output};
+use crate::layers::{layer_norm, linear, linear_weight, vector};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::kernel::UnOp;
+use mlcc_ir::module::{FuncId, ParamSource, RowBlocks};
+use naming::{RWKV6_MIXES, rwkv6_tensors};
+
+impl Definition for Rwkv6Config {
+    fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
+        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    fn has_cache(&self) -> bool {
+        false
+    }
+
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        rwkv6_tensors(self)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        rwkv4_canonical(stored_name)
+    }
+
+    fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
+        rwkv5_distribution(name, shape)
+    }
+}
+
+fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueId) -> ValueId {
+    let name = format!("rwkv.blocks.{layer}");
+    let norm = |b: &mut GraphBuilder, x, norm: &str| {
+        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
+    };
+    if layer == 0 {
+        x = norm(b, x, "pre_ln");
+    }
+    let h = norm(b, x, "ln1");
+    let h = time_mixing(b, config, layer, h);
+    b.tap(format!("layer.{layer}.attention"), h);
+    x = b.add(x, h);
+    let h = norm(b, x, "ln2");
+    let h = channel_mixing(b, config, layer, h);
+    b.tap(format!("layer.{layer}.mlp"), h);
+    x = b.add(x, h);
+    b.tap(format!("layer.{layer}"), x);
+    rescaled(b, x, (layer, config.rescale_every))
+}
+
+fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {
+    let (hidden, attention) = (config.hidden, config.attention_hidden);
+    let heads = Heads { count: config.heads(), size: config.head_size };
+    let name = format!("rwkv.blocks.{layer}.attention");
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
+    let delta = b.sub(previous, x);
+    let [wx, kx, vx, rx, gx] = mixes(b, config, &name, x, delta);
+    let project = |b: &mut GraphBuilder, x: ValueId, which: &str| {
+        let weight = linear_weight(b, &format!("{name}.{which}.weight"), attention, hidden);
+        linear(b, x, weight)
+    };
+    let r = project(b, rx, "receptance");
+    let k = project(b, kx, "key");
+    let v = project(b, vx, "value");
+    let g = project(b, gx, "gate");
+    let decay = decays(b, config, &name, wx);
+    let bonus = vector(b, &format!("{name}.time_faaaa"), attention);
+    let bonus = heads.along_keys(b, bonus);
+
+    let seqs = [heads.keys(b, r), heads.keys(b, k), heads.values(b, v), heads.keys(b, decay)];
+    let body = linear_attention_step(b, heads);
+    let y = heads.recurrence(b, layer, body, &seqs, &[bonus]);
+    gated_output(b, config, layer, y, g)
+}
+
+/// `x` mixed with the previous token in five ways, by how much being learned and a function of the token:
+/// `x + delta * (mix + tanh(shifted x A) B)`.
+fn mixes(b: &mut GraphBuilder, config: &Rwkv6Config, name: &str, x: ValueId, delta: ValueId) -> [ValueId; 5] {
+    let (hidden, rank) = (config.hidden, config.mix_rank);
+    let mix = vector(b, &format!("{name}.time_maa_x"), hidden);
+    let common = shifted(b, x, delta, mix);
+    let down = transposed(b, &format!("{name}.time_maa_w1"), RWKV6_MIXES.len() * rank, hidden);
+    let down = linear(b, common, down);
+    let down = b.tanh(down);
+    std::array::from_fn(|i| {
+        // One of the five matrices [rank, hidden] that are stored together.
+        let stored = format!("{name}.time_maa_w2");
+        let rows = RowBlocks::range(i * rank, rank, RWKV6_MIXES.len() * rank);
+        let source = ParamSource::Rows(rows, Box::new(ParamSource::Tensor(stored.clone())));
+        let source = ParamSource::Transpose(Box::new(source));
+        let up = low_rank_weight(b, &format!("{stored}.{}", RWKV6_MIXES[i]), source, hidden, rank);
+        let own = b.slice(down, 1, Dim::from(i * rank), Dim::from(rank));
+        let own = linear(b, own, up);
+        let mix = vector(b, &format!("{name}.time_maa_{}", RWKV6_MIXES[i]), hidden);
+        let mix = b.add(own, mix);
+        shifted(b, x, delta, mix)
+    })
+}
+
+/// What is kept of the state, per key: `exp(-exp(decay + tanh(x A) B))`.
+fn decays(b: &mut GraphBuilder, config: &Rwkv6Config, name: &str, x: ValueId) -> ValueId {
+    let (hidden, attention, rank) = (config.hidden, config.attention_hidden, config.decay_rank);
+    let down = transposed(b, &format!("{name}.time_decay_w1"), rank, hidden);
+    let down = linear(b, x, down);
+    let down = b.tanh(down);
+    let up = transposed(b, &format!("{name}.time_decay_w2"), attention, rank);
+    let up = linear(b, down, up);
+    let base = vector(b, &format!("{name}.time_decay"), attention);
+    let w = b.add(up, base);
+    let w = b.exp(w);
+    let w = b.unary(UnOp::Neg, w);
+    b.exp(w)
+}
+
+/// A thin matrix `[out, in]` that is stored as `[in, out]`.
+fn transposed(b: &mut GraphBuilder, name: &str, out: usize, input: usize) -> ValueId {
+    let source = ParamSource::Transpose(Box::new(ParamSource::Tensor(name.into())));
+    low_rank_weight(b, name, source, out, input)
+}
+
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {
+    let name = format!("rwkv.blocks.{layer}.feed_forward");
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
+    let delta = b.sub(previous, x);
+    let mixed = |b: &mut GraphBuilder, which: &str| {
+        let mix = vector(b, &format!("{name}.time_maa_{which}"), config.hidden);
+        shifted(b, x, delta, mix)
+    };
+    let (k, r) = (mixed(b, "k"), mixed(b, "r"));
+    let rescale = (layer, config.rescale_every);
+    gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
+}

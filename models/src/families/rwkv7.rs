@@ -1,0 +1,253 @@
+//! RWKV-7, "Goose" (Peng et al., "RWKV-7 'Goose' with Expressive Dynamic State Evolution", 2025; reference code: `RWKV_x070` of
+//! the rwkv package; names of `RWKV7ForCausalLM` of flash-linear-attention).
+//!
+//! State per layer: the previous token's input of both blocks (`att.x`, `ffn.x`) and a matrix per head (`att.s`,
+//! `[heads, values, keys]`).
+
+pub mod config;
+pub mod naming;
+
+pub use config::Rwkv7Config;
+
+use crate::checkpoint::Distribution;
+use crate::definition::{Definition, EntrySpec};
+use crate::families::rwkv::{Frame, Heads, low_rank_weight, previous_token, shifted, squared_relu};
+use crate::layers::{layer_norm, linear, linear_weight, vector};
+use mlcc_ir::compute::RedOp;
+use mlcc_ir::graph::{FunctionKind, ValueId};
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::kernel::UnOp;
+use mlcc_ir::module::{FuncId, ParamSource};
+use naming::{is_stored_transposed, is_unused, rwkv7_canonical, rwkv7_distribution, rwkv7_tensors};
+
+/// Decays lie between `exp(-exp(-0.5))` and 1; the reference rounds the inner number so.
+const DECAY_SCALE: f64 = -0.606531;
+/// Smallest length that a key is divided by.
+const SMALLEST_LENGTH: f64 = 1e-12;
+
+impl Definition for Rwkv7Config {
+    fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
+        let frame = Frame {
+            vocab: self.vocab,
+            hidden: self.hidden,
+            layers: self.layers,
+            epsilon: self.norm_epsilon,
+            embedding: "model.embeddings.weight",
+            norm: "model.norm",
+            head: "lm_head.weight",
+        };
+        let mut first_value = None;
+        frame.build(b, entry, |b, layer, x| block(b, self, layer, x, &mut first_value))
+    }
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    fn has_cache(&self) -> bool {
+        false
+    }
+
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        rwkv7_tensors(self)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        rwkv7_canonical(stored_name)
+    }
+
+    fn is_stored_transposed(&self, stored_name: &str) -> bool {
+        is_stored_transposed(stored_name)
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        is_unused(name)
+    }
+
+    fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
+        rwkv7_distribution(name, shape)
+    }
+}
+
+fn block(
+    b: &mut GraphBuilder,
+    config: &Rwkv7Config,
+    layer: usize,
+    mut x: ValueId,
+    first_value: &mut Option<ValueId>,
+) -> ValueId {
+    let name = format!("model.layers.{layer}");
+    let norm = |b: &mut GraphBuilder, x, norm: &str| {
+        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.norm_epsilon)
+    };
+    if layer == 0 {
+        x = norm(b, x, "pre_norm");
+    }
+    let h = norm(b, x, "attn_norm");
+    let h = time_mixing(b, config, layer, h, first_value);
+    b.tap(format!("layer.{layer}.attention"), h);
+    x = b.add(x, h);
+    let h = norm(b, x, "ffn_norm");
+    let h = channel_mixing(b, config, layer, h);
+    b.tap(format!("layer.{layer}.mlp"), h);
+    x = b.add(x, h);
+    b.tap(format!("layer.{layer}"), x);
+    x
+}
+
+fn time_mixing(
+    b: &mut GraphBuilder,
+    config: &Rwkv7Config,
+    layer: usize,
+    x: ValueId,
+    first_value: &mut Option<ValueId>,
+) -> ValueId {
+    let hidden = config.hidden;
+    let heads = Heads { count: config.heads(), size: config.head_size };
+    let name = format!("model.layers.{layer}.attn");
+    let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
+    let delta = b.sub(previous, x);
+    let mixed = |b: &mut GraphBuilder, which: &str| {
+        let mix = vector(b, &format!("{name}.x_{which}"), hidden);
+        shifted(b, x, delta, mix)
+    };
+    let [xr, xw, xk, xv, xa, xg] = ["r", "w", "k", "v", "a", "g"].map(|which| mixed(b, which));
+    let project = |b: &mut GraphBuilder, x, which: &str| {
+        let weight = linear_weight(b, &format!("{name}.{which}.weight"), hidden, hidden);
+        linear(b, x, weight)
+    };
+    let is_first = first_value.is_none();
+    let module = |which: &str| format!("{name}.{which}_lora");
+    // What reads the mixes stands together, so that workers meet once behind it.
+    let r = project(b, xr, "r_proj");
+    let k = project(b, xk, "k_proj");
+    let v = project(b, xv, "v_proj");
+    let w = low_rank_down(b, &module("w"), xw, (hidden, config.decay_rank), Some(UnOp::Tanh));
+    let a = low_rank_down(b, &module("a"), xa, (hidden, config.rate_rank), None);
+    let g = low_rank_down(b, &module("g"), xg, (hidden, config.gate_rank), Some(UnOp::Sigmoid));
+    let share = (!is_first).then(|| low_rank_down(b, &module("v"), xv, (hidden, config.value_rank), None));
+
+    // `sigmoid(x B + bias)`.
+    let gate = |b: &mut GraphBuilder, x, which: &str, rank| {
+        let x = low_rank_up(b, &module(which), x, (hidden, rank));
+        let bias = vector(b, &format!("{}.lora.2.bias", module(which)), hidden);
+        let x = b.add(x, bias);
+        b.sigmoid(x)
+    };
+    let w = gate(b, w, "w", config.decay_rank);
+    let w = b.scale(w, DECAY_SCALE);
+    let w = b.exp(w);
+    let a = gate(b, a, "a", config.rate_rank);
+    let g = low_rank_up(b, &module("g"), g, (hidden, config.gate_rank));
+    // Layers after the first take a part of the first one's value.
+    let v = match (*first_value, share) {
+        (Some(first), Some(share)) => {
+            let share = gate(b, share, "v", config.value_rank);
+            let missing = b.sub(first, v);
+            let part = b.mul(missing, share);
+            b.add(v, part)
+        }
+        _ => *first_value.insert(v),
+    };
+
+    let (k, a) = (heads.split(b, k), heads.split(b, a));
+    let removed = unit_keys(b, heads, &name, k);
+    let k = replacement_keys(b, heads, &name, k, a);
+    let added = b.mul(removed, a);
+    let removed = b.unary(UnOp::Neg, removed);
+    let keys = [r, w, k].map(|x| heads.keys(b, x));
+    let seqs = [keys[0], keys[1], keys[2], heads.values(b, v), heads.keys(b, removed), heads.keys(b, added)];
+    let body = delta_rule_step(b, heads);
+    let y = heads.recurrence(b, layer, body, &seqs, &[]);
+
+    let y = heads.norm(b, y, &format!("{name}.g_norm"), config.group_norm_epsilon());
+    let (r, v, g) = (heads.split(b, r), heads.split(b, v), heads.split(b, g));
+    let weight = heads.vector(b, &format!("{name}.r_k"));
+    let bonus = b.mul(r, k);
+    let bonus = b.mul(bonus, weight);
+    let bonus = b.reduce(RedOp::Sum, bonus, 2);
+    let bonus = b.mul(bonus, v);
+    let y = b.add(y, bonus);
+    let y = b.mul(y, g);
+    let y = heads.join(b, y);
+    project(b, y, "o_proj")
+}
+
+/// `activation(x A)`, the first half of a low-rank product, with `A: [rank, hidden]` as `torch.nn.Linear` has it.
+fn low_rank_down(
+    b: &mut GraphBuilder,
+    module: &str,
+    x: ValueId,
+    (hidden, rank): (usize, usize),
+    activation: Option<UnOp>,
+) -> ValueId {
+    let name = format!("{module}.lora.0.weight");
+    let weight = low_rank_weight(b, &name, ParamSource::Tensor(name.clone()), rank, hidden);
+    let x = linear(b, x, weight);
+    activation.map_or(x, |op| b.unary(op, x))
+}
+
+/// `x B`, the second half, with `B: [hidden, rank]`.
+fn low_rank_up(b: &mut GraphBuilder, module: &str, x: ValueId, (hidden, rank): (usize, usize)) -> ValueId {
+    let name = format!("{module}.lora.2.weight");
+    let weight = low_rank_weight(b, &name, ParamSource::Tensor(name.clone()), hidden, rank);
+    linear(b, x, weight)
+}
+
+/// What is removed from the state: keys times `k_k`, of length 1 per head. `k: [n, heads, size]`.
+fn unit_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId) -> ValueId {
+    let scale = heads.vector(b, &format!("{name}.k_k"));
+    let k = b.mul(k, scale);
+    let square = b.square(k);
+    let length = b.reduce(RedOp::Sum, square, 2);
+    let length = b.unary(UnOp::Sqrt, length);
+    let smallest = b.constant(SMALLEST_LENGTH);
+    let length = b.max(length, smallest);
+    b.div(k, length)
+}
+
+/// `k * (1 + (a - 1) * k_a)`, all `[n, heads, size]`.
+fn replacement_keys(b: &mut GraphBuilder, heads: Heads, name: &str, k: ValueId, a: ValueId) -> ValueId {
+    let weight = heads.vector(b, &format!("{name}.k_a"));
+    let one = b.constant(1.0);
+    let rate = b.sub(a, one);
+    let rate = b.mul(rate, weight);
+    let factor = b.add(one, rate);
+    b.mul(k, factor)
+}
+
+/// One step of the generalised delta rule per head: `S = S diag(w) + (S a) b^T + v k^T`, then `y = S r`. Inputs S, r, w, k, v, a
+/// (what is removed, negative), b (what is put in its place).
+fn delta_rule_step(b: &mut GraphBuilder, heads: Heads) -> FuncId {
+    let [matrix, key, value] = heads.types();
+    let types = [matrix, key.clone(), key.clone(), key.clone(), value, key.clone(), key];
+    b.function("wkv", FunctionKind::Body, &types, |b, inputs| {
+        let &[state, r, w, k, v, removed, added] = inputs else { unreachable!("seven inputs are declared") };
+        let found = b.mul(state, removed);
+        let found = b.reduce(RedOp::Sum, found, 2);
+        let kept = b.mul(state, w);
+        let replaced = b.mul(found, added);
+        let kept = b.add(kept, replaced);
+        let new = b.mul(v, k);
+        let state = b.add(kept, new);
+        let read = b.mul(state, r);
+        vec![state, b.reduce(RedOp::Sum, read, 2)]
+    })
+}
+
+fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv7Config, layer: usize, x: ValueId) -> ValueId {
+    let name = format!("model.layers.{layer}.ffn");
+    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
+    let delta = b.sub(previous, x);
+    let mix = vector(b, &format!("{name}.x_k"), config.hidden);
+    let x = shifted(b, x, delta, mix);
+    let weight = linear_weight(b, &format!("{name}.key.weight"), config.intermediate, config.hidden);
+    let k = linear(b, x, weight);
+    let k = squared_relu(b, k);
+    let weight = linear_weight(b, &format!("{name}.value.weight"), config.hidden, config.intermediate);
+    linear(b, k, weight)
+}

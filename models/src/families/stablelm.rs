@@ -1,0 +1,87 @@
+//! StableLM 2 (Bellagente et al. 2024; reference: `StableLmForCausalLM` of transformers): LayerNorm around the Llama
+//! block, rotary embedding on a quarter of each head; in the 12B model both parts of a layer stand side by side, and heads have
+//! norms.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, layer_norm, layer_norm_by_head};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StableLmConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub qkv_bias: bool,
+    /// Queries and keys are normalised head by head (12B).
+    pub head_norms: bool,
+    /// Attention and feed-forward part read the same normalised input.
+    pub parallel: bool,
+    pub tied: bool,
+}
+
+impl StableLmConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<StableLmConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(4096))?;
+        let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        Ok(StableLmConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            qkv_bias: fields.flag_or("use_qkv_bias", false)?,
+            head_norms: fields.flag_or("qk_layernorm", false)?,
+            parallel: fields.flag_or("use_parallel_residual", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+}
+
+/// Its norms are called `q_layernorm` and `k_layernorm`.
+fn head_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    layer_norm_by_head(net, x, &name.replace("_norm", "_layernorm"), eps)
+}
+
+impl Transformer for StableLmConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Layer(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attn");
+        let part = SelfAttention::new(&part, rope, Attention::causal(self.sizes.head_size));
+        let part = SelfAttention {
+            qkv_bias: self.qkv_bias,
+            head_norm: self.head_norms.then_some((head_norm, self.eps)),
+            ..part
+        };
+        let h = part.apply(net, layer, &self.sizes, normalised);
+        let x = net.residual(layer, "attention", x, h);
+        let input = match self.parallel {
+            true => normalised,
+            false => layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps),
+        };
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, input, &mlp, self.intermediate, false, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+}

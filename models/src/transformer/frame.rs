@@ -1,0 +1,56 @@
+//! What stands around the layers of a transformer: the embedding table in front, the final norm and the head behind.
+
+use crate::layers::linear::head_or_tied;
+use crate::layers::norm::Norm;
+use crate::transformer::Net;
+use mlcc_ir::graph::ValueId;
+
+/// Names of the tensors around the layers, and what is done with their values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// The table of token embeddings.
+    pub embedding: &'static str,
+    /// Factor of the embeddings.
+    pub embedding_scale: Option<f64>,
+    /// The norm after the last layer, and its name.
+    pub norm: (Norm, &'static str),
+    pub head: &'static str,
+    /// The embedding table is the head.
+    pub tied: bool,
+    /// Factor of the logits.
+    pub logit_scale: Option<f64>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_cap: Option<f64>,
+}
+
+impl Frame {
+    pub fn named(
+        embedding: &'static str,
+        norm: (Norm, &'static str),
+        head: &'static str,
+        tied: bool,
+    ) -> Frame {
+        Frame { embedding, embedding_scale: None, norm, head, tied, logit_scale: None, logit_cap: None }
+    }
+
+    /// With the names of the Hugging Face classes whose inner model is called `model`.
+    pub fn hugging_face(norm: Norm, tied: bool) -> Frame {
+        Frame::named("model.embed_tokens.weight", (norm, "model.norm"), "lm_head.weight", tied)
+    }
+
+    /// Embeddings `[n, hidden]` of the tokens of a call.
+    pub fn embed(&self, net: &mut Net, vocab: usize, hidden: usize) -> ValueId {
+        let x = net.embed(self.embedding, vocab, hidden);
+        self.embedding_scale.map_or(x, |factor| net.scale(x, factor))
+    }
+
+    /// Logits `[rows, vocab]` of `x: [rows, hidden]`.
+    pub fn logits(&self, net: &mut Net, x: ValueId, vocab: usize) -> ValueId {
+        let tied = self.tied.then_some(self.embedding);
+        let mut logits = head_or_tied(net, x, self.head, tied, vocab);
+        if let Some(factor) = self.logit_scale {
+            logits = net.scale(logits, factor);
+        }
+        self.logit_cap.map_or(logits, |cap| net.softcap(logits, cap))
+    }
+}
