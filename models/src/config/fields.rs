@@ -23,9 +23,10 @@ impl ConfigFields {
         }
     }
 
+    /// `Infinity`, which Python writes, is read as the largest number.
     pub fn parse(origin: &str, json: &[u8]) -> Result<ConfigFields, ConfigError> {
         let file = origin.to_string();
-        match serde_json::from_slice(json) {
+        match serde_json::from_slice(&mlcc_files::json::without_infinity(json)) {
             Ok(Value::Object(raw)) => Ok(ConfigFields { origin: file, raw }),
             Ok(other) => Err(ConfigError::Json {
                 file,

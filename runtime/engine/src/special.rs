@@ -28,6 +28,8 @@ struct ModelConfig {
     bos_token_id: Option<TokenId>,
     #[serde(default)]
     eos_token_id: crate::generation_config::OneOrMany,
+    /// The text model inside of one that also takes images or sounds.
+    text_config: Option<Box<ModelConfig>>,
 }
 
 #[derive(Deserialize)]
@@ -60,8 +62,11 @@ impl SpecialIds {
             ids.fill(file.bos_token_id, file.eos_token_id.as_slice());
         }
         if let Some(bytes) = sources.config {
-            let file: ModelConfig = parse("config.json", bytes)?;
+            let file: ModelConfig = parse("config.json", &mlcc_files::json::without_infinity(bytes))?;
             ids.fill(file.bos_token_id, file.eos_token_id.as_slice());
+            if let Some(text) = file.text_config {
+                ids.fill(text.bos_token_id, text.eos_token_id.as_slice());
+            }
         }
         if let Some(bytes) = sources.tokenizer_config {
             let file: TokenizerConfig = parse("tokenizer_config.json", bytes)?;

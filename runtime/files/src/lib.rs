@@ -1,7 +1,8 @@
 //! Files as every part of mlcc reads and writes them: texts are read up to a limit ([`read`]), and what is written appears under its
 //! name only when it is complete ([`replace_file`]). What is not complete yet is known by name ([`unfinished`]), so that a
-//! program that has to end at once can remove it.
+//! program that has to end at once can remove it. [`json`] reads what Python writes beside plain JSON.
 
+pub mod json;
 pub mod read;
 mod replace;
 pub mod unfinished;
