@@ -2,7 +2,10 @@
 
 pub mod activation;
 pub mod attention;
+pub mod conv;
 pub mod linear;
+pub mod mamba2;
+pub mod matrix_state;
 pub mod mlp;
 pub mod moe;
 pub mod norm;

@@ -1,13 +1,16 @@
 //! The list of model families that mlcc can build: one line per `model_type` of config.json.
 
 use crate::config::ConfigFields;
+use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::{
-    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, FalconConfig, GemmaConfig, GlmConfig,
-    Gpt2Config, GptJConfig, GptNeoxConfig, GraniteConfig, InternLm2Config, LlamaConfig, MixtralConfig,
-    MptConfig, Olmo2Config, OptConfig, Phi3Config, Qwen3Config, QwenConfig, Rwkv4Config, Rwkv5Config,
-    Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, qwen2,
+    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, FalconConfig, GemmaConfig,
+    Glm4MoeConfig, GlmConfig, Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig,
+    GraniteHybridConfig, InternLm2Config, Lfm2Config, LlamaConfig, Mamba2Config, MiniMaxM2Config,
+    Ministral3Config, MixtralConfig, MptConfig, Olmo2Config, OptConfig, Phi3Config, Qwen3Config,
+    Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig,
+    Starcoder2Config, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -44,6 +47,37 @@ pub const REGISTRY: &[Entry] = &[
         LlamaConfig::from_fields(f).map(Architecture::new)
     }),
     family("mistral", &["MistralForCausalLM"], "Mistral", |f| LlamaConfig::mistral(f).map(Architecture::new)),
+    family("lfm2", &["Lfm2ForCausalLM"], "LFM2", |f| Lfm2Config::dense(f).map(Architecture::new)),
+    family("lfm2_moe", &["Lfm2MoeForCausalLM"], "LFM2 with experts", |f| {
+        Lfm2Config::moe(f).map(Architecture::new)
+    }),
+    family("glm4_moe", &["Glm4MoeForCausalLM"], "GLM-4.5, 4.6", |f| {
+        Glm4MoeConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("minimax_m2", &["MiniMaxM2ForCausalLM"], "MiniMax-M2", |f| {
+        MiniMaxM2Config::from_fields(f).map(Architecture::new)
+    }),
+    family("qwen3_next", &["Qwen3NextForCausalLM"], "Qwen3-Next", |f| {
+        Qwen3NextConfig::next(f).map(Architecture::new)
+    }),
+    family("qwen3_5", &["Qwen3_5ForConditionalGeneration"], "Qwen 3.5, text only", |f| {
+        Qwen3NextConfig::dense(f).map(Architecture::new)
+    }),
+    family("qwen3_5_text", &["Qwen3_5ForCausalLM"], "Qwen 3.5", |f| {
+        Qwen3NextConfig::dense(f).map(Architecture::new)
+    }),
+    family("qwen3_5_moe", &["Qwen3_5MoeForConditionalGeneration"], "Qwen 3.5 with experts, text only", |f| {
+        Qwen3NextConfig::moe(f).map(Architecture::new)
+    }),
+    family("qwen3_5_moe_text", &["Qwen3_5MoeForCausalLM"], "Qwen 3.5 with experts", |f| {
+        Qwen3NextConfig::moe(f).map(Architecture::new)
+    }),
+    family("granitemoehybrid", &["GraniteMoeHybridForCausalLM"], "Granite 4", |f| {
+        GraniteHybridConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
+        Mamba2Config::from_fields(f).map(Architecture::new)
+    }),
     family("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
         MixtralConfig::from_fields(f).map(Architecture::new)
     }),
@@ -60,9 +94,22 @@ pub const REGISTRY: &[Entry] = &[
     family("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
         GemmaConfig::gemma3(f).map(Architecture::new)
     }),
-    family("gemma3", &[], "Gemma 3, text only", |f| GemmaConfig::gemma3(f).map(Architecture::new)),
+    family("gemma3", &["Gemma3ForConditionalGeneration"], "Gemma 3, text only", |f| {
+        GemmaConfig::gemma3(f).map(Architecture::new)
+    }),
     family("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| Phi3Config::from_fields(f).map(Architecture::new)),
     family("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
+    family("olmo3", &["Olmo3ForCausalLM"], "OLMo 3", |f| Olmo2Config::olmo3(f).map(Architecture::new)),
+    family("smollm3", &["SmolLM3ForCausalLM"], "SmolLM3", |f| smollm3::from_fields(f).map(Architecture::new)),
+    family("ministral3", &["Ministral3ForCausalLM"], "Ministral 3", |f| {
+        Ministral3Config::from_fields(f).map(Architecture::new)
+    }),
+    family("cohere2", &["Cohere2ForCausalLM"], "Command R7B, Command A", |f| {
+        Cohere2Config::from_fields(f).map(Architecture::new)
+    }),
+    family("gpt_oss", &["GptOssForCausalLM"], "gpt-oss", |f| {
+        GptOssConfig::from_fields(f).map(Architecture::new)
+    }),
     family("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
         Starcoder2Config::from_fields(f).map(Architecture::new)
     }),
@@ -116,10 +163,28 @@ fn chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
     }
 }
 
+/// The field with the configuration of the text model inside of a model that also takes images or sounds.
+pub(crate) const TEXT_MODEL: &str = "text_config";
+
 /// The model type and the configured model: by `model_type`, else by the class in `architectures`.
 pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
     let (model_type, entry) = entry(fields)?;
-    Ok((model_type, (entry.config)(fields)?))
+    let text = text_model(fields)?;
+    Ok((model_type, (entry.config)(text.as_ref().unwrap_or(fields))?))
+}
+
+/// The configuration of the text model inside, if the file has no sizes outside of it. Whether the head is the embedding may
+/// stand outside.
+pub(crate) fn text_model(fields: &ConfigFields) -> Result<Option<ConfigFields>, ConfigError> {
+    if fields.get(fields.first(&HIDDEN)).is_some() {
+        return Ok(None);
+    }
+    let Some(mut text) = fields.object(TEXT_MODEL)? else { return Ok(None) };
+    let tied = "tie_word_embeddings";
+    if let (None, Some(outside)) = (text.get(tied), fields.get(tied)) {
+        text.raw.insert(tied.to_string(), outside.clone());
+    }
+    Ok(Some(text))
 }
 
 /// The model type as the configuration calls it, and the family.
@@ -130,9 +195,16 @@ pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), C
         (None, Some(entry)) => entry.model_type.to_string(),
         _ => fields.string("model_type")?,
     };
+    let of_type = |model_type: &str| REGISTRY.iter().find(|e| e.model_type == model_type);
+    if let Some(text) = text_model(fields)? {
+        // What stands around the text model may have a name of its own.
+        return match of_type(&model_type).or(by_class) {
+            Some(entry) => Ok((model_type, entry)),
+            None => entry(&text),
+        };
+    }
     refuse_other_inputs(fields)?;
-    let by_type = REGISTRY.iter().find(|e| e.model_type == model_type);
-    match by_type.or(by_class) {
+    match of_type(&model_type).or(by_class) {
         Some(entry) => Ok((model_type, entry)),
         None => {
             let file = fields.origin.clone();
@@ -141,7 +213,8 @@ pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), C
     }
 }
 
-/// Models that also take images or sounds have a configuration for that part.
+/// Models that also take images or sounds have a configuration for that part; what is read of them is a text model that
+/// has a configuration of its own ([`text_model`]).
 fn refuse_other_inputs(fields: &ConfigFields) -> Result<(), ConfigError> {
     let parts =
         ["vision_config", "vision_tower", "mm_vision_tower", "visual", "audio_config", "img_processor"];

@@ -14,6 +14,7 @@ use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 use std::any::Any;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
@@ -88,6 +89,11 @@ pub trait Transformer: Any + Debug + Send + Sync {
         self.frame().logits(net, x, self.sizes().vocab)
     }
 
+    /// See [`Definition::has_cache`].
+    fn has_cache(&self) -> bool {
+        true
+    }
+
     /// See [`Definition::needs_whole_prompts`].
     fn needs_whole_prompts(&self) -> bool {
         false
@@ -144,7 +150,7 @@ impl<T: Transformer> Definition for T {
         self.sizes().context
     }
     fn has_cache(&self) -> bool {
-        true
+        Transformer::has_cache(self)
     }
     fn needs_whole_prompts(&self) -> bool {
         Transformer::needs_whole_prompts(self)
@@ -176,10 +182,10 @@ impl<T: Transformer> Definition for T {
         tensors
     }
     fn canonical_name(&self, stored_name: &str) -> String {
-        Transformer::canonical_name(self, stored_name)
+        Transformer::canonical_name(self, &text_name(stored_name))
     }
     fn is_ignored(&self, name: &str) -> bool {
-        is_buffer(name) || Transformer::is_ignored(self, name)
+        is_buffer(name) || is_other_part(name) || Transformer::is_ignored(self, name)
     }
     fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
         distribution(name, shape)
@@ -222,6 +228,31 @@ pub fn is_buffer(name: &str) -> bool {
         ".rotary_emb.cos_cached",
     ];
     BUFFERS.iter().any(|end| name.ends_with(end)) || name.ends_with(".rotary_emb.sin_cached")
+}
+
+/// The name in the text model of a tensor of a larger model.
+fn text_name(name: &str) -> Cow<'_, str> {
+    if let Some(inner) = name.strip_prefix("model.language_model.") {
+        return Cow::Owned(format!("model.{inner}"));
+    }
+    Cow::Borrowed(name.strip_prefix("language_model.").unwrap_or(name))
+}
+
+/// Tensors of the parts around a text model: towers for images and sounds, draft heads.
+pub fn is_other_part(name: &str) -> bool {
+    const PARTS: [&str; 9] = [
+        "visual.",
+        "vision_tower.",
+        "vision_model.",
+        "multi_modal_projector.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+        "mtp.",
+        "patch_merger.",
+    ];
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    PARTS.iter().any(|part| name.starts_with(part))
 }
 
 /// Random values that keep a random transformer in the range of a trained one: norms near 1, small biases, matrices with

@@ -53,6 +53,43 @@ impl RopeConfig {
     }
 }
 
+impl RopeConfig {
+    /// The same without scaling.
+    pub fn unscaled(
+        config: &ConfigFields,
+        head_size: usize,
+        context: usize,
+        defaults: RopeDefaults,
+    ) -> Result<RopeConfig, ConfigError> {
+        let mut plain = config.clone();
+        plain.raw.remove("rope_scaling");
+        if let Some(Value::Object(parameters)) = plain.raw.get_mut("rope_parameters") {
+            parameters.remove("rope_type");
+        }
+        RopeConfig::read(&plain, head_size, context, defaults)
+    }
+
+    /// Of layers without and with a window, where `rope_parameters` has an object for each of both. What is read for one
+    /// kind sees no other field.
+    pub fn of_kinds(
+        parameters: &ConfigFields,
+        head_size: usize,
+        context: usize,
+        [full, sliding]: [RopeDefaults; 2],
+    ) -> Result<[RopeConfig; 2], ConfigError> {
+        let of = |kind: &str, defaults| {
+            let raw = match parameters.object(kind)? {
+                Some(one) => one.raw,
+                None => return Err(parameters.missing(kind, "an object")),
+            };
+            let raw = [("rope_parameters".to_string(), Value::Object(raw))].into_iter().collect();
+            let fields = ConfigFields { origin: parameters.origin.clone(), raw };
+            RopeConfig::read(&fields, head_size, context, defaults)
+        };
+        Ok([of("full_attention", full)?, of("sliding_attention", sliding)?])
+    }
+}
+
 /// Elements of a head that are turned: an even number.
 fn rotary_dims(
     config: &ConfigFields,

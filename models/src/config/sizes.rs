@@ -91,6 +91,22 @@ impl ConfigFields {
         }
     }
 
+    /// Per layer: the number of its kind, as the list `field` names them.
+    pub fn layer_kinds(
+        &self,
+        field: &'static str,
+        layers: usize,
+        kinds: &[&str],
+    ) -> Result<Vec<usize>, ConfigError> {
+        let Some(found) = self.get(field) else {
+            return Err(self.missing(field, "a list of kinds of layers"));
+        };
+        let wrong = || self.wrong(field, &format!("a list of {layers} of {}", kinds.join(", ")), found);
+        let names = found.as_array().filter(|names| names.len() == layers).ok_or_else(wrong)?;
+        let number = |name: &Value| kinds.iter().position(|kind| name.as_str() == Some(kind));
+        names.iter().map(|name| number(name).ok_or_else(wrong)).collect()
+    }
+
     /// Per layer: the width of its attention window, by `layer_types` where the file has it, else by `is_windowed`.
     pub fn windows(
         &self,

@@ -11,6 +11,7 @@ use crate::error::ConfigError;
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv7::naming::{is_stored_transposed, rwkv7_canonical};
 use crate::registry;
+use crate::transformer::is_other_part;
 use serde_json::Value;
 
 type Told = Result<(), ConfigError>;
@@ -19,8 +20,7 @@ type Told = Result<(), ConfigError>;
 pub(crate) fn complete(fields: &ConfigFields, checkpoint: &Checkpoint) -> Result<ConfigFields, ConfigError> {
     let model_type = registry::entry(fields)?.1.model_type;
     let mut complete = fields.clone();
-    // Gemma 3 may have the text model's fields in an object of their own.
-    let nested = if model_type == "gemma3" { fields.object("text_config")? } else { None };
+    let nested = registry::text_model(fields)?;
     let canonical: fn(&str) -> String = match model_type {
         "rwkv" | "rwkv5" | "rwkv6" => rwkv4_canonical,
         "rwkv7" => rwkv7_canonical,
@@ -30,7 +30,7 @@ pub(crate) fn complete(fields: &ConfigFields, checkpoint: &Checkpoint) -> Result
     let mut tensors = Tensors { fields: nested.unwrap_or_else(|| fields.clone()), checkpoint, canonical };
     family(&mut tensors, model_type)?;
     match is_nested {
-        true => drop(complete.raw.insert("text_config".into(), Value::Object(tensors.fields.raw))),
+        true => drop(complete.raw.insert(registry::TEXT_MODEL.into(), Value::Object(tensors.fields.raw))),
         false => complete = tensors.fields,
     }
     Ok(complete)
@@ -58,8 +58,72 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             llama(t, None)?;
             t.bias("bias", "layers.0.self_attn.q_proj")
         }
-        "olmo2" => {
+        "olmo2" | "olmo3" => {
             llama(t, None)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "smollm3" => {
+            tied_llama(t)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")?;
+            t.bias("mlp_bias", "layers.0.mlp.gate_proj")
+        }
+        "ministral3" => llama(t, None),
+        "cohere2" => {
+            tied_llama(t)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "lfm2" | "lfm2_moe" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
+            hybrid_heads(t, "self_attn.q_layernorm.weight")?;
+            t.size(&["num_experts"], "feed_forward.gate.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "feed_forward.experts.0.w1.weight", 0, 1)
+        }
+        "glm4_moe" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            separate_heads(t, None)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+            t.size(&["n_routed_experts"], "mlp.gate.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "minimax_m2" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            separate_heads(t, None)?;
+            t.size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
+            t.size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
+        }
+        "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            hybrid_heads(t, "self_attn.q_norm.weight")?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "mlp.experts.gate_up_proj", 1, 2)?;
+            t.size(&["shared_expert_intermediate_size"], "mlp.shared_expert.gate_proj.weight", 0, 1)?;
+            t.size(&["num_experts"], "mlp.gate.weight", 0, 1)?;
+            t.size(&["linear_num_value_heads"], "linear_attn.A_log", 0, 1)?;
+            t.size(&["linear_value_head_dim"], "linear_attn.norm.weight", 0, 1)
+        }
+        "granitemoehybrid" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            if let (Some(hidden), Some(heads)) = (t.known(&HIDDEN), t.known(&HEADS)) {
+                t.size(&KV_HEADS, "self_attn.k_proj.weight", 0, hidden / heads)?;
+            }
+            t.size(&["intermediate_size"], "block_sparse_moe.input_linear.weight", 1, 2)?;
+            t.size(&["num_local_experts"], "block_sparse_moe.router.layer.weight", 0, 1)?;
+            t.size(&["shared_intermediate_size"], "shared_mlp.input_linear.weight", 0, 2)?;
+            t.size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
+        }
+        "mamba2" => {
+            embedding(t, "embeddings.weight", "lm_head.weight", false)?;
+            t.size(&["num_heads"], "layers.0.mixer.A_log", 0, 1)?;
+            let Some(heads) = t.known(&["num_heads"]) else { return Ok(()) };
+            t.size(&["head_dim"], "layers.0.mixer.norm.weight", 0, heads)
+        }
+        "gpt_oss" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            separate_heads(t, None)?;
+            t.size(&["intermediate_size"], "mlp.experts.down_proj", 1, 1)?;
+            t.size(&["num_local_experts"], "mlp.router.weight", 0, 1)?;
             t.bias("attention_bias", "layers.0.self_attn.q_proj")
         }
         "qwen3" | "qwen3_moe" => {
@@ -197,6 +261,12 @@ fn llama(t: &mut Tensors, head_norm: Option<&str>) -> Told {
     t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)
 }
 
+/// The same where the head usually is the embedding.
+fn tied_llama(t: &mut Tensors) -> Told {
+    t.tied("embed_tokens.weight", "lm_head.weight", true)?;
+    llama(t, None)
+}
+
 fn gemma(t: &mut Tensors) -> Told {
     embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
     separate_heads(t, Some("layers.0.self_attn.q_norm.weight"))?;
@@ -217,6 +287,13 @@ fn separate_heads(t: &mut Tensors, head_norm: Option<&str>) -> Told {
     }
     let Some(size) = t.known(&HEAD_SIZE) else { return Ok(()) };
     t.size(&KV_HEADS, "layers.0.self_attn.k_proj.weight", 0, size)
+}
+
+/// The same in the layers that have attention. `head_norm` is a vector of one head.
+fn hybrid_heads(t: &mut Tensors, head_norm: &str) -> Told {
+    t.size(&HEAD_SIZE, head_norm, 0, 1)?;
+    let Some(size) = t.known(&HEAD_SIZE) else { return Ok(()) };
+    t.size(&KV_HEADS, "self_attn.k_proj.weight", 0, size)
 }
 
 /// The same where queries, keys and values are one matrix: the output's columns are those of all heads.
@@ -333,7 +410,8 @@ impl Tensors<'_> {
             let canonical = (self.canonical)(stored);
             canonical.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
         };
-        let info = self.checkpoint.tensors().iter().find(|info| fits(&info.listed_name))?;
+        let mut infos = self.checkpoint.tensors().iter();
+        let info = infos.find(|info| fits(&info.listed_name) && !is_other_part(&info.stored_name))?;
         let ones = info.shape.iter().take_while(|&&dim| dim == 1).count();
         let mut shape = info.shape[ones.min(info.shape.len().saturating_sub(2))..].to_vec();
         if is_stored_transposed(&info.stored_name) {

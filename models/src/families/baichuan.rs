@@ -81,6 +81,7 @@ impl Transformer for BaichuanConfig {
             qkv_bias: false,
             output_bias: false,
             head_norm: None,
+            query_scale: None,
             rope: rope.as_ref(),
             attention: Attention { alibi, ..Attention::causal(sizes.head_size) },
         };

@@ -122,6 +122,7 @@ impl Transformer for FalconConfig {
             qkv_bias: bias,
             output_bias: bias,
             head_norm: None,
+            query_scale: None,
             rope: rope.as_ref(),
             attention: self.attention(),
         };

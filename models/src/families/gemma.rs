@@ -7,7 +7,7 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer, hf_name};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -57,10 +57,7 @@ impl GemmaConfig {
         })
     }
 
-    /// Also reads the configuration of the text model inside of a larger file.
     pub fn gemma3(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
-        let nested = fields.object("text_config")?;
-        let fields = nested.as_ref().unwrap_or(fields);
         let sizes = Sizes::read(fields, Some(131_072))?;
         let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern"]);
         let pattern = fields.size_or(pattern, 6)?;
@@ -110,17 +107,10 @@ fn gemma3_ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], Confi
     let read = |fields: &ConfigFields, defaults| {
         RopeConfig::read(fields, sizes.head_size, sizes.context, defaults).map(|config| config.rope)
     };
-    // Newer files have one object for each kind of layer; what is read for one kind sees no other field.
+    // Newer files have one object for each kind of layer.
     if let Some(parameters) = fields.object("rope_parameters")? {
-        let of = |kind: &str, defaults| {
-            let raw = match parameters.object(kind)? {
-                Some(one) => one.raw,
-                None => return Err(parameters.missing(kind, "an object")),
-            };
-            let raw = [("rope_parameters".to_string(), Value::Object(raw))].into_iter().collect();
-            read(&ConfigFields { origin: fields.origin.clone(), raw }, defaults)
-        };
-        return Ok([of("full_attention", global)?, of("sliding_attention", local)?]);
+        let kinds = RopeConfig::of_kinds(&parameters, sizes.head_size, sizes.context, [global, local])?;
+        return Ok(kinds.map(|kind| kind.rope));
     }
     let theta = fields.float_or("rope_local_base_freq", local.theta)?;
     let raw = [("rope_theta".to_string(), Value::from(theta))].into_iter().collect();
@@ -153,11 +143,7 @@ impl Transformer for GemmaConfig {
     }
 
     fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
-        let rope = self.rope.tables(net, "rope");
-        match self.local_rope == self.rope {
-            true => [rope, rope],
-            false => [rope, self.local_rope.tables(net, "rope.local")],
-        }
+        self.rope.tables_beside(net, &self.local_rope)
     }
 
     fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
@@ -190,9 +176,5 @@ impl Transformer for GemmaConfig {
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
         let h = behind(net, h, "post_feedforward_layernorm");
         net.residual(layer, "mlp", x, h)
-    }
-
-    fn canonical_name(&self, stored_name: &str) -> String {
-        hf_name(stored_name.strip_prefix("language_model.").unwrap_or(stored_name))
     }
 }

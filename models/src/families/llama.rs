@@ -15,6 +15,8 @@ pub struct LlamaConfig {
     pub eps: f64,
     pub activation: Activation,
     pub rope: Rope,
+    /// By layer: positions count. Queries and keys of other layers are not turned.
+    pub turned: Vec<bool>,
     /// Attention windows by layer.
     pub windows: Vec<Option<usize>>,
     pub qkv_bias: bool,
@@ -34,6 +36,7 @@ impl LlamaConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
             activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
             rope: rope.rope,
+            turned: vec![true; sizes.layers],
             windows: vec![None; sizes.layers],
             qkv_bias: attention_bias,
             output_bias: attention_bias,
@@ -61,6 +64,7 @@ impl LlamaConfig {
         let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
         let (qkv_bias, output_bias) = (self.qkv_bias, self.output_bias);
         let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(name, rope, attention) };
+        let part = SelfAttention { rope: self.turned[layer].then_some(rope), ..part };
         part.apply(net, layer, &self.sizes, x)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts};
+use crate::layers::moe::{ExpertNames, Experts, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Attention, Rope, RopeTables, SelfAttention};
 use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
@@ -62,7 +62,8 @@ impl Transformer for MixtralConfig {
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (router, inside) =
             (format!("{name}.block_sparse_moe.gate"), format!("{name}.block_sparse_moe.experts"));
-        let names = ExpertNames { router: &router, experts: &inside, parts: ["w1", "w3", "w2"] };
+        let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
+        let names = ExpertNames { router: &router, correction: None, stored };
         let h = self.experts.apply(net, h, &names);
         net.residual(layer, "mlp", x, h)
     }

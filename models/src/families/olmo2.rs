@@ -1,11 +1,12 @@
-//! OLMo 2 (OLMo Team 2025; reference: `Olmo2ForCausalLM` of transformers): norms behind the parts of a layer, and on all
-//! queries and all keys together.
+//! OLMo 2 and 3 (OLMo Team 2025; reference: `Olmo2ForCausalLM` and `Olmo3ForCausalLM` of transformers): norms behind the parts
+//! of a layer, and on all queries and all keys together. In OLMo 3 most layers have a window, and only the others scaled
+//! rotary embedding.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{Frame, Net, Sizes, Transformer};
+use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +15,11 @@ pub struct Olmo2Config {
     pub intermediate: usize,
     pub eps: f64,
     pub activation: Activation,
+    /// Of layers without a window.
     pub rope: Rope,
+    /// Of layers with a window.
+    pub local_rope: Rope,
+    pub windows: Vec<Option<usize>>,
     pub bias: bool,
     pub tied: bool,
 }
@@ -28,16 +33,27 @@ impl Olmo2Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            local_rope: rope.rope.clone(),
             rope: rope.rope,
+            windows: vec![None; sizes.layers],
             bias: fields.flag_or("attention_bias", false)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
     }
+
+    pub fn olmo3(fields: &ConfigFields) -> Result<Olmo2Config, ConfigError> {
+        let config = Olmo2Config::from_fields(fields)?;
+        // Rotary embedding is scaled on layers without a window only.
+        let windows = fields.windows(config.sizes.layers, |layer| !(layer + 1).is_multiple_of(4))?;
+        let (size, context) = (config.sizes.head_size, config.sizes.context);
+        let local_rope = RopeConfig::unscaled(fields, size, context, RopeDefaults::LLAMA)?.rope;
+        Ok(Olmo2Config { windows, local_rope, ..config })
+    }
 }
 
 impl Transformer for Olmo2Config {
-    type Shared = RopeTables;
+    type Shared = [RopeTables; 2];
 
     fn sizes(&self) -> &Sizes {
         &self.sizes
@@ -47,11 +63,15 @@ impl Transformer for Olmo2Config {
         Frame::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
-        self.rope.tables(net, "rope")
+    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+        self.rope.tables_beside(net, &self.local_rope)
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn window(&self) -> Option<usize> {
+        widest(&self.windows)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let part = format!("{name}.self_attn");
         let linear = |net: &mut Net, x, which: &str, out| {
@@ -62,7 +82,9 @@ impl Transformer for Olmo2Config {
         let v = linear(net, x, "v_proj", sizes.key());
         let q = rms_norm(net, q, &format!("{part}.q_norm"), self.eps);
         let k = rms_norm(net, k, &format!("{part}.k_norm"), self.eps);
-        let attention = SelfAttention::new(&part, rope, Attention::causal(sizes.head_size));
+        let window = self.windows[layer];
+        let attention = Attention { window, ..Attention::causal(sizes.head_size) };
+        let attention = SelfAttention::new(&part, if window.is_some() { local } else { rope }, attention);
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         let h = linear(net, h, "o_proj", sizes.hidden);
         let h = rms_norm(net, h, &format!("{name}.post_attention_layernorm"), self.eps);

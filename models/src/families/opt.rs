@@ -100,6 +100,7 @@ impl Transformer for OptConfig {
             qkv_bias: bias,
             output_bias: bias,
             head_norm: None,
+            query_scale: None,
             rope: None,
             attention: Attention::causal(sizes.head_size),
         }

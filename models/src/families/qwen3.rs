@@ -4,7 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::families::qwen2;
-use crate::layers::moe::{ExpertNames, Experts};
+use crate::layers::moe::{ExpertNames, Experts, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
@@ -96,7 +96,8 @@ impl Transformer for Qwen3Config {
             Some(experts) if self.sparse[layer] => {
                 let (router, inside) = (format!("{mlp}.gate"), format!("{mlp}.experts"));
                 let parts = ["gate_proj", "up_proj", "down_proj"];
-                experts.apply(net, h, &ExpertNames { router: &router, experts: &inside, parts })
+                let stored = Stored::Single { experts: &inside, parts };
+                experts.apply(net, h, &ExpertNames { router: &router, correction: None, stored })
             }
             _ => mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation),
         };

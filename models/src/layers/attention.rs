@@ -1,6 +1,7 @@
 //! Attention over a cache, written in primitive ops; a pass makes one op of it.
 
 use crate::transformer::Net;
+use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::ops::Op;
@@ -19,6 +20,9 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Per query head: `slope * (j - p)` is added to the score of key `j` for the query at `p`.
     pub alibi: Option<Vec<f32>>,
+    /// Name of a vector `[heads]`: one learned logit per head joins the sum of the softmax, for a key without a value
+    /// (gpt-oss, which calls it a sink; not one of the tokens that [`Net::view`] keeps).
+    pub null_logits: Option<String>,
 }
 
 /// Queries `[n, heads, size]`.
@@ -48,6 +52,7 @@ impl Attention {
             softcap: None,
             window: None,
             alibi: None,
+            null_logits: None,
         }
     }
 
@@ -106,10 +111,17 @@ impl Attention {
             let slopes = net.table("alibi.slopes", slopes.clone());
             net.reshape(slopes, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
         });
+        let null_logits = self.null_logits.as_ref().map(|name| {
+            let logits = net.vector(name, count(&heads) as usize);
+            net.reshape(logits, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
+        });
         let products = Products { keys, column, slopes, kv, group };
         let near = self.scores(net, q.near, row, &products);
         let seen = self.masked(net, (q.far, near), &products, prefix);
-        let weights = net.softmax(seen);
+        let weights = match null_logits {
+            None => net.softmax(seen),
+            Some(logits) => softmax_with_null(net, seen, logits),
+        };
         let v = heads_first(net, v);
         let mixed = net.matmul(weights, v);
         let rows = net.permute(mixed, &[2, 0, 1, 3]);
@@ -195,6 +207,19 @@ struct Products {
     slopes: Option<ValueId>,
     kv: Dim,
     group: Dim,
+}
+
+/// Softmax over the last axis of `scores: [kv, group, n, t]`, with `exp(logits)` in the sum.
+fn softmax_with_null(net: &mut Net, scores: ValueId, logits: ValueId) -> ValueId {
+    let top = net.reduce(RedOp::Max, scores, 3);
+    let top = net.max(top, logits);
+    let shifted = net.sub(scores, top);
+    let weights = net.exp(shifted);
+    let sum = net.reduce(RedOp::Sum, weights, 3);
+    let null = net.sub(logits, top);
+    let null = net.exp(null);
+    let sum = net.add(sum, null);
+    net.div(weights, sum)
 }
 
 /// `[n]` as `[n, 1]`.

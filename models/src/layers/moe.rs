@@ -1,4 +1,4 @@
-//! Mixtures of experts: routing and the products with the chosen experts.
+//! Mixtures of experts (Shazeer et al. 2017): which experts a token gets, and the products with them.
 
 use super::Activation;
 use super::linear::Linear;
@@ -8,43 +8,44 @@ use crate::transformer::Net;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::module::{ParamRole, ParamSource};
+use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
 use serde_json::Value;
 
-/// Gated experts chosen per token (Shazeer et al. 2017; Mixtral, Jiang et al. 2024).
+/// Which experts a token gets, with which weights.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Experts {
+pub struct Routing {
     pub count: usize,
     /// Experts per token.
     pub chosen: usize,
-    /// Width inside of an expert.
-    pub intermediate: usize,
+    pub scores: Scores,
+    /// The router has a bias.
+    pub bias: bool,
     /// The weights of the chosen experts are scaled to sum to 1.
     pub normalised: bool,
-    pub activation: Activation,
+    /// Added to that sum, which for sigmoids could be 0.
+    pub smallest_sum: f64,
+    /// Factor of the weights.
+    pub scale: f64,
 }
 
-/// Names of a mixture's tensors.
-pub struct ExpertNames<'a> {
-    pub router: &'a str,
-    /// Expert `i` is `{experts}.{i}`.
-    pub experts: &'a str,
-    /// Gate, up and down projection in an expert.
-    pub parts: [&'a str; 3],
+/// What the router's outputs become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// Softmax over all experts.
+    Softmax,
+    /// Softmax over the chosen ones.
+    SoftmaxOfChosen,
+    /// A sigmoid for each (DeepSeek-V3).
+    Sigmoid,
 }
 
 /// Larger than in any published model.
 const MOST_EXPERTS: usize = 1024;
 
-impl Experts {
-    /// `count` are the names of the field with the number of experts.
-    pub fn read(
-        fields: &ConfigFields,
-        count: &[&'static str],
-        intermediate: usize,
-        normalised: bool,
-    ) -> Result<Experts, ConfigError> {
+impl Routing {
+    /// Softmax over all. `count` are the names of the field with the number of experts.
+    pub fn read(fields: &ConfigFields, count: &[&'static str]) -> Result<Routing, ConfigError> {
         let (field, chosen_field) = (fields.first(count), "num_experts_per_tok");
         let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
         if count > MOST_EXPERTS {
@@ -54,44 +55,248 @@ impl Experts {
             let expected = format!("at most {field}, which is {count}");
             return Err(fields.wrong(chosen_field, &expected, &Value::from(chosen)));
         }
+        let scores = Scores::Softmax;
+        Ok(Routing { count, chosen, scores, bias: false, normalised: false, smallest_sum: 0.0, scale: 1.0 })
+    }
+
+    /// Weights `f32[n, chosen]` and numbers `i32[n, chosen]` of the experts for `x: [n, hidden]`.
+    fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> (ValueId, ValueId) {
+        let scores = Linear::new(names.router, self.count).bias(self.bias).unquantized().apply(net, x);
+        let (mut weights, ids) = match self.scores {
+            Scores::Softmax => {
+                let probabilities = net.softmax(scores);
+                net.top_k(probabilities, self.chosen)
+            }
+            Scores::SoftmaxOfChosen => {
+                let (chosen, ids) = net.top_k(scores, self.chosen);
+                (net.softmax(chosen), ids)
+            }
+            Scores::Sigmoid => {
+                let scores = net.sigmoid(scores);
+                self.corrected(net, scores, names.correction)
+            }
+        };
+        if self.normalised {
+            let mut sum = net.reduce(RedOp::Sum, weights, 1);
+            if self.smallest_sum > 0.0 {
+                let smallest = net.constant(self.smallest_sum);
+                sum = net.add(sum, smallest);
+            }
+            weights = net.div(weights, sum);
+        }
+        if self.scale != 1.0 {
+            weights = net.scale(weights, self.scale);
+        }
+        (weights, ids)
+    }
+
+    /// The choice by scores plus a learned correction, and the scores of the chosen without it.
+    fn corrected(&self, net: &mut Net, scores: ValueId, correction: Option<&str>) -> (ValueId, ValueId) {
+        let Some(name) = correction else { return net.top_k(scores, self.chosen) };
+        let bias = net.vector(name, self.count);
+        let corrected = net.add(scores, bias);
+        let (weights, ids) = net.top_k(corrected, self.chosen);
+        let (n, chosen) = (net.n(), Dim::from(self.chosen));
+        let column = net.reshape(bias, [self.count, 1]);
+        let flat = net.reshape(ids, [n.product(&chosen)]);
+        let of_chosen = net.gather(column, flat);
+        let of_chosen = net.reshape(of_chosen, [n, chosen]);
+        (net.sub(weights, of_chosen), ids)
+    }
+}
+
+/// What stands between the two products of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Glu {
+    /// `act(gate) * up`.
+    Plain(Activation),
+    /// `gate * sigmoid(slope * gate) * (up + 1)`, with the gate at most `limit`, and up between `-limit` and `limit`.
+    Clamped { limit: f64, slope: f64 },
+}
+
+impl Glu {
+    fn apply(self, net: &mut Net, gate: ValueId, up: ValueId) -> ValueId {
+        match self {
+            Glu::Plain(activation) => {
+                let gate = activation.apply(net, gate);
+                net.mul(gate, up)
+            }
+            Glu::Clamped { limit, slope } => {
+                let (low, high, one) = (net.constant(-limit), net.constant(limit), net.constant(1.0));
+                let gate = net.min(gate, high);
+                let up = net.min(up, high);
+                let up = net.max(up, low);
+                let steep = net.scale(gate, slope);
+                let open = net.sigmoid(steep);
+                let gate = net.mul(gate, open);
+                let up = net.add(up, one);
+                net.mul(gate, up)
+            }
+        }
+    }
+}
+
+/// Gated experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    pub routing: Routing,
+    /// Width inside of an expert.
+    pub intermediate: usize,
+    pub glu: Glu,
+}
+
+/// Names of a mixture's tensors.
+pub struct ExpertNames<'a> {
+    pub router: &'a str,
+    /// A vector that is added to the scores for the choice only.
+    pub correction: Option<&'a str>,
+    pub stored: Stored<'a>,
+}
+
+/// How the matrices of the experts are stored.
+#[derive(Clone, Copy)]
+pub enum Stored<'a> {
+    /// Expert `i` is `{experts}.{i}`, with layers for gate, up and down projection.
+    Single { experts: &'a str, parts: [&'a str; 3] },
+    /// Tensors `[experts, 2 * intermediate, hidden]`, the gate's rows first, and `[experts, hidden, intermediate]`.
+    Packed { gate_up: &'a str, down: &'a str },
+    /// Tensors `[experts, hidden, 2 * intermediate]`, in which gate and up take turns, and `[experts, intermediate, hidden]`; with
+    /// biases `{gate_up}_bias` and `{down}_bias` (gpt-oss).
+    Columns { gate_up: &'a str, down: &'a str },
+}
+
+/// One of the three products of an expert.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Gate,
+    Up,
+    Down,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Gate => "gate",
+            Part::Up => "up",
+            Part::Down => "down",
+        }
+    }
+}
+
+impl Experts {
+    /// Plain gated experts, with softmax over all.
+    pub fn read(
+        fields: &ConfigFields,
+        count: &[&'static str],
+        intermediate: usize,
+        normalised: bool,
+    ) -> Result<Experts, ConfigError> {
+        let routing = Routing { normalised, ..Routing::read(fields, count)? };
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
-        Ok(Experts { count, chosen, intermediate, normalised, activation })
+        Ok(Experts { routing, intermediate, glu: Glu::Plain(activation) })
     }
 
     /// `[n, hidden]` to `[n, hidden]`.
     pub fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> ValueId {
-        let (hidden, inner) = (net.width(x), self.intermediate);
-        let scores = Linear::new(names.router, self.count).unquantized().apply(net, x);
-        let probabilities = net.softmax(scores);
-        let (mut weights, ids) = net.top_k(probabilities, self.chosen);
-        if self.normalised {
-            let sum = net.reduce(RedOp::Sum, weights, 1);
-            weights = net.div(weights, sum);
-        }
+        let (hidden, chosen) = (net.width(x), Dim::from(self.routing.chosen));
+        let (weights, ids) = self.routing.apply(net, x, names);
         let n = net.n();
         let rows = net.reshape(x, [n.clone(), Dim::from(1), Dim::from(hidden)]);
-        let [gate, up, down] = names.parts;
-        let gate = self.matrices(net, names, gate, inner, hidden);
-        let gate = net.matmul_experts(rows, gate, ids, self.count);
-        let up = self.matrices(net, names, up, inner, hidden);
-        let up = net.matmul_experts(rows, up, ids, self.count);
-        let gate = self.activation.apply(net, gate);
-        let product = net.mul(gate, up);
-        let down = self.matrices(net, names, down, hidden, inner);
-        let outputs = net.matmul_experts(product, down, ids, self.count);
-        let weights = net.reshape(weights, [n.clone(), Dim::from(self.chosen), Dim::from(1)]);
+        let gate = self.product(net, rows, ids, (names, Part::Gate), hidden);
+        let up = self.product(net, rows, ids, (names, Part::Up), hidden);
+        let product = self.glu.apply(net, gate, up);
+        let outputs = self.product(net, product, ids, (names, Part::Down), hidden);
+        let weights = net.reshape(weights, [n.clone(), chosen, Dim::from(1)]);
         let weighted = net.mul(outputs, weights);
         let sum = net.reduce(RedOp::Sum, weighted, 1);
         net.reshape(sum, [n, Dim::from(hidden)])
     }
 
+    /// Rows `[n, chosen or 1, in]` times one matrix of each chosen expert: `[n, chosen, out]`.
+    fn product(
+        &self,
+        net: &mut Net,
+        x: ValueId,
+        ids: ValueId,
+        (names, part): (&ExpertNames, Part),
+        hidden: usize,
+    ) -> ValueId {
+        let (out, input) = match part {
+            Part::Gate | Part::Up => (self.intermediate, hidden),
+            Part::Down => (hidden, self.intermediate),
+        };
+        let count = self.routing.count;
+        let (name, source) = self.source(net, &names.stored, part, (out, input));
+        let ty = TensorType::new(DType::F32, [count * out, input]);
+        let weight = net.param_from(&name, ParamRole::Linear, ty, source);
+        let y = net.matmul_experts(x, weight, ids, count);
+        let Stored::Columns { gate_up, down } = names.stored else { return y };
+        let table = self.bias(net, if part == Part::Down { down } else { gate_up }, part, out);
+        let (n, chosen) = (net.n(), Dim::from(self.routing.chosen));
+        let flat = net.reshape(ids, [n.product(&chosen)]);
+        let bias = net.gather(table, flat);
+        let bias = net.reshape(bias, [n, chosen, Dim::from(out)]);
+        net.add(y, bias)
+    }
+
     /// One matrix of every expert, below one another: `[count * out, input]`.
-    fn matrices(&self, net: &mut Net, names: &ExpertNames, part: &str, out: usize, input: usize) -> ValueId {
-        let tensors = (0..self.count)
-            .map(|i| net.tensor(&format!("{}.{i}.{part}.weight", names.experts), &[out, input]))
-            .collect();
-        let ty = TensorType::new(DType::F32, [self.count * out, input]);
-        let name = format!("{}.{part}.weight", names.experts);
-        net.param_from(&name, ParamRole::Linear, ty, ParamSource::Concat(tensors))
+    fn source(
+        &self,
+        net: &mut Net,
+        stored: &Stored,
+        part: Part,
+        (out, input): (usize, usize),
+    ) -> (String, ParamSource) {
+        let (count, inner) = (self.routing.count, self.intermediate);
+        match *stored {
+            Stored::Single { experts, parts } => {
+                let which = parts[part as usize];
+                let one = |i| net.tensor(&format!("{experts}.{i}.{which}.weight"), &[out, input]);
+                (format!("{experts}.{which}.weight"), ParamSource::Concat((0..count).map(one).collect()))
+            }
+            Stored::Packed { down, .. } if part == Part::Down => {
+                (down.to_string(), net.tensor(down, &[count, out, input]))
+            }
+            Stored::Packed { gate_up, .. } => {
+                let source = Box::new(net.tensor(gate_up, &[count, 2 * out, input]));
+                let start = if part == Part::Gate { 0 } else { inner };
+                let rows = RowBlocks { start, len: inner, stride: 2 * inner, count, of: count * 2 * inner };
+                (format!("{gate_up}.{}", part.name()), ParamSource::Rows(rows, source))
+            }
+            Stored::Columns { gate_up, down } => {
+                let (name, columns) = if part == Part::Down { (down, out) } else { (gate_up, 2 * out) };
+                let tensor = net.tensor(name, &[count, input, columns]);
+                let expert = |i: usize| {
+                    let rows = RowBlocks::range(i * input, input, count * input);
+                    let one = ParamSource::Rows(rows, Box::new(tensor.clone()));
+                    part.of_columns(ParamSource::Transpose(Box::new(one)), columns)
+                };
+                (format!("{name}.{}", part.name()), ParamSource::Concat((0..count).map(expert).collect()))
+            }
+        }
+    }
+
+    /// The biases of all experts, `[count, out]`.
+    fn bias(&self, net: &mut Net, name: &str, part: Part, out: usize) -> ValueId {
+        let (count, name) = (self.routing.count, format!("{name}_bias"));
+        let columns = if part == Part::Down { out } else { 2 * out };
+        let tensor = net.tensor(&name, &[count, columns]);
+        let transposed = part.of_columns(ParamSource::Transpose(Box::new(tensor)), columns);
+        let ty = TensorType::new(DType::F32, [count, out]);
+        let source = ParamSource::Transpose(Box::new(transposed));
+        net.param_from(&format!("{name}.{}", part.name()), ParamRole::Vector, ty, source)
+    }
+}
+
+impl Part {
+    /// Its rows where those of gate and up take turns.
+    fn of_columns(self, transposed: ParamSource, columns: usize) -> ParamSource {
+        let start = match self {
+            Part::Down => return transposed,
+            Part::Gate => 0,
+            Part::Up => 1,
+        };
+        let rows = RowBlocks { start, len: 1, stride: 2, count: columns / 2, of: columns };
+        ParamSource::Rows(rows, Box::new(transposed))
     }
 }

@@ -39,6 +39,21 @@ pub fn rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
     net.rms_norm(x, weight, eps)
 }
 
+/// [`rms_norm`] of each of `groups` equal parts of `x: [n, size]`.
+pub fn grouped_rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64, groups: usize) -> ValueId {
+    if groups == 1 {
+        return rms_norm(net, x, name, eps);
+    }
+    let (n, size) = (net.n(), net.width(x));
+    let part = size / groups;
+    let parts = net.split_heads(x, groups);
+    let ones = net.table(&format!("ones.{part}"), vec![1.0; part]);
+    let unit = net.rms_norm(parts, ones, eps);
+    let unit = net.reshape(unit, [n, Dim::from(size)]);
+    let weight = net.vector(&format!("{name}.weight"), size);
+    net.mul(unit, weight)
+}
+
 /// RMS norm whose checkpoint stores the weight less one (Gemma).
 pub fn rms_norm_plus_one(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
     let (name, size) = (format!("{name}.weight"), net.width(x));

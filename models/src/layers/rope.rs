@@ -78,6 +78,12 @@ impl Rope {
         })
     }
 
+    /// Tables of a model with two kinds of layers: by this embedding, and by that of layers with a window.
+    pub fn tables_beside(&self, net: &mut Net, local: &Rope) -> [RopeTables; 2] {
+        let tables = self.tables(net, "rope");
+        [tables, if local == self { tables } else { local.tables(net, "rope.local") }]
+    }
+
     /// Tables for `positions: i32[n]` of one sequence.
     pub fn tables_at(&self, net: &mut Net, name: &str, positions: ValueId) -> RopeTables {
         let n = net.n();

@@ -20,6 +20,8 @@ pub struct SelfAttention<'a> {
     /// Norms `{name}.q_norm` and `{name}.k_norm` of every head, with their epsilon.
     pub head_norm: Option<(HeadNorm, f64)>,
     pub rope: Option<&'a RopeTables>,
+    /// Factors of the queries, `[n, 1, 1]` of one sequence.
+    pub query_scale: Option<ValueId>,
     pub attention: Attention,
 }
 
@@ -33,6 +35,7 @@ impl<'a> SelfAttention<'a> {
             output_bias: false,
             head_norm: None,
             rope: Some(rope),
+            query_scale: None,
             attention,
         }
     }
@@ -70,6 +73,9 @@ impl<'a> SelfAttention<'a> {
         let Some(rope) = self.rope else { return self.attention.apply(net, layer, q, k, v) };
         let far = rope.apply_for_sinks(net, q);
         (q, k) = (rope.apply(net, q), rope.apply(net, k));
+        if let Some(scale) = self.query_scale {
+            q = net.mul(q, scale);
+        }
         self.attention.apply(net, layer, Queries { near: q, far: far.unwrap_or(q) }, k, v)
     }
 }

@@ -389,7 +389,7 @@ fn quantization_is_that_of_the_weights_in_use() {
     // A model that is not known would not be read without the quantization either.
     with_fields(
         dir.path(),
-        json!({"model_type": "gpt_oss", "architectures": null, "quantization_config": {"quant_method": "mxfp4"}}),
+        json!({"model_type": "tomorrow", "architectures": null, "quantization_config": {"quant_method": "mxfp4"}}),
     );
-    not_resolved(&request(dir.path().to_str().unwrap(), dir.path()), &["`gpt_oss` is unknown"]);
+    not_resolved(&request(dir.path().to_str().unwrap(), dir.path()), &["`tomorrow` is unknown"]);
 }

@@ -98,6 +98,70 @@ fn the_class_decides_where_the_model_type_is_unknown() {
     refused(json!({ "model_type": "my-llama" }), &["`my-llama` is unknown", "llama (Llama 1, 2, 3; Yi)"]);
 }
 
+/// The text model of a larger one is read by its own type, and the tensors of the other parts are none of its own.
+#[test]
+fn a_text_model_inside_is_read() {
+    for (outside, inside) in [("mistral3", "ministral3"), ("llava", "llama"), ("gemma3", "gemma3_text")] {
+        let rope = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 });
+        let text = with(json!({ "model_type": inside, "rope_parameters": rope }));
+        let text = if inside == "gemma3_text" { with(json!({ "model_type": inside })) } else { text };
+        let plain = parse(text.clone()).unwrap();
+        let fields = json!({ "model_type": outside, "text_config": text, "vision_config": {} });
+        let nested = parse(fields.as_object().unwrap().clone()).unwrap();
+        assert_eq!(format!("{:?}", plain.architecture), format!("{:?}", nested.architecture), "{outside}");
+        let name = "model.layers.0.mlp.up_proj.weight";
+        for stored in [
+            "model.language_model.layers.0.mlp.up_proj.weight",
+            "language_model.model.layers.0.mlp.up_proj.weight",
+        ] {
+            assert_eq!(nested.architecture.canonical_name(stored), name);
+        }
+        assert!(nested.architecture.is_ignored("model.visual.blocks.0.attn.qkv.weight"));
+        assert!(nested.architecture.is_ignored("vision_tower.blocks.0.attn.qkv.weight"));
+        assert!(!nested.architecture.is_ignored(name));
+    }
+    refused(json!({ "text_config": {}, "vision_config": {} }), &["image or audio", "`vision_config`"]);
+    let unknown =
+        json!({ "model_type": "seer", "text_config": { "model_type": "seer_text" }, "vision_config": {} });
+    let error = parse(unknown.as_object().unwrap().clone()).unwrap_err();
+    assert!(error.contains("text_config: model_type `seer_text` is unknown"), "{error}");
+}
+
+#[test]
+fn hybrids_that_contradict_themselves_are_refused() {
+    let lfm2 = |changes: Value| {
+        let mut fields = json!({ "model_type": "lfm2", "full_attn_idxs": [1] }).as_object().unwrap().clone();
+        fields.extend(changes.as_object().unwrap().clone());
+        Value::Object(fields)
+    };
+    refused(lfm2(json!({ "conv_L_cache": 1 })), &["`conv_L_cache`", "from 2 to 64"]);
+    refused(
+        lfm2(json!({ "layer_types": ["conv", "mamba"] })),
+        &["`layer_types`", "2 of conv, full_attention"],
+    );
+    refused(lfm2(json!({ "block_ffn_dim_multiplier": -1 })), &["`block_ffn_dim_multiplier`"]);
+    let qwen =
+        json!({ "model_type": "qwen3_5_text", "linear_num_key_heads": 3, "linear_num_value_heads": 4 });
+    refused(qwen, &["`linear_num_value_heads`", "a multiple of linear_num_key_heads, which is 3"]);
+    let mamba = |changes: Value| {
+        let mut fields = json!({ "model_type": "mamba2", "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16,
+            "conv_kernel": 4 });
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        fields
+    };
+    parse(with(mamba(json!({})))).unwrap();
+    refused(mamba(json!({ "n_groups": 3 })), &["`n_groups`", "a divisor of num_heads, which is 8"]);
+    refused(mamba(json!({ "time_step_limit": [2.0, 1.0] })), &["`time_step_limit`", "the smaller first"]);
+    refused(mamba(json!({ "conv_kernel": 1000 })), &["`conv_kernel`", "from 2 to 64"]);
+    refused(
+        json!({ "model_type": "smollm3", "no_rope_layers": [1, 2] }),
+        &["`no_rope_layers`", "a list of 2 of 0 and 1"],
+    );
+    let glm =
+        json!({ "model_type": "glm4_moe", "n_group": 2, "n_routed_experts": 4, "num_experts_per_tok": 2 });
+    refused(glm, &["`n_group`", "experts in groups are not read"]);
+}
+
 #[test]
 fn both_styles_of_configuration_say_the_same() {
     let old = read(

@@ -33,7 +33,8 @@ fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
     options.quant_name = quant.into();
     // Smaller than the longest prompt, so that prompts are cut, where the model permits that.
     options.chunk = (!dir.ends_with("chatglm-6b-tiny")).then_some(cases::CHUNK);
-    options.context = Some(96);
+    // The longest prompt has 80 tokens.
+    options.context = Some(128);
     options.backend = backend;
     options
 }
@@ -107,7 +108,7 @@ fn every_attention_is_recognised() {
         let (program, _) = program(&options, Some("fuse_attention"));
         let module = &program.module;
         let layers = module.states.values().filter(|s| s.name.ends_with(".key")).count();
-        assert!(layers > 0, "{}", dir.display());
+        assert!(layers > 0 || dir.ends_with("mamba2"), "{}", dir.display());
         for name in ["prefill", "decode", "prefill_logits"] {
             let (_, f) = module.function(name).unwrap();
             let found = f.live().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count();

@@ -100,7 +100,10 @@ fn evaluate(
         }
         ParamSource::Transpose(s) => {
             let t = evaluate(param, s, tensor)?;
-            let &[rows, columns] = t.dims.as_slice() else {
+            // Axes of size 1 are none where there are more than two (a depthwise convolution has one).
+            let long = |dims: &[usize]| dims.iter().copied().filter(|&dim| dim != 1).collect::<Vec<_>>();
+            let dims = if t.dims.len() > 2 { long(&t.dims) } else { t.dims.clone() };
+            let &[rows, columns] = dims.as_slice() else {
                 return Err(shape(format!("transposes {}, which is no matrix", t.describe())));
             };
             let data = (0..rows * columns).map(|i| t.data[i % rows * columns + i / rows]).collect();

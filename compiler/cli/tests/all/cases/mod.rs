@@ -21,7 +21,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 37] = [
+pub const FAMILIES: [&str; 49] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -59,6 +59,18 @@ pub const FAMILIES: [&str; 37] = [
     "llama-dynamic",
     "llama-yarn",
     "phi3-longrope",
+    "smollm3",
+    "ministral3",
+    "olmo3",
+    "cohere2",
+    "glm4-moe",
+    "minimax-m2",
+    "lfm2",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
+    "granite4-hybrid",
+    "mamba2",
 ];
 
 /// All cases that are part of the project.

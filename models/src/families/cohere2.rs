@@ -1,0 +1,82 @@
+//! Command R7B and Command A (Cohere 2024, 2025; reference: `Cohere2ForCausalLM` of transformers): both parts of a layer read one
+//! normalised input; layers with a window have rotary embedding of neighbouring elements, the others no positions.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, layer_norm_bias};
+use crate::layers::rope::Pairs;
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cohere2Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Of layers with a window.
+    pub rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    pub bias: bool,
+    /// Factor of the logits.
+    pub logit_scale: f64,
+    pub tied: bool,
+}
+
+impl Cohere2Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<Cohere2Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(8192))?;
+        let defaults = RopeDefaults { pairs: Pairs::Interleaved, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"]);
+        let pattern = fields.size_or(pattern, 4)?;
+        Ok(Cohere2Config {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            windows: fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?,
+            bias: fields.flag_or("attention_bias", false)?,
+            logit_scale: fields.float_or("logit_scale", 0.0625)?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+}
+
+impl Transformer for Cohere2Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = Norm::LayerNoBias(self.eps);
+        Frame { logit_scale: Some(self.logit_scale), ..Frame::hugging_face(norm, self.tied) }
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let normalised = layer_norm_bias(net, x, &format!("{name}.input_layernorm"), self.eps, false);
+        let window = self.windows[layer];
+        let attention = Attention { window, ..Attention::causal(self.sizes.head_size) };
+        let h = SelfAttention {
+            qkv_bias: self.bias,
+            output_bias: self.bias,
+            rope: window.map(|_| rope),
+            ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
+        }
+        .apply(net, layer, &self.sizes, normalised);
+        let x = net.residual(layer, "attention", x, h);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, normalised, &mlp, self.intermediate, false, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+}

@@ -1,0 +1,119 @@
+//! GLM-4.5 and 4.6 (GLM Team 2025; reference: `Glm4MoeForCausalLM` of transformers): the Llama block with rotary embedding on half
+//! of each head, and in all but the first layers experts, chosen by corrected sigmoids, with a shared one beside them.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Glm4MoeConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub qkv_bias: bool,
+    pub head_norms: bool,
+    pub experts: Experts,
+    /// Width of the shared expert.
+    pub shared: usize,
+    /// The first layers have no experts.
+    pub dense_layers: usize,
+    pub tied: bool,
+}
+
+impl Glm4MoeConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<Glm4MoeConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let defaults = RopeDefaults { share: 0.5, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let groups = fields.size_or("n_group", 1)?;
+        if groups > 1 {
+            return Err(fields.wrong("n_group", "1: experts in groups are not read", &Value::from(groups)));
+        }
+        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let routing = Routing {
+            scores: Scores::Sigmoid,
+            normalised: fields.flag_or("norm_topk_prob", true)?,
+            smallest_sum: 1e-20,
+            scale: fields.float_or("routed_scaling_factor", 1.0)?,
+            ..Routing::read(fields, &["n_routed_experts"])?
+        };
+        let width = fields.size("moe_intermediate_size")?;
+        Ok(Glm4MoeConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
+            activation,
+            rope: rope.rope,
+            qkv_bias: fields.flag_or("attention_bias", false)?,
+            head_norms: fields.flag_or("use_qk_norm", false)?,
+            experts: Experts { routing, intermediate: width, glu: Glu::Plain(activation) },
+            shared: width * fields.size_or("n_shared_experts", 1)?,
+            dense_layers: fields.count_or("first_k_dense_replace", 1)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        if layer < self.dense_layers {
+            return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
+        }
+        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
+        let correction = format!("{router}.e_score_correction_bias");
+        let stored = Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
+        let names = ExpertNames { router: &router, correction: Some(&correction), stored };
+        let h = self.experts.apply(net, x, &names);
+        let shared = format!("{name}.shared_experts");
+        let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, self.activation);
+        net.add(h, shared)
+    }
+}
+
+impl Transformer for Glm4MoeConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let h = SelfAttention {
+            qkv_bias: self.qkv_bias,
+            head_norm: self.head_norms.then_some((rms_norm, self.eps)),
+            ..SelfAttention::new(&format!("{name}.self_attn"), rope, Attention::causal(self.sizes.head_size))
+        }
+        .apply(net, layer, &self.sizes, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let h = self.feed_forward(net, layer, &format!("{name}.mlp"), h);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        true
+    }
+
+    /// A draft head is stored as layers behind the last one.
+    fn is_ignored(&self, name: &str) -> bool {
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        let is_draft = layer.is_some_and(|layer: usize| layer >= self.sizes.layers);
+        is_draft || self.tied && name == self.frame().head
+    }
+}

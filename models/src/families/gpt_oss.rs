@@ -1,0 +1,101 @@
+//! gpt-oss (OpenAI 2025; reference: `GptOssForCausalLM` of transformers): experts with biases and a clamped gate in every
+//! layer, windows on every other layer, and one learned logit per head in the sum of the softmax.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Attention, Rope, RopeTables, SelfAttention};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptOssConfig {
+    pub sizes: Sizes,
+    pub eps: f64,
+    pub rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    pub bias: bool,
+    pub experts: Experts,
+    pub tied: bool,
+}
+
+/// Slope of the sigmoid in the gate; the configuration has no field for it.
+const GATE_SLOPE: f64 = 1.702;
+
+impl GptOssConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<GptOssConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        if fields.get("head_dim").is_none() {
+            sizes.head_size = 64;
+        }
+        let defaults = RopeDefaults { theta: 150_000.0, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let limit = fields.float_or("swiglu_limit", 7.0)?;
+        if !(limit > 0.0 && limit.is_finite()) {
+            return Err(fields.wrong("swiglu_limit", "a positive number", &Value::from(limit)));
+        }
+        let routing = Routing::read(fields, &["num_local_experts"])?;
+        let experts = Experts {
+            routing: Routing { scores: Scores::SoftmaxOfChosen, bias: true, ..routing },
+            intermediate: fields.size("intermediate_size")?,
+            glu: Glu::Clamped { limit, slope: GATE_SLOPE },
+        };
+        Ok(GptOssConfig {
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
+            rope: rope.rope,
+            windows: fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?,
+            bias: fields.flag_or("attention_bias", true)?,
+            experts,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+}
+
+impl Transformer for GptOssConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attn");
+        let attention = Attention {
+            window: self.windows[layer],
+            null_logits: Some(format!("{part}.sinks")),
+            ..Attention::causal(self.sizes.head_size)
+        };
+        let (qkv_bias, output_bias) = (self.bias, self.bias);
+        let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(&part, rope, attention) };
+        let h = part.apply(net, layer, &self.sizes, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let mlp = format!("{name}.mlp");
+        let (router, gate_up, down) = (
+            format!("{mlp}.router"),
+            format!("{mlp}.experts.gate_up_proj"),
+            format!("{mlp}.experts.down_proj"),
+        );
+        let stored = Stored::Columns { gate_up: &gate_up, down: &down };
+        let h = self.experts.apply(net, h, &ExpertNames { router: &router, correction: None, stored });
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,186 @@
+//! Granite 4 (IBM 2025; reference: `GraniteMoeHybridForCausalLM` of transformers): Mamba 2 in most layers, attention without
+//! positions in the others; experts and a feed-forward part that every token gets, or only that; the multipliers of Granite 3.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::mamba2::Mamba2;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraniteHybridConfig {
+    pub sizes: Sizes,
+    pub eps: f64,
+    pub activation: Activation,
+    /// `None`: attention without positions.
+    pub rope: Option<Rope>,
+    pub bias: bool,
+    /// By layer: attention in place of Mamba 2.
+    pub attends: Vec<bool>,
+    /// `None` where all layers have attention.
+    pub mixer: Option<Mamba2>,
+    pub experts: Option<Experts>,
+    /// Width of the feed-forward part that every token gets.
+    pub shared: usize,
+    pub tied: bool,
+    pub embedding_multiplier: f64,
+    /// In place of `1 / sqrt(head_size)`.
+    pub attention_multiplier: f64,
+    /// Of what each part of a layer adds.
+    pub residual_multiplier: f64,
+    /// Logits are divided by it.
+    pub logits_scaling: f64,
+}
+
+impl GraniteHybridConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<GraniteHybridConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let rope = match fields.get("position_embedding_type").and_then(|kind| kind.as_str()) {
+            Some("rope") => {
+                let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
+                sizes.context = rope.context;
+                Some(rope.rope)
+            }
+            Some("nope") | None => None,
+            Some(other) => {
+                let found = other.into();
+                return Err(fields.wrong("position_embedding_type", "rope or nope", &found));
+            }
+        };
+        let eps = fields.epsilon(&["rms_norm_eps"], 1e-6)?;
+        let kinds = fields.layer_kinds("layer_types", sizes.layers, &["mamba", "attention"])?;
+        let attends: Vec<bool> = kinds.into_iter().map(|kind| kind == 1).collect();
+        let names = [
+            "mamba_n_heads",
+            "mamba_d_head",
+            "mamba_n_groups",
+            "mamba_d_state",
+            "mamba_d_conv",
+            "mamba_conv_bias",
+            "mamba_proj_bias",
+        ];
+        let mixer = match attends.iter().all(|&attends| attends) {
+            true => None,
+            false => Some(Mamba2 { norm_groups: 1, ..Mamba2::read(fields, names, eps)? }),
+        };
+        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        Ok(GraniteHybridConfig {
+            eps,
+            activation,
+            rope,
+            bias: fields.flag_or("attention_bias", false)?,
+            attends,
+            mixer,
+            experts: experts(fields, activation)?,
+            shared: fields.size("shared_intermediate_size")?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            embedding_multiplier: fields.float_or("embedding_multiplier", 1.0)?,
+            attention_multiplier: fields.float_or("attention_multiplier", 1.0)?,
+            residual_multiplier: fields.float_or("residual_multiplier", 1.0)?,
+            logits_scaling: fields.float_or("logits_scaling", 1.0)?,
+            sizes,
+        })
+    }
+
+    fn attention(
+        &self,
+        net: &mut Net,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        rope: Option<&RopeTables>,
+    ) -> ValueId {
+        SelfAttention {
+            name,
+            output: "o_proj",
+            qkv_bias: self.bias,
+            output_bias: self.bias,
+            head_norm: None,
+            rope,
+            query_scale: None,
+            attention: Attention {
+                scale: self.attention_multiplier,
+                ..Attention::causal(self.sizes.head_size)
+            },
+        }
+        .apply(net, layer, &self.sizes, x)
+    }
+
+    fn feed_forward(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+        let (gate_up, down) =
+            (format!("{name}.shared_mlp.input_linear"), format!("{name}.shared_mlp.output_linear"));
+        let gate_up_layer = Linear::new(&gate_up, 2 * self.shared);
+        let down_layer = Linear::new(&down, self.sizes.hidden);
+        let shared = mlp::gated_fused(net, x, gate_up_layer, down_layer, self.activation);
+        let Some(experts) = &self.experts else { return shared };
+        let mixture = format!("{name}.block_sparse_moe");
+        let router = format!("{mixture}.router.layer");
+        let (gate_up, down) =
+            (format!("{mixture}.input_linear.weight"), format!("{mixture}.output_linear.weight"));
+        let stored = Stored::Packed { gate_up: &gate_up, down: &down };
+        let h = experts.apply(net, x, &ExpertNames { router: &router, correction: None, stored });
+        net.add(h, shared)
+    }
+
+    /// `x + multiplier * h`.
+    fn residual(&self, net: &mut Net, tap: &str, x: ValueId, h: ValueId) -> ValueId {
+        net.tap(tap, h);
+        let h = net.scale(h, self.residual_multiplier);
+        net.add(x, h)
+    }
+}
+
+/// Experts with a softmax over the chosen ones; the small models have none.
+fn experts(fields: &ConfigFields, activation: Activation) -> Result<Option<Experts>, ConfigError> {
+    if fields.count_or("num_local_experts", 0)? == 0 {
+        return Ok(None);
+    }
+    let routing = Routing::read(fields, &["num_local_experts"])?;
+    let routing = Routing { scores: Scores::SoftmaxOfChosen, ..routing };
+    let intermediate = fields.size("intermediate_size")?;
+    Ok(Some(Experts { routing, intermediate, glu: Glu::Plain(activation) }))
+}
+
+impl Transformer for GraniteHybridConfig {
+    type Shared = Option<RopeTables>;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame {
+            embedding_scale: Some(self.embedding_multiplier),
+            logit_scale: Some(1.0 / self.logits_scaling),
+            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+        }
+    }
+
+    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+        self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let h = match &self.mixer {
+            Some(mixer) if !self.attends[layer] => mixer.apply(net, layer, &format!("{name}.mamba"), h),
+            _ => self.attention(net, layer, &format!("{name}.self_attn"), h, rope.as_ref()),
+        };
+        let x = self.residual(net, &format!("layer.{layer}.attention"), x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let h = self.feed_forward(net, &name, h);
+        self.residual(net, &format!("layer.{layer}.mlp"), x, h)
+    }
+
+    fn has_cache(&self) -> bool {
+        self.attends.contains(&true)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.experts.is_some()
+    }
+}

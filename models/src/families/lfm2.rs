@@ -1,0 +1,194 @@
+//! LFM2 (Liquid AI 2025; reference: `Lfm2ForCausalLM` and `Lfm2MoeForCausalLM` of transformers): gated short convolutions in most
+//! layers, attention with norms on the heads in the others; in the larger models experts in all but the first layers.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::conv::CausalConv;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lfm2Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub rope: Rope,
+    /// By layer: attention in place of a convolution.
+    pub attends: Vec<bool>,
+    pub taps: usize,
+    pub conv_bias: bool,
+    pub experts: Option<Experts>,
+    /// The first layers have no experts.
+    pub dense_layers: usize,
+    /// The choice of experts is corrected by a learned bias.
+    pub corrected: bool,
+    pub tied: bool,
+}
+
+impl Lfm2Config {
+    pub fn dense(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
+        let config = Lfm2Config::common(fields)?;
+        Ok(Lfm2Config { intermediate: intermediate(fields)?, ..config })
+    }
+
+    pub fn moe(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
+        let config = Lfm2Config::common(fields)?;
+        let routing = Routing {
+            scores: Scores::Sigmoid,
+            normalised: fields.flag_or("norm_topk_prob", true)?,
+            smallest_sum: 1e-6,
+            scale: fields.float_or("routed_scaling_factor", 1.0)?,
+            ..Routing::read(fields, &["num_experts"])?
+        };
+        let (intermediate, glu) = (fields.size("moe_intermediate_size")?, Glu::Plain(Activation::Silu));
+        Ok(Lfm2Config {
+            experts: Some(Experts { routing, intermediate, glu }),
+            dense_layers: fields.count_or("num_dense_layers", 2)?,
+            corrected: fields.flag_or("use_expert_bias", true)?,
+            intermediate: fields.size("intermediate_size")?,
+            ..config
+        })
+    }
+
+    fn common(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(128_000))?;
+        let theta = match fields.get("theta") {
+            Some(_) => fields.float_or("theta", 1e6)?,
+            None => 1e6,
+        };
+        let defaults = RopeDefaults { theta, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let taps = fields.size_or("conv_L_cache", 3)?;
+        if !(2..=64).contains(&taps) {
+            return Err(fields.wrong("conv_L_cache", "a number of taps from 2 to 64", &Value::from(taps)));
+        }
+        Ok(Lfm2Config {
+            intermediate: 0,
+            eps: fields.epsilon(&["norm_eps", "block_norm_eps"], 1e-5)?,
+            rope: rope.rope,
+            attends: attends(fields, sizes.layers)?,
+            taps,
+            conv_bias: fields.flag_or("conv_bias", false)?,
+            experts: None,
+            dense_layers: 0,
+            corrected: false,
+            tied: fields.flag_or(fields.first(&["tie_word_embeddings", "tie_embedding"]), true)?,
+            sizes,
+        })
+    }
+
+    /// `W_out (C * conv(B * x))`, with `B`, `C` and `x` from one projection.
+    fn convolution(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        let (hidden, bias) = (self.sizes.hidden, self.conv_bias);
+        let projected = Linear::new(&format!("{name}.in_proj"), 3 * hidden).bias(bias).apply(net, x);
+        let [b, c, x] =
+            [0, 1, 2].map(|part| net.slice(projected, 1, Dim::from(part * hidden), Dim::from(hidden)));
+        let gated = net.mul(b, x);
+        let conv = CausalConv { name: &format!("{name}.conv"), taps: self.taps, bias };
+        let mixed = conv.apply(net, layer, gated);
+        let gated = net.mul(c, mixed);
+        Linear::new(&format!("{name}.out_proj"), hidden).bias(bias).apply(net, gated)
+    }
+
+    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        let parts = ["w1", "w3", "w2"];
+        match &self.experts {
+            Some(experts) if layer >= self.dense_layers => {
+                let (router, inside, correction) =
+                    (format!("{name}.gate"), format!("{name}.experts"), format!("{name}.expert_bias"));
+                let stored = Stored::Single { experts: &inside, parts };
+                let correction = self.corrected.then_some(correction.as_str());
+                experts.apply(net, x, &ExpertNames { router: &router, correction, stored })
+            }
+            _ => {
+                let names = parts.map(|part| format!("{name}.{part}"));
+                let [gate, up, down] = names.each_ref().map(|name| Linear::new(name, self.intermediate));
+                let down = down.with_out(self.sizes.hidden);
+                mlp::gated(net, x, [gate, up, down], Activation::Silu)
+            }
+        }
+    }
+}
+
+/// Which layers have attention: `layer_types`, or `full_attn_idxs` of older files.
+fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    if fields.get("layer_types").is_some() || fields.get("full_attn_idxs").is_none() {
+        let kinds = fields.layer_kinds("layer_types", layers, &["conv", "full_attention"])?;
+        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    }
+    let numbers = fields.token_ids("full_attn_idxs")?;
+    Ok((0..layers).map(|layer| numbers.contains(&(layer as u32))).collect())
+}
+
+/// Width of the feed-forward parts, which the published files let the class compute.
+fn intermediate(fields: &ConfigFields) -> Result<usize, ConfigError> {
+    let width = fields.size(fields.first(&["intermediate_size", "block_ff_dim"]))?;
+    if !fields.flag_or("block_auto_adjust_ff_dim", true)? {
+        return Ok(width);
+    }
+    let field = "block_ffn_dim_multiplier";
+    let factor = fields.float_or(field, 1.0)?;
+    if !(factor > 0.0 && factor <= 64.0) {
+        return Err(fields.wrong(field, "a number above 0, at most 64", &Value::from(factor)));
+    }
+    let width = ((2 * width / 3) as f64 * factor) as usize;
+    Ok(width.max(1).next_multiple_of(fields.size_or("block_multiple_of", 256)?))
+}
+
+/// The norms of the heads are called `q_layernorm` and `k_layernorm`.
+fn head_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
+    rms_norm(net, x, &name.replace("_norm", "_layernorm"), eps)
+}
+
+impl Transformer for Lfm2Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = (Norm::Rms(self.eps), "model.embedding_norm");
+        Frame::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.operator_norm"), self.eps);
+        let h = match self.attends[layer] {
+            false => self.convolution(net, layer, &format!("{name}.conv"), h),
+            true => SelfAttention {
+                output: "out_proj",
+                head_norm: Some((head_norm, self.eps)),
+                ..SelfAttention::new(
+                    &format!("{name}.self_attn"),
+                    rope,
+                    Attention::causal(self.sizes.head_size),
+                )
+            }
+            .apply(net, layer, &self.sizes, h),
+        };
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
+        let h = self.feed_forward(net, layer, &format!("{name}.feed_forward"), h);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.experts.is_some()
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
+    }
+}

@@ -1,0 +1,117 @@
+//! MiniMax-M2 (MiniMax 2025; reference: `MiniMaxM2ForCausalLM` of transformers): norms on all queries and all keys together,
+//! rotary embedding on a part of each head, experts chosen by corrected sigmoids in every layer.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MiniMaxM2Config {
+    pub sizes: Sizes,
+    pub eps: f64,
+    pub rope: Rope,
+    /// Queries and keys are normalised.
+    pub qk_norms: bool,
+    pub experts: Experts,
+    /// The choice of experts is corrected by a learned bias.
+    pub corrected: bool,
+    pub tied: bool,
+}
+
+impl MiniMaxM2Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<MiniMaxM2Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(196_608))?;
+        let share = match fields.get("rotary_dim") {
+            None => 1.0,
+            Some(found) => match fields.size("rotary_dim")? {
+                dims if dims <= sizes.head_size => dims as f64 / sizes.head_size as f64,
+                _ => {
+                    let expected = format!("at most head_dim, which is {}", sizes.head_size);
+                    return Err(fields.wrong("rotary_dim", &expected, found));
+                }
+            },
+        };
+        let defaults = RopeDefaults { theta: 5e6, share, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        if let Some(scores) = fields.get("scoring_func").filter(|scores| scores.as_str() != Some("sigmoid")) {
+            return Err(fields.wrong("scoring_func", "sigmoid", scores));
+        }
+        if fields.count_or("shared_intermediate_size", 0)? > 0 {
+            let found = Value::from(fields.count_or("shared_intermediate_size", 0)?);
+            return Err(fields.wrong("shared_intermediate_size", "0: no shared expert", &found));
+        }
+        let routing = Routing {
+            scores: Scores::Sigmoid,
+            normalised: true,
+            ..Routing::read(fields, &["num_local_experts"])?
+        };
+        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let intermediate = fields.size("intermediate_size")?;
+        Ok(MiniMaxM2Config {
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            rope: rope.rope,
+            qk_norms: fields.flag_or("use_qk_norm", true)?,
+            experts: Experts { routing, intermediate, glu: Glu::Plain(activation) },
+            corrected: fields.flag_or("use_routing_bias", true)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+        let sizes = &self.sizes;
+        let project =
+            |net: &mut Net, which: &str, x, out| Linear::new(&format!("{name}.{which}"), out).apply(net, x);
+        let mut q = project(net, "q_proj", x, sizes.query());
+        let mut k = project(net, "k_proj", x, sizes.key());
+        let v = project(net, "v_proj", x, sizes.key());
+        if self.qk_norms {
+            q = rms_norm(net, q, &format!("{name}.q_norm"), self.eps);
+            k = rms_norm(net, k, &format!("{name}.k_norm"), self.eps);
+        }
+        let attention = SelfAttention::new(name, rope, Attention::causal(sizes.head_size));
+        let h = attention.attend(net, layer, sizes, [q, k, v]);
+        project(net, "o_proj", h, sizes.hidden)
+    }
+}
+
+impl Transformer for MiniMaxM2Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let mixture = format!("{name}.block_sparse_moe");
+        let (router, inside) = (format!("{mixture}.gate"), format!("{mixture}.experts"));
+        let correction = format!("{mixture}.e_score_correction_bias");
+        let correction = self.corrected.then_some(correction.as_str());
+        let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
+        let h = self.experts.apply(net, h, &ExpertNames { router: &router, correction, stored });
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,117 @@
+//! Ministral 3 (Mistral AI 2025; reference: `Ministral3ForCausalLM` of transformers): the Llama block, with queries that
+//! grow with the logarithm of their position beyond the original context (Nakanishi 2025, as in Llama 4).
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, attention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::kernel::UnOp;
+use mlcc_ir::types::DType;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ministral3Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    /// How fast queries grow.
+    pub beta: f64,
+    /// Queries grow from this position on.
+    pub original_context: usize,
+    pub tied: bool,
+}
+
+impl Ministral3Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<Ministral3Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(262_144))?;
+        let defaults = RopeDefaults { theta: 1e6, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let parameters = match fields.object("rope_parameters")? {
+            Some(parameters) => parameters,
+            None => return Err(fields.missing("rope_parameters", "an object")),
+        };
+        let beta = parameters.float_or("llama_4_scaling_beta", 0.0)?;
+        if !(0.0..=1e3).contains(&beta) {
+            let expected = "a number from 0 to 1000";
+            return Err(parameters.wrong("llama_4_scaling_beta", expected, &Value::from(beta)));
+        }
+        Ok(Ministral3Config {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            windows: fields.windows(sizes.layers, |_| true)?,
+            beta,
+            original_context: parameters.size_or("original_max_position_embeddings", sizes.context)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    /// `1 + beta * log(1 + floor(position / original context))`, `[n, 1, 1]`.
+    fn query_scale(&self, net: &mut Net) -> ValueId {
+        let (n, positions) = (net.n(), net.positions());
+        let period = attention::integer(net, self.original_context as i64);
+        let periods = net.div(positions, period);
+        let periods = net.cast(periods, DType::F32);
+        let one = net.constant(1.0);
+        let periods = net.add(periods, one);
+        let growth = net.unary(UnOp::Log, periods);
+        let growth = net.scale(growth, self.beta);
+        let scale = net.add(growth, one);
+        net.reshape(scale, [n, Dim::from(1), Dim::from(1)])
+    }
+}
+
+/// What depends on the positions of a call.
+pub struct Positions {
+    rope: RopeTables,
+    query_scale: ValueId,
+}
+
+impl Transformer for Ministral3Config {
+    type Shared = Positions;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> Positions {
+        let rope = self.rope.tables(net, "rope");
+        Positions { rope, query_scale: net.for_sequences(|net| self.query_scale(net)) }
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, positions: &Positions) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let attention = Attention { window: self.windows[layer], ..Attention::causal(self.sizes.head_size) };
+        let part = format!("{name}.self_attn");
+        let part = SelfAttention::new(&part, &positions.rope, attention);
+        let part = SelfAttention { query_scale: Some(positions.query_scale), ..part };
+        let h = part.apply(net, layer, &self.sizes, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn window(&self) -> Option<usize> {
+        widest(&self.windows)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some("queries of this model grow with their position")
+    }
+}

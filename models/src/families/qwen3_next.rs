@@ -1,0 +1,198 @@
+//! Qwen3-Next and Qwen 3.5 (Qwen Team 2025, 2026; reference: `Qwen3NextForCausalLM`, `Qwen3_5ForConditionalGeneration`,
+//! `Qwen3_5MoeForConditionalGeneration` of transformers): three of four layers have a gated delta rule (Yang et al. 2025)
+//! behind a short convolution, the others attention with an output gate; experts with a shared one in all layers, or none.
+
+mod delta_net;
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::moe::{ExpertNames, Experts, Stored};
+use crate::layers::norm::{Norm, rms_norm_plus_one};
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+pub use delta_net::DeltaNet;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::RowBlocks;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Qwen3NextConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub bias: bool,
+    /// By layer: attention in place of the delta rule.
+    pub attends: Vec<bool>,
+    pub delta_net: DeltaNet,
+    pub mixture: Option<Mixture>,
+    pub tied: bool,
+}
+
+/// Experts, and one beside them that every token gets, behind a gate of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixture {
+    pub experts: Experts,
+    /// Width of the shared expert.
+    pub shared: usize,
+    /// The experts of a layer are two tensors.
+    pub packed: bool,
+    /// By layer: experts in place of the plain feed-forward part.
+    pub sparse: Vec<bool>,
+}
+
+/// One layer in so many has attention, where the file does not say otherwise.
+const INTERVAL: usize = 4;
+
+impl Qwen3NextConfig {
+    /// Projections of the delta rule are fused by key head, experts are stored one by one.
+    pub fn next(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
+        let config = Qwen3NextConfig::common(fields, true)?;
+        let normalised = fields.flag_or("norm_topk_prob", true)?;
+        let mixture = Mixture::read(fields, config.sizes.layers, normalised, false)?;
+        Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
+    }
+
+    /// Qwen 3.5 without experts.
+    pub fn dense(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
+        Qwen3NextConfig::common(fields, false)
+    }
+
+    /// Qwen 3.5 with experts.
+    pub fn moe(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
+        let config = Qwen3NextConfig::common(fields, false)?;
+        let mixture = Mixture::read(fields, config.sizes.layers, true, true)?;
+        Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
+    }
+
+    fn common(fields: &ConfigFields, fused: bool) -> Result<Qwen3NextConfig, ConfigError> {
+        fields.only("attn_output_gate", true, "attention without an output gate")?;
+        let mut sizes = Sizes::read(fields, Some(32768))?;
+        if fields.get("head_dim").is_none() {
+            sizes.head_size = 256;
+        }
+        let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let eps = fields.epsilon(&["rms_norm_eps"], 1e-6)?;
+        Ok(Qwen3NextConfig {
+            // Files of models with experts may leave it out.
+            intermediate: fields.size_or("intermediate_size", 5632)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            bias: fields.flag_or("attention_bias", false)?,
+            attends: attends(fields, sizes.layers)?,
+            delta_net: DeltaNet::read(fields, eps, fused)?,
+            mixture: None,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            eps,
+            sizes,
+        })
+    }
+
+    /// Attention whose output is multiplied by the sigmoid of a gate, which is stored with the queries, head by head.
+    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, size, heads) = (&self.sizes, self.sizes.head_size, self.sizes.heads);
+        let fused = format!("{name}.q_proj");
+        let half = |which: &'static str, start: usize| {
+            let rows = RowBlocks { start, len: size, stride: 2 * size, count: heads, of: 2 * size * heads };
+            Linear::new(&fused, 2 * sizes.query()).bias(self.bias).part(which, rows)
+        };
+        let (q, gate) = (half("query", 0).apply(net, x), half("gate", size).apply(net, x));
+        let project = |net: &mut Net, which: &str, x, out| {
+            Linear::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
+        };
+        let k = project(net, "k_proj", x, sizes.key());
+        let v = project(net, "v_proj", x, sizes.key());
+        let attention = SelfAttention {
+            head_norm: Some((rms_norm_plus_one, self.eps)),
+            ..SelfAttention::new(name, rope, Attention::causal(size))
+        };
+        let h = attention.attend(net, layer, sizes, [q, k, v]);
+        let open = net.sigmoid(gate);
+        let h = net.mul(h, open);
+        project(net, "o_proj", h, sizes.hidden)
+    }
+
+    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        match &self.mixture {
+            Some(mixture) if mixture.sparse[layer] => mixture.apply(net, name, x, self.activation),
+            _ => mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation),
+        }
+    }
+}
+
+/// Which layers have attention.
+fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    if fields.get("layer_types").is_some() {
+        let kinds = fields.layer_kinds("layer_types", layers, &["linear_attention", "full_attention"])?;
+        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    }
+    let interval = fields.size_or("full_attention_interval", INTERVAL)?;
+    Ok((1..=layers).map(|number| number.is_multiple_of(interval)).collect())
+}
+
+impl Mixture {
+    fn read(
+        fields: &ConfigFields,
+        layers: usize,
+        normalised: bool,
+        packed: bool,
+    ) -> Result<Mixture, ConfigError> {
+        let width = fields.size("moe_intermediate_size")?;
+        let experts = Experts::read(fields, &["num_experts"], width, normalised)?;
+        let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
+        let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
+        let sparse = (0..layers).map(is_sparse).collect();
+        Ok(Mixture { experts, shared: fields.size("shared_expert_intermediate_size")?, packed, sparse })
+    }
+
+    fn apply(&self, net: &mut Net, name: &str, x: ValueId, activation: Activation) -> ValueId {
+        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
+        let (gate_up, down) = (format!("{inside}.gate_up_proj"), format!("{inside}.down_proj"));
+        let stored = match self.packed {
+            true => Stored::Packed { gate_up: &gate_up, down: &down },
+            false => Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] },
+        };
+        let h = self.experts.apply(net, x, &ExpertNames { router: &router, correction: None, stored });
+        let shared = format!("{name}.shared_expert");
+        let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, activation);
+        let gate = Linear::new(&format!("{name}.shared_expert_gate"), 1).unquantized().apply(net, x);
+        let open = net.sigmoid(gate);
+        let shared = net.mul(shared, open);
+        net.add(h, shared)
+    }
+}
+
+impl Transformer for Qwen3NextConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm_plus_one(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let h = match self.attends[layer] {
+            true => self.attention(net, layer, &format!("{name}.self_attn"), h, rope),
+            false => self.delta_net.apply(net, layer, &format!("{name}.linear_attn"), h),
+        };
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm_plus_one(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let h = self.feed_forward(net, layer, &format!("{name}.mlp"), h);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.mixture.is_some()
+    }
+}

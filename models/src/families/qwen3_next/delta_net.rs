@@ -1,0 +1,160 @@
+//! The part of a layer with the gated delta rule.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::conv::CausalConv;
+use crate::layers::matrix_state::{MatrixState, repeat_heads, softplus, unit_length};
+use crate::layers::norm::rms_norm;
+use crate::layers::{Activation, Linear, linear};
+use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
+use mlcc_ir::types::{DType, TensorType};
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeltaNet {
+    pub key_heads: usize,
+    /// Value heads share key heads in groups.
+    pub value_heads: usize,
+    pub key_size: usize,
+    pub value_size: usize,
+    /// Taps of the convolution.
+    pub taps: usize,
+    pub eps: f64,
+    /// All projections are two matrices, whose rows are in groups by key head.
+    pub fused: bool,
+}
+
+/// Added to the squared length of queries and keys.
+const LENGTH_EPS: f64 = 1e-6;
+/// Larger than in any published model.
+const MOST_HEADS: usize = 4096;
+
+impl DeltaNet {
+    pub fn read(fields: &ConfigFields, eps: f64, fused: bool) -> Result<DeltaNet, ConfigError> {
+        let size = |field: &str, default: usize| match fields.size_or(field, default)? {
+            size if size <= MOST_HEADS => Ok(size),
+            size => Err(fields.wrong(field, &format!("at most {MOST_HEADS}"), &Value::from(size))),
+        };
+        let (key_heads, value_heads) =
+            (size("linear_num_key_heads", 16)?, size("linear_num_value_heads", 32)?);
+        if !value_heads.is_multiple_of(key_heads) {
+            let expected = format!("a multiple of linear_num_key_heads, which is {key_heads}");
+            return Err(fields.wrong("linear_num_value_heads", &expected, &Value::from(value_heads)));
+        }
+        let taps = fields.size_or("linear_conv_kernel_dim", 4)?;
+        if !(2..=64).contains(&taps) {
+            return Err(fields.wrong("linear_conv_kernel_dim", "from 2 to 64", &Value::from(taps)));
+        }
+        let (key_size, value_size) = (size("linear_key_head_dim", 128)?, size("linear_value_head_dim", 128)?);
+        Ok(DeltaNet { key_heads, value_heads, key_size, value_size, taps, eps, fused })
+    }
+
+    fn keys(&self) -> usize {
+        self.key_heads * self.key_size
+    }
+
+    fn values(&self) -> usize {
+        self.value_heads * self.value_size
+    }
+
+    /// `[n, hidden]` to `[n, hidden]`.
+    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        let hidden = net.width(x);
+        let [qkv, z, b, a] = match self.fused {
+            true => self.fused_projections(net, name, x),
+            false => self.projections(net, name, x),
+        };
+        let conv = CausalConv { name: &format!("{name}.conv1d"), taps: self.taps, bias: false };
+        let qkv = conv.apply(net, layer, qkv);
+        let qkv = Activation::Silu.apply(net, qkv);
+        let keys = self.keys();
+        let part =
+            |net: &mut Net, start: usize, len: usize| net.slice(qkv, 1, Dim::from(start), Dim::from(len));
+        let [q, k] = [0, keys].map(|start| {
+            let x = part(net, start, keys);
+            let x = split(net, x, self.key_heads);
+            let x = unit_length(net, x, LENGTH_EPS);
+            repeat_heads(net, x, self.value_heads)
+        });
+        let q = net.scale(q, (self.key_size as f64).powf(-0.5));
+        let v = part(net, 2 * keys, self.values());
+        let v = split(net, v, self.value_heads);
+        let beta = net.sigmoid(b);
+        let decay = self.decay(net, name, a);
+        let state = MatrixState { heads: self.value_heads, values: self.value_size, keys: self.key_size };
+        let y = state.gated_delta_rule(net, layer, [q, k, v], [decay, beta]);
+        let y = rms_norm(net, y, &format!("{name}.norm"), self.eps);
+        let z = split(net, z, self.value_heads);
+        let gate = Activation::Silu.apply(net, z);
+        let y = net.mul(y, gate);
+        let n = net.n();
+        let y = net.reshape(y, [n, Dim::from(self.values())]);
+        Linear::new(&format!("{name}.out_proj"), hidden).apply(net, y)
+    }
+
+    /// `exp(-exp(A) * softplus(a + bias))` per head.
+    fn decay(&self, net: &mut Net, name: &str, a: ValueId) -> ValueId {
+        let bias = net.vector(&format!("{name}.dt_bias"), self.value_heads);
+        let a = net.add(a, bias);
+        let rate = softplus(net, a);
+        let name = format!("{name}.A_log");
+        let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[self.value_heads])));
+        let ty = TensorType::new(DType::F32, [self.value_heads]);
+        let slope = net.param_from(&name, ParamRole::Vector, ty, source);
+        let log = net.mul(rate, slope);
+        net.exp(log)
+    }
+
+    /// Queries, keys and values in one; the gate of the output; what decides on beta and on the decay.
+    fn projections(&self, net: &mut Net, name: &str, x: ValueId) -> [ValueId; 4] {
+        let widths = [2 * self.keys() + self.values(), self.values(), self.value_heads, self.value_heads];
+        let names = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
+        std::array::from_fn(|i| Linear::new(&format!("{name}.{}", names[i]), widths[i]).apply(net, x))
+    }
+
+    /// The same from `in_proj_qkvz` and `in_proj_ba`: by key head its query, key, values and gates, and its two numbers per
+    /// value head.
+    fn fused_projections(&self, net: &mut Net, name: &str, x: ValueId) -> [ValueId; 4] {
+        let (size, group) = (self.key_size, self.value_heads / self.key_heads);
+        let values = group * self.value_size;
+        let stride = 2 * size + 2 * values;
+        let block = |start, len, stride: usize| RowBlocks {
+            start,
+            len,
+            stride,
+            count: self.key_heads,
+            of: stride * self.key_heads,
+        };
+        let qkvz = format!("{name}.in_proj_qkvz");
+        let rows =
+            [(0, size), (size, size), (2 * size, values)].map(|(start, len)| block(start, len, stride));
+        let qkv = joined_rows(net, &qkvz, "qkv", &rows, x);
+        let z =
+            Linear::new(&qkvz, stride * self.key_heads).part("z", block(2 * size + values, values, stride));
+        let ba = format!("{name}.in_proj_ba");
+        let half = |which: &'static str, start| {
+            Linear::new(&ba, 2 * self.value_heads).part(which, block(start, group, 2 * group))
+        };
+        [qkv, z.apply(net, x), half("b", 0).apply(net, x), half("a", group).apply(net, x)]
+    }
+}
+
+/// The product with some rows of a layer, one block after the other.
+fn joined_rows(net: &mut Net, name: &str, part: &str, blocks: &[RowBlocks], x: ValueId) -> ValueId {
+    let input = net.width(x);
+    let source = net.tensor(&format!("{name}.weight"), &[blocks[0].of, input]);
+    let parts = blocks.iter().map(|&rows| ParamSource::Rows(rows, Box::new(source.clone()))).collect();
+    let out: usize = blocks.iter().filter_map(RowBlocks::rows).sum();
+    let ty = TensorType::new(DType::F32, [out, input]);
+    let weight =
+        net.param_from(&format!("{name}.{part}.weight"), ParamRole::Linear, ty, ParamSource::Concat(parts));
+    linear(net, x, weight)
+}
+
+/// `[n, heads * size]` as `[n, heads, size]`.
+fn split(net: &mut Net, x: ValueId, heads: usize) -> ValueId {
+    net.split_heads(x, heads)
+}

@@ -1,0 +1,36 @@
+//! SmolLM3 (Bakouch et al. 2025; reference: `SmolLM3ForCausalLM` of transformers): the Llama block, with every fourth
+//! layer without positions (NoPE, Yang et al. 2025).
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::families::LlamaConfig;
+use crate::transformer::Sizes;
+
+/// The configuration as one of the Llama block.
+pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
+    let config = LlamaConfig::from_fields(fields)?;
+    let Sizes { head_size, layers, .. } = config.sizes;
+    let defaults = RopeDefaults { theta: 2e6, ..RopeDefaults::LLAMA };
+    let rope = RopeConfig::read(fields, head_size, config.sizes.context, defaults)?;
+    let turned = turned(fields, layers)?;
+    let windows = match fields.flag_or("use_sliding_window", false)? {
+        false => vec![None; layers],
+        true => fields.windows(layers, |layer| !turned[layer])?,
+    };
+    let tied = fields.flag_or("tie_word_embeddings", true)?;
+    Ok(LlamaConfig { rope: rope.rope, turned, windows, tied, ..config })
+}
+
+/// By layer, whether it has rotary embedding: `no_rope_layers` has a 1 where it has, and a 0 where it has not.
+fn turned(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    let field = "no_rope_layers";
+    let Some(found) = fields.get(field) else {
+        let interval = fields.size_or("no_rope_layer_interval", 4)?;
+        return Ok((1..=layers).map(|number| !number.is_multiple_of(interval)).collect());
+    };
+    let flags = fields.numbers(field)?;
+    match flags.len() == layers && flags.iter().all(|flag| [0.0, 1.0].contains(flag)) {
+        true => Ok(flags.into_iter().map(|flag| flag == 1.0).collect()),
+        false => Err(fields.wrong(field, &format!("a list of {layers} of 0 and 1"), found)),
+    }
+}

@@ -1,0 +1,64 @@
+//! Short causal convolutions over the tokens, as hybrids have before or in place of a recurrence.
+
+use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+
+/// A depthwise convolution: `y[t] = sum over j of w[j] * x[t - (taps - 1) + j]` for each channel, and zeros in front of the
+/// sequence. Its state are the last `taps - 1` rows.
+#[derive(Clone, Copy, Debug)]
+pub struct CausalConv<'a> {
+    /// `{name}.weight: [channels, 1, taps]`, as `torch.nn.Conv1d` stores it.
+    pub name: &'a str,
+    /// At least 2.
+    pub taps: usize,
+    /// Adds `{name}.bias: [channels]`.
+    pub bias: bool,
+}
+
+impl CausalConv<'_> {
+    /// `x: [n, channels]` to the same shape.
+    pub fn apply(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
+        let (channels, taps) = (net.width(x), self.taps);
+        let name = format!("{}.weight", self.name);
+        let source = ParamSource::Transpose(Box::new(net.tensor(&name, &[channels, 1, taps])));
+        let ty = TensorType::new(DType::F32, [taps, channels]);
+        let weight = net.param_from(&name, ParamRole::Vector, ty, source);
+        let rows = net.per_sequence(&[x], |net, rows| {
+            let joined = with_last_rows(net, &format!("layers.{layer}.conv"), rows[0], taps - 1);
+            let n = net.n();
+            let tap = |net: &mut Net, tap: usize| {
+                let earlier = net.slice(joined, 0, Dim::from(tap), n.clone());
+                let weight = net.slice(weight, 0, Dim::from(tap), Dim::from(1));
+                net.mul(earlier, weight)
+            };
+            let mut sum = tap(net, 0);
+            for number in 1..taps {
+                let part = tap(net, number);
+                sum = net.add(sum, part);
+            }
+            vec![sum]
+        });
+        match self.bias {
+            false => rows[0],
+            true => {
+                let bias = net.vector(&format!("{}.bias", self.name), channels);
+                net.add(rows[0], bias)
+            }
+        }
+    }
+}
+
+/// `rows: [n, ..]` of one sequence behind the `count` rows before them, which are the state `name`.
+fn with_last_rows(net: &mut Net, name: &str, rows: ValueId, count: usize) -> ValueId {
+    let channels = net.ty(rows).dims[1].clone();
+    let state = net.state(name, TensorType::new(DType::F32, [Dim::from(count), channels]), 0.0);
+    let before = net.read(state);
+    let joined = net.concat(&[before, rows], 0);
+    let n = net.n();
+    let last = net.slice(joined, 0, n, Dim::from(count));
+    net.write(state, last);
+    joined
+}

@@ -1,0 +1,158 @@
+//! The mixer of Mamba 2 (Dao and Gu, "Transformers are SSMs", 2024; reference: `Mamba2Mixer` of transformers): a state space
+//! with a matrix per head, behind a short convolution.
+
+use super::conv::CausalConv;
+use super::matrix_state::{MatrixState, repeat_heads, softplus};
+use super::norm::grouped_rms_norm;
+use super::{Activation, Linear};
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::transformer::Net;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource};
+use mlcc_ir::types::{DType, TensorType};
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mamba2 {
+    pub heads: usize,
+    pub head_size: usize,
+    /// Heads share what writes and reads the state (B and C) in groups.
+    pub groups: usize,
+    /// Columns of the state's matrices.
+    pub state_size: usize,
+    /// Taps of the convolution.
+    pub taps: usize,
+    pub conv_bias: bool,
+    /// The projections have biases.
+    pub bias: bool,
+    /// Bounds of the time steps.
+    pub time_steps: (f64, f64),
+    pub eps: f64,
+    /// The last norm is over each of so many parts of the values.
+    pub norm_groups: usize,
+}
+
+/// Larger than in any published model.
+const LARGEST: usize = 65536;
+
+impl Mamba2 {
+    /// `names` are those of the fields for heads, size of a head, groups, size of the state, taps, bias of the convolution and
+    /// bias of the projections.
+    pub fn read(fields: &ConfigFields, names: [&'static str; 7], eps: f64) -> Result<Mamba2, ConfigError> {
+        let [heads_field, size_field, groups_field, state_field, taps_field, conv_bias, bias] = names;
+        let size = |field: &str| match fields.size(field)? {
+            size if size <= LARGEST => Ok(size),
+            size => Err(fields.wrong(field, &format!("at most {LARGEST}"), &Value::from(size))),
+        };
+        let (heads, groups, taps) = (size(heads_field)?, size(groups_field)?, size(taps_field)?);
+        if !heads.is_multiple_of(groups) {
+            let expected = format!("a divisor of {heads_field}, which is {heads}");
+            return Err(fields.wrong(groups_field, &expected, &Value::from(groups)));
+        }
+        if !(2..=64).contains(&taps) {
+            return Err(fields.wrong(taps_field, "a number of taps from 2 to 64", &Value::from(taps)));
+        }
+        Ok(Mamba2 {
+            heads,
+            head_size: size(size_field)?,
+            groups,
+            state_size: size(state_field)?,
+            taps,
+            conv_bias: fields.flag_or(conv_bias, true)?,
+            bias: fields.flag_or(bias, false)?,
+            time_steps: time_steps(fields)?,
+            eps,
+            norm_groups: groups,
+        })
+    }
+
+    /// Width of the values of all heads.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_size
+    }
+
+    /// `[n, hidden]` to `[n, hidden]`.
+    pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        let (hidden, inner, shared) = (net.width(x), self.inner(), self.groups * self.state_size);
+        let widths = [inner, inner + 2 * shared, self.heads];
+        let input = format!("{name}.in_proj");
+        let projected = Linear::new(&input, widths.iter().sum()).bias(self.bias).apply(net, x);
+        let [gate, xbc, dt] = cut(net, projected, widths);
+        let conv = CausalConv { name: &format!("{name}.conv1d"), taps: self.taps, bias: self.conv_bias };
+        let xbc = conv.apply(net, layer, xbc);
+        let xbc = Activation::Silu.apply(net, xbc);
+        let [x, b, c] = cut(net, xbc, [inner, shared, shared]);
+        let x = net.split_heads(x, self.heads);
+        let [b, c] = [b, c].map(|x| {
+            let x = net.split_heads(x, self.groups);
+            repeat_heads(net, x, self.heads)
+        });
+        let dt = self.time_step(net, name, dt);
+        let decay = self.decay(net, name, dt);
+        let n = net.n();
+        let dt = net.reshape(dt, [n.clone(), Dim::from(self.heads), Dim::from(1)]);
+        let scaled = net.mul(x, dt);
+        let state = MatrixState { heads: self.heads, values: self.head_size, keys: self.state_size };
+        let y = state.state_space(net, layer, [c, b, scaled], decay);
+        // What passes by the state.
+        let direct = net.vector(&format!("{name}.D"), self.heads);
+        let direct = net.reshape(direct, [self.heads, 1]);
+        let direct = net.mul(x, direct);
+        let y = net.add(y, direct);
+        let y = net.reshape(y, [n, Dim::from(inner)]);
+        let gate = Activation::Silu.apply(net, gate);
+        let y = net.mul(y, gate);
+        let y = grouped_rms_norm(net, y, &format!("{name}.norm"), self.eps, self.norm_groups);
+        Linear::new(&format!("{name}.out_proj"), hidden).bias(self.bias).apply(net, y)
+    }
+
+    /// `softplus(dt + bias)` within the bounds, `[n, heads]`.
+    fn time_step(&self, net: &mut Net, name: &str, dt: ValueId) -> ValueId {
+        let bias = net.vector(&format!("{name}.dt_bias"), self.heads);
+        let dt = net.add(dt, bias);
+        let mut dt = softplus(net, dt);
+        let (low, high) = self.time_steps;
+        if low > 0.0 {
+            let low = net.constant(low);
+            dt = net.max(dt, low);
+        }
+        if high.is_finite() {
+            let high = net.constant(high);
+            dt = net.min(dt, high);
+        }
+        dt
+    }
+
+    /// `exp(-exp(A) * dt)`, `[n, heads]`.
+    fn decay(&self, net: &mut Net, name: &str, dt: ValueId) -> ValueId {
+        let name = format!("{name}.A_log");
+        let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[self.heads])));
+        let ty = TensorType::new(DType::F32, [self.heads]);
+        let slope = net.param_from(&name, ParamRole::Vector, ty, source);
+        let log = net.mul(dt, slope);
+        net.exp(log)
+    }
+}
+
+/// Columns of `x: [n, ..]`, one part after the other.
+fn cut<const N: usize>(net: &mut Net, x: ValueId, widths: [usize; N]) -> [ValueId; N] {
+    let mut start = 0;
+    widths.map(|width| {
+        let part = net.slice(x, 1, Dim::from(start), Dim::from(width));
+        start += width;
+        part
+    })
+}
+
+/// `time_step_limit`, by default none. JSON has no infinity, but Python writes it ([`ConfigFields::parse`]).
+fn time_steps(fields: &ConfigFields) -> Result<(f64, f64), ConfigError> {
+    let field = "time_step_limit";
+    let Some(found) = fields.get(field) else { return Ok((0.0, f64::INFINITY)) };
+    match *fields.numbers(field)? {
+        [low, f64::MAX] if low >= 0.0 => Ok((low, f64::INFINITY)),
+        [low, high] if 0.0 <= low && low <= high => Ok((low, high)),
+        _ => Err(fields.wrong(field, "two numbers of at least 0, the smaller first", found)),
+    }
+}

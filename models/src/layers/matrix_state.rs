@@ -1,0 +1,164 @@
+//! Recurrences whose state is a matrix per head: the gated delta rule and the state-space models that are attention without
+//! a softmax. Written as a scan, of which lowering makes one kernel with the state in registers.
+
+use crate::transformer::Net;
+use mlcc_ir::compute::RedOp;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{FunctionKind, ValueId};
+use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::kernel::UnOp;
+use mlcc_ir::module::FuncId;
+use mlcc_ir::types::{DType, TensorType};
+
+/// The matrices of a layer, `[heads, values, keys]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MatrixState {
+    pub heads: usize,
+    /// Size of a value.
+    pub values: usize,
+    /// Size of a key.
+    pub keys: usize,
+}
+
+/// Along what an input of a step extends, besides the heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Along {
+    Keys,
+    Values,
+    /// A number per head.
+    Head,
+}
+
+impl MatrixState {
+    /// The gated delta rule (Yang et al. 2025): `S = decay S`, `S = S + beta (v - S k) k^T`, `y = S q`. Queries and keys
+    /// `[n, heads, keys]`, values `[n, heads, values]`, `decay` and `beta` `[n, heads]`; gives `[n, heads, values]`.
+    pub fn gated_delta_rule(
+        self,
+        net: &mut Net,
+        layer: usize,
+        [q, k, v]: [ValueId; 3],
+        [decay, beta]: [ValueId; 2],
+    ) -> ValueId {
+        use Along::{Head, Keys, Values};
+        let inputs = [(q, Keys), (k, Keys), (v, Values), (decay, Head), (beta, Head)];
+        self.recurrence(net, layer, ("gated_delta_rule", &inputs), |b, state, x| {
+            let &[q, k, v, decay, beta] = x else { unreachable!("five inputs are declared") };
+            let kept = b.mul(state, decay);
+            let found = b.mul(kept, k);
+            let found = b.reduce(RedOp::Sum, found, 2);
+            let missing = b.sub(v, found);
+            let change = b.mul(missing, beta);
+            let added = b.mul(change, k);
+            (b.add(kept, added), q)
+        })
+    }
+
+    /// The state space of Mamba 2 (Dao and Gu 2024): `S = decay S + v k^T`, `y = S q`, with the shapes of
+    /// [`MatrixState::gated_delta_rule`].
+    pub fn state_space(
+        self,
+        net: &mut Net,
+        layer: usize,
+        [q, k, v]: [ValueId; 3],
+        decay: ValueId,
+    ) -> ValueId {
+        use Along::{Head, Keys, Values};
+        let inputs = [(q, Keys), (k, Keys), (v, Values), (decay, Head)];
+        self.recurrence(net, layer, ("state_space", &inputs), |b, state, x| {
+            let &[q, k, v, decay] = x else { unreachable!("four inputs are declared") };
+            let kept = b.mul(state, decay);
+            let added = b.mul(v, k);
+            (b.add(kept, added), q)
+        })
+    }
+
+    /// Runs a recurrence from the state of a layer and keeps the new state. `step` gives the new state and the queries that
+    /// read it.
+    fn recurrence(
+        self,
+        net: &mut Net,
+        layer: usize,
+        (name, inputs): (&str, &[(ValueId, Along)]),
+        step: impl FnOnce(&mut GraphBuilder, ValueId, &[ValueId]) -> (ValueId, ValueId),
+    ) -> ValueId {
+        let body = self.body(net, name, inputs, step);
+        let n = net.n();
+        let rows: Vec<ValueId> = inputs
+            .iter()
+            .map(|&(x, along)| {
+                let dims = self.dims(along).map(Dim::from);
+                net.reshape(x, std::iter::once(n.clone()).chain(dims))
+            })
+            .collect();
+        let state = net.state(&format!("layers.{layer}.matrix"), self.matrix(), 0.0);
+        let out = net.per_sequence(&rows, |net, rows| {
+            let before = net.read(state);
+            let out = net.scan(body, &[before], rows, &[]);
+            net.write(state, out[0]);
+            vec![out[1]]
+        });
+        net.reshape(out[0], [n, Dim::from(self.heads), Dim::from(self.values)])
+    }
+
+    fn body(
+        self,
+        net: &mut Net,
+        name: &str,
+        inputs: &[(ValueId, Along)],
+        step: impl FnOnce(&mut GraphBuilder, ValueId, &[ValueId]) -> (ValueId, ValueId),
+    ) -> FuncId {
+        let types = inputs.iter().map(|&(_, along)| TensorType::new(DType::F32, self.dims(along)));
+        let types: Vec<TensorType> = std::iter::once(self.matrix()).chain(types).collect();
+        net.function(name, FunctionKind::Body, &types, |b, inputs| {
+            let (state, q) = step(b, inputs[0], &inputs[1..]);
+            let read = b.mul(state, q);
+            vec![state, b.reduce(RedOp::Sum, read, 2)]
+        })
+    }
+
+    fn matrix(self) -> TensorType {
+        TensorType::new(DType::F32, [self.heads, self.values, self.keys])
+    }
+
+    fn dims(self, along: Along) -> [usize; 3] {
+        match along {
+            Along::Keys => [self.heads, 1, self.keys],
+            Along::Values => [self.heads, self.values, 1],
+            Along::Head => [self.heads, 1, 1],
+        }
+    }
+}
+
+/// Each head of `x: [n, heads, size]` as often in a row as makes `count` heads.
+pub fn repeat_heads(net: &mut Net, x: ValueId, count: usize) -> ValueId {
+    let dims = net.ty(x).dims.clone();
+    let heads = dims[1].as_const().unwrap_or(1).max(1) as usize;
+    if heads == count {
+        return x;
+    }
+    let column = net.reshape(x, [dims[0].clone(), dims[1].clone(), Dim::from(1), dims[2].clone()]);
+    let copies = net.concat(&vec![column; count / heads], 2);
+    net.reshape(copies, [dims[0].clone(), Dim::from(count), dims[2].clone()])
+}
+
+/// `x / sqrt(sum of x^2 + eps)` over the last axis of `x: [n, heads, size]`.
+pub fn unit_length(net: &mut Net, x: ValueId, eps: f64) -> ValueId {
+    let square = net.square(x);
+    let sum = net.reduce(RedOp::Sum, square, 2);
+    let eps = net.constant(eps);
+    let sum = net.add(sum, eps);
+    let inverse = net.unary(UnOp::Rsqrt, sum);
+    net.mul(x, inverse)
+}
+
+/// `log(1 + exp(x))`.
+pub fn softplus(net: &mut Net, x: ValueId) -> ValueId {
+    let positive = net.relu(x);
+    let size = net.unary(UnOp::Abs, x);
+    let negative = net.unary(UnOp::Neg, size);
+    let small = net.exp(negative);
+    let one = net.constant(1.0);
+    let sum = net.add(small, one);
+    let rest = net.unary(UnOp::Log, sum);
+    net.add(positive, rest)
+}
