@@ -6,9 +6,10 @@
 //! clamps to the range of a float type, and float casts. Masks and biases are read as linear forms in the positions of
 //! query and key, so that it does not matter how they are spelled. The order of axes is followed through reshapes and
 //! permutations. A window may have other scores behind it for its first keys (attention sinks): they come from queries
-//! of their own, and all else has to be alike.
+//! of their own, and all else has to be alike. The softmax may have one more term per head in its sum (see [`null`]).
 
 mod layout;
+mod null;
 mod positions;
 mod sinks;
 
@@ -91,6 +92,8 @@ struct Found {
     prefix: Option<ValueId>,
     /// Queries for sinks, `[n, heads, size]` after a reshape.
     sink_queries: Option<ValueId>,
+    /// `[heads]` after a reshape.
+    null_logits: Option<ValueId>,
     /// Sizes of the axes before `n` in the result, with their role.
     axes: Vec<(Dim, Role)>,
 }
@@ -114,6 +117,8 @@ struct Scores<'f> {
     slopes: Option<(ValueId, Position)>,
     prefix: Option<ValueId>,
     sinks: Option<Sinks<'f>>,
+    /// Logits that join the sum of the softmax.
+    null_logits: Option<ValueId>,
     /// What a prefix selection takes for keys of the prefix: the scores before other masks.
     unmasked: Option<ValueId>,
 }
@@ -121,15 +126,19 @@ struct Scores<'f> {
 fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
     let Op::MatMul { transpose_b } = node.op else { return Err(None) };
     let softmax = skip_casts(f, node.inputs[0]);
-    let Some(Node { op: Op::Softmax, inputs, .. }) = f.def(softmax) else { return Err(None) };
+    let (input, null_logits) = match f.def(softmax) {
+        Some(Node { op: Op::Softmax, inputs, .. }) => (inputs[0], None),
+        Some(_) => null::read(f, softmax).map(|(scores, logits)| (scores, Some(logits))).ok_or(None)?,
+        None => return Err(None),
+    };
     let dims = &f.ty(softmax).dims;
     if dims.len() < 2 {
         return miss("the softmax has no axis of queries");
     }
     let (n, t) = (&dims[dims.len() - 2], &dims[dims.len() - 1]);
     let reader = Reader { f, n, t };
-    let mut scores = Scores { scale: 1.0, ..Scores::default() };
-    let product = scores.peel(&reader, inputs[0])?;
+    let mut scores = Scores { scale: 1.0, null_logits, ..Scores::default() };
+    let product = scores.peel(&reader, input)?;
     if !scores.causal && n.as_const() != Some(1) {
         return miss("no causal mask was found");
     }
@@ -359,11 +368,11 @@ impl<'f> Scores<'f> {
         };
         let (key, key_scale) = rows_first(f, k, &axes, !transpose_b, true)?;
         let (value, _) = rows_first(f, v, &axes, values_transposed, false)?;
-        if let Some((slopes, _)) = self.slopes {
+        for (name, v) in [("slopes", self.slopes.map(|(slopes, _)| slopes)), ("logits", self.null_logits)] {
             let ordered = of(Role::Kv).chain(of(Role::Group)).is_sorted();
-            let ty = f.ty(slopes);
+            let Some(ty) = v.map(|v| f.ty(v)) else { continue };
             if !ordered || ty.dtype != DType::F32 || ty.elements().as_const() != Some(kv * group) {
-                return miss(format!("slopes {ty} are not one per head"));
+                return miss(format!("{name} {ty} are not one per head"));
             }
         }
         let sink_queries = match &self.sinks {
@@ -377,6 +386,7 @@ impl<'f> Scores<'f> {
             sinks: self.sinks.as_ref().map_or(0, |s| s.count),
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
+            null_logits: self.null_logits.is_some(),
             codes: false,
         };
         let heads_of = |rows: &Dim, heads: i64, size: &Dim, dtype| TensorType {
@@ -391,7 +401,8 @@ impl<'f> Scores<'f> {
         ];
         // Softmax takes no notice of what depends on the query alone.
         let slopes = self.slopes.map(|(slopes, distance)| (slopes, distance.key));
-        Ok(Found { op, inputs, slopes, prefix: self.prefix, sink_queries, axes })
+        let null_logits = self.null_logits;
+        Ok(Found { op, inputs, slopes, prefix: self.prefix, sink_queries, null_logits, axes })
     }
 }
 
@@ -475,6 +486,10 @@ impl Found {
             let TensorType { dtype, dims } = self.inputs[0].1.clone();
             let queries = append(Op::Reshape { dims }, &[queries])?;
             inputs.push(append(Op::Cast(dtype), &[queries])?);
+        }
+        if let Some(logits) = self.null_logits {
+            let heads = self.inputs[0].1.dims[1].clone();
+            inputs.push(append(Op::Reshape { dims: vec![heads] }, &[logits])?);
         }
         let rows = append(Op::Attention(self.op.clone()), &inputs)?;
         let rows = append(Op::Cast(dtype), &[rows])?;

@@ -58,6 +58,8 @@ pub struct Problem<'a> {
     prefix: Option<ValueId>,
     /// Queries for the sinks.
     sink_q: Option<ValueId>,
+    /// Logits of the key without a value.
+    null: Option<ValueId>,
     keys: Keys,
     /// What scores count in: 1, or log2(e) where weights are powers of two.
     unit: f64,
@@ -96,6 +98,7 @@ impl<'a> Problem<'a> {
             slopes: op.slopes_input().map(at),
             prefix: op.prefix_input().map(at),
             sink_q: op.sink_input().map(at),
+            null: op.null_input().map(at),
             keys: Keys::Seen,
             unit: 1.0,
             n: q[0].clone(),
@@ -211,14 +214,21 @@ impl<'a> Problem<'a> {
     }
     /// Slope of a query head; `None` without ALiBi.
     fn slope(&self, kb: &mut KernelBuilder, head: ExprId) -> Option<ExprId> {
-        let slopes = self.slopes?;
-        let slope =
-            Recorder::within(kb, |k| self.inliner.value(k, slopes, &[Index::scalar(k.val(head))]).id());
+        self.of_head(kb, self.slopes?, head)
+    }
+    /// Logit of the key without a value for a query head; `None` if there is no such key. Running maxima begin with it, and
+    /// sums of weights with 1.
+    fn null_logit(&self, kb: &mut KernelBuilder, head: ExprId) -> Option<ExprId> {
+        self.of_head(kb, self.null?, head)
+    }
+    /// A number per query head, in what scores count in.
+    fn of_head(&self, kb: &mut KernelBuilder, v: ValueId, head: ExprId) -> Option<ExprId> {
+        let value = Recorder::within(kb, |k| self.inliner.value(k, v, &[Index::scalar(k.val(head))]).id());
         if self.unit == 1.0 {
-            return Some(slope);
+            return Some(value);
         }
         let unit = kb.float(self.unit);
-        Some(kb.mul(slope, unit))
+        Some(kb.mul(value, unit))
     }
     /// Keys of the prefix, at most all; `None` without a prefix.
     fn prefix(&self, kb: &mut KernelBuilder) -> Option<ExprId> {

@@ -12,7 +12,7 @@ use crate::types::{DType, TensorType};
 ///
 /// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in any one float
 /// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if `prefix`, then the queries once more if there are
-/// `sinks`. Output: `f32[n, heads, value_size]`.
+/// `sinks`, then logits `f32[heads]` if there are `null_logits`. Output: `f32[n, heads, value_size]`.
 /// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where `j <= p`.
 /// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
 #[derive(Clone, PartialEq, Debug)]
@@ -30,6 +30,9 @@ pub struct Attention {
     pub alibi: bool,
     /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
     pub prefix: bool,
+    /// One logit per head joins the sum of the softmax, for a key without a value (gpt-oss). Text shows the flag where it
+    /// is true.
+    pub null_logits: bool,
     /// Kernels of several queries may do both products in integers, with rows of codes and a scale each. What they give is
     /// then off by what rounding does to the operands: an element of a query or of a key by at most `2^-15.9` of its row's
     /// length, one of a value by at most `2^-14` of the row's largest, and the product of a weight and that largest by at
@@ -41,7 +44,16 @@ pub struct Attention {
 impl Attention {
     /// Plain causal attention.
     pub fn causal(scale: f64) -> Attention {
-        Attention { scale, softcap: 0.0, window: 0, sinks: 0, alibi: false, prefix: false, codes: false }
+        Attention {
+            scale,
+            softcap: 0.0,
+            window: 0,
+            sinks: 0,
+            alibi: false,
+            prefix: false,
+            null_logits: false,
+            codes: false,
+        }
     }
     /// The input that holds the slopes.
     pub fn slopes_input(&self) -> Option<usize> {
@@ -54,6 +66,11 @@ impl Attention {
     /// The input with the queries for the sinks.
     pub fn sink_input(&self) -> Option<usize> {
         (self.sinks > 0).then_some(3 + usize::from(self.alibi) + usize::from(self.prefix))
+    }
+    /// The input that holds the logits of the key without a value.
+    pub fn null_input(&self) -> Option<usize> {
+        let before = [self.alibi, self.prefix, self.sinks > 0];
+        self.null_logits.then(|| 3 + before.into_iter().filter(|&more| more).count())
     }
     /// Where a query stands at most for the sinks.
     pub fn last_place(&self) -> usize {
@@ -68,6 +85,7 @@ impl Attention {
             ("alibi", Attr::Bool(self.alibi)),
             ("prefix", Attr::Bool(self.prefix)),
         ];
+        attrs.extend(self.null_logits.then_some(("null_logits", Attr::Bool(true))));
         attrs.extend(self.codes.then_some(("codes", Attr::Bool(true))));
         attrs
     }
@@ -80,7 +98,7 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
     if a.sinks > 0 && (a.window == 0 || a.prefix) {
         return bad(op, "sinks stand in front of a window, and not together with a prefix");
     }
-    let wanted = 3 + [a.alibi, a.prefix, a.sinks > 0].into_iter().filter(|&more| more).count();
+    let wanted = 3 + [a.alibi, a.prefix, a.sinks > 0, a.null_logits].into_iter().filter(|&more| more).count();
     if inputs.len() != wanted {
         return bad(op, format!("takes {wanted} inputs, not {}", inputs.len()));
     }
@@ -111,6 +129,14 @@ pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Ve
         && again != q
     {
         return bad(op, format!("the queries for sinks are {again}, not {q}"));
+    }
+    if let Some(logits) = a.null_input().map(|i| inputs[i])
+        && *logits != TensorType::new(DType::F32, [heads])
+    {
+        return bad(
+            op,
+            format!("the logits of the key without a value are {logits}, there are {heads} heads"),
+        );
     }
     Ok(vec![TensorType::new(DType::F32, [&q.dims[0], &q.dims[1], &v.dims[2]])])
 }
@@ -205,7 +231,11 @@ pub(super) fn decompose(
         let last = e.bin(BinOp::Sub, inputs[i], one)?;
         seen = e.op(Op::SelectGe, &[last, column, near, seen])?;
     }
-    let weights = softmax(&mut e, seen)?;
+    let logits = match a.null_input() {
+        Some(i) => Some(e.reshape(inputs[i], &[kv, &group, &one, &one])?),
+        None => None,
+    };
+    let weights = softmax(&mut e, seen, logits)?;
     let values = e.heads_first(v)?;
     let mixed = e.op(Op::MatMul { transpose_b: false }, &[weights, values])?;
     let rows = e.permute(mixed, &[2, 0, 1, 3])?;
@@ -236,11 +266,20 @@ fn scores(
     e.bin(BinOp::Add, scores, bias)
 }
 
-fn softmax(e: &mut Emit, x: ValueId) -> Result<ValueId, OpError> {
+/// Over the last axis, with `exp(logits)` in the sum where there are some.
+fn softmax(e: &mut Emit, x: ValueId, logits: Option<ValueId>) -> Result<ValueId, OpError> {
     let axis = e.f.ty(x).rank() - 1;
-    let max = e.op(Op::Reduce { op: RedOp::Max, axis }, &[x])?;
+    let mut max = e.op(Op::Reduce { op: RedOp::Max, axis }, &[x])?;
+    if let Some(logits) = logits {
+        max = e.bin(BinOp::Max, max, logits)?;
+    }
     let shifted = e.bin(BinOp::Sub, x, max)?;
     let weights = e.op(Op::Unary(UnOp::Exp), &[shifted])?;
-    let sum = e.op(Op::Reduce { op: RedOp::Sum, axis }, &[weights])?;
+    let mut sum = e.op(Op::Reduce { op: RedOp::Sum, axis }, &[weights])?;
+    if let Some(logits) = logits {
+        let shifted = e.bin(BinOp::Sub, logits, max)?;
+        let null = e.op(Op::Unary(UnOp::Exp), &[shifted])?;
+        sum = e.bin(BinOp::Add, sum, null)?;
+    }
     e.bin(BinOp::Div, weights, sum)
 }

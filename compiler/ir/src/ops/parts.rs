@@ -98,6 +98,7 @@ impl Parts<'_> {
                 sinks: self.count("sinks")?,
                 alibi: self.bool("alibi")?,
                 prefix: self.bool("prefix")?,
+                null_logits: self.is_set("null_logits")?,
                 codes: self.is_set("codes")?,
             }),
             "top_k" => Op::TopK { k: self.positive("k")? },

@@ -115,7 +115,7 @@ pub fn emit(kb: &mut KernelBuilder, a: &Problem, params: Params, new_rows: &[New
             Operands::Bytes(codes) => item.clear_key_codes(kb, a, codes),
             Operands::Words(words) => item.clear_key_words(kb, a, words),
         }
-        item.each_key_head(kb, |kb, item| item.clear(kb, a));
+        item.each_key_head(kb, |kb, item| item.clear(kb, a, slice));
         if let Some(sinks) = a.sinks() {
             // With the first slice.
             let (zero, all) = (kb.int(0), a.sinks_behind(kb, last));
@@ -296,7 +296,7 @@ impl Item {
     }
 
     /// No keys seen yet.
-    fn clear(&self, kb: &mut KernelBuilder, a: &Problem) {
+    fn clear(&self, kb: &mut KernelBuilder, a: &Problem, slice: ExprId) {
         let (lanes, sets, zero) = (self.params.lanes, self.params.sets, kb.int(0));
         let row = self.row_of(kb, zero, a.value_size);
         self.clear_rows(kb, self.sums, row, self.params.rows(), a.value_size);
@@ -306,6 +306,25 @@ impl Item {
         columns(kb, sets * i64::from(lanes), lanes, |kb, c| {
             let at = kb.add(first, c);
             kb.store_vec(self.max, at, hidden);
+        });
+        if a.null.is_some() {
+            // With the first slice.
+            let is_first = kb.binary(BinOp::Le, slice, zero);
+            kb.if_(is_first, |kb| self.see_null(kb, a));
+        }
+    }
+
+    /// The key without a value is seen.
+    fn see_null(&self, kb: &mut KernelBuilder, a: &Problem) {
+        self.each_head(kb, a, |kb, g, head| {
+            let Some(logit) = a.null_logit(kb, head) else { return };
+            let (logit, slot, one) = (kb.let_("logit", logit), self.slot(kb, g), kb.float(1.0));
+            let slot = kb.let_("slot", slot);
+            for key in 0..self.params.keys() {
+                let at = kb.add_int(slot, key * self.params.vectors());
+                kb.store(self.max, at, logit);
+            }
+            kb.store(self.total, slot, one);
         });
     }
 

@@ -139,7 +139,7 @@ impl<'k, 'a> Block<'k, 'a> {
     fn run(self, tile: Val<'k>, out: BufId) {
         let (k, a) = (self.k, self.a);
         let (start, end) = self.keys_seen(tile);
-        self.clear();
+        self.clear(tile);
         if let Some(sinks) = a.sinks() {
             let single = Params::single(a);
             let last = if single { self.last } else { end + -1 };
@@ -196,11 +196,23 @@ impl<'k, 'a> Block<'k, 'a> {
         ((self.first + row / heads).min(self.n + -1), self.first_head + row % heads)
     }
 
-    /// No keys seen yet.
-    fn clear(self) {
+    /// No keys seen yet but that without a value, which is seen with the first slice.
+    fn clear(self, tile: Val<'k>) {
+        let k = self.k;
         self.team.each(self.params.rows(), |row| {
-            self.max.set([row], self.k.float(HIDDEN));
-            self.total.set([row], self.k.float(0.0));
+            let (_, head) = self.query_of(row);
+            let (hidden, zero) = (k.float(HIDDEN), k.float(0.0));
+            let (max, total) =
+                match k.builder(|kb| self.a.null_logit(kb, head.id())).map(|logit| k.val(logit)) {
+                    None => (hidden, zero),
+                    Some(logit) if !Params::single(self.a) => (logit, k.float(1.0)),
+                    Some(logit) => {
+                        let later = k.int(0).lt(tile);
+                        (later.select(hidden, logit), later.select(zero, k.float(1.0)))
+                    }
+                };
+            self.max.set([row], max);
+            self.total.set([row], total);
         });
         self.each_sum(|_, _, slot| self.sums.set([slot], self.k.float(0.0)));
     }

@@ -290,6 +290,13 @@ impl Tile<'_> {
             kb.store(self.positions, row, p);
             kb.store(self.total, row, none);
             kb.store(self.max, row, hidden);
+            if self.a.null.is_some() {
+                let (head, one) = (self.head_of(kb, row), kb.float(1.0));
+                if let Some(logit) = self.a.null_logit(kb, head) {
+                    kb.store(self.max, row, logit);
+                    kb.store(self.total, row, one);
+                }
+            }
             if let Some(slopes) = self.slopes {
                 let head = self.head_of(kb, row);
                 if let Some(slope) = self.a.slope(kb, head) {

@@ -61,6 +61,9 @@ impl Case {
         if self.op.sinks > 0 {
             inputs.push(f.add_input(TensorType::new(DType::F32, dims(&n, self.heads(), self.size))));
         }
+        if self.op.null_logits {
+            inputs.push(f.add_input(TensorType::new(DType::F32, [self.heads()])));
+        }
         f.outputs = f.append(&Module::new("m"), Op::Attention(self.op.clone()), &inputs).unwrap();
         f
     }
@@ -126,6 +129,9 @@ impl Case {
         if self.op.sinks > 0 {
             inputs.push(random_tensor(DType::F32, &[n, heads, self.size], 4));
         }
+        if self.op.null_logits {
+            inputs.push(random_tensor(DType::F32, &[heads], 5));
+        }
         inputs
     }
 
@@ -158,8 +164,9 @@ impl Case {
                     s + if self.op.alibi { inputs[3].data[h] * distance } else { 0.0 }
                 };
                 let scores: Vec<f64> = keys.iter().map(|&j| score(j)).collect();
-                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let total: f64 = scores.iter().map(|s| (s - most).exp()).sum();
+                let null = self.op.null_input().map(|i| inputs[i].data[h]);
+                let most = scores.iter().copied().chain(null).fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = scores.iter().copied().chain(null).map(|s| (s - most).exp()).sum();
                 let value = |c: usize| {
                     let of = |j: usize| v[(j * self.kv + kv) * self.value_size + c];
                     keys.iter().zip(&scores).map(|(&j, s)| (s - most).exp() * of(j)).sum::<f64>() / total
@@ -189,7 +196,8 @@ pub fn kinds() -> Vec<Attention> {
         Attention { prefix: true, ..plain.clone() },
         Attention { prefix: true, window: 5, alibi: true, ..plain.clone() },
         Attention { window: 6, sinks: 2, softcap: 4.0, ..plain.clone() },
-        Attention { window: 21, sinks: 37, alibi: true, ..plain },
+        Attention { window: 21, sinks: 37, alibi: true, ..plain.clone() },
+        Attention { window: 9, null_logits: true, ..plain },
     ]
 }
 
