@@ -5,12 +5,12 @@ use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::{
-    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, FalconConfig, GemmaConfig,
-    Glm4MoeConfig, GlmConfig, Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig,
-    GraniteHybridConfig, InternLm2Config, Lfm2Config, LlamaConfig, Mamba2Config, MiniMaxM2Config,
-    Ministral3Config, MixtralConfig, MptConfig, Olmo2Config, OptConfig, Phi3Config, Qwen3Config,
-    Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig,
-    Starcoder2Config, qwen2, smollm3,
+    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, FalconConfig, FalconH1Config,
+    Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig,
+    GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config, LlamaConfig, Mamba2Config,
+    MiniMaxM2Config, Ministral3Config, MixtralConfig, MptConfig, NemotronHConfig, Olmo2Config, OptConfig,
+    Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config,
+    StableLmConfig, Starcoder2Config, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -74,6 +74,18 @@ pub const REGISTRY: &[Entry] = &[
     }),
     family("granitemoehybrid", &["GraniteMoeHybridForCausalLM"], "Granite 4", |f| {
         GraniteHybridConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("nemotron_h", &["NemotronHForCausalLM"], "Nemotron-H, Nemotron 3", |f| {
+        NemotronHConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("falcon_h1", &["FalconH1ForCausalLM"], "Falcon-H1", |f| {
+        FalconH1Config::from_fields(f).map(Architecture::new)
+    }),
+    family("gemma4_text", &["Gemma4ForCausalLM"], "Gemma 4", |f| {
+        Gemma4Config::from_fields(f).map(Architecture::new)
+    }),
+    family("gemma4", &["Gemma4ForConditionalGeneration"], "Gemma 4, text only", |f| {
+        Gemma4Config::from_fields(f).map(Architecture::new)
     }),
     family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
         Mamba2Config::from_fields(f).map(Architecture::new)

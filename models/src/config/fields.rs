@@ -108,6 +108,17 @@ impl ConfigFields {
         items.ok_or_else(|| self.wrong(field, "a list of numbers", value))
     }
 
+    /// A list of `N` numbers.
+    pub fn numbers_or<const N: usize>(
+        &self,
+        field: &str,
+        default: [f64; N],
+    ) -> Result<[f64; N], ConfigError> {
+        let Some(found) = self.get(field) else { return Ok(default) };
+        let wrong = |_| self.wrong(field, &format!("a list of {N} numbers"), found);
+        self.numbers(field)?.try_into().map_err(wrong)
+    }
+
     /// Token ids written as one number or as a list of numbers.
     pub fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
         let expected = "a token id or a list of token ids";

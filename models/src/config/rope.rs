@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::f64::consts::PI;
 
 /// Kinds of `rope_scaling` that are read, for messages.
-const KINDS: &str = "default, linear, dynamic, llama3, yarn or longrope";
+const KINDS: &str = "default, linear, dynamic, llama3, yarn, longrope or proportional";
 
 /// What a family takes for granted.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ impl RopeConfig {
             return Err(named.wrong("rope_theta", "a number above 1", &Value::from(theta)));
         }
         let dims = rotary_dims(config, parameters.as_ref(), head_size, defaults.share)?;
-        let reader = Reader { config, dims, theta, context, pairs: defaults.pairs };
+        let reader = Reader { config, head_size, dims, theta, context, pairs: defaults.pairs };
         match parameters.as_ref().or(scaling.as_ref()) {
             Some(fields) => reader.scaled(fields),
             None => Ok(reader.fixed(exact_frequencies(dims, theta), 1.0)),
@@ -112,6 +112,8 @@ fn rotary_dims(
 
 struct Reader<'a> {
     config: &'a ConfigFields,
+    head_size: usize,
+    /// Elements of a head that are turned.
     dims: usize,
     theta: f64,
     context: usize,
@@ -141,9 +143,19 @@ impl Reader<'_> {
             "dynamic" => self.dynamic(fields, plain),
             "llama3" => self.llama3(fields, plain),
             "yarn" => self.yarn(fields, plain),
+            "proportional" => self.proportional(fields),
             "longrope" | "su" => self.longrope(fields, plain),
             _ => Err(fields.wrong(field, KINDS, &Value::from(kind))),
         }
+    }
+
+    /// Pairs span the whole head, and those behind the share that is turned stand still (Gemma 4).
+    fn proportional(&self, fields: &ConfigFields) -> Result<RopeConfig, ConfigError> {
+        let factor = if fields.get("factor").is_some() { factor(fields)? } else { 1.0 };
+        let still = |i: usize| 2 * i >= self.dims;
+        let whole = exact_frequencies(self.head_size, self.theta).into_iter().enumerate();
+        let table = whole.map(|(i, f)| if still(i) { 0.0 } else { f / factor });
+        Ok(self.fixed(table.collect(), 1.0))
     }
 
     fn dynamic(&self, fields: &ConfigFields, plain: Vec<f64>) -> Result<RopeConfig, ConfigError> {

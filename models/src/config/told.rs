@@ -113,6 +113,25 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["shared_intermediate_size"], "shared_mlp.input_linear.weight", 0, 2)?;
             t.size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
         }
+        "nemotron_h" => {
+            embedding(t, "embeddings.weight", "lm_head.weight", false)?;
+            let Some(heads) = t.known(&HEADS) else { return Ok(()) };
+            t.size(&HEAD_SIZE, "mixer.q_proj.weight", 0, heads)?;
+            if let Some(size) = t.known(&HEAD_SIZE) {
+                t.size(&KV_HEADS, "mixer.k_proj.weight", 0, size)?;
+            }
+            t.size(&["moe_intermediate_size"], "mixer.experts.0.up_proj.weight", 0, 1)
+        }
+        "falcon_h1" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            separate_heads(t, None)?;
+            t.size(&["intermediate_size"], "layers.0.feed_forward.gate_proj.weight", 0, 1)
+        }
+        "gemma4" | "gemma4_text" => {
+            gemma(t)?;
+            t.size(&["moe_intermediate_size"], "experts.gate_up_proj", 1, 2)?;
+            t.size(&["num_experts"], "router.proj.weight", 0, 1)
+        }
         "mamba2" => {
             embedding(t, "embeddings.weight", "lm_head.weight", false)?;
             t.size(&["num_heads"], "layers.0.mixer.A_log", 0, 1)?;

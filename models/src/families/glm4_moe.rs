@@ -68,7 +68,8 @@ impl Glm4MoeConfig {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
         let correction = format!("{router}.e_score_correction_bias");
         let stored = Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
-        let names = ExpertNames { router: &router, correction: Some(&correction), stored };
+        let names =
+            ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
         let h = self.experts.apply(net, x, &names);
         let shared = format!("{name}.shared_experts");
         let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, self.activation);

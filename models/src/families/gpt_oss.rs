@@ -91,7 +91,11 @@ impl Transformer for GptOssConfig {
             format!("{mlp}.experts.down_proj"),
         );
         let stored = Stored::Columns { gate_up: &gate_up, down: &down };
-        let h = self.experts.apply(net, h, &ExpertNames { router: &router, correction: None, stored });
+        let h = self.experts.apply(
+            net,
+            h,
+            &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+        );
         net.residual(layer, "mlp", x, h)
     }
 

@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::mamba2::Mamba2;
+use crate::layers::mamba2::{GatedNorm, Mamba2};
 use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
@@ -64,7 +64,9 @@ impl GraniteHybridConfig {
         ];
         let mixer = match attends.iter().all(|&attends| attends) {
             true => None,
-            false => Some(Mamba2 { norm_groups: 1, ..Mamba2::read(fields, names, eps)? }),
+            false => {
+                Some(Mamba2 { norm: GatedNorm::After { groups: 1 }, ..Mamba2::read(fields, names, eps)? })
+            }
         };
         let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
         Ok(GraniteHybridConfig {
@@ -121,7 +123,11 @@ impl GraniteHybridConfig {
         let (gate_up, down) =
             (format!("{mixture}.input_linear.weight"), format!("{mixture}.output_linear.weight"));
         let stored = Stored::Packed { gate_up: &gate_up, down: &down };
-        let h = experts.apply(net, x, &ExpertNames { router: &router, correction: None, stored });
+        let h = experts.apply(
+            net,
+            x,
+            &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+        );
         net.add(h, shared)
     }
 

@@ -104,7 +104,11 @@ impl Lfm2Config {
                     (format!("{name}.gate"), format!("{name}.experts"), format!("{name}.expert_bias"));
                 let stored = Stored::Single { experts: &inside, parts };
                 let correction = self.corrected.then_some(correction.as_str());
-                experts.apply(net, x, &ExpertNames { router: &router, correction, stored })
+                experts.apply(
+                    net,
+                    x,
+                    &ExpertNames { router: &router, correction, expert_scale: None, stored },
+                )
             }
             _ => {
                 let names = parts.map(|part| format!("{name}.{part}"));
@@ -126,9 +130,10 @@ fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigErro
     Ok((0..layers).map(|layer| numbers.contains(&(layer as u32))).collect())
 }
 
-/// Width of the feed-forward parts, which the published files let the class compute.
+/// Width of the feed-forward parts, which the published files let the class compute. Those that have both fields mean
+/// `block_ff_dim`.
 fn intermediate(fields: &ConfigFields) -> Result<usize, ConfigError> {
-    let width = fields.size(fields.first(&["intermediate_size", "block_ff_dim"]))?;
+    let width = fields.size(fields.first(&["block_ff_dim", "intermediate_size"]))?;
     if !fields.flag_or("block_auto_adjust_ff_dim", true)? {
         return Ok(width);
     }

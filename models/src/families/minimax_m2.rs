@@ -107,7 +107,11 @@ impl Transformer for MiniMaxM2Config {
         let correction = format!("{mixture}.e_score_correction_bias");
         let correction = self.corrected.then_some(correction.as_str());
         let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
-        let h = self.experts.apply(net, h, &ExpertNames { router: &router, correction, stored });
+        let h = self.experts.apply(
+            net,
+            h,
+            &ExpertNames { router: &router, correction, expert_scale: None, stored },
+        );
         net.residual(layer, "mlp", x, h)
     }
 

@@ -63,7 +63,7 @@ impl Transformer for MixtralConfig {
         let (router, inside) =
             (format!("{name}.block_sparse_moe.gate"), format!("{name}.block_sparse_moe.experts"));
         let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
-        let names = ExpertNames { router: &router, correction: None, stored };
+        let names = ExpertNames { router: &router, correction: None, expert_scale: None, stored };
         let h = self.experts.apply(net, h, &names);
         net.residual(layer, "mlp", x, h)
     }

@@ -97,7 +97,11 @@ impl Transformer for Qwen3Config {
                 let (router, inside) = (format!("{mlp}.gate"), format!("{mlp}.experts"));
                 let parts = ["gate_proj", "up_proj", "down_proj"];
                 let stored = Stored::Single { experts: &inside, parts };
-                experts.apply(net, h, &ExpertNames { router: &router, correction: None, stored })
+                experts.apply(
+                    net,
+                    h,
+                    &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+                )
             }
             _ => mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation),
         };

@@ -154,7 +154,11 @@ impl Mixture {
             true => Stored::Packed { gate_up: &gate_up, down: &down },
             false => Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] },
         };
-        let h = self.experts.apply(net, x, &ExpertNames { router: &router, correction: None, stored });
+        let h = self.experts.apply(
+            net,
+            x,
+            &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+        );
         let shared = format!("{name}.shared_expert");
         let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, activation);
         let gate = Linear::new(&format!("{name}.shared_expert_gate"), 1).unquantized().apply(net, x);

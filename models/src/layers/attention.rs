@@ -81,22 +81,14 @@ impl Attention {
     ) -> ValueId {
         let rows = net.per_sequence(&[q.near, q.far, k, v], |net, rows| {
             let q = Queries { near: rows[0], far: if q.far == q.near { rows[0] } else { rows[1] } };
-            vec![self.apply_to_one(net, layer, q, [rows[2], rows[3]], prefix)]
+            let [k, v] = keep(net, layer, [rows[2], rows[3]]);
+            vec![self.over(net, q, [k, v], prefix)]
         });
         rows[0]
     }
 
-    /// The tokens of one sequence.
-    fn apply_to_one(
-        &self,
-        net: &mut Net,
-        layer: usize,
-        q: Queries,
-        [k, v]: [ValueId; 2],
-        prefix: Option<ValueId>,
-    ) -> ValueId {
-        let k = cached(net, &format!("layers.{layer}.key"), k);
-        let v = cached(net, &format!("layers.{layer}.value"), v);
+    /// The attention of one sequence to all its keys and values so far ([`keep`]).
+    pub fn over(&self, net: &mut Net, q: Queries, [k, v]: [ValueId; 2], prefix: Option<ValueId>) -> ValueId {
         let axis = |net: &Net, x, axis: usize| net.ty(x).dims[axis].clone();
         let (n, heads) = (axis(net, q.near, 0), axis(net, q.near, 1));
         let (t, kv) = (axis(net, k, 0), axis(net, k, 1));
@@ -226,6 +218,12 @@ fn softmax_with_null(net: &mut Net, scores: ValueId, logits: ValueId) -> ValueId
 fn column_of(net: &mut Net, rows: ValueId) -> ValueId {
     let n = net.n();
     net.reshape(rows, [n, Dim::from(1)])
+}
+
+/// Keys and values of this call join those of the calls before in the layer's caches: all so far, of one sequence.
+pub fn keep(net: &mut Net, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
+    let k = cached(net, &format!("layers.{layer}.key"), k);
+    [k, cached(net, &format!("layers.{layer}.value"), v)]
 }
 
 /// All rows of a cache with those of this call: `[past + n, ..]`.

@@ -30,8 +30,25 @@ pub struct Mamba2 {
     /// Bounds of the time steps.
     pub time_steps: (f64, f64),
     pub eps: f64,
-    /// The last norm is over each of so many parts of the values.
-    pub norm_groups: usize,
+    pub norm: GatedNorm,
+    /// The output projection has a bias.
+    pub output_bias: bool,
+    /// Factors of gate, values, B, C and time steps (muP).
+    pub multipliers: Option<[f64; 5]>,
+}
+
+/// The norm of the values beside their gate, over each of so many equal parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatedNorm {
+    None,
+    /// The gate comes first.
+    After {
+        groups: usize,
+    },
+    /// The norm comes first.
+    Before {
+        groups: usize,
+    },
 }
 
 /// Larger than in any published model.
@@ -54,6 +71,7 @@ impl Mamba2 {
         if !(2..=64).contains(&taps) {
             return Err(fields.wrong(taps_field, "a number of taps from 2 to 64", &Value::from(taps)));
         }
+        let bias = fields.flag_or(bias, false)?;
         Ok(Mamba2 {
             heads,
             head_size: size(size_field)?,
@@ -61,10 +79,12 @@ impl Mamba2 {
             state_size: size(state_field)?,
             taps,
             conv_bias: fields.flag_or(conv_bias, true)?,
-            bias: fields.flag_or(bias, false)?,
+            bias,
+            output_bias: bias,
+            multipliers: None,
             time_steps: time_steps(fields)?,
             eps,
-            norm_groups: groups,
+            norm: GatedNorm::After { groups },
         })
     }
 
@@ -79,6 +99,7 @@ impl Mamba2 {
         let widths = [inner, inner + 2 * shared, self.heads];
         let input = format!("{name}.in_proj");
         let projected = Linear::new(&input, widths.iter().sum()).bias(self.bias).apply(net, x);
+        let projected = self.scaled(net, projected);
         let [gate, xbc, dt] = cut(net, projected, widths);
         let conv = CausalConv { name: &format!("{name}.conv1d"), taps: self.taps, bias: self.conv_bias };
         let xbc = conv.apply(net, layer, xbc);
@@ -102,10 +123,34 @@ impl Mamba2 {
         let direct = net.mul(x, direct);
         let y = net.add(y, direct);
         let y = net.reshape(y, [n, Dim::from(inner)]);
+        let y = self.gated(net, name, y, gate);
+        Linear::new(&format!("{name}.out_proj"), hidden).bias(self.output_bias).apply(net, y)
+    }
+
+    /// What the input projection gives, `[n, ..]`, times its multipliers.
+    fn scaled(&self, net: &mut Net, x: ValueId) -> ValueId {
+        let Some(multipliers) = self.multipliers else { return x };
+        let shared = self.groups * self.state_size;
+        let widths = [self.inner(), self.inner(), shared, shared, self.heads];
+        let factors = multipliers.iter().zip(widths).flat_map(|(&m, width)| vec![m as f32; width]);
+        let factors = net.table("mamba.multipliers", factors.collect());
+        net.mul(x, factors)
+    }
+
+    fn gated(&self, net: &mut Net, name: &str, y: ValueId, gate: ValueId) -> ValueId {
+        let name = format!("{name}.norm");
         let gate = Activation::Silu.apply(net, gate);
-        let y = net.mul(y, gate);
-        let y = grouped_rms_norm(net, y, &format!("{name}.norm"), self.eps, self.norm_groups);
-        Linear::new(&format!("{name}.out_proj"), hidden).bias(self.bias).apply(net, y)
+        match self.norm {
+            GatedNorm::None => net.mul(y, gate),
+            GatedNorm::After { groups } => {
+                let y = net.mul(y, gate);
+                grouped_rms_norm(net, y, &name, self.eps, groups)
+            }
+            GatedNorm::Before { groups } => {
+                let y = grouped_rms_norm(net, y, &name, self.eps, groups);
+                net.mul(y, gate)
+            }
+        }
     }
 
     /// `softplus(dt + bias)` within the bounds, `[n, heads]`.

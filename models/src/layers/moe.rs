@@ -87,6 +87,11 @@ impl Routing {
         if self.scale != 1.0 {
             weights = net.scale(weights, self.scale);
         }
+        if let Some(name) = names.expert_scale {
+            let scales = net.vector(name, self.count);
+            let scales = self.of_chosen(net, scales, ids);
+            weights = net.mul(weights, scales);
+        }
         (weights, ids)
     }
 
@@ -96,12 +101,17 @@ impl Routing {
         let bias = net.vector(name, self.count);
         let corrected = net.add(scores, bias);
         let (weights, ids) = net.top_k(corrected, self.chosen);
+        let bias = self.of_chosen(net, bias, ids);
+        (net.sub(weights, bias), ids)
+    }
+
+    /// The numbers of the chosen experts among those of all, `f32[count]`: `[n, chosen]`.
+    fn of_chosen(&self, net: &mut Net, numbers: ValueId, ids: ValueId) -> ValueId {
         let (n, chosen) = (net.n(), Dim::from(self.chosen));
-        let column = net.reshape(bias, [self.count, 1]);
+        let column = net.reshape(numbers, [self.count, 1]);
         let flat = net.reshape(ids, [n.product(&chosen)]);
         let of_chosen = net.gather(column, flat);
-        let of_chosen = net.reshape(of_chosen, [n, chosen]);
-        (net.sub(weights, of_chosen), ids)
+        net.reshape(of_chosen, [n, chosen])
     }
 }
 
@@ -112,16 +122,30 @@ pub enum Glu {
     Plain(Activation),
     /// `gate * sigmoid(slope * gate) * (up + 1)`, with the gate at most `limit`, and up between `-limit` and `limit`.
     Clamped { limit: f64, slope: f64 },
+    /// `act(up)`: there is no gate.
+    Ungated(Activation),
 }
 
 impl Glu {
-    fn apply(self, net: &mut Net, gate: ValueId, up: ValueId) -> ValueId {
+    /// `gate` and `up` add the products of these parts.
+    fn apply(
+        self,
+        net: &mut Net,
+        gate: impl FnOnce(&mut Net) -> ValueId,
+        up: impl FnOnce(&mut Net) -> ValueId,
+    ) -> ValueId {
         match self {
+            Glu::Ungated(activation) => {
+                let up = up(net);
+                activation.apply(net, up)
+            }
             Glu::Plain(activation) => {
+                let (gate, up) = (gate(net), up(net));
                 let gate = activation.apply(net, gate);
                 net.mul(gate, up)
             }
             Glu::Clamped { limit, slope } => {
+                let (gate, up) = (gate(net), up(net));
                 let (low, high, one) = (net.constant(-limit), net.constant(limit), net.constant(1.0));
                 let gate = net.min(gate, high);
                 let up = net.min(up, high);
@@ -150,6 +174,8 @@ pub struct ExpertNames<'a> {
     pub router: &'a str,
     /// A vector that is added to the scores for the choice only.
     pub correction: Option<&'a str>,
+    /// A vector of factors of the experts' weights.
+    pub expert_scale: Option<&'a str>,
     pub stored: Stored<'a>,
 }
 
@@ -198,13 +224,17 @@ impl Experts {
 
     /// `[n, hidden]` to `[n, hidden]`.
     pub fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> ValueId {
+        self.apply_routed(net, x, x, names)
+    }
+
+    /// The same where the router reads another `input`.
+    pub fn apply_routed(&self, net: &mut Net, input: ValueId, x: ValueId, names: &ExpertNames) -> ValueId {
         let (hidden, chosen) = (net.width(x), Dim::from(self.routing.chosen));
-        let (weights, ids) = self.routing.apply(net, x, names);
+        let (weights, ids) = self.routing.apply(net, input, names);
         let n = net.n();
         let rows = net.reshape(x, [n.clone(), Dim::from(1), Dim::from(hidden)]);
-        let gate = self.product(net, rows, ids, (names, Part::Gate), hidden);
-        let up = self.product(net, rows, ids, (names, Part::Up), hidden);
-        let product = self.glu.apply(net, gate, up);
+        let part = |part| move |net: &mut Net| self.product(net, rows, ids, (names, part), hidden);
+        let product = self.glu.apply(net, part(Part::Gate), part(Part::Up));
         let outputs = self.product(net, product, ids, (names, Part::Down), hidden);
         let weights = net.reshape(weights, [n.clone(), chosen, Dim::from(1)]);
         let weighted = net.mul(outputs, weights);

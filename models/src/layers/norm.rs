@@ -39,16 +39,21 @@ pub fn rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64) -> ValueId {
     net.rms_norm(x, weight, eps)
 }
 
+/// `x / rms(x)`.
+pub fn rms_norm_unweighted(net: &mut Net, x: ValueId, eps: f64) -> ValueId {
+    let size = net.width(x);
+    let ones = net.table(&format!("ones.{size}"), vec![1.0; size]);
+    net.rms_norm(x, ones, eps)
+}
+
 /// [`rms_norm`] of each of `groups` equal parts of `x: [n, size]`.
 pub fn grouped_rms_norm(net: &mut Net, x: ValueId, name: &str, eps: f64, groups: usize) -> ValueId {
     if groups == 1 {
         return rms_norm(net, x, name, eps);
     }
     let (n, size) = (net.n(), net.width(x));
-    let part = size / groups;
     let parts = net.split_heads(x, groups);
-    let ones = net.table(&format!("ones.{part}"), vec![1.0; part]);
-    let unit = net.rms_norm(parts, ones, eps);
+    let unit = rms_norm_unweighted(net, parts, eps);
     let unit = net.reshape(unit, [n, Dim::from(size)]);
     let weight = net.vector(&format!("{name}.weight"), size);
     net.mul(unit, weight)

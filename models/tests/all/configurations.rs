@@ -220,6 +220,9 @@ fn presets_have_the_published_sizes() {
         ("baichuan2-7b", "7.506e9"),
         ("baichuan2-13b", "1.390e10"),
         ("internlm2-7b", "7.738e9"),
+        ("smollm3-3b", "3.075e9"),
+        ("gpt-oss-20b", "2.091e10"),
+        ("lfm2-1.2b", "1.170e9"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();

@@ -157,6 +157,12 @@ fn hybrids_that_contradict_themselves_are_refused() {
         json!({ "model_type": "smollm3", "no_rope_layers": [1, 2] }),
         &["`no_rope_layers`", "a list of 2 of 0 and 1"],
     );
+    let nemotron =
+        mamba(json!({ "model_type": "nemotron_h", "mamba_num_heads": 8, "hybrid_override_pattern": "M" }));
+    refused(nemotron, &["`hybrid_override_pattern`", "2 letters of M, *, - and E"]);
+    let all_shared = json!({ "model_type": "gemma4_text", "num_kv_shared_layers": 2,
+        "layer_types": ["full_attention", "full_attention"] });
+    refused(all_shared, &["`num_kv_shared_layers`", "one of its kind before it"]);
     let glm =
         json!({ "model_type": "glm4_moe", "n_group": 2, "n_routed_experts": 4, "num_experts_per_tok": 2 });
     refused(glm, &["`n_group`", "experts in groups are not read"]);

@@ -218,6 +218,10 @@ cases! {
     qwen3_5_with_packed_experts: "qwen3.5-moe",
     granite4_hybrid: "granite4-hybrid",
     mamba2: "mamba2",
+    nemotron_h: "nemotron-h",
+    falcon_h1: "falcon-h1",
+    gemma4_with_shared_caches_and_embeddings_of_layers: "gemma4-e",
+    gemma4_with_experts: "gemma4-moe",
     linear_rope: "llama-linear",
     yarn: "llama-yarn",
 }

@@ -21,7 +21,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 49] = [
+pub const FAMILIES: [&str; 54] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -63,6 +63,7 @@ pub const FAMILIES: [&str; 49] = [
     "ministral3",
     "olmo3",
     "cohere2",
+    "gpt-oss",
     "glm4-moe",
     "minimax-m2",
     "lfm2",
@@ -71,6 +72,10 @@ pub const FAMILIES: [&str; 49] = [
     "qwen3.5-moe",
     "granite4-hybrid",
     "mamba2",
+    "nemotron-h",
+    "falcon-h1",
+    "gemma4-e",
+    "gemma4-moe",
 ];
 
 /// All cases that are part of the project.

@@ -1,0 +1,164 @@
+//! Falcon-H1 (TII 2025; reference: `FalconH1ForCausalLM` of transformers): Mamba 2 and attention side by side in every layer, with
+//! multipliers at every place (muP).
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::mamba2::{GatedNorm, Mamba2};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct FalconH1Config {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub mixer: Mamba2,
+    pub attention_bias: bool,
+    pub mlp_bias: bool,
+    pub tied: bool,
+    pub multipliers: Multipliers,
+}
+
+/// Factors, by what they scale.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Multipliers {
+    pub embedding: f64,
+    pub logits: f64,
+    pub attention_input: f64,
+    pub attention_output: f64,
+    pub key: f64,
+    pub mixer_input: f64,
+    pub mixer_output: f64,
+    pub gate: f64,
+    pub down: f64,
+}
+
+impl Multipliers {
+    fn read(fields: &ConfigFields) -> Result<Multipliers, ConfigError> {
+        let [gate, down] = fields.numbers_or("mlp_multipliers", [1.0; 2])?;
+        Ok(Multipliers {
+            embedding: fields.float_or("embedding_multiplier", 1.0)?,
+            logits: fields.float_or("lm_head_multiplier", 1.0)?,
+            attention_input: fields.float_or("attention_in_multiplier", 1.0)?,
+            attention_output: fields.float_or("attention_out_multiplier", 1.0)?,
+            key: fields.float_or("key_multiplier", 1.0)?,
+            mixer_input: fields.float_or("ssm_in_multiplier", 1.0)?,
+            mixer_output: fields.float_or("ssm_out_multiplier", 1.0)?,
+            gate,
+            down,
+        })
+    }
+}
+
+impl FalconH1Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<FalconH1Config, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(8192))?;
+        let defaults = RopeDefaults { theta: 1e5, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
+        let names = [
+            "mamba_n_heads",
+            "mamba_d_head",
+            "mamba_n_groups",
+            "mamba_d_state",
+            "mamba_d_conv",
+            "mamba_conv_bias",
+            "mamba_proj_bias",
+        ];
+        let mixer = Mamba2::read(fields, names, eps)?;
+        let norm =
+            match (fields.flag_or("mamba_rms_norm", false)?, fields.flag_or("mamba_norm_before_gate", true)?)
+            {
+                (false, _) => GatedNorm::None,
+                (true, false) => GatedNorm::After { groups: mixer.groups },
+                (true, true) => GatedNorm::Before { groups: mixer.groups },
+            };
+        let output_bias = fields.flag_or("projectors_bias", false)?;
+        let multipliers = Some(fields.numbers_or("ssm_multipliers", [1.0; 5])?);
+        Ok(FalconH1Config {
+            intermediate: fields.size("intermediate_size")?,
+            eps,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            mixer: Mamba2 { norm, output_bias, multipliers, ..mixer },
+            attention_bias: fields.flag_or("attention_bias", false)?,
+            mlp_bias: fields.flag_or("mlp_bias", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            multipliers: Multipliers::read(fields)?,
+            sizes,
+        })
+    }
+
+    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, bias) = (&self.sizes, self.attention_bias);
+        let project = |net: &mut Net, which: &str, x, out| {
+            Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+        };
+        let x = net.scale(x, self.multipliers.attention_input);
+        let q = project(net, "q_proj", x, sizes.query());
+        let k = project(net, "k_proj", x, sizes.key());
+        let k = net.scale(k, self.multipliers.key);
+        let v = project(net, "v_proj", x, sizes.key());
+        let attention = SelfAttention::new(name, rope, Attention::causal(sizes.head_size));
+        let h = attention.attend(net, layer, sizes, [q, k, v]);
+        let h = project(net, "o_proj", h, sizes.hidden);
+        net.scale(h, self.multipliers.attention_output)
+    }
+
+    fn feed_forward(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+        let layer = |net: &mut Net, which: &str, x, out| {
+            Linear::new(&format!("{name}.{which}"), out).bias(self.mlp_bias).apply(net, x)
+        };
+        let gate = layer(net, "gate_proj", x, self.intermediate);
+        let gate = net.scale(gate, self.multipliers.gate);
+        let gate = self.activation.apply(net, gate);
+        let up = layer(net, "up_proj", x, self.intermediate);
+        let product = net.mul(up, gate);
+        let h = layer(net, "down_proj", product, self.sizes.hidden);
+        net.scale(h, self.multipliers.down)
+    }
+}
+
+impl Transformer for FalconH1Config {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = (Norm::Rms(self.eps), "model.final_layernorm");
+        Frame {
+            embedding_scale: Some(self.multipliers.embedding),
+            logit_scale: Some(self.multipliers.logits),
+            ..Frame::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        }
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let normalised = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let mixed = net.scale(normalised, self.multipliers.mixer_input);
+        let mixed = self.mixer.apply(net, layer, &format!("{name}.mamba"), mixed);
+        let mixed = net.scale(mixed, self.multipliers.mixer_output);
+        let attended = self.attention(net, layer, &format!("{name}.self_attn"), normalised, rope);
+        let h = net.add(mixed, attended);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.pre_ff_layernorm"), self.eps);
+        let h = self.feed_forward(net, &format!("{name}.feed_forward"), h);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "model.", &["embed_tokens.", "layers.", "final_layernorm."])
+    }
+}

@@ -1,0 +1,255 @@
+//! Gemma 4, text only (Gemma Team 2026; reference: `Gemma4ForCausalLM` of transformers): layers with a window have small heads, the
+//! others large ones. The small models add an embedding of their own to each layer, and their last layers read the caches
+//! of earlier ones; the large ones may have experts beside the feed-forward part, and use keys as values in full layers.
+
+mod attention;
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::moe::{ExpertNames, Experts, Stored};
+use crate::layers::norm::{Norm, rms_norm, rms_norm_unweighted};
+use crate::layers::{Activation, Linear, Rope, RopeTables, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use attention::{Heads, Shared};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::ParamRole;
+use serde_json::Value;
+use std::cell::Cell;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemma4Config {
+    /// Heads are those of layers with a window.
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Of layers without and with a window.
+    ropes: [Rope; 2],
+    /// Of layers without and with a window.
+    heads: [Heads; 2],
+    pub windows: Vec<Option<usize>>,
+    pub bias: bool,
+    /// Layers from here on read the keys and values of the last layer before of their kind.
+    pub first_shared: usize,
+    /// The feed-forward parts of those layers are twice as wide.
+    pub double_wide: bool,
+    /// Width of the embeddings of each layer, and how many rows their table has.
+    pub per_layer: Option<(usize, usize)>,
+    pub experts: Option<Experts>,
+    pub logit_cap: Option<f64>,
+    pub tied: bool,
+}
+
+impl Gemma4Config {
+    pub fn from_fields(fields: &ConfigFields) -> Result<Gemma4Config, ConfigError> {
+        if let Some(all) = fields.get("use_bidirectional_attention").filter(|v| v.as_str() == Some("all")) {
+            return Err(fields.wrong("use_bidirectional_attention", "null: attention is causal here", all));
+        }
+        let sizes = Sizes::read(fields, Some(131_072))?;
+        let windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(6))?;
+        let heads = Heads::read(fields, &sizes)?;
+        let shared_layers = fields.count_or("num_kv_shared_layers", 0)?;
+        let first_shared = sizes.layers.saturating_sub(shared_layers);
+        let kinds = |layers: &[Option<usize>], full: bool| layers.iter().any(|w| w.is_none() == full);
+        let (before, behind) = windows.split_at(first_shared);
+        if [true, false].into_iter().any(|full| kinds(behind, full) && !kinds(before, full)) {
+            let expected = "less: a layer needs one of its kind before it, whose keys and values it reads";
+            return Err(fields.wrong("num_kv_shared_layers", expected, &Value::from(shared_layers)));
+        }
+        Ok(Gemma4Config {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
+            activation: Activation::read(fields, &["hidden_activation"], Activation::GeluTanh)?,
+            ropes: ropes(fields, sizes.context, heads)?,
+            heads,
+            windows,
+            bias: fields.flag_or("attention_bias", false)?,
+            first_shared,
+            double_wide: fields.flag_or("use_double_wide_mlp", false)?,
+            per_layer: per_layer(fields, &sizes)?,
+            experts: experts(fields)?,
+            logit_cap: fields.get("final_logit_softcapping").map(|_| cap(fields)).transpose()?,
+            tied: fields.flag_or("tie_word_embeddings", true)?,
+            sizes,
+        })
+    }
+
+    /// What each layer adds of its own: an embedding of the token and a projection of the first layer's input,
+    /// `[n, layers, width]`.
+    fn per_layer_inputs(&self, net: &mut Net) -> Option<ValueId> {
+        let ((width, rows), &Sizes { layers, hidden, .. }) = (self.per_layer?, &self.sizes);
+        let split = |net: &mut Net, x| {
+            let n = net.n();
+            net.reshape(x, [n, Dim::from(layers), Dim::from(width)])
+        };
+        let table =
+            net.weight("model.embed_tokens_per_layer.weight", ParamRole::Embedding, &[rows, layers * width]);
+        let tokens = net.tokens();
+        let own = net.gather(table, tokens);
+        let own = net.scale(own, (width as f64).sqrt());
+        let own = split(net, own);
+        let x = self.embed(net);
+        let projected = Linear::new("model.per_layer_model_projection", layers * width).apply(net, x);
+        let projected = net.scale(projected, (hidden as f64).powf(-0.5));
+        let projected = split(net, projected);
+        let projected = rms_norm(net, projected, "model.per_layer_projection_norm", self.eps);
+        let sum = net.add(projected, own);
+        Some(net.scale(sum, std::f64::consts::FRAC_1_SQRT_2))
+    }
+
+    /// The feed-forward part, with experts beside it where there are some. `h` is `x` behind a norm.
+    fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, [x, h]: [ValueId; 2]) -> ValueId {
+        let double = self.double_wide && layer >= self.first_shared;
+        let width = if double { 2 * self.intermediate } else { self.intermediate };
+        let h = mlp::gated_by_name(net, h, &format!("{name}.mlp"), width, false, self.activation);
+        let Some(experts) = &self.experts else { return h };
+        let norm = |net: &mut Net, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
+        let dense = norm(net, h, "post_feedforward_layernorm_1");
+        let input = rms_norm_unweighted(net, x, self.eps);
+        let scale = net.vector(&format!("{name}.router.scale"), self.sizes.hidden);
+        let input = net.mul(input, scale);
+        let input = net.scale(input, (self.sizes.hidden as f64).powf(-0.5));
+        let h = norm(net, x, "pre_feedforward_layernorm_2");
+        let (router, expert_scale) =
+            (format!("{name}.router.proj"), format!("{name}.router.per_expert_scale"));
+        let (gate_up, down) = (format!("{name}.experts.gate_up_proj"), format!("{name}.experts.down_proj"));
+        let names = ExpertNames {
+            router: &router,
+            correction: None,
+            expert_scale: Some(&expert_scale),
+            stored: Stored::Packed { gate_up: &gate_up, down: &down },
+        };
+        let h = experts.apply_routed(net, input, h, &names);
+        let h = norm(net, h, "post_feedforward_layernorm_2");
+        net.add(dense, h)
+    }
+
+    /// Adds what the layer has of its own to its output `x`.
+    fn add_own(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, inputs: ValueId) -> ValueId {
+        let width = net.width(inputs);
+        let n = net.n();
+        let own = net.slice(inputs, 1, Dim::from(layer), Dim::from(1));
+        let own = net.reshape(own, [n, Dim::from(width)]);
+        let gate = Linear::new(&format!("{name}.per_layer_input_gate"), width).apply(net, x);
+        let gate = self.activation.apply(net, gate);
+        let h = net.mul(gate, own);
+        let h = Linear::new(&format!("{name}.per_layer_projection"), self.sizes.hidden).apply(net, h);
+        let h = rms_norm(net, h, &format!("{name}.post_per_layer_input_norm"), self.eps);
+        net.add(x, h)
+    }
+}
+
+/// Rotary embedding of layers without and with a window; the first turns a quarter of the large heads, in pairs that
+/// span them.
+fn ropes(
+    fields: &ConfigFields,
+    context: usize,
+    [full, sliding]: [Heads; 2],
+) -> Result<[Rope; 2], ConfigError> {
+    let [full_defaults, sliding_defaults] =
+        [1e6, 1e4].map(|theta| RopeDefaults { theta, ..RopeDefaults::LLAMA });
+    let Some(parameters) = fields.object("rope_parameters")? else {
+        return Err(fields.missing("rope_parameters", "an object"));
+    };
+    let of = |size, i: usize| -> Result<Rope, ConfigError> {
+        let kinds = RopeConfig::of_kinds(&parameters, size, context, [full_defaults, sliding_defaults])?;
+        let [full, sliding] = kinds.map(|kind| kind.rope);
+        Ok(if i == 0 { full } else { sliding })
+    };
+    Ok([of(full.size, 0)?, of(sliding.size, 1)?])
+}
+
+fn per_layer(fields: &ConfigFields, sizes: &Sizes) -> Result<Option<(usize, usize)>, ConfigError> {
+    let width = fields.count_or("hidden_size_per_layer_input", 0)?;
+    if width == 0 {
+        return Ok(None);
+    }
+    let field = "vocab_size_per_layer_input";
+    match fields.size_or(field, sizes.vocab)? {
+        rows if rows >= sizes.vocab => Ok(Some((width, rows))),
+        rows => {
+            let expected = format!("at least vocab_size, which is {}", sizes.vocab);
+            Err(fields.wrong(field, &expected, &Value::from(rows)))
+        }
+    }
+}
+
+/// Softmax over all experts, the chosen ones normalised.
+fn experts(fields: &ConfigFields) -> Result<Option<Experts>, ConfigError> {
+    if !fields.flag_or("enable_moe_block", false)? {
+        return Ok(None);
+    }
+    let mut renamed = fields.clone();
+    for (here, elsewhere) in [("top_k_experts", "num_experts_per_tok"), ("hidden_activation", "hidden_act")] {
+        if let Some(value) = fields.get(here) {
+            renamed.raw.insert(elsewhere.to_string(), value.clone());
+        }
+    }
+    let width = fields.size("moe_intermediate_size")?;
+    Experts::read(&renamed, &["num_experts"], width, true).map(Some)
+}
+
+fn cap(fields: &ConfigFields) -> Result<f64, ConfigError> {
+    let field = "final_logit_softcapping";
+    match fields.float_or(field, 0.0)? {
+        cap if cap > 0.0 && cap.is_finite() => Ok(cap),
+        _ => Err(fields.wrong(field, "a positive number or null", &fields.raw[field])),
+    }
+}
+
+impl Transformer for Gemma4Config {
+    type Shared = Shared;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame {
+            embedding_scale: Some((self.sizes.hidden as f64).sqrt()),
+            logit_cap: self.logit_cap,
+            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+        }
+    }
+
+    fn shared(&self, net: &mut Net) -> Shared {
+        let tables = |net: &mut Net, rope: &Rope, name: &str| -> RopeTables { rope.tables(net, name) };
+        let [full, sliding] = &self.ropes;
+        let ropes = [tables(net, full, "rope"), tables(net, sliding, "rope.local")];
+        Shared { ropes, inputs: self.per_layer_inputs(net), rows: Cell::new([None; 2]) }
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, shared: &Shared) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let norm = |net: &mut Net, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
+        let h = norm(net, x, "input_layernorm");
+        let h = self.attention(net, layer, &format!("{name}.self_attn"), h, shared);
+        let h = norm(net, h, "post_attention_layernorm");
+        let x = net.residual(layer, "attention", x, h);
+        let h = norm(net, x, "pre_feedforward_layernorm");
+        let h = self.feed_forward(net, layer, &name, [x, h]);
+        let h = norm(net, h, "post_feedforward_layernorm");
+        let mut x = net.residual(layer, "mlp", x, h);
+        if let Some(inputs) = shared.inputs {
+            x = self.add_own(net, layer, &name, x, inputs);
+        }
+        let scalar = net.vector(&format!("{name}.layer_scalar"), 1);
+        net.mul(x, scalar)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.experts.is_some()
+    }
+
+    /// Files may hold keys and values of layers that read those of others.
+    fn is_ignored(&self, name: &str) -> bool {
+        let inside = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once(".self_attn."));
+        let unused = inside.is_some_and(|(layer, part)| {
+            let layer: Option<usize> = layer.parse().ok();
+            layer.is_some_and(|layer| layer >= self.first_shared)
+                && (part.starts_with("k_") || part.starts_with("v_"))
+        });
+        unused || self.tied && name == self.frame().head
+    }
+}

@@ -1,0 +1,105 @@
+//! The attention of Gemma 4.
+
+use super::Gemma4Config;
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::attention::{Attention, Queries, keep};
+use crate::layers::norm::{rms_norm, rms_norm_unweighted};
+use crate::layers::{Linear, RopeTables};
+use crate::transformer::{Net, Sizes};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+use std::cell::Cell;
+
+/// Heads of a kind of layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub size: usize,
+    /// Key and value heads.
+    pub kv: usize,
+    /// There is no projection of values: they are the keys before norm and rotary embedding.
+    pub keys_are_values: bool,
+}
+
+const LARGEST_HEAD: usize = 4096;
+
+impl Heads {
+    /// Of layers without and with a window.
+    pub fn read(fields: &ConfigFields, sizes: &Sizes) -> Result<[Heads; 2], ConfigError> {
+        let keys_are_values = fields.flag_or("attention_k_eq_v", false)?;
+        let size = fields.size_or("global_head_dim", 512)?;
+        if size > LARGEST_HEAD {
+            let expected = format!("at most {LARGEST_HEAD}");
+            return Err(fields.wrong("global_head_dim", &expected, &Value::from(size)));
+        }
+        let kv = match keys_are_values {
+            true => fields.size_or("num_global_key_value_heads", sizes.kv_heads)?,
+            false => sizes.kv_heads,
+        };
+        if !sizes.heads.is_multiple_of(kv) {
+            let expected = format!("a divisor of num_attention_heads, which is {}", sizes.heads);
+            return Err(fields.wrong("num_global_key_value_heads", &expected, &Value::from(kv)));
+        }
+        let sliding = Heads { size: sizes.head_size, kv: sizes.kv_heads, keys_are_values: false };
+        Ok([Heads { size, kv, keys_are_values }, sliding])
+    }
+}
+
+/// What the layers of a call share.
+pub struct Shared {
+    /// Of layers without and with a window.
+    pub ropes: [RopeTables; 2],
+    /// What each layer adds of its own, `[n, layers, width]`.
+    pub inputs: Option<ValueId>,
+    /// All keys and values so far of the last layer without, and of the last with a window, of one sequence.
+    pub rows: Cell<[Option<[ValueId; 2]>; 2]>,
+}
+
+impl Gemma4Config {
+    pub(super) fn attention(
+        &self,
+        net: &mut Net,
+        layer: usize,
+        name: &str,
+        x: ValueId,
+        shared: &Shared,
+    ) -> ValueId {
+        let window = self.windows[layer];
+        let kind = usize::from(window.is_some());
+        let heads = self.heads[kind];
+        let project = |net: &mut Net, which: &str, x, out| {
+            Linear::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
+        };
+        let mut inputs = vec![project(net, "q_proj", x, self.sizes.heads * heads.size)];
+        if layer < self.first_shared {
+            let k = project(net, "k_proj", x, heads.kv * heads.size);
+            inputs.push(k);
+            inputs.push(if heads.keys_are_values {
+                k
+            } else {
+                project(net, "v_proj", x, heads.kv * heads.size)
+            });
+        }
+        let rope = &shared.ropes[kind];
+        let attention = Attention { scale: 1.0, window, ..Attention::causal(heads.size) };
+        let rows = net.per_sequence(&inputs, |net, rows| {
+            let q = net.split_heads(rows[0], self.sizes.heads);
+            let q = rms_norm(net, q, &format!("{name}.q_norm"), self.eps);
+            let far = rope.apply_for_sinks(net, q);
+            let q = rope.apply(net, q);
+            let q = Queries { near: q, far: far.unwrap_or(q) };
+            let mut all = shared.rows.get();
+            if let &[_, k, v] = rows {
+                let (k, v) = (net.split_heads(k, heads.kv), net.split_heads(v, heads.kv));
+                let k = rms_norm(net, k, &format!("{name}.k_norm"), self.eps);
+                let k = rope.apply(net, k);
+                let v = rms_norm_unweighted(net, v, self.eps);
+                all[kind] = Some(keep(net, layer, [k, v]));
+                shared.rows.set(all);
+            }
+            let rows = all[kind].expect("a layer of the kind came before; the configuration was checked");
+            vec![attention.over(net, q, rows, None)]
+        });
+        project(net, "o_proj", rows[0], self.sizes.hidden)
+    }
+}

@@ -1,0 +1,201 @@
+//! Nemotron-H and Nemotron 3 (NVIDIA 2025; reference: `NemotronHForCausalLM` of transformers): each layer is one part behind a norm:
+//! Mamba 2, attention without positions, a feed-forward part with squared ReLU, or experts of that kind with a shared one.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::mamba2::Mamba2;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::{Activation, Attention, Linear, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct NemotronHConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    pub parts: Vec<Part>,
+    /// `None` where no layer is of that kind.
+    pub mixer: Option<Mamba2>,
+    pub experts: Option<Experts>,
+    /// Width of the shared expert.
+    pub shared: usize,
+    pub attention_bias: bool,
+    pub mlp_bias: bool,
+    pub tied: bool,
+}
+
+/// What a layer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Mamba,
+    Attention,
+    Mlp,
+    Experts,
+}
+
+impl Part {
+    /// Letter of `hybrid_override_pattern`, and name in `layers_block_type` of newer files.
+    const KINDS: [(Part, char, &'static str); 4] = [
+        (Part::Mamba, 'M', "mamba"),
+        (Part::Attention, '*', "attention"),
+        (Part::Mlp, '-', "mlp"),
+        (Part::Experts, 'E', "moe"),
+    ];
+
+    fn read(fields: &ConfigFields, layers: usize) -> Result<Vec<Part>, ConfigError> {
+        let (list, pattern) = ("layers_block_type", "hybrid_override_pattern");
+        if fields.get(list).is_some() {
+            let kinds = fields.layer_kinds(list, layers, &Part::KINDS.map(|(_, _, name)| name))?;
+            return Ok(kinds.into_iter().map(|kind| Part::KINDS[kind].0).collect());
+        }
+        let letters = fields.string(pattern)?;
+        let part = |letter| Part::KINDS.iter().find(|(_, known, _)| *known == letter).map(|(part, ..)| *part);
+        let parts: Option<Vec<Part>> = letters.chars().map(part).collect();
+        parts.filter(|parts| parts.len() == layers).ok_or_else(|| {
+            let expected = format!("{layers} letters of M, *, - and E");
+            fields.wrong(pattern, &expected, &Value::from(letters))
+        })
+    }
+}
+
+impl NemotronHConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<NemotronHConfig, ConfigError> {
+        let sizes = Sizes::read(fields, Some(4096))?;
+        let eps = fields.epsilon(&["layer_norm_epsilon", "norm_eps"], 1e-5)?;
+        let parts = Part::read(fields, sizes.layers)?;
+        let names = [
+            "mamba_num_heads",
+            "mamba_head_dim",
+            "n_groups",
+            "ssm_state_size",
+            "conv_kernel",
+            "use_conv_bias",
+            "mamba_proj_bias",
+        ];
+        let mixer = match parts.contains(&Part::Mamba) {
+            true => Some(Mamba2::read(fields, names, eps)?),
+            false => None,
+        };
+        let activation = Activation::read(fields, &["mlp_hidden_act"], Activation::ReluSquared)?;
+        let experts = match parts.contains(&Part::Experts) {
+            true => Some(experts(fields, activation)?),
+            false => None,
+        };
+        Ok(NemotronHConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps,
+            activation,
+            parts,
+            mixer,
+            shared: match experts {
+                Some(_) => fields.size("moe_shared_expert_intermediate_size")?,
+                None => 0,
+            },
+            experts,
+            attention_bias: fields.flag_or("attention_bias", false)?,
+            mlp_bias: fields.flag_or("mlp_bias", false)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            sizes,
+        })
+    }
+
+    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        SelfAttention {
+            name,
+            output: "o_proj",
+            qkv_bias: self.attention_bias,
+            output_bias: self.attention_bias,
+            head_norm: None,
+            query_scale: None,
+            rope: None,
+            attention: Attention::causal(self.sizes.head_size),
+        }
+        .apply(net, layer, &self.sizes, x)
+    }
+
+    fn plain(&self, net: &mut Net, name: &str, x: ValueId, width: usize) -> ValueId {
+        let (up, down) = (format!("{name}.up_proj"), format!("{name}.down_proj"));
+        let up = Linear::new(&up, width).bias(self.mlp_bias);
+        let down = Linear::new(&down, self.sizes.hidden).bias(self.mlp_bias);
+        mlp::plain(net, x, up, down, self.activation)
+    }
+
+    fn mixture(&self, net: &mut Net, experts: &Experts, name: &str, x: ValueId) -> ValueId {
+        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
+        let correction = format!("{router}.e_score_correction_bias");
+        let stored = Stored::Single { experts: &inside, parts: ["", "up_proj", "down_proj"] };
+        let names =
+            ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
+        let h = experts.apply(net, x, &names);
+        let shared = self.plain(net, &format!("{name}.shared_experts"), x, self.shared);
+        net.add(h, shared)
+    }
+}
+
+fn experts(fields: &ConfigFields, activation: Activation) -> Result<Experts, ConfigError> {
+    for (field, what) in [("n_group", 1), ("n_shared_experts", 1)] {
+        let found = fields.size_or(field, what)?;
+        if found != what {
+            return Err(fields.wrong(field, &format!("{what}: others are not read"), &Value::from(found)));
+        }
+    }
+    if let Some(found) = fields.get("moe_latent_size") {
+        return Err(fields.wrong("moe_latent_size", "null: experts of a latent width are not read", found));
+    }
+    let routing = Routing {
+        scores: Scores::Sigmoid,
+        normalised: fields.flag_or("norm_topk_prob", true)?,
+        smallest_sum: 1e-20,
+        scale: fields.float_or("routed_scaling_factor", 1.0)?,
+        ..Routing::read(fields, &["n_routed_experts"])?
+    };
+    Ok(Experts {
+        routing,
+        intermediate: fields.size("moe_intermediate_size")?,
+        glu: Glu::Ungated(activation),
+    })
+}
+
+impl Transformer for NemotronHConfig {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = (Norm::Rms(self.eps), "backbone.norm_f");
+        Frame::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let name = format!("backbone.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.norm"), self.eps);
+        let name = format!("{name}.mixer");
+        let h = match (self.parts[layer], &self.mixer, &self.experts) {
+            (Part::Mamba, Some(mixer), _) => mixer.apply(net, layer, &name, h),
+            (Part::Experts, _, Some(experts)) => self.mixture(net, experts, &name, h),
+            (Part::Attention, ..) => self.attention(net, layer, &name, h),
+            _ => self.plain(net, &name, h, self.intermediate),
+        };
+        net.residual(layer, "mixer", x, h)
+    }
+
+    fn has_cache(&self) -> bool {
+        self.parts.contains(&Part::Attention)
+    }
+
+    fn has_experts(&self) -> bool {
+        self.experts.is_some()
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        prefixed(stored_name, "backbone.", &["embeddings.", "layers.", "norm_f."])
+    }
+}
