@@ -277,12 +277,7 @@ impl Problem {
             k,
             epilogue_operands: [Some(y), None, None, None],
         };
-        emit_product(&mut kb, &problem, plan, &mut |kb, sums| {
-            let start = kb.mul_int(sums.row, n as i64);
-            let at = kb.add(start, sums.col);
-            let index = kb.ramp1(at, sums.lanes);
-            kb.store_masked(y, index, sums.acc, sums.mask);
-        });
+        emit_product(&mut kb, &problem, plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64])));
         kb.finish()
     }
 

@@ -15,7 +15,8 @@ use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::{
-    Activation, Choice, CodeBlock, Codes, GROUP, Product, Sums, Weight, choose, emit_experts, emit_product,
+    Activation, Choice, CodeBlock, Codes, Epilogue, GROUP, Product, Weight, choose, emit_experts,
+    emit_product,
 };
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::{Arch, Level};
@@ -106,19 +107,14 @@ impl Problem {
             k,
             epilogue_operands: [Some(y), None, None, None],
         };
-        let mut store = |kb: &mut KernelBuilder, sums: Sums| {
-            let start = kb.mul_int(sums.row, n as i64);
-            let at = kb.add(start, sums.col);
-            let index = kb.ramp1(at, sums.lanes);
-            kb.store_masked(y, index, sums.acc, sums.mask);
-        };
+        let store: &mut Epilogue = &mut |k, sums| sums.store(k.view(y, [1, n as i64]));
         match experts {
             Some(experts) => {
                 let choice = Choice { ids, experts, slots: SLOTS as i64, shared: true };
-                emit_experts(&mut kb, &problem, &plan, &choice, &mut store);
+                emit_experts(&mut kb, &problem, &plan, &choice, store);
             }
             None => {
-                emit_product(&mut kb, &problem, &plan, &mut store);
+                emit_product(&mut kb, &problem, &plan, store);
             }
         }
         let x = match self.x {

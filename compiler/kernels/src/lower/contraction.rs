@@ -6,7 +6,7 @@ use super::plan::Partition;
 use crate::inline::{Binding, Index, Inliner};
 use crate::params::KernelTarget;
 use crate::product::{
-    Activation, Codes, EPILOGUE_OPERANDS, Product, Sums, Weight, choose, choose_gpu, code_block,
+    Activation, Codes, EPILOGUE_OPERANDS, Epilogue, Product, Sums, Weight, choose, choose_gpu, code_block,
     emit_gpu_product, emit_product,
 };
 use mlcc_ir::builder::KernelBuilder;
@@ -142,18 +142,16 @@ pub fn emit(
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
     let (w, w_offset) = (inputs[c.w], 0);
     let problem = Product { x, activation, w, w_offset, weight: kind, m, n, k, epilogue_operands };
-    let mut epilogue = |kb: &mut KernelBuilder, sums: Sums| {
-        Recorder::within(kb, |k| store_sums(k, &inliner, product, outputs, n as i64, &sums));
-    };
+    let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
     let slices = match target.arch {
         Arch::Nvptx => {
-            emit_gpu_product(kb, &problem, &choose_gpu(), &mut epilogue)?;
+            emit_gpu_product(kb, &problem, &choose_gpu(), epilogue)?;
             None
         }
         Arch::X86_64 | Arch::Aarch64 => {
             let plan = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
             let plan = plan.for_dense(weight.dtype, n, k);
-            emit_product(kb, &problem, &plan, &mut epilogue)
+            emit_product(kb, &problem, &plan, epilogue)
         }
     };
     let tiles = slices.map(Partition::Tiles);
@@ -197,20 +195,15 @@ fn store_sums<'k>(
     product: ValueId,
     outputs: &[BufId],
     n: i64,
-    sums: &Sums,
+    sums: Sums<'k>,
 ) {
-    let (f, mask) = (inliner.f, sums.mask.map(|mask| k.val(mask)));
-    let mut ctx = Inliner { mask, ..inliner.with_lanes(sums.lanes) };
-    ctx.bindings.insert(product, Binding::Value(k.val(sums.acc)));
-    let (row, col) = (k.val(sums.row), k.val(sums.col));
-    let index = [Index::scalar(row), Index::from(col, sums.lanes)];
-    let value = |&v| ctx.value(k, v, &index).to_lanes(sums.lanes).cast(f.ty(v).dtype).named("value");
+    let (f, lanes) = (inliner.f, sums.lanes);
+    let mut ctx = Inliner { mask: sums.mask, ..inliner.with_lanes(lanes) };
+    ctx.bindings.insert(product, Binding::Value(sums.acc));
+    let index = [Index::scalar(sums.row), Index::from(sums.col, lanes)];
+    let value = |&v| ctx.value(k, v, &index).to_lanes(lanes).cast(f.ty(v).dtype).named("value");
     let values: Vec<Val> = f.outputs.iter().map(value).collect();
     for (&buf, value) in outputs.iter().zip(values) {
-        let out = k.view(buf, [1, n]);
-        match mask {
-            Some(mask) => out.set_where(mask, [row, col], value),
-            None => out.set([row, col], value),
-        }
+        sums.store_values(k.view(buf, [1, n]), value);
     }
 }

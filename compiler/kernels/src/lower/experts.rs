@@ -161,9 +161,7 @@ fn product(
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
     let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
     let plan = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
-    Ok(emit_experts(kb, &problem, &plan, &choice, &mut |kb, sums| {
-        let row = kb.mul_int(sums.row, n as i64);
-        let at = kb.add(row, sums.col);
-        kb.store_vec(out, at, sums.acc);
+    Ok(emit_experts(kb, &problem, &plan, &choice, &mut |k, sums| {
+        sums.store(k.view(out, [1, n as i64]));
     }))
 }

@@ -84,8 +84,7 @@ impl<'k> Gpu<'k, '_> {
 
     /// Hands one sum to the epilogue.
     fn finish(self, epilogue: &mut Epilogue, row: Val<'k>, col: Val<'k>, sum: Val<'k>) {
-        let sums = Sums { row: row.id(), col: col.id(), lanes: 1, acc: sum.id(), mask: None };
-        self.k.builder(|kb| epilogue(kb, sums));
+        epilogue(self.k, Sums { row, col, lanes: 1, acc: sum, mask: None });
     }
 
     // ---- matvec: a warp per weight row

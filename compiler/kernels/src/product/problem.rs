@@ -1,8 +1,8 @@
 //! A product as a problem: `y[i][j] = sum over k of x[i][k] * w[j][k]`, with its operands and what becomes of the sums.
 
-use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprId};
 use mlcc_ir::types::{DType, Format};
+use mlcc_kernel_lang::{Recorder, Val, View};
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::tile;
@@ -152,18 +152,34 @@ impl Activation {
 }
 
 /// Finished sums, handed to the epilogue.
-#[derive(Clone, Copy, Debug)]
-pub struct Sums {
+#[derive(Clone, Copy)]
+pub struct Sums<'k> {
     /// Row of the result.
-    pub row: ExprId,
+    pub row: Val<'k>,
     /// First column.
-    pub col: ExprId,
+    pub col: Val<'k>,
     pub lanes: u32,
     /// f32, `lanes` consecutive columns.
-    pub acc: ExprId,
+    pub acc: Val<'k>,
     /// Which of them exist; `None` means all.
-    pub mask: Option<ExprId>,
+    pub mask: Option<Val<'k>>,
+}
+
+impl<'k> Sums<'k> {
+    /// Stores them in a matrix of results.
+    pub fn store(self, out: View<'k, 2>) {
+        self.store_values(out, self.acc);
+    }
+
+    /// Stores what was made of them, lane by lane, in their place.
+    pub fn store_values(self, out: View<'k, 2>, values: Val<'k>) {
+        let at = [self.row, self.col];
+        match self.mask {
+            Some(mask) => out.set_where(mask, at, values),
+            None => out.set(at, values),
+        }
+    }
 }
 
 /// Stores (or uses) a vector of sums.
-pub type Epilogue<'a> = dyn FnMut(&mut KernelBuilder, Sums) + 'a;
+pub type Epilogue<'a> = dyn for<'k> FnMut(&'k Recorder, Sums<'k>) + 'a;

@@ -207,17 +207,17 @@ impl<'k, 'a> Microtile<'k, 'a> {
         self.by_edge(|masked| {
             k.interleaved(&sums, |&(row, part, sum)| {
                 let sums = self.finished(row, part, sum, masked);
-                k.builder(|kb| epilogue(kb, sums));
+                epilogue(k, sums);
             });
         });
     }
 
     /// What the epilogue is told of the sums of a row and part.
-    fn finished(&self, row: u32, part: u32, sum: Val<'k>, masked: bool) -> Sums {
+    fn finished(&self, row: u32, part: u32, sum: Val<'k>, masked: bool) -> Sums<'k> {
         let lanes = self.lanes();
         let col = self.slice.first * TILE as i64 + i64::from(part * lanes);
-        let mask = masked.then(|| col.ramp(1, lanes).lt(self.cpu.problem.n as i64).id());
-        Sums { row: self.result_row(row).id(), col: col.id(), lanes, acc: sum.id(), mask }
+        let mask = masked.then(|| col.ramp(1, lanes).lt(self.cpu.problem.n as i64));
+        Sums { row: self.result_row(row), col, lanes, acc: sum, mask }
     }
 
     /// `body` once or twice: told whether columns may be missing.

@@ -206,12 +206,7 @@ impl Case {
         let (n, k, w_offset) = (self.n, self.k, self.w_offset);
         let epilogue_operands = [Some(y), None, None, None];
         let problem = Product { x, activation, w, w_offset, weight, m, n, k, epilogue_operands };
-        emit(&mut kb, problem, &mut |kb, sums| {
-            let start = kb.mul_int(sums.row, n as i64);
-            let at = kb.add(start, sums.col);
-            let index = kb.ramp1(at, sums.lanes);
-            kb.store_masked(y, index, sums.acc, sums.mask);
-        });
+        emit(&mut kb, problem, &mut |k, sums| sums.store(k.view(y, [1, n as i64])));
         kb.finish()
     }
 
