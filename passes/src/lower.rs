@@ -14,6 +14,11 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     for (name, target) in levels {
         let lowered = lower(&program.module, &target)?;
         ctx.note(format!("{name}: {} kernels", lowered.kernels.len()));
+        for (kernel, plan) in lowered.kernels.iter().zip(&lowered.plans) {
+            if let Some(plan) = plan {
+                ctx.note(format!("{name}: @{}: {plan}", kernel.name));
+            }
+        }
         program.levels.push(LevelCode { name, target, lowered, steps: Vec::new() });
     }
     Ok(program.levels.iter().map(|l| l.lowered.kernels.len()).sum())

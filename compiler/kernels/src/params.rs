@@ -174,6 +174,18 @@ impl PairDot {
     }
 }
 
+impl IntDot {
+    /// The instruction that multiplies, if there is one.
+    pub fn instr(self) -> Option<InstrId> {
+        match self {
+            IntDot::Unsigned(instr) | IntDot::Signed(instr) => Some(instr),
+            IntDot::Pairs { bytes, .. } => Some(bytes),
+            IntDot::Long(long) => Some(long.multiply),
+            IntDot::Widen => None,
+        }
+    }
+}
+
 /// How 8-bit activations meet integer weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntDot {

@@ -185,7 +185,7 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
     lexer.expect("[")?;
     let features = lexer.list("]", |lexer| lexer.string("a feature"))?.into_iter().collect();
     let target = KernelTarget { arch, features, vector_bits };
-    let lowered = Lowered { kernels: Vec::new(), costs: Vec::new(), entries: Vec::new() };
+    let lowered = Lowered { kernels: vec![], costs: vec![], plans: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;
     while !lexer.accept("}") {

@@ -30,6 +30,15 @@ pub struct Contraction {
     group: usize,
 }
 
+impl Contraction {
+    /// What input `i` of the group is to the product.
+    pub(super) fn role(&self, i: usize) -> Option<&'static str> {
+        let operands =
+            [(Some(self.x), "x"), (self.scales, "x_scales"), (self.sums, "x_starts"), (Some(self.w), "w")];
+        operands.into_iter().find(|(operand, _)| *operand == Some(i)).map(|(_, role)| role)
+    }
+}
+
 /// The packing that the generators read.
 pub fn weight_packing(target: &KernelTarget) -> Packing {
     match target.arch {
@@ -113,7 +122,7 @@ pub fn emit(
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<Vec<ArgContract>, LowerError> {
+) -> Result<(Vec<ArgContract>, Option<String>), LowerError> {
     let product = f.nodes[c.node].outputs[0];
     let weight = f.ty(f.inputs[c.w]).clone();
     let size = |i: usize| weight.dims[i].as_const().unwrap_or(0) as usize;
@@ -143,15 +152,15 @@ pub fn emit(
     let (w, w_offset) = (inputs[c.w], 0);
     let problem = Product { x, activation, w, w_offset, weight: kind, m, n, k, epilogue_operands };
     let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
-    let slices = match target.arch {
+    let (slices, plan) = match target.arch {
         Arch::Nvptx => {
             emit_gpu_product(kb, &problem, &choose_gpu(), epilogue)?;
-            None
+            (None, "product::gpu".to_string())
         }
         Arch::X86_64 | Arch::Aarch64 => {
             let plan = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
             let plan = plan.for_dense(weight.dtype, n, k);
-            emit_product(kb, &problem, &plan, epilogue)
+            (emit_product(kb, &problem, &plan, epilogue), format!("product::cpu: {plan}"))
         }
     };
     let tiles = slices.map(Partition::Tiles);
@@ -170,7 +179,8 @@ pub fn emit(
         let in_place = (0..f.inputs.len()).filter(same).collect();
         args.push(ArgContract { access: Access::Out, partition: tiles.clone(), in_place });
     }
-    Ok(args)
+    let types = [f.ty(product), f.ty(f.inputs[c.x]), &weight];
+    Ok((args, Some(format!("{} = {} x {} by {plan}", types[0], types[1], types[2]))))
 }
 
 /// The results, and the operands of their shape, that the epilogue reads and writes at the places of the sums.

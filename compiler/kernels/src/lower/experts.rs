@@ -63,6 +63,18 @@ pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTa
     fits.then_some(node)
 }
 
+/// What input `i` of the group is to the op.
+pub(super) fn role(f: &Function, node: &Node, i: usize) -> Option<&'static str> {
+    let roles: &[&str] = match node.op {
+        Op::TopK { .. } => &["x"],
+        Op::MatMulExperts { .. } => &["x", "w", "ids"],
+        Op::MatMulExpertsI8 { .. } => &["x", "x_scales", "x_starts", "w", "ids"],
+        _ => &[],
+    };
+    let operand = node.inputs.iter().position(|&v| f.inputs.get(i) == Some(&v))?;
+    roles.get(operand).copied()
+}
+
 pub(super) fn emit(
     kb: &mut KernelBuilder,
     f: &Function,
@@ -71,7 +83,7 @@ pub(super) fn emit(
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<Vec<ArgContract>, LowerError> {
+) -> Result<(Vec<ArgContract>, Option<String>), LowerError> {
     let missing = || LowerError::internal(format!("operands of group {}", f.name));
     let buffer = |v: ValueId| f.inputs.iter().position(|&i| i == v).map(|i| inputs[i]).ok_or_else(missing);
     let arg = |access, partition| ArgContract { access, partition, in_place: vec![] };
@@ -87,7 +99,7 @@ pub(super) fn emit(
             Recorder::within(kb, |rec| {
                 TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(machine(target));
             });
-            Ok(shared(Some(Partition::Rows(f.ty(x).dims[0].clone()))))
+            Ok((shared(Some(Partition::Rows(f.ty(x).dims[0].clone()))), None))
         }
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => {
             let [x, w, ids] = node.inputs[..] else { return Err(missing()) };
@@ -110,17 +122,17 @@ pub(super) fn emit(
                 };
                 product.emit();
             });
-            Ok(shared(None))
+            Ok((shared(None), None))
         }
         Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
-            let slices = product(kb, f, node, experts, (inputs, outputs[0]), target)?;
-            Ok(shared(Some(Partition::Tiles(slices))))
+            let (slices, plan) = product(kb, f, node, experts, (inputs, outputs[0]), target)?;
+            Ok((shared(Some(Partition::Tiles(slices))), Some(plan)))
         }
         _ => Err(missing()),
     }
 }
 
-/// The product on a CPU; gives the number of slices that workers share out.
+/// The product on a CPU; gives the number of slices that workers share out, and types and plan for people.
 fn product(
     kb: &mut KernelBuilder,
     f: &Function,
@@ -128,7 +140,7 @@ fn product(
     experts: usize,
     (inputs, out): (&[BufId], BufId),
     target: &KernelTarget,
-) -> Result<i64, LowerError> {
+) -> Result<(i64, String), LowerError> {
     let missing = || LowerError::internal(format!("operands of group {}", f.name));
     let size = |v: ValueId, axis: usize| f.ty(v).dims[axis].as_const().unwrap_or(0);
     let position = |v: &ValueId| f.inputs.iter().position(|i| i == v).map(|i| inputs[i]);
@@ -161,7 +173,9 @@ fn product(
     let slots = ids_ty.dims[1].as_const().unwrap_or(0);
     let choice = Choice { ids, experts, slots, shared: size(node.inputs[0], 1) == 1 };
     let plan = choose(target, weight_ty.dtype, activation, single).for_shape(weight_ty.dtype, n, k);
-    Ok(emit_experts(kb, &problem, &plan, &choice, &mut |k, sums| {
+    let slices = emit_experts(kb, &problem, &plan, &choice, &mut |k, sums| {
         sums.store(k.view(out, [1, n as i64]));
-    }))
+    });
+    let types = [f.ty(node.outputs[0]), f.ty(node.inputs[0]), weight_ty];
+    Ok((slices, format!("{} = {} x {} by product::experts: {plan}", types[0], types[1], types[2])))
 }

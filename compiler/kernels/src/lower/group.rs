@@ -33,6 +33,8 @@ pub struct GroupKernel {
     pub args: Vec<ArgContract>,
     pub grid: Option<Grid>,
     pub merge: Option<Merge>,
+    /// For people: types, generator and plan, as far as the generator tells them.
+    pub plan: Option<String>,
 }
 
 /// A second kernel that joins what the first one left unfinished: the first one's arguments end in the unfinished
@@ -139,12 +141,12 @@ pub fn lower_appending(
 ) -> Result<GroupKernel, LowerError> {
     let mut kb = KernelBuilder::new(name);
     let written = |i: usize| rows.iter().any(|group| group.into.contains(&i));
-    let (inputs, inliner) = bound(&mut kb, f, packings, target, written)?;
     let chosen = template(f, packings, target);
+    let (inputs, inliner) = bound(&mut kb, f, packings, target, written, |i| role(f, &chosen, i))?;
     if let Template::Attention(node) = chosen {
         let mut appended = Vec::new();
         for group in rows {
-            let (_, inliner) = bound(&mut kb, group.f, group.packings, target, |_| false)?;
+            let (_, inliner) = bound(&mut kb, group.f, group.packings, target, |_| false, |_| None)?;
             let caches = group.into.iter().map(|&i| inputs[i]);
             appended.push(NewRows { inliner, stores: group.f.outputs.iter().copied().zip(caches).collect() });
         }
@@ -156,18 +158,27 @@ pub fn lower_appending(
         outputs.push(kb.param(&format!("out{i}"), ty.dtype, ty.elements(), Access::Out, 64));
     }
     let product = matches!(chosen, Template::Contraction(_)) && target.arch != Arch::Nvptx;
-    let args = match chosen {
+    let (args, plan) = match chosen {
         Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
         Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
-        Template::Scan(node) => scan_group(&mut kb, module, f, node, &inputs, &outputs, target)?,
+        Template::Scan(node) => (scan_group(&mut kb, module, f, node, &inputs, &outputs, target)?, None),
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
-        Template::Rows => rows_group(&mut kb, f, inliner, &outputs, target)?,
+        Template::Rows => (rows_group(&mut kb, f, inliner, &outputs, target)?, None),
     };
     let mut lowered = finished(kb, args, target)?;
     if product {
         lowered.kernel = interleave_steps(lowered.kernel);
     }
-    Ok(lowered)
+    Ok(GroupKernel { plan, ..lowered })
+}
+
+/// What input `i` of a group is to its kernel, where the generator has a name for it.
+fn role(f: &Function, template: &Template, i: usize) -> Option<&'static str> {
+    match template {
+        Template::Contraction(contraction) => contraction.role(i),
+        Template::Experts(node) => experts::role(f, node, i),
+        Template::Scan(_) | Template::Attention(_) | Template::Rows => None,
+    }
 }
 
 /// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are both.
@@ -177,6 +188,7 @@ fn bound<'a>(
     packings: &[Option<Packing>],
     target: &KernelTarget,
     written: impl Fn(usize) -> bool,
+    role: impl Fn(usize) -> Option<&'static str>,
 ) -> Result<(Vec<BufId>, Inliner<'a, 'static>), LowerError> {
     let (mut inputs, mut bindings) = (Vec::new(), HashMap::new());
     for (i, &v) in f.inputs.iter().enumerate() {
@@ -191,7 +203,8 @@ fn bound<'a>(
         let access = if written(i) { Access::InOut } else { Access::In };
         // A single element may lie anywhere: the temperature is a field of the call.
         let align = if len.as_const() == Some(1) { dtype.bytes().unwrap_or(1) as u32 } else { 64 };
-        let buf = kb.param(&format!("in{}", kb.kernel().params.len()), dtype, len, access, align);
+        let name = role(i).map_or_else(|| format!("in{}", kb.kernel().params.len()), String::from);
+        let buf = kb.param(&name, dtype, len, access, align);
         let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
         let layout = if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
         bindings.insert(v, Binding::Buffer { buf, layout });
@@ -210,7 +223,7 @@ pub(super) fn finished(
 ) -> Result<GroupKernel, LowerError> {
     let kernel = expand_math(&kb.finish(), target.quotient());
     let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
-    Ok(GroupKernel { kernel, args, grid, merge: None })
+    Ok(GroupKernel { kernel, args, grid, merge: None, plan: None })
 }
 
 fn rows_group(

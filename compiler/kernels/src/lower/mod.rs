@@ -46,6 +46,8 @@ pub struct Lowered {
     pub kernels: Vec<Kernel>,
     /// By kernel.
     pub costs: Vec<Cost>,
+    /// By kernel: see [`group::GroupKernel::plan`]. Empty where kernels come from a text.
+    pub plans: Vec<Option<String>>,
     pub entries: Vec<Entry>,
 }
 
@@ -88,8 +90,8 @@ pub fn lower(module: &Module, target: &KernelTarget) -> Result<Lowered, LowerErr
         entries.push(EntryLowering::new(module, f).run(&mut kernels)?);
     }
     let costs = kernels.costs;
-    let kernels = kernels.kernels.into_iter().map(|g| g.kernel).collect();
-    Ok(only_launched(Lowered { kernels, costs, entries }))
+    let (kernels, plans) = kernels.kernels.into_iter().map(|g| (g.kernel, g.plan)).unzip();
+    Ok(only_launched(Lowered { kernels, costs, plans, entries }))
 }
 
 /// Without kernels that no entry launches: those that became a part of another one.
@@ -107,6 +109,8 @@ fn only_launched(mut lowered: Lowered) -> Lowered {
     lowered.kernels.retain(|_| at.next().is_some_and(launched));
     let mut at = 0..;
     lowered.costs.retain(|_| at.next().is_some_and(launched));
+    let mut at = 0..;
+    lowered.plans.retain(|_| at.next().is_some_and(launched));
     lowered
 }
 

@@ -7,6 +7,7 @@ use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::Stream;
 use mlcc_quant::TILE;
 use mlcc_target::Arch;
+use std::fmt;
 
 /// The plan of a product on a CPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,6 +48,40 @@ pub struct CpuPlan {
     /// Prefetches what the epilogue touches while the last columns of a register tile are worked on.
     pub epilogue_prefetch: Option<InstrId>,
     pub shares: Shares,
+    /// What of this is not as usual, and why.
+    pub why: Vec<&'static str>,
+}
+
+impl fmt::Display for CpuPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows: Vec<String> = self.rows.iter().map(u32::to_string).collect();
+        write!(f, "register tiles of {} rows x {} tiles, {} lanes", rows.join("/"), self.tiles, self.lanes)?;
+        if let Some(tall) = self.tall {
+            write!(f, ", tall ones of {} x {}", tall.rows, tall.tiles)?;
+        }
+        for (what, instr) in [("dot", self.dot.instr()), ("dot", self.bf16_dot), ("panels by", self.mmla)] {
+            if let Some(instr) = instr {
+                write!(f, ", {what} {}", instr.def().name)?;
+            }
+        }
+        if let Some(chunk) = self.chunk {
+            write!(f, ", chunks of {chunk} rows")?;
+        }
+        match self.stream {
+            Stream::None => {}
+            Stream::Lines { distance, .. } => write!(f, ", prefetches {distance} bytes ahead")?,
+            Stream::Sparse { distance, .. } => write!(f, ", sparse prefetches {distance} bytes ahead")?,
+            Stream::Touch { distance, .. } => write!(f, ", touches {distance} bytes ahead")?,
+        }
+        if self.spread.is_some() {
+            write!(f, ", prefetches spread over register tiles")?;
+        }
+        match self.shares {
+            Shares::Slices => write!(f, ", workers share slices")?,
+            Shares::SlicesAndChunks => write!(f, ", workers share slices and chunks")?,
+        }
+        self.why.iter().try_for_each(|why| write!(f, "; {why}"))
+    }
 }
 
 /// What workers share out.
@@ -154,7 +189,10 @@ const FEW_ROWS_BESIDE_MMLA: u32 = 7;
 /// The plan for a machine. `single_row`: the product is a matvec (decode).
 pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, single_row: bool) -> CpuPlan {
     let lanes = target.f32_lanes();
-    let dot = if weight.is_packed() { target.int_dot() } else { IntDot::Widen };
+    let dot = match activation {
+        Activation::Codes(_) => target.int_dot(),
+        Activation::F32 | Activation::BF16 => IntDot::Widen,
+    };
     let lookup = match weight {
         DType::Packed(Format::Q4G32) => target.find_wide([&["vpermps_512"], &[], &[]]),
         _ => None,
@@ -168,6 +206,20 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
     let mmla = target.squares().filter(|_| !single_row && matches!(activation, Activation::Codes(_)));
     let prefetch = target.prefetch(weight);
     let (rows, tiles) = register_tile(target, weight, activation, single_row);
+    let tall = tall(target, weight, activation, dot).filter(|_| !single_row);
+    let stream = match prefetch.filter(|_| single_row) {
+        Some(prefetch) => stream(target, weight, prefetch),
+        None => Stream::None,
+    };
+    let reasons = [
+        (single_row && target.drops_requests(), "no prefetches, because this core drops them"),
+        (
+            matches!(stream, Stream::Sparse { .. }),
+            "sparse prefetches, because this core finds the other lines",
+        ),
+        (mmla.is_some(), "panels from few rows on, because only they feed the MMLA instruction"),
+        (tall.is_some(), "tall register tiles, because more rows share the unpacking of 4-bit codes"),
+    ];
     CpuPlan {
         lanes,
         rows,
@@ -184,17 +236,15 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         by_lane: target.by_lane(),
         lookup,
         bf16_dot,
-        stream: match prefetch.filter(|_| single_row) {
-            Some(prefetch) => stream(target, weight, prefetch),
-            None => Stream::None,
-        },
+        stream,
         spread: prefetch.filter(|_| !single_row).map(|prefetch| Spread { prefetch, groups: AHEAD }),
         few: if mmla.is_some() { FEW_ROWS_BESIDE_MMLA } else { FEW_ROWS },
-        tall: tall(target, weight, activation, dot).filter(|_| !single_row),
+        tall,
         chunk: (!single_row).then_some(CHUNK),
         in_order: target.in_order().filter(|_| !single_row && matches!(dot, IntDot::Pairs { .. })),
         epilogue_prefetch: target.prefetch(DType::F32).filter(|_| !single_row),
         shares: Shares::Slices,
+        why: reasons.into_iter().filter(|(holds, _)| *holds).map(|(_, why)| why).collect(),
     }
 }
 
@@ -245,6 +295,7 @@ impl CpuPlan {
         self.tiles = tiles.div_ceil(tiles.div_ceil(self.tiles));
         self.chunk = Some(SMALL_ROWS);
         self.shares = Shares::SlicesAndChunks;
+        self.why.push("workers share rows, because the weights are small and have too few slices");
         self
     }
 
@@ -258,6 +309,7 @@ impl CpuPlan {
             // weights what the epilogue touches is most of the work.
             let few = TILES_PER_CHUNK * self.rows[0];
             self.chunk = Some(if k < FEW_COLUMNS { few } else { few.max(SMALL_ROWS) });
+            self.why.push("short chunks, because the weights stay in the second-level cache");
         }
         self
     }
