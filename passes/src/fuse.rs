@@ -19,6 +19,9 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId, ValueId};
 use mlcc_ir::ops::Op;
 use mlcc_kernels::lower::contraction::is_contraction;
+use petgraph::algo::has_path_connecting;
+use petgraph::visit::{GraphBase, GraphRef, IntoNeighbors, NodeFiltered, Visitable};
+use std::collections::HashSet;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let mut fused = 0;
@@ -195,38 +198,20 @@ impl<'a> Fusion<'a> {
         self.group_of[self.f.def_id(v)?.index()]
     }
 
+    /// True if `v` is a lazy value that is computed from the group's results by lazy nodes alone.
     fn reaches_through_lazy(&self, v: ValueId, group: usize) -> bool {
-        let Some(def) = self.f.def_id(v) else { return false };
-        match self.class[def.index()] {
-            Class::Lazy => self.f.nodes[def]
-                .inputs
-                .iter()
-                .any(|&i| self.producer_group(i) == Some(group) || self.reaches_through_lazy(i, group)),
-            _ => false,
-        }
+        let is_lazy = |n: NodeId| self.class[n.index()] == Class::Lazy;
+        let first = self.groups[group].nodes[0];
+        let Some(def) = self.f.def_id(v).filter(|&def| is_lazy(def)) else { return false };
+        let lazy = NodeFiltered::from_fn(Reads(self), |n| n == first || is_lazy(n));
+        has_path_connecting(&lazy, def, first, None)
     }
 
     /// True if computing `v` needs the group to have run.
     fn depends(&self, v: ValueId, group: usize) -> bool {
-        let mut seen_nodes = vec![false; self.f.nodes.len()];
-        let mut seen_groups = vec![false; self.groups.len()];
-        let mut stack = vec![v];
-        while let Some(v) = stack.pop() {
-            let Some(def) = self.f.def_id(v) else { continue };
-            if std::mem::replace(&mut seen_nodes[def.index()], true) {
-                continue;
-            }
-            match self.group_of[def.index()] {
-                Some(g) if g == group => return true,
-                Some(g) if std::mem::replace(&mut seen_groups[g], true) => {}
-                Some(g) => {
-                    let members = self.groups[g].nodes.iter();
-                    stack.extend(members.flat_map(|&n| &self.f.nodes[n].inputs));
-                }
-                None => stack.extend(&self.f.nodes[def].inputs),
-            }
-        }
-        false
+        let Some(def) = self.f.def_id(v) else { return false };
+        let reads = Reads(self);
+        has_path_connecting(reads, reads.kernel(def), self.groups[group].nodes[0], None)
     }
 
     /// Adds the lazy nodes that each group reads, and groups of their own for lazy values needed in memory.
@@ -290,6 +275,48 @@ impl<'a> Fusion<'a> {
         }
         self.f.outputs.iter().for_each(|&v| need(v));
         self.f.body.iter().copied().filter(|n| needed[n.index()]).collect()
+    }
+}
+
+/// The graph of kernels as far as they are known: an edge leads from a node to each that it reads. A group is its first
+/// node, which reads what any of its nodes reads.
+#[derive(Clone, Copy)]
+struct Reads<'a>(&'a Fusion<'a>);
+
+impl Reads<'_> {
+    fn kernel(self, node: NodeId) -> NodeId {
+        self.0.group_of[node.index()].map_or(node, |g| self.0.groups[g].nodes[0])
+    }
+}
+
+impl GraphBase for Reads<'_> {
+    type NodeId = NodeId;
+    type EdgeId = ();
+}
+
+impl GraphRef for Reads<'_> {}
+
+impl Visitable for Reads<'_> {
+    type Map = HashSet<NodeId>;
+    fn visit_map(&self) -> HashSet<NodeId> {
+        HashSet::new()
+    }
+    fn reset_map(&self, map: &mut HashSet<NodeId>) {
+        map.clear();
+    }
+}
+
+impl IntoNeighbors for Reads<'_> {
+    type Neighbors = std::vec::IntoIter<NodeId>;
+    fn neighbors(self, node: NodeId) -> Self::Neighbors {
+        let alone = [node];
+        let members = match self.0.group_of[node.index()] {
+            Some(group) => &self.0.groups[group].nodes,
+            None => &alone[..],
+        };
+        let operands = members.iter().flat_map(|&n| &self.0.f.nodes[n].inputs);
+        let read = operands.filter_map(|&v| Some(self.kernel(self.0.f.def_id(v)?)));
+        read.filter(|&n| n != node).collect::<Vec<_>>().into_iter()
     }
 }
 

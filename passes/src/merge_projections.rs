@@ -14,6 +14,8 @@ use mlcc_ir::kernel::BinOp;
 use mlcc_ir::module::{Module, Param, ParamId, ParamSource};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::{DType, TensorType};
+use petgraph::Direction::Outgoing;
+use petgraph::visit::IntoNeighborsDirected;
 use std::collections::{BTreeMap, BTreeSet};
 
 const PASS: &str = "merge_projections";
@@ -139,8 +141,9 @@ fn sets_of(program: &Program, f: &Function) -> Vec<Vec<ParamId>> {
 /// The addition of a vector that is all that reads a product, and the parameter that it adds.
 fn bias_of(f: &Function, product: NodeId) -> Option<(NodeId, ParamId)> {
     let out = *f.nodes[product].outputs.first()?;
-    let mut users = f.live().filter(|(_, n)| n.inputs.contains(&out));
-    let (id, add) = users.next()?;
+    let mut users = f.neighbors_directed(product, Outgoing);
+    let id = users.next()?;
+    let add = &f.nodes[id];
     let only = users.next().is_none() && !f.outputs.contains(&out);
     let (Op::Binary(BinOp::Add), &[a, b]) = (&add.op, add.inputs.as_slice()) else { return None };
     let bias = if a == out { b } else { a };

@@ -12,6 +12,7 @@ use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::step::{Base, BufferRef, Repeat};
 use mlcc_kernels::lower::group::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
+use petgraph::unionfind::UnionFind;
 
 const PASS: &str = "plan_memory";
 /// Every buffer starts at a multiple of this many bytes.
@@ -148,15 +149,38 @@ fn place(end: &mut u64, bytes: u64) -> u64 {
     offset
 }
 
+/// Buffers that lie in the memory of another one.
+struct SharedPlaces {
+    sets: UnionFind<usize>,
+    /// The buffer whose memory it is, by representative of a set.
+    owners: Vec<BufferId>,
+}
+
+impl SharedPlaces {
+    fn new(buffers: usize) -> SharedPlaces {
+        let owners = (0..buffers).map(BufferId::from_index).collect();
+        SharedPlaces { sets: UnionFind::new(buffers), owners }
+    }
+
+    /// The buffer in whose memory this one lies; itself, if that is its own.
+    fn root(&self, id: BufferId) -> BufferId {
+        self.owners[self.sets.find(id.index())]
+    }
+
+    /// A buffer with memory of its own, and all that lie there, go into the memory of another one.
+    fn put(&mut self, id: BufferId, into: BufferId) {
+        let owner = self.root(into);
+        self.sets.union(id.index(), into.index());
+        self.owners[self.sets.find(into.index())] = owner;
+    }
+}
+
 struct EntryPlanner<'a> {
     entry: &'a Entry,
     plan: &'a MemoryPlan,
     /// Most bytes of each buffer.
     bytes: Vec<u64>,
-    /// Where a temporary lies instead of in memory of its own.
-    merged: Vec<Option<BufferId>>,
-    /// Temporaries that lie in a state.
-    in_state: Vec<Option<BufferId>>,
+    shared: SharedPlaces,
     /// Every worker has a copy of its own.
     copied: Vec<bool>,
 }
@@ -171,7 +195,7 @@ impl<'a> EntryPlanner<'a> {
                 copied[written.buffer.index()] = true;
             }
         }
-        Ok(EntryPlanner { entry, plan, bytes, merged: vec![None; n], in_state: vec![None; n], copied })
+        Ok(EntryPlanner { entry, plan, bytes, shared: SharedPlaces::new(n), copied })
     }
 
     fn run(mut self) -> Result<EntryPlan, PassError> {
@@ -197,11 +221,8 @@ impl<'a> EntryPlanner<'a> {
         EntryPlan { name: self.entry.name.clone(), buffers, arena_bytes, copies: copies.to_vec() }
     }
 
-    fn root(&self, mut id: BufferId) -> BufferId {
-        while let Some(next) = self.in_state[id.index()].or(self.merged[id.index()]) {
-            id = next;
-        }
-        id
+    fn root(&self, id: BufferId) -> BufferId {
+        self.shared.root(id)
     }
 
     fn bytes(&self, id: BufferId) -> u64 {
@@ -220,7 +241,7 @@ impl<'a> EntryPlanner<'a> {
                 return Err(PassError::internal(PASS, "one state becomes another's old value"));
             }
             match self.state_is_free(old, value) {
-                true if self.in_state[value.index()].is_none() => self.in_state[value.index()] = Some(old),
+                true if self.root(value) == value => self.shared.put(value, old),
                 _ => copies.push(i),
             }
         }
@@ -289,7 +310,7 @@ impl<'a> EntryPlanner<'a> {
                 });
                 if let Some(input) = heir {
                     let root = self.root(input);
-                    self.merged[output.buffer.index()] = Some(root);
+                    self.shared.put(output.buffer, root);
                     life[root.index()].1 = life[output.buffer.index()].1;
                 }
             }
@@ -297,9 +318,7 @@ impl<'a> EntryPlanner<'a> {
     }
 
     fn is_own_temp(&self, id: BufferId) -> bool {
-        self.entry.buffers[id].memory == Memory::Temp
-            && self.merged[id.index()].is_none()
-            && self.in_state[id.index()].is_none()
+        self.entry.buffers[id].memory == Memory::Temp && self.root(id) == id
     }
 
     /// An output behind the first: it stays in the arena until the step has ended, for debuggers to read.

@@ -4,6 +4,7 @@
 pub mod builder;
 pub mod compute;
 pub mod dim;
+pub mod draw;
 pub mod entity;
 pub mod graph;
 pub mod graph_builder;

@@ -11,7 +11,8 @@ use crate::sequences;
 use crate::step::{Base, Grid, Launch, Repeat, Shares, Step, StepItem};
 use crate::text::graph_print::{ValueNames, node_label};
 use crate::types::{Packing, TensorType};
-use petgraph::algo::has_path_connecting;
+use crate::visit;
+use petgraph::algo::{has_path_connecting, toposort};
 use std::collections::BTreeSet;
 
 /// Everything that can be said of a module as a whole.
@@ -25,10 +26,9 @@ pub fn verify_module(module: &Module) -> Result<(), VerifyError> {
     module.states.values().try_for_each(verify_state)?;
     unique("taps of", module.taps.iter().map(|t| &t.function))?;
     module.taps.iter().try_for_each(|taps| verify_taps(module, taps))?;
-    acyclic_calls(module)?;
+    let callees_first = acyclic_calls(module)?;
     module.functions.values().try_for_each(|f| verify_function(module, f))?;
-    let mut writes = Writes::default();
-    module.functions.ids().try_for_each(|id| writes.of(module, id).map(drop))?;
+    written_once(module, &callees_first)?;
     module.kernels.iter().try_for_each(verify_kernel)?;
     module.steps.iter().try_for_each(|step| verify_step(&module.kernels, step))
 }
@@ -235,32 +235,16 @@ fn verify_copies(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
     Ok(())
 }
 
-/// No function calls itself, directly or through others.
-fn acyclic_calls(module: &Module) -> Result<(), VerifyError> {
-    #[derive(Clone, Copy, PartialEq)]
-    enum Mark {
-        New,
-        Open,
-        Done,
-    }
-    fn visit(module: &Module, id: FuncId, marks: &mut [Mark]) -> Result<(), VerifyError> {
-        // Callees that do not exist are reported with the node that calls them.
-        let Some(f) = module.functions.get(id) else { return Ok(()) };
-        match marks[id.index()] {
-            Mark::Done => return Ok(()),
-            Mark::Open => return Err(VerifyError::new(format!("function @{}", f.name), "calls itself")),
-            Mark::New => marks[id.index()] = Mark::Open,
+/// No function calls itself, directly or through others. Functions, each after those that it calls.
+fn acyclic_calls(module: &Module) -> Result<Vec<FuncId>, VerifyError> {
+    let calls = visit::calls(module);
+    match toposort(&calls, None) {
+        Ok(order) => Ok(order.into_iter().rev().map(|f| calls[f]).collect()),
+        Err(cycle) => {
+            let name = &module.functions[calls[cycle.node_id()]].name;
+            Err(VerifyError::new(format!("function @{name}"), "calls itself"))
         }
-        for (_, node) in f.body.iter().filter_map(|&n| f.nodes.get(n).map(|node| (n, node))) {
-            if let Op::Call(callee) | Op::Scan { body: callee, .. } = node.op {
-                visit(module, callee, marks)?;
-            }
-        }
-        marks[id.index()] = Mark::Done;
-        Ok(())
     }
-    let mut marks = vec![Mark::New; module.functions.len()];
-    module.functions.ids().try_for_each(|id| visit(module, id, &mut marks))
 }
 
 /// The invariants of one function; callees are only looked at for their signatures.
@@ -394,38 +378,29 @@ impl Check<'_> {
     }
 }
 
-/// States written by each function, itself or through its callees.
-#[derive(Default)]
-struct Writes {
-    known: Vec<Option<BTreeSet<StateId>>>,
-}
-
-impl Writes {
-    /// Calls are known not to be recursive.
-    fn of(&mut self, module: &Module, id: FuncId) -> Result<BTreeSet<StateId>, VerifyError> {
-        self.known.resize(module.functions.len(), None);
-        if let Some(known) = &self.known[id.index()] {
-            return Ok(known.clone());
-        }
+/// No function writes a state twice, itself or through those that it calls, which stand before it in the order.
+fn written_once(module: &Module, callees_first: &[FuncId]) -> Result<(), VerifyError> {
+    let mut written = vec![BTreeSet::new(); module.functions.len()];
+    for &id in callees_first {
         let f = &module.functions[id];
-        let mut written = BTreeSet::new();
+        let mut all = BTreeSet::new();
         for (_, node) in f.live() {
             let here = match node.op {
                 Op::StateWrite(state) | Op::CacheAppend(state) => BTreeSet::from([state]),
-                Op::Call(callee) | Op::Scan { body: callee, .. } => self.of(module, callee)?,
+                Op::Call(callee) | Op::Scan { body: callee, .. } => written[callee.index()].clone(),
                 _ => BTreeSet::new(),
             };
             for state in here {
-                if !written.insert(state) {
+                if !all.insert(state) {
                     let name = name_of(&module.states, state);
                     let message = format!("writes state @{name} twice");
                     return Err(VerifyError::new(format!("function @{}", f.name), message));
                 }
             }
         }
-        self.known[id.index()] = Some(written.clone());
-        Ok(written)
+        written[id.index()] = all;
     }
+    Ok(())
 }
 
 fn name_of(states: &Arena<StateId, State>, id: StateId) -> &str {

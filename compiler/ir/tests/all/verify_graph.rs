@@ -110,6 +110,32 @@ fn calls_are_not_recursive() {
         group.append_typed(Op::Call(FuncId(1)), &[x], vec![f32s(&[2])]);
     });
     assert_eq!(text, "function @group: calls itself");
+    let text = complaint(|m| {
+        let other = FuncId(m.functions.len() as u32);
+        let mut second = Function::new("second", FunctionKind::Group);
+        let x = second.add_input(f32s(&[2]));
+        second.outputs = second.append_typed(Op::Call(FuncId(1)), &[x], vec![f32s(&[2])]);
+        m.functions.push(second);
+        let group = &mut m.functions[FuncId(1)];
+        let x = group.inputs[0];
+        group.append_typed(Op::Call(other), &[x], vec![f32s(&[2])]);
+    });
+    assert!(text.ends_with(": calls itself"), "{text}");
+}
+
+/// A text may hold any number of functions that call the next.
+#[test]
+fn long_chains_of_calls_are_verified() {
+    let mut m = Module::new("m");
+    let mut callee: Option<FuncId> = None;
+    for i in 0..100_000 {
+        let mut f = Function::new(format!("f{i}"), FunctionKind::Group);
+        let x = f.add_input(f32s(&[2]));
+        let op = callee.map_or(Op::Unary(UnOp::Exp), Op::Call);
+        f.outputs = f.append_typed(op, &[x], vec![f32s(&[2])]);
+        callee = Some(m.functions.push(f));
+    }
+    verify_module(&m).unwrap();
 }
 
 #[test]
