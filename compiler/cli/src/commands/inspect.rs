@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use crate::build::Quality;
-use crate::commands::{print, print_json};
+use crate::build::graph::from_section;
+use crate::commands::{drawing, print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_abi::section;
+use mlcc_ir::module::Module;
 use mlcc_runtime::Artifact;
 use serde_json::{Value, json};
 
@@ -23,6 +25,9 @@ pub struct Args {
     /// Print the machine code of the kernels of this name, of all CPU levels (`all` for every function); needs objdump
     #[arg(long, value_name = "KERNEL", conflicts_with = "json")]
     asm: Option<String>,
+    /// Draw the graph that the kernels were made from, with the ops fused into each, as .dot or .svg (needs Graphviz)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "asm", "metadata"])]
+    graph: Option<PathBuf>,
     /// Check the hash of every section, the weights included
     #[arg(long)]
     hashes: bool,
@@ -35,13 +40,16 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let artifact = Artifact::open(&args.artifact)?;
     if args.hashes {
         artifact.verify(u64::MAX)?;
-        if args.metadata || args.asm.is_some() {
+        if args.metadata || args.asm.is_some() || args.graph.is_some() {
             // These print one thing only.
             ui.note("the hashes of all sections were checked and are right");
         }
     }
     if let Some(kernel) = &args.asm {
         return print(&assembly(&artifact, kernel)?);
+    }
+    if let Some(path) = &args.graph {
+        return drawing::write(&graph(&artifact)?, path);
     }
     let json_of = |text: Option<&str>| text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or(Value::Null);
     let mut metadata: Value = json_of(artifact.metadata());
@@ -75,6 +83,16 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         "params": params,
     });
     if args.json { print_json(&whole) } else { print(&text(&artifact, &metadata, &params, args.hashes)) }
+}
+
+/// The graph of an artifact.
+fn graph(artifact: &Artifact) -> Result<Module, CliError> {
+    let failed = |what: String| CliError::Failed(format!("{}: {what}", artifact.path().display()));
+    let Some(bytes) = artifact.section(section::GRAPH) else {
+        let what = "it holds no graph (weights that are made on load, or an older mlcc): draw a module with mlcc opt --dot";
+        return Err(failed(what.into()));
+    };
+    from_section(bytes).map_err(|e| failed(format!("section {}: {e}", section::GRAPH)))
 }
 
 /// Disassemblers, by preference: older ones know fewer instructions.

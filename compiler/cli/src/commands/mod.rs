@@ -6,6 +6,7 @@ pub mod build;
 pub mod chat;
 pub mod completions;
 pub mod doctor;
+mod drawing;
 pub mod eval;
 pub mod inspect;
 pub mod interp;

@@ -10,7 +10,7 @@ use mlcc_passes::text::{parse_program, print_program};
 use mlcc_passes::verify::verify_program;
 use mlcc_passes::{Context, Options, PIPELINE, Program, run_pass, run_pipeline};
 
-use crate::commands::{print, read_text};
+use crate::commands::{drawing, print, read_text};
 use crate::error::CliError;
 use crate::ui::Ui;
 
@@ -44,6 +44,9 @@ pub struct Args {
     /// Print what each pass matched, and why near matches did not
     #[arg(long)]
     explain_passes: bool,
+    /// Draw the module as well, as .dot or .svg (needs Graphviz)
+    #[arg(long, value_name = "FILE")]
+    dot: Option<PathBuf>,
     /// Write to this file in place of standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -88,6 +91,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     }
     if args.explain_passes {
         context.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
+    }
+    if let Some(path) = &args.dot {
+        drawing::write(&program.module, path)?;
     }
     let text = print_program(&program);
     match &args.output {

@@ -1,6 +1,6 @@
 //! What each command does when all goes well: results on standard output, everything else on standard error.
 
-use crate::program::{self, artifact, artifacts_in, books, case, copy_of, fails_with, json, mlcc, text};
+use crate::program::{self, artifact, artifacts_in, books, case, copy_of, failure, fails_with, json, mlcc, text};
 use serde_json::Value;
 
 #[test]
@@ -394,6 +394,53 @@ fn inspect_shows_machine_code_or_says_what_it_needs() {
     let missing = out("nothing");
     assert_eq!(missing.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("gather"));
+}
+
+#[test]
+fn graphs_are_drawn_with_what_is_fused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (drawing, other) = (folder.path().join("graph.dot"), folder.path().join("graph.pdf"));
+    mlcc().arg("inspect").arg(artifact()).arg("--graph").arg(&drawing).assert().success();
+    let text = std::fs::read_to_string(&drawing).unwrap();
+    assert!(text.starts_with("digraph ") && text.ends_with("}\n"), "{text}");
+    for part in ["label=\"prefill_logits\"", "shape=cylinder", "\\nmatmul", "\\nweights ", "output 0"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let mut inspect = mlcc();
+    let message = failure(inspect.arg("inspect").arg(artifact()).arg("--graph").arg(&other), 2);
+    assert!(message.contains("a .dot or .svg file"), "{message}");
+    assert!(!other.exists());
+    // Graphviz makes SVG of it, if it is there.
+    let picture = folder.path().join("graph.svg");
+    let mut inspect = mlcc();
+    inspect.arg("inspect").arg(artifact()).arg("--graph").arg(&picture).env("PATH", folder.path());
+    fails_with(&mut inspect, &["install graphviz, or name a .dot file"]);
+    assert!(!picture.exists());
+    let mut inspect = mlcc();
+    let out = inspect.arg("inspect").arg(artifact()).arg("--graph").arg(&picture).output().unwrap();
+    match out.status.success() {
+        true => assert!(std::fs::read_to_string(&picture).unwrap().contains("</svg>")),
+        false => assert!(String::from_utf8_lossy(&out.stderr).contains("install graphviz")),
+    }
+}
+
+#[test]
+fn modules_are_drawn_at_any_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let (module, drawing) = (folder.path().join("m.mlc"), folder.path().join("m.gv"));
+    let text = "module @m {\n  fn @f(%0: f32[n, 4]) -> (f32[n, 4]) entry {\n    %1 = exp %0 : f32[n, 4]\n    \
+                %2 = add %1, %0 : f32[n, 4]\n    ret %2\n  }\n}\n";
+    std::fs::write(&module, text).unwrap();
+    let drawn = |passes: &[&str]| {
+        let mut opt = mlcc();
+        opt.arg("opt").arg(&module).args(passes).arg("--dot").arg(&drawing).assert().success();
+        std::fs::read_to_string(&drawing).unwrap()
+    };
+    let lines = ["f0n0 [label=\"exp\"];", "f0n0 -> f0n1 [label=\"f32[n, 4]\"];", "f0in0 -> f0n0", "f0n1 -> f0out0"];
+    let plain = drawn(&[]);
+    assert!(lines.iter().all(|line| plain.contains(line)), "{plain}");
+    let fused = drawn(&["--passes", "fuse"]);
+    assert!(fused.contains("\\nexp\\nadd\"") && !fused.contains("label=\"add\""), "{fused}");
 }
 
 #[test]
