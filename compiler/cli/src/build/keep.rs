@@ -132,9 +132,17 @@ pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -
     policy
 }
 
-/// What is said of weights that are kept, once it is known where they go.
+/// What is said of weights that are kept, once it is known where they go. `None` for a module in text form that had quantized
+/// them already.
 pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
     let memory = program.memory.as_ref()?;
+    let quantized = |param: &Param| {
+        let plain = stored_type(source, &param.source).is_some_and(|stored| !stored.is_block());
+        plain && param.ty.dtype.is_packed()
+    };
+    if program.module.params.values().any(quantized) {
+        return None;
+    }
     let matrices = program.module.params.values().filter(|param| param.role != ParamRole::Vector);
     let types = matrices.filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
     let (scheme, _) = QuantScheme::find(SMALLER).ok()?;

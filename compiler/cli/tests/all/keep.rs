@@ -140,6 +140,14 @@ fn one_line_says_what_is_kept_and_what_less_would_take() {
     assert_eq!(line("qwen2", &["--quant", "bf16"]), None);
     let told = line("qwen2", &["--random-weights", "0"]).unwrap();
     assert!(told.starts_with("random weights as the model was published (bf16), "), "{told}");
+    // A text that was quantized already keeps what it has, not what the checkpoint has.
+    let dump = folder.path().join("dump");
+    line("qwen2", &["--quant", "q4f16", "--debug-dump", dump.to_str().unwrap()]);
+    let mut texts = std::fs::read_dir(&dump).unwrap().map(|entry| entry.unwrap().path());
+    let text = texts.find(|path| path.to_str().unwrap().ends_with("-quantize.mlc")).unwrap();
+    let folder_of_weights = case("qwen2");
+    let weights = ["--weights", folder_of_weights.to_str().unwrap()];
+    assert_eq!(line(text.to_str().unwrap(), &weights), None);
 }
 
 /// Nothing is stored: config.json may name a type, and most models are published in bf16.
