@@ -1,6 +1,8 @@
 //! What each command does when all goes well: results on standard output, everything else on standard error.
 
-use crate::program::{self, artifact, artifacts_in, books, case, copy_of, failure, fails_with, json, mlcc, text};
+use crate::program::{
+    self, artifact, artifacts_in, books, case, copy_of, fails_with, failure, json, mlcc, text,
+};
 use serde_json::Value;
 
 #[test]
@@ -436,7 +438,8 @@ fn modules_are_drawn_at_any_pass() {
         opt.arg("opt").arg(&module).args(passes).arg("--dot").arg(&drawing).assert().success();
         std::fs::read_to_string(&drawing).unwrap()
     };
-    let lines = ["f0n0 [label=\"exp\"];", "f0n0 -> f0n1 [label=\"f32[n, 4]\"];", "f0in0 -> f0n0", "f0n1 -> f0out0"];
+    let lines =
+        ["f0n0 [label=\"exp\"];", "f0n0 -> f0n1 [label=\"f32[n, 4]\"];", "f0in0 -> f0n0", "f0n1 -> f0out0"];
     let plain = drawn(&[]);
     assert!(lines.iter().all(|line| plain.contains(line)), "{plain}");
     let fused = drawn(&["--passes", "fuse"]);
