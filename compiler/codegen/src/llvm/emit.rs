@@ -14,7 +14,7 @@ use inkwell::values::{
     BasicMetadataValueEnum, BasicValue, BasicValueEnum, FunctionValue, InstructionOpcode as Op, IntValue,
     PointerValue, VectorValue,
 };
-use inkwell::{FloatPredicate, IntPredicate};
+use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
 
@@ -181,6 +181,23 @@ impl<'c, 'm> Emit<'c, 'm> {
             }
         };
         Ok(address)
+    }
+    /// Address `bytes` behind `base`, in the same object.
+    pub fn offset(&self, base: PointerValue<'c>, bytes: u64) -> Result<PointerValue<'c>> {
+        self.element(base, self.ctx.i8_type().into(), self.i64(bytes as i64), true)
+    }
+    /// An aligned integer or pointer that lies at an offset in bytes.
+    pub fn field(&self, base: PointerValue<'c>, offset: usize, ty: BasicTypeEnum<'c>) -> Result<Value<'c>> {
+        let at = self.offset(base, offset as u64)?;
+        let bytes = match ty {
+            BasicTypeEnum::IntType(t) => t.get_bit_width() / 8,
+            _ => 8,
+        };
+        self.load(ty, at, bytes)
+    }
+    pub fn pointer_field(&self, base: PointerValue<'c>, offset: usize) -> Result<PointerValue<'c>> {
+        let pointer = self.ctx.ptr_type(AddressSpace::default());
+        Ok(self.field(base, offset, pointer.into())?.into_pointer_value())
     }
     /// A load that stays although nothing uses it.
     pub fn read_byte(&self, at: PointerValue<'c>) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The LLVM back end.
 
+mod callbacks;
 mod emit;
 mod expr;
 mod kernel;

@@ -1,9 +1,11 @@
 //! Steps as functions of direct calls: `int32_t name(mlcc_ctx *, uint32_t worker, uint32_t workers)`.
 //!
-//! A step checks its arguments first (every worker alike, so that all of them leave before the first barrier), reads the
-//! buffers' addresses from the context and calls the kernels in order. A barrier is a call through the context,
-//! skipped when there is one worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
+//! A step reads the buffers' addresses from the context, checks its arguments (every worker alike, so that all of them leave
+//! before the first barrier) and calls the kernels in order. A barrier is a call through the context, skipped when there is
+//! one worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`). Both are functions of
+//! the module ([`super::callbacks`]), so that a step is little more than calls.
 
+use super::callbacks::{Callbacks, Taken};
 use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
 use crate::model::{Checks, Limits};
@@ -13,9 +15,9 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
-use mlcc_abi::{Ctx, NO_PIECE, Sequence, status};
+use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, Pieces, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -44,8 +46,42 @@ struct StepEmitter<'a, 'c> {
     worker: Value<'c>,
     workers: Value<'c>,
     wide: [Value<'c>; 2],
+    fields: Fields<'c>,
+    callbacks: Callbacks<'c>,
+    /// Where [`Callbacks::take`] puts a share.
+    share: PointerValue<'c>,
     /// The sequence that a launch is for.
     row: Option<Row<'c>>,
+}
+
+/// What the context says, read once: it stays the same while a step runs.
+#[derive(Clone, Copy)]
+struct Fields<'c> {
+    n: Value<'c>,
+    past: Value<'c>,
+    weights: PointerValue<'c>,
+    state: PointerValue<'c>,
+    arena: PointerValue<'c>,
+    tokens: PointerValue<'c>,
+    logits: PointerValue<'c>,
+    probs: PointerValue<'c>,
+}
+
+impl<'c> Fields<'c> {
+    fn read(e: &Emit<'c, '_>, this: PointerValue<'c>) -> Result<Fields<'c>> {
+        let number = |offset| e.field(this, offset, e.ctx.i64_type().into());
+        let pointer = |offset| e.pointer_field(this, offset);
+        Ok(Fields {
+            n: number(offset_of!(Ctx, n))?,
+            past: number(offset_of!(Ctx, past))?,
+            weights: pointer(offset_of!(Ctx, weights))?,
+            state: pointer(offset_of!(Ctx, state))?,
+            arena: pointer(offset_of!(Ctx, arena))?,
+            tokens: pointer(offset_of!(Ctx, tokens))?,
+            logits: pointer(offset_of!(Ctx, logits))?,
+            probs: pointer(offset_of!(Ctx, probs))?,
+        })
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -63,6 +99,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         kernels: &'a Kernels<'c>,
     ) -> Result<StepEmitter<'a, 'c>> {
         let e = Emit::new(ctx, module);
+        let callbacks = Callbacks::define(ctx, module)?;
         let i32 = ctx.i32_type();
         let pointer = ctx.ptr_type(AddressSpace::default());
         let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
@@ -76,14 +113,20 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         };
         let long: BasicTypeEnum<'c> = ctx.i64_type().into();
         let wide = [e.cast(Op::ZExt, worker, long)?, e.cast(Op::ZExt, workers, long)?];
+        let share = e.b.build_alloca(Taken::ty(ctx), "share")?;
+        let this = this.into_pointer_value();
+        let fields = Fields::read(&e, this)?;
         Ok(StepEmitter {
             e,
             kernels,
             function,
-            ctx: this.into_pointer_value(),
+            ctx: this,
             worker,
             workers,
             wide,
+            fields,
+            callbacks,
+            share,
             row: None,
         })
     }
@@ -95,64 +138,42 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
                 StepItem::Launch(launch) => {
                     self.repeated(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
                 }
-                StepItem::Barrier => self.barrier()?,
+                StepItem::Barrier => {
+                    self.e.call(self.callbacks.wait, &[self.ctx.into(), self.worker, self.workers])?;
+                }
             }
-            self.trace(number as u32)?;
+            let number = self.e.i32(number as u32);
+            self.e.call(self.callbacks.tell, &[self.ctx.into(), self.worker, number])?;
         }
         self.leave(status::OK)
     }
 
     // ---- the context
 
-    fn field(&self, offset: usize, ty: BasicTypeEnum<'c>) -> Result<Value<'c>> {
-        let at = self.offset(self.ctx, offset as u64)?;
-        let bytes = match ty {
-            BasicTypeEnum::IntType(t) => t.get_bit_width() / 8,
-            _ => 8,
-        };
-        self.e.load(ty, at, bytes)
-    }
-    fn pointer_field(&self, offset: usize) -> Result<PointerValue<'c>> {
-        let pointer = self.e.ctx.ptr_type(AddressSpace::default());
-        Ok(self.field(offset, pointer.into())?.into_pointer_value())
-    }
-    fn long_field(&self, offset: usize) -> Result<Value<'c>> {
-        self.field(offset, self.e.ctx.i64_type().into())
-    }
-    fn offset(&self, base: PointerValue<'c>, bytes: u64) -> Result<PointerValue<'c>> {
-        self.e.element(base, self.e.ctx.i8_type().into(), self.e.i64(bytes as i64), true)
-    }
-    fn sym(&self, sym: Sym) -> Result<Value<'c>> {
+    fn sym(&self, sym: Sym) -> Value<'c> {
         match sym {
-            Sym::N => self.long_field(offset_of!(Ctx, n)),
-            Sym::Past => match self.row {
-                Some(row) => Ok(row.past),
-                None => self.long_field(offset_of!(Ctx, past)),
-            },
-            // Nothing is sized by it: rows of a batch are `n`.
-            Sym::B => self.long_field(offset_of!(Ctx, n)),
+            // Nothing is sized by `B`: rows of a batch are `n`.
+            Sym::N | Sym::B => self.fields.n,
+            Sym::Past => self.row.map_or(self.fields.past, |row| row.past),
         }
     }
     fn base(&self, base: Base) -> Result<PointerValue<'c>> {
-        match base {
-            Base::Weights => self.pointer_field(offset_of!(Ctx, weights)),
-            Base::State => match self.row {
-                Some(row) => Ok(row.state),
-                None => self.pointer_field(offset_of!(Ctx, state)),
-            },
-            Base::Arena => self.pointer_field(offset_of!(Ctx, arena)),
-            Base::Tokens => self.pointer_field(offset_of!(Ctx, tokens)),
-            Base::Logits => self.pointer_field(offset_of!(Ctx, logits)),
-            Base::Probs => self.pointer_field(offset_of!(Ctx, probs)),
-            Base::Temperature => self.offset(self.ctx, offset_of!(Ctx, temperature) as u64),
-        }
+        Ok(match base {
+            Base::Weights => self.fields.weights,
+            Base::State => self.row.map_or(self.fields.state, |row| row.state),
+            Base::Arena => self.fields.arena,
+            Base::Tokens => self.fields.tokens,
+            Base::Logits => self.fields.logits,
+            Base::Probs => self.fields.probs,
+            Base::Temperature => self.e.offset(self.ctx, offset_of!(Ctx, temperature) as u64)?,
+        })
     }
 
     // ---- launches and barriers
 
     /// A launch, or a loop of launches for each sequence.
     fn repeated(&mut self, launch: &Launch) -> Result<()> {
-        let n = self.long_field(offset_of!(Ctx, n))?;
+        let n = self.fields.n;
         let ([worker, workers], zero, one) = (self.wide, self.e.i64(0), self.e.i64(1));
         match launch.repeat {
             Repeat::Once => match &launch.shares {
@@ -175,65 +196,25 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
     /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
     fn pieces(&self, launch: &Launch, pieces: &Dim) -> Result<()> {
         let ctx = self.e.ctx;
-        let long: BasicTypeEnum<'c> = ctx.i64_type().into();
-        let [take, inside, run, done] =
-            ["take", "piece", "run", "done"].map(|name| ctx.append_basic_block(self.function, name));
-        let function = self.pointer_field(offset_of!(Ctx, take))?;
-        let this = self.pointer_field(offset_of!(Ctx, take_self))?;
+        let [take, run, done] =
+            ["take", "run", "done"].map(|name| ctx.append_basic_block(self.function, name));
         let pieces = self.e.cast(Op::Trunc, self.dim(pieces)?, ctx.i32_type().into())?;
-        let smallest = self.e.op(Op::UDiv, pieces, self.workers)?;
-        let by_eight = self.e.op(Op::UDiv, smallest, self.e.i32(Pieces::SMALLEST as u32))?;
-        let one: Value<'c> = self.e.i32(1);
-        let equal = self.e.intrinsic_value("llvm.umax", &[one.get_type()], &[by_eight, one])?;
-        let each = self.e.add(equal, self.e.i32(Pieces::FURTHER as u32))?;
-        let given = self.e.b.build_is_not_null(function, "")?;
-        let least = [(self.workers, 2), (smallest, Pieces::LEAST as u32)];
-        let several = least.map(|(count, least)| self.e.icmp(IntPredicate::UGE, count, self.e.i32(least)));
-        let dynamic = several.into_iter().try_fold(given, |so_far, next| -> Result<_> {
-            Ok(self.e.b.build_and(so_far, next?.into_int_value(), "")?)
-        })?;
-        let before = self.e.b.get_insert_block().ok_or_else(|| Fault::new("no block"))?;
-        self.e.b.build_conditional_branch(dynamic, take, run)?;
+        self.e.b.build_unconditional_branch(take)?;
 
         self.e.b.position_at_end(take);
-        let (pointer, i32) = (ctx.ptr_type(AddressSpace::default()), ctx.i32_type());
-        let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
-        let args = [this.into(), self.worker.into(), each.into()];
-        let taken = self.e.b.build_indirect_call(ty, function, &args, "")?;
-        let piece = taken.try_as_basic_value().basic().ok_or_else(|| Fault::new("no number of a piece"))?;
-        let none = self.e.icmp(IntPredicate::EQ, piece, self.e.i32(NO_PIECE))?;
-        self.e.b.build_conditional_branch(none.into_int_value(), done, inside)?;
-        self.e.b.position_at_end(inside);
-        let (part, parts) = self.part(piece, each, equal)?;
-        let (piece, all) = (self.e.cast(Op::ZExt, part, long)?, self.e.cast(Op::ZExt, parts, long)?);
-        self.e.b.build_unconditional_branch(run)?;
+        let args = [self.ctx.into(), self.worker, self.workers, pieces, self.share.into()];
+        let taken = self.e.call(self.callbacks.take, &args)?;
+        let taken = taken.ok_or_else(|| Fault::new("nothing is said about a share"))?;
+        let none = self.e.icmp(IntPredicate::EQ, taken, self.e.i32(Taken::None as u32))?;
+        self.e.b.build_conditional_branch(none.into_int_value(), done, run)?;
 
         self.e.b.position_at_end(run);
-        let (share, shares) = (self.e.b.build_phi(long, "share")?, self.e.b.build_phi(long, "shares")?);
-        share.add_incoming(&[(&self.wide[0], before), (&piece, inside)]);
-        shares.add_incoming(&[(&self.wide[1], before), (&all, inside)]);
-        self.launch(launch, [share.as_basic_value(), shares.as_basic_value()])?;
-        self.e.b.build_conditional_branch(dynamic, take, done)?;
+        let part = |offset| self.e.field(self.share, offset, ctx.i64_type().into());
+        self.launch(launch, [part(0)?, part(8)?])?;
+        let further = self.e.icmp(IntPredicate::EQ, taken, self.e.i32(Taken::Piece as u32))?;
+        self.e.b.build_conditional_branch(further.into_int_value(), take, done)?;
         self.e.b.position_at_end(done);
         Ok(())
-    }
-
-    /// [`Pieces::part`] of a number, with `each` pieces in a share, `equal` of them equal.
-    fn part(&self, number: Value<'c>, each: Value<'c>, equal: Value<'c>) -> Result<(Value<'c>, Value<'c>)> {
-        let (zero, one) = (self.e.i32(0), self.e.i32(1));
-        let owner = self.e.op(Op::UDiv, number, each)?;
-        let piece = self.e.op(Op::URem, number, each)?;
-        let behind = self.e.op(Op::Sub, self.e.add(piece, one)?, equal)?;
-        let whole = self.e.icmp(IntPredicate::SLT, behind, zero)?;
-        let smallest = self.e.i32(Pieces::FURTHER as u32);
-        let halvings =
-            self.e.intrinsic_value("llvm.umin", &[one.get_type()], &[self.e.add(behind, one)?, smallest])?;
-        let halvings = self.e.select(whole, zero, halvings)?;
-        let each = self.e.op(Op::Shl, equal, halvings)?;
-        let last = self.e.cast(Op::ZExt, self.e.icmp(IntPredicate::EQ, behind, smallest)?, one.get_type())?;
-        let further = self.e.add(self.e.op(Op::Sub, each, self.e.i32(2))?, last)?;
-        let within = self.e.select(whole, piece, further)?;
-        Ok((self.e.add(self.e.mul(owner, each)?, within)?, self.e.mul(self.workers, each)?))
     }
 
     /// `body` for each sequence from number `from` until `to`.
@@ -269,13 +250,11 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
 
     fn sequence(&self, index: Value<'c>) -> Result<Row<'c>> {
         let ctx = self.e.ctx;
-        let all = self.pointer_field(offset_of!(Ctx, sequences))?;
+        let all = self.e.pointer_field(self.ctx, offset_of!(Ctx, sequences))?;
         let at = self.e.mul(index, self.e.i64(size_of::<Sequence>() as i64))?;
         let at = self.e.element(all, ctx.i8_type().into(), at, true)?;
-        let state = self.offset(at, offset_of!(Sequence, state) as u64)?;
-        let state = self.e.load(ctx.ptr_type(AddressSpace::default()).into(), state, 8)?.into_pointer_value();
-        let past = self.offset(at, offset_of!(Sequence, past) as u64)?;
-        let past = self.e.load(ctx.i64_type().into(), past, 8)?;
+        let state = self.e.pointer_field(at, offset_of!(Sequence, state))?;
+        let past = self.e.field(at, offset_of!(Sequence, past), ctx.i64_type().into())?;
         Ok(Row { index, state, past })
     }
 
@@ -284,9 +263,9 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let function = *function.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
         let mut args: Vec<Value<'c>> = Vec::new();
         for BufferRef { base, offset, per_past, per_row, per_worker, .. } in &launch.buffers {
-            let mut address = self.offset(self.base(*base)?, *offset)?;
+            let mut address = self.e.offset(self.base(*base)?, *offset)?;
             if *per_past > 0 {
-                let rows = self.e.mul(self.sym(Sym::Past)?, self.e.i64(*per_past as i64))?;
+                let rows = self.e.mul(self.sym(Sym::Past), self.e.i64(*per_past as i64))?;
                 address = self.e.element(address, self.e.ctx.i8_type().into(), rows, true)?;
             }
             if let Some(row) = self.row.filter(|_| *per_row > 0) {
@@ -306,48 +285,11 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         self.e.call(function, &args).map(|_| ())
     }
 
-    fn barrier(&self) -> Result<()> {
-        let ctx = self.e.ctx;
-        let call = ctx.append_basic_block(self.function, "wait");
-        let next = ctx.append_basic_block(self.function, "next");
-        let many = self.e.icmp(IntPredicate::UGT, self.workers, self.e.i32(1))?;
-        self.e.b.build_conditional_branch(many.into_int_value(), call, next)?;
-        self.e.b.position_at_end(call);
-        let function = self.pointer_field(offset_of!(Ctx, barrier))?;
-        let this = self.pointer_field(offset_of!(Ctx, barrier_self))?;
-        let pointer = ctx.ptr_type(AddressSpace::default());
-        let ty = ctx.void_type().fn_type(&[pointer.into(), ctx.i32_type().into()], false);
-        self.e.b.build_indirect_call(ty, function, &[this.into(), self.worker.into()], "")?;
-        self.e.b.build_unconditional_branch(next)?;
-        self.e.b.position_at_end(next);
-        Ok(())
-    }
-
-    /// Tells that the item of that number is over, if somebody wants to know.
-    fn trace(&self, item: u32) -> Result<()> {
-        let ctx = self.e.ctx;
-        let call = ctx.append_basic_block(self.function, "tell");
-        let next = ctx.append_basic_block(self.function, "next");
-        let function = self.pointer_field(offset_of!(Ctx, trace))?;
-        let silent = self.e.b.build_is_null(function, "")?;
-        self.e.b.build_conditional_branch(silent, next, call)?;
-        self.e.b.position_at_end(call);
-        let this = self.pointer_field(offset_of!(Ctx, trace_self))?;
-        let (pointer, i32) = (ctx.ptr_type(AddressSpace::default()), ctx.i32_type());
-        let ty = ctx.void_type().fn_type(&[pointer.into(), i32.into(), i32.into()], false);
-        let args = [this.into(), self.worker.into(), self.e.i32(item).into()];
-        let told = self.e.b.build_indirect_call(ty, function, &args, "")?;
-        told.add_attribute(AttributeLoc::Function, self.e.flag("cold"));
-        self.e.b.build_unconditional_branch(next)?;
-        self.e.b.position_at_end(next);
-        Ok(())
-    }
-
     fn dim(&self, dim: &Dim) -> Result<Value<'c>> {
         let mut sum = self.e.i64(dim.constant());
         for (atom, coefficient) in dim.terms() {
             let value = match atom {
-                Atom::Sym(s) => self.sym(*s)?,
+                Atom::Sym(s) => self.sym(*s),
                 Atom::FloorDiv(d, by) => self.floor_div(d, *by)?,
                 Atom::Min(a, b) => self.extremum("llvm.smin", a, b)?,
                 Atom::Max(a, b) => self.extremum("llvm.smax", a, b)?,
@@ -383,7 +325,7 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         if checks == Checks::None {
             return Ok(());
         }
-        let n = self.sym(Sym::N)?;
+        let n = self.sym(Sym::N);
         let too_few = self.e.icmp(IntPredicate::SLT, n, self.e.i64(1))?;
         self.leave_if(too_few, status::BAD_LENGTH)?;
         let most = limits.most(&step.name);
@@ -402,11 +344,11 @@ impl<'a, 'c> StepEmitter<'a, 'c> {
         let context = self.e.i64(context);
         if checks == Checks::Sequences {
             self.for_rows(self.e.i64(0), n, |s| {
-                let full = s.e.icmp(IntPredicate::UGE, s.sym(Sym::Past)?, context)?;
+                let full = s.e.icmp(IntPredicate::UGE, s.sym(Sym::Past), context)?;
                 s.leave_if(full, status::CONTEXT_FULL)
             })?;
         } else {
-            let past = self.sym(Sym::Past)?;
+            let past = self.sym(Sym::Past);
             let full = self.e.icmp(IntPredicate::UGE, past, context)?;
             self.leave_if(full, status::CONTEXT_FULL)?;
             let total = self.e.add(past, n)?;

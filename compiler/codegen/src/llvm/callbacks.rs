@@ -1,0 +1,206 @@
+//! What steps ask of their caller, through the context: to wait at barriers, pieces of shares, and whether it wants to know
+//! what is done.
+//!
+//! Each is a function that the steps of a module call. Spelled out in the midst of hundreds of launches, their branches were
+//! most of a step's code, and a third of the time to compile a model.
+
+use super::emit::{Emit, Result, Value};
+use crate::error::Fault;
+use inkwell::attributes::AttributeLoc;
+use inkwell::context::Context;
+use inkwell::module::{Linkage, Module};
+use inkwell::types::{ArrayType, BasicMetadataTypeEnum, BasicTypeEnum, FunctionType};
+use inkwell::values::{FunctionValue, InstructionOpcode as Op, PointerValue};
+use inkwell::{AddressSpace, IntPredicate};
+use mlcc_abi::{Ctx, NO_PIECE};
+use mlcc_ir::step::Pieces;
+use std::mem::offset_of;
+
+#[derive(Clone, Copy)]
+pub struct Callbacks<'c> {
+    /// `void (ctx, worker, workers)`: a barrier, if there are several workers.
+    pub wait: FunctionValue<'c>,
+    /// `void (ctx, worker, item)`: the item of that number is over, if somebody wants to know.
+    pub tell: FunctionValue<'c>,
+    /// `i32 (ctx, worker, workers, pieces, share)`: one of [`Taken`]; the share as worker and workers.
+    pub take: FunctionValue<'c>,
+}
+
+/// What a worker has got of a launch in pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// Nothing is left.
+    None,
+    /// A piece; there may be more.
+    Piece,
+    /// The worker's whole share.
+    Share,
+}
+
+impl Taken {
+    /// A share in memory: number, and of how many.
+    pub fn ty(ctx: &Context) -> ArrayType<'_> {
+        ctx.i64_type().array_type(2)
+    }
+}
+
+impl<'c> Callbacks<'c> {
+    /// Defines them in a module.
+    pub fn define(ctx: &'c Context, module: &Module<'c>) -> Result<Callbacks<'c>> {
+        let i32: BasicMetadataTypeEnum<'c> = ctx.i32_type().into();
+        let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(AddressSpace::default()).into();
+        let nothing = ctx.void_type().fn_type(&[pointer, i32, i32], false);
+        let taken = ctx.i32_type().fn_type(&[pointer, i32, i32, i32, pointer], false);
+        Ok(Callbacks {
+            wait: Body::define(ctx, module, "mlcc.wait", nothing, |body| body.wait())?,
+            tell: Body::define(ctx, module, "mlcc.tell", nothing, |body| body.tell())?,
+            take: Body::define(ctx, module, "mlcc.take", taken, |body| body.take())?,
+        })
+    }
+}
+
+struct Body<'c, 'm> {
+    e: Emit<'c, 'm>,
+    function: FunctionValue<'c>,
+    ctx: PointerValue<'c>,
+    /// Those after the context.
+    numbers: Vec<Value<'c>>,
+}
+
+impl<'c, 'm> Body<'c, 'm> {
+    fn define(
+        ctx: &'c Context,
+        module: &'m Module<'c>,
+        name: &str,
+        ty: FunctionType<'c>,
+        body: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<FunctionValue<'c>> {
+        let e = Emit::new(ctx, module);
+        let function = module.add_function(name, ty, Some(Linkage::Internal));
+        for name in ["nounwind", "noinline"] {
+            function.add_attribute(AttributeLoc::Function, e.flag(name));
+        }
+        function.add_attribute(AttributeLoc::Function, ctx.create_string_attribute("no-builtins", ""));
+        e.b.position_at_end(ctx.append_basic_block(function, "entry"));
+        let mut params = function.get_params().into_iter();
+        let this = params.next().ok_or_else(|| Fault::new("no context"))?.into_pointer_value();
+        body(&Body { e, function, ctx: this, numbers: params.collect() })?;
+        Ok(function)
+    }
+
+    fn wait(&self) -> Result<()> {
+        let [worker, workers] = self.numbers[..] else { return Err(Fault::new("two numbers expected")) };
+        let several = self.e.icmp(IntPredicate::UGT, workers, self.e.i32(1))?;
+        let [call, out] = ["wait", "out"].map(|name| self.e.ctx.append_basic_block(self.function, name));
+        self.e.b.build_conditional_branch(several.into_int_value(), call, out)?;
+        self.e.b.position_at_end(call);
+        let barrier = self.e.pointer_field(self.ctx, offset_of!(Ctx, barrier))?;
+        let this = self.e.pointer_field(self.ctx, offset_of!(Ctx, barrier_self))?;
+        self.e.b.build_indirect_call(self.callback(1), barrier, &[this.into(), worker.into()], "")?;
+        self.e.b.build_return(None)?;
+        self.e.b.position_at_end(out);
+        self.e.b.build_return(None)?;
+        Ok(())
+    }
+
+    fn tell(&self) -> Result<()> {
+        let [worker, item] = self.numbers[..] else { return Err(Fault::new("two numbers expected")) };
+        let trace = self.e.pointer_field(self.ctx, offset_of!(Ctx, trace))?;
+        let silent = self.e.b.build_is_null(trace, "")?;
+        let [call, out] = ["tell", "out"].map(|name| self.e.ctx.append_basic_block(self.function, name));
+        self.e.b.build_conditional_branch(silent, out, call)?;
+        self.e.b.position_at_end(call);
+        let this = self.e.pointer_field(self.ctx, offset_of!(Ctx, trace_self))?;
+        let args = [this.into(), worker.into(), item.into()];
+        let told = self.e.b.build_indirect_call(self.callback(2), trace, &args, "")?;
+        told.add_attribute(AttributeLoc::Function, self.e.flag("cold"));
+        self.e.b.build_return(None)?;
+        self.e.b.position_at_end(out);
+        self.e.b.build_return(None)?;
+        Ok(())
+    }
+
+    /// `void (void *self, uint32_t ...)` with so many numbers.
+    fn callback(&self, numbers: usize) -> FunctionType<'c> {
+        let mut params: Vec<BasicMetadataTypeEnum<'c>> =
+            vec![self.e.ctx.ptr_type(AddressSpace::default()).into()];
+        params.resize(1 + numbers, self.e.ctx.i32_type().into());
+        self.e.ctx.void_type().fn_type(&params, false)
+    }
+
+    fn take(&self) -> Result<()> {
+        let [worker, workers, pieces, share] = self.numbers[..] else {
+            return Err(Fault::new("three numbers and a place expected"));
+        };
+        let (ctx, share) = (self.e.ctx, share.into_pointer_value());
+        let [take, whole, piece, none] =
+            ["take", "whole", "piece", "none"].map(|name| ctx.append_basic_block(self.function, name));
+        let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, take))?;
+        let smallest = self.e.op(Op::UDiv, pieces, workers)?;
+        let by_eight = self.e.op(Op::UDiv, smallest, self.e.i32(Pieces::SMALLEST as u32))?;
+        let one: Value<'c> = self.e.i32(1);
+        let equal = self.e.intrinsic_value("llvm.umax", &[one.get_type()], &[by_eight, one])?;
+        let each = self.e.add(equal, self.e.i32(Pieces::FURTHER as u32))?;
+        let given = self.e.b.build_is_not_null(function, "")?;
+        let least = [(workers, 2), (smallest, Pieces::LEAST as u32)];
+        let several = least.map(|(count, least)| self.e.icmp(IntPredicate::UGE, count, self.e.i32(least)));
+        let dynamic = several.into_iter().try_fold(given, |so_far, next| -> Result<_> {
+            Ok(self.e.b.build_and(so_far, next?.into_int_value(), "")?)
+        })?;
+        self.e.b.build_conditional_branch(dynamic, take, whole)?;
+
+        self.e.b.position_at_end(whole);
+        self.leave(share, worker, workers, Taken::Share)?;
+
+        self.e.b.position_at_end(take);
+        let this = self.e.pointer_field(self.ctx, offset_of!(Ctx, take_self))?;
+        let (pointer, i32) = (ctx.ptr_type(AddressSpace::default()), ctx.i32_type());
+        let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
+        let args = [this.into(), worker.into(), each.into()];
+        let taken = self.e.b.build_indirect_call(ty, function, &args, "")?;
+        let number = taken.try_as_basic_value().basic().ok_or_else(|| Fault::new("no number of a piece"))?;
+        let nothing = self.e.icmp(IntPredicate::EQ, number, self.e.i32(NO_PIECE))?;
+        self.e.b.build_conditional_branch(nothing.into_int_value(), none, piece)?;
+
+        self.e.b.position_at_end(piece);
+        let (part, parts) = self.part(number, workers, each, equal)?;
+        self.leave(share, part, parts, Taken::Piece)?;
+
+        self.e.b.position_at_end(none);
+        self.e.b.build_return(Some(&self.e.i32(Taken::None as u32)))?;
+        Ok(())
+    }
+
+    fn leave(&self, share: PointerValue<'c>, part: Value<'c>, parts: Value<'c>, taken: Taken) -> Result<()> {
+        let long: BasicTypeEnum<'c> = self.e.ctx.i64_type().into();
+        for (at, value) in [(0, part), (8, parts)] {
+            self.e.store(self.e.cast(Op::ZExt, value, long)?, self.e.offset(share, at)?, 8)?;
+        }
+        self.e.b.build_return(Some(&self.e.i32(taken as u32)))?;
+        Ok(())
+    }
+
+    /// [`Pieces::part`] of a number, with `each` pieces in a share, `equal` of them equal.
+    fn part(
+        &self,
+        number: Value<'c>,
+        workers: Value<'c>,
+        each: Value<'c>,
+        equal: Value<'c>,
+    ) -> Result<(Value<'c>, Value<'c>)> {
+        let (zero, one) = (self.e.i32(0), self.e.i32(1));
+        let owner = self.e.op(Op::UDiv, number, each)?;
+        let piece = self.e.op(Op::URem, number, each)?;
+        let behind = self.e.op(Op::Sub, self.e.add(piece, one)?, equal)?;
+        let whole = self.e.icmp(IntPredicate::SLT, behind, zero)?;
+        let smallest = self.e.i32(Pieces::FURTHER as u32);
+        let halvings =
+            self.e.intrinsic_value("llvm.umin", &[one.get_type()], &[self.e.add(behind, one)?, smallest])?;
+        let halvings = self.e.select(whole, zero, halvings)?;
+        let each = self.e.op(Op::Shl, equal, halvings)?;
+        let last = self.e.cast(Op::ZExt, self.e.icmp(IntPredicate::EQ, behind, smallest)?, one.get_type())?;
+        let further = self.e.add(self.e.op(Op::Sub, each, self.e.i32(2))?, last)?;
+        let within = self.e.select(whole, piece, further)?;
+        Ok((self.e.add(self.e.mul(owner, each)?, within)?, self.e.mul(workers, each)?))
+    }
+}
