@@ -26,4 +26,5 @@ mod shuffle;
 mod value;
 
 pub use isa::usable_level;
-pub use object::{callers_object, kernels_object, level_object, table_object};
+pub(crate) use object::Cranelift;
+pub use object::{callers_object, kernels_object, table_object};

@@ -1,28 +1,40 @@
 //! From a lowered model to a linked shared library.
 
+use crate::cache::ObjectCache;
 #[cfg(feature = "cranelift")]
 use crate::clif;
 use crate::error::CodegenError;
-use crate::launch::device_entries;
 use crate::link::find_linker;
 #[cfg(feature = "llvm")]
 use crate::llvm::{self, Output};
-use crate::model::{Input, LevelInput, Limits, variant};
-use crate::table::{ImageDesc, TableDesc};
+use crate::model::{Input, Limits, variant};
+use crate::objects::{Made, Objects};
+use crate::table::TableDesc;
+use crate::units::{Generator, LevelUnits, StateUnits, compile_units};
+#[cfg(feature = "llvm")]
+use crate::{launch::device_entries, pool, table::ImageDesc};
+#[cfg(feature = "llvm")]
 use mlcc_abi as abi;
-use mlcc_target::{Arch, DeviceScope, Level, Spec};
+use mlcc_target::{Arch, Spec};
+#[cfg(feature = "llvm")]
+use mlcc_target::{DeviceScope, Level};
 use std::path::{Path, PathBuf};
 
 /// A linked `.so` in a temporary folder that lives as long as this value.
 #[derive(Debug)]
 pub struct Library {
     path: PathBuf,
+    objects: Made,
     _folder: crate::folder::TemporaryFolder,
 }
 
 impl Library {
     pub fn path(&self) -> &Path {
         &self.path
+    }
+    /// What was compiled for it.
+    pub fn objects(&self) -> Made {
+        self.objects
     }
 }
 
@@ -34,37 +46,141 @@ pub struct Part {
     pub bytes: Vec<u8>,
 }
 
+/// How objects are made. What comes of it does not depend on this.
+#[derive(Debug)]
+pub struct Jobs {
+    pub threads: usize,
+    /// Takes objects from there, and keeps new ones.
+    pub cache: Option<ObjectCache>,
+}
+
+impl Default for Jobs {
+    /// A thread for each core.
+    fn default() -> Jobs {
+        Jobs { threads: std::thread::available_parallelism().map_or(1, usize::from), cache: None }
+    }
+}
+
 /// Compiles with LLVM and links. `soname` is recorded in the library; give the artifact's file name.
 #[cfg(feature = "llvm")]
 pub fn compile(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
-    let (table, mut parts) = generate(input, |level| llvm_code(input, level, Output::Object))?;
+    compile_by(input, soname, &Jobs::default())
+}
+
+/// The same in other circumstances.
+#[cfg(feature = "llvm")]
+pub fn compile_by(input: &Input<'_>, soname: &str, jobs: &Jobs) -> Result<Library, CodegenError> {
     // Device code is inside the table.
-    if input.target.arch == Arch::Nvptx {
-        parts.clear();
-    }
+    let objects = Objects::new(jobs.cache.as_ref());
+    let (table, mut parts) = if input.target.arch == Arch::Nvptx {
+        (images(input, Output::Assembly, jobs, &objects)?.0, Vec::new())
+    } else {
+        (cpu_table(input)?, level_parts(input, &generator(input), jobs, &objects)?)
+    };
     parts.push(table_part(input, &table, Output::Object)?);
-    link(&parts, host_arch(input)?, soname)
+    let library = link(&parts, host_arch(input)?, soname)?;
+    Ok(Library { objects: objects.finish(), ..library })
 }
 
 /// The same with Cranelift, which knows CPU targets only.
 #[cfg(feature = "cranelift")]
 pub fn compile_with_cranelift(input: &Input<'_>, soname: &str) -> Result<Library, CodegenError> {
-    let arch = input.target.arch;
-    let limits = Limits::of(&input.table);
-    let (table, mut parts) =
-        generate(input, |level| clif::level_object(arch, level, &input.table.states, limits))?;
-    let spec = host_spec(input)?;
-    let bytes = clif::table_object(arch, &spec.levels[0], &table.image())?;
-    parts.push(Part { name: "table".into(), bytes });
-    link(&parts, arch, soname)
+    compile_with_cranelift_by(input, soname, &Jobs::default())
 }
 
-/// The parts as text or objects, for `--emit`: one per level (LLVM IR, assembly or PTX, object), and the table.
+#[cfg(feature = "cranelift")]
+pub fn compile_with_cranelift_by(
+    input: &Input<'_>,
+    soname: &str,
+    jobs: &Jobs,
+) -> Result<Library, CodegenError> {
+    let arch = input.target.arch;
+    let generator = clif::Cranelift { arch, limits: Limits::of(&input.table) };
+    let objects = Objects::new(jobs.cache.as_ref());
+    let mut parts = level_parts(input, &generator, jobs, &objects)?;
+    let spec = host_spec(input)?;
+    let bytes = clif::table_object(arch, &spec.levels[0], &cpu_table(input)?.image())?;
+    parts.push(Part { name: "table".into(), bytes });
+    let library = link(&parts, arch, soname)?;
+    Ok(Library { objects: objects.finish(), ..library })
+}
+
+/// The code as text or objects, for `--emit`: one part per level (LLVM IR, assembly or PTX, object), and the table.
 #[cfg(feature = "llvm")]
 pub fn emit(input: &Input<'_>, output: Output) -> Result<Vec<Part>, CodegenError> {
-    let (table, mut parts) = generate(input, |level| llvm_code(input, level, output))?;
+    let jobs = Jobs::default();
+    let (table, mut parts) = if input.target.arch == Arch::Nvptx {
+        let text = if output == Output::Object { Output::Assembly } else { output };
+        images(input, text, &jobs, &Objects::new(None))?
+    } else {
+        let generator = generator(input);
+        let state = StateUnits::new(&input.table.states)?;
+        let mut parts = Vec::new();
+        for level in &input.levels {
+            let bytes = generator.level_text(&LevelUnits::new(level, &state)?, output, jobs.threads)?;
+            parts.push(Part { name: level.level.name.clone(), bytes });
+        }
+        (cpu_table(input)?, parts)
+    };
     parts.push(table_part(input, &table, output)?);
     Ok(parts)
+}
+
+#[cfg(feature = "llvm")]
+fn generator<'a>(input: &Input<'a>) -> llvm::Llvm<'a> {
+    let target = input.target;
+    llvm::Llvm { arch: target.arch, triple: &target.triple, limits: Limits::of(&input.table) }
+}
+
+/// The objects of all CPU levels.
+fn level_parts(
+    input: &Input<'_>,
+    generator: &impl Generator,
+    jobs: &Jobs,
+    objects: &Objects<'_>,
+) -> Result<Vec<Part>, CodegenError> {
+    let state = StateUnits::new(&input.table.states)?;
+    let levels = input.levels.iter().map(|level| LevelUnits::new(level, &state));
+    let levels = levels.collect::<Result<Vec<_>, _>>()?;
+    let all = compile_units(&levels, generator, jobs.threads, objects)?;
+    let part = |(i, bytes)| Part { name: format!("{i}"), bytes };
+    Ok(all.into_iter().enumerate().map(part).collect())
+}
+
+/// The table with its levels.
+fn cpu_table(input: &Input<'_>) -> Result<TableDesc, CodegenError> {
+    let mut table = input.table.clone();
+    for level in &input.levels {
+        table.variants.push(variant(level)?);
+    }
+    Ok(table)
+}
+
+/// Text of every GPU level, and the table with them.
+#[cfg(feature = "llvm")]
+fn images(
+    input: &Input<'_>,
+    output: Output,
+    jobs: &Jobs,
+    objects: &Objects<'_>,
+) -> Result<(TableDesc, Vec<Part>), CodegenError> {
+    let triple = &input.target.triple;
+    let order: Vec<usize> = (0..input.levels.len()).collect();
+    let text = |i: usize| llvm::ptx_text(triple, &input.levels[i], output, objects);
+    let keys = pool::run(jobs.threads, &order, text)?;
+    let mut table = input.table.clone();
+    let mut parts = Vec::new();
+    for (level, key) in input.levels.iter().map(|input| input.level).zip(&keys) {
+        let bytes = objects.get(key);
+        let sm = level.gpu.as_ref().map_or(0, |gpu| gpu.sm);
+        let scope = device_scope(level);
+        table.images.push(ImageDesc { kind: "ptx".into(), sm, scope, bytes: bytes.clone() });
+        parts.push(Part { name: level.name.clone(), bytes });
+    }
+    if let Some(level) = input.levels.first() {
+        table.device_entries = device_entries(level.steps, level.kernels, Limits::of(&input.table))?;
+    }
+    Ok((table, parts))
 }
 
 /// Links objects into a library.
@@ -87,66 +203,15 @@ pub fn link(parts: &[Part], arch: Arch, soname: &str) -> Result<Library, Codegen
     }
     let path = folder.path().join("linked.so");
     linker.link(&objects, soname, &path)?;
-    Ok(Library { path, _folder: folder })
+    Ok(Library { path, objects: Made::default(), _folder: folder })
 }
 
-/// Code of every level, in parallel, and the completed table.
-fn generate(
-    input: &Input<'_>,
-    code: impl Fn(&LevelInput<'_>) -> Result<Vec<u8>, CodegenError> + Sync,
-) -> Result<(TableDesc, Vec<Part>), CodegenError> {
-    let mut table = input.table.clone();
-    let gpu = input.target.arch == Arch::Nvptx;
-    let code = &code;
-    let results: Vec<Result<Vec<u8>, CodegenError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = input.levels.iter().map(|level| scope.spawn(move || code(level))).collect();
-        threads
-            .into_iter()
-            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    });
-    let mut parts = Vec::new();
-    for (level, bytes) in input.levels.iter().zip(results) {
-        let bytes = bytes?;
-        match &level.level.gpu {
-            Some(gpu) => {
-                table.images.push(ImageDesc {
-                    kind: "ptx".into(),
-                    sm: gpu.sm,
-                    scope: device_scope(level.level),
-                    bytes: bytes.clone(),
-                });
-            }
-            None => table.variants.push(variant(level)?),
-        }
-        parts.push(Part { name: level.level.name.clone(), bytes });
-    }
-    let limits = Limits::of(&input.table);
-    if gpu && let Some(level) = input.levels.first() {
-        table.device_entries = device_entries(level.steps, level.kernels, limits)?;
-    }
-    Ok((table, parts))
-}
-
+#[cfg(feature = "llvm")]
 fn device_scope(level: &Level) -> u32 {
     match level.device_scope() {
         DeviceScope::Later => abi::device_scope::LATER,
         DeviceScope::Exact => abi::device_scope::EXACT,
         DeviceScope::Family => abi::device_scope::FAMILY,
-    }
-}
-
-/// For a GPU, objects are PTX text as well.
-#[cfg(feature = "llvm")]
-fn llvm_code(input: &Input<'_>, level: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
-    let target = input.target;
-    match (target.arch, output) {
-        (Arch::Nvptx, Output::Object) => llvm::ptx_module(&target.triple, level, Output::Assembly),
-        (Arch::Nvptx, _) => llvm::ptx_module(&target.triple, level, output),
-        (arch, _) => {
-            let limits = Limits::of(&input.table);
-            llvm::level_module(arch, &target.triple, level, &input.table.states, limits, output)
-        }
     }
 }
 

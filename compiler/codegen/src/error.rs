@@ -16,6 +16,8 @@ pub enum CodegenError {
     Cranelift { what: String, message: String },
     #[error("this build of mlcc cannot generate code for {triple} ({cpu}): {message}")]
     Machine { triple: String, cpu: String, message: String },
+    #[error("internal error: the object of a kernel is not as expected: {what}")]
+    Object { what: String },
     #[error("{0}")]
     Link(#[from] crate::link::LinkError),
     #[error("cannot {action} {path}: {source}")]

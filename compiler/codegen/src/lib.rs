@@ -2,6 +2,8 @@
 //! LLVM, the model table, linking, and the artifact file.
 
 pub mod artifact;
+#[cfg_attr(not(any(feature = "llvm", feature = "cranelift")), allow(dead_code, reason = "for back ends"))]
+pub mod cache;
 #[cfg(feature = "cranelift")]
 pub mod clif;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
@@ -16,15 +18,22 @@ pub mod link;
 #[cfg(feature = "llvm")]
 pub mod llvm;
 pub mod model;
+#[cfg_attr(not(any(feature = "llvm", feature = "cranelift")), allow(dead_code, reason = "for back ends"))]
+mod objects;
+#[cfg(any(feature = "llvm", feature = "cranelift"))]
+mod pool;
 pub mod prepare;
 pub mod ptxas;
 pub mod table;
-
-#[cfg(feature = "cranelift")]
-pub use compile::compile_with_cranelift;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
-pub use compile::{Library, Part, link};
+mod units;
+
+#[cfg(any(feature = "llvm", feature = "cranelift"))]
+pub use compile::{Jobs, Library, Part, link};
 #[cfg(feature = "llvm")]
-pub use compile::{compile, emit};
+pub use compile::{compile, compile_by, emit};
+#[cfg(feature = "cranelift")]
+pub use compile::{compile_with_cranelift, compile_with_cranelift_by};
 pub use error::{CodegenError, Fault};
 pub use model::{Input, LevelInput};
+pub use objects::Made;

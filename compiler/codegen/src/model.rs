@@ -30,6 +30,44 @@ pub struct LevelInput<'a> {
     pub steps: &'a [Step],
 }
 
+/// Arguments of a CPU kernel that are alike in every launch: its code may rely on them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Fixed {
+    /// One for each dimension; those that are missing are not known.
+    dims: Vec<Option<i64>>,
+    /// One worker computes everything.
+    pub alone: bool,
+}
+
+impl Fixed {
+    pub fn dim(&self, index: usize) -> Option<i64> {
+        self.dims.get(index).copied().flatten()
+    }
+
+    fn of_launch(launch: &Launch) -> Fixed {
+        let alone = matches!(launch.repeat, Repeat::EachWorker | Repeat::EachSequenceAlone);
+        Fixed { dims: launch.dims.iter().map(Dim::as_const).collect(), alone }
+    }
+
+    fn and(&mut self, other: &Fixed) {
+        for (mine, other) in self.dims.iter_mut().zip(&other.dims) {
+            *mine = mine.filter(|_| *mine == *other);
+        }
+        self.alone &= other.alone;
+    }
+}
+
+/// What the launches of each kernel have in common.
+pub fn fixed_arguments<'a>(steps: impl IntoIterator<Item = &'a Step>) -> BTreeMap<&'a str, Fixed> {
+    let mut all: BTreeMap<&str, Fixed> = BTreeMap::new();
+    for item in steps.into_iter().flat_map(|step| &step.items) {
+        let StepItem::Launch(launch) = item else { continue };
+        let one = Fixed::of_launch(launch);
+        all.entry(&launch.kernel).and_modify(|fixed| fixed.and(&one)).or_insert(one);
+    }
+    all
+}
+
 /// Limits that entry points hold their arguments against before they touch memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limits {

@@ -3,9 +3,10 @@
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::Kernel;
+use mlcc_ir::kernel::{Expr, Kernel, Stmt};
 use mlcc_ir::rewrite::expand_instrs;
 use mlcc_target::{Arch, Level};
+use std::collections::BTreeSet;
 
 /// Capabilities of one target level, as code generation needs them.
 #[derive(Clone, Debug)]
@@ -41,6 +42,30 @@ impl Caps {
 pub fn prepare(kernel: &Kernel, caps: &Caps) -> Kernel {
     let expanded = expand_instrs(kernel, |id| caps.available(id));
     lower_halfs(&expanded, caps.halfs)
+}
+
+/// The target instructions that a kernel names.
+pub fn instrs_of(kernel: &Kernel) -> BTreeSet<InstrId> {
+    fn of_statements(body: &[Stmt], all: &mut BTreeSet<InstrId>) {
+        for stmt in body {
+            match stmt {
+                Stmt::Instr { instr, .. } => drop(all.insert(*instr)),
+                Stmt::For { body, .. } => of_statements(body, all),
+                Stmt::If { then, otherwise, .. } => {
+                    of_statements(then, all);
+                    of_statements(otherwise, all);
+                }
+                Stmt::Let { .. } | Stmt::Store { .. } | Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Wait => {}
+            }
+        }
+    }
+    let of_expr = |id| match kernel.exprs.expr(id) {
+        Expr::Instr(instr, _) => Some(*instr),
+        _ => None,
+    };
+    let mut all = kernel.exprs.ids().filter_map(of_expr).collect();
+    of_statements(&kernel.body, &mut all);
+    all
 }
 
 /// The bits of [`mlcc_abi::feature`] that a loader must check for this level.

@@ -1,4 +1,4 @@
-//! Object files: one per CPU level, one for the model table, and bare kernels for tests.
+//! Object files: one per kernel and step, one for the model table, and bare kernels for tests.
 
 use super::emit::{kernel_function, kernel_signature};
 use super::entry::{self, Callee, Callees};
@@ -6,10 +6,10 @@ use super::instr::Pattern;
 use super::isa::Machine;
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
-use crate::model::{
-    LevelInput, Limits, METADATA_FUNCTION, STATE_STEP, caller_symbol, entry_symbol, kernel_symbol, state_step,
-};
-use crate::table::{RelocTarget, StateDesc, TableImage};
+use crate::model::{Limits, METADATA_FUNCTION, caller_symbol, entry_symbol, kernel_symbol};
+use crate::objects::{KERNEL_SYMBOL, Key, Objects};
+use crate::table::{RelocTarget, TableImage};
+use crate::units::{Generator, Unit};
 use cranelift_codegen::ir::{
     AbiParam, ExternalName, Function, GlobalValueData, InstBuilder, MemFlagsData, Signature, UserFuncName,
     types,
@@ -26,29 +26,46 @@ use mlcc_ir::step::Step;
 use mlcc_target::{Arch, Level};
 use std::mem::offset_of;
 
-/// Compiles the kernels and steps of one CPU level, and the step that initialises the state.
-pub fn level_object(
-    arch: Arch,
-    input: &LevelInput<'_>,
-    states: &[StateDesc],
-    limits: Limits,
-) -> Result<Vec<u8>, CodegenError> {
-    let level = input.level;
-    let mut object = Object::new(arch, level)?;
-    let (fills, state) = state_step(states)?;
-    let mut callees = Callees::new();
-    for kernel in input.kernels.iter().chain(&fills) {
-        let id = object.kernel(&kernel_symbol(&kernel.name, &level.name), kernel, Linkage::Local)?;
-        if callees.insert(&kernel.name, Callee { kernel, id }).is_some() {
-            let what = "two kernels have this name".into();
-            return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+/// Cranelift for the CPUs of an artifact.
+pub struct Cranelift {
+    pub arch: Arch,
+    pub limits: Limits,
+}
+
+impl Generator for Cranelift {
+    fn object(&self, unit: &Unit<'_>, objects: &Objects<'_>) -> Result<Key, CodegenError> {
+        match unit {
+            Unit::Kernel { level, kernel, .. } => {
+                let mut object = Object::new(self.arch, level)?;
+                let function = object.kernel_function(kernel)?;
+                let key = object.key(&function);
+                objects.want(key, || {
+                    object.define(KERNEL_SYMBOL, &kernel_signature(kernel), function, Linkage::Hidden)?;
+                    object.emit()
+                })
+            }
+            Unit::Step { level, step, kernels } => {
+                let mut object = Object::new(self.arch, level)?;
+                let mut callees = Callees::new();
+                let mut names = String::new();
+                for (name, kernel) in kernels.launched_by(step) {
+                    let symbol = kernel_symbol(name, &level.name);
+                    let id = object.import(&symbol, kernel)?;
+                    callees.insert(name, Callee { kernel, id });
+                    names.push_str(&symbol);
+                    names.push('\n');
+                }
+                let symbol = entry_symbol(&step.name, &level.name);
+                names.push_str(&symbol);
+                let function = object.step_function(step, self.limits, &callees)?;
+                let key = Key::of(&[names.as_bytes(), &object.key(&function).bytes()]);
+                objects.want(key, || {
+                    object.define(&symbol, &entry::step_signature(), function, Linkage::Hidden)?;
+                    object.emit()
+                })
+            }
         }
     }
-    for step in input.steps {
-        object.step(&entry_symbol(&step.name, &level.name), step, limits, &callees)?;
-    }
-    object.step(&entry_symbol(STATE_STEP, &level.name), &state, limits, &callees)?;
-    object.emit()
 }
 
 /// Compiles the model table and `get_metadata`; `level` is the weakest one, as its code runs anywhere.
@@ -80,7 +97,8 @@ pub fn table_object(arch: Arch, level: &Level, image: &TableImage) -> Result<Vec
 pub fn kernels_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
     let mut object = Object::new(arch, level)?;
     for kernel in kernels {
-        object.kernel(&kernel.name, kernel, Linkage::Export)?;
+        let function = object.kernel_function(kernel)?;
+        object.define(&kernel.name, &kernel_signature(kernel), function, Linkage::Export)?;
     }
     object.emit()
 }
@@ -126,25 +144,46 @@ impl Object {
         Ok(Object { machine, module, context, builder: FunctionBuilderContext::new() })
     }
 
-    fn kernel(&mut self, symbol: &str, kernel: &Kernel, linkage: Linkage) -> Result<FuncId, CodegenError> {
-        let expanded = expand_instrs(kernel, |id| Pattern::of(id, &self.machine).is_some());
-        let primitive = lower_halfs(&expanded, HalfSupport::default());
-        let function = kernel_function(&primitive, &self.machine, &mut self.builder)?;
-        self.define(symbol, &kernel_signature(kernel), function, linkage)
+    /// What Cranelift makes of a function depends on this.
+    fn key(&self, function: &Function) -> Key {
+        let isa = &self.machine.isa;
+        let flags: Vec<String> = isa.isa_flags().iter().map(ToString::to_string).collect();
+        let machine = format!(
+            "Cranelift {} {}\n{}{}",
+            cranelift_codegen::VERSION,
+            isa.triple(),
+            isa.flags(),
+            flags.join("\n")
+        );
+        Key::of(&[machine.as_bytes(), function.display().to_string().as_bytes()])
     }
 
-    /// Hidden: the table in another object refers to it.
-    fn step(
+    fn kernel_function(&mut self, kernel: &Kernel) -> Result<Function, CodegenError> {
+        let expanded = expand_instrs(kernel, |id| Pattern::of(id, &self.machine).is_some());
+        let primitive = lower_halfs(&expanded, HalfSupport::default());
+        kernel_function(&primitive, &self.machine, &mut self.builder)
+    }
+
+    /// A kernel that another object of the artifact defines.
+    fn import(&mut self, symbol: &str, kernel: &Kernel) -> Result<FuncId, CodegenError> {
+        let id = self.module.declare_function(symbol, Linkage::Import, &kernel_signature(kernel));
+        id.map_err(|e| refused(symbol, &e))
+    }
+
+    fn step_function(
         &mut self,
-        symbol: &str,
         step: &Step,
         limits: Limits,
         callees: &Callees<'_>,
-    ) -> Result<FuncId, CodegenError> {
+    ) -> Result<Function, CodegenError> {
         let Object { machine, module, builder, .. } = self;
-        let declare = |id, func: &mut Function| module.declare_func_in_func(id, func);
-        let function = entry::step_function(step, limits, callees, machine, builder, declare)?;
-        self.define(symbol, &entry::step_signature(), function, Linkage::Hidden)
+        let declare = |id, func: &mut Function| {
+            let callee = module.declare_func_in_func(id, func);
+            // In the same library, if not in the same object.
+            func.dfg.ext_funcs[callee].colocated = true;
+            callee
+        };
+        entry::step_function(step, limits, callees, machine, builder, declare)
     }
 
     /// `const uint8_t *get_metadata(uint64_t *len)`: reads the table's own field.

@@ -10,15 +10,16 @@
 
 use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
+use crate::model::Fixed;
 use crate::prepare::Caps;
-use inkwell::IntPredicate;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::builder::Builder;
 use inkwell::context::Context;
 use inkwell::module::Module;
-use inkwell::types::{BasicMetadataTypeEnum, BasicType};
+use inkwell::types::{BasicMetadataTypeEnum, BasicType, FunctionType};
 use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, module::Linkage};
+use inkwell::{GlobalVisibility, IntPredicate};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::instr::Meaning;
 use mlcc_ir::kernel::*;
@@ -37,6 +38,15 @@ pub enum Machine<'a> {
 pub const GLOBAL_SPACE: u16 = 1;
 pub const SHARED_SPACE: u16 = 3;
 
+/// How a kernel is written.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Form {
+    /// Arguments that become constants.
+    pub fixed: Fixed,
+    /// Without the names of buffers and variables, kernels that differ in them alone are equal.
+    pub nameless: bool,
+}
+
 /// Emits `kernel` (prepared) into `module` as a function called `name`.
 pub fn emit_kernel<'c>(
     ctx: &'c Context,
@@ -45,11 +55,43 @@ pub fn emit_kernel<'c>(
     name: &str,
     caps: &Caps,
     machine: Machine<'_>,
+    form: &Form,
 ) -> std::result::Result<FunctionValue<'c>, CodegenError> {
     let internal = |f: Fault| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 };
     let mut emitter = KernelEmitter::declare(ctx, module, kernel, name, caps, machine).map_err(internal)?;
-    emitter.run().map_err(internal)?;
+    emitter.nameless = form.nameless;
+    emitter.run(&form.fixed).map_err(internal)?;
     Ok(emitter.function)
+}
+
+/// Declares a kernel of another module of the artifact.
+pub fn declare_kernel<'c>(
+    ctx: &'c Context,
+    module: &Module<'c>,
+    kernel: &Kernel,
+    name: &str,
+) -> FunctionValue<'c> {
+    let ty = function_type(ctx, kernel, Machine::Cpu);
+    let function = module.add_function(name, ty, Some(Linkage::External));
+    function.as_global_value().set_visibility(GlobalVisibility::Hidden);
+    function
+}
+
+fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: Machine<'_>) -> FunctionType<'c> {
+    let space = match machine {
+        Machine::Cpu => AddressSpace::default(),
+        Machine::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
+    };
+    let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
+    let (further, ty) = match machine {
+        Machine::Cpu => (kernel.dims.len() + 2, ctx.i64_type().into()),
+        Machine::Gpu { row_bytes, .. } => {
+            (kernel.dims.len() + row_bytes.iter().filter(|bytes| **bytes > 0).count(), pointer)
+        }
+    };
+    let mut params = vec![pointer; kernel.params.len()];
+    params.resize(kernel.params.len() + further, ty);
+    ctx.void_type().fn_type(&params, false)
 }
 
 pub(super) struct KernelEmitter<'a, 'c> {
@@ -66,6 +108,7 @@ pub(super) struct KernelEmitter<'a, 'c> {
     pub memo: HashMap<ExprId, Value<'c>>,
     /// `worker`, `workers` as i64.
     workers: Option<(Value<'c>, Value<'c>)>,
+    nameless: bool,
 }
 
 impl<'a, 'c> KernelEmitter<'a, 'c> {
@@ -77,22 +120,9 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         caps: &'a Caps,
         machine: Machine<'a>,
     ) -> Result<Self> {
-        let space = match machine {
-            Machine::Cpu => AddressSpace::default(),
-            Machine::Gpu { .. } => AddressSpace::from(GLOBAL_SPACE),
-        };
         let e = Emit::new(ctx, module);
-        let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
-        let (further, ty) = match machine {
-            Machine::Cpu => (kernel.dims.len() + 2, ctx.i64_type().into()),
-            Machine::Gpu { row_bytes, .. } => {
-                (kernel.dims.len() + row_bytes.iter().filter(|bytes| **bytes > 0).count(), pointer)
-            }
-        };
-        let mut params = vec![pointer; kernel.params.len()];
-        params.resize(kernel.params.len() + further, ty);
         let function =
-            module.add_function(name, ctx.void_type().fn_type(&params, false), Some(Linkage::Internal));
+            module.add_function(name, function_type(ctx, kernel, machine), Some(Linkage::Internal));
         Ok(KernelEmitter {
             e,
             kernel,
@@ -104,17 +134,18 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             bufs: vec![None; kernel.bufs.len()],
             memo: HashMap::new(),
             workers: None,
+            nameless: false,
         })
     }
 
-    fn run(&mut self) -> Result<()> {
+    fn run(&mut self, fixed: &Fixed) -> Result<()> {
         let kernel = self.kernel;
         let entry = self.e.ctx.append_basic_block(self.function, "entry");
         let body = self.e.ctx.append_basic_block(self.function, "body");
         let exit = self.e.ctx.append_basic_block(self.function, "exit");
         self.entry.position_at_end(entry);
         self.e.b.position_at_end(body);
-        self.bind_arguments()?;
+        self.bind_arguments(fixed)?;
         self.attributes();
         if self.machine == Machine::Cpu && !has_par(&kernel.body) {
             let (worker, _) = self.workers()?;
@@ -131,25 +162,26 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         Ok(())
     }
 
-    fn bind_arguments(&mut self) -> Result<()> {
+    fn bind_arguments(&mut self, fixed: &Fixed) -> Result<()> {
         let args = self.function.get_params();
         let mut next = args.iter();
         let mut take = || next.next().copied().ok_or_else(|| Fault::new("too few arguments declared"));
         for (i, &buf) in self.kernel.params.iter().enumerate() {
             let decl = &self.kernel.bufs[buf];
             let pointer = take()?.into_pointer_value();
-            pointer.set_name(&decl.name);
+            pointer.set_name(self.name(&decl.name));
             if decl.align.is_power_of_two() {
                 self.function.set_param_alignment(i as u32, decl.align);
             }
             self.bufs[buf.index()] = Some(pointer);
         }
-        for (sym, var) in &self.kernel.dims {
+        for (i, (sym, var)) in self.kernel.dims.iter().enumerate() {
             let argument = take()?;
             argument.set_name(sym.name());
-            self.vars[var.index()] = Some(match self.machine {
-                Machine::Cpu => argument,
-                Machine::Gpu { .. } => self.word(argument)?,
+            self.vars[var.index()] = Some(match (self.machine, fixed.dim(i)) {
+                (Machine::Cpu, Some(known)) => self.e.i64(known),
+                (Machine::Cpu, None) => argument,
+                (Machine::Gpu { .. }, _) => self.word(argument)?,
             });
         }
         if let Machine::Gpu { row_bytes, .. } = self.machine {
@@ -161,7 +193,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
         }
         if self.machine == Machine::Cpu {
-            self.workers = Some((take()?, take()?));
+            // Numbers of workers have 32 bits; that they are not negative makes shares cheap.
+            let number = |value| self.e.op(Op::And, value, self.e.i64(0xffff_ffff));
+            let given = (number(take()?)?, number(take()?)?);
+            self.workers = Some(if fixed.alone { (self.e.i64(0), self.e.i64(1)) } else { given });
         }
         Ok(())
     }
@@ -199,6 +234,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
 
     fn workers(&self) -> Result<(Value<'c>, Value<'c>)> {
         self.workers.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
+    }
+
+    fn name<'n>(&self, name: &'n str) -> &'n str {
+        if self.nameless { "" } else { name }
     }
 
     pub fn var(&self, var: VarId) -> Result<Value<'c>> {
@@ -315,7 +354,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         let end = ctx.append_basic_block(self.function, "done");
         self.e.b.build_unconditional_branch(header)?;
         self.e.b.position_at_end(header);
-        let i = self.e.b.build_phi(ctx.i64_type(), &self.kernel.vars[var].name)?;
+        let i = self.e.b.build_phi(ctx.i64_type(), self.name(&self.kernel.vars[var].name))?;
         let more = self.e.icmp(IntPredicate::SLT, i.as_basic_value(), to)?;
         self.e.b.build_conditional_branch(more.into_int_value(), inner, end)?;
         self.e.b.position_at_end(inner);
@@ -347,7 +386,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
                 if let Some(known) = self.bufs[buf.index()] {
                     known
                 } else {
-                    let slot = self.entry.build_alloca(ty, &decl.name)?;
+                    let slot = self.entry.build_alloca(ty, self.name(&decl.name))?;
                     if let Some(inst) = slot.as_instruction() {
                         inst.set_alignment(align).map_err(|e| Fault(e.to_string()))?;
                     }

@@ -7,11 +7,14 @@ mod kernel;
 mod memory;
 mod module;
 mod nvptx;
+mod pipeline;
 mod remainder;
 mod step;
 mod table;
 mod target;
 
-pub use module::{callers_object, kernels_object, level_module, table_object};
+pub(crate) use module::Llvm;
+pub use module::{callers_object, kernels_object, table_object};
 pub use nvptx::ptx_module;
+pub(crate) use nvptx::ptx_text;
 pub use target::{Machine, Output};

@@ -1,52 +1,159 @@
-//! Whole modules: one object per CPU level.
+//! Modules of LLVM: one per kernel and one per step, so that they can be compiled side by side, and shared where they are equal.
 
 use super::emit::Emit;
-use super::kernel::{Machine as Executes, emit_kernel};
+use super::kernel::{Form, Machine as Executes, declare_kernel, emit_kernel};
+use super::pipeline::Pipeline;
 use super::step::{Kernels, emit_step};
 use super::table::table_module;
 use super::target::{Machine, Output};
 use crate::error::{CodegenError, Fault};
-use crate::model::{LevelInput, Limits, STATE_STEP, caller_symbol, entry_symbol, kernel_symbol, state_step};
-use crate::prepare::{Caps, prepare};
-use crate::table::{StateDesc, TableImage};
-use inkwell::AddressSpace;
+use crate::model::{Limits, caller_symbol, entry_symbol, kernel_symbol};
+use crate::objects::{KERNEL_SYMBOL, Key, Objects};
+use crate::pool;
+use crate::prepare::{Caps, instrs_of, prepare};
+use crate::table::TableImage;
+use crate::units::{Generator, LevelUnits, Unit, largest_first};
 use inkwell::context::Context;
-use inkwell::module::Linkage;
+use inkwell::memory_buffer::MemoryBuffer;
+use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
-use mlcc_ir::kernel::Kernel;
+use inkwell::{AddressSpace, GlobalVisibility};
+use mlcc_ir::kernel::{BinOp, Expr, Kernel};
 use mlcc_target::{Arch, Level};
 
-/// Compiles the kernels and steps of one CPU level.
-pub fn level_module(
-    arch: Arch,
-    triple: &str,
-    input: &LevelInput<'_>,
-    states: &[StateDesc],
-    limits: Limits,
-    output: Output,
-) -> Result<Vec<u8>, CodegenError> {
-    let level = input.level;
-    let caps = Caps::new(arch, level);
-    let machine = Machine::new(arch, triple, level)?;
-    let ctx = Context::create();
-    let module = machine.module(&ctx, &level.name);
-    let (fills, state) = state_step(states)?;
-    let mut functions = Kernels::new();
-    for kernel in input.kernels.iter().chain(&fills) {
-        let prepared = prepare(kernel, &caps);
-        let symbol = kernel_symbol(&kernel.name, &level.name);
-        let function = emit_kernel(&ctx, &module, &prepared, &symbol, &caps, Executes::Cpu)?;
-        if functions.insert(kernel.name.clone(), function).is_some() {
-            let what = "two kernels have this name".into();
-            return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+/// LLVM for the CPUs of an artifact.
+pub struct Llvm<'a> {
+    pub arch: Arch,
+    pub triple: &'a str,
+    pub limits: Limits,
+}
+
+impl Generator for Llvm<'_> {
+    fn object(&self, unit: &Unit<'_>, objects: &Objects<'_>) -> Result<Key, CodegenError> {
+        let ctx = Context::create();
+        let (machine, module, pipeline) = self.module(&ctx, unit, true)?;
+        let text = module.write_bitcode_to_memory();
+        let key = Key::of(&[machine.identity().as_bytes(), pipeline.text().as_bytes(), text.as_slice()]);
+        objects.want(key, || {
+            machine.optimize(&module, pipeline)?;
+            machine.emit(&module, Output::Object)
+        })
+    }
+}
+
+impl Llvm<'_> {
+    /// Module of a unit, not optimized. With `shared`, a kernel's module says nothing that other kernels with the same code do not.
+    fn module<'c>(
+        &self,
+        ctx: &'c Context,
+        unit: &Unit<'_>,
+        shared: bool,
+    ) -> Result<(Machine, Module<'c>, Pipeline), CodegenError> {
+        match unit {
+            Unit::Kernel { level, kernel, fixed } if shared => {
+                let level = needed(level, kernel);
+                self.kernel(
+                    ctx,
+                    &level,
+                    kernel,
+                    KERNEL_SYMBOL,
+                    Form { fixed: (*fixed).clone(), nameless: true },
+                )
+            }
+            Unit::Kernel { level, kernel, fixed } => {
+                let symbol = kernel_symbol(&kernel.name, &level.name);
+                self.kernel(ctx, level, kernel, &symbol, Form { fixed: (*fixed).clone(), nameless: false })
+            }
+            Unit::Step { level, step, kernels } => {
+                let machine = Machine::new(self.arch, self.triple, level)?;
+                let module = machine.module(ctx, "mlcc");
+                let mut functions = Kernels::new();
+                for (name, kernel) in kernels.launched_by(step) {
+                    let symbol = kernel_symbol(name, &level.name);
+                    functions.insert(name.to_owned(), declare_kernel(ctx, &module, kernel, &symbol));
+                }
+                let symbol = entry_symbol(&step.name, &level.name);
+                emit_step(ctx, &module, step, &symbol, &functions, self.limits)?;
+                Ok((machine, module, Pipeline::Calls))
+            }
         }
     }
-    for step in input.steps {
-        emit_step(&ctx, &module, step, &entry_symbol(&step.name, &level.name), &functions, limits)?;
+
+    fn kernel<'c>(
+        &self,
+        ctx: &'c Context,
+        level: &Level,
+        kernel: &Kernel,
+        symbol: &str,
+        form: Form,
+    ) -> Result<(Machine, Module<'c>, Pipeline), CodegenError> {
+        let caps = Caps::new(self.arch, level);
+        let machine = Machine::new(self.arch, self.triple, level)?;
+        let module = machine.module(ctx, "mlcc");
+        let prepared = prepare(kernel, &caps);
+        let function = emit_kernel(ctx, &module, &prepared, symbol, &caps, Executes::Cpu, &form)?;
+        function.set_linkage(Linkage::External);
+        function.as_global_value().set_visibility(GlobalVisibility::Hidden);
+        Ok((machine, module, Pipeline::of_kernel(function)))
     }
-    emit_step(&ctx, &module, &state, &entry_symbol(STATE_STEP, &level.name), &functions, limits)?;
-    machine.optimize(&module)?;
-    machine.emit(&module, output)
+
+    /// The kernels and steps of a level as one module, in a form for people.
+    pub fn level_text(
+        &self,
+        level: &LevelUnits<'_>,
+        output: Output,
+        threads: usize,
+    ) -> Result<Vec<u8>, CodegenError> {
+        let units = level.units();
+        let optimized = pool::run(threads, &largest_first(&units), |i| {
+            let ctx = Context::create();
+            let (machine, module, pipeline) = self.module(&ctx, &units[i], false)?;
+            machine.optimize(&module, pipeline)?;
+            Ok::<_, CodegenError>(module.write_bitcode_to_memory().as_slice().to_vec())
+        })?;
+        let machine = Machine::new(self.arch, self.triple, level.level)?;
+        let ctx = Context::create();
+        let all = machine.module(&ctx, &level.level.name);
+        let error = |e: inkwell::support::LLVMString| CodegenError::Llvm {
+            what: format!("to link the modules of {}", level.level.name),
+            message: e.to_string(),
+        };
+        for bitcode in optimized {
+            let buffer = MemoryBuffer::create_from_memory_range_copy(&bitcode, "mlcc");
+            let module = Module::parse_bitcode_from_buffer(&buffer, &ctx).map_err(error)?;
+            all.link_in_module(module).map_err(error)?;
+        }
+        machine.emit(&all, output)
+    }
+}
+
+/// The level without features that make no difference to a kernel, so that levels share its code.
+fn needed(level: &Level, kernel: &Kernel) -> Level {
+    let products = multiplies_integers(kernel);
+    // LLVM makes no use of these unless a kernel names their instructions, or for sums of products.
+    let only_named = |feature: &str| match feature {
+        "avx512bf16" => true,
+        "avx512vnni" => !products,
+        "avxvnni" => !products || level.has("avx512vnni"),
+        _ => false,
+    };
+    let used = instrs_of(kernel);
+    let uses = |feature: &str| used.iter().any(|id| id.def().features.contains(&feature));
+    let features = level.features.iter().filter(|f| !only_named(f) || uses(f)).cloned().collect();
+    Level { features, ..level.clone() }
+}
+
+/// True if vectors of integers are multiplied, or an instruction may do so.
+fn multiplies_integers(kernel: &Kernel) -> bool {
+    let multiplies = |id| match kernel.exprs.expr(id) {
+        Expr::Binary(BinOp::Mul, ..) | Expr::Fma(..) => {
+            let ty = kernel.exprs.ty(id);
+            ty.lanes > 1 && ty.dtype.is_int()
+        }
+        Expr::Instr(..) => true,
+        _ => false,
+    };
+    kernel.exprs.ids().any(multiplies)
 }
 
 /// Compiles the model table; `level` is the weakest one, as its code runs anywhere.
@@ -60,7 +167,7 @@ pub fn table_object(
     let machine = Machine::new(arch, triple, level)?;
     let ctx = Context::create();
     let module = table_module(&ctx, &machine, image)?;
-    machine.optimize(&module)?;
+    machine.optimize(&module, Pipeline::Full)?;
     machine.emit(&module, output)
 }
 
@@ -78,10 +185,11 @@ pub fn kernels_object(
     let module = machine.module(&ctx, "kernels");
     for kernel in kernels {
         let prepared = prepare(kernel, &caps);
-        let function = emit_kernel(&ctx, &module, &prepared, &kernel.name, &caps, Executes::Cpu)?;
+        let function =
+            emit_kernel(&ctx, &module, &prepared, &kernel.name, &caps, Executes::Cpu, &Form::default())?;
         function.set_linkage(Linkage::External);
     }
-    machine.optimize(&module)?;
+    machine.optimize(&module, Pipeline::Full)?;
     machine.emit(&module, output)
 }
 
@@ -100,7 +208,7 @@ pub fn callers_object(
         emit_caller(&ctx, &module, i, kernel)
             .map_err(|f| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 })?;
     }
-    machine.optimize(&module)?;
+    machine.optimize(&module, Pipeline::Full)?;
     machine.emit(&module, Output::Object)
 }
 

@@ -1,10 +1,12 @@
 //! GPU kernels to PTX text: one module per level, one `.visible .entry` per kernel.
 
-use super::kernel::{Machine as Executes, emit_kernel};
+use super::kernel::{Form, Machine as Executes, emit_kernel};
+use super::pipeline::Pipeline;
 use super::target::{Machine, Output};
 use crate::error::CodegenError;
 use crate::launch::{row_bytes, threads_of};
 use crate::model::{LevelInput, gpu_kernel_symbol};
+use crate::objects::{Key, Objects};
 use crate::prepare::{Caps, prepare};
 use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
@@ -17,29 +19,55 @@ const PTX_KERNEL: u32 = 71;
 
 /// Compiles the kernels of one GPU level.
 pub fn ptx_module(triple: &str, input: &LevelInput<'_>, output: Output) -> Result<Vec<u8>, CodegenError> {
-    let caps = Caps::new(Arch::Nvptx, input.level);
+    let objects = Objects::new(None);
+    let key = ptx_text(triple, input, output, &objects)?;
+    Ok(objects.get(&key))
+}
+
+/// Makes sure that the code of a GPU level is among `objects`.
+pub(crate) fn ptx_text(
+    triple: &str,
+    input: &LevelInput<'_>,
+    output: Output,
+    objects: &Objects<'_>,
+) -> Result<Key, CodegenError> {
     let machine = Machine::new(Arch::Nvptx, triple, input.level)?;
     let ctx = Context::create();
-    let module = machine.module(&ctx, "mlcc");
+    let module = module(&ctx, &machine, input)?;
+    let (text, form) = (module.write_bitcode_to_memory(), format!("{output:?}"));
+    let key = Key::of(&[machine.identity().as_bytes(), form.as_bytes(), text.as_slice()]);
+    objects.want(key, || {
+        machine.optimize(&module, Pipeline::Full)?;
+        machine.emit(&module, output)
+    })
+}
+
+fn module<'c>(
+    ctx: &'c Context,
+    machine: &Machine,
+    input: &LevelInput<'_>,
+) -> Result<Module<'c>, CodegenError> {
+    let caps = Caps::new(Arch::Nvptx, input.level);
+    let module = machine.module(ctx, "mlcc");
     for kernel in input.kernels {
         let threads = threads_of(kernel)?;
         let row_bytes = row_bytes(kernel, input.steps)?;
         let prepared = prepare(kernel, &caps);
         let name = gpu_kernel_symbol(&kernel.name);
         let function = emit_kernel(
-            &ctx,
+            ctx,
             &module,
             &prepared,
             &name,
             &caps,
             Executes::Gpu { threads, row_bytes: &row_bytes },
+            &Form::default(),
         )?;
         function.set_linkage(Linkage::External);
         function.set_call_conventions(PTX_KERNEL);
-        launch_bounds(&ctx, &module, function, threads)?;
+        launch_bounds(ctx, &module, function, threads)?;
     }
-    machine.optimize(&module)?;
-    machine.emit(&module, output)
+    Ok(module)
 }
 
 /// States the block size: as metadata up to LLVM 20, as an attribute later.

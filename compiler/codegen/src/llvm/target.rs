@@ -1,5 +1,6 @@
 //! LLVM target machines, the optimization pipeline and output files.
 
+use super::pipeline::Pipeline;
 use crate::error::CodegenError;
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
@@ -89,9 +90,21 @@ impl Machine {
         module
     }
 
+    /// What LLVM makes of a module depends on this, the module and the pipeline.
+    pub fn identity(&self) -> String {
+        let (major, minor, patch) = inkwell::support::get_llvm_version();
+        let tm = &self.tm;
+        format!(
+            "LLVM {major}.{minor}.{patch} {} {} {}",
+            tm.get_triple().as_str().to_string_lossy(),
+            tm.get_cpu().to_string_lossy(),
+            tm.get_feature_string().to_string_lossy()
+        )
+    }
+
     /// Verifies and optimizes. The vectorizers are off: kernels say themselves what is a vector, and results must not
     /// depend on their judgement.
-    pub fn optimize(&self, module: &Module<'_>) -> Result<(), CodegenError> {
+    pub fn optimize(&self, module: &Module<'_>, pipeline: Pipeline) -> Result<(), CodegenError> {
         module.verify().map_err(|e| self.refused("the module", e.to_string()))?;
         let options = PassBuilderOptions::create();
         options.set_loop_vectorization(false);
@@ -99,7 +112,7 @@ impl Machine {
         options.set_loop_interleaving(false);
         options.set_merge_functions(false);
         module
-            .run_passes("default<O3>", &self.tm, options)
+            .run_passes(&pipeline.text(), &self.tm, options)
             .map_err(|e| self.refused("the optimization pipeline", e.to_string()))
     }
 

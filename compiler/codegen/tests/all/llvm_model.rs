@@ -5,8 +5,10 @@ use crate::toy::{self, reference};
 use crate::toy_kernels::{Place, kernels, steps, table};
 use mlcc_abi::{Ctx, ModelTable, status};
 use mlcc_codegen::artifact::Weights;
+use mlcc_codegen::cache::ObjectCache;
+use mlcc_codegen::link::find_linker;
 use mlcc_codegen::llvm::Output;
-use mlcc_codegen::{CodegenError, Input, LevelInput, compile, emit};
+use mlcc_codegen::{CodegenError, Input, Jobs, LevelInput, compile, compile_by, emit};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::Step;
 use mlcc_runtime::{LoadOptions, Model};
@@ -168,6 +170,64 @@ fn equal_input_gives_equal_bytes() {
     let Some(toy) = host() else { return };
     let bytes = || std::fs::read(compile(&toy.input(), "toy.so").unwrap().path()).unwrap();
     assert_eq!(bytes(), bytes());
+}
+
+/// What threads, earlier builds and damage to what they left change: nothing.
+#[test]
+fn objects_of_earlier_builds_give_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = ObjectCache::new(folder.path(), ObjectCache::LIMIT);
+    for target in ["x86-64-v2,x86-64-v4", "aarch64", "cuda"] {
+        if find_linker(resolve(target).unwrap().arch).is_err() || Arch::of_host().is_none() {
+            eprintln!("skipped: no linker for {target}");
+            continue;
+        }
+        let toy = Toy::new(target);
+        let build = |threads, cache: Option<&ObjectCache>| {
+            let jobs = Jobs { threads, cache: cache.cloned() };
+            let library = compile_by(&toy.input(), "toy.so", &jobs).unwrap();
+            (std::fs::read(library.path()).unwrap(), library.objects())
+        };
+        let (fresh, made) = build(1, None);
+        assert!(build(4, None).0 == fresh, "{target}: threads");
+        let (first, second) = (build(3, Some(&cache)), build(2, Some(&cache)));
+        assert!(first.0 == fresh && second.0 == fresh, "{target}");
+        assert_eq!((first.1.from_cache, second.1.from_cache), (0, made.objects), "{target}");
+        for entry in std::fs::read_dir(cache.folder()).unwrap() {
+            let path = entry.unwrap().path();
+            let half = std::fs::metadata(&path).unwrap().len() / 2;
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(half).unwrap();
+        }
+        let (damaged, after) = build(2, Some(&cache));
+        assert!(damaged == fresh && after.from_cache == 0, "{target}");
+        assert_eq!(build(1, Some(&cache)).1, second.1, "{target}");
+        cache.clear().unwrap();
+    }
+}
+
+/// Kernels that differ in their names alone, and those of levels whose further features they do not use, are compiled once.
+#[test]
+fn equal_kernels_share_an_object() {
+    let made = |toy: &Toy| compile(&toy.input(), "toy.so").unwrap();
+    let steps = steps(Place::Workers).len() + 1;
+    let mut toy = Toy::new("x86-64-v4-vnni");
+    let one = made(&toy).objects().objects;
+    let two = Toy::new("x86-64-v4-bf16,x86-64-v4-vnni");
+    let library = made(&two);
+    assert_eq!(library.objects().objects, one + steps);
+    let text = String::from_utf8_lossy(&std::fs::read(library.path()).unwrap()).into_owned();
+    for level in ["x86_64_v4_bf16", "x86_64_v4_vnni"] {
+        assert!(text.contains(&format!("\0toy_feed.{level}\0")), "{level}");
+    }
+    let mut other = toy.kernels[0].clone();
+    other.name = "toy.other".into();
+    for id in other.bufs.ids() {
+        other.bufs[id].name.push_str("_of_another_name");
+    }
+    toy.kernels.push(other);
+    assert_eq!(made(&toy).objects().objects, one);
+    // Another level has code of its own.
+    assert_eq!(made(&Toy::new("x86-64-v4-vnni,x86-64-v2")).objects().objects, 2 * one);
 }
 
 /// Exported: the table alone. Imported: nothing.

@@ -4,9 +4,9 @@ use crate::toy::{self, reference};
 use crate::toy_kernels::{Place, kernels, steps, table};
 use mlcc_abi::{Ctx, ModelTable, status};
 use mlcc_codegen::artifact::Weights;
-use mlcc_codegen::clif::{level_object, usable_level};
-use mlcc_codegen::model::Limits;
-use mlcc_codegen::{Input, LevelInput, Library, compile_with_cranelift};
+use mlcc_codegen::cache::ObjectCache;
+use mlcc_codegen::clif::usable_level;
+use mlcc_codegen::{Input, Jobs, LevelInput, Library, compile_with_cranelift, compile_with_cranelift_by};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{Access, ForKind, Kernel, UnOp};
 use mlcc_ir::step::{Step, StepItem};
@@ -19,11 +19,15 @@ const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
 
 /// The toy for two levels of this machine's architecture.
 fn build(target: &Target) -> Library {
+    build_by(target, &Jobs::default())
+}
+
+fn build_by(target: &Target, jobs: &Jobs) -> Library {
     let (kernels, steps) = (kernels(Place::Workers), steps(Place::Workers));
     let one = |level| LevelInput { level, kernels: &kernels, steps: &steps };
     let name = if target.arch == Arch::X86_64 { "x86-64" } else { "aarch64" };
     let input = Input { target, levels: target.levels.iter().map(one).collect(), table: table(name) };
-    compile_with_cranelift(&input, "toy.so").unwrap()
+    compile_with_cranelift_by(&input, "toy.so", jobs).unwrap()
 }
 
 fn host() -> Option<Target> {
@@ -152,13 +156,30 @@ fn the_library_has_one_symbol() {
     assert_eq!(names, ["mlcc_model"], "{symbols}");
 }
 
+fn refusal(target: &Target, kernels: &[Kernel], steps: &[Step]) -> String {
+    let levels = vec![LevelInput { level: &target.levels[0], kernels, steps }];
+    let input = Input { target, levels, table: table("x86-64") };
+    compile_with_cranelift(&input, "toy.so").unwrap_err().to_string()
+}
+
+/// Nor does it matter who makes an object, and when.
+#[test]
+fn objects_of_earlier_builds_give_the_same_bytes() {
+    let Some(target) = host() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Some(ObjectCache::new(folder.path(), ObjectCache::LIMIT));
+    let library = |threads, cache| build_by(&target, &Jobs { threads, cache });
+    let bytes = |library: &Library| std::fs::read(library.path()).unwrap();
+    let fresh = library(1, None);
+    let (first, second) = (library(3, cache.clone()), library(2, cache));
+    assert_eq!((first.objects().from_cache, second.objects().from_cache), (0, fresh.objects().objects));
+    assert!(bytes(&fresh) == bytes(&first) && bytes(&fresh) == bytes(&second));
+}
+
 #[test]
 fn bad_modules_are_refused_by_name() {
     let target = resolve("x86-64-v2").unwrap();
-    let message = |kernels: &[Kernel], steps: &[Step]| {
-        let input = LevelInput { level: &target.levels[0], kernels, steps };
-        level_object(target.arch, &input, &[], Limits::default()).unwrap_err().to_string()
-    };
+    let message = |kernels: &[Kernel], steps: &[Step]| refusal(&target, kernels, steps);
     let good = kernels(Place::Workers);
     let missing = message(&good[1..], &steps(Place::Workers));
     assert!(missing.contains("kernel toy.feed is launched but not among the kernels"), "{missing}");
@@ -185,7 +206,6 @@ fn bad_modules_are_refused_by_name() {
     assert!(exp.contains("`tail` failed: exp of f32 is not primitive and must be expanded first"), "{exp}");
 
     let cuda = resolve("sm_80").unwrap();
-    let input = LevelInput { level: &cuda.levels[0], kernels: &[], steps: &[] };
-    let cuda = level_object(cuda.arch, &input, &[], Limits::default()).unwrap_err().to_string();
+    let cuda = refusal(&cuda, &[], &[]);
     assert!(cuda.contains("GPU code needs the LLVM back end"), "{cuda}");
 }

@@ -1,0 +1,66 @@
+//! Which passes of LLVM a module gets. See `docs/design/0033-builds-in-seconds.md` for what each costs.
+
+use inkwell::values::FunctionValue;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pipeline {
+    /// LLVM's own, for kernels of common size.
+    Full,
+    /// For kernels of dozens of loops. On those, passes that ask for the trip count of every loop after each change take most of
+    /// the time (induction variables, unrolling at run time, which here finds nothing but loops of prefetches). Loads, vectors and
+    /// tiles are in such a kernel's text already.
+    Large,
+    /// For steps: calls in a row, which run once per token.
+    Calls,
+}
+
+/// Blocks from which on a kernel is large: a loop has three. Below, LLVM's own pipeline takes a tenth of a second or two.
+const LARGE: u32 = 150;
+
+const SROA: &str = "sroa<modify-cfg>";
+const COMBINE: &str = "instcombine<max-iterations=1;no-use-loop-info;no-verify-fixpoint>";
+const SIMPLIFY: &str = "simplifycfg<bonus-inst-threshold=1;switch-range-to-icmp;keep-loops;speculate-blocks;simplify-cond-branch>";
+const SINK: &str = "simplifycfg<bonus-inst-threshold=1;switch-range-to-icmp;keep-loops;hoist-common-insts;sink-common-insts;\
+                    speculate-blocks;simplify-cond-branch;speculate-unpredictables>";
+const LOOPS: &str = "loop-mssa(loop-instsimplify,loop-simplifycfg,licm<no-allowspeculation>,loop-rotate<header-duplication>,\
+                     licm<allowspeculation>,simple-loop-unswitch<nontrivial;trivial>)";
+const HOIST: &str = "loop-mssa(licm<allowspeculation>)";
+
+impl Pipeline {
+    pub fn of_kernel(function: FunctionValue<'_>) -> Pipeline {
+        if function.count_basic_blocks() < LARGE { Pipeline::Full } else { Pipeline::Large }
+    }
+
+    /// As `opt -passes` takes it.
+    pub fn text(self) -> String {
+        let passes: &[&str] = match self {
+            Pipeline::Full => return "default<O3>".into(),
+            Pipeline::Large => &[
+                SROA,
+                "early-cse<memssa>",
+                SIMPLIFY,
+                COMBINE,
+                "jump-threading",
+                "correlated-propagation",
+                SIMPLIFY,
+                COMBINE,
+                "reassociate",
+                LOOPS,
+                SIMPLIFY,
+                COMBINE,
+                "loop(loop-unroll-full)",
+                SROA,
+                "gvn",
+                COMBINE,
+                HOIST,
+                SINK,
+                "loop-unroll<O3;no-runtime>",
+                COMBINE,
+                HOIST,
+                SINK,
+            ],
+            Pipeline::Calls => &["early-cse", COMBINE, "simplifycfg"],
+        };
+        format!("globaldce,function<eager-inv>({})", passes.join(","))
+    }
+}

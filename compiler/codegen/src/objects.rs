@@ -1,0 +1,144 @@
+//! Object files by the text that they are made from.
+
+use crate::cache::ObjectCache;
+use crate::error::CodegenError;
+use object::build::elf::{Builder, SectionData};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use xxhash_rust::xxh3::Xxh3;
+
+/// The name that a kernel's function has in its object, whatever the kernel is called.
+pub const KERNEL_SYMBOL: &str = "mlcc.kernel";
+
+/// Hash of all that an object depends on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Key(u128);
+
+impl Key {
+    pub fn of(parts: &[&[u8]]) -> Key {
+        let mut hash = Xxh3::new();
+        for part in parts {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Key(hash.digest128())
+    }
+
+    pub fn bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+}
+
+impl Key {
+    /// Of its text.
+    pub const DIGITS: usize = 32;
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// How many objects a build has linked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Made {
+    pub objects: usize,
+    /// Those of earlier builds among them.
+    pub from_cache: usize,
+}
+
+/// Those of one build.
+pub struct Objects<'a> {
+    /// `None` while one is made.
+    made: Mutex<BTreeMap<Key, Option<Vec<u8>>>>,
+    cache: Option<&'a ObjectCache>,
+    from_cache: AtomicUsize,
+}
+
+impl<'a> Objects<'a> {
+    pub fn new(cache: Option<&'a ObjectCache>) -> Objects<'a> {
+        Objects { made: Mutex::default(), cache, from_cache: AtomicUsize::new(0) }
+    }
+
+    /// Sees to it that there is such an object once all threads are done: makes it, unless that has been begun.
+    pub fn want(
+        &self,
+        key: Key,
+        make: impl FnOnce() -> Result<Vec<u8>, CodegenError>,
+    ) -> Result<Key, CodegenError> {
+        let begun = match self.all().entry(key) {
+            Entry::Occupied(_) => true,
+            Entry::Vacant(place) => place.insert(None).is_some(),
+        };
+        if !begun {
+            let object = self.cached(key, make)?;
+            self.all().insert(key, Some(object));
+        }
+        Ok(key)
+    }
+
+    fn cached(
+        &self,
+        key: Key,
+        make: impl FnOnce() -> Result<Vec<u8>, CodegenError>,
+    ) -> Result<Vec<u8>, CodegenError> {
+        let Some(cache) = self.cache else { return make() };
+        if let Some(object) = cache.get(key) {
+            self.from_cache.fetch_add(1, Ordering::Relaxed);
+            return Ok(object);
+        }
+        let object = make()?;
+        cache.put(key, &object);
+        Ok(object)
+    }
+
+    /// After all work was done: what was made. Leaves the cache within its limit.
+    pub fn finish(&self) -> Made {
+        let made = Made { objects: self.all().len(), from_cache: self.from_cache.load(Ordering::Relaxed) };
+        if let Some(cache) = self.cache.filter(|_| made.from_cache < made.objects) {
+            cache.trim();
+        }
+        made
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, Option<Vec<u8>>>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An object that was wanted, after all work was done without error.
+    pub fn get(&self, key: &Key) -> Vec<u8> {
+        self.all().get(key).and_then(Option::as_ref).cloned().unwrap_or_default()
+    }
+}
+
+/// The object with [`KERNEL_SYMBOL`] under other names, all of which are hidden.
+pub fn with_symbols(bytes: &[u8], names: &[String]) -> Result<Vec<u8>, CodegenError> {
+    let error = |what: String| CodegenError::Object { what };
+    let mut file = Builder::read(bytes).map_err(|e| error(e.to_string()))?;
+    let kernel = file.symbols.iter().find(|s| s.name.as_slice() == KERNEL_SYMBOL.as_bytes());
+    let kernel = kernel.ok_or_else(|| error("it does not define the kernel".into()))?;
+    let (id, section, info, other) = (kernel.id(), kernel.section, kernel.st_info, kernel.st_other);
+    let (value, size) = (kernel.st_value, kernel.st_size);
+    for name in names {
+        let symbol = file.symbols.add();
+        symbol.name = name.as_bytes().to_vec().into();
+        (symbol.section, symbol.st_info, symbol.st_other) = (section, info, other);
+        (symbol.st_value, symbol.st_size) = (value, size);
+    }
+    file.symbols.get_mut(id).delete = true;
+    // LLVM keeps the names of sections among those of symbols.
+    if !file.sections.iter().any(|s| matches!(s.data, SectionData::SectionString)) {
+        let names = file.sections.add();
+        names.name = b".shstrtab".as_slice().into();
+        names.sh_type = object::elf::SHT_STRTAB;
+        names.sh_addralign = 1;
+        names.data = SectionData::SectionString;
+    }
+    let mut out = Vec::new();
+    file.write(&mut out).map_err(|e| error(e.to_string()))?;
+    Ok(out)
+}

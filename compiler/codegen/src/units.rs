@@ -1,0 +1,133 @@
+//! What is compiled by itself: every kernel and every step of every level.
+
+use crate::error::CodegenError;
+use crate::model::{Fixed, LevelInput, fixed_arguments, kernel_symbol, state_step};
+use crate::objects::{Key, Objects, with_symbols};
+use crate::pool;
+use crate::table::StateDesc;
+use mlcc_ir::kernel::Kernel;
+use mlcc_ir::step::{Step, StepItem};
+use mlcc_target::Level;
+use std::collections::BTreeMap;
+
+/// One object file.
+pub enum Unit<'a> {
+    Kernel { level: &'a Level, kernel: &'a Kernel, fixed: &'a Fixed },
+    Step { level: &'a Level, step: &'a Step, kernels: &'a Callees<'a> },
+}
+
+impl Unit<'_> {
+    /// A measure of the time that it takes.
+    fn size(&self) -> usize {
+        match self {
+            Unit::Kernel { kernel, .. } => kernel.exprs.len(),
+            Unit::Step { step, .. } => 8 * step.items.len(),
+        }
+    }
+}
+
+/// A back end.
+pub trait Generator: Sync {
+    /// Makes sure that the unit's object is among `objects`; returns its key there. A kernel's function is called
+    /// [`KERNEL_SYMBOL`](crate::objects::KERNEL_SYMBOL) in it.
+    fn object(&self, unit: &Unit<'_>, objects: &Objects<'_>) -> Result<Key, CodegenError>;
+}
+
+/// Kernels by name.
+pub struct Callees<'a>(BTreeMap<&'a str, &'a Kernel>);
+
+impl<'a> Callees<'a> {
+    /// Those that a step launches, in the order of their names.
+    pub fn launched_by(&self, step: &Step) -> BTreeMap<&'a str, &'a Kernel> {
+        let named = step.items.iter().filter_map(|item| match item {
+            StepItem::Launch(launch) => self.0.get_key_value(launch.kernel.as_str()),
+            StepItem::Barrier => None,
+        });
+        named.map(|(name, kernel)| (*name, *kernel)).collect()
+    }
+}
+
+/// Kernels and step that initialise the state.
+pub struct StateUnits {
+    kernels: Vec<Kernel>,
+    step: Step,
+}
+
+impl StateUnits {
+    pub fn new(states: &[StateDesc]) -> Result<StateUnits, CodegenError> {
+        let (kernels, step) = state_step(states)?;
+        Ok(StateUnits { kernels, step })
+    }
+}
+
+/// Everything of one level.
+pub struct LevelUnits<'a> {
+    pub level: &'a Level,
+    kernels: Vec<(&'a Kernel, Fixed)>,
+    steps: Vec<&'a Step>,
+    callees: Callees<'a>,
+}
+
+impl<'a> LevelUnits<'a> {
+    pub fn new(input: &LevelInput<'a>, state: &'a StateUnits) -> Result<LevelUnits<'a>, CodegenError> {
+        let steps: Vec<&Step> = input.steps.iter().chain([&state.step]).collect();
+        let mut fixed = fixed_arguments(steps.iter().copied());
+        let mut callees = BTreeMap::new();
+        let mut kernels = Vec::new();
+        for kernel in input.kernels.iter().chain(&state.kernels) {
+            if callees.insert(kernel.name.as_str(), kernel).is_some() {
+                let what = "two kernels have this name".into();
+                return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
+            }
+            kernels.push((kernel, fixed.remove(kernel.name.as_str()).unwrap_or_default()));
+        }
+        Ok(LevelUnits { level: input.level, kernels, steps, callees: Callees(callees) })
+    }
+
+    /// Kernels, then steps.
+    pub fn units(&self) -> Vec<Unit<'_>> {
+        let kernels = self.kernels.iter();
+        let kernels = kernels.map(|(kernel, fixed)| Unit::Kernel { level: self.level, kernel, fixed });
+        let steps = self.steps.iter();
+        let steps = steps.map(|step| Unit::Step { level: self.level, step, kernels: &self.callees });
+        kernels.chain(steps).collect()
+    }
+}
+
+/// Numbers of the units, those first that take long.
+pub fn largest_first(units: &[Unit<'_>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..units.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(units[i].size()));
+    order
+}
+
+/// Objects of all levels, in an order that depends on the input alone. What is equal is compiled once; it has a symbol for each
+/// kernel that it is.
+pub fn compile_units(
+    levels: &[LevelUnits<'_>],
+    generator: &impl Generator,
+    threads: usize,
+    objects: &Objects<'_>,
+) -> Result<Vec<Vec<u8>>, CodegenError> {
+    let units: Vec<Unit<'_>> = levels.iter().flat_map(LevelUnits::units).collect();
+    let keys = pool::run(threads, &largest_first(&units), |i| generator.object(&units[i], objects))?;
+    let mut symbols: BTreeMap<Key, Vec<String>> = BTreeMap::new();
+    let mut order = Vec::new();
+    for (unit, key) in units.iter().zip(&keys) {
+        let names = symbols.entry(*key).or_insert_with(|| {
+            order.push(*key);
+            Vec::new()
+        });
+        if let Unit::Kernel { level, kernel, .. } = unit {
+            names.push(kernel_symbol(&kernel.name, &level.name));
+        }
+    }
+    let finished = |key: &Key| {
+        let object = objects.get(key);
+        match symbols[key].as_slice() {
+            [] => Ok(object),
+            names => with_symbols(&object, names),
+        }
+    };
+    order.iter().map(finished).collect()
+}
