@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_codegen::Input;
+use mlcc_codegen::{Input, Jobs};
 
 use super::{BuildError, Emit};
 
@@ -48,10 +48,15 @@ impl Backend {
 pub(super) use mlcc_codegen::Library;
 
 /// Compiles and links.
-pub(super) fn compile(backend: Backend, input: &Input<'_>, soname: &str) -> Result<Library, BuildError> {
+pub(super) fn compile(
+    backend: Backend,
+    input: &Input<'_>,
+    soname: &str,
+    jobs: &Jobs,
+) -> Result<Library, BuildError> {
     match backend {
         #[cfg(feature = "llvm")]
-        Backend::Llvm => Ok(mlcc_codegen::compile(input, soname)?),
+        Backend::Llvm => Ok(mlcc_codegen::compile_by(input, soname, jobs)?),
         #[cfg(not(feature = "llvm"))]
         Backend::Llvm => Err(backend.missing()),
         #[cfg(feature = "cranelift")]
@@ -59,7 +64,7 @@ pub(super) fn compile(backend: Backend, input: &Input<'_>, soname: &str) -> Resu
             Err(BuildError::Unsupported("--target cuda needs --backend llvm".into()))
         }
         #[cfg(feature = "cranelift")]
-        Backend::Cranelift => Ok(mlcc_codegen::compile_with_cranelift(input, soname)?),
+        Backend::Cranelift => Ok(mlcc_codegen::compile_with_cranelift_by(input, soname, jobs)?),
         #[cfg(not(feature = "cranelift"))]
         Backend::Cranelift => Err(backend.missing()),
     }

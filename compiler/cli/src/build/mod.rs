@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use mlcc_codegen::artifact::ArtifactError;
-use mlcc_codegen::{CodegenError, Input, LevelInput};
+use mlcc_codegen::{CodegenError, Input, Jobs, LevelInput};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_models::resolve::Weights;
 use mlcc_passes::pipeline::{Control, Pass};
@@ -236,7 +236,9 @@ pub fn write_program(
         report.end(clock);
         return Ok(());
     }
-    let library = backend::compile(options.backend, &input, &soname)?;
+    let jobs = Jobs { cache: options.cache.clone(), ..Jobs::default() };
+    let library = backend::compile(options.backend, &input, &soname, &jobs)?;
+    report.objects = Some(library.objects());
     report.end(clock);
     hooks.check()?;
 

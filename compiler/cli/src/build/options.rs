@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mlcc_codegen::cache::ObjectCache;
 use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
 use mlcc_models::ModelRequest;
@@ -73,6 +74,8 @@ pub struct BuildOptions {
     /// [`OFF_WITH_TAPS`] too.
     pub debug_taps: bool,
     pub report: ReportOptions,
+    /// Where objects of earlier builds are, and those of this one go. What comes of the build does not depend on it.
+    pub cache: Option<ObjectCache>,
 }
 
 /// When the artifact is measured before it gets its name.
@@ -130,6 +133,7 @@ impl BuildOptions {
             emit: None,
             debug_taps: false,
             report: ReportOptions::default(),
+            cache: None,
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mlcc_codegen::Made;
 use mlcc_codegen::artifact::Summary;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{Param, ParamId, ParamRole};
@@ -46,6 +47,9 @@ pub struct BuildReport {
     pub phases: Vec<PhaseRow>,
     pub file_bytes: u64,
     pub code_bytes: u64,
+    /// Objects that code generation linked; `None` if it did not come so far.
+    #[serde(serialize_with = "objects")]
+    pub objects: Option<Made>,
     /// Most tokens of a prompt, for models that read a prompt in one call.
     pub whole_prompts: Option<u32>,
     /// The tokenizer of the artifact, if it has one.
@@ -54,6 +58,10 @@ pub struct BuildReport {
     pub quality: Option<Quality>,
     /// Why it was not measured, although a text is there.
     pub quality_skipped: Option<String>,
+}
+
+fn objects<S: serde::Serializer>(made: &Option<Made>, to: S) -> Result<S::Ok, S::Error> {
+    made.map(|made| BTreeMap::from([("linked", made.objects), ("from_cache", made.from_cache)])).serialize(to)
 }
 
 #[derive(Clone, Debug, Serialize)]

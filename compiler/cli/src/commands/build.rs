@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
+use mlcc_codegen::cache::ObjectCache;
 use mlcc_models::{DownloadEvent, DownloadListener, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
@@ -127,6 +128,9 @@ pub struct Args {
     /// Write text of the code generator instead of an artifact
     #[arg(long, value_enum)]
     emit: Option<EmitArg>,
+    /// Generate all code anew, and keep none of it for later builds (their folder: `mlcc doctor`)
+    #[arg(long)]
+    no_cache: bool,
     /// Look for the model in this Hugging Face cache folder
     #[arg(long, value_name = "DIR")]
     hf_cache: Option<PathBuf>,
@@ -268,6 +272,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
             tokens: args.eval_tokens as usize,
             max_kl: args.max_kl,
         },
+        cache: if args.no_cache { None } else { ObjectCache::from_environment() },
     })
 }
 

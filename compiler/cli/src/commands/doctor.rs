@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_codegen::cache::{CACHE_VARIABLE, ObjectCache};
 use mlcc_codegen::link::find_linker;
 use mlcc_codegen::ptxas::find_ptxas;
 use mlcc_models::resolve::HubCache;
@@ -18,6 +19,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Remove the code that earlier builds have kept, and do nothing else
+    #[arg(long, conflicts_with = "json")]
+    clear_cache: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -54,7 +58,10 @@ impl Check {
     }
 }
 
-pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    if args.clear_cache {
+        return clear_cache(ui);
+    }
     let mut checks = vec![
         Check::ok("mlcc", format!("{}, ABI {}", env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION)),
         llvm(),
@@ -68,6 +75,7 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         ptxas(),
         cuda(),
         cache(),
+        object_cache(),
     ];
     if !Backend::Llvm.is_built_in() && !Backend::Cranelift.is_built_in() {
         let advice = "build mlcc with the cargo feature `llvm19` or `cranelift`";
@@ -246,6 +254,37 @@ fn cache() -> Check {
             )
         }
     }
+}
+
+/// Code of earlier builds.
+fn object_cache() -> Check {
+    let name = "code cache";
+    let Some(cache) = ObjectCache::from_environment() else {
+        let advice = format!("builds make all code anew; {CACHE_VARIABLE} names a folder to keep it in");
+        return Check::lacking(name, Status::Absent, "none", advice);
+    };
+    let folder = cache.folder().display();
+    match cache.usage() {
+        Ok(usage) => {
+            let (used, limit) = (ui::bytes(usage.bytes), ui::bytes(cache.limit()));
+            Check::ok(name, format!("{folder}, {} objects, {used} of at most {limit}", usage.entries))
+        }
+        Err(e) => {
+            let advice = format!("builds make all code anew; {CACHE_VARIABLE} names another folder");
+            Check::lacking(name, Status::Absent, format!("cannot read {folder}: {e}"), advice)
+        }
+    }
+}
+
+fn clear_cache(ui: &Ui) -> Result<(), CliError> {
+    let Some(cache) = ObjectCache::from_environment() else {
+        ui.note(format_args!("there is no cache: {CACHE_VARIABLE} is empty, or there is no home folder"));
+        return Ok(());
+    };
+    let removed = cache.clear().map_err(CliError::io("clear", cache.folder()))?;
+    let (entries, bytes) = (removed.entries, ui::bytes(removed.bytes));
+    ui.note(format_args!("removed {entries} objects, {bytes}, from {}", cache.folder().display()));
+    Ok(())
 }
 
 fn models_in(folder: &Path) -> Option<usize> {

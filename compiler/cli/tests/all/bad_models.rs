@@ -301,7 +301,7 @@ fn outputs_that_cannot_be_written() {
 fn build_in_shell(launcher: &[&str], script: &str, output: &Path) -> std::process::Output {
     let mut shell = std::process::Command::new(launcher[0]);
     shell.args(&launcher[1..]).args(["-c", script]).arg(assert_cmd::cargo::cargo_bin!("mlcc"));
-    shell.arg("build").arg("-m").arg(books()).arg("-o").arg(output).output().unwrap()
+    shell.arg("build").arg("--no-cache").arg("-m").arg(books()).arg("-o").arg(output).output().unwrap()
 }
 
 #[test]

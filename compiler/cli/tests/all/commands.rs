@@ -475,6 +475,42 @@ fn tables_of_what_there_is() {
     assert!(text(mlcc().arg("--version")).contains("back ends: "));
 }
 
+/// Builds that take code from earlier ones, make it anew, or keep none of it write the same file; `doctor` shows the folder.
+#[test]
+fn code_of_earlier_builds() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let build = |more: &[&str]| {
+        let path = folder.path().join("model.so");
+        let mut build = mlcc();
+        build
+            .env("MLCC_CACHE_DIR", &cache)
+            .args(["build", "--json", "--target", "cpu", "--quant", "q8f16_1", "-m"]);
+        let report = json(build.arg(case("rwkv4-hf")).args(more).arg("-o").arg(&path));
+        (std::fs::read(&path).unwrap(), report["objects"].clone())
+    };
+    let (alone, objects) = build(&["--no-cache"]);
+    assert!(!cache.exists() && objects["from_cache"] == 0);
+    let (first, second) = (build(&[]), build(&[]));
+    assert_eq!((&first.1["from_cache"], &second.1["from_cache"]), (&0.into(), &objects["linked"]));
+    assert!(alone == first.0 && alone == second.0);
+    let doctor = |arg: &str| {
+        let mut doctor = mlcc();
+        doctor.env("MLCC_CACHE_DIR", &cache).args(["doctor", arg]);
+        doctor
+    };
+    let of_cache = || {
+        let checks = json(&mut doctor("--json"));
+        let check = checks.as_array().unwrap().iter().find(|c| c["name"] == "code cache").unwrap().clone();
+        check["found"].as_str().unwrap().to_string()
+    };
+    let count = format!(", {} objects, ", objects["linked"]);
+    assert!(of_cache().contains(&count) && of_cache().contains(cache.to_str().unwrap()), "{}", of_cache());
+    doctor("--clear-cache").assert().success();
+    assert!(of_cache().contains(", 0 objects, "), "{}", of_cache());
+    assert_eq!(build(&[]).1["from_cache"], 0);
+}
+
 /// Devices without an end and files with the wrong name are errors of one kind, whoever reads them. A file with a hole is large without
 /// taking room.
 #[test]

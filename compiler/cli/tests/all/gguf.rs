@@ -260,7 +260,7 @@ fn layers_of_kept_weights() {
     let mlcc = || Command::new(env!("CARGO_BIN_EXE_mlcc"));
     let common = ["--quant", KEEP, "--kv-cache", "i8", "--chunk", "8", "--backend", backend];
     mlcc()
-        .args(["build", "--quiet", "--debug-taps", "-o"])
+        .args(["build", "--quiet", "--no-cache", "--debug-taps", "-o"])
         .arg(&artifact)
         .args(common)
         .arg("--model")

@@ -15,7 +15,9 @@ use mlcc_passes::{Context, PIPELINE, Pass, PassError, Program, canonicalize, fus
 use serde_json::Value;
 
 fn mlcc() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_mlcc"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mlcc"));
+    command.env("MLCC_CACHE_DIR", "");
+    command
 }
 
 /// Builds with `--debug-taps` by the fastest compiler.

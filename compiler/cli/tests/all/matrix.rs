@@ -268,7 +268,7 @@ fn verify_accepts_what_build_wrote() {
     ] {
         let artifact = folder.path().join(format!("{case}.so"));
         let mut build = Command::new(env!("CARGO_BIN_EXE_mlcc"));
-        build.args(["build", "--quiet", "--quant", quant, "--chunk", "8", "--model"]);
+        build.args(["build", "--quiet", "--no-cache", "--quant", quant, "--chunk", "8", "--model"]);
         build.arg(cases::directory(case)).arg("-o").arg(&artifact).assert().success();
         let mut verify = Command::new(env!("CARGO_BIN_EXE_mlcc"));
         verify.args(["verify", "--json", "--golden"]).arg(cases::directory(case).join("golden.json"));

@@ -39,6 +39,9 @@ pub fn text(report: &BuildReport) -> String {
         report.phases.iter().map(|p| format!("{} {:.2} s", p.name, p.seconds)).collect();
     let total: f64 = report.phases.iter().map(|p| p.seconds).sum();
     let _ = writeln!(out, "time: {}, total {total:.2} s", phases.join(", "));
+    if let Some(made) = report.objects.filter(|made| made.from_cache > 0) {
+        let _ = writeln!(out, "code: {} of {} objects from the cache", made.from_cache, made.objects);
+    }
     match (&report.quality, &report.quality_skipped) {
         (Some(quality), _) => writeln!(out, "quality: {}", quality.text()),
         (None, Some(why)) => writeln!(out, "quality: not measured, {why}"),

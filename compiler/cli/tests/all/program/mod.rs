@@ -21,7 +21,7 @@ pub fn case(name: &str) -> PathBuf {
     workspace().join("tests/goldens").join(name)
 }
 
-/// Like a user's shell, but without what the environment says about mlcc and Hugging Face.
+/// Like a user's shell, but without what the environment says about mlcc and Hugging Face, and without code of earlier builds.
 pub fn mlcc() -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("mlcc"));
     for (name, _) in std::env::vars_os() {
@@ -30,14 +30,14 @@ pub fn mlcc() -> Command {
             command.env_remove(&name);
         }
     }
-    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1");
+    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1").env("MLCC_CACHE_DIR", "");
     command
 }
 
 /// `mlcc` in a shell's hands: for signals and pipes.
 pub fn program() -> std::process::Command {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("mlcc"));
-    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1");
+    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1").env("MLCC_CACHE_DIR", "");
     command
 }
 
