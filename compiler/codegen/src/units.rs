@@ -12,8 +12,17 @@ use std::collections::BTreeMap;
 
 /// One object file.
 pub enum Unit<'a> {
-    Kernel { level: &'a Level, kernel: &'a Kernel, fixed: &'a Fixed },
-    Step { level: &'a Level, step: &'a Step, kernels: &'a Callees<'a> },
+    Kernel {
+        level: &'a Level,
+        kernel: &'a Kernel,
+        #[cfg_attr(not(feature = "llvm"), allow(dead_code, reason = "Cranelift specialises nothing"))]
+        fixed: &'a Fixed,
+    },
+    Step {
+        level: &'a Level,
+        step: &'a Step,
+        kernels: &'a Callees<'a>,
+    },
 }
 
 impl Unit<'_> {
