@@ -2,6 +2,7 @@
 //! matrices that were chosen for them (on CPUs see `product::emit_experts`).
 
 use crate::inline::{Index, Inliner, reduce_loop};
+use crate::machine::Machine;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -11,13 +12,6 @@ use mlcc_kernel_lang::{Recorder, Val, View};
 
 /// Rows of a GPU block of the choice, and threads that work on one row of a product.
 const ROWS: i64 = 32;
-
-/// What executes a kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Machine {
-    Cpu { lanes: u32 },
-    Gpu,
-}
 
 /// The choice of a row: some rounds, each over the elements after the last one chosen in the order of falling values, then
 /// rising indices.
@@ -37,7 +31,7 @@ impl<'k> TopK<'_, 'k> {
     pub fn emit(&self, machine: Machine) {
         let (k, rows) = (self.k, &self.inliner.f.ty(self.x).dims[0]);
         match machine {
-            Machine::Cpu { lanes } => k.par("row", rows, |row| self.row(row, lanes)),
+            Machine::Cpu { lanes, .. } => k.par("row", rows, |row| self.row(row, lanes)),
             Machine::Gpu => k.blocks("block", 0, &rows.ceil_div(ROWS), |block| {
                 k.threads("t", ROWS, |t| {
                     let row = block * ROWS + t;

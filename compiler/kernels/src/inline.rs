@@ -7,6 +7,7 @@
 mod index;
 pub(crate) mod known;
 mod reduce;
+mod store;
 
 use index::VectorAxis;
 use known::known;
@@ -22,6 +23,7 @@ use std::collections::HashMap;
 
 pub use index::Index;
 pub use reduce::reduce_loop;
+pub(crate) use store::{RowAt, store_all};
 
 /// What a value of the function is while its kernel runs.
 #[derive(Clone)]

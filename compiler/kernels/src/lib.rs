@@ -5,6 +5,7 @@ pub mod attention;
 pub mod experts;
 pub mod inline;
 pub mod lower;
+pub mod machine;
 mod math;
 pub mod params;
 pub mod product;

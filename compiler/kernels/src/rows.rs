@@ -9,41 +9,14 @@ mod columns;
 mod gpu;
 mod quantized;
 
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Index, Inliner, RowAt};
+use crate::machine::Machine;
 use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::{Recorder, Val};
-
-pub(crate) use columns::store_all;
-
-/// What executes a row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RowMachine {
-    /// With vectors of so many lanes; what prefetches f32 elements.
-    Cpu {
-        lanes: u32,
-        prefetch: Option<InstrId>,
-    },
-    Gpu,
-}
-
-/// The axes before the last one: of a row, and of where it is stored.
-#[derive(Clone, Copy)]
-pub(crate) struct RowAt<'a, 'k> {
-    pub row: &'a [Index<'k>],
-    pub stored: &'a [Index<'k>],
-}
-
-impl<'a, 'k> RowAt<'a, 'k> {
-    /// A row that is stored where the type of its value says.
-    pub fn own(row: &'a [Index<'k>]) -> RowAt<'a, 'k> {
-        RowAt { row, stored: row }
-    }
-}
 
 /// A group of ops on rows.
 #[derive(Clone, Copy)]
@@ -59,7 +32,7 @@ pub struct Rows<'a, 'f, 'k> {
     /// there are further leading axes, the codes follow row by row.
     pub codes: &'a [RowCodes],
     pub block: CodeBlock,
-    pub machine: RowMachine,
+    pub machine: Machine,
 }
 
 /// Blocks of a GPU along the second axis of a launch.
@@ -68,8 +41,7 @@ const MOST_BLOCKS: i64 = 65_535;
 impl<'k> Rows<'_, '_, 'k> {
     /// Records the kernel body.
     pub fn emit(self) {
-        if let (RowMachine::Cpu { lanes, prefetch }, [_, ..], [count]) =
-            (self.machine, self.codes, self.leading)
+        if let (Machine::Cpu { lanes, prefetch }, [_, ..], [count]) = (self.machine, self.codes, self.leading)
         {
             return self.quantized(count, lanes, prefetch);
         }
@@ -80,15 +52,15 @@ impl<'k> Rows<'_, '_, 'k> {
             [..] => self.inner(vec![Index::scalar(row)]),
         };
         match self.machine {
-            RowMachine::Cpu { .. } => self.k.par("row", first, body),
-            RowMachine::Gpu => self.k.blocks("row", 0, first, body),
+            Machine::Cpu { .. } => self.k.par("row", first, body),
+            Machine::Gpu => self.k.blocks("row", 0, first, body),
         }
     }
 
     /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
     fn inner(self, leading: Vec<Index<'k>>) {
         let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading) };
-        let gpu = self.machine == RowMachine::Gpu;
+        let gpu = self.machine == Machine::Gpu;
         let few = size.as_const().is_some_and(|size| size <= MOST_BLOCKS);
         let in_blocks = gpu && leading.len() == 1 && few;
         let reduces = self.inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
@@ -108,7 +80,7 @@ impl<'k> Rows<'_, '_, 'k> {
     fn row(self, leading: &[Index<'k>]) {
         let inliner = with_reductions(self.k, self.inliner, leading, self.machine);
         columns::store(self.k, &inliner, RowAt::own(leading), self.outputs, self.machine);
-        if let (RowMachine::Cpu { lanes, .. }, [_, ..]) = (self.machine, self.codes) {
+        if let (Machine::Cpu { lanes, .. }, [_, ..]) = (self.machine, self.codes) {
             let row = RowBlock {
                 inliner: &inliner,
                 leading: Some(leading),
@@ -133,7 +105,7 @@ pub(crate) fn emit_at<'k>(
     outputs: &[(ValueId, BufId)],
     lanes: u32,
 ) {
-    let machine = RowMachine::Cpu { lanes, prefetch: None };
+    let machine = Machine::Cpu { lanes, prefetch: None };
     let inliner = with_reductions(k, inliner, at.row, machine);
     columns::store(k, &inliner, at, outputs, machine);
 }
@@ -152,7 +124,7 @@ fn with_reductions<'f, 'k>(
     k: &'k Recorder,
     inliner: &Inliner<'f, 'k>,
     leading: &[Index<'k>],
-    machine: RowMachine,
+    machine: Machine,
 ) -> Inliner<'f, 'k> {
     let mut inliner = inliner.clone();
     for (_, node) in inliner.f.live() {
@@ -162,11 +134,11 @@ fn with_reductions<'f, 'k>(
             continue;
         }
         let value = match machine {
-            RowMachine::Cpu { .. } => {
+            Machine::Cpu { .. } => {
                 let index = [leading, &[Index::scalar(k.int(0))]].concat();
                 inliner.value(k, output, &index)
             }
-            RowMachine::Gpu => gpu::reduce(k, &inliner, op, input, leading),
+            Machine::Gpu => gpu::reduce(k, &inliner, op, input, leading),
         };
         inliner.bindings.insert(output, Binding::Value(value));
     }

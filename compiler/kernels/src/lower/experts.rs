@@ -4,8 +4,9 @@ use super::LowerError;
 use super::contraction::activation;
 use super::group::ArgContract;
 use super::plan::Partition;
-use crate::experts::{GpuProduct, Machine, TopK};
+use crate::experts::{GpuProduct, TopK};
 use crate::inline::Inliner;
+use crate::machine::Machine;
 use crate::params::KernelTarget;
 use crate::product::{
     Activation, Choice, CodeBlock, Codes, EPILOGUE_OPERANDS, Product, Weight, choose, emit_experts,
@@ -18,13 +19,6 @@ use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::Recorder;
 use mlcc_quant::TILE;
 use mlcc_target::Arch;
-
-fn machine(target: &KernelTarget) -> Machine {
-    match target.arch {
-        Arch::Nvptx => Machine::Gpu,
-        Arch::X86_64 | Arch::Aarch64 => Machine::Cpu { lanes: target.f32_lanes() },
-    }
-}
 
 /// The operand of a product with chosen experts that holds their matrices.
 pub fn weight(node: &Node) -> Option<ValueId> {
@@ -97,7 +91,7 @@ pub(super) fn emit(
             let x = node.inputs[0];
             let (values, ids) = (out(0), out(1));
             Recorder::within(kb, |rec| {
-                TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(machine(target));
+                TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(Machine::of(target));
             });
             Ok((shared(Some(Partition::Rows(f.ty(x).dims[0].clone()))), None))
         }

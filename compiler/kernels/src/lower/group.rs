@@ -7,10 +7,12 @@ use super::experts;
 use super::plan::Partition;
 use crate::attention::{self, decode::NewRows};
 use crate::inline::{Binding, Inliner};
+use crate::machine::Machine;
 use crate::params::KernelTarget;
 use crate::product::{GROUP, code_block};
 use crate::quantize::RowCodes;
-use crate::rows::{RowMachine, Rows};
+use crate::rows::Rows;
+use crate::scan::matrix::{Plan, ROWS};
 use crate::scan::{self, ChannelScan, MatrixScan};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
@@ -245,12 +247,7 @@ fn rows_group(
     let stored = |v: &ValueId| f.def(*v).is_none_or(|n| !matches!(n.op, Op::QuantizeRows { .. }));
     let pairs = f.outputs.iter().copied().zip(outputs.iter().copied());
     let stores: Vec<(ValueId, BufId)> = pairs.filter(|(v, _)| stored(v)).collect();
-    let machine = match target.arch {
-        Arch::Nvptx => RowMachine::Gpu,
-        Arch::X86_64 | Arch::Aarch64 => {
-            RowMachine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32) }
-        }
-    };
+    let machine = Machine::of(target);
     Recorder::within(kb, |k| {
         let (inliner, leading, outputs, codes) = (&inliner, rows.as_slice(), stores.as_slice(), &codes);
         Rows { k, inliner, leading, outputs, codes, block: code_block(target), machine }.emit();
@@ -353,25 +350,15 @@ fn scan_group(
     let shares = if let Some(shape) = scan::shape_of(body, carries) {
         Recorder::within(kb, |k| {
             let scan = MatrixScan { k, body, carries, seqs, inputs, outputs, length, shape };
-            let block_rows = match target.arch {
-                Arch::Nvptx => {
-                    scan.emit_gpu();
-                    scan.block_rows()
-                }
-                Arch::X86_64 | Arch::Aarch64 => {
-                    scan.emit_cpu(target.f32_lanes(), target.prefetch(DType::F32))
-                }
-            };
-            row_shares(&scan, block_rows)
+            let plan = Plan::choose(&scan, Machine::of(target));
+            scan.emit(plan, target.prefetch(DType::F32));
+            row_shares(&scan, plan.block_rows())
         })
     } else if scan::is_channelwise(body) {
         let channels = body.ty(body.inputs[0]).dims[0].as_const().unwrap_or(0);
         let tiles = Recorder::within(kb, |k| {
             let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, length, channels };
-            match target.arch {
-                Arch::Nvptx => scan.emit_gpu(),
-                Arch::X86_64 | Arch::Aarch64 => scan.emit_cpu(target.f32_lanes()),
-            }
+            scan.emit(Machine::of(target));
             Partition::Tiles(scan.blocks())
         });
         ScanShares {
@@ -416,7 +403,7 @@ struct ScanShares {
 /// columns are read by all rows of their head.
 fn row_shares(scan: &MatrixScan, block_rows: i64) -> ScanShares {
     let rows = scan.shape.heads * scan.shape.rows;
-    let tiles = (block_rows % scan::matrix::ROWS == 0).then_some(Partition::Tiles(rows / block_rows));
+    let tiles = (block_rows % ROWS == 0).then_some(Partition::Tiles(rows / block_rows));
     let stacked = |v: &ValueId| {
         let extent = scan.extent(*v);
         let sliced = extent.heads && extent.rows && (!extent.columns || scan.shape.columns == 1);

@@ -1,8 +1,7 @@
 //! The values of a row, and the largest magnitude of each group.
 
 use super::{CodeGroup, Quantizer, Row, RowCodes};
-use crate::inline::{Index, Inliner};
-use crate::rows::{RowAt, store_all};
+use crate::inline::{Index, Inliner, RowAt, store_all};
 use mlcc_ir::kernel::{BinOp, Ty};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;

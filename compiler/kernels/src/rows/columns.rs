@@ -1,8 +1,9 @@
 //! Loops over the columns of a row.
 
-use super::{RowAt, RowMachine, columns_of, gpu};
+use super::{columns_of, gpu};
 use crate::inline::known::borders;
-use crate::inline::{Index, Inliner};
+use crate::inline::{Inliner, RowAt, store_all};
+use crate::machine::Machine;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::BufId;
@@ -14,7 +15,7 @@ pub(super) fn store<'k>(
     inliner: &Inliner<'_, 'k>,
     at: RowAt<'_, 'k>,
     outputs: &[(ValueId, BufId)],
-    machine: RowMachine,
+    machine: Machine,
 ) {
     let like = |v: ValueId| (columns_of(inliner, v), inliner.vectorizable(v));
     let mut left = outputs.to_vec();
@@ -23,10 +24,10 @@ pub(super) fn store<'k>(
         let (together, others) = left.into_iter().partition(|(v, _)| like(*v) == (columns.clone(), wide));
         left = others;
         match machine {
-            RowMachine::Cpu { lanes, .. } => {
+            Machine::Cpu { lanes, .. } => {
                 vectors(k, inliner, at, &columns, if wide { lanes } else { 1 }, &together);
             }
-            RowMachine::Gpu => gpu::store(k, inliner, at, &columns, &together),
+            Machine::Gpu => gpu::store(k, inliner, at, &columns, &together),
         }
     }
 }
@@ -60,36 +61,4 @@ fn vectors<'k>(
     let (first, count) = if lanes > 1 { (end, rest) } else { (k.int(0), total) };
     let one = inliner.of_one();
     k.serial("c", count, |j| store_all(k, &one, at, first + j, stores));
-}
-
-/// All values of a column, or of the lanes from it on, then all stores.
-pub(crate) fn store_all<'k>(
-    k: &'k Recorder,
-    inliner: &Inliner<'_, 'k>,
-    at: RowAt<'_, 'k>,
-    column: Val<'k>,
-    stores: &[(ValueId, BufId)],
-) {
-    let index = [at.row, &[Index::from(column, inliner.lanes)]].concat();
-    let value = |&(v, buf): &(ValueId, BufId)| {
-        let index = if inliner.f.ty(v).rank() == 0 { &[] } else { index.as_slice() };
-        let value = inliner.value(k, v, index).to_lanes(inliner.lanes);
-        value.cast(k.flat(buf).dtype()).named("value")
-    };
-    let values: Vec<Val> = stores.iter().map(value).collect();
-    for (&(v, buf), value) in stores.iter().zip(values) {
-        let first = row_start(k, &inliner.f.ty(v).dims, at.stored);
-        k.flat(buf).set([first + column], value);
-    }
-}
-
-/// Offset of the first element of a row.
-fn row_start<'k>(k: &'k Recorder, dims: &[Dim], leading: &[Index<'k>]) -> Val<'k> {
-    dims.iter().enumerate().fold(k.int(0), |flat, (axis, dim)| {
-        let before = flat * k.dim(dim);
-        match leading.get(axis) {
-            Some(Index::Affine { base, .. }) if axis + 1 < dims.len() => before + *base,
-            _ => before,
-        }
-    })
 }

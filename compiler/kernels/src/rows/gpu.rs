@@ -1,7 +1,7 @@
 //! Rows on a GPU: a block per row.
 
-use super::{RowAt, columns_of, store_all};
-use crate::inline::{Index, Inliner};
+use super::columns_of;
+use crate::inline::{Index, Inliner, RowAt, store_all};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;

@@ -1,7 +1,7 @@
 //! Rows that are quantized on a CPU: workers share them out in blocks, as their codes are ordered.
 
-use super::{RowAt, Rows, columns, columns_of, is_over_columns, with_reductions};
-use crate::inline::{Binding, Index, Inliner};
+use super::{Rows, columns, columns_of, is_over_columns, with_reductions};
+use crate::inline::{Binding, Index, Inliner, RowAt};
 use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Node, ValueId};

@@ -2,6 +2,7 @@
 //! in registers. CPU: blocks of channels are shared out among workers. GPU: a thread per channel.
 
 use crate::inline::{Binding, Index, Inliner};
+use crate::machine::Machine;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::Function;
 use mlcc_ir::kernel::BufId;
@@ -43,8 +44,15 @@ impl<'k> ChannelScan<'_, 'k> {
         (self.channels + CHANNELS - 1) / CHANNELS
     }
 
-    /// CPU kernel body with vectors of `lanes`.
-    pub fn emit_cpu(&self, lanes: u32) {
+    /// Records the kernel body.
+    pub fn emit(&self, machine: Machine) {
+        match machine {
+            Machine::Cpu { lanes, .. } => self.emit_cpu(lanes),
+            Machine::Gpu => self.emit_gpu(),
+        }
+    }
+
+    fn emit_cpu(&self, lanes: u32) {
         let (k, width) = (self.k, i64::from(lanes));
         k.par("block", self.blocks(), |block| {
             for part in 0..CHANNELS / width {
@@ -63,8 +71,7 @@ impl<'k> ChannelScan<'_, 'k> {
         });
     }
 
-    /// GPU kernel body.
-    pub fn emit_gpu(&self) {
+    fn emit_gpu(&self) {
         let k = self.k;
         k.blocks("block", 0, (self.channels + THREADS - 1) / THREADS, |block| {
             k.threads("t", THREADS, |t| {

@@ -9,6 +9,7 @@
 
 mod arithmetic;
 mod gpu;
+mod plan;
 mod step;
 mod transposed;
 
@@ -19,6 +20,7 @@ use mlcc_ir::kernel::BufId;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernel_lang::{Recorder, Val, View};
+pub use plan::Plan;
 use std::ops::Range;
 use step::{HeadRows, Step};
 use transposed::Transposed;
@@ -26,8 +28,6 @@ use transposed::Transposed;
 /// Rows that one worker takes at a time where they divide a head: a tile of the contraction kernels, so that both are
 /// sliced alike.
 pub const ROWS: i64 = 16;
-/// Vector registers that the states of the rows which run together may take.
-const STATE_VECTORS: i64 = 16;
 
 /// Sizes of the state: `heads` is the product of all axes but the last two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,34 +142,20 @@ impl<'k> MatrixScan<'_, 'k> {
         self.carries + self.seqs..self.body.inputs.len()
     }
 
-    /// Rows of one iteration of the parallel loop where lanes are columns.
-    pub fn block_rows(&self) -> i64 {
-        if self.shape.rows % ROWS == 0 { ROWS } else { self.shape.rows }
-    }
-
-    /// CPU kernel body with vectors of `lanes`; `prefetch` is for f32 elements. Gives the rows of an iteration of the parallel
-    /// loop.
-    pub fn emit_cpu(&self, lanes: u32, prefetch: Option<InstrId>) -> i64 {
-        match Transposed::new(self, lanes, prefetch) {
-            Some(transposed) => {
-                transposed.emit();
-                transposed.block_rows()
-            }
-            None => {
-                self.emit_rows(lanes);
-                self.block_rows()
-            }
+    /// Records the kernel body; `prefetch` is for f32 elements.
+    pub fn emit(&self, plan: Plan, prefetch: Option<InstrId>) {
+        match plan {
+            Plan::Transposed { lanes, vectors } => Transposed::new(self, lanes, vectors, prefetch).emit(),
+            Plan::Rows { lanes, block_rows, together } => self.emit_rows(lanes, block_rows, together),
+            Plan::Threads { threads, .. } => self.emit_threads(threads),
         }
     }
 
     /// CPU kernel body with lanes over columns.
-    fn emit_rows(&self, lanes: u32) {
-        let Shape { heads, rows, columns } = self.shape;
-        let (k, block_rows) = (self.k, self.block_rows());
-        let vectors = (columns / i64::from(lanes)).max(1);
-        let together = [4, 2, 1].into_iter().find(|&r| block_rows % r == 0 && r * vectors <= STATE_VECTORS);
-        let together = together.unwrap_or(1);
+    fn emit_rows(&self, lanes: u32, block_rows: i64, together: i64) {
+        let Shape { heads, rows, .. } = self.shape;
         let per_head = rows / block_rows;
+        let k = self.k;
         k.par("block", heads * per_head, |block| {
             let (head, part) = (block / per_head, block % per_head);
             let first = part * block_rows;

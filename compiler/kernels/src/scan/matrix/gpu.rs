@@ -6,8 +6,6 @@ use super::{MatrixScan, Shape};
 use mlcc_kernel_lang::{Recorder, Val};
 use std::ops::Range;
 
-/// Most threads of a block.
-const THREADS: i64 = 128;
 /// Lanes of a thread: what one load of a vector along the columns brings.
 const LANES: u32 = 4;
 
@@ -24,9 +22,8 @@ struct RowThread<'a, 'k> {
 
 impl<'k> MatrixScan<'_, 'k> {
     /// GPU kernel body.
-    pub fn emit_gpu(&self) {
+    pub(super) fn emit_threads(&self, threads: i64) {
         let (k, Shape { heads, rows, .. }) = (self.k, self.shape);
-        let threads = rows.min(THREADS);
         let per_head = (rows + threads - 1) / threads;
         k.blocks("block", 0, heads * per_head, |block| {
             let (head, part) = (block / per_head, block % per_head);

@@ -22,9 +22,6 @@ use mlcc_kernel_lang::{Recorder, Val, View};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Most bytes of state on the stack.
-const MOST_BYTES: i64 = 64 << 10;
-
 pub(super) struct Transposed<'a, 'k> {
     k: &'k Recorder,
     scan: &'a MatrixScan<'a, 'k>,
@@ -35,7 +32,7 @@ pub(super) struct Transposed<'a, 'k> {
     last: usize,
     lanes: u32,
     /// Vectors of rows that run together.
-    vectors: usize,
+    vectors: i64,
     prefetch: Option<InstrId>,
 }
 
@@ -59,40 +56,21 @@ struct Token<'k> {
 type Sums<'a, 'k> = Vec<(&'a Node, View<'k, 1>)>;
 
 impl<'a, 'k> Transposed<'a, 'k> {
-    /// `None` if the scan has no such form: states have rows and columns, sequences and results one of them; whole vectors of
-    /// rows. A single step has nothing to gain.
     pub fn new(
         scan: &'a MatrixScan<'a, 'k>,
         lanes: u32,
+        vectors: i64,
         prefetch: Option<InstrId>,
-    ) -> Option<Transposed<'a, 'k>> {
-        let Shape { rows, columns, .. } = scan.shape;
-        let most = if lanes == 16 { 4 } else { 2 };
-        let fits = |v: &i64| {
-            let block = v * i64::from(lanes);
-            rows % block == 0 && 4 * block * columns * scan.carries as i64 <= MOST_BYTES
-        };
-        let vectors = [4, 2, 1].into_iter().filter(|&v| v <= most).find(fits)? as usize;
-        let (carries, others) = scan.body.inputs.split_at(scan.carries);
-        let matrix = |v: &ValueId| {
-            let extent = scan.extent(*v);
-            extent.rows && extent.columns
-        };
-        let plain = carries.iter().all(matrix)
-            && !others.iter().any(matrix)
-            && !scan.body.outputs[scan.carries..].iter().any(|v| scan.extent(*v).columns);
-        if !plain || columns < 2 || lanes < 2 || scan.length.as_const() == Some(1) {
-            return None;
-        }
+    ) -> Transposed<'a, 'k> {
         let (k, arithmetic) = (scan.k, Arithmetic::new(scan.k, scan.body));
         let mut all = Transposed { k, scan, arithmetic, depth: vec![], last: 0, lanes, vectors, prefetch };
         all.count_reductions();
-        Some(all)
+        all
     }
 
     /// Of a block.
-    pub fn block_rows(&self) -> i64 {
-        self.vectors as i64 * i64::from(self.lanes)
+    fn block_rows(&self) -> i64 {
+        self.vectors * i64::from(self.lanes)
     }
 
     fn count_reductions(&mut self) {
@@ -126,7 +104,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
     /// First row and lanes of each piece of a value: over rows, or a single number.
     fn pieces(&self, v: ValueId) -> impl Iterator<Item = (i64, u32)> + use<> {
         let (count, lanes) = if self.scan.extent(v).rows { (self.vectors, self.lanes) } else { (1, 1) };
-        (0..count as i64).map(move |p| (p * i64::from(lanes), lanes))
+        (0..count).map(move |p| (p * i64::from(lanes), lanes))
     }
 
     fn load_pieces(&self, v: ValueId, (buf, first): (View<'k, 1>, Val<'k>), name: &str) -> Pieces<'k> {

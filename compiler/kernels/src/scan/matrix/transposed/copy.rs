@@ -29,7 +29,7 @@ impl<'k> Transposed<'_, 'k> {
         for (i, &state) in block.states.iter().enumerate() {
             let (outside, state) = (k.flat(bufs[i]), state.flat());
             let base = self.scan.offset(self.scan.input_extent(i), block.at, 0);
-            k.serial("part", self.vectors as i64, |part| {
+            k.serial("part", self.vectors, |part| {
                 let row = part * lanes;
                 k.serial("square", columns / lanes, |square| {
                     let column = square * lanes;

@@ -1,0 +1,38 @@
+//! What executes a kernel, as far as generators of rows, scans and choices ask.
+
+use crate::params::KernelTarget;
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::types::DType;
+use mlcc_target::Arch;
+use std::fmt;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Machine {
+    /// With vectors of so many lanes; what prefetches f32 elements.
+    Cpu {
+        lanes: u32,
+        prefetch: Option<InstrId>,
+    },
+    Gpu,
+}
+
+impl Machine {
+    pub fn of(target: &KernelTarget) -> Machine {
+        match target.arch {
+            Arch::Nvptx => Machine::Gpu,
+            Arch::X86_64 | Arch::Aarch64 => {
+                Machine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Machine::Cpu { lanes, prefetch: None } => write!(f, "{lanes} lanes"),
+            Machine::Cpu { lanes, prefetch: Some(_) } => write!(f, "{lanes} lanes, prefetch"),
+            Machine::Gpu => write!(f, "GPU"),
+        }
+    }
+}

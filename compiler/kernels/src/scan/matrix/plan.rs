@@ -1,0 +1,89 @@
+//! Which way a scan over matrices is run: by the structure of its body, the sizes of the state, and the machine.
+
+use super::{MatrixScan, ROWS, Shape};
+use crate::machine::Machine;
+use mlcc_ir::graph::ValueId;
+use std::fmt;
+
+/// Most bytes of transposed states on the stack.
+const MOST_BYTES: i64 = 64 << 10;
+/// Vector registers that the states of the rows which run together may take.
+const STATE_VECTORS: i64 = 16;
+/// Most threads of a GPU block.
+const THREADS: i64 = 128;
+
+/// How rows of the states are shared out and run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// Lanes are rows, states are transposed on the stack; so many vectors of rows run together.
+    Transposed { lanes: u32, vectors: i64 },
+    /// Lanes are columns, states stay in registers; a worker takes `block_rows` at a time, of which `together` run together.
+    Rows { lanes: u32, block_rows: i64, together: i64 },
+    /// A thread per row, so many in a block.
+    Threads { threads: i64, block_rows: i64 },
+}
+
+impl Plan {
+    pub fn choose(scan: &MatrixScan, machine: Machine) -> Plan {
+        let Shape { rows, columns, .. } = scan.shape;
+        let block_rows = if rows % ROWS == 0 { ROWS } else { rows };
+        let lanes = match machine {
+            Machine::Cpu { lanes, .. } => lanes,
+            Machine::Gpu => return Plan::Threads { threads: rows.min(THREADS), block_rows },
+        };
+        if let Some(vectors) = transposed_vectors(scan, lanes) {
+            return Plan::Transposed { lanes, vectors };
+        }
+        let vectors = (columns / i64::from(lanes)).max(1);
+        let fits = |r: &i64| block_rows % r == 0 && r * vectors <= STATE_VECTORS;
+        Plan::Rows { lanes, block_rows, together: [4, 2, 1].into_iter().find(fits).unwrap_or(1) }
+    }
+
+    /// Rows of one iteration of the parallel loop.
+    pub fn block_rows(self) -> i64 {
+        match self {
+            Plan::Transposed { lanes, vectors } => vectors * i64::from(lanes),
+            Plan::Rows { block_rows, .. } | Plan::Threads { block_rows, .. } => block_rows,
+        }
+    }
+}
+
+/// Vectors of rows that run together; `None` if the scan has no transposed form: states have rows and columns, sequences and
+/// results one of them; whole vectors of rows. A single step has nothing to gain.
+fn transposed_vectors(scan: &MatrixScan, lanes: u32) -> Option<i64> {
+    let Shape { rows, columns, .. } = scan.shape;
+    let most = if lanes == 16 { 4 } else { 2 };
+    let fits = |v: &i64| {
+        let block = v * i64::from(lanes);
+        rows % block == 0 && 4 * block * columns * scan.carries as i64 <= MOST_BYTES
+    };
+    let vectors = [4, 2, 1].into_iter().filter(|&v| v <= most).find(fits)?;
+    let (carries, others) = scan.body.inputs.split_at(scan.carries);
+    let matrix = |v: &ValueId| {
+        let extent = scan.extent(*v);
+        extent.rows && extent.columns
+    };
+    let plain = carries.iter().all(matrix)
+        && !others.iter().any(matrix)
+        && !scan.body.outputs[scan.carries..].iter().any(|v| scan.extent(*v).columns);
+    let several = scan.length.as_const() != Some(1);
+    (plain && columns >= 2 && lanes >= 2 && several).then_some(vectors)
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Plan::Transposed { lanes, vectors } => {
+                write!(
+                    f,
+                    "lanes are rows, {vectors} vectors of {lanes}: sums over the columns need no sum over lanes"
+                )
+            }
+            Plan::Rows { lanes, block_rows, together } => {
+                write!(f, "lanes are columns, {lanes}; blocks of {block_rows} rows, {together} together: ")?;
+                write!(f, "states stay in registers")
+            }
+            Plan::Threads { threads, .. } => write!(f, "a thread per row, {threads} in a block"),
+        }
+    }
+}
