@@ -77,15 +77,15 @@ impl<'k> FewRows<'k, '_> {
         let sums = self.waiting();
         let scales = integers.codes.row_scales(self.cpu.problem.k);
         let per_piece = self.scales_per_piece(scales);
-        let passes = Passes::new(self.cpu, integers, per_piece, per_piece, total(k, self.runs));
+        let passes = Passes::new(self.cpu, integers, (per_piece, per_piece), total(k, self.runs));
         self.each(|tile, (run, number), _| tile.save(sums[run], number));
         k.serial("piece", (scales / per_piece) as i64, |piece| {
             let first = (piece * per_piece as i64).named("first_scale");
             let scales = Scales { first, count: k.int(per_piece as i64) };
             self.each(|tile, (run, number), before| {
                 tile.restore(sums[run], number);
-                let passes = passes.of_tile(before + number);
-                tile.add_scales(integers, scales, Prefetch::Passes(passes));
+                let passes = passes.map(|passes| passes.of_tile(before + number));
+                tile.add_scales(integers, scales, passes.map_or(Prefetch::None, Prefetch::Passes));
                 tile.save(sums[run], number);
             });
         });

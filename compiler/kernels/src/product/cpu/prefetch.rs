@@ -32,7 +32,7 @@ impl<'k> Prefetch<'k> {
         scale: Val<'k>,
     ) -> Option<Following<'k>> {
         match self {
-            Prefetch::Passes(passes) => passes.following(tile, integers, scale),
+            Prefetch::Passes(passes) => Some(passes.following(tile, integers, scale)),
             Prefetch::None | Prefetch::Hints(_) => None,
         }
     }
@@ -69,6 +69,7 @@ impl<'k> Runs<'k> {
 /// The place of a register tile among those that pass by the same columns; each prefetches its part of what comes next.
 #[derive(Clone, Copy)]
 pub(super) struct Passes<'k> {
+    prefetch: InstrId,
     /// Number of this register tile.
     number: Val<'k>,
     /// Activation scales of a piece, and lines of each tile in it.
@@ -82,15 +83,21 @@ pub(super) struct Passes<'k> {
 
 impl<'k> Passes<'k> {
     /// For `tiles` register tiles that pass by a piece of `scales` activation scales, and prefetch what they will use
-    /// `distance` scales later.
-    pub fn new(cpu: Cpu<'k, '_>, integers: Integers, scales: usize, distance: usize, tiles: Val<'k>) -> Self {
+    /// `distance` scales later; `None` where nothing is prefetched.
+    pub fn new(
+        cpu: Cpu<'k, '_>,
+        integers: Integers,
+        (scales, distance): (usize, usize),
+        tiles: Val<'k>,
+    ) -> Option<Passes<'k>> {
+        let prefetch = cpu.plan.spread?.prefetch;
         let per_scale = integers.codes.groups_per_scale();
         let groups = (scales * per_scale).min(cpu.problem.groups());
         let lines = (groups * group_bytes(integers.format) / CACHE_LINE) as i64;
         let visits = (tiles * groups as i64).max(1);
         let share = ((visits + (lines - 1)) / visits).named("share");
         let distance = (distance * per_scale) as i64;
-        Passes { number: cpu.k.int(0), share, scales: scales as i64, lines, distance }
+        Some(Passes { prefetch, number: cpu.k.int(0), share, scales: scales as i64, lines, distance })
     }
 
     /// For register tile number `number`.
@@ -98,11 +105,9 @@ impl<'k> Passes<'k> {
         Passes { number, ..self }
     }
 
-    /// What follows for the groups of scale `s`; `None` where nothing is prefetched. After the end of a tile follows the
-    /// tile that takes its place in the next slice.
-    fn following(self, tile: &Microtile<'k, '_>, integers: Integers, s: Val<'k>) -> Option<Following<'k>> {
+    /// What follows for the groups of scale `s`: after the end of a tile the one that takes its place in the next slice.
+    fn following(self, tile: &Microtile<'k, '_>, integers: Integers, s: Val<'k>) -> Following<'k> {
         let Microtile { cpu, slice, .. } = *tile;
-        let prefetch = cpu.plan.spread?.prefetch;
         let per_scale = integers.codes.groups_per_scale() as i64;
         let (tile, tiles) = (cpu.problem.tile_len() as i64, i64::from(slice.tiles));
         // First scale of the piece, and the number of this one in it.
@@ -116,8 +121,9 @@ impl<'k> Passes<'k> {
         let start = start.min(cpu.in_w(cpu.k.int(last))).named("ahead");
         let visit = ((self.number * self.scales + within) * per_scale).named("visit");
         let w = cpu.view(cpu.problem.w);
-        let runs = Runs { prefetch, w, start, tile, line: CACHE_LINE as i64, tiles: slice.tiles };
-        Some(Following { k: cpu.k, runs, lines: self.lines, share: self.share, visit })
+        let runs =
+            Runs { prefetch: self.prefetch, w, start, tile, line: CACHE_LINE as i64, tiles: slice.tiles };
+        Following { k: cpu.k, runs, lines: self.lines, share: self.share, visit }
     }
 }
 

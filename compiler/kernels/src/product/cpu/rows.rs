@@ -121,7 +121,8 @@ impl<'k> Cpu<'k, '_> {
             return Prefetch::None;
         };
         let scales = (spread.groups as usize * GROUP).div_ceil(integers.codes.group);
-        Prefetch::Passes(Passes::new(self, integers, 1, scales, self.k.int(1)))
+        let passes = Passes::new(self, integers, (1, scales), self.k.int(1));
+        passes.map_or(Prefetch::None, Prefetch::Passes)
     }
 
     /// Adds all columns to the sums of a register tile.
