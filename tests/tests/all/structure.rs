@@ -22,7 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("mlcc-passes", &["mlcc-ir", "mlcc-quant", "mlcc-interp", "mlcc-kernels", "mlcc-target"]),
     ("mlcc-codegen", &["mlcc-ir", "mlcc-abi", "mlcc-files", "mlcc-target"]),
     (
-        "mlcc",
+        "mlcc-driver",
         &[
             "mlcc-abi",
             "mlcc-codegen",
@@ -34,6 +34,23 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "mlcc-models",
             "mlcc-passes",
             "mlcc-quant",
+            "mlcc-runtime",
+            "mlcc-target",
+        ],
+    ),
+    (
+        "mlcc",
+        &[
+            "mlcc-abi",
+            "mlcc-codegen",
+            "mlcc-driver",
+            "mlcc-engine",
+            "mlcc-files",
+            "mlcc-interp",
+            "mlcc-ir",
+            "mlcc-kernels",
+            "mlcc-models",
+            "mlcc-passes",
             "mlcc-runtime",
             "mlcc-target",
         ],

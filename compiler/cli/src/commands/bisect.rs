@@ -11,13 +11,13 @@ use mlcc_passes::scheme::QuantScheme;
 
 use super::build::{BackendArg, parse_cache};
 use super::verify::prompt::PromptArgs;
-use crate::build::keep::{BASE, KEEP};
-use crate::build::{BuildOptions, Source};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
-use crate::layers::bisect::{Trial, Verdict, search};
-use crate::layers::calls;
 use crate::ui::Ui;
+use mlcc_driver::build::keep::{BASE, KEEP};
+use mlcc_driver::build::{BuildOptions, Source};
+use mlcc_driver::layers::bisect::{Trial, Verdict, search};
+use mlcc_driver::layers::calls;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -77,12 +77,13 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         .map_err(CliError::io("create", std::env::temp_dir()))?;
     let calls = calls(&tokens, args.chunk as usize);
     let progress = |trial: &Trial| ui.note(trial_text(trial).trim_end());
-    let verdict = search(&source, &target, &options, &calls, folder.path(), progress).map_err(|e| {
-        match crate::interrupt::flag().load(Ordering::Relaxed) {
+    let cancel = crate::interrupt::flag();
+    let verdict = search(&source, &target, &options, &calls, folder.path(), cancel, progress).map_err(
+        |e| match cancel.load(Ordering::Relaxed) {
             true => CliError::Interrupted,
             false => CliError::Failed(format!("{}: {e}", args.model)),
-        }
-    })?;
+        },
+    )?;
     match args.json {
         true => print_json(&verdict)?,
         false => print(&text(&verdict))?,

@@ -13,14 +13,14 @@ use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_target::Arch;
 
-use crate::build::keep::{BASE, KEEP};
-use crate::build::{
-    Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions,
-};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
+use mlcc_driver::build::keep::{BASE, KEEP};
+use mlcc_driver::build::{
+    Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions,
+};
 
 pub(crate) mod dump;
 mod show;
@@ -181,7 +181,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             windows.set(done as u64, total as u64, message);
         }
     };
-    let result = crate::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
+    let result =
+        mlcc_driver::build::build(&options, &mut Hooks { event: &mut event, cancel: interrupt::flag() });
     bar.clear();
     windows.clear();
     dumps.finish()?;

@@ -9,10 +9,10 @@ use mlcc_models::resolve::HubCache;
 use mlcc_target::{Arch, detected_features};
 use serde::Serialize;
 
-use crate::build::Backend;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
+use mlcc_driver::build::Backend;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::build::Quality;
-use crate::build::graph::from_section;
 use crate::commands::{drawing, print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_abi::section;
+use mlcc_driver::build::Quality;
+use mlcc_driver::build::graph::from_section;
 use mlcc_ir::module::Module;
 use mlcc_runtime::Artifact;
 use serde_json::{Value, json};

@@ -24,9 +24,9 @@ use mlcc_engine::{ChatSource, ChatTemplate};
 use mlcc_files::Kind;
 use serde::Serialize;
 
-use crate::build::keep::chosen;
 use crate::error::CliError;
 use crate::ui::Ui;
+use mlcc_driver::build::keep::chosen;
 
 /// Writes a value as JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {

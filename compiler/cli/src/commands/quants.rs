@@ -3,10 +3,10 @@
 use mlcc_passes::scheme::{ActivationType, Q4F16, SCHEMES};
 use serde_json::json;
 
-use crate::build::keep::KEEP;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
+use mlcc_driver::build::keep::KEEP;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

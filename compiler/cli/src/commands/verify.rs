@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::commands::{print, print_json};
 use crate::error::CliError;
-use crate::replay::{self, judge};
-use crate::stored::StoredGraph;
 use crate::ui::Ui;
+use mlcc_driver::replay::{self, judge};
+use mlcc_driver::stored::StoredGraph;
 
 mod layers;
 pub(crate) mod prompt;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::cases::{FAMILIES, artifact, assert_close, backends, find, program, recurrent, scheme};
-use mlcc::build::{Backend, BuildOptions, Source};
+use mlcc_driver::build::{Backend, BuildOptions, Source};
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
@@ -110,7 +110,7 @@ fn every_definition_decodes_a_batch() {
         let Some(dir) = find(case) else { continue };
         let source = Source::open(&options(&dir, "f32", Backend::default())).unwrap();
         let architecture = &source.model.config.architecture;
-        let module = mlcc::model::build_module(case, architecture, source.context, BATCH).unwrap();
+        let module = mlcc_driver::model::build_module(case, architecture, source.context, BATCH).unwrap();
         mlcc_ir::verify::verify_module(&module).unwrap();
         check_graph(case, &module, &source, &prompts(&dir));
     }

@@ -101,7 +101,7 @@ fn build_of(model: &std::path::Path, out: &std::path::Path) -> assert_cmd::Comma
     let mut build = mlcc();
     build.arg("build").arg("-m").arg(model).args(["--quant", "q4i8", "--target", "x86-64-v3,x86-64-v2"]);
     build.args(["--no-report", "-o"]).arg(out);
-    if mlcc::build::Backend::Cranelift.is_built_in() {
+    if mlcc_driver::build::Backend::Cranelift.is_built_in() {
         build.args(["--backend", "cranelift"]);
     }
     build
@@ -133,7 +133,7 @@ fn a_lowered_module_is_interpreted_and_edited() {
     let mut build = mlcc();
     build.arg("build").arg("-m").arg(&model).args(["--target", "x86-64-v2", "--chunk", "16", "-o"]).arg(&out);
     build.args(["--emit", "asm", "--debug-dump"]).arg(&dump);
-    if !mlcc::build::Backend::Llvm.is_built_in() {
+    if !mlcc_driver::build::Backend::Llvm.is_built_in() {
         eprintln!("skipped: this mlcc has no LLVM");
         return;
     }
@@ -162,7 +162,7 @@ fn a_lowered_module_is_interpreted_and_edited() {
 
 #[test]
 fn code_can_be_emitted_as_text() {
-    if !mlcc::build::Backend::Llvm.is_built_in() {
+    if !mlcc_driver::build::Backend::Llvm.is_built_in() {
         eprintln!("skipped: this mlcc has no LLVM");
         return;
     }
@@ -184,7 +184,7 @@ fn code_can_be_emitted_as_text() {
 /// Layers of a step take the same scratch memory, on a GPU as on a CPU.
 #[test]
 fn a_gpu_needs_no_more_scratch_than_a_cpu() {
-    if !mlcc::build::Backend::Llvm.is_built_in() {
+    if !mlcc_driver::build::Backend::Llvm.is_built_in() {
         eprintln!("skipped: this mlcc has no LLVM");
         return;
     }

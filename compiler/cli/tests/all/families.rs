@@ -9,7 +9,7 @@ use crate::cases::{
     self, FAMILIES, argmax, artifact, assert_close, backends, distance, feed, find, ids, interpreted, load,
     program, scheme,
 };
-use mlcc::build::{Backend, BuildOptions};
+use mlcc_driver::build::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_passes::{CacheType, PIPELINE};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::cases::{self, assert_close, backends, feed, interpreted, load, program, scheme};
 use assert_cmd::Command;
-use mlcc::build::BuildOptions;
-use mlcc::build::keep::BASE;
+use mlcc_driver::build::BuildOptions;
+use mlcc_driver::build::keep::BASE;
 use mlcc_passes::CacheType;
 
 const KEEP: &str = "keep";

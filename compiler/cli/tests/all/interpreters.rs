@@ -5,8 +5,8 @@
 use crate::cases::{
     self, FAMILIES, assert_close, find, golden, ids, interpreted, options, other_namings, program, recurrent,
 };
-use mlcc::build::Source;
-use mlcc::weights::{WeightError, pack_param};
+use mlcc_driver::build::Source;
+use mlcc_driver::weights::{WeightError, pack_param};
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::{Memory, run_step};
 use mlcc_ir::dim::SymValues;
@@ -20,7 +20,8 @@ fn graph_interpreter_equals_references() {
     for case in recurrent().chain(other_namings()) {
         let source = Source::open(&options(case, "f32")).unwrap();
         let module =
-            mlcc::model::build_module(case, &source.model.config.architecture, source.context, 1).unwrap();
+            mlcc_driver::model::build_module(case, &source.model.config.architecture, source.context, 1)
+                .unwrap();
         let golden = golden(case);
         let prompts: Vec<Vec<i32>> = golden.prompts.iter().map(ids).collect();
         let found = interpreted(&module, &source, &prompts);

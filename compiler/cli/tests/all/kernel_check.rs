@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use crate::cases::{artifact, backends, golden, load, options};
-use mlcc::build::BuildOptions;
-use mlcc::kernel_check::SHARP;
-use mlcc::replay::{Outcome, judge, tolerance};
-use mlcc::stored::StoredGraph;
+use mlcc_driver::build::BuildOptions;
+use mlcc_driver::kernel_check::SHARP;
+use mlcc_driver::replay::{Outcome, judge, tolerance};
+use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::kernel::{Expr, Kernel};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;

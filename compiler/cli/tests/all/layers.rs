@@ -1,12 +1,14 @@
 //! Outputs of layers: `mlcc verify --layers` on right builds, and `mlcc bisect`'s search on builds with a wrong pass or a
 //! wrong kernel.
 
+use std::sync::atomic::AtomicBool;
+
 use crate::cases::{self, MATRIX_STATES, RWKV4, backends, options};
 use assert_cmd::Command;
-use mlcc::build::{BuildOptions, OFF_WITH_TAPS, Source};
-use mlcc::layers::bisect::{Verdict, search};
-use mlcc::layers::diagnose::Stage;
-use mlcc::layers::{calls, some_tokens};
+use mlcc_driver::build::{BuildOptions, OFF_WITH_TAPS, Source};
+use mlcc_driver::layers::bisect::{Verdict, search};
+use mlcc_driver::layers::diagnose::Stage;
+use mlcc_driver::layers::{calls, some_tokens};
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::kernel::{BinOp, Expr, UnOp};
 use mlcc_ir::ops::Op;
@@ -104,7 +106,7 @@ fn bisect_for(mut options: BuildOptions) -> Verdict {
     let source = Source::open(&options).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let calls = calls(&some_tokens(4, source.model.config.architecture.vocab()), 8);
-    search(&source, &target, &options, &calls, folder.path(), |_| {}).unwrap()
+    search(&source, &target, &options, &calls, folder.path(), &AtomicBool::new(false), |_| {}).unwrap()
 }
 
 #[test]

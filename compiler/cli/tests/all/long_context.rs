@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::program::{case, failure, json, mlcc, text, workspace};
-use mlcc::build::{BuildOptions, Source};
-use mlcc::interpret::GraphModel;
+use mlcc_driver::build::{BuildOptions, Source};
+use mlcc_driver::interpret::GraphModel;
 use mlcc_engine::LanguageModel;
 use mlcc_runtime::{LoadOptions, Model};
 
@@ -48,7 +48,7 @@ fn load(path: &Path) -> Model {
 fn interpreted(model: &Path, prompt: &[i32]) -> Vec<f32> {
     let source = Source::open(&BuildOptions::new(model.to_str().unwrap())).unwrap();
     let architecture = &source.model.config.architecture;
-    let module = mlcc::model::build_module("model", architecture, source.context, 1).unwrap();
+    let module = mlcc_driver::model::build_module("model", architecture, source.context, 1).unwrap();
     let mut graph = GraphModel::new(&module, &source.checkpoint, architecture).unwrap();
     graph.prefill(prompt).unwrap().to_vec()
 }

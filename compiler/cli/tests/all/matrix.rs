@@ -8,11 +8,11 @@ use crate::cases::{
     interpreted, load, options, other_namings, program, recurrent,
 };
 use assert_cmd::Command;
-use mlcc::build::Backend;
-#[cfg(feature = "llvm")]
-use mlcc::build::Emit;
 #[cfg(feature = "llvm")]
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, assemble, find_ptxas};
+use mlcc_driver::build::Backend;
+#[cfg(feature = "llvm")]
+use mlcc_driver::build::Emit;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::DType;
 use mlcc_passes::PIPELINE;

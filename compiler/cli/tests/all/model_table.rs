@@ -17,12 +17,13 @@ use crate::cases;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mlcc::build::{Backend, BuildOptions, Source};
-use mlcc::layers::bisect::check_kernels;
-use mlcc::layers::calls;
-use mlcc::replay::{replay, tolerance};
+use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_driver::layers::bisect::check_kernels;
+use mlcc_driver::layers::calls;
+use mlcc_driver::replay::{replay, tolerance};
 use mlcc_models::golden::Golden;
 use mlcc_runtime::{LoadOptions, Model};
 
@@ -114,8 +115,8 @@ fn against_golden(folder: &Path, options: &BuildOptions) -> Result<(bool, f64), 
     let output = place.path().join("model.so");
     let options = BuildOptions { output: Some(output.clone()), ..options.clone() };
     let cancel = std::sync::atomic::AtomicBool::new(false);
-    let mut hooks = mlcc::build::Hooks { event: &mut |_| {}, cancel: &cancel };
-    mlcc::build::build(&options, &mut hooks).map_err(|e| e.to_string())?;
+    let mut hooks = mlcc_driver::build::Hooks { event: &mut |_| {}, cancel: &cancel };
+    mlcc_driver::build::build(&options, &mut hooks).map_err(|e| e.to_string())?;
     let model = Model::load(&output, &LoadOptions::default()).map_err(|e| e.to_string())?;
     let mut session = model.session().map_err(|e| e.to_string())?;
     let scheme = options.quant.name;
@@ -133,8 +134,8 @@ fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<
     let tokens = &longest[..longest.len().min(count)];
     let place = tempfile::tempdir().map_err(|e| e.to_string())?;
     let calls = calls(tokens, source.chunk as usize);
-    let layers =
-        check_kernels(&source, &target, &options, &calls, place.path()).map_err(|e| e.to_string())?;
+    let layers = check_kernels(&source, &target, &options, &calls, place.path(), &AtomicBool::new(false))
+        .map_err(|e| e.to_string())?;
     match &layers.first {
         Some(first) => Err(format!("{} departs by {:.1e}", first.name, first.error)),
         None => Ok((true, layers.worst)),

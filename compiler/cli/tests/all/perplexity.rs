@@ -6,7 +6,7 @@
 use crate::cases;
 use std::path::{Path, PathBuf};
 
-use mlcc::build::BuildOptions;
+use mlcc_driver::build::BuildOptions;
 use mlcc_engine::eval::{Protocol, Windows, perplexity};
 use mlcc_engine::{TokenId, TokenizerFile};
 use mlcc_passes::scheme::SCHEMES;

@@ -5,7 +5,7 @@ use crate::cases::{assert_close, backends, host_levels};
 use crate::transformer_model::{
     CHUNK, Config, after, artifact, by_graph, by_steps, compiled, compiled_with, unfused,
 };
-use mlcc::build::Backend;
+use mlcc_driver::build::Backend;
 use mlcc_interp::equivalence::RandomWeights;
 use mlcc_ir::ops::Attention;
 use mlcc_passes::CacheType;

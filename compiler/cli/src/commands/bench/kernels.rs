@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use super::probe::{self, Arithmetic, KINDS};
 use super::{Args, Runner, Test, reading};
-use crate::build::profile::KernelInfo;
 use crate::error::CliError;
 use crate::ui::{self, Ui};
+use mlcc_driver::build::profile::KernelInfo;
 
 /// Where the time of one test went. Times are milliseconds of one run.
 #[derive(Debug, Serialize)]

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::build::BuildReport;
-use crate::build::keep::{Kept, SMALLER};
 use crate::ui;
+use mlcc_driver::build::BuildReport;
+use mlcc_driver::build::keep::{Kept, SMALLER};
 
 pub fn text(report: &BuildReport) -> String {
     let mut out = String::new();
@@ -64,7 +64,7 @@ pub fn text(report: &BuildReport) -> String {
 
 fn passes(report: &BuildReport) -> String {
     let mut rows = vec![vec!["pass".into(), "changes".into(), "ms".into()]];
-    let row = |p: &crate::build::PassRow| {
+    let row = |p: &mlcc_driver::build::PassRow| {
         vec![p.name.clone(), p.changes.to_string(), format!("{:.1}", p.seconds * 1e3)]
     };
     rows.extend(report.passes.iter().map(row));
@@ -77,7 +77,7 @@ fn conversions(report: &BuildReport) -> String {
     }
     let head = ["in the file", "stored as", "tensors", ""];
     let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
-    let row = |c: &crate::build::keep::ConversionRow| {
+    let row = |c: &mlcc_driver::build::keep::ConversionRow| {
         vec![c.stored.to_string(), c.format.clone(), c.tensors.to_string(), c.how.to_string()]
     };
     rows.extend(report.conversions.iter().map(row));

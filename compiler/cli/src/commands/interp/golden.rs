@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicBool;
 use mlcc_models::golden::Golden;
 use mlcc_passes::scheme::QuantScheme;
 
-use crate::build::{BuildOptions, BuildReport, Hooks, ModuleText, Source, compile};
 use crate::commands::verify::belongs;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
-use crate::interpret::{GraphModel, StepModel};
-use crate::replay::{self, judge, replay};
-use crate::stored::StoredGraph;
 use crate::ui::Ui;
+use mlcc_driver::build::{BuildOptions, BuildReport, Hooks, ModuleText, Source, compile};
+use mlcc_driver::interpret::{GraphModel, StepModel};
+use mlcc_driver::replay::{self, judge, replay};
+use mlcc_driver::stored::StoredGraph;
 
 /// Small, so that prompts come in several calls.
 const CHUNK: u32 = 16;
@@ -73,7 +73,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
                     let message = "its weights are quantized: give --target, so that its kernels run";
                     return Err(failed(&message));
                 }
-                None => crate::model::build_module(&source.model.name, architecture, source.context, 1)
+                None => mlcc_driver::model::build_module(&source.model.name, architecture, source.context, 1)
                     .map_err(|e| failed(&e))?,
             };
             let model = GraphModel::new(&module, &source.checkpoint, architecture);

@@ -13,18 +13,18 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::Args;
 use super::prompt::PromptArgs;
-use crate::build::taps::TapPlaces;
-use crate::build::{Backend, BuildOptions, Source};
 use crate::commands::{load, print, print_json, run};
 use crate::error::CliError;
-use crate::layers::bisect::runs_here;
-use crate::layers::diagnose::{self, Diagnosis};
-use crate::layers::file::TapFile;
-use crate::layers::run::ArtifactLayers;
-use crate::layers::stages::{Setup, first_wrong_pass};
-use crate::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all};
-use crate::replay;
 use crate::ui::Ui;
+use mlcc_driver::build::taps::TapPlaces;
+use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_driver::layers::bisect::runs_here;
+use mlcc_driver::layers::diagnose::{self, Diagnosis};
+use mlcc_driver::layers::file::TapFile;
+use mlcc_driver::layers::run::ArtifactLayers;
+use mlcc_driver::layers::stages::{Setup, first_wrong_pass};
+use mlcc_driver::layers::{Call, Comparison, Failure, Tap, calls, compare, run_all};
+use mlcc_driver::replay;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Layer by layer")]
@@ -87,7 +87,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         let source = Source::open(&options)?;
         same_config(&args.artifact, &metadata, &source)?;
         let target = mlcc_target::resolve(&options.target)?;
-        let setup = Setup { source: &source, target: &target, options: &options };
+        let setup =
+            Setup { source: &source, target: &target, options: &options, cancel: crate::interrupt::flag() };
         let (side, why) = against_graph(args, &setup, &calls, &found, ui).map_err(failed)?;
         sides.push(side);
         diagnosis = why;

@@ -3,7 +3,7 @@
 use mlcc_engine::Tokenizer;
 
 use crate::error::CliError;
-use crate::layers::some_tokens;
+use mlcc_driver::layers::some_tokens;
 
 /// Tokens where the user names none: a few calls of a small chunk, quickly interpreted.
 const DEFAULT_TOKENS: usize = 12;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use mlcc::build::{Backend, BuildOptions, BuildReport, Hooks, Source, build};
+use mlcc_driver::build::{Backend, BuildOptions, BuildReport, Hooks, Source, build};
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
@@ -200,7 +200,8 @@ pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (Program, So
     let cancel = AtomicBool::new(false);
     let mut hooks = Hooks { event: &mut |_| {}, cancel: &cancel };
     let (program, _) =
-        mlcc::build::compile(&source, &target, &options, &mut BuildReport::default(), &mut hooks).unwrap();
+        mlcc_driver::build::compile(&source, &target, &options, &mut BuildReport::default(), &mut hooks)
+            .unwrap();
     (program, source)
 }
 

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use mlcc::build::Backend;
 use mlcc_codegen::artifact::{ArtifactWriter, Weights};
 use mlcc_codegen::table::{CacheDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_codegen::{Input, LevelInput};
+use mlcc_driver::build::Backend;
 use mlcc_interp::equivalence::RandomWeights;
 use mlcc_interp::graph::{Interpreter, States, Tensor};
 use mlcc_interp::kernel::Options as RunOptions;

@@ -11,9 +11,9 @@ use mlcc_engine::eval::WindowModel;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use serde::Serialize;
 
+use crate::format;
 use crate::kernel_check::{self, KernelCheck, SHARP};
 use crate::stored::StoredGraph;
-use crate::ui;
 
 /// Permitted relative errors of formats whose weights are plain numbers, for references in f32 arithmetic on the stored
 /// values, as the reference cases state them; `bf16bf16` about one and a half times the worst error measured on those cases.
@@ -165,17 +165,17 @@ where
     })
 }
 
-pub(crate) fn prompt_name(prompt: &GoldenPrompt, number: usize) -> String {
+pub fn prompt_name(prompt: &GoldenPrompt, number: usize) -> String {
     prompt.name.clone().unwrap_or_else(|| format!("#{number}"))
 }
 
-pub(crate) fn prompt_ids(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, Failure> {
+pub fn prompt_ids(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, Failure> {
     let ids = prompt.input_ids.iter().map(|&id| i32::try_from(id)).collect::<Result<Vec<i32>, _>>();
     Ok(ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are no token ids of any model"))?)
 }
 
 /// NaN counts as infinitely wrong.
-pub(crate) fn relative_error(found: &[f32], expected: &[f32], scale: f64) -> f64 {
+pub fn relative_error(found: &[f32], expected: &[f32], scale: f64) -> f64 {
     if found.len() != expected.len() {
         return f64::INFINITY;
     }
@@ -306,7 +306,7 @@ impl Outcome {
         };
         out.push_str(&format!(
             "{}\nworst relative error {worst:.3e}, {verdict}\nreference: {source}\n",
-            ui::table(&rows)
+            format::table(&rows)
         ));
         out
     }

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{BuildError, BuildOptions, BuildReport, Event, Hooks, ReportMode, ReportOptions, Source};
+use crate::format;
 use crate::layers::bisect::runs_here;
-use crate::ui;
 
 /// Tokens of one window.
 const WINDOW: usize = 256;
@@ -118,7 +118,7 @@ pub(super) fn plan(
                 .into()
         }
         () if bytes > LARGEST_REFERENCE && !asked => {
-            let (size, needed) = (ui::bytes(bytes), ui::bytes(memory.weights_bytes));
+            let (size, needed) = (format::bytes(bytes), format::bytes(memory.weights_bytes));
             format!(
                 "the reference would take {size} of disk beside the {needed} of the artifact; --report measures anyway"
             )

@@ -23,6 +23,8 @@ pub struct Setup<'a> {
     pub target: &'a Target,
     /// With `debug_taps`.
     pub options: &'a BuildOptions,
+    /// Ends the work early once it is set.
+    pub cancel: &'a AtomicBool,
 }
 
 /// The module as one pass leaves it.
@@ -52,8 +54,7 @@ impl Setup<'_> {
     }
 
     pub fn cancellable<T>(&self, run: impl FnOnce(&mut Hooks<'_>) -> T) -> T {
-        let cancel: &AtomicBool = crate::interrupt::flag();
-        run(&mut Hooks { event: &mut |_| {}, cancel })
+        run(&mut Hooks { event: &mut |_| {}, cancel: self.cancel })
     }
 
     /// Runs all passes and keeps the graph after each.
@@ -64,7 +65,6 @@ impl Setup<'_> {
         let (name, architecture) = (&self.source.model.name, &self.source.model.config.architecture);
         let module = crate::model::build_module_with_taps(name, architecture, self.source.context, 1)?;
         list.push(Stage { pass: None, module });
-        let cancel: &AtomicBool = crate::interrupt::flag();
         let mut event = |event: Event<'_>| {
             let Event::Pass { pass, program } = event else { return };
             if !program.levels.is_empty() {
@@ -77,7 +77,7 @@ impl Setup<'_> {
                 last_text = text;
             }
         };
-        let mut hooks = Hooks { event: &mut event, cancel };
+        let mut hooks = Hooks { event: &mut event, cancel: self.cancel };
         let mut report = BuildReport::default();
         let (program, context) =
             build::compile(self.source, self.target, self.options, &mut report, &mut hooks)?;

@@ -305,7 +305,7 @@ pub fn compile(
     Ok((program, context))
 }
 
-pub(crate) fn pass_options(source: &Source, target: &Target, options: &BuildOptions) -> Options {
+pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) -> Options {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let levels = target.levels.iter().map(level).collect();
     let mut pass_options = Options::new(levels, i64::from(source.chunk));

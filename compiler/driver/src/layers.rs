@@ -18,8 +18,8 @@ use mlcc_passes::CacheType;
 use mlcc_passes::scheme::{ActivationType, QuantScheme};
 use serde::Serialize;
 
+use crate::format;
 use crate::replay::relative_error;
-use crate::ui;
 
 pub type Failure = Box<dyn Error + Send + Sync>;
 
@@ -149,7 +149,7 @@ impl Comparison {
         };
         let mut rows = vec![["tap", "prefill", "decode"].map(String::from).to_vec()];
         rows.extend(self.rows.iter().map(|r| vec![r.name.clone(), cell(r.prefill), cell(r.decode)]));
-        let mut out = ui::table(&rows);
+        let mut out = format::table(&rows);
         let tolerance = self.tolerance;
         match &self.first {
             None if tolerance == f64::MAX => {

@@ -1,6 +1,7 @@
 //! The search for the pass that makes a model wrong.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlcc_passes::Program;
 use mlcc_target::{Arch, Target};
@@ -67,8 +68,9 @@ pub fn check(
     calls: &[Call],
     folder: &Path,
     explain: bool,
+    cancel: &AtomicBool,
 ) -> Result<Check, Failure> {
-    let setup = Setup { source, target, options };
+    let setup = Setup { source, target, options, cancel };
     let (program, _, stages) = setup.compile()?;
     let (wrong, costs) = first_wrong_pass(&setup, &stages, calls)?;
     if let Some(wrong) = wrong {
@@ -92,8 +94,9 @@ pub fn check_kernels(
     options: &BuildOptions,
     calls: &[Call],
     folder: &Path,
+    cancel: &AtomicBool,
 ) -> Result<Comparison, Failure> {
-    let setup = Setup { source, target, options };
+    let setup = Setup { source, target, options, cancel };
     let (program, _, stages) = setup.compile()?;
     against_reference(&setup, &program, &stages, calls, folder)
 }
@@ -120,10 +123,11 @@ pub fn search(
     options: &BuildOptions,
     calls: &[Call],
     folder: &Path,
+    cancel: &AtomicBool,
     mut progress: impl FnMut(&Trial),
 ) -> Result<Verdict, Failure> {
     let options = BuildOptions { debug_taps: true, ..options.clone() };
-    let whole = check(source, target, &options, calls, folder, true)?;
+    let whole = check(source, target, &options, calls, folder, true, cancel)?;
     let mut verdict = Verdict { whole, trials: Vec::new(), guilty: Vec::new() };
     if verdict.whole.ok() {
         return Ok(verdict);
@@ -131,12 +135,12 @@ pub fn search(
     let optional = options.pipeline.iter().filter(|p| p.optional);
     let off = options.passes_off();
     for pass in optional.filter(|p| !off.iter().any(|d| d == p.name)) {
-        if crate::interrupt::flag().load(std::sync::atomic::Ordering::Relaxed) {
+        if cancel.load(Ordering::Relaxed) {
             return Err("interrupted".into());
         }
         let mut options = options.clone();
         options.disabled_passes.push(pass.name.into());
-        let check = check(source, target, &options, calls, folder, false)?;
+        let check = check(source, target, &options, calls, folder, false, cancel)?;
         let trial = Trial { without: pass.name.into(), ok: check.ok(), error: check.error() };
         progress(&trial);
         if trial.ok {

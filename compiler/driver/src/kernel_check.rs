@@ -10,9 +10,9 @@ use mlcc_engine::eval::WindowModel;
 use mlcc_models::golden::Golden;
 use serde::Serialize;
 
+use crate::format;
 use crate::replay::{Failure, prompt_ids, prompt_name, relative_error};
 use crate::stored::StoredGraph;
-use crate::ui;
 
 /// Largest error of kernels, relative to the largest logit of the prompt.
 pub const SHARP: f64 = 1e-3;
@@ -73,7 +73,7 @@ impl KernelCheck {
             let worst = self.worst_relative_error;
             out.push_str(&format!(
                 "{}\nkernels against the graph on the stored weights: worst relative error {worst:.3e}: {verdict}\n",
-                ui::table(&rows)
+                format::table(&rows)
             ));
         }
         if let Some(why) = &self.not_checked {
