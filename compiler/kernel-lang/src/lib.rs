@@ -41,4 +41,4 @@ pub use recorder::Recorder;
 pub use stream::{CACHE_LINE, Stream};
 pub use team::{Team, WARP, warp_sum};
 pub use val::{Instruction, Operand, Val};
-pub use view::{Indices, Reg, View};
+pub use view::{Indices, Reg, Regs, View};

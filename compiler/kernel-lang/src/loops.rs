@@ -61,6 +61,16 @@ impl Recorder {
         self.each(name, extent, ForKind::Thread(0), body);
     }
 
+    /// One iteration after the other, `count` of them, with the places 0, `step`, `2 * step` and so on.
+    pub fn steps<'k>(&'k self, name: &str, count: impl Extent<'k>, step: i64, body: impl FnOnce(Val<'k>)) {
+        self.serial(name, count, |i| body(i * step));
+    }
+
+    /// The first element of each vector of `lanes` of `size` elements, which are whole vectors.
+    pub fn vectors<'k>(&'k self, name: &str, size: i64, lanes: u32, body: impl FnOnce(Val<'k>)) {
+        self.steps(name, size / i64::from(lanes), lanes.into(), body);
+    }
+
     /// `acc = body(i, acc)` for each `i` below `extent`, beginning with `first`.
     pub fn fold<'k>(
         &'k self,

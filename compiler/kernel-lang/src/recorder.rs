@@ -1,6 +1,6 @@
 //! What records a kernel: declarations, literals, and the way to and from the builder below.
 
-use crate::{Extent, Reg, Val, View};
+use crate::{Extent, Reg, Regs, Val, View};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::kernel::{Access, BufId, ExprId, Kernel, Space, Ty};
@@ -91,6 +91,11 @@ impl Recorder {
         self.view(self.builder(|kb| kb.alloc(name, dtype, len, space)), dims)
     }
 
+    /// A buffer on the stack of a CPU worker.
+    pub fn stack<const N: usize>(&self, name: &str, dtype: DType, dims: [i64; N]) -> View<'_, N> {
+        self.alloc(name, dtype, dims, Space::Stack)
+    }
+
     /// f32 in GPU shared memory.
     pub fn shared<const N: usize>(&self, name: &str, dims: [i64; N]) -> View<'_, N> {
         self.alloc(name, DType::F32, dims, Space::Shared)
@@ -104,6 +109,17 @@ impl Recorder {
     /// A variable that begins with `first` and has its type.
     pub fn reg<'k>(&'k self, name: &str, first: Val<'k>) -> Reg<'k> {
         Reg::new(self, name, first)
+    }
+
+    /// A tile of variables; `first(row, column)` is what each begins with.
+    pub fn regs<'k>(
+        &'k self,
+        name: &str,
+        [rows, columns]: [i64; 2],
+        mut first: impl FnMut(i64, i64) -> Val<'k>,
+    ) -> Regs<'k> {
+        let mut row = |r: i64| (0..columns).map(|c| self.reg(name, first(r, c))).collect();
+        Regs::new((0..rows).map(&mut row).collect())
     }
 
     // ---- literals
@@ -127,6 +143,11 @@ impl Recorder {
     #[track_caller]
     pub fn literal(&self, value: f64, ty: Ty) -> Val<'_> {
         self.val(self.builder.borrow_mut().constant(value, ty))
+    }
+
+    /// Zero in all lanes.
+    pub fn zeros(&self, dtype: DType, lanes: u32) -> Val<'_> {
+        self.literal(0.0, Ty::vector(dtype, lanes))
     }
 
     /// A size as an index.

@@ -171,6 +171,13 @@ impl<'k> Val<'k> {
     pub fn bits_as(self, ty: Ty) -> Val<'k> {
         self.k.val(self.k.recording().bitcast(self.id, ty))
     }
+    /// The bits as lanes of another type, as many as they fill.
+    #[track_caller]
+    pub fn bits(self, dtype: DType) -> Val<'k> {
+        let ty = self.ty();
+        let (Some(from), Some(to)) = (ty.dtype.bytes(), dtype.bytes()) else { panic!("bits of {ty}") };
+        self.bits_as(Ty::vector(dtype, ty.lanes * from as u32 / to as u32))
+    }
     /// The one lane, repeated.
     #[track_caller]
     pub fn splat(self, lanes: u32) -> Val<'k> {

@@ -10,6 +10,8 @@ use mlcc_ir::types::DType;
 pub struct View<'k, const N: usize> {
     k: &'k Recorder,
     buf: BufId,
+    /// Where the view begins; `None` is the start of the buffer.
+    origin: Option<Val<'k>>,
     /// Elements from one index to the next, outermost first; each a multiple of the next one.
     strides: [i64; N],
 }
@@ -41,7 +43,29 @@ impl<'k, A: Extent<'k>, B: Extent<'k>, C: Extent<'k>> Indices<'k, 3> for (A, B, 
 impl<'k> View<'k, 1> {
     /// The same buffer as rows of `width` elements.
     pub fn rows(self, width: i64) -> View<'k, 2> {
-        View { k: self.k, buf: self.buf, strides: [width, 1] }
+        View { k: self.k, buf: self.buf, origin: self.origin, strides: [width, 1] }
+    }
+
+    /// Stores all lanes of a value over the first `len` elements, again and again.
+    pub fn fill(self, len: i64, value: Val<'k>) {
+        self.k.vectors("c", len, value.lanes(), |c| self.set([c], value));
+    }
+}
+
+impl<'k> View<'k, 2> {
+    /// One row.
+    #[track_caller]
+    pub fn row(self, index: impl Extent<'k>) -> View<'k, 1> {
+        View { k: self.k, buf: self.buf, origin: Some(self.start_of(index)), strides: [self.strides[1]] }
+    }
+}
+
+impl<'k> View<'k, 3> {
+    /// The rows of one index of the outermost axis.
+    #[track_caller]
+    pub fn row(self, index: impl Extent<'k>) -> View<'k, 2> {
+        let [_, row, column] = self.strides;
+        View { k: self.k, buf: self.buf, origin: Some(self.start_of(index)), strides: [row, column] }
     }
 }
 
@@ -51,7 +75,25 @@ impl<'k, const N: usize> View<'k, N> {
         for axis in (1..N).rev() {
             strides[axis - 1] = strides[axis] * dims[axis];
         }
-        View { k, buf, strides }
+        View { k, buf, origin: None, strides }
+    }
+
+    /// Where the part of an index of the outermost axis begins.
+    #[track_caller]
+    fn start_of(self, index: impl Extent<'k>) -> Val<'k> {
+        let start = index.index(self.k) * self.strides[0];
+        self.origin.map_or(start, |origin| origin + start)
+    }
+
+    /// The elements from this place on, by one index.
+    #[track_caller]
+    pub fn tail(self, at: impl Indices<'k, N>) -> View<'k, 1> {
+        View { k: self.k, buf: self.buf, origin: Some(self.offset(at)), strides: [1] }
+    }
+
+    /// Computes here where the view begins, and keeps it in a variable of this name.
+    pub fn named(self, name: &str) -> View<'k, N> {
+        View { origin: self.origin.map(|origin| origin.named(name)), ..self }
     }
 
     /// The same buffer with `pitch` elements from one index of the last but one axis to the next, where rows are padded.
@@ -67,7 +109,7 @@ impl<'k, const N: usize> View<'k, N> {
 
     /// The same elements by one index, in their order in memory.
     pub fn flat(self) -> View<'k, 1> {
-        View { k: self.k, buf: self.buf, strides: [1] }
+        View { k: self.k, buf: self.buf, origin: self.origin, strides: [1] }
     }
 
     pub fn buf(self) -> BufId {
@@ -82,7 +124,7 @@ impl<'k, const N: usize> View<'k, N> {
         for (axis, index) in indices.into_iter().enumerate().skip(1) {
             sum = sum * (self.strides[axis - 1] / self.strides[axis]) + index;
         }
-        sum
+        self.origin.map_or(sum, |origin| origin + sum)
     }
 
     /// The element at this place; one per lane where indices have several.
@@ -168,5 +210,44 @@ impl<'k> Reg<'k> {
         assert_eq!(value.lanes(), self.lanes, "lanes of a variable");
         let zero = self.k.int(0);
         self.k.recording().store_vec(self.buf, zero.id(), value.id());
+    }
+
+    /// Replaces the value by what `new` makes of it.
+    #[track_caller]
+    pub fn update(self, new: impl FnOnce(Val<'k>) -> Val<'k>) {
+        self.set(new(self.get()));
+    }
+}
+
+/// A tile of variables in registers, by row and column.
+#[derive(Clone)]
+pub struct Regs<'k> {
+    rows: Vec<Vec<Reg<'k>>>,
+}
+
+impl<'k> Regs<'k> {
+    pub(crate) fn new(rows: Vec<Vec<Reg<'k>>>) -> Regs<'k> {
+        Regs { rows }
+    }
+
+    /// The variables of each row.
+    pub fn rows(&self) -> impl Iterator<Item = &[Reg<'k>]> {
+        self.rows.iter().map(Vec::as_slice)
+    }
+
+    /// `reg = add(reg, a, b)` for each row `a` and column `b`: a product of a column and a row where `add` is a
+    /// multiplication and an addition. A row is taken when its turn comes.
+    #[track_caller]
+    pub fn add_outer(
+        &self,
+        a: impl IntoIterator<Item = Val<'k>>,
+        b: &[Val<'k>],
+        add: impl Fn(Val<'k>, Val<'k>, Val<'k>) -> Val<'k>,
+    ) {
+        for (row, a) in self.rows().zip(a) {
+            for (reg, &b) in row.iter().zip(b) {
+                reg.update(|old| add(old, a, b));
+            }
+        }
     }
 }

@@ -289,3 +289,50 @@ fn mistakes_name_their_line() {
         assert_eq!(line, here + 2 + at as u32, "{text}");
     }
 }
+
+#[test]
+fn views_begin_where_they_are_told() {
+    let k = Recorder::new("tails");
+    let x = k.input("x", DType::F32, [2, 3, 4]);
+    let out = k.output("out", DType::F32, [6]);
+    k.par("once", 1, |zero| {
+        out.set([0], x.row(zero + 1).at((2, 3)));
+        out.set([1], x.row(zero + 1).row(zero + 1).at([1]));
+        out.set([2], x.tail((0, zero + 2, 1)).at([2]));
+        out.set([3], x.row(1).row(0).tail([zero + 1]).named("tail").at([zero + 1]));
+        out.tail([4]).fill(2, k.float(7.0));
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(24))], 6);
+    assert_eq!(got, [23.0, 17.0, 11.0, 14.0, 7.0, 7.0]);
+}
+
+#[test]
+fn a_register_tile_adds_outer_products() {
+    let k = Recorder::new("outer");
+    let (a, b) = (k.input("a", DType::F32, [3, 2]), k.input("b", DType::F32, [3, 8]));
+    let out = k.output("out", DType::F32, [2, 8]);
+    k.par("once", 1, |_| {
+        let sums = k.regs("sum", [2, 2], |r, _| k.literal(r as f64, Ty::vector(DType::F32, 4)));
+        k.serial("k", 3, |i| {
+            let columns = [0, 4].map(|c| b.load((i, c), 4).named("b"));
+            sums.add_outer((0..2).map(|r| a.at((i, r))), &columns, |sum, a, b| b.fma(a, sum));
+        });
+        for (r, row) in (0..).zip(sums.rows()) {
+            k.vectors("c", 8, 8, |c| out.set((r, c), row[0].get().shuffle_with(row[1].get(), 0..8)));
+        }
+    });
+    let got = output(&k.finish(), &[Buffer::from_f32(&count(6)), Buffer::from_f32(&count(24))], 16);
+    let expected =
+        |r: usize, c: usize| r as f32 + (0..3).map(|i| (2 * i + r) as f32 * (8 * i + c) as f32).sum::<f32>();
+    assert!((0..16).all(|at| got[at] == expected(at / 8, at % 8)), "{got:?}");
+}
+
+#[test]
+fn bits_fill_lanes_of_another_type() {
+    let k = Recorder::new("bits");
+    let x = k.input("x", DType::I32, [2]);
+    let out = k.output("out", DType::F32, [4]);
+    k.par("once", 1, |_| out.set([0], x.load([0], 2).bits(DType::I16).cast(DType::F32)));
+    let got = output(&k.finish(), &[Buffer::from_i32(&[0x0002_0001, -1])], 4);
+    assert_eq!(got, [1.0, 2.0, -1.0, -1.0]);
+}
