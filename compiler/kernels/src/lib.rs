@@ -6,7 +6,6 @@ pub mod experts;
 pub mod inline;
 pub mod lower;
 pub mod machine;
-mod math;
 pub mod params;
 pub mod product;
 pub mod quantize;

@@ -3,7 +3,8 @@
 use super::LowerError;
 use super::group::{ArgContract, GroupKernel, Merge, finished};
 use crate::attention::decode::NewRows;
-use crate::attention::{Problem, decode, find, gpu, merge, prefill, schedule};
+use crate::attention::plan::DecodePlan;
+use crate::attention::{Plan, Problem, decode, find, gpu, merge, prefill};
 use crate::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
@@ -14,43 +15,21 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
-/// The schedule for a machine and a shape.
-enum Schedule {
-    Decode(schedule::Params),
-    Prefill(prefill::Params),
-    Gpu(gpu::Params),
+/// The first kernel: results, or unfinished sums of slices.
+fn emit(kb: &mut KernelBuilder, a: &Problem, plan: Plan, rows: &[NewRows], out: BufId) {
+    match plan {
+        Plan::Decode(plan) => decode::emit(kb, a, plan, rows, out),
+        Plan::Prefill(plan) => prefill::emit(kb, a, plan, out),
+        Plan::Gpu(plan) => gpu::emit(kb, a, plan, out),
+    }
 }
 
-impl Schedule {
-    fn choose(a: &Problem, target: &KernelTarget) -> Schedule {
-        match target.arch {
-            Arch::Nvptx => Schedule::Gpu(gpu::Params::choose(a)),
-            Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) => {
-                Schedule::Decode(schedule::Params::choose(a, target))
-            }
-            Arch::X86_64 | Arch::Aarch64 => Schedule::Prefill(prefill::Params::choose(a, target)),
-        }
-    }
-    fn slices(&self) -> i64 {
-        match self {
-            Schedule::Decode(p) => p.slices(),
-            Schedule::Prefill(_) => 1,
-            Schedule::Gpu(p) => p.slices,
-        }
-    }
-    fn emit(&self, kb: &mut KernelBuilder, a: &Problem, rows: &[NewRows], out: BufId) {
-        match *self {
-            Schedule::Decode(p) => decode::emit(kb, a, p, rows, out),
-            Schedule::Prefill(p) => prefill::emit(kb, a, p, out),
-            Schedule::Gpu(p) => gpu::emit(kb, a, p, out),
-        }
-    }
-    fn emit_merge(&self, kb: &mut KernelBuilder, a: &Problem, partial: BufId, out: BufId) {
-        match *self {
-            Schedule::Decode(p) => merge::emit(kb, a, p, partial, out),
-            Schedule::Gpu(p) => gpu::emit_merge(kb, a, p, partial, out),
-            Schedule::Prefill(_) => {}
-        }
+/// The second kernel, which joins them.
+fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: Plan, partial: BufId, out: BufId) {
+    match plan {
+        Plan::Decode(plan) => merge::emit(kb, a, plan, partial, out),
+        Plan::Gpu(plan) => gpu::emit_merge(kb, a, plan, partial, out),
+        Plan::Prefill(_) => {}
     }
 }
 
@@ -91,21 +70,21 @@ pub(super) fn attention_group(
     let params = kb.kernel().params.clone();
     let inputs = params.iter().map(|&p| arg(kb.kernel().bufs[p].access));
     let args: Vec<ArgContract> = inputs.chain([arg(Access::Out)]).collect();
-    let schedule = Schedule::choose(&a, target);
+    let plan = Plan::choose(&a, target);
     let elements = f.ty(f.outputs[0]).elements();
-    if schedule.slices() == 1 {
+    if plan.slices() == 1 {
         let out = kb.param("out0", DType::F32, elements, Access::Out, 64);
-        schedule.emit(&mut kb, &a, rows, out);
+        emit(&mut kb, &a, plan, rows, out);
         return finished(kb, args, target);
     }
-    let partial = Dim::from(schedule.slices() * a.heads() * schedule::Params::partial(&a));
+    let partial = Dim::from(plan.slices() * a.heads() * DecodePlan::partial(&a));
     let between = kb.param("partial", DType::F32, partial.clone(), Access::Out, 64);
-    schedule.emit(&mut kb, &a, rows, between);
+    emit(&mut kb, &a, plan, rows, between);
 
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
     let from = merge.param("partial", DType::F32, partial.clone(), Access::In, 64);
     let out = merge.param("out0", DType::F32, elements, Access::Out, 64);
-    schedule.emit_merge(&mut merge, &a, from, out);
+    emit_merge(&mut merge, &a, plan, from, out);
     let kernel = Box::new(finished(merge, vec![arg(Access::In), arg(Access::Out)], target)?);
     let first = finished(kb, args, target)?;
     Ok(GroupKernel { merge: Some(Merge { kernel, bytes: partial.scale(4) }), ..first })

@@ -2,7 +2,7 @@
 
 use super::LowerError;
 use super::group::{Appended, value_bytes};
-use crate::attention::schedule::SLICES;
+use crate::attention::plan::SLICES;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::module::Module;

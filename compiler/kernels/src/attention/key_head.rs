@@ -1,0 +1,133 @@
+//! What a worker of decode attention has on the stack for a slice of the cache, and one of its key heads.
+
+use super::plan::{DecodePlan, RowPrefetch, lanes_of};
+use super::problem::{MASKED, Problem};
+use mlcc_ir::kernel::Ty;
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Recorder, Val, View};
+
+/// A key head of a slice, with the buffers that all key heads of a worker have together.
+#[derive(Clone, Copy)]
+pub(super) struct KeyHead<'k, 'a> {
+    pub k: &'k Recorder,
+    pub a: &'k Problem<'a>,
+    pub plan: DecodePlan,
+    /// `[kv, sets * heads, value_size]`.
+    pub sums: View<'k, 3>,
+    /// Running maxima, `[kv, sets, lanes]`: those of the slots, repeated for every key of a vector.
+    pub max: View<'k, 3>,
+    /// Sums of weights, `[kv, sets, lanes]`: as many for each head as a vector has keys.
+    pub total: View<'k, 3>,
+    /// ALiBi slopes, `[kv, sets, lanes]`.
+    pub slopes: Option<View<'k, 3>>,
+    /// Scores, then weights of a block and a set, `[vectors, lanes]`.
+    pub weights: View<'k, 2>,
+    /// Some keys as f32, `[keys that are summed together, padded size]`, where products are those of floats.
+    pub rows: View<'k, 2>,
+    /// What the change of the maxima makes of older sums: `[lanes]`.
+    pub factor: View<'k, 1>,
+    pub head: Val<'k>,
+    /// Key heads of the worker in this slice: the first, and how many.
+    pub heads: (Val<'k>, Val<'k>),
+    /// Keys of this slice.
+    pub start: Val<'k>,
+    pub end: Val<'k>,
+    pub last: Val<'k>,
+    pub prefix: Option<Val<'k>>,
+}
+
+impl<'k, 'a> KeyHead<'k, 'a> {
+    /// Runs `body` with each of the key heads of the worker.
+    pub fn each_key_head(&self, body: impl FnOnce(KeyHead<'k, 'a>)) {
+        let (first, count) = self.heads;
+        self.k.serial("key_head", count, |i| {
+            body(KeyHead { head: (first + i).named("head"), ..*self });
+        });
+    }
+
+    /// Runs `body(number in the group, query head)` for every query head of the key head.
+    pub fn each_query_head(&self, body: impl FnOnce(Val<'k>, Val<'k>)) {
+        self.k.serial("g", self.a.group, |g| body(g, self.head * self.a.group + g));
+    }
+
+    /// Place of query head `g` of the group in a buffer `[kv, sets, lanes]`.
+    pub fn slot(&self, g: Val<'k>) -> [Val<'k>; 3] {
+        let heads = self.plan.heads;
+        [self.head, g / heads, self.plan.lane_of(g % heads)]
+    }
+
+    /// The rows of sums of a set.
+    pub fn sums_of(&self, set: Val<'k>) -> View<'k, 1> {
+        let before = set * (self.plan.heads * self.a.value_size);
+        self.sums.tail((self.head, 0, 0)).tail([before])
+    }
+
+    /// No keys of slice `slice` seen yet but that without a value, which is seen with the first.
+    pub fn clear(&self, slice: Val<'k>) {
+        let (k, plan) = (self.k, self.plan);
+        let (size, lanes) = (self.a.value_size, i64::from(plan.lanes));
+        self.sums
+            .tail((self.head, 0, 0))
+            .fill(plan.rows() * size, k.zeros(DType::F32, lanes_of(size, plan.lanes)));
+        self.total.tail((self.head, 0, 0)).fill(plan.sets * lanes, k.zeros(DType::F32, plan.lanes));
+        let masked = k.literal(MASKED, Ty::vector(DType::F32, plan.lanes));
+        self.max.tail((self.head, 0, 0)).fill(plan.sets * lanes, masked);
+        if self.a.null.is_some() {
+            k.when(slice.le(0), || self.see_null());
+        }
+    }
+
+    /// The key without a value is seen.
+    fn see_null(&self) {
+        self.each_query_head(|g, head| {
+            let Some(logit) = self.a.null_logit(head) else { return };
+            let logit = logit.named("logit");
+            let slot = self.max.offset(self.slot(g)).named("slot");
+            let max = self.max.flat().tail([slot]);
+            (0..self.plan.keys()).for_each(|key| max.set([key * self.plan.vectors()], logit));
+            self.total.flat().set([slot], self.k.float(1.0));
+        });
+    }
+
+    /// Prefetches `width` elements of the block from row `first` on, ahead of its turn: from number `at` of the share of this
+    /// head on. The heads share the block in the order of memory. Prefetches are spread over the work, because a core keeps
+    /// track of few lines at a time and waits when there are more.
+    pub fn prefetch(&self, rows: RowPrefetch, first: Val<'k>, (at, width): (Val<'k>, i64)) {
+        let size = rows.size;
+        let base = (first * (self.a.kv * size) + self.head * (self.plan.block * size)).named("base");
+        let last = self.last_element(rows);
+        for from in (0..width).step_by(rows.line() as usize) {
+            self.fetch(rows, (base + (at + from)).min(last));
+        }
+    }
+
+    /// The last element of all rows.
+    fn last_element(&self, rows: RowPrefetch) -> Val<'k> {
+        ((self.last + 1) * (self.a.kv * rows.size) + -1).named("last_element")
+    }
+
+    fn fetch(&self, rows: RowPrefetch, at: Val<'k>) {
+        self.k.flat(rows.buf).prefetch(rows.instr, [at]);
+    }
+
+    /// Reads a byte of each line of the key heads of the block from row `first` on.
+    pub fn touch(&self, first: Val<'k>) {
+        let (k, (first_head, heads)) = (self.k, self.heads);
+        for rows in self.plan.touch.into_iter().flatten() {
+            let (last, line) = (self.last_element(rows), rows.line());
+            let keys = (self.end - first).min(self.plan.block);
+            let before = first_head * rows.size;
+            let lines = (heads * rows.size).div_ceil(line);
+            k.serial("key", keys, |key| {
+                let from = (first + key) * (self.a.kv * rows.size) + before;
+                k.steps("line", lines, line, |at| self.fetch(rows, (from + at).min(last)));
+            });
+        }
+    }
+
+    /// The sum of all weights of a head of the group.
+    pub fn sum_of_weights(&self, slot: View<'k, 1>) -> Val<'k> {
+        let parts = (0..self.plan.keys()).map(|key| slot.at([key * self.plan.vectors()]));
+        parts.reduce(|a, b| a + b).expect("a vector has keys").named("total")
+    }
+}

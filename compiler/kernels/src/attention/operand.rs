@@ -1,0 +1,153 @@
+//! Operands of decode attention on the stack: queries, some keys, weights and values as floats ([`floats`]), as bytes
+//! ([`bytes`]) or as words of two codes ([`words`]). [`pairs`]: the same of prefill.
+
+mod byte_values;
+mod bytes;
+mod floats;
+mod key_products;
+pub(super) mod pairs;
+mod words;
+
+use super::codes::size_bits;
+use super::key_block::KeyBlock;
+use super::key_head::KeyHead;
+use super::plan::{DecodePlan, Products, lanes_of};
+use super::problem::Problem;
+use crate::inline::known::borders;
+use mlcc_ir::kernel::BinOp;
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Recorder, Val, View};
+
+/// The operands of a worker.
+#[derive(Clone, Copy)]
+pub(super) enum Operands<'k> {
+    Floats(floats::Floats<'k>),
+    Bytes(bytes::Bytes<'k>),
+    Words(words::Words<'k>),
+}
+
+impl<'k> Operands<'k> {
+    pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan) -> Operands<'k> {
+        let integers = match plan.products {
+            Products::Floats => None,
+            Products::Bytes(dot) => bytes::Bytes::new(k, a, plan, dot).map(Operands::Bytes),
+            Products::Words(dot) => words::Words::new(k, a, plan, dot).map(Operands::Words),
+        };
+        integers.unwrap_or_else(|| Operands::Floats(floats::Floats::new(k, a, plan)))
+    }
+
+    /// Floats of keys that are summed together, `[keys, padded size]`.
+    pub fn float_rows(&self, a: &Problem, plan: DecodePlan) -> [i64; 2] {
+        match self {
+            Operands::Floats(_) => [plan.together(), plan.padded(a.size)],
+            Operands::Bytes(_) | Operands::Words(_) => [1, 1],
+        }
+    }
+
+    /// Zeros in the place of keys.
+    pub fn clear_keys(&self, at: &KeyHead<'k, '_>) {
+        match self {
+            Operands::Floats(floats) => floats.clear_keys(at),
+            Operands::Bytes(bytes) => bytes.clear_keys(at),
+            Operands::Words(words) => words.clear_keys(at),
+        }
+    }
+
+    /// Scaled queries, and slopes.
+    pub fn load_queries(&self, at: &KeyHead<'k, '_>) {
+        match self {
+            Operands::Floats(floats) => {
+                floats.clear_queries(at);
+                at.each_query_head(|g, head| floats.load_query(at, g, head));
+            }
+            Operands::Bytes(bytes) => {
+                bytes.clear_queries(at);
+                at.each_query_head(|g, head| bytes.load_query(at, g, head));
+            }
+            Operands::Words(words) => {
+                words.clear_queries(at);
+                at.each_query_head(|g, head| words.load_query(at, g, head));
+            }
+        }
+        let (k, plan) = (at.k, at.plan);
+        let Some(slopes) = at.slopes else { return };
+        let all = plan.sets * i64::from(plan.lanes);
+        slopes.tail((at.head, 0, 0)).fill(all, k.zeros(DType::F32, plan.lanes));
+        at.each_query_head(|g, head| {
+            let slot = slopes.tail(at.slot(g));
+            if let Some(slope) = at.a.slope(head) {
+                (0..plan.keys()).for_each(|key| slot.set([key * plan.vectors()], slope));
+            }
+        });
+    }
+
+    /// Adds a block of keys to the sums of a set of heads.
+    pub fn add_block(&self, block: &KeyBlock<'k, '_>, set: Val<'k>) {
+        let best = block.scores(set, |offset| match self {
+            Operands::Floats(floats) => floats.products(block, set, offset),
+            Operands::Bytes(bytes) => bytes.products(block, set, offset),
+            Operands::Words(words) => words.products(block, set, offset),
+        });
+        let max = block.raise_max(set, best);
+        let (largest, signs) = block.softmax(set, max);
+        match self {
+            Operands::Floats(floats) => floats.add_values(block, set),
+            Operands::Bytes(bytes) => {
+                let added = bytes.encode_weights(block, largest, signs);
+                bytes.add_values(block, set, added);
+            }
+            Operands::Words(words) => {
+                words.encode_weights(block, largest);
+                words.add_values(block, set);
+            }
+        }
+    }
+
+    /// Stores the sums of query head `g` of the group in `to`.
+    pub fn store(&self, at: &KeyHead<'k, '_>, g: Val<'k>, to: View<'k, 1>) {
+        let sums = at.sums.tail([at.head, g, at.k.int(0)]);
+        match self {
+            Operands::Bytes(_) => byte_values::store(at, sums, to),
+            Operands::Floats(_) | Operands::Words(_) => {
+                let (size, lanes) = (at.a.value_size, lanes_of(at.a.value_size, at.plan.lanes));
+                at.k.vectors("c", size, lanes, |c| to.set([c], sums.load([c], lanes)));
+            }
+        }
+    }
+}
+
+/// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have loops of their own
+/// (see [`borders`]).
+pub(super) fn query_columns<'k>(k: &'k Recorder, a: &Problem, lanes: u32, mut body: impl FnMut(Val<'k>)) {
+    let borders = borders(&a.inliner, lanes.into(), a.size);
+    for (&from, &to) in borders.iter().zip(&borders[1..]) {
+        k.vectors("c", to - from, lanes, |c| body(c + from));
+    }
+}
+
+/// Stores the scaled query of `head` in the one row that integers are made from; gives its largest size, as [`size_bits`].
+fn keep_query<'k>(at: &KeyHead<'k, '_>, to: View<'k, 1>, head: Val<'k>) -> Val<'k> {
+    let (k, lanes) = (at.k, lanes_of(at.a.size, at.plan.lanes));
+    let largest = k.reg("largest", k.zeros(DType::I32, lanes));
+    query_columns(k, at.a, lanes, |c| {
+        let value = at.a.query([k.int(0), head, c], lanes).named("q");
+        to.set([c], value);
+        largest.update(|largest| largest.max(size_bits(value)));
+    });
+    largest.get().reduce_lanes(BinOp::Max)
+}
+
+/// Place of query head `g` of the group in queries `[kv, sets, ..]`, of which a set has a part of each head of a vector side
+/// by side, so many elements a row: its first part.
+fn query_row<'k>(at: &KeyHead<'k, '_>, queries: View<'k, 3>, g: Val<'k>) -> View<'k, 1> {
+    let plan = at.plan;
+    let (set, slot) = (g / plan.heads, g % plan.heads);
+    let (vector, place) = (slot / plan.across, slot % plan.across);
+    let set = queries.row(at.head).row(set);
+    set.tail([vector * (plan.across * plan.padded(at.a.size))]).tail([place * plan.part()]).named("row")
+}
+
+/// A row and key head of a cache of codes `[t, kv, size]`, `lanes` columns from `c` on.
+fn code_row<'k>(cache: View<'k, 3>, [row, head, c]: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+    cache.load([row, head, c], lanes)
+}

@@ -1,0 +1,438 @@
+//! The schedule of an attention: plain data, chosen from the target without tuning.
+
+use super::problem::{CacheRows, Problem};
+use crate::params::{IntDot, KernelTarget, PairDot};
+use mlcc_ir::instr::InstrId;
+use mlcc_ir::kernel::BufId;
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Val, View};
+use mlcc_target::Arch;
+
+/// The schedule for a machine and a shape.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plan {
+    Decode(DecodePlan),
+    Prefill(PrefillPlan),
+    Gpu(GpuPlan),
+}
+
+impl Plan {
+    pub fn choose(a: &Problem, target: &KernelTarget) -> Plan {
+        match target.arch {
+            Arch::Nvptx => Plan::Gpu(GpuPlan::choose(a)),
+            Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) => {
+                Plan::Decode(DecodePlan::choose(a, target))
+            }
+            Arch::X86_64 | Arch::Aarch64 => Plan::Prefill(PrefillPlan::choose(a, target)),
+        }
+    }
+
+    /// Slices of the cache that leave unfinished sums at most; 1 needs no merge.
+    pub fn slices(&self) -> i64 {
+        match self {
+            Plan::Decode(_) => SLICES,
+            Plan::Prefill(_) => 1,
+            Plan::Gpu(plan) => plan.slices,
+        }
+    }
+}
+
+/// Rows of one operand in a cache, `[t, kv, size]` elements of `bytes`, and the instruction that fetches a line of them ahead
+/// of its use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowPrefetch {
+    pub buf: BufId,
+    pub instr: InstrId,
+    pub size: i64,
+    pub bytes: i64,
+}
+
+impl RowPrefetch {
+    /// Those of keys and of values, with the instruction for each type.
+    fn of_rows(a: &Problem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<RowPrefetch>; 2] {
+        a.cache_rows().map(|rows| {
+            let CacheRows { buf, dtype, size } = rows?;
+            Some(RowPrefetch { buf, instr: instr(dtype)?, size, bytes: dtype.bytes()? as i64 })
+        })
+    }
+    /// Elements of a cache line.
+    pub fn line(&self) -> i64 {
+        CACHE_LINE / self.bytes
+    }
+}
+
+/// Bytes of a cache line.
+const CACHE_LINE: i64 = mlcc_kernel_lang::CACHE_LINE as i64;
+
+/// Most slices, and most items of work while every key head of a slice is one.
+pub const SLICES: i64 = 32;
+/// Most keys of a block, and most elements of its rows of keys with all heads: rows of keys and values of two blocks stay
+/// in the second-level cache, of which CPUs with AVX-512 have 1 MiB and more.
+const BLOCK_KEYS: i64 = 64;
+const BLOCK_ELEMENTS: i64 = 64 << 10;
+/// The same where vectors are shorter: second-level caches begin at 256 KiB, and nothing overlaps with reading the first block. In
+/// bytes of keys and values. Zen 3, f16, 12 heads of 64 at 128 and 2048 keys, 8 pairs of heads of 128 at 2048, ns per key and key
+/// head: blocks of 64 keys 22, 16 and 35; of 32 18, 13.9 and 31; of 16 16.5, 13.6 and 28.
+const SHORT_BLOCK_KEYS: i64 = 32;
+const SHORT_BLOCK_BYTES: i64 = 64 << 10;
+
+/// Query heads of a key head that give the core too little to do while prefetches are on their way, where it drops some of them. Zen 4
+/// server core, ns per key and key head at 2048 with prefetches spread over the work and with blocks read in order: f16 1 head of
+/// 64 24.7 and 16.4-18.6, 2 of 128 40.5 and 31, 3 of 64 19.5 and 20.9, 4 of 128 46.0 and 46.5, 8 of 64 29 and 37; i8 2 of 128 30 and 20.
+const FEW_HEADS: i64 = 2;
+
+/// Bytes of a code of a query or a weight.
+pub const PLANES: i64 = 2;
+/// Keys, or columns, whose products one dot of bytes adds.
+pub const QUAD: i64 = 4;
+/// The same for words: a word holds two 16-bit codes.
+pub const PAIR: i64 = 2;
+/// Most columns of a row of codes: `512 * 128 * 32512 < 2^31`.
+const LONGEST: i64 = 512;
+
+/// Decode on a CPU: one query, see [`super::decode`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DecodePlan {
+    /// Lanes of a vector, and how many of them are in registers.
+    pub lanes: u32,
+    pub registers: i64,
+    /// Query heads that are worked on together, and how many such sets the group has (the last may have fewer).
+    pub heads: i64,
+    pub sets: i64,
+    /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two. [`DecodePlan::lane_of`] tells
+    /// which.
+    pub slots: i64,
+    /// Heads that share a vector of products of queries and keys.
+    pub across: i64,
+    /// Keys of a block, a multiple of 16.
+    pub block: i64,
+    /// Sums of values kept in registers, in vectors.
+    pub sums: i64,
+    /// How rows of keys and of values are prefetched, a block ahead.
+    pub prefetch: [Option<RowPrefetch>; 2],
+    /// The same of their scales, `[t, kv]`.
+    pub scale_prefetch: [Option<RowPrefetch>; 2],
+    /// How a worker goes through its first block in the order of memory before the heads' turns on it: nobody prefetched that,
+    /// and of hundreds of prefetches at once a core drops some.
+    pub touch: [Option<RowPrefetch>; 2],
+    /// It goes through every block like that, and prefetches none.
+    pub in_order: bool,
+    pub products: Products,
+}
+
+/// What is multiplied: queries with keys, and weights with values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Products {
+    /// Floats, and what codes of a cache stand for.
+    Floats,
+    /// Bytes, four at a time; those of queries and weights are planes of 16-bit codes.
+    Bytes(ByteDot),
+    /// 16-bit codes, two at a time.
+    Words(PairDot),
+}
+
+/// A dot instruction of bytes: `i32 += dot4(first, second)`, the latter signed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ByteDot {
+    pub instr: InstrId,
+    /// True if the first operand is signed too.
+    pub signed: bool,
+}
+
+impl ByteDot {
+    /// The instruction, if this machine has one and keys and values are codes in rows that it can take: `part` quads of
+    /// columns at a time from keys, and vectors of bytes from values.
+    fn choose(a: &Problem, target: &KernelTarget, part: i64) -> Option<ByteDot> {
+        let dot = match target.int_dot() {
+            IntDot::Unsigned(instr) => ByteDot { instr, signed: false },
+            IntDot::Signed(instr) => ByteDot { instr, signed: true },
+            IntDot::Pairs { .. } | IntDot::Long(_) | IntDot::Widen => return None,
+        };
+        let bytes = 4 * i64::from(target.f32_lanes());
+        let fits = a.size % (QUAD * part) == 0 && a.value_size % bytes == 0 && a.size <= LONGEST;
+        (fits && a.has_codes()).then_some(dot)
+    }
+    /// Type of the first operand.
+    pub fn dtype(&self) -> DType {
+        if self.signed { DType::I8 } else { DType::U8 }
+    }
+}
+
+impl Products {
+    fn choose(a: &Problem, target: &KernelTarget, slots: i64) -> Products {
+        let lanes = i64::from(target.f32_lanes());
+        if let Some(dot) = ByteDot::choose(a, target, lanes / slots) {
+            return Products::Bytes(dot);
+        }
+        let part = lanes / words_across(slots, lanes);
+        // Rows of codes make words, and vectors of them.
+        let fits = a.size % (PAIR * part) == 0 && a.value_size % (PAIR * lanes) == 0 && a.size <= LONGEST;
+        let dot = target.pair_dot().filter(|_| fits && a.has_codes());
+        dot.map_or(Products::Floats, Products::Words)
+    }
+    /// Columns of a row's elements.
+    pub fn columns(self) -> i64 {
+        match self {
+            Products::Floats | Products::Bytes(_) => 1,
+            Products::Words(_) => PAIR,
+        }
+    }
+    /// Keys that are added at once.
+    pub fn keys(self) -> i64 {
+        match self {
+            Products::Floats => 1,
+            Products::Bytes(_) => QUAD,
+            Products::Words(_) => PAIR,
+        }
+    }
+}
+
+impl DecodePlan {
+    fn choose(a: &Problem, target: &KernelTarget) -> DecodePlan {
+        let lanes = target.f32_lanes();
+        let sets = (a.group + i64::from(lanes) - 1) / i64::from(lanes);
+        let heads = (a.group + sets - 1) / sets;
+        let slots = (heads as u64).next_power_of_two() as i64;
+        let registers = target.registers();
+        let in_order = target.drops_requests() && a.group <= FEW_HEADS;
+        let scale_prefetch = [a.key.1, a.value.1].map(|scale| {
+            let buf = a.scales(scale?).filter(|_| !in_order)?;
+            Some(RowPrefetch { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
+        });
+        let products = Products::choose(a, target, slots);
+        DecodePlan {
+            lanes,
+            registers,
+            heads,
+            sets,
+            slots,
+            across: match products {
+                // Bytes have quads of columns.
+                Products::Bytes(_) => slots,
+                Products::Words(_) => words_across(slots, lanes.into()),
+                Products::Floats => floats_across(target, slots),
+            },
+            block: block_keys(a, lanes),
+            sums: if registers == 32 { 24 } else { 8 },
+            prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
+            scale_prefetch,
+            touch: RowPrefetch::of_rows(a, |dtype| target.touch(dtype)),
+            in_order,
+            products,
+        }
+    }
+
+    /// Keys of a vector of scores.
+    pub fn keys(&self) -> i64 {
+        i64::from(self.lanes) / self.slots
+    }
+    /// Columns of each of the heads that share a vector of products, and the vectors that all heads take.
+    pub fn part(&self) -> i64 {
+        i64::from(self.lanes) / self.across
+    }
+    pub fn vectors(&self) -> i64 {
+        self.slots / self.across
+    }
+    /// Keys whose products are summed together: as many as registers have room for.
+    pub fn together(&self) -> i64 {
+        let sums = self.registers / 2;
+        let planes = if matches!(self.products, Products::Bytes(_)) { PLANES } else { 1 };
+        (sums / (planes * self.vectors())).max(self.keys()).max(self.products.keys())
+    }
+    /// Heads whose values are summed together, where a row has so many vectors.
+    pub fn heads_at_once(&self, vectors: i64) -> i64 {
+        if self.registers < 32 && self.heads > 4 && vectors % 2 == 0 {
+            (self.heads + 1) / 2
+        } else {
+            self.heads
+        }
+    }
+    /// Elements of a row of queries or keys with so many columns, in whole parts; words have two columns each.
+    pub fn padded(&self, size: i64) -> i64 {
+        let elements = size / self.products.columns();
+        (elements + self.part() - 1) / self.part() * self.part()
+    }
+    /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
+    pub fn lane(&self, slot: i64) -> i64 {
+        slot % self.across * self.part() + slot / self.across
+    }
+    /// The same of a slot that the kernel computes.
+    pub(super) fn lane_of<'k>(&self, slot: Val<'k>) -> Val<'k> {
+        slot % self.across * self.part() + slot / self.across
+    }
+    /// A part from the start of `row` on, repeated in the lanes of all heads of a vector.
+    pub(super) fn repeated_part<'k>(&self, row: View<'k, 1>, at: Val<'k>) -> Val<'k> {
+        let part = self.part() as u32;
+        let value = row.load([at], part);
+        if part == self.lanes { value } else { value.shuffle((0..self.lanes).map(|l| l % part)) }
+    }
+    /// True if vectors of products have whole vectors of columns, so that rows are read where they lie.
+    pub fn reads_rows_in_place(&self, size: i64) -> bool {
+        let lanes = i64::from(self.lanes);
+        self.part() == lanes && size % (lanes * self.products.columns()) == 0
+    }
+    /// Query heads of a key head, with those that fill up the last set.
+    pub fn rows(&self) -> i64 {
+        self.sets * self.heads
+    }
+    /// Floats of one head's unfinished sums: values, then maximum and sum of weights.
+    pub fn partial(a: &Problem) -> i64 {
+        (a.value_size + 2 + 15) / 16 * 16
+    }
+}
+
+/// Keys of a block.
+fn block_keys(a: &Problem, lanes: u32) -> i64 {
+    let bytes = |rows: Option<CacheRows>| {
+        rows.map_or(0, |rows| a.kv * rows.size * rows.dtype.bytes().unwrap_or(4) as i64)
+    };
+    let (most, rows) = if lanes == 16 {
+        (BLOCK_KEYS, BLOCK_ELEMENTS / (a.kv * a.size.max(a.value_size)))
+    } else {
+        (SHORT_BLOCK_KEYS, SHORT_BLOCK_BYTES / a.cache_rows().map(bytes).iter().sum::<i64>().max(1))
+    };
+    (rows / 16 * 16).clamp(16, most)
+}
+
+/// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have to be added up.
+///
+/// Two vectors for all heads where that leaves at least four columns, so that each part of a key that is loaded is used
+/// twice: cores of the kind of Ice Lake load 1.2 vectors per cycle. Cores with dot products of bf16 load two, but the Zen ones
+/// among them repeat no part of more than two lanes while they load, without a unit that also multiplies: there a vector has
+/// two columns of eight heads, or, for fewer heads, a whole part of a row that is not repeated at all.
+fn floats_across(target: &KernelTarget, slots: i64) -> i64 {
+    let dots = InstrId::by_name("vdpbf16ps_512").is_some_and(|dots| target.has(dots));
+    match (dots && target.f32_lanes() == 16, slots) {
+        (true, 8..) => 8,
+        (true, _) => 1,
+        (false, _) => (slots / 2).clamp(1, i64::from(target.f32_lanes()) / 4),
+    }
+}
+
+/// Heads that share a vector of products of words: every part of a key is loaded for two vectors, and a product more is
+/// cheaper than adding up lanes.
+fn words_across(slots: i64, lanes: i64) -> i64 {
+    (slots / 2).clamp(1, lanes / 2)
+}
+
+/// Prefill on a CPU: several queries, see [`super::prefill`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrefillPlan {
+    pub lanes: u32,
+    /// Most positions of a tile.
+    pub positions: i64,
+    /// Keys of a block; a multiple of those of a register tile.
+    pub keys: i64,
+    /// Rows that go together from scores to sums; whole register tiles of both products.
+    pub set: i64,
+    /// Keys and vectors of rows whose scores are in registers together.
+    pub scores: (i64, i64),
+    /// Rows and vectors of columns whose sums are in registers together.
+    pub sums: (i64, i64),
+    /// Rows are lanes of a vector ([`KernelTarget::by_lane`]).
+    pub by_lane: bool,
+    /// Adds products of pairs of codes, where both products are in integers.
+    pub pairs: Option<PairDot>,
+    /// How rows of keys and of values are prefetched, and how many of each with a register tile of scores.
+    pub prefetch: [Option<RowPrefetch>; 2],
+    pub rows_ahead: i64,
+}
+
+/// Rows of a tile that are aimed at: of many, so that unpacking keys costs little beside the products, and of few where
+/// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
+const MANY_ROWS: i64 = 256;
+const FEW_ROWS: i64 = 48;
+/// With heads of 128, queries and scores of these rows take 36 KiB.
+const SET: i64 = 48;
+/// Keys of a block of prefill.
+pub const PREFILL_KEYS: i64 = 64;
+
+impl PrefillPlan {
+    /// Sums and operands fit the registers; operands by lane take as many of them as rows have.
+    fn choose(a: &Problem, target: &KernelTarget) -> PrefillPlan {
+        let lanes = target.f32_lanes();
+        let (scores, sums) = match (target.by_lane(), target.registers()) {
+            (true, _) => ((8, 2), (8, 2)),
+            (false, 32) => ((8, 3), (6, 4)),
+            (false, _) => ((4, 2), (4, 2)),
+        };
+        let few = a.kv == 1 || a.size.max(a.value_size) > 128;
+        let wanted = if few { FEW_ROWS } else { MANY_ROWS };
+        // Rows make words, and values vectors of them.
+        let pairs = a.op.codes && a.size % PAIR == 0 && a.value_size % i64::from(lanes) == 0;
+        let plan = PrefillPlan {
+            lanes,
+            positions: (wanted / a.group).max(1),
+            keys: PREFILL_KEYS,
+            set: SET,
+            scores,
+            sums,
+            by_lane: target.by_lane(),
+            pairs: target.pair_dot().filter(|_| pairs),
+            prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
+            rows_ahead: 0,
+        };
+        PrefillPlan { rows_ahead: (scores.0 + plan.sets(a) - 1) / plan.sets(a), ..plan }
+    }
+    /// Sets of rows of a tile.
+    pub fn sets(&self, a: &Problem) -> i64 {
+        (self.positions * a.group + self.set - 1) / self.set
+    }
+}
+
+/// Rows of queries that a GPU block takes at most.
+const GPU_ROWS: i64 = 16;
+/// Static shared memory of a block, on every GPU.
+const SHARED_BYTES: i64 = 48 << 10;
+/// Items of work that one query should give.
+const ITEMS: i64 = 256;
+
+/// Attention on a GPU, see [`super::gpu`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GpuPlan {
+    /// Positions and heads of a group that a block takes.
+    pub positions: i64,
+    pub heads: i64,
+    /// Keys of a tile.
+    pub keys: i64,
+    /// Most slices of the cache; more than one only with one query.
+    pub slices: i64,
+    /// Every block has one position and a slice of the cache.
+    pub single: bool,
+}
+
+impl GpuPlan {
+    fn choose(a: &Problem) -> GpuPlan {
+        let longest = a.size.max(a.value_size);
+        let (mut rows, mut keys) = (GPU_ROWS, if longest > 128 { 16 } else { 32 });
+        while shared_floats(a, rows, keys).iter().sum::<i64>() * 4 > SHARED_BYTES && (rows, keys) != (1, 1) {
+            if keys >= rows { keys /= 2 } else { rows /= 2 }
+        }
+        let heads = (1..=a.group.min(rows)).rev().find(|h| a.group % h == 0).unwrap_or(1);
+        let single = a.n.as_const() == Some(1);
+        GpuPlan {
+            positions: if single { 1 } else { rows / heads },
+            heads,
+            keys,
+            slices: if single { (ITEMS / (a.kv * a.group / heads)).clamp(1, SLICES) } else { 1 },
+            single,
+        }
+    }
+    pub fn rows(&self) -> i64 {
+        self.positions * self.heads
+    }
+}
+
+/// Sizes of the shared buffers of a GPU block: queries, a tile of keys or values, scores, and three numbers per row.
+pub(super) fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
+    [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
+}
+
+/// The widest power of two up to `most` that divides a size.
+pub(super) fn lanes_of(size: i64, most: u32) -> u32 {
+    let mut lanes = most;
+    while size % i64::from(lanes) != 0 {
+        lanes /= 2;
+    }
+    lanes
+}

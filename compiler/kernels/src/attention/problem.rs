@@ -1,0 +1,314 @@
+//! One attention: the op, its sizes, its operands as values of the kernel, and the scores that its mask leaves.
+
+use crate::inline::{Binding, Index, Inliner};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{BinOp, BufId};
+use mlcc_ir::ops::{Attention, Op};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Recorder, Val};
+
+/// The score of a key that is masked, and the first running maximum.
+pub(super) const MASKED: f64 = -1e30;
+
+/// Which keys a pass over the cache is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Keys {
+    /// All that the mask shows; with sinks those of the window.
+    Visible,
+    /// Sinks that the window has left.
+    Sinks,
+}
+
+/// One attention: the op, its sizes, and where the operands come from.
+pub struct Problem<'a> {
+    /// Binds the operands; one lane.
+    pub inliner: Inliner<'a, 'static>,
+    pub op: Attention,
+    q: ValueId,
+    k: ValueId,
+    v: ValueId,
+    /// Rows of keys and of values without their scale, and the scale (`[t, kv, 1]`), where that is a factor of whole rows.
+    pub(super) key: (ValueId, Option<ValueId>),
+    pub(super) value: (ValueId, Option<ValueId>),
+    pub(super) slopes: Option<ValueId>,
+    prefix: Option<ValueId>,
+    /// Queries for the sinks.
+    sink_q: Option<ValueId>,
+    /// Logits of the key without a value.
+    pub(super) null: Option<ValueId>,
+    pub(super) keys: Keys,
+    /// What scores count in: 1, or log2(e) where weights are powers of two.
+    unit: f64,
+    pub n: Dim,
+    /// Keys.
+    pub t: Dim,
+    pub kv: i64,
+    /// Query heads per key head.
+    pub group: i64,
+    pub size: i64,
+    pub value_size: i64,
+}
+
+/// Where rows of keys or of values lie in memory: `[t, kv, size]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheRows {
+    pub buf: BufId,
+    pub dtype: DType,
+    pub size: i64,
+}
+
+/// The node of an attention, if the function has one.
+pub fn find(f: &Function) -> Option<&Node> {
+    f.live().map(|(_, n)| n).find(|n| matches!(n.op, Op::Attention(_)))
+}
+
+impl<'a> Problem<'a> {
+    /// `node` is an attention of the inliner's function.
+    pub fn new(node: &Node, inliner: Inliner<'a, 'static>) -> Option<Problem<'a>> {
+        let Op::Attention(op) = &node.op else { return None };
+        let dims = |i: usize| inliner.f.ty(node.inputs[i]).dims.clone();
+        let size = |d: &Dim| d.as_const();
+        let (q, k, v) = (dims(0), dims(1), dims(2));
+        let kv = size(&k[1])?;
+        let (group, size, value_size) = (q[1].as_const()? / kv, size(&q[2])?, size(&v[2])?);
+        let at = |i: usize| node.inputs[i];
+        Some(Problem {
+            op: op.clone(),
+            q: at(0),
+            k: at(1),
+            v: at(2),
+            key: without_scale(&inliner, at(1)),
+            value: without_scale(&inliner, at(2)),
+            slopes: op.slopes_input().map(at),
+            prefix: op.prefix_input().map(at),
+            sink_q: op.sink_input().map(at),
+            null: op.null_input().map(at),
+            keys: Keys::Visible,
+            unit: 1.0,
+            n: q[0].clone(),
+            t: k[0].clone(),
+            kv,
+            group,
+            size,
+            value_size,
+            inliner,
+        })
+    }
+
+    /// The same problem with weights that are powers of two: it costs nothing to scale queries, slopes and bounds by log2(e), and
+    /// such powers take fewer operations.
+    pub fn in_powers_of_two(self) -> Problem<'a> {
+        Problem { unit: std::f64::consts::LOG2_E, ..self }
+    }
+
+    /// Where keys and values lie in memory.
+    pub(super) fn cache_rows(&self) -> [Option<CacheRows>; 2] {
+        [self.k, self.v].map(|v| self.rows_of(v))
+    }
+    /// The widest operand that has all heads of every key, through what is computed element by element.
+    fn rows_of(&self, v: ValueId) -> Option<CacheRows> {
+        let ty = self.inliner.f.ty(v);
+        let [t, kv, size] = &ty.dims[..] else { return None };
+        if *t != self.t || kv.as_const() != Some(self.kv) {
+            return None;
+        }
+        match self.inliner.bindings.get(&v) {
+            Some(Binding::Buffer { buf, layout: None }) => {
+                Some(CacheRows { buf: *buf, dtype: ty.dtype, size: size.as_const()? })
+            }
+            Some(_) => None,
+            None => {
+                let inputs = &self.inliner.f.def(v)?.inputs;
+                inputs.iter().filter_map(|&i| self.rows_of(i)).max_by_key(|rows| rows.size)
+            }
+        }
+    }
+
+    /// The buffer of scales of rows, `[t, kv]` in f32, through a change of shape.
+    pub(super) fn scales(&self, v: ValueId) -> Option<BufId> {
+        let ty = self.inliner.f.ty(v);
+        match self.inliner.bindings.get(&v) {
+            Some(Binding::Buffer { buf, layout: None }) if ty.dtype == DType::F32 => Some(*buf),
+            Some(_) => None,
+            None => match self.inliner.f.def(v)? {
+                node if matches!(node.op, Op::Reshape { .. }) => self.scales(node.inputs[0]),
+                _ => None,
+            },
+        }
+    }
+
+    /// True if keys and values are caches of 8-bit codes whose rows have a scale each.
+    pub(super) fn has_codes(&self) -> bool {
+        self.code_buffer(self.key).is_some() && self.code_buffer(self.value).is_some()
+    }
+    /// The buffer of such a cache, `[t, kv, size]`.
+    pub(super) fn code_buffer(&self, (codes, scale): (ValueId, Option<ValueId>)) -> Option<BufId> {
+        let (_, node) = (scale?, self.inliner.f.def(codes)?);
+        let (Op::Cast(DType::F32), [source]) = (&node.op, &node.inputs[..]) else { return None };
+        match self.inliner.bindings.get(source)? {
+            Binding::Buffer { buf, layout: None } if self.inliner.f.ty(*source).dtype == DType::I8 => {
+                Some(*buf)
+            }
+            Binding::Buffer { .. } | Binding::Value(_) => None,
+        }
+    }
+
+    pub fn heads(&self) -> i64 {
+        self.kv * self.group
+    }
+
+    /// The same problem over the sinks that the window has left, the first `op.sinks` keys; `None` if there are none. Where a
+    /// query still has all of them in its window all scores are masked, and what that adds up to counts nothing once a
+    /// key of the window was seen.
+    pub(super) fn sinks(&self) -> Option<Problem<'a>> {
+        let q = self.sink_q?;
+        Some(Problem {
+            op: self.op.clone(),
+            inliner: self.inliner.clone(),
+            n: self.n.clone(),
+            t: self.t.clone(),
+            q,
+            keys: Keys::Sinks,
+            ..*self
+        })
+    }
+
+    /// How many sinks the window of the query at position `last` has left, and so that of any before it. The others
+    /// have no part in a pass over sinks: there may not even be so many keys yet.
+    pub(super) fn sinks_left<'k>(&self, last: Val<'k>) -> Val<'k> {
+        (last - (self.op.window as i64 - 1)).max(0).min(self.op.sinks as i64)
+    }
+
+    /// Elements of a row and head from column `c` on, as f32.
+    pub(super) fn row<'k>(&self, v: ValueId, [row, head, c]: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+        let k = row.recorder();
+        let inliner = Inliner { lanes, ..self.inliner.clone() };
+        let index = [Index::scalar(row), Index::scalar(head), Index::from(c, lanes)];
+        inliner.value(k, v, &index).cast(DType::F32).to_lanes(lanes)
+    }
+    /// Elements of a query, times the scale of scores.
+    pub(super) fn query<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+        self.row(self.q, at, lanes) * (self.op.scale * self.unit)
+    }
+    pub(super) fn key<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+        self.row(self.k, at, lanes)
+    }
+    pub(super) fn value<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+        self.row(self.v, at, lanes)
+    }
+    /// ALiBi slope of a query head; `None` without ALiBi.
+    pub(super) fn slope<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {
+        Some(self.of_head(self.slopes?, head))
+    }
+    /// Logit of the key without a value for a query head; `None` if there is no such key. Running maxima begin with it, and
+    /// sums of weights with 1.
+    pub(super) fn null_logit<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {
+        Some(self.of_head(self.null?, head))
+    }
+    /// A number per query head, in what scores count in.
+    fn of_head<'k>(&self, v: ValueId, head: Val<'k>) -> Val<'k> {
+        let value = self.inliner.value(head.recorder(), v, &[Index::scalar(head)]);
+        if self.unit == 1.0 { value } else { value * self.unit }
+    }
+    /// Keys of the prefix, at most all; `None` without a prefix.
+    pub(super) fn prefix<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
+        let count = self.inliner.value(k, self.prefix?, &[Index::scalar(k.int(0))]);
+        Some(count.cast(DType::I64).min(k.dim(&self.t)).named("prefix"))
+    }
+    /// The first key that a query at position `p` and those after it see.
+    pub(super) fn first_key<'k>(&self, p: Val<'k>) -> Val<'k> {
+        if self.op.window == 0 || self.op.prefix {
+            return p.recorder().int(0);
+        }
+        (p + (1 - self.op.window as i64)).max(0).named("first")
+    }
+
+    /// Products to scores: soft cap, bias and mask.
+    pub(super) fn score<'k>(&self, product: Val<'k>, at: &ScoreIndex<'k>) -> Val<'k> {
+        let (lanes, mut s) = (product.lanes(), product);
+        if self.op.softcap != 0.0 {
+            let cap = self.op.softcap * self.unit;
+            s = (s * (1.0 / cap)).tanh() * cap;
+        }
+        let (p, j) = (at.p.cast(DType::I32), at.j.cast(DType::I32));
+        let in_lanes = lanes == j.lanes().max(p.lanes());
+        let j = if in_lanes { j } else { j.ramp(1, lanes) };
+        if let Some(slope) = at.slope {
+            s = s + (j - self.biased_position(p)).cast(DType::F32) * slope;
+        }
+        if self.keys == Keys::Sinks {
+            return self.left_sink(p, j).select(s, MASKED);
+        }
+        let visible = (!at.visible).then(|| self.visible(at.prefix, p, j));
+        let before_end = at.end.map(|end| j.lt(end.cast(DType::I32)));
+        match (visible, before_end) {
+            (None, None) => s,
+            (Some(shown), None) | (None, Some(shown)) => shown.select(s, MASKED),
+            (Some(visible), Some(before_end)) => (visible & before_end).select(s, MASKED),
+        }
+    }
+
+    /// Which keys `j` the mask shows to the queries at `p`.
+    fn visible<'k>(&self, prefix: Option<Val<'k>>, p: Val<'k>, j: Val<'k>) -> Val<'k> {
+        let mut visible = j.le(p);
+        if self.op.window > 0 {
+            visible = visible & (p - self.op.window as i64).lt(j);
+        }
+        match prefix {
+            None => visible,
+            Some(prefix) => visible | j.lt(prefix.cast(DType::I32)),
+        }
+    }
+
+    /// The position that the bias of a query at `p` counts from.
+    fn biased_position<'k>(&self, p: Val<'k>) -> Val<'k> {
+        match self.keys {
+            Keys::Visible => p,
+            Keys::Sinks => p.min(self.op.last_place() as i64),
+        }
+    }
+
+    /// Which keys `j` are sinks that the window of the query at `p` has left.
+    fn left_sink<'k>(&self, p: Val<'k>, j: Val<'k>) -> Val<'k> {
+        j.lt(self.op.sinks as i64) & j.le(p - self.op.window as i64)
+    }
+}
+
+/// Takes `rows * scale` apart (int8 caches), where the scale has one column and the product is computed here.
+fn without_scale(inliner: &Inliner, v: ValueId) -> (ValueId, Option<ValueId>) {
+    let plain = (v, None);
+    let (f, bound) = (inliner.f, inliner.bindings.contains_key(&v));
+    let Some(node) = f.def(v).filter(|node| !bound && node.op == Op::Binary(BinOp::Mul)) else {
+        return plain;
+    };
+    let &[a, b] = &node.inputs[..] else { return plain };
+    let one_column = |v: ValueId| f.ty(v).rank() == 3 && f.ty(v).dims[2].as_const() == Some(1);
+    let whole = |v: ValueId| f.ty(v).dims == f.ty(node.outputs[0]).dims;
+    match (one_column(a) && whole(b), one_column(b) && whole(a)) {
+        (false, true) => (a, Some(b)),
+        (true, false) => (b, Some(a)),
+        _ => plain,
+    }
+}
+
+/// Which scores: those of a query with keys `j ..` in the lanes (or one in each lane of `j`, `i32`), or of a key with a
+/// query in each lane of `p` (`i32`).
+pub(super) struct ScoreIndex<'k> {
+    /// Position of the query, or one for each lane.
+    pub p: Val<'k>,
+    /// The first key, or a key for each lane; the key where lanes have queries.
+    pub j: Val<'k>,
+    /// Of the query, or for each lane.
+    pub slope: Option<Val<'k>>,
+    pub prefix: Option<Val<'k>>,
+    /// Keys from here on belong to another slice.
+    pub end: Option<Val<'k>>,
+    /// Known to be visible if before `end`.
+    pub visible: bool,
+}
+
+/// The larger of two scores. NaN need not pass, unlike in `max`: the weight of such a score is NaN anyway.
+pub(super) fn larger<'k>(a: Val<'k>, b: Val<'k>) -> Val<'k> {
+    a.lt(b).select(b, a)
+}

@@ -1,0 +1,133 @@
+//! A tile of prefill attention: some positions with all query heads of a key head, and its buffers on the stack.
+
+use super::plan::{PrefillPlan, lanes_of};
+use super::problem::{Keys, MASKED, Problem};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::{Recorder, Val, View};
+
+#[derive(Clone, Copy)]
+pub(super) struct QueryTile<'k, 'a> {
+    pub rec: &'k Recorder,
+    pub a: &'k Problem<'a>,
+    pub plan: PrefillPlan,
+    /// Queries, transposed by sets of rows: `[sets * size, rows]`. As words `[sets * size / 2, rows]`.
+    pub q: View<'k, 2>,
+    /// The rows of a set before that, `[rows, size]`, or as words.
+    pub query: View<'k, 2>,
+    /// Keys and values of a block: `[keys, size]`, `[keys, value_size]`. As words `[keys, size / 2]`,
+    /// `[keys / 2, value_size]`.
+    pub k: View<'k, 2>,
+    pub v: View<'k, 2>,
+    /// Scores, then weights, of a set of rows: `[keys, rows]`.
+    pub s: View<'k, 2>,
+    /// Largest scores of a set of rows in a block, and what a change of maxima makes of older sums.
+    pub best: View<'k, 1>,
+    pub factors: View<'k, 1>,
+    /// `[rows, value_size]`.
+    pub sums: View<'k, 2>,
+    /// By row: running maxima and sums of weights, positions in the sequence (`i32`) and slopes.
+    pub max: View<'k, 1>,
+    pub total: View<'k, 1>,
+    pub positions: View<'k, 1>,
+    pub slopes: Option<View<'k, 1>>,
+    pub head: Val<'k>,
+    /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
+    pub first: Val<'k>,
+    pub count: Val<'k>,
+    pub past: Val<'k>,
+    /// The last key.
+    pub last: Val<'k>,
+    pub prefix: Option<Val<'k>>,
+}
+
+impl<'k> QueryTile<'k, '_> {
+    /// The first row that sees key `j` or one after it.
+    pub fn first_row(&self, j: Val<'k>) -> Val<'k> {
+        let zero = self.rec.int(0);
+        if self.a.keys == Keys::Sinks {
+            return zero;
+        }
+        let row = (j - (self.past + self.first)).max(0) * self.a.group;
+        self.prefix.map_or(row, |prefix| j.lt(prefix).select(zero, row))
+    }
+
+    /// Sets of rows in use.
+    pub fn sets(&self) -> Val<'k> {
+        (self.count * self.a.group).div_ceil(self.plan.set).named("sets")
+    }
+
+    /// Runs `body(row, position among the queries, query head)` for every row that stands for one.
+    fn each_row(&self, body: impl FnOnce(Val<'k>, Val<'k>, Val<'k>)) {
+        let group = self.a.group;
+        self.rec.serial("i", self.count, |i| {
+            self.rec.serial("g", group, |g| body(i * group + g, self.first + i, self.head * group + g));
+        });
+    }
+
+    /// No keys seen yet but that without a value. Rows after the last one in use have the queries and positions of the last position.
+    pub fn clear(&self) {
+        let (k, size) = (self.rec, self.a.value_size);
+        k.serial("row", self.sets() * self.plan.set, |row| {
+            self.sums.row(row).fill(size, k.zeros(DType::F32, lanes_of(size, self.plan.lanes)));
+            let p = self.position(row).cast(DType::I32);
+            self.positions.set([row], p);
+            self.total.set([row], k.float(0.0));
+            self.max.set([row], k.float(MASKED));
+            if let Some(logit) = self.a.null_logit(self.head_of(row)) {
+                self.max.set([row], logit);
+                self.total.set([row], k.float(1.0));
+            }
+            let slope = |slopes: View<'k, 1>| Some((slopes, self.a.slope(self.head_of(row))?));
+            if let Some((slopes, slope)) = self.slopes.and_then(slope) {
+                slopes.set([row], slope);
+            }
+        });
+    }
+
+    /// The row of key `j + i`; the last row stands in for those after it.
+    pub fn key_row(&self, j: Val<'k>, i: Val<'k>) -> Val<'k> {
+        (j + i).min(self.last).named("row")
+    }
+
+    /// Prefetches some rows of the keys and values of the block after that from row `j` on: turn `turn` of those that share
+    /// them.
+    pub fn prefetch(&self, j: Val<'k>, turn: Val<'k>) {
+        let first = turn * self.plan.rows_ahead + self.plan.keys;
+        for i in 0..self.plan.rows_ahead {
+            let row = self.key_row(j, first + i);
+            for rows in self.plan.prefetch.into_iter().flatten() {
+                let cache = self.rec.view(rows.buf, [1, self.a.kv, rows.size]);
+                for column in (0..rows.size).step_by(rows.line() as usize) {
+                    cache.prefetch(rows.instr, [row, self.head, self.rec.int(column)]);
+                }
+            }
+        }
+    }
+
+    /// Position of a row's query among the queries.
+    pub fn query_of(&self, row: Val<'k>) -> Val<'k> {
+        (self.first + (row / self.a.group).min(self.count + -1)).named("position")
+    }
+
+    /// Position of a row's query in the sequence.
+    pub fn position(&self, row: Val<'k>) -> Val<'k> {
+        (self.past + self.query_of(row)).named("p")
+    }
+
+    /// Query head of a row.
+    pub fn head_of(&self, row: Val<'k>) -> Val<'k> {
+        self.head * self.a.group + row % self.a.group
+    }
+
+    /// Stores the sums over the sums of weights in `out: [n, heads, value_size]`.
+    pub fn store(&self, out: View<'k, 3>) {
+        let (k, size) = (self.rec, self.a.value_size);
+        let lanes = lanes_of(size, self.plan.lanes);
+        self.each_row(|row, position, head| {
+            let factor = (k.float(1.0) / self.total.at([row])).named("factor");
+            k.vectors("c", size, lanes, |c| {
+                out.set([position, head, c], self.sums.load([row, c], lanes) * factor);
+            });
+        });
+    }
+}
