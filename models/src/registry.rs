@@ -5,12 +5,12 @@ use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::{
-    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, FalconConfig, FalconH1Config,
-    Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig,
-    GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config, LlamaConfig, Mamba2Config,
-    MiniMaxM2Config, Ministral3Config, MixtralConfig, MptConfig, NemotronHConfig, Olmo2Config, OptConfig,
-    Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config,
-    StableLmConfig, Starcoder2Config, qwen2, smollm3,
+    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig, FalconConfig,
+    FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config, GptJConfig,
+    GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config,
+    LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config, MixtralConfig, MptConfig, NemotronHConfig,
+    Olmo2Config, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config,
+    Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -86,6 +86,16 @@ pub const REGISTRY: &[Entry] = &[
     }),
     family("gemma4", &["Gemma4ForConditionalGeneration"], "Gemma 4, text only", |f| {
         Gemma4Config::from_fields(f).map(Architecture::new)
+    }),
+    family("deepseek_v2", &["DeepseekV2ForCausalLM"], "DeepSeek V2 Lite", |f| {
+        DeepSeekConfig::v2(f).map(Architecture::new)
+    }),
+    family("deepseek_v3", &["DeepseekV3ForCausalLM"], "DeepSeek V3, R1", |f| {
+        DeepSeekConfig::v3(f).map(Architecture::new)
+    }),
+    family("kimi_k2", &[], "Kimi K2", |f| DeepSeekConfig::v3(f).map(Architecture::new)),
+    family("glm4_moe_lite", &["Glm4MoeLiteForCausalLM"], "GLM-4.7-Flash", |f| {
+        DeepSeekConfig::v3(f).map(Architecture::new)
     }),
     family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
         Mamba2Config::from_fields(f).map(Architecture::new)

@@ -113,6 +113,11 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["shared_intermediate_size"], "shared_mlp.input_linear.weight", 0, 2)?;
             t.size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
         }
+        "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)
+        }
         "nemotron_h" => {
             embedding(t, "embeddings.weight", "lm_head.weight", false)?;
             let Some(heads) = t.known(&HEADS) else { return Ok(()) };

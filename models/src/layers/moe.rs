@@ -27,6 +27,55 @@ pub struct Routing {
     pub smallest_sum: f64,
     /// Factor of the weights.
     pub scale: f64,
+    /// The choice is among the experts of the best groups only.
+    pub groups: Option<Groups>,
+}
+
+/// Experts in groups of equal size, of which a token gets some (DeepSeek-V3). A group is as good as its two best experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    pub count: usize,
+    /// Groups per token.
+    pub chosen: usize,
+}
+
+impl Groups {
+    /// `n_group` and `topk_group`; `None` where there is one group or all are chosen.
+    pub fn read(fields: &ConfigFields) -> Result<Option<Groups>, ConfigError> {
+        let (count, experts) = (fields.size_or("n_group", 1)?, fields.size("n_routed_experts")?);
+        let chosen = fields.size_or("topk_group", count)?;
+        if count > 1 && (!experts.is_multiple_of(count) || experts / count < 2) {
+            let expected = format!("a number of groups of at least 2 among {experts} experts");
+            return Err(fields.wrong("n_group", &expected, &Value::from(count)));
+        }
+        match chosen {
+            _ if chosen > count => {
+                let expected = format!("at most n_group, which is {count}");
+                Err(fields.wrong("topk_group", &expected, &Value::from(chosen)))
+            }
+            _ if chosen == count => Ok(None),
+            _ => Ok(Some(Groups { count, chosen })),
+        }
+    }
+
+    /// Scores `[n, experts]` with 0 in place of those of groups that are not chosen.
+    fn masked(self, net: &mut Net, scores: ValueId, experts: usize) -> ValueId {
+        let (n, count, size) = (net.n(), self.count, experts / self.count);
+        let by_group = net.reshape(scores, [n.product(&Dim::from(count)), Dim::from(size)]);
+        let (best, _) = net.top_k(by_group, 2);
+        let best = net.reduce(RedOp::Sum, best, 1);
+        let best = net.reshape(best, [n.clone(), Dim::from(count)]);
+        let (chosen, _) = net.top_k(best, self.chosen);
+        let least = net.slice(chosen, 1, Dim::from(self.chosen - 1), Dim::from(1));
+        let of = |net: &mut Net, x, groups: usize, size: usize| {
+            net.reshape(x, [n.clone(), Dim::from(groups), Dim::from(size)])
+        };
+        let (scores, best, least) =
+            (of(net, scores, count, size), of(net, best, count, 1), of(net, least, 1, 1));
+        let none = net.constant(0.0);
+        let kept = net.select_ge(best, least, scores, none);
+        net.reshape(kept, [n.clone(), Dim::from(experts)])
+    }
 }
 
 /// What the router's outputs become.
@@ -56,7 +105,16 @@ impl Routing {
             return Err(fields.wrong(chosen_field, &expected, &Value::from(chosen)));
         }
         let scores = Scores::Softmax;
-        Ok(Routing { count, chosen, scores, bias: false, normalised: false, smallest_sum: 0.0, scale: 1.0 })
+        Ok(Routing {
+            count,
+            chosen,
+            scores,
+            bias: false,
+            normalised: false,
+            smallest_sum: 0.0,
+            scale: 1.0,
+            groups: None,
+        })
     }
 
     /// Weights `f32[n, chosen]` and numbers `i32[n, chosen]` of the experts for `x: [n, hidden]`.
@@ -99,7 +157,10 @@ impl Routing {
     fn corrected(&self, net: &mut Net, scores: ValueId, correction: Option<&str>) -> (ValueId, ValueId) {
         let Some(name) = correction else { return net.top_k(scores, self.chosen) };
         let bias = net.vector(name, self.count);
-        let corrected = net.add(scores, bias);
+        let mut corrected = net.add(scores, bias);
+        if let Some(groups) = self.groups {
+            corrected = groups.masked(net, corrected, self.count);
+        }
         let (weights, ids) = net.top_k(corrected, self.chosen);
         let bias = self.of_chosen(net, bias, ids);
         (net.sub(weights, bias), ids)
