@@ -5,10 +5,14 @@
 //! and uses the names that LLVM and Rust's detection macros use.
 
 mod host;
+mod model;
 mod spec;
+mod tune;
 
 pub use host::detected_features;
-pub use spec::{Arch, DeviceScope, Gpu, Level, Spec, SpecError};
+pub use model::{Host, Model, detected_model};
+pub use spec::{Arch, Device, DeviceScope, Gpu, Level, Spec, SpecError};
+pub use tune::{Cache, Division, Products, Stream, Streams, TallTile, Tile, Tiles, Tune};
 
 use thiserror::Error;
 
@@ -60,8 +64,29 @@ pub fn specs() -> Result<Vec<Spec>, SpecError> {
 /// Every name that [`resolve`] takes, in the order of the specs.
 pub fn names() -> Result<Vec<String>, SpecError> {
     let specs = specs()?;
-    let all = specs.iter().flat_map(|s| std::iter::once(&s.name).chain(s.levels.iter().map(|l| &l.name)));
+    let all = specs.iter().flat_map(|s| std::iter::once(&s.name).chain(s.all_levels().map(|l| &l.name)));
     Ok(all.cloned().collect())
+}
+
+/// The level of this name.
+pub fn level(name: &str) -> Result<Option<Level>, SpecError> {
+    Ok(specs()?.iter().flat_map(|s| s.all_levels()).find(|l| l.name == name).cloned())
+}
+
+impl Level {
+    /// The level with these of its features alone and vectors of at most so many bits. It is tuned as the best level of
+    /// instructions that needs no more than that, or as the weakest one.
+    pub fn reduced(&self, features: Vec<String>, vector_bits: u32) -> Result<Level, SpecError> {
+        let vector_bits = self.vector_bits.min(vector_bits);
+        let specs = specs()?;
+        let own = specs.iter().find(|s| s.all_levels().any(|l| l.name == self.name));
+        let levels = own.map_or(&[][..], |spec| &spec.levels);
+        let fits =
+            |l: &&Level| l.vector_bits <= vector_bits && l.features.iter().all(|f| features.contains(f));
+        let like = levels.iter().filter(fits).max_by_key(|l| l.features.len()).or(levels.first());
+        let tune = like.map_or(self.tune.clone(), |like| like.tune.clone());
+        Ok(Level { features, vector_bits, tune, ..self.clone() })
+    }
 }
 
 /// `cpu`, the name of a spec (its default levels), of a level, or several level names with commas.
@@ -78,7 +103,7 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
     let mut found: Option<(&str, &Spec, Vec<usize>)> = None;
     for part in name.split(',').map(str::trim) {
         check_part(part, &specs)?;
-        let hit = specs.iter().find_map(|s| Some((s, s.levels.iter().position(|l| l.name == part)?)));
+        let hit = specs.iter().find_map(|s| Some((s, s.all_levels().position(|l| l.name == part)?)));
         let (spec, level) =
             hit.ok_or_else(|| TargetError::Unknown { name: part.into(), known: known(&specs) })?;
         match &mut found {
@@ -91,10 +116,12 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
     }
     let (_, spec, mut picked) =
         found.ok_or_else(|| TargetError::Unknown { name: name.into(), known: known(&specs) })?;
-    // Specs list the weaker level first.
     picked.sort_unstable();
     picked.dedup();
-    let levels = picked.iter().rev().map(|&i| spec.levels[i].clone()).collect();
+    let all: Vec<&Level> = spec.all_levels().collect();
+    // Specs list the weaker level first; a machine has the features of its level, and stands before it.
+    picked.sort_by_key(|&i| (all[i].features.len(), i));
+    let levels = picked.iter().rev().map(|&i| all[i].clone()).collect();
     Ok(Target { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels })
 }
 
@@ -102,7 +129,7 @@ pub fn resolve(name: &str) -> Result<Target, TargetError> {
 fn one_architecture(list: &str, specs: &[Spec]) -> Result<(), TargetError> {
     let named = |part: &str| match part {
         "cpu" => Arch::of_host().and_then(|arch| specs.iter().find(|s| s.arch == arch)),
-        _ => specs.iter().find(|s| s.name == part || s.levels.iter().any(|l| l.name == part)),
+        _ => specs.iter().find(|s| s.name == part || s.all_levels().any(|l| l.name == part)),
     };
     let known: Vec<(&str, &Spec)> =
         list.split(',').map(str::trim).filter_map(|part| Some((part, named(part)?))).collect();
@@ -115,7 +142,7 @@ fn one_architecture(list: &str, specs: &[Spec]) -> Result<(), TargetError> {
 
 /// Names that stand for several levels, or for this machine, are no part of a list.
 fn check_part(part: &str, specs: &[Spec]) -> Result<(), TargetError> {
-    let levels = |s: &Spec| s.levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
+    let levels = |s: &Spec| s.all_levels().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
     if part == "cpu" {
         let host = specs.iter().filter(|s| Some(s.arch) == Arch::of_host()).map(levels).collect();
         return Err(TargetError::HostInList { levels: host });
@@ -126,14 +153,19 @@ fn check_part(part: &str, specs: &[Spec]) -> Result<(), TargetError> {
     }
 }
 
-/// The best level whose features this machine has.
+/// The level that is tuned for this processor, else the best one whose features it has.
 fn host_target(specs: &[Spec]) -> Result<Target, TargetError> {
     let unknown = || TargetError::Host { arch: std::env::consts::ARCH.into(), known: known(specs) };
     let arch = Arch::of_host().ok_or_else(unknown)?;
     let have = detected_features();
     let spec = specs.iter().find(|s| s.arch == arch).ok_or_else(unknown)?;
     let fits = |l: &&Level| l.features.iter().all(|f| have.contains(&f.as_str()));
-    let level = spec.levels.iter().filter(fits).max_by_key(|l| l.features.len()).ok_or_else(unknown)?;
+    let model = detected_model();
+    let meant = |l: &&Level| l.host.as_ref().zip(model.as_ref()).is_some_and(|(host, model)| host.is(model));
+    let best = spec.levels.iter().filter(fits).max_by_key(|l| l.features.len()).ok_or_else(unknown)?;
+    // Some models exist with more features than others.
+    let whole = |l: &&Level| l.features.len() == best.features.len();
+    let level = spec.machines.iter().filter(fits).filter(whole).find(meant).unwrap_or(best);
     Ok(Target {
         name: level.name.clone(),
         arch: spec.arch,
@@ -145,7 +177,7 @@ fn host_target(specs: &[Spec]) -> Result<Target, TargetError> {
 fn known(specs: &[Spec]) -> String {
     let all: Vec<&str> = specs
         .iter()
-        .flat_map(|s| std::iter::once(s.name.as_str()).chain(s.levels.iter().map(|l| l.name.as_str())))
+        .flat_map(|s| std::iter::once(s.name.as_str()).chain(s.all_levels().map(|l| l.name.as_str())))
         .collect();
     all.join(", ")
 }
@@ -168,11 +200,26 @@ mod tests {
         let order: Vec<&str> = t.levels.iter().map(|l| l.name.as_str()).collect();
         assert_eq!(order, ["x86-64-v4", "x86-64-v2"]);
         assert!(t.levels[0].has("sse4.1") && t.levels[0].has("avx512bw") && !t.levels[1].has("avx"));
+        let t = resolve("x86-64-v4-bf16,x86-64-v3,znver4,sapphirerapids").unwrap();
+        let order: Vec<&str> = t.levels.iter().map(|l| l.name.as_str()).collect();
+        assert_eq!(order, ["sapphirerapids", "znver4", "x86-64-v4-bf16", "x86-64-v3"]);
         for target in ["x86-64", "aarch64"] {
             let sizes: Vec<usize> =
                 resolve(target).unwrap().levels.iter().map(|l| l.features.len()).collect();
             assert!(sizes.windows(2).all(|w| w[0] > w[1]), "{target}: {sizes:?}");
         }
+    }
+
+    #[test]
+    fn reduced_levels_are_tuned_as_what_is_left() {
+        let level = |name: &str| level(name).unwrap().unwrap();
+        let full = level("znver4");
+        let narrow = full.reduced(level("x86-64-v3").features, 128).unwrap();
+        assert_eq!((narrow.tune, narrow.vector_bits), (level("x86-64-v2").tune, 128));
+        let same = full.reduced(full.features.clone(), 512).unwrap();
+        assert_eq!(same.tune, level("x86-64-v4-bf16").tune);
+        let plain = level("armv8.6").reduced(vec!["neon".into()], 128).unwrap();
+        assert_eq!(plain.tune, level("armv8.0").tune);
     }
 
     #[test]

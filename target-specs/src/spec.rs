@@ -1,5 +1,7 @@
 //! The TOML form of a spec.
 
+use crate::model::Host;
+use crate::tune::{Tune, over};
 use serde::Deserialize;
 use std::fmt;
 use thiserror::Error;
@@ -41,6 +43,26 @@ pub struct Gpu {
     /// Shared memory of one block.
     pub shared_bytes: u32,
     pub max_threads: u32,
+    pub device: Device,
+}
+
+/// A device of a level that is common where models are served. Rates are those of its data sheet.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    pub name: String,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Of a multiprocessor: 32-bit registers, and bytes of shared memory for all its blocks.
+    pub registers: u32,
+    pub shared_bytes: u32,
+    /// Bytes of the second-level cache.
+    pub l2_bytes: u64,
+    /// 10^9 bytes per second from memory.
+    pub gbytes_per_s: u32,
+    /// 10^9 operations per second: f32 outside of tensor cores, f16 products with f32 sums in them (dense).
+    pub f32_gflops: u32,
+    pub f16_gflops: u32,
 }
 
 /// One feature level.
@@ -53,6 +75,10 @@ pub struct Level {
     /// Widest vector that kernels should use.
     pub vector_bits: u32,
     pub gpu: Option<Gpu>,
+    /// The processors that it is tuned for; `None` for a level of instructions.
+    pub host: Option<Host>,
+    /// Of CPUs only.
+    pub tune: Option<Tune>,
 }
 
 /// Which devices code of a GPU level runs on.
@@ -89,8 +115,10 @@ pub struct Spec {
     pub name: String,
     pub arch: Arch,
     pub triple: String,
-    /// Weaker ones first.
+    /// Levels of instructions, weaker ones first.
     pub levels: Vec<Level>,
+    /// Levels that are tuned for processors, in the order of the levels that they extend.
+    pub machines: Vec<Level>,
     default: Vec<usize>,
 }
 
@@ -104,6 +132,12 @@ pub enum SpecError {
     Twice { file: String, level: String },
     #[error("target spec {file}: level `{level}` needs a `gpu` table on nvptx, and none elsewhere")]
     Gpu { file: String, level: String },
+    #[error("target spec {file}: the tune table of level `{level}`: {message}")]
+    Tune { file: String, level: String, message: String },
+    #[error(
+        "target spec {file}: level `{level}` is for processors: it extends a level of instructions and has its features"
+    )]
+    Machine { file: String, level: String },
     #[error("target spec {file}: no default levels")]
     NoDefault { file: String },
 }
@@ -128,6 +162,15 @@ struct LevelEntry {
     features: Vec<String>,
     vector_bits: u32,
     gpu: Option<Gpu>,
+    host: Option<Host>,
+    #[serde(default)]
+    tune: toml::Table,
+}
+
+/// A level, and what those that extend it take over.
+struct Read {
+    level: Level,
+    tune: toml::Table,
 }
 
 impl Spec {
@@ -135,26 +178,13 @@ impl Spec {
     pub fn parse(file: &str, text: &str) -> Result<Spec, SpecError> {
         let raw: File = toml::from_str(text)
             .map_err(|e| SpecError::Syntax { file: file.into(), message: e.to_string() })?;
-        let mut levels: Vec<Level> = Vec::with_capacity(raw.level.len());
+        let mut read: Vec<Read> = Vec::with_capacity(raw.level.len());
         for entry in raw.level {
-            let error = |level: &str| SpecError::Level { file: file.into(), level: level.into() };
-            if levels.iter().any(|l| l.name == entry.name) {
-                return Err(SpecError::Twice { file: file.into(), level: entry.name });
-            }
-            if entry.gpu.is_some() != (raw.arch == Arch::Nvptx) {
-                return Err(SpecError::Gpu { file: file.into(), level: entry.name });
-            }
-            let mut features = match &entry.extends {
-                None => Vec::new(),
-                Some(base) => {
-                    let base = levels.iter().find(|l| l.name == *base).ok_or_else(|| error(base))?;
-                    base.features.clone()
-                }
-            };
-            features.extend(entry.features);
-            let LevelEntry { name, llvm_cpu, vector_bits, gpu, .. } = entry;
-            levels.push(Level { name, llvm_cpu, features, vector_bits, gpu });
+            let level = read_level(file, raw.arch, &read, entry)?;
+            read.push(level);
         }
+        let all = read.into_iter().map(|read| read.level);
+        let (machines, levels): (Vec<Level>, Vec<Level>) = all.partition(|level| level.host.is_some());
         let place = |name: &String| {
             let missing = || SpecError::Level { file: file.into(), level: name.clone() };
             levels.iter().position(|l| l.name == *name).ok_or_else(missing)
@@ -163,7 +193,12 @@ impl Spec {
         if default.is_empty() {
             return Err(SpecError::NoDefault { file: file.into() });
         }
-        Ok(Spec { name: raw.name, arch: raw.arch, triple: raw.triple, levels, default })
+        Ok(Spec { name: raw.name, arch: raw.arch, triple: raw.triple, levels, machines, default })
+    }
+
+    /// Levels of instructions, then those for processors.
+    pub fn all_levels(&self) -> impl Iterator<Item = &Level> {
+        self.levels.iter().chain(&self.machines)
     }
 
     /// What the file's own name stands for as a target, best first.
@@ -172,11 +207,53 @@ impl Spec {
     }
 }
 
+fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Result<Read, SpecError> {
+    let (file, level) = (file.to_string(), entry.name.clone());
+    if before.iter().any(|b| b.level.name == level) {
+        return Err(SpecError::Twice { file, level });
+    }
+    if entry.gpu.is_some() != (arch == Arch::Nvptx) {
+        return Err(SpecError::Gpu { file, level });
+    }
+    let base = match &entry.extends {
+        None => None,
+        Some(name) => match before.iter().find(|b| b.level.name == *name) {
+            None => return Err(SpecError::Level { file, level: name.clone() }),
+            found => found,
+        },
+    };
+    let plain_base = base.is_some_and(|b| b.level.host.is_none());
+    if entry.host.is_some() && !(plain_base && entry.features.is_empty()) {
+        return Err(SpecError::Machine { file, level });
+    }
+    let mut features = base.map_or(Vec::new(), |b| b.level.features.clone());
+    features.extend(entry.features);
+    let tables = over(base.map_or(&toml::Table::new(), |b| &b.tune), entry.tune);
+    let wrong = |message: String| SpecError::Tune { file: file.clone(), level: level.clone(), message };
+    let tune = match arch {
+        Arch::Nvptx if tables.is_empty() => None,
+        Arch::Nvptx => return Err(wrong("is for CPUs".into())),
+        Arch::X86_64 | Arch::Aarch64 => {
+            let tune: Tune = tables.clone().try_into().map_err(|e: toml::de::Error| wrong(e.to_string()))?;
+            if let Some(fault) = tune.fault() {
+                return Err(wrong(fault));
+            }
+            Some(tune)
+        }
+    };
+    let LevelEntry { name, llvm_cpu, vector_bits, gpu, host, .. } = entry;
+    let level = Level { name, llvm_cpu, features, vector_bits, gpu, host, tune };
+    Ok(Read { level, tune: tables })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const HEAD: &str = "name = 'a'\narch = 'x86_64'\ntriple = 't'\n";
+
+    const DEVICE: &str = "device = { name = 'd', sms = 1, registers = 1, shared_bytes = 1, l2_bytes = 1, gbytes_per_s = 1, \
+                          f32_gflops = 1, f16_gflops = 1 }";
 
     fn error(rest: &str) -> String {
         Spec::parse("a.toml", &format!("{HEAD}{rest}")).unwrap_err().to_string()
@@ -186,7 +263,7 @@ mod tests {
     fn suffixes_of_gpu_levels_name_their_devices() {
         let text = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
         let scope = |cpu: &str| {
-            let gpu = "gpu = { sm = 90, ptx = 80, shared_bytes = 1, max_threads = 1 }";
+            let gpu = format!("gpu = {{ sm = 90, ptx = 80, shared_bytes = 1, max_threads = 1, {DEVICE} }}");
             let level = format!("[[level]]\nname = 'x'\nllvm_cpu = '{cpu}'\nvector_bits = 128\n{gpu}\n");
             Spec::parse("g", &format!("{text}{level}")).unwrap().levels[0].device_scope()
         };
@@ -197,14 +274,80 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let level = "[[level]]\nname = 'l'\nllvm_cpu = 'c'\nvector_bits = 128\n";
+        let tune = toml::Value::from(tables());
+        let level = format!("[[level]]\nname = 'l'\nllvm_cpu = 'c'\nvector_bits = 128\ntune = {tune}\n");
         assert!(error("default = []\n[[level]]\nname = 3").contains("a.toml"));
         assert!(error(&format!("default = ['m']\n{level}")).contains("`m`"));
         assert!(error(&format!("default = ['l']\n{level}{level}")).contains("twice"));
         assert!(error(&format!("default = ['l']\n{level}extends = 'z'")).contains("`z`"));
         assert!(error(&format!("default = ['l']\n{level}speed = 3")).contains("speed"));
         assert!(error(&format!("default = []\n{level}")).contains("no default"));
-        let gpu = "gpu = { sm = 80, ptx = 70, shared_bytes = 1, max_threads = 1 }";
+        let gpu = format!("gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 1, {DEVICE} }}");
         assert!(error(&format!("default = ['l']\n{level}{gpu}")).contains("gpu"));
+    }
+
+    /// The tables of a level of the x86-64 spec.
+    fn tables() -> toml::Table {
+        let text: toml::Table = toml::from_str(include_str!("../specs/x86-64.toml")).unwrap();
+        let level = text["level"].as_array().unwrap()[0].as_table().unwrap();
+        level["tune"].as_table().unwrap().clone()
+    }
+
+    fn of(tune: toml::Table, more: &str) -> Result<Spec, SpecError> {
+        let mut level = toml::Table::new();
+        for (key, value) in [("name", "l"), ("llvm_cpu", "c")] {
+            level.insert(key.into(), value.into());
+        }
+        level.insert("vector_bits".into(), 128.into());
+        level.insert("tune".into(), tune.into());
+        let mut file: toml::Table = toml::from_str(&format!("{HEAD}default = ['l']\n")).unwrap();
+        file.insert("level".into(), vec![toml::Value::from(level)].into());
+        Spec::parse("a.toml", &format!("{}\n{more}", toml::to_string(&file).unwrap()))
+    }
+
+    #[test]
+    fn tune_tables_are_complete_and_have_no_other_keys() {
+        assert!(of(tables(), "").unwrap().levels[0].tune.is_some());
+        for section in ["division", "drops_requests", "cache", "stream", "product", "tile"] {
+            let mut less = tables();
+            less.remove(section);
+            let text = of(less, "").unwrap_err().to_string();
+            assert!(text.contains("`l`") && text.contains(section), "{text}");
+        }
+        let changed = |section: &str, key: &str, value: toml::Value| {
+            let mut tables = tables();
+            tables[section].as_table_mut().unwrap().insert(key.into(), value);
+            of(tables, "").unwrap_err().to_string()
+        };
+        for section in ["cache", "stream", "product", "tile"] {
+            let text = changed(section, "speed", 3.into());
+            assert!(text.contains("unknown field `speed`"), "{text}");
+        }
+        let stream = |text: &str| toml::from_str::<toml::Table>(text).unwrap()["s"].clone();
+        for wrong in
+            ["s = { lines = 'some' }", "s = { lines = 'every' }", "s = { lines = 'one', distance = 0 }"]
+        {
+            let text = changed("stream", "q4", stream(wrong));
+            assert!(text.contains("tune table of level `l`"), "{text}");
+        }
+        assert!(
+            changed("tile", "codes", stream("s = { rows = [2, 4, 1], tiles = 1 }")).contains("tile.codes")
+        );
+        assert!(changed("product", "small_bytes", (1 << 30).into()).contains("cache"));
+    }
+
+    #[test]
+    fn machines_change_single_keys_of_their_level() {
+        let machine = "[[level]]\nname = 'm'\nextends = 'l'\nllvm_cpu = 'c'\nvector_bits = 128\n\
+                       host = { vendor = 'V', family = 1, models = [[2, 3]] }\n\
+                       tune = { drops_requests = true, product = { few_rows = 5 } }\n";
+        let spec = of(tables(), machine).unwrap();
+        let (level, machine) = (spec.levels[0].tune.clone().unwrap(), spec.machines[0].tune.clone().unwrap());
+        let mut expected = level.clone();
+        (expected.drops_requests, expected.product.few_rows) = (true, 5);
+        assert!(machine == expected && machine != level);
+        let more = "[[level]]\nname = 'm'\nextends = 'l'\nllvm_cpu = 'c'\nvector_bits = 128\nfeatures = ['avx']\n\
+                    host = { vendor = 'V', models = [] }\n";
+        assert!(of(tables(), more).unwrap_err().to_string().contains("has its features"));
     }
 }

@@ -5,7 +5,7 @@ use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{ExprId, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::Quotient;
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, Division, Level, Tune};
 use std::collections::BTreeSet;
 
 /// What a generator needs to know of a machine.
@@ -16,12 +16,15 @@ pub struct KernelTarget {
     pub features: BTreeSet<String>,
     /// Widest vector that kernels should use; ignored on a GPU.
     pub vector_bits: u32,
+    /// What the spec of the level says beyond its instructions; the default on a GPU.
+    pub tune: Tune,
 }
 
 impl KernelTarget {
     pub fn new(arch: Arch, level: &Level) -> KernelTarget {
         let features = level.features.iter().cloned().collect();
-        KernelTarget { arch, features, vector_bits: level.vector_bits }
+        let tune = level.tune.clone().unwrap_or_default();
+        KernelTarget { arch, features, vector_bits: level.vector_bits, tune }
     }
 
     /// Lanes of an f32 vector.
@@ -48,16 +51,11 @@ impl KernelTarget {
         def.arch == self.arch.name() && def.features.iter().all(|f| self.features.contains(*f))
     }
 
-    /// How activations divide. A divider works beside the units that multiply: on vectors of up to 256 bits for 5 to 7 cycles (Skylake,
-    /// Zen 1), about what the 7 operations of the polynomial take from them. Of 512 bits it takes 16, and cores that multiply
-    /// two such vectors at once are done earlier; Zen 4 (a bf16 dot, no AVX-VNNI) multiplies them in two passes.
+    /// How activations divide.
     pub fn quotient(&self) -> Quotient {
-        let has = |feature| self.features.contains(feature);
-        let passes = has("avx512bf16") && !has("avxvnni");
-        if self.arch == Arch::X86_64 && (self.f32_lanes() < 16 || passes) {
-            Quotient::Division
-        } else {
-            Quotient::Polynomial
+        match self.tune.division {
+            Division::Divider => Quotient::Division,
+            Division::Polynomial => Quotient::Polynomial,
         }
     }
 
@@ -94,12 +92,9 @@ impl KernelTarget {
         self.find(&[name])
     }
 
-    /// Whether requests ahead of their use do less than plain loads in the order of memory, which its prefetchers follow. So it was
-    /// measured on Zen 4, the core with a bf16 dot and without AVX-VNNI, which Zen 5 and Sapphire Rapids have: it drops
-    /// requests when it has too many.
+    /// Whether requests ahead of their use do less than plain loads in the order of memory.
     pub fn drops_requests(&self) -> bool {
-        let has = |feature| self.features.contains(feature);
-        self.arch == Arch::X86_64 && has("avx512bf16") && !has("avxvnni")
+        self.tune.drops_requests
     }
 
     /// How integer activations meet packed weights here.

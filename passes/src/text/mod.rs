@@ -30,7 +30,7 @@ use mlcc_kernels::lower::Lowered;
 use mlcc_kernels::lower::cost::{Arithmetic, Cost};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_quant::{PackOptions, ScaleSearch};
-use mlcc_target::Arch;
+use mlcc_target::{Arch, Tune};
 use std::fmt::Display;
 
 const ARCHES: [Arch; 3] = [Arch::X86_64, Arch::Aarch64, Arch::Nvptx];
@@ -88,7 +88,7 @@ pub fn print_program(program: &Program) -> String {
 }
 
 fn print_level(module: &Module, level: &LevelCode) -> String {
-    let KernelTarget { arch, features, vector_bits } = &level.target;
+    let KernelTarget { arch, features, vector_bits, tune: _ } = &level.target;
     let features = list(features.iter().map(|f| print_string(f)));
     let name = print_name('@', &level.name);
     let mut out = format!("level {name} arch {} bits {vector_bits} features [{features}] {{\n", arch.name());
@@ -174,6 +174,16 @@ fn parse_rest(lexer: &mut Lexer, program: &mut Program) -> Result<(), ParseError
     Ok(())
 }
 
+/// How a level of this name is tuned; nothing after `lower` asks for it.
+fn tune(name: &str, features: &[String], vector_bits: u32) -> Tune {
+    let known = mlcc_target::level(name).ok().flatten();
+    let level = known.and_then(|level| match level.vector_bits == vector_bits {
+        true => Some(level),
+        false => level.reduced(features.to_vec(), vector_bits).ok(),
+    });
+    level.and_then(|level| level.tune).unwrap_or_default()
+}
+
 fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseError> {
     lexer.expect_keyword("level")?;
     let name = lexer.at_name("the name of a level")?;
@@ -183,8 +193,9 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
     let vector_bits = lexer.u32("the bits of a vector")?;
     lexer.expect_keyword("features")?;
     lexer.expect("[")?;
-    let features = lexer.list("]", |lexer| lexer.string("a feature"))?.into_iter().collect();
-    let target = KernelTarget { arch, features, vector_bits };
+    let features: Vec<String> = lexer.list("]", |lexer| lexer.string("a feature"))?;
+    let tune = tune(&name, &features, vector_bits);
+    let target = KernelTarget { arch, features: features.into_iter().collect(), vector_bits, tune };
     let lowered = Lowered { kernels: vec![], costs: vec![], plans: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;

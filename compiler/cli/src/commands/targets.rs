@@ -45,6 +45,23 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
                 new.join(" "),
             ]);
         }
+        for machine in &spec.machines {
+            let runs = runs_here(spec.arch, machine);
+            let like = spec.levels.iter().find(|l| l.features == machine.features);
+            let like = like.map_or(String::new(), |l| l.name.clone());
+            list.push(json!({
+                "name": machine.name, "triple": spec.triple, "vector_bits": machine.vector_bits,
+                "features": machine.features, "runs_here": runs, "level": like,
+            }));
+            let here = if runs { "runs here" } else { "" };
+            let name = format!("  {}", machine.name);
+            rows.push(vec![
+                name,
+                here.into(),
+                machine.vector_bits.to_string(),
+                format!("{like}, tuned for it"),
+            ]);
+        }
     }
     if args.json {
         return print_json(&list);

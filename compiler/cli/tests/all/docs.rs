@@ -155,11 +155,27 @@ fn targets() -> String {
                         mlcc_target::DeviceScope::Exact => "",
                         mlcc_target::DeviceScope::Family => " and later ones of its family",
                     };
-                    format!("compute capability {}.{}{others}", gpu.sm / 10, gpu.sm % 10)
+                    let d = &gpu.device;
+                    let device = format!(
+                        "{}: {} multiprocessors with {} KiB of shared memory, {} MiB of second level, {} GB/s",
+                        d.name,
+                        d.sms,
+                        d.shared_bytes >> 10,
+                        d.l2_bytes >> 20,
+                        d.gbytes_per_s
+                    );
+                    format!("compute capability {}.{}{others} ({device})", gpu.sm / 10, gpu.sm % 10)
                 }
                 None => format!("{} bits: {}", level.vector_bits, level.features.join(" ")),
             };
             rows.push(vec![code(&level.name), what, spec.triple.clone()]);
+        }
+        for machine in &spec.machines {
+            let like = spec.levels.iter().find(|l| l.features == machine.features).unwrap();
+            let cache = machine.tune.as_ref().unwrap().cache;
+            let caches = format!("caches of {} and {} KiB", cache.first >> 10, cache.second >> 10);
+            let what = format!("as {}, tuned for the processor ({caches})", code(&like.name));
+            rows.push(vec![code(&machine.name), what, spec.triple.clone()]);
         }
     }
     table(&["--target", "what", "triple"], rows)

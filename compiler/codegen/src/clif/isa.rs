@@ -3,7 +3,7 @@
 use crate::error::CodegenError;
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
-use mlcc_target::{Arch, Level};
+use mlcc_target::{Arch, Level, SpecError};
 
 /// What the code of one level may use.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ const X86_FLAGS: [(&str, &str); 12] = [
 
 /// The level as this back end sees it: without the features that it has no use for, with 128-bit vectors. Kernels should
 /// be chosen for it, and an artifact then demands no more than its code needs.
-pub fn usable_level(arch: Arch, level: &Level) -> Level {
+pub fn usable_level(arch: Arch, level: &Level) -> Result<Level, SpecError> {
     let knows = |feature: &String| match arch {
         Arch::X86_64 => {
             feature == "sse" || feature == "sse2" || X86_FLAGS.iter().any(|(ours, _)| ours == feature)
@@ -47,7 +47,7 @@ pub fn usable_level(arch: Arch, level: &Level) -> Level {
         Arch::Aarch64 | Arch::Nvptx => feature == "neon",
     };
     let features = level.features.iter().filter(|f| knows(f)).cloned().collect();
-    Level { features, vector_bits: level.vector_bits.min(128), ..level.clone() }
+    level.reduced(features, 128)
 }
 
 const SHARED_FLAGS: [(&str, &str); 6] = [

@@ -30,7 +30,10 @@ fn levels() -> Vec<Level> {
     let mut levels = spec.map(|s| s.levels).unwrap_or_default();
     levels.retain(|l| l.features.iter().all(|f| have.contains(&f.as_str())));
     let narrow = levels.iter().find(|l| l.name == "x86-64-v4-vnni").cloned();
-    levels.extend(narrow.map(|l| Level { name: "vnni of 256 bits".into(), vector_bits: 256, ..l }));
+    levels.extend(narrow.map(|l| {
+        let narrow = l.reduced(l.features.clone(), 256).unwrap();
+        Level { name: "vnni of 256 bits".into(), ..narrow }
+    }));
     levels
 }
 

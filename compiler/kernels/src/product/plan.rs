@@ -6,7 +6,8 @@ use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::Stream;
 use mlcc_quant::TILE;
-use mlcc_target::Arch;
+pub use mlcc_target::TallTile;
+use mlcc_target::{Products, Stream as StreamTune, Streams};
 use std::fmt;
 
 /// The plan of a product on a CPU.
@@ -48,6 +49,8 @@ pub struct CpuPlan {
     /// Prefetches what the epilogue touches while the last columns of a register tile are worked on.
     pub epilogue_prefetch: Option<InstrId>,
     pub shares: Shares,
+    /// Sizes of the machine.
+    pub sizes: Products,
     /// What of this is not as usual, and why.
     pub why: Vec<&'static str>,
 }
@@ -91,13 +94,6 @@ pub enum Shares {
     Slices,
     /// Slices and chunks of rows.
     SlicesAndChunks,
-}
-
-/// Rows and tiles of weights of a register tile that has more rows and fewer tiles than others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TallTile {
-    pub rows: u32,
-    pub tiles: u32,
 }
 
 /// Prefetches in equal parts while other weights are worked on.
@@ -174,18 +170,6 @@ impl CodeDot {
     }
 }
 
-/// Activation rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the second-level
-/// cache between the pieces of long rows.
-const CHUNK: u32 = 256;
-
-/// Groups that integer products of few rows prefetch in advance.
-const AHEAD: u32 = 8;
-/// Rows of integer products whose sums stay in the first-level cache; with more, weights are better unpacked once.
-const FEW_ROWS: u32 = 24;
-/// The same where only unpacked weights meet twice as many activations at once: by the cycles of a Neoverse N2 in LLVM's model a group
-/// of 32 columns takes 129 per block of four rows as it is, unpacked 67, and about 65 to unpack it.
-const FEW_ROWS_BESIDE_MMLA: u32 = 7;
-
 /// The plan for a machine. `single_row`: the product is a matvec (decode).
 pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, single_row: bool) -> CpuPlan {
     let lanes = target.f32_lanes();
@@ -208,7 +192,7 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
     let (rows, tiles) = register_tile(target, weight, activation, single_row);
     let tall = tall(target, weight, activation, dot).filter(|_| !single_row);
     let stream = match prefetch.filter(|_| single_row) {
-        Some(prefetch) => stream(target, weight, prefetch),
+        Some(prefetch) => stream(&target.tune.stream, weight, prefetch),
         None => Stream::None,
     };
     let reasons = [
@@ -220,6 +204,7 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         (mmla.is_some(), "panels from few rows on, because only they feed the MMLA instruction"),
         (tall.is_some(), "tall register tiles, because more rows share the unpacking of 4-bit codes"),
     ];
+    let sizes = target.tune.product;
     CpuPlan {
         lanes,
         rows,
@@ -237,45 +222,35 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         lookup,
         bf16_dot,
         stream,
-        spread: prefetch.filter(|_| !single_row).map(|prefetch| Spread { prefetch, groups: AHEAD }),
-        few: if mmla.is_some() { FEW_ROWS_BESIDE_MMLA } else { FEW_ROWS },
+        spread: prefetch
+            .filter(|_| !single_row)
+            .map(|prefetch| Spread { prefetch, groups: sizes.groups_ahead }),
+        few: if mmla.is_some() { sizes.few_rows_by_mmla } else { sizes.few_rows },
         tall,
-        chunk: (!single_row).then_some(CHUNK),
+        chunk: (!single_row).then_some(sizes.chunk_rows),
         in_order: target.in_order().filter(|_| !single_row && matches!(dot, IntDot::Pairs { .. })),
         epilogue_prefetch: target.prefetch(DType::F32).filter(|_| !single_row),
         shares: Shares::Slices,
+        sizes,
         why: reasons.into_iter().filter(|(holds, _)| *holds).map(|(_, why)| why).collect(),
     }
 }
 
-/// How a single row prefetches its weights, as measured. Older cores keep few lines on their way by themselves. Zen 5 and Sapphire
-/// Rapids (a bf16 dot and AVX-VNNI) read faster what they find by themselves, where the loop has few operations per byte and is
-/// short, so that the loads of a stream stand in few places of the code; a line of every group tells them of the next pages. Without
-/// AVX-512 it was measured on Zen 3: it reads 98 % of what a bare loop does with prefetches 1.5 to 2.5 KiB ahead, but 82 to 91 % of
-/// it with 5 KiB (4-bit and 8-bit codes), floats of 16 bits best with 1 to 1.25 KiB (93 and 90 % for f16 and bf16, with 2 KiB 86), and
-/// those of 32, which take few operations, without any.
-fn stream(target: &KernelTarget, weight: DType, prefetch: InstrId) -> Stream {
-    if target.drops_requests() {
-        return Stream::None;
-    }
-    let finds = target.arch == Arch::X86_64 && target.features.contains("avx512bf16");
-    let light = matches!(weight, DType::Packed(Format::Q8G32) | DType::F32 | DType::BF16);
-    let sparse = finds && light;
-    let distance = match (target.f32_lanes(), weight) {
-        (..=8, DType::F32) if target.arch == Arch::X86_64 => return Stream::None,
-        (..=8, DType::F16 | DType::BF16) if target.arch == Arch::X86_64 => 1152,
-        (..=8, _) if target.arch == Arch::X86_64 => 2048,
-        _ if sparse => 4096,
-        _ => 5120,
+/// How a single row prefetches its weights.
+fn stream(streams: &Streams, weight: DType, prefetch: InstrId) -> Stream {
+    let stream = match weight {
+        DType::F32 => streams.f32,
+        DType::F16 => streams.f16,
+        DType::BF16 => streams.bf16,
+        DType::Packed(Format::Q8G32) => streams.q8,
+        _ => streams.q4,
     };
-    match sparse {
-        true => Stream::Sparse { prefetch, distance },
-        false => Stream::Lines { prefetch, distance },
+    match stream {
+        StreamTune::None => Stream::None,
+        StreamTune::Every { distance } => Stream::Lines { prefetch, distance: distance.into() },
+        StreamTune::One { distance } => Stream::Sparse { prefetch, distance: distance.into() },
     }
 }
-
-/// Bytes of plain weights that stay in the second-level cache while all rows pass by.
-const SMALL: usize = 256 * 1024;
 
 impl CpuPlan {
     /// How codes of activations lie for these products.
@@ -287,13 +262,13 @@ impl CpuPlan {
     /// columns (the first of a pair of low rank) have too few slices to go round, and many rows of activations that are read
     /// once: so workers share those rows, and slices are as wide as they can be.
     pub fn for_dense(mut self, weight: DType, n: usize, k: usize) -> CpuPlan {
-        let small = weight.bytes().is_some_and(|size| n * k * size <= SMALL);
-        if !small || self.rows.len() == 1 || n > THIN || n >= k {
+        let small = weight.bytes().is_some_and(|size| n * k * size <= self.sizes.small_bytes as usize);
+        if !small || self.rows.len() == 1 || n > self.sizes.thin_rows as usize || n >= k {
             return self.for_shape(weight, n, k);
         }
         let tiles = n.div_ceil(TILE) as u32;
         self.tiles = tiles.div_ceil(tiles.div_ceil(self.tiles));
-        self.chunk = Some(SMALL_ROWS);
+        self.chunk = Some(self.sizes.small_rows);
         self.shares = Shares::SlicesAndChunks;
         self.why.push("workers share rows, because the weights are small and have too few slices");
         self
@@ -304,24 +279,17 @@ impl CpuPlan {
         self.tall = self.tall.filter(|_| n.div_ceil(TILE) as u32 >= 4 * self.tiles);
         self.tiles = even_tiles(self.tiles, n.div_ceil(TILE) as u32);
         let bytes = weight.bytes().map(|size| n * k * size);
-        if self.rows.len() > 1 && bytes.is_some_and(|b| b <= SMALL) {
+        if self.rows.len() > 1 && bytes.is_some_and(|b| b <= self.sizes.small_bytes as usize) {
             // Long rows of results, not a few columns of all rows: those would be in as many pages. With few columns of
             // weights what the epilogue touches is most of the work.
-            let few = TILES_PER_CHUNK * self.rows[0];
-            self.chunk = Some(if k < FEW_COLUMNS { few } else { few.max(SMALL_ROWS) });
+            let few = self.sizes.tiles_per_chunk * self.rows[0];
+            let narrow = k < self.sizes.few_columns as usize;
+            self.chunk = Some(if narrow { few } else { few.max(self.sizes.small_rows) });
             self.why.push("short chunks, because the weights stay in the second-level cache");
         }
         self
     }
 }
-
-/// Rows of weights that are few.
-const THIN: usize = 128;
-/// Activation rows that pass by small weights together: enough of them that converting the weights of a slice once pays.
-const SMALL_ROWS: u32 = 64;
-/// Register tiles that share a slice from the first-level cache where weights have fewer columns than this.
-const TILES_PER_CHUNK: u32 = 3;
-const FEW_COLUMNS: usize = 64;
 
 /// At most `most` tiles per slice, fewer where that makes an even number of equal slices out of the few that there are.
 fn even_tiles(most: u32, tiles: u32) -> u32 {
@@ -334,30 +302,19 @@ fn even_tiles(most: u32, tiles: u32) -> u32 {
 
 /// How the codes of integer activations lie for products with more than one row.
 pub fn code_block(target: &KernelTarget) -> CodeBlock {
-    let rows = match (target.arch, target.f32_lanes()) {
-        (Arch::X86_64, 8 | 16) => 4,
-        (Arch::X86_64, _) => 2,
-        // Two vectors of words for every vector of sums.
-        (Arch::Aarch64, _) if matches!(target.int_dot(), IntDot::Long(_)) => 2,
-        (Arch::Aarch64 | Arch::Nvptx, _) => 4,
-    };
+    let rows = target.tune.tile.codes.rows[0];
     CodeBlock { rows, columns: if target.squares().is_some() { 8 } else { 4 } }
 }
 
-/// Register tiles of 8 rows and 2 tiles have 16 integer sums in registers, and their f32 sums in part in memory. Unpacking
-/// 4-bit codes costs them 1.75 vector operations per row and tile, those of 4 rows 3.5, beside 10.25 for the product.
+/// Register tiles of more rows, where the machine has registers for them and codes are unpacked for a dot.
 fn tall(target: &KernelTarget, weight: DType, activation: Activation, dot: IntDot) -> Option<TallTile> {
     let Activation::Codes(codes) = activation else { return None };
-    let registers = target.arch == Arch::X86_64 && target.f32_lanes() == 16;
     let unpacked = weight == DType::Packed(Format::Q4G32) && matches!(dot, IntDot::Unsigned(_));
-    let tall = TallTile { rows: 2 * code_block(target).rows, tiles: 2 };
-    (registers && unpacked && codes.planes == 1).then_some(tall)
+    target.tune.tile.tall.filter(|_| unpacked && codes.planes == 1)
 }
 
 /// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *
-/// 16 / lanes) and their operands fit the registers: 32 with AVX-512 and on AArch64, 16 elsewhere. A tile near a square
-/// has the fewest loads: an Ice Lake server core loads about one 512-bit vector per cycle, broadcasts included, and
-/// multiplies two.
+/// 16 / lanes) and their operands fit the registers.
 fn register_tile(
     target: &KernelTarget,
     weight: DType,
@@ -367,18 +324,12 @@ fn register_tile(
     if single_row {
         return (vec![1], 1);
     }
-    match (target.arch, target.f32_lanes(), activation) {
-        (Arch::X86_64, 16, Activation::Codes(_)) => (vec![code_block(target).rows, 2, 1], 3),
-        (_, _, Activation::Codes(_)) if code_block(target).rows > 2 => {
-            (vec![code_block(target).rows, 2, 1], 1)
-        }
-        (_, _, Activation::Codes(_)) => (vec![code_block(target).rows, 1], 1),
-        (Arch::X86_64, 16, _) if weight.is_packed() => (vec![12, 4, 1], 1),
-        // Dots of pairs need no panel, so that a few rows beyond whole tiles are better one tile than two.
-        (Arch::X86_64, 16, Activation::BF16) => (vec![8, 4, 2, 1], 3),
-        (Arch::X86_64, 16, _) => (vec![8, 2, 1], 3),
-        (Arch::X86_64, 8, _) => (vec![4, 1], 1),
-        (Arch::X86_64, ..) => (vec![2, 1], 1),
-        (Arch::Aarch64 | Arch::Nvptx, ..) => (vec![4, 1], 1),
-    }
+    let tiles = &target.tune.tile;
+    let tile = match activation {
+        Activation::Codes(_) => &tiles.codes,
+        _ if weight.is_packed() => &tiles.packed,
+        Activation::BF16 => &tiles.bf16,
+        Activation::F32 => &tiles.plain,
+    };
+    (tile.rows.clone(), tile.tiles)
 }

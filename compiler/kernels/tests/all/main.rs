@@ -3,6 +3,7 @@
 mod codes;
 mod experts;
 mod interleave;
+mod machines;
 mod product;
 mod product_case;
 mod row_scan;
