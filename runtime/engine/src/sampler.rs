@@ -1,12 +1,14 @@
 //! Logits to one token.
 //!
-//! Order: penalties, temperature, top-k, top-p, min-p, draw (the order of ggml's GPT-2 example and of transformers).
-//! Each cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
+//! Order: changes of a request (biases, no end yet), penalties, temperature, top-k, top-p, min-p, draw (the order of ggml's
+//! GPT-2 example and of transformers). Each cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
 //!
 //! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN is never
 //! chosen; after the first token nothing is allocated (an unbounded penalty window grows, and nothing else).
 
+mod changes;
 mod history;
+mod logprobs;
 mod params;
 mod pcg;
 mod scan;
@@ -15,6 +17,8 @@ use std::hash::{BuildHasher, Hasher};
 
 use thiserror::Error;
 
+pub use changes::LogitChanges;
+pub use logprobs::{Logprobs, TokenLogprob, logprobs};
 pub use params::{ParamError, SamplingOverrides, SamplingParams};
 pub use pcg::Pcg64;
 
@@ -54,14 +58,28 @@ pub struct Sampler {
     vocab: usize,
     seed: u64,
     rng: Pcg64,
+    changes: LogitChanges,
+    /// Tokens chosen so far.
+    chosen: usize,
     history: History,
-    penalized: Vec<f32>,
+    /// The logits after changes and penalties.
+    changed: Vec<f32>,
     candidates: Vec<Candidate>,
 }
 
 impl Sampler {
     pub fn new(params: SamplingParams, vocab: usize) -> Result<Self, ParamError> {
+        Sampler::with_changes(params, LogitChanges::default(), vocab)
+    }
+
+    /// A sampler that changes the logits first.
+    pub fn with_changes(
+        params: SamplingParams,
+        changes: LogitChanges,
+        vocab: usize,
+    ) -> Result<Self, ParamError> {
         params.check()?;
+        changes.check(vocab)?;
         let seed = params.seed.unwrap_or_else(random_seed);
         let history = History::new(&params, vocab);
         let top_k = bounded_top_k(&params, vocab);
@@ -72,7 +90,9 @@ impl Sampler {
             seed,
             rng: Pcg64::new(seed),
             history,
-            penalized: Vec::with_capacity(if params.penalizes() { vocab } else { 0 }),
+            changed: Vec::with_capacity(if params.penalizes() || changes.apply_after(0) { vocab } else { 0 }),
+            changes,
+            chosen: 0,
             candidates: Vec::with_capacity(room),
             params,
         })
@@ -95,42 +115,54 @@ impl Sampler {
     /// Forgets the text and starts the random numbers anew.
     pub fn reset(&mut self) {
         self.history.clear();
+        self.chosen = 0;
         self.rng = Pcg64::new(self.seed);
     }
 
     /// Chooses a token; [`Sampler::accept`] it afterwards.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, SampleError> {
-        let candidates = fill(
-            &self.params,
-            &mut self.history,
-            &mut self.penalized,
-            &mut self.candidates,
-            self.vocab,
-            logits,
-        )?;
+        self.fill(logits)?;
+        self.chosen += 1;
         // Exactly one number per token, also when there is no choice: later tokens then do not depend on it.
         let mut left = self.rng.next_f64();
-        for candidate in candidates.iter() {
+        for candidate in &self.candidates {
             left -= candidate.probability;
             if left < 0.0 {
                 return Ok(candidate.id);
             }
         }
         // Rounding may leave a rest of 1e-16 after the last one.
-        candidates.last().map(|c| c.id).ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
+        self.candidates.last().map(|c| c.id).ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
     }
 
     /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
     pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate], SampleError> {
-        let candidates = fill(
-            &self.params,
-            &mut self.history,
-            &mut self.penalized,
-            &mut self.candidates,
-            self.vocab,
-            logits,
-        )?;
-        Ok(candidates)
+        self.fill(logits)?;
+        Ok(&self.candidates)
+    }
+
+    /// Fills `candidates` with what may be drawn.
+    fn fill(&mut self, logits: &[f32]) -> Result<(), SampleError> {
+        if logits.len() != self.vocab {
+            return Err(SampleError::Length { expected: self.vocab, found: logits.len() });
+        }
+        let logits = if self.history.is_empty() && !self.changes.apply_after(self.chosen) {
+            logits
+        } else {
+            self.changed.clear();
+            self.changed.extend_from_slice(logits);
+            self.changes.apply(self.chosen, &mut self.changed);
+            self.history.penalize(&self.params, &mut self.changed);
+            self.changed.as_slice()
+        };
+        self.candidates.clear();
+        let best = scan::best(logits).ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })?;
+        if self.params.is_greedy() {
+            self.candidates.push(Candidate { probability: 1.0, ..best });
+        } else {
+            cut(&self.params, logits, best, &mut self.candidates);
+        }
+        Ok(())
     }
 }
 
@@ -143,34 +175,8 @@ fn bounded_top_k(params: &SamplingParams, vocab: usize) -> Option<usize> {
 /// Weights of tokens (the best one's is 1) that top-p is looked for among, until they have its mass.
 const TOP_P_WEIGHTS: [f64; 4] = [1e-2, 1e-4, 1e-8, 0.0];
 
-/// Fills `candidates` with what may be drawn. Free function over the sampler's fields, because `logits` may be the
-/// penalized copy in one of them.
-fn fill<'c>(
-    params: &SamplingParams,
-    history: &mut History,
-    penalized: &mut Vec<f32>,
-    candidates: &'c mut Vec<Candidate>,
-    vocab: usize,
-    logits: &[f32],
-) -> Result<&'c [Candidate], SampleError> {
-    if logits.len() != vocab {
-        return Err(SampleError::Length { expected: vocab, found: logits.len() });
-    }
-    let logits = if history.is_empty() {
-        logits
-    } else {
-        penalized.clear();
-        penalized.extend_from_slice(logits);
-        history.penalize(params, penalized);
-        penalized.as_slice()
-    };
-    candidates.clear();
-    let best = scan::best(logits).ok_or(SampleError::NoFiniteLogit { vocab })?;
-    if params.is_greedy() {
-        candidates.push(Candidate { probability: 1.0, ..best });
-        return Ok(candidates);
-    }
-
+/// Fills `candidates` with what temperature, top-k, top-p and min-p leave of the logits, of which `best` is the likeliest.
+fn cut(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mut Vec<Candidate>) {
     let weight = |logit: f32| (f64::from(logit - best.logit) / f64::from(params.temperature)).exp();
     let weigh = |candidates: &mut Vec<Candidate>| -> f64 {
         candidates.iter_mut().for_each(|c| c.probability = weight(c.logit));
@@ -181,7 +187,7 @@ fn fill<'c>(
         let logit = f64::from(best.logit) + f64::from(params.temperature) * weight.ln();
         (logit as f32).next_down().max(f32::MIN)
     };
-    if let Some(k) = bounded_top_k(params, vocab) {
+    if let Some(k) = bounded_top_k(params, logits.len()) {
         scan::top_k(logits, k, candidates);
         let total = weigh(candidates);
         if params.top_p < 1.0 {
@@ -204,7 +210,6 @@ fn fill<'c>(
     candidates.retain(|c| c.probability >= f64::from(params.min_p));
     let kept: f64 = candidates.iter().map(|c| c.probability).sum();
     candidates.iter_mut().for_each(|c| c.probability /= kept);
-    Ok(candidates)
 }
 
 /// Keeps the shortest sorted prefix whose weights reach `mass`. Sorts in growing blocks: usually few are needed.

@@ -9,6 +9,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use mlcc_engine::sampler::LogitChanges;
 use mlcc_engine::stop::StopMatcher;
 use mlcc_engine::{DecodeStream, Sampler, SamplingParams, SpecialTokens, TokenId};
 
@@ -65,8 +66,10 @@ fn sampling() {
         SamplingParams { top_k: 0, min_p: 0.0, top_p: 1.0, ..SamplingParams::default() },
     ];
     let mut buffer = vec![0.0; VOCAB];
-    for params in all {
-        let mut sampler = Sampler::new(params.clone(), VOCAB).unwrap();
+    let biased = LogitChanges { bias: vec![(7, 2.0)], held_back: vec![0], min_tokens: 100 };
+    let changes = [LogitChanges::default(), biased];
+    for (params, changes) in all.iter().flat_map(|p| changes.iter().map(move |c| (p, c))) {
+        let mut sampler = Sampler::with_changes(params.clone(), changes.clone(), VOCAB).unwrap();
         let mut round = 0;
         let mut step = |rounds: usize| {
             for _ in 0..rounds {
@@ -77,7 +80,7 @@ fn sampling() {
             }
         };
         step(1);
-        assert_eq!(allocations(|| step(200)), 0, "{params:?}");
+        assert_eq!(allocations(|| step(200)), 0, "{params:?} {changes:?}");
     }
 }
 

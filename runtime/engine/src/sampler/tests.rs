@@ -97,6 +97,40 @@ fn seed_gives_the_same_tokens_for_ever() {
 }
 
 #[test]
+fn biases_come_before_everything_else() {
+    let biased = |bias: &[(TokenId, f32)], params| {
+        let changes = LogitChanges { bias: bias.to_vec(), ..LogitChanges::default() };
+        let mut sampler = Sampler::with_changes(params, changes, 10).unwrap();
+        sampler.distribution(&EXAMPLE).unwrap().iter().map(|c| (c.id, c.probability)).collect::<Vec<_>>()
+    };
+    assert_eq!(biased(&[(6, -100.0)], SamplingParams::greedy()), [(8, 1.0)]);
+    assert_eq!(biased(&[(5, 100.0)], SamplingParams { min_p: 0.01, ..plain() }), [(5, 1.0)]);
+    let mut moved = EXAMPLE;
+    moved[0] += 2.5;
+    assert_eq!(biased(&[(0, 2.5)], plain()), distribution(plain(), &moved));
+    assert!(biased(&[(6, f32::NEG_INFINITY)], plain()).iter().all(|c| c.0 != 6));
+    for (bias, found) in [((10, 1.0), "for token 10"), ((-1, 1.0), "for token -1"), ((0, f32::NAN), "NaN")] {
+        let changes = LogitChanges { bias: vec![bias], ..LogitChanges::default() };
+        let error = Sampler::with_changes(plain(), changes, 10).unwrap_err();
+        assert_eq!((error.name, error.found.as_str()), ("logit_bias", found));
+    }
+}
+
+#[test]
+fn ends_wait_for_the_least_number_of_tokens() {
+    let changes = LogitChanges { held_back: vec![6, 8, 99], min_tokens: 2, ..LogitChanges::default() };
+    let mut sampler = Sampler::with_changes(SamplingParams::greedy(), changes, 10).unwrap();
+    let mut next = || {
+        let token = sampler.sample(&EXAMPLE).unwrap();
+        sampler.accept(token);
+        token
+    };
+    assert_eq!([next(), next(), next()], [1, 1, 6]);
+    sampler.reset();
+    assert_eq!(sampler.sample(&EXAMPLE), Ok(1));
+}
+
+#[test]
 fn without_a_seed_each_sampler_has_its_own() {
     let seeds: Vec<u64> =
         (0..4).map(|_| Sampler::new(SamplingParams::default(), 2).unwrap().seed()).collect();

@@ -1,0 +1,54 @@
+//! What a request changes about the model's logits before anything else looks at them.
+
+use super::ParamError;
+use crate::tokenizer::TokenId;
+
+/// Changes of logits. The default changes nothing.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LogitChanges {
+    /// Added to the logit of a token; minus infinity bans it.
+    pub bias: Vec<(TokenId, f32)>,
+    /// Tokens that are not chosen before `min_tokens` others were: those that end the text.
+    pub held_back: Vec<TokenId>,
+    pub min_tokens: usize,
+}
+
+impl LogitChanges {
+    pub(super) fn check(&self, vocab: usize) -> Result<(), ParamError> {
+        let inside = |id: TokenId| usize::try_from(id).is_ok_and(|id| id < vocab);
+        for &(id, bias) in &self.bias {
+            if !inside(id) {
+                let expected = "token ids below the model's number of logits";
+                return Err(ParamError { name: "logit_bias", found: format!("for token {id}"), expected });
+            }
+            if bias.is_nan() || bias == f32::INFINITY {
+                let expected = "finite numbers (-100 and less leave a token no chance)";
+                return Err(ParamError { name: "logit_bias", found: bias.to_string(), expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything changes when `chosen` tokens have been chosen before.
+    pub(super) fn apply_after(&self, chosen: usize) -> bool {
+        !self.bias.is_empty() || self.holds_back(chosen)
+    }
+
+    pub(super) fn apply(&self, chosen: usize, logits: &mut [f32]) {
+        for &(id, bias) in &self.bias {
+            logits[id as usize] += bias;
+        }
+        if self.holds_back(chosen) {
+            let ids = self.held_back.iter().filter_map(|&id| usize::try_from(id).ok());
+            for id in ids {
+                if let Some(logit) = logits.get_mut(id) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+
+    fn holds_back(&self, chosen: usize) -> bool {
+        chosen < self.min_tokens && !self.held_back.is_empty()
+    }
+}
