@@ -31,6 +31,41 @@ pub enum ChatFormat {
     Plain,
 }
 
+impl ChatFormat {
+    /// The messages as text; with `answer` it ends where the next answer begins.
+    pub fn render(&self, messages: &[Message], answer: bool, extra: &Extra) -> Result<String, ChatError> {
+        match self {
+            ChatFormat::Template(template) => template.render(messages, answer, extra),
+            ChatFormat::Plain => Ok(messages.iter().map(Message::text).collect()),
+        }
+    }
+
+    /// The tokens of a whole rendered conversation.
+    pub fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        let with_begin = match self {
+            ChatFormat::Template(template) => template.wants_prompt_template(),
+            ChatFormat::Plain => true,
+        };
+        if with_begin { tokenizer.encode_prompt(text) } else { tokenizer.encode(text) }
+    }
+
+    /// Tokens with which the template ends an answer.
+    pub fn end_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
+        match self {
+            ChatFormat::Template(template) => end_tokens(template, tokenizer),
+            ChatFormat::Plain => Vec::new(),
+        }
+    }
+
+    /// Texts that end an answer although the model has no token for them.
+    pub fn stop_texts(&self) -> &'static [&'static str] {
+        match self {
+            ChatFormat::Template(template) => template.stop_texts(),
+            ChatFormat::Plain => &[],
+        }
+    }
+}
+
 #[derive(Debug, Error)]
 pub enum ConversationError {
     #[error(transparent)]
@@ -90,10 +125,7 @@ struct Checkpoint<S> {
 impl<M: RewindModel> Conversation<M> {
     /// `model` has an empty context. `system` is the first message, where the template knows one.
     pub fn new(model: M, format: ChatFormat, system: Option<&str>, tokenizer: &Tokenizer) -> Self {
-        let end_tokens = match &format {
-            ChatFormat::Template(template) => end_tokens(template, tokenizer),
-            ChatFormat::Plain => Vec::new(),
-        };
+        let end_tokens = format.end_tokens(tokenizer);
         Conversation {
             generator: Generator::new(model),
             format,
@@ -173,21 +205,18 @@ impl<M: RewindModel> Conversation<M> {
         most_reused: usize,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Turn, ConversationError> {
-        let text = self.render()?;
+        let text = self.format.render(&self.messages, true, &Extra::default())?;
         let new = match self.generator.model().can_truncate() {
             _ if self.generator.model().needs_whole_prompts() => {
                 self.forget_context()?;
-                self.encode_whole(tokenizer, &text)?
+                self.format.encode(tokenizer, &text)?
             }
             true => self.keep_common_prefix(tokenizer, &text, most_reused)?,
             false => self.go_on_or_back(tokenizer, &text)?,
         };
         let reused_tokens = self.generator.past();
         let eos = [settings.eos, &self.end_tokens].concat();
-        let template_stops = match &self.format {
-            ChatFormat::Template(template) => template.stop_texts(),
-            ChatFormat::Plain => &[],
-        };
+        let template_stops = self.format.stop_texts();
         let stop: Vec<String> =
             settings.stop.iter().cloned().chain(template_stops.iter().map(|s| s.to_string())).collect();
         let request = Request {
@@ -229,22 +258,6 @@ impl<M: RewindModel> Conversation<M> {
         Ok(Turn { generation, prompt_tokens: reused_tokens + new.len(), reused_tokens })
     }
 
-    /// The conversation as text, up to where the next answer begins.
-    fn render(&self) -> Result<String, ConversationError> {
-        match &self.format {
-            ChatFormat::Template(template) => Ok(template.render(&self.messages, true, &Extra::default())?),
-            ChatFormat::Plain => Ok(self.messages.iter().map(Message::text).collect()),
-        }
-    }
-
-    fn encode_whole(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, ConversationError> {
-        let with_begin = match &self.format {
-            ChatFormat::Template(template) => template.wants_prompt_template(),
-            ChatFormat::Plain => true,
-        };
-        Ok(if with_begin { tokenizer.encode_prompt(text)? } else { tokenizer.encode(text)? })
-    }
-
     /// Drops what the context has beyond the begin of `text`; the tokens that are left to feed, at least one.
     fn keep_common_prefix(
         &mut self,
@@ -252,7 +265,7 @@ impl<M: RewindModel> Conversation<M> {
         text: &str,
         most_reused: usize,
     ) -> Result<Vec<TokenId>, ConversationError> {
-        let ids = self.encode_whole(tokenizer, text)?;
+        let ids = self.format.encode(tokenizer, text)?;
         let fed = self.generator.fed();
         let common = fed.iter().zip(&ids).take_while(|(a, b)| a == b).count();
         // The last token is fed even if it is there: its logits are needed.
@@ -296,7 +309,7 @@ impl<M: RewindModel> Conversation<M> {
         if self.generator.past() > 0 {
             self.generator.reset()?;
         }
-        self.encode_whole(tokenizer, text)
+        Ok(self.format.encode(tokenizer, text)?)
     }
 
     fn forget_context(&mut self) -> Result<(), ConversationError> {

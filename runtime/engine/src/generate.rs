@@ -119,6 +119,8 @@ pub enum FinishReason {
     Context,
     /// The flag was set, or the receiver of the text wants no more.
     Cancelled,
+    /// There was no more time for it ([`crate::serving::TextRequest::deadline`]).
+    Deadline,
 }
 
 impl FinishReason {
@@ -129,6 +131,7 @@ impl FinishReason {
             FinishReason::Length => "length",
             FinishReason::Context => "context",
             FinishReason::Cancelled => "cancelled",
+            FinishReason::Deadline => "deadline",
         }
     }
 }
@@ -252,10 +255,7 @@ impl<M: LanguageModel> Generator<M> {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, GenerateError> {
         let mut sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
-        let mut text = TextOut {
-            decoder: DecodeStream::continuing(tokenizer, SpecialTokens::Skip),
-            stops: StopMatcher::new(request.stop)?,
-        };
+        let mut text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?);
         self.check_prompt(request.prompt)?;
         self.fed.iter().for_each(|&token| sampler.accept(token));
 
@@ -401,13 +401,18 @@ fn model_error(error: impl std::error::Error + Send + Sync + 'static) -> Generat
 }
 
 /// Tokens to the text that may be shown.
-struct TextOut<'t> {
+pub(crate) struct TextOut<'t> {
     decoder: DecodeStream<'t>,
     stops: StopMatcher,
 }
 
-impl TextOut<'_> {
-    fn push(
+impl<'t> TextOut<'t> {
+    /// For a text that goes on where a prompt ends.
+    pub(crate) fn new(tokenizer: &'t Tokenizer, stops: StopMatcher) -> Self {
+        TextOut { decoder: DecodeStream::continuing(tokenizer, SpecialTokens::Skip), stops }
+    }
+
+    pub(crate) fn push(
         &mut self,
         token: TokenId,
         on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
@@ -419,7 +424,7 @@ impl TextOut<'_> {
     }
 
     /// Shows what was held back; the reason may become another one, if the held text ends with a stop string.
-    fn finish(
+    pub(crate) fn finish(
         &mut self,
         reason: FinishReason,
         on_text: &mut impl FnMut(&str) -> ControlFlow<()>,

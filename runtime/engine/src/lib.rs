@@ -4,6 +4,7 @@
 //! * [`sampler`]: logits to one token id; [`stop`]: where a text has to end.
 //! * [`generate`]: the loop of prefill, sample and decode over any [`generate::LanguageModel`].
 //! * [`conversation`]: a chat over one context that is read only once.
+//! * [`serving`]: many texts at the same time, for a server.
 //! * [`eval`]: perplexity, and how far two models are apart.
 //! * [`chat`]: messages to a prompt, by the checkpoint's own template.
 //! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
@@ -19,6 +20,7 @@ pub mod generate;
 pub mod generation_config;
 mod model;
 pub mod sampler;
+pub mod serving;
 pub mod special;
 pub mod stop;
 pub mod text;

@@ -92,25 +92,27 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     chat.run()
 }
 
-/// The template of `--template`, else of the artifact.
-fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
-    let template = match name {
-        Some(PLAIN) => return Ok(ChatFormat::Plain),
-        Some(name) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
-        None => match model.section(mlcc_abi::section::CHAT) {
-            Some(section) => ChatTemplate::from_section(section)?,
-            None => {
-                return Err(CliError::Failed(format!(
-                    "{} has no chat template, because there was none beside the model when it was built. Name one \
-                     with --template ({}, or a file of Jinja text); --template {PLAIN} continues what you write, as \
-                     models that were not trained to chat do",
-                    model.artifact().path().display(),
-                    ChatTemplate::names().join(", ")
-                )));
-            }
-        },
+/// The template of `--template`, else of the artifact, if it has one.
+pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<ChatFormat>, CliError> {
+    let template = match (name, model.section(mlcc_abi::section::CHAT)) {
+        (Some(PLAIN), _) => return Ok(Some(ChatFormat::Plain)),
+        (Some(name), _) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
+        (None, Some(section)) => ChatTemplate::from_section(section)?,
+        (None, None) => return Ok(None),
     };
-    Ok(ChatFormat::Template(Box::new(template)))
+    Ok(Some(ChatFormat::Template(Box::new(template))))
+}
+
+fn format(model: &Model, name: Option<&str>) -> Result<ChatFormat, CliError> {
+    known_format(model, name)?.ok_or_else(|| {
+        CliError::Failed(format!(
+            "{} has no chat template, because there was none beside the model when it was built. Name one \
+             with --template ({}, or a file of Jinja text); --template {PLAIN} continues what you write, as \
+             models that were not trained to chat do",
+            model.artifact().path().display(),
+            ChatTemplate::names().join(", ")
+        ))
+    })
 }
 
 struct Chat {
@@ -244,7 +246,7 @@ impl Chat {
 
     fn tell_end(&self, turn: &Turn) {
         match turn.generation.finish {
-            FinishReason::Cancelled => self.ui.note("(stopped)"),
+            FinishReason::Cancelled | FinishReason::Deadline => self.ui.note("(stopped)"),
             FinishReason::Length => self.ui.note("(the answer has the most tokens that -n allows)"),
             FinishReason::Context => self.ui.note(
                 "(the context is full: /reset begins a new conversation; build with a larger -c/--ctx-size for longer ones)",

@@ -7,5 +7,7 @@ mod conversation;
 mod generate;
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
 mod readers;
+mod serving;
 mod tokenizer;
 mod tokenizer_goldens;
+mod toy;

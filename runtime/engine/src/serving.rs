@@ -1,0 +1,23 @@
+//! Many texts from one model at the same time.
+//!
+//! An [`Engine`] owns a thread, and the thread owns the model. Each of its steps decodes one token of every text that is
+//! being written, then reads pieces of waiting prompts, so small that no text waits longer than a set gap ([`pace`]).
+//! Requests come in through [`Engine::launch`]; what they lead to comes out as [`Event`]s. Dropping a [`Ticket`] ends its text
+//! at the next step.
+//!
+//! A text depends on its request and seed, not on what runs beside it, as far as the model's logits do not (see
+//! docs/serve.md). Its tokens are chosen as [`crate::Generator`] chooses them.
+
+mod engine;
+mod pace;
+mod prefixes;
+mod queue;
+mod request;
+mod scheduler;
+mod step;
+mod writer;
+
+pub use engine::{Engine, EngineOptions, Handle, Ticket};
+pub use queue::{SlotInfo, Stats};
+pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};
+pub use step::{Feed, Limits, ModelStep, Step, StepError};

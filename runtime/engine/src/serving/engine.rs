@@ -1,0 +1,184 @@
+//! The engine's handle, for other threads.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::serving::queue::{Job, Queue, Stats};
+use crate::serving::request::{Event, LaunchError, Sink, TextRequest};
+use crate::serving::scheduler;
+use crate::serving::step::{Limits, Step};
+use crate::tokenizer::Tokenizer;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EngineOptions {
+    /// Texts that run together.
+    pub sequences: usize,
+    /// Texts that may wait beside them.
+    pub max_queue: usize,
+    /// Longest time between two tokens of a text while prompts are read, in decode steps.
+    pub gap: f64,
+    /// States behind prompts that are kept of a model that cannot drop tokens.
+    pub kept: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions { sequences: 4, max_queue: 64, gap: 3.0, kept: 8 }
+    }
+}
+
+/// See the [module](super). Dropping it ends all texts and waits for the thread.
+pub struct Engine {
+    queue: Arc<Queue>,
+    limits: Limits,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Somebody wants a text: dropping it ends the text at the next step.
+#[derive(Debug)]
+pub struct Ticket {
+    cancel: Arc<AtomicBool>,
+}
+
+impl Ticket {
+    pub fn cancel(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// The events of a text, as a blocking iterator that ends after [`Event::Finished`] or [`Event::Failed`]; without one of them
+/// if the engine is gone. Dropping it ends the text.
+#[derive(Debug)]
+pub struct Handle {
+    events: mpsc::Receiver<Event>,
+    ticket: Ticket,
+}
+
+impl Handle {
+    pub fn cancel(&self) {
+        self.ticket.cancel();
+    }
+}
+
+impl Iterator for Handle {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        self.events.recv().ok()
+    }
+}
+
+impl Engine {
+    /// Starts the thread that owns `step`.
+    pub fn start<M: Step + 'static>(
+        step: M,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+    ) -> std::io::Result<Engine> {
+        let sequences = options.sequences.max(1);
+        let queue = Arc::new(Queue::new(sequences, options.max_queue));
+        let limits = step.limits();
+        let shared = Arc::clone(&queue);
+        let options = EngineOptions { sequences, ..options };
+        let thread = std::thread::Builder::new()
+            .name("mlcc-engine".into())
+            .spawn(move || scheduler::run(step, &tokenizer, &shared, options))?;
+        Ok(Engine { queue, limits, thread: Some(thread) })
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Queues a text.
+    pub fn launch(&self, request: TextRequest) -> Result<Handle, LaunchError> {
+        self.launch_all(vec![request])?.pop().ok_or(LaunchError::Closed)
+    }
+
+    /// Queues several texts, all or none. Equal prompts among them are read once.
+    pub fn launch_all(&self, requests: Vec<TextRequest>) -> Result<Vec<Handle>, LaunchError> {
+        let (mut with_sinks, mut receivers) = (Vec::new(), Vec::new());
+        for request in requests {
+            let (sender, events) = mpsc::channel();
+            let sink: Sink = Box::new(move |event| match sender.send(event) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            });
+            with_sinks.push((request, sink));
+            receivers.push(events);
+        }
+        let tickets = self.launch_with(with_sinks)?;
+        Ok(receivers.into_iter().zip(tickets).map(|(events, ticket)| Handle { events, ticket }).collect())
+    }
+
+    /// The same, each with who takes its events.
+    pub fn launch_with(&self, requests: Vec<(TextRequest, Sink)>) -> Result<Vec<Ticket>, LaunchError> {
+        let mut jobs: Vec<Job> = Vec::with_capacity(requests.len());
+        for (id, (request, sink)) in requests.into_iter().enumerate() {
+            let (sampler, stops) = request.check(&self.limits)?;
+            // One that scores its prompt has to read it.
+            let twin = jobs.iter().find(|job| {
+                job.twin.is_none()
+                    && request.prompt_logprobs.is_none()
+                    && job.request.prompt == request.prompt
+            });
+            jobs.push(Job {
+                id: id as u64,
+                twin: twin.map(|job| job.id),
+                request,
+                sampler,
+                stops,
+                sink,
+                cancel: Arc::default(),
+                launched: Instant::now(),
+            });
+        }
+        let tickets = jobs.iter().map(|job| Ticket { cancel: Arc::clone(&job.cancel) }).collect();
+        self.queue.push(jobs)?;
+        Ok(tickets)
+    }
+
+    /// Whether the thread is alive.
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.queue.stats()
+    }
+
+    /// Takes no more requests; those that were taken go on.
+    pub fn close(&self) {
+        self.queue.close();
+    }
+
+    /// Waits until no text runs or waits; false if that takes longer.
+    pub fn wait_idle(&self, timeout: Duration) -> bool {
+        self.queue.wait_idle(timeout)
+    }
+
+    /// Ends all texts at the next step, and takes no more.
+    pub fn abandon(&self) {
+        self.queue.abandon();
+        self.queue.close();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.abandon();
+        if let Some(thread) = self.thread.take() {
+            // Its panics were caught and told.
+            let _ = thread.join();
+        }
+    }
+}

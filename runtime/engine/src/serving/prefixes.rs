@@ -1,0 +1,253 @@
+//! States of earlier texts, from which a new prompt can go on.
+//!
+//! A slot keeps the state of its last text until another needs the slot. A model with caches takes the longest common prefix:
+//! it drops rows, or copies a state first where another text would lose more than it shares. A recurrent model cannot go back, so
+//! it goes on where a state is a begin of the new prompt: that of a slot, or a snapshot that was taken when a prompt had been
+//! read.
+
+use std::collections::VecDeque;
+
+use crate::generate::{LanguageModel, RewindModel};
+use crate::serving::step::{Step, StepError};
+use crate::tokenizer::TokenId;
+
+/// Tokens for which it is worth to copy a state.
+const WORTH_A_COPY: usize = 32;
+
+/// A place for one running text.
+pub(super) struct Slot<S> {
+    /// Made when it is needed, and again after an error.
+    pub sequence: Option<S>,
+    /// The tokens of its state.
+    pub fed: Vec<TokenId>,
+    /// The text that runs in it.
+    pub running: Option<u64>,
+    /// When it was used last, in admissions.
+    used: u64,
+}
+
+impl<S> Slot<S> {
+    fn empty() -> Self {
+        Slot { sequence: None, fed: Vec::new(), running: None, used: 0 }
+    }
+}
+
+/// A recurrent state behind a prompt.
+struct Kept<S: RewindModel> {
+    tokens: Vec<TokenId>,
+    snapshot: S::Snapshot,
+    logits: Vec<f32>,
+}
+
+pub(super) struct Slots<M: Step> {
+    pub slots: Vec<Slot<M::Sequence>>,
+    /// Used longest ago first.
+    kept: VecDeque<Kept<M::Sequence>>,
+    /// Most of them.
+    most_kept: usize,
+    admissions: u64,
+}
+
+/// Where a prompt begins to be read.
+pub(super) struct Start {
+    pub slot: usize,
+    /// Tokens of the prompt that are there.
+    pub cached: usize,
+    /// If that is all of them: the logits behind them.
+    pub logits: Option<Vec<f32>>,
+}
+
+/// Where a state comes from.
+enum Source {
+    Nothing,
+    /// The slot's own, with so many tokens.
+    Own(usize),
+    /// A copy of another slot's, with so many tokens.
+    Copy {
+        from: usize,
+        tokens: usize,
+    },
+    Kept(usize),
+}
+
+fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl<M: Step> Slots<M> {
+    pub fn new(count: usize, most_kept: usize) -> Self {
+        let slots = (0..count).map(|_| Slot::empty()).collect();
+        Slots { slots, kept: VecDeque::new(), most_kept, admissions: 0 }
+    }
+
+    pub fn has_free(&self) -> bool {
+        self.slots.iter().any(|slot| slot.running.is_none())
+    }
+
+    /// Gives a free slot to a text, with as much of the prompt as can be had; `most` tokens of it may be there before. `None` if
+    /// none is free.
+    pub fn admit(
+        &mut self,
+        model: &M,
+        id: u64,
+        prompt: &[TokenId],
+        most: usize,
+    ) -> Result<Option<Start>, StepError<M>> {
+        let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
+        self.admissions += 1;
+        self.slots[slot].running = Some(id);
+        self.slots[slot].used = self.admissions;
+        let logits = match self.prepare(model, slot, source) {
+            Ok(logits) => logits,
+            Err(error) => {
+                self.lose(slot);
+                return Err(error);
+            }
+        };
+        let cached = self.slots[slot].fed.len();
+        Ok(Some(Start { slot, cached, logits: logits.filter(|_| cached == prompt.len()) }))
+    }
+
+    /// A free slot for the copy of another text's state.
+    pub fn admit_twin(&mut self, id: u64) -> Option<usize> {
+        let slot = self.oldest_free(None)?;
+        self.admissions += 1;
+        self.slots[slot].running = Some(id);
+        self.slots[slot].used = self.admissions;
+        Some(slot)
+    }
+
+    /// Makes the state of a slot that of no tokens.
+    pub fn clear(&mut self, model: &M, slot: usize) -> Result<(), StepError<M>> {
+        self.slots[slot].fed.clear();
+        self.fresh(model, slot)?.reset()
+    }
+
+    /// Copies a state, also of a running text.
+    pub fn copy(&mut self, model: &M, from: usize, to: usize) -> Result<(), StepError<M>> {
+        // What was there goes first, so that both need no memory at the same time.
+        self.slots[to].sequence = None;
+        self.slots[to].fed.clear();
+        let Some(sequence) = &self.slots[from].sequence else { return Ok(()) };
+        let twin = model.fork(sequence)?;
+        self.slots[to].fed = self.slots[from].fed.clone();
+        self.slots[to].sequence = Some(twin);
+        Ok(())
+    }
+
+    /// Frees a slot; its state stays.
+    pub fn free(&mut self, slot: usize) {
+        self.slots[slot].running = None;
+    }
+
+    /// Frees a slot, the state of which is unknown.
+    pub fn lose(&mut self, slot: usize) {
+        let used = self.slots[slot].used;
+        self.slots[slot] = Slot { used, ..Slot::empty() };
+    }
+
+    /// Keeps the state behind a prompt, of a model that could not come back to it.
+    pub fn keep(&mut self, slot: usize, logits: &[f32]) -> Result<(), StepError<M>> {
+        let Slot { sequence: Some(sequence), fed, .. } = &self.slots[slot] else { return Ok(()) };
+        if sequence.can_truncate() || self.most_kept == 0 {
+            return Ok(());
+        }
+        self.kept.retain(|kept| kept.tokens != *fed);
+        if self.kept.len() >= self.most_kept {
+            self.kept.pop_front();
+        }
+        let (tokens, logits) = (fed.clone(), logits.to_vec());
+        self.kept.push_back(Kept { tokens, snapshot: sequence.snapshot()?, logits });
+        Ok(())
+    }
+
+    /// The free slot that was used longest ago; one without a state first.
+    fn oldest_free(&self, except: Option<usize>) -> Option<usize> {
+        let free = self.slots.iter().enumerate().filter(|(i, s)| s.running.is_none() && Some(*i) != except);
+        free.min_by_key(|(_, slot)| (!slot.fed.is_empty(), slot.used)).map(|(i, _)| i)
+    }
+
+    fn choose(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
+        let fresh = self.oldest_free(None)?;
+        let rewinds = self.slots.iter().flat_map(|s| &s.sequence).next().is_some_and(|s| s.can_truncate());
+        let found =
+            if rewinds { self.longest_prefix(prompt, most) } else { self.longest_begin(prompt, most) };
+        Some(found.unwrap_or((fresh, Source::Nothing)))
+    }
+
+    /// For models that drop tokens.
+    fn longest_prefix(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
+        let shared = |slot: &Slot<M::Sequence>| {
+            let tokens = common(&slot.fed, prompt).min(most);
+            let sequence = slot.sequence.as_ref()?;
+            (tokens > 0 && sequence.can_truncate_to(tokens)).then_some(tokens)
+        };
+        let found = self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, shared(slot)?)));
+        let (from, tokens) = found.max_by_key(|&(i, tokens)| (tokens, self.slots[i].running.is_none()))?;
+        let idle = self.slots[from].running.is_none();
+        let lost = self.slots[from].fed.len() - tokens;
+        if idle && lost <= tokens {
+            return Some((from, Source::Own(tokens)));
+        }
+        match self.oldest_free(Some(from)) {
+            Some(to) if tokens >= WORTH_A_COPY => Some((to, Source::Copy { from, tokens })),
+            _ if idle => Some((from, Source::Own(tokens))),
+            _ => None,
+        }
+    }
+
+    /// For models that go on only. A state that is the whole prompt has logits if it was kept.
+    fn longest_begin(&self, prompt: &[TokenId], most: usize) -> Option<(usize, Source)> {
+        let begins = |tokens: &[TokenId]| !tokens.is_empty() && prompt.starts_with(tokens);
+        let free = self.slots.iter().enumerate().filter(|(_, s)| s.running.is_none() && s.sequence.is_some());
+        let own =
+            free.filter(|(_, s)| begins(&s.fed) && s.fed.len() <= most).max_by_key(|(_, s)| s.fed.len());
+        let usable = |tokens: usize| tokens <= most || tokens == prompt.len() && most > 0;
+        let kept = self.kept.iter().enumerate();
+        let kept = kept.filter(|(_, k)| begins(&k.tokens) && usable(k.tokens.len()));
+        let kept = kept.max_by_key(|(_, k)| k.tokens.len());
+        match (own, kept) {
+            (Some((slot, s)), Some((_, k))) if s.fed.len() >= k.tokens.len() => {
+                Some((slot, Source::Own(s.fed.len())))
+            }
+            (_, Some((index, _))) => Some((self.oldest_free(None)?, Source::Kept(index))),
+            (Some((slot, s)), None) => Some((slot, Source::Own(s.fed.len()))),
+            (None, None) => None,
+        }
+    }
+
+    fn prepare(&mut self, model: &M, slot: usize, source: Source) -> Result<Option<Vec<f32>>, StepError<M>> {
+        let truncate = |slot: &mut Slot<M::Sequence>, tokens: usize| {
+            if let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens < slot.fed.len()) {
+                sequence.truncate(tokens)?;
+                slot.fed.truncate(tokens);
+            }
+            Ok(())
+        };
+        match source {
+            Source::Own(tokens) => truncate(&mut self.slots[slot], tokens)?,
+            Source::Copy { from, tokens } => {
+                self.copy(model, from, slot)?;
+                truncate(&mut self.slots[slot], tokens)?;
+            }
+            Source::Nothing => self.clear(model, slot)?,
+            Source::Kept(index) => {
+                let Some(kept) = self.kept.remove(index) else { return Ok(None) };
+                self.fresh(model, slot)?.restore(&kept.snapshot)?;
+                self.slots[slot].fed = kept.tokens.clone();
+                let logits = kept.logits.clone();
+                self.kept.push_back(kept);
+                return Ok(Some(logits));
+            }
+        }
+        Ok(None)
+    }
+
+    fn fresh(&mut self, model: &M, slot: usize) -> Result<&mut M::Sequence, StepError<M>> {
+        let place = &mut self.slots[slot].sequence;
+        match place {
+            Some(sequence) => Ok(sequence),
+            None => Ok(place.insert(model.sequence()?)),
+        }
+    }
+}

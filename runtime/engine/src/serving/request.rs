@@ -1,0 +1,157 @@
+//! What goes into an engine and what comes out.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::generate::FinishReason;
+use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
+use crate::serving::step::Limits;
+use crate::stop::{EmptyStop, StopMatcher};
+use crate::tokenizer::TokenId;
+
+/// One text to write.
+#[derive(Debug, Clone)]
+pub struct TextRequest {
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    /// Added to the logits of tokens before anything else; minus infinity bans one.
+    pub bias: Vec<(TokenId, f32)>,
+    /// No token of `eos` is chosen before so many others were.
+    pub min_tokens: usize,
+    /// `None`: until something else ends the text.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end the text.
+    pub eos: Vec<TokenId>,
+    /// Texts that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// How likely each chosen token was, with so many of the likeliest.
+    pub logprobs: Option<usize>,
+    /// How likely each token of the prompt was, with so many of the likeliest. The prompt is then read from its begin.
+    pub prompt_logprobs: Option<usize>,
+    /// When the text is ended, if nothing else has.
+    pub deadline: Option<Instant>,
+    /// Whether states of earlier texts may stand for the begin of the prompt.
+    pub reuse: bool,
+}
+
+impl TextRequest {
+    pub fn new(prompt: Vec<TokenId>, sampling: SamplingParams) -> Self {
+        TextRequest {
+            prompt,
+            sampling,
+            bias: Vec::new(),
+            min_tokens: 0,
+            max_tokens: None,
+            eos: Vec::new(),
+            stop: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            deadline: None,
+            reuse: true,
+        }
+    }
+
+    /// The sampler and the stop strings, if everything in the request can be done.
+    pub(super) fn check(&self, limits: &Limits) -> Result<(Sampler, StopMatcher), LaunchError> {
+        if self.prompt.is_empty() {
+            return Err(LaunchError::EmptyPrompt);
+        }
+        let outside = |id: &TokenId| usize::try_from(*id).map_or(true, |id| id >= limits.vocab);
+        if let Some(position) = self.prompt.iter().position(outside) {
+            let id = self.prompt[position];
+            return Err(LaunchError::PromptToken { position, id, vocab: limits.vocab });
+        }
+        let room = limits.context.into_iter().chain(limits.prompt).min();
+        if let Some(most) = room.filter(|&most| self.prompt.len() > most) {
+            return Err(LaunchError::PromptTooLong { prompt: self.prompt.len(), most });
+        }
+        let changes = LogitChanges {
+            bias: self.bias.clone(),
+            held_back: self.eos.clone(),
+            min_tokens: self.min_tokens,
+        };
+        let sampler = Sampler::with_changes(self.sampling.clone(), changes, limits.vocab)?;
+        Ok((sampler, StopMatcher::new(&self.stop)?))
+    }
+}
+
+/// Why a request is not taken. Nothing has happened then.
+#[derive(Debug, Error, PartialEq)]
+pub enum LaunchError {
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    #[error(
+        "the prompt has {prompt} tokens, but this model reads at most {most}: shorten the prompt, or build the model with a \
+         larger context"
+    )]
+    PromptTooLong { prompt: usize, most: usize },
+    #[error("token {position} of the prompt has id {id}, but the model's vocabulary has {vocab} entries")]
+    PromptToken { position: usize, id: TokenId, vocab: usize },
+    #[error(transparent)]
+    Params(#[from] ParamError),
+    #[error(transparent)]
+    Stop(#[from] EmptyStop),
+    #[error("{waiting} texts wait already, and at most {most} may: try again later")]
+    QueueFull { waiting: usize, most: usize },
+    #[error("the engine takes no more requests: it is shutting down")]
+    Closed,
+}
+
+/// What ends a text before its time.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum Failure {
+    #[error("the model failed: {0}")]
+    Model(String),
+    #[error("internal error in the engine: {0}")]
+    Panic(String),
+}
+
+/// A token that was chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    pub id: TokenId,
+    /// If the request asked for them.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// What one token added to a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Piece {
+    /// In whole characters; none while it may become a stop string, or a character is not complete.
+    pub text: String,
+    /// `None`: text that was held back, at the end.
+    pub token: Option<Chosen>,
+}
+
+/// What came out, besides the text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub reason: FinishReason,
+    pub prompt_tokens: usize,
+    /// Of those, how many did not have to be read.
+    pub cached_tokens: usize,
+    /// All chosen tokens, with the one that ended the text.
+    pub completion_tokens: usize,
+    pub seed: u64,
+    /// In the queue.
+    pub waited: Duration,
+    /// From there to the first token, with the steps of others.
+    pub reading: Duration,
+    /// From there to the end.
+    pub writing: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The prompt has been read: how likely its tokens were (the first has no tokens before it), if that was asked for.
+    Prompt(Vec<Option<Logprobs>>),
+    Piece(Piece),
+    /// The last one, as [`Event::Failed`].
+    Finished(Finished),
+    Failed(Failure),
+}
+
+/// Takes the events of one text, on the engine's thread: it must not wait. `Break` ends the text.
+pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;

@@ -1,0 +1,393 @@
+//! The engine over a toy model: texts are those of single runs, whatever runs beside them; nothing is lost when texts are
+//! cancelled, fail or panic.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::toy::{CHUNK, FAILS, PANICS, Toy, VOCAB};
+use mlcc_engine::sampler::logprobs;
+use mlcc_engine::serving::{
+    Engine, EngineOptions, Event, Failure, Finished, Handle, LaunchError, TextRequest,
+};
+use mlcc_engine::{FinishReason, Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
+use proptest::prelude::*;
+
+fn tokenizer() -> Tokenizer {
+    crate::common::world(&[b"ab"])
+}
+
+fn engine(toy: &Toy, sequences: usize, max_queue: usize) -> Engine {
+    let options = EngineOptions { sequences, max_queue, ..EngineOptions::default() };
+    Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap()
+}
+
+fn ids(text: &str) -> Vec<TokenId> {
+    text.bytes().map(|b| TokenId::from(b) + 1).collect()
+}
+
+fn sampled(seed: u64) -> SamplingParams {
+    SamplingParams { seed: Some(seed), ..SamplingParams::default() }
+}
+
+fn request(prompt: &str, seed: u64, max_tokens: usize) -> TextRequest {
+    TextRequest { max_tokens: Some(max_tokens), eos: vec![0], ..TextRequest::new(ids(prompt), sampled(seed)) }
+}
+
+/// Text and end of a request.
+fn read(handle: Handle) -> (String, Finished) {
+    let mut text = String::new();
+    for event in handle {
+        match event {
+            Event::Piece(piece) => text += &piece.text,
+            Event::Finished(finished) => return (text, finished),
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("the engine is gone");
+}
+
+fn failure(handle: Handle) -> Failure {
+    let last = handle.last();
+    let Some(Event::Failed(failure)) = last else { panic!("{last:?}") };
+    failure
+}
+
+/// The same text by a generator of its own.
+fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) {
+    let mut generator = Generator::new(Toy { read: Arc::default(), ..toy.clone() }.one());
+    let single = Request {
+        max_tokens: request.max_tokens,
+        eos: &request.eos,
+        stop: &request.stop,
+        ..Request::new(&request.prompt, request.sampling.clone())
+    };
+    let mut text = String::new();
+    let out = generator.generate(&tokenizer(), &single, |piece| {
+        text += piece;
+        ControlFlow::Continue(())
+    });
+    let out = out.unwrap();
+    (text, out.finish, out.tokens.len())
+}
+
+/// What is done with a request.
+#[derive(Debug, Clone)]
+struct Plan {
+    request: TextRequest,
+    /// Equal ones beside it.
+    twins: usize,
+    /// Given up after so many pieces.
+    leave_after: Option<usize>,
+    /// Texts that are read to their end before it is launched.
+    wait_for: usize,
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    // Few letters, so that prompts are often the begin of others.
+    let tail = prop_oneof!["[ab]{0,3}", "[a-c]{0,40}"];
+    let prompt = (0..4usize, tail).prop_map(|(shared, tail)| {
+        let begin =
+            ["", "abc", "the quick brown fox jumps over the lazy dog", "the quick brown fox sleeps"][shared];
+        format!("a{begin}{tail}")
+    });
+    let stop = proptest::collection::vec("[a-j]{2,3}", 0..3);
+    let leave = proptest::option::weighted(0.2, 0..6usize);
+    (prompt, any::<u64>(), 0..30usize, stop, 0..3usize, leave, 0..3usize, any::<bool>()).prop_map(
+        |(prompt, seed, max_tokens, stop, twins, leave_after, wait_for, reuse)| {
+            let request = TextRequest { stop, reuse, ..request(&prompt, seed, max_tokens) };
+            Plan { request, twins, leave_after, wait_for }
+        },
+    )
+}
+
+/// Launches all, reads what is not given up, and compares.
+fn check_schedule(toy: &Toy, sequences: usize, plans: &[Plan]) {
+    let engine = engine(toy, sequences, 1000);
+    let mut open: Vec<(TextRequest, Handle)> = Vec::new();
+    let finish = |(request, handle): (TextRequest, Handle)| {
+        let (text, finished) = read(handle);
+        let expected = alone(toy, &request);
+        assert_eq!((text, finished.reason, finished.completion_tokens), expected, "{request:?}");
+        assert_eq!(finished.prompt_tokens, request.prompt.len());
+        assert!(finished.cached_tokens <= finished.prompt_tokens);
+    };
+    for plan in plans {
+        for _ in 0..plan.wait_for.min(open.len()) {
+            finish(open.remove(0));
+        }
+        let seeds = (0..=plan.twins as u64).map(|i| plan.request.sampling.seed.unwrap().wrapping_add(i));
+        let requests: Vec<TextRequest> =
+            seeds.map(|seed| TextRequest { sampling: sampled(seed), ..plan.request.clone() }).collect();
+        let handles = engine.launch_all(requests.clone()).unwrap();
+        for (request, mut handle) in requests.into_iter().zip(handles) {
+            match plan.leave_after {
+                Some(pieces) => drop(handle.by_ref().take(pieces).count()),
+                None => open.push((request, handle)),
+            }
+        }
+    }
+    open.into_iter().for_each(finish);
+    assert!(engine.wait_idle(Duration::from_secs(60)), "given up texts still run: {:?}", engine.stats());
+    let stats = engine.stats();
+    assert_eq!((stats.waiting, stats.failed), (0, 0));
+    let count: usize = plans.iter().map(|plan| 1 + plan.twins).sum();
+    assert_eq!((stats.finished + stats.cancelled) as usize, count);
+    assert!(
+        stats.slots.len() == sequences && stats.slots.iter().all(|slot| slot.running.is_none()) || count == 0
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn schedules_change_no_text(
+        recurrent in any::<bool>(),
+        sequences in 1usize..5,
+        plans in proptest::collection::vec(plan(), 1..12),
+    ) {
+        check_schedule(&Toy::new(recurrent, (!recurrent).then_some(90)), sequences, &plans);
+    }
+}
+
+#[test]
+fn a_known_prefix_is_not_read_again() {
+    for recurrent in [false, true] {
+        let toy = Toy::new(recurrent, None);
+        let engine = engine(&toy, 2, 8);
+        let first = request("a conversation begins somewhere and then", 3, 12);
+        let (text, finished) = read(engine.launch(first.clone()).unwrap());
+        assert_eq!((finished.cached_tokens, finished.reason), (0, FinishReason::Length));
+        let read_before = toy.read.load(Ordering::Relaxed);
+        // The next turn: what was said and more.
+        let said = tokenizer().encode(&text).unwrap();
+        let prompt = [first.prompt.clone(), said, ids(" it goes on")].concat();
+        let next = TextRequest { prompt: prompt.clone(), ..first.clone() };
+        let (again, finished) = read(engine.launch(next.clone()).unwrap());
+        assert_eq!(again, alone(&toy, &next).0);
+        // The last token of the text before was chosen, but not fed.
+        assert_eq!(finished.cached_tokens, first.prompt.len() + 11, "recurrent: {recurrent}");
+        let fed = toy.read.load(Ordering::Relaxed) - read_before;
+        assert_eq!(fed, prompt.len() - finished.cached_tokens + 11);
+        // Somebody else asks the first question: a recurrent model has a snapshot behind it, the other one a prefix.
+        let other = TextRequest { sampling: sampled(9), ..first.clone() };
+        let (text, finished) = read(engine.launch(other.clone()).unwrap());
+        assert_eq!(text, alone(&toy, &other).0);
+        let all = first.prompt.len();
+        assert_eq!(finished.cached_tokens, if recurrent { all } else { all - 2 });
+        let fresh = TextRequest { reuse: false, ..first };
+        assert_eq!(read(engine.launch(fresh).unwrap()).1.cached_tokens, 0);
+    }
+}
+
+#[test]
+fn a_snapshot_is_gone_on_from() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 1, 8);
+    let first = request("the begin of many", 1, 5);
+    read(engine.launch(first.clone()).unwrap());
+    for (seed, tail) in [" tales", " stories", ""].into_iter().enumerate() {
+        let next = request(&format!("the begin of many{tail}"), seed as u64, 5);
+        let (text, finished) = read(engine.launch(next.clone()).unwrap());
+        assert_eq!(text, alone(&toy, &next).0, "{tail}");
+        assert_eq!(finished.cached_tokens, first.prompt.len());
+    }
+}
+
+#[test]
+fn a_shared_prefix_is_copied_where_another_text_would_lose_more() {
+    let toy = Toy::new(false, None);
+    let engine = engine(&toy, 2, 8);
+    let system = "you are a helpful machine, which answers in one word";
+    let long = request(&format!("{system}{}", "a long story ".repeat(8)), 1, 4);
+    read(engine.launch(long.clone()).unwrap());
+    let (_, finished) = read(engine.launch(request(&format!("{system}?"), 2, 4)).unwrap());
+    assert_eq!(finished.cached_tokens, system.len() - 1, "two tokens are read again");
+    let (_, finished) = read(engine.launch(long.clone()).unwrap());
+    assert_eq!(finished.cached_tokens, long.prompt.len() - 2, "the long text is still there");
+}
+
+#[test]
+fn equal_prompts_of_one_launch_are_read_once() {
+    for recurrent in [false, true] {
+        let toy = Toy::new(recurrent, None);
+        let engine = engine(&toy, 4, 8);
+        let requests: Vec<TextRequest> =
+            (0..4).map(|seed| request("which of these is the best answer", seed, 1)).collect();
+        let texts: Vec<(String, Finished)> =
+            engine.launch_all(requests.clone()).unwrap().into_iter().map(read).collect();
+        for (request, (text, _)) in requests.iter().zip(&texts) {
+            assert_eq!(*text, alone(&toy, request).0);
+        }
+        assert_eq!(toy.read.load(Ordering::Relaxed), requests[0].prompt.len());
+    }
+}
+
+#[test]
+fn twins_go_on_when_the_first_is_given_up() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 3, 8);
+    let request = request(&"a long prompt ".repeat(200), 4, 5);
+    let mut handles = engine.launch_all(vec![request.clone(); 3]).unwrap();
+    drop(handles.remove(0));
+    for handle in handles {
+        assert_eq!(read(handle).0, alone(&toy, &request).0);
+    }
+}
+
+#[test]
+fn refused_requests_name_what_is_wrong() {
+    let toy = Toy::new(false, Some(20));
+    let engine = engine(&toy, 1, 0);
+    let refuse = |request: TextRequest| engine.launch(request).unwrap_err();
+    assert_eq!(refuse(request("", 1, 1)), LaunchError::EmptyPrompt);
+    let long = refuse(request(&"a".repeat(21), 1, 1));
+    assert_eq!(long, LaunchError::PromptTooLong { prompt: 21, most: 20 });
+    let strange = TextRequest { prompt: vec![1, VOCAB as TokenId], ..request("a", 1, 1) };
+    assert_eq!(refuse(strange), LaunchError::PromptToken { position: 1, id: 258, vocab: 258 });
+    let biased = TextRequest { bias: vec![(300, 1.0)], ..request("a", 1, 1) };
+    assert!(matches!(refuse(biased), LaunchError::Params(e) if e.name == "logit_bias"));
+    let hot =
+        TextRequest { sampling: SamplingParams { temperature: -1.0, ..sampled(1) }, ..request("a", 1, 1) };
+    assert!(matches!(refuse(hot), LaunchError::Params(e) if e.name == "temperature"));
+    let stop = TextRequest { stop: vec![String::new()], ..request("a", 1, 1) };
+    assert!(matches!(refuse(stop), LaunchError::Stop(_)));
+    // A full context ends a text.
+    let (_, finished) = read(engine.launch(TextRequest { eos: vec![], ..request("ab", 1, 100) }).unwrap());
+    assert_eq!((finished.reason, finished.completion_tokens), (FinishReason::Context, 19));
+    engine.close();
+    assert_eq!(refuse(request("a", 1, 1)), LaunchError::Closed);
+}
+
+/// Bytes of an endless text.
+fn endless(prompt: &str) -> TextRequest {
+    TextRequest { max_tokens: None, eos: vec![], ..request(prompt, 1, 1) }
+}
+
+#[test]
+fn the_queue_is_bounded_and_frees_its_places() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 2, 1);
+    let running: Vec<Handle> = (0..3).map(|_| engine.launch(endless("go")).unwrap()).collect();
+    let error = engine.launch(request("a", 1, 1)).unwrap_err();
+    assert_eq!(error, LaunchError::QueueFull { waiting: 1, most: 1 });
+    let three = vec![request("a", 1, 1); 3];
+    assert!(matches!(engine.launch_all(three), Err(LaunchError::QueueFull { .. })));
+    drop(running);
+    assert!(engine.wait_idle(Duration::from_secs(60)));
+    assert_eq!(read(engine.launch(request("a", 1, 1)).unwrap()).1.completion_tokens, 1);
+}
+
+#[test]
+fn deadlines_end_texts_that_run_and_texts_that_wait() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 1, 4);
+    let at = |from_now| Some(Instant::now() + Duration::from_millis(from_now));
+    let runs = engine.launch(TextRequest { deadline: at(200), ..endless("go") }).unwrap();
+    let waits = engine.launch(TextRequest { deadline: at(100), ..endless("go") }).unwrap();
+    let (text, finished) = read(waits);
+    assert_eq!((text.as_str(), finished.reason, finished.completion_tokens), ("", FinishReason::Deadline, 0));
+    let (text, finished) = read(runs);
+    assert_eq!(finished.reason, FinishReason::Deadline);
+    assert!(!text.is_empty());
+}
+
+#[test]
+fn failures_and_panics_end_their_texts_and_no_others() {
+    let toy = Toy::new(false, None);
+    let engine = engine(&toy, 2, 8);
+    let with = |token: TokenId| TextRequest { prompt: vec![5, 6, token], ..request("a", 1, 4) };
+    let failed = failure(engine.launch(with(FAILS)).unwrap());
+    assert_eq!(failed, Failure::Model(format!("token {FAILS} is refused")));
+    let panicked = failure(engine.launch(with(PANICS)).unwrap());
+    assert!(
+        matches!(&panicked, Failure::Panic(message) if message.contains("told to panic")),
+        "{panicked:?}"
+    );
+    let fine = request("the engine goes on", 1, 4);
+    assert_eq!(read(engine.launch(fine.clone()).unwrap()).0, alone(&toy, &fine).0);
+    let stats = engine.stats();
+    assert_eq!((stats.failed, stats.finished), (2, 1));
+    // One that waits meanwhile is done afterwards.
+    let all: Vec<Handle> = [with(FAILS), with(PANICS), fine.clone(), fine.clone()]
+        .map(|request| engine.launch(request).unwrap())
+        .into_iter()
+        .collect();
+    for handle in all.into_iter().skip(2) {
+        match handle.last() {
+            Some(Event::Finished(_)) => {}
+            // It was in the step that panicked.
+            Some(Event::Failed(Failure::Panic(_))) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(engine.wait_idle(Duration::from_secs(60)));
+}
+
+#[test]
+fn dropping_the_engine_ends_everything() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 1, 4);
+    let running = engine.launch(endless("go")).unwrap();
+    let waiting = engine.launch(endless("go")).unwrap();
+    drop(engine);
+    for handle in [running, waiting] {
+        match handle.last() {
+            Some(Event::Finished(finished)) => assert_eq!(finished.reason, FinishReason::Cancelled),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Logprobs are those of the model itself, of the prompt's tokens too.
+#[test]
+fn logprobs_are_of_the_models_own_distribution() {
+    let toy = Toy::new(false, None);
+    let engine = engine(&toy, 2, 8);
+    let prompt = "what is known of this";
+    let wanted = TextRequest {
+        logprobs: Some(3),
+        prompt_logprobs: Some(2),
+        bias: vec![(ids("a")[0], 5.0)],
+        ..request(prompt, 8, 6)
+    };
+    let mut single = toy.one();
+    let mut behind = |tokens: &[TokenId]| single.prefill(tokens).unwrap().to_vec();
+    let (mut of_prompt, mut chosen) = (None, Vec::new());
+    for event in engine.launch(wanted.clone()).unwrap() {
+        match event {
+            Event::Prompt(found) => of_prompt = Some(found),
+            Event::Piece(piece) => chosen.extend(piece.token),
+            Event::Finished(finished) => assert_eq!(finished.cached_tokens, 0),
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    let of_prompt = of_prompt.unwrap();
+    assert_eq!(of_prompt.len(), prompt.len());
+    assert_eq!(of_prompt[0], None);
+    let mut logits = behind(&wanted.prompt[..1]);
+    for (found, &token) in of_prompt[1..].iter().zip(&wanted.prompt[1..]) {
+        assert_eq!(*found, logprobs(&logits, token, 2));
+        logits = behind(&[token]);
+    }
+    assert!(!chosen.is_empty());
+    for token in chosen {
+        assert_eq!(token.logprobs, logprobs(&logits, token.id, 3));
+        logits = behind(&[token.id]);
+    }
+}
+
+#[test]
+fn long_prompts_are_read_in_pieces_between_tokens() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 2, 8);
+    let mut talks = engine.launch(endless("go")).unwrap();
+    assert!(matches!(talks.next(), Some(Event::Piece(_))));
+    let steps = engine.stats().steps;
+    let long = request(&"ab".repeat(50 * CHUNK), 1, 1);
+    assert_eq!(read(engine.launch(long).unwrap()).1.completion_tokens, 1);
+    // No piece is longer than a chunk, and each is a step in which the other text gets its token.
+    assert!(engine.stats().steps - steps >= 100, "{:?}", engine.stats());
+}
