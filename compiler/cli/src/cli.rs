@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    bench, bisect, build, chat, completions, doctor, eval, inspect, interp, models, opt, quants, run,
+    bench, bisect, build, chat, completions, doctor, eval, inspect, interp, models, opt, quants, run, serve,
     targets, verify,
 };
 use crate::error::CliError;
@@ -37,6 +37,8 @@ pub enum Command {
     Run(Box<run::Args>),
     /// Talk with a compiled model
     Chat(Box<chat::Args>),
+    /// Serve a compiled model over HTTP, as the OpenAI API
+    Serve(Box<serve::Args>),
     /// Show what is in a compiled model
     Inspect(inspect::Args),
     /// Replay reference results through a compiled model
@@ -104,6 +106,7 @@ fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
         Command::Build(args) => build::run(&args, ui),
         Command::Run(args) => run::run(&args, ui),
         Command::Chat(args) => chat::run(&args, ui),
+        Command::Serve(args) => serve::run(&args, ui),
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
         Command::Bisect(args) => bisect::run(&args, ui),

@@ -38,6 +38,8 @@ pub enum CliError {
     #[error(transparent)]
     ConversationFile(#[from] mlcc_engine::conversation::FileError),
     #[error(transparent)]
+    Serve(#[from] mlcc_serve::ServeError),
+    #[error(transparent)]
     Eval(#[from] mlcc_engine::eval::EvalError),
     #[error(transparent)]
     EngineConfig(#[from] EngineConfigError),

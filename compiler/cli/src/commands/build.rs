@@ -323,7 +323,7 @@ fn parse_kl(text: &str) -> Result<f64, String> {
 }
 
 /// `1500000000`, `1.5GB`, `2GiB`, `512M`.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no number of bytes; write for example 1500000000, 1.5GB or 2GiB");
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let number: f64 = text[..split].trim().parse().map_err(|_| wrong())?;

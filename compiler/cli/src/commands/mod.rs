@@ -14,6 +14,7 @@ pub mod models;
 pub mod opt;
 pub mod quants;
 pub mod run;
+pub mod serve;
 pub mod targets;
 pub mod verify;
 

@@ -29,6 +29,11 @@ mod model_table;
 mod perplexity;
 mod program;
 mod report;
+#[cfg(unix)]
+mod serve;
+#[cfg(unix)]
+mod server;
+mod serving;
 mod transformer;
 mod transformer_model;
 mod weights_on_load;

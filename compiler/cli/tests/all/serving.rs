@@ -1,0 +1,224 @@
+//! The engine over artifacts: the tokens of every text are those of a session of its own, whatever runs beside it and in whatever
+//! pieces its prompt is read.
+//!
+//! That is so because their logits have the same bits, with schemes of integer activations: RWKV-4 in every case, the others but
+//! where a single row is compared with several (states that generated tokens have left). RWKV-6, RWKV-7 and experts round differently.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::cases::{CHUNK, artifact, backends, find, load, options, workspace};
+use mlcc_engine::serving::{Engine, EngineOptions, Event, Handle, ModelStep, TextRequest};
+use mlcc_engine::{Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
+use mlcc_runtime::Model;
+
+/// Vectors as states, matrices as states, caches with few key heads.
+const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
+
+/// Of which single rows have the bits of several, too.
+const ALWAYS_EQUAL: &str = "rwkv4-hf-odd";
+
+/// Numbers without a pattern, the same in each run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// Prompts of all lengths, of which some begin alike.
+fn request(numbers: &mut Numbers, vocab: usize, seed: u64) -> TextRequest {
+    let mut shared = Numbers(numbers.below(3) as u64);
+    let begin: Vec<TokenId> = (0..numbers.below(20)).map(|_| shared.below(vocab) as TokenId).collect();
+    let own = (0..1 + numbers.below(12)).map(|_| numbers.below(vocab) as TokenId);
+    let prompt = begin.into_iter().chain(own).collect();
+    let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
+    TextRequest { max_tokens: Some(1 + numbers.below(14)), ..TextRequest::new(prompt, sampling) }
+}
+
+fn tokens(handle: Handle) -> Vec<TokenId> {
+    let mut tokens = Vec::new();
+    for event in handle {
+        match event {
+            Event::Piece(piece) => tokens.extend(piece.token.map(|token| token.id)),
+            Event::Finished(_) => return tokens,
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("the engine is gone");
+}
+
+fn alone(model: &Model, tokenizer: &Tokenizer, request: &TextRequest) -> Vec<TokenId> {
+    let mut generator = Generator::new(model.session().unwrap());
+    let single =
+        Request { max_tokens: request.max_tokens, ..Request::new(&request.prompt, request.sampling.clone()) };
+    generator.generate(tokenizer, &single, |_| ControlFlow::Continue(())).unwrap().tokens
+}
+
+fn greedy(prompt: Vec<TokenId>) -> TextRequest {
+    TextRequest::new(prompt, SamplingParams::greedy())
+}
+
+/// Any will do: tokens are compared, not their texts.
+fn tokenizer() -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books")).unwrap())
+}
+
+fn engine(model: &Model, tokenizer: &Arc<Tokenizer>, sequences: usize) -> Engine {
+    let options = EngineOptions { sequences, max_queue: 100, ..EngineOptions::default() };
+    Engine::start(ModelStep::new(model).unwrap(), Arc::clone(tokenizer), options).unwrap()
+}
+
+/// Launches, waits for some, and compares all.
+fn check(case: &str, model: &Model, sequences: usize, seed: u64) {
+    let what = format!("{case}, {sequences} sequences");
+    let reuse = case == ALWAYS_EQUAL;
+    let tokenizer = tokenizer();
+    let engine = engine(model, &tokenizer, sequences);
+    let mut numbers = Numbers(seed);
+    let mut open: Vec<(TextRequest, Handle)> = Vec::new();
+    let mut done: Vec<(TextRequest, Vec<TokenId>)> = Vec::new();
+    for index in 0..24 {
+        let first = TextRequest { reuse, ..request(&mut numbers, model.vocab(), index) };
+        let mut requests = vec![first];
+        if numbers.below(4) == 0 {
+            let twin = requests[0].clone();
+            let sampling = SamplingParams { seed: Some(1000 + index), ..twin.sampling.clone() };
+            requests.push(TextRequest { sampling, ..twin });
+        }
+        let handles = engine.launch_all(requests.clone()).unwrap();
+        for (request, mut handle) in requests.into_iter().zip(handles) {
+            match numbers.below(6) {
+                0 => drop(handle.by_ref().take(numbers.below(3)).count()),
+                _ => open.push((request, handle)),
+            }
+        }
+        while open.len() > numbers.below(8) {
+            let (request, handle) = open.remove(0);
+            let found = tokens(handle);
+            // Some conversations go on.
+            if reuse && numbers.below(3) == 0 && request.prompt.len() + found.len() < 40 {
+                let prompt = [request.prompt.clone(), found.clone(), vec![1]].concat();
+                let next = TextRequest { prompt, ..request.clone() };
+                open.push((next.clone(), engine.launch(next).unwrap()));
+            }
+            done.push((request, found));
+        }
+    }
+    done.extend(open.into_iter().map(|(request, handle)| (request, tokens(handle))));
+    let stats = engine.stats();
+    assert!((stats.cached_tokens > 0) == reuse && stats.failed == 0, "{what}: {stats:?}");
+    for (index, (request, found)) in done.iter().enumerate() {
+        assert_eq!(*found, alone(model, &tokenizer, request), "{what}, text {index}: {request:?}");
+    }
+}
+
+fn build(case: &str, batch: u32, folder: &Path) -> Option<Model> {
+    find(case)?;
+    let mut options = options(case, "q4i8");
+    options.batch = Some(batch);
+    options.context = (!case.starts_with("rwkv")).then_some(64);
+    options.backend = backends().next().expect("a back end is built in");
+    let (path, _) = artifact(&options, folder, &format!("{case}-{batch}.so"));
+    Some(load(&path, None, 1))
+}
+
+#[test]
+fn texts_are_those_of_single_sessions() {
+    for case in CASES {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(model) = build(case, 3, folder.path()) else { continue };
+        for (seed, sequences) in [(1, 1), (2, 3), (3, 5)] {
+            check(case, &model, sequences, seed);
+        }
+    }
+}
+
+/// A row has the same bits alone and among others, and however its prompt is cut, as long as no piece is a single row.
+#[test]
+fn rows_do_not_depend_on_their_company() {
+    for case in CASES {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(model) = build(case, 3, folder.path()) else { continue };
+        let mut numbers = Numbers(1);
+        for len in [8, 14] {
+            let prompt: Vec<TokenId> = (0..len).map(|_| numbers.below(model.vocab()) as TokenId).collect();
+            let mut whole = model.session().unwrap();
+            whole.prefill(&prompt).unwrap();
+            let alone_in_the_end = |n: usize| n % CHUNK as usize == 1;
+            for at in (1..len).filter(|&at| !alone_in_the_end(at) && !alone_in_the_end(len - at)) {
+                let mut cut = model.session().unwrap();
+                cut.prefill(&prompt[..at]).unwrap();
+                cut.prefill(&prompt[at..]).unwrap();
+                assert_eq!(cut.logits(), whole.logits(), "{case}: {len} tokens cut at {at}");
+            }
+            let mut batch = model.batch(3).unwrap();
+            for n in 2..=3 {
+                let mut together: Vec<_> = (0..n).map(|_| whole.fork().unwrap()).collect();
+                let mut alone = whole.fork().unwrap();
+                for step in 0..3 {
+                    let tokens: Vec<TokenId> = (0..n as TokenId).map(|i| 7 * step + 3 + i).collect();
+                    let mut members: Vec<_> = together.iter_mut().collect();
+                    batch.decode(&mut members, &tokens).unwrap();
+                    let expected = alone.decode(tokens[0]).unwrap();
+                    assert_eq!(together[0].logits(), expected, "{case}: {n} sequences in step {step}");
+                }
+            }
+        }
+    }
+}
+
+/// What was read as a prompt may be the begin of another one.
+#[test]
+fn known_prefixes_change_no_text() {
+    for case in CASES {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(model) = build(case, 3, folder.path()) else { continue };
+        let tokenizer = tokenizer();
+        let engine = engine(&model, &tokenizer, 2);
+        let mut numbers = Numbers(9);
+        let mut prompt: Vec<TokenId> = Vec::new();
+        for seed in 0..4 {
+            prompt.extend((0..7).map(|_| numbers.below(model.vocab()) as TokenId));
+            let begin = TextRequest { max_tokens: Some(0), ..greedy(prompt.clone()) };
+            assert!(tokens(engine.launch(begin).unwrap()).is_empty());
+            let next = TextRequest { max_tokens: Some(8), ..greedy([&prompt[..], &[1, 2, 3]].concat()) };
+            let mut cached = 0;
+            let mut found = Vec::new();
+            for event in engine.launch(next.clone()).unwrap() {
+                match event {
+                    Event::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    Event::Finished(finished) => cached = finished.cached_tokens,
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(cached, prompt.len(), "{case}");
+            assert_eq!(found, alone(&model, &tokenizer, &next), "{case}, {seed}");
+        }
+    }
+}
+
+/// Without an entry point for batches, texts take turns.
+#[test]
+fn a_model_without_batches_serves_many_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = build(ALWAYS_EQUAL, 1, folder.path()) else { return };
+    assert_eq!(model.max_batch(), 1);
+    check(ALWAYS_EQUAL, &model, 4, 5);
+}
+
+#[test]
+fn limits_are_those_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = build("llama3-gqa-tied", 3, folder.path()) else { return };
+    let session = model.session().unwrap();
+    let engine = engine(&model, &tokenizer(), 2);
+    assert_eq!(engine.limits().context, session.context());
+    assert_eq!((engine.limits().vocab, engine.limits().prompt), (session.vocab(), None));
+    let long = greedy(vec![1; 65]);
+    let error = engine.launch(long).unwrap_err().to_string();
+    assert!(error.contains("65 tokens") && error.contains("at most 64"), "{error}");
+}

@@ -1,0 +1,61 @@
+//! What all handlers share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use mlcc_engine::conversation::ChatFormat;
+use mlcc_engine::serving::Engine;
+use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
+
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+
+pub struct App {
+    /// As clients call the model.
+    pub name: String,
+    /// What runs the model: a CPU variant or a device.
+    pub executor: String,
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    /// How messages become a prompt, if the model has that.
+    pub format: Option<ChatFormat>,
+    /// Where nothing else is asked for.
+    pub sampling: SamplingParams,
+    /// Tokens that end a text.
+    pub eos: Vec<TokenId>,
+    /// Those that end an answer as well.
+    pub chat_eos: Vec<TokenId>,
+    /// Texts that run, and texts that wait.
+    pub sequences: usize,
+    pub max_queue: usize,
+    pub timeout: Option<Duration>,
+    pub api_key: Option<String>,
+    pub metrics: Metrics,
+    /// No new texts are taken.
+    pub draining: AtomicBool,
+    /// Seconds since 1970.
+    pub started: u64,
+    /// Number of the next answer.
+    pub next: AtomicU64,
+}
+
+impl App {
+    /// A name for an answer that no other one of this server has.
+    pub fn id(&self, prefix: &str) -> String {
+        format!("{prefix}-{:08x}{:08x}", self.started, self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether new texts are taken.
+    pub fn ready(&self) -> Result<(), ApiError> {
+        match self.draining.load(Ordering::Relaxed) || !self.engine.is_running() {
+            true => Err(ApiError::shutting_down()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Now, in seconds since 1970.
+pub fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

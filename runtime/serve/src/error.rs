@@ -1,0 +1,125 @@
+//! Errors in the form of the OpenAI API.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use mlcc_engine::serving::{Failure, LaunchError};
+use serde_json::{Value, json};
+
+/// Seconds after which a client may try again when the queue is full.
+const RETRY_AFTER: u64 = 1;
+
+/// An answer that is an error: `{"error":{"message","type","param","code"}}`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    pub kind: &'static str,
+    /// The field of the request that is wrong.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
+        ApiError { status, message: message.into(), kind, param: None, code: Some(code) }
+    }
+
+    /// The request is wrong in the field `param`.
+    pub fn field(param: impl Into<String>, code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message);
+        ApiError { param: Some(param.into()), ..error }
+    }
+
+    /// The request is wrong as a whole.
+    pub fn request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message)
+    }
+
+    /// Something of the OpenAI API that is not there.
+    pub fn not_yet(param: &str) -> Self {
+        let message = format!("`{param}` is not supported by this server yet: leave it out");
+        Self::field(param, "unsupported", message)
+    }
+
+    pub fn status(self, status: StatusCode) -> Self {
+        ApiError { status, ..self }
+    }
+
+    pub fn unknown_model(wanted: &str, served: &str) -> Self {
+        let message = format!("there is no model `{wanted}` here; this server has `{served}`");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message);
+        ApiError { param: Some("model".into()), ..error }
+    }
+
+    pub fn unauthorized() -> Self {
+        let message = "this server wants its API key: send `Authorization: Bearer KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
+    }
+
+    pub fn no_route(method: &str, path: &str) -> Self {
+        let message = format!("there is no route {method} {path}; docs/serve.md lists those that there are");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "unknown_url", message)
+    }
+
+    pub fn wrong_method(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not answer {method}");
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        Self::new(status, "invalid_request_error", "method_not_allowed", message)
+    }
+
+    pub fn shutting_down() -> Self {
+        let message = "the server is shutting down";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message)
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
+    }
+
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl From<LaunchError> for ApiError {
+    fn from(error: LaunchError) -> Self {
+        let message = error.to_string();
+        match error {
+            LaunchError::EmptyPrompt => Self::field("prompt", "empty_prompt", message),
+            LaunchError::PromptTooLong { .. } => Self::field("prompt", "context_length_exceeded", message),
+            LaunchError::PromptToken { .. } => Self::field("prompt", "invalid_value", message),
+            LaunchError::Params(param) => Self::field(param.name, "invalid_value", message),
+            LaunchError::Stop(_) => Self::field("stop", "invalid_value", message),
+            LaunchError::QueueFull { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message)
+            }
+            LaunchError::Closed => Self::shutting_down(),
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        Self::internal(failure.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, json_type(), self.body().to_string()).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
+        }
+        response
+    }
+}
+
+/// The header of JSON answers.
+pub fn json_type() -> [(header::HeaderName, &'static str); 1] {
+    [(header::CONTENT_TYPE, "application/json")]
+}

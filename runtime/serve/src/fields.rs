@@ -1,0 +1,115 @@
+//! The fields of a request's body, each taken once; what is left over is unknown.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// Longest value that an error repeats.
+const SHOWN: usize = 60;
+
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+        let wrong = |what: String| ApiError::request("invalid_json", what);
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(map)) => Ok(Fields(map)),
+            Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", shown(&other)))),
+            Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),
+        }
+    }
+
+    /// A field; `null` counts as none. `expected` is what an error says.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>, ApiError> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                let text = shown(&value);
+                let parsed = serde_json::from_value(value).map(Some);
+                parsed.map_err(|_| {
+                    ApiError::field(name, "invalid_type", format!("`{name}` is {text}, expected {expected}"))
+                })
+            }
+        }
+    }
+
+    /// A field that has to be there.
+    pub fn need<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<T, ApiError> {
+        self.take(name, expected)?.ok_or_else(|| {
+            ApiError::field(name, "missing_field", format!("`{name}` is missing, expected {expected}"))
+        })
+    }
+
+    /// A field that is not supported, unless its value asks for nothing.
+    pub fn refuse(&mut self, name: &str, harmless: impl FnOnce(&Value) -> bool) -> Result<(), ApiError> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(()),
+            Some(value) if harmless(&value) => Ok(()),
+            Some(_) => Err(ApiError::not_yet(name)),
+        }
+    }
+
+    /// Nothing else may be there but `ignored`.
+    pub fn finish(self, ignored: &[&str]) -> Result<(), ApiError> {
+        match self.0.keys().find(|name| !ignored.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => {
+                let message = format!("there is no field `{name}` in this request");
+                Err(ApiError::field(name, "unknown_field", message))
+            }
+        }
+    }
+}
+
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN) {
+        None => text,
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}
+
+/// One value or a list of them.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    pub fn into_vec(self) -> Vec<T> {
+        match self {
+            OneOrMany::One(one) => vec![one],
+            OneOrMany::Many(many) => many,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_fields_are_named() {
+        let fields = |text: &str| Fields::parse(text.as_bytes());
+        let code = |error: ApiError| (error.param.unwrap_or_default(), error.code.unwrap_or_default());
+        assert_eq!(code(fields("{\"a\": 1").err().unwrap()), (String::new(), "invalid_json"));
+        assert_eq!(code(fields("[1]").err().unwrap()), (String::new(), "invalid_json"));
+        assert_eq!(code(fields("\u{fffd}").err().unwrap()), (String::new(), "invalid_json"));
+        let mut some = fields(r#"{"t": "hot", "n": null, "x": 1, "user": "u"}"#).unwrap();
+        let error = some.take::<f32>("t", "a number").unwrap_err();
+        assert_eq!(error.message, "`t` is \"hot\", expected a number");
+        assert_eq!(code(error), ("t".into(), "invalid_type"));
+        assert_eq!(some.take::<u32>("n", "a number").unwrap(), None);
+        assert_eq!(code(some.need::<u32>("n", "a number").unwrap_err()), ("n".into(), "missing_field"));
+        assert_eq!(code(some.finish(&["user"]).unwrap_err()), ("x".into(), "unknown_field"));
+        let mut tools = fields(r#"{"tools": [{}], "functions": []}"#).unwrap();
+        let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+        assert!(tools.refuse("functions", empty).is_ok());
+        assert_eq!(code(tools.refuse("tools", empty).unwrap_err()), ("tools".into(), "unsupported"));
+        let long = fields(&format!("\"{}\"", "é".repeat(200))).err().unwrap();
+        assert!(long.message.len() < 250, "{}", long.message);
+    }
+}

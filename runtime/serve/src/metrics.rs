@@ -1,0 +1,117 @@
+//! What `/metrics` tells, in the text form of Prometheus.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Instant;
+
+use mlcc_engine::serving::{Event, Stats};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Answered {
+    pub path: String,
+    pub status: u16,
+}
+
+/// A number that the engine counts, and where it stands.
+type OfEngine = (Counter<u64, AtomicU64>, fn(&Stats) -> u64);
+/// The same of one that goes up and down.
+type Now = (Gauge<i64, AtomicI64>, fn(&Stats) -> usize);
+
+pub struct Metrics {
+    registry: Registry,
+    answered: Family<Answered, Counter>,
+    first: Histogram,
+    gap: Histogram,
+    /// Counted by the engine, copied when they are asked for.
+    of_engine: [OfEngine; 7],
+    now: [Now; 2],
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("mlcc");
+        let answered = Family::<Answered, Counter>::default();
+        registry.register("requests", "Answers by path and status", answered.clone());
+        let first = Histogram::new(exponential_buckets(0.001, 2.0, 18));
+        let help = "Time from the launch of a text to its first token";
+        registry.register("time_to_first_token_seconds", help, first.clone());
+        let gap = Histogram::new(exponential_buckets(0.000_25, 2.0, 16));
+        registry.register("time_between_tokens_seconds", "Time between two tokens of a text", gap.clone());
+        let mut counter = |name: &str, help: &str, of: fn(&Stats) -> u64| {
+            let counter = Counter::<u64, AtomicU64>::default();
+            registry.register(name, help, counter.clone());
+            (counter, of)
+        };
+        let of_engine = [
+            counter("prompt_tokens", "Tokens of prompts that were read", |s| s.prompt_tokens),
+            counter("cached_tokens", "Tokens of prompts that were known", |s| s.cached_tokens),
+            counter("generated_tokens", "Tokens that were chosen", |s| s.written_tokens),
+            counter("texts_finished", "Texts that came to their end", |s| s.finished),
+            counter("texts_cancelled", "Texts that nobody wanted any more", |s| s.cancelled),
+            counter("texts_failed", "Texts that an error ended", |s| s.failed),
+            counter("engine_steps", "Steps of the engine", |s| s.steps),
+        ];
+        let mut gauge = |name: &str, help: &str, of: fn(&Stats) -> usize| {
+            let gauge = Gauge::<i64, AtomicI64>::default();
+            registry.register(name, help, gauge.clone());
+            (gauge, of)
+        };
+        let now = [
+            gauge("texts_running", "Texts in slots", |s| s.running),
+            gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
+        ];
+        Metrics { registry, answered, first, gap, of_engine, now }
+    }
+
+    pub fn count_answer(&self, path: &str, status: u16) {
+        self.answered.get_or_create(&Answered { path: path.to_owned(), status }).inc();
+    }
+
+    /// For the events of one text, which is launched now.
+    pub fn watch(&self) -> Watch {
+        Watch { first: self.first.clone(), gap: self.gap.clone(), last: Instant::now(), came: false }
+    }
+
+    pub fn text(&self, stats: &Stats) -> Result<String, std::fmt::Error> {
+        for (counter, of) in &self.of_engine {
+            counter.inner().store(of(stats), Ordering::Relaxed);
+        }
+        for (gauge, of) in &self.now {
+            gauge.set(of(stats) as i64);
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// Measures the times between the tokens of one text.
+pub struct Watch {
+    first: Histogram,
+    gap: Histogram,
+    last: Instant,
+    came: bool,
+}
+
+impl Watch {
+    pub fn see(&mut self, event: &Event) {
+        let Event::Piece(piece) = event else { return };
+        if piece.token.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        let time = now.saturating_duration_since(self.last).as_secs_f64();
+        if self.came {
+            self.gap.observe(time)
+        } else {
+            self.first.observe(time)
+        }
+        (self.last, self.came) = (now, true);
+    }
+}

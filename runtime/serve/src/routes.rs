@@ -1,0 +1,160 @@
+//! The routes, and what happens around every request.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::{ApiError, json_type};
+use crate::texts::{Work, answer};
+use crate::{chat, completions, info, tokens};
+
+/// Everything that the server answers; bodies have at most `body_limit` bytes.
+pub fn router(app: Arc<App>, body_limit: usize) -> Router {
+    let api = Router::new()
+        .route("/models", get(models))
+        .route("/models/{model}", get(model))
+        .route("/chat/completions", post(chat_completions))
+        .route("/completions", post(text_completions));
+    let own = Router::new()
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/apply-template", post(apply_template))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/props", get(props))
+        .route("/slots", get(slots));
+    let all = api.clone().merge(own.clone()).nest("/v1", api.merge(own));
+    all.fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(body_limit))
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+type Shared = State<Arc<App>>;
+type Body = Result<Bytes, BytesRejection>;
+
+/// Asks for the key, and counts.
+async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
+    let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let path = matched.unwrap_or_else(|| "other".into());
+    let open = path == "/health" || path == "/v1/health";
+    let response = match &app.api_key {
+        Some(key) if !open && !has_key(&request, key) => ApiError::unauthorized().into_response(),
+        _ => next.run(request).await,
+    };
+    app.metrics.count_answer(&path, response.status().as_u16());
+    response
+}
+
+/// Takes equally long for every wrong key of the right length.
+fn has_key(request: &Request, key: &str) -> bool {
+    let value = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let Some((scheme, given)) = value.and_then(|value| value.split_once(' ')) else { return false };
+    let same = given.len() == key.len()
+        && given.bytes().zip(key.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0;
+    scheme.eq_ignore_ascii_case("bearer") && same
+}
+
+fn bytes(body: Body) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = "the body is larger than the server's --body-limit";
+            ApiError::request("body_too_large", message).status(StatusCode::PAYLOAD_TOO_LARGE)
+        }
+        _ => ApiError::request("invalid_body", rejection.body_text()),
+    })
+}
+
+/// Runs what may take long beside the streams. A panic in it is an error of this request.
+async fn aside<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Body,
+    work: fn(&App, &[u8]) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let (app, body) = (Arc::clone(app), bytes(body)?);
+    let done = tokio::task::spawn_blocking(move || work(&app, &body)).await;
+    done.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
+}
+
+fn as_json(result: Result<Value, ApiError>) -> Response {
+    match result {
+        Ok(value) => (json_type(), value.to_string()).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn texts(app: Arc<App>, body: Body, prepare: fn(&App, &[u8]) -> Result<Work, ApiError>) -> Response {
+    match aside(&app, body, prepare).await {
+        Ok(work) => answer(app, work).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn chat_completions(State(app): Shared, body: Body) -> Response {
+    texts(app, body, chat::prepare).await
+}
+
+async fn text_completions(State(app): Shared, body: Body) -> Response {
+    texts(app, body, completions::prepare).await
+}
+
+async fn tokenize(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, tokens::tokenize).await)
+}
+
+async fn detokenize(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, tokens::detokenize).await)
+}
+
+async fn apply_template(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, chat::apply_template).await)
+}
+
+async fn models(State(app): Shared) -> Response {
+    as_json(Ok(info::models(&app)))
+}
+
+async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
+    as_json(match name == app.name {
+        true => Ok(info::model(&app)),
+        false => Err(ApiError::unknown_model(&name, &app.name)),
+    })
+}
+
+async fn health(State(app): Shared) -> Response {
+    as_json(app.ready().map(|()| json!({"status": "ok"})))
+}
+
+async fn metrics(State(app): Shared) -> Response {
+    let content = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
+    match app.metrics.text(&app.engine.stats()) {
+        Ok(text) => (content, text).into_response(),
+        Err(error) => ApiError::internal(error.to_string()).into_response(),
+    }
+}
+
+async fn props(State(app): Shared) -> Response {
+    as_json(Ok(info::props(&app)))
+}
+
+async fn slots(State(app): Shared) -> Response {
+    as_json(Ok(info::slots(&app)))
+}
+
+async fn no_route(request: Request) -> ApiError {
+    ApiError::no_route(request.method().as_str(), request.uri().path())
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::wrong_method(request.method().as_str(), request.uri().path())
+}

@@ -1,0 +1,182 @@
+//! What chats and completions have in common: how tokens are chosen and when a text ends.
+
+use std::collections::BTreeMap;
+
+use mlcc_engine::sampler::ParamError;
+use mlcc_engine::serving::TextRequest;
+use mlcc_engine::{SamplingOverrides, TokenId};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::{Fields, OneOrMany};
+
+/// Most texts of one prompt.
+const MOST_CHOICES: usize = 128;
+const MOST_STOPS: usize = 16;
+const LONGEST_STOP: usize = 1024;
+const MOST_BIASES: usize = 1024;
+/// Most alternatives of a token.
+pub const MOST_LOGPROBS: usize = 20;
+/// Most tokens of a text that says nothing of its length, where no context ends it.
+const ENDLESS: usize = 4096;
+
+/// Fields of the OpenAI API that change nothing here.
+pub const IGNORED: &[&str] = &[
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+];
+
+/// The part of a request that is the same for all its texts.
+pub struct Common {
+    /// All but the prompt, the end tokens and what is scored.
+    pub text: TextRequest,
+    /// Texts of each prompt.
+    pub choices: usize,
+    pub stream: bool,
+    /// A last piece of the stream tells the usage.
+    pub include_usage: bool,
+    pub ignore_eos: bool,
+}
+
+impl Common {
+    /// Takes the fields; `usual_length` is the most tokens of a text that says nothing of them.
+    pub fn take(fields: &mut Fields, app: &App, usual_length: Option<usize>) -> Result<Common, ApiError> {
+        if let Some(model) = fields.take::<String>("model", "the name of the model")?
+            && model != app.name
+        {
+            return Err(ApiError::unknown_model(&model, &app.name));
+        }
+        let sampling = app.sampling.clone().with(&overrides(fields)?);
+        sampling.check().map_err(wrong_param)?;
+        let count = "a whole number, 0 or more";
+        let old = fields.take::<usize>("max_tokens", count)?;
+        let max_tokens = fields.take::<usize>("max_completion_tokens", count)?.or(old).or(usual_length);
+        let endless = app.engine.limits().context.is_none();
+        let choices = fields.take::<usize>("n", "a whole number, 1 or more")?.unwrap_or(1);
+        if !(1..=MOST_CHOICES).contains(&choices) {
+            let message = format!("`n` is {choices}, expected 1 to {MOST_CHOICES}");
+            return Err(ApiError::field("n", "invalid_value", message));
+        }
+        let stream = fields.take("stream", "true or false")?.unwrap_or(false);
+        Ok(Common {
+            text: TextRequest {
+                bias: biases(fields)?,
+                min_tokens: fields.take("min_tokens", count)?.unwrap_or(0),
+                max_tokens: max_tokens.or(endless.then_some(ENDLESS)),
+                stop: stops(fields)?,
+                deadline: app.timeout.map(|timeout| std::time::Instant::now() + timeout),
+                reuse: fields.take("cache_prompt", "true or false")?.unwrap_or(true),
+                ..TextRequest::new(Vec::new(), sampling)
+            },
+            choices,
+            stream,
+            include_usage: include_usage(fields, stream)?,
+            ignore_eos: fields.take("ignore_eos", "true or false")?.unwrap_or(false),
+        })
+    }
+}
+
+fn wrong_param(error: ParamError) -> ApiError {
+    ApiError::field(
+        error.name,
+        "invalid_value",
+        format!("`{}` is {}, expected {}", error.name, error.found, error.expected),
+    )
+}
+
+fn overrides(fields: &mut Fields) -> Result<SamplingOverrides, ApiError> {
+    let number = "a number";
+    let count = "a whole number, 0 or more";
+    let other = fields.take("repetition_penalty", number)?;
+    Ok(SamplingOverrides {
+        temperature: fields.take("temperature", number)?,
+        // -1 is off elsewhere.
+        top_k: fields.take::<i64>("top_k", "a whole number")?.map(|k| u32::try_from(k).unwrap_or(0)),
+        top_p: fields.take("top_p", number)?,
+        min_p: fields.take("min_p", number)?,
+        repeat_penalty: fields.take("repeat_penalty", number)?.or(other),
+        repeat_last_n: fields.take("repeat_last_n", count)?,
+        presence_penalty: fields.take("presence_penalty", number)?,
+        frequency_penalty: fields.take("frequency_penalty", number)?,
+        seed: seed(fields)?,
+    })
+}
+
+/// -1 is another one each time.
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let value: Option<serde_json::Number> = fields.take("seed", "a whole number")?;
+    let Some(value) = value else { return Ok(None) };
+    match (value.as_u64(), value.as_i64()) {
+        (Some(seed), _) => Ok(Some(seed)),
+        (None, Some(-1)) => Ok(None),
+        (None, Some(seed)) => Ok(Some(seed as u64)),
+        (None, None) => {
+            let message = format!("`seed` is {value}, expected a whole number of 64 bits");
+            Err(ApiError::field("seed", "invalid_type", message))
+        }
+    }
+}
+
+fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let stops: Option<OneOrMany<String>> = fields.take("stop", "a string or a list of strings")?;
+    let stops = stops.map(OneOrMany::into_vec).unwrap_or_default();
+    let wrong = |message: String| Err(ApiError::field("stop", "invalid_value", message));
+    if stops.len() > MOST_STOPS {
+        return wrong(format!("`stop` has {} strings, at most {MOST_STOPS} are taken", stops.len()));
+    }
+    match stops.iter().find(|stop| stop.is_empty() || stop.len() > LONGEST_STOP) {
+        Some(stop) => {
+            wrong(format!("`stop` has a string of {} bytes, expected 1 to {LONGEST_STOP}", stop.len()))
+        }
+        None => Ok(stops),
+    }
+}
+
+fn biases(fields: &mut Fields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let map: Option<BTreeMap<String, f32>> =
+        fields.take("logit_bias", "an object of token ids and numbers")?;
+    let map = map.unwrap_or_default();
+    let wrong = |message: String| ApiError::field("logit_bias", "invalid_value", message);
+    if map.len() > MOST_BIASES {
+        return Err(wrong(format!(
+            "`logit_bias` has {} entries, at most {MOST_BIASES} are taken",
+            map.len()
+        )));
+    }
+    let entry = |(id, bias): (String, f32)| match id.parse() {
+        Ok(id) if (-100.0..=100.0).contains(&bias) => Ok((id, bias)),
+        Ok(id) => Err(wrong(format!("`logit_bias` of token {id} is {bias}, expected -100 to 100"))),
+        Err(_) => Err(wrong(format!("`logit_bias` has the key {id:?}, expected the id of a token"))),
+    };
+    map.into_iter().map(entry).collect()
+}
+
+fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+    let options: Option<BTreeMap<String, Value>> = fields.take("stream_options", "an object")?;
+    let Some(options) = options else { return Ok(false) };
+    if !stream {
+        let message = "`stream_options` is for streams: send `stream: true` with it";
+        return Err(ApiError::field("stream_options", "invalid_value", message));
+    }
+    let mut wanted = false;
+    for (name, value) in options {
+        match (name.as_str(), value) {
+            ("include_usage", Value::Bool(value)) => wanted = value,
+            ("include_obfuscation", Value::Bool(_)) => {}
+            (name, _) => {
+                let message = format!("`stream_options.{name}` is unknown or no truth value");
+                return Err(ApiError::field("stream_options", "invalid_value", message));
+            }
+        }
+    }
+    Ok(wanted)
+}

@@ -1,0 +1,52 @@
+//! How texts become JSON: what chats and completions do each in their own way.
+
+use mlcc_engine::FinishReason;
+use mlcc_engine::sampler::Logprobs;
+use mlcc_engine::serving::{Chosen, Finished};
+use mlcc_engine::{TokenId, Tokenizer};
+use serde_json::Value;
+
+use crate::texts::Choice;
+
+/// The form of an answer. Choices are numbered over all prompts.
+pub trait Shape: Send + Sync {
+    /// Of the answer's id.
+    fn id_prefix(&self) -> &'static str;
+    fn object(&self) -> &'static str;
+    fn chunk_object(&self) -> &'static str;
+    /// A choice of an answer that is not streamed.
+    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value;
+    /// What is streamed at once.
+    fn first(&mut self, index: usize) -> Option<Value>;
+    /// What is streamed when the prompt has been scored.
+    fn prompt(&mut self, tokenizer: &Tokenizer, index: usize, scored: &[Option<Logprobs>]) -> Option<Value>;
+    /// What is streamed for a piece of text.
+    fn piece(
+        &mut self,
+        tokenizer: &Tokenizer,
+        index: usize,
+        text: &str,
+        token: Option<&Chosen>,
+    ) -> Option<Value>;
+    /// What ends the stream of a choice.
+    fn last(&self, index: usize, finished: &Finished) -> Value;
+}
+
+/// As the API calls what ended a text.
+pub fn finish_reason(finished: &Finished) -> &'static str {
+    match finished.reason {
+        FinishReason::Eos | FinishReason::Stop(_) => "stop",
+        FinishReason::Length | FinishReason::Context | FinishReason::Deadline => "length",
+        FinishReason::Cancelled => "cancelled",
+    }
+}
+
+/// A token's text; what is no UTF-8 by itself is replaced.
+pub fn token_text(tokenizer: &Tokenizer, id: TokenId) -> String {
+    String::from_utf8_lossy(tokenizer.bytes_of(id).unwrap_or_default()).into_owned()
+}
+
+/// The API has a number where JSON has no minus infinity.
+pub fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
