@@ -9,7 +9,7 @@ use mlcc_ir::graph::{Function, FunctionKind, ValueId};
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::types::DType;
-use mlcc_kernels::lower::group::SCAN_BODIES;
+use mlcc_kernels::lower::scan::SCAN_BODIES;
 use mlcc_kernels::scan::{is_channelwise, shape_of};
 
 const PASS: &str = "legalize";

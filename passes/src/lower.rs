@@ -14,10 +14,8 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     for (name, target) in levels {
         let lowered = lower(&program.module, &target)?;
         ctx.note(format!("{name}: {} kernels", lowered.kernels.len()));
-        for (kernel, plan) in lowered.kernels.iter().zip(&lowered.plans) {
-            if let Some(plan) = plan {
-                ctx.note(format!("{name}: @{}: {plan}", kernel.name));
-            }
+        for (kernel, made) in lowered.kernels.iter().zip(&lowered.made) {
+            ctx.note(format!("{name}: @{}: {made}", kernel.name));
         }
         program.levels.push(LevelCode { name, target, lowered, steps: Vec::new() });
     }

@@ -10,7 +10,7 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::step::{Base, BufferRef, Repeat};
-use mlcc_kernels::lower::group::value_bytes;
+use mlcc_kernels::lower::operands::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
 use petgraph::unionfind::UnionFind;
 

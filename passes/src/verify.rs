@@ -8,7 +8,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
-use mlcc_kernels::lower::group::value_bytes;
+use mlcc_kernels::lower::operands::value_bytes;
 use mlcc_kernels::lower::plan::{Entry, LoweredLaunch};
 
 /// Memory that a plan may leave unused between two things, so that a wrong figure asks for no absurd amount.

@@ -19,9 +19,8 @@ use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernel_lang::Stream;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::plan::{Spread, TallTile};
-use mlcc_kernels::product::{
-    Activation, CodeBlock, Codes, CpuPlan, GROUP, Product, Weight, choose, emit_product,
-};
+use mlcc_kernels::product::{Activation, Codes, CpuPlan, GROUP, Product, Weight, choose, emit_product};
+use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
 

@@ -155,6 +155,12 @@ pub enum PairDot {
 }
 
 impl PairDot {
+    /// The instruction that multiplies.
+    pub fn instr(self) -> InstrId {
+        match self {
+            PairDot::Added(instr) | PairDot::Products(instr) => instr,
+        }
+    }
     /// `sum + dot`, lane by lane; `a` and `b` are words of two codes.
     pub(crate) fn add(self, kb: &mut KernelBuilder, sum: ExprId, a: ExprId, b: ExprId) -> ExprId {
         let pairs = Ty::vector(DType::I16, 2 * kb.ty(sum).lanes);

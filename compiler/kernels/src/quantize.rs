@@ -22,7 +22,17 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
 use scales::Carried;
 
-pub use crate::product::CodeBlock;
+/// How the codes of some rows are interleaved: `columns` codes (4 or 8) of each, then the next columns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CodeBlock {
+    pub rows: u32,
+    pub columns: u32,
+}
+
+impl CodeBlock {
+    /// Every row for itself.
+    pub const SINGLE: CodeBlock = CodeBlock { rows: 1, columns: 4 };
+}
 
 /// One `quantize_rows` with the buffers of its results.
 #[derive(Clone, Copy, Debug)]

@@ -196,7 +196,7 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
     let features: Vec<String> = lexer.list("]", |lexer| lexer.string("a feature"))?;
     let tune = tune(&name, &features, vector_bits);
     let target = KernelTarget { arch, features: features.into_iter().collect(), vector_bits, tune };
-    let lowered = Lowered { kernels: vec![], costs: vec![], plans: vec![], entries: vec![] };
+    let lowered = Lowered { kernels: vec![], costs: vec![], made: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;
     while !lexer.accept("}") {

@@ -15,9 +15,9 @@ use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::{
-    Activation, Choice, CodeBlock, Codes, Epilogue, GROUP, Product, Weight, choose, emit_experts,
-    emit_product,
+    Activation, Choice, Codes, Epilogue, GROUP, Product, Weight, choose, emit_experts, emit_product,
 };
+use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::{Arch, Level};
 

@@ -1,5 +1,7 @@
 //! The schedule of an attention: plain data, chosen from the target without tuning.
 
+mod display;
+
 use super::problem::{CacheRows, Problem};
 use crate::params::{IntDot, KernelTarget, PairDot};
 use mlcc_ir::instr::InstrId;
@@ -33,6 +35,15 @@ impl Plan {
             Plan::Decode(_) => SLICES,
             Plan::Prefill(_) => 1,
             Plan::Gpu(plan) => plan.slices,
+        }
+    }
+
+    /// The module that follows it.
+    pub fn generator(&self) -> &'static str {
+        match self {
+            Plan::Decode(_) => "attention::decode",
+            Plan::Prefill(_) => "attention::prefill",
+            Plan::Gpu(_) => "attention::gpu",
         }
     }
 }
@@ -336,6 +347,8 @@ pub struct PrefillPlan {
     /// How rows of keys and of values are prefetched, and how many of each with a register tile of scores.
     pub prefetch: [Option<RowPrefetch>; 2],
     pub rows_ahead: i64,
+    /// Why tiles have so many positions.
+    pub why: &'static str,
 }
 
 /// Rows of a tile that are aimed at: of many, so that unpacking keys costs little beside the products, and of few where
@@ -356,8 +369,13 @@ impl PrefillPlan {
             (false, 32) => ((8, 3), (6, 4)),
             (false, _) => ((4, 2), (4, 2)),
         };
-        let few = a.kv == 1 || a.size.max(a.value_size) > 128;
-        let wanted = if few { FEW_ROWS } else { MANY_ROWS };
+        let (wanted, why) = match (a.kv, a.size.max(a.value_size)) {
+            (1, _) => (FEW_ROWS, "few rows, because one key head gives too few tiles for the workers"),
+            (_, 129..) => {
+                (FEW_ROWS, "few rows, because queries and sums have to stay in the second-level cache")
+            }
+            _ => (MANY_ROWS, "many rows, because they share the unpacking of keys and values"),
+        };
         // Rows make words, and values vectors of them.
         let pairs = a.op.codes && a.size % PAIR == 0 && a.value_size % i64::from(lanes) == 0;
         let plan = PrefillPlan {
@@ -371,6 +389,7 @@ impl PrefillPlan {
             pairs: target.pair_dot().filter(|_| pairs),
             prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
             rows_ahead: 0,
+            why,
         };
         PrefillPlan { rows_ahead: (scores.0 + plan.sets(a) - 1) / plan.sets(a), ..plan }
     }

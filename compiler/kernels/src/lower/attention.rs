@@ -1,7 +1,8 @@
 //! Groups around an attention: the generator for the machine and the number of queries, in one kernel or two.
 
-use super::LowerError;
-use super::group::{ArgContract, GroupKernel, Merge, finished};
+use super::error::LowerError;
+use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
+use super::operands::result_name;
 use crate::attention::decode::NewRows;
 use crate::attention::plan::DecodePlan;
 use crate::attention::{Plan, Problem, decode, find, gpu, merge, prefill};
@@ -71,11 +72,13 @@ pub(super) fn attention_group(
     let inputs = params.iter().map(|&p| arg(kb.kernel().bufs[p].access));
     let args: Vec<ArgContract> = inputs.chain([arg(Access::Out)]).collect();
     let plan = Plan::choose(&a, target);
+    let emitted = |args| Emitted { args, generator: plan.generator(), plan: plan.to_string() };
     let elements = f.ty(f.outputs[0]).elements();
+    let out_name = result_name(f, f.outputs[0]);
     if plan.slices() == 1 {
-        let out = kb.param("out0", DType::F32, elements, Access::Out, 64);
+        let out = kb.param(out_name, DType::F32, elements, Access::Out, 64);
         emit(&mut kb, &a, plan, rows, out);
-        return finished(kb, args, target);
+        return finished(kb, f, emitted(args), target);
     }
     let partial = Dim::from(plan.slices() * a.heads() * DecodePlan::partial(&a));
     let between = kb.param("partial", DType::F32, partial.clone(), Access::Out, 64);
@@ -83,9 +86,12 @@ pub(super) fn attention_group(
 
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
     let from = merge.param("partial", DType::F32, partial.clone(), Access::In, 64);
-    let out = merge.param("out0", DType::F32, elements, Access::Out, 64);
+    let out = merge.param(out_name, DType::F32, elements, Access::Out, 64);
     emit_merge(&mut merge, &a, plan, from, out);
-    let kernel = Box::new(finished(merge, vec![arg(Access::In), arg(Access::Out)], target)?);
-    let first = finished(kb, args, target)?;
+    let args_of_merge = vec![arg(Access::In), arg(Access::Out)];
+    let joins = format!("joins {} slices", plan.slices());
+    let merged = Emitted { args: args_of_merge, generator: "attention::merge", plan: joins };
+    let kernel = Box::new(finished(merge, f, merged, target)?);
+    let first = finished(kb, f, emitted(args), target)?;
     Ok(GroupKernel { merge: Some(Merge { kernel, bytes: partial.scale(4) }), ..first })
 }

@@ -1,7 +1,7 @@
 //! Groups around one matrix product: the generator of `crate::product` with the rest of the group as its epilogue.
 
-use super::LowerError;
-use super::group::ArgContract;
+use super::error::LowerError;
+use super::kernel::{ArgContract, Emitted};
 use super::plan::Partition;
 use crate::inline::{Binding, Index, Inliner};
 use crate::params::KernelTarget;
@@ -28,15 +28,6 @@ pub struct Contraction {
     w: usize,
     /// Columns per scale of integer activations.
     group: usize,
-}
-
-impl Contraction {
-    /// What input `i` of the group is to the product.
-    pub(super) fn role(&self, i: usize) -> Option<&'static str> {
-        let operands =
-            [(Some(self.x), "x"), (self.scales, "x_scales"), (self.sums, "x_starts"), (Some(self.w), "w")];
-        operands.into_iter().find(|(operand, _)| *operand == Some(i)).map(|(_, role)| role)
-    }
 }
 
 /// The packing that the generators read.
@@ -114,7 +105,7 @@ fn broadcasts_to(f: &Function, v: ValueId, shape: &[mlcc_ir::dim::Dim]) -> bool 
 }
 
 /// Emits the product with the rest of the group as its epilogue.
-pub fn emit(
+pub(super) fn emit(
     kb: &mut KernelBuilder,
     f: &Function,
     c: &Contraction,
@@ -122,7 +113,7 @@ pub fn emit(
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<(Vec<ArgContract>, Option<String>), LowerError> {
+) -> Result<Emitted, LowerError> {
     let product = f.nodes[c.node].outputs[0];
     let weight = f.ty(f.inputs[c.w]).clone();
     let size = |i: usize| weight.dims[i].as_const().unwrap_or(0) as usize;
@@ -152,15 +143,16 @@ pub fn emit(
     let (w, w_offset) = (inputs[c.w], 0);
     let problem = Product { x, activation, w, w_offset, weight: kind, m, n, k, epilogue_operands };
     let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
-    let (slices, plan) = match target.arch {
+    let (slices, generator, plan) = match target.arch {
         Arch::Nvptx => {
-            emit_gpu_product(kb, &problem, &choose_gpu(), epilogue)?;
-            (None, "product::gpu".to_string())
+            let plan = choose_gpu(rows.as_const() == Some(1));
+            emit_gpu_product(kb, &problem, &plan, epilogue)?;
+            (None, "product::gpu", plan.to_string())
         }
         Arch::X86_64 | Arch::Aarch64 => {
             let plan = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
             let plan = plan.for_dense(weight.dtype, n, k);
-            (emit_product(kb, &problem, &plan, epilogue), format!("product::cpu: {plan}"))
+            (emit_product(kb, &problem, &plan, epilogue), "product::cpu", plan.to_string())
         }
     };
     let tiles = slices.map(Partition::Tiles);
@@ -179,8 +171,7 @@ pub fn emit(
         let in_place = (0..f.inputs.len()).filter(same).collect();
         args.push(ArgContract { access: Access::Out, partition: tiles.clone(), in_place });
     }
-    let types = [f.ty(product), f.ty(f.inputs[c.x]), &weight];
-    Ok((args, Some(format!("{} = {} x {} by {plan}", types[0], types[1], types[2]))))
+    Ok(Emitted { args, generator, plan })
 }
 
 /// The results, and the operands of their shape, that the epilogue reads and writes at the places of the sums.

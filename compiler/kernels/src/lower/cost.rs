@@ -1,7 +1,7 @@
 //! What a kernel has to move and to compute at least, from its group function: for profiles, not for decisions.
 
-use super::LowerError;
-use super::group::{Appended, value_bytes};
+use super::error::LowerError;
+use super::operands::{Appended, value_bytes};
 use crate::attention::plan::SLICES;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};

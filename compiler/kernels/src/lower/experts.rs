@@ -1,16 +1,15 @@
 //! Groups of one op of a mixture of experts.
 
-use super::LowerError;
 use super::contraction::activation;
-use super::group::ArgContract;
+use super::error::LowerError;
+use super::kernel::{ArgContract, Emitted};
 use super::plan::Partition;
 use crate::experts::{GpuProduct, TopK};
 use crate::inline::Inliner;
 use crate::machine::Machine;
 use crate::params::KernelTarget;
-use crate::product::{
-    Activation, Choice, CodeBlock, Codes, EPILOGUE_OPERANDS, Product, Weight, choose, emit_experts,
-};
+use crate::product::{Activation, Choice, Codes, EPILOGUE_OPERANDS, Product, Weight, choose, emit_experts};
+use crate::quantize::CodeBlock;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
@@ -57,18 +56,6 @@ pub fn find<'f>(f: &'f Function, packings: &[Option<Packing>], target: &KernelTa
     fits.then_some(node)
 }
 
-/// What input `i` of the group is to the op.
-pub(super) fn role(f: &Function, node: &Node, i: usize) -> Option<&'static str> {
-    let roles: &[&str] = match node.op {
-        Op::TopK { .. } => &["x"],
-        Op::MatMulExperts { .. } => &["x", "w", "ids"],
-        Op::MatMulExpertsI8 { .. } => &["x", "x_scales", "x_starts", "w", "ids"],
-        _ => &[],
-    };
-    let operand = node.inputs.iter().position(|&v| f.inputs.get(i) == Some(&v))?;
-    roles.get(operand).copied()
-}
-
 pub(super) fn emit(
     kb: &mut KernelBuilder,
     f: &Function,
@@ -77,13 +64,14 @@ pub(super) fn emit(
     inputs: &[BufId],
     outputs: &[BufId],
     target: &KernelTarget,
-) -> Result<(Vec<ArgContract>, Option<String>), LowerError> {
+) -> Result<Emitted, LowerError> {
     let missing = || LowerError::internal(format!("operands of group {}", f.name));
     let buffer = |v: ValueId| f.inputs.iter().position(|&i| i == v).map(|i| inputs[i]).ok_or_else(missing);
     let arg = |access, partition| ArgContract { access, partition, in_place: vec![] };
-    let shared = |partition: Option<Partition>| {
+    let emitted = |partition: Option<Partition>, generator, plan: String| {
         let ins = f.inputs.iter().map(|_| arg(Access::In, None));
-        ins.chain(f.outputs.iter().map(|_| arg(Access::Out, partition.clone()))).collect()
+        let args = ins.chain(f.outputs.iter().map(|_| arg(Access::Out, partition.clone()))).collect();
+        Emitted { args, generator, plan }
     };
     match node.op {
         Op::TopK { k } => {
@@ -93,7 +81,9 @@ pub(super) fn emit(
             Recorder::within(kb, |rec| {
                 TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(Machine::of(target));
             });
-            Ok((shared(Some(Partition::Rows(f.ty(x).dims[0].clone()))), None))
+            let rows = Partition::Rows(f.ty(x).dims[0].clone());
+            let plan = format!("top k, a round for each of {k}, {}", Machine::of(target));
+            Ok(emitted(Some(rows), "experts", plan))
         }
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => {
             let [x, w, ids] = node.inputs[..] else { return Err(missing()) };
@@ -116,17 +106,17 @@ pub(super) fn emit(
                 };
                 product.emit();
             });
-            Ok((shared(None), None))
+            Ok(emitted(None, "experts", "a block for four rows of an expert's matrix".into()))
         }
         Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
             let (slices, plan) = product(kb, f, node, experts, (inputs, outputs[0]), target)?;
-            Ok((shared(Some(Partition::Tiles(slices))), Some(plan)))
+            Ok(emitted(Some(Partition::Tiles(slices)), "product::experts", plan))
         }
         _ => Err(missing()),
     }
 }
 
-/// The product on a CPU; gives the number of slices that workers share out, and types and plan for people.
+/// The product on a CPU; gives the number of slices that workers share out, and the plan for people.
 fn product(
     kb: &mut KernelBuilder,
     f: &Function,
@@ -170,6 +160,5 @@ fn product(
     let slices = emit_experts(kb, &problem, &plan, &choice, &mut |k, sums| {
         sums.store(k.view(out, [1, n as i64]));
     });
-    let types = [f.ty(node.outputs[0]), f.ty(node.inputs[0]), weight_ty];
-    Ok((slices, format!("{} = {} x {} by product::experts: {plan}", types[0], types[1], types[2])))
+    Ok((slices, plan.to_string()))
 }

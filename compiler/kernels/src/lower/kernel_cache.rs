@@ -1,8 +1,10 @@
 //! Kernels by what they compute: equal groups share one.
 
-use super::LowerError;
 use super::cost::{self, Cost};
-use super::group::{Appended, GroupKernel, lower_appending};
+use super::error::LowerError;
+use super::group::lower_appending;
+use super::kernel::GroupKernel;
+use super::operands::Appended;
 use crate::params::KernelTarget;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind};
@@ -23,7 +25,7 @@ pub(super) struct KernelCache<'a> {
 
 /// A group function, with the packings of its parameters.
 #[derive(Clone, PartialEq)]
-pub(super) struct Group {
+pub(super) struct PackedGroup {
     pub f: FuncId,
     pub packings: Vec<Option<Packing>>,
 }
@@ -31,15 +33,15 @@ pub(super) struct Group {
 /// A group whose results become rows of caches, inputs `into` of an attention.
 #[derive(Clone, PartialEq)]
 pub(super) struct Append {
-    pub group: Group,
+    pub group: PackedGroup,
     pub into: Vec<usize>,
 }
 
 #[derive(PartialEq)]
 enum Key {
-    Group(Group),
+    Group(PackedGroup),
     /// An attention that appends what the groups make to its caches.
-    Appending(Group, Vec<Append>),
+    Appending(PackedGroup, Vec<Append>),
     /// Type, alignment of source and destination.
     Copy(TensorType, [u32; 2]),
 }
@@ -50,21 +52,21 @@ impl<'a> KernelCache<'a> {
         KernelCache { module, target, keys, kernels, costs, merges }
     }
 
-    pub fn group(&mut self, group: Group) -> Result<usize, LowerError> {
+    pub fn group(&mut self, group: PackedGroup) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
         let packings = group.packings.clone();
         self.get(Key::Group(group), f, f.name.clone(), &packings, &[])
     }
 
     /// The kernel of an attention that appends `rows` to its caches.
-    pub fn appending(&mut self, group: Group, rows: &[Append]) -> Result<usize, LowerError> {
+    pub fn appending(&mut self, group: PackedGroup, rows: &[Append]) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
         let packings = group.packings.clone();
         self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), &packings, rows)
     }
 
     /// The group that a kernel is of.
-    pub fn group_of(&self, kernel: usize) -> Option<&Group> {
+    pub fn group_of(&self, kernel: usize) -> Option<&PackedGroup> {
         self.keys.iter().find_map(|(key, index)| match key {
             Key::Group(group) if *index == kernel => Some(group),
             Key::Group(_) | Key::Appending(..) | Key::Copy(..) => None,

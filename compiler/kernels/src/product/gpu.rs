@@ -9,6 +9,7 @@ use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, warp_sum};
 use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
+use std::fmt;
 
 /// Edge of a shared-memory tile in all three directions.
 const EDGE: i64 = 32;
@@ -17,18 +18,34 @@ const SIDE: i64 = 16;
 /// Elements from one row of a shared tile to the next: odd, so that a column touches every bank.
 const PITCH: i64 = EDGE + 1;
 
-/// The plan of a product on a GPU.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct GpuPlan {
-    /// Warps (weight rows) per block of the matvec.
-    pub warps: u32,
-    /// Pieces of a weight row that a thread loads before it uses them.
-    pub unroll: u32,
+/// How a product is computed on a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GpuPlan {
+    /// Of one row: a warp per row of weights.
+    Matvec {
+        /// Warps (weight rows) per block.
+        warps: u32,
+        /// Pieces of a weight row that a thread loads before it uses them.
+        unroll: u32,
+    },
+    /// Of any number of rows: square tiles through shared memory.
+    Tiles,
 }
 
-/// The plan that suits all supported GPUs.
-pub fn choose_gpu() -> GpuPlan {
-    GpuPlan { warps: 4, unroll: 4 }
+impl fmt::Display for GpuPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GpuPlan::Matvec { warps, unroll } => {
+                write!(f, "a warp per row of weights, {warps} in a block, {unroll} pieces loaded before use")
+            }
+            GpuPlan::Tiles => write!(f, "tiles of {EDGE} x {EDGE} in shared memory"),
+        }
+    }
+}
+
+/// The plan that suits all supported GPUs. `single_row`: the product is a matvec (decode).
+pub fn choose_gpu(single_row: bool) -> GpuPlan {
+    if single_row { GpuPlan::Matvec { warps: 4, unroll: 4 } } else { GpuPlan::Tiles }
 }
 
 /// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
@@ -45,10 +62,10 @@ pub fn emit_gpu_product(
     };
     let layout = Layout::new(dtype, Packing::RowMajor, problem.n, problem.k)?.at_offset(problem.w_offset);
     Recorder::within(kb, |k| {
-        let gpu = Gpu { k, problem, plan, layout: &layout };
-        match k.as_int(k.val(problem.m)) {
-            Some(1) => gpu.matvec(epilogue),
-            _ => gpu.matmul(epilogue),
+        let gpu = Gpu { k, problem, layout: &layout };
+        match *plan {
+            GpuPlan::Matvec { warps, unroll } => gpu.matvec(i64::from(warps), i64::from(unroll), epilogue),
+            GpuPlan::Tiles => gpu.matmul(epilogue),
         }
     });
     Ok(())
@@ -58,7 +75,6 @@ pub fn emit_gpu_product(
 struct Gpu<'k, 'a> {
     k: &'k Recorder,
     problem: &'a Product,
-    plan: &'a GpuPlan,
     layout: &'a Layout,
 }
 
@@ -89,14 +105,14 @@ impl<'k> Gpu<'k, '_> {
 
     // ---- matvec: a warp per weight row
 
-    fn matvec(self, epilogue: &mut Epilogue) {
-        let (k, n, warps) = (self.k, self.problem.n as i64, i64::from(self.plan.warps));
+    fn matvec(self, warps: i64, unroll: i64, epilogue: &mut Epilogue) {
+        let (k, n) = (self.k, self.problem.n as i64);
         k.blocks("block", 0, (n + warps - 1) / warps, |block| {
             k.threads("thread", warps * WARP, |thread| {
                 let lane = (thread % WARP).named("lane");
                 let row = (block * warps + thread / WARP).named("row");
                 k.when(row.lt(n), || {
-                    let sum = self.warp_sum(row, lane);
+                    let sum = self.warp_sum(row, lane, unroll);
                     k.when(lane.equals(0), || self.finish(epilogue, k.int(0), row, sum));
                 });
             });
@@ -104,11 +120,10 @@ impl<'k> Gpu<'k, '_> {
     }
 
     /// The sum of one weight row, in every lane of the warp.
-    fn warp_sum(self, row: Val<'k>, lane: Val<'k>) -> Val<'k> {
+    fn warp_sum(self, row: Val<'k>, lane: Val<'k>, unroll: i64) -> Val<'k> {
         let k = self.k;
         let piece = piece(self.problem.weight);
         let pieces = self.problem.k as i64 / piece;
-        let unroll = i64::from(self.plan.unroll);
         let acc = k.reg("acc", k.literal(0.0, Ty::vector(DType::F32, piece as u32)));
         // Whole rounds of `unroll` pieces per lane, then single ones, the last of them for some lanes only.
         let rounds = pieces / (WARP * unroll);

@@ -1,7 +1,8 @@
 //! How a product is computed on a machine: plain data, chosen from the target without tuning by [`choose`].
 
-use super::problem::{Activation, CodeBlock};
+use super::problem::Activation;
 use crate::params::{IntDot, KernelTarget, Long};
+use crate::quantize::CodeBlock;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::Stream;

@@ -1,5 +1,6 @@
 //! A product as a problem: `y[i][j] = sum over k of x[i][k] * w[j][k]`, with its operands and what becomes of the sums.
 
+use crate::quantize::CodeBlock;
 use mlcc_ir::kernel::{BufId, ExprId};
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::{Recorder, Val, View};
@@ -108,18 +109,6 @@ pub struct Codes {
     pub scales: BufId,
     /// i32 `[rows, groups of 32]`: minus the zero point of the weights times the sum of the codes.
     pub starts: BufId,
-}
-
-/// Rows of codes that lie interleaved: `columns` codes (4 or 8) of each, then the next columns.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CodeBlock {
-    pub rows: u32,
-    pub columns: u32,
-}
-
-impl CodeBlock {
-    /// Every row for itself.
-    pub const SINGLE: CodeBlock = CodeBlock { rows: 1, columns: 4 };
 }
 
 impl Codes {

@@ -10,7 +10,8 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::{CodeBlock, code_block};
+use mlcc_kernels::product::code_block;
+use mlcc_kernels::quantize::CodeBlock;
 use mlcc_target::Arch;
 
 const ZERO: usize = 7;

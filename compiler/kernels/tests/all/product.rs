@@ -11,9 +11,8 @@ use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::params::{IntDot, KernelTarget};
 use mlcc_kernels::product::plan::TallTile;
-use mlcc_kernels::product::{
-    Activation, CodeBlock, CpuPlan, choose, choose_gpu, emit_gpu_product, emit_product,
-};
+use mlcc_kernels::product::{Activation, CpuPlan, choose, choose_gpu, emit_gpu_product, emit_product};
+use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::tile::group_bytes;
 use mlcc_quant::{Layout, PackOptions, TILE, dequantize, pack};
 use mlcc_target::Arch;
@@ -272,7 +271,6 @@ fn pieces_of_long_rows() {
 
 #[test]
 fn gpu() {
-    let plan = choose_gpu();
     let options = Options { workers: 1, order: Order::Shuffled(3) };
     let activations = |weight: DType| if weight.is_packed() { vec![X::F32] } else { vec![X::F32, X::BF16] };
     for (weight, x) in FORMATS.into_iter().flat_map(|w| activations(w).into_iter().map(move |x| (w, x))) {
@@ -280,7 +278,7 @@ fn gpu() {
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
             let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
             let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap()
+                emit_gpu_product(kb, &problem, &choose_gpu(m == 1), epilogue).unwrap()
             });
             assert!(kernel.is_gpu());
             case.check("gpu", &kernel, CodeBlock::SINGLE, &options);

@@ -1,7 +1,8 @@
 //! The activations of a register tile: where they lie, and as operands.
 
 use super::microtile::Microtile;
-use crate::product::problem::{CodeBlock, Codes, GROUP};
+use crate::product::problem::{Codes, GROUP};
+use crate::quantize::CodeBlock;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;

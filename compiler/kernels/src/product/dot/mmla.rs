@@ -2,7 +2,7 @@
 //! activation codes, every one with every other, twice the products of a dot instruction.
 //!
 //! A panel has the codes of two weight rows in one vector, 8 columns of each, and so has a block of activations
-//! ([`CodeBlock`](crate::product::CodeBlock)). Four rows of weights and two of activations have two vectors of sums,
+//! ([`CodeBlock`](crate::quantize::CodeBlock)). Four rows of weights and two of activations have two vectors of sums,
 //! `[w0 x0, w0 x1, w1 x0, w1 x1]` and `[w2 x0, w2 x1, w3 x0, w3 x1]`. They stand where the sums of the first and of the second of
 //! both rows of activations stand otherwise, until the last columns have been added ([`part_rows`]).
 

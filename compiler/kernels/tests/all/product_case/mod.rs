@@ -5,9 +5,8 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernels::product::{
-    Activation, CodeBlock, Codes, CpuPlan, Epilogue, GROUP, Product, Weight, emit_product,
-};
+use mlcc_kernels::product::{Activation, Codes, CpuPlan, Epilogue, GROUP, Product, Weight, emit_product};
+use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, dequantize, pack};
 
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,0 +1,153 @@
+//! Values of a group in memory: their sizes, layouts, and the parameters of the kernel that hold them.
+
+use super::error::LowerError;
+use crate::inline::{Binding, Inliner};
+use crate::params::KernelTarget;
+use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, Node, ValueId};
+use mlcc_ir::kernel::{Access, BinOp, BufId};
+use mlcc_ir::ops::Op;
+use mlcc_ir::types::{DType, Packing, TensorType};
+use mlcc_quant::Layout;
+use mlcc_target::Arch;
+use std::collections::HashMap;
+
+/// Element type of the buffer that holds a value of type `ty` (`u8` for packed parameters).
+pub fn buffer_dtype(ty: &TensorType) -> DType {
+    if ty.dtype.is_packed() { DType::U8 } else { ty.dtype }
+}
+
+/// Bytes of a value in memory.
+pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, LowerError> {
+    match (packing, ty.dtype.bytes()) {
+        // Plain elements one after the other need no layout, whatever the number of axes.
+        (None | Some(Packing::RowMajor), Some(bytes)) => Ok(ty.elements().scale(bytes as i64)),
+        (packing, _) => {
+            let layout = layout(ty, packing.unwrap_or(Packing::RowMajor))?;
+            Ok(Dim::from(layout.bytes()))
+        }
+    }
+}
+
+/// Layout of a parameter; vectors count as one row.
+pub fn layout(ty: &TensorType, packing: Packing) -> Result<Layout, LowerError> {
+    let sizes: Option<Vec<usize>> =
+        ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
+    let (n, k) = match sizes.as_deref() {
+        Some([]) => (1, 1),
+        Some([k]) => (1, *k),
+        Some([n, k]) => (*n, *k),
+        _ => return Err(LowerError::internal(format!("a parameter of type {ty}"))),
+    };
+    Ok(Layout::new(ty.dtype, packing, n, k)?)
+}
+
+/// Rows that a group makes, as [`lower_appending`](super::group::lower_appending) takes it.
+pub struct Appended<'a> {
+    pub f: &'a Function,
+    pub packings: &'a [Option<Packing>],
+    /// For each of its results, the input of the attention that is the cache.
+    pub into: &'a [usize],
+}
+
+/// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are both.
+pub(super) fn bound<'a>(
+    kb: &mut KernelBuilder,
+    f: &'a Function,
+    packings: &[Option<Packing>],
+    target: &KernelTarget,
+    written: impl Fn(usize) -> bool,
+) -> Result<(Vec<BufId>, Inliner<'a, 'static>), LowerError> {
+    let (mut inputs, mut bindings) = (Vec::new(), HashMap::new());
+    for (i, &v) in f.inputs.iter().enumerate() {
+        let ty = f.ty(v);
+        let dtype = buffer_dtype(ty);
+        let bytes = value_bytes(ty, packings[i])?;
+        let len = if ty.dtype.is_packed() || packings[i].is_some() {
+            bytes.floor_div(dtype.bytes().unwrap_or(1) as i64)
+        } else {
+            ty.elements()
+        };
+        let access = if written(i) { Access::InOut } else { Access::In };
+        // A single element may lie anywhere: the temperature is a field of the call.
+        let align = if len.as_const() == Some(1) { dtype.bytes().unwrap_or(1) as u32 } else { 64 };
+        let buf = kb.param(&operand_name(f, v, packings[i]), dtype, len, access, align);
+        let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
+        let layout = if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
+        bindings.insert(v, Binding::Buffer { buf, layout });
+        inputs.push(buf);
+    }
+    let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };
+    let inliner = Inliner { reduce_lanes: lanes, ..Inliner::new(f, bindings) };
+    Ok((inputs, inliner))
+}
+
+/// What an input is in its group: the name of its buffer in the text of the kernel.
+fn operand_name(f: &Function, v: ValueId, packing: Option<Packing>) -> String {
+    let named = |node: &Node| (0..node.inputs.len()).any(|i| operand_of(&node.op, i).is_some());
+    let unnamed = match packing {
+        _ if f.live().any(|(_, node)| named(node)) => "operand",
+        Some(_) => "w",
+        None => "x",
+    };
+    name_of_use(f, v).unwrap_or_else(|| unnamed.into())
+}
+
+/// What a value is for the first op that has names for its operands, through what is computed element by element. Beside rows
+/// of that op, a factor of fewer elements is their scales.
+fn name_of_use(f: &Function, v: ValueId) -> Option<String> {
+    let users = f.live().filter(|(_, node)| node.inputs.contains(&v));
+    users.into_iter().find_map(|(_, node)| {
+        let at = node.inputs.iter().position(|&i| i == v)?;
+        if let Some(name) = operand_of(&node.op, at) {
+            return Some(name.into());
+        }
+        let (views, scales) = match node.op {
+            Op::Reshape { .. } | Op::Dequantize => (true, false),
+            Op::Binary(BinOp::Mul) => (true, f.ty(v).dims != f.ty(node.outputs[0]).dims),
+            _ => (node.op.is_elementwise(), false),
+        };
+        let name = views.then(|| name_of_use(f, node.outputs[0])).flatten()?;
+        Some(if scales { format!("{}_scales", name.trim_end_matches('s')) } else { name })
+    })
+}
+
+/// What operand `i` is for an op that is not element by element.
+fn operand_of(op: &Op, i: usize) -> Option<&'static str> {
+    let names: &[&str] = match op {
+        Op::MatMul { .. } => &["x", "w"],
+        Op::MatMulI8 { .. } => &["x", "x_scales", "x_starts", "w"],
+        Op::MatMulExperts { .. } => &["x", "w", "ids"],
+        Op::MatMulExpertsI8 { .. } => &["x", "x_scales", "x_starts", "w", "ids"],
+        Op::Attention(a) => {
+            let others = [
+                (a.slopes_input(), "slopes"),
+                (a.prefix_input(), "prefix"),
+                (a.sink_input(), "q_for_sinks"),
+                (a.null_input(), "null_logits"),
+            ];
+            let other = others.into_iter().find(|(at, _)| *at == Some(i)).map(|(_, name)| name);
+            return other.or(["q", "keys", "values"].get(i).copied());
+        }
+        Op::Gather => &["table", "ids"],
+        Op::Scan { carries, .. } if i < *carries => return Some("state"),
+        Op::Scan { carries, seqs, .. } if i < carries + seqs => return Some("sequence"),
+        Op::Scan { .. } => return Some("constant"),
+        _ => &[],
+    };
+    names.get(i).copied()
+}
+
+/// What a result is for the op that makes it, likewise.
+pub(super) fn result_name(f: &Function, v: ValueId) -> &'static str {
+    let Some(node) = f.def(v) else { return "y" };
+    let at = node.outputs.iter().position(|&o| o == v).unwrap_or(0);
+    let names: &[&str] = match node.op {
+        Op::QuantizeRows { .. } => &["codes", "scales", "starts"],
+        Op::TopK { .. } => &["values", "ids"],
+        Op::Scan { carries, .. } if at < carries => return "new_state",
+        _ => &[],
+    };
+    names.get(at).copied().unwrap_or("y")
+}
