@@ -1,5 +1,6 @@
 //! What each kind of filetest does with its module.
 
+use super::outline::outline;
 use super::run::{Argument, Call, parse_call, parse_param};
 use super::{FileTest, Kind};
 use mlcc_interp::compare::Tolerance;
@@ -72,6 +73,8 @@ struct Options {
     tolerance: f64,
     /// `option explain`: the notes of the passes follow the module.
     explain: bool,
+    /// `option outline`: kernels as [`outline`] shows them.
+    outline: bool,
 }
 
 impl Options {
@@ -82,6 +85,7 @@ impl Options {
             disabled: vec![],
             tolerance: 1e-5,
             explain: false,
+            outline: false,
         };
         for line in test.directives("option") {
             let (key, value) = line.split_once(' ').unwrap_or((&line, ""));
@@ -99,9 +103,10 @@ impl Options {
                     options.tolerance = v.parse().map_err(|_| format!("tolerance {v} is not a number"))?;
                 }
                 ("explain", "") => options.explain = true,
+                ("outline", "") => options.outline = true,
                 _ => {
                     return Err(format!(
-                        "`option {line}`: expected quant, kv_cache, disable, tolerance or explain"
+                        "`option {line}`: expected quant, kv_cache, disable, tolerance, explain or outline"
                     ));
                 }
             }
@@ -146,6 +151,9 @@ fn lower(module: Module, target: &str, options: &Options) -> Result<String, Stri
     };
     let kernels = program.levels.iter().flat_map(|level| &level.lowered.kernels);
     let mut out = kernels.map(print_kernel).collect::<Vec<_>>().join("\n");
+    if options.outline {
+        out = outline(&out);
+    }
     options.notes(&ctx, &mut out);
     Ok(out)
 }

@@ -16,6 +16,7 @@
 #[cfg(feature = "llvm")]
 mod codegen;
 mod kinds;
+mod outline;
 mod run;
 
 use std::path::Path;
