@@ -3,7 +3,7 @@
 //! ```toml
 //! [[rule]]
 //! match = "*.attention.output.weight"   # `*` any characters, `?` one character
-//! format = "q8g32"                       # f32, f16, bf16, q8g32 or q4g32; absent: as the scheme says
+//! format = "q8g32"                       # f32, f16, bf16 or a packed format; absent: as the scheme says
 //! scale_search = "mse"                   # none (default) or mse
 //! ```
 //!
@@ -11,8 +11,8 @@
 
 use crate::scheme::QuantScheme;
 use mlcc_ir::module::{Param, ParamRole};
-use mlcc_ir::types::{DType, Format};
-use mlcc_quant::{PackOptions, ScaleSearch};
+use mlcc_ir::types::DType;
+use mlcc_quant::{PackOptions, ScaleSearch, storage_names, storage_types};
 use serde::Deserialize;
 
 /// Why a rule does nothing that comes too late.
@@ -42,7 +42,7 @@ pub enum PolicyError {
     #[error("quantization policy: {message}")]
     Syntax { message: String },
     #[error("quantization policy, rule {number}: {key} = \"{found}\": expected {expected}")]
-    Value { number: usize, key: &'static str, found: String, expected: &'static str },
+    Value { number: usize, key: &'static str, found: String, expected: String },
     #[error(
         "{file}: quantization policy, rule {number}: match = \"{glob}\" is the name of no parameter; names are such as \
          {example}"
@@ -68,9 +68,6 @@ struct RuleFile {
     format: Option<String>,
     scale_search: Option<String>,
 }
-
-const FORMATS: [DType; 5] =
-    [DType::F32, DType::F16, DType::BF16, DType::Packed(Format::Q8G32), DType::Packed(Format::Q4G32)];
 
 impl QuantPolicy {
     pub fn parse(toml: &str) -> Result<QuantPolicy, PolicyError> {
@@ -154,8 +151,8 @@ impl Rule {
         let format = match file.format {
             None => None,
             Some(name) => {
-                let found = FORMATS.into_iter().find(|d| d.name() == name.to_ascii_lowercase());
-                let expected = "f32, f16, bf16, q8g32 or q4g32";
+                let found = storage_types().find(|d| d.name() == name.to_ascii_lowercase());
+                let expected = format!("one of {}", storage_names());
                 Some(found.ok_or(PolicyError::Value { number, key: "format", found: name, expected })?)
             }
         };
@@ -163,7 +160,7 @@ impl Rule {
             None | Some("none") => ScaleSearch::None,
             Some("mse") => ScaleSearch::Mse,
             Some(other) => {
-                let (found, expected) = (other.into(), "none or mse");
+                let (found, expected) = (other.into(), "none or mse".into());
                 return Err(PolicyError::Value { number, key: "scale_search", found, expected });
             }
         };
@@ -186,8 +183,8 @@ impl Rule {
         }
         if self.scale_search != ScaleSearch::None && !stored.iter().any(|(_, dtype)| dtype.is_packed()) {
             return Some(format!(
-                "scale_search is for packed formats (q8g32, q4g32), and {name} is stored as {}; give the rule such a \
-                 format, or take scale_search out",
+                "scale_search is for packed formats, and {name} is stored as {}; give the rule such a format, or take \
+                 scale_search out",
                 dtype.name()
             ));
         }
@@ -226,6 +223,7 @@ fn glob_matches(glob: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mlcc_ir::types::Format;
     use mlcc_ir::module::ParamSource;
     use mlcc_ir::types::TensorType;
 

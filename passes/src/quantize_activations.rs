@@ -48,7 +48,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 }
 
 fn on_integers(bits_8: bool) -> [Rewrite; 2] {
-    let weight = op(OpKind::Dequantize, [any("w").when("is packed", |at| at.ty().dtype.is_packed())]);
+    let weight = op(OpKind::Dequantize, [any("w").when("is packed for integer products", has_integers)]);
     let build: fn(&mut Build) -> Result<ValueId, OpError> =
         if bits_8 { |b| on_codes(b, 8) } else { |b| on_codes(b, 16) };
     [
@@ -94,6 +94,10 @@ fn on_bf16() -> [Rewrite; 2] {
     ]
 }
 
+fn has_integers(at: &At) -> bool {
+    matches!(at.ty().dtype, DType::Packed(format) if format.has_integer_products())
+}
+
 fn transposed(at: &At) -> bool {
     at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true })
 }
@@ -108,7 +112,7 @@ fn on_codes(b: &mut Build, bits: usize) -> Result<ValueId, OpError> {
         DType::Packed(format) => format,
         other => unreachable!("{other} is not packed"),
     };
-    let (part, zero) = (format.group(), mlcc_quant::tile::zero_point(format) as usize);
+    let (part, zero) = (format.block(), mlcc_quant::tile::zero_point(format) as usize);
     let quantize = Op::QuantizeRows { group: GROUP, bits, part, zero };
     let codes = b.f.append(b.module, quantize, &[x])?;
     match *b.root() {

@@ -6,6 +6,7 @@ pub mod compute;
 pub mod dim;
 pub mod draw;
 pub mod entity;
+pub mod format;
 pub mod graph;
 pub mod graph_builder;
 pub mod instr;

@@ -1,6 +1,7 @@
-//! Element types of both IRs, the packed weight formats by name, and tensor types.
+//! Element types of both IRs, and tensor types.
 
 use crate::dim::Dim;
+pub use crate::format::Format;
 use std::fmt;
 
 /// Type of one element. `Packed` appears only in the graph IR: a tensor stored in a group-quantized weight format
@@ -19,31 +20,6 @@ pub enum DType {
     BF16,
     F32,
     Packed(Format),
-}
-
-/// A group-quantized weight format: how K consecutive weights of one row are encoded, not how they lie in memory.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Format {
-    /// int4, codes with zero point 7, groups of 32, f16 scale (MLC q4f16). 0..=14, and 15 in blocks kept as a file has them.
-    Q4G32,
-    /// int8, codes -127..=127 (-128 in blocks kept as a file has them), groups of 32, f16 scale (MLC q8f16, ggml Q8_0).
-    Q8G32,
-}
-
-impl Format {
-    pub const ALL: [Format; 2] = [Format::Q4G32, Format::Q8G32];
-    pub fn name(self) -> &'static str {
-        match self {
-            Format::Q4G32 => "q4g32",
-            Format::Q8G32 => "q8g32",
-        }
-    }
-    /// Weights per group along the reduction axis.
-    pub fn group(self) -> usize {
-        match self {
-            Format::Q4G32 | Format::Q8G32 => 32,
-        }
-    }
 }
 
 impl DType {
@@ -78,8 +54,8 @@ impl DType {
         }
     }
     pub fn parse(name: &str) -> Option<DType> {
-        let packed = Format::ALL.iter().map(|&f| DType::Packed(f));
-        DType::PLAIN.into_iter().chain(packed).find(|d| d.name() == name)
+        let plain = DType::PLAIN.into_iter().find(|d| d.name() == name);
+        plain.or_else(|| Format::parse(name).map(DType::Packed))
     }
     /// Bytes of one element in memory; `None` for packed formats, whose size depends on the packing.
     pub fn bytes(self) -> Option<usize> {

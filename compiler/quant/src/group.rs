@@ -1,31 +1,28 @@
-//! Arithmetic shared by the group formats: symmetric integers with one f16 scale per group of consecutive weights of a
-//! row (MLC's group quantization; ggml's Q8_0 for 8 bits).
+//! Arithmetic of the group formats: integers with a scale per group of consecutive weights of a row (MLC's group
+//! quantization; ggml's Q8_0 for 8 bits). What a group stores beside its codes is its [`Grid`].
 //!
-//! `scale = f16(max|w| / max_int)`, `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as
-//! `code + zero_point`; the value read back is `(stored - zero_point) * scale`, exact in f32 (8 bits times 11 bits).
+//! Symmetric formats: `scale = round(max|w| / max_int)` in the type of scales,
+//! `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as `code + zero point`; the value read back is
+//! `(stored - zero point) * scale`, exact in f32 for scales of 16 bits.
 //!
-//! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest f16 becomes that
-//! f16 and codes clamp; a scale so small that f16 cannot hold it well (0 or deep subnormal) is rounded up to the next
-//! f16, so that `|w - w'| <= scale / 2` (plus the rounding of the scale) holds for every group that does not overflow.
+//! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest of its type becomes that
+//! one and codes clamp; a scale so small that its type cannot hold it well (0 or deep subnormal) is rounded up to the next
+//! number, so that `|w - w'| <= scale / 2` (plus the rounding of the scale) holds for every group that does not overflow.
 //!
 //! Weights that were quantized before in the same groups are not changed: formats such as ggml's Q4_0 and Q8_0 also use the
 //! one code beyond `-max_int..=max_int` that the bits have room for. A group whose weights all are whole multiples of
 //! `max|w| / (max_int + 1)` is stored with that code, and with a negative scale where its sign asks for one, so kernels
 //! must take every code.
 
-use half::f16;
+use crate::plain::Plain;
+use mlcc_ir::format::{Format, Zero};
 
-/// Constants of one group format.
+/// A format in rows of some length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupSpec {
+    pub format: Format,
     /// Weights per group.
     pub group: usize,
-    /// Largest code; the smallest is `-max_int`.
-    pub max_int: i32,
-    /// Added to a code when it is stored.
-    pub zero_point: i32,
-    /// Bits of a stored code.
-    pub bits: usize,
 }
 
 /// How the scale of a group is chosen.
@@ -40,81 +37,138 @@ pub enum ScaleSearch {
 
 /// Scales tried by [`ScaleSearch::Mse`].
 pub const CANDIDATES: usize = 15;
-/// Largest group of any format.
-pub const MAX_GROUP: usize = 32;
 
-/// One quantized group: stored codes (those beyond the weights are the zero point) and the scale.
+/// The values that the codes of a group stand for: `(code - zero) * scale`.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Group {
-    pub scale: f16,
-    pub codes: [u8; MAX_GROUP],
+pub struct Grid {
+    pub scale: f32,
+    pub zero: f32,
 }
 
 impl GroupSpec {
-    /// A group of zeros: what fills the places of a packing that have no weight.
-    pub fn zero(&self) -> Group {
-        Group { scale: f16::ZERO, codes: [self.zero_point as u8; MAX_GROUP] }
+    /// In rows of `k` weights.
+    pub fn new(format: Format, k: usize) -> GroupSpec {
+        GroupSpec { format, group: format.group(k) }
     }
 
-    /// Quantizes up to `group` finite weights.
-    pub fn quantize(&self, weights: &[f32], search: ScaleSearch) -> Group {
-        let max_abs = weights.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
-        if max_abs == 0.0 {
-            return self.zero();
+    /// Type of the numbers that a group stores.
+    pub fn number(&self) -> Plain {
+        Plain::of_scale(self.format.scale)
+    }
+
+    /// Largest magnitude of a code without its zero point, of those that weights from floats get.
+    fn max_int(&self) -> f32 {
+        (self.format.max_code() / 2) as f32
+    }
+
+    /// What stands in places of a packing that have no weight.
+    pub fn padding(&self) -> u8 {
+        match self.format.zero {
+            Zero::Constant(zero) => zero,
         }
-        if let Some(group) = self.quantized_before(weights, max_abs) {
-            return group;
+    }
+
+    /// A group of zeros, of which all codes are [`GroupSpec::padding`].
+    pub fn empty(&self) -> Grid {
+        match self.format.zero {
+            Zero::Constant(zero) => Grid { scale: 0.0, zero: zero.into() },
         }
-        let full = self.scale_for(max_abs);
-        match search {
-            ScaleSearch::None => self.encode(weights, full),
-            ScaleSearch::Mse => self.search(weights, max_abs, full),
+    }
+
+    /// Quantizes up to `group` finite weights into as many codes; those beyond the weights are padding.
+    pub fn quantize(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> Grid {
+        let (used, beyond) = codes.split_at_mut(weights.len());
+        beyond.fill(self.padding());
+        match self.format.zero {
+            Zero::Constant(zero) => self.symmetric(weights, zero, search, used),
         }
     }
 
     /// Stored code to its weight.
-    pub fn decode(&self, code: u8, scale: f16) -> f32 {
-        (i32::from(code) - self.zero_point) as f32 * scale.to_f32()
+    pub fn decode(&self, code: u8, grid: Grid) -> f32 {
+        match self.format.zero {
+            Zero::Constant(_) => (f32::from(code) - grid.zero) * grid.scale,
+        }
+    }
+
+    /// The code that is furthest from the zero point, of which there is one.
+    #[cfg(test)]
+    fn extreme(&self) -> u8 {
+        match self.format.zero {
+            Zero::Constant(zero) if usize::from(zero) > self.format.max_code() / 2 => 0,
+            Zero::Constant(_) => self.format.max_code() as u8,
+        }
     }
 
     /// Whether the group reads back as these weights.
-    pub fn holds(&self, group: &Group, weights: &[f32]) -> bool {
-        weights.iter().zip(&group.codes).all(|(&w, &code)| self.decode(code, group.scale) == w)
+    pub fn holds(&self, grid: Grid, codes: &[u8], weights: &[f32]) -> bool {
+        weights.iter().zip(codes).all(|(&w, &code)| self.decode(code, grid) == w)
     }
 
-    /// The group exactly, if its weights are multiples of a scale whose largest code is one beyond `max_int`.
-    fn quantized_before(&self, weights: &[f32], max_abs: f32) -> Option<Group> {
-        let steps = self.max_int + 1;
-        let unit = f16::from_f32(max_abs / steps as f32);
-        if unit.to_f32() * steps as f32 != max_abs {
+    /// The largest distance of a weight from what it reads back as, for groups that do not overflow.
+    pub fn max_error(&self, grid: Grid) -> f32 {
+        match self.format.zero {
+            Zero::Constant(_) => 0.5 * grid.scale.abs() * (1.0 + 1e-5),
+        }
+    }
+
+    /// `range / steps` as a scale.
+    fn scale_for(&self, range: f32, steps: f32) -> f32 {
+        let number = self.number();
+        let scale = number.round(range / steps);
+        if scale > number.largest_scale() {
+            return number.largest_scale();
+        }
+        // The largest weight must lie within half a step of the largest code: fails only for deep subnormals.
+        if range > (steps + 0.5) * scale && scale < number.min_normal() {
+            return number.next_up(scale);
+        }
+        scale
+    }
+
+    // ---- symmetric
+
+    fn symmetric(&self, weights: &[f32], zero: u8, search: ScaleSearch, codes: &mut [u8]) -> Grid {
+        let max_abs = weights.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
+        let grid = |scale| Grid { scale, zero: zero.into() };
+        if max_abs == 0.0 {
+            codes.fill(zero);
+            return self.empty();
+        }
+        if let Some(scale) = self.quantized_before(weights, i32::from(zero), max_abs, codes) {
+            return grid(scale);
+        }
+        let mut scale = self.scale_for(max_abs, self.max_int());
+        if search == ScaleSearch::Mse {
+            scale = self.search(weights, max_abs, scale);
+        }
+        for (stored, &w) in codes.iter_mut().zip(weights) {
+            *stored = (self.code(w, scale) as i32 + i32::from(zero)) as u8;
+        }
+        grid(scale)
+    }
+
+    /// The scale with which the group is exact, if its weights are multiples of one whose largest code is one beyond `max_int`.
+    fn quantized_before(&self, weights: &[f32], zero: i32, max_abs: f32, codes: &mut [u8]) -> Option<f32> {
+        let steps = self.max_int() + 1.0;
+        let unit = self.number().round(max_abs / steps);
+        if unit * steps != max_abs {
             return None;
         }
         // The bits have room for one more code on one side: 15 of 4 bits (+8), 0 of 8 bits (-128).
-        let above = steps + self.zero_point < 1 << self.bits;
+        let last = self.format.max_code() as i32;
+        let above = steps as i32 + zero <= last;
         let extreme = weights.iter().copied().find(|w| w.abs() == max_abs)?;
         let scale = if (extreme > 0.0) == above { unit } else { -unit };
-        let range = -self.zero_point..(1 << self.bits) - self.zero_point;
-        let mut group = Group { scale, codes: [self.zero_point as u8; MAX_GROUP] };
-        for (stored, &w) in group.codes.iter_mut().zip(weights) {
-            let code = w / scale.to_f32();
-            if code != code.round() || !range.contains(&(code as i32)) || code * scale.to_f32() != w {
+        let range = -zero..last + 1 - zero;
+        for (stored, &w) in codes.iter_mut().zip(weights) {
+            let code = w / scale;
+            if code != code.round() || !range.contains(&(code as i32)) || code * scale != w {
                 return None;
             }
-            *stored = (code as i32 + self.zero_point) as u8;
+            *stored = (code as i32 + zero) as u8;
         }
-        Some(group)
-    }
-
-    fn scale_for(&self, max_abs: f32) -> f16 {
-        let scale = f16::from_f32(max_abs / self.max_int as f32);
-        if scale.is_infinite() {
-            return f16::MAX;
-        }
-        // The largest weight must lie within half a step of the largest code: fails only for deep subnormals.
-        if max_abs > (self.max_int as f32 + 0.5) * scale.to_f32() && scale < f16::MIN_POSITIVE {
-            return f16::from_bits(scale.to_bits() + 1);
-        }
-        scale
+        Some(scale)
     }
 
     /// The code nearest to `w / scale`, without the zero point. Clamping first keeps the rounding within the range where
@@ -122,26 +176,17 @@ impl GroupSpec {
     #[inline]
     fn code(&self, w: f32, scale: f32) -> f32 {
         const MAGIC: f32 = 12_582_912.0;
-        let max = self.max_int as f32;
+        let max = self.max_int();
         ((w / scale).clamp(-max, max) + MAGIC) - MAGIC
     }
 
-    fn encode(&self, weights: &[f32], scale: f16) -> Group {
-        let s = scale.to_f32();
-        let mut group = Group { scale, codes: [self.zero_point as u8; MAX_GROUP] };
-        for (code, &w) in group.codes.iter_mut().zip(weights) {
-            *code = (self.code(w, s) as i32 + self.zero_point) as u8;
-        }
-        group
-    }
-
-    fn search(&self, weights: &[f32], max_abs: f32, full: f16) -> Group {
+    fn search(&self, weights: &[f32], max_abs: f32, full: f32) -> f32 {
         let mut best = full;
         let mut least = self.squared_error(weights, full);
         for i in 1..CANDIDATES {
             let factor = 1.0 - 0.2 * i as f32 / (CANDIDATES - 1) as f32;
-            let scale = f16::from_f32(max_abs * factor / self.max_int as f32);
-            if scale.is_infinite() || scale == f16::ZERO {
+            let scale = self.number().round(max_abs * factor / self.max_int());
+            if scale > self.number().largest_scale() || scale == 0.0 {
                 continue;
             }
             let error = self.squared_error(weights, scale);
@@ -149,12 +194,11 @@ impl GroupSpec {
                 (best, least) = (scale, error);
             }
         }
-        self.encode(weights, best)
+        best
     }
 
     /// In f32 and in eight partial sums, so that it vectorizes: it only ranks candidates.
-    fn squared_error(&self, weights: &[f32], scale: f16) -> f32 {
-        let s = scale.to_f32();
+    fn squared_error(&self, weights: &[f32], s: f32) -> f32 {
         let mut sums = [0.0_f32; 8];
         for chunk in weights.chunks(8) {
             for (sum, &w) in sums.iter_mut().zip(chunk) {
@@ -170,111 +214,156 @@ impl GroupSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{q4g32, q8g32};
 
-    const SPECS: [GroupSpec; 2] = [q4g32::SPEC, q8g32::SPEC];
+    const Q4: Format = Format::Q4G32;
+    const Q8: Format = Format::Q8G32;
+
+    /// Every format in rows of 40 weights.
+    fn specs() -> impl Iterator<Item = GroupSpec> {
+        Format::ALL.iter().map(|&format| GroupSpec::new(format, 40))
+    }
+
+    /// The grid and the codes of weights that are one group.
+    fn quantized(spec: GroupSpec, weights: &[f32], search: ScaleSearch) -> (Grid, Vec<u8>) {
+        let mut codes = vec![0xff; spec.group];
+        let grid = spec.quantize(weights, search, &mut codes);
+        assert!(codes.iter().all(|&code| usize::from(code) <= spec.format.max_code()));
+        assert!(codes[weights.len()..].iter().all(|&code| code == spec.padding()));
+        codes.truncate(weights.len());
+        (grid, codes)
+    }
 
     fn values(spec: GroupSpec, weights: &[f32], search: ScaleSearch) -> Vec<f32> {
-        let group = spec.quantize(weights, search);
-        group.codes[..weights.len()].iter().map(|&c| spec.decode(c, group.scale)).collect()
+        let (grid, codes) = quantized(spec, weights, search);
+        codes.iter().map(|&code| spec.decode(code, grid)).collect()
+    }
+
+    /// Deterministic numbers below `below`.
+    fn random(mut seed: u32) -> impl FnMut(u32) -> u32 {
+        move |below| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) % below
+        }
     }
 
     #[test]
     fn known_codes() {
         // max 7 -> scale 1; halves round to even; stored code = code + 7.
-        let group = q4g32::SPEC.quantize(&[7.0, -7.0, 0.5, 1.5, -2.5, 3.49, 0.0], ScaleSearch::None);
-        assert_eq!(group.scale, f16::ONE);
-        assert_eq!(group.codes[..7], [14, 0, 7, 9, 5, 10, 7]);
-        let group = q8g32::SPEC.quantize(&[127.0, -127.0, 63.5, -0.5], ScaleSearch::None);
-        assert_eq!((group.scale, &group.codes[..4]), (f16::ONE, &[255, 1, 192, 128][..]));
+        let spec = |format| GroupSpec::new(format, 32);
+        let (grid, codes) = quantized(spec(Q4), &[7.0, -7.0, 0.5, 1.5, -2.5, 3.49, 0.0], ScaleSearch::None);
+        assert_eq!(grid, Grid { scale: 1.0, zero: 7.0 });
+        assert_eq!(codes, [14, 0, 7, 9, 5, 10, 7]);
+        let (grid, codes) = quantized(spec(Q8), &[127.0, -127.0, 63.5, -0.5], ScaleSearch::None);
+        assert_eq!((grid.scale, &codes[..]), (1.0, &[255, 1, 192, 128][..]));
     }
 
     #[test]
     fn zeros_have_scale_zero() {
-        for spec in SPECS {
+        for spec in specs() {
             for search in [ScaleSearch::None, ScaleSearch::Mse] {
-                let group = spec.quantize(&[0.0, -0.0, 0.0], search);
-                assert_eq!(group, spec.zero());
+                let (grid, _) = quantized(spec, &[0.0, -0.0, 0.0], search);
+                assert_eq!(grid, spec.empty(), "{}", spec.format.name());
                 assert_eq!(values(spec, &[0.0; 5], search), [0.0; 5]);
             }
         }
     }
 
+    /// Scales beyond those of their type become the largest one, and what is read back is finite.
     #[test]
     fn huge_weights_clamp_to_the_largest_scale() {
-        for spec in SPECS {
+        for spec in specs() {
             for search in [ScaleSearch::None, ScaleSearch::Mse] {
                 let got = values(spec, &[f32::MAX, -f32::MAX, 1.0], search);
-                assert_eq!(got, [65504.0 * spec.max_int as f32, -65504.0 * spec.max_int as f32, 0.0]);
+                assert!(got.iter().all(|w| w.is_finite()), "{}: {got:?}", spec.format.name());
+                assert!(got[0] > 1e4 && got[1] < -1e4, "{}: {got:?}", spec.format.name());
+                if matches!(spec.format.zero, Zero::Constant(_)) {
+                    let largest = spec.number().largest_scale() * spec.max_int();
+                    assert_eq!(got, [largest, -largest, 0.0]);
+                }
             }
         }
     }
 
     #[test]
     fn tiny_weights_keep_the_error_bound() {
-        for spec in SPECS {
+        for spec in specs() {
             for exponent in 10..60 {
                 for mantissa in [1.0_f32, 1.1, 1.49, 1.51, 1.9] {
                     let w = mantissa * 2.0_f32.powi(-exponent);
                     let weights = [w, -w, w * 0.3, w * 0.77];
-                    let scale = spec.quantize(&weights, ScaleSearch::None).scale.to_f32();
-                    assert!(scale > 0.0);
-                    for (a, b) in weights.iter().zip(values(spec, &weights, ScaleSearch::None)) {
-                        assert!((a - b).abs() <= scale * 0.5 * 1.001, "{a} read back as {b}, scale {scale}");
+                    let (grid, codes) = quantized(spec, &weights, ScaleSearch::None);
+                    assert!(grid.scale > 0.0);
+                    for (a, &code) in weights.iter().zip(&codes) {
+                        let b = spec.decode(code, grid);
+                        let name = spec.format.name();
+                        assert!((a - b).abs() <= spec.max_error(grid), "{name}: {a} is {b}, {grid:?}");
                     }
                 }
             }
         }
     }
 
-    /// Values of ggml's blocks, Q4_0 and Q8_0, come back as they are.
+    /// What a group can hold comes back as it is: every code, with both signs of the scale where that is allowed.
     #[test]
     fn weights_that_were_quantized_before_do_not_change() {
-        let mut seed = 7_u32;
-        let mut next = |below: u32| {
-            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (seed >> 8) % below
-        };
-        for (spec, codes, offset) in [(q4g32::SPEC, 16, 8), (q8g32::SPEC, 256, 128)] {
-            for round in 0..200 {
-                let scale = f16::from_f32((next(2000) as f32 - 1000.0) / 4096.0).to_f32();
-                let mut weights: Vec<f32> =
-                    (0..32).map(|_| (next(codes) as i32 - offset) as f32 * scale).collect();
-                // ggml scales by the extreme weight, so it is always there: -8 of Q4_0, 127 (or -128 elsewhere) of Q8_0.
-                weights[round % 32] =
-                    if codes == 16 || round % 2 == 0 { -offset as f32 } else { 127.0 } * scale;
-                if codes == 256 && round % 2 == 1 {
-                    weights.iter_mut().for_each(|w| *w = w.clamp(-127.0 * scale.abs(), 127.0 * scale.abs()));
-                }
+        for spec in specs() {
+            let name = spec.format.name();
+            let mut next = random(7);
+            let codes = spec.format.max_code() as u32 + 1;
+            for _ in 0..200 {
+                let scale = spec.number().round((next(2000) as f32 + 1.0) / 4096.0);
+                let grid = match spec.format.zero {
+                    Zero::Constant(zero) => {
+                        let scale = if next(2) == 0 { scale } else { -scale };
+                        Grid { scale, zero: zero.into() }
+                    }
+                };
+                let mut stored: Vec<u8> = (0..spec.group.min(40)).map(|_| next(codes) as u8).collect();
+                // The extreme code tells the scale: -8 of Q4_0, -128 of 8 bits.
+                stored[next(32) as usize] = spec.extreme();
+                let weights: Vec<f32> = stored.iter().map(|&code| spec.decode(code, grid)).collect();
                 for search in [ScaleSearch::None, ScaleSearch::Mse] {
-                    assert_eq!(values(spec, &weights, search), weights, "scale {scale}");
+                    assert_eq!(values(spec, &weights, search), weights, "{name}, {grid:?}");
                 }
             }
         }
+    }
+
+    /// ggml scales by the extreme weight, so it is always there: -8 of Q4_0, 127 of Q8_0.
+    #[test]
+    fn values_of_ggml_do_not_change() {
+        let mut next = random(9);
+        for (format, lowest, highest, extreme) in [(Q4, -8, 7, -8), (Q8, -127, 127, 127)] {
+            for round in 0..200 {
+                let scale = Plain::F16.round((next(2000) as f32 - 1000.0) / 4096.0);
+                let code =
+                    |next: &mut dyn FnMut(u32) -> u32| next((highest - lowest + 1) as u32) as i32 + lowest;
+                let mut weights: Vec<f32> = (0..32).map(|_| code(&mut next) as f32 * scale).collect();
+                weights[round % 32] = extreme as f32 * scale;
+                let spec = GroupSpec::new(format, 32);
+                assert_eq!(values(spec, &weights, ScaleSearch::None), weights, "scale {scale}");
+            }
+        }
         // Both extremes at once do not fit.
+        let spec = GroupSpec::new(Q4, 32);
         let both = [8.0, -8.0, 1.0];
-        assert_ne!(values(q4g32::SPEC, &both, ScaleSearch::None), both);
-        assert_eq!(values(q4g32::SPEC, &[8.0, -7.0, 1.0], ScaleSearch::None), [8.0, -7.0, 1.0]);
+        assert_ne!(values(spec, &both, ScaleSearch::None), both);
+        assert_eq!(values(spec, &[8.0, -7.0, 1.0], ScaleSearch::None), [8.0, -7.0, 1.0]);
     }
 
     #[test]
     fn search_never_does_worse() {
-        let mut seed = 1_u32;
-        for spec in SPECS {
+        let mut next = random(1);
+        for spec in specs() {
             for _ in 0..50 {
-                let weights: Vec<f32> = (0..32)
-                    .map(|_| {
-                        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                        ((seed >> 8) as f32 / 8_388_608.0 - 1.0).powi(3)
-                    })
-                    .collect();
-                let plain = spec.quantize(&weights, ScaleSearch::None);
-                let found = spec.quantize(&weights, ScaleSearch::Mse);
-                let error = |group: &Group| -> f64 {
-                    let one = |(&w, &c): (&f32, &u8)| f64::from(w - spec.decode(c, group.scale)).powi(2);
-                    weights.iter().zip(&group.codes).map(one).sum()
+                let weights: Vec<f32> =
+                    (0..spec.group).map(|_| (next(1 << 24) as f32 / 8_388_608.0 - 1.0).powi(3)).collect();
+                let error = |search| -> f64 {
+                    let squares = |(w, v): (&f32, f32)| f64::from(w - v).powi(2);
+                    weights.iter().zip(values(spec, &weights, search)).map(squares).sum()
                 };
-                assert!(error(&found) <= error(&plain) * (1.0 + 1e-5));
+                let (plain, found) = (error(ScaleSearch::None), error(ScaleSearch::Mse));
+                assert!(found <= plain * (1.0 + 1e-5), "{}: {found} and {plain}", spec.format.name());
             }
         }
     }

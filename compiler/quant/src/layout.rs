@@ -3,10 +3,10 @@
 
 use crate::group::GroupSpec;
 use crate::plain::{self, Plain};
-use crate::{QuantError, q4g32, q8g32};
+use crate::{QuantError, packed};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::ExprId;
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::types::{DType, Packing};
 
 /// Weight rows of a tile of [`Packing::Tile16`].
 pub const TILE: usize = 16;
@@ -80,8 +80,9 @@ impl Place {
 pub enum Region {
     /// `place` counts elements.
     Plain { plain: Plain, place: Place },
-    /// Places count bytes; `shift` is the bit at which a code starts within its byte, where codes share bytes.
-    Group { format: Format, spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place },
+    /// Places count bytes; `shift` is the bit at which a code starts within its byte (its word, where codes do not fill
+    /// bytes), where codes share those.
+    Group { spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place },
 }
 
 /// Order in memory of an `[N, K]` tensor.
@@ -94,8 +95,9 @@ pub struct Layout {
 
 impl Layout {
     pub fn new(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Layout, QuantError> {
-        // No layout takes more than 4 bytes per element of the padded tensor plus a scale per group of 32.
-        let bound = n.checked_add(TILE).and_then(|n| k.checked_add(64)?.checked_mul(n)?.checked_mul(8));
+        // No layout takes more than 4 bytes per element of the padded tensor plus the numbers of each group.
+        let padding = if let DType::Packed(format) = dtype { 2 * format.group(1) } else { 2 };
+        let bound = n.checked_add(TILE).and_then(|n| k.checked_add(padding)?.checked_mul(n)?.checked_mul(8));
         if bound.is_none_or(|b| b > isize::MAX as usize) {
             return Err(QuantError::TooLarge { dtype, packing, n, k });
         }
@@ -103,8 +105,7 @@ impl Layout {
             DType::F32 => Ok(plain::layout(Plain::F32, packing, n, k)),
             DType::F16 => Ok(plain::layout(Plain::F16, packing, n, k)),
             DType::BF16 => Ok(plain::layout(Plain::BF16, packing, n, k)),
-            DType::Packed(Format::Q4G32) => Ok(q4g32::layout(packing, n, k)),
-            DType::Packed(Format::Q8G32) => Ok(q8g32::layout(packing, n, k)),
+            DType::Packed(format) => Ok(packed::layout(format, packing, n, k)),
             DType::Bool
             | DType::I8
             | DType::U8

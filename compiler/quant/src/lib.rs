@@ -1,8 +1,9 @@
 //! Weight formats: their arithmetic, their order in memory, and the kernel-IR fragments that read them.
 //!
-//! One file per format (`plain`, `q4g32`, `q8g32`); [`layout`] says where element (row, k) of an `[N, K]` tensor lies
-//! for a format and a [`Packing`]; [`pack`] writes that order from a stream of rows; [`unpack`] reads it back, on the
-//! host and as kernel IR. All group formats share the arithmetic of [`group`]. [`runs`] is a packing for who draws its bytes.
+//! Formats are data: [`plain`] types, and group formats described by [`mlcc_ir::format::Format`], which share the arithmetic
+//! of [`group`] and the order of [`packed`]. [`layout`] says where element (row, k) of an `[N, K]` tensor lies for a format
+//! and a [`Packing`]; [`pack`] writes that order from a stream of rows; [`unpack`] reads it back, on the host and as kernel
+//! IR, [`tile`] a vector at a time. [`runs`] is a packing for who draws its bytes.
 //!
 //! Invariant: everything that is stored reads back through [`element`], [`dequantize`], [`unpack_scalar`] and the tile
 //! fragments as exactly the same f32 value.
@@ -10,25 +11,36 @@
 pub mod group;
 pub mod layout;
 pub mod pack;
+pub mod packed;
 pub mod plain;
-pub mod q4g32;
-pub mod q8g32;
 pub mod runs;
 pub mod tile;
 pub mod unpack;
 
-pub use group::{GroupSpec, ScaleSearch};
+pub use group::{Grid, GroupSpec, ScaleSearch};
 pub use layout::{Layout, TILE, packed_bytes};
 pub use pack::{PackOptions, Packer, pack};
 pub use unpack::{dequantize, element, unpack_scalar};
 
-use mlcc_ir::types::{DType, Packing};
+use mlcc_ir::types::{DType, Format, Packing};
+
+/// Every type that weights can be stored in: plain ones first.
+pub fn storage_types() -> impl Iterator<Item = DType> {
+    let plain = [DType::F32, DType::F16, DType::BF16];
+    plain.into_iter().chain(Format::ALL.iter().map(|&format| DType::Packed(format)))
+}
+
+/// Their names, for messages.
+pub fn storage_names() -> String {
+    storage_types().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
+}
 
 /// Why a tensor could not be packed or read.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum QuantError {
     #[error(
-        "weights cannot be stored as {dtype}: expected one of f32, f16, bf16, q4g32, q8g32; choose another format for this tensor"
+        "weights cannot be stored as {dtype}: expected one of {}; choose another format for this tensor",
+        storage_names()
     )]
     UnsupportedType { dtype: DType },
     #[error("a tensor of {n} x {k} {dtype} values in packing {} is larger than the address space", .packing.name())]

@@ -1,11 +1,12 @@
 //! Streams rows of f32 weights into a packing. Only what the packing forces is held back: up to 15 rows of a tile, the
 //! scales of row-major group formats, and the whole (packed) tensor for column-major order.
 
-use crate::group::{Group, ScaleSearch};
+use crate::QuantError;
+use crate::group::{GroupSpec, ScaleSearch};
 use crate::layout::{Layout, Region, TILE};
+use crate::packed;
 use crate::plain::{self, Plain};
-use crate::{QuantError, q4g32, q8g32};
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::types::{DType, Packing};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PackOptions {
@@ -27,6 +28,8 @@ pub struct Packer {
     tile_row: usize,
     /// Per row whether a group format holds its weights as they came.
     exact: Vec<bool>,
+    /// Codes that are being made.
+    codes: Vec<u8>,
     /// Row-major scales, or the whole column-major tensor: written by `finish`.
     held: Vec<u8>,
 }
@@ -43,9 +46,8 @@ impl Packer {
         let held = match (packing, &layout.region) {
             (Packing::ColMajor, Region::Plain { .. }) => vec![0; layout.bytes()],
             (Packing::ColMajor, Region::Group { spec, .. }) => {
-                // Padding columns hold the zero point in every code of a byte.
-                let zero = spec.zero_point as u8;
-                vec![if spec.bits == 4 { zero | zero << 4 } else { zero }; layout.bytes()]
+                let padding = packed::padding_word(*spec);
+                padding.into_iter().cycle().take(layout.bytes()).collect()
             }
             (Packing::RowMajor | Packing::Tile16, _) => Vec::new(),
         };
@@ -60,6 +62,7 @@ impl Packer {
             tile: Vec::new(),
             tile_row: 0,
             exact: vec![true; n],
+            codes: Vec::new(),
             held,
         })
     }
@@ -117,17 +120,15 @@ impl Packer {
     fn push_row_major(&mut self, rows: &[f32], out: &mut Vec<u8>) {
         match &self.layout.region {
             Region::Plain { plain, .. } => write_plain(*plain, rows, out),
-            Region::Group { format, spec, .. } => {
+            Region::Group { spec, .. } => {
+                let codes = sized(&mut self.codes, spec.group);
                 for (i, row) in rows.chunks_exact(self.k).enumerate() {
                     let exact = &mut self.exact[self.rows_seen + i];
                     for weights in row.chunks(spec.group) {
-                        let group = spec.quantize(weights, self.options.scale_search);
-                        *exact = *exact && spec.holds(&group, weights);
-                        match format {
-                            Format::Q4G32 => q4g32::row_bytes(&group, out),
-                            Format::Q8G32 => q8g32::row_bytes(&group, out),
-                        }
-                        self.held.extend(group.scale.to_le_bytes());
+                        let grid = spec.quantize(weights, self.options.scale_search, codes);
+                        *exact = *exact && spec.holds(grid, codes, weights);
+                        packed::row_bytes(spec.format, codes, out);
+                        spec.number().write(grid.scale, &mut self.held);
                     }
                 }
             }
@@ -147,20 +148,22 @@ impl Packer {
                         self.held[at..at + bytes.len()].copy_from_slice(&bytes);
                     }
                 }
-                Region::Group { spec, codes, shift, scales, .. } => {
+                Region::Group { spec, codes: places, shift, scales } => {
+                    let codes = sized(&mut self.codes, spec.group);
                     let exact = &mut self.exact[row_index];
                     for (g, weights) in row.chunks(spec.group).enumerate() {
-                        let group = spec.quantize(weights, self.options.scale_search);
-                        *exact = *exact && spec.holds(&group, weights);
-                        for (c, &code) in group.codes.iter().enumerate() {
+                        let grid = spec.quantize(weights, self.options.scale_search, codes);
+                        *exact = *exact && spec.holds(grid, codes, weights);
+                        for (c, &code) in codes.iter().enumerate() {
                             let col = g * spec.group + c;
-                            let at = codes.at(row_index, col);
+                            let at = places.at(row_index, col);
                             let shift = shift.as_ref().map_or(0, |s| s.at(row_index, col));
-                            let mask = (((1_u32 << spec.bits) - 1) << shift) as u8;
-                            self.held[at] = self.held[at] & !mask | code << shift;
+                            put(&mut self.held[at..], *spec, code, shift);
                         }
+                        let mut number = Vec::with_capacity(4);
+                        spec.number().write(grid.scale, &mut number);
                         let at = scales.at(row_index, g * spec.group);
-                        self.held[at..at + 2].copy_from_slice(&group.scale.to_le_bytes());
+                        self.held[at..at + number.len()].copy_from_slice(&number);
                     }
                 }
             }
@@ -194,23 +197,38 @@ impl Packer {
         self.tile_row += TILE;
         match &self.layout.region {
             Region::Plain { plain, .. } => plain::tile_bytes(*plain, self.k, rows, out),
-            Region::Group { format, spec, .. } => {
+            Region::Group { spec, .. } => {
+                let codes = sized(&mut self.codes, TILE * spec.group);
                 for start in (0..self.k).step_by(spec.group) {
                     let end = self.k.min(start + spec.group);
-                    let mut groups: [Group; TILE] = [spec.zero(); TILE];
-                    for (i, (group, row)) in groups.iter_mut().zip(rows.chunks_exact(self.k)).enumerate() {
+                    let mut grids = [spec.empty(); TILE];
+                    codes.fill(spec.padding());
+                    let groups = grids.iter_mut().zip(codes.chunks_exact_mut(spec.group));
+                    for (i, ((grid, codes), row)) in groups.zip(rows.chunks_exact(self.k)).enumerate() {
                         let weights = &row[start..end];
-                        *group = spec.quantize(weights, self.options.scale_search);
+                        *grid = spec.quantize(weights, self.options.scale_search, codes);
                         let exact = &mut self.exact[first + i];
-                        *exact = *exact && spec.holds(group, weights);
+                        *exact = *exact && spec.holds(*grid, codes, weights);
                     }
-                    match format {
-                        Format::Q4G32 => q4g32::tile_bytes(&groups, out),
-                        Format::Q8G32 => q8g32::tile_bytes(&groups, out),
-                    }
+                    packed::tile_bytes(*spec, &grids, codes, out);
                 }
             }
         }
+    }
+}
+
+/// The same memory for every group.
+fn sized(codes: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    codes.resize(len, 0);
+    codes
+}
+
+/// Puts a code into its byte, or the bytes of its word.
+fn put(bytes: &mut [u8], spec: GroupSpec, code: u8, shift: usize) {
+    let (mask, code) = (spec.format.max_code() << shift, usize::from(code) << shift);
+    let bits = shift + spec.format.bits;
+    for (byte, at) in bytes.iter_mut().zip((0..bits).step_by(8)) {
+        *byte = *byte & !(mask >> at) as u8 | (code >> at) as u8;
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::layout::{Axis, Layout, Place, Region, TILE, Term};
 use half::{bf16, f16};
+use mlcc_ir::format::ScaleType;
 use mlcc_ir::types::{DType, Packing};
 
 /// A plain weight type.
@@ -23,6 +24,14 @@ impl Plain {
             Plain::F32 => DType::F32,
             Plain::F16 => DType::F16,
             Plain::BF16 => DType::BF16,
+        }
+    }
+    /// The type of scales as a type of weights.
+    pub fn of_scale(scale: ScaleType) -> Plain {
+        match scale {
+            ScaleType::F16 => Plain::F16,
+            ScaleType::BF16 => Plain::BF16,
+            ScaleType::F32 => Plain::F32,
         }
     }
     pub fn bytes(self) -> usize {
@@ -46,6 +55,36 @@ impl Plain {
             Plain::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
             Plain::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
             Plain::BF16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        }
+    }
+    /// The nearest number of this type.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            Plain::F32 => value,
+            Plain::F16 => f16::from_f32(value).to_f32(),
+            Plain::BF16 => bf16::from_f32(value).to_f32(),
+        }
+    }
+    /// The next number of this type above a positive one.
+    pub(crate) fn next_up(self, value: f32) -> f32 {
+        match self {
+            Plain::F32 => f32::from_bits(value.to_bits() + 1),
+            Plain::F16 => f16::from_bits(f16::from_f32(value).to_bits() + 1).to_f32(),
+            Plain::BF16 => bf16::from_bits(bf16::from_f32(value).to_bits() + 1).to_f32(),
+        }
+    }
+    /// The least number that has all bits of this type.
+    pub(crate) fn min_normal(self) -> f32 {
+        match self {
+            Plain::F32 | Plain::BF16 => f32::MIN_POSITIVE,
+            Plain::F16 => f16::MIN_POSITIVE.to_f32(),
+        }
+    }
+    /// The largest scale: its product with every code is finite in f32.
+    pub(crate) fn largest_scale(self) -> f32 {
+        match self {
+            Plain::F32 | Plain::BF16 => 2.0_f32.powi(119),
+            Plain::F16 => f16::MAX.to_f32(),
         }
     }
     /// Columns that lie together within a row of a tile.

@@ -1,8 +1,10 @@
 //! A packing as runs of bytes of one kind, for weights that are drawn where they lie and never quantized.
 
+use crate::group::GroupSpec;
 use crate::layout::TILE;
+use crate::packed::{TileSizes, padding_word};
 use crate::plain::Plain;
-use crate::{QuantError, packed_bytes, q4g32, q8g32};
+use crate::{QuantError, packed_bytes};
 use mlcc_ir::types::{DType, Format, Packing};
 
 /// What a byte of a packed tensor is part of.
@@ -10,7 +12,7 @@ use mlcc_ir::types::{DType, Format, Packing};
 pub enum Kind {
     Value(Plain),
     Code,
-    /// An f16.
+    /// Of the type of the format's scales.
     Scale,
     /// The byte that stands in places without a weight.
     Padding(u8),
@@ -64,52 +66,56 @@ fn plain(plain: Plain, packing: Packing, n: usize, k: usize) -> Option<Vec<Run>>
 }
 
 fn grouped(format: Format, packing: Packing, n: usize, k: usize) -> Option<Vec<Run>> {
-    let (spec, tile_group) = match format {
-        Format::Q4G32 => (q4g32::SPEC, q4g32::TILE_GROUP),
-        Format::Q8G32 => (q8g32::SPEC, q8g32::TILE_GROUP),
-    };
+    let spec = GroupSpec::new(format, k);
     if !k.is_multiple_of(spec.group) {
         return None;
     }
-    let (groups, bytes) = (k / spec.group, spec.group * spec.bits / 8);
+    let (groups, words) = (k / spec.group, spec.group / format.codes_per_word());
+    let number = format.scale.bytes();
     let run = |offset, count, bytes, kind| Run { offset, count, pieces: vec![(bytes, kind)] };
+    let numbers = n * groups * 4 * words;
     Some(match packing {
         Packing::RowMajor => {
-            vec![run(0, n, groups * bytes, Kind::Code), run(n * groups * bytes, n, 2 * groups, Kind::Scale)]
+            vec![run(0, n, groups * 4 * words, Kind::Code), run(numbers, n, number * groups, Kind::Scale)]
         }
-        // Codes in words of 4 bytes.
-        Packing::ColMajor => vec![
-            run(0, groups * bytes / 4, 4 * n, Kind::Code),
-            run(n * groups * bytes, groups, 2 * n, Kind::Scale),
-        ],
+        Packing::ColMajor => {
+            vec![run(0, groups * words, 4 * n, Kind::Code), run(numbers, groups, number * n, Kind::Scale)]
+        }
         Packing::Tile16 => {
+            let sizes = TileSizes::new(format, k);
             let (tiles, rest) = (n / TILE, n % TILE);
-            let zero = spec.zero_point as u8;
-            let zero = Kind::Padding(if spec.bits == 4 { zero | zero << 4 } else { zero });
-            let mut part = vec![(2 * rest, Kind::Scale), (2 * (TILE - rest), Kind::Padding(0))];
-            for _ in 0..bytes / 4 {
-                part.extend([(4 * rest, Kind::Code), (4 * (TILE - rest), zero)]);
+            let mut part = vec![(number * rest, Kind::Scale), (number * (TILE - rest), Kind::Padding(0))];
+            for _ in 0..words {
+                part.push((4 * rest, Kind::Code));
+                part.extend(padding(spec, TILE - rest));
             }
             let count = if rest > 0 { groups } else { 0 };
+            let codes = sizes.group() - sizes.header();
             vec![
                 Run {
                     offset: 0,
                     count: tiles * groups,
-                    pieces: vec![(2 * TILE, Kind::Scale), (tile_group - 2 * TILE, Kind::Code)],
+                    pieces: vec![(number * TILE, Kind::Scale), (codes, Kind::Code)],
                 },
-                Run { offset: tiles * groups * tile_group, count, pieces: part },
+                Run { offset: tiles * sizes.tile(), count, pieces: part },
             ]
         }
     })
 }
 
+/// So many words without weights.
+fn padding(spec: GroupSpec, words: usize) -> Vec<(usize, Kind)> {
+    let word = padding_word(spec);
+    if word.iter().all(|&byte| byte == word[0]) {
+        return vec![(words * word.len(), Kind::Padding(word[0]))];
+    }
+    vec![word.map(|byte| (1, Kind::Padding(byte))); words].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layout, PackOptions, layout::Region, pack};
-
-    const DTYPES: [DType; 5] =
-        [DType::F32, DType::F16, DType::BF16, DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)];
+    use crate::{Layout, PackOptions, layout::Region, pack, storage_types};
 
     /// The kind of every byte.
     fn kinds(runs: &[Run], bytes: usize) -> Vec<Kind> {
@@ -127,12 +133,15 @@ mod tests {
     /// Where the layout says that an element lies, the runs say so too, and elsewhere is what the packer writes there.
     #[test]
     fn runs_agree_with_layouts_and_the_packer() {
-        for dtype in DTYPES {
+        for dtype in storage_types() {
+            let group = if let DType::Packed(format) = dtype { format.group(1) } else { 32 };
             for packing in [Packing::RowMajor, Packing::ColMajor, Packing::Tile16] {
-                for (n, k) in [(1, 32), (16, 64), (40, 96), (35, 32), (7, 5), (33, 2), (0, 32), (3, 0)] {
+                let (one, two, three) = (group, 2 * group, 3 * group);
+                for (n, k) in [(1, one), (16, two), (40, three), (35, one), (7, 5), (33, 2), (0, one), (3, 0)]
+                {
                     let layout = Layout::new(dtype, packing, n, k).unwrap();
                     let Some(runs) = runs(dtype, packing, n, k).unwrap() else {
-                        assert!(k % 32 != 0, "{dtype} {} {n} x {k}", packing.name());
+                        assert!(k % group != 0, "{dtype} {} {n} x {k}", packing.name());
                         continue;
                     };
                     let kinds = kinds(&runs, layout.bytes());
@@ -144,9 +153,10 @@ mod tests {
                                 let size = plain.bytes();
                                 put(place.at(row, col) * size, size, Kind::Value(*plain));
                             }
-                            Region::Group { codes, scales, .. } => {
-                                put(codes.at(row, col), 1, Kind::Code);
-                                put(scales.at(row, col), 2, Kind::Scale);
+                            Region::Group { spec, codes, scales, .. } => {
+                                let unit = if spec.format.fills_bytes() { 1 } else { 4 };
+                                put(codes.at(row, col), unit, Kind::Code);
+                                put(scales.at(row, col), spec.number().bytes(), Kind::Scale);
                             }
                         }
                     }

@@ -1,113 +1,122 @@
 //! Views of the group formats in `Tile16` order that read them a vector at a time.
 //!
-//! A group of a tile is 16 scales and then *words*: vectors of 32-bit lanes, lane = weight row, each holding 8 (q4) or 4
-//! (q8) codes of that row. A word splits into *quads*: four consecutive columns of each row, one byte each, which is what
-//! the u8 x i8 dot instructions take.
+//! A group of a tile is 16 scales and then blocks of *words*: vectors of 32-bit lanes, lane = weight row, each holding as many
+//! codes of that row as fit. A word splits into *pieces*: the columns that one operation unpacks. Where codes fill bytes a
+//! piece is a *quad*: four consecutive columns of each row, one byte each, which is what the u8 x i8 dot instructions take.
 
 use crate::layout::TILE;
-use crate::{q4g32, q8g32};
+use crate::packed::TileSizes;
+use crate::plain::Plain;
+use mlcc_ir::format::{Format, Zero};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::{DType, Format};
+use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
 
-/// Bytes of one group of a tile.
-pub fn group_bytes(format: Format) -> usize {
-    match format {
-        Format::Q4G32 => q4g32::TILE_GROUP,
-        Format::Q8G32 => q8g32::TILE_GROUP,
-    }
-}
+/// Columns of a quad.
+const QUAD: usize = 4;
 
 /// Subtracted from a code to give its integer weight.
 pub fn zero_point(format: Format) -> i64 {
-    match format {
-        Format::Q4G32 => q4g32::SPEC.zero_point.into(),
-        Format::Q8G32 => q8g32::SPEC.zero_point.into(),
+    match format.zero {
+        Zero::Constant(zero) => zero.into(),
     }
 }
 
-/// Words per group.
+/// Words per block.
 pub fn words(format: Format) -> usize {
-    match format {
-        Format::Q4G32 => 4,
-        Format::Q8G32 => 8,
-    }
+    format.block() / format.codes_per_word()
 }
 
-/// The quads in one word: quad `q` covers columns `4 q .. 4 q + 4` of the group.
+/// The quads in one word: quad `q` covers columns `4 q .. 4 q + 4` of the block.
 pub fn quads(format: Format, word: usize) -> Vec<usize> {
-    match format {
-        Format::Q4G32 => vec![word, word + 4],
-        Format::Q8G32 => vec![word],
-    }
+    (word..format.block() / QUAD).step_by(words(format)).collect()
 }
 
-/// One group of a tile.
+/// One block of a tile: 32 columns of a group or all of it.
 #[derive(Clone, Copy)]
-pub struct TileGroup<'k> {
-    pub format: Format,
+pub struct TileBlock<'k> {
+    pub sizes: TileSizes,
     pub bytes: View<'k, 1>,
-    /// Its first byte.
-    pub start: Val<'k>,
+    /// First byte of its group.
+    pub group: Val<'k>,
+    /// First byte of its words, less the bytes of the group's header.
+    pub words: Val<'k>,
 }
 
-impl<'k> TileGroup<'k> {
+impl<'k> TileBlock<'k> {
     /// The scales of `lanes` rows of the tile from row `row` on, f32.
     pub fn scales(self, row: u32, lanes: u32) -> Val<'k> {
-        let scales = self.bytes.load([self.start + i64::from(2 * row)], 2 * lanes);
-        scales.bits_as(Ty::vector(DType::F16, lanes)).cast(DType::F32)
+        let number = Plain::of_scale(self.sizes.format.scale);
+        let bytes = number.bytes() as u32;
+        let numbers = self.bytes.load([self.group + i64::from(bytes * row)], bytes * lanes);
+        numbers.bits_as(Ty::vector(number.dtype(), lanes)).cast(DType::F32)
     }
 
     /// Word `word` of the same rows, u32 lanes.
     pub fn word(self, word: usize, row: u32, lanes: u32) -> Val<'k> {
-        let offset = (2 * TILE + 4 * TILE * word) as i64 + i64::from(4 * row);
-        self.bytes.load([self.start + offset], 4 * lanes).bits_as(Ty::vector(DType::U32, lanes))
+        let offset = (self.sizes.header() + 4 * TILE * word) as i64 + i64::from(4 * row);
+        self.bytes.load([self.words + offset], 4 * lanes).bits_as(Ty::vector(DType::U32, lanes))
     }
 }
 
 /// The stored codes (zero point included) of one quad of a word: u8, four per row.
 pub fn quad_codes(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
     let bytes = word.bits_as(Ty::vector(DType::U8, 4 * word.lanes()));
-    match (format, quad) {
-        (Format::Q8G32, _) => bytes,
-        (Format::Q4G32, 0..4) => bytes & 0x0f,
-        (Format::Q4G32, _) => bytes >> 4,
-    }
+    let shift = (quad / words(format) * format.bits) as i64;
+    let codes = if shift == 0 { bytes } else { bytes >> shift };
+    // The highest codes of a byte have nothing above them.
+    if shift as usize + format.bits == 8 { codes } else { codes & format.max_code() as i64 }
 }
 
 /// The codes of one quad as signed integers (zero point removed): i8, four per row.
 pub fn quad_signed(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
     let codes = quad_codes(format, word, quad);
-    let signed = match format {
+    let signed = match format.bits {
         // Subtracting 128 is flipping the top bit.
-        Format::Q8G32 => codes ^ zero_point(format),
-        Format::Q4G32 => codes - zero_point(format),
+        8 => codes ^ zero_point(format),
+        _ => codes - zero_point(format),
     };
     signed.bits_as(Ty::vector(DType::I8, codes.lanes()))
 }
 
-/// The sixteen integer weights that 4-bit codes stand for, f32, to be pinned outside of the loops that use [`quad_floats`].
-pub fn code_table(k: &Recorder) -> Val<'_> {
-    let first = k.literal(-zero_point(Format::Q4G32) as f64, Ty::scalar(DType::I32));
+/// The sixteen integer weights that 4-bit codes stand for, f32, to be pinned outside of the loops that use [`piece_floats`].
+pub fn code_table(k: &Recorder, format: Format) -> Val<'_> {
+    let first = k.literal(-zero_point(format) as f64, Ty::scalar(DType::I32));
     first.ramp(1, 16).cast(DType::F32)
 }
 
-/// The integer weights of one quad as f32: one vector over the rows per column. With a 16-entry lookup instruction and
-/// the [`code_table`], 4-bit codes take a shift and a lookup each.
-pub fn quad_floats<'k>(
+/// The pieces of a word: the first column of each, in its block, and how many it has.
+pub fn pieces(format: Format, word: usize) -> Vec<(usize, usize)> {
+    if format.fills_bytes() {
+        return quads(format, word).into_iter().map(|quad| (QUAD * quad, QUAD)).collect();
+    }
+    vec![(word * format.codes_per_word(), format.codes_per_word())]
+}
+
+/// The integer weights of the piece from column `first` on as f32: one vector over the rows per column. With a 16-entry
+/// lookup instruction and the [`code_table`], 4-bit codes take a shift and a lookup each.
+pub fn piece_floats<'k>(
     format: Format,
     word: Val<'k>,
-    quad: usize,
+    first: usize,
     lookup: Option<(InstrId, Val<'k>)>,
-) -> [Val<'k>; 4] {
+) -> Vec<Val<'k>> {
     let lanes = Ty::vector(DType::I32, word.lanes());
     let shifted = |value: Val<'k>, bits: i64| if bits == 0 { value } else { value >> bits };
-    if let (Format::Q4G32, Some((instr, table))) = (format, lookup) {
-        let low = if quad < 4 { 0 } else { 4 };
-        return [0, 8, 16, 24].map(|bit| table.instr(instr, &[shifted(word, bit + low).bits_as(lanes)]));
+    if !format.fills_bytes() {
+        let code = |at| shifted(word, (at * format.bits) as i64) & format.max_code() as i64;
+        let centred = |code: Val<'k>| code.bits_as(lanes) - zero_point(format);
+        return (0..format.codes_per_word()).map(|at| centred(code(at)).cast(DType::F32)).collect();
+    }
+    let quad = first / QUAD;
+    if let (4, Some((instr, table))) = (format.bits, lookup) {
+        let low = (quad / words(format) * format.bits) as i64;
+        return [0, 8, 16, 24]
+            .map(|bit| table.instr(instr, &[shifted(word, bit + low).bits_as(lanes)]))
+            .to_vec();
     }
     let signed = quad_signed(format, word, quad).bits_as(lanes).named("w");
     // Each byte of a lane with its sign.
-    [signed << 24, signed << 16, signed << 8, signed].map(|top| (top >> 24).cast(DType::F32))
+    [signed << 24, signed << 16, signed << 8, signed].map(|top| (top >> 24).cast(DType::F32)).to_vec()
 }

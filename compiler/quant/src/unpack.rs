@@ -2,9 +2,10 @@
 //! kernels).
 
 use crate::QuantError;
-use crate::layout::{Layout, Region};
-use half::f16;
+use crate::group::Grid;
+use crate::layout::{Layout, Place, Region};
 use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::format::Zero;
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Ty};
 use mlcc_ir::types::{DType, Packing};
 
@@ -20,12 +21,15 @@ fn checked(dtype: DType, packing: Packing, n: usize, k: usize, found: usize) -> 
 fn read(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> f32 {
     match &layout.region {
         Region::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
-        Region::Group { spec, codes, shift, scales, .. } => {
-            let byte = bytes[codes.at(row, col)];
+        Region::Group { spec, codes, shift, scales } => {
+            let at = codes.at(row, col);
+            let unit = if spec.format.fills_bytes() { 1 } else { 4 };
+            let unit =
+                bytes[at..at + unit].iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
             let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
-            let code = byte >> shift & ((1_u32 << spec.bits) - 1) as u8;
-            let at = scales.at(row, col);
-            spec.decode(code, f16::from_le_bytes([bytes[at], bytes[at + 1]]))
+            let code = (unit >> shift) as usize & spec.format.max_code();
+            let scale = spec.number().read(&bytes[scales.at(row, col)..], 0);
+            spec.decode(code as u8, Grid { scale, ..spec.empty() })
         }
     }
 }
@@ -69,25 +73,38 @@ pub fn unpack_scalar(
             let value = kb.load(buf, at);
             kb.cast(value, DType::F32)
         }
-        Region::Group { spec, codes, shift, scales, .. } => {
+        Region::Group { spec, codes, shift, scales } => {
+            let i32 = Ty::scalar(DType::I32);
             let at = codes.emit(kb, row, col);
-            let byte = kb.load(buf, at);
-            let mut code = kb.cast(byte, DType::I32);
+            let mut code = if spec.format.fills_bytes() {
+                let byte = kb.load(buf, at);
+                kb.cast(byte, DType::I32)
+            } else {
+                let word = kb.load_vec(buf, at, 4);
+                kb.bitcast(word, i32)
+            };
             if let Some(shift) = shift {
                 let by = shift.emit(kb, row, col);
                 let by = kb.cast(by, DType::I32);
                 code = kb.binary(BinOp::Shr, code, by);
-                let mask = kb.constant(((1_u32 << spec.bits) - 1).into(), Ty::scalar(DType::I32));
+                let mask = kb.constant(spec.format.max_code() as f64, i32);
                 code = kb.binary(BinOp::And, code, mask);
             }
-            let zero = kb.constant(spec.zero_point.into(), Ty::scalar(DType::I32));
-            let code = kb.sub(code, zero);
-            let code = kb.cast(code, DType::F32);
-            let at = scales.emit(kb, row, col);
-            let bytes = kb.load_vec(buf, at, 2);
-            let scale = kb.bitcast(bytes, Ty::scalar(DType::F16));
-            let scale = kb.cast(scale, DType::F32);
-            kb.mul(code, scale)
+            let number = |kb: &mut KernelBuilder, place: &Place| {
+                let at = place.emit(kb, row, col);
+                let bytes = kb.load_vec(buf, at, spec.number().bytes() as u32);
+                let number = kb.bitcast(bytes, Ty::scalar(spec.number().dtype()));
+                kb.cast(number, DType::F32)
+            };
+            match spec.format.zero {
+                Zero::Constant(zero) => {
+                    let zero = kb.constant(zero.into(), i32);
+                    let code = kb.sub(code, zero);
+                    let code = kb.cast(code, DType::F32);
+                    let scale = number(kb, scales);
+                    kb.mul(code, scale)
+                }
+            }
         }
     }
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use mlcc::cli::Cli;
-use mlcc_ir::types::{DType, Format};
+use mlcc_ir::format::GroupSize;
+use mlcc_ir::types::DType;
 use mlcc_models::presets;
 use mlcc_models::registry::REGISTRY;
 use mlcc_passes::PIPELINE;
@@ -107,18 +108,23 @@ fn meaning(arg: &Arg) -> String {
     out
 }
 
-/// Bits of one weight, and of a group's scale spread over it.
+/// Bits of one weight, and of what a group stores spread over it.
 fn stored_bits(dtype: DType) -> f64 {
     match dtype {
-        DType::Packed(format @ Format::Q4G32) => 4.0 + 16.0 / format.group() as f64,
-        DType::Packed(format @ Format::Q8G32) => 8.0 + 16.0 / format.group() as f64,
+        DType::Packed(format) => format.bits_per_weight(),
         plain => 8.0 * plain.bytes().map_or(0.0, |b| b as f64),
     }
 }
 
 fn group(dtype: DType) -> (String, String) {
     match dtype {
-        DType::Packed(format) => (format.group().to_string(), "f16".into()),
+        DType::Packed(format) => {
+            let group = match format.group {
+                GroupSize::Columns(columns) => columns.to_string(),
+                GroupSize::Row => "row".into(),
+            };
+            (group, format.scale.name().into())
+        }
         _ => ("-".into(), "-".into()),
     }
 }

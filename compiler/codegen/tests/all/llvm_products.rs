@@ -209,22 +209,23 @@ fn check_weight(weight: DType, x: X) {
     check(&problems(weight, x));
 }
 
+fn integer_formats() -> impl Iterator<Item = DType> {
+    Format::ALL.iter().filter(|format| format.has_integer_products()).map(|&format| DType::Packed(format))
+}
+
 #[test]
 fn packed_weights_and_int8_codes() {
-    check_weight(DType::Packed(Format::Q4G32), X::Codes(1));
-    check_weight(DType::Packed(Format::Q8G32), X::Codes(1));
+    integer_formats().for_each(|weight| check_weight(weight, X::Codes(1)));
 }
 
 #[test]
 fn packed_weights_and_int16_codes() {
-    check_weight(DType::Packed(Format::Q4G32), X::Codes(2));
-    check_weight(DType::Packed(Format::Q8G32), X::Codes(2));
+    integer_formats().for_each(|weight| check_weight(weight, X::Codes(2)));
 }
 
 #[test]
 fn packed_weights_and_floats() {
-    check_weight(DType::Packed(Format::Q4G32), X::F32);
-    check_weight(DType::Packed(Format::Q8G32), X::F32);
+    Format::ALL.iter().for_each(|&format| check_weight(DType::Packed(format), X::F32));
 }
 
 #[test]
@@ -255,8 +256,7 @@ fn choices() -> Vec<Problem> {
 #[test]
 fn products_on_aarch64() {
     for x in [X::Codes(1), X::Codes(2), X::F32] {
-        check_emulated(&problems(DType::Packed(Format::Q4G32), x));
-        check_emulated(&problems(DType::Packed(Format::Q8G32), x));
+        integer_formats().for_each(|weight| check_emulated(&problems(weight, x)));
     }
     for weight in [DType::F32, DType::F16, DType::BF16] {
         check_emulated(&problems(weight, X::F32));

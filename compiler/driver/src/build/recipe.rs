@@ -5,14 +5,15 @@
 //! that need padding) are stored in the recipe as they would be in the weights.
 
 use mlcc_ir::entity::EntityId;
+use mlcc_ir::format::ScaleType;
 use mlcc_ir::module::{Param, ParamSource};
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::types::{DType, Packing};
 use mlcc_models::checkpoint::{Distribution, random};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::runs::{Kind, Run, runs};
-use mlcc_quant::{GroupSpec, q4g32, q8g32};
+use mlcc_quant::tile::zero_point;
 use mlcc_runtime::recipe::{Content, Draw, Entry, FloatType, Piece, Recipe, Spread};
 
 use super::{BuildError, Hooks, Source};
@@ -79,18 +80,18 @@ fn piece(bytes: usize, kind: Kind, scale: u16, spread: Spread) -> Piece {
 /// Bits of the scale with which even codes have the deviation that is wanted; 0 for formats without scales, `None` where no scale
 /// does, because the mean is not 0.
 fn scale(dtype: DType, spread: Spread) -> Option<u16> {
-    let spec: GroupSpec = match dtype {
-        DType::Packed(Format::Q4G32) => q4g32::SPEC,
-        DType::Packed(Format::Q8G32) => q8g32::SPEC,
-        _ => return Some(0),
-    };
+    let DType::Packed(format) = dtype else { return Some(0) };
+    if format.scale != ScaleType::F16 {
+        return None;
+    }
     let deviation = match spread {
         Spread::Normal { mean: 0.0, deviation } => f64::from(deviation),
         Spread::Uniform { low, high } if low == -high => f64::from(high) / 3.0_f64.sqrt(),
         Spread::Normal { .. } | Spread::Uniform { .. } => return None,
     };
-    let codes = 1 << spec.bits;
-    let squares: f64 = (0..codes).map(|code| f64::from(code - spec.zero_point).powi(2)).sum();
+    let codes = 1 << format.bits;
+    let zero = zero_point(format) as i32;
+    let squares: f64 = (0..codes).map(|code| f64::from(code - zero).powi(2)).sum();
     let mut f16 = Vec::new();
     Plain::F16.write((deviation / (squares / f64::from(codes)).sqrt()) as f32, &mut f16);
     Some(u16::from_le_bytes([f16[0], f16[1]]))

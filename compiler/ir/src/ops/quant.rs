@@ -54,10 +54,10 @@ pub(super) fn codes_fit(op: &Op, group: usize, [q, s, z, w]: [&TensorType; 4]) -
     let DType::Packed(format) = w.dtype else {
         return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
     };
-    if !is_codes(q) || w.rank() != 2 {
+    if !is_codes(q) || w.rank() != 2 || !format.has_integer_products() {
         return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
     }
-    let (k, part) = (&w.dims[1], format.group());
+    let (k, part) = (&w.dims[1], format.block());
     let scales_fit = *s == rows(DType::F32, q, groups(k, group));
     let sums_fit = *z == rows(DType::I32, q, groups(k, part));
     if *columns(q) != groups(k, part).scale(part as i64) || !scales_fit || !sums_fit {

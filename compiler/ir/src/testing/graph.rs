@@ -332,9 +332,9 @@ impl Generator {
     fn quantized(&mut self) {
         let Some(x) = self.pick_where(|ty| ty.rank() == 2 && ty.dims[1].as_const().is_some()) else { return };
         let Some(k) = self.f.ty(x).dims[1].as_const() else { return };
-        let (format, rows, group) = (self.rng.pick(&Format::ALL), self.width(), 32);
+        let (format, rows, group) = (self.rng.pick(Format::ALL), self.width(), 32);
         let w = self.param(TensorType::new(DType::Packed(format), [rows, Dim::from(k)]));
-        if self.rng.chance(3) {
+        if self.rng.chance(3) || !format.has_integer_products() {
             self.keep(Op::Dequantize, &[w]);
             return;
         }

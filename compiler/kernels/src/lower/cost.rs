@@ -7,7 +7,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::{Attention, Family, Op};
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::types::{DType, Packing};
 
 /// The arithmetic that most operations of a kernel are done in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,8 +100,8 @@ pub fn product(f: &Function, node: &Node) -> Option<Product> {
     let activations = f.ty(*node.inputs.first()?).dtype;
     let (weight, arithmetic) = match node.op {
         Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => {
-            let codes = |&v: &ValueId| f.ty(v).dtype == DType::Packed(Format::Q4G32);
-            let four = node.inputs.get(3).is_some_and(codes);
+            let four = |&v: &ValueId| matches!(f.ty(v).dtype, DType::Packed(format) if format.bits < 8);
+            let four = node.inputs.get(3).is_some_and(four);
             (3, if four { Arithmetic::I4 } else { Arithmetic::I8 })
         }
         Op::MatMul { .. } | Op::MatMulExperts { .. } if activations == DType::BF16 => (1, Arithmetic::BF16),
@@ -210,6 +210,7 @@ fn scan_ops(module: &Module, f: &Function, node: &Node) -> Dim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mlcc_ir::types::Format;
     use mlcc_ir::dim::Sym;
     use mlcc_ir::dim::SymValues;
     use mlcc_ir::graph::FunctionKind;

@@ -4,10 +4,11 @@
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::Ty;
-use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, warp_sum};
 use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
+use mlcc_quant::tile::zero_point;
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
 use std::fmt;
 
@@ -184,14 +185,17 @@ impl<'k> Gpu<'k, '_> {
             Region::Plain { place: elements, .. } => {
                 w.load([place(elements)], lanes).named("w").cast(DType::F32)
             }
+            Region::Group { .. } if lanes == 1 => self.weight(row, col),
             Region::Group { spec, codes, scales, .. } => {
-                let codes = w.load([place(codes)], lanes * spec.bits as u32 / 8).named("q");
-                let scale = w.load([place(scales)], 2).bits_as(Ty::scalar(DType::F16)).named("scale");
-                let codes = match spec.bits {
-                    4 => nibbles(self.k, codes),
-                    _ => codes.cast(DType::U32),
+                let codes = w.load([place(codes)], lanes * spec.format.bits as u32 / 8).named("q");
+                let number = spec.number();
+                let scale = w.load([place(scales)], number.bytes() as u32);
+                let scale = scale.bits_as(Ty::scalar(number.dtype())).named("scale");
+                let codes = match spec.format.bits {
+                    8 => codes.cast(DType::U32),
+                    bits => small_codes(self.k, codes, bits as i64),
                 };
-                small_floats(codes, spec.zero_point) * scale.cast(DType::F32)
+                small_floats(codes, zero_point(spec.format)) * scale.cast(DType::F32)
             }
         }
     }
@@ -261,21 +265,28 @@ impl<'k> Gpu<'k, '_> {
 fn piece(weight: Weight) -> i64 {
     match weight {
         Weight::Plain(Plain::F32) => 4,
-        Weight::Plain(Plain::F16 | Plain::BF16) | Weight::Packed(Format::Q4G32 | Format::Q8G32) => 8,
+        Weight::Plain(Plain::F16 | Plain::BF16) => 8,
+        Weight::Packed(format) if format.fills_bytes() => 8,
+        // One code after the other.
+        Weight::Packed(_) => 1,
     }
 }
 
-/// Eight 4-bit codes from four bytes, low nibble first, as u32.
-fn nibbles<'k>(k: &'k Recorder, bytes: Val<'k>) -> Val<'k> {
-    let u32 = Ty::scalar(DType::U32);
-    (bytes.bits_as(u32).splat(8) >> k.literal(0.0, u32).ramp(4, 8)) & 15
+/// Eight codes of less than 8 bits, the lowest bits first, as u32.
+fn small_codes<'k>(k: &'k Recorder, bytes: Val<'k>, bits: i64) -> Val<'k> {
+    let word = Ty::scalar(DType::U32);
+    let packed = match bytes.lanes() {
+        4 => bytes.bits_as(word),
+        _ => bytes.bits_as(Ty::scalar(DType::U16)).cast(DType::U32),
+    };
+    (packed.splat(8) >> k.literal(0.0, word).ramp(bits, 8)) & ((1 << bits) - 1)
 }
 
 /// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.
-fn small_floats(codes: Val, zero_point: i32) -> Val {
+fn small_floats(codes: Val, zero_point: i64) -> Val {
     const BASE: f32 = 8_388_608.0;
     let bits = codes | i64::from(BASE.to_bits());
-    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) - (f64::from(BASE) + f64::from(zero_point))
+    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) - (f64::from(BASE) + zero_point as f64)
 }
 
 /// The four results of a thread within its tile: (row, column).

@@ -128,19 +128,19 @@ pub enum CodeDot {
 impl CodeDot {
     /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at most 127.
     pub fn of(dot: IntDot, format: Format, planes: usize) -> CodeDot {
-        match (dot, format) {
+        match (dot, format.bits) {
             (IntDot::Unsigned(instr), _) => CodeDot::Dot4 { instr, centred: false },
             // 4-bit codes are positive with or without a sign.
-            (IntDot::Signed(instr), Format::Q4G32) => CodeDot::Dot4 { instr, centred: false },
-            (IntDot::Signed(instr), Format::Q8G32) => CodeDot::Dot4 { instr, centred: true },
-            (IntDot::Pairs { bytes, words, .. }, Format::Q4G32) => CodeDot::PairSums { bytes, words },
-            (IntDot::Pairs { bytes, words, sign }, Format::Q8G32) if planes == 1 => {
+            (IntDot::Signed(instr), ..=4) => CodeDot::Dot4 { instr, centred: false },
+            (IntDot::Signed(instr), _) => CodeDot::Dot4 { instr, centred: true },
+            (IntDot::Pairs { bytes, words, .. }, ..=4) => CodeDot::PairSums { bytes, words },
+            (IntDot::Pairs { bytes, words, sign }, _) if planes == 1 => {
                 CodeDot::SignedPairs { bytes, words, sign }
             }
-            (IntDot::Pairs { words, .. }, Format::Q8G32) => CodeDot::WidePairs { words },
+            (IntDot::Pairs { words, .. }, _) => CodeDot::WidePairs { words },
             // 8 products of at most 15 * 128 fit i16, two of at most 128 * 127, and one where activations may be -128.
-            (IntDot::Long(long), Format::Q4G32) => CodeDot::Long { long, quads: 8, centred: false },
-            (IntDot::Long(long), Format::Q8G32) => {
+            (IntDot::Long(long), ..=4) => CodeDot::Long { long, quads: 8, centred: false },
+            (IntDot::Long(long), _) => {
                 CodeDot::Long { long, quads: if planes == 1 { 2 } else { 1 }, centred: true }
             }
             (IntDot::Widen, _) => CodeDot::Columns,
@@ -179,7 +179,7 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         Activation::F32 | Activation::BF16 => IntDot::Widen,
     };
     let lookup = match weight {
-        DType::Packed(Format::Q4G32) => target.find_wide([&["vpermps_512"], &[], &[]]),
+        DType::Packed(format) if format.bits == 4 => target.find_wide([&["vpermps_512"], &[], &[]]),
         _ => None,
     };
     let bf16_dot = match activation {
@@ -243,7 +243,7 @@ fn stream(streams: &Streams, weight: DType, prefetch: InstrId) -> Stream {
         DType::F32 => streams.f32,
         DType::F16 => streams.f16,
         DType::BF16 => streams.bf16,
-        DType::Packed(Format::Q8G32) => streams.q8,
+        DType::Packed(format) if format.bits == 8 => streams.q8,
         _ => streams.q4,
     };
     match stream {
@@ -310,8 +310,8 @@ pub fn code_block(target: &KernelTarget) -> CodeBlock {
 /// Register tiles of more rows, where the machine has registers for them and codes are unpacked for a dot.
 fn tall(target: &KernelTarget, weight: DType, activation: Activation, dot: IntDot) -> Option<TallTile> {
     let Activation::Codes(codes) = activation else { return None };
-    let unpacked = weight == DType::Packed(Format::Q4G32) && matches!(dot, IntDot::Unsigned(_));
-    target.tune.tile.tall.filter(|_| unpacked && codes.planes == 1)
+    let unpacked = matches!(weight, DType::Packed(format) if format.bits < 8);
+    target.tune.tile.tall.filter(|_| unpacked && matches!(dot, IntDot::Unsigned(_)) && codes.planes == 1)
 }
 
 /// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *

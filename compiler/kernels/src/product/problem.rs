@@ -5,8 +5,8 @@ use mlcc_ir::kernel::{BufId, ExprId};
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::{Recorder, Val, View};
 use mlcc_quant::TILE;
+use mlcc_quant::packed::TileSizes;
 use mlcc_quant::plain::Plain;
-use mlcc_quant::tile;
 
 /// One product.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub struct Product {
 /// Most operands and results of an epilogue that are prefetched.
 pub const EPILOGUE_OPERANDS: usize = 4;
 
-/// Group of all packed weight formats.
+/// Columns that integer products take together: a group of weights or a part of one.
 pub const GROUP: usize = 32;
 
 /// The type of the weights.
@@ -64,7 +64,7 @@ impl Product {
     pub fn tile_len(&self) -> usize {
         match self.weight {
             Weight::Plain(plain) => self.k.next_multiple_of(plain.pair()) * TILE,
-            Weight::Packed(format) => self.groups() * tile::group_bytes(format),
+            Weight::Packed(format) => TileSizes::new(format, self.k).tile(),
         }
     }
 
@@ -73,7 +73,7 @@ impl Product {
         self.n.div_ceil(TILE)
     }
 
-    /// Groups of a row of packed weights.
+    /// Times [`GROUP`] columns of a row.
     pub fn groups(&self) -> usize {
         self.k.div_ceil(GROUP)
     }

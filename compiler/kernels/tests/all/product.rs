@@ -13,13 +13,17 @@ use mlcc_kernels::params::{IntDot, KernelTarget};
 use mlcc_kernels::product::plan::TallTile;
 use mlcc_kernels::product::{Activation, CpuPlan, choose, choose_gpu, emit_gpu_product, emit_product};
 use mlcc_kernels::quantize::CodeBlock;
-use mlcc_quant::tile::group_bytes;
-use mlcc_quant::{Layout, PackOptions, TILE, dequantize, pack};
+use mlcc_quant::packed::TileSizes;
+use mlcc_quant::{Layout, PackOptions, dequantize, pack, storage_types};
 use mlcc_target::Arch;
 
-const FORMATS: [DType; 5] =
-    [DType::F32, DType::F16, DType::BF16, DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)];
-const PACKED: [DType; 2] = [DType::Packed(Format::Q4G32), DType::Packed(Format::Q8G32)];
+const Q4: DType = DType::Packed(Format::Q4G32);
+const Q8: DType = DType::Packed(Format::Q8G32);
+
+/// Every format of which there are products with integer activations.
+fn packed() -> impl Iterator<Item = DType> {
+    Format::ALL.iter().filter(|format| format.has_integer_products()).map(|&format| DType::Packed(format))
+}
 
 fn cpu_levels() -> Vec<(String, KernelTarget)> {
     mlcc_target::specs()
@@ -35,11 +39,11 @@ fn kind(x: X) -> Activation {
     activation(x, CodeBlock::SINGLE, BufId(0), BufId(0))
 }
 
-const SHAPES: [(usize, usize); 5] = [(32, 64), (5, 7), (33, 100), (20, 45), (60, 33)];
+const SHAPES: [(usize, usize); 6] = [(32, 64), (5, 7), (33, 100), (20, 45), (60, 33), (16, 290)];
 
 /// Every distinct set of parameters that some level chooses.
-fn check_all(formats: &[DType], x: X, m: usize) {
-    for &weight in formats {
+fn check_all(formats: impl Iterator<Item = DType>, x: X, m: usize) {
+    for weight in formats {
         let mut sets: Vec<(String, CpuPlan)> = Vec::new();
         for (name, target) in cpu_levels() {
             let plan = choose(&target, weight, kind(x), m == 1);
@@ -57,69 +61,69 @@ fn check_all(formats: &[DType], x: X, m: usize) {
 
 #[test]
 fn matvec_f32() {
-    check_all(&FORMATS, X::F32, 1);
+    check_all(storage_types(), X::F32, 1);
 }
 
 #[test]
 fn matmul_f32() {
-    check_all(&FORMATS, X::F32, 17);
+    check_all(storage_types(), X::F32, 17);
 }
 
 #[test]
 fn few_rows_f32() {
-    check_all(&FORMATS, X::F32, 3);
+    check_all(storage_types(), X::F32, 3);
 }
 
 #[test]
 fn matvec_bf16() {
-    check_all(&FORMATS, X::BF16, 1);
+    check_all(storage_types(), X::BF16, 1);
 }
 
 #[test]
 fn matmul_bf16() {
-    check_all(&FORMATS, X::BF16, 13);
+    check_all(storage_types(), X::BF16, 13);
 }
 
 #[test]
 fn matvec_int8() {
-    check_all(&PACKED, X::I8, 1);
+    check_all(packed(), X::I8, 1);
 }
 
 /// So many blocks that the weights are unpacked once for all, with rows left over.
 #[test]
 fn matmul_int8() {
-    check_all(&PACKED, X::I8, 31);
+    check_all(packed(), X::I8, 31);
 }
 
 /// One block, and blocks of all sizes that pass by the weights together.
 #[test]
 fn few_rows_int8() {
-    check_all(&PACKED, X::I8, 4);
-    check_all(&PACKED, X::I8, 11);
+    check_all(packed(), X::I8, 4);
+    check_all(packed(), X::I8, 11);
 }
 
 /// One, two and three blocks of eight rows, where the target has such blocks.
 #[test]
 fn eights_of_rows_int8() {
-    check_all(&PACKED, X::I8, 8);
-    check_all(&PACKED, X::I8, 24);
+    check_all(packed(), X::I8, 8);
+    check_all(packed(), X::I8, 24);
     let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4-vnni").unwrap();
-    let plan = choose(&target, PACKED[0], kind(X::I8), false);
-    assert_eq!((PACKED[0], plan.tall), (DType::Packed(Format::Q4G32), Some(TallTile { rows: 8, tiles: 2 })));
+    let plan = choose(&target, Q4, kind(X::I8), false);
+    assert_eq!((Q4, plan.tall), (Q4, Some(TallTile { rows: 8, tiles: 2 })));
     // Several pieces of the columns, the last of which has a short group of activations.
-    let case = Case::new(PACKED[0], Packing::Tile16, X::I8, (16, 50, 1100));
+    let case = Case::new(Q4, Packing::Tile16, X::I8, (16, 50, 1100));
     case.check_cpu("in pieces", &plan, &Options { workers: 2, order: Order::Reverse });
 }
 
 #[test]
 fn matvec_int16() {
-    check_all(&PACKED, X::I16, 1);
+    check_all(packed(), X::I16, 1);
 }
 
 #[test]
 fn matmul_int16() {
-    check_all(&PACKED, X::I16, 26);
-    check_all(&PACKED, X::I16, 7);
+    check_all(packed(), X::I16, 26);
+    check_all(packed(), X::I16, 7);
 }
 
 /// Codes as large as they get, in both planes, of one row and of many, whose products have one sign or the other: no sum of words
@@ -128,7 +132,8 @@ fn matmul_int16() {
 fn extreme_codes_of_many_rows() {
     let (n, k) = (16, 128);
     for (x_type, largest) in [(X::I8, 1.0), (X::I16, 32384.0 / 32512.0)] {
-        for (weight, sign, m) in PACKED.into_iter().flat_map(|w| [(w, 1.0, 1), (w, -1.0, 4), (w, -1.0, 32)]) {
+        for (weight, sign, m) in [Q4, Q8].into_iter().flat_map(|w| [(w, 1.0, 1), (w, -1.0, 4), (w, -1.0, 32)])
+        {
             // The first column decides about the scale.
             let raw = (0..m * k).map(|i| if i % k == 0 { 1.0 } else { largest * sign }).collect();
             let w = (0..n * k).map(|i| if i / k % 2 == 0 { -1.0 } else { sign }).collect();
@@ -146,7 +151,7 @@ fn extreme_codes_of_many_rows() {
 fn choices() {
     let dot = |level: &str| {
         let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == level).unwrap();
-        match choose(&target, PACKED[0], kind(X::I8), true).dot {
+        match choose(&target, Q4, kind(X::I8), true).dot {
             IntDot::Unsigned(i) | IntDot::Signed(i) => i.def().name,
             IntDot::Pairs { bytes, .. } => bytes.def().name,
             IntDot::Long(long) => long.multiply.def().name,
@@ -172,7 +177,7 @@ fn choices() {
 #[test]
 fn mmla() {
     for (name, target) in cpu_levels() {
-        let mmla = choose(&target, PACKED[0], kind(X::I8), false).mmla.map(|i| i.def().name);
+        let mmla = choose(&target, Q4, kind(X::I8), false).mmla.map(|i| i.def().name);
         assert_eq!(mmla, (name == "armv8.6").then_some("smmla_128"), "{name}");
     }
 }
@@ -190,7 +195,7 @@ fn prefetches() {
         let instr = plan.stream.instr().map_or("prefetch", |instr| instr.def().name);
         print_kernel(&kernel).matches(instr).count()
     };
-    let [q4, q8] = PACKED;
+    let [q4, q8] = [Q4, Q8];
     assert_eq!(lines("x86-64-v4-vnni", q4), 5);
     assert_eq!(lines("x86-64-v4-vnni", q8), 9);
     assert_eq!(lines("x86-64-v4-avxvnni", q4), 5);
@@ -205,7 +210,7 @@ fn prefetches() {
 #[test]
 fn extreme_codes() {
     let (m, n, k) = (1, 16, 64);
-    for weight in PACKED {
+    for weight in packed() {
         for (sign, lowest) in [(1.0_f32, false), (-1.0, false), (1.0, true), (-1.0, true)] {
             let mut case = Case::new(weight, Packing::Tile16, X::I8, (m, n, k));
             let mut bytes =
@@ -213,8 +218,8 @@ fn extreme_codes() {
             if lowest {
                 // What a file may hold, though no weight is packed so: -8 and -128 times the scale.
                 let DType::Packed(format) = weight else { unreachable!() };
-                let group = group_bytes(format);
-                bytes.chunks_mut(group).for_each(|group| group[2 * TILE..].fill(0));
+                let sizes = TileSizes::new(format, k);
+                bytes.chunks_mut(sizes.group()).for_each(|group| group[sizes.header()..].fill(0));
             }
             let w = dequantize(weight, Packing::Tile16, n, k, &bytes).unwrap();
             case.w_bytes.truncate(case.w_offset);
@@ -235,7 +240,7 @@ fn extreme_codes() {
 #[test]
 fn chunks_of_rows() {
     let (_, target) = cpu_levels().into_iter().find(|(name, _)| name == "x86-64-v4").unwrap();
-    for (weight, x) in [(DType::F32, X::F32), (PACKED[0], X::I8)] {
+    for (weight, x) in [(DType::F32, X::F32), (Q4, X::I8)] {
         let case = Case::new(weight, Packing::Tile16, x, (45, 40, 40));
         let plan = CpuPlan { chunk: Some(28), ..choose(&target, weight, kind(x), false) };
         case.check_cpu("chunked", &plan, &Options { workers: 2, order: Order::Reverse });
@@ -247,7 +252,7 @@ fn chunks_of_rows() {
 fn pieces_of_long_rows() {
     let level = |level| cpu_levels().into_iter().find(|(name, _)| name == level).unwrap().1;
     let [target, pairs, dots] = ["x86-64-v4-vnni", "x86-64-v3", "x86-64-v4-bf16"].map(level);
-    for (x, weight) in [X::I8, X::I16].into_iter().flat_map(|x| PACKED.map(|weight| (x, weight))) {
+    for (x, weight) in [X::I8, X::I16].into_iter().flat_map(|x| packed().map(move |weight| (x, weight))) {
         let case = Case::new(weight, Packing::Tile16, x, (45, 50, 1100));
         for (target, chunk) in [(&target, 24), (&target, 256), (&pairs, 24), (&pairs, 256)] {
             let plan = CpuPlan { chunk: Some(chunk), ..choose(target, weight, kind(x), false) };
@@ -273,7 +278,7 @@ fn pieces_of_long_rows() {
 fn gpu() {
     let options = Options { workers: 1, order: Order::Shuffled(3) };
     let activations = |weight: DType| if weight.is_packed() { vec![X::F32] } else { vec![X::F32, X::BF16] };
-    for (weight, x) in FORMATS.into_iter().flat_map(|w| activations(w).into_iter().map(move |x| (w, x))) {
+    for (weight, x) in storage_types().flat_map(|w| activations(w).into_iter().map(move |x| (w, x))) {
         // k = 1100 and 1033 take full rounds, single pieces, partial warps and left-over columns.
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
             let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
@@ -290,7 +295,7 @@ fn gpu() {
 #[test]
 fn unpack_scalar_reads_every_packing() {
     let (n, k) = (19, 41);
-    for weight in FORMATS {
+    for weight in storage_types() {
         for packing in Packing::ALL {
             let rows = Noise(7).vec(n * k);
             let bytes = pack(weight, packing, n, k, &rows, PackOptions::default()).unwrap();

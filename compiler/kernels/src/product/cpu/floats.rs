@@ -2,13 +2,13 @@
 
 use super::microtile::{Microtile, Source};
 use super::prefetch::Hints;
-use crate::product::problem::{Activation, GROUP};
+use crate::product::problem::Activation;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::Val;
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
-use mlcc_quant::tile::{quad_floats, quads, words};
+use mlcc_quant::tile::{piece_floats, pieces, words};
 
 /// Columns that register tiles pass by before they prefetch more of what comes next.
 pub(super) const VISIT: usize = 32;
@@ -140,28 +140,29 @@ impl<'k> Microtile<'k, '_> {
 
     // ---- packed weights
 
-    /// Sums integer weights times activations within a group, then scales: one multiplication per group and row.
+    /// Sums integer weights times activations within a block, then scales: one multiplication per block and row.
     pub(super) fn add_grouped(&self, format: Format) {
-        let (k, problem) = (self.cpu.k, self.cpu.problem);
-        let full = (problem.k / GROUP) as i64;
+        let (k, problem, block) = (self.cpu.k, self.cpu.problem, format.block());
+        let full = (problem.k / block) as i64;
         k.serial("g", full, |g| {
-            self.prefetch_group(format, g);
-            self.add_float_group(format, g, GROUP);
+            self.prefetch_block(format, g);
+            self.add_float_block(format, g, block);
         });
-        // The last group, if short.
-        if !problem.k.is_multiple_of(GROUP) {
-            self.add_float_group(format, k.int(full), problem.k % GROUP);
+        // The last block, if short.
+        if !problem.k.is_multiple_of(block) {
+            self.add_float_block(format, k.int(full), problem.k % block);
         }
     }
 
-    /// The first `columns` columns of group `g`.
-    fn add_float_group(&self, format: Format, g: Val<'k>, columns: usize) {
-        let first = g * GROUP as i64;
+    /// The first `columns` columns of block `g`.
+    fn add_float_block(&self, format: Format, g: Val<'k>, columns: usize) {
+        let first = g * format.block() as i64;
         let mut sums: Vec<Vec<Option<Val>>> = vec![vec![None; self.sums()]; self.chains as usize];
         for word in 0..words(format) {
             let bits = self.words(format, g, word);
-            for quad in quads(format, word) {
-                self.quad_products(format, &bits, (first, quad), columns, &mut sums);
+            for (at, count) in pieces(format, word) {
+                let present = columns.saturating_sub(at).min(count);
+                self.piece_products(format, &bits, (first, at), present, &mut sums);
             }
         }
         let mut acc = self.load_acc(0);
@@ -178,24 +179,26 @@ impl<'k> Microtile<'k, '_> {
         self.store_acc(0, &acc);
     }
 
-    /// The four columns of one quad, as far as they exist.
-    fn quad_products(
+    /// The first `present` columns of the piece of a block from column `at` on.
+    fn piece_products(
         &self,
         format: Format,
         bits: &[Val<'k>],
-        (first, quad): (Val<'k>, usize),
-        columns: usize,
+        (first, at): (Val<'k>, usize),
+        present: usize,
         sums: &mut [Vec<Option<Val<'k>>>],
     ) {
-        let present = columns.saturating_sub(4 * quad).min(4);
         if present == 0 {
             return;
         }
-        let floats = |&word| quad_floats(format, word, quad, self.cpu.lookup).map(|w| w.named("w"));
-        let weights: Vec<[Val; 4]> = bits.iter().map(floats).collect();
+        let floats = |&word| {
+            let weights = piece_floats(format, word, at, self.cpu.lookup).into_iter();
+            weights.map(|w| w.named("w")).collect()
+        };
+        let weights: Vec<Vec<Val>> = bits.iter().map(floats).collect();
         for j in 0..present {
             for row in 0..self.rows {
-                let x = self.x_float(row, first + (4 * quad + j) as i64);
+                let x = self.x_float(row, first + (at + j) as i64);
                 for (part, w) in (0..).zip(&weights) {
                     let sum = &mut sums[j % self.chains as usize][self.index(row, part)];
                     let next = sum.map_or_else(|| w[j] * x, |sum| w[j].fma(x, sum));

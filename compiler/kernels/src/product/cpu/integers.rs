@@ -96,7 +96,7 @@ impl<'k> Microtile<'k, '_> {
     /// Adds one group, with its weight scales, to the accumulators.
     fn add_group(&self, integers: Integers, g: Val<'k>) {
         let g = g.named("group");
-        self.prefetch_group(integers.format, g);
+        self.prefetch_block(integers.format, g);
         let dot = self.dot(integers);
         let starts = (!dot.is_centred()).then(|| self.starts(integers, g));
         let group = GroupOperands { tile: self, integers, g };

@@ -9,7 +9,7 @@ use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::{Val, View};
 use mlcc_quant::TILE;
-use mlcc_quant::tile::TileGroup;
+use mlcc_quant::tile::TileBlock;
 
 /// A slice of the weights against `count` activation rows, with its sums in registers.
 pub(in crate::product) struct Microtile<'k, 'a> {
@@ -164,23 +164,23 @@ impl<'k, 'a> Microtile<'k, 'a> {
         }
     }
 
-    /// A group of weights of one part.
-    pub fn group(&self, format: Format, g: Val<'k>, part: u32) -> TileGroup<'k> {
-        self.cpu.packed(format).group(self.part(part).tile, g)
+    /// A block of weights of one part.
+    pub fn block(&self, format: Format, g: Val<'k>, part: u32) -> TileBlock<'k> {
+        self.cpu.packed(format).block(self.part(part).tile, g)
     }
 
-    /// Word `word` of a group, for every part, pinned.
+    /// Word `word` of a block, for every part, pinned.
     pub fn words(&self, format: Format, g: Val<'k>, word: usize) -> Vec<Val<'k>> {
         let read = |part| {
             let row = self.part(part).row;
-            self.group(format, g, part).word(word, row, self.lanes()).named("word")
+            self.block(format, g, part).word(word, row, self.lanes()).named("word")
         };
         (0..self.parts()).map(read).collect()
     }
 
-    /// The scales of a group for one part, as they are stored.
+    /// The scales of a block for one part, as they are stored.
     pub fn group_scales(&self, format: Format, g: Val<'k>, part: u32) -> Val<'k> {
-        self.group(format, g, part).scales(self.part(part).row, self.lanes())
+        self.block(format, g, part).scales(self.part(part).row, self.lanes())
     }
 
     /// Prefetches `count` elements of w for a single row that reads from `at` on; the tensor has `len` elements.
@@ -190,11 +190,11 @@ impl<'k, 'a> Microtile<'k, 'a> {
         cpu.plan.stream.ahead(cpu.view(cpu.problem.w), at, count, last);
     }
 
-    /// The same for a group of packed weights.
-    pub fn prefetch_group(&self, format: Format, g: Val<'k>) {
+    /// The same for a block of packed weights.
+    pub fn prefetch_block(&self, format: Format, g: Val<'k>) {
         let problem = self.cpu.problem;
-        let bytes = problem.tile_len() / problem.groups();
-        self.prefetch(self.group(format, g, 0).start, bytes, problem.tiles() * problem.tile_len());
+        let block = self.block(format, g, 0);
+        self.prefetch(block.words, block.sizes.blocks_bytes(1), problem.tiles() * problem.tile_len());
     }
 
     // ---- results

@@ -12,7 +12,8 @@ use crate::product::weight::panel::Panel;
 use mlcc_ir::kernel::{Space, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
-use mlcc_quant::tile::{TileGroup, group_bytes, quad_signed, quads, words};
+use mlcc_quant::packed::TileSizes;
+use mlcc_quant::tile::{TileBlock, quad_signed, quads, words};
 
 /// Columns of a panel: with three tiles of 16 rows 27 KiB, which leave room in a first-level cache of 48 KiB for the
 /// activations and sums that pass by.
@@ -113,39 +114,41 @@ impl<'k> Panels<'k, '_> {
         self.cpu.k.serial("u", count, |u| {
             for part in 0..self.slice.parts(lanes) {
                 let rows = self.slice.part(lanes, part);
-                let group = packed.group(rows.tile, panel.group(u));
+                let block = packed.block(rows.tile, panel.group(u));
                 match panel.dot {
-                    CodeDot::Mmla { .. } => self.fill_squares(panel, (u, part), group, rows.row),
-                    _ => self.fill_part(panel, (u, part), group, rows.row),
+                    CodeDot::Mmla { .. } => self.fill_squares(panel, (u, part), block, rows.row),
+                    _ => self.fill_part(panel, (u, part), block, rows.row),
                 }
             }
         });
     }
 
     /// Unpacks one part of a group, the rows of a tile from `row` on: group `u` of the piece.
-    fn fill_part(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), group: TileGroup<'k>, row: u32) {
+    fn fill_part(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), block: TileBlock<'k>, row: u32) {
         let lanes = self.cpu.plan.lanes;
-        panel.set_scales(u, part, 0, group.scales(row, lanes));
-        for word in 0..words(group.format) {
-            let bits = group.word(word, row, lanes).named("word");
-            for quad in quads(group.format, word) {
-                let codes = dot_operand(panel.dot, group.format, bits, quad);
+        let format = block.sizes.format;
+        panel.set_scales(u, part, 0, block.scales(row, lanes));
+        for word in 0..words(format) {
+            let bits = block.word(word, row, lanes).named("word");
+            for quad in quads(format, word) {
+                let codes = dot_operand(panel.dot, format, bits, quad);
                 panel.set_operand(u, quad, part, Operand::new(panel.dot, codes));
             }
         }
     }
 
     /// The same as squares of two rows.
-    fn fill_squares(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), group: TileGroup<'k>, row: u32) {
+    fn fill_squares(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), block: TileBlock<'k>, row: u32) {
         let lanes = self.cpu.plan.lanes;
-        for (i, scales) in mmla::square_scales(group.scales(row, lanes)).into_iter().enumerate() {
+        let format = block.sizes.format;
+        for (i, scales) in mmla::square_scales(block.scales(row, lanes)).into_iter().enumerate() {
             panel.set_scales(u, part, i, scales);
         }
         let mut codes = Vec::new();
-        for word in 0..words(group.format) {
-            let bits = group.word(word, row, lanes).named("word");
-            for quad in quads(group.format, word) {
-                let signed = quad_signed(group.format, bits, quad);
+        for word in 0..words(format) {
+            let bits = block.word(word, row, lanes).named("word");
+            for quad in quads(format, word) {
+                let signed = quad_signed(format, bits, quad);
                 codes.push((quad, signed.bits_as(Ty::vector(DType::I32, lanes)).named("quad")));
             }
         }
@@ -158,7 +161,8 @@ impl<'k> Panels<'k, '_> {
 
     /// What register tiles prefetch while they pass by a piece, of so many.
     fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<Next<'k>> {
-        let run = group_bytes(self.integers.format) * depth(self.integers) / GROUP;
+        let sizes = TileSizes::new(self.integers.format, self.cpu.problem.k);
+        let run = sizes.blocks_bytes(depth(self.integers) / GROUP);
         Next::new(self.cpu, self.slice, Piece { number, pieces, run }, self.count * scales)
     }
 

@@ -6,7 +6,7 @@ use super::slice::{Cpu, Edge, Integers, Slice};
 use mlcc_ir::instr::InstrId;
 use mlcc_kernel_lang::{CACHE_LINE, Recorder, Val, View};
 use mlcc_quant::TILE;
-use mlcc_quant::tile::group_bytes;
+use mlcc_quant::packed::TileSizes;
 
 /// What a register tile prefetches while it passes by some columns.
 #[derive(Clone, Copy)]
@@ -93,7 +93,8 @@ impl<'k> Passes<'k> {
         let prefetch = cpu.plan.spread?.prefetch;
         let per_scale = integers.codes.groups_per_scale();
         let groups = (scales * per_scale).min(cpu.problem.groups());
-        let lines = (groups * group_bytes(integers.format) / CACHE_LINE) as i64;
+        let sizes = TileSizes::new(integers.format, cpu.problem.k);
+        let lines = (sizes.blocks_bytes(groups) / CACHE_LINE) as i64;
         let visits = (tiles * groups as i64).max(1);
         let share = ((visits + (lines - 1)) / visits).named("share");
         let distance = (distance * per_scale) as i64;
@@ -116,7 +117,7 @@ impl<'k> Passes<'k> {
         let next = begin * per_scale + self.distance;
         let inside = next.lt(cpu.problem.groups() as i64);
         let skip = inside.select(0, cpu.k.int((tiles - 1) * tile));
-        let start = cpu.packed(integers.format).group(slice.first, next).start + skip;
+        let start = cpu.packed(integers.format).block(slice.first, next).words + skip;
         let last = (cpu.problem.tiles() as i64 - tiles + 1) * tile - self.lines * CACHE_LINE as i64;
         let start = start.min(cpu.in_w(cpu.k.int(last))).named("ahead");
         let visit = ((self.number * self.scales + within) * per_scale).named("visit");

@@ -9,6 +9,7 @@ use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::Format;
 use mlcc_kernel_lang::{Recorder, Val, View};
 use mlcc_quant::TILE;
+use mlcc_quant::packed::TileSizes;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::tile;
 
@@ -53,7 +54,11 @@ pub(in crate::product) struct Integers {
 impl<'k, 'a> Cpu<'k, 'a> {
     pub fn new(k: &'k Recorder, problem: &'a Product, plan: &'a CpuPlan) -> Cpu<'k, 'a> {
         // The table of the lookup instruction stays in a register.
-        let lookup = plan.lookup.map(|instr| (instr, tile::code_table(k).named("codes")));
+        let lookup = plan.lookup.map(|instr| (instr, problem.weight));
+        let lookup = lookup.and_then(|(instr, weight)| match weight {
+            Weight::Packed(format) => Some((instr, tile::code_table(k, format).named("codes"))),
+            Weight::Plain(_) => None,
+        });
         Cpu { k, problem, plan, lookup, chosen: None }
     }
 
@@ -77,7 +82,7 @@ impl<'k, 'a> Cpu<'k, 'a> {
 
     pub fn packed(self, format: Format) -> PackedTiles<'k> {
         let bytes = self.view(self.problem.w);
-        PackedTiles { bytes, format, groups: self.problem.groups() as i64, origin: self.origin() }
+        PackedTiles { bytes, sizes: TileSizes::new(format, self.problem.k), origin: self.origin() }
     }
 
     pub fn plain(self, plain: Plain) -> PlainTiles<'k> {

@@ -1,25 +1,38 @@
 //! Weights of group formats in memory, in tiles of 16 rows.
 
 use super::Origin;
-use mlcc_ir::types::Format;
 use mlcc_kernel_lang::{Val, View};
-use mlcc_quant::tile::{TileGroup, group_bytes};
+use mlcc_quant::packed::TileSizes;
+use mlcc_quant::tile::TileBlock;
 
-/// A matrix as `[tiles][groups]`, each group with its scales and codes.
+/// A matrix as `[tiles][groups]`, each group with its scales and its blocks of codes.
 #[derive(Clone, Copy)]
 pub(in crate::product) struct PackedTiles<'k> {
     pub bytes: View<'k, 1>,
-    pub format: Format,
-    /// Groups of a row.
-    pub groups: i64,
+    pub sizes: TileSizes,
     pub origin: Origin<'k>,
 }
 
 impl<'k> PackedTiles<'k> {
-    /// Group `g` of a tile.
-    pub fn group(self, tile: Val<'k>, g: Val<'k>) -> TileGroup<'k> {
-        let bytes = group_bytes(self.format) as i64;
-        let start = self.origin.place(tile * (self.groups * bytes) + g * bytes);
-        TileGroup { format: self.format, bytes: self.bytes, start }
+    /// Block `b` of a row of a tile.
+    pub fn block(self, tile: Val<'k>, b: Val<'k>) -> TileBlock<'k> {
+        let PackedTiles { sizes, bytes, .. } = self;
+        let (tile, group) = (tile * sizes.tile() as i64, sizes.group() as i64);
+        let (blocks, words) = (sizes.blocks as i64, sizes.block() as i64);
+        let (group, words) = match (sizes.groups, blocks) {
+            (_, 1) => {
+                let start = self.origin.place(tile + b * group);
+                (start, start)
+            }
+            (1, _) => {
+                let start = self.origin.place(tile);
+                (start, start + b * words)
+            }
+            _ => {
+                let start = self.origin.place(tile + b / blocks * group);
+                (start, start + b % blocks * words)
+            }
+        };
+        TileBlock { sizes, bytes, group, words }
     }
 }

@@ -1,0 +1,187 @@
+//! Packed weight formats as data. A weight is `(code - zero) * scale` with a scale for each group of consecutive weights of
+//! a row; [`Format`] says how many bits a code has, how large groups are, and what is stored for each of them. Quantizer,
+//! packer, kernels, reports and tables follow from these fields (`mlcc-quant` has the arithmetic and the bytes).
+
+/// A group-quantized weight format: how the weights of one row are encoded, not how they lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Format {
+    /// Bits of a code, 2 to 8.
+    pub bits: usize,
+    pub group: GroupSize,
+    pub scale: ScaleType,
+    pub zero: Zero,
+    /// Systematic, see [`Format::systematic_name`].
+    name: &'static str,
+}
+
+/// Weights that share a scale.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum GroupSize {
+    /// So many columns of a row; the last group of a row may be shorter.
+    Columns(usize),
+    /// A whole row (per channel).
+    Row,
+}
+
+/// Type in which the scale of a group is stored.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ScaleType {
+    F16,
+    BF16,
+    F32,
+}
+
+/// Which value code 0 stands for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Zero {
+    /// `(code - zero) * scale` with the same zero point everywhere: symmetric.
+    Constant(u8),
+}
+
+impl ScaleType {
+    pub const fn bytes(self) -> usize {
+        match self {
+            ScaleType::F16 | ScaleType::BF16 => 2,
+            ScaleType::F32 => 4,
+        }
+    }
+    pub const fn name(self) -> &'static str {
+        match self {
+            ScaleType::F16 => "f16",
+            ScaleType::BF16 => "bf16",
+            ScaleType::F32 => "f32",
+        }
+    }
+}
+
+/// Bits of the words that codes are packed in.
+const WORD: usize = 32;
+
+/// Columns that kernels take together where codes divide a byte.
+const BLOCK: usize = 32;
+
+impl Format {
+    /// int4, codes 0..=14, and 15 in blocks kept as a file has them (MLC q4f16, ggml Q4_0).
+    pub const Q4G32: Format = Format::symmetric("q4g32", 4, 32, 7);
+    /// int8, codes 1..=255, and 0 in blocks kept as a file has them (MLC q8f16, ggml Q8_0).
+    pub const Q8G32: Format = Format::symmetric("q8g32", 8, 32, 128);
+
+    /// The registry: every format that there is.
+    pub const ALL: &'static [Format] = &[Format::Q4G32, Format::Q8G32];
+
+    /// f16 scales and the same zero point in all groups.
+    const fn symmetric(name: &'static str, bits: usize, columns: usize, zero: u8) -> Format {
+        let (group, zero) = (GroupSize::Columns(columns), Zero::Constant(zero));
+        Format { bits, group, scale: ScaleType::F16, zero, name }
+    }
+
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    pub fn parse(name: &str) -> Option<Format> {
+        Format::ALL.iter().copied().find(|format| format.name == name)
+    }
+
+    /// `q<bits>g<columns of a group>` (`row` for a whole row), then what differs from f16 scales and a constant zero point.
+    pub fn systematic_name(self) -> String {
+        let group = match self.group {
+            GroupSize::Columns(columns) => columns.to_string(),
+            GroupSize::Row => "row".into(),
+        };
+        let scale = match self.scale {
+            ScaleType::F16 => "",
+            ScaleType::BF16 => "_bf16",
+            ScaleType::F32 => "_f32",
+        };
+        let zero = match self.zero {
+            Zero::Constant(_) => "",
+        };
+        format!("q{}g{group}{scale}{zero}", self.bits)
+    }
+
+    // ---- codes
+
+    /// The largest code.
+    pub const fn max_code(self) -> usize {
+        (1 << self.bits) - 1
+    }
+
+    /// Codes in a word of 32 bits: as many as fit, the lowest bits first.
+    pub const fn codes_per_word(self) -> usize {
+        WORD / self.bits
+    }
+
+    /// Whether codes fill bytes; others may lie across the border of two.
+    pub const fn fills_bytes(self) -> bool {
+        8 % self.bits == 0
+    }
+
+    // ---- groups
+
+    /// Weights per group in rows of `k` columns; where that is a whole row, whole blocks of it.
+    pub const fn group(self, k: usize) -> usize {
+        match self.group {
+            GroupSize::Columns(columns) => columns,
+            GroupSize::Row if k == 0 => BLOCK,
+            GroupSize::Row => k.next_multiple_of(BLOCK),
+        }
+    }
+
+    /// Columns that kernels take together, a part of a group.
+    pub const fn block(self) -> usize {
+        match self.group {
+            GroupSize::Columns(columns) if !self.fills_bytes() => columns,
+            GroupSize::Columns(_) | GroupSize::Row => BLOCK,
+        }
+    }
+
+    /// Numbers of the scale's type that are stored for each group.
+    pub const fn numbers(self) -> usize {
+        match self.zero {
+            Zero::Constant(_) => 1,
+        }
+    }
+
+    /// Bits of one weight with its share of what its group stores, in long rows.
+    pub fn bits_per_weight(self) -> f64 {
+        let codes = WORD as f64 / self.codes_per_word() as f64;
+        match self.group {
+            GroupSize::Columns(columns) => {
+                codes + (8 * self.numbers() * self.scale.bytes()) as f64 / columns as f64
+            }
+            GroupSize::Row => codes,
+        }
+    }
+
+    /// Whether kernels have integer products for it.
+    pub const fn has_integer_products(self) -> bool {
+        matches!(self.bits, 4 | 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_systematic_and_parse() {
+        for &format in Format::ALL {
+            assert_eq!(format.name(), format.systematic_name());
+            assert_eq!(Format::parse(format.name()), Some(format));
+        }
+        assert_eq!(Format::parse("q4g33"), None);
+    }
+
+    /// What layouts and kernels rely on.
+    #[test]
+    fn groups_are_whole_blocks_of_whole_words() {
+        for &format in Format::ALL {
+            assert!((2..=8).contains(&format.bits), "{}", format.name());
+            assert!(format.block().is_multiple_of(format.codes_per_word()), "{}", format.name());
+            for k in [0, 1, 40, 300] {
+                assert!(format.group(k).is_multiple_of(format.block()), "{}", format.name());
+            }
+        }
+    }
+}
