@@ -15,7 +15,6 @@
 mod arith;
 mod cast;
 mod emit;
-mod entry;
 mod expr;
 mod instr;
 mod isa;
@@ -23,6 +22,7 @@ mod local;
 mod memory;
 mod object;
 mod shuffle;
+mod step;
 mod value;
 
 pub use isa::usable_level;

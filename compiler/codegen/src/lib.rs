@@ -24,6 +24,8 @@ mod objects;
 mod pool;
 pub mod prepare;
 pub mod ptxas;
+#[cfg(any(feature = "llvm", feature = "cranelift"))]
+mod step;
 pub mod table;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
 mod units;

@@ -1,9 +1,9 @@
 //! Object files: one per kernel and step, one for the model table, and bare kernels for tests.
 
 use super::emit::{kernel_function, kernel_signature};
-use super::entry::{self, Callee, Callees};
 use super::instr::Pattern;
 use super::isa::Machine;
+use super::step::{self, Callee, Callees};
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
 use crate::model::{Limits, METADATA_FUNCTION, caller_symbol, entry_symbol, kernel_symbol};
@@ -60,7 +60,7 @@ impl Generator for Cranelift {
                 let function = object.step_function(step, self.limits, &callees)?;
                 let key = Key::of(&[names.as_bytes(), &object.key(&function).bytes()]);
                 objects.want(key, || {
-                    object.define(&symbol, &entry::step_signature(), function, Linkage::Hidden)?;
+                    object.define(&symbol, &step::step_signature(), function, Linkage::Hidden)?;
                     object.emit()
                 })
             }
@@ -183,7 +183,7 @@ impl Object {
             func.dfg.ext_funcs[callee].colocated = true;
             callee
         };
-        entry::step_function(step, limits, callees, machine, builder, declare)
+        step::step_function(step, limits, callees, machine, builder, declare)
     }
 
     /// `const uint8_t *get_metadata(uint64_t *len)`: reads the table's own field.
@@ -216,7 +216,7 @@ impl Object {
             return Ok(id);
         }
         // Only its address is taken: the type does not matter.
-        let found = self.module.declare_function(name, Linkage::Import, &entry::step_signature());
+        let found = self.module.declare_function(name, Linkage::Import, &step::step_signature());
         found.map_err(|e| refused(name, &e))
     }
 

@@ -6,6 +6,7 @@
 
 use super::emit::{Emit, Result, Value};
 use crate::error::Fault;
+use crate::step::Taken;
 use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
@@ -26,22 +27,9 @@ pub struct Callbacks<'c> {
     pub take: FunctionValue<'c>,
 }
 
-/// What a worker has got of a launch in pieces.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Taken {
-    /// Nothing is left.
-    None,
-    /// A piece; there may be more.
-    Piece,
-    /// The worker's whole share.
-    Share,
-}
-
-impl Taken {
-    /// A share in memory: number, and of how many.
-    pub fn ty(ctx: &Context) -> ArrayType<'_> {
-        ctx.i64_type().array_type(2)
-    }
+/// A share in memory: number, and of how many.
+pub fn share_type(ctx: &Context) -> ArrayType<'_> {
+    ctx.i64_type().array_type(2)
 }
 
 impl<'c> Callbacks<'c> {

@@ -1,0 +1,432 @@
+//! Steps as functions of direct calls: `int32_t name(mlcc_ctx *, uint32_t worker, uint32_t workers)`.
+//!
+//! A step reads the buffers' addresses from the context, checks its arguments (every worker alike, so that all of them leave
+//! before the first barrier) and calls the kernels in order. A barrier is a call through the context, skipped when there is
+//! one worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
+//!
+//! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
+
+use crate::error::Fault;
+use crate::model::{Checks, Limits};
+use mlcc_abi::{Ctx, Sequence, status};
+use mlcc_ir::dim::{Atom, Dim, Sym};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
+use std::mem::offset_of;
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// Operations on 64-bit integers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IntOp {
+    Add,
+    Sub,
+    Mul,
+    UnsignedDiv,
+    SignedDiv,
+    SignedRem,
+    SignedMin,
+    SignedMax,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Compare {
+    SignedLess,
+    SignedGreater,
+    UnsignedLess,
+    UnsignedGreater,
+    UnsignedAtLeast,
+}
+
+/// What a worker has got of a launch in pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// Nothing is left.
+    None,
+    /// A piece; there may be more.
+    Piece,
+    /// The worker's whole share.
+    Share,
+}
+
+/// The instructions of a back end, added at the end of the function of a step.
+pub(crate) trait StepCode {
+    /// A 64-bit integer, an address, or a condition.
+    type Value: Copy;
+    type Block: Copy;
+    /// The first block of a loop, which is entered with a number.
+    type Head;
+
+    /// The context.
+    fn context(&self) -> Self::Value;
+    /// Worker and workers, as kernels want them.
+    fn share(&self) -> [Self::Value; 2];
+
+    fn int(&mut self, value: i64) -> Self::Value;
+    fn op(&mut self, op: IntOp, a: Self::Value, b: Self::Value) -> Result<Self::Value>;
+    /// A condition.
+    fn compare(&mut self, compare: Compare, a: Self::Value, b: Self::Value) -> Result<Self::Value>;
+    /// 1 if the condition holds, else 0.
+    fn number(&mut self, condition: Self::Value) -> Result<Self::Value>;
+
+    /// The address some bytes later, in the same object.
+    fn offset(&mut self, address: Self::Value, bytes: u64) -> Result<Self::Value>;
+    fn advance(&mut self, address: Self::Value, bytes: Self::Value) -> Result<Self::Value>;
+    /// The integer at an offset in bytes.
+    fn load_int(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
+    fn load_address(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
+    /// A condition: token `index` is none of a vocabulary of that size.
+    fn is_no_token(&mut self, tokens: Self::Value, index: Self::Value, vocab: u32) -> Result<Self::Value>;
+
+    fn block(&mut self, name: &'static str) -> Self::Block;
+    /// Goes on in a block.
+    fn enter(&mut self, block: Self::Block);
+    fn jump(&mut self, to: Self::Block) -> Result<()>;
+    fn branch(&mut self, condition: Self::Value, then: Self::Block, otherwise: Self::Block) -> Result<()>;
+    /// Begins a loop and goes on in its first block; gives the number that it is entered with, `first` at first.
+    fn begin_loop(&mut self, name: &'static str, first: Self::Value) -> Result<(Self::Head, Self::Value)>;
+    /// Runs the loop again with a number.
+    fn repeat(&mut self, head: Self::Head, next: Self::Value) -> Result<()>;
+    /// The same if the condition holds; else goes to `done`.
+    fn repeat_if(
+        &mut self,
+        condition: Self::Value,
+        head: Self::Head,
+        next: Self::Value,
+        done: Self::Block,
+    ) -> Result<()>;
+    fn leave(&mut self, status: i32) -> Result<()>;
+
+    fn call(&mut self, kernel: &str, args: &[Self::Value]) -> Result<()>;
+    /// A barrier, if there are several workers.
+    fn wait(&mut self) -> Result<()>;
+    /// The item of that number is over, if somebody wants to know.
+    fn tell(&mut self, item: u32) -> Result<()>;
+    /// An integer of 32 bits for [`StepCode::take`].
+    fn narrow(&mut self, value: Self::Value) -> Result<Self::Value>;
+    /// Takes of a launch that is worth so many of the smallest pieces; gives one of [`Taken`].
+    fn take(&mut self, pieces: Self::Value) -> Result<Self::Value>;
+    /// A condition.
+    fn is_taken(&mut self, taken: Self::Value, what: Taken) -> Result<Self::Value>;
+    /// What was taken last, as worker and workers.
+    fn taken_share(&mut self) -> Result<[Self::Value; 2]>;
+}
+
+/// Adds the code of `step` to its function.
+pub(crate) fn emit<C: StepCode>(code: &mut C, step: &Step, limits: Limits) -> Result<()> {
+    let fields = Fields::read(code)?;
+    Emitter { code, fields, row: None }.run(step, limits)
+}
+
+struct Emitter<'a, C: StepCode> {
+    code: &'a mut C,
+    fields: Fields<C::Value>,
+    /// The sequence that a launch is for.
+    row: Option<Row<C::Value>>,
+}
+
+/// What the context says, read once: it stays the same while a step runs.
+#[derive(Clone, Copy)]
+struct Fields<V> {
+    n: V,
+    past: V,
+    weights: V,
+    state: V,
+    arena: V,
+    tokens: V,
+    logits: V,
+    probs: V,
+}
+
+impl<V: Copy> Fields<V> {
+    fn read(code: &mut impl StepCode<Value = V>) -> Result<Fields<V>> {
+        let this = code.context();
+        Ok(Fields {
+            n: code.load_int(this, offset_of!(Ctx, n))?,
+            past: code.load_int(this, offset_of!(Ctx, past))?,
+            weights: code.load_address(this, offset_of!(Ctx, weights))?,
+            state: code.load_address(this, offset_of!(Ctx, state))?,
+            arena: code.load_address(this, offset_of!(Ctx, arena))?,
+            tokens: code.load_address(this, offset_of!(Ctx, tokens))?,
+            logits: code.load_address(this, offset_of!(Ctx, logits))?,
+            probs: code.load_address(this, offset_of!(Ctx, probs))?,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Row<V> {
+    index: V,
+    state: V,
+    past: V,
+}
+
+impl<C: StepCode> Emitter<'_, C> {
+    fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
+        self.check(Checks::of_step(&step.name), step, limits)?;
+        for (number, item) in step.items.iter().enumerate() {
+            match item {
+                StepItem::Launch(launch) => {
+                    self.repeated(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
+                }
+                StepItem::Barrier => self.code.wait()?,
+            }
+            self.code.tell(number as u32)?;
+        }
+        self.code.leave(status::OK)
+    }
+
+    // ---- the context
+
+    fn sym(&self, sym: Sym) -> C::Value {
+        match sym {
+            // Nothing is sized by `B`: rows of a batch are `n`.
+            Sym::N | Sym::B => self.fields.n,
+            Sym::Past => self.row.map_or(self.fields.past, |row| row.past),
+        }
+    }
+
+    fn base(&mut self, base: Base) -> Result<C::Value> {
+        Ok(match base {
+            Base::Weights => self.fields.weights,
+            Base::State => self.row.map_or(self.fields.state, |row| row.state),
+            Base::Arena => self.fields.arena,
+            Base::Tokens => self.fields.tokens,
+            Base::Logits => self.fields.logits,
+            Base::Probs => self.fields.probs,
+            Base::Temperature => {
+                let this = self.code.context();
+                self.code.offset(this, offset_of!(Ctx, temperature) as u64)?
+            }
+        })
+    }
+
+    // ---- launches
+
+    /// A launch, or a loop of launches for each sequence.
+    fn repeated(&mut self, launch: &Launch) -> Result<()> {
+        let n = self.fields.n;
+        let share = self.code.share();
+        let [zero, one] = [0, 1].map(|value| self.code.int(value));
+        match launch.repeat {
+            Repeat::Once => match &launch.shares {
+                Shares::Static => self.launch(launch, share),
+                Shares::Dynamic { pieces } => self.pieces(launch, pieces),
+            },
+            Repeat::EachWorker => self.launch(launch, [zero, one]),
+            Repeat::EachSequence => self.for_rows(zero, n, |s| s.launch(launch, share)),
+            Repeat::EachSequenceAlone => {
+                let [worker, workers] = share;
+                let from = self.first_row(worker, workers)?;
+                let next = self.code.op(IntOp::Add, worker, one)?;
+                let to = self.first_row(next, workers)?;
+                self.for_rows(from, to, |s| s.launch(launch, [zero, one]))
+            }
+        }
+    }
+
+    /// Where the sequences of a worker begin.
+    fn first_row(&mut self, worker: C::Value, workers: C::Value) -> Result<C::Value> {
+        let product = self.code.op(IntOp::Mul, worker, self.fields.n)?;
+        self.code.op(IntOp::UnsignedDiv, product, workers)
+    }
+
+    /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
+    fn pieces(&mut self, launch: &Launch, pieces: &Dim) -> Result<()> {
+        let [take, run, done] = ["take", "run", "done"].map(|name| self.code.block(name));
+        let pieces = self.dim(pieces)?;
+        let pieces = self.code.narrow(pieces)?;
+        self.code.jump(take)?;
+
+        self.code.enter(take);
+        let taken = self.code.take(pieces)?;
+        let none = self.code.is_taken(taken, Taken::None)?;
+        self.code.branch(none, done, run)?;
+
+        self.code.enter(run);
+        let share = self.code.taken_share()?;
+        self.launch(launch, share)?;
+        let further = self.code.is_taken(taken, Taken::Piece)?;
+        self.code.branch(further, take, done)?;
+        self.code.enter(done);
+        Ok(())
+    }
+
+    /// `body` for each sequence from number `from` until `to`.
+    fn for_rows(
+        &mut self,
+        from: C::Value,
+        to: C::Value,
+        body: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let (head, index) = self.code.begin_loop("sequences", from)?;
+        let [inside, done] = ["sequence", "done"].map(|name| self.code.block(name));
+        let more = self.code.compare(Compare::UnsignedLess, index, to)?;
+        self.code.branch(more, inside, done)?;
+        self.code.enter(inside);
+        self.row = Some(self.sequence(index)?);
+        let result = body(self);
+        self.row = None;
+        result?;
+        let one = self.code.int(1);
+        let next = self.code.op(IntOp::Add, index, one)?;
+        self.code.repeat(head, next)?;
+        self.code.enter(done);
+        Ok(())
+    }
+
+    fn sequence(&mut self, index: C::Value) -> Result<Row<C::Value>> {
+        let this = self.code.context();
+        let all = self.code.load_address(this, offset_of!(Ctx, sequences))?;
+        let at = self.advance(all, index, size_of::<Sequence>() as u64)?;
+        let state = self.code.load_address(at, offset_of!(Sequence, state))?;
+        let past = self.code.load_int(at, offset_of!(Sequence, past))?;
+        Ok(Row { index, state, past })
+    }
+
+    /// The address after `count` items of so many bytes.
+    fn advance(&mut self, address: C::Value, count: C::Value, bytes: u64) -> Result<C::Value> {
+        let bytes = self.code.int(bytes as i64);
+        let all = self.code.op(IntOp::Mul, count, bytes)?;
+        self.code.advance(address, all)
+    }
+
+    fn launch(&mut self, launch: &Launch, share: [C::Value; 2]) -> Result<()> {
+        let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + share.len());
+        for buffer in &launch.buffers {
+            args.push(self.address(buffer)?);
+        }
+        for dim in &launch.dims {
+            args.push(self.dim(dim)?);
+        }
+        args.extend(share);
+        self.code.call(&launch.kernel, &args)
+    }
+
+    fn address(&mut self, buffer: &BufferRef) -> Result<C::Value> {
+        let &BufferRef { base, offset, per_past, per_row, per_worker, bytes: _ } = buffer;
+        let base = self.base(base)?;
+        let mut address = self.code.offset(base, offset)?;
+        if per_past > 0 {
+            address = self.advance(address, self.sym(Sym::Past), per_past)?;
+        }
+        if let Some(row) = self.row.filter(|_| per_row > 0) {
+            address = self.advance(address, row.index, per_row)?;
+        }
+        if per_worker > 0 {
+            let [worker, _] = self.code.share();
+            address = self.advance(address, worker, per_worker)?;
+        }
+        Ok(address)
+    }
+
+    // ---- sizes
+
+    fn dim(&mut self, dim: &Dim) -> Result<C::Value> {
+        let mut sum = self.code.int(dim.constant());
+        for (atom, coefficient) in dim.terms() {
+            let value = self.atom(atom)?;
+            let coefficient = self.code.int(*coefficient);
+            let term = self.code.op(IntOp::Mul, value, coefficient)?;
+            sum = self.code.op(IntOp::Add, sum, term)?;
+        }
+        Ok(sum)
+    }
+
+    fn atom(&mut self, atom: &Atom) -> Result<C::Value> {
+        match atom {
+            Atom::Sym(s) => Ok(self.sym(*s)),
+            Atom::FloorDiv(dim, by) => self.floor_div(dim, *by),
+            Atom::Min(a, b) => self.of_dims(IntOp::SignedMin, a, b),
+            Atom::Max(a, b) => self.of_dims(IntOp::SignedMax, a, b),
+            Atom::Product(factors) => {
+                let mut product = self.code.int(1);
+                for factor in factors {
+                    let factor = self.dim(factor)?;
+                    product = self.code.op(IntOp::Mul, product, factor)?;
+                }
+                Ok(product)
+            }
+        }
+    }
+
+    fn of_dims(&mut self, op: IntOp, a: &Dim, b: &Dim) -> Result<C::Value> {
+        let (a, b) = (self.dim(a)?, self.dim(b)?);
+        self.code.op(op, a, b)
+    }
+
+    /// Rounds towards minus infinity; the divisor is positive.
+    fn floor_div(&mut self, dim: &Dim, by: i64) -> Result<C::Value> {
+        let value = self.dim(dim)?;
+        let [by, zero] = [by, 0].map(|value| self.code.int(value));
+        let quotient = self.code.op(IntOp::SignedDiv, value, by)?;
+        let rest = self.code.op(IntOp::SignedRem, value, by)?;
+        let negative = self.code.compare(Compare::SignedLess, rest, zero)?;
+        let one = self.code.number(negative)?;
+        self.code.op(IntOp::Sub, quotient, one)
+    }
+
+    // ---- checks
+
+    fn check(&mut self, checks: Checks, step: &Step, limits: Limits) -> Result<()> {
+        if checks == Checks::None {
+            return Ok(());
+        }
+        let n = self.sym(Sym::N);
+        self.refuse_if(Compare::SignedLess, n, 1, status::BAD_LENGTH)?;
+        let most = limits.most(&step.name);
+        if most > 0 {
+            self.refuse_if(Compare::SignedGreater, n, most as i64, status::BAD_LENGTH)?;
+        }
+        if checks == Checks::Rows {
+            return Ok(());
+        }
+        // Unsigned, so that a negative `past`, which would reach before the state, is refused as well.
+        let context = match limits.context {
+            0 => i64::MAX,
+            some => some as i64,
+        };
+        if checks == Checks::Sequences {
+            let zero = self.code.int(0);
+            self.for_rows(zero, n, |s| {
+                s.refuse_if(Compare::UnsignedAtLeast, s.sym(Sym::Past), context, status::CONTEXT_FULL)
+            })?;
+        } else {
+            let past = self.sym(Sym::Past);
+            self.refuse_if(Compare::UnsignedAtLeast, past, context, status::CONTEXT_FULL)?;
+            let total = self.code.op(IntOp::Add, past, n)?;
+            self.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
+        }
+        if limits.vocab > 0 { self.check_tokens(n, limits.vocab) } else { Ok(()) }
+    }
+
+    /// Token ids index the embedding table. There is one at least.
+    fn check_tokens(&mut self, n: C::Value, vocab: u64) -> Result<()> {
+        let vocab = u32::try_from(vocab).map_err(|_| Fault(format!("a vocabulary of {vocab} tokens")))?;
+        let tokens = self.base(Base::Tokens)?;
+        let [zero, one] = [0, 1].map(|value| self.code.int(value));
+        let (head, index) = self.code.begin_loop("token", zero)?;
+        let good = self.code.block("good");
+        let bad = self.code.is_no_token(tokens, index, vocab)?;
+        self.leave_if(bad, status::BAD_TOKEN)?;
+        let next = self.code.op(IntOp::Add, index, one)?;
+        let more = self.code.compare(Compare::SignedLess, next, n)?;
+        self.code.repeat_if(more, head, next, good)?;
+        self.code.enter(good);
+        Ok(())
+    }
+
+    fn refuse_if(&mut self, compare: Compare, value: C::Value, bound: i64, status: i32) -> Result<()> {
+        let bound = self.code.int(bound);
+        let holds = self.code.compare(compare, value, bound)?;
+        self.leave_if(holds, status)
+    }
+
+    fn leave_if(&mut self, condition: C::Value, status: i32) -> Result<()> {
+        let [out, next] = ["refuse", "accept"].map(|name| self.code.block(name));
+        self.code.branch(condition, out, next)?;
+        self.code.enter(out);
+        self.code.leave(status)?;
+        self.code.enter(next);
+        Ok(())
+    }
+}
