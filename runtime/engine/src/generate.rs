@@ -113,6 +113,8 @@ pub enum FinishReason {
     Eos,
     /// A stop string, by its number in the request.
     Stop(usize),
+    /// The grammar allows nothing more ([`crate::serving::TextRequest::grammar`]).
+    Grammar,
     /// The wished number of tokens.
     Length,
     /// The model's context is full.
@@ -128,6 +130,7 @@ impl FinishReason {
         match self {
             FinishReason::Eos => "eos",
             FinishReason::Stop(_) => "stop",
+            FinishReason::Grammar => "grammar",
             FinishReason::Length => "length",
             FinishReason::Context => "context",
             FinishReason::Cancelled => "cancelled",

@@ -4,6 +4,7 @@
 //! * [`sampler`]: logits to one token id; [`stop`]: where a text has to end.
 //! * [`generate`]: the loop of prefill, sample and decode over any [`generate::LanguageModel`].
 //! * [`conversation`]: a chat over one context that is read only once.
+//! * [`grammar`]: which texts are allowed, and so which tokens.
 //! * [`serving`]: many texts at the same time, for a server.
 //! * [`eval`]: perplexity, and how far two models are apart.
 //! * [`chat`]: messages to a prompt, by the checkpoint's own template.
@@ -18,6 +19,7 @@ pub mod eval;
 mod family_sampling;
 pub mod generate;
 pub mod generation_config;
+pub mod grammar;
 mod model;
 pub mod sampler;
 pub mod serving;
@@ -31,6 +33,7 @@ pub use conversation::{ChatFormat, Conversation};
 pub use family_sampling::family_sampling;
 pub use generate::{FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, RewindModel};
 pub use generation_config::GenerationConfig;
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};
 pub use special::SpecialIds;
 pub use tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind};

@@ -1,6 +1,6 @@
 //! Logits to one token.
 //!
-//! Order: changes of a request (biases, no end yet), penalties, temperature, top-k, top-p, min-p, draw (the order of ggml's
+//! Order: changes of a request (biases, no end yet), penalties, grammar, temperature, top-k, top-p, min-p, draw (the order of ggml's
 //! GPT-2 example and of transformers). Each cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
 //!
 //! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN is never
@@ -22,6 +22,7 @@ pub use logprobs::{Logprobs, TokenLogprob, logprobs};
 pub use params::{ParamError, SamplingOverrides, SamplingParams};
 pub use pcg::Pcg64;
 
+use crate::grammar::Grammar;
 use crate::tokenizer::TokenId;
 use history::History;
 
@@ -36,6 +37,10 @@ pub enum SampleError {
          verify`), or try a format with a larger range (f32 or bf16 for f16)."
     )]
     NoFiniteLogit { vocab: usize },
+    #[error(
+        "no token is left that the grammar allows: the model's vocabulary has none, or biases and min_tokens forbid them"
+    )]
+    NothingAllowed,
 }
 
 /// A token that may be drawn.
@@ -121,7 +126,16 @@ impl Sampler {
 
     /// Chooses a token; [`Sampler::accept`] it afterwards.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, SampleError> {
-        self.fill(logits)?;
+        self.sample_within(logits, None)
+    }
+
+    /// Chooses a token that a grammar allows, which was prepared.
+    pub fn sample_within(
+        &mut self,
+        logits: &[f32],
+        grammar: Option<&Grammar>,
+    ) -> Result<TokenId, SampleError> {
+        self.fill(logits, grammar)?;
         self.chosen += 1;
         // Exactly one number per token, also when there is no choice: later tokens then do not depend on it.
         let mut left = self.rng.next_f64();
@@ -137,26 +151,34 @@ impl Sampler {
 
     /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
     pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate], SampleError> {
-        self.fill(logits)?;
+        self.fill(logits, None)?;
         Ok(&self.candidates)
     }
 
     /// Fills `candidates` with what may be drawn.
-    fn fill(&mut self, logits: &[f32]) -> Result<(), SampleError> {
+    fn fill(&mut self, logits: &[f32], grammar: Option<&Grammar>) -> Result<(), SampleError> {
         if logits.len() != self.vocab {
             return Err(SampleError::Length { expected: self.vocab, found: logits.len() });
         }
-        let logits = if self.history.is_empty() && !self.changes.apply_after(self.chosen) {
+        let changes = self.changes.apply_after(self.chosen) || grammar.is_some();
+        let logits = if self.history.is_empty() && !changes {
             logits
         } else {
             self.changed.clear();
             self.changed.extend_from_slice(logits);
             self.changes.apply(self.chosen, &mut self.changed);
             self.history.penalize(&self.params, &mut self.changed);
+            if let Some(grammar) = grammar {
+                grammar.restrict(&mut self.changed);
+            }
             self.changed.as_slice()
         };
         self.candidates.clear();
-        let best = scan::best(logits).ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })?;
+        let nothing = match grammar {
+            None => SampleError::NoFiniteLogit { vocab: self.vocab },
+            Some(_) => SampleError::NothingAllowed,
+        };
+        let best = scan::best(logits).ok_or(nothing)?;
         if self.params.is_greedy() {
             self.candidates.push(Candidate { probability: 1.0, ..best });
         } else {

@@ -1,12 +1,12 @@
 //! What all handlers share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::Engine;
-use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
+use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -18,6 +18,8 @@ pub struct App {
     pub executor: String,
     pub engine: Engine,
     pub tokenizer: Arc<Tokenizer>,
+    /// Made when the first grammar is asked for.
+    pub grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     /// How messages become a prompt, if the model has that.
     pub format: Option<ChatFormat>,
     /// Where nothing else is asked for.
@@ -44,6 +46,12 @@ impl App {
     /// A name for an answer that no other one of this server has.
     pub fn id(&self, prefix: &str) -> String {
         format!("{prefix}-{:08x}{:08x}", self.started, self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Compiles a grammar; may take seconds.
+    pub fn grammar(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
+        let make = || GrammarCompiler::new(&self.tokenizer, self.engine.limits().vocab);
+        self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)?.compile(spec)
     }
 
     /// Whether new texts are taken.

@@ -46,6 +46,7 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
         eos: if common.ignore_eos { Vec::new() } else { app.chat_eos.clone() },
         stop,
         logprobs,
+        grammar: common.constraint.map(|constraint| constraint.compile(app)).transpose()?,
         ..common.text
     };
     Ok(Work {
@@ -77,16 +78,14 @@ pub fn with_seeds(text: &TextRequest, choices: usize) -> Vec<TextRequest> {
 
 fn refuse_what_is_missing(fields: &mut Fields) -> Result<(), ApiError> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let text = |value: &Value| value["type"] == "text";
     let only_text = |value: &Value| *value == json!(["text"]);
     let none = |value: &Value| value == "none" || value == "auto";
     fields.refuse("tools", empty)?;
     fields.refuse("functions", empty)?;
     fields.refuse("tool_choice", none)?;
     fields.refuse("function_call", none)?;
-    fields.refuse("response_format", text)?;
     fields.refuse("modalities", only_text)?;
-    for name in ["audio", "prediction", "web_search_options", "grammar", "json_schema"] {
+    for name in ["audio", "prediction", "web_search_options"] {
         fields.refuse(name, |_| false)?;
     }
     Ok(())

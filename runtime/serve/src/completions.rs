@@ -44,14 +44,13 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
     }
     let choices = common.choices;
     fields.refuse("best_of", |value| value.as_u64() == Some(choices as u64))?;
-    for name in ["suffix", "grammar", "json_schema", "response_format"] {
-        fields.refuse(name, |_| false)?;
-    }
+    fields.refuse("suffix", |_| false)?;
     fields.finish(IGNORED)?;
     let text = TextRequest {
         eos: if common.ignore_eos { Vec::new() } else { app.eos.clone() },
         logprobs,
         prompt_logprobs: logprobs.filter(|_| echo),
+        grammar: common.constraint.map(|constraint| constraint.compile(app)).transpose()?,
         ..common.text
     };
     let of =

@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use mlcc_engine::GrammarError;
 use mlcc_engine::serving::{Failure, LaunchError};
 use serde_json::{Value, json};
 
@@ -67,6 +68,23 @@ impl ApiError {
         Self::new(status, "invalid_request_error", "method_not_allowed", message)
     }
 
+    /// The grammar of the field `param` cannot be used.
+    pub fn grammar(param: &str, error: &GrammarError) -> Self {
+        let message = format!("`{param}`: {error}");
+        match error {
+            GrammarError::TooLarge { .. }
+            | GrammarError::Invalid { .. }
+            | GrammarError::TooSlow { .. }
+            | GrammarError::Step { .. }
+            | GrammarError::Vocabulary { .. }
+            | GrammarError::Tokenizer { .. } => Self::field(param, "invalid_grammar", message),
+            GrammarError::Busy { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "too_many_grammars", message)
+            }
+            GrammarError::Thread { .. } => Self::internal(message),
+        }
+    }
+
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message)
@@ -95,6 +113,7 @@ impl From<LaunchError> for ApiError {
             LaunchError::PromptToken { .. } => Self::field("prompt", "invalid_value", message),
             LaunchError::Params(param) => Self::field(param.name, "invalid_value", message),
             LaunchError::Stop(_) => Self::field("stop", "invalid_value", message),
+            LaunchError::Grammar(_) => Self::request("invalid_grammar", message),
             LaunchError::QueueFull { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message)
             }
@@ -105,7 +124,11 @@ impl From<LaunchError> for ApiError {
 
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
-        Self::internal(failure.to_string())
+        match failure {
+            // The request asked for it.
+            Failure::Grammar(reason) => Self::request("grammar_failed", reason),
+            Failure::Model(_) | Failure::Panic(_) => Self::internal(failure.to_string()),
+        }
     }
 }
 

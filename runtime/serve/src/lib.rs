@@ -6,6 +6,7 @@
 mod app;
 mod chat;
 mod completions;
+mod constraint;
 mod error;
 mod fields;
 mod info;
@@ -18,4 +19,4 @@ mod shape;
 mod texts;
 mod tokens;
 
-pub use serve::{ServeError, ServeOptions, Served, Stopped, serve};
+pub use serve::{ServeError, ServeOptions, Served, Stopped, serve, serve_step};

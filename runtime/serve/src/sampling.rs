@@ -8,6 +8,7 @@ use mlcc_engine::{SamplingOverrides, TokenId};
 use serde_json::Value;
 
 use crate::app::App;
+use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::{Fields, OneOrMany};
 
@@ -45,6 +46,8 @@ pub struct Common {
     /// A last piece of the stream tells the usage.
     pub include_usage: bool,
     pub ignore_eos: bool,
+    /// What the text may be; to be compiled.
+    pub constraint: Option<Constraint>,
 }
 
 impl Common {
@@ -80,6 +83,7 @@ impl Common {
             choices,
             stream,
             include_usage: include_usage(fields, stream)?,
+            constraint: Constraint::take(fields)?,
             ignore_eos: fields.take("ignore_eos", "true or false")?.unwrap_or(false),
         })
     }

@@ -2,12 +2,12 @@
 
 use std::future::IntoFuture;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, ModelStep};
+use mlcc_engine::serving::{Engine, EngineOptions, ModelStep, Step};
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
 use thiserror::Error;
@@ -27,9 +27,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// For the last bytes of answers, after all texts have ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// A model with what belongs to it.
+/// What belongs to a model.
 pub struct Served {
-    pub model: Model,
+    /// What runs it: a CPU variant or a device.
+    pub executor: String,
     pub tokenizer: Tokenizer,
     /// How messages become a prompt, if the model has that.
     pub format: Option<ChatFormat>,
@@ -108,20 +109,34 @@ fn sequences(model: &Model, options: &ServeOptions) -> Result<usize, ServeError>
     }
 }
 
-/// Serves until `stop` is set, then ends in order. `ready` gets the address once requests are taken.
+/// Serves until `stop` is set, then ends in order. `ready` gets the address once requests are taken, and how many texts run
+/// together.
 pub fn serve(
+    model: &Model,
     served: Served,
     options: &ServeOptions,
-    stop: &'static AtomicBool,
+    stop: &AtomicBool,
     ready: impl FnOnce(SocketAddr, usize),
 ) -> Result<Stopped, ServeError> {
-    let sequences = sequences(&served.model, options)?;
+    let sequences = sequences(model, options)?;
+    serve_step(ModelStep::new(model)?, served, sequences, options, stop, ready)
+}
+
+/// The same for any model that can do a step; `sequences` texts run together, for which there is memory.
+pub fn serve_step(
+    step: impl Step + 'static,
+    served: Served,
+    sequences: usize,
+    options: &ServeOptions,
+    stop: &AtomicBool,
+    ready: impl FnOnce(SocketAddr, usize),
+) -> Result<Stopped, ServeError> {
     let address = SocketAddr::new(options.host, options.port);
     let refused = |source| ServeError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refused)?;
     listener.set_nonblocking(true).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
-    let app = Arc::new(start(served, options, sequences)?);
+    let app = Arc::new(start(step, served, options, sequences)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let stopped = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -155,9 +170,13 @@ fn ended_early(ended: Result<std::io::Result<()>, tokio::task::JoinError>) -> st
     }
 }
 
-fn start(served: Served, options: &ServeOptions, sequences: usize) -> Result<App, ServeError> {
+fn start(
+    step: impl Step + 'static,
+    served: Served,
+    options: &ServeOptions,
+    sequences: usize,
+) -> Result<App, ServeError> {
     let tokenizer = Arc::new(served.tokenizer);
-    let step = ModelStep::new(&served.model)?;
     let engine_options = EngineOptions {
         sequences,
         max_queue: options.max_queue,
@@ -168,9 +187,10 @@ fn start(served: Served, options: &ServeOptions, sequences: usize) -> Result<App
     let ends = served.format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
     Ok(App {
         name: served.name,
-        executor: served.model.executor().to_owned(),
+        executor: served.executor,
         engine,
         tokenizer,
+        grammars: OnceLock::new(),
         format: served.format,
         sampling: served.sampling,
         chat_eos: [served.eos.clone(), ends].concat(),

@@ -35,7 +35,7 @@ pub trait Shape: Send + Sync {
 /// As the API calls what ended a text.
 pub fn finish_reason(finished: &Finished) -> &'static str {
     match finished.reason {
-        FinishReason::Eos | FinishReason::Stop(_) => "stop",
+        FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar => "stop",
         FinishReason::Length | FinishReason::Context | FinishReason::Deadline => "length",
         FinishReason::Cancelled => "cancelled",
     }

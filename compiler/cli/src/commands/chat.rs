@@ -251,7 +251,7 @@ impl Chat {
             FinishReason::Context => self.ui.note(
                 "(the context is full: /reset begins a new conversation; build with a larger -c/--ctx-size for longer ones)",
             ),
-            FinishReason::Eos | FinishReason::Stop(_) => {}
+            FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar => {}
         }
     }
 

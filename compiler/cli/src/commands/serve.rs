@@ -97,8 +97,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         format: chat::known_format(&model, args.template.as_deref())?,
         eos: run::eos_ids(&metadata),
         name: name.clone(),
+        executor: model.executor().to_owned(),
         tokenizer,
-        model,
     };
     let has_chat = served.format.is_some();
     let ready = |address: SocketAddr, sequences: usize| {
@@ -114,7 +114,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
             ui.note("It has no chat template: /v1/completions works, /v1/chat/completions needs --template.");
         }
     };
-    match mlcc_serve::serve(served, &options, stop, ready)? {
+    match mlcc_serve::serve(&model, served, &options, stop, ready)? {
         Stopped::Drained => {}
         Stopped::Cut => ui.warn("some texts were ended before their time (--drain-timeout)"),
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::generate::FinishReason;
+use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
 use crate::serving::step::Limits;
 use crate::stop::{EmptyStop, StopMatcher};
@@ -26,6 +27,8 @@ pub struct TextRequest {
     pub eos: Vec<TokenId>,
     /// Texts that end the text; they are not part of it.
     pub stop: Vec<String>,
+    /// What the text may be, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
+    pub grammar: Option<Grammar>,
     /// How likely each chosen token was, with so many of the likeliest.
     pub logprobs: Option<usize>,
     /// How likely each token of the prompt was, with so many of the likeliest. The prompt is then read from its begin.
@@ -46,6 +49,7 @@ impl TextRequest {
             max_tokens: None,
             eos: Vec::new(),
             stop: Vec::new(),
+            grammar: None,
             logprobs: None,
             prompt_logprobs: None,
             deadline: None,
@@ -66,6 +70,10 @@ impl TextRequest {
         let room = limits.context.into_iter().chain(limits.prompt).min();
         if let Some(most) = room.filter(|&most| self.prompt.len() > most) {
             return Err(LaunchError::PromptTooLong { prompt: self.prompt.len(), most });
+        }
+        if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab() != limits.vocab) {
+            let (expected, found) = (limits.vocab, grammar.vocab());
+            return Err(GrammarError::Vocabulary { expected, found }.into());
         }
         let changes = LogitChanges {
             bias: self.bias.clone(),
@@ -93,6 +101,8 @@ pub enum LaunchError {
     Params(#[from] ParamError),
     #[error(transparent)]
     Stop(#[from] EmptyStop),
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     #[error("{waiting} texts wait already, and at most {most} may: try again later")]
     QueueFull { waiting: usize, most: usize },
     #[error("the engine takes no more requests: it is shutting down")]
@@ -106,6 +116,9 @@ pub enum Failure {
     Model(String),
     #[error("internal error in the engine: {0}")]
     Panic(String),
+    /// The request's grammar: it became too complex, or nothing that it allows can be chosen.
+    #[error("{0}")]
+    Grammar(String),
 }
 
 /// A token that was chosen.

@@ -166,7 +166,7 @@ impl<M: Step> Scheduler<'_, M> {
             return;
         }
         let begin = Instant::now();
-        let result = self.model.step(&mut feeds);
+        let result = beside(&mut self.writers, || self.model.step(&mut feeds));
         self.pace.decoded(begin.elapsed());
         let writing = |w: &&Writer| matches!(w.phase, Phase::Writing(_));
         let ids: Vec<u64> = self.writers.iter().filter(writing).map(|w| w.id).collect();
@@ -192,7 +192,7 @@ impl<M: Step> Scheduler<'_, M> {
         match end {
             Ok(None) => {}
             Ok(Some(reason)) => self.end(id, Ok(reason)),
-            Err(error) => self.end(id, Err(model_failure(error))),
+            Err(failure) => self.end(id, Err(failure)),
         }
     }
 
@@ -349,6 +349,21 @@ impl<M: Step> Scheduler<'_, M> {
             stats.slots.extend(self.slots.slots.iter().map(of));
         });
     }
+}
+
+/// Runs `step` while another thread computes what grammars allow next.
+fn beside<T>(writers: &mut [Writer], step: impl FnOnce() -> T) -> T {
+    let constrained = |w: &&mut Writer| w.request.grammar.is_some() && matches!(w.phase, Phase::Writing(_));
+    let mut constrained: Vec<&mut Writer> = writers.iter_mut().filter(constrained).collect();
+    if constrained.is_empty() {
+        return step();
+    }
+    std::thread::scope(|scope| {
+        let prepare = move || constrained.iter_mut().for_each(|writer| writer.prepare());
+        // Without the thread each grammar is prepared where its token is chosen.
+        let _ = std::thread::Builder::new().name("mlcc-masks".into()).spawn_scoped(scope, prepare);
+        step()
+    })
 }
 
 /// Whether the last piece of a prompt is a single row when it is read in pieces of `chunk`.

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::generate::{FinishReason, TextOut};
+use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{Logprobs, SampleError, Sampler, logprobs};
 use crate::serving::queue::Job;
 use crate::serving::request::{Chosen, Event, Failure, Finished, Piece, Sink, TextRequest};
@@ -80,6 +81,14 @@ impl<'t> Writer<'t> {
         }
     }
 
+    /// Computes what the grammar allows next. This needs no logits, so it can be done while the model computes them.
+    pub fn prepare(&mut self) {
+        if let Some(grammar) = &mut self.request.grammar {
+            // An error comes again where the token is chosen.
+            let _ = grammar.prepare(&self.request.eos);
+        }
+    }
+
     /// Chooses the next token from logits behind `past` tokens; the reason if the text has ended with it. The order of the
     /// questions is that of [`crate::Generator`].
     pub fn write(
@@ -87,11 +96,11 @@ impl<'t> Writer<'t> {
         logits: &[f32],
         past: usize,
         limits: &Limits,
-    ) -> Result<Option<FinishReason>, SampleError> {
+    ) -> Result<Option<FinishReason>, Failure> {
         if self.request.max_tokens == Some(0) {
             return Ok(Some(FinishReason::Length));
         }
-        let token = self.sampler.sample(logits)?;
+        let token = self.choose(logits)?;
         self.sampler.accept(token);
         self.chosen += 1;
         self.phase = Phase::Writing(token);
@@ -102,10 +111,34 @@ impl<'t> Writer<'t> {
         if let ControlFlow::Break(reason) = self.show(Chosen { id: token, logprobs }) {
             return Ok(Some(reason));
         }
+        if self.request.grammar.as_ref().is_some_and(Grammar::is_finished) {
+            return Ok(Some(FinishReason::Grammar));
+        }
         if self.request.max_tokens.is_some_and(|max| self.chosen >= max) {
             return Ok(Some(FinishReason::Length));
         }
         Ok(limits.context.is_some_and(|context| past >= context).then_some(FinishReason::Context))
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<TokenId, Failure> {
+        let of_grammar = |error: GrammarError| Failure::Grammar(error.to_string());
+        if let Some(grammar) = &mut self.request.grammar {
+            grammar.prepare(&self.request.eos).map_err(of_grammar)?;
+        }
+        let token = self.sampler.sample_within(logits, self.request.grammar.as_ref());
+        let token = token.map_err(|error| match error {
+            SampleError::NothingAllowed => Failure::Grammar(error.to_string()),
+            SampleError::Length { .. } | SampleError::NoFiniteLogit { .. } => {
+                Failure::Model(error.to_string())
+            }
+        })?;
+        match &mut self.request.grammar {
+            Some(grammar) if !self.request.eos.contains(&token) => {
+                grammar.accept(token).map_err(of_grammar)?;
+            }
+            _ => {}
+        }
+        Ok(token)
     }
 
     fn show(&mut self, token: Chosen) -> ControlFlow<FinishReason> {

@@ -1,0 +1,84 @@
+//! Grammars: which texts a request allows, and from that, token by token, which tokens may come next.
+//!
+//! [`GrammarCompiler`] knows a model's vocabulary and makes a [`Grammar`] of a [`GrammarSpec`], by the crate `llguidance`
+//! (Earley parser over derivatives of regular expressions, <https://github.com/guidance-ai/llguidance>). A grammar that cannot be
+//! enforced as a whole is an error; nothing is left out silently.
+//!
+//! Grammars come from strangers: they are compiled with bounded size and time on a thread with a stack of its own.
+
+mod compile;
+mod matcher;
+mod vocabulary;
+
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::tokenizer::TokenId;
+
+pub use compile::GrammarCompiler;
+pub use matcher::Grammar;
+
+/// What a text may be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSpec {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema admits. Keys of objects come in the order of `properties`.
+    JsonSchema(Value),
+    /// A text that an expression matches as a whole, in the syntax of Rust's crate `regex`.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A context-free grammar in llguidance's variant of Lark's syntax.
+    Lark(String),
+    /// Any text up to the first `marker` (which is one control token, or text), then what another grammar allows.
+    After { marker: String, token: Option<TokenId>, then: Box<GrammarSpec> },
+}
+
+impl GrammarSpec {
+    /// Bytes of its text.
+    fn size(&self) -> usize {
+        match self {
+            GrammarSpec::JsonObject => 0,
+            GrammarSpec::JsonSchema(schema) => schema.to_string().len(),
+            GrammarSpec::Regex(text) | GrammarSpec::Lark(text) => text.len(),
+            GrammarSpec::After { then, .. } => then.size(),
+            GrammarSpec::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum GrammarError {
+    #[error("the grammar has {bytes} bytes, at most {most} are taken")]
+    TooLarge { bytes: usize, most: usize },
+    #[error("the grammar cannot be enforced: {reason}")]
+    Invalid { reason: String },
+    #[error("the grammar took more than {seconds} seconds to compile: make it smaller")]
+    TooSlow { seconds: u64 },
+    #[error("{running} grammars are being compiled that take long: try again later")]
+    Busy { running: usize },
+    #[error("the grammar is for a vocabulary of {found} tokens, the model has {expected}")]
+    Vocabulary { expected: usize, found: usize },
+    #[error("the tokenizer's vocabulary cannot be used for grammars: {reason}")]
+    Tokenizer { reason: String },
+    #[error("a thread to compile the grammar cannot be started: {reason}")]
+    Thread { reason: String },
+    #[error("the grammar cannot go on: {reason}")]
+    Step { reason: String },
+}
+
+/// What llguidance says, without what it adds for its developers.
+fn reason(error: impl std::fmt::Display) -> String {
+    const LONGEST: usize = 300;
+    let text = format!("{error:#}");
+    let end = ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"]
+        .into_iter()
+        .filter_map(|mark| text.find(mark))
+        .min();
+    let text = text[..end.unwrap_or(text.len())].trim_end();
+    match text.char_indices().nth(LONGEST) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}

@@ -1,0 +1,202 @@
+//! From the text of a grammar to its parser.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::json;
+
+use super::vocabulary::Vocabulary;
+use super::{Grammar, GrammarError, GrammarSpec, reason};
+use crate::tokenizer::{TokenId, Tokenizer};
+
+/// Most bytes of a grammar's text.
+const MOST_BYTES: usize = 256 << 10;
+/// Most texts of a choice: each is a path of the automaton.
+const MOST_CHOICES: usize = 10_000;
+/// After which a client is told that its grammar takes too long. The work ends later, by llguidance's own limits.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Grammars that are compiled at a time, given up ones among them.
+const MOST_COMPILING: usize = 4;
+/// The compiler is recursive over the nesting of a grammar.
+const STACK: usize = 64 << 20;
+/// About 2 KiB each, per running text.
+const MOST_LEXER_STATES: usize = 50_000;
+/// Grammars that are kept compiled.
+const KEPT: usize = 32;
+
+/// Makes grammars for one vocabulary. The first use of a vocabulary costs about a second per 100 thousand tokens.
+pub struct GrammarCompiler {
+    vocab: usize,
+    factory: Arc<ParserFactory>,
+    compiling: Arc<AtomicUsize>,
+    /// Used longest ago first.
+    kept: Mutex<VecDeque<(GrammarSpec, Grammar)>>,
+}
+
+impl std::fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GrammarCompiler({} tokens)", self.vocab)
+    }
+}
+
+impl GrammarCompiler {
+    /// For a model with `vocab` logits.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<GrammarCompiler, GrammarError> {
+        let env = Vocabulary::env(tokenizer, vocab)?;
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|error| GrammarError::Tokenizer { reason: reason(error) })?;
+        factory.quiet();
+        factory.limits_mut().max_lexer_states = MOST_LEXER_STATES;
+        // An error would repeat the text so far.
+        factory.limits_mut().verbose_errors = false;
+        Ok(GrammarCompiler {
+            vocab,
+            factory: Arc::new(factory),
+            compiling: Arc::default(),
+            kept: Mutex::default(),
+        })
+    }
+
+    /// A grammar at its begin.
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
+        let bytes = spec.size();
+        if bytes > MOST_BYTES {
+            return Err(GrammarError::TooLarge { bytes, most: MOST_BYTES });
+        }
+        if let Some(kept) = self.kept(spec) {
+            return Ok(kept);
+        }
+        let grammar = Grammar::new(self.matcher(spec)?, self.vocab);
+        let fresh = grammar.separate();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((spec.clone(), grammar));
+        Ok(fresh)
+    }
+
+    fn kept(&self, spec: &GrammarSpec) -> Option<Grammar> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().position(|(of, _)| of == spec)?;
+        let entry = kept.remove(found)?;
+        let fresh = entry.1.separate();
+        kept.push_back(entry);
+        Some(fresh)
+    }
+
+    /// Compiles on a thread of its own, for as long as somebody would wait.
+    fn matcher(&self, spec: &GrammarSpec) -> Result<Matcher, GrammarError> {
+        let place = Place::take(&self.compiling)?;
+        let (factory, grammar) = (Arc::clone(&self.factory), source(spec)?);
+        let (sender, receiver) = mpsc::channel();
+        let compile = move || {
+            let _place = place;
+            let parser = factory.create_parser(grammar);
+            let made = parser.map_err(|error| GrammarError::Invalid { reason: reason(error) });
+            // Nobody may be there any more.
+            let _ = sender.send(made.and_then(checked));
+        };
+        let thread = std::thread::Builder::new().name("mlcc-grammar".into()).stack_size(STACK);
+        thread.spawn(compile).map_err(|error| GrammarError::Thread { reason: error.to_string() })?;
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(made) => made,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(GrammarError::TooSlow { seconds: PATIENCE.as_secs() })
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(GrammarError::Invalid { reason: "the compiler of grammars failed".into() })
+            }
+        }
+    }
+}
+
+/// What llguidance would only warn of is not enforced, so it is an error here.
+fn checked(parser: llguidance::TokenParser) -> Result<Matcher, GrammarError> {
+    let mut matcher = Matcher::new(Ok(parser));
+    let invalid = |reason: String| GrammarError::Invalid { reason };
+    if let Some(error) = matcher.get_error().or_else(|| matcher.grammar_warnings().into_iter().next()) {
+        return Err(invalid(reason(error)));
+    }
+    if matcher.is_stopped() {
+        return Err(invalid("it allows no text but the empty one".into()));
+    }
+    let first = matcher.compute_mask().map_err(|error| invalid(reason(error)))?;
+    match first.is_zero() {
+        true => Err(invalid("there is no text that it allows and the model's tokens can write".into())),
+        false => Ok(matcher),
+    }
+}
+
+fn source(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
+    let invalid = |reason: &str| Err(GrammarError::Invalid { reason: reason.to_owned() });
+    Ok(match spec {
+        GrammarSpec::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
+        // Nothing else is a schema, and the compiler relies on that.
+        GrammarSpec::JsonSchema(schema) if !schema.is_object() && !schema.is_boolean() => {
+            return invalid("a JSON schema is an object");
+        }
+        GrammarSpec::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+        GrammarSpec::Regex(text) if text.is_empty() => return invalid("the expression is empty"),
+        GrammarSpec::Regex(text) => TopLevelGrammar::from_regex(text),
+        GrammarSpec::Choice(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
+            return invalid("a choice is one or more texts, none of which is empty");
+        }
+        GrammarSpec::Choice(texts) if texts.len() > MOST_CHOICES => {
+            return invalid(&format!(
+                "the choice has {} texts, at most {MOST_CHOICES} are taken",
+                texts.len()
+            ));
+        }
+        GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(choice(texts)),
+        GrammarSpec::Lark(text) if text.trim().is_empty() => return invalid("the grammar is empty"),
+        GrammarSpec::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        GrammarSpec::After { marker, token, then } => {
+            let mut inner = source(then)?;
+            let Some(first) = inner.grammars.first_mut() else { return invalid("the grammar is empty") };
+            first.name = Some("then".into());
+            inner.grammars.insert(0, GrammarWithLexer::from_lark(after(marker, *token)));
+            inner
+        }
+    })
+}
+
+/// The rule that goes before another grammar.
+fn after(marker: &str, token: Option<TokenId>) -> String {
+    const BLANKS: &str = "BLANKS: /[ \\t\\r\\n]+/\n";
+    match token {
+        Some(id) => format!("start: FREE? <[{id}]> BLANKS? @then\nFREE: /(?s:.+)/\n{BLANKS}"),
+        None => format!("start: free BLANKS? @then\nfree[suffix={}]: /(?s:.*)/\n{BLANKS}", json!(marker)),
+    }
+}
+
+fn choice(texts: &[String]) -> String {
+    let quoted: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+    format!("start: CHOICE\nCHOICE: {}\n", quoted.join("\n | "))
+}
+
+/// One of the places for grammars that are being compiled.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(compiling: &Arc<AtomicUsize>) -> Result<Place, GrammarError> {
+        let place = Place(Arc::clone(compiling));
+        match compiling.fetch_add(1, Ordering::Relaxed) {
+            running if running >= MOST_COMPILING => Err(GrammarError::Busy { running }),
+            _ => Ok(place),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

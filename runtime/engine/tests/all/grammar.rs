@@ -1,0 +1,308 @@
+//! Texts within grammars: whatever is chosen, the text is one that the grammar allows; what cannot be enforced is refused.
+
+use std::sync::Arc;
+
+use crate::common::{sentencepiece, world};
+use crate::toy::{Toy, VOCAB};
+use mlcc_engine::serving::{Engine, EngineOptions, Event, Failure, Finished, LaunchError, TextRequest};
+use mlcc_engine::{
+    FinishReason, Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn tokenizer() -> Tokenizer {
+    world(&[b"ab"])
+}
+
+fn compiler() -> &'static GrammarCompiler {
+    static MADE: std::sync::OnceLock<GrammarCompiler> = std::sync::OnceLock::new();
+    MADE.get_or_init(|| GrammarCompiler::new(&tokenizer(), VOCAB).unwrap())
+}
+
+fn compile(spec: &GrammarSpec) -> Grammar {
+    compiler().compile(spec).unwrap_or_else(|error| panic!("{spec:?}: {error}"))
+}
+
+fn refusal(spec: &GrammarSpec) -> String {
+    match compiler().compile(spec).unwrap_err() {
+        GrammarError::Invalid { reason } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn request(grammar: &Grammar, seed: u64) -> TextRequest {
+    let sampling = SamplingParams { seed: Some(seed), ..SamplingParams::default() };
+    TextRequest {
+        max_tokens: Some(4000),
+        eos: vec![0],
+        grammar: Some(grammar.clone()),
+        ..TextRequest::new(vec![1 + (seed % 200) as TokenId, 30, 31], sampling)
+    }
+}
+
+fn engine(sequences: usize) -> Engine {
+    let options = EngineOptions { sequences, ..EngineOptions::default() };
+    Engine::start(Toy::new(false, None), Arc::new(tokenizer()), options).unwrap()
+}
+
+fn run(engine: &Engine, requests: Vec<TextRequest>) -> Vec<Result<(String, Finished), Failure>> {
+    let read = |handle: mlcc_engine::serving::Handle| {
+        let mut text = String::new();
+        for event in handle {
+            match event {
+                Event::Piece(piece) => text += &piece.text,
+                Event::Finished(finished) => return Ok((text, finished)),
+                Event::Failed(failure) => return Err(failure),
+                Event::Prompt(_) => {}
+            }
+        }
+        panic!("the engine is gone")
+    };
+    engine.launch_all(requests).unwrap().into_iter().map(read).collect()
+}
+
+fn person() -> GrammarSpec {
+    GrammarSpec::JsonSchema(json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "friends": {"type": "array", "items": {"$ref": "#/$defs/friend"}, "maxItems": 2},
+        },
+        "required": ["name", "age", "friends"],
+        "additionalProperties": false,
+        "$defs": {"friend": {"type": "object", "properties": {"name": {"enum": ["a", "b\"c"]}}, "required": ["name"],
+            "additionalProperties": false}},
+    }))
+}
+
+fn is_person(text: &str) -> bool {
+    let Ok(Value::Object(map)) = serde_json::from_str(text) else { return false };
+    let friend = |friend: &Value| {
+        friend.as_object().unwrap().len() == 1 && ["a", "b\"c"].contains(&friend["name"].as_str().unwrap())
+    };
+    let keys: Vec<&str> = map.keys().map(String::as_str).collect();
+    keys == ["name", "age", "friends"]
+        && map["name"].as_str().unwrap().chars().count() <= 12
+        && map["age"].as_u64().unwrap() <= 130
+        && map["friends"].as_array().unwrap().len() <= 2
+        && map["friends"].as_array().unwrap().iter().all(friend)
+}
+
+/// Grammars and whether a text is one of theirs.
+type Case = (GrammarSpec, fn(&str) -> bool);
+
+fn cases() -> Vec<Case> {
+    let choice = ["abc", "abcdef", "a\"\n", "größe"].map(String::from).to_vec();
+    let lark = "start: \"(\" (start | WORD) \")\"\nWORD: /[ab]{1,3}/\n";
+    vec![
+        (person(), is_person),
+        (GrammarSpec::Regex("[a-c]{2,5}(-[0-9]+)?x".into()), |text| {
+            text.ends_with('x') && text.starts_with(['a', 'b', 'c'])
+        }),
+        (GrammarSpec::Choice(choice), |text| ["abc", "abcdef", "a\"\n", "größe"].contains(&text)),
+        (GrammarSpec::Lark(lark.into()), |text| {
+            let opens = text.bytes().filter(|&b| b == b'(').count();
+            let word = text.trim_matches(['(', ')']);
+            text.bytes().filter(|&b| b == b')').count() == opens
+                && text.starts_with('(')
+                && matches!(word.len(), 1..=3)
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever runs beside them, and however often a grammar is used.
+    #[test]
+    fn texts_are_those_that_the_grammar_allows(seed in any::<u64>(), sequences in 1usize..5) {
+        let engine = engine(sequences);
+        let cases = cases();
+        let mut requests: Vec<TextRequest> = cases.iter().map(|(spec, _)| request(&compile(spec), seed)).collect();
+        // Another text without a grammar, and one that shares its grammar's tables.
+        requests.push(TextRequest { grammar: None, max_tokens: Some(50), ..requests[0].clone() });
+        requests.push(requests[0].clone());
+        let found = run(&engine, requests.clone());
+        prop_assert_eq!(&found[0].as_ref().unwrap().0, &found[5].as_ref().unwrap().0);
+        for ((spec, allowed), found) in cases.iter().zip(&found) {
+            let (text, finished) = found.as_ref().unwrap();
+            let ended = matches!(finished.reason, FinishReason::Grammar | FinishReason::Eos);
+            prop_assert!(ended && allowed(text), "{:?}: {:?} {:?}", spec, text, finished.reason);
+        }
+        let alone = run(&self::engine(1), requests[..1].to_vec());
+        prop_assert_eq!(&alone[0].as_ref().unwrap().0, &found[0].as_ref().unwrap().0);
+    }
+}
+
+#[test]
+fn a_grammar_ends_a_text_without_an_end_token() {
+    let engine = engine(2);
+    let only = compile(&GrammarSpec::Choice(vec!["yes".into(), "no".into()]));
+    let endless = TextRequest { eos: vec![], min_tokens: 100, ..request(&only, 1) };
+    let (text, finished) = run(&engine, vec![endless]).remove(0).unwrap();
+    assert!(["yes", "no"].contains(&text.as_str()), "{text}");
+    assert_eq!((finished.reason, finished.completion_tokens), (FinishReason::Grammar, text.len()));
+    // Where the text could go on, it is the end token that ends it.
+    let digits = compile(&GrammarSpec::Regex("[0-9]+".into()));
+    let (text, finished) = run(&engine, vec![request(&digits, 5)]).remove(0).unwrap();
+    assert_eq!(finished.reason, FinishReason::Eos);
+    assert!(text.bytes().all(|b| b.is_ascii_digit()) && !text.is_empty(), "{text}");
+    // Cut by its length it is a begin of what is allowed.
+    let cut = TextRequest { max_tokens: Some(5), ..request(&compile(&person()), 3) };
+    let (text, finished) = run(&engine, vec![cut]).remove(0).unwrap();
+    assert_eq!((finished.reason, text.trim_start().starts_with('{')), (FinishReason::Length, true));
+}
+
+#[test]
+fn what_a_grammar_forbids_is_not_chosen_though_nothing_else_is_left() {
+    let engine = engine(1);
+    let only = compile(&GrammarSpec::Choice(vec!["a".into()]));
+    let banned = TextRequest { bias: vec![(98, f32::NEG_INFINITY)], ..request(&only, 1) };
+    let failure = run(&engine, vec![banned]).remove(0).unwrap_err();
+    assert!(
+        matches!(&failure, Failure::Grammar(reason) if reason.contains("no token is left")),
+        "{failure:?}"
+    );
+    let other = GrammarCompiler::new(&tokenizer(), VOCAB + 1).unwrap();
+    let request = request(&other.compile(&GrammarSpec::JsonObject).unwrap(), 1);
+    let refused = engine.launch(request).unwrap_err();
+    let error = GrammarError::Vocabulary { expected: VOCAB, found: VOCAB + 1 };
+    assert_eq!(refused, LaunchError::Grammar(error));
+}
+
+#[test]
+fn what_cannot_be_enforced_is_refused_with_the_reason() {
+    let schema = |schema: Value| GrammarSpec::JsonSchema(schema);
+    let cases = [
+        (schema(json!(5)), "is an object"),
+        (schema(json!({"type": "strange"})), "strange"),
+        (schema(json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
+        (schema(json!({"type": "string", "format": "palindrome"})), "palindrome"),
+        (schema(json!({"type": "integer", "minimum": 5, "maximum": 4})), "minimum"),
+        (schema(json!({"$ref": "https://example.com/schema.json"})), "example.com"),
+        (schema(json!({"$ref": "#/$defs/missing"})), "missing"),
+        (schema(json!({"type": "string", "pattern": "(?=a)b"})), "look"),
+        // Leniency that the schema asks for is no way around.
+        (
+            schema(json!({"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}})),
+            "uniqueItems",
+        ),
+        (schema(json!({"const": false, "allOf": [{"const": true}]})), "incompatible"),
+        (GrammarSpec::Regex("(a".into()), "unclosed"),
+        (GrammarSpec::Regex(String::new()), "empty"),
+        (GrammarSpec::Choice(vec![]), "one or more"),
+        (GrammarSpec::Choice(vec![String::new()]), "none of which is empty"),
+        (GrammarSpec::Lark("start: missing".into()), "missing"),
+        (GrammarSpec::Lark("  ".into()), "empty"),
+        (GrammarSpec::Lark("start: <|no_such_token|>".into()), "no_such_token"),
+    ];
+    for (spec, part) in cases {
+        let reason = refusal(&spec);
+        assert!(
+            reason.to_lowercase().contains(&part.to_lowercase()) && !reason.contains("backtrace"),
+            "{spec:?}: {reason}"
+        );
+    }
+    let long = compiler().compile(&GrammarSpec::Lark("a".repeat(300_000))).unwrap_err();
+    assert_eq!(long, GrammarError::TooLarge { bytes: 300_000, most: 262_144 });
+}
+
+/// They end with a grammar or with an error, and neither the process nor the memory does.
+#[test]
+fn hostile_grammars_come_to_an_end() {
+    let nested = |levels: usize| {
+        (0..levels).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner}))
+    };
+    let wide: serde_json::Map<String, Value> =
+        (0..5000).map(|i| (format!("property {i}"), json!({"type": "string"}))).collect();
+    let all_of: Vec<Value> = (0..12)
+        .map(|i| json!({"anyOf": [{"properties": {format!("a{i}"): {"type": "null"}}}, {"properties": {format!("b{i}"): {"type": "null"}}}]}))
+        .collect();
+    let cases = [
+        GrammarSpec::JsonSchema(json!({"$ref": "#"})),
+        GrammarSpec::JsonSchema(
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+        ),
+        GrammarSpec::JsonSchema(json!({"type": "array", "items": {"$ref": "#"}})),
+        GrammarSpec::JsonSchema(json!({"anyOf": [{"$ref": "#"}, {"type": "null"}]})),
+        GrammarSpec::JsonSchema(nested(100)),
+        GrammarSpec::JsonSchema(json!({"type": "object", "properties": wide})),
+        GrammarSpec::JsonSchema(json!({"allOf": all_of})),
+        GrammarSpec::JsonSchema(json!({"type": "string", "minLength": 100_000, "maxLength": 100_001})),
+        GrammarSpec::JsonSchema(
+            json!({"type": "array", "minItems": 1_000_000_000, "items": {"type": "null"}}),
+        ),
+        GrammarSpec::JsonSchema(json!({"type": "array", "maxItems": 1_000_000, "items": {"type": "null"}})),
+        GrammarSpec::JsonSchema(json!({"type": "number", "multipleOf": 1e-300})),
+        GrammarSpec::JsonSchema(json!({"type": "string", "pattern": "^(a|b|ab)*c{1000}(x{1,500}y){1,500}$"})),
+        GrammarSpec::Regex("((((((a{1,99}){1,99}){1,99}){1,99}){1,99}){1,99}){1,99}".into()),
+        GrammarSpec::Regex("(a?){5000}a{5000}".into()),
+        GrammarSpec::Regex(format!("{}a{}", "(".repeat(50_000), ")".repeat(50_000))),
+        GrammarSpec::Regex("(.*a.{20}.*)&(.*b.{20}.*)".into()),
+        GrammarSpec::Regex("[ab]*a[ab]{200}".into()),
+        GrammarSpec::Choice((0..10_000).map(|i| format!("{i:05}")).collect()),
+        GrammarSpec::Lark("start: start start | \"a\" | \"\"".into()),
+        GrammarSpec::Lark(format!("start: {}\"a\"{}", "(".repeat(50_000), ")".repeat(50_000))),
+        GrammarSpec::Lark("start: a{1000000000}\na: \"x\"".into()),
+    ];
+    let engine = engine(2);
+    for spec in cases {
+        let begin = std::time::Instant::now();
+        let shown: String = format!("{spec:?}").chars().take(90).collect();
+        match compiler().compile(&spec) {
+            Err(error) => {
+                println!("{:?} {shown}: {error}", begin.elapsed());
+                assert!(!error.to_string().is_empty());
+            }
+            Ok(grammar) => {
+                let found = run(&engine, vec![TextRequest { max_tokens: Some(40), ..request(&grammar, 9) }])
+                    .remove(0);
+                println!("{:?} {shown}: {found:?}", begin.elapsed());
+                assert!(matches!(found, Ok(_) | Err(Failure::Grammar(_))), "{shown}: {found:?}");
+            }
+        }
+    }
+}
+
+/// Which of `tokens` may come next.
+fn allowed(grammar: &mut Grammar, ends: &[TokenId], vocab: usize) -> Vec<TokenId> {
+    let mut logits = vec![0.0; vocab];
+    grammar.restrict(&mut logits);
+    assert!(logits.iter().all(|&logit| logit == f32::NEG_INFINITY), "nothing is allowed before it is known");
+    grammar.prepare(ends).unwrap();
+    logits.fill(0.0);
+    grammar.restrict(&mut logits);
+    (0..vocab as TokenId).filter(|&id| logits[id as usize] == 0.0).collect()
+}
+
+/// Byte tokens beside pieces, a space before words, control tokens, ids without a token, ends that are no control tokens.
+#[test]
+fn tokens_of_a_sentencepiece_vocabulary() {
+    let tokenizer = sentencepiece();
+    let vocab = 300;
+    let compiler = GrammarCompiler::new(&tokenizer, vocab).unwrap();
+    let id = |name: &str| tokenizer.token_to_id(name).unwrap();
+    let mut spaced = compiler.compile(&GrammarSpec::Choice(vec![" ab".into()])).unwrap();
+    let byte = 3 + TokenId::from(b' ');
+    let sorted = |mut ids: Vec<TokenId>| {
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(allowed(&mut spaced, &[2], vocab), sorted(vec![byte, id("▁"), id("▁a"), id("▁ab")]));
+    spaced.accept(id("▁a")).unwrap();
+    assert_eq!(allowed(&mut spaced, &[2], vocab), sorted(vec![3 + TokenId::from(b'b'), id("b")]));
+    spaced.accept(id("b")).unwrap();
+    assert!(spaced.is_finished());
+    // `a` ends this text, where the grammar says that it may end.
+    let mut repeated = compiler.compile(&GrammarSpec::Regex("b+".into())).unwrap();
+    assert!(!allowed(&mut repeated, &[2, id("a")], vocab).contains(&id("a")));
+    repeated.accept(id("b")).unwrap();
+    let now = allowed(&mut repeated, &[2, id("a")], vocab);
+    assert_eq!(now, sorted(vec![2, 3 + TokenId::from(b'b'), id("a"), id("b")]));
+    // A control token that a grammar names.
+    let mut named = compiler.compile(&GrammarSpec::Lark("start: <s> \"c\"".into())).unwrap();
+    assert_eq!(allowed(&mut named, &[2], vocab), [1]);
+    assert!(repeated.accept(id("c")).is_err());
+}

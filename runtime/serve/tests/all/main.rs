@@ -1,0 +1,11 @@
+//! The server over the loopback, with the toy model of the engine's tests: its logits are a hash of all tokens before.
+
+mod constraints;
+mod robust;
+mod server;
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+#[path = "../../../engine/tests/all/toy/mod.rs"]
+mod toy;
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+#[path = "../../../engine/tests/all/common/mod.rs"]
+mod vocabularies;

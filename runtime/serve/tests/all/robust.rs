@@ -1,0 +1,146 @@
+//! What clients and models do wrong: each gets its answer, and the server goes on.
+
+use std::io::{BufRead, Write};
+use std::net::TcpStream;
+
+use mlcc_serve::{ServeError, Stopped, serve_step};
+use serde_json::{Value, json};
+
+use crate::server::{Answer, Server, options, served, until};
+use crate::toy::{FAILS, PANICS, Toy};
+
+fn server(toy: &Toy) -> Server {
+    Server::start(toy, 2, None, options())
+}
+
+fn completion(prompt: Value, tokens: usize) -> Value {
+    json!({"prompt": prompt, "max_tokens": tokens, "seed": 3, "ignore_eos": true})
+}
+
+/// Texts that run and wait.
+fn busy(server: &Server) -> usize {
+    let slots = server.get("/slots").json();
+    slots.as_array().unwrap().iter().filter(|slot| slot["is_processing"] == true).count()
+}
+
+#[test]
+fn a_step_that_panics_is_an_error_of_its_texts() {
+    let mut server = server(&Toy::new(false, None));
+    for (token, part) in [(PANICS, "told to panic"), (FAILS, "is refused")] {
+        let failed = server.post("/v1/completions", &completion(json!([5, 6, token]), 4));
+        assert_eq!(failed.error(), (500, "internal_error".into(), "-".into()), "{}", failed.body);
+        assert!(failed.body.contains(part), "{}", failed.body);
+        // In a stream that has begun it is an event.
+        let mut streamed = completion(json!([[5, 6, token], [7, 8]]), 4);
+        streamed["stream"] = json!(true);
+        let events = server.post("/v1/completions", &streamed).events();
+        assert!(events.iter().any(|event| event["error"]["code"] == "internal_error"), "{events:?}");
+    }
+    assert_eq!(server.get("/health").status, 200);
+    let answer = server.ask("/v1/completions", &completion(json!([5, 6]), 4));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    assert_eq!(busy(&server), 0);
+    assert_eq!(server.stop(), Stopped::Drained);
+}
+
+#[test]
+fn a_prompt_over_the_context_is_refused_with_both_numbers() {
+    let server = server(&Toy::new(false, Some(90)));
+    let long = server.post("/v1/completions", &completion(json!("a".repeat(91)), 4));
+    assert_eq!(long.error(), (400, "context_length_exceeded".into(), "prompt".into()));
+    assert!(long.body.contains("91 tokens") && long.body.contains("at most 90"), "{}", long.body);
+    // One that just fits has room for one token, which is not fed.
+    let full = server.ask("/v1/completions", &completion(json!("a".repeat(90)), 4));
+    assert_eq!(
+        (&full["usage"]["completion_tokens"], &full["choices"][0]["finish_reason"]),
+        (&json!(1), &json!("length"))
+    );
+}
+
+/// The connection after the head of a stream, or after the first of its events.
+fn begun(server: &Server, body: &Value, events: usize) -> std::io::BufReader<TcpStream> {
+    let mut stream = server.open("POST", "/v1/completions", "", &body.to_string());
+    let mut seen = 0;
+    while seen < events {
+        let mut line = String::new();
+        assert!(stream.read_line(&mut line).unwrap() > 0, "the connection has ended");
+        seen += usize::from(line.starts_with("data: "));
+    }
+    stream
+}
+
+#[test]
+fn who_goes_away_in_any_phase_leaves_nothing_behind() {
+    let server = server(&Toy::new(true, None));
+    let text = |stream: bool| json!({"prompt": "ab".repeat(400), "max_tokens": 100_000_000, "ignore_eos": true, "stream": stream});
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n";
+    for sent in ["", "POST", head, &format!("{head}\r\n"), &format!("{head}\r\n{{\"prompt\": \"a")] {
+        let mut half = TcpStream::connect(&server.address).unwrap();
+        half.write_all(sent.as_bytes()).unwrap();
+    }
+    for events in [0, 1, 20] {
+        drop(begun(&server, &text(true), events));
+    }
+    drop(server.open("POST", "/v1/completions", "", &text(false).to_string()));
+    // More than run at a time: some go while they wait.
+    let waiting: Vec<_> =
+        (0..6).map(|_| server.open("POST", "/v1/completions", "", &text(false).to_string())).collect();
+    until(|| busy(&server) == 2);
+    drop(waiting);
+    until(|| busy(&server) == 0 && server.get("/metrics").body.contains("mlcc_texts_waiting 0\n"));
+    server.ask("/v1/completions", &completion(json!("a"), 4));
+}
+
+#[test]
+fn a_full_queue_says_when_to_try_again() {
+    let one = mlcc_serve::ServeOptions { max_queue: 1, ..options() };
+    let server = Server::start(&Toy::new(true, None), 1, None, one);
+    let endless = json!({"prompt": "a", "max_tokens": 100_000_000, "ignore_eos": true, "stream": true});
+    let running: Vec<_> = (0..2).map(|n| begun(&server, &endless, usize::from(n == 0))).collect();
+    until(|| server.get("/metrics").body.contains("mlcc_texts_waiting 1\n"));
+    let refused = server.post("/v1/completions", &completion(json!("a"), 1));
+    assert_eq!(refused.error(), (429, "queue_full".into(), "-".into()));
+    assert!(refused.head.contains("\r\nretry-after: 1\r\n"), "{}", refused.head);
+    drop(running);
+    until(|| server.post("/v1/completions", &completion(json!("a"), 1)).status == 200);
+}
+
+#[test]
+fn bytes_that_are_no_request() {
+    let server = server(&Toy::new(true, None));
+    let deep = format!("{{\"prompt\": {}", "[".repeat(100_000));
+    for body in
+        ["{\"prompt\": \"a\"", "", "null", "\"text\"", "{\"prompt\": \"\\ud800\"}", "{\"a\": 1e999}", &deep]
+    {
+        let answer = Answer::read(server.open("POST", "/v1/completions", "", body));
+        assert_eq!(answer.error().0, 400, "{body:.40}: {}", answer.body);
+    }
+    let mut bytes = TcpStream::connect(&server.address).unwrap();
+    let body = b"{\"prompt\": \"\xff\xfe\"}";
+    write!(
+        bytes,
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .unwrap();
+    bytes.write_all(body).unwrap();
+    assert_eq!(Answer::read(std::io::BufReader::new(bytes)).error().1, "invalid_json");
+    let unknown = server.post("/v1/completions", &json!({"prompt": "a", "model": "other"}));
+    assert_eq!(unknown.error(), (404, "model_not_found".into(), "model".into()));
+    let mut garbage = TcpStream::connect(&server.address).unwrap();
+    garbage.write_all(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 no HTTP at all\r\n\r\n").unwrap();
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn a_second_server_on_a_port_is_refused() {
+    let server = server(&Toy::new(true, None));
+    let port = server.address.rsplit(':').next().unwrap().parse().unwrap();
+    let second = mlcc_serve::ServeOptions { port, ..options() };
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let refused =
+        serve_step(Toy::new(true, None), served(None), 1, &second, &stop, |_, _| panic!("it is ready"));
+    let error = refused.unwrap_err();
+    assert!(matches!(error, ServeError::Listen { .. }) && error.to_string().contains("--port"), "{error}");
+    assert_eq!(server.get("/health").status, 200);
+}
