@@ -4,15 +4,19 @@
 //! Invariants: the levels of a [`Target`] stand best first; `features` is complete (what a level extends is included)
 //! and uses the names that LLVM and Rust's detection macros use.
 
+mod fields;
 mod host;
 mod model;
 mod spec;
 mod tune;
+mod tuning;
 
+pub use fields::{FIELDS, Field, Kind};
 pub use host::detected_features;
 pub use model::{Host, Model, detected_model};
 pub use spec::{Arch, Device, DeviceScope, Gpu, Level, Spec, SpecError};
 pub use tune::{Cache, Division, Products, Stream, Streams, TallTile, Tile, Tiles, Tune};
+pub use tuning::{ChangeRow, Measured, TestRow, Tuning, TuningError, show};
 
 use thiserror::Error;
 

@@ -1,6 +1,7 @@
 //! Which processor model this is, and the models that a level is for.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The processors that a level is tuned for.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -15,11 +16,22 @@ pub struct Host {
 }
 
 /// What a processor says of itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Model {
     pub vendor: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<u32>,
     pub model: u32,
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Some(family) => write!(f, "{} family {family} model {}", self.vendor, self.model),
+            None => write!(f, "{} part {:#x}", self.vendor, self.model),
+        }
+    }
 }
 
 impl Host {

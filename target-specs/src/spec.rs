@@ -235,7 +235,7 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
         Arch::Nvptx => return Err(wrong("is for CPUs".into())),
         Arch::X86_64 | Arch::Aarch64 => {
             let tune: Tune = tables.clone().try_into().map_err(|e: toml::de::Error| wrong(e.to_string()))?;
-            if let Some(fault) = tune.fault() {
+            if let Some(fault) = tune.fault(&features) {
                 return Err(wrong(fault));
             }
             Some(tune)

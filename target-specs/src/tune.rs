@@ -1,10 +1,10 @@
 //! What differs between machines with the same instructions: sizes and forms that kernels choose, as they were measured.
 //! Levels have them in their `tune` table, where the measurements stand as comments.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// All tables of a CPU level. The default holds for levels without (GPUs, whose kernels ask for none of it).
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tune {
     pub division: Division,
@@ -18,7 +18,7 @@ pub struct Tune {
 }
 
 /// How activations (sigmoid, tanh) divide.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Division {
     /// By the divider, which works beside the units that multiply.
@@ -29,7 +29,7 @@ pub enum Division {
 }
 
 /// Bytes that one core has for itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cache {
     pub first: u32,
@@ -37,7 +37,7 @@ pub struct Cache {
 }
 
 /// How products of one row read their weights, by format.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Streams {
     pub q4: Stream,
@@ -48,7 +48,7 @@ pub struct Streams {
 }
 
 /// Which lines of a stream are requested ahead of their use, and how many bytes ahead.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(tag = "lines", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Stream {
     /// None: the core finds the stream by itself.
@@ -61,7 +61,7 @@ pub enum Stream {
 }
 
 /// Sizes of products of several rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
     /// Most rows of integer products that pass by the weights together: their sums stay in the first-level cache. With more,
@@ -86,7 +86,7 @@ pub struct Products {
 }
 
 /// Tiles of products of several rows, by kind: sums and operands fit the registers.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tiles {
     /// Integer activations.
@@ -98,11 +98,12 @@ pub struct Tiles {
     /// Everything else.
     pub plain: Tile,
     /// Taller ones for integer products of 4-bit codes whose number of rows, at most `few_rows`, is a multiple of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tall: Option<TallTile>,
 }
 
 /// Rows of activations, in falling order, the last one 1, and tiles of 16 rows of weights that are worked on together.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tile {
     pub rows: Vec<u32>,
@@ -115,42 +116,95 @@ impl Default for Tile {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TallTile {
     pub rows: u32,
     pub tiles: u32,
 }
 
+/// Most rows and tiles of a register tile, and most rows of the other kinds: what generators unroll grows with them.
+const MOST_TILE_ROWS: u32 = 16;
+const MOST_TILES: u32 = 8;
+const MOST_ROWS: u32 = 1024;
+/// Farthest prefetch, in bytes.
+const FARTHEST: u32 = 64 << 10;
+
 impl Tune {
-    /// What makes no sense, if anything does not.
-    pub(crate) fn fault(&self) -> Option<String> {
-        let Tiles { codes, packed, bf16, plain, tall } = &self.tile;
+    /// What is outside of its legal range on a machine with these features, if anything is.
+    pub(crate) fn fault(&self, features: &[String]) -> Option<String> {
+        self.tile.fault(features).or_else(|| self.product.fault()).or_else(|| {
+            if self.cache.first > self.cache.second || self.product.small_bytes > self.cache.second {
+                return Some(
+                    "cache: the second level holds more than the first, and product.small_bytes".into(),
+                );
+            }
+            self.stream.fault()
+        })
+    }
+}
+
+impl Tiles {
+    fn fault(&self, features: &[String]) -> Option<String> {
+        let Tiles { codes, packed, bf16, plain, tall } = self;
         for (name, tile) in [("codes", codes), ("packed", packed), ("bf16", bf16), ("plain", plain)] {
             let falls = tile.rows.windows(2).all(|pair| pair[0] > pair[1]);
-            if !falls || tile.rows.last() != Some(&1) || tile.tiles == 0 {
-                return Some(format!("tile.{name}: rows fall to 1, and there is at least one tile"));
+            // Some instructions multiply two rows at once.
+            let fits = |rows: &u32| *rows == 1 || (rows.is_multiple_of(2) && *rows <= MOST_TILE_ROWS);
+            let rows = falls && tile.rows.last() == Some(&1) && tile.rows.iter().all(fits);
+            if !rows || !(1..=MOST_TILES).contains(&tile.tiles) {
+                return Some(format!(
+                    "tile.{name}: rows are even, at most {MOST_TILE_ROWS}, and fall to 1; tiles are 1 to {MOST_TILES}"
+                ));
             }
         }
-        if tall
-            .is_some_and(|tall| tall.tiles == 0 || codes.rows.first().is_none_or(|rows| tall.rows <= *rows))
-        {
-            return Some("tile.tall: it has more rows than tile.codes, and at least one tile".into());
+        // Codes of so many rows lie interleaved: four bytes of as many rows make a number, and products of two rows by two want four.
+        let least = codes.rows.first().copied().unwrap_or(1);
+        let blocks: &[u32] = if features.iter().any(|f| f == "i8mm") { &[4] } else { &[2, 4] };
+        if !blocks.contains(&least) {
+            let blocks: Vec<String> = blocks.iter().map(u32::to_string).collect();
+            return Some(format!("tile.codes: rows begin with {} here", blocks.join(" or ")));
         }
-        let Products { few_rows, few_rows_by_mmla, chunk_rows, small_bytes, small_rows, .. } = self.product;
-        if [few_rows, few_rows_by_mmla, chunk_rows, small_rows].contains(&0) {
-            return Some("product: numbers of rows are at least 1".into());
+        let fits = |tall: &TallTile| {
+            (1..=MOST_TILES).contains(&tall.tiles)
+                && tall.rows > least
+                && tall.rows <= MOST_TILE_ROWS
+                && tall.rows.is_multiple_of(least)
+        };
+        (!tall.as_ref().is_none_or(fits)).then(|| {
+            format!(
+                "tile.tall: rows are a multiple of those of tile.codes, and at most {MOST_TILE_ROWS}; tiles are 1 to \
+                 {MOST_TILES}"
+            )
+        })
+    }
+}
+
+impl Products {
+    fn fault(&self) -> Option<String> {
+        let rows = [self.few_rows, self.few_rows_by_mmla, self.chunk_rows, self.small_rows, self.thin_rows];
+        let few = [self.groups_ahead, self.tiles_per_chunk];
+        if !rows.iter().all(|rows| (1..=MOST_ROWS).contains(rows)) {
+            return Some(format!("product: numbers of rows are 1 to {MOST_ROWS}"));
         }
-        if self.cache.first > self.cache.second || small_bytes > self.cache.second {
-            return Some("cache: the second level holds more than the first, and product.small_bytes".into());
+        if !few.iter().all(|number| (1..=64).contains(number)) || self.few_columns > 4096 {
+            return Some(
+                "product: groups_ahead and tiles_per_chunk are 1 to 64, few_columns is at most 4096".into(),
+            );
         }
-        let Streams { q4, q8, f32, f16, bf16 } = self.stream;
-        let far = |stream: &Stream| match *stream {
+        None
+    }
+}
+
+impl Streams {
+    fn fault(&self) -> Option<String> {
+        let Streams { q4, q8, f32, f16, bf16 } = self;
+        let far = |stream: &&Stream| match **stream {
             Stream::None => false,
-            Stream::Every { distance } | Stream::One { distance } => distance == 0 || distance > 64 << 10,
+            Stream::Every { distance } | Stream::One { distance } => !(1..=FARTHEST).contains(&distance),
         };
         let any = [q4, q8, f32, f16, bf16].iter().any(far);
-        any.then(|| "stream: distances are 1 to 65536 bytes".into())
+        any.then(|| format!("stream: distances are 1 to {FARTHEST} bytes"))
     }
 }
 

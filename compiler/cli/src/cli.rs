@@ -10,7 +10,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
     bench, bisect, build, chat, completions, doctor, eval, inspect, interp, models, opt, quants, run, serve,
-    targets, verify,
+    targets, tune, verify,
 };
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -49,6 +49,8 @@ pub enum Command {
     Eval(eval::Args),
     /// Measure speed, as a share of what the machine can do
     Bench(bench::Args),
+    /// Find plans that are faster on this machine, for `mlcc build --tuning`
+    Tune(Box<tune::Args>),
     /// Run a module in text form, or reference results of a model, by interpretation
     Interp(interp::Args),
     /// Run passes over a module in text form
@@ -112,6 +114,7 @@ fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
         Command::Bisect(args) => bisect::run(&args, ui),
         Command::Eval(args) => eval::run(&args, ui),
         Command::Bench(args) => bench::run(&args, ui),
+        Command::Tune(args) => tune::run(&args, ui),
         Command::Interp(args) => interp::run(&args, ui),
         Command::Opt(args) => opt::run(&args, ui),
         Command::Targets(args) => targets::run(&args, ui),

@@ -13,4 +13,5 @@ pub mod layers;
 pub mod model;
 pub mod replay;
 pub mod stored;
+pub mod tune;
 pub mod weights;

@@ -13,6 +13,8 @@ pub enum Kind {
     EvalText,
     ChatTemplate,
     QuantPolicy,
+    /// Measured values of a level, for `--tuning`.
+    Tuning,
     /// A module in text form.
     Module,
     /// Reference results of a model.
@@ -46,6 +48,7 @@ impl Kind {
             Kind::EvalText => ("a text to measure on", 256 * MIB, true),
             Kind::ChatTemplate => ("a chat template", 16 * MIB, true),
             Kind::QuantPolicy => ("a quantization policy", 16 * MIB, true),
+            Kind::Tuning => ("a tuning", 16 * MIB, true),
             Kind::Module => ("a module in text form", 256 * MIB, true),
             Kind::Golden => ("a file of reference results", 512 * MIB, true),
             Kind::Layers => ("a file of layers' outputs", 16 * GIB, false),

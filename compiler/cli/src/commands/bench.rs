@@ -30,7 +30,7 @@ mod busy;
 mod kernels;
 mod loops;
 mod plan;
-mod probe;
+pub(super) mod probe;
 mod report;
 mod start;
 
@@ -318,7 +318,7 @@ impl Runner {
 }
 
 /// Tokens from all over the vocabulary, the same each time.
-fn tokens(n: usize, vocab: u64) -> Vec<i32> {
+pub(super) fn tokens(n: usize, vocab: u64) -> Vec<i32> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -19,14 +19,14 @@ use crate::interrupt;
 use crate::ui::Ui;
 use mlcc_driver::build::keep::{BASE, KEEP};
 use mlcc_driver::build::{
-    Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions,
+    Backend, BuildOptions, BuildReport, Emit, Event, Hooks, ModuleText, ReportMode, ReportOptions, TuningFile,
 };
 
 pub(crate) mod dump;
 mod show;
 
 /// Positions are `i32` in kernels.
-const MOST_POSITIONS: u64 = i32::MAX as u64;
+pub(super) const MOST_POSITIONS: u64 = i32::MAX as u64;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc build --model ./rwkv-4-430m --target cpu --quant q4f16 -o rwkv.so")]
@@ -49,6 +49,9 @@ pub struct Args {
     /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
+    /// Tuning that `mlcc tune` wrote for a level of the target
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<PathBuf>,
     /// Weight format: a name of `mlcc quants`, or `keep` for the types that the weights are stored in
     #[arg(long, visible_alias = "quantization", default_value = KEEP, env = "MLCC_QUANT")]
     quant: String,
@@ -240,6 +243,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         tokenizer: args.tokenizer.clone(),
         template: args.template.as_deref().map(|name| super::chat_template(name, "")).transpose()?,
         target: args.target.clone(),
+        tuning: args.tuning.as_deref().map(TuningFile::read).transpose()?,
         quant,
         quant_name: args.quant.to_lowercase(),
         keep_quant,
@@ -277,13 +281,13 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     })
 }
 
-fn offline_by_environment() -> bool {
+pub(super) fn offline_by_environment() -> bool {
     std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }
 
 /// Shows each file; where that is not seen, a line for each. An interrupt ends the program here, and what has come stays in the
 /// cache, where the next attempt goes on with it.
-fn download_listener(ui: &Ui) -> DownloadListener {
+pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
     let (ui, bar) = (*ui, ui.bytes_progress("download"));
     let file = Mutex::new(String::new());
     DownloadListener::new(move |event| {

@@ -182,7 +182,7 @@ fn memory() -> Check {
 }
 
 /// The value of the first line `key : value`.
-fn proc_value(file: &str, key: &str) -> Option<String> {
+pub(super) fn proc_value(file: &str, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
     Some(line.split_once(':')?.1.trim().to_string())

@@ -10,6 +10,7 @@ use mlcc_driver::build::Quality;
 use mlcc_driver::build::graph::from_section;
 use mlcc_ir::module::Module;
 use mlcc_runtime::Artifact;
+use mlcc_target::Tuning;
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
@@ -193,6 +194,11 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
             1,
             ["from".into(), format!("hf:{}@{}", get("/source/repository"), get("/source/commit"))],
         );
+    }
+    let tuning =
+        metadata.pointer("/tuning/content").and_then(|t| serde_json::from_value::<Tuning>(t.clone()).ok());
+    if let Some(tuning) = tuning {
+        rows.push(["tuning".into(), format!("{tuning} ({})", get("/tuning/xxh3_128"))]);
     }
     let quality = metadata.get("report").and_then(|r| serde_json::from_value::<Quality>(r.clone()).ok());
     if let Some(quality) = quality {

@@ -16,6 +16,7 @@ pub mod quants;
 pub mod run;
 pub mod serve;
 pub mod targets;
+pub mod tune;
 pub mod verify;
 
 use std::io::Write;

@@ -204,6 +204,14 @@ fn passes() -> String {
     table(&["pass", "what it does", "can be switched off"], rows)
 }
 
+fn fields() -> String {
+    let rows = mlcc_target::FIELDS.iter().map(|field| {
+        let kinds: Vec<&str> = field.kinds.iter().map(|kind| kind.name()).collect();
+        vec![code(field.key), field.about.into(), kinds.join(", "), field.describe()]
+    });
+    table(&["key", "what it is", "measured by", "values that are tried"], rows)
+}
+
 /// Rust code of a file of the project: without its header, or between the lines `// docs: begin` and `// docs: end`.
 fn rust(file: &str) -> String {
     let path = docs().join("..").join(file);
@@ -227,7 +235,7 @@ fn gated_square() -> String {
 /// Page, table and what writes it.
 type Table = (&'static str, &'static str, fn() -> String);
 
-const TABLES: [Table; 8] = [
+const TABLES: [Table; 9] = [
     ("add-a-model.md", "granite", granite),
     ("add-a-kernel.md", "gated_square", gated_square),
     ("cli.md", "flags", flags),
@@ -236,6 +244,7 @@ const TABLES: [Table; 8] = [
     ("build.md", "models", models),
     ("build.md", "presets", presets),
     ("build.md", "passes", passes),
+    ("tune.md", "fields", fields),
 ];
 
 #[test]

@@ -335,3 +335,31 @@ fn control_c_in_a_chat_on_a_terminal() {
     type_keys(CONTROL_C);
     assert_eq!(child.wait().unwrap().code(), Some(130), "{}", screen.text());
 }
+
+/// The search of a tuning ends in order: what it has found is written as a whole, or nothing is.
+#[test]
+fn an_interrupted_tuning_keeps_what_it_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let temporary = folder.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut tune = program();
+    tune.current_dir(&folder).env("TMPDIR", &temporary).arg("tune").arg(books().canonicalize().unwrap());
+    tune.args(["--quant", "q8i8", "--threads", "1", "--budget", "3600", "-o", "t.toml", "-v"]);
+    let mut child = tune.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap());
+    // The first value that was timed.
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    assert!(line.contains(" x "), "{line}");
+    interrupt(&child);
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130), "{rest}");
+    assert_eq!(rest.lines().last(), Some("error: interrupted"), "{rest}");
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+    match std::fs::read_to_string(folder.path().join("t.toml")) {
+        Ok(text) => assert!(mlcc_target::Tuning::parse("t.toml", &text).is_ok_and(|t| !t.tune.is_empty())),
+        Err(_) => assert!(rest.contains("nothing was written"), "{rest}"),
+    }
+    assert_eq!(artifacts_in(folder.path()), [""; 0]);
+}

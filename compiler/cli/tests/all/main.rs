@@ -36,4 +36,5 @@ mod server;
 mod serving;
 mod transformer;
 mod transformer_model;
+mod tune;
 mod weights_on_load;

@@ -66,6 +66,9 @@ pub fn json(
         value["source"]["repository"] = json!(repository.name);
         value["source"]["commit"] = json!(repository.commit);
     }
+    if let Some(tuning) = &options.tuning {
+        value["tuning"] = tuning.json();
+    }
     if target.arch != Arch::Nvptx {
         value["profile"] = profile::json(program);
     }

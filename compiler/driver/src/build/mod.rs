@@ -19,6 +19,7 @@ mod source;
 mod table;
 pub mod taps;
 mod text_files;
+mod tuning;
 
 pub use backend::Backend;
 pub use module_text::ModuleText;
@@ -26,6 +27,7 @@ pub use options::{BuildOptions, Emit, OFF_WITH_TAPS, ReportMode, ReportOptions};
 pub use quality::Quality;
 pub use report::{BuildReport, FormatRow, PassRow, PhaseRow};
 pub use source::Source;
+pub use tuning::TuningFile;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -49,6 +51,8 @@ pub enum BuildError {
     Model(#[from] mlcc_models::ModelError),
     #[error(transparent)]
     Target(#[from] mlcc_target::TargetError),
+    #[error(transparent)]
+    Tuning(#[from] mlcc_target::TuningError),
     #[error("internal error: the graph of the model is not well-formed: {0}")]
     Graph(#[from] mlcc_ir::ops::OpError),
     #[error(transparent)]
@@ -147,7 +151,7 @@ impl Hooks<'_> {
 /// Reads the model, compiles it and writes the artifact, or what `options.emit` and `options.stop_after` ask for instead.
 pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildReport, BuildError> {
     let mut report = BuildReport::default();
-    let target = mlcc_target::resolve(&options.target)?;
+    let target = options.resolve_target()?;
 
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
@@ -185,6 +189,7 @@ fn keeps_inputs(source: &Source, options: &BuildOptions, output: &Path) -> Resul
     let inputs = weights.iter().map(|path| (path, "weights"));
     let inputs = inputs.chain(source.text.iter().map(|text| (&text.path, "--model")));
     let inputs = inputs.chain(options.tokenizer.iter().map(|path| (path, "--tokenizer")));
+    let inputs = inputs.chain(options.tuning.iter().map(|file| (&file.path, "--tuning")));
     let inputs: Vec<_> = inputs.filter_map(|(path, what)| Some((path.canonicalize().ok()?, what))).collect();
     let payload = options.split_weights.then(|| payload::split_path(output));
     for path in [Some(output.to_path_buf()), payload].into_iter().flatten() {

@@ -72,6 +72,12 @@ impl ModuleText {
                 self.wrong(format_args!("was lowered for {lowered}: build it with --target {lowered}"))
             );
         }
+        if let Some(tuning) = options.tuning.as_ref().filter(|_| !self.program.levels.is_empty()) {
+            let tuning = tuning.path.display();
+            return Err(self.wrong(format_args!(
+                "its kernels are there already, so --tuning {tuning} would change nothing: leave the flag out"
+            )));
+        }
         if let Some(plan) = &self.program.memory {
             let flag =
                 |name: &str, asked: Option<u32>, planned: i64| match u32::try_from(planned) {

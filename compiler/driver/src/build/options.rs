@@ -12,7 +12,7 @@ use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{PIPELINE, Pass};
 use mlcc_target::{Arch, Target};
 
-use super::Backend;
+use super::{Backend, TuningFile};
 
 /// Text of code generation in place of an artifact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct BuildOptions {
     pub template: Option<ChatSource>,
     /// A name that [`mlcc_target::resolve`] takes.
     pub target: String,
+    /// Changes one level of it.
+    pub tuning: Option<TuningFile>,
     pub quant: QuantScheme,
     /// The weight format as the user named it, for the name of the artifact.
     pub quant_name: String,
@@ -113,6 +115,7 @@ impl BuildOptions {
             template: None,
             target: "cpu".into(),
             quant: QuantScheme::default(),
+            tuning: None,
             quant_name: QuantScheme::default().name.into(),
             keep_quant: false,
             policy: QuantPolicy::default(),

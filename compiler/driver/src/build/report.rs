@@ -32,6 +32,8 @@ pub struct BuildReport {
     pub quant: String,
     pub target: String,
     pub levels: Vec<LevelRow>,
+    /// What `--tuning` changes, and where that was measured.
+    pub tuning: Option<String>,
     pub parameters: u64,
     pub formats: Vec<FormatRow>,
     /// What became of the tensors of a checkpoint that is quantized; empty if no weights were written.
@@ -143,6 +145,7 @@ impl BuildReport {
         self.model = source.model.name.clone();
         self.quant = keep::chosen(options.keep_quant, options.quant.name);
         self.target = target.name.clone();
+        self.tuning = options.tuning.as_ref().map(|file| format!("{}: {}", file.path.display(), file.tuning));
         self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(source.chunk);
         let level =
             |l: &mlcc_passes::LevelCode| LevelRow { name: l.name.clone(), kernels: l.lowered.kernels.len() };

@@ -27,6 +27,9 @@ pub fn text(report: &BuildReport) -> String {
     if let Some(chunk) = report.whole_prompts {
         let _ = writeln!(out, "prompts are read as a whole, so they have at most {chunk} tokens (--chunk)");
     }
+    if let Some(tuning) = &report.tuning {
+        let _ = writeln!(out, "tuning {tuning}");
+    }
     out.push('\n');
     out.push_str(&passes(report));
     out.push_str(&conversions(report));

@@ -1,0 +1,130 @@
+//! What `mlcc tune` builds: a model by its name, or the configuration that an artifact has in its metadata. Weights are random:
+//! speed does not depend on their values.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use mlcc_codegen::cache::ObjectCache;
+use mlcc_codegen::folder::{TemporaryFolder, temporary};
+use mlcc_driver::build::keep::{BASE, KEEP};
+use mlcc_driver::build::{BuildOptions, ModuleText};
+use mlcc_models::ModelRequest;
+use mlcc_passes::CacheType;
+use mlcc_passes::scheme::QuantScheme;
+use mlcc_runtime::Artifact;
+use serde_json::Value;
+
+use super::Args;
+use crate::commands::build::{download_listener, offline_by_environment};
+use crate::error::CliError;
+use crate::ui::Ui;
+
+const SEED: u64 = 0;
+
+pub struct Origin {
+    pub options: BuildOptions,
+    /// Holds the configuration of an artifact until it is read.
+    pub _folder: Option<TemporaryFolder>,
+}
+
+pub fn find(args: &Args, ui: &Ui) -> Result<Origin, CliError> {
+    let path = Path::new(&args.model);
+    if ModuleText::is_named(&args.model) {
+        return Err(CliError::usage(format!(
+            "{}: a module in text form is tuned by hand; name the model that it came from",
+            args.model
+        )));
+    }
+    let mut options = BuildOptions::new(&args.model);
+    let mut folder = None;
+    if is_elf(path) {
+        folder = Some(of_artifact(path, &mut options)?);
+    } else if args.quant.is_none() {
+        return Err(CliError::usage(format!(
+            "{}: name the weight format with --quant (mlcc quants)",
+            args.model
+        )));
+    }
+    if let Some(name) = &args.quant {
+        set_quant(&mut options, name).map_err(CliError::Usage)?;
+    }
+    options.request.random_weights = Some(SEED);
+    options.request.download = (!args.offline && !offline_by_environment()).then(|| download_listener(ui));
+    if let Some(directory) = &args.hf_cache {
+        options.request.cache.directory = directory.clone();
+    }
+    options.weights_on_load = true;
+    // Its products are those of short prompts.
+    options.batch = Some(1);
+    options.kv_cache = args.kv_cache.or(options.kv_cache);
+    options.chunk = args.chunk.or(options.chunk);
+    options.context = args.ctx_size.or(options.context);
+    options.cache = ObjectCache::from_environment();
+    Ok(Origin { options, _folder: folder })
+}
+
+fn set_quant(options: &mut BuildOptions, name: &str) -> Result<(), String> {
+    if name.eq_ignore_ascii_case(KEEP) {
+        return Err(format!(
+            "--quant {KEEP} stands for what a checkpoint stores, and none is read: name a format (mlcc quants)"
+        ));
+    }
+    let (scheme, _) = QuantScheme::find(name).map_err(|e| e.to_string())?;
+    options.quant = scheme;
+    options.quant_name = name.to_lowercase();
+    Ok(())
+}
+
+fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    // A pipe would be waited for.
+    let mut read = || File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
+    path.is_file() && read() && magic == *b"\x7fELF"
+}
+
+/// Takes what the metadata says of a build: the configuration goes into a folder of its own, as a model without weights.
+fn of_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, CliError> {
+    let artifact = Artifact::open(path)?;
+    let failed = |what: &str| {
+        CliError::Failed(format!(
+            "{}: its metadata {what}, so it cannot be built again: tune the model that it came from",
+            path.display()
+        ))
+    };
+    let metadata: Value = artifact
+        .metadata()
+        .and_then(|text| serde_json::from_str(text).ok())
+        .ok_or_else(|| failed("cannot be read"))?;
+    let get = |path: &str| metadata.pointer(path).filter(|value| !value.is_null());
+    let config =
+        get("/model/config").and_then(Value::as_object).ok_or_else(|| failed("has no configuration"))?;
+    let name = get("/model/name").and_then(Value::as_str).unwrap_or_default();
+    let name = if name.is_empty() || name.contains('/') || name.starts_with('.') { "model" } else { name };
+
+    let folder = temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
+    let place = folder.path().join(name);
+    let written = std::fs::create_dir(&place)
+        .and_then(|()| std::fs::write(place.join("config.json"), Value::Object(config.clone()).to_string()));
+    written.map_err(CliError::io("write", &place))?;
+    options.request = ModelRequest::new(&place.display().to_string());
+
+    let scheme =
+        get("/quantization/scheme").and_then(Value::as_str).ok_or_else(|| failed("has no format"))?;
+    let keeps_blocks = get("/quantization/keep").and_then(Value::as_bool) == Some(true) && scheme == BASE;
+    if !keeps_blocks {
+        set_quant(options, scheme).map_err(|what| CliError::Failed(format!("{}: {what}", path.display())))?;
+    } else {
+        // Which blocks were kept is known of no single tensor.
+        return Err(failed("says that blocks of a checkpoint were kept"));
+    }
+    let number = |path: &str| get(path).and_then(Value::as_u64);
+    options.chunk = number("/memory/chunk").and_then(|n| u32::try_from(n).ok());
+    options.context = number("/memory/context");
+    options.sliding_window = number("/memory/window").and_then(|n| usize::try_from(n).ok());
+    options.attention_sinks = number("/memory/sinks").and_then(|n| usize::try_from(n).ok());
+    let formats = get("/memory/cache/formats").and_then(Value::as_array);
+    let mut formats = formats.into_iter().flatten().filter_map(Value::as_str);
+    options.kv_cache = formats.next().and_then(CacheType::find);
+    Ok(folder)
+}

@@ -1,0 +1,50 @@
+//! `--tuning`: a tuning file in place of some values of a level.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_files::Kind;
+use mlcc_target::{Target, Tuning, detected_model};
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{BuildError, BuildOptions};
+
+/// A tuning and the file that it came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TuningFile {
+    pub path: PathBuf,
+    pub tuning: Tuning,
+    /// Of the bytes of the file, in hexadecimal digits.
+    pub xxh3_128: String,
+}
+
+impl TuningFile {
+    pub fn read(path: &Path) -> Result<TuningFile, BuildError> {
+        let failed = |source| BuildError::Io { action: "read", path: path.into(), source };
+        let text = mlcc_files::read_to_string(path, Kind::Tuning).map_err(failed)?;
+        TuningFile::parse(path, &text)
+    }
+
+    /// The file of this name with this text.
+    pub fn parse(path: &Path, text: &str) -> Result<TuningFile, BuildError> {
+        let tuning = Tuning::parse(&path.display().to_string(), text)?;
+        Ok(TuningFile { path: path.into(), tuning, xxh3_128: format!("{:032x}", xxh3_128(text.as_bytes())) })
+    }
+
+    /// What the metadata says of it; no path.
+    pub(super) fn json(&self) -> Value {
+        json!({ "xxh3_128": self.xxh3_128, "content": self.tuning })
+    }
+}
+
+impl BuildOptions {
+    /// The machine to compile for, tuned as `tuning` says.
+    pub fn resolve_target(&self) -> Result<Target, BuildError> {
+        let mut target = mlcc_target::resolve(&self.target)?;
+        if let Some(TuningFile { path, tuning, .. }) = &self.tuning {
+            let file = path.display().to_string();
+            tuning.apply(&file, &self.target, detected_model().as_ref(), &mut target)?;
+        }
+        Ok(target)
+    }
+}

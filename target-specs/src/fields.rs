@@ -1,0 +1,326 @@
+//! The keys of the `tune` tables that `mlcc tune` varies, and the values that it tries.
+
+use toml::{Table, Value};
+
+use crate::tune::over;
+use crate::{Level, Tune};
+
+/// Kinds of work, by what their speed depends on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// A token after others: products of one row, attention of one query.
+    Decode,
+    /// A prompt as long as one call takes.
+    Prompt,
+    /// A prompt of few tokens.
+    FewRows,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Decode, Kind::Prompt, Kind::FewRows];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Decode => "decode",
+            Kind::Prompt => "prompt",
+            Kind::FewRows => "short prompt",
+        }
+    }
+}
+
+/// A key, for example `stream.q8`.
+#[derive(Debug)]
+pub struct Field {
+    pub key: &'static str,
+    pub about: &'static str,
+    /// What its speed shows in.
+    pub kinds: &'static [Kind],
+    values: Values,
+}
+
+/// What is tried.
+#[derive(Debug)]
+enum Values {
+    Words(&'static [&'static str]),
+    Flag,
+    Numbers(&'static [u32]),
+    /// Forms and distances of prefetches.
+    Streams,
+    /// Rows and tiles of a register tile, those of the present one varied one at a time.
+    Tile,
+    /// The same of tall tiles, where there are any.
+    Tall,
+}
+
+const DECODE: &[Kind] = &[Kind::Decode];
+const ROWS: &[Kind] = &[Kind::Prompt, Kind::FewRows];
+const PROMPT: &[Kind] = &[Kind::Prompt];
+const FEW_ROWS: &[Kind] = &[Kind::FewRows];
+
+/// What moves most stands first.
+pub const FIELDS: &[Field] = &[
+    field("stream.q4", "prefetch of 4-bit weights by products of one row", DECODE, Values::Streams),
+    field("stream.q8", "the same of 8-bit weights", DECODE, Values::Streams),
+    field("stream.f16", "the same of f16 weights", DECODE, Values::Streams),
+    field("stream.bf16", "the same of bf16 weights", DECODE, Values::Streams),
+    field("stream.f32", "the same of f32 weights", DECODE, Values::Streams),
+    field("tile.codes", "register tile of products of integer activations", ROWS, Values::Tile),
+    field("tile.packed", "the same of packed weights and float activations", ROWS, Values::Tile),
+    field("tile.bf16", "the same of dots of bf16", ROWS, Values::Tile),
+    field("tile.plain", "the same of other products", ROWS, Values::Tile),
+    field("tile.tall", "taller register tile of integer products of 4-bit weights", ROWS, Values::Tall),
+    field(
+        "drops_requests",
+        "plain loads in the order of memory in place of prefetches",
+        DECODE,
+        Values::Flag,
+    ),
+    field("division", "how sigmoid and tanh divide", &Kind::ALL, Values::Words(&["divider", "polynomial"])),
+    field(
+        "product.few_rows",
+        "most rows that pass by integer weights together",
+        FEW_ROWS,
+        Values::Numbers(&[4, 8, 16, 24, 48]),
+    ),
+    field(
+        "product.few_rows_by_mmla",
+        "the same where an instruction multiplies two rows by two",
+        FEW_ROWS,
+        Values::Numbers(&[3, 7, 15, 31]),
+    ),
+    field(
+        "product.groups_ahead",
+        "groups that products of few rows prefetch",
+        FEW_ROWS,
+        Values::Numbers(&[2, 4, 8, 16, 32]),
+    ),
+    field(
+        "product.chunk_rows",
+        "rows per pass over the weights",
+        PROMPT,
+        Values::Numbers(&[32, 64, 128, 256, 512]),
+    ),
+    field(
+        "product.small_bytes",
+        "plain weights that stay in the second-level cache",
+        PROMPT,
+        Values::Numbers(&[64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]),
+    ),
+    field(
+        "product.small_rows",
+        "rows that pass by small weights together",
+        PROMPT,
+        Values::Numbers(&[16, 32, 64, 128]),
+    ),
+    field(
+        "product.thin_rows",
+        "rows of small weights that are too few to go round among workers",
+        PROMPT,
+        Values::Numbers(&[64, 128, 256]),
+    ),
+    field(
+        "product.tiles_per_chunk",
+        "register tiles that share a slice of narrow weights",
+        PROMPT,
+        Values::Numbers(&[1, 2, 3, 6]),
+    ),
+    field(
+        "product.few_columns",
+        "columns below which weights are narrow",
+        PROMPT,
+        Values::Numbers(&[32, 64, 128]),
+    ),
+];
+
+const DISTANCES: [i64; 6] = [1024, 2048, 3072, 4096, 5120, 8192];
+const TILE_ROWS: [i64; 6] = [2, 4, 6, 8, 12, 16];
+const TILES: [i64; 4] = [1, 2, 3, 4];
+/// Most rows times tiles: more fit no registers, and take long to build.
+const MOST_SUMS: i64 = 32;
+
+const fn field(key: &'static str, about: &'static str, kinds: &'static [Kind], values: Values) -> Field {
+    Field { key, about, kinds, values }
+}
+
+impl Field {
+    /// Its value among tune tables.
+    pub fn get<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
+        let mut parts = self.key.split('.');
+        let first = tables.get(parts.next()?)?;
+        parts.try_fold(first, |value, key| value.get(key))
+    }
+
+    /// True if every other value gives other code, unless no code depends on the key: then one of them tells.
+    pub fn all_differ(&self) -> bool {
+        matches!(self.values, Values::Words(_) | Values::Flag | Values::Streams)
+    }
+
+    /// Values other than the present one, that are legal beside all others; each with the tables that have it.
+    pub fn candidates(&self, level: &Level) -> Vec<(Value, Table)> {
+        let tables = level.tune.as_ref().map(Tune::to_table).unwrap_or_default();
+        let now = self.get(&tables);
+        let values = self.values(now).into_iter().filter(|value| Some(value) != now);
+        let whole = values.map(|value| {
+            let change = self.change(value.clone());
+            (value, change)
+        });
+        whole.filter(|(_, change)| level.tuned(change).is_ok()).collect()
+    }
+
+    /// Tune tables with this key alone.
+    pub fn change(&self, value: Value) -> Table {
+        let wrap = |value: Value, key: &str| Value::Table(Table::from_iter([(key.to_string(), value)]));
+        match self.key.rsplit('.').fold(value, wrap) {
+            Value::Table(table) => table,
+            _ => Table::new(),
+        }
+    }
+
+    /// What the values are, for people.
+    pub fn describe(&self) -> String {
+        let list = |numbers: &[i64]| {
+            let numbers: Vec<String> = numbers.iter().map(i64::to_string).collect();
+            numbers.join(", ")
+        };
+        match &self.values {
+            Values::Words(words) => words.join(", "),
+            Values::Flag => "true, false".into(),
+            Values::Numbers(numbers) => list(&numbers.iter().map(|&n| n.into()).collect::<Vec<i64>>()),
+            Values::Streams => {
+                format!("none; every line or one of each group, {} bytes ahead", list(&DISTANCES))
+            }
+            Values::Tile | Values::Tall => format!("rows {}; tiles {}", list(&TILE_ROWS), list(&TILES)),
+        }
+    }
+
+    fn values(&self, now: Option<&Value>) -> Vec<Value> {
+        match &self.values {
+            Values::Words(words) => words.iter().map(|&word| word.into()).collect(),
+            Values::Flag => vec![true.into(), false.into()],
+            Values::Numbers(numbers) => numbers.iter().map(|&number| i64::from(number).into()).collect(),
+            Values::Streams => streams(),
+            Values::Tile => now.map(tiles).unwrap_or_default(),
+            Values::Tall => now.map(tall_tiles).unwrap_or_default(),
+        }
+    }
+}
+
+fn streams() -> Vec<Value> {
+    let ahead = |lines: &'static str| {
+        DISTANCES.map(|distance| {
+            Value::Table(Table::from_iter([
+                ("lines".into(), lines.into()),
+                ("distance".into(), distance.into()),
+            ]))
+        })
+    };
+    let none = Value::Table(Table::from_iter([("lines".into(), "none".into())]));
+    [none].into_iter().chain(ahead("every")).chain(ahead("one")).collect()
+}
+
+fn tile(rows: Value, tiles: i64) -> Value {
+    Value::Table(Table::from_iter([("rows".into(), rows), ("tiles".into(), tiles.into())]))
+}
+
+/// Other rows with as many tiles, then other tiles of as many rows.
+fn tiles(now: &Value) -> Vec<Value> {
+    let rows = now.get("rows").and_then(Value::as_array).cloned().unwrap_or_default();
+    let most = rows.first().and_then(Value::as_integer).unwrap_or(1);
+    let count = now.get("tiles").and_then(Value::as_integer).unwrap_or(1);
+    let with_first = |first: i64| {
+        let less = rows.iter().filter(|r| r.as_integer().is_some_and(|r| r < first)).cloned();
+        tile([first.into()].into_iter().chain(less).collect::<Vec<Value>>().into(), count)
+    };
+    let by_rows = TILE_ROWS.into_iter().filter(|first| first * count <= MOST_SUMS).map(with_first);
+    let by_tiles = TILES
+        .into_iter()
+        .filter(|tiles| most * tiles <= MOST_SUMS)
+        .map(|tiles| tile(rows.clone().into(), tiles));
+    by_rows.chain(by_tiles).collect()
+}
+
+fn tall_tiles(_now: &Value) -> Vec<Value> {
+    let all = TILE_ROWS.into_iter().flat_map(|rows| TILES.map(|tiles| (rows, tiles)));
+    all.filter(|(rows, tiles)| rows * tiles <= MOST_SUMS)
+        .map(|(rows, tiles)| tile(rows.into(), tiles))
+        .collect()
+}
+
+impl Tune {
+    /// Keys of these tables that differ from this tuning: what `changes` over `base` come to.
+    pub fn changes(&self, changed: &Tune) -> Table {
+        let (base, changed) = (self.to_table(), changed.to_table());
+        let differing = FIELDS.iter().filter_map(|field| {
+            let value = field.get(&changed).filter(|value| Some(*value) != field.get(&base))?;
+            Some(field.change(value.clone()))
+        });
+        differing.fold(Table::new(), |all, one| over(&all, one))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn levels() -> Vec<Level> {
+        let names = crate::names().unwrap();
+        let levels = names.iter().filter_map(|name| crate::level(name).unwrap());
+        levels.filter(|level| level.tune.is_some()).collect()
+    }
+
+    fn tune(level: &Level) -> &Tune {
+        level.tune.as_ref().unwrap()
+    }
+
+    #[test]
+    fn every_field_has_legal_candidates_at_every_level() {
+        for level in levels() {
+            let (name, tables) = (&level.name, tune(&level).to_table());
+            for field in FIELDS {
+                let Some(now) = field.get(&tables) else {
+                    assert_eq!(field.key, "tile.tall", "{name}");
+                    continue;
+                };
+                let candidates = field.candidates(&level);
+                assert!(!candidates.is_empty(), "{name}: {}", field.key);
+                for (value, change) in candidates {
+                    assert_ne!(&value, now);
+                    let changed = level.tuned(&change).unwrap();
+                    assert_eq!(field.get(&tune(&changed).to_table()), Some(&value), "{name}: {}", field.key);
+                    assert_eq!(tune(&level).changes(tune(&changed)), change, "{name}: {}", field.key);
+                }
+            }
+        }
+    }
+
+    /// What no tuning changes: sizes of caches are facts.
+    #[test]
+    fn fields_are_all_keys_but_facts() {
+        let level = levels().into_iter().find(|level| tune(level).tile.tall.is_some()).unwrap();
+        let mut keys: Vec<String> = Vec::new();
+        for (name, value) in tune(&level).to_table() {
+            match value {
+                Value::Table(table) => keys.extend(table.keys().map(|key| format!("{name}.{key}"))),
+                _ => keys.push(name),
+            }
+        }
+        keys.retain(|key| !key.starts_with("cache."));
+        let mut fields: Vec<&str> = FIELDS.iter().map(|field| field.key).collect();
+        keys.sort_unstable();
+        fields.sort_unstable();
+        assert_eq!(keys, fields);
+    }
+
+    #[test]
+    fn changes_of_several_keys_stand_together() {
+        let level = levels().remove(0);
+        let mut changed = level.clone();
+        for field in FIELDS {
+            let Some((_, change)) = field.candidates(&changed).pop() else { continue };
+            changed = changed.tuned(&change).unwrap();
+        }
+        let changes = tune(&level).changes(tune(&changed));
+        assert_eq!(level.tuned(&changes), Ok(changed));
+        assert_eq!(tune(&level).changes(tune(&level)), Table::new());
+    }
+}
