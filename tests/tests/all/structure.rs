@@ -9,6 +9,7 @@ use std::process::Command;
 /// What the normal and build dependencies of each crate may be, of this workspace. Test code is free.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("mlcc-abi", &[]),
+    ("mlcc-softcuda", &[]),
     ("mlcc-files", &[]),
     ("mlcc-target", &[]),
     ("mlcc-ir", &[]),

@@ -1,0 +1,270 @@
+//! Memory, plain and mapped, and copies.
+#![allow(non_snake_case)]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::device::has_context;
+use super::{Handle, Result, put, usable};
+use crate::driver::host::HostRange;
+use crate::driver::streams::Work;
+use crate::driver::{Answer, Driver, Status, fail};
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+pub struct Properties {
+    kind: i32,
+    handle_types: i32,
+    location_kind: i32,
+    device: i32,
+    win32: *const c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+pub struct Access {
+    location_kind: i32,
+    device: i32,
+    flags: i32,
+}
+
+fn current(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+    usable(|driver| {
+        has_context()?;
+        f(driver)
+    })
+}
+
+/// Calls that a stream of this thread does not permit while it records.
+fn blocking(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+    current(|driver| match driver.streams.recording() {
+        true => fail(Status::StreamCaptureUnsupported, "memory cannot be managed while a stream records"),
+        false => f(driver),
+    })
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Result {
+    blocking(|driver| {
+        let at = driver.space.allocate(bytes as u64)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(to, at) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(at: u64) -> Result {
+    blocking(|driver| {
+        driver.wait_for_all()?;
+        driver.space.free(at)
+    })
+}
+
+/// # Safety
+/// Places for the results.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result {
+    current(|driver| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            put(free, driver.space.free_bytes() as usize)?;
+            put(total, driver.options.memory as usize)
+        }
+    })
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: u32) -> Result {
+    blocking(|driver| {
+        let at = driver.space.pin(bytes);
+        // SAFETY: the caller's promise.
+        unsafe { put(to, at.cast()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeHost(at: *mut c_void) -> Result {
+    blocking(|driver| {
+        driver.wait_for_all()?;
+        driver.space.unpin(at as usize)
+    })
+}
+
+/// # Safety
+/// `from` has `bytes` bytes; pinned ones stay until the stream was waited for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: Handle,
+) -> Result {
+    current(|driver| {
+        if from.is_null() || bytes == 0 {
+            return if bytes == 0 {
+                Ok(())
+            } else {
+                fail(Status::InvalidValue, "a copy from a null pointer")
+            };
+        }
+        // SAFETY: the caller's promise; pageable memory is read here and now.
+        let from = unsafe { HostRange::new(from as usize, bytes) };
+        let work = match driver.space.is_pinned(from.begin(), bytes) {
+            true => Work::FromHost { to, from },
+            false => Work::Staged { to, data: Arc::new(from.read()) },
+        };
+        driver.enqueue(stream, work)
+    })
+}
+
+/// # Safety
+/// `to` has `bytes` bytes; pinned ones stay until the stream was waited for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+    to: *mut c_void,
+    from: u64,
+    bytes: usize,
+    stream: Handle,
+) -> Result {
+    current(|driver| {
+        if to.is_null() || bytes == 0 {
+            return if bytes == 0 { Ok(()) } else { fail(Status::InvalidValue, "a copy to a null pointer") };
+        }
+        // SAFETY: the caller's promise; a copy to pageable memory is over when this call returns.
+        let to = unsafe { HostRange::new(to as usize, bytes) };
+        let pinned = driver.space.is_pinned(to.begin(), bytes);
+        driver.enqueue(stream, Work::ToHost { to, from })?;
+        if pinned { Ok(()) } else { driver.wait(stream) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> Result {
+    current(|driver| driver.enqueue(stream, Work::Copy { to, from, bytes: bytes as u64 }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) -> Result {
+    current(|driver| driver.enqueue(stream, Work::Fill { to, element: vec![value], count: count as u64 }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: Handle) -> Result {
+    current(|driver| {
+        if !to.is_multiple_of(4) {
+            return fail(Status::InvalidValue, format!("words at {to:#x}"));
+        }
+        let element = value.to_le_bytes().to_vec();
+        driver.enqueue(stream, Work::Fill { to, element, count: count as u64 })
+    })
+}
+
+/// # Safety
+/// `properties` is null or points at them.
+unsafe fn plain_memory(properties: *const Properties) -> Answer<()> {
+    // SAFETY: the caller's promise.
+    match unsafe { properties.as_ref() } {
+        Some(Properties { kind: 1, location_kind: 1, device: 0, handle_types: 0, .. }) => Ok(()),
+        _ => fail(Status::InvalidValue, "this driver knows plain memory of device 0 only"),
+    }
+}
+
+/// # Safety
+/// A place for the result, and properties.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetAllocationGranularity(
+    to: *mut usize,
+    of: *const Properties,
+    _option: i32,
+) -> Result {
+    current(|driver| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            plain_memory(of)?;
+            put(to, driver.space.granule() as usize)
+        }
+    })
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAddressReserve(
+    to: *mut u64,
+    bytes: usize,
+    _align: usize,
+    _at: u64,
+    _flags: u64,
+) -> Result {
+    blocking(|driver| {
+        let at = driver.space.reserve(bytes as u64)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(to, at) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAddressFree(at: u64, bytes: usize) -> Result {
+    blocking(|driver| driver.space.unreserve(at, bytes as u64))
+}
+
+/// # Safety
+/// A place for the result, and properties.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemCreate(
+    to: *mut u64,
+    bytes: usize,
+    of: *const Properties,
+    _flags: u64,
+) -> Result {
+    blocking(|driver| {
+        // SAFETY: the caller's promise.
+        unsafe { plain_memory(of)? };
+        let handle = driver.space.create(bytes as u64)?;
+        // SAFETY: as above.
+        unsafe { put(to, handle) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemRelease(handle: u64) -> Result {
+    blocking(|driver| driver.space.release(handle))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) -> Result {
+    blocking(|driver| match offset {
+        0 => driver.space.map(at, bytes as u64, handle),
+        _ => fail(Status::InvalidValue, "this driver maps whole memory only"),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Result {
+    blocking(|driver| driver.space.unmap(at, bytes as u64))
+}
+
+/// # Safety
+/// `descriptions` are `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemSetAccess(
+    at: u64,
+    bytes: usize,
+    descriptions: *const Access,
+    count: usize,
+) -> Result {
+    blocking(|driver| {
+        // SAFETY: the caller's promise.
+        match (unsafe { descriptions.as_ref() }, count) {
+            (Some(Access { location_kind: 1, device: 0, flags }), 1) => {
+                driver.space.set_access(at, bytes as u64, *flags == 3)
+            }
+            _ => fail(Status::InvalidValue, "one description, of device 0"),
+        }
+    })
+}

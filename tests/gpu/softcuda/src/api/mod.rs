@@ -1,0 +1,82 @@
+//! The C functions, as `cuda.h` of CUDA 12 declares them. They turn pointers into values and back; what is done stands in
+//! [`crate::driver`].
+
+mod device;
+mod memory;
+mod modules;
+mod streams;
+
+use std::ffi::{CStr, CString};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LazyLock, Mutex};
+
+use crate::driver::{Answer, Driver, Failure, Status};
+use crate::options::Options;
+
+/// `CUresult`.
+pub type Result = i32;
+/// Pointers to opaque things, and device addresses.
+pub type Handle = u64;
+
+static DRIVER: LazyLock<std::result::Result<Mutex<Driver>, String>> =
+    LazyLock::new(|| Options::from_environment().map(|options| Mutex::new(Driver::new(options))));
+
+/// Calls the driver, one call at a time, and keeps the text of what failed.
+fn with(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+    let Ok(driver) = &*DRIVER else { return Status::Unknown as Result };
+    let mut driver = driver.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let answer = catch_unwind(AssertUnwindSafe(|| f(&mut driver)));
+    let broken =
+        |_| Err(Failure { status: Status::Unknown, what: "a fault of the software driver itself".into() });
+    match answer.unwrap_or_else(broken) {
+        Ok(()) => 0,
+        Err(failure) => {
+            let number = failure.status as Result;
+            keep_text(&mut driver, number, &failure.what);
+            number
+        }
+    }
+}
+
+/// The same for calls that need a context without a fault.
+fn usable(f: impl FnOnce(&mut Driver) -> Answer<()>) -> Result {
+    with(|driver| {
+        driver.usable()?;
+        f(driver)
+    })
+}
+
+/// Texts live as long as the process: callers may keep them.
+fn keep_text(driver: &mut Driver, number: Result, what: &str) {
+    let before = driver.texts.get(&number);
+    if before.is_none_or(|text| text.to_bytes() != what.as_bytes()) {
+        let text = CString::new(what.replace('\0', " ")).unwrap_or_default();
+        driver.texts.insert(number, Box::leak(text.into_boxed_c_str()));
+    }
+}
+
+/// The text of a result: what went wrong, where this driver knows it.
+fn text_of(number: Result) -> Option<&'static CStr> {
+    let driver = match &*DRIVER {
+        Ok(driver) => driver,
+        Err(what) => {
+            static TEXT: std::sync::OnceLock<CString> = std::sync::OnceLock::new();
+            return Some(TEXT.get_or_init(|| CString::new(what.as_str()).unwrap_or_default()));
+        }
+    };
+    let driver = driver.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    driver.texts.get(&number).copied().or_else(|| Status::of(number).map(Status::text))
+}
+
+/// Stores a result where the caller wants it.
+///
+/// # Safety
+/// `to` is null or a place for a value.
+unsafe fn put<T>(to: *mut T, value: T) -> Answer<()> {
+    if to.is_null() {
+        return crate::driver::fail(Status::InvalidValue, "a null pointer in place of a result");
+    }
+    // SAFETY: not null, so it is a place for a value.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! Streams, graphs, events.
+#![allow(non_snake_case)]
+
+use super::device::has_context;
+use super::{Handle, Result, put, usable};
+use crate::driver::{Status, fail};
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(to: *mut Handle, _flags: u32) -> Result {
+    usable(|driver| {
+        has_context()?;
+        let stream = driver.create_stream();
+        // SAFETY: the caller's promise.
+        unsafe { put(to, stream) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Result {
+    usable(|driver| {
+        has_context()?;
+        driver.wait(stream)
+    })
+}
+
+/// Works after a fault too, as far as the handle goes.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Result {
+    super::with(|driver| driver.destroy_stream(stream))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamBeginCapture_v2(stream: Handle, _mode: i32) -> Result {
+    usable(|driver| driver.begin_capture(stream))
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(stream: Handle, to: *mut Handle) -> Result {
+    usable(|driver| {
+        let graph = driver.end_capture(stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(to, graph) }
+    })
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(to: *mut Handle, graph: Handle, flags: u64) -> Result {
+    usable(|driver| {
+        if flags != 0 {
+            return fail(Status::InvalidValue, "flags of a graph");
+        }
+        let executable = driver.instantiate(graph)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(to, executable) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphLaunch(executable: Handle, stream: Handle) -> Result {
+    usable(|driver| driver.launch_graph(executable, stream))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphDestroy(graph: Handle) -> Result {
+    super::with(|driver| driver.destroy_graph(graph))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphExecDestroy(executable: Handle) -> Result {
+    super::with(|driver| driver.destroy_executable(executable))
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(to: *mut Handle, _flags: u32) -> Result {
+    usable(|driver| {
+        let event = driver.create_event();
+        // SAFETY: the caller's promise.
+        unsafe { put(to, event) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Result {
+    usable(|driver| driver.record_event(event, stream))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventSynchronize(event: Handle) -> Result {
+    usable(|driver| driver.wait_event(event))
+}
+
+/// # Safety
+/// A place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventElapsedTime(to: *mut f32, first: Handle, last: Handle) -> Result {
+    usable(|driver| {
+        let milliseconds = driver.elapsed(first, last)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(to, milliseconds) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Result {
+    super::with(|driver| driver.destroy_event(event))
+}

@@ -1,0 +1,256 @@
+//! Streams. Work is done when somebody waits for it, not before: who reads a result without waiting finds the old one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use super::host::HostRange;
+use super::{Answer, Driver, Failure, Status, fail, failure_of};
+use crate::exec::launch::Launch;
+use crate::exec::registers::Constants;
+use crate::ptx::kernel::Kernel;
+
+/// What a stream does.
+#[derive(Clone)]
+pub enum Work {
+    /// Bytes that were read when the call was made, from pageable memory.
+    Staged {
+        to: u64,
+        data: Arc<Vec<u8>>,
+    },
+    FromHost {
+        to: u64,
+        from: HostRange,
+    },
+    ToHost {
+        to: HostRange,
+        from: u64,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: u64,
+    },
+    Fill {
+        to: u64,
+        element: Vec<u8>,
+        count: u64,
+    },
+    Kernel(Call),
+    Event(u64),
+}
+
+/// A launch that waits for its turn.
+#[derive(Clone)]
+pub struct Call {
+    pub kernel: Arc<Kernel>,
+    pub constants: Arc<Constants>,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub params: Vec<u8>,
+}
+
+#[derive(Default)]
+pub struct Stream {
+    pub work: VecDeque<Work>,
+    pub recording: Option<Recording>,
+}
+
+/// A stream that records.
+#[derive(Default)]
+pub struct Recording {
+    pub work: Vec<Work>,
+    /// Why it cannot become a graph.
+    pub invalid: Option<String>,
+}
+
+pub struct Streams {
+    /// Stream 0 is the default one.
+    pub all: BTreeMap<u64, Stream>,
+    pub graphs: BTreeMap<u64, Vec<Work>>,
+    pub executables: BTreeMap<u64, Vec<Work>>,
+    /// When each event happened, if it did.
+    pub events: BTreeMap<u64, Option<std::time::Instant>>,
+    next: u64,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            all: BTreeMap::from([(0, Stream::default())]),
+            graphs: BTreeMap::new(),
+            executables: BTreeMap::new(),
+            events: BTreeMap::new(),
+            next: 0x5c02_0000_0000,
+        }
+    }
+}
+
+impl Streams {
+    /// A handle that no other object has.
+    pub fn new_handle(&mut self) -> u64 {
+        self.next += 16;
+        self.next
+    }
+
+    pub fn get(&mut self, stream: u64) -> Answer<&mut Stream> {
+        match self.all.get_mut(&stream) {
+            Some(stream) => Ok(stream),
+            None => fail(Status::InvalidHandle, "no such stream"),
+        }
+    }
+
+    /// Whether some stream records, which forbids calls that wait.
+    pub fn recording(&self) -> bool {
+        self.all.values().any(|s| s.recording.is_some())
+    }
+}
+
+impl Driver {
+    pub fn create_stream(&mut self) -> u64 {
+        let handle = self.streams.new_handle();
+        self.streams.all.insert(handle, Stream::default());
+        handle
+    }
+
+    /// What the stream has to do still is done.
+    pub fn destroy_stream(&mut self, stream: u64) -> Answer<()> {
+        if stream == 0 {
+            return fail(Status::InvalidHandle, "the default stream stays");
+        }
+        self.streams.get(stream)?;
+        let done = self.drain(stream);
+        self.streams.all.remove(&stream);
+        done
+    }
+
+    /// Puts work behind the other work of a stream, or records it.
+    pub fn enqueue(&mut self, stream: u64, work: Work) -> Answer<()> {
+        let stream = self.streams.get(stream)?;
+        match &mut stream.recording {
+            Some(recording) => recording.work.push(work),
+            None => stream.work.push_back(work),
+        }
+        Ok(())
+    }
+
+    /// Waits for a stream.
+    pub fn wait(&mut self, stream: u64) -> Answer<()> {
+        if let Some(recording) = &mut self.streams.get(stream)?.recording {
+            recording.invalid.get_or_insert_with(|| "the stream was waited for".into());
+            return fail(Status::StreamCaptureUnsupported, "a stream that records cannot be waited for");
+        }
+        self.drain(stream)
+    }
+
+    /// Waits for all streams, as freeing memory does.
+    pub fn wait_for_all(&mut self) -> Answer<()> {
+        let all: Vec<u64> = self.streams.all.keys().copied().collect();
+        all.into_iter().try_for_each(|stream| self.drain(stream))
+    }
+
+    fn drain(&mut self, stream: u64) -> Answer<()> {
+        loop {
+            self.usable()?;
+            let Some(work) = self.streams.get(stream)?.work.pop_front() else { return Ok(()) };
+            if let Err(failure) = self.perform(&work) {
+                return Err(self.breaks(failure));
+            }
+        }
+    }
+
+    fn perform(&mut self, work: &Work) -> Answer<()> {
+        match work {
+            Work::Staged { to, data } => self.space.write(*to, data),
+            Work::FromHost { to, from } => self.space.write(*to, &from.read()),
+            Work::ToHost { to, from } => {
+                let mut data = vec![0; to.len()];
+                self.space.read(*from, &mut data)?;
+                to.write(&data);
+                Ok(())
+            }
+            Work::Copy { to, from, bytes } => self.space.copy(*to, *from, *bytes),
+            Work::Fill { to, element, count } => {
+                // In pieces of a size that does not show.
+                let piece = element.repeat(((1 << 16) / element.len()).min(*count as usize));
+                let bytes = count * element.len() as u64;
+                let mut done = 0;
+                while done < bytes {
+                    let n = (piece.len() as u64).min(bytes - done);
+                    self.space.write(to + done, &piece[..n as usize])?;
+                    done += n;
+                }
+                Ok(())
+            }
+            Work::Kernel(call) => self.execute(call),
+            Work::Event(event) => {
+                if let Some(happened) = self.streams.events.get_mut(event) {
+                    *happened = Some(std::time::Instant::now());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn execute(&mut self, call: &Call) -> Answer<()> {
+        let number = self.next_launch()?;
+        let launch = Launch {
+            kernel: Arc::clone(&call.kernel),
+            constants: Arc::clone(&call.constants),
+            grid: call.grid,
+            block: call.block,
+            shared_bytes: call.shared_bytes,
+            params: call.params.clone(),
+            view: self.space.view(),
+            number,
+            order: self.options.order,
+            checks: self.options.checks,
+            counting: self.options.counts.is_some(),
+            atomics: Mutex::new(()),
+        };
+        match launch.run() {
+            Ok(counts) => {
+                self.counted(&call.kernel, &counts);
+                Ok(())
+            }
+            Err(fault) => Err(failure_of(&fault)),
+        }
+    }
+
+    /// A launch, checked as a driver checks it.
+    pub fn launch(&mut self, function: u64, stream: u64, call: Call) -> Answer<()> {
+        let function = self.functions.get(function)?;
+        let (name, most_shared) = (&function.kernel.name, function.most_shared);
+        let refuse = |what: String| {
+            Err(Failure { status: Status::InvalidValue, what: format!("kernel {name}: {what}") })
+        };
+        let threads: u64 = call.block.iter().map(|n| u64::from(*n)).product();
+        let permitted = function.kernel.max_threads.map_or(1024, |t| t.iter().product::<u32>().min(1024));
+        if threads == 0 || threads > u64::from(permitted) || call.block[2] > 64 {
+            return refuse(format!("a block of {:?} threads, it may have {permitted}", call.block));
+        }
+        if call.grid.contains(&0)
+            || call.grid[0] > i32::MAX as u32
+            || call.grid[1] > 65535
+            || call.grid[2] > 65535
+        {
+            return refuse(format!("a grid of {:?} blocks", call.grid));
+        }
+        let own: u32 = function.kernel.shared.iter().map(|a| a.bytes).sum();
+        if own + call.shared_bytes > most_shared.max(48 << 10) {
+            return refuse(format!(
+                "{} bytes of shared memory, it may have {most_shared}",
+                own + call.shared_bytes
+            ));
+        }
+        let first = !std::mem::replace(&mut function.loaded, true);
+        let name = function.kernel.name.clone();
+        if let (true, Some(recording)) = (first, &mut self.streams.get(stream)?.recording) {
+            let what =
+                format!("kernel {name} was never launched, and cannot be loaded while the stream records");
+            recording.invalid.get_or_insert_with(|| what.clone());
+            return fail(Status::StreamCaptureUnsupported, what);
+        }
+        self.enqueue(stream, Work::Kernel(call))
+    }
+}

@@ -1,0 +1,69 @@
+//! What a program did wrong, and where.
+
+use std::fmt;
+
+/// What kind of mistake it is; says which status the driver gives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    OutOfBounds,
+    Misaligned,
+    /// A register, shared or global memory was read before it was written.
+    Uninitialised,
+    Race,
+    /// Threads that have to execute an instruction together do not.
+    Divergent,
+    /// Something else that PTX leaves undefined.
+    Undefined,
+    Trap,
+    Endless,
+}
+
+/// A mistake in one instruction.
+#[derive(Debug)]
+pub struct Trouble {
+    pub kind: Kind,
+    pub lane: Option<u32>,
+    pub what: String,
+}
+
+pub type Done = Result<(), Box<Trouble>>;
+
+pub fn trouble(kind: Kind, lane: Option<usize>, what: impl Into<String>) -> Box<Trouble> {
+    Box::new(Trouble { kind, lane: lane.map(|lane| lane as u32), what: what.into() })
+}
+
+/// A mistake with its place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    pub kernel: String,
+    pub line: u32,
+    /// The instruction.
+    pub text: String,
+    pub block: [u32; 3],
+    pub warp: u32,
+    pub lane: Option<u32>,
+    pub thread: Option<[u32; 3]>,
+    pub kind: Kind,
+    pub what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
+        write!(
+            f,
+            "kernel {}, PTX line {} `{}`, block {}",
+            self.kernel,
+            self.line,
+            self.text,
+            place(self.block)
+        )?;
+        match (self.thread, self.lane) {
+            (Some(thread), Some(lane)) => {
+                write!(f, ", thread {}, lane {lane} of warp {}", place(thread), self.warp)?
+            }
+            _ => write!(f, ", warp {}", self.warp)?,
+        }
+        write!(f, ": {}", self.what)
+    }
+}

@@ -1,0 +1,78 @@
+//! A launch: blocks in any order, several at a time.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use rayon::prelude::*;
+
+use super::block::Block;
+use super::fault::Fault;
+use super::registers::Constants;
+use crate::count::Counts;
+use crate::memory::View;
+use crate::ptx::kernel::Kernel;
+
+/// The order in which warps of a block take turns. Backwards and random orders begin with the last block, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    #[default]
+    Turns,
+    Backwards,
+    Random(u64),
+}
+
+pub struct Launch {
+    pub kernel: Arc<Kernel>,
+    pub constants: Arc<Constants>,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub params: Vec<u8>,
+    pub view: Arc<View>,
+    /// Different from that of other launches.
+    pub number: u64,
+    pub order: Order,
+    pub checks: bool,
+    pub counting: bool,
+    /// Held where memory changes atomically.
+    pub atomics: Mutex<()>,
+}
+
+impl Launch {
+    /// Executes all blocks; the fault of the first block that has one.
+    pub fn run(&self) -> Result<Counts, Fault> {
+        let blocks: u64 = self.grid.iter().map(|n| u64::from(*n)).product();
+        let stop = AtomicBool::new(false);
+        let at_once = rayon::current_num_threads() as u64;
+        let pieces = blocks.min(at_once * 4).max(1);
+        let run = |piece: u64| -> Result<Counts, Box<(u64, Fault)>> {
+            let mut block = Block::new(self);
+            for i in (piece * blocks / pieces)..((piece + 1) * blocks / pieces) {
+                if stop.load(Relaxed) {
+                    break;
+                }
+                let linear = if self.order == Order::Turns { i } else { blocks - 1 - i };
+                block.run(linear).map_err(|fault| {
+                    stop.store(true, Relaxed);
+                    Box::new((linear, fault))
+                })?;
+            }
+            Ok(block.room.counts)
+        };
+        let results: Vec<_> = (0..pieces).into_par_iter().map(run).collect();
+        let mut counts = Counts::new(self.counting, &self.kernel);
+        let mut first: Option<Box<(u64, Fault)>> = None;
+        for result in results {
+            match result {
+                Ok(of_blocks) => counts.add(&of_blocks),
+                Err(found) if first.as_ref().is_none_or(|first| found.0 < first.0) => first = Some(found),
+                Err(_) => {}
+            }
+        }
+        counts.launch();
+        match first {
+            Some(found) => Err(found.1),
+            None => Ok(counts),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Loads, stores and copies: addresses of all lanes, checked one by one.
+
+use super::block::Room;
+use super::fault::{Done, Kind, Trouble, trouble};
+use super::registers::Sources;
+use super::warp::{Copy, Warp};
+use super::{LANES, Lanes, lanes};
+use crate::memory::{Found, Visitor};
+use crate::ptx::op::{Address, Any, Op, Ordering, Space, Ty};
+
+/// Addresses of an access. Those in shared memory may stand in registers of 32 bits.
+pub fn addresses(warp: &Warp, s: Sources<'_>, at: Address) -> Result<Lanes<u64>, Box<Trouble>> {
+    let mut out = match at.base {
+        Any::D(d) => *warp.r.d(s, d)?,
+        other => warp.r.any(s, other)?,
+    };
+    if at.offset != 0 {
+        for address in &mut out {
+            *address = address.wrapping_add_signed(at.offset);
+        }
+    }
+    Ok(out)
+}
+
+/// Vectors have to lie at multiples of their whole size.
+pub fn aligned(at: u64, bytes: u32, lane: usize) -> Done {
+    match at % u64::from(bytes) {
+        0 => Ok(()),
+        _ => Err(trouble(
+            Kind::Misaligned,
+            Some(lane),
+            format!("{bytes} bytes at {at:#x}, which is no multiple of {bytes}"),
+        )),
+    }
+}
+
+/// What a load gives of a signed type is extended to the register's size.
+fn extend(value: u64, ty: Ty) -> u64 {
+    match ty {
+        Ty::S8 => value as i8 as i64 as u64,
+        Ty::S16 => value as i16 as i64 as u64,
+        Ty::S32 => value as i32 as i64 as u64,
+        _ => value,
+    }
+}
+
+pub fn outside(room: &Room<'_>, at: u64, bytes: u32, lane: usize) -> Box<Trouble> {
+    let what = format!("{bytes} bytes at {at:#x} of global memory: {}", room.launch.view.describe(at));
+    trouble(Kind::OutOfBounds, Some(lane), what)
+}
+
+/// What an access found, as an error.
+fn judge(warp: &Warp, room: &Room<'_>, found: Found, at: u64, lane: usize, write: bool) -> Done {
+    let race = |what: String| Err(trouble(Kind::Race, Some(lane), what));
+    let here = if write { "written" } else { "read" };
+    match found {
+        Found::Fine => Ok(()),
+        Found::Unwritten => {
+            let what = format!("{at:#x} of global memory is read before it has a value");
+            Err(trouble(Kind::Uninitialised, Some(lane), what))
+        }
+        Found::Written => race(format!(
+            "{at:#x} of global memory is {here} here, and another block of this launch writes it"
+        )),
+        Found::Read => race(format!(
+            "{at:#x} of global memory is written here, and another block of this launch reads it"
+        )),
+        Found::Own => match room.own_writes.get(&(at & !3)) {
+            Some(before) if !warp.moment(room, lane).after(*before) => race(format!(
+                "{at:#x} of global memory is {here} here, thread {} wrote it and no barrier stands between",
+                before.thread
+            )),
+            _ => Ok(()),
+        },
+    }
+}
+
+fn visitor(room: &Room<'_>) -> Visitor {
+    Visitor { launch: room.launch.number, block: room.number, synchronised: room.synchronised }
+}
+
+/// Reads an element of global memory.
+fn read(
+    warp: &Warp,
+    room: &mut Room<'_>,
+    at: u64,
+    bytes: u32,
+    lane: usize,
+    nc: bool,
+    order: Ordering,
+) -> Result<u64, Box<Trouble>> {
+    let who = visitor(room);
+    let launch = room.launch;
+    let Some(region) = launch.view.find(at, bytes.into(), &mut room.hint) else {
+        return Err(outside(room, at, bytes, lane));
+    };
+    let offset = at - region.base;
+    for word in (0..bytes).step_by(4) {
+        let at_word = offset + u64::from(word);
+        let found = match order {
+            Ordering::Weak => region.chunk.note_read(at_word, bytes.min(4), who),
+            Ordering::Strong | Ordering::Acquire => region.chunk.note_atomic(at_word, bytes.min(4)),
+        };
+        if found != Found::Fine {
+            if nc && found != Found::Unwritten {
+                let what = format!("{at:#x} is read by ld.global.nc and this launch writes it");
+                return Err(trouble(Kind::Race, Some(lane), what));
+            }
+            judge(warp, room, found, at + u64::from(word), lane, false)?;
+        }
+    }
+    // An acquiring load sees what the writer of its value has done before; a relaxed one after a fence does.
+    room.atomic |= order == Ordering::Strong;
+    room.synchronised |= order == Ordering::Acquire;
+    Ok(region.chunk.load(offset, bytes))
+}
+
+/// Writes an element of global memory.
+fn write(
+    warp: &Warp,
+    room: &mut Room<'_>,
+    at: u64,
+    bytes: u32,
+    value: u64,
+    lane: usize,
+    order: Ordering,
+) -> Done {
+    let who = visitor(room);
+    let launch = room.launch;
+    let Some(region) = launch.view.find(at, bytes.into(), &mut room.hint) else {
+        return Err(outside(room, at, bytes, lane));
+    };
+    let offset = at - region.base;
+    if order != Ordering::Weak {
+        room.atomic = true;
+        region.chunk.mark(offset, bytes.into());
+    } else if launch.checks {
+        let now = warp.moment(room, lane);
+        for word in (0..bytes).step_by(4) {
+            let found = region.chunk.note_write(offset + u64::from(word), bytes.min(4), who);
+            judge(warp, room, found, at + u64::from(word), lane, true)?;
+            if bytes >= 4 {
+                room.own_writes.insert(at + u64::from(word), now);
+            }
+        }
+    }
+    region.chunk.store(offset, bytes, value);
+    Ok(())
+}
+
+pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> Done {
+    match op {
+        Op::LdParam { ty, d, offset } => param(warp, room, s, *ty, d, *offset),
+        Op::Ld { space, nc, order, ty, d, at } => {
+            let at = addresses(warp, s, *at)?;
+            let (bytes, whole) = (ty.bytes(), ty.bytes() * d.len() as u32);
+            room.counts.access(*space, false, &at, s.m, whole);
+            for lane in lanes(s.m) {
+                aligned(at[lane], whole, lane)?;
+                for (i, d) in d.iter().enumerate() {
+                    let at = at[lane] + u64::from(i as u32 * bytes);
+                    let value = match space {
+                        Space::Shared => {
+                            let now = warp.moment(room, lane);
+                            room.shared.load(at, bytes, now, lane)?
+                        }
+                        _ => read(warp, room, at, bytes, lane, *nc, *order)?,
+                    };
+                    // 16-bit registers have no upper half: those who read them cut it off.
+                    warp.r.put_lane(*d, lane, extend(value, *ty));
+                }
+            }
+            Ok(())
+        }
+        Op::St { space, order, ty, a, at } => {
+            let at = addresses(warp, s, *at)?;
+            let (bytes, whole) = (ty.bytes(), ty.bytes() * a.len() as u32);
+            room.counts.access(*space, true, &at, s.m, whole);
+            for (i, a) in a.iter().enumerate() {
+                let values = warp.r.any(s, *a)?;
+                for lane in lanes(s.m) {
+                    aligned(at[lane], whole, lane)?;
+                    let at = at[lane] + u64::from(i as u32 * bytes);
+                    match space {
+                        Space::Shared => {
+                            let now = warp.moment(room, lane);
+                            room.shared.store(at, bytes, values[lane], now, lane)?;
+                        }
+                        _ => write(warp, room, at, bytes, values[lane], lane, *order)?,
+                    }
+                }
+            }
+            Ok(())
+        }
+        _ => Err(trouble(Kind::Undefined, None, "no load and no store")),
+    }
+}
+
+fn param(warp: &mut Warp, room: &Room<'_>, s: Sources<'_>, ty: Ty, d: &[Any], offset: u32) -> Done {
+    let (bytes, params) = (ty.bytes() as usize, &room.launch.params);
+    for (i, d) in d.iter().enumerate() {
+        let begin = offset as usize + i * bytes;
+        let Some(from) = params.get(begin..begin + bytes) else {
+            return Err(trouble(Kind::OutOfBounds, None, format!("parameters have {} bytes", params.len())));
+        };
+        let mut value = [0; 8];
+        value[..bytes].copy_from_slice(from);
+        let value = extend(u64::from_le_bytes(value), ty);
+        match *d {
+            Any::W(w) => warp.r.put_w(w, &[value as u32; LANES], s.m),
+            Any::D(d) => warp.r.put_d(d, &[value; LANES], s.m),
+            Any::P(_) => return Err(trouble(Kind::Undefined, None, "a predicate is no parameter")),
+        }
+    }
+    Ok(())
+}
+
+/// `cp.async` and its groups. Data goes at the latest moment that the ISA permits: when the thread waits for it.
+pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> Done {
+    match op {
+        Op::CpAsync { bytes, to, from, from_bytes } => {
+            let (to, from) = (addresses(warp, s, *to)?, addresses(warp, s, *from)?);
+            let sizes = match from_bytes {
+                Some(size) => *warp.r.w(s, *size)?,
+                None => [*bytes; LANES],
+            };
+            room.counts.copy(&from, s.m, *bytes);
+            for lane in lanes(s.m) {
+                aligned(to[lane], *bytes, lane)?;
+                aligned(from[lane], *bytes, lane)?;
+                if sizes[lane] > *bytes {
+                    let what = format!("{} bytes of {bytes} come from memory", sizes[lane]);
+                    return Err(trouble(Kind::Undefined, Some(lane), what));
+                }
+                let now = warp.moment(room, lane);
+                room.shared.begin_copy(to[lane], *bytes, now, lane)?;
+                let (to, from, from_bytes, bytes) = (to[lane], from[lane], sizes[lane], *bytes);
+                warp.copies.push(Copy { lane, group: None, to, from, from_bytes, bytes });
+            }
+            Ok(())
+        }
+        Op::CpCommit => {
+            for copy in warp.copies.iter_mut().filter(|c| s.m >> c.lane & 1 != 0 && c.group.is_none()) {
+                copy.group = Some(warp.committed[copy.lane]);
+            }
+            for lane in lanes(s.m) {
+                warp.committed[lane] += 1;
+            }
+            Ok(())
+        }
+        Op::CpWait { groups } => {
+            let waits_for = |warp: &Warp, c: &Copy| match (groups, c.group) {
+                _ if s.m >> c.lane & 1 == 0 => false,
+                (None, _) => true,
+                (Some(_), None) => false,
+                (Some(pending), Some(group)) => group + pending < warp.committed[c.lane],
+            };
+            let all = std::mem::take(&mut warp.copies);
+            let (over, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| waits_for(warp, c));
+            warp.copies = rest;
+            over.iter().try_for_each(|copy| finish(warp, room, copy))
+        }
+        _ => Err(trouble(Kind::Undefined, None, "no copy")),
+    }
+}
+
+fn finish(warp: &Warp, room: &mut Room<'_>, copy: &Copy) -> Done {
+    let mut data = vec![0; copy.bytes as usize];
+    for i in 0..copy.from_bytes {
+        let at = copy.from + u64::from(i);
+        data[i as usize] = read(warp, room, at, 1, copy.lane, false, Ordering::Weak)? as u8;
+    }
+    let now = warp.moment(room, copy.lane);
+    room.shared.end_copy(copy.to, &data, now);
+    Ok(())
+}

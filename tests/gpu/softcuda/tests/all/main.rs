@@ -1,0 +1,8 @@
+//! The software driver: what instructions compute, and that mistakes are found.
+
+mod faults;
+mod instructions;
+mod machine;
+mod order;
+mod strictness;
+mod tensor;
