@@ -34,6 +34,7 @@ mod serve;
 #[cfg(unix)]
 mod server;
 mod serving;
+mod software_gpu;
 mod transformer;
 mod transformer_model;
 mod tune;
