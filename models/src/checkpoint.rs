@@ -9,6 +9,7 @@ pub mod bytes;
 pub mod data;
 pub mod finite;
 pub mod gguf;
+pub mod packed;
 pub mod pickle;
 pub mod random;
 pub mod safetensors;
@@ -18,6 +19,7 @@ pub mod torch;
 
 pub use data::TensorData;
 pub use finite::FiniteCheck;
+pub use packed::{PackedKind, Quantization};
 pub use random::{Distribution, RandomTensor};
 pub use shards::WeightFiles;
 pub use stored_type::StoredType;
@@ -60,6 +62,8 @@ enum Place {
     Strided { file: usize, start: usize, strides: Vec<usize> },
     /// Rows of a tensor of a GGUF file.
     View(gguf::view::View),
+    /// Codes, scales and zero points.
+    Packed(Box<packed::Packed>),
     /// Generated.
     Random(RandomTensor),
 }
@@ -94,7 +98,17 @@ impl Checkpoint {
         let files = weights.files.iter().map(|path| FileBytes::map(path)).collect::<Result<Vec<_>, _>>()?;
         let checkpoint = Checkpoint::from_files(weights.origin.clone(), weights.format, files)?;
         weights.check_index(&checkpoint)?;
-        Ok(checkpoint)
+        match &weights.quantization {
+            None => Ok(checkpoint),
+            Some(quantization) => checkpoint.unpacked(quantization),
+        }
+    }
+
+    /// The checkpoint with one weight in place of the tensors that a quantized weight is made of.
+    pub fn unpacked(self, quantization: &Quantization) -> Result<Checkpoint, CheckpointError> {
+        let Checkpoint { origin, format, metadata, files, tensors, .. } = self;
+        let tensors = packed::unpack(quantization, &files, tensors)?;
+        Checkpoint::with_tensors(origin, format, metadata, files, tensors)
     }
 
     /// A checkpoint of one file that is in memory already; `label` stands for its path in messages.
@@ -183,7 +197,7 @@ impl Checkpoint {
                 Place::Strided { file, start, strides } => {
                     (*file, *start, strides.iter().rev().copied().collect())
                 }
-                Place::View(_) | Place::Random(_) => continue,
+                Place::View(_) | Place::Packed(_) | Place::Random(_) => continue,
             };
             tensor.place = Place::Strided { file, start, strides };
             tensor.shape = vec![columns, rows];
@@ -239,6 +253,7 @@ impl Checkpoint {
                     None => Content::Viewed { file, view },
                 }
             }
+            Place::Packed(weight) => Content::Packed(packed::PackedReader::new(&self.files, weight)?),
         };
         Ok(TensorData::new(info, content))
     }
@@ -256,6 +271,7 @@ impl Checkpoint {
         let file = match &tensor.place {
             Place::Contiguous { file, .. } | Place::Strided { file, .. } => &self.files[*file].label,
             Place::View(view) => &self.files[view.file].label,
+            Place::Packed(weight) => &self.files[weight.file()].label,
             Place::Random(_) => &self.origin,
         };
         match tensor.stored_name == tensor.name {

@@ -49,13 +49,15 @@ pub enum ConfigError {
         what: String,
     },
     #[error(
-        "{file}: the weights are quantized {what} (`{field}`), which is not read. Take the checkpoint that was not quantized, or a GGUF file of the model; --quant quantizes it here. If the weights are not quantized after all, remove the field"
+        "{file}: the weights are quantized {what} (`{field}`), which is not read. Read are {read}. Take the checkpoint that was not quantized, or a GGUF file of the model; --quant quantizes it here. If the weights are not quantized after all, remove the field"
     )]
     Quantized {
         file: String,
         field: String,
         /// "with" a method, or what is wrong with the field.
         what: String,
+        /// The methods that are.
+        read: &'static str,
     },
     #[error("{file}: {source}")]
     Stream { file: String, source: StreamError },

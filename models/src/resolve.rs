@@ -12,7 +12,7 @@ mod model_files;
 pub use hub_cache::{HubCache, RepoName, Snapshot};
 pub use model_files::ModelFiles;
 
-use crate::checkpoint::{Checkpoint, CheckpointFormat, WeightFiles};
+use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles};
 use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::error::{CheckpointError, ModelError, ResolveError};
 use crate::expect::check_tensors;
@@ -151,7 +151,7 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
         }
         Place::Preset(_) => (None, None),
     };
-    let weights = match (request.random_weights, &request.weights) {
+    let mut weights = match (request.random_weights, &request.weights) {
         (Some(seed), _) => Weights::Random { seed },
         (None, Some(path)) => Weights::Files(weights_at(path)?),
         (None, None) => match (weight_files.clone(), &config_dir, &place) {
@@ -161,13 +161,18 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
             (None, None, _) => return Err(no_such_model(&request.model).into()),
         },
     };
-    refuse_quantized(&weights)?;
+    if let Weights::Files(files) = &mut weights {
+        files.quantization = quantization(files)?;
+    }
     let config = match &place {
         Place::Preset(preset) => preset.config(),
         Place::Directory(dir) => config_of(dir, &weights)?,
         // With --random-weights or --weights the file named still tells the shapes.
         Place::File(_) => match (&config_dir, weight_files) {
-            (Some(dir), Some(files)) => config_of(dir, &Weights::Files(files))?,
+            (Some(dir), Some(mut files)) => {
+                files.quantization = quantization(&files)?;
+                config_of(dir, &Weights::Files(files))?
+            }
             _ => return Err(no_such_model(&request.model).into()),
         },
     };
@@ -315,19 +320,21 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
 }
 
 /// The config.json beside the weights says so if another program has quantized them. GGUF files tell their types themselves.
-fn refuse_quantized(weights: &Weights) -> Result<(), ModelError> {
-    let Weights::Files(files) = weights else { return Ok(()) };
-    let path = files.directory().join("config.json");
+fn quantization(files: &WeightFiles) -> Result<Option<Quantization>, ModelError> {
+    let (dir, path) = (files.directory(), files.directory().join("config.json"));
     if files.format == CheckpointFormat::Gguf || !path.exists() {
-        return Ok(());
+        return Ok(None);
     }
     let fields = ConfigFields::read(&path)?;
-    if let Err(refused) = quantized::refuse(&fields) {
+    let found = quantized::read(&fields).and_then(|found| match found {
+        Some(found) => Ok(Some(found)),
+        None => quantized::beside(dir),
+    });
+    if found.is_err() {
         // Of a model that is not known at all, that comes first.
         registry::entry(&fields)?;
-        return Err(refused.into());
     }
-    Ok(())
+    Ok(found?)
 }
 
 /// config.json of the directory, or what the tensors tell.

@@ -7,6 +7,7 @@ use mlcc_ir::types::Packing;
 use mlcc_models::checkpoint::FiniteCheck;
 use mlcc_models::{Checkpoint, CheckpointError, TensorData};
 use mlcc_quant::{PackOptions, Packer, QuantError, dequantize, pack};
+use std::cell::RefCell;
 
 /// Values read at a time.
 const PIECE: usize = 1 << 18;
@@ -138,6 +139,37 @@ enum Reader<'a> {
     Rows { blocks: RowBlocks, inner: Box<Reader<'a>>, k: usize },
     UnitRows { inner: Box<Reader<'a>>, k: usize },
     Whole { values: Vec<f32>, k: usize },
+    Transpose(Transposed<'a>),
+}
+
+/// The transpose of what `inner` gives: held from the first read to that of the last row, so that of many matrices that are read
+/// one after the other one is in memory.
+struct Transposed<'a> {
+    inner: Box<Reader<'a>>,
+    rows: usize,
+    k: usize,
+    values: RefCell<Vec<f32>>,
+}
+
+impl Transposed<'_> {
+    fn read(&self, row: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        let Transposed { rows, k, .. } = *self;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let mut values = self.values.borrow_mut();
+        if values.is_empty() {
+            values.resize(rows * k, 0.0);
+            self.inner.read(0, &mut values)?;
+        }
+        for (r, line) in (row..).zip(out.chunks_mut(k)) {
+            line.iter_mut().enumerate().for_each(|(c, x)| *x = values[c * rows + r]);
+        }
+        if row + out.len() / k == rows {
+            *values = Vec::new();
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Reader<'a> {
@@ -182,11 +214,8 @@ impl<'a> Reader<'a> {
                 // The columns of the source are the rows here, so its row length is the number of our rows.
                 let total = Reader::open(checkpoint, inner, 1)?.elements();
                 let rows = total.checked_div(k).unwrap_or(0);
-                let inner = Reader::open(checkpoint, inner, rows.max(1))?;
-                let mut values = vec![0.0; total];
-                inner.read(0, &mut values)?;
-                let transposed = (0..rows).flat_map(|r| (0..k).map(move |c| (r, c)));
-                Reader::Whole { values: transposed.map(|(r, c)| values[c * rows + r]).collect(), k }
+                let inner = Box::new(Reader::open(checkpoint, inner, rows.max(1))?);
+                Reader::Transpose(Transposed { inner, rows, k, values: RefCell::default() })
             }
         })
     }
@@ -202,6 +231,7 @@ impl<'a> Reader<'a> {
                 blocks.rows().unwrap_or(0) * width
             }
             Reader::Whole { values, .. } => values.len(),
+            Reader::Transpose(transposed) => transposed.rows * transposed.k,
         }
     }
 
@@ -213,6 +243,7 @@ impl<'a> Reader<'a> {
             Reader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
             Reader::UnitRows { inner, .. } => inner.rows(k),
             Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
+            Reader::Transpose(Transposed { rows, k: own, .. }) => (rows * own).checked_div(k).unwrap_or(0),
         }
     }
 
@@ -249,6 +280,7 @@ impl<'a> Reader<'a> {
                 out.copy_from_slice(&values[row * k..row * k + out.len()]);
                 Ok(())
             }
+            Reader::Transpose(transposed) => transposed.read(row, out),
         }
     }
 
@@ -281,6 +313,7 @@ impl<'a> Reader<'a> {
             Reader::Tensor { k, .. }
             | Reader::Whole { k, .. }
             | Reader::Rows { k, .. }
+            | Reader::Transpose(Transposed { k, .. })
             | Reader::UnitRows { k, .. } => Some(*k),
             Reader::Map { inner, .. } => inner.width(),
             Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),

@@ -122,6 +122,7 @@ fn stored_type(dtype: Dtype) -> Option<StoredType> {
         Dtype::C64 => StoredType::C64,
         Dtype::F8_E4M3 => StoredType::F8E4M3,
         Dtype::F8_E5M2 => StoredType::F8E5M2,
+        Dtype::F8_E8M0 => StoredType::F8E8M0,
         // Block formats below a byte, and what a later version of the crate may add.
         _ => return None,
     })

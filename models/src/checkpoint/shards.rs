@@ -1,6 +1,6 @@
 //! Which files hold the weights: one file, or the shards that an index file names.
 
-use super::{Checkpoint, CheckpointFormat};
+use super::{Checkpoint, CheckpointFormat, Quantization};
 use crate::config::ConfigFields;
 use crate::error::CheckpointError;
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ pub struct WeightFiles {
     pub format: CheckpointFormat,
     /// In order of name.
     pub files: Vec<PathBuf>,
+    /// How the weights were quantized, which config.json says.
+    pub quantization: Option<Quantization>,
     index: Option<Index>,
 }
 
@@ -89,7 +91,13 @@ impl WeightFiles {
     }
 
     fn single(file: PathBuf, format: CheckpointFormat) -> WeightFiles {
-        WeightFiles { origin: file.display().to_string(), format, files: vec![file], index: None }
+        WeightFiles {
+            origin: file.display().to_string(),
+            format,
+            files: vec![file],
+            quantization: None,
+            index: None,
+        }
     }
 
     /// One GGUF file, or all of a model that was split (`name-00001-of-00003.gguf`).
@@ -134,7 +142,7 @@ impl WeightFiles {
         }
         let files = shards.iter().map(|shard| dir.join(shard)).collect();
         let index = Some(Index { path: path.to_path_buf(), weight_map });
-        Ok(WeightFiles { origin, format, files, index })
+        Ok(WeightFiles { origin, format, files, quantization: None, index })
     }
 
     /// The directory the files lie in.
@@ -152,6 +160,7 @@ impl WeightFiles {
                     file_name(&self.files[*file])
                 }
                 super::Place::View(view) => file_name(&self.files[view.file]),
+                super::Place::Packed(weight) => file_name(&self.files[weight.file()]),
                 super::Place::Random(_) => String::new(),
             });
             if found.as_ref() != Some(shard) {

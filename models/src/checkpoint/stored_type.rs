@@ -1,7 +1,8 @@
-//! Element types that a checkpoint file may store. Only three float types and the block formats of GGUF can be read as
-//! weights; the others occur in buffers that no model definition asks for (masks, positions), and are listed without being
+//! Element types that a checkpoint file may store. Only three float types, the block formats of GGUF and packed weights can
+//! be read as weights; the others occur in buffers that no model definition asks for (masks, positions), and are listed without being
 //! read.
 
+use super::packed::PackedKind;
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,6 +23,8 @@ pub enum StoredType {
     C64,
     F8E4M3,
     F8E5M2,
+    /// A power of two, as scales are.
+    F8E8M0,
     /// Block formats of GGUF files, see [`super::gguf::blocks`].
     Q4_0,
     Q4_1,
@@ -31,6 +34,8 @@ pub enum StoredType {
     Q4K,
     Q5K,
     Q6K,
+    /// Codes, scales and zero points in tensors of their own, see [`super::packed`].
+    Packed(PackedKind),
 }
 
 impl StoredType {
@@ -52,6 +57,7 @@ impl StoredType {
             StoredType::C64 => "c64",
             StoredType::F8E4M3 => "f8_e4m3",
             StoredType::F8E5M2 => "f8_e5m2",
+            StoredType::F8E8M0 => "f8_e8m0",
             StoredType::Q4_0 => "Q4_0",
             StoredType::Q4_1 => "Q4_1",
             StoredType::Q5_0 => "Q5_0",
@@ -60,14 +66,16 @@ impl StoredType {
             StoredType::Q4K => "Q4_K",
             StoredType::Q5K => "Q5_K",
             StoredType::Q6K => "Q6_K",
+            StoredType::Packed(kind) => kind.name(),
         }
     }
 
-    /// Elements that are stored together, and their bytes.
+    /// Elements that are stored together, and their bytes. Of packed weights only their parts have bytes.
     pub fn block(self) -> (usize, usize) {
         match self {
             StoredType::Bool | StoredType::I8 | StoredType::U8 => (1, 1),
-            StoredType::F8E4M3 | StoredType::F8E5M2 => (1, 1),
+            StoredType::F8E4M3 | StoredType::F8E5M2 | StoredType::F8E8M0 => (1, 1),
+            StoredType::Packed(_) => (1, 0),
             StoredType::I16 | StoredType::U16 | StoredType::F16 | StoredType::BF16 => (1, 2),
             StoredType::I32 | StoredType::U32 | StoredType::F32 => (1, 4),
             StoredType::I64 | StoredType::U64 | StoredType::F64 | StoredType::C64 => (1, 8),
@@ -87,6 +95,11 @@ impl StoredType {
         self.block().0 > 1
     }
 
+    /// True for formats of fewer bits with scales, in blocks or packed.
+    pub fn is_quantized(self) -> bool {
+        self.is_block() || matches!(self, StoredType::Packed(_))
+    }
+
     /// Bytes of one element of a type that is no block format; of a block of one that is.
     pub fn size(self) -> usize {
         self.block().1
@@ -100,7 +113,7 @@ impl StoredType {
 
     /// True for types that weights may have.
     pub fn is_weight(self) -> bool {
-        self.is_block() || self.ir().is_some()
+        self.is_quantized() || self.ir().is_some()
     }
 
     /// The types that are read from GGUF files, for messages.

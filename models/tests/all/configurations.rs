@@ -329,15 +329,28 @@ fn with_fields(dir: &Path, fields: Value) {
 #[test]
 fn weights_that_another_program_quantized_are_named() {
     let kinds = [
-        (json!({"quant_method": "awq", "bits": 4, "group_size": 128}), "with AWQ, 4 bits"),
-        (json!({"quant_method": "gptq", "bits": 8}), "with GPTQ, 8 bits"),
-        (json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "with FP8"),
-        (json!({"quant_method": "fbgemm_fp8"}), "with FP8 (FBGEMM)"),
-        (json!({"quant_method": "compressed-tensors", "config_groups": {}}), "with compressed-tensors"),
-        (json!({"config_groups": {}}), "with compressed-tensors"),
-        (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "with bitsandbytes, 4 bits"),
-        (json!({"load_in_8bit": true}), "with bitsandbytes, 8 bits"),
-        (json!({"quant_method": "mxfp4"}), "with MXFP4"),
+        (json!({"quant_method": "awq", "bits": 3, "group_size": 128}), "with AWQ, 3 bits"),
+        (
+            json!({"quant_method": "awq", "bits": 4, "version": "GEMV"}),
+            "with AWQ, 4 bits in the layout `gemv`",
+        ),
+        (json!({"quant_method": "gptq", "bits": 3}), "with GPTQ, 3 bits"),
+        (json!({"quant_method": "gptq", "checkpoint_format": "marlin"}), "with GPTQ in the layout `marlin`"),
+        (
+            json!({"quant_method": "compressed-tensors", "format": "marlin-24"}),
+            "with compressed-tensors (llm-compressor) in the layout `marlin-24`",
+        ),
+        (json!({"config_groups": {"a": {"format": "tomorrow"}}}), "in the layout `tomorrow`"),
+        (
+            json!({"config_groups": {}, "sparsity_config": {"format": "sparse-24-bitmask"}}),
+            "`sparse-24-bitmask`",
+        ),
+        (
+            json!({"config_groups": {}, "transform_config": {"config_groups": {"u": {}}}}),
+            "and transforms of activations",
+        ),
+        (json!({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}), "in the layout `w4a8_awq`"),
+        (json!({"quant_method": "modelopt"}), "no `quant_algo`"),
         (json!({"quant_method": "quanto"}), "with Quanto"),
         (json!({"quant_method": "HQQ", "nbits": 2}), "with HQQ, 2 bits"),
         (json!({"quant_method": "tomorrow\n"}), "with `tomorrow`, a method that is not known"),
@@ -358,7 +371,8 @@ fn weights_that_another_program_quantized_are_named() {
                 with_fields(dir.path(), fields);
                 let model = request(dir.path().to_str().unwrap(), dir.path());
                 let named = format!("(`{field}`)");
-                let advice = ["Take the checkpoint that was not quantized", "GGUF", "--quant"];
+                let advice =
+                    ["Read are AWQ", "NVFP4", "Take the checkpoint that was not quantized", "--quant"];
                 not_resolved(
                     &model,
                     &[&[file, "the weights are quantized", what, &named], &advice[..]].concat(),
@@ -378,7 +392,7 @@ fn quantization_is_that_of_the_weights_in_use() {
         resolve(&request(dir.path().to_str().unwrap(), dir.path())).unwrap().open_weights().unwrap();
     }
     // Random weights have no quantization, and those of another folder have its own.
-    with_fields(dir.path(), json!({"quantization_config": {"quant_method": "awq"}}));
+    with_fields(dir.path(), json!({"quantization_config": {"quant_method": "quanto"}}));
     with_fields(other.path(), json!({}));
     let mut model = request(dir.path().to_str().unwrap(), dir.path());
     model.random_weights = Some(1);
@@ -388,11 +402,32 @@ fn quantization_is_that_of_the_weights_in_use() {
     resolve(&model).unwrap().open_weights().unwrap();
     let mut model = request(other.path().to_str().unwrap(), dir.path());
     model.weights = Some(dir.path().join("model.safetensors"));
-    not_resolved(&model, &["quantized with AWQ"]);
+    not_resolved(&model, &["quantized with Quanto"]);
     // A model that is not known would not be read without the quantization either.
     with_fields(
         dir.path(),
-        json!({"model_type": "tomorrow", "architectures": null, "quantization_config": {"quant_method": "mxfp4"}}),
+        json!({"model_type": "tomorrow", "architectures": null, "quantization_config": {"quant_method": "aqlm"}}),
     );
     not_resolved(&request(dir.path().to_str().unwrap(), dir.path()), &["`tomorrow` is unknown"]);
+}
+
+#[test]
+fn models_with_parts_that_are_not_planned_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        (json!({"model_type": "deepseek_v32", "index_topk": 2048}), "an indexer (`index_topk`)"),
+        (json!({"model_type": "deepseek_v4", "hc_mult": 4}), "hyper-connections (`hc_mult`)"),
+        (json!({"model_type": "glm_moe_dsa", "index_topk": 2048}), "`glm_moe_dsa`"),
+        (json!({"model_type": "qwen4_exp", "ngram_size": 3}), "a table of n-grams"),
+        (json!({"model_type": "mistral_large4_text", "index_topk": 2048}), "`mistral_large4_text`"),
+        (json!({"model_type": "gemma4_assistant"}), "a draft head"),
+        (json!({"model_type": "gemma4_vision"}), "a tower for images"),
+        (json!({"model_type": "gemma4_audio"}), "a tower for sounds"),
+    ];
+    for (mut fields, what) in cases {
+        fields["architectures"] = Value::Null;
+        with_fields(dir.path(), fields);
+        let model = request(dir.path().to_str().unwrap(), dir.path());
+        not_resolved(&model, &["config.json", what, "is not supported yet"]);
+    }
 }

@@ -6,6 +6,7 @@ mod common;
 mod configurations;
 mod gguf;
 mod mutated_inputs;
+mod packed;
 mod read_checkpoints;
 mod readers;
 mod rwkv_versions;

@@ -210,6 +210,7 @@ cases! {
     olmo3_beyond_its_window: "olmo3",
     cohere2_beyond_its_window: "cohere2",
     gpt_oss: "gpt-oss",
+    gpt_oss_mxfp4: "gpt-oss-mxfp4",
     glm4_with_experts: "glm4-moe",
     minimax_m2: "minimax-m2",
     lfm2: "lfm2",

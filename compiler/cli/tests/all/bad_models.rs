@@ -139,12 +139,12 @@ fn a_configuration_that_contradicts_a_tensor() {
 #[test]
 fn weights_of_another_quantizer() {
     let model = copy_of(&case("rwkv4-hf"));
-    let entry = "\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4}, \"use_cache\"";
+    let entry = "\"quantization_config\": {\"quant_method\": \"hqq\", \"nbits\": 4}, \"use_cache\"";
     edit(&model.path().join("config.json"), "\"use_cache\"", entry);
     build_fails(
         model.path(),
         &[],
-        &["config.json", "quantized with GPTQ, 4 bits", "not quantized, or a GGUF"],
+        &["config.json", "quantized with HQQ, 4 bits", "Read are AWQ", "not quantized, or a GGUF"],
     );
 }
 

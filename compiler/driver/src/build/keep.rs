@@ -33,6 +33,8 @@ pub struct Kept {
     pub types: Vec<&'static str>,
     /// Nothing is stored: this is the type that the model was published in.
     pub random: bool,
+    /// Some were packed by another program, in a format that none of ours is equal to.
+    pub dequantized: bool,
     pub bytes: u64,
     /// Bytes of the same weights with `--quant` [`SMALLER`].
     pub smaller_bytes: u64,
@@ -85,6 +87,7 @@ fn base(source: &Source) -> QuantScheme {
             match by_weights(infos.map(|info| (info.dtype, info.elements() as u64))).first() {
                 Some(StoredType::F16) => "f16",
                 Some(StoredType::BF16) => "bf16",
+                Some(StoredType::Packed(_)) => computed_type(&source.model.config).name(),
                 _ => "f32",
             }
         }
@@ -123,7 +126,8 @@ fn named_type(config: &ModelConfig) -> Option<StoredType> {
 pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -> QuantPolicy {
     let mut policy = options.policy.clone();
     for param in module.params.values().filter(|param| options.policy.rule(&param.name).is_none()) {
-        let Some(format) = stored_type(source, &param.source).map(holding) else { continue };
+        let Some(format) = stored_type(source, &param.source) else { continue };
+        let format = holding(format, &source.model.config);
         if param.role != ParamRole::Vector && format != options.quant.storage(param.role) {
             let (glob, format) = (param.name.clone(), Some(format));
             policy.rules.push(Rule { number: None, glob, format, scale_search: ScaleSearch::None });
@@ -137,7 +141,7 @@ pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -
 pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
     let memory = program.memory.as_ref()?;
     let quantized = |param: &Param| {
-        let plain = stored_type(source, &param.source).is_some_and(|stored| !stored.is_block());
+        let plain = stored_type(source, &param.source).is_some_and(|stored| !stored.is_quantized());
         plain && param.ty.dtype.is_packed()
     };
     if program.module.params.values().any(quantized) {
@@ -146,8 +150,10 @@ pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
     let matrices = program.module.params.values().filter(|param| param.role != ParamRole::Vector);
     let types = matrices.filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
     let (scheme, _) = QuantScheme::find(SMALLER).ok()?;
+    let types = by_weights(types);
     Some(Kept {
-        types: by_weights(types).into_iter().map(StoredType::name).collect(),
+        dequantized: types.iter().any(|stored| matches!(stored, StoredType::Packed(_))),
+        types: types.into_iter().map(StoredType::name).collect(),
         random: matches!(source.model.weights, Weights::Random { .. }),
         bytes: memory.weights_bytes,
         smaller_bytes: program.module.params.values().map(|param| bytes_in(&scheme, param)).sum(),
@@ -161,8 +167,15 @@ fn bytes_in(scheme: &QuantScheme, param: &Param) -> u64 {
     packed.map_or_else(|| elements(param) * dtype.bytes().unwrap_or(4) as u64, |bytes| bytes as u64)
 }
 
+/// The type that packed weights are dequantized to: the one that config.json says the model computes in, else f16, in which
+/// their scales mostly are.
+fn computed_type(config: &ModelConfig) -> StoredType {
+    named_type(config).unwrap_or(StoredType::F16)
+}
+
 /// The format that holds a stored type: without loss, or with little where there is none of ours that is equal.
-fn holding(stored: StoredType) -> DType {
+fn holding(stored: StoredType, config: &ModelConfig) -> DType {
+    let stored = if let StoredType::Packed(_) = stored { computed_type(config) } else { stored };
     match stored {
         StoredType::F16 => DType::F16,
         StoredType::BF16 => DType::BF16,
@@ -172,9 +185,9 @@ fn holding(stored: StoredType) -> DType {
     }
 }
 
-/// Per stored type, format and whether its values are the same, for a checkpoint with block formats; empty for others.
+/// Per stored type, format and whether its values are the same, for a checkpoint with quantized weights; empty for others.
 pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> Vec<ConversionRow> {
-    if !checkpoint.tensors().iter().any(|info| info.dtype.is_block()) {
+    if !checkpoint.tensors().iter().any(|info| info.dtype.is_quantized()) {
         return Vec::new();
     }
     let mut counts: BTreeMap<(StoredType, DType, bool), usize> = BTreeMap::new();
@@ -195,9 +208,9 @@ pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> V
 fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
     match format {
         DType::Packed(_) if stored.is_block() && exact => "kept: the same values",
-        DType::Packed(_) if stored.is_block() => "dequantized and quantized again",
+        DType::Packed(_) if stored.is_quantized() => "dequantized and quantized again",
         DType::Packed(_) => "quantized",
-        _ if stored.is_block() => "dequantized",
+        _ if stored.is_quantized() => "dequantized",
         _ if stored.ir() == Some(format) => "kept",
         _ => "converted",
     }

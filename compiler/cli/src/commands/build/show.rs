@@ -88,8 +88,11 @@ fn conversions(report: &BuildReport) -> String {
 }
 
 fn kept_text(kept: &Kept) -> String {
-    let what =
-        if kept.random { "random weights as the model was published" } else { "weights kept as stored" };
+    let what = match (kept.random, kept.dequantized) {
+        (true, _) => "random weights as the model was published",
+        (false, true) => "weights dequantized",
+        (false, false) => "weights kept as stored",
+    };
     let (types, size) = (kept.types.join(", "), ui::bytes(kept.bytes));
     // Not worth a word where little is to be saved.
     let saves = kept.smaller_bytes < kept.bytes / 10 * 9;

@@ -21,7 +21,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 54] = [
+pub const FAMILIES: [&str; 55] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -64,6 +64,7 @@ pub const FAMILIES: [&str; 54] = [
     "olmo3",
     "cohere2",
     "gpt-oss",
+    "gpt-oss-mxfp4",
     "glm4-moe",
     "minimax-m2",
     "lfm2",

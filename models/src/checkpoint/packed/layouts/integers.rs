@@ -1,0 +1,201 @@
+//! Integers of 2, 4 and 8 bits in words of 32: AWQ, GPTQ, and the `pack-quantized` of compressed-tensors.
+
+use super::{
+    Axis, CheckpointError, Codes, Finder, Groups, Method, Packed, PackedKind, Part, Scales, StoredType,
+    TensorInfo, Weight, numbers,
+};
+
+/// Where AWQ has the eight columns of a word.
+const AWQ_PLACES: &[u8] = &[0, 4, 1, 5, 2, 6, 3, 7];
+
+/// Bits of a word.
+const WORD: usize = 32;
+
+const WORDS: &[StoredType] = &[StoredType::I32, StoredType::U32];
+const LISTS: &[StoredType] = &[StoredType::I32, StoredType::I64];
+
+impl<'a> Finder<'a> {
+    /// `qweight`, `qzeros`, `scales`, and `g_idx` of GPTQ. The matrix `[inputs, outputs]` is stored: our columns are its
+    /// rows.
+    pub(super) fn integers(&mut self, info: &'a TensorInfo, module: &str) -> Result<Weight, CheckpointError> {
+        let codes = self.part(info)?;
+        let zeros = self.required(&codes, &format!("{module}.qzeros"))?;
+        let scales = self.required(&codes, &format!("{module}.scales"))?;
+        let list = self.optional(&format!("{module}.g_idx"))?;
+        let (&[lines, words], &[groups, rows]) = (codes.shape.as_slice(), scales.shape.as_slice()) else {
+            let (found, beside) = (&codes.shape, &scales.shape);
+            let detail =
+                format!("has shape {found:?} and `{}` {beside:?}, expected two matrices", scales.name);
+            return Err(codes.wrong(self.files, detail));
+        };
+        let awq = self.quantization.method == Method::Awq;
+        let Some(bits) = (if awq { Some(4) } else { self.bits(&zeros, rows) }) else {
+            let detail =
+                format!("has shape {:?}, which are no codes of 2, 4 or 8 bits for {rows} rows", zeros.shape);
+            return Err(zeros.wrong(self.files, detail));
+        };
+        let per_word = WORD / bits;
+        let (columns, stored_words) = match awq {
+            true => (lines, rows.div_ceil(per_word)),
+            false => (lines * per_word, rows),
+        };
+        self.expect(&codes, WORDS, &[lines, stored_words])?;
+        self.expect(&zeros, WORDS, &[groups, rows.div_ceil(per_word)])?;
+        self.expect(&scales, &[StoredType::F16, StoredType::BF16, StoredType::F32], &[groups, rows])?;
+        let size = self.group_size(&scales, groups, columns)?;
+        let groups = match list.filter(|_| !awq) {
+            None => Groups::Runs(size),
+            Some(part) => {
+                self.expect(&part, LISTS, &[columns])?;
+                Groups::Listed { part, count: groups }
+            }
+        };
+        let (places, along, steps) = match awq {
+            true => (AWQ_PLACES, Axis::Rows, [1, words]),
+            false => (&[][..], Axis::Columns, [words, 1]),
+        };
+        let bits_log2 = bits.trailing_zeros();
+        let values = numbers::unsigned(bits_log2, 0);
+        let zeros = Codes {
+            part: zeros,
+            bits_log2,
+            places,
+            along: Axis::Rows,
+            steps: [1, rows.div_ceil(per_word)],
+            values: match self.quantization.method {
+                // The largest one stands for 0: it became -1.
+                Method::Gptq { stored_minus_one: true } => {
+                    (0..values.len()).map(|stored| ((stored + 1) % values.len()) as f32).collect()
+                }
+                _ => values.clone(),
+            },
+        };
+        let packed = Packed {
+            codes: Codes { part: codes, bits_log2, places, along, steps, values },
+            zeros: Some(zeros),
+            scales: Scales { part: scales, rows: 1, steps: [0, 1, rows], nested: None },
+            global: None,
+            groups,
+            rows,
+            columns,
+            transposed: false,
+        };
+        let kind = if awq { PackedKind::Awq } else { PackedKind::Gptq };
+        Ok(Weight { kind, name: format!("{module}.weight"), shape: vec![rows, columns], packed })
+    }
+
+    /// Bits of a code, by the words that hold the zero points of so many rows: as stated if that fits.
+    fn bits(&self, zeros: &Part, rows: usize) -> Option<usize> {
+        let words = *zeros.shape.get(1)?;
+        let stated = self.quantization.bits.filter(|bits| [2, 4, 8].contains(bits));
+        stated.into_iter().chain([2, 4, 8]).find(|bits| rows.div_ceil(WORD / bits) == words)
+    }
+
+    /// Columns that share a scale: as stated, if that many groups are there, else equal parts.
+    fn group_size(&self, scales: &Part, groups: usize, columns: usize) -> Result<usize, CheckpointError> {
+        let stated = self.quantization.blocks.iter().map(|block| block[1]);
+        let mut fitting = stated.filter(|&size| columns.div_ceil(size) == groups);
+        let equal = || columns.is_multiple_of(groups).then(|| columns / groups);
+        fitting.next().or_else(equal).ok_or_else(|| {
+            let detail = format!(
+                "has scales of {groups} groups, which do not fit the {columns} columns of the weight"
+            );
+            scales.wrong(self.files, detail)
+        })
+    }
+
+    /// `weight_packed`, `weight_scale`, `weight_shape`, `weight_zero_point` and `weight_g_idx`.
+    pub(super) fn packed_integers(
+        &mut self,
+        info: &'a TensorInfo,
+        module: &str,
+    ) -> Result<Weight, CheckpointError> {
+        let codes = self.part(info)?;
+        let scales = self.required(&codes, &format!("{module}.weight_scale"))?;
+        let stated = self.required(&codes, &format!("{module}.weight_shape"))?;
+        let zeros = self.optional(&format!("{module}.weight_zero_point"))?;
+        let list = self.optional(&format!("{module}.weight_g_idx"))?;
+        let (matrices, rows, columns) = self.stated_shape(&stated)?;
+        let (lines, words) = match *codes.shape.as_slice() {
+            [lines, words] => (lines, words),
+            [count, lines, words] => (count * lines, words),
+            _ => (0, 0),
+        };
+        let bits = [2, 4, 8].into_iter().find(|bits| columns.div_ceil(WORD / bits) == words);
+        let Some(bits) = bits.filter(|_| lines == matrices * rows) else {
+            let (found, name) = (&codes.shape, &stated.name);
+            let detail = format!(
+                "has shape {found:?}, which holds no codes of 2, 4 or 8 bits for a weight of the shape in `{name}`, \
+                 [{rows}, {columns}]"
+            );
+            return Err(codes.wrong(self.files, detail));
+        };
+        if zeros.is_none() && self.quantization.zero_points == Some(true) {
+            return Err(self.missing(&codes, &format!("{module}.weight_zero_point")));
+        }
+        let bits_log2 = bits.trailing_zeros();
+        let values = numbers::unsigned(bits_log2, 1 << (bits - 1));
+        let (scales, mut groups) = self.grid(scales, matrices, rows, columns)?;
+        let zeros = match zeros {
+            None => None,
+            Some(part) => Some(self.packed_zeros(part, &scales, (matrices, rows), (bits_log2, &values))?),
+        };
+        if let Some(part) = list {
+            self.expect(&part, LISTS, &[columns])?;
+            groups = Groups::Listed { part, count: scales.steps[1] };
+        }
+        let along = Axis::Columns;
+        let packed = Packed {
+            codes: Codes { part: codes, bits_log2, places: &[], along, steps: [1, words], values },
+            zeros,
+            scales,
+            global: None,
+            groups,
+            rows,
+            columns,
+            transposed: false,
+        };
+        let kind = if bits == 8 { PackedKind::Int8 } else { PackedKind::Int4 };
+        let shape = if matrices == 1 { vec![rows, columns] } else { vec![matrices, rows, columns] };
+        Ok(Weight { kind, name: format!("{module}.weight"), shape, packed })
+    }
+
+    /// Zero points of each scale, packed along the rows; or one to a byte.
+    fn packed_zeros(
+        &self,
+        part: Part,
+        scales: &Scales,
+        (matrices, rows): (usize, usize),
+        (bits_log2, values): (u32, &[f32]),
+    ) -> Result<Codes, CheckpointError> {
+        let groups = scales.steps[1];
+        if matrices != 1 || scales.rows != 1 {
+            let detail = "zero points are read only of matrices that have scales for each row".into();
+            return Err(part.wrong(self.files, detail));
+        }
+        if part.dtype == StoredType::I8 {
+            self.expect(&part, &[StoredType::I8], &[rows, groups])?;
+            return Ok(super::bytes(part, groups, numbers::table(numbers::signed)));
+        }
+        let per_word = WORD >> bits_log2;
+        self.expect(&part, WORDS, &[rows.div_ceil(per_word), groups])?;
+        let (along, values) = (Axis::Rows, values.to_vec());
+        Ok(Codes { part, bits_log2, places: &[], along, steps: [groups, 1], values })
+    }
+
+    /// The numbers in `weight_shape`.
+    fn stated_shape(&self, part: &Part) -> Result<(usize, usize, usize), CheckpointError> {
+        let numbers = super::super::scales::integers(part, self.files);
+        // Larger than any, and small enough that no product of them is out of range.
+        let size = |number: &i64| usize::try_from(*number).ok().filter(|size| (1..1 << 20).contains(size));
+        let sizes: Option<Vec<usize>> = numbers.iter().map(size).collect();
+        match sizes.as_deref() {
+            Some(&[rows, columns]) => Ok((1, rows, columns)),
+            Some(&[matrices, rows, columns]) => Ok((matrices, rows, columns)),
+            _ => {
+                Err(part
+                    .wrong(self.files, format!("should hold the shape of a weight, it holds {numbers:?}")))
+            }
+        }
+    }
+}
