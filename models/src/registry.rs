@@ -217,6 +217,7 @@ pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), C
         (None, Some(entry)) => entry.model_type.to_string(),
         _ => fields.string("model_type")?,
     };
+    refuse_not_planned(fields, &model_type)?;
     let of_type = |model_type: &str| REGISTRY.iter().find(|e| e.model_type == model_type);
     if let Some(text) = text_model(fields)? {
         // What stands around the text model may have a name of its own.
@@ -232,6 +233,40 @@ pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static Entry), C
             let file = fields.origin.clone();
             Err(ConfigError::UnknownModelType { file, found: model_type, supported: supported() })
         }
+    }
+}
+
+/// Fields of configurations that only parts of a model have which are not read, and what those are.
+const NOT_PLANNED: [(&str, &str); 4] = [
+    ("index_topk", "sparse attention with an indexer"),
+    ("hc_mult", "hyper-connections"),
+    ("hyper_connection_size", "hyper-connections"),
+    ("ngram_size", "a table of n-grams"),
+];
+
+/// Parts of models that are published as models of their own, by the end of their type.
+const PARTS: [(&str, &str); 5] = [
+    ("_vision", "a tower for images"),
+    ("_vision_model", "a tower for images"),
+    ("_audio", "a tower for sounds"),
+    ("_assistant", "a draft head"),
+    ("_mtp", "a draft head"),
+];
+
+/// Models with parts that are not going to be read soon, by name: what they lack would not be seen in a list of families.
+fn refuse_not_planned(fields: &ConfigFields, model_type: &str) -> Result<(), ConfigError> {
+    let by_field = NOT_PLANNED.iter().find(|(field, _)| fields.get(field).is_some());
+    let by_field = by_field.map(|(field, what)| format!("{what} (`{field}`)"));
+    let by_type =
+        PARTS.iter().find(|(end, _)| model_type.ends_with(end)).map(|(_, what)| (*what).to_string());
+    match by_field.or(by_type) {
+        None => Ok(()),
+        Some(what) => Err(ConfigError::NotSupportedYet {
+            file: fields.origin.clone(),
+            what: format!("{what}, as model_type `{model_type}` has it,"),
+            supported: "models of text without sparse indexers, hyper-connections and tables of n-grams"
+                .to_string(),
+        }),
     }
 }
 
