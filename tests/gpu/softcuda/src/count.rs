@@ -30,6 +30,8 @@ struct Sums {
     bank_conflicts: u64,
     async_copies: u64,
     async_bytes: u64,
+    /// The most bytes that a block had under way at once.
+    most_in_flight: u64,
 }
 
 /// Accesses of warps to global memory.
@@ -79,6 +81,9 @@ impl Counts {
             return;
         }
         let total = u64::from(m.count_ones() * bytes);
+        if space == Space::Local {
+            return;
+        }
         if space == Space::Shared {
             self.sums.shared_requests += 1;
             self.sums.shared_bytes += total;
@@ -98,6 +103,11 @@ impl Counts {
             self.sums.async_bytes += u64::from(m.count_ones() * bytes);
             self.access(Space::Global, false, from, m, bytes);
         }
+    }
+
+    /// A block has so many bytes under way.
+    pub fn in_flight(&mut self, bytes: u64) {
+        self.sums.most_in_flight = self.sums.most_in_flight.max(bytes);
     }
 
     /// `ldmatrix` of so many matrices.
@@ -130,6 +140,7 @@ impl Counts {
         to.bank_conflicts += from.bank_conflicts;
         to.async_copies += from.async_copies;
         to.async_bytes += from.async_bytes;
+        to.most_in_flight = to.most_in_flight.max(from.most_in_flight);
     }
 
     pub fn to_json(&self, kernel: &Kernel) -> Value {
@@ -155,7 +166,7 @@ impl Counts {
             "global_load": traffic(&s.loads),
             "global_store": traffic(&s.stores),
             "shared": {"requests": s.shared_requests, "bytes": s.shared_bytes, "bank_conflicts": s.bank_conflicts},
-            "async": {"requests": s.async_copies, "bytes": s.async_bytes},
+            "async": {"requests": s.async_copies, "bytes": s.async_bytes, "most_bytes_in_flight": s.most_in_flight},
         })
     }
 }

@@ -135,17 +135,18 @@ impl Chunk {
         }
     }
 
+    /// Writes bytes of the host. No kernel may be running.
     pub fn write(&self, at: u64, from: &[u8]) {
-        let (mut at, mut rest) = (at, from);
-        while !rest.is_empty() {
-            let n = if at % 4 == 0 && rest.len() >= 4 { 4 } else { 1 };
-            let (now, later) = rest.split_at(n);
-            let value = now.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-            self.store(at, n as u32, value);
-            rest = later;
-            at += n as u64;
+        let whole = at.is_multiple_of(4);
+        let (words, rest) = if whole { from.split_at(from.len() & !3) } else { from.split_at(0) };
+        let first = (at / 4) as usize;
+        for (to, word) in self.words[first..].iter().zip(words.chunks_exact(4)) {
+            to.store(u32::from_le_bytes([word[0], word[1], word[2], word[3]]), Relaxed);
         }
-        self.mark(at - from.len() as u64, from.len() as u64);
+        for (i, byte) in rest.iter().enumerate() {
+            self.store(at + (words.len() + i) as u64, 1, u64::from(*byte));
+        }
+        self.mark(at, from.len() as u64);
     }
 
     /// The bytes count as written.
@@ -156,20 +157,29 @@ impl Chunk {
         for i in at / 4..(at + bytes).div_ceil(4) {
             let (first, last) = (at.max(i * 4) - i * 4, (at + bytes).min(i * 4 + 4) - i * 4);
             let valid = (1u64 << last) - (1 << first);
-            self.shadow[i as usize].fetch_or(valid, Relaxed);
+            let cell = &self.shadow[i as usize];
+            if cell.load(Relaxed) & valid != valid {
+                cell.fetch_or(valid, Relaxed);
+            }
         }
     }
 
-    /// Copies what is known of the bytes, between whole words.
-    pub fn copy_shadow(&self, to_at: u64, from: &Chunk, from_at: u64, bytes: u64) {
+    /// Copies whole words and what is known of them. No kernel may be running.
+    pub fn copy_words(&self, to_at: u64, from: &Chunk, from_at: u64, bytes: u64) {
+        let (to_first, from_first, n) = ((to_at / 4) as usize, (from_at / 4) as usize, (bytes / 4) as usize);
+        for i in 0..n {
+            self.words[to_first + i].store(from.words[from_first + i].load(Relaxed), Relaxed);
+        }
         if self.shadow.is_empty() || from.shadow.is_empty() {
             return;
         }
-        for at in (0..bytes).step_by(4) {
-            let valid = from.shadow[((from_at + at) / 4) as usize].load(Relaxed) & 15;
-            let to = &self.shadow[((to_at + at) / 4) as usize];
-            let change = |old: u64| Some(old & !15 | valid);
-            let _ = to.fetch_update(Relaxed, Relaxed, change);
+        for i in 0..n {
+            let to = &self.shadow[to_first + i];
+            let valid = from.shadow[from_first + i].load(Relaxed) & 15;
+            let old = to.load(Relaxed);
+            if old & 15 != valid {
+                to.store((old & !15) | valid, Relaxed);
+            }
         }
     }
 

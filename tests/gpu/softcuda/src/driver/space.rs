@@ -241,12 +241,13 @@ impl Space {
         while done < bytes {
             let source = &self.pieces(from + done, bytes - done)?[0];
             let target = &self.pieces(to + done, bytes - done)?[0];
-            let n = source.2.min(target.2).min(1 << 20);
-            let mut data = vec![0; n as usize];
-            source.0.chunk.read(source.1, &mut data);
-            target.0.chunk.write(target.1, &data);
+            let n = source.2.min(target.2);
             if (source.1 | target.1 | n).is_multiple_of(4) {
-                target.0.chunk.copy_shadow(target.1, &source.0.chunk, source.1, n);
+                target.0.chunk.copy_words(target.1, &source.0.chunk, source.1, n);
+            } else {
+                let mut data = vec![0; n as usize];
+                source.0.chunk.read(source.1, &mut data);
+                target.0.chunk.write(target.1, &data);
             }
             done += n;
         }

@@ -1,7 +1,6 @@
 //! A block: its warps take turns, in an order that can be chosen, until they meet at barriers.
 
-use std::collections::HashMap;
-
+use super::addresses::ByAddress;
 use super::fault::{Fault, Kind, Trouble, trouble};
 use super::launch::{Launch, Order};
 use super::shared::{Moment, Shared};
@@ -27,7 +26,9 @@ pub struct Room<'l> {
     pub atomic: bool,
     pub synchronised: bool,
     /// Words of global memory that the block wrote, and when.
-    pub own_writes: HashMap<u64, Moment>,
+    pub own_writes: ByAddress<Moment>,
+    /// Bytes of copies that nobody has waited for yet.
+    pub in_flight: u64,
     /// Where memory was found last.
     pub hint: usize,
     pub counts: Counts,
@@ -56,7 +57,8 @@ impl<'l> Block<'l> {
             epoch: 0,
             atomic: false,
             synchronised: false,
-            own_writes: HashMap::new(),
+            own_writes: ByAddress::default(),
+            in_flight: 0,
             hint: 0,
             counts: Counts::new(launch.counting, &launch.kernel),
         };
@@ -74,6 +76,7 @@ impl<'l> Block<'l> {
         self.room.shared.clear();
         (self.room.atomic, self.room.synchronised) = (false, false);
         self.room.own_writes.clear();
+        self.room.in_flight = 0;
         self.room.epoch = 0;
         self.room.counts.block();
         self.warps.iter_mut().for_each(Warp::restart);

@@ -164,7 +164,8 @@ pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) ->
                             let now = warp.moment(room, lane);
                             room.shared.load(at, bytes, now, lane)?
                         }
-                        _ => read(warp, room, at, bytes, lane, *nc, *order)?,
+                        Space::Local => warp.local.load(at, bytes, lane)?,
+                        Space::Global | Space::Param => read(warp, room, at, bytes, lane, *nc, *order)?,
                     };
                     // 16-bit registers have no upper half: those who read them cut it off.
                     warp.r.put_lane(*d, lane, extend(value, *ty));
@@ -186,7 +187,10 @@ pub fn execute(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) ->
                             let now = warp.moment(room, lane);
                             room.shared.store(at, bytes, values[lane], now, lane)?;
                         }
-                        _ => write(warp, room, at, bytes, values[lane], lane, *order)?,
+                        Space::Local => warp.local.store(at, bytes, values[lane], lane)?,
+                        Space::Global | Space::Param => {
+                            write(warp, room, at, bytes, values[lane], lane, *order)?
+                        }
                     }
                 }
             }
@@ -235,6 +239,8 @@ pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> 
                 let now = warp.moment(room, lane);
                 room.shared.begin_copy(to[lane], *bytes, now, lane)?;
                 let (to, from, from_bytes, bytes) = (to[lane], from[lane], sizes[lane], *bytes);
+                room.in_flight += u64::from(bytes);
+                room.counts.in_flight(room.in_flight);
                 warp.copies.push(Copy { lane, group: None, to, from, from_bytes, bytes });
             }
             Ok(())
@@ -265,6 +271,7 @@ pub fn copies(warp: &mut Warp, room: &mut Room<'_>, s: Sources<'_>, op: &Op) -> 
 }
 
 fn finish(warp: &Warp, room: &mut Room<'_>, copy: &Copy) -> Done {
+    room.in_flight -= u64::from(copy.bytes);
     let mut data = vec![0; copy.bytes as usize];
     for i in 0..copy.from_bytes {
         let at = copy.from + u64::from(i);

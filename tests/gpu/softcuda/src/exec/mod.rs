@@ -1,5 +1,6 @@
 //! Execution: a launch is blocks, a block is warps that take turns, a warp is 32 lanes with a program counter each.
 
+pub mod addresses;
 pub mod alu;
 pub mod approx;
 pub mod atoms;
@@ -10,6 +11,7 @@ pub mod floats;
 pub mod halves;
 pub mod launch;
 pub mod loads;
+pub mod local;
 pub mod matrix;
 pub mod registers;
 pub mod shared;

@@ -5,6 +5,7 @@
 
 use super::block::Room;
 use super::fault::{Done, Kind, Trouble, trouble};
+use super::local::Local;
 use super::registers::{Registers, Sources};
 use super::shared::Moment;
 use super::{LANES, Lanes, alu, atoms, convert, floats, halves, loads, matrix, together};
@@ -39,6 +40,7 @@ pub struct Warp {
     pub exited: u32,
     pub tid: [Lanes<u32>; 3],
     pub epoch: u16,
+    pub local: Local,
     pub copies: Vec<Copy>,
     pub committed: Lanes<u32>,
     pub pc: u32,
@@ -80,6 +82,7 @@ impl Warp {
             exited: 0,
             tid: [[0; LANES]; 3],
             epoch: 0,
+            local: Local::new(room.launch.kernel.local_bytes),
             copies: vec![],
             committed: [0; LANES],
             pc: 0,
@@ -106,6 +109,7 @@ impl Warp {
         self.r.clear();
         self.exited = 0;
         self.epoch = 0;
+        self.local.clear();
         self.copies.clear();
         self.committed = [0; LANES];
         self.pc = 0;

@@ -1,7 +1,7 @@
 //! Moves, conversions, comparisons and selections.
 
 use super::decode::Decoder;
-use super::op::{Any, Cmp, Logic, Op, Round, Setp, Ty};
+use super::op::{Any, Cmp, IntFn, Logic, Op, Round, Setp, Ty};
 use super::scope::special;
 use super::text::Operand;
 
@@ -13,8 +13,7 @@ pub fn decode(cx: &mut Decoder<'_, '_>, name: &str) -> Decoded {
         "cvt" => cvt(cx),
         "selp" => selp(cx),
         "setp" => setp(cx),
-        // Without generic addresses there is nothing to convert.
-        _ => Err(cx.unknown()),
+        _ => cvta(cx),
     }
 }
 
@@ -55,6 +54,23 @@ fn mov(cx: &mut Decoder<'_, '_>) -> Decoded {
         },
         _ if n == 8 => Ok(Op::MovD { d: s.dd(&d)?, a: s.d(&a)? }),
         _ if n == 2 || n == 4 => Ok(Op::MovW { d: s.dw(&d)?, a: s.w(&a, n)? }),
+        _ => Err(cx.unknown()),
+    }
+}
+
+/// Addresses of global memory are generic ones. Those of local memory are moved to where nothing else is: no access by generic
+/// address is known, so they cannot be used.
+fn cvta(cx: &mut Decoder<'_, '_>) -> Decoded {
+    const NOWHERE: u64 = 1 << 60;
+    let to = cx.m.take("to");
+    cx.m.ty_in(&[Ty::U64])?;
+    let (global, local) = (cx.m.take("global"), cx.m.take("local"));
+    let [d, a] = cx.operands()?;
+    let s = &mut *cx.scope;
+    let (d, a) = (s.dd(&d)?, s.d(&a)?);
+    match (global, local, to) {
+        (true, ..) => Ok(Op::MovD { d, a }),
+        (_, true, false) => Ok(Op::IntD { f: IntFn::Add, signed: false, d, a, b: s.constant_d(NOWHERE) }),
         _ => Err(cx.unknown()),
     }
 }

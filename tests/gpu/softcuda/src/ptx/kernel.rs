@@ -48,6 +48,8 @@ pub struct Kernel {
     pub ranges: Vec<Range>,
     pub shared: Vec<Array>,
     pub shared_end: u32,
+    /// Bytes of local memory of a thread.
+    pub local_bytes: u32,
 }
 
 /// What was loaded from one text.
@@ -87,7 +89,7 @@ fn code<'a>(
             Item::Register { ty, name, count } => scope.declare(ty, name, *count)?,
             Item::Open => scope.open(),
             Item::Close => scope.close(),
-            Item::Shared(_) | Item::Label(_) => {}
+            Item::Shared(_) | Item::Local(_) | Item::Label(_) => {}
             Item::Statement(statement) => {
                 *line = statement.line;
                 let guard = match statement.guard {
@@ -128,6 +130,7 @@ fn finish(function: &Function<'_>, source: &Arc<Source>, code: Vec<Inst>, scope:
         ranges: scope.ranges,
         shared: scope.shared,
         shared_end: scope.shared_end,
+        local_bytes: scope.local_end,
     }
 }
 

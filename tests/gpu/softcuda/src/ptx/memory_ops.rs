@@ -30,6 +30,7 @@ fn space(cx: &mut Decoder<'_, '_>) -> Result<Space, String> {
         ("global", Space::Global),
         ("shared::cta", Space::Shared),
         ("shared", Space::Shared),
+        ("local", Space::Local),
         ("param", Space::Param),
     ];
     let opcode = cx.m.opcode();
@@ -147,7 +148,7 @@ fn atom(cx: &mut Decoder<'_, '_>, returns: bool) -> Decoded {
         AtomFn::Inc | AtomFn::Dec => ty == Ty::U32,
         AtomFn::And | AtomFn::Or | AtomFn::Xor | AtomFn::Exch | AtomFn::Cas => !ty.float() && !ty.integer(),
     };
-    if !fits || space == Space::Param {
+    if !fits || matches!(space, Space::Param | Space::Local) {
         return Err(cx.unknown());
     }
     let sources = if f == AtomFn::Cas { 2 } else { 1 };

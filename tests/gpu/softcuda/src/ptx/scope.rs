@@ -9,6 +9,8 @@ use super::text::{Function, Item, Operand, Variable, bytes_of};
 const SHARED_GAP: u32 = 128;
 /// Shared memory does not begin at address 0, which a null pointer would find.
 pub const SHARED_BASE: u32 = 1024;
+/// The same for local memory.
+pub const LOCAL_BASE: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Class {
@@ -47,6 +49,7 @@ pub struct Scope<'a> {
     pub shared: Vec<Array>,
     /// Where memory of the launch's size begins.
     pub shared_end: u32,
+    pub local_end: u32,
     params: HashMap<&'a str, u32>,
     labels: HashMap<&'a str, u32>,
 }
@@ -65,6 +68,7 @@ impl<'a> Scope<'a> {
             arrays: HashMap::new(),
             shared: vec![],
             shared_end: SHARED_BASE,
+            local_end: LOCAL_BASE,
             params: HashMap::new(),
             labels: HashMap::new(),
         };
@@ -82,6 +86,7 @@ impl<'a> Scope<'a> {
         for item in &function.body {
             match item {
                 Item::Shared(variable) => scope.array(variable)?,
+                Item::Local(variable) => scope.local(variable)?,
                 Item::Label(name) => scope.label_at(name, at)?,
                 Item::Statement(_) => at += 1,
                 _ => {}
@@ -91,6 +96,13 @@ impl<'a> Scope<'a> {
             scope.arrays.insert(name, scope.shared_end);
         }
         Ok(scope)
+    }
+
+    fn local(&mut self, variable: &Variable<'a>) -> Result<(), String> {
+        let at = self.local_end.next_multiple_of(variable.align.max(16));
+        self.arrays.insert(variable.name, at);
+        self.local_end = at.checked_add(variable.bytes).ok_or("too much local memory")?;
+        Ok(())
     }
 
     fn label_at(&mut self, name: &'a str, at: u32) -> Result<(), String> {

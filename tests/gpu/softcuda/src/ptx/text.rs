@@ -42,6 +42,7 @@ pub enum Item<'a> {
         count: Option<u32>,
     },
     Shared(Variable<'a>),
+    Local(Variable<'a>),
     Label(&'a str),
     Statement(Statement<'a>),
     Open,
@@ -258,6 +259,7 @@ fn body<'a>(t: &mut Tokens<'a>, items: &mut Vec<Item<'a>>) -> Result<(), PtxErro
                 match word {
                     ".reg" => registers(t, items)?,
                     ".shared" => items.push(Item::Shared(variable(t, false)?)),
+                    ".local" => items.push(Item::Local(variable(t, false)?)),
                     // Advice for the assembler, and where the code comes from.
                     ".pragma" => {
                         t.take()?;

@@ -99,6 +99,7 @@ impl Ty {
 pub enum Space {
     Global,
     Shared,
+    Local,
     Param,
 }
 

@@ -4,5 +4,6 @@ mod faults;
 mod instructions;
 mod machine;
 mod order;
+mod streams;
 mod strictness;
 mod tensor;

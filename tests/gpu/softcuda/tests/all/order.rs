@@ -73,3 +73,17 @@ fn the_last_block_may_read_what_others_wrote() {
     assert_eq!(last_block_adds("fence.acq_rel.gpu;").unwrap()[0][0], 46);
     assert!(last_block_adds("").unwrap_err().what.contains("another block of this launch writes it"));
 }
+
+#[test]
+fn local_memory_is_each_lanes_own() {
+    let body = ".local .align 16 .b8 depot[16];\nmov.u64 %rd1, depot;\ncvta.local.u64 %rd2, %rd1;\nst.local.u32 [%rd1+4], %r0;\n\
+                bar.warp.sync 0xffffffff;\nld.local.u32 %r1, [%rd1+4];";
+    assert_eq!(all(body, 64), (0..64).collect::<Vec<_>>());
+    let args = [Arg::Empty(4)];
+    let text = |load: &str| {
+        kernel(1, &format!(".local .align 16 .b8 depot[16];\n{load}\nst.global.u32 [%rd0], %r1;\nret;"))
+    };
+    let failure = |load: &str| Launch::new(text(load), 1, &args).failure().what;
+    assert!(failure("ld.local.u32 %r1, [depot];").contains("local memory is read before it has a value"));
+    assert!(failure("ld.local.u32 %r1, [depot+16];").contains("local memory, which has 16"));
+}

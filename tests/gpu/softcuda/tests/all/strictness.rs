@@ -18,7 +18,7 @@ fn unknown_instructions_and_modifiers_are_named() {
     );
     refused("add.rz.f32 %f0, %f1, %f2;", "unknown modifier .rz of `add.rz.f32`");
     refused("ld.global.f64 %rd3, [%rd0];\nadd.f64 %rd1, %rd1, %rd1;", "unknown instruction `add.f64`");
-    refused("ld.local.u32 %r0, [%rd0];", "a state space that this driver does not know");
+    refused("ld.const.u32 %r0, [%rd0];", "a state space that this driver does not know");
     refused("mov.u32 %r0, %clock;", "%clock");
     refused("cvt.f32.s32 %f0, %r0;", "it has to be rounded");
     refused("cvt.rn.f32.f16 %f0, %rs0;", "it takes no rounding");
