@@ -4,20 +4,28 @@
 //! [`BuiltinFormat`]s of models that were published without one. [`ChatSource`] collects what a checkpoint's files say
 //! and packs it into the artifact's chat section; [`ChatTemplate`] is made from that section and renders.
 //!
+//! [`AnswerSyntax`] is how a model calls tools and reasons, found from its template; [`AnswerParser`] takes answers apart by it.
+//!
 //! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach files, and what
 //! they raise becomes an error that carries their message.
 
+mod answer;
 mod builtin;
+mod call_grammar;
 mod jinja;
 mod local_time;
 mod message;
 mod named;
 mod source;
 mod strftime;
+mod syntax;
 
+pub use answer::{AnswerParser, AnswerPart};
 pub use builtin::BuiltinFormat;
+pub use call_grammar::{CallGrammar, free_then};
 pub use message::{Content, Message, Value};
 pub use source::{ChatFiles, ChatSource};
+pub use syntax::{AnswerSyntax, CallSyntax, ReasoningSyntax};
 
 use jinja::JinjaTemplates;
 use std::collections::BTreeMap;

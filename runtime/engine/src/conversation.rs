@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
 
-use crate::chat::{ChatError, ChatTemplate, Extra, Message};
+use crate::chat::{AnswerSyntax, ChatError, ChatTemplate, Extra, Message};
 use crate::generate::{FinishReason, GenerateError, Generation, Generator, Request, RewindModel};
 use crate::sampler::SamplingParams;
 use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer, TokenizerError};
@@ -54,6 +54,14 @@ impl ChatFormat {
         match self {
             ChatFormat::Template(template) => end_tokens(template, tokenizer),
             ChatFormat::Plain => Vec::new(),
+        }
+    }
+
+    /// What an answer may have beside its text.
+    pub fn answer_syntax(&self) -> AnswerSyntax {
+        match self {
+            ChatFormat::Template(template) => AnswerSyntax::of(template),
+            ChatFormat::Plain => AnswerSyntax::default(),
         }
     }
 

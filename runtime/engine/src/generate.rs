@@ -258,7 +258,7 @@ impl<M: LanguageModel> Generator<M> {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, GenerateError> {
         let mut sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
-        let mut text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?);
+        let mut text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?, SpecialTokens::Skip);
         self.check_prompt(request.prompt)?;
         self.fed.iter().for_each(|&token| sampler.accept(token));
 
@@ -411,8 +411,8 @@ pub(crate) struct TextOut<'t> {
 
 impl<'t> TextOut<'t> {
     /// For a text that goes on where a prompt ends.
-    pub(crate) fn new(tokenizer: &'t Tokenizer, stops: StopMatcher) -> Self {
-        TextOut { decoder: DecodeStream::continuing(tokenizer, SpecialTokens::Skip), stops }
+    pub(crate) fn new(tokenizer: &'t Tokenizer, stops: StopMatcher, special: SpecialTokens) -> Self {
+        TextOut { decoder: DecodeStream::continuing(tokenizer, special), stops }
     }
 
     pub(crate) fn push(

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::Engine;
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
@@ -22,6 +23,10 @@ pub struct App {
     pub grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     /// How messages become a prompt, if the model has that.
     pub format: Option<ChatFormat>,
+    /// How answers are written, beside their text.
+    pub syntax: AnswerSyntax,
+    /// Whether that has control tokens.
+    pub shows_control_tokens: bool,
     /// Where nothing else is asked for.
     pub sampling: SamplingParams,
     /// Tokens that end a text.
@@ -46,6 +51,11 @@ impl App {
     /// A name for an answer that no other one of this server has.
     pub fn id(&self, prefix: &str) -> String {
         format!("{prefix}-{:08x}{:08x}", self.started, self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The number of an answer, which no other one has.
+    pub fn number(&self) -> u64 {
+        (self.started << 20).wrapping_add(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Compiles a grammar; may take seconds.

@@ -2,66 +2,143 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_engine::chat::{Content, Extra, Value as TemplateValue};
+use mlcc_engine::chat::{AnswerParser, AnswerPart, CallGrammar, Extra, Value as TemplateValue, free_then};
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{Chosen, Finished, TextRequest};
-use mlcc_engine::{Message, Tokenizer};
+use mlcc_engine::{Grammar, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
+use crate::answers::{Answer, Call, CallIds, ended_by};
 use crate::app::App;
+use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::messages;
 use crate::sampling::{Common, IGNORED, MOST_LOGPROBS};
-use crate::shape::{Shape, finish_reason, finite, token_text};
+use crate::shape::{Shape, finite, token_text};
 use crate::texts::{Choice, Work};
+use crate::tools::{ToolChoice, Tools};
+
+/// A chat that was read: everything but the form of its answer.
+pub struct Prepared {
+    pub work: TextRequest,
+    pub choices: usize,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub parser: AnswerParser,
+    pub ids: CallIds,
+}
 
 /// Reads a request and makes its prompt.
 pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
     let mut fields = Fields::parse(body)?;
+    let logprobs = logprobs(&mut fields)?;
+    let prepared = read(app, fields, logprobs)?;
+    let shape = Chat {
+        logprobs: logprobs.is_some(),
+        streams: vec![prepared.parser.clone(); prepared.choices],
+        parser: prepared.parser,
+        ids: prepared.ids,
+    };
+    Ok(Work {
+        requests: with_seeds(&prepared.work, prepared.choices),
+        choices: prepared.choices,
+        stream: prepared.stream,
+        include_usage: prepared.include_usage,
+        shape: Box::new(shape),
+    })
+}
+
+/// Reads all fields of a chat but those that say what is told of tokens.
+pub fn read(app: &App, mut fields: Fields, logprobs: Option<usize>) -> Result<Prepared, ApiError> {
     let common = Common::take(&mut fields, app, None)?;
     refuse_what_is_missing(&mut fields)?;
-    let wants_logprobs = fields.take("logprobs", "true or false")?.unwrap_or(false);
-    let top: Option<usize> = fields.take("top_logprobs", "a whole number")?;
-    let logprobs = match (wants_logprobs, top) {
-        (true, top) if top.unwrap_or(0) <= MOST_LOGPROBS => Some(top.unwrap_or(0)),
-        (false, None | Some(0)) => None,
-        (false, Some(_)) => {
-            let message = "`top_logprobs` needs `logprobs: true`";
-            return Err(ApiError::field("top_logprobs", "invalid_value", message));
-        }
-        (true, _) => {
-            let message = format!("`top_logprobs` is more than {MOST_LOGPROBS}");
-            return Err(ApiError::field("top_logprobs", "invalid_value", message));
-        }
-    };
-    let (format, text) = prompt(app, &mut fields)?;
+    let tools = Tools::take(&mut fields)?;
+    let (format, text) = prompt(app, &mut fields, tools.as_ref())?;
     fields.finish(IGNORED)?;
     let ids = format.encode(&app.tokenizer, &text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
     let mut stop = common.text.stop.clone();
     stop.extend(format.stop_texts().iter().map(|stop| stop.to_string()));
-    let text = TextRequest {
+    let special = if app.shows_control_tokens { SpecialTokens::Keep } else { SpecialTokens::Skip };
+    let work = TextRequest {
         prompt: ids,
         eos: if common.ignore_eos { Vec::new() } else { app.chat_eos.clone() },
         stop,
         logprobs,
-        grammar: common.constraint.map(|constraint| constraint.compile(app)).transpose()?,
+        special,
+        grammar: constraint(app, common.constraint, tools.as_ref(), &text)?,
         ..common.text
     };
-    Ok(Work {
-        requests: with_seeds(&text, common.choices),
+    let callable = tools.as_ref().map(Tools::callable).unwrap_or_default();
+    let names = callable.iter().map(|(name, _)| name.clone()).collect();
+    let most = tools.as_ref().map_or(0, Tools::most_calls);
+    Ok(Prepared {
+        work,
         choices: common.choices,
         stream: common.stream,
         include_usage: common.include_usage,
-        shape: Box::new(Chat { logprobs: logprobs.is_some() }),
+        parser: AnswerParser::new(&app.syntax, names, most, &text),
+        ids: CallIds { answer: app.number() },
     })
+}
+
+fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.take("logprobs", "true or false")?.unwrap_or(false);
+    let top: Option<usize> = fields.take("top_logprobs", "a whole number")?;
+    match (wanted, top) {
+        (true, top) if top.unwrap_or(0) <= MOST_LOGPROBS => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = "`top_logprobs` needs `logprobs: true`";
+            Err(ApiError::field("top_logprobs", "invalid_value", message))
+        }
+        (true, _) => {
+            let message = format!("`top_logprobs` is more than {MOST_LOGPROBS}");
+            Err(ApiError::field("top_logprobs", "invalid_value", message))
+        }
+    }
+}
+
+/// The grammar of an answer: what the request says of its text, or the calls that have to be there. Reasoning that the prompt has
+/// begun comes before it.
+fn constraint(
+    app: &App,
+    constraint: Option<Constraint>,
+    tools: Option<&Tools>,
+    prompt: &str,
+) -> Result<Option<Grammar>, ApiError> {
+    let calls = |tools: &Tools| {
+        let syntax = app.syntax.calls.as_ref()?;
+        let several = tools.most_calls() > 1;
+        let grammar = CallGrammar { syntax, tools: tools.callable(), several };
+        Some(Constraint { spec: grammar.spec(&app.tokenizer), param: "tools" })
+    };
+    let wanted = match (constraint, tools) {
+        (Some(constraint), Some(_)) => {
+            let message = format!(
+                "`{}` and `tools` contradict each other: an answer is a text of that form, or calls. Send `tool_choice: \"none\"`",
+                constraint.param
+            );
+            return Err(ApiError::field(constraint.param, "invalid_value", message));
+        }
+        (Some(constraint), None) => Some(constraint),
+        (None, Some(tools)) if tools.choice != ToolChoice::Auto => calls(tools),
+        (None, _) => None,
+    };
+    let Some(Constraint { mut spec, param }) = wanted else { return Ok(None) };
+    if let Some(reasoning) = app.syntax.reasoning.as_ref().filter(|r| r.is_open_behind(prompt)) {
+        spec = free_then(&reasoning.close, spec, &app.tokenizer);
+    }
+    Constraint { spec, param }.compile(app).map(Some)
 }
 
 /// The prompt of a conversation, as text.
 pub fn apply_template(app: &App, body: &[u8]) -> Result<Value, ApiError> {
     let mut fields = Fields::parse(body)?;
-    let (_, text) = prompt(app, &mut fields)?;
+    let tools = Tools::take(&mut fields)?;
+    let (_, text) = prompt(app, &mut fields, tools.as_ref())?;
     fields.finish(&["model"])?;
     Ok(json!({"prompt": text}))
 }
@@ -80,9 +157,7 @@ fn refuse_what_is_missing(fields: &mut Fields) -> Result<(), ApiError> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let only_text = |value: &Value| *value == json!(["text"]);
     let none = |value: &Value| value == "none" || value == "auto";
-    fields.refuse("tools", empty)?;
     fields.refuse("functions", empty)?;
-    fields.refuse("tool_choice", none)?;
     fields.refuse("function_call", none)?;
     fields.refuse("modalities", only_text)?;
     for name in ["audio", "prediction", "web_search_options"] {
@@ -91,7 +166,11 @@ fn refuse_what_is_missing(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn prompt<'a>(app: &'a App, fields: &mut Fields) -> Result<(&'a ChatFormat, String), ApiError> {
+fn prompt<'a>(
+    app: &'a App,
+    fields: &mut Fields,
+    tools: Option<&Tools>,
+) -> Result<(&'a ChatFormat, String), ApiError> {
     let messages: Vec<Value> = fields.need("messages", "a list of messages")?;
     let variables: Option<BTreeMap<String, TemplateValue>> =
         fields.take("chat_template_kwargs", "an object of variables of the template")?;
@@ -104,40 +183,71 @@ fn prompt<'a>(app: &'a App, fields: &mut Fields) -> Result<(&'a ChatFormat, Stri
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "`messages` has no message"));
     }
+    if tools.is_some() && app.syntax.calls.is_none() {
+        let message =
+            "the chat template of this model has no calls of tools, or none that this server can read";
+        return Err(ApiError::field("tools", "unsupported", message));
+    }
+    let as_text = app.syntax.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
+    let message = |at| messages::message(at, as_text);
     let messages = messages.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
-    let extra = Extra { variables: variables.unwrap_or_default(), ..Extra::default() };
+    let extra = Extra {
+        variables: variables.unwrap_or_default(),
+        tools: tools.map(Tools::for_template).transpose()?,
+        ..Extra::default()
+    };
     let text = format.render(&messages, answer, &extra);
     let text = text.map_err(|e| ApiError::field("messages", "template_error", e.to_string()))?;
     Ok((format, text))
 }
 
-fn message((index, value): (usize, Value)) -> Result<Message, ApiError> {
-    let param = format!("messages[{index}]");
-    let wrong = |what: &str| ApiError::field(&param, "invalid_type", format!("`{param}` is wrong: {what}"));
-    if !value.is_object() {
-        return Err(wrong("it is no object"));
-    }
-    if !value["role"].is_string() {
-        return Err(wrong("`role` is missing or no string"));
-    }
-    let plain = matches!(value["content"], Value::Null | Value::String(_) | Value::Array(_));
-    if !plain {
-        return Err(wrong("`content` is neither a string nor a list of parts"));
-    }
-    let message: Message = serde_json::from_value(value).map_err(|e| wrong(&e.to_string()))?;
-    let Content::Parts(parts) = &message.content else { return Ok(message) };
-    let kind = |part: &TemplateValue| part.get_attr("type").ok()?.as_str().map(str::to_owned);
-    if let Some(part) = parts.iter().find(|part| kind(part).as_deref() != Some("text")) {
-        let kind = kind(part).unwrap_or_else(|| "a part without a type".into());
-        let what = format!("`{param}.content` holds {kind}, and this server reads only text");
-        return Err(ApiError::field("messages", "unsupported_content", what));
-    }
-    // Templates that know no parts see the text.
-    Ok(Message { content: Content::Text(message.text()), ..message })
-}
-
 struct Chat {
     logprobs: bool,
+    /// Has seen nothing.
+    parser: AnswerParser,
+    /// Of each choice.
+    streams: Vec<AnswerParser>,
+    ids: CallIds,
+}
+
+/// Parts of an answer as a piece of a stream.
+fn delta(parts: Vec<AnswerPart>, ids: &CallIds, choice: usize) -> Value {
+    let mut delta = json!({});
+    let mut calls: Vec<Value> = Vec::new();
+    let mut append = |name: &str, text: String| match &mut delta[name] {
+        Value::String(before) => *before += &text,
+        other => *other = text.into(),
+    };
+    for part in parts {
+        match part {
+            AnswerPart::Reasoning(text) => append("reasoning_content", text),
+            AnswerPart::Text(text) => append("content", text),
+            AnswerPart::Call { index, name } => calls.push(json!({
+                "index": index,
+                "id": ids.id(choice, index),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            })),
+            AnswerPart::Arguments { index, text } => match calls.last_mut() {
+                Some(call) if call["index"] == index => {
+                    let before = call["function"]["arguments"].as_str().unwrap_or_default();
+                    call["function"]["arguments"] = format!("{before}{text}").into();
+                }
+                _ => calls.push(json!({"index": index, "function": {"arguments": text}})),
+            },
+        }
+    }
+    if !calls.is_empty() {
+        delta["tool_calls"] = calls.into();
+    }
+    delta
+}
+
+impl Chat {
+    fn streamed(&self, index: usize, parts: Vec<AnswerPart>, logprobs: Value) -> Value {
+        let delta = delta(parts, &self.ids, index);
+        json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null})
+    }
 }
 
 fn token_entry(tokenizer: &Tokenizer, token: TokenLogprob) -> Value {
@@ -170,11 +280,13 @@ impl Shape for Chat {
     fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &Choice) -> Value {
         let entries = choice.tokens.iter().filter_map(|token| token.logprobs.as_ref());
         let entries: Vec<Value> = entries.map(|logprobs| logprob_entry(tokenizer, logprobs)).collect();
+        let answer = Answer::read(self.parser.clone(), &choice.text, &self.ids, index);
+        let ended = |finished| ended_by(finished, answer.calls.len());
         json!({
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": null},
+            "message": message_of(&answer),
             "logprobs": self.logprobs.then(|| json!({"content": entries, "refusal": null})),
-            "finish_reason": choice.finished.as_ref().map(finish_reason),
+            "finish_reason": choice.finished.as_ref().map(ended),
         })
     }
 
@@ -195,19 +307,37 @@ impl Shape for Chat {
         token: Option<&Chosen>,
     ) -> Option<Value> {
         let entry = token.and_then(|token| token.logprobs.as_ref());
-        if text.is_empty() && entry.is_none() {
+        let parts = self.streams.get_mut(index)?.push(text);
+        if parts.is_empty() && entry.is_none() {
             return None;
         }
         let logprobs = entry.map(|e| json!({"content": [logprob_entry(tokenizer, e)], "refusal": null}));
-        Some(json!({
-            "index": index,
-            "delta": {"content": text},
-            "logprobs": logprobs,
-            "finish_reason": null,
-        }))
+        Some(self.streamed(index, parts, logprobs.into()))
     }
 
-    fn last(&self, index: usize, finished: &Finished) -> Value {
-        json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish_reason(finished)})
+    fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value> {
+        let Some(parser) = self.streams.get_mut(index) else { return Vec::new() };
+        let (rest, calls) = (parser.finish(), parser.calls());
+        let reason = ended_by(finished, calls);
+        let last = json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason});
+        let rest = (!rest.is_empty()).then(|| self.streamed(index, rest, Value::Null));
+        rest.into_iter().chain([last]).collect()
     }
+}
+
+fn message_of(answer: &Answer) -> Value {
+    let content = if answer.text.is_empty() && !answer.calls.is_empty() {
+        Value::Null
+    } else {
+        answer.text.as_str().into()
+    };
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !answer.reasoning.is_empty() {
+        message["reasoning_content"] = answer.reasoning.as_str().into();
+    }
+    if !answer.calls.is_empty() {
+        let call = |call: &Call| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}});
+        message["tool_calls"] = answer.calls.iter().map(call).collect();
+    }
+    message
 }

@@ -230,7 +230,7 @@ impl Shape for Completion {
         Some(self.streamed(index, text, entries))
     }
 
-    fn last(&self, index: usize, finished: &Finished) -> Value {
-        json!({"text": "", "index": index, "logprobs": null, "finish_reason": finish_reason(finished)})
+    fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value> {
+        vec![json!({"text": "", "index": index, "logprobs": null, "finish_reason": finish_reason(finished)})]
     }
 }

@@ -3,6 +3,7 @@
 //! The engine's thread does the work ([`mlcc_engine::serving`]); one thread with an async runtime reads requests and sends answers.
 //! Prompts are rendered and tokenized on threads of their own, so that nobody's stream waits for a long one.
 
+mod answers;
 mod app;
 mod chat;
 mod completions;
@@ -11,6 +12,7 @@ mod error;
 mod fields;
 mod info;
 mod memory;
+mod messages;
 mod metrics;
 mod routes;
 mod sampling;
@@ -18,5 +20,6 @@ mod serve;
 mod shape;
 mod texts;
 mod tokens;
+mod tools;
 
 pub use serve::{ServeError, ServeOptions, Served, Stopped, serve, serve_step};

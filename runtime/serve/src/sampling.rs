@@ -31,7 +31,6 @@ pub const IGNORED: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
     "reasoning_effort",
     "verbosity",
 ];

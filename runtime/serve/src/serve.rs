@@ -185,12 +185,15 @@ fn start(
     };
     let engine = Engine::start(step, Arc::clone(&tokenizer), engine_options)?;
     let ends = served.format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
+    let syntax = served.format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
     Ok(App {
         name: served.name,
         executor: served.executor,
         engine,
-        tokenizer,
         grammars: OnceLock::new(),
+        shows_control_tokens: syntax.has_control_tokens(&tokenizer),
+        syntax,
+        tokenizer,
         format: served.format,
         sampling: served.sampling,
         chat_eos: [served.eos.clone(), ends].concat(),

@@ -29,7 +29,7 @@ pub trait Shape: Send + Sync {
         token: Option<&Chosen>,
     ) -> Option<Value>;
     /// What ends the stream of a choice.
-    fn last(&self, index: usize, finished: &Finished) -> Value;
+    fn last(&mut self, index: usize, finished: &Finished) -> Vec<Value>;
 }
 
 /// As the API calls what ended a text.

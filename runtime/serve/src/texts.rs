@@ -239,11 +239,13 @@ impl Stream {
                 self.shape.piece(&self.head.app.tokenizer, index, &text, token.as_ref())
             }
             Event::Finished(finished) => {
-                let last = self.shape.last(index, &finished);
+                for last in self.shape.last(index, &finished) {
+                    self.send(Some(last));
+                }
                 if let Some(end) = self.ends.get_mut(index) {
                     *end = Some(finished);
                 }
-                Some(last)
+                None
             }
             Event::Failed(_) => None,
         };

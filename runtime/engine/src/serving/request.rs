@@ -10,7 +10,7 @@ use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
 use crate::serving::step::Limits;
 use crate::stop::{EmptyStop, StopMatcher};
-use crate::tokenizer::TokenId;
+use crate::tokenizer::{SpecialTokens, TokenId};
 
 /// One text to write.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub struct TextRequest {
     pub max_tokens: Option<usize>,
     /// Tokens that end the text.
     pub eos: Vec<TokenId>,
+    /// Whether control tokens are shown by their names. Those of `eos` never are.
+    pub special: SpecialTokens,
     /// Texts that end the text; they are not part of it.
     pub stop: Vec<String>,
     /// What the text may be, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
@@ -48,6 +50,7 @@ impl TextRequest {
             min_tokens: 0,
             max_tokens: None,
             eos: Vec::new(),
+            special: SpecialTokens::Skip,
             stop: Vec::new(),
             grammar: None,
             logprobs: None,

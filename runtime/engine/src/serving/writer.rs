@@ -50,7 +50,7 @@ impl<'t> Writer<'t> {
             cached,
             prompt_logprobs: Vec::new(),
             sampler,
-            text: TextOut::new(tokenizer, job.stops),
+            text: TextOut::new(tokenizer, job.stops, job.request.special),
             sink: job.sink,
             cancel: job.cancel,
             chosen: 0,

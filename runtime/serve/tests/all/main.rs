@@ -3,6 +3,7 @@
 mod constraints;
 mod robust;
 mod server;
+mod tools;
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../../engine/tests/all/toy/mod.rs"]
 mod toy;
