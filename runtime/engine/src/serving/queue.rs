@@ -1,6 +1,6 @@
 //! What an engine's thread and those who ask it share.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +8,11 @@ use std::time::{Duration, Instant};
 use crate::sampler::Sampler;
 use crate::serving::request::{LaunchError, Sink, TextRequest};
 use crate::stop::StopMatcher;
+
+/// A request that has waited so long is as urgent as one of the next lower priority.
+const AGEING: Duration = Duration::from_secs(10);
+/// Clients whose turns are remembered, beside those that wait.
+const MOST_CLIENTS: usize = 1024;
 
 /// A request on its way.
 pub(super) struct Job {
@@ -61,7 +66,11 @@ pub struct Stats {
 
 #[derive(Default)]
 struct State {
+    /// In the order of their launch.
     jobs: VecDeque<Job>,
+    /// When each client had its last turn, counted in turns.
+    turns: BTreeMap<u64, u64>,
+    turn: u64,
     next_id: u64,
     /// Launched and not ended.
     in_flight: usize,
@@ -72,7 +81,31 @@ struct State {
     stats: Stats,
 }
 
-/// Requests in the order of their launch, of a bounded number.
+impl State {
+    /// Which job comes next: the most urgent, of equally urgent ones that of the client whose last turn was longest ago, and of
+    /// these the oldest.
+    fn next(&self, now: Instant) -> Option<usize> {
+        let key = |(index, job): (usize, &Job)| {
+            let aged = now.saturating_duration_since(job.launched).as_secs() / AGEING.as_secs();
+            let level = job.request.priority.saturating_sub(i64::try_from(aged).unwrap_or(i64::MAX));
+            (level, self.turns.get(&job.request.client).copied().unwrap_or(0), index)
+        };
+        self.jobs.iter().enumerate().map(key).min().map(|(_, _, index)| index)
+    }
+
+    fn take_next(&mut self, now: Instant) -> Option<Job> {
+        let job = self.next(now).and_then(|index| self.jobs.remove(index))?;
+        self.turn += 1;
+        self.turns.insert(job.request.client, self.turn);
+        if self.turns.len() > MOST_CLIENTS {
+            let jobs = &self.jobs;
+            self.turns.retain(|client, _| jobs.iter().any(|job| job.request.client == *client));
+        }
+        Some(job)
+    }
+}
+
+/// Waiting requests, of a bounded number.
 pub(super) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -115,13 +148,13 @@ impl Queue {
         Ok(())
     }
 
-    /// The oldest job. With `wait` it waits for one; `None` then means that none will come.
+    /// The next job. With `wait` it waits for one; `None` then means that none will come.
     pub fn pop(&self, wait: bool) -> Option<Job> {
         let mut state = self.lock();
         while wait && state.jobs.is_empty() && !state.closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.jobs.pop_front()
+        state.take_next(Instant::now())
     }
 
     /// Jobs in the queue that are to be ended without having begun.
@@ -200,5 +233,59 @@ impl Queue {
         // Dropped sinks tell their receivers.
         drop(jobs);
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::SamplingParams;
+    use std::ops::ControlFlow;
+
+    /// A job of a client, launched so many seconds ago.
+    fn job(id: u64, client: u64, priority: i64, ago: u64, now: Instant) -> Job {
+        let request = TextRequest { client, priority, ..TextRequest::new(vec![1], SamplingParams::greedy()) };
+        Job {
+            id,
+            twin: None,
+            request,
+            sampler: Sampler::new(SamplingParams::greedy(), 2).unwrap(),
+            stops: StopMatcher::new(&[]).unwrap(),
+            sink: Box::new(|_| ControlFlow::Continue(())),
+            cancel: Arc::default(),
+            launched: now - Duration::from_secs(ago),
+        }
+    }
+
+    /// Ids in the order in which they begin.
+    fn order(jobs: &[(u64, i64, u64)]) -> Vec<u64> {
+        let now = Instant::now() + Duration::from_secs(1000);
+        let mut state = State::default();
+        let of = |(id, &(client, priority, ago))| job(id as u64, client, priority, ago, now);
+        state.jobs.extend(jobs.iter().enumerate().map(of));
+        std::iter::from_fn(|| state.take_next(now)).map(|job| job.id).collect()
+    }
+
+    #[test]
+    fn the_order_of_waiting_requests() {
+        assert_eq!(order(&[(0, 0, 3), (0, 0, 2), (0, 0, 1)]), [0, 1, 2], "first come, first served");
+        assert_eq!(
+            order(&[(1, 0, 3), (1, 0, 3), (1, 0, 3), (2, 0, 2), (3, 0, 1), (2, 0, 0)]),
+            [0, 3, 4, 1, 5, 2]
+        );
+        assert_eq!(order(&[(0, 5, 2), (0, -1, 1), (0, 0, 0)]), [1, 2, 0], "lower numbers begin first");
+        assert_eq!(order(&[(0, 2, 31), (0, 0, 0), (0, 1, 5)]), [0, 1, 2], "who waits long becomes urgent");
+        assert_eq!(order(&[(0, i64::MAX, 0), (0, i64::MIN, 900)]), [1, 0]);
+    }
+
+    #[test]
+    fn turns_are_remembered_of_a_bounded_number_of_clients() {
+        let now = Instant::now() + Duration::from_secs(1000);
+        let mut state = State::default();
+        for client in 0..3000 {
+            state.jobs.push_back(job(client, client, 0, 0, now));
+            assert_eq!(state.take_next(now).map(|job| job.id), Some(client));
+            assert!(state.turns.len() <= MOST_CLIENTS);
+        }
     }
 }

@@ -35,6 +35,10 @@ pub struct TextRequest {
     pub logprobs: Option<usize>,
     /// How likely each token of the prompt was, with so many of the likeliest. The prompt is then read from its begin.
     pub prompt_logprobs: Option<usize>,
+    /// Requests of lower numbers begin first.
+    pub priority: i64,
+    /// Whose request it is: waiting requests of different clients take turns.
+    pub client: u64,
     /// When the text is ended, if nothing else has.
     pub deadline: Option<Instant>,
     /// Whether states of earlier texts may stand for the begin of the prompt.
@@ -55,6 +59,8 @@ impl TextRequest {
             grammar: None,
             logprobs: None,
             prompt_logprobs: None,
+            priority: 0,
+            client: 0,
             deadline: None,
             reuse: true,
         }

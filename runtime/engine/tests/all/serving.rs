@@ -94,9 +94,10 @@ fn plan() -> impl Strategy<Value = Plan> {
     });
     let stop = proptest::collection::vec("[a-j]{2,3}", 0..3);
     let leave = proptest::option::weighted(0.2, 0..6usize);
-    (prompt, any::<u64>(), 0..30usize, stop, 0..3usize, leave, 0..3usize, any::<bool>()).prop_map(
-        |(prompt, seed, max_tokens, stop, twins, leave_after, wait_for, reuse)| {
-            let request = TextRequest { stop, reuse, ..request(&prompt, seed, max_tokens) };
+    let order = (0..3u64, -2..3i64);
+    (prompt, any::<u64>(), 0..30usize, stop, 0..3usize, leave, 0..3usize, any::<bool>(), order).prop_map(
+        |(prompt, seed, max_tokens, stop, twins, leave_after, wait_for, reuse, (client, priority))| {
+            let request = TextRequest { stop, reuse, client, priority, ..request(&prompt, seed, max_tokens) };
             Plan { request, twins, leave_after, wait_for }
         },
     )
