@@ -10,6 +10,12 @@ const SHOWN: usize = 60;
 
 pub struct Fields(Map<String, Value>);
 
+impl From<Map<String, Value>> for Fields {
+    fn from(map: Map<String, Value>) -> Fields {
+        Fields(map)
+    }
+}
+
 impl Fields {
     pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
         let wrong = |what: String| ApiError::request("invalid_json", what);

@@ -4,7 +4,9 @@
 //! Prompts are rendered and tokenized on threads of their own, so that nobody's stream waits for a long one.
 
 mod answers;
+mod anthropic;
 mod app;
+mod blocks;
 mod chat;
 mod completions;
 mod constraint;

@@ -1,8 +1,8 @@
 //! The routes, and what happens around every request.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
@@ -10,12 +10,13 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, json_type};
-use crate::texts::{Work, answer};
-use crate::{chat, completions, info, tokens};
+use crate::texts::{Client, Work, answer};
+use crate::{anthropic, blocks, chat, completions, info, tokens};
 
 /// Everything that the server answers; bodies have at most `body_limit` bytes.
 pub fn router(app: Arc<App>, body_limit: usize) -> Router {
@@ -23,7 +24,9 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
         .route("/models", get(models))
         .route("/models/{model}", get(model))
         .route("/chat/completions", post(chat_completions))
-        .route("/completions", post(text_completions));
+        .route("/completions", post(text_completions))
+        .route("/messages", post(messages))
+        .route("/messages/count_tokens", post(count_tokens));
     let own = Router::new()
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -41,10 +44,13 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
 }
 
 type Shared = State<Arc<App>>;
+type Who = Extension<Client>;
 type Body = Result<Bytes, BytesRejection>;
 
 /// Asks for the key, and counts.
-async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
+async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response {
+    let client = client(&request);
+    request.extensions_mut().insert(client);
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = matched.unwrap_or_else(|| "other".into());
     let open = path == "/health" || path == "/v1/health";
@@ -56,13 +62,26 @@ async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
     response
 }
 
+/// The key that a request brings, whether one is wanted or not.
+fn key(request: &Request) -> Option<&str> {
+    let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| value.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
+    // As Anthropic's clients send it.
+    bearer.or_else(|| text("x-api-key"))
+}
+
+fn client(request: &Request) -> Client {
+    let mut hasher = DefaultHasher::new();
+    key(request).hash(&mut hasher);
+    Client(hasher.finish())
+}
+
 /// Takes equally long for every wrong key of the right length.
-fn has_key(request: &Request, key: &str) -> bool {
-    let value = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let Some((scheme, given)) = value.and_then(|value| value.split_once(' ')) else { return false };
-    let same = given.len() == key.len()
-        && given.bytes().zip(key.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0;
-    scheme.eq_ignore_ascii_case("bearer") && same
+fn has_key(request: &Request, wanted: &str) -> bool {
+    let Some(given) = key(request) else { return false };
+    given.len() == wanted.len()
+        && given.bytes().zip(wanted.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 fn bytes(body: Body) -> Result<Bytes, ApiError> {
@@ -93,19 +112,38 @@ fn as_json(result: Result<Value, ApiError>) -> Response {
     }
 }
 
-async fn texts(app: Arc<App>, body: Body, prepare: fn(&App, &[u8]) -> Result<Work, ApiError>) -> Response {
+async fn texts(
+    app: Arc<App>,
+    client: Client,
+    body: Body,
+    prepare: fn(&App, &[u8]) -> Result<Work, ApiError>,
+) -> Response {
     match aside(&app, body, prepare).await {
-        Ok(work) => answer(app, work).await,
+        Ok(work) => answer(app, client, work).await,
         Err(error) => error.into_response(),
     }
 }
 
-async fn chat_completions(State(app): Shared, body: Body) -> Response {
-    texts(app, body, chat::prepare).await
+async fn chat_completions(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+    texts(app, client, body, chat::prepare).await
 }
 
-async fn text_completions(State(app): Shared, body: Body) -> Response {
-    texts(app, body, completions::prepare).await
+async fn text_completions(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+    texts(app, client, body, completions::prepare).await
+}
+
+async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+    match aside(&app, body, anthropic::prepare).await {
+        Ok(asked) => blocks::answer(app, client, asked).await,
+        Err(error) => blocks::refused(&error),
+    }
+}
+
+async fn count_tokens(State(app): Shared, body: Body) -> Response {
+    match aside(&app, body, anthropic::count_tokens).await {
+        Ok(count) => as_json(Ok(count)),
+        Err(error) => blocks::refused(&error),
+    }
 }
 
 async fn tokenize(State(app): Shared, body: Body) -> Response {

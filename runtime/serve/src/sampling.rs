@@ -76,6 +76,7 @@ impl Common {
                 max_tokens: max_tokens.or(endless.then_some(ENDLESS)),
                 stop: stops(fields)?,
                 deadline: app.timeout.map(|timeout| std::time::Instant::now() + timeout),
+                priority: fields.take("priority", "a whole number")?.unwrap_or(0),
                 reuse: fields.take("cache_prompt", "true or false")?.unwrap_or(true),
                 ..TextRequest::new(Vec::new(), sampling)
             },

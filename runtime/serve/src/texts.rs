@@ -21,7 +21,7 @@ use crate::shape::Shape;
 /// Events of one text that may wait for a slow reader; one who is slower loses the text.
 const EVENTS: usize = 4096;
 /// A comment is sent when there was nothing else for so long, so that a reader who has gone is noticed.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// What a request leads to.
 pub struct Work {
@@ -43,7 +43,7 @@ pub struct Choice {
 }
 
 /// Texts on their way.
-struct Running {
+pub struct Running {
     events: mpsc::Receiver<(usize, Event)>,
     /// Dropping them ends the texts.
     _tickets: Vec<Ticket>,
@@ -51,7 +51,7 @@ struct Running {
 }
 
 impl Running {
-    fn launch(app: &App, requests: Vec<TextRequest>) -> Result<Running, ApiError> {
+    pub fn launch(app: &App, requests: Vec<TextRequest>) -> Result<Running, ApiError> {
         app.ready()?;
         let count = requests.len();
         let most = app.sequences + app.max_queue;
@@ -77,7 +77,7 @@ impl Running {
     }
 
     /// The next event with the number of its text; `None` when all have ended.
-    async fn next(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
+    pub async fn next(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -95,8 +95,13 @@ impl Running {
     }
 }
 
+/// Who sends a request, by its API key.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Client(pub u64);
+
 /// Answers a request.
-pub async fn answer(app: Arc<App>, work: Work) -> Response {
+pub async fn answer(app: Arc<App>, client: Client, mut work: Work) -> Response {
+    work.requests.iter_mut().for_each(|request| request.client = client.0);
     let running = match Running::launch(&app, work.requests) {
         Ok(running) => running,
         Err(error) => return error.into_response(),

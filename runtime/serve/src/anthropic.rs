@@ -1,0 +1,172 @@
+//! `/v1/messages` and `/v1/messages/count_tokens` in the form of Anthropic's API: requests become chats, answers come back in blocks.
+
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::chat::{self, Prepared};
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+/// Fields of that API that change nothing here.
+const IGNORED: &[&str] =
+    &["metadata", "service_tier", "container", "context_management", "mcp_servers", "cache_control"];
+
+fn wrong(param: &str, message: impl Into<String>) -> ApiError {
+    ApiError::field(param, "invalid_value", message)
+}
+
+/// A request that was read.
+pub struct Asked {
+    pub prepared: Prepared,
+    /// Texts that end the answer, as the request has them.
+    pub stops: Vec<String>,
+}
+
+/// Reads a request for an answer.
+pub fn prepare(app: &App, body: &[u8]) -> Result<Asked, ApiError> {
+    read(app, body, true)
+}
+
+/// How many tokens the prompt of a request has.
+pub fn count_tokens(app: &App, body: &[u8]) -> Result<Value, ApiError> {
+    let asked = read(app, body, false)?;
+    Ok(json!({"input_tokens": asked.prepared.work.prompt.len()}))
+}
+
+fn read(app: &App, body: &[u8], answers: bool) -> Result<Asked, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let mut chat = Map::new();
+    if answers {
+        let most: usize = fields.need("max_tokens", "a whole number")?;
+        chat.insert("max_tokens".into(), most.into());
+    }
+    for name in ["model", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "cache_prompt"] {
+        if let Some(value) = fields.take::<Value>(name, "a value")? {
+            chat.insert(name.into(), value);
+        }
+    }
+    let stops: Vec<String> = fields.take("stop_sequences", "a list of strings")?.unwrap_or_default();
+    chat.insert("stop".into(), json!(stops));
+    if let Some(thinking) = fields.take::<Value>("thinking", "an object")? {
+        let variables = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
+        if let Some(variables) = variables.as_object_mut() {
+            variables.entry("enable_thinking").or_insert_with(|| (thinking["type"] != "disabled").into());
+        }
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = fields.take::<Value>("system", "a string or a list of blocks")? {
+        messages.push(json!({"role": "system", "content": text_of(&system, "system")?}));
+    }
+    let asked: Vec<Value> = fields.need("messages", "a list of messages")?;
+    for (index, message) in asked.iter().enumerate() {
+        messages.extend(converted(message, &format!("messages[{index}]"))?);
+    }
+    chat.insert("messages".into(), messages.into());
+    tools(&mut fields, &mut chat)?;
+    fields.finish(IGNORED)?;
+    Ok(Asked { prepared: chat::read(app, Fields::from(chat), None)?, stops })
+}
+
+/// A string, or blocks of text.
+fn text_of(content: &Value, param: &str) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Null => Ok(String::new()),
+        Value::Array(blocks) => {
+            let text = |block: &Value| match (block["type"].as_str(), block["text"].as_str()) {
+                (Some("text"), Some(text)) => Ok(text.to_owned()),
+                (kind, _) => {
+                    let kind = kind.unwrap_or("a block without a type");
+                    let message =
+                        format!("`{param}` holds {kind:.60}, and this server reads only text there");
+                    Err(ApiError::field(param, "unsupported_content", message))
+                }
+            };
+            Ok(blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?.concat())
+        }
+        _ => Err(wrong(param, format!("`{param}` is neither a string nor a list of blocks"))),
+    }
+}
+
+/// The messages of a chat that a message stands for: results of tools are messages of their own.
+fn converted(message: &Value, param: &str) -> Result<Vec<Value>, ApiError> {
+    let role = message["role"].as_str().filter(|role| ["user", "assistant", "system"].contains(role));
+    let role = role.ok_or_else(|| wrong(param, format!("`{param}.role` is none of `user`, `assistant`")))?;
+    let Value::Array(blocks) = &message["content"] else {
+        return Ok(vec![json!({"role": role, "content": text_of(&message["content"], param)?})]);
+    };
+    let (mut results, mut rest, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    let mut reasoning = String::new();
+    for block in blocks {
+        match (block["type"].as_str(), role) {
+            (Some("tool_result"), "user") => results.push(json!({
+                "role": "tool",
+                "tool_call_id": block["tool_use_id"],
+                "content": text_of(&block["content"], param)?,
+            })),
+            (Some("tool_use"), "assistant") => calls.push(json!({
+                "id": block["id"],
+                "type": "function",
+                "function": {"name": block["name"], "arguments": block["input"]},
+            })),
+            (Some("thinking"), "assistant") => reasoning += block["thinking"].as_str().unwrap_or_default(),
+            (Some("redacted_thinking"), "assistant") => {}
+            _ => rest.push(block.clone()),
+        }
+    }
+    let text = text_of(&Value::Array(rest), param)?;
+    if !text.is_empty() || !calls.is_empty() || results.is_empty() {
+        let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { text.into() };
+        let mut own = json!({"role": role, "content": content});
+        if !calls.is_empty() {
+            own["tool_calls"] = calls.into();
+        }
+        if !reasoning.is_empty() {
+            own["reasoning_content"] = reasoning.into();
+        }
+        results.push(own);
+    }
+    Ok(results)
+}
+
+fn tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    if let Some(tools) = fields.take::<Vec<Value>>("tools", "a list of tools")? {
+        let tool = |tool: &Value| {
+            let mut function = json!({"name": tool["name"], "parameters": tool["input_schema"]});
+            if tool["description"].is_string() {
+                function["description"] = tool["description"].clone();
+            }
+            // Tools that the provider runs have other types.
+            let kind = tool["type"].as_str().filter(|kind| *kind != "custom").unwrap_or("function");
+            json!({"type": kind, "function": function})
+        };
+        chat.insert("tools".into(), tools.iter().map(tool).collect());
+    }
+    let Some(choice) = fields.take::<Value>("tool_choice", "an object")? else { return Ok(()) };
+    let wanted = match choice["type"].as_str() {
+        Some("auto") => json!("auto"),
+        Some("any") => json!("required"),
+        Some("none") => json!("none"),
+        Some("tool") => json!({"type": "function", "function": {"name": choice["name"]}}),
+        _ => return Err(wrong("tool_choice", "`tool_choice.type` is none of `auto`, `any`, `tool`, `none`")),
+    };
+    chat.insert("tool_choice".into(), wanted);
+    if choice["disable_parallel_tool_use"] == true {
+        chat.insert("parallel_tool_calls".into(), false.into());
+    }
+    Ok(())
+}
+
+/// An error in the form of that API.
+pub fn error_body(error: &ApiError) -> Value {
+    let kind = match error.status.as_u16() {
+        401 => "authentication_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 | 529 => "overloaded_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": error.message}})
+}
