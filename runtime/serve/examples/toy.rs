@@ -1,0 +1,53 @@
+//! A server over the toy model of the tests, to try clients without a compiled model: `cargo run -p mlcc-serve --example toy`. Its
+//! texts mean nothing; calls of tools and JSON have their form from grammars. It prints its address, and ends with its standard input.
+
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mlcc_engine::conversation::ChatFormat;
+use mlcc_engine::{ChatTemplate, SamplingParams};
+use mlcc_serve::{ServeOptions, Served, serve_step};
+
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+#[path = "../../engine/tests/all/toy/mod.rs"]
+mod toy;
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+#[path = "../../engine/tests/all/common/mod.rs"]
+mod vocabularies;
+
+const TEMPLATE: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopping = Arc::clone(&stop);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stopping.store(true, Ordering::Relaxed);
+    });
+    let served = Served {
+        executor: "toy".into(),
+        tokenizer: vocabularies::world(&[b"ab"]),
+        format: Some(ChatFormat::Template(Box::new(ChatTemplate::from_jinja(TEMPLATE)?))),
+        sampling: SamplingParams::default(),
+        eos: vec![0],
+        name: "toy".into(),
+    };
+    let options = ServeOptions {
+        host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        port: 0,
+        sequences: None,
+        max_queue: 16,
+        memory: None,
+        api_key: Some("key".into()),
+        body_limit: 1 << 20,
+        timeout: None,
+        drain_timeout: Duration::from_secs(1),
+    };
+    serve_step(toy::Toy::new(false, Some(4000)), served, 4, &options, &stop, |address, _| {
+        println!("http://{address}")
+    })?;
+    Ok(())
+}
