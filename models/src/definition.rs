@@ -3,8 +3,11 @@
 use crate::checkpoint::Distribution;
 use crate::error::StreamError;
 use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::FuncId;
+use mlcc_ir::sequences::Batching;
+use mlcc_ir::types::{DType, TensorType};
 use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -15,9 +18,12 @@ use std::sync::Arc;
 pub enum Logits {
     Last,
     All,
+    /// Those whose rows the second input `i32[n]` begins with; how many is said when it is run.
+    Wanted,
 }
 
-/// One entry function to build: token ids `i32[n]` to logits `f32[1 or n, vocab]`.
+/// One entry function to build: token ids `i32[n]`, and with [`Logits::Wanted`] row numbers `i32[n]`, to logits
+/// `f32[1 or n, vocab]`.
 #[derive(Clone, Debug)]
 pub struct EntrySpec<'a> {
     pub name: &'a str,
@@ -28,8 +34,36 @@ pub struct EntrySpec<'a> {
     pub context: usize,
     /// What is seen of a sequence of any length; [`Architecture::stream`].
     pub stream: Option<Stream>,
-    /// The `n` tokens are one each of `n` sequences.
-    pub batched: bool,
+    /// Which sequences the tokens are of.
+    pub batching: Batching,
+}
+
+impl EntrySpec<'_> {
+    /// Types of the inputs.
+    pub fn inputs(&self) -> Vec<TensorType> {
+        let rows = TensorType::new(DType::I32, [&self.n]);
+        match self.logits {
+            Logits::Last | Logits::All => vec![rows],
+            Logits::Wanted => vec![rows.clone(), rows],
+        }
+    }
+
+    /// Tokens of one sequence in a call.
+    pub fn own_rows(&self) -> Dim {
+        match self.batching {
+            Batching::Single | Batching::Ragged => self.n.clone(),
+            Batching::OneEach => Dim::from(1),
+        }
+    }
+
+    /// The rows of `x: [n, ..]` whose logits are asked for; `inputs` are those of the function.
+    pub fn wanted_rows(&self, b: &mut GraphBuilder, x: ValueId, inputs: &[ValueId]) -> ValueId {
+        match (self.logits, inputs) {
+            (Logits::Last, _) => b.slice(x, 0, self.n.sub(&Dim::from(1)), Dim::from(1)),
+            (Logits::Wanted, &[_, wanted, ..]) => b.wanted_rows(x, wanted),
+            (Logits::All | Logits::Wanted, _) => x,
+        }
+    }
 }
 
 /// What a model is given to see of a sequence that goes on for ever: a window over the newest tokens, and behind it the

@@ -12,6 +12,7 @@ use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::ops::Op;
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::types::{DType, TensorType};
 use std::any::Any;
 use std::borrow::Cow;
@@ -174,7 +175,7 @@ impl<T: Transformer> Definition for T {
             logits: Logits::Last,
             context: 1,
             stream: None,
-            batched: false,
+            batching: Batching::Single,
         };
         build(self, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
         let mut seen = BTreeSet::new();
@@ -198,11 +199,9 @@ fn build(
     entry: &EntrySpec,
     tensors: &mut Vec<(String, Vec<usize>)>,
 ) -> FuncId {
-    let tokens = TensorType::new(DType::I32, [&entry.n]);
-    b.set_batched(entry.batched);
-    b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
-        let own = if entry.batched { Dim::from(1) } else { entry.n.clone() };
-        let rows = b.iota(Dim::sym(Sym::Past), own);
+    b.set_batching(entry.batching);
+    b.function(entry.name, FunctionKind::Entry, &entry.inputs(), |b, inputs| {
+        let rows = b.iota(Dim::sym(Sym::Past), entry.own_rows());
         // A window as long as the cache hides nothing, and so nothing may be dropped.
         let stream = entry.stream.filter(|s| s.window < entry.context);
         let window = stream.map(|s| s.window).or(model.window());
@@ -210,7 +209,8 @@ fn build(
             let state = b.state(DROPPED_ROWS, TensorType::new(DType::I32, [1]), 0.0);
             b.read(state)
         });
-        let mut net = Net { b, entry, tokens: inputs[0], rows, positions: rows, dropped, stream, tensors };
+        let mut net =
+            Net { b, entry, inputs: inputs.to_vec(), rows, positions: rows, dropped, stream, tensors };
         net.positions = net.position_of_row(rows);
         vec![forward(model, &mut net)]
     })
@@ -271,7 +271,7 @@ fn distribution(name: &str, shape: &[usize]) -> Distribution {
 pub struct Net<'a> {
     b: &'a mut GraphBuilder,
     entry: &'a EntrySpec<'a>,
-    tokens: ValueId,
+    inputs: Vec<ValueId>,
     rows: ValueId,
     positions: ValueId,
     /// Rows that were dropped before, `i32[1]`, where rows may be dropped.
@@ -297,7 +297,7 @@ impl DerefMut for Net<'_> {
 impl Net<'_> {
     /// Tokens in this call; of one sequence, where only one is looked at ([`Net::per_sequence`]).
     pub fn n(&self) -> Dim {
-        if self.in_sequence() { Dim::from(1) } else { self.entry.n.clone() }
+        if self.in_sequence() { self.entry.own_rows() } else { self.entry.n.clone() }
     }
     /// Positions that caches have room for.
     pub fn context(&self) -> usize {
@@ -305,8 +305,9 @@ impl Net<'_> {
     }
     /// Token ids `i32[n]`.
     pub fn tokens(&mut self) -> ValueId {
-        let tokens = self.tokens;
-        if self.in_sequence() { self.op(Op::SequenceSplit, &[tokens]) } else { tokens }
+        let tokens = self.inputs[0];
+        let ragged = self.entry.batching == Batching::Ragged;
+        if self.in_sequence() { self.op(Op::SequenceSplit { ragged }, &[tokens]) } else { tokens }
     }
     /// Everything that looks at one sequence (caches, states, positions) is added by such a `body`: it gets the rows of one
     /// sequence for `rows: [n, ..]`, and what it gives is put together again.
@@ -409,7 +410,7 @@ impl Net<'_> {
     /// Token embeddings `[n, hidden]` from the table `name: [vocab, hidden]`.
     pub fn embed(&mut self, name: &str, vocab: usize, hidden: usize) -> ValueId {
         let table = self.weight(name, ParamRole::Embedding, &[vocab, hidden]);
-        let tokens = self.tokens;
+        let tokens = self.inputs[0];
         self.gather(table, tokens)
     }
 
@@ -428,15 +429,9 @@ impl Net<'_> {
         x
     }
 
-    /// The rows of `x: [n, hidden]` whose logits are asked for: the last one, or all.
+    /// The rows of `x: [n, hidden]` whose logits are asked for.
     pub fn wanted_rows(&mut self, x: ValueId) -> ValueId {
-        match self.entry.logits {
-            Logits::All => x,
-            Logits::Last => {
-                let last = self.entry.n.sub(&Dim::from(1));
-                self.slice(x, 0, last, Dim::from(1))
-            }
-        }
+        self.entry.wanted_rows(self.b, x, &self.inputs)
     }
 
     /// `x + h`, with `h` the output of a part of a layer (`attention` or `mlp`).

@@ -230,11 +230,12 @@ fn sequences() -> Vec<Rewrite> {
         op(OpKind::SequenceSplit, [op(kind, [any("x")]).named("inner")]).when("keeps the rows", rows_stay)
     };
     let split_first = |b: &mut Build| {
-        let (inner, x) = (b.captured_op("inner").clone(), b.get("x"));
-        let row = b.op(Op::SequenceSplit, &[x])?;
+        let (split, inner, x) = (b.root().clone(), b.captured_op("inner").clone(), b.get("x"));
+        let row = b.op(split, &[x])?;
+        let rows = b.f.ty(row).dims[0].clone();
         let inner = match inner {
             Op::Reshape { dims } => {
-                Op::Reshape { dims: std::iter::once(Dim::from(1)).chain(dims[1..].iter().cloned()).collect() }
+                Op::Reshape { dims: std::iter::once(rows).chain(dims[1..].iter().cloned()).collect() }
             }
             other => other,
         };

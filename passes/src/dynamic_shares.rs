@@ -5,7 +5,7 @@
 //! launch touches is in order only across barriers; where one would have to be added for that, shares stay static.
 
 use crate::plan_barriers::{Touch, conflict, launches, phases, touches};
-use crate::plan_memory::{EntryPlan, MemoryPlan};
+use crate::plan_memory::{EntryPlan, MemoryPlan, most_rows};
 use crate::{Context, PassError, Program};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::kernel::Access;
@@ -50,7 +50,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
             return Err(PassError::internal(PASS, "levels differ in their entry points"));
         }
         for (entry, of_entry) in lowered.entries.iter_mut().zip(&plan.entries) {
-            let n = if entry.batched { ctx.options.batch } else { ctx.options.chunk };
+            let n = most_rows(entry.batching, ctx.options.chunk, ctx.options.batch);
             let sizes = longest(n, plan.context);
             let marked =
                 share_out(entry, of_entry, plan, |launch| pieces(launch, &lowered.costs, &sizes, work));
@@ -101,7 +101,8 @@ fn share_out(
 fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: PieceWork) -> Option<Dim> {
     let written = || launch.args.iter().filter(|a| a.access != Access::In);
     let single = written().any(|a| a.partition.as_ref().is_some_and(Partition::is_single));
-    if launch.repeat != Repeat::Once || launch.grid.is_some() || single {
+    let once = matches!(launch.repeat, Repeat::Once | Repeat::Wanted);
+    if !once || launch.grid.is_some() || single {
         return None;
     }
     let cost = costs.get(launch.kernel)?;

@@ -18,8 +18,9 @@ pub fn is_top_level(op: &Op) -> bool {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
-            | Op::SequenceSplit
+            | Op::SequenceSplit { .. }
             | Op::SequenceJoin
+            | Op::WantedRows
             | Op::Reshape { .. }
             | Op::Call(_)
     )

@@ -5,6 +5,7 @@ use crate::plan_memory::{EntryPlan, MemoryPlan};
 use crate::{Context, LevelCode, PassError, Program};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
+use mlcc_ir::sequences::{Batching, Scope};
 use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
 use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition};
 
@@ -43,8 +44,8 @@ pub(crate) struct Touch {
     end: u64,
     write: bool,
     partition: Option<Partition>,
-    /// For each sequence, with all workers.
-    each: bool,
+    /// The rows that slices are of.
+    scope: Scope,
 }
 
 fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
@@ -58,7 +59,7 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
             items.push(StepItem::Barrier);
         }
         before = phase;
-        items.push(StepItem::Launch(addressed(level, launch, plan)));
+        items.push(StepItem::Launch(addressed(level, entry, launch, plan)));
     }
     Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
 }
@@ -99,16 +100,22 @@ pub(crate) fn touches(launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryP
 fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
     let place = plan.buffers[arg.buffer.index()].clone();
     let write = arg.access != Access::In;
-    let watched =
-        !matches!(place.base, Base::Weights | Base::Tokens | Base::Temperature) && place.per_worker == 0;
+    let watched = !matches!(place.base, Base::Weights | Base::Tokens | Base::Wanted | Base::Temperature)
+        && place.per_worker == 0;
     let state =
         memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
-    let each = launch.repeat == Repeat::EachSequence;
+    let scope = match launch.repeat {
+        Repeat::Once | Repeat::EachWorker => Scope::All,
+        // Whole sequences.
+        Repeat::EachSequenceAlone => Scope::All,
+        Repeat::EachSequence => Scope::Sequence,
+        Repeat::Wanted => Scope::Wanted,
+    };
     // Any worker may have any piece.
     let known = launch.repeat != Repeat::EachWorker && launch.shares == Shares::Static;
     let partition = arg.partition.clone().filter(|_| known);
-    watched.then_some(Touch { place, end, write, partition, each })
+    watched.then_some(Touch { place, end, write, partition, scope })
 }
 
 /// Whether a barrier has to stand between two accesses of different launches.
@@ -119,8 +126,10 @@ pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
         return false;
     }
     let same_worker = match (&old.partition, &new.partition) {
-        // Slices of the row of a sequence are none of the rows of all.
-        (Some(Partition::Rows(_)), Some(_)) | (Some(_), Some(Partition::Rows(_))) if old.each != new.each => {
+        // Slices of the rows of a sequence, or of those that are wanted, are none of the rows of all.
+        (Some(Partition::Rows(_)), Some(_)) | (Some(_), Some(Partition::Rows(_)))
+            if old.scope != new.scope =>
+        {
             false
         }
         (Some(x), Some(y)) => x.agrees(y) && (a == b || x.is_single() && y.is_single()),
@@ -129,10 +138,10 @@ pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
     !same_worker
 }
 
-fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Launch {
+fn addressed(level: &LevelCode, entry: &Entry, launch: &LoweredLaunch, plan: &EntryPlan) -> Launch {
     Launch {
         kernel: level.lowered.kernels[launch.kernel].name.clone(),
-        buffers: launch.args.iter().map(|a| place(a, plan)).collect(),
+        buffers: launch.args.iter().map(|a| place(entry, a, plan)).collect(),
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
         repeat: launch.repeat,
@@ -140,11 +149,17 @@ fn addressed(level: &LevelCode, launch: &LoweredLaunch, plan: &EntryPlan) -> Lau
     }
 }
 
-/// Values of each sequence lie one after another, except in their states.
-fn place(arg: &Arg, plan: &EntryPlan) -> BufferRef {
+/// Values of each sequence lie one after another, except in their states. `bytes` stays that of all of them where a sequence may
+/// have any number of rows.
+fn place(entry: &Entry, arg: &Arg, plan: &EntryPlan) -> BufferRef {
     let whole = plan.buffers[arg.buffer.index()].clone();
-    match (whole.base, arg.row_bytes) {
-        (Base::State, _) | (_, 0) => whole,
-        (_, row_bytes) => BufferRef { bytes: row_bytes.min(whole.bytes), per_row: row_bytes, ..whole },
+    let (per_row, per_sequence) = (arg.row_bytes, arg.sequence_bytes);
+    if whole.base == Base::State || per_row == 0 && per_sequence == 0 {
+        return whole;
     }
+    let bytes = match entry.batching {
+        Batching::OneEach => per_row.min(whole.bytes),
+        Batching::Single | Batching::Ragged => whole.bytes,
+    };
+    BufferRef { bytes, per_row, per_sequence, ..whole }
 }

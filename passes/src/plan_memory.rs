@@ -5,10 +5,11 @@
 
 use crate::plan_barriers::phases;
 use crate::{Context, PassError, Program};
-use mlcc_ir::dim::{Bounds, Dim};
+use mlcc_ir::dim::{Bounds, Dim, Sym};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, StateId};
+use mlcc_ir::sequences::{Batching, mentions};
 use mlcc_ir::step::{Base, BufferRef, Repeat};
 use mlcc_kernels::lower::operands::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
@@ -69,7 +70,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let module = &program.module;
     let level = program.levels.first().ok_or_else(|| PassError::internal(PASS, "nothing was lowered"))?;
     let context = module.context();
-    let bounds = Bounds { chunk: ctx.options.chunk, context };
+    let bounds = Bounds { chunk: ctx.options.chunk, batch: ctx.options.batch, context };
     let sized = |bytes: Dim| worst(&bytes, &bounds);
     let mut end = 0;
     let mut params = Vec::new();
@@ -92,7 +93,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     let mut plan =
         MemoryPlan { params, weights_bytes, states, state_bytes, row_bytes, context, chunk, batch, entries };
     for entry in &level.lowered.entries {
-        let chunk = if entry.batched { ctx.options.batch } else { ctx.options.chunk };
+        let chunk = most_rows(entry.batching, chunk, batch);
         let planned = EntryPlanner::new(entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
         ctx.note(format!("{}: arena {} bytes", planned.name, planned.arena_bytes));
         plan.entries.push(planned);
@@ -118,6 +119,22 @@ fn row_bytes(module: &Module, states: &[(u64, u64)]) -> Vec<u64> {
         out[s.index()] = states[s.index()].1 / rows(module, s).max(1) as u64;
     }
     out
+}
+
+/// Most rows in one call of an entry.
+pub(crate) fn most_rows(batching: Batching, chunk: i64, batch: i64) -> i64 {
+    match batching {
+        Batching::Single => chunk,
+        Batching::OneEach => batch,
+        // So that all sequences may have one.
+        Batching::Ragged => chunk.max(batch),
+    }
+}
+
+/// What is known of sizes of all rows: those of several sequences may be more than one sequence can have.
+pub(crate) fn of_all_rows(batching: Batching, size: &Dim, bounds: &Bounds) -> Bounds {
+    let apart = batching.is_batched() && !mentions(size, Sym::Past);
+    Bounds { context: bounds.context.filter(|_| !apart), ..*bounds }
 }
 
 /// The most bytes that a buffer may need.
@@ -188,7 +205,8 @@ struct EntryPlanner<'a> {
 impl<'a> EntryPlanner<'a> {
     fn new(entry: &'a Entry, plan: &'a MemoryPlan, bounds: &Bounds) -> Result<Self, PassError> {
         let n = entry.buffers.len();
-        let bytes = entry.buffers.values().map(|b| worst(&b.bytes, bounds)).collect::<Result<_, _>>()?;
+        let most = |bytes: &Dim| worst(bytes, &of_all_rows(entry.batching, bytes, bounds));
+        let bytes = entry.buffers.values().map(|b| most(&b.bytes)).collect::<Result<_, _>>()?;
         let mut copied = vec![false; n];
         for launch in entry.launches.iter().filter(|l| l.repeat == Repeat::EachWorker) {
             for written in launch.args.iter().filter(|a| a.access != Access::In) {
@@ -251,7 +269,7 @@ impl<'a> EntryPlanner<'a> {
     fn state_is_free(&self, old: BufferId, value: BufferId) -> bool {
         let buffer = &self.entry.buffers[value];
         // Rows of all sequences lie together, their states do not.
-        let apart = !self.entry.batched || buffer.apart;
+        let apart = !self.entry.batching.is_batched() || buffer.apart;
         if buffer.memory != Memory::Temp || self.copied[value.index()] || !apart {
             return false;
         }
@@ -403,6 +421,7 @@ impl<'a> EntryPlanner<'a> {
             Memory::Temp => (Base::Arena, 0),
             Memory::Input(0) if softmax => (Base::Logits, 0),
             Memory::Input(0) => (Base::Tokens, 0),
+            Memory::Input(_) if self.entry.batching == Batching::Ragged => (Base::Wanted, 0),
             Memory::Input(_) => (Base::Temperature, 0),
             Memory::Output(0) if softmax => (Base::Probs, 0),
             Memory::Output(0) => (Base::Logits, 0),

@@ -38,7 +38,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
 fn is_replicable(level: &LevelCode, entry: usize, launch: usize) -> bool {
     let entry = &level.lowered.entries[entry];
     let launch = &entry.launches[launch];
-    let plain = !entry.batched && launch.grid.is_none() && launch.repeat == Repeat::Once;
+    let plain = !entry.batching.is_batched() && launch.grid.is_none() && launch.repeat == Repeat::Once;
     plain && writes_alone(entry, launch) && bytes(level, launch).is_some_and(|bytes| bytes <= MOST_BYTES)
 }
 

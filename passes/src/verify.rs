@@ -1,10 +1,11 @@
 //! What holds of a program beyond its module: launches fit their kernels, places lie in their memory, levels agree.
 
-use crate::plan_memory::{ALIGN, EntryPlan, MAX_WORKERS, MemoryPlan};
+use crate::plan_memory::{ALIGN, EntryPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows};
 use crate::{LevelCode, Program};
 use mlcc_ir::dim::Bounds;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
@@ -54,7 +55,7 @@ fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
     }
     let lowered = &level.lowered;
     lowered.kernels.iter().try_for_each(verify_kernel)?;
-    let shape = |e: &Entry| (e.name.clone(), e.batched, e.buffers.len(), e.updates.len());
+    let shape = |e: &Entry| (e.name.clone(), e.batching, e.buffers.len(), e.updates.len());
     if !lowered.entries.iter().map(shape).eq(first.lowered.entries.iter().map(shape)) {
         return wrong(subject, format!("has other entries or buffers than level @{}", first.name));
     }
@@ -158,25 +159,25 @@ fn verify_entry_plan(entry: &Entry, of_entry: &EntryPlan, plan: &MemoryPlan) -> 
         return wrong(subject(), "copies an update that is not there");
     }
     for (i, buffer) in of_entry.buffers.iter().enumerate() {
-        verify_place(buffer, plan, of_entry.arena_bytes, entry.batched)
+        verify_place(buffer, plan, of_entry.arena_bytes, entry.batching)
             .or_else(|message| wrong(format!("{}, buffer %{i}", subject()), message))?;
     }
     Ok(())
 }
 
 /// Every byte that a place may stand for lies in its memory.
-fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batched: bool) -> Result<(), String> {
+fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batching) -> Result<(), String> {
     let limit = match place.base {
         Base::Weights => plan.weights_bytes,
         Base::State => plan.state_bytes,
         Base::Arena => arena,
         // The caller's, of the size of the call.
-        Base::Tokens | Base::Logits | Base::Probs | Base::Temperature => u64::MAX,
+        Base::Tokens | Base::Wanted | Base::Logits | Base::Probs | Base::Temperature => u64::MAX,
     };
     let context = plan.context.unwrap_or(0);
     let reach = match place.per_past {
         // Its bytes are those of all sequences, and every one of them has a state of its own.
-        0 if batched && place.base == Base::State => Some(0),
+        0 if batching.is_batched() && place.base == Base::State => Some(0),
         0 => Some(place.bytes),
         per_past => per_past.checked_mul(context),
     };
@@ -201,22 +202,27 @@ fn verify_steps(level: &LevelCode, plan: &MemoryPlan) -> Check {
         if step.arena_bytes > of_entry.arena_bytes {
             return wrong(format!("{subject}, step @{}", step.name), "takes more arena than is planned");
         }
-        verify_buffers(level, step, plan, entry.batched)?;
+        verify_buffers(level, step, plan, entry.batching)?;
     }
     Ok(())
 }
 
 /// Buffers lie in their memory and are as long as the kernels think.
-fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batched: bool) -> Check {
-    let rows = if batched { plan.batch } else { plan.chunk };
+fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: Batching) -> Check {
+    let rows = most_rows(batching, plan.chunk, plan.batch);
     let context = plan.context.and_then(|c| i64::try_from(c).ok());
     for item in &step.items {
         let StepItem::Launch(launch) = item else { continue };
         let Some(kernel) = level.lowered.kernels.iter().find(|k| k.name == launch.kernel) else { continue };
-        let chunk = if launch.repeat.is_for_sequences() { 1 } else { rows };
+        let one = batching == Batching::OneEach && launch.repeat.is_for_sequences();
+        let bounds = Bounds { chunk: if one { 1 } else { rows }, batch: plan.batch, context };
         for (i, place) in launch.buffers.iter().enumerate() {
-            let checked = verify_place(place, plan, step.arena_bytes, batched)
-                .and_then(|()| long_enough(kernel, launch, i, &Bounds { chunk, context }));
+            let bounds = match launch.repeat.is_for_sequences() {
+                true => bounds,
+                false => of_all_rows(batching, &kernel.bufs[kernel.params[i]].len, &bounds),
+            };
+            let checked = verify_place(place, plan, step.arena_bytes, batching)
+                .and_then(|()| long_enough(kernel, launch, i, &bounds));
             checked.or_else(|message| {
                 let subject =
                     format!("level @{}, step @{}, launch of @{}", level.name, step.name, kernel.name);

@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 7
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 8
 WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
 PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
 # Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
@@ -38,6 +38,7 @@ class Ctx(c.Structure):
         + [(name, c.c_void_p) for name in ("logits", "probs", "barrier", "barrier_self")]
         + [("temperature", c.c_float), ("reserved0", c.c_uint32)]
         + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "take", "take_self")]
+        + [("b", c.c_int64), ("wanted", c.c_void_p), ("n_wanted", c.c_int64)]
     )
 
 
@@ -48,8 +49,8 @@ class Variant(c.Structure):
     _fields_ = [("name", Str), ("features", c.c_uint64)] + [
         (name, c.c_void_p)
         for name in (
-            "prefill", "decode", "prefill_logits", "decode_batch", "create_kv_cache", "reset_kv_cache", "softmax_with_temperature",
-            "get_metadata",
+            "prefill", "decode", "prefill_logits", "decode_batch", "step", "create_kv_cache", "reset_kv_cache",
+            "softmax_with_temperature", "get_metadata",
         )
     ]  # fmt: skip
 

@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 7u
+#define MLCC_ABI_VERSION 8u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_SECTION_ALIGN 4096u
 #define MLCC_NO_PIECE 0xffffffffu
@@ -56,7 +56,7 @@ extern "C" {
 /* Return values of entry points. */
 #define MLCC_OK 0
 #define MLCC_BAD_TOKEN 1    /* a token id is negative or not below vocab */
-#define MLCC_BAD_LENGTH 2   /* n is not in 1..chunk */
+#define MLCC_BAD_LENGTH 2   /* n, b, n_wanted, or rows of a sequence are out of range */
 #define MLCC_CONTEXT_FULL 3 /* past + n exceeds context, or past is negative */
 
 /* Bits of mlcc_model_table.flags. */
@@ -104,10 +104,12 @@ typedef struct mlcc_str {
   uint64_t len;
 } mlcc_str;
 
-/* A sequence of a call of decode_batch. */
+/* A sequence of a call of decode_batch or step. */
 typedef struct mlcc_sequence {
   uint8_t *state; /* as in mlcc_ctx; no two sequences of a call share one */
   int64_t past;   /* tokens that the state has seen before this call */
+  int64_t first;  /* number of its first token in this call: that of the tokens of all sequences before it */
+  int64_t rows;   /* its tokens in this call, at least 1; decode_batch: 1 */
 } mlcc_sequence;
 
 /* What one call works on. Zero it, then set what the call needs. */
@@ -115,10 +117,12 @@ typedef struct mlcc_ctx {
   const uint8_t *weights; /* start of the weights payload */
   uint8_t *arena;         /* arena_bytes of scratch */
   uint8_t *state;         /* state_bytes; create_kv_cache initialises all of it but the rows of caches */
-  const int32_t *tokens;  /* n token ids, aligned to MLCC_BUFFER_ALIGN; decode_batch: one of each sequence */
-  int64_t n;              /* tokens in this call, 1..chunk; decode_batch: sequences, 1..batch */
+  const int32_t *tokens;  /* n token ids, aligned to MLCC_BUFFER_ALIGN; decode_batch: one of each sequence;
+                           * step: those of one sequence behind those of the other */
+  int64_t n;              /* tokens in this call, 1..chunk; decode_batch: sequences, 1..batch; step: up to the larger */
   int64_t past;           /* tokens that the state has seen before this call */
-  float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab); in for softmax_with_temperature */
+  float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab; step: n_wanted * vocab);
+                           * in for softmax_with_temperature */
   float *probs;           /* out of softmax_with_temperature: n * vocab floats; may equal logits */
   void (*barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
   void *barrier_self;
@@ -126,12 +130,15 @@ typedef struct mlcc_ctx {
   uint32_t reserved0;
   void (*trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
   void *trace_self;
-  const mlcc_sequence *sequences; /* decode_batch: n of them, instead of state and past */
+  const mlcc_sequence *sequences; /* decode_batch, step: b of them, instead of state and past */
   /* Deals out pieces of large kernels, so that a fast thread helps a slow one; NULL: every thread computes its own share.
    * Gives a number below W * pieces (thread w's own: from w * pieces on) that no thread has got in this launch, or
    * MLCC_NO_PIECE, once for each thread and launch. Threads come by the same launches in the same order. */
   uint32_t (*take)(void *self, uint32_t worker, uint32_t pieces);
   void *take_self;
+  int64_t b;             /* decode_batch, step: sequences in this call, 1..batch; decode_batch: n */
+  const int32_t *wanted; /* step: n numbers of tokens of this call, aligned as tokens; logits of the first n_wanted */
+  int64_t n_wanted;      /* step: 1..n */
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
@@ -142,6 +149,7 @@ typedef struct mlcc_entries {
   mlcc_step decode;                   /* the same for n == 1 */
   mlcc_step prefill_logits;           /* as prefill, logits of every position */
   mlcc_step decode_batch;             /* one token for each of n sequences; may be NULL */
+  mlcc_step step;                     /* any number of tokens for each of b sequences; may be NULL */
   mlcc_step create_kv_cache;          /* initial values for a fresh state (KV cache or recurrent) */
   mlcc_step reset_kv_cache;           /* the same for a used one */
   mlcc_step softmax_with_temperature; /* probs = softmax(logits / temperature), n rows */

@@ -1,4 +1,4 @@
-//! Sequences of one model decoded together: the weights are read once for all of them.
+//! Sequences of one model computed together: the weights are read once for all of them.
 
 use mlcc_abi::{Ctx, Sequence, StepFn};
 
@@ -7,64 +7,116 @@ use crate::session::Step;
 use crate::trace::{StepTimes, Trace};
 use crate::{Error, Model, Result, Session};
 
-/// Decodes one token of each of several sessions in one step. Sessions may join and leave between steps, each with as many
-/// tokens as it has; nothing is allocated in the steady state.
+/// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a draft. Sessions may
+/// join and leave between steps, each with as many tokens as it has; nothing is allocated in the steady state.
 ///
 /// ```no_run
-/// # use mlcc_runtime::{LoadOptions, Model};
+/// # use mlcc_runtime::{LoadOptions, Model, Rows, Want};
 /// # fn main() -> Result<(), mlcc_runtime::Error> {
 /// let model = Model::load("model.so", &LoadOptions::default())?; // not built with --max-batch 1
 /// let (mut a, mut b) = (model.session()?, model.session()?);
 /// a.prefill(&[1, 2, 3])?;
-/// b.prefill(&[4])?;
 /// let mut batch = model.batch(2)?;
-/// let logits = batch.decode(&mut [&mut a, &mut b], &[5, 6])?; // 2 rows, also a.logits() and b.logits()
+/// // The next token of one, the prompt of the other; 2 rows of logits, also a.logits() and b.logits().
+/// let logits = batch.step(&mut [Rows::of(&mut a, &[5]), Rows::of(&mut b, &[4, 5])])?;
+/// // One token of each; again 2 rows.
+/// let logits = batch.decode(&mut [&mut a, &mut b], &[5, 6])?;
 /// # let _ = logits; Ok(()) }
 /// ```
 pub struct Batch {
     model: Model,
-    entry: Option<StepFn>,
+    /// For one token of each sequence, and for any number.
+    decode: Option<StepFn>,
+    step: Option<StepFn>,
     /// Most sequences in one step.
     most: usize,
-    /// `most` tokens.
+    /// As many tokens as a step takes.
     tokens: Buffer,
-    /// `most * vocab` floats.
+    /// As many numbers of them.
+    wanted: Buffer,
+    /// Of as many rows as a step has asked for yet.
     logits: Buffer,
     sequences: Vec<Sequence>,
+    /// The tokens of a step, and the numbers of those whose logits are wanted, until they are copied to where they are aligned.
+    fed: Vec<i32>,
+    rows: Vec<i32>,
     /// Times of the items of steps, if they are taken.
     trace: Option<Box<Trace>>,
 }
 
-// SAFETY: the pointers in `sequences` mean something only within a call of `decode`, which takes them from its arguments.
+// SAFETY: the pointers in `sequences` mean something only within a call of `decode` or `step`, which takes them from its
+// arguments.
 unsafe impl Send for Batch {}
 
-impl Model {
-    fn batch_entry(&self) -> Option<StepFn> {
-        self.device().cpu()?.entry(Step::DecodeBatch)
+/// What a step feeds to a session.
+pub struct Rows<'a> {
+    pub session: &'a mut Session,
+    /// At least one.
+    pub tokens: &'a [i32],
+    pub want: Want,
+}
+
+/// The tokens of a piece whose logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None: more of the prompt follows. The session's own logits stay those of an earlier token.
+    Nothing,
+    Last,
+    /// All of them, as to hold a draft or a text against the model.
+    All,
+}
+
+impl<'a> Rows<'a> {
+    /// Tokens with logits of the last one.
+    pub fn of(session: &'a mut Session, tokens: &'a [i32]) -> Rows<'a> {
+        Rows { session, tokens, want: Want::Last }
     }
 
-    /// Most sequences that a [`Batch`] of this model decodes together; 1 if it was built without.
+    fn wanted(&self) -> usize {
+        match self.want {
+            Want::Nothing => 0,
+            Want::Last => 1,
+            Want::All => self.tokens.len(),
+        }
+    }
+}
+
+impl Model {
+    fn batch_entry(&self, step: Step) -> Option<StepFn> {
+        self.device().cpu()?.entry(step)
+    }
+
+    /// Most sequences that a [`Batch`] of this model computes together; 1 if it was built without.
     pub fn max_batch(&self) -> u64 {
-        match self.batch_entry() {
+        match self.batch_entry(Step::DecodeBatch) {
             Some(_) => self.plan().batch.max(1),
             None => 1,
         }
     }
 
-    /// Memory to decode up to `most` sequences together.
+    /// Most tokens in one [`Batch::step`].
+    pub fn max_step_tokens(&self) -> usize {
+        self.plan().chunk.max(self.max_batch()) as usize
+    }
+
+    /// Memory to compute up to `most` sequences together.
     pub fn batch(&self, most: usize) -> Result<Batch> {
         if most == 0 || most as u64 > self.max_batch() {
             let path = self.artifact().path().to_path_buf();
             return Err(Error::BatchSize { path, n: most, most: self.max_batch() });
         }
-        let floats = self.plan().vocab.saturating_mul(most as u64);
+        let rows = self.max_step_tokens();
         Ok(Batch {
             model: self.clone(),
-            entry: self.batch_entry(),
+            decode: self.batch_entry(Step::DecodeBatch),
+            step: self.batch_entry(Step::Rows),
             most,
-            tokens: Buffer::integers("the tokens of a batch", most as u64)?,
-            logits: Buffer::floats("the logits of a batch", floats)?,
+            tokens: Buffer::integers("the tokens of a step", rows as u64)?,
+            wanted: Buffer::integers("the wanted rows of a step", rows as u64)?,
+            logits: Buffer::floats("the logits of a batch", self.plan().vocab.saturating_mul(most as u64))?,
             sequences: Vec::with_capacity(most),
+            fed: Vec::with_capacity(rows),
+            rows: Vec::with_capacity(rows),
             trace: None,
         })
     }
@@ -85,38 +137,146 @@ impl Batch {
     }
 
     /// Feeds `tokens[i]` to `sessions[i]` and returns the logits, one row of `vocab` floats per session; every session has
-    /// its own as well ([`Session::logits`]). If a token or session is refused, no session has changed its position.
+    /// its own as well ([`Session::logits`]). If a token or session is refused, no session has changed.
     pub fn decode(&mut self, sessions: &mut [&mut Session], tokens: &[i32]) -> Result<&[f32]> {
         let n = sessions.len();
         if n == 0 || n != tokens.len() {
             return Err(Error::BatchTokens { sessions: n, tokens: tokens.len() });
         }
-        if n > self.most {
-            let path = self.model.artifact().path().to_path_buf();
-            return Err(Error::BatchSize { path, n, most: self.most as u64 });
-        }
-        if let Some(index) = sessions.iter().position(|s| !s.model().is_same(&self.model)) {
-            return Err(Error::BatchModel { index });
-        }
+        let fed = || sessions.iter().map(|s| &**s).zip(tokens.chunks(1));
+        self.check(fed())?;
         let vocab = self.model.vocab();
-        let (Some(cpu), Some(entry), 2..) = (self.model.device().cpu(), self.entry, n) else {
+        let (Some(entry), 2..) = (self.decode, n) else {
             let one = sessions[0].decode(tokens[0]).map_err(|e| of_sequence(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
             return Ok(&self.logits.as_floats()[..vocab]);
         };
+        let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
+        self.run(Step::DecodeBatch, entry, &mut members, tokens, &[])?;
+        let logits = &self.logits.as_floats()[..n * vocab];
+        for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
+            session.leave_batch(1, Some(row))?;
+        }
+        Ok(logits)
+    }
+
+    /// Feeds every session its tokens and returns the logits that are wanted: rows of `vocab` floats, in the order of `rows`
+    /// and of the tokens in each. A session has the logits of its last token as well ([`Session::logits`]), unless nothing was
+    /// wanted of it. All tokens together may be as many as [`Model::max_step_tokens`]. If a token or session is refused, no
+    /// session has changed.
+    pub fn step(&mut self, rows: &mut [Rows<'_>]) -> Result<&[f32]> {
+        let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
+        if rows.is_empty() {
+            return Err(Error::BatchTokens { sessions: 0, tokens: 0 });
+        }
+        self.check(rows.iter().map(|r| (&*r.session, r.tokens)))?;
+        let most = self.model.max_step_tokens();
+        if n > most {
+            return Err(Error::StepTokens { n, most });
+        }
+        let (vocab, wanted) = (self.model.vocab(), rows.iter().map(Rows::wanted).sum::<usize>());
+        // The code makes those of one row at least.
+        self.make_room(wanted.max(1))?;
+        if self.step.is_none() || matches!(rows, [Rows { tokens: [_], .. }]) {
+            return self.one_by_one(rows);
+        }
+        // Kernels for one query are faster than those for several with one.
+        let one_each = rows.iter().all(|r| r.tokens.len() == 1 && r.want != Want::Nothing);
+        let (kind, entry) = if one_each { (Step::DecodeBatch, self.decode) } else { (Step::Rows, self.step) };
+        let Some(entry) = entry else { return self.one_by_one(rows) };
+        let (mut fed, mut numbers) = (std::mem::take(&mut self.fed), std::mem::take(&mut self.rows));
+        fed.clear();
+        numbers.clear();
+        for piece in rows.iter() {
+            fed.extend_from_slice(piece.tokens);
+            numbers.extend(fed.len() as i32 - piece.wanted() as i32..fed.len() as i32);
+        }
+        let mut members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
+        let result = self.run(kind, entry, &mut members, &fed, &numbers);
+        (self.fed, self.rows) = (fed, numbers);
+        result?;
+        let mut logits = self.logits.as_floats()[..wanted * vocab].chunks_exact(vocab);
+        for piece in rows.iter_mut() {
+            let last = piece.wanted().checked_sub(1).and_then(|at| logits.nth(at));
+            piece.session.leave_batch(piece.tokens.len(), last)?;
+        }
+        Ok(&self.logits.as_floats()[..wanted * vocab])
+    }
+
+    /// Whether the sessions may be fed these tokens; nothing has changed yet.
+    fn check<'a>(&self, fed: impl ExactSizeIterator<Item = (&'a Session, &'a [i32])>) -> Result<()> {
+        let n = fed.len();
+        if n > self.most {
+            let path = self.model.artifact().path().to_path_buf();
+            return Err(Error::BatchSize { path, n, most: self.most as u64 });
+        }
+        for (index, (session, tokens)) in fed.enumerate() {
+            if !session.model().is_same(&self.model) {
+                return Err(Error::BatchModel { index });
+            }
+            session.check_piece(tokens).map_err(|e| of_sequence(index, e))?;
+        }
+        Ok(())
+    }
+
+    /// Logits of so many rows.
+    fn make_room(&mut self, rows: usize) -> Result<()> {
+        let floats = self.model.plan().vocab.saturating_mul(rows as u64);
+        if (self.logits.len() as u64) < floats.saturating_mul(4) {
+            self.logits = Buffer::floats("the logits of a step", floats)?;
+        }
+        Ok(())
+    }
+
+    /// The step of a single token, or of an artifact that has no code for several sequences, and so takes a single one.
+    fn one_by_one(&mut self, rows: &mut [Rows<'_>]) -> Result<&[f32]> {
+        let (vocab, mut at) = (self.model.vocab(), 0);
+        for (index, piece) in rows.iter_mut().enumerate() {
+            let session = &mut *piece.session;
+            let logits = match piece.want {
+                Want::Nothing | Want::Last => session.prefill(piece.tokens),
+                Want::All => session.prefill_logits(piece.tokens),
+            };
+            let logits = logits.map_err(|e| of_sequence(index, e))?;
+            let floats = match piece.want {
+                Want::Nothing => 0,
+                Want::Last | Want::All => logits.len(),
+            };
+            self.logits.floats_mut()[at..at + floats].copy_from_slice(&logits[..floats]);
+            at += floats;
+        }
+        debug_assert_eq!(at % vocab, 0);
+        Ok(&self.logits.as_floats()[..at])
+    }
+
+    /// Runs an entry point for checked tokens of `members`, so many of each. There is room for the logits.
+    fn run(
+        &mut self,
+        step: Step,
+        entry: StepFn,
+        members: &mut dyn Iterator<Item = (&mut Session, usize)>,
+        tokens: &[i32],
+        wanted: &[i32],
+    ) -> Result<()> {
+        let Some(cpu) = self.model.device().cpu() else {
+            return Err(crate::device::missing(&self.model, step));
+        };
         self.sequences.clear();
-        let mut arena = std::ptr::null_mut();
-        for (index, (session, &token)) in sessions.iter_mut().zip(tokens).enumerate() {
-            let member = session.join_batch(token).map_err(|e| of_sequence(index, e))?;
-            self.sequences.push(member.sequence);
+        let (mut arena, mut first) = (std::ptr::null_mut(), 0);
+        for (index, (session, rows)) in members.enumerate() {
+            let member = session.join_batch(rows).map_err(|e| of_sequence(index, e))?;
+            self.sequences.push(Sequence { first, ..member.sequence });
+            first += rows as i64;
             arena = member.arena;
         }
+        // Numbers of all rows: behind those that are wanted any.
+        let filled = self.wanted.hold_with(tokens.len(), wanted);
         let mut ctx = Ctx {
             weights: self.model.weights().as_ptr(),
             arena,
             state: std::ptr::null_mut(),
             tokens: self.tokens.hold(tokens).as_ptr(),
-            n: n as i64,
+            n: tokens.len() as i64,
             past: 0,
             logits: self.logits.as_mut_ptr().cast(),
             probs: std::ptr::null_mut(),
@@ -129,16 +289,14 @@ impl Batch {
             sequences: self.sequences.as_ptr(),
             take: None,
             take_self: std::ptr::null_mut(),
+            b: self.sequences.len() as i64,
+            wanted: filled.as_ptr(),
+            n_wanted: wanted.len().max(1) as i64,
         };
-        // SAFETY: `sessions` is borrowed mutably, so the states and the arena that were lent are alive, distinct and used by
-        // nobody else; each has memory for one more row, tokens are in range, and there are at most `batch` of them. The
-        // logits have room for as many rows.
-        unsafe { cpu.run(&self.model, Step::DecodeBatch, entry, &mut ctx, self.trace.as_deref_mut()) }?;
-        let logits = &self.logits.as_floats()[..n * vocab];
-        for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
-            session.leave_batch(row)?;
-        }
-        Ok(logits)
+        // SAFETY: the sessions are borrowed mutably, so the states and the arena that were lent are alive, distinct and used by
+        // nobody else; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
+        // permits. The logits have room for the rows that are wanted.
+        unsafe { cpu.run(&self.model, step, entry, &mut ctx, self.trace.as_deref_mut()) }
     }
 }
 

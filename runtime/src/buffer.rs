@@ -66,6 +66,16 @@ impl Buffer {
         held
     }
 
+    /// As [`Buffer::hold`], with zeros behind the values: `len` integers in all.
+    pub fn hold_with(&mut self, len: usize, values: &[i32]) -> &[i32] {
+        self.hold(values);
+        // SAFETY: as in `hold`.
+        let room: &mut [i32] =
+            unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len / 4) };
+        room[values.len()..len].fill(0);
+        &room[..len]
+    }
+
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }

@@ -41,6 +41,7 @@ impl CpuDevice {
             Step::Decode => self.entries.decode,
             Step::PrefillLogits => self.entries.prefill_logits,
             Step::DecodeBatch => self.entries.decode_batch,
+            Step::Rows => self.entries.step,
             Step::Create => self.entries.create_kv_cache,
             Step::Reset => self.entries.reset_kv_cache,
             Step::Softmax => self.entries.softmax_with_temperature,
@@ -89,7 +90,7 @@ impl CpuDevice {
         }
         match failed.into_inner() {
             status::OK => {
-                if matches!(step, Step::Decode | Step::DecodeBatch)
+                if matches!(step, Step::Decode | Step::DecodeBatch | Step::Rows)
                     && let Some(mover) = model.mover()
                     && mover.is_due()
                 {
@@ -192,6 +193,9 @@ impl CpuSession {
             sequences: std::ptr::null(),
             take: None,
             take_self: std::ptr::null_mut(),
+            b: 1,
+            wanted: std::ptr::null(),
+            n_wanted: 0,
         };
         // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
         unsafe { self.device.run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }
@@ -228,16 +232,20 @@ impl DeviceSession for CpuSession {
         Ok(())
     }
 
-    fn join_batch(&mut self, model: &Model, past: u64) -> Result<BatchMember<'_>> {
-        self.state.grow(past + 1, &self.device.pool, model.joins_pages())?;
-        let sequence = Sequence { state: self.state.as_mut_ptr(), past: past as i64 };
+    fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
+        self.state.grow(past + tokens, &self.device.pool, model.joins_pages())?;
+        // The batch knows what comes before.
+        let (state, past, first, rows) = (self.state.as_mut_ptr(), past as i64, 0, tokens as i64);
+        let sequence = Sequence { state, past, first, rows };
         Ok(BatchMember { sequence, arena: self.arena.as_mut_ptr(), session: PhantomData })
     }
 
-    fn leave_batch(&mut self, model: &Model, logits: &[f32]) -> Result<()> {
-        self.logits.floats_mut().copy_from_slice(logits);
+    fn leave_batch(&mut self, model: &Model, tokens: usize, logits: Option<&[f32]>) -> Result<()> {
+        if let Some(logits) = logits {
+            self.logits.floats_mut().copy_from_slice(logits);
+        }
         if model.joins_pages() {
-            self.state.join_pages(1, &self.device.pool)?;
+            self.state.join_pages(if tokens == 1 { 1 } else { usize::MAX }, &self.device.pool)?;
         }
         Ok(())
     }

@@ -98,13 +98,13 @@ pub(crate) trait DeviceSession: Send {
     /// A second sequence with the first `rows` rows, the rest of the state and the logits of this one.
     fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>>;
 
-    /// Gives memory to the row after `past`, as a sequence of a batch.
-    fn join_batch(&mut self, model: &Model, _past: u64) -> Result<BatchMember<'_>> {
+    /// Gives memory to `tokens` rows after `past`, as a sequence of a batch.
+    fn join_batch(&mut self, model: &Model, _past: u64, _tokens: u64) -> Result<BatchMember<'_>> {
         Err(missing(model, Step::DecodeBatch))
     }
 
-    /// Takes over its row of the logits of a batch.
-    fn leave_batch(&mut self, model: &Model, _logits: &[f32]) -> Result<()> {
+    /// Takes over the logits of its last row in a batch that has fed so many tokens.
+    fn leave_batch(&mut self, model: &Model, _tokens: usize, _logits: Option<&[f32]>) -> Result<()> {
         Err(missing(model, Step::DecodeBatch))
     }
 

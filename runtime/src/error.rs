@@ -74,6 +74,15 @@ pub enum Error {
         "sequence {index} of the batch belongs to another model: a batch is of sessions of one loaded model"
     )]
     BatchModel { index: usize },
+    #[error(
+        "a step takes at most {most} tokens of all its sequences together, not {n}: divide them among several steps, or build \
+         with a larger --chunk"
+    )]
+    StepTokens { n: usize, most: usize },
+    #[error(
+        "{n} tokens of one sequence in a step: this model takes at most {most}, since it goes on beyond its context"
+    )]
+    PieceTokens { n: usize, most: usize },
     #[error("sequence {index} of the batch: {source}")]
     BatchSequence { index: usize, source: Box<Error> },
     #[error("cannot go back to {wanted} tokens: the sequence has {past}")]

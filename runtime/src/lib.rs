@@ -42,7 +42,7 @@ mod topology;
 mod trace;
 
 pub use artifact::Artifact;
-pub use batch::Batch;
+pub use batch::{Batch, Rows, Want};
 pub use error::Error;
 pub use huge_pages::HugePages;
 pub use mlcc_files::replace_file;

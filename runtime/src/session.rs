@@ -21,6 +21,8 @@ pub(crate) enum Step {
     Decode,
     PrefillLogits,
     DecodeBatch,
+    /// Rows of several sequences.
+    Rows,
     Create,
     Reset,
     Softmax,
@@ -33,6 +35,7 @@ impl Step {
             Self::Decode => "decode",
             Self::PrefillLogits => "prefill_logits",
             Self::DecodeBatch => "decode_batch",
+            Self::Rows => "step",
             Self::Create => "create_kv_cache",
             Self::Reset => "reset_kv_cache",
             Self::Softmax => "softmax_with_temperature",
@@ -42,7 +45,7 @@ impl Step {
     /// Whether it feeds tokens to the model.
     pub fn feeds(self) -> bool {
         match self {
-            Self::Prefill | Self::Decode | Self::PrefillLogits | Self::DecodeBatch => true,
+            Self::Prefill | Self::Decode | Self::PrefillLogits | Self::DecodeBatch | Self::Rows => true,
             Self::Create | Self::Reset | Self::Softmax => false,
         }
     }
@@ -341,18 +344,27 @@ impl Session {
         Ok(())
     }
 
-    /// Makes ready for one more token, as a sequence of a batch: checks it, gives its row memory.
-    pub(crate) fn join_batch(&mut self, token: i32) -> Result<BatchMember<'_>> {
-        self.check(&[token])?;
-        self.make_room(1)?;
-        self.memory.join_batch(&self.model, self.rows)
+    /// Whether these tokens may be fed in one call, as those of a sequence of a batch.
+    pub(crate) fn check_piece(&self, tokens: &[i32]) -> Result<()> {
+        self.check(tokens)?;
+        let (n, most) = (tokens.len(), self.tokens_per_call());
+        // What does not drop rows is held against the context above.
+        if n > most && self.kept().is_some() {
+            return Err(Error::PieceTokens { n, most });
+        }
+        Ok(())
     }
 
-    /// Counts the token that a batch has fed, whose logits are these.
-    pub(crate) fn leave_batch(&mut self, logits: &[f32]) -> Result<()> {
-        self.memory.leave_batch(&self.model, logits)?;
-        self.rows += 1;
-        Ok(())
+    /// Makes ready for so many more tokens that were checked, as a sequence of a batch: gives their rows memory.
+    pub(crate) fn join_batch(&mut self, tokens: usize) -> Result<BatchMember<'_>> {
+        self.make_room(tokens as u64)?;
+        self.memory.join_batch(&self.model, self.rows, tokens as u64)
+    }
+
+    /// Counts the tokens that a batch has fed; the logits of the last one, where they are known.
+    pub(crate) fn leave_batch(&mut self, tokens: usize, logits: Option<&[f32]>) -> Result<()> {
+        self.rows += tokens as u64;
+        self.memory.leave_batch(&self.model, tokens, logits)
     }
 
     fn chunk_logits(&self, n: usize) -> &[f32] {

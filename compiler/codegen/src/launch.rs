@@ -79,6 +79,7 @@ fn device_entry(
             0 => i64::MAX,
             most => i64::try_from(most).unwrap_or(i64::MAX),
         },
+        batch: 1,
         context: i64::try_from(limits.context).ok().filter(|context| *context > 0),
     };
     let mut launches = Vec::new();
@@ -125,7 +126,7 @@ fn describe(
     let field = |offset: usize| address(arg::CONTROL, offset as u64);
     let mut args = Vec::new();
     for buffer in &launch.buffers {
-        let (kind, base) = base_address(buffer.base);
+        let (kind, base) = base_address(buffer.base)?;
         args.push(address(kind, base + buffer.offset));
     }
     for dim in &launch.dims {
@@ -149,8 +150,8 @@ fn describe(
 }
 
 /// The kind of an address and where the base begins.
-fn base_address(base: Base) -> (u32, u64) {
-    match base {
+fn base_address(base: Base) -> Result<(u32, u64), Fault> {
+    Ok(match base {
         Base::Weights => (arg::WEIGHTS, 0),
         Base::State => (arg::STATE, 0),
         Base::Arena => (arg::ARENA, 0),
@@ -158,7 +159,8 @@ fn base_address(base: Base) -> (u32, u64) {
         Base::Logits => (arg::LOGITS, 0),
         Base::Probs => (arg::PROBS, 0),
         Base::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
-    }
+        Base::Wanted => return Err(Fault::new("takes rows of several sequences, which a GPU does not")),
+    })
 }
 
 /// For each parameter of a kernel, how many bytes it moves with every row before it: new rows of a cache lie behind those of

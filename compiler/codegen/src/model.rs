@@ -91,6 +91,8 @@ pub enum Checks {
     Tokens,
     /// `1 <= n <= batch`, `past + 1 <= context` of every sequence, and every token id.
     Sequences,
+    /// The rows of every sequence and their number, `past + rows <= context`, every token id, and the rows that are wanted.
+    Pieces,
 }
 
 impl Checks {
@@ -98,6 +100,7 @@ impl Checks {
         match name {
             "prefill" | "decode" | "prefill_logits" => Checks::Tokens,
             BATCH_STEP => Checks::Sequences,
+            RAGGED_STEP => Checks::Pieces,
             "softmax_with_temperature" => Checks::Rows,
             _ => Checks::None,
         }
@@ -110,6 +113,8 @@ impl Limits {
         match step {
             "decode" => 1,
             BATCH_STEP => self.batch,
+            // So that all sequences may have one.
+            RAGGED_STEP if self.chunk > 0 => self.chunk.max(self.batch),
             _ => self.chunk,
         }
     }
@@ -151,6 +156,8 @@ fn symbol_part(name: &str) -> String {
 pub const METADATA_FUNCTION: &str = "mlcc_get_metadata";
 /// The step that decodes a token for each of some sequences.
 pub const BATCH_STEP: &str = "decode_batch";
+/// The step that takes any number of tokens of each of some sequences.
+pub const RAGGED_STEP: &str = "step";
 /// The step that initialises the state; `reset_kv_cache` is the same function.
 pub const STATE_STEP: &str = "create_kv_cache";
 
@@ -176,6 +183,7 @@ pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
         decode: symbol("decode"),
         prefill_logits: symbol("prefill_logits"),
         decode_batch: symbol(BATCH_STEP),
+        step: symbol(RAGGED_STEP),
         create_kv_cache: state.clone(),
         reset_kv_cache: state,
         softmax_with_temperature: symbol("softmax_with_temperature"),

@@ -74,8 +74,8 @@ pub(crate) trait StepCode {
     /// The integer at an offset in bytes.
     fn load_int(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
     fn load_address(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
-    /// A condition: token `index` is none of a vocabulary of that size.
-    fn is_no_token(&mut self, tokens: Self::Value, index: Self::Value, vocab: u32) -> Result<Self::Value>;
+    /// Number `index` of a table of 32-bit integers, taken as one without a sign.
+    fn load_entry(&mut self, table: Self::Value, index: Self::Value) -> Result<Self::Value>;
 
     fn block(&mut self, name: &'static str) -> Self::Block;
     /// Goes on in a block.
@@ -114,7 +114,7 @@ pub(crate) trait StepCode {
 /// Adds the code of `step` to its function.
 pub(crate) fn emit<C: StepCode>(code: &mut C, step: &Step, limits: Limits) -> Result<()> {
     let fields = Fields::read(code)?;
-    Emitter { code, fields, row: None }.run(step, limits)
+    Emitter { code, fields, row: None, wanted: false }.run(step, limits)
 }
 
 struct Emitter<'a, C: StepCode> {
@@ -122,17 +122,22 @@ struct Emitter<'a, C: StepCode> {
     fields: Fields<C::Value>,
     /// The sequence that a launch is for.
     row: Option<Row<C::Value>>,
+    /// It is for the rows whose logits are wanted.
+    wanted: bool,
 }
 
 /// What the context says, read once: it stays the same while a step runs.
 #[derive(Clone, Copy)]
 struct Fields<V> {
     n: V,
+    b: V,
+    n_wanted: V,
     past: V,
     weights: V,
     state: V,
     arena: V,
     tokens: V,
+    wanted: V,
     logits: V,
     probs: V,
 }
@@ -142,11 +147,14 @@ impl<V: Copy> Fields<V> {
         let this = code.context();
         Ok(Fields {
             n: code.load_int(this, offset_of!(Ctx, n))?,
+            b: code.load_int(this, offset_of!(Ctx, b))?,
+            n_wanted: code.load_int(this, offset_of!(Ctx, n_wanted))?,
             past: code.load_int(this, offset_of!(Ctx, past))?,
             weights: code.load_address(this, offset_of!(Ctx, weights))?,
             state: code.load_address(this, offset_of!(Ctx, state))?,
             arena: code.load_address(this, offset_of!(Ctx, arena))?,
             tokens: code.load_address(this, offset_of!(Ctx, tokens))?,
+            wanted: code.load_address(this, offset_of!(Ctx, wanted))?,
             logits: code.load_address(this, offset_of!(Ctx, logits))?,
             probs: code.load_address(this, offset_of!(Ctx, probs))?,
         })
@@ -158,6 +166,9 @@ struct Row<V> {
     index: V,
     state: V,
     past: V,
+    /// Its first row of all, and how many it has.
+    first: V,
+    rows: V,
 }
 
 impl<C: StepCode> Emitter<'_, C> {
@@ -179,8 +190,9 @@ impl<C: StepCode> Emitter<'_, C> {
 
     fn sym(&self, sym: Sym) -> C::Value {
         match sym {
-            // Nothing is sized by `B`: rows of a batch are `n`.
-            Sym::N | Sym::B => self.fields.n,
+            Sym::N if self.wanted => self.fields.n_wanted,
+            Sym::N => self.row.map_or(self.fields.n, |row| row.rows),
+            Sym::B => self.fields.b,
             Sym::Past => self.row.map_or(self.fields.past, |row| row.past),
         }
     }
@@ -191,6 +203,7 @@ impl<C: StepCode> Emitter<'_, C> {
             Base::State => self.row.map_or(self.fields.state, |row| row.state),
             Base::Arena => self.fields.arena,
             Base::Tokens => self.fields.tokens,
+            Base::Wanted => self.fields.wanted,
             Base::Logits => self.fields.logits,
             Base::Probs => self.fields.probs,
             Base::Temperature => {
@@ -204,30 +217,44 @@ impl<C: StepCode> Emitter<'_, C> {
 
     /// A launch, or a loop of launches for each sequence.
     fn repeated(&mut self, launch: &Launch) -> Result<()> {
-        let n = self.fields.n;
+        let b = self.fields.b;
         let share = self.code.share();
         let [zero, one] = [0, 1].map(|value| self.code.int(value));
         match launch.repeat {
-            Repeat::Once => match &launch.shares {
-                Shares::Static => self.launch(launch, share),
-                Shares::Dynamic { pieces } => self.pieces(launch, pieces),
-            },
+            Repeat::Once => self.shared(launch),
+            Repeat::Wanted => {
+                self.wanted = true;
+                let result = self.shared(launch);
+                self.wanted = false;
+                result
+            }
             Repeat::EachWorker => self.launch(launch, [zero, one]),
-            Repeat::EachSequence => self.for_rows(zero, n, |s| s.launch(launch, share)),
+            Repeat::EachSequence => self.for_rows(zero, b, |s| s.launch(launch, share)),
             Repeat::EachSequenceAlone => {
                 let [worker, workers] = share;
-                let from = self.first_row(worker, workers)?;
+                let from = self.first_sequence(worker, workers)?;
                 let next = self.code.op(IntOp::Add, worker, one)?;
-                let to = self.first_row(next, workers)?;
+                let to = self.first_sequence(next, workers)?;
                 self.for_rows(from, to, |s| s.launch(launch, [zero, one]))
             }
         }
     }
 
     /// Where the sequences of a worker begin.
-    fn first_row(&mut self, worker: C::Value, workers: C::Value) -> Result<C::Value> {
-        let product = self.code.op(IntOp::Mul, worker, self.fields.n)?;
+    fn first_sequence(&mut self, worker: C::Value, workers: C::Value) -> Result<C::Value> {
+        let product = self.code.op(IntOp::Mul, worker, self.fields.b)?;
         self.code.op(IntOp::UnsignedDiv, product, workers)
+    }
+
+    /// A launch that all workers share once.
+    fn shared(&mut self, launch: &Launch) -> Result<()> {
+        match &launch.shares {
+            Shares::Static => {
+                let share = self.code.share();
+                self.launch(launch, share)
+            }
+            Shares::Dynamic { pieces } => self.pieces(launch, pieces),
+        }
     }
 
     /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
@@ -280,7 +307,9 @@ impl<C: StepCode> Emitter<'_, C> {
         let at = self.advance(all, index, size_of::<Sequence>() as u64)?;
         let state = self.code.load_address(at, offset_of!(Sequence, state))?;
         let past = self.code.load_int(at, offset_of!(Sequence, past))?;
-        Ok(Row { index, state, past })
+        let first = self.code.load_int(at, offset_of!(Sequence, first))?;
+        let rows = self.code.load_int(at, offset_of!(Sequence, rows))?;
+        Ok(Row { index, state, past, first, rows })
     }
 
     /// The address after `count` items of so many bytes.
@@ -303,14 +332,18 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     fn address(&mut self, buffer: &BufferRef) -> Result<C::Value> {
-        let &BufferRef { base, offset, per_past, per_row, per_worker, bytes: _ } = buffer;
+        let &BufferRef { base, offset, per_past, per_row, per_sequence, per_worker, bytes: _ } = buffer;
         let base = self.base(base)?;
         let mut address = self.code.offset(base, offset)?;
         if per_past > 0 {
             address = self.advance(address, self.sym(Sym::Past), per_past)?;
         }
-        if let Some(row) = self.row.filter(|_| per_row > 0) {
-            address = self.advance(address, row.index, per_row)?;
+        if let Some(row) = self.row {
+            for (number, bytes) in [(row.first, per_row), (row.index, per_sequence)] {
+                if bytes > 0 {
+                    address = self.advance(address, number, bytes)?;
+                }
+            }
         }
         if per_worker > 0 {
             let [worker, _] = self.code.share();
@@ -385,34 +418,87 @@ impl<C: StepCode> Emitter<'_, C> {
             0 => i64::MAX,
             some => some as i64,
         };
-        if checks == Checks::Sequences {
-            let zero = self.code.int(0);
-            self.for_rows(zero, n, |s| {
-                s.refuse_if(Compare::UnsignedAtLeast, s.sym(Sym::Past), context, status::CONTEXT_FULL)
-            })?;
+        if matches!(checks, Checks::Sequences | Checks::Pieces) {
+            self.check_sequences(checks, limits.batch, context)?;
         } else {
             let past = self.sym(Sym::Past);
             self.refuse_if(Compare::UnsignedAtLeast, past, context, status::CONTEXT_FULL)?;
             let total = self.code.op(IntOp::Add, past, n)?;
             self.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
         }
-        if limits.vocab > 0 { self.check_tokens(n, limits.vocab) } else { Ok(()) }
+        if checks == Checks::Pieces {
+            self.refuse_unless_counted(self.fields.n_wanted, n)?;
+            self.check_entries(Base::Wanted, n, status::BAD_LENGTH)?;
+        }
+        if limits.vocab == 0 {
+            return Ok(());
+        }
+        let vocab = self.code.int(limits.vocab as i64);
+        self.check_entries(Base::Tokens, vocab, status::BAD_TOKEN)
     }
 
-    /// Token ids index the embedding table. There is one at least.
-    fn check_tokens(&mut self, n: C::Value, vocab: u64) -> Result<()> {
-        let vocab = u32::try_from(vocab).map_err(|_| Fault(format!("a vocabulary of {vocab} tokens")))?;
-        let tokens = self.base(Base::Tokens)?;
+    /// The sequences of a call: their number, their rows, what they have seen.
+    fn check_sequences(&mut self, checks: Checks, batch: u64, context: i64) -> Result<()> {
+        let (n, b) = (self.fields.n, self.fields.b);
+        let one_each = checks == Checks::Sequences;
+        if one_each {
+            self.refuse_unless_equal(b, n)?;
+        } else {
+            let most = if batch == 0 { i64::MAX } else { batch as i64 };
+            let most = self.code.int(most);
+            self.refuse_unless_counted(b, most)?;
+        }
+        let zero = self.code.int(0);
+        self.for_rows(zero, b, |s| {
+            let row = s.row.ok_or_else(|| Fault::new("no sequence"))?;
+            if one_each {
+                let one = s.code.int(1);
+                s.refuse_unless_equal(row.first, row.index)?;
+                s.refuse_unless_equal(row.rows, one)?;
+            }
+            // All rows are of this call: first < n, 1 <= rows <= n - first.
+            s.refuse_unless_below(row.first, n)?;
+            let left = s.code.op(IntOp::Sub, n, row.first)?;
+            s.refuse_unless_counted(row.rows, left)?;
+            s.refuse_if(Compare::UnsignedAtLeast, row.past, context, status::CONTEXT_FULL)?;
+            let total = s.code.op(IntOp::Add, row.past, row.rows)?;
+            s.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)
+        })
+    }
+
+    /// `n` numbers, at least one, which index a table of `end` rows.
+    fn check_entries(&mut self, base: Base, end: C::Value, status: i32) -> Result<()> {
+        let (n, entries) = (self.fields.n, self.base(base)?);
         let [zero, one] = [0, 1].map(|value| self.code.int(value));
-        let (head, index) = self.code.begin_loop("token", zero)?;
+        let (head, index) = self.code.begin_loop("entry", zero)?;
         let good = self.code.block("good");
-        let bad = self.code.is_no_token(tokens, index, vocab)?;
-        self.leave_if(bad, status::BAD_TOKEN)?;
+        let entry = self.code.load_entry(entries, index)?;
+        let bad = self.code.compare(Compare::UnsignedAtLeast, entry, end)?;
+        self.leave_if(bad, status)?;
         let next = self.code.op(IntOp::Add, index, one)?;
         let more = self.code.compare(Compare::SignedLess, next, n)?;
         self.code.repeat_if(more, head, next, good)?;
         self.code.enter(good);
         Ok(())
+    }
+
+    /// A number of sequences or rows is below another one, neither of them negative.
+    fn refuse_unless_below(&mut self, number: C::Value, end: C::Value) -> Result<()> {
+        let holds = self.code.compare(Compare::UnsignedAtLeast, number, end)?;
+        self.leave_if(holds, status::BAD_LENGTH)
+    }
+
+    /// It is in `1..=most`.
+    fn refuse_unless_counted(&mut self, number: C::Value, most: C::Value) -> Result<()> {
+        let one = self.code.int(1);
+        let less = self.code.op(IntOp::Sub, number, one)?;
+        self.refuse_unless_below(less, most)
+    }
+
+    fn refuse_unless_equal(&mut self, a: C::Value, b: C::Value) -> Result<()> {
+        let difference = self.code.op(IntOp::Sub, a, b)?;
+        let one = self.code.int(1);
+        self.refuse_unless_below(difference, one)
     }
 
     fn refuse_if(&mut self, compare: Compare, value: C::Value, bound: i64, status: i32) -> Result<()> {

@@ -5,12 +5,13 @@ use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::OpError;
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_models::{Architecture, EntrySpec, Logits};
 use mlcc_passes::plan_memory::SOFTMAX;
 
-/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`; also `decode_batch` if more than one sequence
-/// is to be decoded together. Caches get room for `context` positions.
+/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`; also `decode_batch` and `step` if more than one
+/// sequence is to be computed together. Caches get room for `context` positions.
 pub fn build_module(
     name: &str,
     architecture: &Architecture,
@@ -38,16 +39,20 @@ fn build_with(
 ) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
     let entries = [
-        ("prefill", &n, Logits::Last, false),
-        ("decode", &one, Logits::Last, false),
-        ("prefill_logits", &n, Logits::All, false),
-        ("decode_batch", &n, Logits::All, true),
+        ("prefill", &n, Logits::Last, Batching::Single),
+        ("decode", &one, Logits::Last, Batching::Single),
+        ("prefill_logits", &n, Logits::All, Batching::Single),
+        ("decode_batch", &n, Logits::All, Batching::OneEach),
+        ("step", &n, Logits::Wanted, Batching::Ragged),
     ];
-    for (name, n, logits, batched) in entries.into_iter().filter(|&(.., batched)| !batched || batch > 1) {
+    for (name, n, logits, batching) in entries {
+        if batching.is_batched() && batch <= 1 {
+            continue;
+        }
         let stream = architecture.stream();
-        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context, stream, batched });
+        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context, stream, batching });
     }
-    b.set_batched(false);
+    b.set_batching(Batching::Single);
     softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()
 }

@@ -1,11 +1,11 @@
 //! Whether two modules mean the same: both are interpreted on the same random weights and inputs. For tests of passes.
 
 use crate::compare::{Mismatch, Tolerance, compare};
-use crate::graph::{GraphError, Interpreter, States, Tensor, WeightError, param_value};
+use crate::graph::{GraphError, Interpreter, Piece, States, Tensor, WeightError, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{Module, ParamSource};
-use mlcc_ir::sequences::is_batched;
+use mlcc_ir::sequences::{Batching, batching};
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::BTreeMap;
 
@@ -48,11 +48,16 @@ pub fn random_tensor(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
     Tensor::new(dtype, dims, data)
 }
 
-/// Random tensors for every input of a function.
+/// Random tensors for every input of a function; the rows whose logits it is asked for are some that there are.
 pub fn random_inputs(f: &Function, syms: &SymValues, seed: u64) -> Vec<Tensor> {
     let dims = |ty: &TensorType| ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect::<Vec<_>>();
     let inputs = f.inputs.iter().enumerate();
-    inputs.map(|(i, &v)| random_tensor(f.ty(v).dtype, &dims(f.ty(v)), seed + i as u64)).collect()
+    let mut inputs: Vec<Tensor> =
+        inputs.map(|(i, &v)| random_tensor(f.ty(v).dtype, &dims(f.ty(v)), seed + i as u64)).collect();
+    if let (Batching::Ragged, [_, wanted, ..]) = (batching(f), &mut inputs[..]) {
+        wanted.data.iter_mut().for_each(|row| *row %= syms.n as f64);
+    }
+    inputs
 }
 
 /// A random checkpoint: every tensor that a module's parameters name, in the shape that they expect.
@@ -109,8 +114,8 @@ impl RandomWeights {
     }
 }
 
-/// Runs every entry of `before` in both modules, for one and for three tokens (of as many sequences, where it decodes a batch),
-/// two steps each, and compares outputs and states.
+/// Runs every entry of `before` in both modules, for one and for three tokens (of as many sequences, where it decodes a batch;
+/// of up to two, where it takes pieces), two steps each, and compares outputs and states.
 pub fn same_meaning(
     before: &Module,
     after: &Module,
@@ -147,7 +152,11 @@ fn same_function(
     let (first, second) = ("the original", "the changed");
     let reference = Interpreter::new(before, |id| old[id.0 as usize].clone());
     let changed = Interpreter::new(after, |id| new[id.0 as usize].clone());
-    let sequences = if is_batched(f) { n as usize } else { 1 };
+    let sequences = match batching(f) {
+        Batching::Single => 1,
+        Batching::OneEach => n as usize,
+        Batching::Ragged => 2.min(n as usize),
+    };
     let mut states = vec![States::new(before).map_err(fails(first))?; sequences];
     let mut new_states = vec![States::new(after).map_err(fails(second))?; sequences];
     let syms = SymValues::tokens(n);
@@ -184,11 +193,19 @@ fn run(
     states: &mut [States],
     syms: SymValues,
 ) -> Result<Vec<Tensor>, GraphError> {
-    match (interpreter.module().function(function), states) {
-        (Some((id, f)), states) if is_batched(f) => {
-            let pasts = vec![syms.past; states.len()];
-            interpreter.run_batch(id, inputs, states, &pasts)
+    let Some((id, f)) = interpreter.module().function(function) else {
+        return interpreter.run_named(function, inputs, &mut states[0], syms);
+    };
+    let past = syms.past;
+    match batching(f) {
+        Batching::Single => interpreter.run(id, inputs, &mut states[0], syms),
+        Batching::OneEach => interpreter.run_batch(id, inputs, states, &vec![past; states.len()]),
+        Batching::Ragged => {
+            // The first sequence has what the others leave.
+            let others = states.len() as i64 - 1;
+            let mut pieces = vec![Piece { past, rows: 1 }; states.len()];
+            pieces[0].rows = syms.n - others;
+            interpreter.run_pieces(id, inputs, states, &pieces, ((syms.n + 1) / 2) as usize)
         }
-        (_, states) => interpreter.run_named(function, inputs, &mut states[0], syms),
     }
 }

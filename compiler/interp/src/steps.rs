@@ -8,7 +8,7 @@
 
 mod interleaved;
 
-pub use interleaved::{Schedule, Takers, run_interleaved};
+pub use interleaved::{Schedule, Takers, run_batch_interleaved, run_interleaved};
 
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
@@ -48,15 +48,21 @@ impl Memory {
 #[derive(Clone, Copy)]
 struct At {
     past: usize,
+    /// The first row of a sequence, and its number.
     row: usize,
+    sequence: usize,
     /// Whose copy of values that every worker computes for itself.
     worker: usize,
 }
 
 impl At {
     fn start(self, place: &BufferRef) -> usize {
-        let strides =
-            [(place.per_past, self.past), (place.per_row, self.row), (place.per_worker, self.worker)];
+        let strides = [
+            (place.per_past, self.past),
+            (place.per_row, self.row),
+            (place.per_sequence, self.sequence),
+            (place.per_worker, self.worker),
+        ];
         strides.iter().fold(place.offset as usize, |start, (stride, times)| start + *stride as usize * times)
     }
 }
@@ -68,6 +74,58 @@ pub struct Sequence {
     pub state: Vec<u8>,
     /// Tokens that it has seen.
     pub past: i64,
+    /// Its rows in this call, behind those of the sequence before.
+    pub rows: i64,
+}
+
+/// A run of a launch: the sizes of its rows, the sequence that it is for, if it is for one, and the first row of that.
+#[derive(Clone, Copy)]
+struct Turn {
+    sizes: SymValues,
+    sequence: Option<usize>,
+    row: usize,
+}
+
+impl Turn {
+    fn at(&self, worker: usize) -> At {
+        let past = self.sizes.past.max(0) as usize;
+        At { past, row: self.row, sequence: self.sequence.unwrap_or(0), worker }
+    }
+}
+
+/// The runs of a launch in a step of the sequences.
+fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
+    let rows: i64 = sequences.iter().map(|s| s.rows).sum();
+    let sizes = SymValues { n: rows, b: sequences.len() as i64, past: 0 };
+    let mut row = 0;
+    let mut of_sequence = |(i, s): (usize, &Sequence)| {
+        let turn = Turn { sizes: SymValues { n: s.rows, past: s.past, ..sizes }, sequence: Some(i), row };
+        row += s.rows as usize;
+        turn
+    };
+    match launch.repeat {
+        Repeat::Once | Repeat::EachWorker => vec![Turn { sizes, sequence: None, row: 0 }],
+        Repeat::Wanted => {
+            vec![Turn { sizes: SymValues { n: wanted as i64, ..sizes }, sequence: None, row: 0 }]
+        }
+        Repeat::EachSequence | Repeat::EachSequenceAlone => {
+            sequences.iter().enumerate().map(&mut of_sequence).collect()
+        }
+    }
+}
+
+/// Runs `run` with the state of the sequence of a turn in `memory`.
+fn with_state<R>(
+    memory: &mut Memory,
+    sequences: &mut [Sequence],
+    turn: &Turn,
+    run: impl FnOnce(&mut Memory) -> R,
+) -> R {
+    let Some(sequence) = turn.sequence else { return run(memory) };
+    std::mem::swap(memory.block(Base::State), &mut sequences[sequence].state);
+    let result = run(memory);
+    std::mem::swap(memory.block(Base::State), &mut sequences[sequence].state);
+    result
 }
 
 fn slot(base: Base) -> usize {
@@ -98,39 +156,44 @@ pub fn run_step(
     for item in &step.items {
         match item {
             StepItem::Barrier => {}
-            StepItem::Launch(launch) if launch.repeat.is_for_sequences() => {
+            StepItem::Launch(launch) if !is_for_one(launch) => {
                 return Err(StepError::NoBatch(launch.kernel.clone()));
             }
-            StepItem::Launch(launch) => run_launch(launch, kernels, memory, sizes, 0, options)?,
+            StepItem::Launch(launch) => {
+                run_launch(launch, kernels, memory, &Turn { sizes: *sizes, sequence: None, row: 0 }, options)?
+            }
         }
     }
     Ok(())
 }
 
-/// Runs a step that takes one token of each of `sequences`. `memory` holds what they share; its state is not used.
+/// Whether a launch is of a step of one sequence.
+fn is_for_one(launch: &Launch) -> bool {
+    match launch.repeat {
+        Repeat::Once | Repeat::EachWorker => true,
+        Repeat::Wanted | Repeat::EachSequence | Repeat::EachSequenceAlone => false,
+    }
+}
+
+/// Runs a step that takes rows of `sequences`, and gives logits of `wanted` rows. `memory` holds what the sequences share; its
+/// state is not used.
 pub fn run_batch(
     step: &Step,
     kernels: &[Kernel],
     memory: &mut Memory,
     sequences: &mut [Sequence],
+    wanted: usize,
     options: &Options,
 ) -> Result<(), StepError> {
-    let n = sequences.len() as i64;
     for item in &step.items {
         let StepItem::Launch(launch) = item else { continue };
-        if !launch.repeat.is_for_sequences() {
-            run_launch(launch, kernels, memory, &SymValues { n, b: n, past: 0 }, 0, options)?;
-            continue;
-        }
-        for (row, sequence) in sequences.iter_mut().enumerate() {
-            let sizes = SymValues { n: 1, b: n, past: sequence.past };
-            std::mem::swap(memory.block(Base::State), &mut sequence.state);
-            let result = run_launch(launch, kernels, memory, &sizes, row, options);
-            std::mem::swap(memory.block(Base::State), &mut sequence.state);
-            result?;
+        for turn in turns(launch, sequences, wanted) {
+            with_state(memory, sequences, &turn, |memory| {
+                run_launch(launch, kernels, memory, &turn, options)
+            })?;
         }
     }
-    sequences.iter_mut().for_each(|s| s.past += 1);
+    sequences.iter_mut().for_each(|s| s.past += s.rows);
     Ok(())
 }
 
@@ -138,21 +201,19 @@ fn run_launch(
     launch: &Launch,
     kernels: &[Kernel],
     memory: &mut Memory,
-    sizes: &SymValues,
-    row: usize,
+    turn: &Turn,
     options: &Options,
 ) -> Result<(), StepError> {
-    let kernel = find(kernels, launch)?;
+    let (kernel, sizes) = (find(kernels, launch)?, &turn.sizes);
     let workers = match launch.repeat {
         Repeat::EachWorker => 1,
         // A piece is what one of so many workers would compute.
-        Repeat::Once | Repeat::EachSequence | Repeat::EachSequenceAlone => {
+        Repeat::Once | Repeat::Wanted | Repeat::EachSequence | Repeat::EachSequenceAlone => {
             let parts = |pieces: Pieces| options.workers * pieces.equal * Pieces::SMALLEST;
             launch.shares.pieces(options.workers, sizes).map_or(options.workers, parts)
         }
     };
-    let at = At { past: sizes.past.max(0) as usize, row, worker: 0 };
-    on_buffers(launch, kernel, memory, sizes, at, |buffers| {
+    on_buffers(launch, kernel, memory, sizes, turn.at(0), |buffers| {
         run_with(kernel, buffers, sizes, &Options { workers, ..*options })
     })
 }

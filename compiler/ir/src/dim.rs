@@ -67,10 +67,11 @@ impl SymValues {
     }
 }
 
-/// What is known of the symbols at compile time: `1 <= n <= chunk`, `b = 1`, `past >= 0`, `past + n <= context`.
+/// What is known of the symbols at compile time: `1 <= n <= chunk`, `1 <= b <= batch`, `past >= 0`, `past + n <= context`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
     pub chunk: i64,
+    pub batch: i64,
     /// `None`: any number of tokens.
     pub context: Option<i64>,
 }
@@ -78,6 +79,9 @@ pub struct Bounds {
 impl Dim {
     pub fn sym(sym: Sym) -> Dim {
         Dim { constant: 0, terms: vec![(Atom::Sym(sym), 1)] }
+    }
+    pub fn of_atom(atom: Atom) -> Dim {
+        Dim { constant: 0, terms: vec![(atom, 1)] }
     }
     /// The constant value, if there is no symbol in it.
     pub fn as_const(&self) -> Option<i64> {
@@ -236,16 +240,21 @@ impl Dim {
             })
         };
         let grows = self.terms.iter().any(|(a, _)| *a == Atom::Sym(Sym::Past));
-        let corner = |n, past| linear(SymValues { n, b: 1, past });
         let corners = match bounds.context {
             None if grows => return None,
-            None => [corner(1, 0)?, corner(bounds.chunk, 0)?, corner(1, 0)?, corner(1, 0)?],
+            None => [(1, 0), (bounds.chunk, 0), (1, 0), (1, 0)],
             Some(context) => {
                 let n = bounds.chunk.min(context);
-                [corner(1, 0)?, corner(n, 0)?, corner(1, context - 1)?, corner(n, context - n)?]
+                [(1, 0), (n, 0), (1, context - 1), (n, context - n)]
             }
         };
-        let (mut low, mut high) = (*corners.iter().min()?, *corners.iter().max()?);
+        let (mut low, mut high) = (i64::MAX, i64::MIN);
+        for b in [1, bounds.batch] {
+            for (n, past) in corners {
+                let corner = linear(SymValues { n, b, past })?;
+                (low, high) = (low.min(corner), high.max(corner));
+            }
+        }
         for (atom, c) in &self.terms {
             let (a, b) = match atom {
                 Atom::Sym(_) => continue,
@@ -379,7 +388,7 @@ mod tests {
     fn ranges_hold_every_value_and_are_reached_where_linear() {
         let (n, past) = (Dim::sym(Sym::N), Dim::sym(Sym::Past));
         let total = n.add(&past);
-        let bounds = Bounds { chunk: 3, context: Some(7) };
+        let bounds = Bounds { chunk: 3, batch: 1, context: Some(7) };
         let dims = [
             (total.clone(), true),
             (n.scale(5).sub(&past.scale(2)), true),
@@ -397,7 +406,7 @@ mod tests {
             assert!(low <= least && most <= high, "{dim}");
             assert!(!exact || (low, high) == (least, most), "{dim}: {low}..{high}, is {least}..{most}");
         }
-        assert_eq!(total.range(&Bounds { chunk: 3, context: None }), None);
-        assert_eq!(n.range(&Bounds { chunk: 3, context: None }), Some((1, 3)));
+        assert_eq!(total.range(&Bounds { chunk: 3, batch: 1, context: None }), None);
+        assert_eq!(n.range(&Bounds { chunk: 3, batch: 1, context: None }), Some((1, 3)));
     }
 }

@@ -91,7 +91,7 @@ impl Drawing<'_> {
     fn node(&mut self, id: NodeId, node: &Node) {
         let from = match node.op {
             Op::Param(_) => None,
-            Op::Reshape { .. } | Op::SequenceSplit | Op::SequenceJoin => {
+            Op::Reshape { .. } | Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => {
                 node.inputs.first().and_then(|v| self.from[v.index()].clone())
             }
             Op::StateRead(state) => Some(self.state_id(state)),

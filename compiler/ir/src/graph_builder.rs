@@ -9,6 +9,7 @@ use crate::graph::{Function, FunctionKind, ValueId};
 use crate::kernel::{BinOp, UnOp};
 use crate::module::*;
 use crate::ops::{Op, OpError};
+use crate::sequences::Batching;
 use crate::types::{DType, TensorType};
 
 /// A module under construction, with the functions that are open (innermost last).
@@ -18,8 +19,8 @@ pub struct GraphBuilder {
     error: Option<OpError>,
     /// Taps of the open entry function; `None` where they are not wanted.
     taps: Option<Vec<(String, ValueId)>>,
-    /// The open entry function decodes a token for each of `n` sequences.
-    batched: bool,
+    /// The rows of the open entry function.
+    batching: Batching,
     /// Splits of its sequences that are open.
     depth: usize,
 }
@@ -31,7 +32,7 @@ impl GraphBuilder {
             open: Vec::new(),
             error: None,
             taps: None,
-            batched: false,
+            batching: Batching::Single,
             depth: 0,
         }
     }
@@ -95,32 +96,37 @@ impl GraphBuilder {
         }
         taps.push((name, value));
     }
-    /// Says of the entry functions that come next whether `n` is the number of sequences, with one token each.
-    pub fn set_batched(&mut self, batched: bool) {
-        self.batched = batched;
+    /// Says what rows the entry functions take that come next.
+    pub fn set_batching(&mut self, batching: Batching) {
+        self.batching = batching;
     }
-    /// True where a batched function is between [`GraphBuilder::split_sequences`] and [`GraphBuilder::join_sequences`]:
-    /// there is one row there.
+    /// True where a batched function is between [`GraphBuilder::split_sequences`] and [`GraphBuilder::join_sequences`].
     pub fn in_sequence(&self) -> bool {
-        self.batched && self.depth > 0
+        self.batching.is_batched() && self.depth > 0
     }
     /// Begins what looks at one sequence (its states, caches, positions): gives the values to use for `rows: [n, ..]`.
     /// Outside of batched functions all rows are of one sequence, and the values are the same. May be nested: only the
     /// outermost pair does something.
     pub fn split_sequences(&mut self, rows: &[ValueId]) -> Vec<ValueId> {
         self.depth += 1;
-        match self.batched && self.depth == 1 {
-            true => rows.iter().map(|&v| self.op(Op::SequenceSplit, &[v])).collect(),
+        let split = Op::SequenceSplit { ragged: self.batching == Batching::Ragged };
+        match self.batching.is_batched() && self.depth == 1 {
+            true => rows.iter().map(|&v| self.op(split.clone(), &[v])).collect(),
             false => rows.to_vec(),
         }
     }
-    /// Ends it: values `[1, ..]` of each sequence as `[n, ..]`.
+    /// Ends it: the rows of each sequence as those of all.
     pub fn join_sequences(&mut self, values: &[ValueId]) -> Vec<ValueId> {
         self.depth -= 1;
-        match self.batched && self.depth == 0 {
+        match self.batching.is_batched() && self.depth == 0 {
             true => values.iter().map(|&v| self.op(Op::SequenceJoin, &[v])).collect(),
             false => values.to_vec(),
         }
+    }
+    /// Of `x: [n, ..]` the rows with the numbers `wanted: i32[n]`, as far as logits are wanted of them.
+    pub fn wanted_rows(&mut self, x: ValueId, wanted: ValueId) -> ValueId {
+        let first = self.gather(x, wanted);
+        self.op(Op::WantedRows, &[first])
     }
     /// [`GraphBuilder::split_sequences`] around `body`.
     pub fn per_sequence(

@@ -1,8 +1,13 @@
-//! Batched entry functions: one token for each of `n` sequences.
+//! Entry functions for rows of several sequences, computed together: weights are read once for all of them.
 //!
-//! In such a function a row `[n, ..]` belongs to each sequence and is computed with those of the others: weights are read
-//! once. What looks at one sequence stands between `sequence.split` and `sequence.join`: values there exist once per
-//! sequence, as if the ops between were run for one sequence after the other. States and `past` are those of the sequence.
+//! There are two kinds ([`Batching`]): one row of each of `n` sequences, or any number of rows of each of `b` sequences, one
+//! sequence behind the other, `n` rows in all. What looks at one sequence stands between `sequence.split` and
+//! `sequence.join`: values there exist once per sequence, as if the ops between were run for one sequence after the other.
+//! The logits may be asked for of some rows only: behind `rows.wanted` there are no others.
+//!
+//! So a value has a scope ([`Scope`]), and symbols mean what they mean there. In the scope of a sequence, states, `past` and (in
+//! a ragged function) `n` are those of the sequence; behind `rows.wanted`, `n` is the number of these rows. That way an op is
+//! the same function, and the same kernel, as in a function for one sequence.
 //!
 //! A value is of one sequence if it comes from a split, a state or `past`, or is computed from such a value. Only a join
 //! makes a value of all sequences from it, and only a split one of a single sequence from rows of all.
@@ -13,35 +18,86 @@ use crate::graph::{Function, Node, NodeId, ValueId};
 use crate::module::Module;
 use crate::ops::Op;
 
-/// Which values of a batched function are of one sequence, by value id; `None` if the function is not batched.
-pub fn per_sequence(module: &Module, f: &Function) -> Option<Vec<bool>> {
-    if !is_batched(f) {
+/// The rows of an entry function.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Batching {
+    /// All of one sequence.
+    #[default]
+    Single,
+    /// One of each of `n` sequences.
+    OneEach,
+    /// At least one of each of `b` sequences.
+    Ragged,
+}
+
+impl Batching {
+    /// Whether there are rows of several sequences.
+    pub fn is_batched(self) -> bool {
+        match self {
+            Batching::Single => false,
+            Batching::OneEach | Batching::Ragged => true,
+        }
+    }
+}
+
+/// Which rows a value or a node is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Scope {
+    /// All rows of the call, or none in particular.
+    All,
+    /// Those of one sequence: the value exists once per sequence.
+    Sequence,
+    /// Those whose logits are wanted.
+    Wanted,
+}
+
+/// The scopes of the values of a batched function, by value id; `None` if the function is not batched.
+pub fn scopes(module: &Module, f: &Function) -> Option<Vec<Scope>> {
+    if !batching(f).is_batched() {
         return None;
     }
-    let mut single = vec![false; f.values.len()];
+    let mut scopes = vec![Scope::All; f.values.len()];
     for (_, node) in f.live() {
-        let each = runs_for_each(module, node, &single);
-        let outputs = match node.op {
-            Op::SequenceJoin => false,
-            _ => each,
+        let scope = match node.op {
+            Op::SequenceJoin => Scope::All,
+            _ => scope_of(module, node, &scopes),
         };
-        node.outputs.iter().for_each(|v| single[v.index()] = outputs);
+        node.outputs.iter().for_each(|v| scopes[v.index()] = scope);
     }
-    Some(single)
+    Some(scopes)
 }
 
-/// Whether a function decodes a batch: it splits rows of sequences or joins them.
-pub fn is_batched(f: &Function) -> bool {
-    f.live().any(|(_, node)| matches!(node.op, Op::SequenceSplit | Op::SequenceJoin))
+/// What rows a function takes: it splits rows of sequences or joins them.
+pub fn batching(f: &Function) -> Batching {
+    let kind = |node: &Node| match node.op {
+        Op::SequenceSplit { ragged: true } | Op::WantedRows => Batching::Ragged,
+        Op::SequenceSplit { ragged: false } => Batching::OneEach,
+        Op::SequenceJoin if joins_one(f, node) => Batching::OneEach,
+        Op::SequenceJoin => Batching::Ragged,
+        _ => Batching::Single,
+    };
+    f.live().map(|(_, node)| kind(node)).max().unwrap_or_default()
 }
 
-/// Whether a node of a batched function is run for each sequence; `single` tells that of the values before it.
-pub fn runs_for_each(module: &Module, node: &Node, single: &[bool]) -> bool {
+/// Whether a join takes one row of each sequence.
+fn joins_one(f: &Function, node: &Node) -> bool {
+    node.inputs.first().is_some_and(|&v| f.ty(v).dims.first() == Some(&Dim::from(1)))
+}
+
+/// Which rows a node of a batched function computes; `scopes` tells that of the values before it. A join is run for every
+/// sequence, its result is of all.
+pub fn scope_of(module: &Module, node: &Node, scopes: &[Scope]) -> Scope {
+    let reads = |scope| node.inputs.iter().any(|v| scopes[v.index()] == scope);
     match node.op {
-        Op::SequenceSplit | Op::SequenceJoin | Op::StateRead(_) | Op::StateWrite(_) | Op::CacheAppend(_) => {
-            true
-        }
-        _ => node.inputs.iter().any(|v| single[v.index()]) || reads_past(module, node),
+        Op::SequenceSplit { .. }
+        | Op::SequenceJoin
+        | Op::StateRead(_)
+        | Op::StateWrite(_)
+        | Op::CacheAppend(_) => Scope::Sequence,
+        Op::WantedRows => Scope::Wanted,
+        _ if reads(Scope::Sequence) || reads_past(module, node) => Scope::Sequence,
+        _ if reads(Scope::Wanted) => Scope::Wanted,
+        _ => Scope::All,
     }
 }
 
@@ -66,36 +122,64 @@ pub fn mentions(dim: &Dim, sym: Sym) -> bool {
     })
 }
 
-/// The first node of a batched function that mixes values of one sequence with rows of all, and what is wrong with it.
+/// The first node of a batched function that mixes rows of different scopes, and what is wrong with it.
 pub(crate) fn fault(module: &Module, f: &Function) -> Option<(NodeId, String)> {
-    let single = per_sequence(module, f)?;
+    let (scopes, batching) = (scopes(module, f)?, batching(f));
+    f.live().find_map(|(id, node)| {
+        let message = mixed(f, node, scope_of(module, node, &scopes), &scopes, batching)?;
+        Some((id, message.into()))
+    })
+}
+
+fn mixed(
+    f: &Function,
+    node: &Node,
+    scope: Scope,
+    scopes: &[Scope],
+    batching: Batching,
+) -> Option<&'static str> {
     let rows = |v: ValueId| f.ty(v).dims.iter().any(|d| mentions(d, Sym::N));
-    for (id, node) in f.live() {
-        let each = runs_for_each(module, node, &single);
-        let all = |v: &&ValueId| !single[v.index()];
-        let message = match node.op {
-            Op::SequenceSplit => node
-                .inputs
-                .iter()
-                .find(|v| single[v.index()])
-                .map(|_| "splits what is of one sequence already"),
-            Op::SequenceJoin => node.inputs.iter().find(all).map(|_| "joins what is not of one sequence"),
-            _ if !each => None,
-            _ if node.inputs.iter().filter(all).any(|&v| rows(v)) => {
-                Some("reads rows of all sequences for one of them: split them")
-            }
-            _ if node.outputs.iter().any(|&v| rows(v)) => Some("makes more than the row of one sequence"),
-            _ => None,
-        };
-        if let Some(message) = message {
-            return Some((id, message.into()));
+    let reads = |scope| node.inputs.iter().any(|v| scopes[v.index()] == scope);
+    let reads_all = || node.inputs.iter().any(|&v| scopes[v.index()] == Scope::All && rows(v));
+    let ragged = batching == Batching::Ragged;
+    let one_each = match node.op {
+        Op::SequenceSplit { ragged } => !ragged,
+        Op::SequenceJoin => joins_one(f, node),
+        _ => false,
+    };
+    match node.op {
+        Op::SequenceSplit { .. } | Op::SequenceJoin if ragged && one_each => {
+            Some("takes one row of each sequence, other nodes take pieces")
         }
+        Op::SequenceSplit { .. } if reads(Scope::Sequence) => Some("splits what is of one sequence already"),
+        Op::SequenceSplit { .. } if reads(Scope::Wanted) => {
+            Some("splits rows that are wanted, not those of all")
+        }
+        Op::SequenceSplit { .. } => None,
+        Op::SequenceJoin if reads(Scope::All) || reads(Scope::Wanted) => {
+            Some("joins what is not of one sequence")
+        }
+        Op::SequenceJoin => None,
+        Op::WantedRows if reads(Scope::Sequence) || reads(Scope::Wanted) => {
+            Some("takes the wanted rows of what are not the rows of all")
+        }
+        Op::WantedRows => None,
+        _ => match scope {
+            Scope::All => None,
+            Scope::Sequence if reads(Scope::Wanted) => Some("reads rows that are wanted for one sequence"),
+            Scope::Sequence if reads_all() => Some("reads rows of all sequences for one of them: split them"),
+            Scope::Sequence if !ragged && node.outputs.iter().any(|&v| rows(v)) => {
+                Some("makes more than the row of one sequence")
+            }
+            Scope::Sequence => None,
+            Scope::Wanted if reads_all() => Some("reads rows of all beside those that are wanted"),
+            Scope::Wanted => None,
+        },
     }
-    None
 }
 
 /// Whether an output of a batched function is of one sequence.
 pub(crate) fn unjoined_output(module: &Module, f: &Function) -> Option<usize> {
-    let single = per_sequence(module, f)?;
-    f.outputs.iter().position(|v| single[v.index()])
+    let scopes = scopes(module, f)?;
+    f.outputs.iter().position(|v| scopes[v.index()] == Scope::Sequence)
 }

@@ -14,6 +14,8 @@ pub enum Base {
     Arena,
     /// Input: `i32[n]` token ids.
     Tokens,
+    /// Input: `i32[n]` row numbers, those of the rows whose logits are wanted first.
+    Wanted,
     /// Output: `f32[rows, vocab]`.
     Logits,
     /// Output of `softmax_with_temperature`: `f32[vocab]`.
@@ -23,14 +25,23 @@ pub enum Base {
 }
 
 impl Base {
-    pub const ALL: [Base; 7] =
-        [Base::Weights, Base::State, Base::Arena, Base::Tokens, Base::Logits, Base::Probs, Base::Temperature];
+    pub const ALL: [Base; 8] = [
+        Base::Weights,
+        Base::State,
+        Base::Arena,
+        Base::Tokens,
+        Base::Wanted,
+        Base::Logits,
+        Base::Probs,
+        Base::Temperature,
+    ];
     pub fn name(self) -> &'static str {
         match self {
             Base::Weights => "weights",
             Base::State => "state",
             Base::Arena => "arena",
             Base::Tokens => "tokens",
+            Base::Wanted => "wanted",
             Base::Logits => "logits",
             Base::Probs => "probs",
             Base::Temperature => "temperature",
@@ -38,8 +49,8 @@ impl Base {
     }
 }
 
-/// A buffer argument: `base + offset + per_past * past + per_row * row + per_worker * worker` bytes, `bytes` long (constant:
-/// worst case over the planned sizes).
+/// A buffer argument: `base + offset + per_past * past + per_row * row + per_sequence * sequence + per_worker * worker` bytes,
+/// `bytes` long (constant: worst case over the planned sizes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
     pub base: Base,
@@ -47,9 +58,11 @@ pub struct BufferRef {
     pub bytes: u64,
     /// Bytes per token already in the cache: new rows of a cache lie after those of earlier tokens. 0 elsewhere.
     pub per_past: u64,
-    /// Bytes from the row of one sequence to that of the next, in launches for each sequence. 0 elsewhere, and in states, of
+    /// Bytes from row to row, in launches for each sequence: `row` is the number of its first row. 0 elsewhere, and in states, of
     /// which every sequence has its own.
     pub per_row: u64,
+    /// Bytes from one sequence to the next, of values in such launches that have not so many bytes for each row. 0 elsewhere.
+    pub per_sequence: u64,
     /// Bytes from the copy of one worker to that of the next, of values that every worker computes for itself
     /// ([`Repeat::EachWorker`]); every reader takes its own copy. 0 elsewhere.
     pub per_worker: u64,
@@ -58,7 +71,7 @@ pub struct BufferRef {
 impl BufferRef {
     /// `bytes` at a constant place.
     pub fn fixed(base: Base, offset: u64, bytes: u64) -> BufferRef {
-        BufferRef { base, offset, bytes, per_past: 0, per_row: 0, per_worker: 0 }
+        BufferRef { base, offset, bytes, per_past: 0, per_row: 0, per_sequence: 0, per_worker: 0 }
     }
 }
 
@@ -67,9 +80,12 @@ impl BufferRef {
 pub enum Repeat {
     #[default]
     Once,
-    /// For each sequence of the batch, with its state and its `past`; all workers share the work of every one.
+    /// Once, for the rows whose logits are wanted: `n` is their number.
+    Wanted,
+    /// For each sequence of the batch, with its state, its `past` and its rows: `n` is their number. All workers share the work
+    /// of every one.
     EachSequence,
-    /// The same, every sequence by one worker alone: worker `w` of `m` has rows `n * w / m` until `n * (w + 1) / m`.
+    /// The same, every sequence by one worker alone: worker `w` of `m` has sequences `b * w / m` until `b * (w + 1) / m`.
     EachSequenceAlone,
     /// By every worker alone, as if there were no other, into its own copy of the results. So no barrier has to stand
     /// between the launch and its readers.
@@ -81,7 +97,7 @@ impl Repeat {
     pub fn is_for_sequences(self) -> bool {
         match self {
             Repeat::EachSequence | Repeat::EachSequenceAlone => true,
-            Repeat::Once | Repeat::EachWorker => false,
+            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => false,
         }
     }
 }
@@ -199,7 +215,7 @@ pub enum StepItem {
 /// An executable entry point.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// `prefill`, `decode`, `decode_batch`, `prefill_logits`, `softmax_with_temperature`.
+    /// `prefill`, `decode`, `decode_batch`, `step`, `prefill_logits`, `softmax_with_temperature`.
     pub name: String,
     pub items: Vec<StepItem>,
     /// Bytes of arena that it needs.

@@ -3,7 +3,7 @@
 
 pub mod infer;
 
-use crate::definition::{EntrySpec, Logits};
+use crate::definition::EntrySpec;
 use crate::layers::{layer_norm, linear, linear_weight, token_shift, vector};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
@@ -32,10 +32,8 @@ impl Frame<'_> {
         entry: &EntrySpec,
         mut block: impl FnMut(&mut GraphBuilder, usize, ValueId) -> ValueId,
     ) -> FuncId {
-        let n = &entry.n;
-        let tokens = TensorType::new(DType::I32, [n]);
-        b.set_batched(entry.batched);
-        b.function(entry.name, FunctionKind::Entry, &[tokens], |b, inputs| {
+        b.set_batching(entry.batching);
+        b.function(entry.name, FunctionKind::Entry, &entry.inputs(), |b, inputs| {
             let table = TensorType::new(DType::F32, [self.vocab, self.hidden]);
             let embedding = b.param(self.embedding, ParamRole::Embedding, table.clone());
             let mut x = b.gather(embedding, inputs[0]);
@@ -43,9 +41,7 @@ impl Frame<'_> {
             for layer in 0..self.layers {
                 x = block(b, layer, x);
             }
-            if entry.logits == Logits::Last {
-                x = b.slice(x, 0, n.sub(&Dim::from(1)), Dim::from(1));
-            }
+            x = entry.wanted_rows(b, x, inputs);
             x = layer_norm(b, x, self.norm, self.hidden, self.epsilon);
             b.tap("final_norm", x);
             let head = b.param(self.head, ParamRole::Head, table);

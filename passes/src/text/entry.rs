@@ -1,7 +1,7 @@
 //! Text of lowered entry functions: buffers, launches on them, and the new values of states.
 //!
 //! ```text
-//! entry @decode batched {
+//! entry @decode_batch batched {
 //!   %0 = input 0 bytes 4*n
 //!   %1 = param @emb.weight bytes 4096
 //!   %2 = temp bytes 256*n apart
@@ -10,12 +10,14 @@
 //! }
 //! ```
 //! After a buffer: how workers share its elements (`rows`, `tiles`; nothing: any worker any element), the arguments whose
-//! memory an output may take `over`, and the bytes from the row of one sequence to that of the next.
+//! memory an output may take `over`, and the bytes from row to row (`stride`) and from `sequence` to sequence. A `batched` entry
+//! takes one row of each sequence, a `ragged` one any number.
 
 use super::list;
 use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::{Access, Kernel};
 use mlcc_ir::module::{Module, StateId};
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::text::{
     Lexer, ParseError, Token, one_of, parse_dim, parse_schedule, print_name, print_schedule,
 };
@@ -32,8 +34,12 @@ fn access_name(access: Access) -> &'static str {
 }
 
 pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &Entry) -> String {
-    let batched = if entry.batched { " batched" } else { "" };
-    let mut out = format!("entry {}{batched} {{\n", print_name('@', &entry.name));
+    let batching = match entry.batching {
+        Batching::Single => "",
+        Batching::OneEach => " batched",
+        Batching::Ragged => " ragged",
+    };
+    let mut out = format!("entry {}{batching} {{\n", print_name('@', &entry.name));
     for (id, buffer) in entry.buffers.iter() {
         let apart = if buffer.apart { " apart" } else { "" };
         let memory = print_memory(module, buffer.memory);
@@ -82,6 +88,9 @@ fn print_arg(arg: &Arg) -> String {
     if arg.row_bytes > 0 {
         out.push_str(&format!(" stride {}", arg.row_bytes));
     }
+    if arg.sequence_bytes > 0 {
+        out.push_str(&format!(" sequence {}", arg.sequence_bytes));
+    }
     out
 }
 
@@ -89,10 +98,14 @@ fn print_arg(arg: &Arg) -> String {
 pub(super) fn parse(lexer: &mut Lexer, module: &Module, kernels: &[Kernel]) -> Result<Entry, ParseError> {
     lexer.expect_keyword("entry")?;
     let name = lexer.at_name("the name of an entry function")?;
-    let batched = lexer.accept_keyword("batched");
+    let batching = match lexer.accept_keyword("batched") {
+        true => Batching::OneEach,
+        false if lexer.accept_keyword("ragged") => Batching::Ragged,
+        false => Batching::Single,
+    };
     let mut entry = Entry {
         name,
-        batched,
+        batching,
         buffers: Arena::new(),
         launches: Vec::new(),
         updates: Vec::new(),
@@ -213,6 +226,8 @@ fn parse_arg(lexer: &mut Lexer, buffers: &Arena<BufferId, Buffer>) -> Result<Arg
         }
         false => Vec::new(),
     };
-    let row_bytes = if lexer.accept_keyword("stride") { lexer.uint("bytes from row to row")? } else { 0 };
-    Ok(Arg { buffer, access, partition, in_place, row_bytes })
+    let mut bytes = |keyword, what| if lexer.accept_keyword(keyword) { lexer.uint(what) } else { Ok(0) };
+    let row_bytes = bytes("stride", "bytes from row to row")?;
+    let sequence_bytes = bytes("sequence", "bytes from sequence to sequence")?;
+    Ok(Arg { buffer, access, partition, in_place, row_bytes, sequence_bytes })
 }

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Alignment in bytes that callers give tokens, arena, state, logits, probs and weights.
@@ -62,9 +62,10 @@ pub mod status {
     pub const OK: i32 = 0;
     /// A token id is negative or not below `vocab`.
     pub const BAD_TOKEN: i32 = 1;
-    /// `n` is not in `1..=chunk`; for `decode_batch`, in `1..=batch`.
+    /// `n` is not in `1..=chunk`; for `decode_batch` and `step`, sequences, their rows or those that are wanted are not as
+    /// [`super::Ctx`] says.
     pub const BAD_LENGTH: i32 = 2;
-    /// `past + n` exceeds `context`; for `decode_batch`, `past + 1` of a sequence.
+    /// `past + n` exceeds `context`; for `decode_batch` and `step`, `past + rows` of a sequence.
     pub const CONTEXT_FULL: i32 = 3;
 }
 
@@ -76,7 +77,7 @@ pub struct Str {
     pub len: u64,
 }
 
-/// A sequence of a call of `decode_batch`.
+/// A sequence of a call of `decode_batch` or `step`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
@@ -84,6 +85,10 @@ pub struct Sequence {
     pub state: *mut u8,
     /// Tokens that the state has seen before this call.
     pub past: i64,
+    /// Number of its first token in this call: that of the tokens of all sequences before it.
+    pub first: i64,
+    /// Its tokens in this call, at least 1; for `decode_batch`, 1.
+    pub rows: i64,
 }
 
 /// What one call of an entry point works on. The caller owns every buffer.
@@ -96,13 +101,15 @@ pub struct Ctx {
     pub arena: *mut u8,
     /// `state_bytes`, initialised by `create_kv_cache`.
     pub state: *mut u8,
-    /// `n` token ids, aligned like all buffers; for `decode_batch` one of each sequence.
+    /// `n` token ids, aligned like all buffers; for `decode_batch` one of each sequence, for `step` those of one sequence behind
+    /// those of the other.
     pub tokens: *const i32,
-    /// Tokens in this call, `1..=chunk`; for `decode_batch`, sequences, `1..=batch`.
+    /// Tokens in this call, `1..=chunk`; for `decode_batch`, sequences, `1..=batch`; for `step` at most the larger of the two.
     pub n: i64,
     /// Tokens that the state has seen before this call.
     pub past: i64,
-    /// Out: `vocab` floats of the last position; `prefill_logits` and `decode_batch`: `n * vocab`. In for `softmax_with_temperature`.
+    /// Out: `vocab` floats of the last position; `prefill_logits` and `decode_batch`: `n * vocab`; `step`: `n_wanted * vocab`. In for
+    /// `softmax_with_temperature`.
     pub logits: *mut f32,
     /// Out of `softmax_with_temperature`: `n * vocab` floats. May equal `logits`.
     pub probs: *mut f32,
@@ -118,13 +125,20 @@ pub struct Ctx {
     pub trace: Option<TraceFn>,
     /// First argument of `trace`.
     pub trace_self: *mut c_void,
-    /// For `decode_batch`: `n` sequences, instead of `state` and `past`.
+    /// For `decode_batch` and `step`: `b` sequences, instead of `state` and `past`.
     pub sequences: *const Sequence,
     /// Deals out the pieces of launches that are shared out dynamically; null: every worker computes its own share. Not
     /// called when `workers == 1`.
     pub take: Option<TakeFn>,
     /// First argument of `take`.
     pub take_self: *mut c_void,
+    /// For `decode_batch` and `step`: sequences in this call, `1..=batch`; for `decode_batch`, `n`.
+    pub b: i64,
+    /// For `step`: `n` numbers of tokens of this call, aligned like all buffers. Logits are made of the first `n_wanted` of them,
+    /// in this order.
+    pub wanted: *const i32,
+    /// For `step`: `1..=n`.
+    pub n_wanted: i64,
 }
 
 /// `take(self, worker, pieces)`: a piece for worker `worker` of a launch in `pieces` pieces per worker, of which nobody
@@ -161,6 +175,9 @@ pub struct Entries {
     pub prefill_logits: Option<StepFn>,
     /// The next token of each of `n` sequences in, the logits of each out; their states advance by one token. May be absent.
     pub decode_batch: Option<StepFn>,
+    /// Any number of tokens of each of `b` sequences in, logits of those that are wanted out; their states advance by their
+    /// tokens. May be absent.
+    pub step: Option<StepFn>,
     /// Gives a fresh state its initial values. (KV cache or recurrent state: the name is the one users know.)
     pub create_kv_cache: Option<StepFn>,
     /// Gives a used state its initial values again.
@@ -171,11 +188,12 @@ pub struct Entries {
 }
 
 /// Names of the entry points in the order of [`Entries`]; device entries carry the same names.
-pub const ENTRY_NAMES: [&str; 8] = [
+pub const ENTRY_NAMES: [&str; 9] = [
     "prefill",
     "decode",
     "prefill_logits",
     "decode_batch",
+    "step",
     "create_kv_cache",
     "reset_kv_cache",
     "softmax_with_temperature",
@@ -399,7 +417,7 @@ pub struct ModelTable {
     pub chunk: u64,
     /// Most tokens in the state; 0 = unbounded.
     pub context: u64,
-    /// Most sequences in one call of `decode_batch`; 1 if there is none.
+    /// Most sequences in one call of `decode_batch` and `step`; 1 if there is none.
     pub batch: u64,
     pub vocab: u64,
     /// Most workers that the steps may be called with; 0 = any number.
@@ -409,4 +427,4 @@ pub struct ModelTable {
 }
 
 const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));
-const _: () = assert!(size_of::<Ctx>() == 128);
+const _: () = assert!(size_of::<Ctx>() == 152);

@@ -72,12 +72,13 @@ impl<'a> Place<'a> {
     /// Every entry point of a variant is code, and of that name.
     pub fn check_entries(&self, variant: &str, entries: &Entries) -> Result<()> {
         let level = variant.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-        let [prefill, decode, logits, batch, create, reset, softmax, metadata] = abi::ENTRY_NAMES;
+        let [prefill, decode, logits, batch, step, create, reset, softmax, metadata] = abi::ENTRY_NAMES;
         let steps = [
             (prefill, entries.prefill),
             (decode, entries.decode),
             (logits, entries.prefill_logits),
             (batch, entries.decode_batch),
+            (step, entries.step),
             (create, entries.create_kv_cache),
             (reset, entries.reset_kv_cache),
             (softmax, entries.softmax_with_temperature),

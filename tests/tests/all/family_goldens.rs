@@ -7,6 +7,7 @@ use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::verify::verify_module;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_models::resolve::{ModelRequest, resolve};
@@ -45,7 +46,10 @@ impl Case {
         ];
         for (name, n, logits) in entries {
             let context = architecture.context_length().min(128);
-            architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream: None, batched: false });
+            architecture.build(
+                &mut b,
+                &EntrySpec { name, n, logits, context, stream: None, batching: Batching::Single },
+            );
         }
         let module = b.finish().unwrap_or_else(|e| panic!("{e}"));
         verify_module(&module).unwrap_or_else(|e| panic!("{e}"));

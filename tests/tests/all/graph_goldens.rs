@@ -5,6 +5,7 @@ use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::Module;
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::verify::verify_module;
 use mlcc_models::golden::{Golden, GoldenPrompt};
 use mlcc_models::resolve::{ModelRequest, resolve};
@@ -28,7 +29,7 @@ fn load(directory: &str) -> Case {
         let context = architecture.default_context();
         architecture.build(
             &mut b,
-            &EntrySpec { name, n, logits: Logits::Last, context, stream: None, batched: false },
+            &EntrySpec { name, n, logits: Logits::Last, context, stream: None, batching: Batching::Single },
         );
     }
     let module = b.finish().unwrap();

@@ -3,6 +3,7 @@
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::graph_builder::GraphBuilder;
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::types::DType;
 use mlcc_models::resolve::{ModelRequest, resolve};
 use mlcc_models::transformer::DROPPED_ROWS;
@@ -19,7 +20,14 @@ fn angles_stay_exact() {
     let (n, stream) = (Dim::sym(Sym::N), architecture.stream());
     architecture.build(
         &mut b,
-        &EntrySpec { name: "prefill", n, logits: Logits::Last, context: 64, stream, batched: false },
+        &EntrySpec {
+            name: "prefill",
+            n,
+            logits: Logits::Last,
+            context: 64,
+            stream,
+            batching: Batching::Single,
+        },
     );
     let module = b.finish().unwrap();
     let tensor = |name: &str| {

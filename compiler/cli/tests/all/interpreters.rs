@@ -32,7 +32,7 @@ fn graph_interpreter_equals_references() {
 }
 
 /// The memory of a sequence: packed weights, fresh states, scratch.
-fn memory(program: &Program, source: &Source) -> Memory {
+pub fn memory(program: &Program, source: &Source) -> Memory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = Memory::default();
     let mut weights = vec![0u8; plan.weights_bytes as usize];

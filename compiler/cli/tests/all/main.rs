@@ -35,6 +35,7 @@ mod serve;
 mod server;
 mod serving;
 mod software_gpu;
+mod step;
 mod transformer;
 mod transformer_model;
 mod tune;

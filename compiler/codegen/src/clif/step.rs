@@ -221,12 +221,11 @@ impl StepCode for StepFunction<'_, '_> {
     fn load_address(&mut self, address: Value, offset: usize) -> Emitted<Value> {
         self.load_int(address, offset)
     }
-    fn is_no_token(&mut self, tokens: Value, index: Value, vocab: u32) -> Emitted<Value> {
+    fn load_entry(&mut self, table: Value, index: Value) -> Emitted<Value> {
         let offset = self.fb.ins().ishl_imm_s(index, 2);
-        let address = self.fb.ins().iadd(tokens, offset);
-        let token = self.fb.ins().load(types::I32, MemFlagsData::trusted(), address, 0);
-        let token = self.fb.ins().uextend(types::I64, token);
-        Ok(self.fb.ins().icmp_imm_s(IntCC::UnsignedGreaterThanOrEqual, token, i64::from(vocab)))
+        let address = self.fb.ins().iadd(table, offset);
+        let entry = self.fb.ins().load(types::I32, MemFlagsData::trusted(), address, 0);
+        Ok(self.fb.ins().uextend(types::I64, entry))
     }
 
     fn block(&mut self, _name: &'static str) -> Block {

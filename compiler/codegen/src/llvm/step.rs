@@ -136,11 +136,11 @@ impl<'c> StepCode for StepFunction<'_, 'c> {
     fn load_address(&mut self, address: Value<'c>, offset: usize) -> Result<Value<'c>> {
         Ok(self.e.pointer_field(address.into_pointer_value(), offset)?.into())
     }
-    fn is_no_token(&mut self, tokens: Value<'c>, index: Value<'c>, vocab: u32) -> Result<Value<'c>> {
+    fn load_entry(&mut self, table: Value<'c>, index: Value<'c>) -> Result<Value<'c>> {
         let i32: BasicTypeEnum<'c> = self.e.ctx.i32_type().into();
-        let at = self.e.element(tokens.into_pointer_value(), i32, index, true)?;
-        let token = self.e.load(i32, at, 4)?;
-        self.e.icmp(IntPredicate::UGE, token, self.e.i32(vocab))
+        let at = self.e.element(table.into_pointer_value(), i32, index, true)?;
+        let entry = self.e.load(i32, at, 4)?;
+        self.e.cast(Op::ZExt, entry, self.e.ctx.i64_type().into())
     }
 
     fn block(&mut self, name: &'static str) -> BasicBlock<'c> {

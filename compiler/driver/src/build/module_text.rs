@@ -107,9 +107,9 @@ impl ModuleText {
     /// Whether the entry functions are what callers of a model with this configuration expect.
     pub fn check(&self, architecture: &Architecture) -> Result<(), BuildError> {
         let vocab = architecture.vocab() as i64;
-        for name in ["prefill", "decode", "prefill_logits", "decode_batch"] {
+        for name in ["prefill", "decode", "prefill_logits", "decode_batch", "step"] {
             let Some((_, f)) = self.program.module.function(name) else {
-                if name == "decode_batch" {
+                if matches!(name, "decode_batch" | "step") {
                     continue;
                 }
                 return Err(self.wrong(format_args!("the module has no entry function @{name}")));

@@ -16,6 +16,7 @@ mod step;
 mod tensor;
 mod weights;
 
+pub use batch::Piece;
 pub use error::GraphError;
 pub use exec::Fault;
 pub use tensor::{States, Tensor};
@@ -86,7 +87,21 @@ impl<'m> Interpreter<'m> {
         states: &mut [States],
         pasts: &[i64],
     ) -> Result<Vec<Tensor>, GraphError> {
-        batch::run(self, function, inputs, states, pasts)
+        let pieces: Vec<Piece> = pasts.iter().map(|&past| Piece { past, rows: 1 }).collect();
+        batch::run(self, function, inputs, states, &pieces, pieces.len())
+    }
+
+    /// Runs a function that takes rows of several sequences, `pieces` of them, with logits of `wanted` rows; `states` change only if
+    /// it succeeds.
+    pub fn run_pieces(
+        &self,
+        function: FuncId,
+        inputs: &[Tensor],
+        states: &mut [States],
+        pieces: &[Piece],
+        wanted: usize,
+    ) -> Result<Vec<Tensor>, GraphError> {
+        batch::run(self, function, inputs, states, pieces, wanted)
     }
 
     /// [`Interpreter::run`] of the function with that name.

@@ -2,7 +2,7 @@
 //! all its work before the next one begins. Where a barrier is missing, a worker reads what another one has not written
 //! yet, or no longer, and the results differ from those of [`super::run_step`].
 
-use super::{At, Memory, StepError, find, on_buffers};
+use super::{Memory, Sequence, StepError, Turn, find, is_for_one, on_buffers, turns, with_state};
 use crate::kernel::{Order, Program};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
@@ -39,9 +39,16 @@ impl Schedule {
     }
 
     /// The shares, each as its number and how many there are, that `worker` computes of a launch.
-    fn shares(&self, launch: &Launch, sizes: &SymValues, worker: usize) -> Vec<(usize, usize)> {
-        if launch.repeat == Repeat::EachWorker {
-            return vec![(0, 1)];
+    fn shares(&self, launch: &Launch, turn: &Turn, worker: usize) -> Vec<(usize, usize)> {
+        let sizes = &turn.sizes;
+        match (launch.repeat, turn.sequence) {
+            (Repeat::EachWorker, _) => return vec![(0, 1)],
+            (Repeat::EachSequenceAlone, Some(sequence)) => {
+                let from = |worker: usize| sizes.b as usize * worker / self.workers;
+                let mine = (from(worker)..from(worker + 1)).contains(&sequence);
+                return if mine { vec![(0, 1)] } else { Vec::new() };
+            }
+            _ => {}
         }
         let Some(pieces) = launch.shares.pieces(self.workers, sizes) else {
             return vec![(worker, self.workers)];
@@ -65,26 +72,60 @@ pub fn run_interleaved(
     sizes: &SymValues,
     schedule: &Schedule,
 ) -> Result<(), StepError> {
+    let launches = step.items.iter().filter_map(|item| match item {
+        StepItem::Launch(launch) => Some(launch),
+        StepItem::Barrier => None,
+    });
+    if let Some(launch) = launches.into_iter().find(|launch| !is_for_one(launch)) {
+        return Err(StepError::NoBatch(launch.kernel.clone()));
+    }
+    let once = |_: &Launch, _: &[Sequence]| vec![Turn { sizes: *sizes, sequence: None, row: 0 }];
+    phases(step, kernels, memory, &mut [], schedule, once)
+}
+
+/// As [`super::run_batch`], with the workers one after the other between barriers.
+pub fn run_batch_interleaved(
+    step: &Step,
+    kernels: &[Kernel],
+    memory: &mut Memory,
+    sequences: &mut [Sequence],
+    wanted: usize,
+    schedule: &Schedule,
+) -> Result<(), StepError> {
+    phases(step, kernels, memory, sequences, schedule, |launch, sequences| turns(launch, sequences, wanted))?;
+    sequences.iter_mut().for_each(|s| s.past += s.rows);
+    Ok(())
+}
+
+fn phases(
+    step: &Step,
+    kernels: &[Kernel],
+    memory: &mut Memory,
+    sequences: &mut [Sequence],
+    schedule: &Schedule,
+    turns: impl Fn(&Launch, &[Sequence]) -> Vec<Turn>,
+) -> Result<(), StepError> {
     let mut programs: BTreeMap<&str, Program> = BTreeMap::new();
     let mut workers: Vec<usize> = (0..schedule.workers).collect();
     schedule.order.apply(&mut workers);
     for phase in step.items.split(|item| matches!(item, StepItem::Barrier)) {
         for &worker in &workers {
-            let at = At { past: sizes.past.max(0) as usize, row: 0, worker };
             for item in phase {
                 let StepItem::Launch(launch) = item else { continue };
-                if launch.repeat.is_for_sequences() {
-                    return Err(StepError::NoBatch(launch.kernel.clone()));
-                }
                 let kernel = find(kernels, launch)?;
                 if !programs.contains_key(launch.kernel.as_str()) {
                     programs.insert(&launch.kernel, Program::new(kernel)?);
                 }
                 let Some(program) = programs.get(launch.kernel.as_str()) else { continue };
-                for share in schedule.shares(launch, sizes, worker) {
-                    on_buffers(launch, kernel, memory, sizes, at, |buffers| {
-                        program.run_share(buffers, sizes, share)
-                    })?;
+                for turn in turns(launch, sequences) {
+                    let (sizes, at) = (&turn.sizes, turn.at(worker));
+                    for share in schedule.shares(launch, &turn, worker) {
+                        with_state(memory, sequences, &turn, |memory| {
+                            on_buffers(launch, kernel, memory, sizes, at, |buffers| {
+                                program.run_share(buffers, sizes, share)
+                            })
+                        })?;
+                    }
                 }
             }
         }

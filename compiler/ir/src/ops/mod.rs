@@ -35,11 +35,16 @@ pub enum Op {
     /// Keeps rows of a sequence: writes `x: [n, ..]` after the `past` rows that the state `[context, ..]` holds and gives
     /// all rows so far, `[past + n, ..]`. Nothing else may read or write the state in that step.
     CacheAppend(StateId),
-    /// The row of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`. What is computed from it is computed for every
-    /// sequence, with its own states and its own `past` (see [`crate::sequences`]).
-    SequenceSplit,
-    /// The rows of all sequences: a value `[1, ..]` of every sequence to `[n, ..]`.
+    /// The rows of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`; ragged, `[n, ..]` of all to `[n, ..]` of the
+    /// sequence. What is computed from it is computed for every sequence, with its own states, its own `past` and, ragged, its
+    /// own `n` (see [`crate::sequences`]).
+    SequenceSplit {
+        ragged: bool,
+    },
+    /// The rows of all sequences: a value `[1, ..]`, or ragged `[n, ..]`, of every sequence to `[n, ..]`.
     SequenceJoin,
+    /// The first rows of `[n, ..]`, as many as there are rows whose logits are wanted: their number is `n` from here on.
+    WantedRows,
     /// Inputs and outputs of the function invoked.
     Call(FuncId),
     /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then constants. The body takes
@@ -224,8 +229,9 @@ impl Op {
             Op::StateRead(_) => "state.read",
             Op::StateWrite(_) => "state.write",
             Op::CacheAppend(_) => "cache.append",
-            Op::SequenceSplit => "sequence.split",
+            Op::SequenceSplit { .. } => "sequence.split",
             Op::SequenceJoin => "sequence.join",
+            Op::WantedRows => "rows.wanted",
             Op::Call(_) => "call",
             Op::Scan { .. } => "scan",
             Op::Constant { .. } => "constant",
@@ -293,8 +299,9 @@ impl Op {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
-            | Op::SequenceSplit
+            | Op::SequenceSplit { .. }
             | Op::SequenceJoin
+            | Op::WantedRows
             | Op::Call(_)
             | Op::Scan { .. } => Family::Structure,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
@@ -354,14 +361,16 @@ impl Op {
             | Op::StateRead(_)
             | Op::StateWrite(_)
             | Op::CacheAppend(_)
-            | Op::SequenceSplit
+            | Op::SequenceSplit { ragged: false }
             | Op::SequenceJoin
+            | Op::WantedRows
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::SelectGe
             | Op::Gather
             | Op::Softmax
             | Op::Dequantize => vec![],
+            Op::SequenceSplit { ragged } => vec![("ragged", Attr::Bool(*ragged))],
             Op::Call(f) => vec![("function", Attr::Function(*f))],
             Op::Scan { body, carries, seqs } => {
                 vec![("body", Attr::Function(*body)), ("carries", int(carries)), ("seqs", int(seqs))]

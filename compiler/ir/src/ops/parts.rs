@@ -66,8 +66,9 @@ struct Parts<'a> {
 impl Parts<'_> {
     fn op(&self) -> Result<Op, PartsError> {
         Ok(match self.name {
-            "sequence.split" => Op::SequenceSplit,
+            "sequence.split" => Op::SequenceSplit { ragged: self.is_set("ragged")? },
             "sequence.join" => Op::SequenceJoin,
+            "rows.wanted" => Op::WantedRows,
             "call" => Op::Call(self.function("function")?),
             "scan" => Op::Scan {
                 body: self.function("body")?,

@@ -28,20 +28,7 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
             (Some(_), _) => bad(op, "takes one input"),
             (None, _) => bad(op, format!("no state {id}")),
         },
-        Op::SequenceSplit | Op::SequenceJoin => {
-            let (from, to) = match op {
-                Op::SequenceSplit => (Dim::sym(Sym::N), Dim::from(1)),
-                _ => (Dim::from(1), Dim::sym(Sym::N)),
-            };
-            match inputs {
-                [x] if x.dims.first() == Some(&from) => {
-                    let dims = std::iter::once(&to).chain(&x.dims[1..]);
-                    Ok(vec![TensorType::new(x.dtype, dims)])
-                }
-                [x] => bad(op, format!("the first axis of {x} is not {from}")),
-                _ => bad(op, "takes one input"),
-            }
-        }
+        Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => infer_rows(op, inputs),
         Op::Call(id) => {
             let Some(callee) = module.functions.get(*id) else { return bad(op, format!("no function {id}")) };
             let expected: Vec<&TensorType> = callee.inputs.iter().map(|&v| callee.ty(v)).collect();
@@ -52,6 +39,21 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
         }
         Op::Scan { body, carries, seqs } => infer_scan(op, module, inputs, *body, *carries, *seqs),
         _ => bad(op, "is not a structural op"),
+    }
+}
+
+/// Rows of all sequences, of one, or of those that are wanted.
+fn infer_rows(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    let [x] = inputs else { return bad(op, "takes one input") };
+    let (one, n) = (Dim::from(1), Dim::sym(Sym::N));
+    let joins_one = *op == Op::SequenceJoin && x.dims.first() == Some(&one);
+    let to = if *op == (Op::SequenceSplit { ragged: false }) { &one } else { &n };
+    match x.dims.split_first() {
+        Some((rows, rest)) if joins_one || *rows == n => {
+            Ok(vec![TensorType::new(x.dtype, std::iter::once(to).chain(rest))])
+        }
+        _ if *op == Op::SequenceJoin => bad(op, format!("the first axis of {x} is neither 1 nor n")),
+        _ => bad(op, format!("the first axis of {x} is not n")),
     }
 }
 

@@ -9,10 +9,10 @@
 //!   launch @product(arena+0:1024, arena+2048:4096) pieces 32
 //! }
 //! ```
-//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache and `+stride*row` for the row of a sequence, and
-//! `+stride*worker` for a worker's copy; the sizes after `;` are the dimension arguments. `each` launches run for each
-//! sequence, `each alone` by one worker each, `each worker` ones by every worker for itself. `pieces` launches have dynamic
-//! shares.
+//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache, `+stride*row` for the first row of a sequence,
+//! `+stride*sequence` for its number, and `+stride*worker` for a worker's copy; the sizes after `;` are the dimension
+//! arguments. `each` launches run for each sequence, `each alone` by one worker each, `each worker` ones by every worker for
+//! itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
@@ -54,6 +54,7 @@ pub fn print_schedule(grid: Option<&Grid>, repeat: Repeat, shares: &Shares) -> S
     }
     out.push_str(match repeat {
         Repeat::Once => "",
+        Repeat::Wanted => " wanted",
         Repeat::EachSequence => " each",
         Repeat::EachSequenceAlone => " each alone",
         Repeat::EachWorker => " each worker",
@@ -71,8 +72,8 @@ pub fn print_schedule(grid: Option<&Grid>, repeat: Repeat, shares: &Shares) -> S
 pub fn print_buffer(b: &BufferRef) -> String {
     let stride = |bytes: u64, of: &str| if bytes > 0 { format!("+{bytes}*{of}") } else { String::new() };
     let (past, row) = (stride(b.per_past, "past"), stride(b.per_row, "row"));
-    let worker = stride(b.per_worker, "worker");
-    format!("{}+{}{past}{row}{worker}:{}", b.base.name(), b.offset, b.bytes)
+    let (sequence, worker) = (stride(b.per_sequence, "sequence"), stride(b.per_worker, "worker"));
+    format!("{}+{}{past}{row}{sequence}{worker}:{}", b.base.name(), b.offset, b.bytes)
 }
 
 /// Parses one step; the lexer stands at `step`.
@@ -117,6 +118,7 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
 pub fn parse_schedule(lexer: &mut Lexer) -> Result<(Option<Grid>, Repeat, Shares), ParseError> {
     let grid = if lexer.accept_keyword("grid") { Some(parse_grid(lexer)?) } else { None };
     let repeat = match lexer.accept_keyword("each") {
+        false if lexer.accept_keyword("wanted") => Repeat::Wanted,
         false => Repeat::Once,
         true if lexer.accept_keyword("alone") => Repeat::EachSequenceAlone,
         true if lexer.accept_keyword("worker") => Repeat::EachWorker,
@@ -139,22 +141,21 @@ pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     };
     lexer.expect("+")?;
     let offset = lexer.uint("an offset in bytes")?;
-    let (mut per_past, mut per_row, mut per_worker) = (0, 0, 0);
+    // In this order, each once.
+    const OF: [&str; 4] = ["past", "row", "sequence", "worker"];
+    let (mut strides, mut next) = ([0; OF.len()], 0);
     while lexer.accept("+") {
-        let bytes = lexer.uint("bytes per past token, row or worker")?;
+        let bytes = lexer.uint("bytes per past token, row, sequence or worker")?;
         lexer.expect("*")?;
-        if per_past == 0 && per_row == 0 && per_worker == 0 && lexer.accept_keyword("past") {
-            per_past = bytes;
-        } else if per_row == 0 && per_worker == 0 && lexer.accept_keyword("row") {
-            per_row = bytes;
-        } else {
-            lexer.expect_keyword("worker")?;
-            per_worker = bytes;
-        }
+        let Some(at) = (next..OF.len()).find(|&at| lexer.accept_keyword(OF[at])) else {
+            return Err(lexer.error(format!("expected one of {}", OF[next..].join(", "))));
+        };
+        (strides[at], next) = (bytes, at + 1);
     }
     lexer.expect(":")?;
     let bytes = lexer.uint("a length in bytes")?;
-    Ok(BufferRef { base, offset, bytes, per_past, per_row, per_worker })
+    let [per_past, per_row, per_sequence, per_worker] = strides;
+    Ok(BufferRef { base, offset, bytes, per_past, per_row, per_sequence, per_worker })
 }
 
 fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {
@@ -181,7 +182,8 @@ mod tests {
   launch @\"odd name\"()
   launch @sizes(; floordiv(n + 15, 16))
   launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each
-  launch @norm(arena+64+256*row:256) each alone
+  launch @norm(arena+64+256*row+64*sequence:256) each alone
+  launch @head(arena+64:256; n) wanted pieces 32
   launch @norm(arena+64+512*worker:256) each worker
   launch @product(arena+64+512*worker:256, arena+0:64) pieces 32
   launch @attention(arena+0:64) pieces min(floordiv(past + 1, 1024), 32)
@@ -196,13 +198,13 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 9);
+        assert_eq!(step.items.len(), 10);
         let shares = |item: &StepItem| match item {
             StepItem::Launch(launch) => launch.shares.clone(),
             StepItem::Barrier => Shares::Static,
         };
         let growing = Dim::sym(Sym::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
-        let [.., product, attention] = &step.items[..] else { panic!("nine items") };
+        let [.., product, attention] = &step.items[..] else { panic!("ten items") };
         assert_eq!(shares(product), Shares::Dynamic { pieces: 32.into() });
         assert_eq!(shares(attention), Shares::Dynamic { pieces: growing });
     }
@@ -213,7 +215,7 @@ mod tests {
             (
                 "weights+64",
                 "heap+64",
-                "2:29: unknown memory `heap`; known: weights, state, arena, tokens, logits, probs, temperature",
+                "2:29: unknown memory `heap`; known: weights, state, arena, tokens, wanted, logits, probs, temperature",
             ),
             ("barrier", "fence", "3:3: expected `launch`, `barrier` or `}`, found `fence`"),
             ("[32, 1, 1]", "[32, 1]", "2:85: expected three block extents and three thread extents"),

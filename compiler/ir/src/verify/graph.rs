@@ -204,7 +204,7 @@ fn verify_shares(launch: &Launch) -> Result<(), String> {
             Err(format!("{pieces} pieces are none to share"))
         }
         Shares::Dynamic { .. } if launch.grid.is_some() => Err("a GPU has no workers".into()),
-        Shares::Dynamic { .. } if launch.repeat != Repeat::Once => {
+        Shares::Dynamic { .. } if !matches!(launch.repeat, Repeat::Once | Repeat::Wanted) => {
             Err("only a launch that runs once has pieces".into())
         }
         Shares::Dynamic { .. } => Ok(()),
@@ -225,7 +225,9 @@ fn verify_copies(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
                 "buffer {i} is written by {this} launch for each worker and has {that} copy for each"
             ));
         }
-        if b.per_worker > 0 && (b.base != Base::Arena || b.per_past > 0 || b.per_row > 0) {
+        if b.per_worker > 0
+            && (b.base != Base::Arena || b.per_past > 0 || b.per_row > 0 || b.per_sequence > 0)
+        {
             return Err(format!("buffer {i}: only values of a step without a batch have copies"));
         }
         if b.per_worker > 0 && b.bytes > b.per_worker {
@@ -315,7 +317,7 @@ impl Check<'_> {
 
     /// Values of one sequence and rows of all are kept apart.
     fn sequences(&self) -> Result<(), VerifyError> {
-        if sequences::is_batched(self.f) && self.f.kind != FunctionKind::Entry {
+        if sequences::batching(self.f).is_batched() && self.f.kind != FunctionKind::Entry {
             return Err(self.at("only an entry function may split or join sequences"));
         }
         if let Some((id, message)) = sequences::fault(self.module, self.f) {

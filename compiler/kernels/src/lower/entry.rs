@@ -7,13 +7,14 @@ use super::kernel::ArgContract;
 use super::kernel_cache::{Append, KernelCache, PackedGroup};
 use super::operands::value_bytes;
 use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
-use mlcc_ir::dim::{Bounds, Dim, Sym};
+use super::strides::Strides;
+use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::Arena;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{per_sequence, runs_for_each};
+use mlcc_ir::sequences::{Batching, Scope, batching, scope_of, scopes};
 use mlcc_ir::step::{Repeat, Shares};
 use mlcc_ir::types::{Packing, TensorType};
 
@@ -26,10 +27,8 @@ pub(super) struct EntryLowering<'a> {
     f: &'a Function,
     entry: Entry,
     locations: Vec<Option<Location>>,
-    /// Of a batched function, which values are of one sequence.
-    single: Option<Vec<bool>>,
-    /// What sizes of one sequence may be.
-    bounds: Bounds,
+    /// Of a batched function, which rows its values are about.
+    scopes: Option<Vec<Scope>>,
 }
 
 /// Where a value lies.
@@ -38,13 +37,13 @@ struct Location {
     buffer: BufferId,
     /// The parameter that it is.
     param: Option<ParamId>,
-    /// Of a value of one sequence: bytes to that of the next. 0 in states, of which each sequence has its own.
-    row_bytes: u64,
+    /// Of a value of one sequence: where those of the others are.
+    strides: Strides,
 }
 
 impl Location {
     fn of(buffer: BufferId) -> Location {
-        Location { buffer, param: None, row_bytes: 0 }
+        Location { buffer, param: None, strides: Strides::default() }
     }
 }
 
@@ -55,17 +54,16 @@ fn align_of(bytes: u64) -> u32 {
 
 impl<'a> EntryLowering<'a> {
     pub fn new(module: &'a Module, f: &'a Function) -> Self {
-        let single = per_sequence(module, f);
+        let scopes = scopes(module, f);
         let entry = Entry {
             name: f.name.clone(),
-            batched: single.is_some(),
+            batching: batching(f),
             buffers: Arena::new(),
             launches: Vec::new(),
             updates: Vec::new(),
             copies: Vec::new(),
         };
-        let bounds = Bounds { chunk: 1, context: module.context() };
-        EntryLowering { module, f, entry, locations: vec![None; f.values.len()], single, bounds }
+        EntryLowering { module, f, entry, locations: vec![None; f.values.len()], scopes }
     }
 
     pub fn run(mut self, kernels: &mut KernelCache) -> Result<Entry, LowerError> {
@@ -90,19 +88,20 @@ impl<'a> EntryLowering<'a> {
                     let ty = &self.module.states[*s].ty;
                     let kernel = kernels.copy(ty, [ALIGN; 2])?;
                     let state = Location::of(self.buffer(Memory::State(*s), value_bytes(ty, None)?));
-                    let copy = self.launch(kernels, kernel, &[value], &[state], self.single.is_some())?;
+                    let copy = self.launch(kernels, kernel, &[value], &[state], self.of_states())?;
                     self.entry.copies.push(copy);
                 }
                 Op::CacheAppend(s) => self.append(kernels, *s, node.inputs[0], node.outputs[0])?,
-                Op::SequenceSplit => self.split(kernels, node.inputs[0], node.outputs[0])?,
+                Op::SequenceSplit { .. } => self.split(kernels, node.inputs[0], node.outputs[0])?,
                 Op::SequenceJoin => self.join(kernels, node.inputs[0], node.outputs[0])?,
-                Op::Reshape { .. } => {
+                // The first rows lie where all lie.
+                Op::Reshape { .. } | Op::WantedRows => {
                     let source = self.at(node.inputs[0])?;
                     self.locations[node.outputs[0].0 as usize] = Some(source);
                 }
                 Op::Call(callee) => {
-                    let each = self.single.as_ref().is_some_and(|s| runs_for_each(self.module, node, s));
-                    self.call(kernels, *callee, node, each)?;
+                    let scope = self.scopes.as_ref().map_or(Scope::All, |s| scope_of(self.module, node, s));
+                    self.call(kernels, *callee, node, scope)?;
                 }
                 other => {
                     return Err(LowerError::internal(format!("{} is in no group", other.name())));
@@ -131,7 +130,7 @@ impl<'a> EntryLowering<'a> {
         // Kernels rely on the alignment of what they write.
         let direct = from.memory == Memory::Temp
             && row_bytes % i64::from(ALIGN) == 0
-            && (from.apart || !self.entry.batched)
+            && (from.apart || !self.entry.batching.is_batched())
             && !self.is_update(made.buffer);
         if direct {
             self.entry.buffers[made.buffer].memory = memory;
@@ -139,7 +138,7 @@ impl<'a> EntryLowering<'a> {
             let ty = self.f.ty(rows);
             let kernel = kernels.copy(ty, [ALIGN, align_of(row_bytes as u64)])?;
             let to = Location::of(self.buffer(memory, value_bytes(ty, None)?));
-            let launch = self.launch(kernels, kernel, &[made], &[to], self.single.is_some())?;
+            let launch = self.launch(kernels, kernel, &[made], &[to], self.of_states())?;
             self.entry.launches.push(launch);
         }
         self.place(all, Memory::State(state), value_bytes(ty, None)?, None);
@@ -151,67 +150,72 @@ impl<'a> EntryLowering<'a> {
         self.entry.updates.iter().any(|(_, b)| *b == buffer)
     }
 
-    /// The row of each sequence: where it lies, if every row is aligned, else a copy.
-    fn split(&mut self, kernels: &mut KernelCache, rows: ValueId, row: ValueId) -> Result<(), LowerError> {
-        let from = self.at(rows)?;
-        let bytes = self.row_bytes(row)?;
-        let from = Location { row_bytes: bytes, ..from };
-        self.locations[row.0 as usize] = Some(from);
+    /// Launches on states are for each sequence of a batch.
+    fn of_states(&self) -> Scope {
+        if self.scopes.is_some() { Scope::Sequence } else { Scope::All }
+    }
+
+    /// The rows of each sequence: where they lie, if every row is aligned, else a copy.
+    fn split(&mut self, kernels: &mut KernelCache, all: ValueId, own: ValueId) -> Result<(), LowerError> {
+        let from = self.at(all)?;
+        let bytes = self.row_bytes(own)?;
+        let from = Location { strides: Strides { row: bytes, sequence: 0 }, ..from };
+        self.locations[own.0 as usize] = Some(from);
         if bytes % u64::from(ALIGN) == 0 {
             return Ok(());
         }
-        let kernel = kernels.copy(self.f.ty(row), [align_of(bytes), ALIGN])?;
-        let to = self.place_apart(row)?;
-        let launch = self.launch(kernels, kernel, &[from], &[to], true)?;
+        let kernel = kernels.copy(self.f.ty(own), [align_of(bytes), ALIGN])?;
+        let to = self.place_apart(own)?;
+        let launch = self.launch(kernels, kernel, &[from], &[to], Scope::Sequence)?;
         self.entry.launches.push(launch);
         Ok(())
     }
 
-    /// The rows of all sequences: where they lie, if they are one after another in memory that is of no other use, else a
+    /// The rows of all sequences: where they lie, if they are one behind another in memory that is of no other use, else a
     /// copy.
-    fn join(&mut self, kernels: &mut KernelCache, row: ValueId, rows: ValueId) -> Result<(), LowerError> {
-        let from = self.at(row)?;
-        let bytes = self.row_bytes(row)?;
-        let dense = self.entry.buffers[from.buffer].memory == Memory::Temp && from.row_bytes == bytes;
+    fn join(&mut self, kernels: &mut KernelCache, own: ValueId, all: ValueId) -> Result<(), LowerError> {
+        let from = self.at(own)?;
+        let bytes = self.row_bytes(own)?;
+        let together = Strides { row: bytes, sequence: 0 };
+        let dense = self.entry.buffers[from.buffer].memory == Memory::Temp && from.strides == together;
         if dense && !self.is_update(from.buffer) {
             self.entry.buffers[from.buffer].apart = false;
-            self.locations[rows.0 as usize] = Some(Location::of(from.buffer));
+            self.locations[all.0 as usize] = Some(Location::of(from.buffer));
             return Ok(());
         }
-        let kernel = kernels.copy(self.f.ty(row), [ALIGN, align_of(bytes)])?;
-        self.place(rows, Memory::Temp, value_bytes(self.f.ty(rows), None)?, None);
-        let to = Location { row_bytes: bytes, ..self.at(rows)? };
-        let launch = self.launch(kernels, kernel, &[from], &[to], true)?;
+        let kernel = kernels.copy(self.f.ty(own), [ALIGN, align_of(bytes)])?;
+        self.place(all, Memory::Temp, value_bytes(self.f.ty(all), None)?, None);
+        let to = Location { strides: together, ..self.at(all)? };
+        let launch = self.launch(kernels, kernel, &[from], &[to], Scope::Sequence)?;
         self.entry.launches.push(launch);
         Ok(())
     }
 
-    /// Most bytes of a value of one sequence.
+    /// Bytes of a row of a value `[rows, ..]`.
     fn row_bytes(&self, v: ValueId) -> Result<u64, LowerError> {
-        self.most(&value_bytes(self.f.ty(v), None)?)
-    }
-
-    fn most(&self, bytes: &Dim) -> Result<u64, LowerError> {
-        let most = bytes.range(&self.bounds).and_then(|(_, most)| u64::try_from(most).ok());
-        most.ok_or_else(|| LowerError::Unsupported {
-            what: format!("a value of {bytes} bytes for each sequence"),
-            hint: "its size has no limit: only models with a cache may have values as long as the past"
-                .into(),
-        })
+        let ty = self.f.ty(v);
+        let row = TensorType { dtype: ty.dtype, dims: ty.dims[1..].to_vec() };
+        let bytes = value_bytes(&row, None)?.as_const().and_then(|bytes| u64::try_from(bytes).ok());
+        bytes.ok_or_else(|| LowerError::internal(format!("rows of {ty} have no fixed size")))
     }
 
     /// Memory for a value of each sequence, aligned.
     fn place_apart(&mut self, v: ValueId) -> Result<Location, LowerError> {
-        let location = self.apart(self.row_bytes(v)?);
+        let location = self.apart(&value_bytes(self.f.ty(v), None)?)?;
         self.locations[v.0 as usize] = Some(location);
         Ok(location)
     }
 
-    fn apart(&mut self, bytes: u64) -> Location {
-        let row_bytes = bytes.max(1).next_multiple_of(u64::from(ALIGN));
-        let all = Dim::sym(Sym::N).scale(row_bytes as i64);
-        let buffer = self.entry.buffers.push(Buffer { memory: Memory::Temp, bytes: all, apart: true });
-        Location { buffer, param: None, row_bytes }
+    fn apart(&mut self, bytes: &Dim) -> Result<Location, LowerError> {
+        let strides = Strides::of(bytes, self.entry.batching, self.module.context(), u64::from(ALIGN));
+        let strides = strides.ok_or_else(|| LowerError::Unsupported {
+            what: format!("a value of {bytes} bytes for each sequence"),
+            hint: "its size has no limit: only models with a cache may have values as long as the past"
+                .into(),
+        })?;
+        let buffer =
+            self.entry.buffers.push(Buffer { memory: Memory::Temp, bytes: strides.total(), apart: true });
+        Ok(Location { buffer, param: None, strides })
     }
 
     fn buffer(&mut self, memory: Memory, bytes: Dim) -> BufferId {
@@ -224,7 +228,7 @@ impl<'a> EntryLowering<'a> {
 
     fn place(&mut self, v: ValueId, memory: Memory, bytes: Dim, param: Option<ParamId>) {
         let buffer = self.buffer(memory, bytes);
-        self.locations[v.0 as usize] = Some(Location { buffer, param, row_bytes: 0 });
+        self.locations[v.0 as usize] = Some(Location { buffer, param, strides: Strides::default() });
     }
 
     fn at(&self, v: ValueId) -> Result<Location, LowerError> {
@@ -236,7 +240,7 @@ impl<'a> EntryLowering<'a> {
     /// barrier has to stand between the rows and those who read them.
     fn appends(&self, kernels: &KernelCache, callee: FuncId, ins: &[Location]) -> Vec<(usize, Append)> {
         let f = &self.module.functions[callee];
-        if self.single.is_some() || !attention::appends_rows(f, kernels.target) {
+        if self.scopes.is_some() || !attention::appends_rows(f, kernels.target) {
             return Vec::new();
         }
         let launches = 0..self.entry.launches.len();
@@ -271,7 +275,7 @@ impl<'a> EntryLowering<'a> {
         kernels: &mut KernelCache,
         callee: FuncId,
         node: &Node,
-        each: bool,
+        scope: Scope,
     ) -> Result<(), LowerError> {
         let ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<Location>, _>>()?;
         let packing = |p: ParamId| self.module.params[p].packing.unwrap_or(Packing::RowMajor);
@@ -293,7 +297,7 @@ impl<'a> EntryLowering<'a> {
         }
         let mut outs = Vec::new();
         for &v in &node.outputs {
-            if each {
+            if scope == Scope::Sequence {
                 outs.push(self.place_apart(v)?);
                 continue;
             }
@@ -302,46 +306,50 @@ impl<'a> EntryLowering<'a> {
             outs.push(self.at(v)?);
         }
         if let Some((merge, bytes)) = kernels.merges[kernel].clone() {
-            let between = match each {
-                true => self.apart(self.most(&bytes)?),
-                false => Location::of(self.buffer(Memory::Temp, bytes)),
+            let between = match scope {
+                Scope::Sequence => self.apart(&bytes)?,
+                Scope::All | Scope::Wanted => Location::of(self.buffer(Memory::Temp, bytes)),
             };
-            let launch = self.launch(kernels, kernel, &ins, &[between], each)?;
+            let launch = self.launch(kernels, kernel, &ins, &[between], scope)?;
             self.entry.launches.push(launch);
-            let launch = self.launch(kernels, merge, &[between], &outs, each)?;
+            let launch = self.launch(kernels, merge, &[between], &outs, scope)?;
             self.entry.launches.push(launch);
             return Ok(());
         }
-        let launch = self.launch(kernels, kernel, &ins, &outs, each)?;
+        let launch = self.launch(kernels, kernel, &ins, &outs, scope)?;
         self.entry.launches.push(launch);
         Ok(())
     }
 
-    /// `each`: for each sequence. What one worker would do alone it then does for some of the sequences.
+    /// What one worker would do alone for a sequence it does for some of the sequences.
     fn launch(
         &self,
         kernels: &KernelCache,
         kernel: usize,
         inputs: &[Location],
         outputs: &[Location],
-        each: bool,
+        scope: Scope,
     ) -> Result<LoweredLaunch, LowerError> {
         let made = &kernels.kernels[kernel];
         if inputs.len() + outputs.len() != made.args.len() {
             return Err(LowerError::internal(format!("arguments of kernel {}", made.kernel.name)));
         }
-        if each && made.kernel.dims.iter().any(|(sym, _)| *sym == Sym::N) {
+        let one = self.entry.batching == Batching::OneEach && scope == Scope::Sequence;
+        if one && made.kernel.dims.iter().any(|(sym, _)| *sym == Sym::N) {
             let what = format!("kernel {} is for rows of all sequences", made.kernel.name);
             return Err(LowerError::internal(what));
         }
         let alone = |contract: &ArgContract| {
             contract.access == Access::In || contract.partition.as_ref().is_some_and(Partition::is_single)
         };
-        let repeat = match each {
-            false => Repeat::Once,
-            true if made.args.iter().all(alone) => Repeat::EachSequenceAlone,
-            true => Repeat::EachSequence,
+        let repeat = match scope {
+            Scope::All => Repeat::Once,
+            Scope::Wanted => Repeat::Wanted,
+            Scope::Sequence if made.args.iter().all(alone) => Repeat::EachSequenceAlone,
+            Scope::Sequence => Repeat::EachSequence,
         };
+        // Who has a sequence has its only row, if it has no more.
+        let dealt = if self.entry.batching == Batching::Ragged { Sym::B } else { Sym::N };
         let args = inputs
             .iter()
             .chain(outputs)
@@ -350,11 +358,14 @@ impl<'a> EntryLowering<'a> {
                 buffer: location.buffer,
                 access: contract.access,
                 partition: match repeat {
-                    Repeat::EachSequenceAlone => Some(Partition::Rows(Dim::sym(Sym::N))),
-                    Repeat::Once | Repeat::EachSequence | Repeat::EachWorker => contract.partition.clone(),
+                    Repeat::EachSequenceAlone => Some(Partition::Rows(Dim::sym(dealt))),
+                    Repeat::Once | Repeat::Wanted | Repeat::EachSequence | Repeat::EachWorker => {
+                        contract.partition.clone()
+                    }
                 },
                 in_place: contract.in_place.clone(),
-                row_bytes: location.row_bytes,
+                row_bytes: location.strides.row,
+                sequence_bytes: location.strides.sequence,
             })
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
@@ -372,10 +383,11 @@ impl<'a> EntryLowering<'a> {
                 continue;
             }
             let kernel = kernels.copy(self.f.ty(v), [ALIGN; 2])?;
+            let scope = self.scopes.as_ref().map_or(Scope::All, |scopes| scopes[v.0 as usize]);
             let bytes = self.entry.buffers[buffer].bytes.clone();
             let out = self.entry.buffers.push(Buffer { memory, bytes, apart: false });
             let launch =
-                self.launch(kernels, kernel, &[Location::of(buffer)], &[Location::of(out)], false)?;
+                self.launch(kernels, kernel, &[Location::of(buffer)], &[Location::of(out)], scope)?;
             self.entry.launches.push(launch);
         }
         Ok(())

@@ -13,6 +13,7 @@ pub mod operands;
 pub mod plan;
 mod rows;
 pub mod scan;
+mod strides;
 
 use crate::params::KernelTarget;
 use cost::Cost;

@@ -5,6 +5,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{ParamId, StateId};
+use mlcc_ir::sequences::Batching;
 use mlcc_ir::step::{Grid, Repeat, Shares};
 use std::fmt;
 
@@ -39,7 +40,7 @@ pub enum Memory {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Buffer {
     pub memory: Memory,
-    /// Size in bytes. Of a value of each sequence: all rows, one behind another.
+    /// Size in bytes. Of a value of each sequence: those of all sequences.
     pub bytes: Dim,
     /// A value of each sequence that only launches for each sequence touch.
     pub apart: bool,
@@ -80,6 +81,8 @@ pub struct Arg {
     pub in_place: Vec<usize>,
     /// In launches for each sequence: bytes from row to row. 0 if all sequences share the buffer.
     pub row_bytes: u64,
+    /// And from sequence to sequence, beyond their rows.
+    pub sequence_bytes: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -97,8 +100,7 @@ pub struct LoweredLaunch {
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub name: String,
-    /// One token for each of `n` sequences.
-    pub batched: bool,
+    pub batching: Batching,
     pub buffers: Arena<BufferId, Buffer>,
     pub launches: Vec<LoweredLaunch>,
     /// States and the buffers that hold their new values.

@@ -42,9 +42,12 @@ fn layouts(out: &mut String) {
         trace_self,
         sequences,
         take,
-        take_self
+        take_self,
+        b,
+        wanted,
+        n_wanted
     );
-    layout!(out, Sequence, "mlcc_sequence", state, past);
+    layout!(out, Sequence, "mlcc_sequence", state, past, first, rows);
     layout!(
         out,
         Entries,
@@ -53,6 +56,7 @@ fn layouts(out: &mut String) {
         decode,
         prefill_logits,
         decode_batch,
+        step,
         create_kv_cache,
         reset_kv_cache,
         softmax_with_temperature,

@@ -108,6 +108,9 @@ fn entry_points_refuse_bad_arguments() {
             sequences: std::ptr::null(),
             take: None,
             take_self: std::ptr::null_mut(),
+            b: 1,
+            wanted: std::ptr::null(),
+            n_wanted: 0,
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

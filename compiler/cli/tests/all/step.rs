@@ -1,0 +1,446 @@
+//! Steps of rows of several sequences against the same sequences alone: random pieces of prompts and single tokens go together,
+//! with logits of none, the last or all of their rows. Graph, kernels by interpretation with workers apart, artifacts, and the
+//! reference cases in random cuts.
+
+use std::path::Path;
+
+use crate::cases::{
+    FAMILIES, artifact, assert_close, backends, find, golden, ids, load, program, recurrent, scheme,
+};
+use crate::interpreters::memory;
+use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_interp::graph::{Interpreter, Piece, States, Tensor, param_value};
+use mlcc_interp::kernel::Options as RunOptions;
+use mlcc_interp::steps::{Memory, Schedule, Sequence, run_batch, run_batch_interleaved};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::module::Module;
+use mlcc_ir::step::Base;
+use mlcc_ir::text::{parse_module, print_module};
+use mlcc_passes::{PIPELINE, Program};
+use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session, Want};
+
+const BATCH: u32 = 3;
+const CONTEXT: u64 = 32;
+
+/// The same sums in another order.
+const F32: f32 = 2e-5;
+
+/// A recurrent model with vectors as states and odd sizes, one with matrices, and caches with: few key heads, a window,
+/// experts, a bias instead of positions, positions found in the prompt, angles that depend on the length; a convolution.
+const SAMPLE: [&str; 9] = [
+    "rwkv4-hf-odd",
+    "rwkv7-hf",
+    "llama3-gqa-tied",
+    "gemma2",
+    "qwen3-moe",
+    "bloom-alibi",
+    "chatglm-6b-tiny",
+    "llama-dynamic",
+    "qwen3-next",
+];
+
+fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
+    let mut options = BuildOptions::new(dir.to_str().unwrap());
+    options.quant = scheme(quant);
+    options.quant_name = quant.into();
+    options.chunk = Some(16);
+    options.batch = Some(BATCH);
+    options.context = Some(CONTEXT);
+    options.backend = backend;
+    options
+}
+
+/// Numbers that are the same on every machine (PCG, O'Neill 2014, without its permutation).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+/// Tokens of three sequences, of lengths that differ.
+fn texts(dir: &Path) -> [Vec<i32>; 3] {
+    let golden = mlcc_models::golden::Golden::read(&dir.join("golden.json")).unwrap();
+    let longest = golden.prompts.iter().map(ids).max_by_key(Vec::len).unwrap();
+    [11, 14, 7].map(|n| longest.iter().copied().cycle().skip(n / 2).take(n).collect())
+}
+
+/// What a step feeds: the number of a sequence, its tokens, and what is wanted of it.
+#[derive(Clone, Debug)]
+struct Fed {
+    sequence: usize,
+    from: usize,
+    to: usize,
+    want: Want,
+}
+
+/// Steps that feed all of the texts: each has a random choice of sequences, in any order, with some of their tokens each. A
+/// prompt of a model that reads it as a whole is the first half of its text.
+fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut Random) -> Vec<Vec<Fed>> {
+    let mut done = vec![0; texts.len()];
+    let mut steps = Vec::new();
+    while done.iter().zip(texts).any(|(&done, text)| done < text.len()) {
+        let mut step: Vec<Fed> = Vec::new();
+        let mut room = 16;
+        let first = random.below(texts.len());
+        for sequence in (0..texts.len()).map(|i| (first + i) % texts.len()) {
+            let (from, left) = (done[sequence], texts[sequence].len() - done[sequence]);
+            let piece = match (whole_prompts, from) {
+                (true, 0) => left / 2,
+                (true, _) => 1,
+                (false, _) => [1, 1 + random.below(7)][random.below(2)],
+            };
+            let piece = piece.min(left);
+            if piece == 0 || piece > room || random.below(4) == 0 {
+                continue;
+            }
+            room -= piece;
+            done[sequence] += piece;
+            let want = [Want::Nothing, Want::Last, Want::All][random.below(3)];
+            step.push(Fed { sequence, from, to: from + piece, want });
+        }
+        if !step.is_empty() {
+            steps.push(step);
+        }
+    }
+    steps
+}
+
+/// Tokens and numbers of the wanted rows, as an entry point takes them: at least one row is wanted.
+fn inputs(texts: &[Vec<i32>], step: &[Fed]) -> (Vec<i32>, Vec<i32>, usize) {
+    let (mut tokens, mut wanted) = (Vec::new(), Vec::new());
+    for fed in step {
+        tokens.extend_from_slice(&texts[fed.sequence][fed.from..fed.to]);
+        let end = tokens.len() as i32;
+        wanted.extend(end - rows(fed) as i32..end);
+    }
+    let count = wanted.len().max(1);
+    wanted.resize(tokens.len(), 0);
+    (tokens, wanted, count)
+}
+
+/// How many rows are wanted.
+fn rows(fed: &Fed) -> usize {
+    match fed.want {
+        Want::Nothing => 0,
+        Want::Last => 1,
+        Want::All => fed.to - fed.from,
+    }
+}
+
+/// The graph function gives what `prefill_logits` gives for each piece alone, bit for bit.
+fn check_graph(what: &str, module: &Module, source: &Source, texts: &[Vec<i32>], whole_prompts: bool) {
+    let tensor = |name: &str| {
+        let data = source.checkpoint.read(name).ok()?;
+        Some(Tensor::f32(data.shape(), &data.to_f32().ok()?))
+    };
+    let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
+    let mut alone = vec![States::new(module).unwrap(); texts.len()];
+    let mut together = alone.clone();
+    let (function, _) = module.function("step").unwrap();
+    for step in steps(texts, whole_prompts, &mut Random(7)) {
+        let (tokens, wanted, count) = inputs(texts, &step);
+        let pieces = step.iter().map(|f| Piece { past: f.from as i64, rows: (f.to - f.from) as i64 });
+        let pieces: Vec<Piece> = pieces.collect();
+        let mut states: Vec<States> = step.iter().map(|f| together[f.sequence].clone()).collect();
+        let fed = [Tensor::ids(&tokens), Tensor::ids(&wanted)];
+        let found = interpreter.run_pieces(function, &fed, &mut states, &pieces, count).unwrap();
+        let mut row = 0;
+        for (fed, state) in step.iter().zip(states) {
+            let ids = &texts[fed.sequence][fed.from..fed.to];
+            let sizes = SymValues { past: fed.from as i64, ..SymValues::tokens(ids.len() as i64) };
+            let states = &mut alone[fed.sequence];
+            let want = interpreter.run_named("prefill_logits", &[Tensor::ids(ids)], states, sizes).unwrap();
+            for at in ids.len() - rows(fed)..ids.len() {
+                assert_eq!(want[0].row(at), found[0].row(row), "{what}: row {at} of {fed:?}");
+                row += 1;
+            }
+            together[fed.sequence] = state;
+        }
+    }
+    for (a, b) in alone.iter().zip(&together) {
+        for (id, state) in module.states.iter() {
+            assert_eq!(a.get(id).unwrap().data, b.get(id).unwrap().data, "{what}: state {}", state.name);
+        }
+    }
+}
+
+#[test]
+fn every_definition_takes_pieces() {
+    for case in recurrent().chain(FAMILIES) {
+        let Some(dir) = find(case) else { continue };
+        let source = Source::open(&options(&dir, "f32", Backend::default())).unwrap();
+        let architecture = &source.model.config.architecture;
+        let module = mlcc_driver::model::build_module(case, architecture, source.context, BATCH).unwrap();
+        mlcc_ir::verify::verify_module(&module).unwrap();
+        check_graph(case, &module, &source, &texts(&dir), architecture.needs_whole_prompts());
+    }
+}
+
+/// After the passes the steps print and parse.
+#[test]
+fn lowered_steps_print_and_parse() {
+    for case in ["rwkv4-hf-odd", "llama3-gqa-tied"] {
+        let Some(dir) = find(case) else { continue };
+        let (program, _) = program(&options(&dir, "q4i8", Backend::default()), None);
+        let text = print_module(&program.module);
+        assert!(text.contains(" wanted"), "{case} computes nothing for wanted rows");
+        assert_eq!(print_module(&parse_module(&text).unwrap()), text);
+        mlcc_passes::verify::verify_program(&program).unwrap();
+    }
+}
+
+/// Runs the kernels of a case by the interpreter, which finds accesses out of bounds and races within a launch, and by workers
+/// that are apart as far as barriers allow, which finds missing barriers: both give the same bits.
+fn check_kernels(what: &str, program: &Program, source: &Source, texts: &[Vec<i32>]) {
+    let level = &program.levels[0];
+    let kernels = &level.lowered.kernels;
+    let step = level.steps.iter().find(|s| s.name == "step").unwrap();
+    let mut memory = memory(program, source);
+    let vocab = source.model.config.architecture.vocab();
+    let fresh = memory.block(Base::State).clone();
+    let mut states = vec![fresh; texts.len()];
+    let schedules = Schedule::all(3);
+    for (number, fed) in steps(texts, false, &mut Random(3)).iter().take(4).enumerate() {
+        let (tokens, wanted, count) = inputs(texts, fed);
+        let bytes = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        *memory.block(Base::Tokens) = bytes(&tokens);
+        *memory.block(Base::Wanted) = bytes(&wanted);
+        *memory.block(Base::Logits) = vec![0; 4 * vocab * count];
+        let sequence = |f: &Fed| {
+            let (state, past, rows) = (states[f.sequence].clone(), f.from as i64, (f.to - f.from) as i64);
+            Sequence { state, past, rows }
+        };
+        let mut expected: Vec<Sequence> = fed.iter().map(sequence).collect();
+        let mut apart: (Memory, Vec<Sequence>) = (memory.clone(), expected.clone());
+        run_batch(step, kernels, &mut memory, &mut expected, count, &RunOptions::workers(3))
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
+        let schedule = &schedules[number % schedules.len()];
+        run_batch_interleaved(step, kernels, &mut apart.0, &mut apart.1, count, schedule)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
+        let logits = memory.block(Base::Logits).clone();
+        assert!(logits == *apart.0.block(Base::Logits), "{what}: other logits by {schedule:?}");
+        assert!(expected == apart.1, "{what}: other states by {schedule:?}");
+        for (fed, sequence) in fed.iter().zip(expected) {
+            states[fed.sequence] = sequence.state;
+        }
+    }
+}
+
+#[test]
+fn workers_of_a_step_meet_at_its_barriers() {
+    for (case, quant) in [
+        ("rwkv4-hf-odd", "f32"),
+        ("rwkv7-hf", "q4i8"),
+        ("llama3-gqa-tied", "q4i8"),
+        ("llama3-gqa-tied", "f32"),
+        ("gemma2", "f32"),
+    ] {
+        let Some(dir) = find(case) else { continue };
+        let mut options = options(&dir, quant, Backend::default());
+        options.target = "x86-64-v3".into();
+        let (program, source) = program(&options, None);
+        check_kernels(&format!("{case} in {quant}"), &program, &source, &texts(&dir));
+    }
+}
+
+/// Random steps of an artifact, each piece against the same piece of a twin alone.
+fn check_artifact(what: &str, path: &Path, texts: &[Vec<i32>], threads: usize, tolerance: f32) {
+    let model = load(path, None, threads);
+    let mut together: Vec<Session> = texts.iter().map(|_| model.session().unwrap()).collect();
+    let mut alone: Vec<Session> = texts.iter().map(|_| model.session().unwrap()).collect();
+    let mut batch = model.batch(BATCH as usize).unwrap();
+    let vocab = model.vocab();
+    let whole_prompts = model.table().whole_prompts;
+    for (number, step) in steps(texts, whole_prompts, &mut Random(threads as u64)).iter().enumerate() {
+        let what = format!("{what}, step {number}");
+        let mut places: Vec<Option<&mut Session>> = together.iter_mut().map(Some).collect();
+        let rows_of = |f: &Fed| {
+            let tokens = &texts[f.sequence][f.from..f.to];
+            Rows { session: places[f.sequence].take().unwrap(), tokens, want: f.want }
+        };
+        let mut pieces: Vec<Rows> = step.iter().map(rows_of).collect();
+        let found = batch.step(&mut pieces).unwrap_or_else(|e| panic!("{what}: {e}")).to_vec();
+        assert_eq!(found.len(), step.iter().map(rows).sum::<usize>() * vocab, "{what}");
+        let mut found = found.chunks_exact(vocab);
+        for fed in step {
+            let tokens = &texts[fed.sequence][fed.from..fed.to];
+            let twin = &mut alone[fed.sequence];
+            let want = twin.prefill_logits(tokens).unwrap().to_vec();
+            for (at, want) in want.chunks_exact(vocab).enumerate().skip(tokens.len() - rows(fed)) {
+                assert_close(&format!("{what}, row {at} of {fed:?}"), want, found.next().unwrap(), tolerance);
+            }
+            let session = &together[fed.sequence];
+            assert_eq!(session.past(), twin.past(), "{what}");
+            if fed.want != Want::Nothing {
+                assert_close(&what, twin.logits(), session.logits(), tolerance);
+            }
+        }
+    }
+    // What the steps have left in a session is a state like any other.
+    for (a, b) in together.iter_mut().zip(&mut alone) {
+        let mut fork = a.fork().unwrap();
+        let want = b.decode(1).unwrap();
+        assert_close(what, want, fork.decode(1).unwrap(), tolerance);
+        assert_close(what, want, a.decode(1).unwrap(), tolerance);
+    }
+}
+
+fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tolerance: f32) {
+    let Some(dir) = find(case) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&dir, quant, backend);
+    options.disabled_passes = disabled.map(String::from).into_iter().collect();
+    let (path, _) = artifact(&options, folder.path(), "case.so");
+    for threads in [2, 1].into_iter().take(if disabled.is_none() { 2 } else { 1 }) {
+        let what =
+            format!("{case} in {quant} by {}, {threads} threads, without {disabled:?}", backend.name());
+        check_artifact(&what, &path, &texts(&dir), threads, tolerance);
+    }
+}
+
+#[test]
+fn steps_equal_single_sequences() {
+    for (i, backend) in backends().enumerate() {
+        let cases = if i == 0 { &SAMPLE[..] } else { &SAMPLE[..3] };
+        cases.iter().for_each(|case| check(case, "f32", backend, None, F32));
+    }
+}
+
+/// Activations are rounded to 8 bits, or to bf16: a sum in another order may turn one over.
+#[test]
+fn steps_with_rounded_activations_equal_single_sequences() {
+    let backend = backends().next().expect("a back end is built in");
+    check("rwkv4-hf-odd", "q8f16_1", backend, None, 1e-3);
+    check("rwkv7-hf", "q4i8", backend, None, 2e-2);
+    check("llama3-gqa-tied", "q4i8", backend, None, 2e-2);
+    check("llama3-gqa-tied", "bf16bf16", backend, None, 1.6e-2);
+}
+
+#[test]
+fn steps_need_no_optional_pass() {
+    let backend = backends().last().expect("a back end is built in");
+    for (i, pass) in PIPELINE.iter().filter(|p| p.optional).enumerate() {
+        check("llama3-gqa-tied", "f32", backend, Some(pass.name), F32);
+        if i % 3 == 0 {
+            check("rwkv4-hf-odd", "f32", backend, Some(pass.name), F32);
+        }
+    }
+}
+
+/// All prompts of a reference case read together, in random cuts, give the logits of the reference.
+#[test]
+fn reference_cases_in_random_cuts() {
+    let backend = backends().last().expect("a back end is built in");
+    for case in ["rwkv4-hf-odd", "rwkv6-hf", "llama3-gqa-tied", "gemma2", "qwen3"] {
+        let Some(dir) = find(case) else { continue };
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(&dir, "f32", backend);
+        let golden = golden(case);
+        let texts: Vec<Vec<i32>> = golden.prompts.iter().map(ids).take(BATCH as usize).collect();
+        options.context = texts.iter().map(|t| t.len() as u64).max();
+        let (path, _) = artifact(&options, folder.path(), "case.so");
+        let model = load(&path, None, 2);
+        for seed in 0..3 {
+            let mut sessions: Vec<Session> = texts.iter().map(|_| model.session().unwrap()).collect();
+            let mut batch = model.batch(texts.len()).unwrap();
+            for step in steps(&texts, false, &mut Random(seed)) {
+                let mut places: Vec<Option<&mut Session>> = sessions.iter_mut().map(Some).collect();
+                let mut pieces: Vec<Rows> = Vec::new();
+                for f in &step {
+                    let session = places[f.sequence].take().unwrap();
+                    pieces.push(Rows::of(session, &texts[f.sequence][f.from..f.to]));
+                }
+                batch.step(&mut pieces).unwrap();
+            }
+            for (session, prompt) in sessions.iter().zip(&golden.prompts) {
+                assert_close(&format!("{case}, seed {seed}"), &prompt.logits_last, session.logits(), 2e-5);
+            }
+        }
+    }
+}
+
+/// Sequences go on beyond their caches while others have just begun.
+#[test]
+fn windows_move_for_each_sequence() {
+    let Some(dir) = find("mistral-swa") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&dir, "f32", backends().next().expect("a back end is built in"));
+    options.context = Some(24);
+    options.chunk = Some(4);
+    let (path, _) = artifact(&options, folder.path(), "case.so");
+    let model = load(&path, None, 2);
+    let [text, ..] = texts(&dir);
+    let text: Vec<i32> = text.iter().copied().cycle().take(80).collect();
+    let mut sessions = [model.session().unwrap(), model.session().unwrap()];
+    let mut alone = [model.session().unwrap(), model.session().unwrap()];
+    let mut batch = model.batch(2).unwrap();
+    let mut done = [0, 0];
+    for number in 0..20 {
+        // Pieces of one sequence beside single tokens of the other, in turns.
+        let pieces = if number % 2 == 0 { [3, 1] } else { [1, 3] };
+        let fed = [0, 1].map(|i| &text[done[i]..done[i] + pieces[i]]);
+        let [a, b] = &mut sessions;
+        batch.step(&mut [Rows::of(a, fed[0]), Rows::of(b, fed[1])]).unwrap();
+        for i in [0, 1] {
+            let want = alone[i].prefill(fed[i]).unwrap();
+            assert_close(&format!("sequence {i} in step {number}"), want, sessions[i].logits(), F32);
+            done[i] += pieces[i];
+        }
+    }
+    assert!(done.iter().all(|&done| done > 24), "the caches were never full");
+}
+
+#[test]
+fn what_does_not_fit_changes_no_sequence() {
+    let Some(dir) = find("llama3-gqa-tied") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&dir, "f32", backends().last().expect("a back end is built in"));
+    options.context = Some(14);
+    options.chunk = Some(8);
+    let (path, _) = artifact(&options, folder.path(), "case.so");
+    let model = Model::load(&path, &LoadOptions::default()).unwrap();
+    let other = Model::load(&path, &LoadOptions::default()).unwrap();
+    assert_eq!(model.max_step_tokens(), 8);
+    let mut batch = model.batch(2).unwrap();
+    let (mut a, mut b, mut c) =
+        (model.session().unwrap(), model.session().unwrap(), other.session().unwrap());
+    let mut d = model.session().unwrap();
+    a.prefill(&[1, 2, 3]).unwrap();
+    let before = a.fork().unwrap();
+    let state = |s: &Session| (s.past(), s.logits().to_vec());
+    let mut refused = |rows: &mut [Rows]| batch.step(rows).unwrap_err();
+    assert!(matches!(refused(&mut []), Error::BatchTokens { sessions: 0, tokens: 0 }));
+    let too_many = refused(&mut [Rows::of(&mut a, &[1; 5]), Rows::of(&mut b, &[2; 4])]);
+    assert!(matches!(too_many, Error::StepTokens { n: 9, most: 8 }), "{too_many}");
+    let three = refused(&mut [Rows::of(&mut a, &[1]), Rows::of(&mut b, &[2]), Rows::of(&mut d, &[2])]);
+    assert!(matches!(three, Error::BatchSize { n: 3, most: 2, .. }), "{three}");
+    let foreign = refused(&mut [Rows::of(&mut a, &[1]), Rows::of(&mut c, &[2])]);
+    assert!(matches!(foreign, Error::BatchModel { index: 1 }), "{foreign}");
+    let text = |e: Error| e.to_string();
+    let empty = text(refused(&mut [Rows::of(&mut a, &[1]), Rows::of(&mut b, &[])]));
+    assert!(empty.starts_with("sequence 1 of the batch: "), "{empty}");
+    let token = text(refused(&mut [Rows::of(&mut a, &[1, 2]), Rows::of(&mut b, &[1, -1])]));
+    assert!(token.starts_with("sequence 1 of the batch: token -1 at position 1"), "{token}");
+    b.prefill(&[1; 12]).unwrap();
+    let full = text(refused(&mut [Rows::of(&mut a, &[1, 2]), Rows::of(&mut b, &[1; 3])]));
+    assert!(full.starts_with("sequence 1 of the batch: the context is full"), "{full}");
+    assert_eq!(state(&a), state(&before), "nobody has moved");
+    assert_eq!((b.past(), c.past(), d.past()), (12, 0, 0));
+    // The same step without what was wrong with it.
+    let mut twin = before.fork().unwrap();
+    let want = twin.prefill(&[1, 2]).unwrap().to_vec();
+    let rows = batch.step(&mut [Rows::of(&mut a, &[1, 2]), Rows::of(&mut b, &[1; 2])]).unwrap();
+    assert_close("after refusals", &want, &rows[..model.vocab()], F32);
+    // Without code for several sequences a step is of one.
+    options.batch = Some(1);
+    let (path, _) = artifact(&options, folder.path(), "alone.so");
+    let model = Model::load(&path, &LoadOptions::default()).unwrap();
+    let mut session = model.session().unwrap();
+    let mut batch = model.batch(1).unwrap();
+    let rows = Rows { session: &mut session, tokens: &[1, 2, 3], want: Want::All };
+    assert_eq!(batch.step(&mut [rows]).unwrap().len(), 3 * model.vocab());
+    assert_close("alone", before.logits(), session.logits(), F32);
+}
