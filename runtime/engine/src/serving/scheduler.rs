@@ -10,11 +10,12 @@ use crate::serving::pace::{Pace, piece};
 use crate::serving::prefixes::{Slot, Slots};
 use crate::serving::queue::{Job, Queue, SlotInfo};
 use crate::serving::request::Failure;
-use crate::serving::step::{Feed, Limits, Step, StepError};
+use crate::serving::step::{Feed, Limits, Step};
 use crate::serving::writer::{Phase, Writer, end_unread};
 use crate::tokenizer::{TokenId, Tokenizer};
 
-/// Runs until the queue is closed and everything in it is done. A panic ends the texts that run, and no others.
+/// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its step; one elsewhere ends those
+/// that run.
 pub(super) fn run<M: Step>(model: M, tokenizer: &Tokenizer, queue: &Queue, options: EngineOptions) {
     let _end = AtEnd(queue);
     let mut scheduler = Scheduler {
@@ -31,12 +32,22 @@ pub(super) fn run<M: Step>(model: M, tokenizer: &Tokenizer, queue: &Queue, optio
         match catch_unwind(AssertUnwindSafe(|| scheduler.turn())) {
             Ok(true) => {}
             Ok(false) => return,
-            Err(panic) => {
-                let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
-                let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
-                scheduler.fail_all(&Failure::Panic(message.unwrap_or_else(|| "unknown panic".into())));
-            }
+            Err(panic) => scheduler.fail_all(&panicked(panic.as_ref())),
         }
+    }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+    let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+    Failure::Panic(message.unwrap_or_else(|| "unknown panic".into()))
+}
+
+/// What the model does for some texts: its errors and panics are theirs.
+fn of_model<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(model_failure),
+        Err(panic) => Err(panicked(panic.as_ref())),
     }
 }
 
@@ -166,16 +177,13 @@ impl<M: Step> Scheduler<'_, M> {
             return;
         }
         let begin = Instant::now();
-        let result = beside(&mut self.writers, || self.model.step(&mut feeds));
+        let result = beside(&mut self.writers, || of_model(|| self.model.step(&mut feeds)));
         self.pace.decoded(begin.elapsed());
         let writing = |w: &&Writer| matches!(w.phase, Phase::Writing(_));
         let ids: Vec<u64> = self.writers.iter().filter(writing).map(|w| w.id).collect();
         match result {
             Ok(()) => ids.into_iter().for_each(|id| self.write(id, None)),
-            Err(error) => {
-                let failure = model_failure(error);
-                ids.into_iter().for_each(|id| self.end(id, Err(failure.clone())));
-            }
+            Err(failure) => ids.into_iter().for_each(|id| self.end(id, Err(failure.clone()))),
         }
     }
 
@@ -227,12 +235,12 @@ impl<M: Step> Scheduler<'_, M> {
         match result {
             Ok(()) if from + tokens == len => self.prompt_is_read(id),
             Ok(()) => {}
-            Err(error) => self.end(id, Err(model_failure(error))),
+            Err(failure) => self.end(id, Err(failure)),
         }
         tokens
     }
 
-    fn feed_piece(&mut self, id: u64, from: usize, count: usize) -> Result<(), StepError<M>> {
+    fn feed_piece(&mut self, id: u64, from: usize, count: usize) -> Result<(), Failure> {
         let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) else { return Ok(()) };
         let slot = &mut self.slots.slots[writer.slot];
         let Some(sequence) = &mut slot.sequence else { return Ok(()) };
@@ -240,12 +248,12 @@ impl<M: Step> Scheduler<'_, M> {
         let tokens = &prompt[from..from + count];
         slot.fed.extend_from_slice(tokens);
         let Some(top) = writer.request.prompt_logprobs else {
-            return self.model.step(&mut [Feed { sequence, tokens }]);
+            return of_model(|| self.model.step(&mut [Feed { sequence, tokens }]));
         };
         if from == 0 {
             writer.prompt_logprobs.push(None);
         }
-        let rows = self.model.score(sequence, tokens)?.chunks_exact(self.limits.vocab);
+        let rows = of_model(|| self.model.score(sequence, tokens))?.chunks_exact(self.limits.vocab);
         // Behind the last token comes what is written.
         let scored = rows.zip(&prompt[from + 1..]).map(|(row, &token)| logprobs(row, token, top));
         writer.prompt_logprobs.extend(scored);

@@ -311,19 +311,20 @@ fn failures_and_panics_end_their_texts_and_no_others() {
     assert_eq!(read(engine.launch(fine.clone()).unwrap()).0, alone(&toy, &fine).0);
     let stats = engine.stats();
     assert_eq!((stats.failed, stats.finished), (2, 1));
-    // One that waits meanwhile is done afterwards.
-    let all: Vec<Handle> = [with(FAILS), with(PANICS), fine.clone(), fine.clone()]
-        .map(|request| engine.launch(request).unwrap())
-        .into_iter()
-        .collect();
-    for handle in all.into_iter().skip(2) {
-        match handle.last() {
-            Some(Event::Finished(_)) => {}
-            // It was in the step that panicked.
-            Some(Event::Failed(Failure::Panic(_))) => {}
-            other => panic!("{other:?}"),
-        }
+    // One that is written meanwhile goes on as if nothing had been, and so do those that wait.
+    let long = TextRequest { eos: vec![], ..request("a text that is being written", 2, 400) };
+    let mut beside = engine.launch(long.clone()).unwrap();
+    let first = beside.next();
+    assert!(matches!(first, Some(Event::Piece(_))), "{first:?}");
+    let all = [with(PANICS), with(FAILS), with(PANICS), fine.clone()]
+        .map(|request| engine.launch(request).unwrap());
+    for (at, handle) in all.into_iter().enumerate() {
+        let last = handle.last();
+        assert_eq!(matches!(last, Some(Event::Finished(_))), at == 3, "{at}: {last:?}");
     }
+    let Some(Event::Piece(first)) = first else { return };
+    let (rest, finished) = read(beside);
+    assert_eq!((first.text + &rest, finished.completion_tokens), (alone(&toy, &long).0, 400));
     assert!(engine.wait_idle(Duration::from_secs(60)));
 }
 
