@@ -16,6 +16,7 @@ mod info;
 mod memory;
 mod messages;
 mod metrics;
+mod openapi;
 mod routes;
 mod sampling;
 mod serve;

@@ -9,7 +9,7 @@ use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use serde_json::{Value, json};
 
@@ -18,24 +18,51 @@ use crate::error::{ApiError, json_type};
 use crate::texts::{Client, Work, answer};
 use crate::{anthropic, blocks, chat, completions, info, tokens};
 
+/// A route, which is there with and without `/v1`.
+pub struct Route {
+    pub path: &'static str,
+    /// `POST` takes a JSON object.
+    pub post: bool,
+    pub summary: &'static str,
+    handler: fn() -> MethodRouter<Arc<App>>,
+}
+
+const fn reads(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<Arc<App>>) -> Route {
+    Route { path, post: false, summary, handler }
+}
+
+const fn takes(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<Arc<App>>) -> Route {
+    Route { path, post: true, summary, handler }
+}
+
+/// All there are, but for the description of them: the router and `/openapi.json` are made of them.
+pub const ROUTES: &[Route] = &[
+    takes("/chat/completions", "An answer to messages", || post(chat_completions)),
+    takes("/completions", "The continuation of texts or token ids", || post(text_completions)),
+    takes("/messages", "An answer to messages, in the form of Anthropic's API", || post(messages)),
+    takes("/messages/count_tokens", "How many tokens the prompt of messages has", || post(count_tokens)),
+    takes("/tokenize", "Text to token ids", || post(tokenize)),
+    takes("/detokenize", "Token ids to text", || post(detokenize)),
+    takes("/apply-template", "Messages to the prompt that the model would read", || post(apply_template)),
+    reads("/models", "The models that are served", || get(models)),
+    reads("/models/{model}", "A model that is served", || get(model)),
+    reads("/health", "Whether requests are taken", || get(health)),
+    reads("/metrics", "Counters, gauges and times in the text form of Prometheus", || get(metrics)),
+    reads("/props", "Context, slots, sampling defaults", || get(props)),
+    reads("/slots", "What runs in each slot", || get(slots)),
+];
+
 /// Everything that the server answers; bodies have at most `body_limit` bytes.
 pub fn router(app: Arc<App>, body_limit: usize) -> Router {
-    let api = Router::new()
-        .route("/models", get(models))
-        .route("/models/{model}", get(model))
-        .route("/chat/completions", post(chat_completions))
-        .route("/completions", post(text_completions))
-        .route("/messages", post(messages))
-        .route("/messages/count_tokens", post(count_tokens));
-    let own = Router::new()
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/apply-template", post(apply_template))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
-        .route("/props", get(props))
-        .route("/slots", get(slots));
-    let all = api.clone().merge(own.clone()).nest("/v1", api.merge(own));
+    let add = |all: Router<Arc<App>>, route: &Route| {
+        let with = all.route(route.path, (route.handler)());
+        with.route(&format!("/v1{}", route.path), (route.handler)())
+    };
+    let description = crate::openapi::description(ROUTES);
+    let describe = move || std::future::ready(as_json(Ok(description.clone())));
+    let all =
+        Router::new().route("/openapi.json", get(describe.clone())).route("/v1/openapi.json", get(describe));
+    let all = ROUTES.iter().fold(all, add);
     all.fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(body_limit))

@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod constraints;
+mod openapi;
 mod robust;
 mod server;
 mod tools;

@@ -1,0 +1,134 @@
+//! `/openapi.json`: the routes with the fields of their requests, as OpenAPI 3.1 describes them.
+
+use serde_json::{Map, Value, json};
+
+use crate::routes::Route;
+use crate::sampling::IGNORED;
+
+/// Names and JSON types of fields; `*` marks those that have to be there.
+type FieldList = &'static [(&'static str, &'static str)];
+
+const TEXTS: FieldList = &[
+    ("model", "string"),
+    ("max_tokens", "integer"),
+    ("max_completion_tokens", "integer"),
+    ("min_tokens", "integer"),
+    ("n", "integer"),
+    ("seed", "integer"),
+    ("stop", "string|array"),
+    ("stream", "boolean"),
+    ("stream_options", "object"),
+    ("temperature", "number"),
+    ("top_k", "integer"),
+    ("top_p", "number"),
+    ("min_p", "number"),
+    ("repeat_penalty", "number"),
+    ("repetition_penalty", "number"),
+    ("repeat_last_n", "integer"),
+    ("presence_penalty", "number"),
+    ("frequency_penalty", "number"),
+    ("logit_bias", "object"),
+    ("ignore_eos", "boolean"),
+    ("cache_prompt", "boolean"),
+    ("priority", "integer"),
+    ("response_format", "object"),
+    ("structured_outputs", "object"),
+    ("guided_json", "object|string"),
+    ("guided_regex", "string"),
+    ("guided_choice", "array"),
+    ("guided_grammar", "string"),
+    ("json_schema", "object|string"),
+];
+const PROMPT: FieldList = &[
+    ("messages*", "array"),
+    ("add_generation_prompt", "boolean"),
+    ("chat_template_kwargs", "object"),
+    ("tools", "array"),
+    ("tool_choice", "string|object"),
+    ("parallel_tool_calls", "boolean"),
+];
+const CHAT: FieldList = &[("logprobs", "boolean"), ("top_logprobs", "integer")];
+const COMPLETION: FieldList =
+    &[("prompt*", "string|array"), ("echo", "boolean"), ("logprobs", "integer"), ("best_of", "integer")];
+const TOKENIZE: FieldList = &[
+    ("content", "string"),
+    ("prompt", "string"),
+    ("add_special", "boolean"),
+    ("with_pieces", "boolean"),
+    ("model", "string"),
+];
+const DETOKENIZE: FieldList = &[("tokens*", "array"), ("model", "string")];
+const COUNT: FieldList = &[
+    ("model", "string"),
+    ("messages*", "array"),
+    ("system", "string|array"),
+    ("tools", "array"),
+    ("tool_choice", "object"),
+    ("thinking", "object"),
+    ("temperature", "number"),
+    ("top_p", "number"),
+    ("top_k", "integer"),
+    ("stop_sequences", "array"),
+    ("stream", "boolean"),
+    ("chat_template_kwargs", "object"),
+    ("cache_prompt", "boolean"),
+];
+
+/// The fields of a route's request.
+fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
+    match path {
+        "/chat/completions" => [PROMPT, TEXTS, CHAT].concat(),
+        "/completions" => [COMPLETION, TEXTS].concat(),
+        "/messages" => [&[("max_tokens*", "integer")], COUNT].concat(),
+        "/messages/count_tokens" => COUNT.to_vec(),
+        "/tokenize" => TOKENIZE.to_vec(),
+        "/detokenize" => DETOKENIZE.to_vec(),
+        "/apply-template" => [PROMPT, &[("model", "string")]].concat(),
+        _ => Vec::new(),
+    }
+}
+
+fn body(path: &str) -> Value {
+    let fields = fields(path);
+    // Null counts as no field.
+    let types = |kinds: &str| kinds.split('|').chain(["null"]).map(Value::from).collect::<Value>();
+    let required: Vec<&str> = fields.iter().filter_map(|(name, _)| name.strip_suffix('*')).collect();
+    let mut properties: Map<String, Value> = fields
+        .iter()
+        .map(|(name, kinds)| (name.trim_end_matches('*').to_owned(), json!({"type": types(kinds)})))
+        .collect();
+    if ["/chat/completions", "/completions"].contains(&path) {
+        properties
+            .extend(IGNORED.iter().map(|name| ((*name).to_owned(), json!({"description": "Ignored."}))));
+    }
+    json!({"type": "object", "properties": properties, "required": required})
+}
+
+pub fn description(routes: &[Route]) -> Value {
+    let answer = |what: &str| json!({"description": what});
+    let mut paths = Map::new();
+    for route in routes {
+        let mut operation = json!({
+            "summary": route.summary,
+            "responses": {"200": answer("The answer"), "default": answer("An error, with a message that says what is wrong")},
+        });
+        if route.post {
+            let content = json!({"application/json": {"schema": body(route.path)}});
+            operation["requestBody"] = json!({"required": true, "content": content});
+        }
+        if route.path.contains('{') {
+            let model =
+                json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}});
+            operation["parameters"] = json!([model]);
+        }
+        let method = if route.post { "post" } else { "get" };
+        for prefix in ["/v1", ""] {
+            paths.insert(format!("{prefix}{}", route.path), json!({method: operation}));
+        }
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": "mlcc serve", "version": env!("CARGO_PKG_VERSION")},
+        "paths": paths,
+    })
+}

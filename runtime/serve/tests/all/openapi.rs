@@ -1,0 +1,72 @@
+//! `/openapi.json` says what the server does.
+
+use serde_json::{Value, json};
+
+use crate::server::{Server, options};
+use crate::toy::Toy;
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
+
+/// Something of a type.
+fn example(name: &str, kind: &str) -> Value {
+    match (name, kind) {
+        ("messages", _) => json!([{"role": "user", "content": "Hi"}]),
+        ("tokens", _) => json!([98]),
+        (_, "string") => json!("toy"),
+        (_, "integer" | "number") => json!(1),
+        (_, "boolean") => json!(false),
+        (_, "array") => json!([]),
+        (_, "object") => json!({}),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Every field that is described is known, and of the types that are described; what has to be there is missed.
+#[test]
+fn the_description_is_true() {
+    let server = Server::start(&Toy::new(false, Some(200)), 4, Some(TEMPLATE), options());
+    let description = server.get("/openapi.json").json();
+    let paths = description["paths"].as_object().unwrap();
+    assert!(paths.len() >= 26, "{}", paths.len());
+    let mut fields = 0;
+    for (path, operations) in paths {
+        let (method, operation) = operations.as_object().unwrap().iter().next().unwrap();
+        if method == "get" {
+            assert_eq!(server.get(&path.replace("{model}", "toy")).status, 200, "{path}");
+            assert_eq!(server.post(path, &json!({})).status, 405, "{path}");
+            continue;
+        }
+        assert_eq!(server.get(path).status, 405, "{path}");
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+        let properties = schema["properties"].as_object().unwrap();
+        let required: Vec<&str> =
+            schema["required"].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
+        let kind = |name: &str| properties[name]["type"][0].as_str().unwrap();
+        let mut base = json!({"max_tokens": 2});
+        base.as_object_mut().unwrap().retain(|name, _| properties.contains_key(name));
+        required.iter().for_each(|name| base[*name] = example(name, kind(name)));
+        // Anything at all is answered; a field that is not known would be named.
+        for (name, property) in properties {
+            fields += 1;
+            for kind in property["type"].as_array().into_iter().flatten() {
+                let mut body = base.clone();
+                body[name] = if kind == "null" { Value::Null } else { example(name, kind.as_str().unwrap()) };
+                let answer = server.post(path, &body);
+                assert!([200, 400].contains(&answer.status), "{path} {body}: {}", answer.body);
+                let message = answer.body.clone();
+                let wrong = message.contains("no field")
+                    || kind != "null"
+                        && message.contains(&format!("`{name}` is "))
+                        && message.contains("invalid_type");
+                assert!(!wrong, "{path} {body}: {message}");
+            }
+        }
+        for name in required {
+            let mut body = base.clone();
+            body.as_object_mut().unwrap().remove(name);
+            let missed = server.post(path, &body);
+            assert!(missed.status == 400 && missed.body.contains(name), "{path} {body}: {}", missed.body);
+        }
+    }
+    assert!(fields > 150, "{fields}");
+}
