@@ -242,7 +242,14 @@ fn mistakes_are_named() {
             "unsupported_content",
             "messages",
         ),
-        (chat, chat_with("tools", json!([{"type": "function"}])), 400, "unsupported", "tools"),
+        (chat, chat_with("tools", json!([{"type": "function"}])), 400, "invalid_value", "tools[0]"),
+        (
+            chat,
+            chat_with("tools", json!([{"type": "function", "function": {"name": "f"}}])),
+            400,
+            "unsupported",
+            "tools",
+        ),
         (
             chat,
             chat_with("response_format", json!({"type": "yaml"})),
