@@ -1,6 +1,7 @@
 //! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
 //! Beside it stand programs that have to be alone in their process.
 
+mod circles;
 mod family_goldens;
 mod graph_goldens;
 mod pass_meaning;

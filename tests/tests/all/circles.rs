@@ -1,0 +1,144 @@
+//! In the crates of the kernels, files of a folder use those before them: there is an order in which they can be read. What counts
+//! are the paths that files write, from `crate` or `super` on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+const CRATES: [&str; 2] = ["compiler/kernel-lang/src", "compiler/kernels/src"];
+
+/// A module by its path in the crate.
+type Module = Vec<String>;
+
+/// For a folder and a file or folder in it: others there that it uses.
+type Uses = BTreeMap<(Module, String), BTreeSet<String>>;
+
+#[test]
+fn files_of_a_folder_use_each_other_in_no_circle() {
+    for name in CRATES {
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+        let mut modules = BTreeMap::new();
+        collect(&src, &[], &mut modules);
+        assert!(modules.len() > 10, "only {} files in {}", modules.len(), src.display());
+        let found = circles(&uses(&modules));
+        assert!(found.is_empty(), "{name}:\n{}", found.join("\n"));
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let module = |path: &str, text: &str| (path.split('/').map(String::from).collect(), text.to_string());
+    let sources = [
+        module("op/plan", "use crate::op::{gpu::Tile, problem};"),
+        module("op/gpu", "fn f() { super::helper::g() }"),
+        module("op/helper/deep", "use super::super::plan::{self, Plan}; // super::problem"),
+        module("op/problem", "use super::Problem;"),
+    ];
+    let found = circles(&uses(&sources.into_iter().collect()));
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert!(found.contains(&"op: gpu -> helper -> plan -> gpu".to_string()), "{found:?}");
+}
+
+/// Texts of the files below a folder, by module.
+fn collect(folder: &Path, parent: &[String], modules: &mut BTreeMap<Module, String>) {
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(folder).expect("a folder of sources").flatten().map(|e| e.path()).collect();
+    entries.sort();
+    for path in entries {
+        let stem = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        let module = [parent, std::slice::from_ref(&stem)].concat();
+        if path.is_dir() {
+            collect(&path, &module, modules);
+        } else {
+            let text = std::fs::read_to_string(&path).expect("a source file");
+            let own = matches!(stem.as_str(), "mod" | "lib");
+            modules.insert(if own { parent.to_vec() } else { module }, text);
+        }
+    }
+}
+
+fn uses(modules: &BTreeMap<Module, String>) -> Uses {
+    let mut uses = Uses::new();
+    for (module, text) in modules {
+        let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
+        for path in paths(&code.join("\n")) {
+            let up = path.iter().take_while(|part| *part == "super").count();
+            let base = if path[0] == "crate" { &[] } else { &module[..module.len().saturating_sub(up)] };
+            let used: Vec<String> = base.iter().chain(&path[up.max(1)..]).cloned().collect();
+            let common = module.iter().zip(&used).take_while(|(a, b)| a == b).count();
+            let (Some(from), Some(to)) = (module.get(common), used.get(common)) else { continue };
+            let folder = module[..common].to_vec();
+            let to_file = [folder.as_slice(), std::slice::from_ref(to)].concat();
+            if modules.keys().any(|known| known.starts_with(&to_file)) {
+                uses.entry((folder, from.clone())).or_default().insert(to.clone());
+            }
+        }
+    }
+    uses
+}
+
+/// Every path that begins with `crate` or `super`, those in braces one by one.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(at) = ["crate::", "super::"].iter().filter_map(|start| rest.find(start)).min() {
+        let begins = !rest[..at].ends_with(|c: char| c == ':' || c == '_' || c.is_alphanumeric());
+        let end = if begins { path(&rest[at..], Vec::new(), &mut found) } else { "super::".len() };
+        rest = &rest[at + end..];
+    }
+    found
+}
+
+/// Reads a path, or a list of them in braces, after `before`; gives where it ends.
+fn path(code: &str, before: Vec<String>, found: &mut Vec<Vec<String>>) -> usize {
+    let skipped = code.len() - code.trim_start().len();
+    let code = &code[skipped..];
+    if let Some(list) = code.strip_prefix('{') {
+        let mut at = 0;
+        while !list[at..].trim_start().starts_with('}') && at < list.len() {
+            at += path(&list[at..], before.clone(), found);
+            at += list[at..].find([',', '}']).unwrap_or(list.len() - at);
+            at += usize::from(list[at..].starts_with(','));
+        }
+        return skipped + 1 + at;
+    }
+    let name = code.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(code.len());
+    let all = [before, vec![code[..name].to_string()]].concat();
+    match code[name..].strip_prefix("::") {
+        Some(further) => skipped + name + 2 + path(further, all, found),
+        None => {
+            found.push(all);
+            skipped + name.max(1)
+        }
+    }
+}
+
+/// Every file of a circle, with the way back to itself.
+fn circles(uses: &Uses) -> Vec<String> {
+    let mut found = Vec::new();
+    for (folder, from) in uses.keys() {
+        // Who was reached from whom.
+        let mut reached: BTreeMap<&String, &String> = BTreeMap::new();
+        let mut waiting = vec![from];
+        while let Some(file) = waiting.pop() {
+            for next in uses.get(&(folder.clone(), file.clone())).into_iter().flatten() {
+                if !reached.contains_key(next) {
+                    reached.insert(next, file);
+                    waiting.push(next);
+                }
+            }
+        }
+        if !reached.contains_key(from) {
+            continue;
+        }
+        let mut way = vec![from.as_str()];
+        let mut file = reached[from];
+        while file != from {
+            way.push(file);
+            file = reached[file];
+        }
+        way.push(from);
+        way.reverse();
+        found.push(format!("{}: {}", folder.join("/"), way.join(" -> ")));
+    }
+    found
+}
