@@ -2,7 +2,7 @@
 
 use crate::Recorder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BinOp, ExprId, Ty, UnOp};
+use mlcc_ir::kernel::{BinOp, ExprId, Stmt, Ty, UnOp};
 use mlcc_ir::types::DType;
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Rem, Shl, Shr, Sub};
 
@@ -183,7 +183,7 @@ impl<'k> Val<'k> {
     pub fn splat(self, lanes: u32) -> Val<'k> {
         self.k.val(self.k.recording().splat(self.id, lanes))
     }
-    /// One lane repeated, or a value that has so many lanes.
+    /// One lane repeated, or a value that already has `lanes` lanes.
     #[track_caller]
     pub fn to_lanes(self, lanes: u32) -> Val<'k> {
         if self.lanes() < lanes { self.splat(lanes) } else { self }
@@ -219,6 +219,10 @@ impl<'k> Val<'k> {
     pub fn instr(self, instr: impl Instruction, others: &[Val<'k>]) -> Val<'k> {
         let args = [self].iter().chain(others).map(|v| v.id).collect();
         self.k.val(self.k.recording().instr(instr.number(), args))
+    }
+    /// An instruction without a result as a statement of its own: prefetches the element that this value loads.
+    pub fn request(self, instr: InstrId) {
+        self.k.recording().push(Stmt::Instr { instr, args: vec![self.id] });
     }
 }
 

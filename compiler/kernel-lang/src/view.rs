@@ -2,7 +2,7 @@
 
 use crate::{Extent, Recorder, Val};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, Space, Stmt};
+use mlcc_ir::kernel::{BufId, Space};
 use mlcc_ir::types::DType;
 
 /// A buffer whose elements have `N` indices.
@@ -155,11 +155,11 @@ impl<'k, const N: usize> View<'k, N> {
         self.k.val(self.k.recording().load_masked(self.buf, index.id(), Some(mask.id())))
     }
 
-    /// Asks for the cache line of the element at this place by a prefetch instruction.
+    /// Prefetches the cache line of the element at this place.
     #[track_caller]
     pub fn prefetch(self, instr: InstrId, at: impl Indices<'k, N>) {
         let element = self.at(at);
-        self.k.recording().push(Stmt::Instr { instr, args: vec![element.id()] });
+        element.request(instr);
     }
 
     /// Stores all lanes of a value from this place on.

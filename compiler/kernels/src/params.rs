@@ -1,8 +1,6 @@
 //! What generators need to know of a machine.
 
-use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{ExprId, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::Quotient;
 use mlcc_target::{Arch, Division, Level, Tune};
@@ -68,7 +66,7 @@ impl KernelTarget {
         }
     }
 
-    /// Asks for memory ahead of its use; packed weights are bytes.
+    /// Prefetches a cache line; packed weights are bytes.
     pub fn prefetch(&self, dtype: DType) -> Option<InstrId> {
         let name = match dtype {
             DType::F32 => "prefetch_f32",
@@ -159,18 +157,6 @@ impl PairDot {
     pub fn instr(self) -> InstrId {
         match self {
             PairDot::Added(instr) | PairDot::Products(instr) => instr,
-        }
-    }
-    /// `sum + dot`, lane by lane; `a` and `b` are words of two codes.
-    pub(crate) fn add(self, kb: &mut KernelBuilder, sum: ExprId, a: ExprId, b: ExprId) -> ExprId {
-        let pairs = Ty::vector(DType::I16, 2 * kb.ty(sum).lanes);
-        let (a, b) = (kb.bitcast(a, pairs), kb.bitcast(b, pairs));
-        match self {
-            PairDot::Added(instr) => kb.instr(instr, vec![sum, a, b]),
-            PairDot::Products(instr) => {
-                let product = kb.instr(instr, vec![a, b]);
-                kb.add(sum, product)
-            }
         }
     }
 }

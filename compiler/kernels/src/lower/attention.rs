@@ -4,7 +4,7 @@ use super::error::LowerError;
 use super::kernel::{ArgContract, Emitted, GroupKernel, Merge, finished};
 use super::operands::result_name;
 use crate::attention::decode::NewRows;
-use crate::attention::plan::DecodePlan;
+use crate::attention::plan::{DecodePlan, SLICES};
 use crate::attention::{Plan, Problem, decode, find, gpu, merge, prefill};
 use crate::inline::Inliner;
 use crate::params::KernelTarget;
@@ -32,6 +32,12 @@ fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: Plan, partial: BufId, o
         Plan::Gpu(plan) => gpu::emit_merge(kb, a, plan, partial, out),
         Plan::Prefill(_) => {}
     }
+}
+
+/// Most slices of the cache that an attention of one query is cut into; `None` for other groups.
+pub(super) fn most_slices(f: &Function) -> Option<i64> {
+    let node = find(f)?;
+    (f.ty(node.inputs[0]).dims[0].as_const() == Some(1)).then_some(SLICES)
 }
 
 /// True for an attention that can append rows to the caches it reads: one query, on a CPU.

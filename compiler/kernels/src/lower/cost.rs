@@ -1,8 +1,8 @@
 //! What a kernel has to move and to compute at least, from its group function: for profiles, not for decisions.
 
+use super::attention;
 use super::error::LowerError;
 use super::operands::{Appended, value_bytes};
-use crate::attention::plan::SLICES;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::module::Module;
@@ -60,8 +60,7 @@ pub fn of_group(module: &Module, f: &Function, packings: &[Option<Packing>]) -> 
     let dots = |n: &Node| product(f, n).map(|p| p.arithmetic).filter(|&a| a != Arithmetic::F32);
     let arithmetic = f.live().find_map(|(_, n)| dots(n)).unwrap_or(Arithmetic::F32);
     let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
-    let single = |n: &Node| matches!(n.op, Op::Attention(_)) && f.ty(n.inputs[0]).dims[0] == Dim::from(1);
-    let parts = f.live().any(|(_, n)| single(n)).then_some(SLICES);
+    let parts = attention::most_slices(f);
     Ok(Cost { bytes, ops, arithmetic, matrices, parts })
 }
 
@@ -113,7 +112,7 @@ pub fn product(f: &Function, node: &Node) -> Option<Product> {
     Some(Product { weight: *node.inputs.get(weight)?, arithmetic, planes })
 }
 
-/// Of a kernel that joins unfinished results of so many bytes, given its outputs.
+/// Of a kernel that joins unfinished results of `between` bytes, given its outputs.
 pub fn of_merge(f: &Function, between: &Dim) -> Result<Cost, LowerError> {
     let mut bytes = vec![between.clone()];
     for &v in &f.outputs {
@@ -210,11 +209,11 @@ fn scan_ops(module: &Module, f: &Function, node: &Node) -> Dim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_ir::types::Format;
     use mlcc_ir::dim::Sym;
     use mlcc_ir::dim::SymValues;
     use mlcc_ir::graph::FunctionKind;
     use mlcc_ir::ops::Attention;
+    use mlcc_ir::types::Format;
     use mlcc_ir::types::TensorType;
 
     const AT: SymValues = SymValues { n: 3, b: 1, past: 5 };

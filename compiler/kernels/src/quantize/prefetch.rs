@@ -6,7 +6,7 @@ use crate::inline::{Index, Inliner};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::{BufId, Expr, ExprId, Stmt};
+use mlcc_ir::kernel::{BufId, Expr, ExprId};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 const LINE: usize = 16;
 
 impl<'k> Quantizer<'_, '_, 'k> {
-    /// What is worked on after a row's piece of so many groups from `first` on: the same piece of the next row of the block,
+    /// What is worked on after a row's piece, `groups` groups from `first` on: the same piece of the next row of the block,
     /// or the next piece of its first row, or the first piece of the next block. Gives that row, and how many columns further
     /// right the piece is there.
     pub(super) fn next(
@@ -68,7 +68,7 @@ fn prefetch_operands<'k>(
     };
     let shared = loads(row);
     for &load in loads(next).difference(&shared) {
-        k.builder(|kb| kb.push(Stmt::Instr { instr, args: vec![load] }));
+        k.val(load).request(instr);
     }
 }
 
