@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 /// Where the elements of a buffer are.
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum Storage {
     /// At the address in this argument.
     Pointer(Value),
     Slot(StackSlot, AliasRegion),
@@ -30,7 +30,7 @@ pub(super) struct Emit<'k, 'f> {
     pub kernel: &'k Kernel,
     pub machine: &'k Machine,
     pub fb: FunctionBuilder<'f>,
-    pub places: HashMap<BufId, Place>,
+    pub storages: HashMap<BufId, Storage>,
     pub vars: HashMap<VarId, Val>,
     /// Values of the current statement; cleared at its end because loads see memory as it is then.
     pub cache: HashMap<ExprId, Val>,
@@ -68,7 +68,7 @@ pub(super) fn kernel_function(
         kernel,
         machine,
         fb,
-        places: HashMap::new(),
+        storages: HashMap::new(),
         vars: HashMap::new(),
         cache: HashMap::new(),
         globals,
@@ -77,7 +77,7 @@ pub(super) fn kernel_function(
         n_regions: 1,
     };
     for (&buf, &arg) in kernel.params.iter().zip(&args) {
-        emit.places.insert(buf, Place::Pointer(arg));
+        emit.storages.insert(buf, Storage::Pointer(arg));
     }
     for ((_, var), &arg) in kernel.dims.iter().zip(&args[kernel.params.len()..]) {
         emit.vars.insert(*var, Val::scalar(arg));
@@ -94,10 +94,10 @@ impl Emit<'_, '_> {
     }
 
     /// Accesses never trap; alignment is not claimed, because a 128-bit chunk may start at any element.
-    pub fn flags(&self, place: &Place) -> MemFlagsData {
-        let region = match place {
-            Place::Pointer(_) | Place::Registers(..) => self.globals,
-            Place::Slot(_, region) => *region,
+    pub fn flags(&self, storage: &Storage) -> MemFlagsData {
+        let region = match storage {
+            Storage::Pointer(_) | Storage::Registers(..) => self.globals,
+            Storage::Slot(_, region) => *region,
         };
         MemFlagsData::new().with_notrap().with_alias_region(Some(region))
     }
@@ -157,9 +157,9 @@ impl Emit<'_, '_> {
 
     fn alloc(&mut self, buf: BufId) -> Result<(), CodegenError> {
         let decl = &self.kernel.bufs[buf];
-        match self.places.get(&buf).cloned() {
+        match self.storages.get(&buf).cloned() {
             // The same statement again, in an unrolled loop.
-            Some(Place::Registers(promotion, variables)) => {
+            Some(Storage::Registers(promotion, variables)) => {
                 self.clear(promotion, &variables);
                 return Ok(());
             }
@@ -179,7 +179,7 @@ impl Emit<'_, '_> {
             let n = len / promotion.lanes as usize;
             let variables: Vec<Variable> = (0..n).map(|_| self.fb.declare_var(promotion.part)).collect();
             self.clear(promotion, &variables);
-            self.places.insert(buf, Place::Registers(promotion, variables));
+            self.storages.insert(buf, Storage::Registers(promotion, variables));
             return Ok(());
         }
         let Some(size) = u32::try_from(len * bytes).ok().filter(|s| *s <= i32::MAX as u32) else {
@@ -189,7 +189,7 @@ impl Emit<'_, '_> {
         let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, size, align);
         let slot = self.fb.create_sized_stack_slot(slot);
         let region = self.new_region();
-        self.places.insert(buf, Place::Slot(slot, region));
+        self.storages.insert(buf, Storage::Slot(slot, region));
         Ok(())
     }
 
@@ -202,9 +202,9 @@ impl Emit<'_, '_> {
     }
 
     /// A stack slot that the code of one expression passes through.
-    pub fn scratch(&mut self, bytes: u32) -> Place {
+    pub fn scratch(&mut self, bytes: u32) -> Storage {
         let slot = self.fb.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, 4));
-        Place::Slot(slot, self.new_region())
+        Storage::Slot(slot, self.new_region())
     }
 
     fn new_region(&mut self) -> AliasRegion {

@@ -1,6 +1,6 @@
 //! Loads and stores: contiguous runs, gathers and scatters, masks, and buffers kept in registers.
 
-use super::emit::{Emit, Place};
+use super::emit::{Emit, Storage};
 use super::local::Promotion;
 use super::value::{Form, Val, scalar_type};
 use crate::error::CodegenError;
@@ -26,9 +26,9 @@ enum Target {
 }
 
 impl Emit<'_, '_> {
-    fn place(&self, buf: BufId) -> Result<Place, CodegenError> {
-        match self.places.get(&buf) {
-            Some(place) => Ok(place.clone()),
+    fn storage(&self, buf: BufId) -> Result<Storage, CodegenError> {
+        match self.storages.get(&buf) {
+            Some(storage) => Ok(storage.clone()),
             None => self.unsupported(format!("buffer {} is used out of scope", self.kernel.bufs[buf].name)),
         }
     }
@@ -48,24 +48,24 @@ impl Emit<'_, '_> {
         mask: Option<ExprId>,
         ty: Ty,
     ) -> Result<Val, CodegenError> {
-        let place = self.place(buf)?;
+        let storage = self.storage(buf)?;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
-        if let Place::Registers(promotion, variables) = &place {
+        if let Storage::Registers(promotion, variables) = &storage {
             let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
             return Ok(self.load_registers(*promotion, variables, &lanes, mask.as_ref(), ty));
         }
-        let target = self.target(buf, &place, index)?;
+        let target = self.target(buf, &storage, index)?;
         Ok(match (target, mask) {
-            (Target::Run(start), None) => self.load_run(&place, start, ty),
-            (Target::Run(start), Some(mask)) => self.load_masked_run(&place, start, &mask, ty),
+            (Target::Run(start), None) => self.load_run(&storage, start, ty),
+            (Target::Run(start), Some(mask)) => self.load_masked_run(&storage, start, &mask, ty),
             (Target::Lanes(starts), None) => {
-                let lanes = starts.iter().map(|&s| self.load_lane(&place, s, 0, ty.dtype)).collect();
+                let lanes = starts.iter().map(|&s| self.load_lane(&storage, s, 0, ty.dtype)).collect();
                 self.assemble(self.form(ty), lanes)
             }
             (Target::Lanes(starts), Some(mask)) => {
                 let mask = self.scalars(&mask, true);
                 let lanes = starts.iter().zip(mask);
-                let lanes = lanes.map(|(&s, m)| self.load_guarded(&place, s, 0, m, ty.dtype)).collect();
+                let lanes = lanes.map(|(&s, m)| self.load_guarded(&storage, s, 0, m, ty.dtype)).collect();
                 self.assemble(self.form(ty), lanes)
             }
         })
@@ -78,29 +78,29 @@ impl Emit<'_, '_> {
         value: ExprId,
         mask: Option<ExprId>,
     ) -> Result<(), CodegenError> {
-        let place = self.place(buf)?;
+        let storage = self.storage(buf)?;
         let ty = self.kernel.ty(value);
         let value = self.expr(value)?;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
-        if let Place::Registers(promotion, variables) = &place {
+        if let Storage::Registers(promotion, variables) = &storage {
             let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
             self.store_registers(*promotion, variables, &lanes, &value, mask.as_ref(), ty);
             return Ok(());
         }
-        let target = self.target(buf, &place, index)?;
+        let target = self.target(buf, &storage, index)?;
         let width = self.element(buf)?.bytes() as i32;
         match (target, mask) {
-            (Target::Run(start), None) => self.store_run(&place, start, &value, ty),
+            (Target::Run(start), None) => self.store_run(&storage, start, &value, ty),
             (Target::Run(start), Some(mask)) => {
-                self.store_masked_run(&place, start, width, &value, &mask, ty)
+                self.store_masked_run(&storage, start, width, &value, &mask, ty)
             }
             (Target::Lanes(starts), mask) => {
                 let mask = mask.map(|m| self.scalars(&m, true));
                 let values = self.scalars(&value, ty.dtype == DType::Bool);
                 for (lane, (start, value)) in starts.into_iter().zip(values).enumerate() {
                     match &mask {
-                        Some(mask) => self.store_guarded(&place, start, 0, mask[lane], value),
-                        None => self.store_lane(&place, start, 0, value),
+                        Some(mask) => self.store_guarded(&storage, start, 0, mask[lane], value),
+                        None => self.store_lane(&storage, start, 0, value),
                     }
                 }
             }
@@ -110,7 +110,7 @@ impl Emit<'_, '_> {
 
     // ---- addresses
 
-    fn target(&mut self, buf: BufId, place: &Place, index: ExprId) -> Result<Target, CodegenError> {
+    fn target(&mut self, buf: BufId, storage: &Storage, index: ExprId) -> Result<Target, CodegenError> {
         let width = i64::from(self.element(buf)?.bytes());
         let mut addends = Vec::new();
         if self.run_addends(index, &mut addends) {
@@ -119,10 +119,10 @@ impl Emit<'_, '_> {
             for addend in addends {
                 self.split(addend, &mut known, &mut sum)?;
             }
-            return Ok(Target::Run(self.start(place, sum, known.wrapping_mul(width), width)));
+            return Ok(Target::Run(self.start(storage, sum, known.wrapping_mul(width), width)));
         }
         let lanes = self.expr(index)?.parts;
-        Ok(Target::Lanes(lanes.into_iter().map(|lane| self.start(place, Some(lane), 0, width)).collect()))
+        Ok(Target::Lanes(lanes.into_iter().map(|lane| self.start(storage, Some(lane), 0, width)).collect()))
     }
 
     /// If `index` is a run of consecutive elements, the terms whose sum is its start.
@@ -170,11 +170,11 @@ impl Emit<'_, '_> {
         Ok(())
     }
 
-    fn start(&mut self, place: &Place, index: Option<Value>, offset: i64, width: i64) -> Start {
-        let base = match place {
-            Place::Slot(slot, _) => self.fb.ins().stack_addr(types::I64, *slot, 0),
-            Place::Pointer(pointer) => *pointer,
-            Place::Registers(..) => unreachable!("registers have no address"),
+    fn start(&mut self, storage: &Storage, index: Option<Value>, offset: i64, width: i64) -> Start {
+        let base = match storage {
+            Storage::Slot(slot, _) => self.fb.ins().stack_addr(types::I64, *slot, 0),
+            Storage::Pointer(pointer) => *pointer,
+            Storage::Registers(..) => unreachable!("registers have no address"),
         };
         let mut address = match index {
             None => base,
@@ -196,8 +196,8 @@ impl Emit<'_, '_> {
 
     // ---- single lanes
 
-    fn load_lane(&mut self, place: &Place, start: Start, offset: i32, dtype: DType) -> Value {
-        let flags = self.flags(place);
+    fn load_lane(&mut self, storage: &Storage, start: Start, offset: i32, dtype: DType) -> Value {
+        let flags = self.flags(storage);
         let ty = scalar_type(dtype).unwrap_or(types::I8);
         let value = self.fb.ins().load(ty, flags, start.address, start.offset + offset);
         match dtype {
@@ -206,29 +206,36 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn store_lane(&mut self, place: &Place, start: Start, offset: i32, value: Value) {
-        let flags = self.flags(place);
+    fn store_lane(&mut self, storage: &Storage, start: Start, offset: i32, value: Value) {
+        let flags = self.flags(storage);
         self.fb.ins().store(flags, value, start.address, start.offset + offset);
     }
 
-    fn load_guarded(&mut self, place: &Place, start: Start, offset: i32, mask: Value, dtype: DType) -> Value {
+    fn load_guarded(
+        &mut self,
+        storage: &Storage,
+        start: Start,
+        offset: i32,
+        mask: Value,
+        dtype: DType,
+    ) -> Value {
         let ty = scalar_type(dtype).unwrap_or(types::I8);
         let (read, join) = (self.fb.create_block(), self.fb.create_block());
         let result = self.fb.append_block_param(join, ty);
         let zero = self.zero(ty);
         self.fb.ins().brif(mask, read, &[], join, &[BlockArg::from(zero)]);
         self.enter(read);
-        let value = self.load_lane(place, start, offset, dtype);
+        let value = self.load_lane(storage, start, offset, dtype);
         self.fb.ins().jump(join, &[BlockArg::from(value)]);
         self.enter(join);
         result
     }
 
-    fn store_guarded(&mut self, place: &Place, start: Start, offset: i32, mask: Value, value: Value) {
+    fn store_guarded(&mut self, storage: &Storage, start: Start, offset: i32, mask: Value, value: Value) {
         let (write, join) = (self.fb.create_block(), self.fb.create_block());
         self.fb.ins().brif(mask, write, &[], join, &[]);
         self.enter(write);
-        self.store_lane(place, start, offset, value);
+        self.store_lane(storage, start, offset, value);
         self.fb.ins().jump(join, &[]);
         self.enter(join);
     }
@@ -243,8 +250,8 @@ impl Emit<'_, '_> {
         }
     }
 
-    fn load_run(&mut self, place: &Place, start: Start, ty: Ty) -> Val {
-        let flags = self.flags(place);
+    fn load_run(&mut self, storage: &Storage, start: Start, ty: Ty) -> Val {
+        let flags = self.flags(storage);
         match self.run_form(ty) {
             Form::Vectors(vector) => {
                 let mut parts = Vec::new();
@@ -262,7 +269,7 @@ impl Emit<'_, '_> {
             Form::Scalars => {
                 let width = scalar_type(ty.dtype).map_or(1, Type::bytes) as i32;
                 let lanes = 0..ty.lanes as i32;
-                let parts = lanes.map(|i| self.load_lane(place, start, width * i, ty.dtype)).collect();
+                let parts = lanes.map(|i| self.load_lane(storage, start, width * i, ty.dtype)).collect();
                 Val::new(Form::Scalars, parts)
             }
         }
@@ -276,8 +283,8 @@ impl Emit<'_, '_> {
         self.as_type(bits, ty)
     }
 
-    fn store_run(&mut self, place: &Place, start: Start, value: &Val, ty: Ty) {
-        let flags = self.flags(place);
+    fn store_run(&mut self, storage: &Storage, start: Start, value: &Val, ty: Ty) {
+        let flags = self.flags(storage);
         let form = self.run_form(ty);
         let bytes = match (ty.dtype, form) {
             (DType::Bool, Form::Vectors(vector)) => {
@@ -306,7 +313,7 @@ impl Emit<'_, '_> {
     }
 
     /// Whole vectors if all lanes are on, else lane by lane.
-    fn load_masked_run(&mut self, place: &Place, start: Start, mask: &Val, ty: Ty) -> Val {
+    fn load_masked_run(&mut self, storage: &Storage, start: Start, mask: &Val, ty: Ty) -> Val {
         let form = self.run_form(ty);
         let width = scalar_type(ty.dtype).map_or(1, Type::bytes) as i32;
         let join = match form {
@@ -318,7 +325,7 @@ impl Emit<'_, '_> {
                 self.fb.ins().brif(all, whole, &[], pieces, &[]);
                 self.enter(whole);
                 let parts: Vec<BlockArg> =
-                    self.load_run(place, start, ty).parts.into_iter().map(BlockArg::from).collect();
+                    self.load_run(storage, start, ty).parts.into_iter().map(BlockArg::from).collect();
                 self.fb.ins().jump(join, &parts);
                 let results = parts.iter().map(|_| self.fb.append_block_param(join, vector)).collect();
                 self.enter(pieces);
@@ -327,7 +334,7 @@ impl Emit<'_, '_> {
         };
         let mut lanes = Vec::new();
         for (i, m) in self.scalars(mask, true).into_iter().enumerate() {
-            lanes.push(self.load_guarded(place, start, width * i as i32, m, ty.dtype));
+            lanes.push(self.load_guarded(storage, start, width * i as i32, m, ty.dtype));
         }
         let Some((join, result)) = join else { return Val::new(Form::Scalars, lanes) };
         let pieces = match ty.dtype {
@@ -340,18 +347,26 @@ impl Emit<'_, '_> {
         result
     }
 
-    fn store_masked_run(&mut self, place: &Place, start: Start, width: i32, value: &Val, mask: &Val, ty: Ty) {
+    fn store_masked_run(
+        &mut self,
+        storage: &Storage,
+        start: Start,
+        width: i32,
+        value: &Val,
+        mask: &Val,
+        ty: Ty,
+    ) {
         let (whole, pieces, join) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
         let all = self.all(mask);
         self.fb.ins().brif(all, whole, &[], pieces, &[]);
         self.enter(whole);
-        self.store_run(place, start, value, ty);
+        self.store_run(storage, start, value, ty);
         self.fb.ins().jump(join, &[]);
         self.enter(pieces);
         let mask = self.scalars(mask, true);
         let values = self.scalars(value, ty.dtype == DType::Bool);
         for (i, (mask, value)) in mask.into_iter().zip(values).enumerate() {
-            self.store_guarded(place, start, width * i as i32, mask, value);
+            self.store_guarded(storage, start, width * i as i32, mask, value);
         }
         self.fb.ins().jump(join, &[]);
         self.enter(join);
@@ -360,10 +375,10 @@ impl Emit<'_, '_> {
     /// The bits of a value as another type, through memory: for shapes that no bitcast instruction covers.
     pub fn bitcast_through_memory(&mut self, value: &Val, from: Ty, to: Ty) -> Val {
         let bytes = from.dtype.bytes().unwrap_or(1) as u32 * from.lanes;
-        let place = self.scratch(bytes);
-        let start = self.start(&place, None, 0, 1);
-        self.store_run(&place, start, value, from);
-        self.load_run(&place, start, to)
+        let storage = self.scratch(bytes);
+        let start = self.start(&storage, None, 0, 1);
+        self.store_run(&storage, start, value, from);
+        self.load_run(&storage, start, to)
     }
 
     // ---- registers

@@ -14,7 +14,7 @@ use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
 /// How the lanes of an access lie in memory.
-enum Place<'c> {
+enum Elements<'c> {
     /// From this element on.
     Contiguous(Value<'c>),
     /// Element numbers, lane by lane.
@@ -26,16 +26,16 @@ impl<'c> KernelEmitter<'_, 'c> {
         let lanes = self.kernel.ty(index).lanes;
         let dtype = self.kernel.bufs[buf].dtype;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
-        let place = self.place(index, lanes)?;
-        let raw = match (place, mask) {
-            (Place::Contiguous(at), None) => {
+        let elements = self.elements(index, lanes)?;
+        let raw = match (elements, mask) {
+            (Elements::Contiguous(at), None) => {
                 let ty = super::emit::with_lanes(self.e.cell_type(dtype)?, lanes)?;
                 let address = self.address(buf, at, true)?;
                 self.e.load(ty, address, cell_bytes(dtype)?)?
             }
-            (Place::Contiguous(at), Some(mask)) => self.masked_load(buf, at, mask, lanes)?,
-            (Place::Scattered(at), None) => self.gather(buf, &at)?,
-            (Place::Scattered(at), Some(mask)) => self.masked_gather(buf, &at, mask)?,
+            (Elements::Contiguous(at), Some(mask)) => self.masked_load(buf, at, mask, lanes)?,
+            (Elements::Scattered(at), None) => self.gather(buf, &at)?,
+            (Elements::Scattered(at), Some(mask)) => self.masked_gather(buf, &at, mask)?,
         };
         self.to_register(raw, dtype)
     }
@@ -52,13 +52,13 @@ impl<'c> KernelEmitter<'_, 'c> {
         let value = self.expr(value)?;
         let value = self.to_memory(value, dtype)?;
         let mask = mask.map(|m| self.expr(m)).transpose()?;
-        match (self.place(index, lanes)?, mask) {
-            (Place::Contiguous(at), None) => {
+        match (self.elements(index, lanes)?, mask) {
+            (Elements::Contiguous(at), None) => {
                 let address = self.address(buf, at, true)?;
                 self.e.store(value, address, cell_bytes(dtype)?)
             }
-            (Place::Contiguous(at), Some(mask)) => self.masked_store(buf, at, value, mask),
-            (Place::Scattered(at), None) => {
+            (Elements::Contiguous(at), Some(mask)) => self.masked_store(buf, at, value, mask),
+            (Elements::Scattered(at), None) => {
                 for (lane, at) in at.into_iter().enumerate() {
                     let one = self.e.extract(value, lane as u32)?;
                     let address = self.address(buf, at, true)?;
@@ -66,11 +66,11 @@ impl<'c> KernelEmitter<'_, 'c> {
                 }
                 Ok(())
             }
-            (Place::Scattered(at), Some(mask)) => self.masked_scatter(buf, &at, value, mask),
+            (Elements::Scattered(at), Some(mask)) => self.masked_scatter(buf, &at, value, mask),
         }
     }
 
-    /// Asks for the cache line that a load would read, or reads it for nothing.
+    /// Prefetches the cache line that a load would read, or reads it for nothing.
     pub(super) fn hint(&mut self, spelling: Spelling, load: ExprId) -> Result<()> {
         let Expr::Load { buf, index, .. } = *self.kernel.exprs.expr(load) else {
             return Err(Fault::new("a hint about something that is not a load"));
@@ -92,17 +92,17 @@ impl<'c> KernelEmitter<'_, 'c> {
         self.e.element(self.buf(buf)?, cell, index, inside)
     }
 
-    // ---- places
+    // ---- elements
 
-    fn place(&mut self, index: ExprId, lanes: u32) -> Result<Place<'c>> {
+    fn elements(&mut self, index: ExprId, lanes: u32) -> Result<Elements<'c>> {
         if lanes == 1 {
-            return Ok(Place::Contiguous(self.expr(index)?));
+            return Ok(Elements::Contiguous(self.expr(index)?));
         }
         if let Some(base) = self.contiguous(index)? {
-            return Ok(Place::Contiguous(base));
+            return Ok(Elements::Contiguous(base));
         }
         let scattered: Result<Vec<_>> = (0..lanes).map(|l| self.lane(index, l)).collect();
-        Ok(Place::Scattered(scattered?))
+        Ok(Elements::Scattered(scattered?))
     }
 
     /// The first element, if the lanes of `index` count up by one: a ramp of stride 1, also plus or minus a splat.

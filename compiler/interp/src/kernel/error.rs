@@ -6,7 +6,7 @@ use std::fmt;
 
 /// A kernel did something that is not allowed; carries the loop variables of the place where it happened.
 #[derive(Debug, thiserror::Error)]
-#[error("kernel {kernel}: {fault}{}", Place(at))]
+#[error("kernel {kernel}: {fault}{}", LoopVars(at))]
 pub struct InterpError {
     pub kernel: String,
     pub fault: Fault,
@@ -67,9 +67,9 @@ fn undefined(why: Undefined) -> &'static str {
     }
 }
 
-struct Place<'a>(&'a [(String, i64)]);
+struct LoopVars<'a>(&'a [(String, i64)]);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for LoopVars<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (name, value)) in self.0.iter().rev().enumerate() {
             write!(f, "{}{name}={value}", if i == 0 { " (at " } else { ", " })?;
