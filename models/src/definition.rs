@@ -66,7 +66,7 @@ impl EntrySpec<'_> {
     }
 }
 
-/// What a model is given to see of a sequence that goes on for ever: a window over the newest tokens, and behind it the
+/// What a model is given to see of a sequence that goes on for ever: a window over the newest tokens, and before it the
 /// first ones, which attention needs as a place for the weight that no other token gets (Xiao et al., "Efficient Streaming
 /// Language Models with Attention Sinks", 2023). Positions are places in what is seen, so no distance reaches `window`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,7 +154,7 @@ impl Architecture {
         any.downcast_ref()
     }
 
-    /// The model with a window of so many tokens (of what it was trained with where `None`), of which the first `sinks`
+    /// The model with a window of `window` tokens (of what it was trained with where `None`), of which the first `sinks`
     /// are those that the sequence begins with.
     pub fn with_stream(self, window: Option<usize>, sinks: usize) -> Result<Architecture, StreamError> {
         if window.is_none() && sinks == 0 {

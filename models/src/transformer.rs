@@ -47,7 +47,7 @@ impl Sizes {
     }
 }
 
-/// The state that counts rows dropped from the begin of all caches (`i32[1]`), where [`Transformer::window`] allows that.
+/// The state that counts rows dropped from the start of all caches (`i32[1]`), where [`Transformer::window`] allows that.
 /// The program that runs the model changes it; the model only reads it.
 pub const DROPPED_ROWS: &str = "cache.dropped_rows";
 
@@ -128,7 +128,7 @@ pub trait Transformer: Any + Debug + Send + Sync {
     }
 }
 
-/// Logits of the positions that are asked for (see [`Net::wanted_rows`]).
+/// Logits of the wanted positions (see [`Net::wanted_rows`]).
 fn forward(model: &impl Transformer, net: &mut Net) -> ValueId {
     let shared = model.shared(net);
     let x = model.embed(net);
@@ -342,7 +342,7 @@ impl Net<'_> {
     pub fn stream(&self) -> Option<Stream> {
         self.stream
     }
-    /// Places at which the queries `rows` count as standing for the sinks: behind a full window they stay.
+    /// Places at which the queries `rows` count as standing for the sinks: beyond a full window they stay.
     pub fn places_for_sinks(&mut self, rows: ValueId) -> Option<ValueId> {
         let stream = self.stream.filter(|s| s.sinks > 0)?;
         let last = Op::Constant { value: (stream.window - 1) as f64, dtype: DType::I32 };
@@ -360,7 +360,7 @@ impl Net<'_> {
             None => (Some(window - sinks), sinks),
         }
     }
-    /// Tokens of the sequence behind this call, or behind the prompt that this call is a part of, `i32[1]`. What is seen of
+    /// Tokens of the sequence after this call, or after the prompt that this call is a part of, `i32[1]`. What is seen of
     /// a stream never gets longer than its window.
     pub fn length(&mut self) -> ValueId {
         let total = self.b.iota(Dim::sym(Sym::Past).add(&self.n()), Dim::from(1));
@@ -429,7 +429,7 @@ impl Net<'_> {
         x
     }
 
-    /// The rows of `x: [n, hidden]` whose logits are asked for.
+    /// The rows of `x: [n, hidden]` whose logits are wanted.
     pub fn wanted_rows(&mut self, x: ValueId) -> ValueId {
         self.entry.wanted_rows(self.b, x, &self.inputs)
     }

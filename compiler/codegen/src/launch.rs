@@ -163,7 +163,7 @@ fn base_address(base: Base) -> Result<(u32, u64), Fault> {
     })
 }
 
-/// For each parameter of a kernel, how many bytes it moves with every row before it: new rows of a cache lie behind those of
+/// For each parameter of a kernel, how many bytes it moves with every row before it: new rows of a cache lie after those of
 /// earlier tokens. 0: it begins at a fixed place in all launches. Launches of one kernel may differ in whether rows are before
 /// a buffer, but not in what a row takes.
 pub fn row_bytes(kernel: &Kernel, steps: &[Step]) -> Result<Vec<u64>, CodegenError> {

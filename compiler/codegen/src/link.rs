@@ -28,7 +28,7 @@ pub enum LinkError {
 /// How a linker wants its options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Style {
-    /// A compiler driver: linker options behind `-Wl,`.
+    /// A compiler driver: linker options after `-Wl,`.
     Driver,
     /// A linker itself.
     Plain,

@@ -68,7 +68,7 @@ pub(crate) trait StepCode {
     /// 1 if the condition holds, else 0.
     fn number(&mut self, condition: Self::Value) -> Result<Self::Value>;
 
-    /// The address some bytes later, in the same object.
+    /// The address `bytes` bytes later, in the same object.
     fn offset(&mut self, address: Self::Value, bytes: u64) -> Result<Self::Value>;
     fn advance(&mut self, address: Self::Value, bytes: Self::Value) -> Result<Self::Value>;
     /// The integer at an offset in bytes.
@@ -103,7 +103,7 @@ pub(crate) trait StepCode {
     fn tell(&mut self, item: u32) -> Result<()>;
     /// An integer of 32 bits for [`StepCode::take`].
     fn narrow(&mut self, value: Self::Value) -> Result<Self::Value>;
-    /// Takes of a launch that is worth so many of the smallest pieces; gives one of [`Taken`].
+    /// Takes a piece of a launch that is worth `pieces` of the smallest ones; gives one of [`Taken`].
     fn take(&mut self, pieces: Self::Value) -> Result<Self::Value>;
     /// A condition.
     fn is_taken(&mut self, taken: Self::Value, what: Taken) -> Result<Self::Value>;
@@ -312,7 +312,7 @@ impl<C: StepCode> Emitter<'_, C> {
         Ok(Row { index, state, past, first, rows })
     }
 
-    /// The address after `count` items of so many bytes.
+    /// The address after `count` items of `bytes` bytes.
     fn advance(&mut self, address: C::Value, count: C::Value, bytes: u64) -> Result<C::Value> {
         let bytes = self.code.int(bytes as i64);
         let all = self.code.op(IntOp::Mul, count, bytes)?;

@@ -88,7 +88,7 @@ pub struct StateDesc {
     pub cache: Option<CacheDesc>,
     /// The number of rows dropped from the caches, of a model that sees only these.
     pub dropped_beyond: Option<WindowDesc>,
-    /// The number of tokens that the sequence will have behind the prompt that is being fed.
+    /// The number of tokens that the sequence will have after the prompt that is being fed.
     pub is_length: bool,
 }
 

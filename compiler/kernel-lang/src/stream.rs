@@ -1,4 +1,4 @@
-//! Memory that is asked for ahead of its use, as data of a plan.
+//! Prefetches of a loop, as data of a plan.
 
 use crate::{Val, View};
 use mlcc_ir::instr::InstrId;
@@ -21,7 +21,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// What asks for a line.
+    /// What prefetches a line.
     pub fn instr(self) -> Option<InstrId> {
         match self {
             Stream::None => None,

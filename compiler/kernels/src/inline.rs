@@ -62,7 +62,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
         Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: 1 }
     }
 
-    /// The same with a vector axis of so many lanes, whose base is a multiple of that.
+    /// The same with a vector axis of `lanes` lanes, whose base is a multiple of that.
     pub fn with_lanes(&self, lanes: u32) -> Inliner<'f, 'k> {
         Inliner { lanes, aligned: true, ..self.clone() }
     }

@@ -8,7 +8,7 @@ use std::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine {
-    /// With vectors of so many lanes; what prefetches f32 elements.
+    /// With vectors of `lanes` lanes; the instruction that prefetches f32 elements.
     Cpu {
         lanes: u32,
         prefetch: Option<InstrId>,

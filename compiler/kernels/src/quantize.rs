@@ -75,7 +75,7 @@ const PIECE_BYTES: usize = 16 << 10;
 const MOST_GROUPS: usize = 8;
 
 impl RowCodes {
-    /// Quads of so many columns of a row, all planes.
+    /// Quads of `columns` columns of a row, all planes.
     fn quads(&self, columns: usize) -> usize {
         columns.div_ceil(self.part) * self.part / 4 * self.planes()
     }
@@ -213,7 +213,7 @@ impl<'f, 'k> Quantizer<'_, 'f, 'k> {
         self.each_row(|r, row| self.each_code(|(codes, work)| self.store_unit(codes, work, r, row)));
     }
 
-    /// So many groups of every row, with `columns` columns each. Magnitudes of all groups of a row come first, then their
+    /// `groups` groups of every row, with `columns` columns each. Magnitudes of all groups of a row come first, then their
     /// scales, then the codes: steps of different groups need not wait for each other.
     fn piece(&self, first: Val<'k>, groups: usize, columns: usize) {
         let (k, groups) = (self.k, groups as i64);

@@ -145,7 +145,7 @@ fn with_reductions<'f, 'k>(
     inliner
 }
 
-/// True for a reduction over the last axis of a value with so many leading ones.
+/// True for a reduction over the last axis of a value with `leading` axes before it.
 fn is_over_columns(inliner: &Inliner, axis: usize, input: ValueId, leading: usize) -> bool {
     axis + 1 == inliner.f.ty(input).rank() && axis == leading
 }

@@ -149,7 +149,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Pairs span the whole head, and those behind the share that is turned stand still (Gemma 4).
+    /// Pairs span the whole head, and those after the share that is turned stand still (Gemma 4).
     fn proportional(&self, fields: &ConfigFields) -> Result<RopeConfig, ConfigError> {
         let factor = if fields.get("factor").is_some() { factor(fields)? } else { 1.0 };
         let still = |i: usize| 2 * i >= self.dims;

@@ -1,4 +1,4 @@
-//! BLOOM (Scao et al. 2022; reference: `BloomForCausalLM` of transformers): ALiBi, a norm behind the embeddings,
+//! BLOOM (Scao et al. 2022; reference: `BloomForCausalLM` of transformers): ALiBi, a norm after the embeddings,
 //! projections fused head by head.
 
 use crate::config::ConfigFields;
@@ -13,7 +13,7 @@ use mlcc_ir::graph::ValueId;
 pub struct BloomConfig {
     pub sizes: Sizes,
     pub eps: f64,
-    /// Residuals are taken behind the norms.
+    /// Residuals are taken after the norms.
     pub residual_behind_norm: bool,
     pub tied: bool,
 }

@@ -1,5 +1,5 @@
 //! ChatGLM-6B (Du et al. 2022, Zeng et al. 2023; reference code: `ChatGLMForConditionalGeneration` of the published
-//! checkpoint): a prefix language model. Every token sees all tokens in front of the first bos token, which come with the
+//! checkpoint): a prefix language model. Every token sees all tokens before the first bos token, which come with the
 //! prompt; from there on attention is causal. Positions have two dimensions: up to bos the place in the prompt, then that
 //! of the mask token; and the number of tokens from bos on. Each turns half of every head.
 
@@ -100,7 +100,7 @@ impl ChatGlmConfig {
 
 /// Where the tokens of a call are.
 pub struct Places {
-    /// Tokens that all see: those in front of bos.
+    /// Tokens that all see: those before bos.
     prefix: ValueId,
     first: RopeTables,
     second: RopeTables,
@@ -152,7 +152,7 @@ impl Transformer for ChatGlmConfig {
     fn block(&self, net: &mut Net, layer: usize, x: ValueId, places: &Places) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.layers.{layer}");
-        // Residuals are taken behind the norms, and scaled.
+        // Residuals are taken after the norms, and scaled.
         let alpha = (2.0 * SCALE_LAYERS).sqrt();
         let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let attention = format!("{name}.attention");

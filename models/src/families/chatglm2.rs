@@ -20,7 +20,7 @@ pub struct ChatGlm2Config {
     pub rope: Rope,
     pub qkv_bias: bool,
     pub bias: bool,
-    /// Residuals are taken behind the norms.
+    /// Residuals are taken after the norms.
     pub residual_behind_norm: bool,
     pub final_norm: bool,
 }

@@ -28,7 +28,7 @@ pub struct GemmaConfig {
     pub attention_cap: Option<f64>,
     pub logit_cap: Option<f64>,
     pub head_norms: bool,
-    /// Norms behind the parts of a layer, too.
+    /// Norms after the parts of a layer, too.
     pub norms_behind: bool,
     pub tied: bool,
 }

@@ -98,7 +98,7 @@ impl Gemma4Config {
         Some(net.scale(sum, std::f64::consts::FRAC_1_SQRT_2))
     }
 
-    /// The feed-forward part, with experts beside it where there are some. `h` is `x` behind a norm.
+    /// The feed-forward part, with experts beside it where there are some. `h` is `x` after a norm.
     fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, [x, h]: [ValueId; 2]) -> ValueId {
         let double = self.double_wide && layer >= self.first_shared;
         let width = if double { 2 * self.intermediate } else { self.intermediate };

@@ -1,6 +1,6 @@
 //! GLM-4 in the Hugging Face classes (GLM Team 2024; reference: `GlmForCausalLM`, `Glm4ForCausalLM` of transformers):
 //! rotary embedding of neighbouring elements on half of each head, fused gate and up projection; the newer class has
-//! norms behind the parts of a layer too.
+//! norms after the parts of a layer too.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;

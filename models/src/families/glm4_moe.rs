@@ -111,7 +111,7 @@ impl Transformer for Glm4MoeConfig {
         true
     }
 
-    /// A draft head is stored as layers behind the last one.
+    /// A draft head is stored as layers after the last one.
     fn is_ignored(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
         let is_draft = layer.is_some_and(|layer: usize| layer >= self.sizes.layers);

@@ -1,4 +1,4 @@
-//! Mamba 2 (Dao and Gu 2024; reference: `Mamba2ForCausalLM` of transformers): no attention; each layer is one mixer behind a norm.
+//! Mamba 2 (Dao and Gu 2024; reference: `Mamba2ForCausalLM` of transformers): no attention; each layer is one mixer after a norm.
 
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LAYERS, VOCAB};

@@ -1,4 +1,4 @@
-//! Nemotron-H and Nemotron 3 (NVIDIA 2025; reference: `NemotronHForCausalLM` of transformers): each layer is one part behind a norm:
+//! Nemotron-H and Nemotron 3 (NVIDIA 2025; reference: `NemotronHForCausalLM` of transformers): each layer is one part after a norm:
 //! Mamba 2, attention without positions, a feed-forward part with squared ReLU, or experts of that kind with a shared one.
 
 use crate::config::ConfigFields;

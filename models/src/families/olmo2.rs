@@ -1,4 +1,4 @@
-//! OLMo 2 and 3 (OLMo Team 2025; reference: `Olmo2ForCausalLM` and `Olmo3ForCausalLM` of transformers): norms behind the parts
+//! OLMo 2 and 3 (OLMo Team 2025; reference: `Olmo2ForCausalLM` and `Olmo3ForCausalLM` of transformers): norms after the parts
 //! of a layer, and on all queries and all keys together. In OLMo 3 most layers have a window, and only the others scaled
 //! rotary embedding.
 

@@ -1,5 +1,5 @@
 //! OPT (Zhang et al. 2022; reference: `OPTForCausalLM` of transformers): learned positions from row 2 on, ReLU, norms
-//! before the parts of a layer or (350m) behind them.
+//! before the parts of a layer or (350m) after them.
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;

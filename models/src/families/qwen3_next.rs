@@ -1,6 +1,6 @@
 //! Qwen3-Next and Qwen 3.5 (Qwen Team 2025, 2026; reference: `Qwen3NextForCausalLM`, `Qwen3_5ForConditionalGeneration`,
 //! `Qwen3_5MoeForConditionalGeneration` of transformers): three of four layers have a gated delta rule (Yang et al. 2025)
-//! behind a short convolution, the others attention with an output gate; experts with a shared one in all layers, or none.
+//! after a short convolution, the others attention with an output gate; experts with a shared one in all layers, or none.
 
 mod delta_net;
 
@@ -29,7 +29,7 @@ pub struct Qwen3NextConfig {
     pub tied: bool,
 }
 
-/// Experts, and one beside them that every token gets, behind a gate of its own.
+/// Experts, and one beside them that every token gets, with a gate of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixture {
     pub experts: Experts,
@@ -41,7 +41,7 @@ pub struct Mixture {
     pub sparse: Vec<bool>,
 }
 
-/// One layer in so many has attention, where the file does not say otherwise.
+/// One layer of this many has attention, where the file does not say otherwise.
 const INTERVAL: usize = 4;
 
 impl Qwen3NextConfig {

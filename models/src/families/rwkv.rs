@@ -80,7 +80,7 @@ pub fn rescaled_weight(
     b.param_from(name, ParamRole::Linear, TensorType::new(DType::F32, [out, input]), source)
 }
 
-/// Halves the hidden values where the weights of the layers behind are divided by one more 2.
+/// Halves the hidden values where the weights of the layers after them are divided by one more 2.
 pub fn rescaled(b: &mut GraphBuilder, x: ValueId, (layer, rescale_every): (usize, usize)) -> ValueId {
     match rescale_every > 0 && (layer + 1).is_multiple_of(rescale_every) {
         true => b.scale(x, 0.5),

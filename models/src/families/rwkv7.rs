@@ -122,7 +122,7 @@ fn time_mixing(
     };
     let is_first = first_value.is_none();
     let module = |which: &str| format!("{name}.{which}_lora");
-    // What reads the mixes stands together, so that workers meet once behind it.
+    // What reads the mixes stands together, so that workers meet once after it.
     let r = project(b, xr, "r_proj");
     let k = project(b, xk, "k_proj");
     let v = project(b, xv, "v_proj");

@@ -29,7 +29,7 @@ pub struct Attention {
 #[derive(Clone, Copy, Debug)]
 pub struct Queries {
     pub near: ValueId,
-    /// Turned for the place that they have for attention sinks behind the window.
+    /// Turned for the place that they have for attention sinks outside the window.
     pub far: ValueId,
 }
 
@@ -69,7 +69,7 @@ impl Attention {
         self.apply_with_prefix(net, layer, q.into(), k, v, None)
     }
 
-    /// The same where every query sees the first `prefix: i32[1]` keys, also those behind it.
+    /// The same where every query sees the first `prefix: i32[1]` keys, also those after it.
     pub fn apply_with_prefix(
         &self,
         net: &mut Net,

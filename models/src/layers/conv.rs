@@ -6,7 +6,7 @@ use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
 
-/// A depthwise convolution: `y[t] = sum over j of w[j] * x[t - (taps - 1) + j]` for each channel, and zeros in front of the
+/// A depthwise convolution: `y[t] = sum over j of w[j] * x[t - (taps - 1) + j]` for each channel, and zeros before the
 /// sequence. Its state are the last `taps - 1` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct CausalConv<'a> {
@@ -51,7 +51,7 @@ impl CausalConv<'_> {
     }
 }
 
-/// `rows: [n, ..]` of one sequence behind the `count` rows before them, which are the state `name`.
+/// `rows: [n, ..]` of one sequence after the `count` rows before them, which are the state `name`.
 fn with_last_rows(net: &mut Net, name: &str, rows: ValueId, count: usize) -> ValueId {
     let channels = net.ty(rows).dims[1].clone();
     let state = net.state(name, TensorType::new(DType::F32, [Dim::from(count), channels]), 0.0);

@@ -1,5 +1,5 @@
 //! The mixer of Mamba 2 (Dao and Gu, "Transformers are SSMs", 2024; reference: `Mamba2Mixer` of transformers): a state space
-//! with a matrix per head, behind a short convolution.
+//! with a matrix per head, after a short convolution.
 
 use super::conv::CausalConv;
 use super::matrix_state::{MatrixState, repeat_heads, softplus};
@@ -37,7 +37,7 @@ pub struct Mamba2 {
     pub multipliers: Option<[f64; 5]>,
 }
 
-/// The norm of the values beside their gate, over each of so many equal parts.
+/// The norm of the values beside their gate, over each of a number of equal parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatedNorm {
     None,

@@ -1,4 +1,4 @@
-//! What stands around the layers of a transformer: the embedding table in front, the final norm and the head behind.
+//! What stands around the layers of a transformer: the embedding table before them, the final norm and the head after them.
 
 use crate::layers::linear::head_or_tied;
 use crate::layers::norm::Norm;

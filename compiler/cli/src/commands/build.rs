@@ -103,7 +103,7 @@ pub struct Args {
     /// Print the module after a pass (repeatable; `all` for every pass)
     #[arg(long, value_name = "PASS", value_delimiter = ',', conflicts_with = "json")]
     print_after: Vec<String>,
-    /// Print what each pass matched, and why near matches did not
+    /// Print what each pass matched, why near matches did not, and how each kernel is made
     #[arg(long)]
     explain_passes: bool,
     /// Write the module after every pass into this folder

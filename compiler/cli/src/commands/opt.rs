@@ -41,7 +41,7 @@ pub struct Args {
     /// Most tokens in one call of prefill
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
-    /// Print what each pass matched, and why near matches did not
+    /// Print what each pass matched, why near matches did not, and how each kernel is made
     #[arg(long)]
     explain_passes: bool,
     /// Draw the module as well, as .dot or .svg (needs Graphviz)

@@ -83,7 +83,7 @@ impl PendingFile {
         self.run("write", |out| out.flush())
     }
 
-    /// Forgets what was written behind `end`.
+    /// Forgets what was written after `end`.
     pub fn truncate(&mut self, end: u64) -> Result<(), ArtifactError> {
         self.run("write", |out| {
             out.flush()?;

@@ -108,7 +108,7 @@ impl<'c, 'm> Body<'c, 'm> {
         Ok(())
     }
 
-    /// `void (void *self, uint32_t ...)` with so many numbers.
+    /// `void (void *self, uint32_t ...)` with `numbers` numbers.
     fn callback(&self, numbers: usize) -> FunctionType<'c> {
         let mut params: Vec<BasicMetadataTypeEnum<'c>> =
             vec![self.e.ctx.ptr_type(AddressSpace::default()).into()];

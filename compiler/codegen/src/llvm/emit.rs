@@ -182,7 +182,7 @@ impl<'c, 'm> Emit<'c, 'm> {
         };
         Ok(address)
     }
-    /// Address `bytes` behind `base`, in the same object.
+    /// Address `bytes` after `base`, in the same object.
     pub fn offset(&self, base: PointerValue<'c>, bytes: u64) -> Result<PointerValue<'c>> {
         self.element(base, self.ctx.i8_type().into(), self.i64(bytes as i64), true)
     }

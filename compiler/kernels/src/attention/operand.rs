@@ -138,7 +138,7 @@ fn keep_query<'k>(at: &KeyHead<'k, '_>, to: View<'k, 1>, head: Val<'k>) -> Val<'
 }
 
 /// Place of query head `g` of the group in queries `[kv, sets, ..]`, of which a set has a part of each head of a vector side
-/// by side, so many elements a row: its first part.
+/// by side, with all elements of such a row: its first part.
 fn query_row<'k>(at: &KeyHead<'k, '_>, queries: View<'k, 3>, g: Val<'k>) -> View<'k, 1> {
     let plan = at.plan;
     let (set, slot) = (g / plan.heads, g % plan.heads);

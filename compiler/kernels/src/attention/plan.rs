@@ -250,7 +250,7 @@ impl DecodePlan {
         let planes = if matches!(self.products, Products::Bytes(_)) { PLANES } else { 1 };
         (sums / (planes * self.vectors())).max(self.keys()).max(self.products.keys())
     }
-    /// Heads whose values are summed together, where a row has so many vectors.
+    /// Heads whose values are summed together, where a row has `vectors` vectors.
     pub fn heads_at_once(&self, vectors: i64) -> i64 {
         if self.registers < 32 && self.heads > 4 && vectors % 2 == 0 {
             (self.heads + 1) / 2
@@ -258,7 +258,7 @@ impl DecodePlan {
             self.heads
         }
     }
-    /// Elements of a row of queries or keys with so many columns, in whole parts; words have two columns each.
+    /// Elements of a row of queries or keys with `size` columns, in whole parts; words have two columns each.
     pub fn padded(&self, size: i64) -> i64 {
         let elements = size / self.products.columns();
         (elements + self.part() - 1) / self.part() * self.part()

@@ -175,7 +175,7 @@ impl<'a> Problem<'a> {
     }
 
     /// How many sinks the window of the query at position `last` has left, and so that of any before it. The others
-    /// have no part in a pass over sinks: there may not even be so many keys yet.
+    /// have no part in a pass over sinks: there may not even be that many keys yet.
     pub(super) fn sinks_left<'k>(&self, last: Val<'k>) -> Val<'k> {
         (last - (self.op.window as i64 - 1)).max(0).min(self.op.sinks as i64)
     }

@@ -115,7 +115,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
         }
     }
 
-    /// Scores of so many vectors of rows from row `from` of the set on, against the keys of a register tile from `key` on.
+    /// Scores of `vectors` vectors of rows from row `from` of the set on, against the keys of a register tile from `key` on.
     fn score_tile(&self, (from, vectors): (Val<'k>, i64), key: Val<'k>, visible: bool) {
         let (tile, plan, lanes) = (self.tile, self.plan, self.plan.lanes);
         let size = if self.pairs.is_some() { tile.a.size / PAIR } else { tile.a.size };
@@ -268,7 +268,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
         });
     }
 
-    /// Adds a product of weights and values over so many keys to the sums of the rows from `row` of the tile and `offset` of
+    /// Adds a product of weights and values over `keys` keys to the sums of the rows from `row` of the tile and `offset` of
     /// the set on, after what the new maxima make of these.
     fn add_product(&self, product: &Product<'k>, (row, offset): (Val<'k>, Val<'k>), keys: Val<'k>) {
         let (tile, lanes) = (self.tile, product.lanes);

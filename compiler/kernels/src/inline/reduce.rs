@@ -67,7 +67,7 @@ impl<'k> Inliner<'_, 'k> {
     }
 }
 
-/// Accumulators of a loop over so many vectors: with one each addition would wait for the one before.
+/// Accumulators of a loop over `vectors` vectors: with one each addition would wait for the one before.
 fn chains(vectors: Option<i64>) -> i64 {
     vectors.and_then(|v| [4, 2].into_iter().find(|c| v % c == 0)).unwrap_or(1)
 }

@@ -47,7 +47,7 @@ impl Location {
     }
 }
 
-/// Alignment of what lies at multiples of so many bytes.
+/// Alignment of what lies at multiples of `bytes` bytes.
 fn align_of(bytes: u64) -> u32 {
     1 << (bytes | u64::from(ALIGN)).trailing_zeros()
 }

@@ -28,7 +28,7 @@ pub enum Memory {
     Param(ParamId),
     /// The value from before the step, or all rows of a cache.
     State(StateId),
-    /// The rows of this step in a cache, behind those of earlier tokens.
+    /// The rows of this step in a cache, after those of earlier tokens.
     NewRows(StateId),
     /// Input number `.0` of the entry function.
     Input(u32),
@@ -105,7 +105,7 @@ pub struct Entry {
     pub launches: Vec<LoweredLaunch>,
     /// States and the buffers that hold their new values.
     pub updates: Vec<(StateId, BufferId)>,
-    /// How to copy a buffer of so many bytes: kernel index per update, used where a new value cannot be produced in place.
+    /// Per update, the launch that copies it; used where a new value cannot be produced in place.
     pub copies: Vec<LoweredLaunch>,
 }
 

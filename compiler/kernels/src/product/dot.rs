@@ -39,7 +39,7 @@ pub(super) trait DotOperands<'k> {
     fn x(&self, row: u32, plane: usize, quad: usize) -> Val<'k>;
     /// Eight codes each of rows `row` and `row + 1`, from a quad on, pinned.
     fn x_square(&self, row: u32, plane: usize, quad: usize) -> Val<'k>;
-    /// Pins a sum, where the plan asks for that also against the code generator.
+    /// Pins a sum, where the plan wants that, also against the code generator.
     fn pin(&self, name: &str, sum: Val<'k>) -> Val<'k>;
 
     /// The number of sums, and which are those of a row and part.

@@ -123,7 +123,7 @@ impl<'k, 'a> Experts<'k, 'a> {
         });
         // Where its rows begin, at `e + 1`.
         k.serial("e", experts, |e| bounds.set([e + 2], bounds.at([e + 1]) + bounds.at([e + 2])));
-        // Each row that is placed moves the begin of the next one, up to the end of them all.
+        // Each row that is placed moves the start of the next one, up to the end of them all.
         k.serial("i", rows.count, |i| {
             let row = rows.first + i;
             let at = [self.expert(row) + 1];

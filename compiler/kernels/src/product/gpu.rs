@@ -147,7 +147,7 @@ impl<'k> Gpu<'k, '_> {
         warp_sum(self.rest(row, lane, pieces * piece, total))
     }
 
-    /// Adds the columns behind the last whole piece, one per lane.
+    /// Adds the columns after the last whole piece, one per lane.
     fn rest(self, row: Val<'k>, lane: Val<'k>, first: i64, total: Val<'k>) -> Val<'k> {
         let left = self.problem.k as i64 - first;
         if left == 0 {

@@ -116,7 +116,7 @@ pub enum CodeDot {
     SignedPairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// Codes of even and odd columns widened to 16 bits, times 16-bit activations of both planes.
     WidePairs { words: InstrId },
-    /// Widening multiplies: products of so many quads meet in i16 before they are added in i32; `centred`: of weights with
+    /// Widening multiplies: products of `quads` quads meet in i16 before they are added in i32; `centred`: of weights with
     /// the zero point removed.
     Long { long: Long, quads: usize, centred: bool },
     /// `i32 +=` every product of two rows of 8 centred codes with two of activations.

@@ -25,7 +25,7 @@ pub struct View {
     pub scale: f32,
     /// Added to every element.
     pub add: f32,
-    /// Columns of the stored tensor are rows here: of each matrix of so many rows.
+    /// Columns of the stored tensor are rows here: of each matrix of that many rows.
     pub transpose: Option<usize>,
 }
 

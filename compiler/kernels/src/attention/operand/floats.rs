@@ -133,7 +133,7 @@ impl<'k> Floats<'k> {
     }
 }
 
-/// Columns whose sums are in registers together: so many vectors of so many lanes.
+/// Columns whose sums are in registers together: `vectors` vectors of `lanes` lanes.
 #[derive(Clone, Copy)]
 struct Tile {
     lanes: u32,

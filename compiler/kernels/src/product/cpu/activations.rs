@@ -8,7 +8,7 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
 impl<'k> Microtile<'k, '_> {
-    /// Place of entry `entry` of row `row`, where each row of x has so many entries.
+    /// Place of entry `entry` of row `row`, where each row of x has `entries` entries.
     fn row_entry(&self, row: u32, entry: Val<'k>, entries: usize) -> Val<'k> {
         let entries = entries as i64;
         match &self.listed {
@@ -60,7 +60,7 @@ impl<'k> Microtile<'k, '_> {
 
     // ---- codes
 
-    /// Where the four codes of a quad lie in x: an offset in elements, a multiple of those of four quads, and so many quads
+    /// Where the four codes of a quad lie in x: an offset in elements, a multiple of those of four quads, and how many quads
     /// after it.
     fn quad_at(&self, codes: Codes, (row, plane): (u32, usize), g: Val<'k>, quad: usize) -> (Val<'k>, i64) {
         let (elements, quads) = (codes.quad_elements() as i64, GROUP / 4);

@@ -86,7 +86,7 @@ impl<'k> FloatPanels<'k, '_> {
         });
     }
 
-    /// What register tiles prefetch while they pass by a piece, of so many.
+    /// What register tiles prefetch while they pass by piece `number` of `pieces`.
     fn hints(&self, (number, pieces): (Val<'k>, i64), columns: Val<'k>) -> Hints<'k> {
         let here = (columns / VISIT as i64).named("visits");
         let visits = (self.count * here).max(1);

@@ -159,7 +159,7 @@ impl<'k> Panels<'k, '_> {
         }
     }
 
-    /// What register tiles prefetch while they pass by a piece, of so many.
+    /// What register tiles prefetch while they pass by piece `number` of `pieces`.
     fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<Next<'k>> {
         let sizes = TileSizes::new(self.integers.format, self.cpu.problem.k);
         let run = sizes.blocks_bytes(depth(self.integers) / GROUP);

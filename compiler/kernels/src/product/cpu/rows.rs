@@ -102,7 +102,7 @@ impl<'k> Cpu<'k, '_> {
         Some(many.map_or(few, |many| many.select(i64::from(*most) - 1, few)))
     }
 
-    /// Register tiles that pass by all columns by themselves, so many of each run.
+    /// Register tiles that pass by all columns by themselves, `tiles` of each run.
     fn one_by_one(self, slice: Slice<'k>, runs: &[Run<'k>], tiles: &[Val<'k>], epilogue: &mut Epilogue) {
         let prefetch = self.alone();
         for (i, (run, &tiles)) in runs.iter().zip(tiles).enumerate() {

@@ -15,11 +15,11 @@ const THREADS: i64 = 128;
 /// How rows of the states are shared out and run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plan {
-    /// Lanes are rows, states are transposed on the stack; so many vectors of rows run together.
+    /// Lanes are rows, states are transposed on the stack; `vectors` vectors of rows run together.
     Transposed { lanes: u32, vectors: i64 },
     /// Lanes are columns, states stay in registers; a worker takes `block_rows` at a time, of which `together` run together.
     Rows { lanes: u32, block_rows: i64, together: i64 },
-    /// A thread per row, so many in a block.
+    /// A thread per row, `threads` in a block.
     Threads { threads: i64, block_rows: i64 },
 }
 

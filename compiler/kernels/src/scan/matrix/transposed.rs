@@ -194,7 +194,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
         }
     }
 
-    /// Adds what has no columns and becomes known after so many passes.
+    /// Adds what has no columns and becomes known after `passes` passes.
     fn add_rows(&self, passes: usize, values: &mut Values<'k>) {
         for (_, node) in self.scan.body.live() {
             let out = node.outputs[0];
