@@ -223,8 +223,8 @@ fn glob_matches(glob: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mlcc_ir::types::Format;
     use mlcc_ir::module::ParamSource;
+    use mlcc_ir::types::Format;
     use mlcc_ir::types::TensorType;
 
     #[test]
