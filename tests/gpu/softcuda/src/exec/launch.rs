@@ -44,7 +44,8 @@ impl Launch {
         let blocks: u64 = self.grid.iter().map(|n| u64::from(*n)).product();
         let stop = AtomicBool::new(false);
         let at_once = rayon::current_num_threads() as u64;
-        let pieces = blocks.min(at_once * 4).max(1);
+        // One for each core: a piece needs registers and shared memory of its own.
+        let pieces = blocks.min(at_once).max(1);
         let run = |piece: u64| -> Result<Counts, Box<(u64, Fault)>> {
             let mut block = Block::new(self);
             for i in (piece * blocks / pieces)..((piece + 1) * blocks / pieces) {

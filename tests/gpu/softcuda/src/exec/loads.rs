@@ -24,7 +24,8 @@ pub fn addresses(warp: &Warp, s: Sources<'_>, at: Address) -> Result<Lanes<u64>,
 
 /// Vectors have to lie at multiples of their whole size.
 pub fn aligned(at: u64, bytes: u32, lane: usize) -> Done {
-    match at % u64::from(bytes) {
+    // Sizes are powers of two.
+    match at & (u64::from(bytes) - 1) {
         0 => Ok(()),
         _ => Err(trouble(
             Kind::Misaligned,

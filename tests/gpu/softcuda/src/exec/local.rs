@@ -23,7 +23,7 @@ impl Local {
 
     fn place(&mut self, at: u64, bytes: u32, lane: usize) -> Result<&mut [Option<u8>], Box<Trouble>> {
         let offset = at.checked_sub(u64::from(LOCAL_BASE));
-        match offset.filter(|offset| offset + u64::from(bytes) <= u64::from(self.bytes)) {
+        match offset.filter(|at| at.checked_add(bytes.into()).is_some_and(|end| end <= self.bytes.into())) {
             Some(offset) => {
                 let begin = lane * self.bytes as usize + offset as usize;
                 Ok(&mut self.data[begin..begin + bytes as usize])

@@ -95,11 +95,11 @@ impl Shared {
 
     fn cells(&self, at: u64, bytes: u32) -> Option<std::ops::Range<usize>> {
         let offset = at.checked_sub(u64::from(SHARED_BASE))?;
-        if offset + u64::from(bytes) > self.bytes.len() as u64 {
-            return None;
-        }
-        let (offset, unit) = (offset as usize, self.unit as usize);
-        let range = offset / unit..(offset + bytes as usize).div_ceil(unit);
+        offset.checked_add(u64::from(bytes)).filter(|end| *end <= self.bytes.len() as u64)?;
+        // Units are powers of two.
+        let shift = self.unit.trailing_zeros();
+        let (first, last) = (offset as usize >> shift, (offset as usize + bytes as usize - 1) >> shift);
+        let range = first..last + 1;
         self.cells[range.clone()].iter().all(|c| c.content != Content::Outside).then_some(range)
     }
 

@@ -65,6 +65,20 @@ fn an_index_beyond_an_array_in_shared_memory() {
     assert_eq!(works(&kernel(1, &body(0)), 32, &args)[0], (0..32).collect::<Vec<_>>());
 }
 
+#[test]
+fn addresses_beyond_all_memory() {
+    let args = [Arg::Empty(128)];
+    for space in ["shared", "local", "global"] {
+        for at in ["-4", "0", "0x7fffffffffffffff"] {
+            let body = format!(
+                ".shared .align 4 .b8 xs[128];\n.local .align 4 .b8 ys[16];\nmov.u64 %rd10, {at};\nand.b64 %rd10, %rd10, -4;\n\
+                 ld.{space}.u32 %r1, [%rd10];\nst.global.u32 [%rd0], %r1;\nret;"
+            );
+            found(&kernel(1, &body), 1, &args, Status::IllegalAddress, &[&format!("of {space} memory")]);
+        }
+    }
+}
+
 /// Every thread reads what its neighbour wrote.
 fn exchange(first: &str, second: &str) -> String {
     let body = format!(
