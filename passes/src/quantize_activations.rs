@@ -112,7 +112,7 @@ fn on_codes(b: &mut Build, bits: usize) -> Result<ValueId, OpError> {
         DType::Packed(format) => format,
         other => unreachable!("{other} is not packed"),
     };
-    let (part, zero) = (format.block(), mlcc_quant::tile::zero_point(format) as usize);
+    let (part, zero) = (format.block(), mlcc_quant::tile::sum_factor(format) as usize);
     let quantize = Op::QuantizeRows { group: GROUP, bits, part, zero };
     let codes = b.f.append(b.module, quantize, &[x])?;
     match *b.root() {

@@ -33,16 +33,22 @@ pub struct QuantScheme {
 const Q4: DType = DType::Packed(Format::Q4G32);
 const Q8: DType = DType::Packed(Format::Q8G32);
 
-const fn plain(name: &'static str, about: &'static str, dtype: DType) -> QuantScheme {
+/// The same type for all matrices.
+const fn uniform(name: &'static str, about: &'static str, dtype: DType) -> QuantScheme {
     let (embedding, head, linear) = (dtype, dtype, dtype);
     QuantScheme { name, about, embedding, head, linear, activation: ActivationType::F32 }
 }
 
+/// The same packed format for all matrices.
+const fn packed(name: &'static str, about: &'static str, format: &str) -> QuantScheme {
+    uniform(name, about, DType::Packed(Format::named(format)))
+}
+
 /// Every scheme that works, in the order of help texts.
-pub const SCHEMES: [QuantScheme; 10] = [
-    plain("f32", "32-bit floats", DType::F32),
-    plain("f16", "16-bit floats", DType::F16),
-    plain("bf16", "bfloat16", DType::BF16),
+pub const SCHEMES: &[QuantScheme] = &[
+    uniform("f32", "32-bit floats", DType::F32),
+    uniform("f16", "16-bit floats", DType::F16),
+    uniform("bf16", "bfloat16", DType::BF16),
     QuantScheme {
         name: "bf16bf16",
         about: "bfloat16 weights times activations rounded to bfloat16 at run time",
@@ -51,9 +57,9 @@ pub const SCHEMES: [QuantScheme; 10] = [
         linear: DType::BF16,
         activation: ActivationType::BF16,
     },
-    plain("q8f16_1", "8-bit weights in groups of 32", Q8),
-    plain("q4f16_0", "4-bit weights in groups of 32, reduction axis outermost", Q4),
-    plain("q4f16_1", "4-bit weights in groups of 32", Q4),
+    packed("q8f16_1", "8-bit weights in groups of 32", "q8g32"),
+    packed("q4f16_0", "4-bit weights in groups of 32, reduction axis outermost", "q4g32"),
+    packed("q4f16_1", "4-bit weights in groups of 32", "q4g32"),
     QuantScheme {
         name: "q4f16_2",
         about: "4-bit weights in groups of 32, embedding and head in f16",
@@ -83,21 +89,10 @@ pub const SCHEMES: [QuantScheme; 10] = [
 /// Other names, with the scheme that they stand for.
 const ALIASES: [(&str, &str); 4] = [("q0f32", "f32"), ("q0f16", "f16"), ("q0bf16", "bf16"), ("q4f16", Q4F16)];
 
-/// Names of MLC that mean something, which mlcc does not do yet, and what comes nearest.
-const LATER: [(&str, &str); 5] = [
-    ("q4f32_1", "q4f16_1"),
-    ("q4bf16_1", "q4f16_1"),
-    ("q3f16_0", "q4f16_1"),
-    ("q3f16_1", "q4f16_1"),
-    ("q4f16_autoawq", "q4f16_1"),
-];
-
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
     #[error("unknown quantization `{name}`; known are {known}")]
     Unknown { name: String, known: String },
-    #[error("quantization `{name}` is known but not supported yet; the nearest that is: {instead}")]
-    Later { name: String, instead: &'static str },
 }
 
 impl Default for QuantScheme {
@@ -121,14 +116,9 @@ impl QuantScheme {
             let note = format!("{name} stands for {}: {}", scheme.name, scheme.about);
             return Ok((scheme, Some(note)));
         }
-        match LATER.iter().find(|(later, _)| *later == wanted) {
-            Some((_, instead)) => Err(SchemeError::Later { name: name.into(), instead }),
-            None => {
-                let aliases = ALIASES.iter().map(|(alias, _)| *alias);
-                let known: Vec<&str> = SCHEMES.iter().map(|s| s.name).chain(aliases).collect();
-                Err(SchemeError::Unknown { name: name.into(), known: known.join(", ") })
-            }
-        }
+        let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+        let known: Vec<&str> = SCHEMES.iter().map(|s| s.name).chain(aliases).collect();
+        Err(SchemeError::Unknown { name: name.into(), known: known.join(", ") })
     }
 
     /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are sensitive.
@@ -152,7 +142,7 @@ mod tests {
     fn names_are_found_in_any_case() {
         for scheme in SCHEMES {
             let found = QuantScheme::find(&scheme.name.to_ascii_uppercase()).unwrap();
-            assert_eq!(found, (scheme, None));
+            assert_eq!(found, (*scheme, None));
             assert_eq!(scheme.storage(ParamRole::Vector), DType::F32);
         }
         assert_eq!(QuantScheme::find("Q0F16").unwrap().0.name, "f16");
@@ -167,8 +157,6 @@ mod tests {
 
     #[test]
     fn other_names_are_errors_that_help() {
-        let later = QuantScheme::find("q3f16_1").unwrap_err().to_string();
-        assert!(later.contains("not supported yet") && later.contains("q4f16_1"), "{later}");
         let unknown = QuantScheme::find("q5").unwrap_err().to_string();
         assert!(unknown.contains("`q5`") && unknown.contains("q8i8, q4i8, q0f32"), "{unknown}");
     }

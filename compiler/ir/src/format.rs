@@ -1,5 +1,5 @@
 //! Packed weight formats as data. A weight is `(code - zero) * scale` with a scale for each group of consecutive weights of
-//! a row; [`Format`] says how many bits a code has, how large groups are, and what is stored for each of them. Quantizer,
+//! a row; [`Format`] says how many bits a code has, how large groups are, and which numbers are stored for each of them. Quantizer,
 //! packer, kernels, reports and tables follow from these fields (`mlcc-quant` has the arithmetic and the bytes).
 
 /// A group-quantized weight format: how the weights of one row are encoded, not how they lie in memory.
@@ -36,6 +36,10 @@ pub enum ScaleType {
 pub enum Zero {
     /// `(code - zero) * scale` with the same zero point everywhere: symmetric.
     Constant(u8),
+    /// `(code - zero) * scale` with a whole zero point for each group, stored in the type of the scale (AWQ, GPTQ).
+    PerGroup,
+    /// `code * scale + minimum` with a minimum for each group, stored in the type of the scale (ggml Q4_1).
+    Minimum,
 }
 
 impl ScaleType {
@@ -61,18 +65,37 @@ const WORD: usize = 32;
 const BLOCK: usize = 32;
 
 impl Format {
-    /// int4, codes 0..=14, and 15 in blocks kept as a file has them (MLC q4f16, ggml Q4_0).
-    pub const Q4G32: Format = Format::symmetric("q4g32", 4, 32, 7);
-    /// int8, codes 1..=255, and 0 in blocks kept as a file has them (MLC q8f16, ggml Q8_0).
-    pub const Q8G32: Format = Format::symmetric("q8g32", 8, 32, 128);
+    /// The registry: every format that there is. Another one is a line here, and lines for what `--quant` calls it in
+    /// `mlcc_passes::scheme`.
+    pub const ALL: &'static [Format] = &[
+        // MLC q4f16, ggml Q4_0: codes 0..=14, and 15 in blocks kept as a file has them.
+        Format::new("q4g32", 4, GroupSize::Columns(32), Zero::Constant(7)),
+        // MLC q8f16, ggml Q8_0: codes 1..=255, and 0 in blocks kept as a file has them.
+        Format::new("q8g32", 8, GroupSize::Columns(32), Zero::Constant(128)),
+    ];
 
-    /// The registry: every format that there is.
-    pub const ALL: &'static [Format] = &[Format::Q4G32, Format::Q8G32];
+    pub const Q4G32: Format = Format::named("q4g32");
+    pub const Q8G32: Format = Format::named("q8g32");
 
-    /// f16 scales and the same zero point in all groups.
-    const fn symmetric(name: &'static str, bits: usize, columns: usize, zero: u8) -> Format {
-        let (group, zero) = (GroupSize::Columns(columns), Zero::Constant(zero));
+    /// With f16 scales.
+    const fn new(name: &'static str, bits: usize, group: GroupSize, zero: Zero) -> Format {
         Format { bits, group, scale: ScaleType::F16, zero, name }
+    }
+
+    const fn with_scale(self, scale: ScaleType) -> Format {
+        Format { scale, ..self }
+    }
+
+    /// The format of a name that there is, for constants.
+    pub const fn named(name: &str) -> Format {
+        let mut at = 0;
+        while at < Format::ALL.len() {
+            if same(Format::ALL[at].name, name) {
+                return Format::ALL[at];
+            }
+            at += 1;
+        }
+        panic!("no format has this name");
     }
 
     pub const fn name(self) -> &'static str {
@@ -83,10 +106,11 @@ impl Format {
         Format::ALL.iter().copied().find(|format| format.name == name)
     }
 
-    /// `q<bits>g<columns of a group>` (`row` for a whole row), then what differs from f16 scales and a constant zero point.
+    /// `q<bits>g<columns of a group>` (`q<bits>row` for whole rows), then what differs from f16 scales and a constant zero point:
+    /// `_bf16` or `_f32`, `_zero` or `_min`.
     pub fn systematic_name(self) -> String {
         let group = match self.group {
-            GroupSize::Columns(columns) => columns.to_string(),
+            GroupSize::Columns(columns) => format!("g{columns}"),
             GroupSize::Row => "row".into(),
         };
         let scale = match self.scale {
@@ -96,8 +120,10 @@ impl Format {
         };
         let zero = match self.zero {
             Zero::Constant(_) => "",
+            Zero::PerGroup => "_zero",
+            Zero::Minimum => "_min",
         };
-        format!("q{}g{group}{scale}{zero}", self.bits)
+        format!("q{}{group}{scale}{zero}", self.bits)
     }
 
     // ---- codes
@@ -140,6 +166,7 @@ impl Format {
     pub const fn numbers(self) -> usize {
         match self.zero {
             Zero::Constant(_) => 1,
+            Zero::PerGroup | Zero::Minimum => 2,
         }
     }
 
@@ -154,10 +181,24 @@ impl Format {
         }
     }
 
+    /// Whether all groups have the same zero point.
+    pub const fn is_symmetric(self) -> bool {
+        matches!(self.zero, Zero::Constant(_))
+    }
+
     /// Whether kernels have integer products for it.
     pub const fn has_integer_products(self) -> bool {
         matches!(self.bits, 4 | 8)
     }
+}
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
 }
 
 #[cfg(test)]

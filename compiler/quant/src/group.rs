@@ -5,6 +5,11 @@
 //! `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as `code + zero point`; the value read back is
 //! `(stored - zero point) * scale`, exact in f32 for scales of 16 bits.
 //!
+//! With a zero point for each group: for the least and the largest weight, or 0 if that is beyond them,
+//! `scale = round((largest - least) / max_code)`, `zero = round(max_code * -least / (largest - least))`, as AWQ and GPTQ do; the
+//! codes are `clamp(round(w / scale + zero), 0, max_code)`. With a minimum for each group: `minimum = round(least)`,
+//! `scale = round((largest - minimum) / max_code)`, the value is `code * scale + minimum` (ggml's Q4_1).
+//!
 //! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest of its type becomes that
 //! one and codes clamp; a scale so small that its type cannot hold it well (0 or deep subnormal) is rounded up to the next
 //! number, so that `|w - w'| <= scale / 2` (plus the rounding of the scale) holds for every group that does not overflow.
@@ -12,7 +17,7 @@
 //! Weights that were quantized before in the same groups are not changed: formats such as ggml's Q4_0 and Q8_0 also use the
 //! one code beyond `-max_int..=max_int` that the bits have room for. A group whose weights all are whole multiples of
 //! `max|w| / (max_int + 1)` is stored with that code, and with a negative scale where its sign asks for one, so kernels
-//! must take every code.
+//! must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
 
 use crate::plain::Plain;
 use mlcc_ir::format::{Format, Zero};
@@ -38,10 +43,15 @@ pub enum ScaleSearch {
 /// Scales tried by [`ScaleSearch::Mse`].
 pub const CANDIDATES: usize = 15;
 
+/// In steps between codes: how far weights may lie from one that they were on before its numbers were rounded. Two roundings to
+/// f16 move the last of 16 codes by less.
+const NEAR: f32 = 0.03;
+
 /// The values that the codes of a group stand for: `(code - zero) * scale`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Grid {
     pub scale: f32,
+    /// The zero point, a whole number; the value of code 0 in formats with minima.
     pub zero: f32,
 }
 
@@ -61,33 +71,38 @@ impl GroupSpec {
         (self.format.max_code() / 2) as f32
     }
 
-    /// What stands in places of a packing that have no weight.
+    /// The code of groups that have no weight.
     pub fn padding(&self) -> u8 {
         match self.format.zero {
             Zero::Constant(zero) => zero,
+            Zero::PerGroup | Zero::Minimum => 0,
         }
     }
 
     /// A group of zeros, of which all codes are [`GroupSpec::padding`].
     pub fn empty(&self) -> Grid {
-        match self.format.zero {
-            Zero::Constant(zero) => Grid { scale: 0.0, zero: zero.into() },
-        }
+        Grid { scale: 0.0, zero: self.padding().into() }
     }
 
-    /// Quantizes up to `group` finite weights into as many codes; those beyond the weights are padding.
+    /// Quantizes up to `group` finite weights into as many codes; those beyond the weights stand for 0, or for the minimum.
     pub fn quantize(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> Grid {
         let (used, beyond) = codes.split_at_mut(weights.len());
-        beyond.fill(self.padding());
-        match self.format.zero {
+        let grid = match self.format.zero {
             Zero::Constant(zero) => self.symmetric(weights, zero, search, used),
-        }
+            Zero::PerGroup | Zero::Minimum => self.asymmetric(weights, search, used),
+        };
+        beyond.fill(match self.format.zero {
+            Zero::Constant(_) | Zero::PerGroup => grid.zero as u8,
+            Zero::Minimum => 0,
+        });
+        grid
     }
 
     /// Stored code to its weight.
     pub fn decode(&self, code: u8, grid: Grid) -> f32 {
         match self.format.zero {
-            Zero::Constant(_) => (f32::from(code) - grid.zero) * grid.scale,
+            Zero::Constant(_) | Zero::PerGroup => (f32::from(code) - grid.zero) * grid.scale,
+            Zero::Minimum => f32::from(code) * grid.scale + grid.zero,
         }
     }
 
@@ -96,7 +111,7 @@ impl GroupSpec {
     fn extreme(&self) -> u8 {
         match self.format.zero {
             Zero::Constant(zero) if usize::from(zero) > self.format.max_code() / 2 => 0,
-            Zero::Constant(_) => self.format.max_code() as u8,
+            Zero::Constant(_) | Zero::PerGroup | Zero::Minimum => self.format.max_code() as u8,
         }
     }
 
@@ -107,20 +122,28 @@ impl GroupSpec {
 
     /// The largest distance of a weight from what it reads back as, for groups that do not overflow.
     pub fn max_error(&self, grid: Grid) -> f32 {
+        let (number, half) = (self.number(), 0.5 * grid.scale.abs() * (1.0 + 1e-5));
+        let codes = self.format.max_code() as f32;
         match self.format.zero {
-            Zero::Constant(_) => 0.5 * grid.scale.abs() * (1.0 + 1e-5),
+            Zero::Constant(_) => half,
+            // The zero point is rounded to half a step, and all steps together by as much as the scale.
+            Zero::PerGroup => half + codes * number.roundoff() * grid.scale,
+            // And the value itself to f32.
+            Zero::Minimum => {
+                half + number.rounding(grid.zero) + 1e-6 * (codes * grid.scale + grid.zero.abs())
+            }
         }
     }
 
-    /// `range / steps` as a scale.
-    fn scale_for(&self, range: f32, steps: f32) -> f32 {
+    /// `range / steps` as a scale, of which all steps fall short of the range by at most `slack` of a step.
+    fn scale_for(&self, range: f32, steps: f32, slack: f32) -> f32 {
         let number = self.number();
         let scale = number.round(range / steps);
         if scale > number.largest_scale() {
             return number.largest_scale();
         }
         // The largest weight must lie within half a step of the largest code: fails only for deep subnormals.
-        if range > (steps + 0.5) * scale && scale < number.min_normal() {
+        if range > (steps + slack) * scale && scale < number.min_normal() {
             return number.next_up(scale);
         }
         scale
@@ -138,7 +161,7 @@ impl GroupSpec {
         if let Some(scale) = self.quantized_before(weights, i32::from(zero), max_abs, codes) {
             return grid(scale);
         }
-        let mut scale = self.scale_for(max_abs, self.max_int());
+        let mut scale = self.scale_for(max_abs, self.max_int(), 0.5);
         if search == ScaleSearch::Mse {
             scale = self.search(weights, max_abs, scale);
         }
@@ -171,13 +194,11 @@ impl GroupSpec {
         Some(scale)
     }
 
-    /// The code nearest to `w / scale`, without the zero point. Clamping first keeps the rounding within the range where
-    /// adding and subtracting 1.5 * 2^23 rounds half to even, which vectorizes where `round_ties_even` does not.
+    /// The code nearest to `w / scale`, without the zero point.
     #[inline]
     fn code(&self, w: f32, scale: f32) -> f32 {
-        const MAGIC: f32 = 12_582_912.0;
         let max = self.max_int();
-        ((w / scale).clamp(-max, max) + MAGIC) - MAGIC
+        round((w / scale).clamp(-max, max))
     }
 
     fn search(&self, weights: &[f32], max_abs: f32, full: f32) -> f32 {
@@ -209,6 +230,124 @@ impl GroupSpec {
         }
         sums.iter().sum::<f32>() * s * s
     }
+
+    // ---- a zero point or a minimum for each group
+
+    fn asymmetric(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> Grid {
+        let least = weights.iter().fold(f32::INFINITY, |m, &w| m.min(w));
+        let largest = weights.iter().fold(f32::NEG_INFINITY, |m, &w| m.max(w));
+        if least == 0.0 && largest == 0.0 || weights.is_empty() {
+            codes.fill(self.padding());
+            return self.empty();
+        }
+        let grid = self.grid_before(weights, least, largest).unwrap_or_else(|| match search {
+            ScaleSearch::None => self.grid(least, largest),
+            ScaleSearch::Mse => self.search_grid(weights, least, largest),
+        });
+        for (stored, &w) in codes.iter_mut().zip(weights) {
+            *stored = self.nearest(w, grid);
+        }
+        grid
+    }
+
+    /// The grid from the least to the largest weight.
+    fn grid(&self, least: f32, largest: f32) -> Grid {
+        let (number, codes) = (self.number(), self.format.max_code() as f32);
+        if self.format.zero == Zero::Minimum {
+            let zero = number.round(least.max(-number.largest_scale()));
+            let scale = self.scale_for((largest - zero).max(0.0), codes, 0.5);
+            return Grid { scale, zero };
+        }
+        // 0 has to be among the values.
+        let (least, largest) = (least.min(0.0), largest.max(0.0));
+        let scale = self.scale_for(largest - least, codes, codes * number.roundoff());
+        let (low, range) = (f64::from(-least), f64::from(largest) - f64::from(least));
+        Grid { scale, zero: (f64::from(codes) * low / range).round() as f32 }
+    }
+
+    /// The code whose value is nearest to a weight.
+    #[inline]
+    fn nearest(&self, w: f32, grid: Grid) -> u8 {
+        let steps = match self.format.zero {
+            _ if grid.scale == 0.0 => 0.0,
+            Zero::Constant(_) | Zero::PerGroup => w / grid.scale + grid.zero,
+            Zero::Minimum => (w - grid.zero) / grid.scale,
+        };
+        round(steps.clamp(0.0, self.format.max_code() as f32)) as u8
+    }
+
+    /// The grid that weights lie on which were quantized before, if their codes reach from one end of its range to about
+    /// the other, as codes that follow from the least and the largest weight do. With minima also a grid that is not as exact
+    /// because our numbers are rounded (those of ggml's Q4_K are products).
+    fn grid_before(&self, weights: &[f32], least: f32, largest: f32) -> Option<Grid> {
+        let (number, codes) = (self.number(), self.format.max_code());
+        let within = |grid: &Grid, steps: f32| {
+            let rounding = if steps > 0.0 { number.rounding(grid.zero) } else { 0.0 };
+            let most = steps * grid.scale + rounding;
+            let near = |&w: &f32| (self.decode(self.nearest(w, *grid), *grid) - w).abs() <= most;
+            grid.scale > 0.0 && weights.iter().all(near)
+        };
+        if self.format.zero == Zero::Minimum {
+            let grid = |(step, low, high): (usize, usize, usize)| {
+                let scale = number.round((largest - least) / (high - low) as f32);
+                (step, Grid { scale, zero: number.round(least - low as f32 * scale) })
+            };
+            let found = |near: f32| {
+                let mut grids = self.ends().map(grid);
+                grids.find(|(step, grid)| within(grid, near * *step as f32)).map(|(_, grid)| grid)
+            };
+            return found(0.0).or_else(|| found(NEAR));
+        }
+        let (least, largest) = (least.min(0.0), largest.max(0.0));
+        let grid = |steps: usize| {
+            let scale = number.round((largest - least) / steps as f32);
+            let zero = -least / scale;
+            let whole = zero == zero.round() && zero <= codes as f32;
+            (scale * steps as f32 == largest - least && whole).then_some(Grid { scale, zero })
+        };
+        (1..=codes).rev().filter_map(grid).find(|grid| within(grid, 0.0))
+    }
+
+    /// Codes that the least and the largest weight may have had, and of which number all codes are multiples: of 8 bits also
+    /// those of codes of 5 bits.
+    fn ends(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let (codes, coarse) = (self.format.max_code(), 1 << self.format.bits.saturating_sub(5));
+        let steps = if coarse > 1 { vec![coarse, 1] } else { vec![1] };
+        steps.into_iter().flat_map(move |step| {
+            let last = codes / step;
+            let reach = (last / 4 + 1).min(8);
+            let pairs = (0..reach).flat_map(move |low| (0..reach).map(move |high| (low, high)));
+            pairs
+                .filter(move |(low, high)| low + high < last)
+                .map(move |(low, high)| (step, step * low, step * (last - high)))
+        })
+    }
+
+    /// Of grids that are smaller by the same factors as scales are in symmetric formats, the best one.
+    fn search_grid(&self, weights: &[f32], least: f32, largest: f32) -> Grid {
+        let error = |grid: Grid| -> f32 {
+            let square = |&w: &f32| (w - self.decode(self.nearest(w, grid), grid)).powi(2);
+            weights.iter().map(square).sum()
+        };
+        let mut best = self.grid(least, largest);
+        let mut fewest = error(best);
+        for i in 1..CANDIDATES {
+            let factor = 1.0 - 0.2 * i as f32 / (CANDIDATES - 1) as f32;
+            let grid = self.grid(least * factor, largest * factor);
+            let found = error(grid);
+            if found < fewest {
+                (best, fewest) = (grid, found);
+            }
+        }
+        best
+    }
+}
+
+/// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where `round_ties_even` does not.
+#[inline]
+fn round(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC) - MAGIC
 }
 
 #[cfg(test)]
@@ -228,7 +367,9 @@ mod tests {
         let mut codes = vec![0xff; spec.group];
         let grid = spec.quantize(weights, search, &mut codes);
         assert!(codes.iter().all(|&code| usize::from(code) <= spec.format.max_code()));
-        assert!(codes[weights.len()..].iter().all(|&code| code == spec.padding()));
+        if spec.format.zero != Zero::Minimum {
+            assert!(codes[weights.len()..].iter().all(|&code| spec.decode(code, grid) == 0.0));
+        }
         codes.truncate(weights.len());
         (grid, codes)
     }
@@ -317,10 +458,15 @@ mod tests {
                         let scale = if next(2) == 0 { scale } else { -scale };
                         Grid { scale, zero: zero.into() }
                     }
+                    Zero::PerGroup => Grid { scale, zero: next(codes) as f32 },
+                    Zero::Minimum => {
+                        Grid { scale, zero: spec.number().round(-scale * next(40) as f32 / 3.0) }
+                    }
                 };
                 let mut stored: Vec<u8> = (0..spec.group.min(40)).map(|_| next(codes) as u8).collect();
-                // The extreme code tells the scale: -8 of Q4_0, -128 of 8 bits.
-                stored[next(32) as usize] = spec.extreme();
+                // The extreme codes tell the scale: -8 of Q4_0, -128 of 8 bits, both ends of others.
+                stored[next(16) as usize] = spec.extreme();
+                stored[16 + next(16) as usize] = if spec.format.is_symmetric() { spec.extreme() } else { 0 };
                 let weights: Vec<f32> = stored.iter().map(|&code| spec.decode(code, grid)).collect();
                 for search in [ScaleSearch::None, ScaleSearch::Mse] {
                     assert_eq!(values(spec, &weights, search), weights, "{name}, {grid:?}");
@@ -349,6 +495,35 @@ mod tests {
         let both = [8.0, -8.0, 1.0];
         assert_ne!(values(spec, &both, ScaleSearch::None), both);
         assert_eq!(values(spec, &[8.0, -7.0, 1.0], ScaleSearch::None), [8.0, -7.0, 1.0]);
+    }
+
+    /// As those of ggml's Q4_K and Q5_K: scales and minima are products that f16 does not hold.
+    #[test]
+    fn rounded_grids_keep_their_codes() {
+        let mut next = random(3);
+        for (name, codes) in [("q4g32_min", 16), ("q8g32_min", 32)] {
+            let Some(format) = Format::parse(name) else { continue };
+            let spec = GroupSpec::new(format, 32);
+            let (mut squares, mut errors) = (0.0, 0.0);
+            for _ in 0..500 {
+                let [d, dmin] =
+                    [3e-4, 2e-3].map(|x| Plain::F16.round(x * (0.75 + next(1000) as f32 / 2000.0)));
+                let (scale, minimum) = (d * (1 + next(63)) as f32, dmin * next(64) as f32);
+                let mut stored: Vec<u32> = (0..32).map(|_| next(codes)).collect();
+                (stored[next(16) as usize], stored[16 + next(16) as usize]) = (next(2), codes - 1);
+                let weights: Vec<f32> = stored.iter().map(|&code| scale * code as f32 - minimum).collect();
+                for (w, v) in weights.iter().zip(values(spec, &weights, ScaleSearch::None)) {
+                    let error = (w - v).abs();
+                    let most = 0.05 * scale + minimum / 2048.0;
+                    assert!(error <= most, "{name}: {w} is {v}, scale {scale}, minimum {minimum}");
+                    squares += f64::from(*w).powi(2);
+                    errors += f64::from(error).powi(2);
+                }
+            }
+            let relative = (errors / squares).sqrt();
+            println!("{name}: {relative:.1e}");
+            assert!(relative < 5e-4, "{name}: {relative}");
+        }
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub enum Region {
     Plain { plain: Plain, place: Place },
     /// Places count bytes; `shift` is the bit at which a code starts within its byte (its word, where codes do not fill
     /// bytes), where codes share those.
-    Group { spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place },
+    Group { spec: GroupSpec, codes: Place, shift: Option<Place>, scales: Place, zeros: Option<Place> },
 }
 
 /// Order in memory of an `[N, K]` tensor.
@@ -120,9 +120,9 @@ impl Layout {
     pub fn at_offset(mut self, offset: usize) -> Layout {
         match &mut self.region {
             Region::Plain { place, .. } => place.offset += offset,
-            Region::Group { codes, scales, .. } => {
-                codes.offset += offset;
-                scales.offset += offset;
+            Region::Group { codes, scales, zeros, .. } => {
+                let places = [codes, scales].into_iter().chain(zeros);
+                places.for_each(|place| place.offset += offset);
             }
         }
         self

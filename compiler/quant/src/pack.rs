@@ -32,6 +32,8 @@ pub struct Packer {
     codes: Vec<u8>,
     /// Row-major scales, or the whole column-major tensor: written by `finish`.
     held: Vec<u8>,
+    /// Row-major zeros, written after it.
+    zeros: Vec<u8>,
 }
 
 impl Packer {
@@ -64,6 +66,7 @@ impl Packer {
             exact: vec![true; n],
             codes: Vec::new(),
             held,
+            zeros: Vec::new(),
         })
     }
 
@@ -101,6 +104,7 @@ impl Packer {
             self.write_tile(&rows, out);
         }
         out.append(&mut self.held);
+        out.append(&mut self.zeros);
         Ok(self.exact)
     }
 
@@ -129,6 +133,9 @@ impl Packer {
                         *exact = *exact && spec.holds(grid, codes, weights);
                         packed::row_bytes(spec.format, codes, out);
                         spec.number().write(grid.scale, &mut self.held);
+                        if spec.format.numbers() > 1 {
+                            spec.number().write(grid.zero, &mut self.zeros);
+                        }
                     }
                 }
             }
@@ -148,7 +155,7 @@ impl Packer {
                         self.held[at..at + bytes.len()].copy_from_slice(&bytes);
                     }
                 }
-                Region::Group { spec, codes: places, shift, scales } => {
+                Region::Group { spec, codes: places, shift, scales, zeros } => {
                     let codes = sized(&mut self.codes, spec.group);
                     let exact = &mut self.exact[row_index];
                     for (g, weights) in row.chunks(spec.group).enumerate() {
@@ -160,10 +167,14 @@ impl Packer {
                             let shift = shift.as_ref().map_or(0, |s| s.at(row_index, col));
                             put(&mut self.held[at..], *spec, code, shift);
                         }
-                        let mut number = Vec::with_capacity(4);
-                        spec.number().write(grid.scale, &mut number);
-                        let at = scales.at(row_index, g * spec.group);
-                        self.held[at..at + number.len()].copy_from_slice(&number);
+                        let numbers = [(Some(scales), grid.scale), (zeros.as_ref(), grid.zero)];
+                        for (place, number) in numbers {
+                            let Some(place) = place else { continue };
+                            let mut bytes = Vec::with_capacity(4);
+                            spec.number().write(number, &mut bytes);
+                            let at = place.at(row_index, g * spec.group);
+                            self.held[at..at + bytes.len()].copy_from_slice(&bytes);
+                        }
                     }
                 }
             }

@@ -1,10 +1,11 @@
 //! Order in memory of the group formats.
 //!
 //! A *word* has 32 bits and as many codes as fit, the lowest bits first. What a group stores beside its codes are its
-//! *numbers*: the scale. Bytes, for G groups per row, the last one padded to whole groups:
-//! * `RowMajor`: words of consecutive columns `[N][words of G groups]`, then the scales `[N][G]`.
-//! * `ColMajor`: the same words `[words of G groups][N]`, then the scales `[G][N]`.
-//! * `Tile16`: per tile of 16 rows its groups, each with 16 scales and then its blocks. A *block* is what kernels take together:
+//! *numbers*: the scale, and the zero point or minimum where each group has one. Bytes, for G groups per row, the last one
+//! padded to whole groups:
+//! * `RowMajor`: words of consecutive columns `[N][words of G groups]`, then the scales `[N][G]`, then the zeros `[N][G]`.
+//! * `ColMajor`: the same words `[words of G groups][N]`, then the scales `[G][N]`, then the zeros `[G][N]`.
+//! * `Tile16`: per tile of 16 rows its groups, each with 16 scales, 16 zeros and then its blocks. A *block* is what kernels take together:
 //!   32 columns, or a group where codes do not fill bytes.
 //!
 //! Blocks of 32 columns are `[words][16 rows][4]` bytes: byte i of row r in word j holds column `4 j + i` in its lowest bits,
@@ -77,7 +78,8 @@ pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> La
     // Codes of a byte, and bits of a code in it; or those of a word.
     let (per_unit, unit) = if format.fills_bytes() { (8 / format.bits, 1) } else { (per_word, WORD) };
     let within_unit = (per_unit > 1).then(|| place(0, vec![term(col, 1, per_unit, format.bits)]));
-    let (codes, shift, scales, len) = match packing {
+    // What the first of both numbers takes: the second one lies as it does.
+    let (codes, shift, scales, scale_bytes, len) = match packing {
         Packing::RowMajor => (
             place(0, vec![term(row, 1, 0, code_bytes * groups), term(col, per_unit, 0, unit)]),
             within_unit,
@@ -85,6 +87,7 @@ pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> La
                 n * groups * code_bytes,
                 vec![term(row, 1, 0, number * groups), term(col, group, 0, number)],
             ),
+            n * groups * number,
             n * groups * (code_bytes + format.numbers() * number),
         ),
         Packing::ColMajor => {
@@ -97,6 +100,7 @@ pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> La
                 place(0, codes),
                 within_unit,
                 place(n * groups * code_bytes, scales),
+                n * groups * number,
                 n * groups * (code_bytes + format.numbers() * number),
             )
         }
@@ -120,10 +124,17 @@ pub(crate) fn layout(format: Format, packing: Packing, n: usize, k: usize) -> La
                 within_unit
             };
             let scales = start.into_iter().chain([term(row, 1, TILE, number)]).collect();
-            (place(sizes.header(), codes), shift, place(0, scales), n.div_ceil(TILE) * sizes.tile())
+            (
+                place(sizes.header(), codes),
+                shift,
+                place(0, scales),
+                TILE * number,
+                n.div_ceil(TILE) * sizes.tile(),
+            )
         }
     };
-    Layout { len, region: Region::Group { spec, codes, shift, scales } }
+    let zeros = (format.numbers() > 1).then(|| place(scales.offset + scale_bytes, scales.terms.clone()));
+    Layout { len, region: Region::Group { spec, codes, shift, scales, zeros } }
 }
 
 /// The words of one group of a row, in row-major order.
@@ -141,8 +152,9 @@ fn word(format: Format, codes: impl Iterator<Item = u8>) -> u32 {
 /// One group of a tile from its 16 rows: `codes` has those of each row one after the other.
 pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[Grid; TILE], codes: &[u8], out: &mut Vec<u8>) {
     let format = spec.format;
-    for grid in grids {
-        spec.number().write(grid.scale, out);
+    grids.iter().for_each(|grid| spec.number().write(grid.scale, out));
+    if format.numbers() > 1 {
+        grids.iter().for_each(|grid| spec.number().write(grid.zero, out));
     }
     let (columns, words) = (format.block(), words(format, format.block()));
     for first in (0..spec.group).step_by(columns) {

@@ -80,6 +80,18 @@ impl Plain {
             Plain::F16 => f16::MIN_POSITIVE.to_f32(),
         }
     }
+    /// The largest relative distance of a number from the nearest one of this type.
+    pub(crate) fn roundoff(self) -> f32 {
+        match self {
+            Plain::F32 => 2.0_f32.powi(-24),
+            Plain::F16 => 2.0_f32.powi(-11),
+            Plain::BF16 => 2.0_f32.powi(-8),
+        }
+    }
+    /// The largest distance of a number near `value` from the nearest one of this type.
+    pub(crate) fn rounding(self, value: f32) -> f32 {
+        self.roundoff() * (value.abs().max(self.min_normal()) * (1.0 + 1e-5))
+    }
     /// The largest scale: its product with every code is finite in f32.
     pub(crate) fn largest_scale(self) -> f32 {
         match self {

@@ -14,6 +14,8 @@ pub enum Kind {
     Code,
     /// Of the type of the format's scales.
     Scale,
+    /// A zero point or a minimum, of the same type.
+    Zero,
     /// The byte that stands in places without a weight.
     Padding(u8),
 }
@@ -73,30 +75,37 @@ fn grouped(format: Format, packing: Packing, n: usize, k: usize) -> Option<Vec<R
     let (groups, words) = (k / spec.group, spec.group / format.codes_per_word());
     let number = format.scale.bytes();
     let run = |offset, count, bytes, kind| Run { offset, count, pieces: vec![(bytes, kind)] };
-    let numbers = n * groups * 4 * words;
+    let kinds = &[Kind::Scale, Kind::Zero][..format.numbers()];
+    // Where the numbers of each kind begin.
+    let begin = |i: usize| n * groups * (4 * words + i * number);
+    let numbers = |count: usize, bytes: usize| {
+        kinds.iter().enumerate().map(move |(i, &kind)| run(begin(i), count, bytes, kind))
+    };
     Some(match packing {
         Packing::RowMajor => {
-            vec![run(0, n, groups * 4 * words, Kind::Code), run(numbers, n, number * groups, Kind::Scale)]
+            let codes = run(0, n, groups * 4 * words, Kind::Code);
+            std::iter::once(codes).chain(numbers(n, number * groups)).collect()
         }
         Packing::ColMajor => {
-            vec![run(0, groups * words, 4 * n, Kind::Code), run(numbers, groups, number * n, Kind::Scale)]
+            let codes = run(0, groups * words, 4 * n, Kind::Code);
+            std::iter::once(codes).chain(numbers(groups, number * n)).collect()
         }
         Packing::Tile16 => {
             let sizes = TileSizes::new(format, k);
             let (tiles, rest) = (n / TILE, n % TILE);
-            let mut part = vec![(number * rest, Kind::Scale), (number * (TILE - rest), Kind::Padding(0))];
+            let mut part = Vec::new();
+            for &kind in kinds {
+                part.extend([(number * rest, kind), (number * (TILE - rest), Kind::Padding(0))]);
+            }
             for _ in 0..words {
                 part.push((4 * rest, Kind::Code));
                 part.extend(padding(spec, TILE - rest));
             }
             let count = if rest > 0 { groups } else { 0 };
-            let codes = sizes.group() - sizes.header();
+            let codes = (sizes.group() - sizes.header(), Kind::Code);
+            let whole = kinds.iter().map(|&kind| (number * TILE, kind)).chain([codes]).collect();
             vec![
-                Run {
-                    offset: 0,
-                    count: tiles * groups,
-                    pieces: vec![(number * TILE, Kind::Scale), (codes, Kind::Code)],
-                },
+                Run { offset: 0, count: tiles * groups, pieces: whole },
                 Run { offset: tiles * sizes.tile(), count, pieces: part },
             ]
         }
@@ -153,10 +162,13 @@ mod tests {
                                 let size = plain.bytes();
                                 put(place.at(row, col) * size, size, Kind::Value(*plain));
                             }
-                            Region::Group { spec, codes, scales, .. } => {
+                            Region::Group { spec, codes, scales, zeros, .. } => {
                                 let unit = if spec.format.fills_bytes() { 1 } else { 4 };
                                 put(codes.at(row, col), unit, Kind::Code);
                                 put(scales.at(row, col), spec.number().bytes(), Kind::Scale);
+                                if let Some(zeros) = zeros {
+                                    put(zeros.at(row, col), spec.number().bytes(), Kind::Zero);
+                                }
                             }
                         }
                     }

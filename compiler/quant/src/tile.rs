@@ -1,6 +1,6 @@
 //! Views of the group formats in `Tile16` order that read them a vector at a time.
 //!
-//! A group of a tile is 16 scales and then blocks of *words*: vectors of 32-bit lanes, lane = weight row, each holding as many
+//! A group of a tile is 16 scales, 16 zeros where groups have some, and then blocks of *words*: vectors of 32-bit lanes, lane = weight row, each holding as many
 //! codes of that row as fit. A word splits into *pieces*: the columns that one operation unpacks. Where codes fill bytes a
 //! piece is a *quad*: four consecutive columns of each row, one byte each, which is what the u8 x i8 dot instructions take.
 
@@ -16,10 +16,22 @@ use mlcc_kernel_lang::{Recorder, Val, View};
 /// Columns of a quad.
 const QUAD: usize = 4;
 
-/// Subtracted from a code to give its integer weight.
-pub fn zero_point(format: Format) -> i64 {
+/// Subtracted from a code where it is unpacked. That is the zero point where all groups have the same one; else whatever
+/// makes of the code a signed byte.
+pub fn centre(format: Format) -> i64 {
     match format.zero {
         Zero::Constant(zero) => zero.into(),
+        Zero::PerGroup | Zero::Minimum if format.bits == 8 => 128,
+        Zero::PerGroup | Zero::Minimum => 0,
+    }
+}
+
+/// What the sums of activations are multiplied with, and turned in sign, for integer products: the zero point where all groups
+/// have the same one, which such sums start with. Else 1: each group multiplies them with its own.
+pub fn sum_factor(format: Format) -> i64 {
+    match format.zero {
+        Zero::Constant(zero) => zero.into(),
+        Zero::PerGroup | Zero::Minimum => 1,
     }
 }
 
@@ -47,9 +59,29 @@ pub struct TileBlock<'k> {
 impl<'k> TileBlock<'k> {
     /// The scales of `lanes` rows of the tile from row `row` on, f32.
     pub fn scales(self, row: u32, lanes: u32) -> Val<'k> {
+        self.numbers(row, lanes)
+    }
+
+    /// What is subtracted from `(code - centre) * scale` ([`centre`]; 0 if not `centred`) to give a weight of the same rows;
+    /// `None` where that is nothing, or the same zero point for all groups.
+    pub fn offsets(self, row: u32, lanes: u32, centred: bool) -> Option<Val<'k>> {
+        let format = self.sizes.format;
+        let centre = if centred { centre(format) } else { 0 };
+        let zeros = || self.numbers(TILE as u32 + row, lanes);
+        match format.zero {
+            Zero::Constant(_) => None,
+            Zero::PerGroup if centre == 0 => Some(zeros() * self.scales(row, lanes)),
+            Zero::PerGroup => Some((zeros() - centre as f64) * self.scales(row, lanes)),
+            Zero::Minimum if centre == 0 => Some(-zeros()),
+            Zero::Minimum => Some(-zeros() - self.scales(row, lanes) * centre as f64),
+        }
+    }
+
+    /// `lanes` of the numbers of the group from number `first` on, f32.
+    fn numbers(self, first: u32, lanes: u32) -> Val<'k> {
         let number = Plain::of_scale(self.sizes.format.scale);
         let bytes = number.bytes() as u32;
-        let numbers = self.bytes.load([self.group + i64::from(bytes * row)], bytes * lanes);
+        let numbers = self.bytes.load([self.group + i64::from(bytes * first)], bytes * lanes);
         numbers.bits_as(Ty::vector(number.dtype(), lanes)).cast(DType::F32)
     }
 
@@ -69,20 +101,21 @@ pub fn quad_codes(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
     if shift as usize + format.bits == 8 { codes } else { codes & format.max_code() as i64 }
 }
 
-/// The codes of one quad as signed integers (zero point removed): i8, four per row.
+/// The codes of one quad as signed integers ([`centre`] removed): i8, four per row.
 pub fn quad_signed(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
     let codes = quad_codes(format, word, quad);
     let signed = match format.bits {
         // Subtracting 128 is flipping the top bit.
-        8 => codes ^ zero_point(format),
-        _ => codes - zero_point(format),
+        8 => codes ^ 128,
+        _ if centre(format) == 0 => codes,
+        _ => codes - centre(format),
     };
     signed.bits_as(Ty::vector(DType::I8, codes.lanes()))
 }
 
-/// The sixteen integer weights that 4-bit codes stand for, f32, to be pinned outside of the loops that use [`piece_floats`].
+/// The sixteen 4-bit codes less their [`centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
 pub fn code_table(k: &Recorder, format: Format) -> Val<'_> {
-    let first = k.literal(-zero_point(format) as f64, Ty::scalar(DType::I32));
+    let first = k.literal(-centre(format) as f64, Ty::scalar(DType::I32));
     first.ramp(1, 16).cast(DType::F32)
 }
 
@@ -94,7 +127,7 @@ pub fn pieces(format: Format, word: usize) -> Vec<(usize, usize)> {
     vec![(word * format.codes_per_word(), format.codes_per_word())]
 }
 
-/// The integer weights of the piece from column `first` on as f32: one vector over the rows per column. With a 16-entry
+/// The codes less their [`centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a 16-entry
 /// lookup instruction and the [`code_table`], 4-bit codes take a shift and a lookup each.
 pub fn piece_floats<'k>(
     format: Format,
@@ -106,7 +139,7 @@ pub fn piece_floats<'k>(
     let shifted = |value: Val<'k>, bits: i64| if bits == 0 { value } else { value >> bits };
     if !format.fills_bytes() {
         let code = |at| shifted(word, (at * format.bits) as i64) & format.max_code() as i64;
-        let centred = |code: Val<'k>| code.bits_as(lanes) - zero_point(format);
+        let centred = |code: Val<'k>| code.bits_as(lanes) - centre(format);
         return (0..format.codes_per_word()).map(|at| centred(code(at)).cast(DType::F32)).collect();
     }
     let quad = first / QUAD;

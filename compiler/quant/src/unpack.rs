@@ -21,15 +21,16 @@ fn checked(dtype: DType, packing: Packing, n: usize, k: usize, found: usize) -> 
 fn read(layout: &Layout, bytes: &[u8], row: usize, col: usize) -> f32 {
     match &layout.region {
         Region::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
-        Region::Group { spec, codes, shift, scales } => {
+        Region::Group { spec, codes, shift, scales, zeros } => {
             let at = codes.at(row, col);
             let unit = if spec.format.fills_bytes() { 1 } else { 4 };
             let unit =
                 bytes[at..at + unit].iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
             let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
             let code = (unit >> shift) as usize & spec.format.max_code();
-            let scale = spec.number().read(&bytes[scales.at(row, col)..], 0);
-            spec.decode(code as u8, Grid { scale, ..spec.empty() })
+            let number = |place: &Place| spec.number().read(&bytes[place.at(row, col)..], 0);
+            let zero = zeros.as_ref().map_or(spec.empty().zero, number);
+            spec.decode(code as u8, Grid { scale: number(scales), zero })
         }
     }
 }
@@ -73,7 +74,7 @@ pub fn unpack_scalar(
             let value = kb.load(buf, at);
             kb.cast(value, DType::F32)
         }
-        Region::Group { spec, codes, shift, scales } => {
+        Region::Group { spec, codes, shift, scales, zeros } => {
             let i32 = Ty::scalar(DType::I32);
             let at = codes.emit(kb, row, col);
             let mut code = if spec.format.fills_bytes() {
@@ -96,15 +97,20 @@ pub fn unpack_scalar(
                 let number = kb.bitcast(bytes, Ty::scalar(spec.number().dtype()));
                 kb.cast(number, DType::F32)
             };
-            match spec.format.zero {
-                Zero::Constant(zero) => {
-                    let zero = kb.constant(zero.into(), i32);
-                    let code = kb.sub(code, zero);
-                    let code = kb.cast(code, DType::F32);
-                    let scale = number(kb, scales);
-                    kb.mul(code, scale)
-                }
+            if let Zero::Constant(zero) = spec.format.zero {
+                let zero = kb.constant(zero.into(), i32);
+                code = kb.sub(code, zero);
             }
+            code = kb.cast(code, DType::F32);
+            let scale = number(kb, scales);
+            let Some(zeros) = zeros else { return kb.mul(code, scale) };
+            let zero = number(kb, zeros);
+            if spec.format.zero == Zero::Minimum {
+                let product = kb.mul(code, scale);
+                return kb.add(product, zero);
+            }
+            let code = kb.sub(code, zero);
+            kb.mul(code, scale)
         }
     }
 }

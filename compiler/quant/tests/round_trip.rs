@@ -1,6 +1,7 @@
 //! Every format in every packing reads back what the arithmetic says, whatever the shape and however rows arrive.
 
 use half::{bf16, f16};
+use mlcc_ir::format::Zero;
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_quant::{
     GroupSpec, Layout, PackOptions, Packer, QuantError, ScaleSearch, dequantize, element, pack, packed_bytes,
@@ -78,7 +79,8 @@ proptest! {
     }
 }
 
-/// The places that no weight uses must still be harmless: their codes stand for zero, with any scale.
+/// The places that no weight uses must still be harmless: their codes stand for zero, with any scale. (Columns of formats with
+/// minima cannot, and meet no activation.)
 #[test]
 fn padding_is_zero() {
     let (n, k) = (3, 5);
@@ -90,6 +92,9 @@ fn padding_is_zero() {
         let values = dequantize(dtype, Packing::Tile16, 16, spec.group, &bytes).unwrap();
         for (at, value) in values.iter().enumerate() {
             let inside = at / spec.group < n && at % spec.group < k;
+            if format.zero == Zero::Minimum && !inside && at / spec.group < n {
+                continue;
+            }
             assert!((value - if inside { 1.0 } else { 0.0 }).abs() < 0.01, "{dtype}: {value} at {at}");
         }
         for packing in [Packing::RowMajor, Packing::ColMajor] {
@@ -97,6 +102,9 @@ fn padding_is_zero() {
             let values = dequantize(dtype, packing, n, spec.group, &bytes).unwrap();
             for (at, value) in values.iter().enumerate() {
                 let want = if at % spec.group < k { 1.0 } else { 0.0 };
+                if format.zero == Zero::Minimum && want == 0.0 {
+                    continue;
+                }
                 assert!((value - want).abs() < 0.01, "{dtype} {}: {value} at {at}", packing.name());
             }
         }

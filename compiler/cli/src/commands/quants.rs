@@ -38,7 +38,8 @@ pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
         let cells = [s.name, s.embedding.name(), s.head.name(), s.linear.name(), activation(s.activation)];
         rows.push(cells.map(String::from).to_vec());
     }
-    let about: String = SCHEMES.iter().map(|s| format!("{:<9} {}\n", s.name, s.about)).collect();
+    let width = SCHEMES.iter().map(|s| s.name.len()).max().unwrap_or(0) + 1;
+    let about: String = SCHEMES.iter().map(|s| format!("{:<width$}{}\n", s.name, s.about)).collect();
     let names = format!("q4f16 stands for {Q4F16}; names are taken in any case");
     let keep = format!("--quant {KEEP}, the default, leaves weights in the types that they are stored in");
     print(&format!("{}\n{about}\n{names}\n{keep}\n", ui::table(&rows)))

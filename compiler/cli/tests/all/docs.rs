@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use mlcc::cli::Cli;
-use mlcc_ir::format::GroupSize;
+use mlcc_ir::format::{GroupSize, Zero};
 use mlcc_ir::types::DType;
 use mlcc_models::presets;
 use mlcc_models::registry::REGISTRY;
@@ -123,7 +123,12 @@ fn group(dtype: DType) -> (String, String) {
                 GroupSize::Columns(columns) => columns.to_string(),
                 GroupSize::Row => "row".into(),
             };
-            (group, format.scale.name().into())
+            let zero = match format.zero {
+                Zero::Constant(_) => "",
+                Zero::PerGroup => " and zero point",
+                Zero::Minimum => " and minimum",
+            };
+            (group, format!("{}{zero}", format.scale.name()))
         }
         _ => ("-".into(), "-".into()),
     }
@@ -142,8 +147,17 @@ fn quants() -> String {
         let bits = format!("{}", stored_bits(s.linear));
         vec![code(s.name), s.about.into(), linear, embedding, head, bits, group, scale, activations.into()]
     });
-    let head =
-        ["name", "what", "matrices", "embedding", "head", "bits per weight", "group", "scale", "activations"];
+    let head = [
+        "name",
+        "what",
+        "matrices",
+        "embedding",
+        "head",
+        "bits per weight",
+        "group",
+        "per group",
+        "activations",
+    ];
     format!("{}\n`q4f16` stands for `{Q4F16}`.\n", table(&head, rows))
 }
 

@@ -16,7 +16,7 @@ use mlcc_driver::build::Emit;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::DType;
 use mlcc_passes::PIPELINE;
-use mlcc_passes::scheme::{ActivationType, SCHEMES};
+use mlcc_passes::scheme::{ActivationType, QuantScheme, SCHEMES};
 
 /// f32 sums in another order than the reference's; measured are up to 7e-7.
 const F32: f32 = 1e-5;
@@ -131,6 +131,23 @@ fn every_weight_format_equals_its_own_meaning() {
                 check(&what, &path, Some(level), &prompts, &expected, format_tolerance(scheme.activation));
             }
         }
+    }
+}
+
+/// The same of a transformer in the packed formats with float activations: rows of 224 weights are several groups of any of them, the last one short.
+#[test]
+fn every_packed_format_of_a_transformer_equals_its_own_meaning() {
+    const CASE: &str = "llama3-gqa-tied";
+    let folder = tempfile::tempdir().unwrap();
+    let float = |scheme: &&QuantScheme| scheme.activation == ActivationType::F32;
+    for scheme in SCHEMES.iter().filter(|scheme| scheme.linear.is_packed()).filter(float) {
+        let mut options = options(CASE, scheme.name);
+        options.backend = backends().last().unwrap();
+        let (module, source) = program(&options, Some(cases::LAST_GRAPH_PASS));
+        let (prompts, _) = reference(CASE);
+        let expected = interpreted(&module.module, &source, &prompts);
+        let (path, _) = artifact(&options, folder.path(), &format!("{}.so", scheme.name));
+        check(scheme.name, &path, None, &prompts, &expected, format_tolerance(scheme.activation));
     }
 }
 

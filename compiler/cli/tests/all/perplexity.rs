@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use mlcc_driver::build::BuildOptions;
 use mlcc_engine::eval::{Protocol, Windows, perplexity};
 use mlcc_engine::{TokenId, TokenizerFile};
-use mlcc_passes::scheme::SCHEMES;
+use mlcc_ir::types::DType;
+use mlcc_passes::scheme::{ActivationType, QuantScheme, SCHEMES};
 use mlcc_runtime::{LoadOptions, Model};
 use serde_json::Value;
 
@@ -60,12 +61,17 @@ fn measure(assets: &Path, scheme: &str, tokens: &[TokenId], protocol: Protocol) 
 
 /// Largest relative distance from the reference in f32. What fewer bits cost beyond rounding is a property of the format,
 /// so those bounds only catch what is broken; the reference itself finds 1.1 % for 4 bits and 0.02 % for 8.
-fn permitted(scheme: &str) -> f64 {
-    match scheme {
-        "f32" => 0.001,
-        "f16" | "q8f16_1" => 0.005,
-        "bf16" | "bf16bf16" | "q8i8" => 0.01,
-        _ => 0.03,
+fn permitted(scheme: &QuantScheme) -> f64 {
+    match scheme.linear {
+        DType::F32 => 0.001,
+        DType::F16 => 0.005,
+        DType::Packed(format) => match format.bits {
+            8 if scheme.activation == ActivationType::F32 => 0.005,
+            8 => 0.01,
+            4 => 0.03,
+            _ => 0.3,
+        },
+        _ => 0.01,
     }
 }
 
@@ -89,8 +95,8 @@ fn check(model: &str, windows: usize) {
     for scheme in SCHEMES {
         let found = measure(&folder, scheme.name, &tokens, protocol);
         let off = found / expected - 1.0;
-        println!("{:<8} {found:.4} ({:+.3} %)", scheme.name, 100.0 * off);
-        if off.is_nan() || off.abs() > permitted(scheme.name) {
+        println!("{:<16} {found:.4} ({:+.3} %)", scheme.name, 100.0 * off);
+        if off.is_nan() || off.abs() > permitted(scheme) {
             wrong.push(format!("{model} in {}: {found} in place of {expected}", scheme.name));
         }
     }

@@ -5,7 +5,7 @@
 //! that need padding) are stored in the recipe as they would be in the weights.
 
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::format::ScaleType;
+use mlcc_ir::format::Zero;
 use mlcc_ir::module::{Param, ParamSource};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_models::checkpoint::{Distribution, random};
@@ -13,7 +13,6 @@ use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_quant::plain::Plain;
 use mlcc_quant::runs::{Kind, Run, runs};
-use mlcc_quant::tile::zero_point;
 use mlcc_runtime::recipe::{Content, Draw, Entry, FloatType, Piece, Recipe, Spread};
 
 use super::{BuildError, Hooks, Source};
@@ -54,47 +53,73 @@ fn drawn(source: &Source, seed: u64, param: &Param, offset: u64) -> Result<Optio
     let packing = param.packing.unwrap_or(Packing::RowMajor);
     let named = |source| WeightError::Pack { tensor: param.name.clone(), source };
     let Some(runs) = runs(dtype, packing, n, k).map_err(named)? else { return Ok(None) };
-    let Some(scale) = scale(dtype, spread) else { return Ok(None) };
+    let Some(numbers) = numbers(dtype, spread) else { return Ok(None) };
     let draw = |(number, run): (usize, Run)| Draw {
         offset: offset + run.offset as u64,
         count: run.count as u64,
         // Runs of one parameter are drawn independently.
         key: random::key(seed, &format!("{}/{number}", param.name)),
-        pieces: run.pieces.iter().map(|&(bytes, kind)| piece(bytes, kind, scale, spread)).collect(),
+        pieces: run.pieces.iter().map(|&(bytes, kind)| piece(bytes, kind, numbers, spread)).collect(),
     };
     Ok(Some(runs.into_iter().enumerate().map(draw).collect()))
 }
 
-fn piece(bytes: usize, kind: Kind, scale: u16, spread: Spread) -> Piece {
+fn piece(bytes: usize, kind: Kind, [scale, zero]: [Content; 2], spread: Spread) -> Piece {
     let content = match kind {
-        Kind::Value(Plain::F32) => Content::Floats(FloatType::F32, spread),
-        Kind::Value(Plain::F16) => Content::Floats(FloatType::F16, spread),
-        Kind::Value(Plain::BF16) => Content::Floats(FloatType::BF16, spread),
+        Kind::Value(plain) => Content::Floats(float_type(plain), spread),
         Kind::Code => Content::Codes,
-        Kind::Scale => Content::Scales(scale),
+        Kind::Scale => scale,
+        Kind::Zero => zero,
         Kind::Padding(byte) => Content::Fill(byte),
     };
     Piece { bytes: bytes as u64, content }
 }
 
-/// Bits of the scale with which even codes have the deviation that is wanted; 0 for formats without scales, `None` where no scale
-/// does, because the mean is not 0.
-fn scale(dtype: DType, spread: Spread) -> Option<u16> {
-    let DType::Packed(format) = dtype else { return Some(0) };
-    if format.scale != ScaleType::F16 {
-        return None;
-    }
+/// The scales and the zeros with which even codes have the deviation that is wanted; `None` where none do, because the mean is
+/// not 0.
+fn numbers(dtype: DType, spread: Spread) -> Option<[Content; 2]> {
+    let DType::Packed(format) = dtype else { return Some([Content::Fill(0); 2]) };
     let deviation = match spread {
         Spread::Normal { mean: 0.0, deviation } => f64::from(deviation),
         Spread::Uniform { low, high } if low == -high => f64::from(high) / 3.0_f64.sqrt(),
         Spread::Normal { .. } | Spread::Uniform { .. } => return None,
     };
-    let codes = 1 << format.bits;
-    let zero = zero_point(format) as i32;
-    let squares: f64 = (0..codes).map(|code| f64::from(code - zero).powi(2)).sum();
-    let mut f16 = Vec::new();
-    Plain::F16.write((deviation / (squares / f64::from(codes)).sqrt()) as f32, &mut f16);
-    Some(u16::from_le_bytes([f16[0], f16[1]]))
+    let number = Plain::of_scale(format.scale);
+    let constant = |value: f64| {
+        let value = number.round(value as f32);
+        Content::Floats(float_type(number), Spread::Uniform { low: value, high: value })
+    };
+    let last = format.max_code() as i32;
+    // The middle of the codes; a whole zero point is beside it.
+    let zero = match format.zero {
+        Zero::Constant(zero) => f64::from(zero),
+        Zero::PerGroup => f64::from(last / 2),
+        Zero::Minimum => f64::from(last) / 2.0,
+    };
+    let squares: f64 = (0..=last).map(|code| (f64::from(code) - zero).powi(2)).sum();
+    let scale = deviation / (squares / f64::from(last + 1)).sqrt();
+    if format.zero == Zero::Minimum {
+        return Some([constant(scale), constant(-zero * scale)]);
+    }
+    // Both signs, so that codes of which one sign has more are 0 in the mean.
+    let mut bytes = Vec::new();
+    number.write(scale as f32, &mut bytes);
+    let scales = match (number, bytes[..].try_into()) {
+        (Plain::F16, Ok(bits)) => Content::Scales(u16::from_le_bytes(bits)),
+        _ => {
+            let high = (scale * 3.0_f64.sqrt()) as f32;
+            Content::Floats(float_type(number), Spread::Uniform { low: -high, high })
+        }
+    };
+    Some([scales, constant(zero)])
+}
+
+fn float_type(plain: Plain) -> FloatType {
+    match plain {
+        Plain::F32 => FloatType::F32,
+        Plain::F16 => FloatType::F16,
+        Plain::BF16 => FloatType::BF16,
+    }
 }
 
 /// How the values of a source are spread in rows of `k`; `None` if they are not drawn, or not as something that can be drawn.

@@ -3,12 +3,13 @@
 
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;
+use mlcc_ir::format::Zero;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, warp_sum};
 use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
-use mlcc_quant::tile::zero_point;
+use mlcc_quant::tile::centre;
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
 use std::fmt;
 
@@ -186,16 +187,24 @@ impl<'k> Gpu<'k, '_> {
                 w.load([place(elements)], lanes).named("w").cast(DType::F32)
             }
             Region::Group { .. } if lanes == 1 => self.weight(row, col),
-            Region::Group { spec, codes, scales, .. } => {
+            Region::Group { spec, codes, scales, zeros, .. } => {
                 let codes = w.load([place(codes)], lanes * spec.format.bits as u32 / 8).named("q");
                 let number = spec.number();
-                let scale = w.load([place(scales)], number.bytes() as u32);
-                let scale = scale.bits_as(Ty::scalar(number.dtype())).named("scale");
+                let number = |at: &Place, name| {
+                    let bytes = w.load([place(at)], number.bytes() as u32);
+                    bytes.bits_as(Ty::scalar(number.dtype())).named(name).cast(DType::F32)
+                };
+                let scale = number(scales, "scale");
                 let codes = match spec.format.bits {
                     8 => codes.cast(DType::U32),
                     bits => small_codes(self.k, codes, bits as i64),
                 };
-                small_floats(codes, zero_point(spec.format)) * scale.cast(DType::F32)
+                let zero = zeros.as_ref().map(|zeros| number(zeros, "zero"));
+                match (spec.format.zero, zero) {
+                    (Zero::Minimum, Some(minimum)) => small_floats(codes, 0).fma(scale, minimum),
+                    (Zero::PerGroup, Some(zero)) => (small_floats(codes, 0) - zero) * scale,
+                    _ => small_floats(codes, centre(spec.format)) * scale,
+                }
             }
         }
     }

@@ -99,7 +99,7 @@ impl Case {
             self.run(&kernel, &mut buffers, options);
             return (buffers[3].to_f32(), self.x.iter().map(|&v| f64::from(v)).collect());
         };
-        let (part, zero) = (32, tile::zero_point(format) as usize);
+        let (part, zero) = (32, tile::sum_factor(format) as usize);
         let quantize = Op::QuantizeRows { group: GROUP, bits, part, zero };
         let kernel = Self::kernel(quantize, vec![x_ty(DType::F32, k)], None, target);
         let (padded, x_rows) = (k.next_multiple_of(part), rows * x_slots);

@@ -140,7 +140,8 @@ impl<'k> Microtile<'k, '_> {
 
     // ---- packed weights
 
-    /// Sums integer weights times activations within a block, then scales: one multiplication per block and row.
+    /// Sums integer weights times activations within a block, then scales: one multiplication per block and row. Where groups
+    /// have offsets the weights themselves are scaled.
     pub(super) fn add_grouped(&self, format: Format) {
         let (k, problem, block) = (self.cpu.k, self.cpu.problem, format.block());
         let full = (problem.k / block) as i64;
@@ -157,49 +158,68 @@ impl<'k> Microtile<'k, '_> {
     /// The first `columns` columns of block `g`.
     fn add_float_block(&self, format: Format, g: Val<'k>, columns: usize) {
         let first = g * format.block() as i64;
+        let grids: Vec<_> = (0..self.parts()).map(|part| self.float_grid(format, g, part)).collect();
         let mut sums: Vec<Vec<Option<Val>>> = vec![vec![None; self.sums()]; self.chains as usize];
         for word in 0..words(format) {
             let bits = self.words(format, g, word);
             for (at, count) in pieces(format, word) {
                 let present = columns.saturating_sub(at).min(count);
-                self.piece_products(format, &bits, (first, at), present, &mut sums);
+                if present == 0 {
+                    continue;
+                }
+                let weights = self.piece_weights(format, &bits, at, &grids);
+                self.piece_products(&weights, (first, at), present, &mut sums);
             }
         }
         let mut acc = self.load_acc(0);
         for part in 0..self.parts() {
-            let scales = self.group_scales(format, g, part).named("scales");
+            let scaled = grids[part as usize].is_some();
+            let scales = (!scaled).then(|| self.group_scales(format, g, part).named("scales"));
             for row in 0..self.rows {
                 let i = self.index(row, part);
                 let total = sums.iter().filter_map(|chain| chain[i]).reduce(|a, b| a + b);
                 if let Some(total) = total {
-                    acc[i] = total.fma(scales, acc[i]);
+                    acc[i] = scales.map_or_else(|| total + acc[i], |scales| total.fma(scales, acc[i]));
                 }
             }
         }
         self.store_acc(0, &acc);
     }
 
-    /// The first `present` columns of the piece of a block from column `at` on.
-    fn piece_products(
+    /// Scales and what is added to the scaled codes of the rows of a part, where groups have offsets.
+    fn float_grid(&self, format: Format, g: Val<'k>, part: u32) -> Option<[Val<'k>; 2]> {
+        let offsets = self.block(format, g, part).offsets(self.part(part).row, self.lanes(), true)?;
+        Some([self.group_scales(format, g, part).named("scales"), (-offsets).named("added")])
+    }
+
+    /// The weights of the piece of a block from column `at` on, for every part: integers where there is no grid.
+    fn piece_weights(
         &self,
         format: Format,
         bits: &[Val<'k>],
+        at: usize,
+        grids: &[Option<[Val<'k>; 2]>],
+    ) -> Vec<Vec<Val<'k>>> {
+        let weights = |(&word, grid): (&Val<'k>, &Option<[Val<'k>; 2]>)| {
+            let codes = piece_floats(format, word, at, self.cpu.lookup).into_iter();
+            let weight = |w: Val<'k>| grid.map_or(w, |[scales, added]| w.fma(scales, added)).named("w");
+            codes.map(weight).collect()
+        };
+        bits.iter().zip(grids).map(weights).collect()
+    }
+
+    /// The products of the first `present` columns of the piece of a block from column `at` on.
+    fn piece_products(
+        &self,
+        weights: &[Vec<Val<'k>>],
         (first, at): (Val<'k>, usize),
         present: usize,
         sums: &mut [Vec<Option<Val<'k>>>],
     ) {
-        if present == 0 {
-            return;
-        }
-        let floats = |&word| {
-            let weights = piece_floats(format, word, at, self.cpu.lookup).into_iter();
-            weights.map(|w| w.named("w")).collect()
-        };
-        let weights: Vec<Vec<Val>> = bits.iter().map(floats).collect();
         for j in 0..present {
             for row in 0..self.rows {
                 let x = self.x_float(row, first + (at + j) as i64);
-                for (part, w) in (0..).zip(&weights) {
+                for (part, w) in (0..).zip(weights) {
                     let sum = &mut sums[j % self.chains as usize][self.index(row, part)];
                     let next = sum.map_or_else(|| w[j] * x, |sum| w[j].fma(x, sum));
                     *sum = Some(next.named("s"));

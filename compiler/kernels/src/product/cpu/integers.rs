@@ -60,12 +60,7 @@ impl<'k> Microtile<'k, '_> {
     /// Puts the sums so far in units of activation scale `scale`; before the first one they are zero.
     fn rescale(&self, integers: Integers, scale: Val<'k>) {
         for row in 0..self.rows {
-            let ratio = |row| self.x_scale(integers.codes, row, scale);
-            let ratio = match self.is_mmla() {
-                true => mmla::of_both_rows([row / 2 * 2, row / 2 * 2 + 1].map(ratio), self.lanes()),
-                false => ratio(row),
-            };
-            let ratio = ratio.named("ratio");
+            let ratio = self.of_row(row, |row| self.x_scale(integers.codes, row, scale)).named("ratio");
             for part in 0..self.parts() {
                 self.set_acc(row, part, self.acc(row, part) * ratio);
             }
@@ -88,17 +83,26 @@ impl<'k> Microtile<'k, '_> {
         }
     }
 
+    /// What belongs to a row of activations, for its vectors of sums: these may be those of two rows.
+    fn of_row(&self, row: u32, value: impl Fn(u32) -> Val<'k>) -> Val<'k> {
+        match self.is_mmla() {
+            true => mmla::of_both_rows([row / 2 * 2, row / 2 * 2 + 1].map(value), self.lanes()),
+            false => value(row),
+        }
+    }
+
     /// Whether its sums are those of two rows by two.
     fn is_mmla(&self) -> bool {
         matches!(self.source, Source::Panel(panel) if matches!(panel.dot, CodeDot::Mmla { .. }))
     }
 
-    /// Adds one group, with its weight scales, to the accumulators.
+    /// Adds one group, with its weight scales and offsets, to the accumulators.
     fn add_group(&self, integers: Integers, g: Val<'k>) {
         let g = g.named("group");
         self.prefetch_block(integers.format, g);
         let dot = self.dot(integers);
-        let starts = (!dot.is_centred()).then(|| self.starts(integers, g));
+        let shared_zero = integers.format.is_symmetric() && !dot.is_centred();
+        let starts = shared_zero.then(|| self.starts(integers, g));
         let group = GroupOperands { tile: self, integers, g };
         let totals = group_totals(dot, &group, integers.codes.planes, starts, self.zeros(DType::I32));
         let scales: Vec<_> = (0..self.parts()).map(|part| self.weight_scales(integers, g, part)).collect();
@@ -107,6 +111,23 @@ impl<'k> Microtile<'k, '_> {
             let total = totals[self.index(row, part)].cast(DType::F32);
             let acc = total.fma(scales[row as usize % scales.len()], self.acc(row, part));
             self.set_acc(row, part, acc);
+        }
+        self.add_offsets(integers, g);
+    }
+
+    /// Subtracts the offsets of a group times the sums of the activations, where it has offsets.
+    fn add_offsets(&self, integers: Integers, g: Val<'k>) {
+        let offsets: Option<Vec<Vec<Val>>> =
+            (0..self.parts()).map(|part| self.weight_offsets(integers, g, part)).collect();
+        let Some(offsets) = offsets else { return };
+        for row in 0..self.rows {
+            // The sum with its sign turned.
+            let sum = self.of_row(row, |row| self.x_start(integers.codes, row, g).cast(DType::F32));
+            let sum = if self.is_mmla() { sum } else { sum.splat(self.lanes()) }.named("sum");
+            for (part, offsets) in (0..).zip(&offsets) {
+                let acc = sum.fma(offsets[row as usize % offsets.len()], self.acc(row, part));
+                self.set_acc(row, part, acc);
+            }
         }
     }
 
@@ -123,6 +144,18 @@ impl<'k> Microtile<'k, '_> {
             Source::Memory | Source::Floats(_) => vec![self.group_scales(integers.format, g, part)],
         };
         scales.into_iter().map(|scales| scales.named("scales")).collect()
+    }
+
+    /// The same of the offsets.
+    fn weight_offsets(&self, integers: Integers, g: Val<'k>, part: u32) -> Option<Vec<Val<'k>>> {
+        let offsets = match self.source {
+            Source::Panel(panel) => panel.offsets(g, part)?,
+            Source::Memory | Source::Floats(_) => {
+                let (block, row) = (self.block(integers.format, g, part), self.part(part).row);
+                vec![block.offsets(row, self.lanes(), integers.dot.is_centred())?]
+            }
+        };
+        Some(offsets.into_iter().map(|offsets| offsets.named("offsets")).collect())
     }
 }
 

@@ -105,7 +105,8 @@ impl<'k> Panels<'k, '_> {
         let Cpu { k, plan, problem, .. } = self.cpu;
         let groups = depth(self.integers).min(problem.k.next_multiple_of(GROUP)) / GROUP;
         let dot = plan.mmla.map_or(self.integers.dot, |instr| CodeDot::Mmla { instr });
-        Panel::new(k, dot, (groups, plan.tiles), (self.slice.parts(plan.lanes), plan.lanes))
+        let offsets = !self.integers.format.is_symmetric();
+        Panel::new(k, (dot, offsets), (groups, plan.tiles), (self.slice.parts(plan.lanes), plan.lanes))
     }
 
     /// Unpacks `count` groups of the slice.
@@ -128,6 +129,9 @@ impl<'k> Panels<'k, '_> {
         let lanes = self.cpu.plan.lanes;
         let format = block.sizes.format;
         panel.set_scales(u, part, 0, block.scales(row, lanes));
+        if let Some(offsets) = block.offsets(row, lanes, panel.dot.is_centred()) {
+            panel.set_offsets(u, part, 0, offsets);
+        }
         for word in 0..words(format) {
             let bits = block.word(word, row, lanes).named("word");
             for quad in quads(format, word) {
@@ -141,8 +145,13 @@ impl<'k> Panels<'k, '_> {
     fn fill_squares(&self, panel: Panel<'k>, (u, part): (Val<'k>, u32), block: TileBlock<'k>, row: u32) {
         let lanes = self.cpu.plan.lanes;
         let format = block.sizes.format;
-        for (i, scales) in mmla::square_scales(block.scales(row, lanes)).into_iter().enumerate() {
+        for (i, scales) in mmla::square_numbers(block.scales(row, lanes)).into_iter().enumerate() {
             panel.set_scales(u, part, i, scales);
+        }
+        if let Some(offsets) = block.offsets(row, lanes, true) {
+            for (i, offsets) in mmla::square_numbers(offsets.named("offsets")).into_iter().enumerate() {
+                panel.set_offsets(u, part, i, offsets);
+            }
         }
         let mut codes = Vec::new();
         for word in 0..words(format) {

@@ -52,9 +52,9 @@ pub(in crate::product) fn squares<'k>(quads: &[Val<'k>]) -> Vec<Val<'k>> {
     quads.chunks(2).flat_map(|pair| NEIGHBOURS.map(|rows| square(pair, rows))).collect()
 }
 
-/// The scales of both vectors of sums of a part, from those of its rows.
-pub(in crate::product) fn square_scales(scales: Val<'_>) -> [Val<'_>; 2] {
-    ROWS.map(|rows| scales.shuffle(rows))
+/// The scales (or offsets) of both vectors of sums of a part, from those of its rows.
+pub(in crate::product) fn square_numbers(numbers: Val<'_>) -> [Val<'_>; 2] {
+    ROWS.map(|rows| numbers.shuffle(rows))
 }
 
 /// What belongs to two rows of activations, in the lanes of their sums.

@@ -17,17 +17,20 @@ pub(in crate::product) struct Panel<'k> {
     codes: View<'k, 3>,
     /// The codes without their signs, where the product wants those too.
     magnitudes: Option<View<'k, 3>>,
-    /// `[groups][parts]` vectors, or pairs of them.
+    /// `[groups][parts]` vectors, or pairs of them; then the same of what groups subtract, if `offsets`.
     scales: View<'k, 3>,
+    /// Whether what groups subtract is not the same for all.
+    offsets: bool,
     lanes: u32,
     parts: i64,
 }
 
 impl<'k> Panel<'k> {
-    /// For at most `groups` groups of `tiles` tiles, of which the slice at hand has `parts` vectors.
+    /// For at most `groups` groups of `tiles` tiles, of which the slice at hand has `parts` vectors; with `offsets` if groups
+    /// have them.
     pub fn new(
         k: &'k Recorder,
-        dot: CodeDot,
+        (dot, offsets): (CodeDot, bool),
         (groups, tiles): (usize, u32),
         (parts, lanes): (u32, u32),
     ) -> Panel<'k> {
@@ -41,9 +44,10 @@ impl<'k> Panel<'k> {
         let magnitudes =
             matches!(dot, CodeDot::SignedPairs { .. }).then(|| of_codes("magnitudes", DType::U8));
         let sums = dot.sums_per_vector() as i64;
-        let scales = k.alloc("panel_scales", DType::F32, [rows * sums], Space::Stack).buf();
-        let scales = k.view(scales, [1, parts, sums * width]);
-        Panel { dot, first: k.int(0), codes, magnitudes, scales, lanes, parts }
+        let numbers = if offsets { 2 } else { 1 };
+        let scales = k.alloc("panel_scales", DType::F32, [numbers * rows * sums], Space::Stack).buf();
+        let scales = k.view(scales, [1, numbers * parts, sums * width]);
+        Panel { dot, first: k.int(0), codes, magnitudes, scales, offsets, lanes, parts }
     }
 
     /// The same panel for a piece from group `first` on.
@@ -71,8 +75,17 @@ impl<'k> Panel<'k> {
 
     /// The weight scales of a part, f32, of each of its vectors of sums.
     pub fn scales(&self, g: Val<'k>, part: u32) -> Vec<Val<'k>> {
+        self.numbers(g, i64::from(part))
+    }
+
+    /// The same of the offsets.
+    pub fn offsets(&self, g: Val<'k>, part: u32) -> Option<Vec<Val<'k>>> {
+        self.offsets.then(|| self.numbers(g, self.parts + i64::from(part)))
+    }
+
+    fn numbers(&self, g: Val<'k>, part: i64) -> Vec<Val<'k>> {
         let load = |i: usize| {
-            let at = (g - self.first, i64::from(part), i as i64 * i64::from(self.lanes));
+            let at = (g - self.first, part, i as i64 * i64::from(self.lanes));
             self.scales.load(at, self.lanes)
         };
         (0..self.dot.sums_per_vector()).map(load).collect()
@@ -90,5 +103,11 @@ impl<'k> Panel<'k> {
     /// Stores the scales of one vector of sums, of those of a part of group `u` of the piece.
     pub fn set_scales(&self, u: Val<'k>, part: u32, vector: usize, scales: Val<'k>) {
         self.scales.set((u, i64::from(part), vector as i64 * i64::from(self.lanes)), scales);
+    }
+
+    /// The same of the offsets.
+    pub fn set_offsets(&self, u: Val<'k>, part: u32, vector: usize, offsets: Val<'k>) {
+        let at = (u, self.parts + i64::from(part), vector as i64 * i64::from(self.lanes));
+        self.scales.set(at, offsets);
     }
 }

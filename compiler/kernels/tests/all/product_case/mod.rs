@@ -99,11 +99,16 @@ impl Case {
             size: Vec::new(),
         };
         let x = case.activations(&raw);
+        // Codes and what groups subtract meet the activations apart.
+        let largest = w.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
+        let symmetric = !matches!(weight, DType::Packed(format) if !format.is_symmetric());
+        let offset = if symmetric { 0.0 } else { 2.0 * f64::from(largest) };
         for i in 0..m {
             for j in 0..n {
                 let product = |c| f64::from(x[i * k + c]) * f64::from(w[j * k + c]);
                 case.want.push((0..k).map(product).sum());
-                case.size.push((0..k).map(|c| product(c).abs()).sum());
+                case.size
+                    .push((0..k).map(|c| product(c).abs() + f64::from(x[i * k + c]).abs() * offset).sum());
             }
         }
         case
@@ -126,7 +131,7 @@ impl Case {
         };
         let largest_code = if planes == 1 { 127.0 } else { 32512.0 };
         let zero_point = match self.weight {
-            DType::Packed(format) => mlcc_quant::tile::zero_point(format) as i32,
+            DType::Packed(format) => mlcc_quant::tile::sum_factor(format) as i32,
             _ => 0,
         };
         let mut values = Vec::new();
