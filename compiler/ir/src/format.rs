@@ -72,6 +72,8 @@ impl Format {
         Format::new("q4g32", 4, GroupSize::Columns(32), Zero::Constant(7)),
         // MLC q8f16, ggml Q8_0: codes 1..=255, and 0 in blocks kept as a file has them.
         Format::new("q8g32", 8, GroupSize::Columns(32), Zero::Constant(128)),
+        // MLC q3f16: ten codes 0..=6 in a word.
+        Format::new("q3g40", 3, GroupSize::Columns(40), Zero::Constant(3)),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");
