@@ -60,6 +60,7 @@ pub const SCHEMES: &[QuantScheme] = &[
     packed("q8f16_1", "8-bit weights in groups of 32", "q8g32"),
     packed("q4f16_0", "4-bit weights in groups of 32, reduction axis outermost", "q4g32"),
     packed("q4f16_1", "4-bit weights in groups of 32", "q4g32"),
+    packed("q4f32_1", "4-bit weights in groups of 32, scales in f32", "q4g32_f32"),
     packed("q3f16_0", "3-bit weights in groups of 40, reduction axis outermost", "q3g40"),
     packed("q3f16_1", "3-bit weights in groups of 40", "q3g40"),
     QuantScheme {
