@@ -61,6 +61,12 @@ pub const SCHEMES: &[QuantScheme] = &[
     packed("q4f16_0", "4-bit weights in groups of 32, reduction axis outermost", "q4g32"),
     packed("q4f16_1", "4-bit weights in groups of 32", "q4g32"),
     packed("q4f32_1", "4-bit weights in groups of 32, scales in f32", "q4g32_f32"),
+    packed(
+        "q4bf16_0",
+        "4-bit weights in groups of 32, scales in bf16, reduction axis outermost",
+        "q4g32_bf16",
+    ),
+    packed("q4bf16_1", "4-bit weights in groups of 32, scales in bf16", "q4g32_bf16"),
     packed("q3f16_0", "3-bit weights in groups of 40, reduction axis outermost", "q3g40"),
     packed("q3f16_1", "3-bit weights in groups of 40", "q3g40"),
     QuantScheme {

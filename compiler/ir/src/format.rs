@@ -75,6 +75,7 @@ impl Format {
         // MLC q3f16: ten codes 0..=6 in a word.
         Format::new("q3g40", 3, GroupSize::Columns(40), Zero::Constant(3)),
         Format::new("q4g32_f32", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::F32),
+        Format::new("q4g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::BF16),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");
