@@ -69,6 +69,7 @@ pub const SCHEMES: &[QuantScheme] = &[
     packed("q4bf16_1", "4-bit weights in groups of 32, scales in bf16", "q4g32_bf16"),
     packed("q3f16_0", "3-bit weights in groups of 40, reduction axis outermost", "q3g40"),
     packed("q3f16_1", "3-bit weights in groups of 40", "q3g40"),
+    packed("q4f16_g128", "4-bit weights in groups of 128", "q4g128"),
     QuantScheme {
         name: "q4f16_2",
         about: "4-bit weights in groups of 32, embedding and head in f16",

@@ -76,6 +76,7 @@ impl Format {
         Format::new("q3g40", 3, GroupSize::Columns(40), Zero::Constant(3)),
         Format::new("q4g32_f32", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::F32),
         Format::new("q4g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::BF16),
+        Format::new("q4g128", 4, GroupSize::Columns(128), Zero::Constant(7)),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");
