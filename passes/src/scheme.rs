@@ -70,6 +70,15 @@ pub const SCHEMES: &[QuantScheme] = &[
     packed("q3f16_0", "3-bit weights in groups of 40, reduction axis outermost", "q3g40"),
     packed("q3f16_1", "3-bit weights in groups of 40", "q3g40"),
     packed("q4f16_g128", "4-bit weights in groups of 128", "q4g128"),
+    packed("q4f16_g128_asym", "4-bit weights in groups of 128, each with a zero point", "q4g128_zero"),
+    QuantScheme {
+        name: "q4f16_autoawq",
+        about: "4-bit weights in groups of 128, each with a zero point, embedding and head in f16",
+        embedding: DType::F16,
+        head: DType::F16,
+        linear: DType::Packed(Format::named("q4g128_zero")),
+        activation: ActivationType::F32,
+    },
     QuantScheme {
         name: "q4f16_2",
         about: "4-bit weights in groups of 32, embedding and head in f16",

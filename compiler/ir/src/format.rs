@@ -77,6 +77,8 @@ impl Format {
         Format::new("q4g32_f32", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::F32),
         Format::new("q4g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::BF16),
         Format::new("q4g128", 4, GroupSize::Columns(128), Zero::Constant(7)),
+        // AWQ, GPTQ.
+        Format::new("q4g128_zero", 4, GroupSize::Columns(128), Zero::PerGroup),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");
