@@ -79,6 +79,8 @@ impl Format {
         Format::new("q4g128", 4, GroupSize::Columns(128), Zero::Constant(7)),
         // AWQ, GPTQ.
         Format::new("q4g128_zero", 4, GroupSize::Columns(128), Zero::PerGroup),
+        // One scale per output channel.
+        Format::new("q8row", 8, GroupSize::Row, Zero::Constant(128)),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");
