@@ -81,6 +81,9 @@ impl Format {
         Format::new("q4g128_zero", 4, GroupSize::Columns(128), Zero::PerGroup),
         // One scale per output channel.
         Format::new("q8row", 8, GroupSize::Row, Zero::Constant(128)),
+        // ggml Q4_1; Q5_1 with bits to spare.
+        Format::new("q4g32_min", 4, GroupSize::Columns(32), Zero::Minimum),
+        Format::new("q8g32_min", 8, GroupSize::Columns(32), Zero::Minimum),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");

@@ -46,9 +46,6 @@ pub const KEEP: &str = "keep";
 /// The scheme that is held against the kept types, for their size.
 pub const SMALLER: &str = "q4f16";
 
-const Q4: DType = DType::Packed(Format::Q4G32);
-const Q8: DType = DType::Packed(Format::Q8G32);
-
 /// The scheme whose format the rest gets (parameters that are no tensor of the file) where weights come in blocks.
 pub const BASE: &str = "q8f16_1";
 
@@ -179,8 +176,10 @@ fn holding(stored: StoredType, config: &ModelConfig) -> DType {
     match stored {
         StoredType::F16 => DType::F16,
         StoredType::BF16 => DType::BF16,
-        StoredType::Q4_0 | StoredType::Q4_1 | StoredType::Q4K => Q4,
-        StoredType::Q5_0 | StoredType::Q5_1 | StoredType::Q8_0 | StoredType::Q5K | StoredType::Q6K => Q8,
+        StoredType::Q4_0 => DType::Packed(Format::Q4G32),
+        StoredType::Q5_0 | StoredType::Q8_0 | StoredType::Q6K => DType::Packed(Format::Q8G32),
+        StoredType::Q4_1 | StoredType::Q4K => DType::Packed(Format::named("q4g32_min")),
+        StoredType::Q5_1 | StoredType::Q5K => DType::Packed(Format::named("q8g32_min")),
         _ => DType::F32,
     }
 }
