@@ -187,6 +187,10 @@ impl Products {
         if !rows.iter().all(|rows| (1..=MOST_ROWS).contains(rows)) {
             return Some(format!("product: numbers of rows are 1 to {MOST_ROWS}"));
         }
+        // Codes of two or four rows lie interleaved, and a chunk begins with such a block.
+        if !self.chunk_rows.is_multiple_of(4) {
+            return Some("product.chunk_rows: a multiple of 4".into());
+        }
         if !few.iter().all(|number| (1..=64).contains(number)) || self.few_columns > 4096 {
             return Some(
                 "product: groups_ahead and tiles_per_chunk are 1 to 64, few_columns is at most 4096".into(),

@@ -293,6 +293,7 @@ mod tests {
             ("tile = { plain = { rows = [4, 1], tiles = 9 } }", "tile.plain"),
             ("tile = { tall = { rows = 4, tiles = 1 } }", "tile.tall"),
             ("product = { chunk_rows = 0 }", "1 to 1024"),
+            ("product = { chunk_rows = 10 }", "multiple of 4"),
             ("product = { small_bytes = 1073741824 }", "product.small_bytes"),
             ("product = { few_rows = -1 }", "-1"),
             ("product = { groups_ahead = 65 }", "groups_ahead"),

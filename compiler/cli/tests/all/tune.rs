@@ -30,7 +30,7 @@ fn build(model: &Path, level: &str, tuning: Option<&Path>, out: &Path) -> assert
 /// Far from what any level has: every kind of product gets other loops.
 const ODD: &str = "division = 'polynomial'\ndrops_requests = true\n\
     [tune.stream]\nq8 = { lines = 'one', distance = 100 }\nf32 = { lines = 'every', distance = 64 }\n\
-    [tune.product]\nfew_rows = 5\nfew_rows_by_mmla = 3\ngroups_ahead = 3\nchunk_rows = 7\nsmall_bytes = 0\nsmall_rows = 5\n\
+    [tune.product]\nfew_rows = 5\nfew_rows_by_mmla = 3\ngroups_ahead = 3\nchunk_rows = 8\nsmall_bytes = 0\nsmall_rows = 5\n\
     thin_rows = 3\ntiles_per_chunk = 1\nfew_columns = 1000\n\
     [tune.tile]\ncodes = { rows = [4, 1], tiles = 2 }\npacked = { rows = [2, 1], tiles = 2 }\n\
     bf16 = { rows = [6, 4, 1], tiles = 2 }\nplain = { rows = [6, 1], tiles = 2 }\n";
