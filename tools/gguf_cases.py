@@ -20,7 +20,7 @@ DATA = pathlib.Path(__file__).parent.parent / "models/tests/data"
 TYPES = gguf.GGMLQuantizationType
 
 # Kept in the project.
-PROJECT = ("qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf")
+PROJECT = ("qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf", "gpt-oss-mxfp4", "lfm2", "mamba2")
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -50,6 +50,14 @@ ARCHITECTURES = {
     "chatglm": "chatglm",
     "glm": "chatglm",
     "glm4": "glm4",
+    "smollm3": "smollm3",
+    "ministral3": "mistral3",
+    "cohere2": "cohere2",
+    "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "lfm2": "lfm2",
+    "mamba2": "mamba2",
     "rwkv6": "rwkv6",
     "rwkv7": "rwkv7",
 }
@@ -96,6 +104,10 @@ class Converter:
         self.writer = gguf.GGUFWriter(path, self.arch)
         number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == self.arch)
         self.layers = first(self.config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        if self.arch == "gpt-oss" and self.config.get("swiglu_limit", 7.0) != 7.0:
+            raise ValueError("a limit of the gate other than 7")
+        if self.arch == "glm4moe":
+            self.config.setdefault("head_dim", self.config["hidden_size"] // self.config["num_attention_heads"])
         self.names = gguf.get_tensor_name_map(number, self.layers)
         c = self.config
         self.hidden = first(c, "hidden_size", "n_embd", "d_model")
@@ -112,19 +124,30 @@ class Converter:
         w, c = self.writer, self.config
         if self.arch in ("rwkv6", "rwkv7"):
             return self.rwkv_metadata()
+        if self.arch == "mamba2":
+            return self.mamba_metadata()
         w.add_block_count(self.layers)
         w.add_embedding_length(self.hidden)
         w.add_head_count(self.heads)
-        if self.kv_heads != self.heads or self.arch in ("falcon", "chatglm"):
+        if self.arch == "lfm2":
+            full = c.get("full_attn_idxs") or [i for i, kind in enumerate(c["layer_types"]) if kind == "full_attention"]
+            w.add_head_count_kv([self.kv_heads if layer in full else 0 for layer in range(self.layers)])
+            w.add_shortconv_l_cache(c["conv_L_cache"])
+        elif self.kv_heads != self.heads or self.arch in ("falcon", "chatglm"):
             w.add_head_count_kv(self.kv_heads)
         context = first(c, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", default=2048)
         w.add_context_length(context)
         inner = first(c, "intermediate_size", "ffn_hidden_size", "n_inner", default=4 * self.hidden)
+        if self.arch == "lfm2":
+            inner = first(c, "block_ff_dim", "intermediate_size")
+            if c.get("block_auto_adjust_ff_dim", True):
+                inner = int(c.get("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+                inner = -(-inner // c["block_multiple_of"]) * c["block_multiple_of"]
         w.add_feed_forward_length(inner)
         if c.get("head_dim"):
             w.add_key_length(c["head_dim"])
             w.add_value_length(c["head_dim"])
-        eps = first(c, "rms_norm_eps", "layernorm_epsilon")
+        eps = first(c, "rms_norm_eps", "layernorm_epsilon", *(["norm_eps", "block_norm_eps"] if self.arch == "lfm2" else []))
         if eps is not None:
             w.add_layer_norm_rms_eps(eps)
         eps = first(c, "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
@@ -139,7 +162,11 @@ class Converter:
         share = first(c, "partial_rotary_factor", "rotary_pct", default=parameters.get("partial_rotary_factor"))
         if self.arch == "chatglm":
             share = 0.5
-        if share is not None or self.arch == "llama":
+        if self.arch == "minimax-m2":
+            share = c["rotary_dim"] / self.head
+        if self.arch == "glm4moe" and share is None:
+            share = 0.5
+        if share is not None or self.arch in ("llama", "smollm3", "mistral3"):
             w.add_rope_dimension_count(int(self.head * (share or 1.0)))
         if c.get("sliding_window"):
             w.add_sliding_window(c["sliding_window"])
@@ -147,12 +174,19 @@ class Converter:
             w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
         if c.get("final_logit_softcapping"):
             w.add_final_logit_softcapping(c["final_logit_softcapping"])
-        experts = first(c, "num_local_experts", "num_experts")
+        experts = first(c, "num_local_experts", "num_experts", "n_routed_experts")
         if experts:
             w.add_expert_count(experts)
             w.add_expert_used_count(c["num_experts_per_tok"])
-        if c.get("moe_intermediate_size"):
-            w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        if c.get("moe_intermediate_size") or self.arch in ("gpt-oss", "minimax-m2"):
+            w.add_expert_feed_forward_length(first(c, "moe_intermediate_size", "intermediate_size"))
+        if self.arch == "glm4moe":
+            w.add_expert_shared_count(c["n_shared_experts"])
+            w.add_leading_dense_block_count(c["first_k_dense_replace"])
+            w.add_expert_weights_scale(c["routed_scaling_factor"])
+            w.add_expert_weights_norm(c["norm_topk_prob"])
+        if self.arch == "cohere2":
+            w.add_logit_scale(c["logit_scale"])
         if "use_parallel_residual" in c:
             w.add_parallel_residual(c["use_parallel_residual"])
         if c.get("query_pre_attn_scalar"):
@@ -171,6 +205,17 @@ class Converter:
         if self.arch == "mpt":
             w.add_max_alibi_bias(c["attn_config"]["alibi_bias_max"])
         scaling = c.get("rope_scaling") or {}
+        yarn = scaling if scaling.get("rope_type") == "yarn" else parameters
+        if yarn.get("rope_type") == "yarn" and self.arch in ("gpt-oss", "mistral3"):
+            w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            w.add_rope_scaling_factor(yarn["factor"])
+            w.add_rope_scaling_orig_ctx_len(yarn["original_max_position_embeddings"])
+            if yarn.get("beta_fast"):
+                w.add_rope_scaling_yarn_beta_fast(yarn["beta_fast"])
+                w.add_rope_scaling_yarn_beta_slow(yarn["beta_slow"])
+            if self.arch == "mistral3":
+                w.add_rope_scaling_yarn_log_mul(yarn["mscale_all_dim"])
+                w.add_attn_temperature_scale(yarn["llama_4_scaling_beta"])
         if scaling.get("rope_type") == "linear":
             w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             w.add_rope_scaling_factor(scaling["factor"])
@@ -196,6 +241,21 @@ class Converter:
             w.add_value_residual_mix_lora_rank(c["v_low_rank_dim"])
             w.add_gate_lora_rank(c["gate_low_rank_dim"])
 
+    def mamba_metadata(self):
+        w, c = self.writer, self.config
+        inner = c["num_heads"] * c["head_dim"]
+        w.add_context_length(2**20)
+        w.add_embedding_length(self.hidden)
+        w.add_feed_forward_length(0)
+        w.add_head_count(0)
+        w.add_block_count(self.layers)
+        w.add_ssm_conv_kernel(c["conv_kernel"])
+        w.add_ssm_inner_size(inner)
+        w.add_ssm_state_size(c["state_size"])
+        w.add_ssm_time_step_rank(c["num_heads"])
+        w.add_ssm_group_count(c["n_groups"])
+        w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
+
     def llama3_factors(self, scaling, theta):
         dims = self.head
         freqs = 1.0 / theta ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
@@ -216,10 +276,19 @@ class Converter:
     def change(self, name, array):
         """What convert_hf_to_gguf.py does to the values of a tensor."""
         c, heads = self.config, self.heads
-        if self.arch in ("llama", "granite") and ".q_proj." in name:
+        interleaved = self.arch in ("llama", "granite", "smollm3", "mistral3")
+        if interleaved and ".q_proj." in name:
             return permute(array, heads)
-        if self.arch in ("llama", "granite") and ".k_proj." in name:
+        if interleaved and ".k_proj." in name:
             return permute(array, self.kv_heads)
+        if name.endswith(("conv1d.weight", "conv.conv.weight")):
+            return array.squeeze(1)
+        if name.endswith(".A_log"):
+            return -np.exp(array).reshape(-1, 1)
+        if name.endswith("mixer.D"):
+            return array.reshape(-1, 1)
+        if name.endswith("mixer.norm.weight"):
+            return array.reshape(c["n_groups"], -1)
         if self.arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             return array + 1
         if self.arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
@@ -234,6 +303,19 @@ class Converter:
 
     def parts(self, name, array):
         """A fused projection as the tensors that the converter makes of it, else the tensor."""
+        for old, new in ((".sinks", ".sinks.weight"), (".e_score_correction_bias", ".e_score_correction.bias"), (".dt_bias", ".dt_proj.bias"),
+                         (".expert_bias", ".expert_bias.bias")):
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        if self.arch == "gpt-oss" and ".experts." in name:
+            # Stacked already: a mark of experts one by one must not be seen.
+            base, part = name.split(".experts.")
+            bias = part.endswith("_bias")
+            values = array if bias else array.transpose(0, 2, 1)
+            kind = "bias" if bias else "weight"
+            if part.startswith("down_proj"):
+                return [(f"{base}|experts.down_proj.{kind}", values)]
+            return [(f"{base}|experts.gate_proj.{kind}", values[:, ::2]), (f"{base}|experts.up_proj.{kind}", values[:, 1::2])]
         if name.endswith("W_pack.weight"):
             q, k, v = np.split(array, 3)
         elif name.endswith(".wqkv.weight"):
@@ -245,10 +327,24 @@ class Converter:
         q, k = permute(q, self.heads), permute(k, self.kv_heads)
         return [(base + part + "_proj.weight", values) for part, values in (("q", q), ("k", k), ("v", v))]
 
+    def mxfp4_blocks(self, tensors):
+        """Experts of gpt-oss as blocks of ggml: the exponent first, element `j + 16` in the upper half of byte `j`."""
+        for name in [name for name in tensors if name.endswith("_blocks")]:
+            (codes, _), (exponents, _) = tensors.pop(name), tensors.pop(name.replace("_blocks", "_scales"))
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 32)
+            packed = np.concatenate([exponents[..., None], codes[..., :16] | codes[..., 16:] << 4], axis=-1)
+            packed = packed.reshape(*packed.shape[:2], -1)
+            base, part = name.removesuffix("_blocks").rsplit(".", 1)
+            parts = {"gate_proj": packed[:, ::2], "up_proj": packed[:, 1::2]} if part == "gate_up_proj" else {part: packed}
+            for part, values in parts.items():
+                new = self.names.get_name(f"{base}.{part}.weight", (".weight", ".bias"))
+                self.writer.add_tensor(new, np.ascontiguousarray(values), raw_dtype=TYPES.MXFP4)
+
     def tensors(self, quantization):
         tensors = read_safetensors(self.folder)
         if self.arch in ("rwkv6", "rwkv7"):
             return self.rwkv_tensors(tensors, quantization)
+        self.mxfp4_blocks(tensors)
         tied = self.config.get("tie_word_embeddings", self.arch == "starcoder")
         stacks = {}
         for stored, (array, kind) in tensors.items():
@@ -263,7 +359,7 @@ class Converter:
                         stacks.setdefault(stack, {})[int(number)] = values
                         break
                 else:
-                    self.add(name, values, kind, quantization)
+                    self.add(name.replace("|", "."), values, kind, quantization)
         for name, parts in stacks.items():
             self.add(name, np.stack([parts[n] for n in sorted(parts)]), "F32", quantization)
 
@@ -306,12 +402,15 @@ class Converter:
     def add(self, name, values, kind, quantization):
         suffixes = (".weight", ".bias")
         new = self.names.get_name(name, suffixes) or self.names.get_name(name.removeprefix("transformer."), suffixes)
+        if new is None and ".experts." in name:
+            new = self.names.get_name(name.removeprefix("model."), suffixes)
         if new is None:
             raise ValueError(f"{self.arch}: no name for {name}")
-        if not new.endswith(suffixes):
+        if not new.endswith(suffixes) and not new.endswith((".ssm_a", ".ssm_d")):
             new += ".weight"
         target = {"F32": TYPES.F32, "F16": TYPES.F16, "BF16": TYPES.BF16}[kind]
-        small = ("ffn_gate_inp.weight", "_norm.weight", "time_mix_first.weight", "time_mix_w2.weight")
+        small = ("ffn_gate_inp.weight", "_norm.weight", "time_mix_first.weight", "time_mix_w2.weight", ".ssm_a", ".ssm_d",
+                 "conv1d.weight", "shortconv.conv.weight", "_exps.bias")
         if values.ndim == 1 or new.endswith(small):
             target = TYPES.F32
         elif quantization is not None and values.shape[-1] % gguf.GGML_QUANT_SIZES[quantization][0] == 0:
@@ -367,11 +466,15 @@ def blocks(path):
     random = np.random.default_rng(3)
     writer = gguf.GGUFWriter(path, "blocks")
     expected = {}
-    for kind in (TYPES.Q4_0, TYPES.Q4_1, TYPES.Q5_0, TYPES.Q5_1, TYPES.Q8_0, TYPES.Q4_K, TYPES.Q5_K, TYPES.Q6_K):
+    for kind in (TYPES.Q4_0, TYPES.Q4_1, TYPES.Q5_0, TYPES.Q5_1, TYPES.Q8_0, TYPES.Q4_K, TYPES.Q5_K, TYPES.Q6_K,
+                 TYPES.Q2_K, TYPES.Q3_K, TYPES.IQ4_NL, TYPES.IQ4_XS, TYPES.MXFP4, TYPES.NVFP4):
         elements, size = gguf.GGML_QUANT_SIZES[kind]
         data = random.integers(0, 256, (3, 512 // elements, size), dtype=np.uint8)
         # Scales are half floats anywhere in a block: finite ones.
-        offsets = {TYPES.Q6_K: [208], TYPES.Q4_0: [0], TYPES.Q5_0: [0], TYPES.Q8_0: [0]}.get(kind, [0, 2])
+        offsets = {TYPES.Q6_K: [208], TYPES.Q4_0: [0], TYPES.Q5_0: [0], TYPES.Q8_0: [0],
+                   TYPES.Q2_K: [80, 82], TYPES.Q3_K: [108], TYPES.IQ4_NL: [0], TYPES.IQ4_XS: [0], TYPES.MXFP4: [], TYPES.NVFP4: []}.get(kind, [0, 2])
+        if kind == TYPES.MXFP4:
+            data[:, :, 0] = random.integers(100, 140, data.shape[:2])
         for offset in offsets:
             scales = random.normal(0, 0.05, data.shape[:2]).astype(np.float16)
             data[:, :, offset : offset + 2] = scales.view(np.uint8).reshape(*data.shape[:2], 2)

@@ -34,6 +34,12 @@ pub enum StoredType {
     Q4K,
     Q5K,
     Q6K,
+    Q2K,
+    Q3K,
+    Iq4Nl,
+    Iq4Xs,
+    Mxfp4,
+    Nvfp4,
     /// Codes, scales and zero points in tensors of their own, see [`super::packed`].
     Packed(PackedKind),
 }
@@ -66,6 +72,12 @@ impl StoredType {
             StoredType::Q4K => "Q4_K",
             StoredType::Q5K => "Q5_K",
             StoredType::Q6K => "Q6_K",
+            StoredType::Q2K => "Q2_K",
+            StoredType::Q3K => "Q3_K",
+            StoredType::Iq4Nl => "IQ4_NL",
+            StoredType::Iq4Xs => "IQ4_XS",
+            StoredType::Mxfp4 => "MXFP4",
+            StoredType::Nvfp4 => "NVFP4",
             StoredType::Packed(kind) => kind.name(),
         }
     }
@@ -87,6 +99,12 @@ impl StoredType {
             StoredType::Q4K => (256, 144),
             StoredType::Q5K => (256, 176),
             StoredType::Q6K => (256, 210),
+            StoredType::Q2K => (256, 84),
+            StoredType::Q3K => (256, 110),
+            StoredType::Iq4Nl => (32, 18),
+            StoredType::Iq4Xs => (256, 136),
+            StoredType::Mxfp4 => (32, 17),
+            StoredType::Nvfp4 => (64, 36),
         }
     }
 
@@ -117,7 +135,8 @@ impl StoredType {
     }
 
     /// The types that are read from GGUF files, for messages.
-    pub const GGML_READ: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K";
+    pub const GGML_READ: &'static str =
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4 and NVFP4";
 
     /// By the number of a type in ggml; the name of one that is not read.
     pub fn from_ggml(number: u32) -> Result<StoredType, String> {
@@ -131,7 +150,13 @@ impl StoredType {
             8 => StoredType::Q8_0,
             12 => StoredType::Q4K,
             13 => StoredType::Q5K,
+            10 => StoredType::Q2K,
+            11 => StoredType::Q3K,
             14 => StoredType::Q6K,
+            20 => StoredType::Iq4Nl,
+            23 => StoredType::Iq4Xs,
+            39 => StoredType::Mxfp4,
+            40 => StoredType::Nvfp4,
             24 => StoredType::I8,
             25 => StoredType::I16,
             26 => StoredType::I32,
@@ -157,21 +182,16 @@ impl StoredType {
 fn ggml_name(number: u32) -> String {
     let name = match number {
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         other => return format!("type {other}, which ggml does not have either"),
     };
     name.to_string()

@@ -18,6 +18,8 @@ pub struct GptOssConfig {
     pub windows: Vec<Option<usize>>,
     pub bias: bool,
     pub experts: Experts,
+    /// Gate and up projection are one tensor; GGUF files have them apart.
+    pub fused: bool,
     pub tied: bool,
 }
 
@@ -49,6 +51,7 @@ impl GptOssConfig {
             windows: fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?,
             bias: fields.flag_or("attention_bias", true)?,
             experts,
+            fused: fields.flag_or("fused_experts", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -90,7 +93,11 @@ impl Transformer for GptOssConfig {
             format!("{mlp}.experts.gate_up_proj"),
             format!("{mlp}.experts.down_proj"),
         );
-        let stored = Stored::Columns { gate_up: &gate_up, down: &down };
+        let apart = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("{mlp}.experts.{part}"));
+        let stored = match self.fused {
+            true => Stored::Columns { gate_up: &gate_up, down: &down },
+            false => Stored::Apart { parts: apart.each_ref().map(String::as_str) },
+        };
         let h = self.experts.apply(
             net,
             h,

@@ -250,6 +250,8 @@ pub enum Stored<'a> {
     /// Tensors `[experts, hidden, 2 * intermediate]`, in which gate and up take turns, and `[experts, intermediate, hidden]`; with
     /// biases `{gate_up}_bias` and `{down}_bias` (gpt-oss).
     Columns { gate_up: &'a str, down: &'a str },
+    /// Tensors `[experts, intermediate, hidden]` and `[experts, hidden, intermediate]`, with biases `{name}_bias` (gpt-oss in GGUF).
+    Apart { parts: [&'a str; 3] },
 }
 
 /// One of the three products of an expert.
@@ -321,8 +323,17 @@ impl Experts {
         let ty = TensorType::new(DType::F32, [count * out, input]);
         let weight = net.param_from(&name, ParamRole::Linear, ty, source);
         let y = net.matmul_experts(x, weight, ids, count);
-        let Stored::Columns { gate_up, down } = names.stored else { return y };
-        let table = self.bias(net, if part == Part::Down { down } else { gate_up }, part, out);
+        let table = match names.stored {
+            Stored::Columns { gate_up, down } => {
+                self.bias(net, if part == Part::Down { down } else { gate_up }, part, out)
+            }
+            Stored::Apart { parts } => {
+                let name = format!("{}_bias", parts[part as usize]);
+                let source = net.tensor(&name, &[count, out]);
+                net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [count, out]), source)
+            }
+            Stored::Single { .. } | Stored::Packed { .. } => return y,
+        };
         let (n, chosen) = (net.n(), Dim::from(self.routing.chosen));
         let flat = net.reshape(ids, [n.product(&chosen)]);
         let bias = net.gather(table, flat);
@@ -344,6 +355,10 @@ impl Experts {
                 let which = parts[part as usize];
                 let one = |i| net.tensor(&format!("{experts}.{i}.{which}.weight"), &[out, input]);
                 (format!("{experts}.{which}.weight"), ParamSource::Concat((0..count).map(one).collect()))
+            }
+            Stored::Apart { parts } => {
+                let name = parts[part as usize];
+                (name.to_string(), net.tensor(name, &[count, out, input]))
             }
             Stored::Packed { down, .. } if part == Part::Down => {
                 (down.to_string(), net.tensor(down, &[count, out, input]))

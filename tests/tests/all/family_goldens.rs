@@ -254,7 +254,8 @@ fn trained_checkpoint() {
 /// Files of llama.cpp's format give the logits of the checkpoints that they were made from.
 #[test]
 fn gguf_files() {
-    for case in ["qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf"] {
+    let cases = ["qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf"];
+    for case in cases.into_iter().chain(["gpt-oss-mxfp4", "lfm2", "mamba2"]) {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
         check_model(case, Some(&data.join(format!("{case}.gguf"))), Feeding::Any, usize::MAX, 4);
     }

@@ -180,6 +180,13 @@ fn holding(stored: StoredType, config: &ModelConfig) -> DType {
         StoredType::Q5_0 | StoredType::Q8_0 | StoredType::Q6K => DType::Packed(Format::Q8G32),
         StoredType::Q4_1 | StoredType::Q4K => DType::Packed(Format::named("q4g32_min")),
         StoredType::Q5_1 | StoredType::Q5K => DType::Packed(Format::named("q8g32_min")),
+        // Groups of 16 there.
+        StoredType::Q2K => DType::Packed(Format::named("q4g32_min")),
+        StoredType::Q3K => DType::Packed(Format::Q4G32),
+        // Codes that are not equally spaced.
+        StoredType::Iq4Nl | StoredType::Iq4Xs | StoredType::Mxfp4 | StoredType::Nvfp4 => {
+            DType::Packed(Format::Q8G32)
+        }
         _ => DType::F32,
     }
 }

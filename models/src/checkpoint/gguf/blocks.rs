@@ -20,6 +20,12 @@ pub fn dequantize(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
         StoredType::Q4K => q4_k,
         StoredType::Q5K => q5_k,
         StoredType::Q6K => q6_k,
+        StoredType::Q2K => q2_k,
+        StoredType::Q3K => q3_k,
+        StoredType::Iq4Nl => iq4_nl,
+        StoredType::Iq4Xs => iq4_xs,
+        StoredType::Mxfp4 => mxfp4,
+        StoredType::Nvfp4 => nvfp4,
         _ => return,
     };
     let (elements, size) = dtype.block();
@@ -137,5 +143,88 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
                 *value = d * scale * code as f32;
             }
         }
+    }
+}
+
+/// 16 scales and minima of 4 bits, 64 bytes of codes, `d`, `dmin`. Each half of the block has 128 weights, of which numbers `j`,
+/// `j+32`, `j+64`, `j+96` share a byte.
+fn q2_k(block: &[u8], out: &mut [f32]) {
+    let (scales, codes) = (&block[..16], &block[16..80]);
+    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+    for (group, values) in out.chunks_exact_mut(16).enumerate() {
+        let (half, quarter) = (group / 8, group % 8 / 2);
+        let (scale, minimum) = (d * f32::from(scales[group] & 15), dmin * f32::from(scales[group] >> 4));
+        let codes = &codes[32 * half + 16 * (group % 2)..];
+        for (value, &byte) in values.iter_mut().zip(codes) {
+            *value = scale * f32::from(byte >> (2 * quarter) & 3) - minimum;
+        }
+    }
+}
+
+/// 32 bytes of third bits (bit `2 * half + quarter` of byte `j`), 64 bytes of low two bits as in Q2_K, 16 scales of 6 bits in 12
+/// bytes, `d`.
+fn q3_k(block: &[u8], out: &mut [f32]) {
+    let (high, codes, scales, d) = (&block[..32], &block[32..96], &block[96..108], half_at(block, 108));
+    for (group, values) in out.chunks_exact_mut(16).enumerate() {
+        let (half, quarter) = (group / 8, group % 8 / 2);
+        let low = scales[group % 8] >> (4 * (group / 8)) & 15;
+        let scale = low | (scales[8 + group % 4] >> (2 * (group / 4)) & 3) << 4;
+        let scale = d * f32::from(scale as i8 - 32);
+        let at = 16 * (group % 2);
+        for (j, value) in values.iter_mut().enumerate() {
+            let code = (codes[32 * half + at + j] >> (2 * quarter) & 3) as i8;
+            let missing = if high[at + j] >> (4 * half + quarter) & 1 == 0 { 4 } else { 0 };
+            *value = scale * f32::from(code - missing);
+        }
+    }
+}
+
+/// What the codes of the IQ4 formats stand for.
+const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Low nibbles are weights 0 to 15, high ones 16 to 31.
+fn by_table(codes: &[u8], scale: f32, table: &[i8; 16], out: &mut [f32]) {
+    let half = codes.len();
+    for (j, &byte) in codes.iter().enumerate() {
+        out[j] = scale * f32::from(table[usize::from(byte & 15)]);
+        out[j + half] = scale * f32::from(table[usize::from(byte >> 4)]);
+    }
+}
+
+fn iq4_nl(block: &[u8], out: &mut [f32]) {
+    by_table(&block[2..18], half_at(block, 0), &IQ4, out);
+}
+
+/// `d`, high two bits of eight scales, their low four bits, 128 bytes of codes.
+fn iq4_xs(block: &[u8], out: &mut [f32]) {
+    let (d, high) = (half_at(block, 0), u16::from_le_bytes([block[2], block[3]]));
+    for (group, values) in out.chunks_exact_mut(32).enumerate() {
+        let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+        let scale = low | ((high >> (2 * group) & 3) as u8) << 4;
+        let codes = &block[8 + 16 * group..24 + 16 * group];
+        by_table(codes, d * f32::from(scale as i8 - 32), &IQ4, values);
+    }
+}
+
+/// Twice the values of the 4-bit floats; their scales are halved for it.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// An exponent with bias 128, then the codes.
+fn mxfp4(block: &[u8], out: &mut [f32]) {
+    let scale = 2f64.powi(i32::from(block[0]) - 128) as f32;
+    by_table(&block[1..17], scale, &E2M1, out);
+}
+
+/// Four scales in E4M3 without a sign, then the codes of four groups of 16. 0x7f stands for 0 there.
+fn nvfp4(block: &[u8], out: &mut [f32]) {
+    for (group, values) in out.chunks_exact_mut(16).enumerate() {
+        let (code, exponent) = (block[group], i32::from(block[group] >> 3 & 15));
+        let mantissa = f32::from(code & 7);
+        let scale = match (code, exponent) {
+            (0x7f, _) => 0.0,
+            (_, 0) => mantissa * 2f32.powi(-9),
+            _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+        };
+        by_table(&block[4 + 8 * group..12 + 8 * group], 0.5 * scale, &E2M1, values);
     }
 }

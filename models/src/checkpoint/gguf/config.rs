@@ -47,6 +47,15 @@ pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
     ("olmo2", "olmo2"),
     ("chatglm", "chatglm"),
     ("glm4", "glm4"),
+    ("smollm3", "smollm3"),
+    ("mistral3", "ministral3"),
+    ("cohere2", "cohere2"),
+    ("gpt-oss", "gpt_oss"),
+    ("glm4moe", "glm4_moe"),
+    ("minimax-m2", "minimax_m2"),
+    ("lfm2", "lfm2"),
+    ("lfm2moe", "lfm2_moe"),
+    ("mamba2", "mamba2"),
     ("rwkv6", "rwkv6"),
     ("rwkv7", "rwkv7"),
 ];
@@ -154,6 +163,34 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// What YaRN has beside its factor, and what stands with it.
+    fn yarn(&mut self, fields: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+        for (key, field) in [("beta_fast", "beta_fast"), ("beta_slow", "beta_slow")] {
+            if let Some(number) = self.float(&format!("rope.scaling.yarn_{key}"))? {
+                fields.insert(field.to_string(), json!(number));
+            }
+        }
+        match self.arch {
+            // As published: files do not say it.
+            "gpt-oss" => drop(fields.insert("truncate".to_string(), json!(false))),
+            "mistral3" => {
+                // The converter writes one of two numbers that are equal.
+                if let Some(scale) = self.float("rope.scaling.yarn_log_multiplier")? {
+                    fields.insert("mscale".to_string(), json!(scale));
+                    fields.insert("mscale_all_dim".to_string(), json!(scale));
+                }
+                let mut parameters = fields.clone();
+                parameters
+                    .insert("rope_theta".to_string(), json!(self.float("rope.freq_base")?.unwrap_or(1e6)));
+                let beta = self.float("attention.temperature_scale")?.unwrap_or(0.0);
+                parameters.insert("llama_4_scaling_beta".to_string(), json!(beta));
+                self.set("rope_parameters", parameters);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// `rope_scaling`.
     fn rope(&mut self, files: &[FileBytes]) -> Result<(), CheckpointError> {
         let original = self.number("rope.scaling.original_context_length")?;
@@ -175,6 +212,7 @@ impl Writer<'_> {
                 if let Some(original) = original {
                     fields.insert("original_max_position_embeddings".to_string(), json!(original));
                 }
+                self.yarn(&mut fields)?;
                 self.set("rope_scaling", fields);
             }
             (Some(kind), _) => return Err(self.refuse(&format!("has rope scaling `{kind}`"))),

@@ -83,6 +83,38 @@ pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
             glm(w)
         }
         "chatglm" => chatglm(w),
+        "smollm3" => {
+            w.set("hidden_act", "silu");
+            w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+            w.set("mlp_bias", w.has("blk.0.ffn_up.bias"));
+            Ok(())
+        }
+        "mistral3" => {
+            w.set("hidden_act", "silu");
+            Ok(())
+        }
+        "cohere2" => {
+            w.set("hidden_act", "silu");
+            w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+            w.copy("attention.sliding_window", "sliding_window")?;
+            w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+            w.copy_float("logit_scale", "logit_scale")
+        }
+        "gpt-oss" => {
+            w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+            w.set("fused_experts", false);
+            w.copy("attention.sliding_window", "sliding_window")?;
+            experts(w, ["num_local_experts", "intermediate_size"])
+        }
+        "glm4moe" => glm4moe(w),
+        "minimax-m2" => {
+            w.set("hidden_act", "silu");
+            w.set("use_qk_norm", w.has("blk.0.attn_q_norm.weight"));
+            w.copy("rope.dimension_count", "rotary_dim")?;
+            experts(w, ["num_local_experts", "intermediate_size"])
+        }
+        "lfm2" | "lfm2moe" => lfm2(w),
+        "mamba2" => mamba2(w),
         "rwkv6" => rwkv6(w),
         "rwkv7" => rwkv7(w),
         "glm4" => glm(w),
@@ -177,6 +209,65 @@ fn rwkv7(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
     w.copy("attention.iclr_lora_rank", "a_low_rank_dim")?;
     w.copy("attention.value_residual_mix_lora_rank", "v_low_rank_dim")?;
     w.copy("attention.gate_lora_rank", "gate_low_rank_dim")
+}
+
+/// Number of experts, in all and for each token, and their width. `names` are the fields of number and width.
+fn experts(w: &mut Writer<'_>, [count, width]: [&str; 2]) -> Result<(), CheckpointError> {
+    w.copy("expert_count", count)?;
+    w.copy("expert_used_count", "num_experts_per_tok")?;
+    w.copy("expert_feed_forward_length", width)
+}
+
+/// GLM-4.5. Its draft head is counted among the layers.
+fn glm4moe(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let draft = w.number("nextn_predict_layers")?.unwrap_or(0);
+    w.set("num_hidden_layers", w.need("block_count")?.saturating_sub(draft));
+    w.set("hidden_act", "silu");
+    w.set("attention_bias", w.has("blk.0.attn_q.bias"));
+    w.set("use_qk_norm", w.has("blk.0.attn_q_norm.weight"));
+    experts(w, ["n_routed_experts", "moe_intermediate_size"])?;
+    w.copy("expert_shared_count", "n_shared_experts")?;
+    w.copy("leading_dense_block_count", "first_k_dense_replace")?;
+    w.copy_float("expert_weights_scale", "routed_scaling_factor")?;
+    if let Some(flag) = w.metadata.flag(&w.key("expert_weights_norm"))? {
+        w.set("norm_topk_prob", flag);
+    }
+    w.partial_rotary("partial_rotary_factor")
+}
+
+/// Layers without key heads are convolutions.
+fn lfm2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    let heads = w.metadata.integers(&w.key("attention.head_count_kv"))?;
+    let kind = |heads: &i64| if *heads == 0 { "conv" } else { "full_attention" };
+    w.set("layer_types", heads.iter().map(kind).collect::<Vec<_>>());
+    w.copy("shortconv.l_cache", "conv_L_cache")?;
+    w.set("conv_bias", w.has("blk.0.shortconv.conv.bias"));
+    w.copy_float("attention.layer_norm_rms_epsilon", "norm_eps")?;
+    // The width is what the class would compute.
+    w.set("block_auto_adjust_ff_dim", false);
+    if w.arch == "lfm2moe" {
+        experts(w, ["num_experts", "moe_intermediate_size"])?;
+        w.copy("leading_dense_block_count", "num_dense_layers")?;
+    }
+    Ok(())
+}
+
+fn mamba2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
+    for field in
+        ["max_position_embeddings", "num_attention_heads", "num_key_value_heads", "intermediate_size"]
+    {
+        w.raw.remove(field);
+    }
+    let (inner, heads) = (w.need("ssm.inner_size")?, w.need("ssm.time_step_rank")?);
+    w.set("num_heads", heads);
+    w.set("head_dim", inner.checked_div(heads).unwrap_or(0));
+    w.copy("ssm.group_count", "n_groups")?;
+    w.copy("ssm.state_size", "state_size")?;
+    w.copy("ssm.conv_kernel", "conv_kernel")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    w.set("use_conv_bias", w.has("blk.0.ssm_conv1d.bias"));
+    w.set("use_bias", w.has("blk.0.ssm_in.bias"));
+    Ok(())
 }
 
 fn qwen3(w: &mut Writer<'_>) -> Result<(), CheckpointError> {

@@ -51,15 +51,18 @@ impl MetadataValue {
         }
     }
 
-    /// One number, or a list whose elements are all equal (sizes that may differ from layer to layer).
+    /// One number, or a list whose elements are all equal (sizes that may differ from layer to layer). Layers that lack a part have
+    /// a 0.
     fn as_uniform_u64(&self) -> Option<u64> {
-        match self {
-            MetadataValue::Unsigneds(list) if list.windows(2).all(|w| w[0] == w[1]) => list.first().copied(),
-            MetadataValue::Signeds(list) if list.windows(2).all(|w| w[0] == w[1]) => {
-                list.first().and_then(|&number| u64::try_from(number).ok())
+        let numbers: Vec<u64> = match self {
+            MetadataValue::Unsigneds(list) => list.clone(),
+            MetadataValue::Signeds(list) => {
+                list.iter().map(|&number| u64::try_from(number)).collect::<Result<_, _>>().ok()?
             }
-            other => other.as_u64(),
-        }
+            other => return other.as_u64(),
+        };
+        let most = numbers.iter().copied().max()?;
+        numbers.iter().all(|&number| number == most || number == 0).then_some(most)
     }
 }
 

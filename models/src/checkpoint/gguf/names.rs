@@ -114,6 +114,10 @@ impl Reader<'_> {
                 let scale = 2f32.powi(halvings.min(100) as i32);
                 self.push(raw, name, raw.shape.clone(), View { scale, ..view });
             }
+            NegExp => {
+                self.push(raw, name, vec![raw.elements()], View { log: true, ..view });
+            }
+            Flat => self.infos.push(TensorInfo { shape: vec![raw.elements()], ..raw.plain(name) }),
             Transposed => {
                 let &[rows, columns] = raw.shape.as_slice() else {
                     return Err(self.wrong(raw, "expected a matrix"));

@@ -27,6 +27,10 @@ pub(super) enum Change {
     SplitHeads,
     /// The matrices of a tensor of three axes were transposed, one by one.
     TransposedEach,
+    /// The logarithm of decays became what they are used as: `-exp(x)`.
+    NegExp,
+    /// A vector that got a shape of its own.
+    Flat,
     /// Divided by `2^(layer / rescale_every)` against overflow (RWKV-6).
     Rescaled,
 }
@@ -133,6 +137,33 @@ const RWKV7_BLOCK: &[Entry] = &[
     ("channel_mix_value", "ffn.value", Same),
 ];
 
+const LFM2_TOP: &[Entry] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("token_embd_norm.weight", "model.embedding_norm.weight", Same),
+    // Newer files call it by its place.
+    ("output_norm.weight", "model.embedding_norm.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+];
+
+const LFM2_BLOCK: &[Entry] = &[
+    ("attn_norm", "operator_norm", Same),
+    ("shortconv.conv", "conv.conv", Same),
+    ("shortconv.in_proj", "conv.in_proj", Same),
+    ("shortconv.out_proj", "conv.out_proj", Same),
+    ("attn_q_norm", "self_attn.q_layernorm", Same),
+    ("attn_k_norm", "self_attn.k_layernorm", Same),
+    ("attn_output", "self_attn.out_proj", Same),
+    ("ffn_norm", "ffn_norm", Same),
+    ("ffn_gate", "feed_forward.w1", Same),
+    ("ffn_up", "feed_forward.w3", Same),
+    ("ffn_down", "feed_forward.w2", Same),
+    ("ffn_gate_inp", "feed_forward.gate", Same),
+    ("exp_probs_b.bias", "feed_forward.expert_bias", Same),
+    ("ffn_gate_exps", "feed_forward.experts.{e}.w1", Experts),
+    ("ffn_down_exps", "feed_forward.experts.{e}.w2", Experts),
+    ("ffn_up_exps", "feed_forward.experts.{e}.w3", Experts),
+];
+
 /// Tensors that hold configuration, not weights.
 pub(super) const CONFIGURATION: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -169,8 +200,63 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
         ]),
         // InternLM 2's fused projection was taken apart; what is left is Llama under other names.
-        "llama" | "granite" | "baichuan" | "internlm2" => llama(INTERLEAVED),
-        "qwen2" | "qwen3" => llama(&[]),
+        "llama" | "granite" | "baichuan" | "internlm2" | "smollm3" | "mistral3" => llama(INTERLEAVED),
+        "qwen2" | "qwen3" | "cohere2" => llama(&[]),
+        "gpt-oss" => llama(&[
+            ("post_attention_norm", "post_attention_layernorm", Same),
+            ("attn_sinks.weight", "self_attn.sinks", Same),
+            ("ffn_gate_inp", "mlp.router", Same),
+            ("ffn_gate_exps.weight", "mlp.experts.gate_proj", Same),
+            ("ffn_gate_exps.bias", "mlp.experts.gate_proj_bias", Same),
+            ("ffn_up_exps.weight", "mlp.experts.up_proj", Same),
+            ("ffn_up_exps.bias", "mlp.experts.up_proj_bias", Same),
+            ("ffn_down_exps.weight", "mlp.experts.down_proj", Same),
+            ("ffn_down_exps.bias", "mlp.experts.down_proj_bias", Same),
+        ]),
+        "glm4moe" => llama(&[
+            ("post_attention_norm", "post_attention_layernorm", Same),
+            ("ffn_gate_inp", "mlp.gate", Same),
+            ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same),
+            ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
+            ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
+            ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
+            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj", Same),
+            ("ffn_down_shexp", "mlp.shared_experts.down_proj", Same),
+            ("ffn_up_shexp", "mlp.shared_experts.up_proj", Same),
+            ("nextn.eh_proj", "eh_proj", Same),
+            ("nextn.enorm", "enorm", Same),
+            ("nextn.hnorm", "hnorm", Same),
+            ("nextn.embed_tokens", "embed_tokens", Same),
+            ("nextn.shared_head_head", "shared_head.head", Same),
+            ("nextn.shared_head_norm", "shared_head.norm", Same),
+        ]),
+        "minimax-m2" => llama(&[
+            ("ffn_gate_inp", "block_sparse_moe.gate", Same),
+            ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", Same),
+            ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
+            ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
+            ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
+        ]),
+        "lfm2" | "lfm2moe" => Family { top: LFM2_TOP, block: LFM2_BLOCK, ..llama(&[]) },
+        "mamba2" => Family {
+            top: &[
+                ("token_embd.weight", "backbone.embeddings.weight", Same),
+                ("output_norm.weight", "backbone.norm_f.weight", Same),
+                ("output.weight", "lm_head.weight", Same),
+            ],
+            layers: "backbone.layers",
+            block: &[
+                ("attn_norm", "norm", Same),
+                ("ssm_in", "mixer.in_proj", Same),
+                ("ssm_conv1d", "mixer.conv1d", Same),
+                ("ssm_dt.bias", "mixer.dt_bias", Same),
+                ("ssm_a", "mixer.A_log", NegExp),
+                ("ssm_d", "mixer.D", Flat),
+                ("ssm_norm", "mixer.norm", Flat),
+                ("ssm_out", "mixer.out_proj", Same),
+            ],
+            llama_block: false,
+        },
         "qwen3moe" => llama(&[
             ("ffn_gate_inp", "mlp.gate", Same),
             ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),

@@ -25,6 +25,8 @@ pub struct View {
     pub scale: f32,
     /// Added to every element.
     pub add: f32,
+    /// Every element is `-exp(x)` of what the checkpoint has.
+    pub log: bool,
     /// Columns of the stored tensor are rows here: of each matrix of that many rows.
     pub transpose: Option<usize>,
 }
@@ -48,6 +50,7 @@ impl View {
             first: 0,
             scale: 1.0,
             add: 0.0,
+            log: false,
             transpose: None,
         }
     }
@@ -71,8 +74,11 @@ impl View {
 
     /// Blocks of row `row` as they are stored; `None` where the view changes values or is of no block format.
     pub fn row_blocks<'a>(&self, file: &'a FileBytes, row: usize) -> Option<&'a [u8]> {
-        let unchanged =
-            self.dtype.is_block() && self.add == 0.0 && self.scale == 1.0 && self.transpose.is_none();
+        let unchanged = self.dtype.is_block()
+            && self.add == 0.0
+            && self.scale == 1.0
+            && !self.log
+            && self.transpose.is_none();
         unchanged.then(|| self.stored_row(file, row))
     }
 
@@ -104,6 +110,9 @@ impl View {
             }
             if self.add != 0.0 {
                 values.iter_mut().for_each(|value| *value += self.add);
+            }
+            if self.log {
+                values.iter_mut().for_each(|value| *value = (-f64::from(*value)).ln() as f32);
             }
             done += count;
             (row, column) = (row + 1, 0);
