@@ -64,6 +64,9 @@ FAMILIES = {
     "gemma": lambda: transformers.GemmaConfig(
         vocab_size=112, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=1, head_dim=16, max_position_embeddings=128, hidden_activation="gelu_pytorch_tanh"),
+    "ernie4-5": lambda: transformers.Ernie4_5Config(
+        vocab_size=112, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, use_bias=True, tie_word_embeddings=True),
     "stablelm-head-norms": lambda: transformers.StableLmConfig(
         vocab_size=112, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, qk_layernorm=True, use_parallel_residual=True,

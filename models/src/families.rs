@@ -6,6 +6,7 @@ pub mod chatglm;
 pub mod chatglm2;
 pub mod cohere2;
 pub mod deepseek;
+pub mod ernie4_5;
 pub mod falcon;
 pub mod falcon_h1;
 pub mod gemma;

@@ -10,7 +10,7 @@ use crate::families::{
     GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config,
     LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config, MixtralConfig, MptConfig, NemotronHConfig,
     Olmo2Config, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config,
-    Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, qwen2, smollm3,
+    Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -123,6 +123,9 @@ pub const REGISTRY: &[Entry] = &[
     family("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
     family("olmo3", &["Olmo3ForCausalLM"], "OLMo 3", |f| Olmo2Config::olmo3(f).map(Architecture::new)),
     family("smollm3", &["SmolLM3ForCausalLM"], "SmolLM3", |f| smollm3::from_fields(f).map(Architecture::new)),
+    family("ernie4_5", &["Ernie4_5ForCausalLM"], "ERNIE 4.5", |f| {
+        ernie4_5::from_fields(f).map(Architecture::new)
+    }),
     family("ministral3", &["Ministral3ForCausalLM"], "Ministral 3", |f| {
         Ministral3Config::from_fields(f).map(Architecture::new)
     }),

@@ -67,6 +67,10 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("attention_bias", "layers.0.self_attn.q_proj")?;
             t.bias("mlp_bias", "layers.0.mlp.gate_proj")
         }
+        "ernie4_5" => {
+            tied_llama(t)?;
+            t.bias("use_bias", "layers.0.self_attn.q_proj")
+        }
         "ministral3" => llama(t, None),
         "cohere2" => {
             tied_llama(t)?;

@@ -213,6 +213,7 @@ cases! {
     ministral3_beyond_its_first_context: "ministral3",
     olmo3_beyond_its_window: "olmo3",
     cohere2_beyond_its_window: "cohere2",
+    ernie4_5: "ernie4-5",
     gpt_oss: "gpt-oss",
     gpt_oss_mxfp4: "gpt-oss-mxfp4",
     glm4_with_experts: "glm4-moe",
