@@ -223,6 +223,8 @@ fn presets_have_the_published_sizes() {
         ("smollm3-3b", "3.075e9"),
         ("gpt-oss-20b", "2.091e10"),
         ("lfm2-1.2b", "1.170e9"),
+        ("qwen3.5-35b-a3b", "3.466e10"),
+        ("glm-4.7-flash", "2.994e10"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();
