@@ -55,10 +55,7 @@ impl AnswerSyntax {
     /// By rendering samples.
     pub fn of(template: &ChatTemplate) -> AnswerSyntax {
         let reasoning = reasoning(template);
-        let calls = calls(template).map(|calls| match &reasoning {
-            Some(reasoning) => behind_reasoning(calls, reasoning),
-            None => calls,
-        });
+        let calls = calls(template, reasoning.as_ref());
         AnswerSyntax { calls, reasoning }
     }
 }
@@ -173,8 +170,10 @@ fn find(text: &str, at: usize) -> Option<Found> {
     (behind <= begin).then_some(Found { name, middle: (behind, begin), close: end })
 }
 
-fn calls(template: &ChatTemplate) -> Option<CallSyntax> {
-    if !template.uses("tools") {
+fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option<CallSyntax> {
+    // Nobody would tell the model of its tools otherwise.
+    let prompt = |extra: &Extra| template.render(&[user()], true, extra).ok();
+    if prompt(&tools())? == prompt(&Extra::default()).unwrap_or_default() {
         return None;
     }
     let ways = [false, true]
@@ -187,7 +186,7 @@ fn calls(template: &ChatTemplate) -> Option<CallSyntax> {
         let two = two.as_ref().and_then(|two| Some((two, find(two, 0)?, find(two, 1)?)));
         let without_ids =
             |text: &str| IDS.iter().fold(text.to_owned(), |text, id| text.replace(id, &ID.to_string()));
-        let before = without_ids(&one[..first.name]);
+        let before = without_ids(behind_reasoning(&one[..first.name], reasoning));
         let behind = without_ids(&one[first.close..]);
         let middle = without_ids(&one[first.middle.0..first.middle.1]);
         if middle.trim().is_empty() {
@@ -228,11 +227,10 @@ fn behind_tag(text: &str, end: usize) -> usize {
 }
 
 /// The template may write an empty reasoning before calls, which is no part of them.
-fn behind_reasoning(mut calls: CallSyntax, reasoning: &ReasoningSyntax) -> CallSyntax {
-    for text in [&mut calls.begin, &mut calls.open] {
-        if let Some(at) = text.rfind(reasoning.close.trim()) {
-            *text = text[at + reasoning.close.trim().len()..].trim_start().to_owned();
-        }
+fn behind_reasoning<'a>(text: &'a str, reasoning: Option<&ReasoningSyntax>) -> &'a str {
+    let close = reasoning.map(|reasoning| reasoning.close.trim()).filter(|close| !close.is_empty());
+    match close.and_then(|close| Some(text.rfind(close)? + close.len())) {
+        Some(end) => text[end..].trim_start(),
+        None => text,
     }
-    calls
 }

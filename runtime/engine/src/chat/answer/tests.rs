@@ -1,14 +1,14 @@
 use super::*;
 use crate::chat::{ChatTemplate, Extra, Message};
 
-const HERMES: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% if tools %}{% endif %}";
-const LIST: &str = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, \"id\": \"{{ c.id }}\"}{{ ', ' if not loop.last else '' }}{% endfor %}]</s>{% else %} {{ m.content }}</s>{% endif %}{% endfor %}{% if tools %}{% endif %}";
-const BARE: &str = "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{% if m.tool_calls|length != 1 %}{{ raise_exception('one call') }}{% endif %}{\"name\": \"{{ m.tool_calls[0].function.name }}\", \"parameters\": {{ m.tool_calls[0].function.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{% if tools %}{% endif %}";
+const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+const LIST: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, \"id\": \"{{ c.id }}\"}{{ ', ' if not loop.last else '' }}{% endfor %}]</s>{% else %} {{ m.content }}</s>{% endif %}{% endfor %}";
+const BARE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{% if m.tool_calls|length != 1 %}{{ raise_exception('one call') }}{% endif %}{\"name\": \"{{ m.tool_calls[0].function.name }}\", \"parameters\": {{ m.tool_calls[0].function.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 /// Arguments come as text, between control tokens.
-const FENCED: &str = "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}<|calls|>{% for c in m.tool_calls %}<|call|>function<|sep|>{{ c.function.name }}\n```json\n{{ '' + c.function.arguments }}\n```<|call_end|>{% endfor %}<|calls_end|>{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{% if tools %}{% endif %}";
-const THINKS: &str = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}:{{ c.function.arguments | tojson }}</call>{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{% if tools %}{% endif %}";
+const FENCED: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}<|calls|>{% for c in m.tool_calls %}<|call|>function<|sep|>{{ c.function.name }}\n```json\n{{ '' + c.function.arguments }}\n```<|call_end|>{% endfor %}<|calls_end|>{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+const THINKS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}:{{ c.function.arguments | tojson }}</call>{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 /// A tag for each argument.
-const TAGS: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</call>{% endfor %}<|end|>{% endfor %}{% if tools %}{% endif %}";
+const TAGS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</call>{% endfor %}<|end|>{% endfor %}";
 
 fn syntax(template: &str) -> AnswerSyntax {
     AnswerSyntax::of(&ChatTemplate::from_jinja(template).unwrap())
@@ -57,6 +57,25 @@ fn the_form_of_calls_is_found_from_the_template() {
     assert_eq!(opens.reasoning, Some(ReasoningSyntax { open: "<think>".into(), close: "</think>".into() }));
     for without in [TAGS, "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"] {
         assert_eq!(syntax(without), AnswerSyntax::default(), "{without}");
+    }
+}
+
+/// Templates in the forms of published ones.
+#[test]
+fn the_form_of_calls_of_published_templates() {
+    let data: serde_json::Value =
+        serde_json::from_str(include_str!("../../../tests/data/chat_cases.json")).unwrap();
+    let template = |name: &str| data["templates"][name].as_str().unwrap().to_owned();
+    let thinking = template("thinking");
+    let hermes = ("", "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", Some("\n"), "");
+    assert_eq!(texts(&thinking), owned(hermes));
+    let reasoning = ReasoningSyntax { open: "<think>".into(), close: "</think>".into() };
+    assert_eq!(syntax(&thinking).reasoning, Some(reasoning));
+    let bare = ("", "{\"name\": \"", "\", \"parameters\": ", "}", None, "");
+    assert_eq!(texts(&template("llama-3")), owned(bare));
+    // These know no calls, though one of them lists tools.
+    for name in ["llama-2", "chatml", "gemma", "mistral", "phi-3"] {
+        assert_eq!(syntax(&template(name)).calls, None, "{name}");
     }
 }
 
