@@ -22,23 +22,15 @@ pub struct Options {
     pub policy: QuantPolicy,
     /// How keys and values are stored.
     pub kv_cache: CacheType,
-    /// Of launches with dynamic shares.
-    pub pieces: PieceWork,
+    /// Of launches with dynamic shares, in place of what the levels are tuned for.
+    pub pieces: Option<PieceWork>,
 }
 
 impl Options {
     /// Weights stay f32.
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
-        Options {
-            levels,
-            chunk,
-            batch: 1,
-            quant,
-            policy,
-            kv_cache: CacheType::default(),
-            pieces: PieceWork::default(),
-        }
+        Options { levels, chunk, batch: 1, quant, policy, kv_cache: CacheType::default(), pieces: None }
     }
 }
 

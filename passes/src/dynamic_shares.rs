@@ -23,12 +23,22 @@ pub struct PieceWork {
     pub dots: i64,
     /// Operations on f32.
     pub flops: i64,
+    /// A piece of decode attention begins with a block of the cache that nobody asked for, so that its least work is so many times that of
+    /// other launches.
+    pub times_of_cache: i64,
 }
 
 impl Default for PieceWork {
-    /// So much that to take most of the pieces (some 20 ns each) and to begin their runs of reading costs nothing.
     fn default() -> PieceWork {
-        PieceWork { bytes: 16 << 10, dots: 2 << 20, flops: 256 << 10 }
+        mlcc_target::Shares::default().into()
+    }
+}
+
+impl From<mlcc_target::Shares> for PieceWork {
+    fn from(shares: mlcc_target::Shares) -> PieceWork {
+        let mlcc_target::Shares { bytes, dots, flops, times_of_cache } = shares;
+        let [bytes, dots, flops, times_of_cache] = [bytes, dots, flops, times_of_cache].map(i64::from);
+        PieceWork { bytes, dots, flops, times_of_cache }
     }
 }
 
@@ -36,15 +46,13 @@ impl Default for PieceWork {
 const LEAST_PIECES: i64 = 8;
 /// More would not make the last piece any shorter, measured by the whole.
 const MOST_PIECES: i64 = 2048;
-/// A piece of decode attention begins with a block of the cache that nobody asked for, up to 64 KiB, so that its least work is
-/// this many times that of other launches. With pieces an eighth of that, Zen 3, two threads, lost 2.5 % of a token of Qwen3-0.6B
-/// after 1500 tokens (four pieces more per worker, 3 us each) and 1.7 to 2.4 % of those of gpt2, against whole shares.
-const LEAST_OF_CACHE: i64 = 64;
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
     let plan = program.memory.as_ref().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
-    let (mut changed, work) = (0, ctx.options.pieces);
+    let mut changed = 0;
     for level in &mut program.levels {
+        let of_level = || PieceWork::from(level.target.tune.shares);
+        let work = ctx.options.pieces.unwrap_or_else(of_level);
         let lowered = &mut level.lowered;
         if lowered.entries.len() != plan.entries.len() {
             return Err(PassError::internal(PASS, "levels differ in their entry points"));
@@ -118,7 +126,7 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: Piece
     // Where parts are few, as the slices of a cache, small pieces are mostly empty; a piece of a product with chosen experts sorts
     // the choices first.
     let times = match (cost.parts, one_matrix) {
-        (Some(_), _) => LEAST_OF_CACHE,
+        (Some(_), _) => work.times_of_cache,
         (None, false) => Pieces::SMALLEST as i64,
         (None, true) => 1,
     };

@@ -50,6 +50,8 @@ enum Values {
     Tile,
     /// The same of tall tiles, where there are any.
     Tall,
+    /// Keys of a block of attention, and what they may take.
+    Block,
 }
 
 const DECODE: &[Kind] = &[Kind::Decode];
@@ -124,6 +126,100 @@ pub const FIELDS: &[Field] = &[
         PROMPT,
         Values::Numbers(&[1, 2, 3, 6]),
     ),
+    field("attention.block", "keys that one query works on together", DECODE, Values::Block),
+    field("attention.repeats", "loads repeat parts of a key in all lanes for nothing", DECODE, Values::Flag),
+    field(
+        "attention.in_order_heads",
+        "most query heads of a key head for which blocks are read in order, with drops_requests",
+        DECODE,
+        Values::Numbers(&[0, 1, 2, 4, 8]),
+    ),
+    field(
+        "attention.many_rows",
+        "rows of a tile of several queries",
+        PROMPT,
+        Values::Numbers(&[48, 96, 192, 256, 384, 512]),
+    ),
+    field(
+        "attention.few_rows",
+        "the same with one key head or large heads",
+        PROMPT,
+        Values::Numbers(&[24, 48, 96, 192]),
+    ),
+    field(
+        "attention.set_rows",
+        "rows that go together from scores to sums",
+        PROMPT,
+        Values::Numbers(&[48, 96]),
+    ),
+    field(
+        "product.panel_columns",
+        "columns of a panel of integer products",
+        PROMPT,
+        Values::Numbers(&[128, 256, 512, 1024]),
+    ),
+    field(
+        "product.float_panel_columns",
+        "columns of a panel of float products",
+        PROMPT,
+        Values::Numbers(&[128, 256, 512, 1024]),
+    ),
+    field(
+        "product.piece_columns",
+        "columns that few rows pass by before the next ones",
+        FEW_ROWS,
+        Values::Numbers(&[128, 256, 512, 1024]),
+    ),
+    field(
+        "quantize.piece_bytes",
+        "computed values of a quantizer between its steps",
+        ROWS,
+        Values::Numbers(&[4096, 8192, 16384, 32768]),
+    ),
+    field("quantize.piece_groups", "most groups of such a piece", ROWS, Values::Numbers(&[2, 4, 8, 16])),
+    field(
+        "quantize.vectors",
+        "vectors of 16 lanes of activations that are computed together",
+        &Kind::ALL,
+        Values::Numbers(&[1, 2, 4]),
+    ),
+    field(
+        "scan.stack_bytes",
+        "transposed states of a scan over matrices",
+        PROMPT,
+        Values::Numbers(&[16 << 10, 32 << 10, 64 << 10, 128 << 10]),
+    ),
+    field(
+        "scan.state_vectors",
+        "registers for the states of rows that run together",
+        DECODE,
+        Values::Numbers(&[4, 8, 16, 24]),
+    ),
+    field("scan.steps_ahead", "steps that a scan prefetches ahead", PROMPT, Values::Numbers(&[1, 2, 4, 8])),
+    field(
+        "shares.bytes",
+        "bytes of the smallest piece that workers take from each other",
+        &Kind::ALL,
+        Values::Numbers(&[4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10]),
+    ),
+    field(
+        "shares.dots",
+        "the same in operations on bytes",
+        ROWS,
+        Values::Numbers(&[512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20]),
+    ),
+    field(
+        "shares.flops",
+        "the same in operations on f32",
+        ROWS,
+        Values::Numbers(&[64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20]),
+    ),
+    field(
+        "shares.times_of_cache",
+        "so many times that for pieces of attention of one query",
+        DECODE,
+        Values::Numbers(&[8, 16, 32, 64, 128]),
+    ),
     field(
         "product.few_columns",
         "columns below which weights are narrow",
@@ -135,6 +231,7 @@ pub const FIELDS: &[Field] = &[
 const DISTANCES: [i64; 6] = [1024, 2048, 3072, 4096, 5120, 8192];
 const TILE_ROWS: [i64; 6] = [2, 4, 6, 8, 12, 16];
 const TILES: [i64; 4] = [1, 2, 3, 4];
+const BLOCK_KEYS: [i64; 5] = [16, 32, 64, 128, 256];
 /// Most rows times tiles: more fit no registers, and take long to build.
 const MOST_SUMS: i64 = 32;
 
@@ -189,6 +286,7 @@ impl Field {
             Values::Streams => {
                 format!("none; every line or one of each group, {} bytes ahead", list(&DISTANCES))
             }
+            Values::Block => format!("keys {}; most half, as much, twice", list(&BLOCK_KEYS)),
             Values::Tile | Values::Tall => format!("rows {}; tiles {}", list(&TILE_ROWS), list(&TILES)),
         }
     }
@@ -201,6 +299,7 @@ impl Field {
             Values::Streams => streams(),
             Values::Tile => now.map(tiles).unwrap_or_default(),
             Values::Tall => now.map(tall_tiles).unwrap_or_default(),
+            Values::Block => now.map(blocks).unwrap_or_default(),
         }
     }
 }
@@ -237,6 +336,19 @@ fn tiles(now: &Value) -> Vec<Value> {
         .filter(|tiles| most * tiles <= MOST_SUMS)
         .map(|tiles| tile(rows.clone().into(), tiles));
     by_rows.chain(by_tiles).collect()
+}
+
+/// Other keys, then other limits of what they take.
+fn blocks(now: &Value) -> Vec<Value> {
+    let Some(table) = now.as_table() else { return Vec::new() };
+    let most = table.get("most").and_then(Value::as_integer).unwrap_or(0);
+    let with = |key: &str, value: i64| {
+        let mut table = table.clone();
+        table.insert(key.into(), value.into());
+        Value::Table(table)
+    };
+    let keys = BLOCK_KEYS.map(|keys| with("keys", keys));
+    keys.into_iter().chain([most / 2, 2 * most].map(|most| with("most", most))).collect()
 }
 
 fn tall_tiles(_now: &Value) -> Vec<Value> {

@@ -15,7 +15,10 @@ pub use fields::{FIELDS, Field, Kind};
 pub use host::detected_features;
 pub use model::{Host, Model, detected_model};
 pub use spec::{Arch, Device, DeviceScope, Gpu, Level, Spec, SpecError};
-pub use tune::{Cache, Division, Products, Stream, Streams, TallTile, Tile, Tiles, Tune};
+pub use tune::{
+    Attentions, Cache, Division, KeyBlock, Products, Quantizers, Scans, Shares, Stream, Streams, TallTile,
+    Tile, Tiles, Tune,
+};
 pub use tuning::{ChangeRow, Measured, TestRow, Tuning, TuningError, show};
 
 use thiserror::Error;

@@ -15,6 +15,10 @@ pub struct Tune {
     pub stream: Streams,
     pub product: Products,
     pub tile: Tiles,
+    pub attention: Attentions,
+    pub quantize: Quantizers,
+    pub scan: Scans,
+    pub shares: Shares,
 }
 
 /// How activations (sigmoid, tanh) divide.
@@ -80,6 +84,11 @@ pub struct Products {
     pub small_rows: u32,
     /// Rows of small weights that are too few to go round among workers.
     pub thin_rows: u32,
+    /// Columns of a panel of integer products, which stays in the first-level cache, and of one of floats, in the second-level cache.
+    pub panel_columns: u32,
+    pub float_panel_columns: u32,
+    /// Columns that few rows pass by before the next ones are touched.
+    pub piece_columns: u32,
     /// Weights with fewer columns than `few_columns` share a slice from the first-level cache among so many register tiles.
     pub tiles_per_chunk: u32,
     pub few_columns: u32,
@@ -125,22 +134,108 @@ pub struct TallTile {
 
 /// Most rows and tiles of a register tile, and most rows of the other kinds: what generators unroll grows with them.
 const MOST_TILE_ROWS: u32 = 16;
-const MOST_TILES: u32 = 8;
-const MOST_ROWS: u32 = 1024;
+const MOST_TILES: u32 = 4;
+const MOST_ROWS: u32 = 512;
+/// Columns of panels, which are on the stack.
+const PANEL: std::ops::RangeInclusive<u32> = 32..=1024;
 /// Farthest prefetch, in bytes.
 const FARTHEST: u32 = 64 << 10;
+
+/// Sizes of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attentions {
+    /// Keys that one query works on together.
+    pub block: KeyBlock,
+    /// Most query heads of a key head that are too little work beside prefetches on a core that drops some: one query reads blocks in
+    /// the order of memory then.
+    pub in_order_heads: u32,
+    /// Whether a load repeats a part of a key in the other lanes of a vector without a unit that also multiplies.
+    pub repeats: bool,
+    /// Rows that a tile of several queries aims at: of many, so that unpacking keys costs little beside the products, and of few where
+    /// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
+    pub many_rows: u32,
+    pub few_rows: u32,
+    /// Rows of it that go together from scores to sums.
+    pub set_rows: u32,
+}
+
+/// Most keys of a block, and most of what their rows take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(tag = "by", rename_all = "lowercase", deny_unknown_fields)]
+pub enum KeyBlock {
+    /// Elements of rows of keys with all heads.
+    Elements { most: u32, keys: u32 },
+    /// Bytes of rows of keys and values.
+    Bytes { most: u32, keys: u32 },
+}
+
+impl Default for KeyBlock {
+    fn default() -> KeyBlock {
+        KeyBlock::Bytes { most: 0, keys: 16 }
+    }
+}
+
+/// Sizes of quantizers of activations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quantizers {
+    /// Most bytes of computed values between the steps, so that they stay in the first-level cache: the rows of a block take
+    /// turns on pieces of their columns.
+    pub piece_bytes: u32,
+    /// Most groups of a piece.
+    pub piece_groups: u32,
+    /// Vectors of 16 lanes whose values are computed together where that takes many steps.
+    pub vectors: u32,
+}
+
+/// Sizes of scans with matrices as states.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scans {
+    /// Most bytes of transposed states.
+    pub stack_bytes: u32,
+    /// Vector registers that the states of the rows which run together may take.
+    pub state_vectors: u32,
+    /// How many steps ahead sequences are prefetched: their rows are far apart, which the hardware does not foresee.
+    pub steps_ahead: u32,
+}
+
+/// Least work of the smallest pieces that workers take from each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shares {
+    pub bytes: u32,
+    /// Operations on bytes, and on f32.
+    pub dots: u32,
+    pub flops: u32,
+    /// So many times that where a piece begins with a block of a cache that nobody prefetched.
+    pub times_of_cache: u32,
+}
+
+impl Default for Shares {
+    /// For levels that are not known: those of a text.
+    fn default() -> Shares {
+        Shares { bytes: 16 << 10, dots: 2 << 20, flops: 256 << 10, times_of_cache: 64 }
+    }
+}
 
 impl Tune {
     /// What is outside of its legal range on a machine with these features, if anything is.
     pub(crate) fn fault(&self, features: &[String]) -> Option<String> {
-        self.tile.fault(features).or_else(|| self.product.fault()).or_else(|| {
-            if self.cache.first > self.cache.second || self.product.small_bytes > self.cache.second {
-                return Some(
-                    "cache: the second level holds more than the first, and product.small_bytes".into(),
-                );
-            }
-            self.stream.fault()
-        })
+        self.tile
+            .fault(features)
+            .or_else(|| self.product.fault())
+            .or_else(|| {
+                if self.cache.first > self.cache.second || self.product.small_bytes > self.cache.second {
+                    return Some(
+                        "cache: the second level holds more than the first, and product.small_bytes".into(),
+                    );
+                }
+                self.stream.fault()
+            })
+            .or_else(|| self.attention.fault())
+            .or_else(|| self.other_fault())
     }
 }
 
@@ -183,6 +278,11 @@ impl Tiles {
 impl Products {
     fn fault(&self) -> Option<String> {
         let rows = [self.few_rows, self.few_rows_by_mmla, self.chunk_rows, self.small_rows, self.thin_rows];
+        let panels = [self.panel_columns, self.float_panel_columns, self.piece_columns];
+        // Whole groups of weights.
+        if !panels.iter().all(|columns| PANEL.contains(columns) && columns.is_multiple_of(32)) {
+            return Some("product: columns of panels and pieces are multiples of 32 up to 1024".into());
+        }
         let few = [self.groups_ahead, self.tiles_per_chunk];
         if !rows.iter().all(|rows| (1..=MOST_ROWS).contains(rows)) {
             return Some(format!("product: numbers of rows are 1 to {MOST_ROWS}"));
@@ -197,6 +297,47 @@ impl Products {
             );
         }
         None
+    }
+}
+
+impl Attentions {
+    fn fault(&self) -> Option<String> {
+        let (KeyBlock::Elements { most, keys } | KeyBlock::Bytes { most, keys }) = self.block;
+        if !keys.is_multiple_of(16) || !(16..=256).contains(&keys) || !(1024..=1 << 20).contains(&most) {
+            return Some(
+                "attention.block: keys are a multiple of 16 up to 256, and take 1024 to 1048576 elements or bytes".into(),
+            );
+        }
+        // Whole register tiles of both products on every machine.
+        let rows = [self.many_rows, self.few_rows].iter().all(|rows| (1..=MOST_ROWS).contains(rows));
+        if !rows || !self.set_rows.is_multiple_of(48) || !(48..=192).contains(&self.set_rows) {
+            return Some(format!("attention: rows are 1 to {MOST_ROWS}, those of a set 48, 96, 144 or 192"));
+        }
+        (self.in_order_heads > 64).then(|| "attention.in_order_heads: at most 64".into())
+    }
+}
+
+impl Tune {
+    fn other_fault(&self) -> Option<String> {
+        let Quantizers { piece_bytes, piece_groups, vectors } = self.quantize;
+        if !(1024..=64 << 10).contains(&piece_bytes)
+            || !(1..=64).contains(&piece_groups)
+            || ![1, 2, 4].contains(&vectors)
+        {
+            return Some(
+                "quantize: piece_bytes are 1024 to 65536, piece_groups 1 to 64, vectors 1, 2 or 4".into(),
+            );
+        }
+        let Scans { stack_bytes, state_vectors, steps_ahead } = self.scan;
+        if stack_bytes > 256 << 10 || !(1..=64).contains(&state_vectors) || steps_ahead > 64 {
+            return Some(
+                "scan: stack_bytes are at most 262144, state_vectors 1 to 64, steps_ahead at most 64".into(),
+            );
+        }
+        let Shares { bytes, dots, flops, times_of_cache } = self.shares;
+        let fits = [bytes, dots, flops].iter().all(|work| (1..=1 << 30).contains(work));
+        (!fits || !(1..=1024).contains(&times_of_cache))
+            .then(|| "shares: work is 1 to 1073741824, times_of_cache 1 to 1024".into())
     }
 }
 

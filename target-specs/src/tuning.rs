@@ -172,6 +172,10 @@ pub fn show(value: &toml::Value) -> String {
     match value {
         toml::Value::String(word) => word.clone(),
         toml::Value::Array(values) => values.iter().map(show).collect::<Vec<_>>().join("/"),
+        toml::Value::Table(table) if table.contains_key("by") => {
+            let get = |key| table.get(key).map(show).unwrap_or_default();
+            format!("{} keys, at most {} {}", get("keys"), get("most"), get("by"))
+        }
         toml::Value::Table(table) => match (table.get("lines"), table.get("distance")) {
             (Some(lines), Some(distance)) => format!("{} {distance} ahead", show(lines)),
             (Some(lines), None) => show(lines),
@@ -292,11 +296,18 @@ mod tests {
             ("tile = { codes = { rows = [18, 1], tiles = 1 } }", "at most 16"),
             ("tile = { plain = { rows = [4, 1], tiles = 9 } }", "tile.plain"),
             ("tile = { tall = { rows = 4, tiles = 1 } }", "tile.tall"),
-            ("product = { chunk_rows = 0 }", "1 to 1024"),
+            ("product = { chunk_rows = 0 }", "1 to 512"),
             ("product = { chunk_rows = 10 }", "multiple of 4"),
             ("product = { small_bytes = 1073741824 }", "product.small_bytes"),
             ("product = { few_rows = -1 }", "-1"),
             ("product = { groups_ahead = 65 }", "groups_ahead"),
+            ("attention = { block = { by = 'bytes', most = 65536, keys = 20 } }", "multiple of 16"),
+            ("attention = { block = { by = 'lines', most = 65536, keys = 16 } }", "`elements`"),
+            ("attention = { set_rows = 50 }", "48, 96"),
+            ("quantize = { vectors = 3 }", "1, 2 or 4"),
+            ("scan = { state_vectors = 0 }", "state_vectors"),
+            ("shares = { bytes = 0 }", "shares"),
+            ("product = { panel_columns = 100 }", "multiples of 32"),
             ("division = 'none'", "`divider`"),
             ("speed = 3", "`drops_requests`"),
             ("product = 3", "product"),

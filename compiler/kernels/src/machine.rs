@@ -3,15 +3,23 @@
 use crate::params::KernelTarget;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
-use mlcc_target::Arch;
+use mlcc_target::{Arch, Quantizers, Scans};
 use std::fmt;
+
+/// Sizes of a level's tuning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sizes {
+    pub quantize: Quantizers,
+    pub scan: Scans,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine {
-    /// With vectors of `lanes` lanes; the instruction that prefetches f32 elements.
+    /// With vectors of `lanes` lanes; the instruction that prefetches f32 elements; sizes of its tuning.
     Cpu {
         lanes: u32,
         prefetch: Option<InstrId>,
+        sizes: Sizes,
     },
     Gpu,
 }
@@ -21,7 +29,8 @@ impl Machine {
         match target.arch {
             Arch::Nvptx => Machine::Gpu,
             Arch::X86_64 | Arch::Aarch64 => {
-                Machine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32) }
+                let sizes = Sizes { quantize: target.tune.quantize, scan: target.tune.scan };
+                Machine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32), sizes }
             }
         }
     }
@@ -30,8 +39,8 @@ impl Machine {
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Machine::Cpu { lanes, prefetch: None } => write!(f, "{lanes} lanes"),
-            Machine::Cpu { lanes, prefetch: Some(_) } => write!(f, "{lanes} lanes, prefetch"),
+            Machine::Cpu { lanes, prefetch: None, .. } => write!(f, "{lanes} lanes"),
+            Machine::Cpu { lanes, prefetch: Some(_), .. } => write!(f, "{lanes} lanes, prefetch"),
             Machine::Gpu => write!(f, "GPU"),
         }
     }

@@ -20,6 +20,7 @@ use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, Space, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_target::Quantizers;
 use scales::Carried;
 
 /// How the codes of some rows are interleaved: `columns` codes (4 or 8) of each, then the next columns.
@@ -66,13 +67,8 @@ pub struct RowBlock<'a, 'f, 'k> {
     pub lanes: u32,
     /// What prefetches f32 elements, and the number of all rows.
     pub prefetch: Option<(InstrId, Val<'k>)>,
+    pub sizes: Quantizers,
 }
-
-/// Most bytes of computed values between the steps, so that they stay in the first-level cache: the rows of a block take
-/// turns on pieces of their columns.
-const PIECE_BYTES: usize = 16 << 10;
-/// Most groups of a piece.
-const MOST_GROUPS: usize = 8;
 
 impl RowCodes {
     /// Quads of `columns` columns of a row, all planes.
@@ -130,7 +126,8 @@ fn groups_of_piece(block: &RowBlock, codes: &[RowCodes]) -> usize {
     let full = (codes[0].k / codes[0].group).max(1);
     let computed = codes.iter().filter(|codes| !codes.loaded(block)).count();
     let bytes = 4 * codes[0].group_columns() * block.size as usize * computed;
-    let most = (PIECE_BYTES / bytes.max(1)).clamp(1, MOST_GROUPS).min(full);
+    let Quantizers { piece_bytes, piece_groups, .. } = block.sizes;
+    let most = (piece_bytes as usize / bytes.max(1)).clamp(1, piece_groups as usize).min(full);
     (most / 2 + 1..=most).rev().find(|by| full.is_multiple_of(*by)).unwrap_or(most)
 }
 

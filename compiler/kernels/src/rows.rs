@@ -10,7 +10,7 @@ mod gpu;
 mod quantized;
 
 use crate::inline::{Binding, Index, Inliner, RowAt};
-use crate::machine::Machine;
+use crate::machine::{Machine, Sizes};
 use crate::quantize::{self, CodeBlock, RowBlock, RowCodes};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -41,9 +41,10 @@ const MOST_BLOCKS: i64 = 65_535;
 impl<'k> Rows<'_, '_, 'k> {
     /// Records the kernel body.
     pub fn emit(self) {
-        if let (Machine::Cpu { lanes, prefetch }, [_, ..], [count]) = (self.machine, self.codes, self.leading)
+        if let (Machine::Cpu { lanes, prefetch, sizes }, [_, ..], [count]) =
+            (self.machine, self.codes, self.leading)
         {
-            return self.quantized(count, lanes, prefetch);
+            return self.quantized(count, (lanes, prefetch), sizes.quantize);
         }
         let one = Dim::from(1);
         let first = self.leading.first().unwrap_or(&one);
@@ -80,7 +81,7 @@ impl<'k> Rows<'_, '_, 'k> {
     fn row(self, leading: &[Index<'k>]) {
         let inliner = with_reductions(self.k, self.inliner, leading, self.machine);
         columns::store(self.k, &inliner, RowAt::own(leading), self.outputs, self.machine);
-        if let (Machine::Cpu { lanes, .. }, [_, ..]) = (self.machine, self.codes) {
+        if let (Machine::Cpu { lanes, sizes, .. }, [_, ..]) = (self.machine, self.codes) {
             let row = RowBlock {
                 inliner: &inliner,
                 leading: Some(leading),
@@ -91,6 +92,7 @@ impl<'k> Rows<'_, '_, 'k> {
                 known: &[],
                 lanes,
                 prefetch: None,
+                sizes: sizes.quantize,
             };
             quantize::emit(self.k, &row, self.codes, &[]);
         }
@@ -105,7 +107,8 @@ pub(crate) fn emit_at<'k>(
     outputs: &[(ValueId, BufId)],
     lanes: u32,
 ) {
-    let machine = Machine::Cpu { lanes, prefetch: None };
+    // Nothing is quantized or scanned there.
+    let machine = Machine::Cpu { lanes, prefetch: None, sizes: Sizes::default() };
     let inliner = with_reductions(k, inliner, at.row, machine);
     columns::store(k, &inliner, at, outputs, machine);
 }

@@ -43,7 +43,7 @@ fn compiled(text: &str, pieces: PieceWork) -> Program {
     let target = mlcc_target::resolve("x86-64-v3").unwrap();
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = Options::new(target.levels.iter().map(level).collect(), 1);
-    options.pieces = pieces;
+    options.pieces = Some(pieces);
     let mut program = Program::new(parse_module(text).unwrap());
     run_pipeline(&mut program, &mut Context::new(options), Control::default()).unwrap();
     program

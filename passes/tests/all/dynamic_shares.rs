@@ -55,7 +55,7 @@ fn of_text(text: &str, pieces: PieceWork, disabled: &[&str]) -> Program {
     let target = mlcc_target::resolve("x86-64-v3").unwrap();
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = Options::new(target.levels.iter().map(level).collect(), ROWS as i64);
-    options.pieces = pieces;
+    options.pieces = Some(pieces);
     let mut program = Program::new(parse_module(text).unwrap());
     // Fusion would draw the elementwise ops together.
     let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
@@ -65,7 +65,7 @@ fn of_text(text: &str, pieces: PieceWork, disabled: &[&str]) -> Program {
 }
 
 fn small() -> PieceWork {
-    PieceWork { bytes: 64, dots: 64, flops: 64 }
+    PieceWork { bytes: 64, dots: 64, flops: 64, times_of_cache: 64 }
 }
 
 fn launches(step: &Step) -> Vec<&Launch> {

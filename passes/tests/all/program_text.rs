@@ -14,7 +14,7 @@ fn context(target: &str, quant: &str) -> Context {
     let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = Options::new(target.levels.iter().map(level).collect(), 4);
     options.quant = QuantScheme::find(quant).unwrap().0;
-    options.pieces = PieceWork { bytes: 8, dots: 8, flops: 8 };
+    options.pieces = Some(PieceWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
     Context::new(options)
 }
 

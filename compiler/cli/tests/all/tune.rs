@@ -31,9 +31,13 @@ fn build(model: &Path, level: &str, tuning: Option<&Path>, out: &Path) -> assert
 const ODD: &str = "division = 'polynomial'\ndrops_requests = true\n\
     [tune.stream]\nq8 = { lines = 'one', distance = 100 }\nf32 = { lines = 'every', distance = 64 }\n\
     [tune.product]\nfew_rows = 5\nfew_rows_by_mmla = 3\ngroups_ahead = 3\nchunk_rows = 8\nsmall_bytes = 0\nsmall_rows = 5\n\
-    thin_rows = 3\ntiles_per_chunk = 1\nfew_columns = 1000\n\
+    thin_rows = 3\ntiles_per_chunk = 1\nfew_columns = 1000\npanel_columns = 32\nfloat_panel_columns = 32\npiece_columns = 32\n\
     [tune.tile]\ncodes = { rows = [4, 1], tiles = 2 }\npacked = { rows = [2, 1], tiles = 2 }\n\
-    bf16 = { rows = [6, 4, 1], tiles = 2 }\nplain = { rows = [6, 1], tiles = 2 }\n";
+    bf16 = { rows = [6, 4, 1], tiles = 2 }\nplain = { rows = [6, 1], tiles = 2 }\n\
+    [tune.attention]\nblock = { by = 'bytes', most = 1024, keys = 48 }\nin_order_heads = 64\nrepeats = false\nmany_rows = 7\nfew_rows = 1\n\
+    set_rows = 96\n[tune.quantize]\npiece_bytes = 1024\npiece_groups = 1\nvectors = 2\n\
+    [tune.scan]\nstack_bytes = 4096\nstate_vectors = 1\nsteps_ahead = 0\n\
+    [tune.shares]\nbytes = 64\ndots = 64\nflops = 64\ntimes_of_cache = 1\n";
 
 #[test]
 fn equal_tunings_give_equal_artifacts_that_name_them() {
@@ -68,7 +72,7 @@ fn artifacts_of_odd_tunings_compute_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("odd.so");
     let file = tuning(folder.path(), &level.name, ODD);
-    for name in ["rwkv4-hf", "llama3-gqa-tied"] {
+    for name in ["rwkv4-hf", "rwkv7-hf", "llama3-gqa-tied"] {
         for quant in ["f32", "q4i8", "q8f16_1"] {
             let mut build = mlcc();
             build.arg("build").arg("-m").arg(case(name)).args(["--quant", quant, "--no-report"]);
@@ -92,7 +96,7 @@ fn tunings_that_do_not_fit_are_refused() {
         assert!(!out.exists());
     };
     fails("speed = 3", &["tuning.toml", "`speed`", "`drops_requests`"]);
-    fails("product = { few_rows = 100000 }", &["tuning.toml", "1 to 1024"]);
+    fails("product = { few_rows = 100000 }", &["tuning.toml", "1 to 512"]);
     fails("product = 3\n[", &["tuning.toml", "line 4"]);
     let missing = folder.path().join("missing.toml");
     fails_with(&mut build(&model, &level.name, Some(&missing), &out), &["missing.toml"]);

@@ -8,7 +8,7 @@ use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Val, View};
-use mlcc_target::Arch;
+use mlcc_target::{Arch, KeyBlock};
 
 /// The schedule for a machine and a shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,20 +77,6 @@ const CACHE_LINE: i64 = mlcc_kernel_lang::CACHE_LINE as i64;
 
 /// Most slices, and most items of work while every key head of a slice is one.
 pub const SLICES: i64 = 32;
-/// Most keys of a block, and most elements of its rows of keys with all heads: rows of keys and values of two blocks stay
-/// in the second-level cache, of which CPUs with AVX-512 have 1 MiB and more.
-const BLOCK_KEYS: i64 = 64;
-const BLOCK_ELEMENTS: i64 = 64 << 10;
-/// The same where vectors are shorter: second-level caches begin at 256 KiB, and nothing overlaps with reading the first block. In
-/// bytes of keys and values. Zen 3, f16, 12 heads of 64 at 128 and 2048 keys, 8 pairs of heads of 128 at 2048, ns per key and key
-/// head: blocks of 64 keys 22, 16 and 35; of 32 18, 13.9 and 31; of 16 16.5, 13.6 and 28.
-const SHORT_BLOCK_KEYS: i64 = 32;
-const SHORT_BLOCK_BYTES: i64 = 64 << 10;
-
-/// Query heads of a key head that give the core too little to do while prefetches are on their way, where it drops some of them. Zen 4
-/// server core, ns per key and key head at 2048 with prefetches spread over the work and with blocks read in order: f16 1 head of
-/// 64 24.7 and 16.4-18.6, 2 of 128 40.5 and 31, 3 of 64 19.5 and 20.9, 4 of 128 46.0 and 46.5, 8 of 64 29 and 37; i8 2 of 128 30 and 20.
-const FEW_HEADS: i64 = 2;
 
 /// Bytes of a code of a query or a weight.
 pub const PLANES: i64 = 2;
@@ -205,7 +191,7 @@ impl DecodePlan {
         let heads = (a.group + sets - 1) / sets;
         let slots = (heads as u64).next_power_of_two() as i64;
         let registers = target.registers();
-        let in_order = target.drops_requests() && a.group <= FEW_HEADS;
+        let in_order = target.drops_requests() && a.group <= target.tune.attention.in_order_heads.into();
         let scale_prefetch = [a.key.1, a.value.1].map(|scale| {
             let buf = a.scales(scale?).filter(|_| !in_order)?;
             Some(RowPrefetch { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
@@ -223,7 +209,7 @@ impl DecodePlan {
                 Products::Words(_) => words_across(slots, lanes.into()),
                 Products::Floats => floats_across(target, slots),
             },
-            block: block_keys(a, lanes),
+            block: block_keys(a, target.tune.attention.block),
             sums: if registers == 32 { 24 } else { 8 },
             prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
             scale_prefetch,
@@ -292,28 +278,25 @@ impl DecodePlan {
     }
 }
 
-/// Keys of a block.
-fn block_keys(a: &Problem, lanes: u32) -> i64 {
+/// Keys of a block, a multiple of 16.
+fn block_keys(a: &Problem, block: KeyBlock) -> i64 {
     let bytes = |rows: Option<CacheRows>| {
         rows.map_or(0, |rows| a.kv * rows.size * rows.dtype.bytes().unwrap_or(4) as i64)
     };
-    let (most, rows) = if lanes == 16 {
-        (BLOCK_KEYS, BLOCK_ELEMENTS / (a.kv * a.size.max(a.value_size)))
-    } else {
-        (SHORT_BLOCK_KEYS, SHORT_BLOCK_BYTES / a.cache_rows().map(bytes).iter().sum::<i64>().max(1))
+    let (most, of_key, keys) = match block {
+        KeyBlock::Elements { most, keys } => (most, a.kv * a.size.max(a.value_size), keys),
+        KeyBlock::Bytes { most, keys } => (most, a.cache_rows().map(bytes).iter().sum::<i64>().max(1), keys),
     };
-    (rows / 16 * 16).clamp(16, most)
+    (i64::from(most) / of_key / 16 * 16).clamp(16, keys.into())
 }
 
 /// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have to be added up.
 ///
-/// Two vectors for all heads where that leaves at least four columns, so that each part of a key that is loaded is used
-/// twice: cores of the kind of Ice Lake load 1.2 vectors per cycle. Cores with dot products of bf16 load two, but the Zen ones
-/// among them repeat no part of more than two lanes while they load, without a unit that also multiplies: there a vector has
-/// two columns of eight heads, or, for fewer heads, a whole part of a row that is not repeated at all.
+/// Two vectors for all heads where that leaves at least four columns, so that each part of a key that is loaded is used twice. Where
+/// a load that repeats a part takes a unit that also multiplies, a vector has two columns of eight heads, or, for fewer heads, a whole
+/// part of a row that is not repeated at all.
 fn floats_across(target: &KernelTarget, slots: i64) -> i64 {
-    let dots = InstrId::by_name("vdpbf16ps_512").is_some_and(|dots| target.has(dots));
-    match (dots && target.f32_lanes() == 16, slots) {
+    match (!target.tune.attention.repeats && target.f32_lanes() == 16, slots) {
         (true, 8..) => 8,
         (true, _) => 1,
         (false, _) => (slots / 2).clamp(1, i64::from(target.f32_lanes()) / 4),
@@ -351,12 +334,6 @@ pub struct PrefillPlan {
     pub why: &'static str,
 }
 
-/// Rows of a tile that are aimed at: of many, so that unpacking keys costs little beside the products, and of few where
-/// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
-const MANY_ROWS: i64 = 256;
-const FEW_ROWS: i64 = 48;
-/// With heads of 128, queries and scores of these rows take 36 KiB.
-const SET: i64 = 48;
 /// Keys of a block of prefill.
 pub const PREFILL_KEYS: i64 = 64;
 
@@ -369,20 +346,21 @@ impl PrefillPlan {
             (false, 32) => ((8, 3), (6, 4)),
             (false, _) => ((4, 2), (4, 2)),
         };
+        let sizes = target.tune.attention;
         let (wanted, why) = match (a.kv, a.size.max(a.value_size)) {
-            (1, _) => (FEW_ROWS, "few rows, because one key head gives too few tiles for the workers"),
+            (1, _) => (sizes.few_rows, "few rows, because one key head gives too few tiles for the workers"),
             (_, 129..) => {
-                (FEW_ROWS, "few rows, because queries and sums have to stay in the second-level cache")
+                (sizes.few_rows, "few rows, because queries and sums have to stay in the second-level cache")
             }
-            _ => (MANY_ROWS, "many rows, because they share the unpacking of keys and values"),
+            _ => (sizes.many_rows, "many rows, because they share the unpacking of keys and values"),
         };
         // Rows make words, and values vectors of them.
         let pairs = a.op.codes && a.size % PAIR == 0 && a.value_size % i64::from(lanes) == 0;
         let plan = PrefillPlan {
             lanes,
-            positions: (wanted / a.group).max(1),
+            positions: (i64::from(wanted) / a.group).max(1),
             keys: PREFILL_KEYS,
-            set: SET,
+            set: sizes.set_rows.into(),
             scores,
             sums,
             by_lane: target.by_lane(),

@@ -8,8 +8,6 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use mlcc_kernel_lang::math::is_long;
 
-/// Vectors whose values are computed together where that takes many steps.
-const VECTORS_AT_ONCE: u32 = 4;
 /// Bits of a float without its sign; those of magnitudes are ordered as the magnitudes are, NaN after infinity.
 const MAGNITUDE: i64 = 0x7fff_ffff;
 
@@ -48,7 +46,7 @@ impl<'k> Quantizer<'_, '_, 'k> {
     /// their steps alternate. One after the other they fill the scheduler of a core before it has found enough to do.
     fn lanes_at_once(&self, columns: usize) -> u32 {
         let block = self.block;
-        let wide = VECTORS_AT_ONCE * block.lanes;
+        let wide = block.sizes.vectors * block.lanes;
         let fits = |size: usize| size.is_multiple_of(wide as usize);
         let long = block.inliner.f.live().any(|(_, node)| matches!(node.op, Op::Unary(op) if is_long(op)));
         let registers = block.lanes == 16;

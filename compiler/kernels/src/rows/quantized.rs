@@ -10,10 +10,11 @@ use mlcc_ir::kernel::{BufId, Space};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
+use mlcc_target::Quantizers;
 
 impl<'k> Rows<'_, '_, 'k> {
     /// For each row first what is stored as it is, then the codes of all rows.
-    pub(super) fn quantized(self, count: &Dim, lanes: u32, prefetch: Option<InstrId>) {
+    pub(super) fn quantized(self, count: &Dim, (lanes, prefetch): (u32, Option<InstrId>), sizes: Quantizers) {
         let (k, inliner) = (self.k, self.inliner);
         // A single row is in no block.
         let CodeBlock { rows: size, columns } =
@@ -51,6 +52,7 @@ impl<'k> Rows<'_, '_, 'k> {
                 known: &known,
                 lanes,
                 prefetch,
+                sizes,
             };
             quantize::emit(k, &block, self.codes, &on_the_way);
         });

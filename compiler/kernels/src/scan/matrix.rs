@@ -145,7 +145,9 @@ impl<'k> MatrixScan<'_, 'k> {
     /// Records the kernel body; `prefetch` is for f32 elements.
     pub fn emit(&self, plan: Plan, prefetch: Option<InstrId>) {
         match plan {
-            Plan::Transposed { lanes, vectors } => Transposed::new(self, lanes, vectors, prefetch).emit(),
+            Plan::Transposed { lanes, vectors, steps_ahead } => {
+                Transposed::new(self, lanes, vectors, (prefetch, steps_ahead)).emit()
+            }
             Plan::Rows { lanes, block_rows, together } => self.emit_rows(lanes, block_rows, together),
             Plan::Threads { threads, .. } => self.emit_threads(threads),
         }

@@ -60,9 +60,6 @@ pub(super) fn total<'k>(k: &'k Recorder, runs: &[Run<'k>]) -> Val<'k> {
     runs.iter().fold(k.int(0), |sum, run| sum + run.tiles).named("passes")
 }
 
-/// Columns that all rows pass by before the next ones are touched.
-const PIECE: usize = 512;
-
 /// One slice of the weights against at most `plan.few` activation rows.
 pub(super) struct FewRows<'k, 'a> {
     pub cpu: Cpu<'k, 'a>,
@@ -107,9 +104,10 @@ impl<'k> FewRows<'k, '_> {
         most.zip(self.runs).map(alloc).collect()
     }
 
-    /// The activation scales of a piece: equal pieces of at most [`PIECE`] columns.
+    /// The activation scales of a piece: equal pieces of at most `piece_columns`.
     fn scales_per_piece(&self, scales: usize) -> usize {
-        let most = (PIECE / self.integers.codes.group).clamp(1, scales);
+        let columns = self.cpu.plan.sizes.piece_columns as usize;
+        let most = (columns / self.integers.codes.group).clamp(1, scales);
         (1..=most).rev().find(|&n| scales.is_multiple_of(n)).unwrap_or(1)
     }
 

@@ -16,9 +16,6 @@ use mlcc_kernel_lang::Val;
 use mlcc_quant::TILE;
 use mlcc_quant::plain::Plain;
 
-/// Columns of a piece: with three tiles of 16 rows a panel has 96 KiB, in the second-level cache.
-const DEPTH: usize = 512;
-
 /// Most register tiles that read the weights as they are: for them a copy would not pay. Without a copy, a single one uses
 /// the weights as fast as they come, and prefetches would only add to that.
 pub(super) fn few_tiles(plan: &CpuPlan) -> i64 {
@@ -50,16 +47,17 @@ impl<'k> FloatPanels<'k, '_> {
     /// Emits all register tiles, piece by piece of k.
     pub fn emit(&self, epilogue: &mut Epilogue) {
         let (k, plan, all) = (self.cpu.k, self.cpu.plan, self.cpu.problem.k);
+        let depth = self.depth();
         let row = i64::from(self.slice.parts(plan.lanes) * plan.lanes);
-        let columns = DEPTH.min(all).next_multiple_of(self.plain.pair()) as i64;
+        let columns = depth.min(all).next_multiple_of(self.plain.pair()) as i64;
         let stack = |name, rows| k.alloc(name, DType::F32, [rows, row], Space::Stack);
         let panel = plan.bf16_dot.is_none().then(|| stack("panel", columns));
-        let pieces = all.div_ceil(DEPTH) as i64;
+        let pieces = all.div_ceil(depth) as i64;
         let rows = plan.chunk.unwrap_or(plan.rows[0]);
         let waiting = (pieces > 1).then(|| stack("sums", rows.into()).flat());
         k.serial("piece", pieces, |piece| {
-            let first = (piece * DEPTH as i64).named("first");
-            let count = (all as i64 - first).min(DEPTH as i64);
+            let first = (piece * depth as i64).named("first");
+            let count = (all as i64 - first).min(depth as i64);
             let panel = panel.map(|weights| FloatPanel { weights, first, lanes: plan.lanes });
             if let Some(panel) = panel {
                 self.fill(panel, count);
@@ -74,7 +72,7 @@ impl<'k> FloatPanels<'k, '_> {
                 if let Some(waiting) = waiting {
                     k.when(later, || tile.restore(waiting, number));
                 }
-                let columns = Columns { first, count, rest: all % DEPTH };
+                let columns = Columns { first, count, rest: all % depth };
                 tile.add_piece(self.plain, columns, Hints { number, ..hints });
                 match waiting {
                     None => tile.finish(epilogue),
@@ -86,13 +84,19 @@ impl<'k> FloatPanels<'k, '_> {
         });
     }
 
+    /// Columns of a piece.
+    fn depth(&self) -> usize {
+        self.cpu.plan.sizes.float_panel_columns as usize
+    }
+
     /// What register tiles prefetch while they pass by piece `number` of `pieces`.
     fn hints(&self, (number, pieces): (Val<'k>, i64), columns: Val<'k>) -> Hints<'k> {
         let here = (columns / VISIT as i64).named("visits");
         let visits = (self.count * here).max(1);
-        let next = Next::new(self.cpu, self.slice, Piece { number, pieces, run: DEPTH * TILE }, visits);
+        let next =
+            Next::new(self.cpu, self.slice, Piece { number, pieces, run: self.depth() * TILE }, visits);
         let last = (pieces > 1).then(|| number.equals(pieces - 1));
-        let at_last = self.cpu.problem.k - (pieces as usize - 1) * DEPTH;
+        let at_last = self.cpu.problem.k - (pieces as usize - 1) * self.depth();
         let epilogue = EpiloguePrefetch::new(last, (at_last / VISIT).max(1), self.cpu.plan.rows[0]);
         Hints { next, number, visits: here, epilogue }
     }

@@ -15,19 +15,15 @@ use mlcc_kernel_lang::Val;
 use mlcc_quant::packed::TileSizes;
 use mlcc_quant::tile::{TileBlock, quad_signed, quads, words};
 
-/// Columns of a panel: with three tiles of 16 rows 27 KiB, which leave room in a first-level cache of 48 KiB for the
-/// activations and sums that pass by.
-const DEPTH: usize = 512;
-
 /// Columns per piece: whole groups of activation scales.
-fn depth(integers: Integers) -> usize {
+fn depth(cpu: Cpu, integers: Integers) -> usize {
     let group = integers.codes.group;
-    (DEPTH / group).max(1) * group
+    (cpu.plan.sizes.panel_columns as usize / group).max(1) * group
 }
 
 /// Whether a panel takes all columns, so that no sums have to wait.
 pub(super) fn is_whole(cpu: Cpu, integers: Integers) -> bool {
-    cpu.problem.k <= depth(integers)
+    cpu.problem.k <= depth(cpu, integers)
 }
 
 /// The register tiles of one slice.
@@ -74,7 +70,7 @@ impl<'k> Panels<'k, '_> {
         let vectors = plan.chunk.unwrap_or(plan.rows[0]) * self.slice.parts(plan.lanes);
         let waiting = k.alloc("sums", DType::F32, [i64::from(vectors * plan.lanes)], Space::Stack);
         let (groups, scales) = (problem.groups() as i64, integers.codes.row_scales(problem.k));
-        let depth = depth(integers);
+        let depth = depth(self.cpu, integers);
         let (group_depth, scale_depth) = ((depth / GROUP) as i64, (depth / integers.codes.group) as i64);
         let pieces = problem.k.div_ceil(depth) as i64;
         k.serial("piece", pieces, |piece| {
@@ -103,7 +99,7 @@ impl<'k> Panels<'k, '_> {
     /// An empty panel.
     fn panel(&self) -> Panel<'k> {
         let Cpu { k, plan, problem, .. } = self.cpu;
-        let groups = depth(self.integers).min(problem.k.next_multiple_of(GROUP)) / GROUP;
+        let groups = depth(self.cpu, self.integers).min(problem.k.next_multiple_of(GROUP)) / GROUP;
         let dot = plan.mmla.map_or(self.integers.dot, |instr| CodeDot::Mmla { instr });
         let offsets = !self.integers.format.is_symmetric();
         Panel::new(k, (dot, offsets), (groups, plan.tiles), (self.slice.parts(plan.lanes), plan.lanes))
@@ -171,7 +167,7 @@ impl<'k> Panels<'k, '_> {
     /// What register tiles prefetch while they pass by piece `number` of `pieces`.
     fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<Next<'k>> {
         let sizes = TileSizes::new(self.integers.format, self.cpu.problem.k);
-        let run = sizes.blocks_bytes(depth(self.integers) / GROUP);
+        let run = sizes.blocks_bytes(depth(self.cpu, self.integers) / GROUP);
         Next::new(self.cpu, self.slice, Piece { number, pieces, run }, self.count * scales)
     }
 

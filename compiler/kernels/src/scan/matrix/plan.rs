@@ -5,18 +5,15 @@ use crate::machine::Machine;
 use mlcc_ir::graph::ValueId;
 use std::fmt;
 
-/// Most bytes of transposed states on the stack.
-const MOST_BYTES: i64 = 64 << 10;
-/// Vector registers that the states of the rows which run together may take.
-const STATE_VECTORS: i64 = 16;
 /// Most threads of a GPU block.
 const THREADS: i64 = 128;
 
 /// How rows of the states are shared out and run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plan {
-    /// Lanes are rows, states are transposed on the stack; `vectors` vectors of rows run together.
-    Transposed { lanes: u32, vectors: i64 },
+    /// Lanes are rows, states are transposed on the stack; `vectors` vectors of rows run together, and sequences are prefetched
+    /// `steps_ahead` steps ahead.
+    Transposed { lanes: u32, vectors: i64, steps_ahead: i64 },
     /// Lanes are columns, states stay in registers; a worker takes `block_rows` at a time, of which `together` run together.
     Rows { lanes: u32, block_rows: i64, together: i64 },
     /// A thread per row, `threads` in a block.
@@ -27,22 +24,22 @@ impl Plan {
     pub fn choose(scan: &MatrixScan, machine: Machine) -> Plan {
         let Shape { rows, columns, .. } = scan.shape;
         let block_rows = if rows % ROWS == 0 { ROWS } else { rows };
-        let lanes = match machine {
-            Machine::Cpu { lanes, .. } => lanes,
+        let (lanes, sizes) = match machine {
+            Machine::Cpu { lanes, sizes, .. } => (lanes, sizes.scan),
             Machine::Gpu => return Plan::Threads { threads: rows.min(THREADS), block_rows },
         };
-        if let Some(vectors) = transposed_vectors(scan, lanes) {
-            return Plan::Transposed { lanes, vectors };
+        if let Some(vectors) = transposed_vectors(scan, lanes, sizes.stack_bytes.into()) {
+            return Plan::Transposed { lanes, vectors, steps_ahead: sizes.steps_ahead.into() };
         }
         let vectors = (columns / i64::from(lanes)).max(1);
-        let fits = |r: &i64| block_rows % r == 0 && r * vectors <= STATE_VECTORS;
+        let fits = |r: &i64| block_rows % r == 0 && r * vectors <= i64::from(sizes.state_vectors);
         Plan::Rows { lanes, block_rows, together: [4, 2, 1].into_iter().find(fits).unwrap_or(1) }
     }
 
     /// Rows of one iteration of the parallel loop.
     pub fn block_rows(self) -> i64 {
         match self {
-            Plan::Transposed { lanes, vectors } => vectors * i64::from(lanes),
+            Plan::Transposed { lanes, vectors, .. } => vectors * i64::from(lanes),
             Plan::Rows { block_rows, .. } | Plan::Threads { block_rows, .. } => block_rows,
         }
     }
@@ -50,12 +47,12 @@ impl Plan {
 
 /// Vectors of rows that run together; `None` if the scan has no transposed form: states have rows and columns, sequences and
 /// results one of them; whole vectors of rows. A single step has nothing to gain.
-fn transposed_vectors(scan: &MatrixScan, lanes: u32) -> Option<i64> {
+fn transposed_vectors(scan: &MatrixScan, lanes: u32, most_bytes: i64) -> Option<i64> {
     let Shape { rows, columns, .. } = scan.shape;
     let most = if lanes == 16 { 4 } else { 2 };
     let fits = |v: &i64| {
         let block = v * i64::from(lanes);
-        rows % block == 0 && 4 * block * columns * scan.carries as i64 <= MOST_BYTES
+        rows % block == 0 && 4 * block * columns * scan.carries as i64 <= most_bytes
     };
     let vectors = [4, 2, 1].into_iter().filter(|&v| v <= most).find(fits)?;
     let (carries, others) = scan.body.inputs.split_at(scan.carries);
@@ -73,7 +70,7 @@ fn transposed_vectors(scan: &MatrixScan, lanes: u32) -> Option<i64> {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Plan::Transposed { lanes, vectors } => {
+            Plan::Transposed { lanes, vectors, .. } => {
                 write!(
                     f,
                     "lanes are rows, {vectors} vectors of {lanes}: sums over the columns need no sum over lanes"

@@ -34,6 +34,8 @@ pub(super) struct Transposed<'a, 'k> {
     /// Vectors of rows that run together.
     vectors: i64,
     prefetch: Option<InstrId>,
+    /// How many steps ahead.
+    steps_ahead: i64,
 }
 
 /// Vectors of rows, or one number for all rows.
@@ -60,10 +62,11 @@ impl<'a, 'k> Transposed<'a, 'k> {
         scan: &'a MatrixScan<'a, 'k>,
         lanes: u32,
         vectors: i64,
-        prefetch: Option<InstrId>,
+        (prefetch, steps_ahead): (Option<InstrId>, i64),
     ) -> Transposed<'a, 'k> {
         let (k, arithmetic) = (scan.k, Arithmetic::new(scan.k, scan.body));
-        let mut all = Transposed { k, scan, arithmetic, depth: vec![], last: 0, lanes, vectors, prefetch };
+        let mut all =
+            Transposed { k, scan, arithmetic, depth: vec![], last: 0, lanes, vectors, prefetch, steps_ahead };
         all.count_reductions();
         all
     }

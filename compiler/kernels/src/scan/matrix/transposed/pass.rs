@@ -10,8 +10,6 @@ use std::collections::{HashMap, HashSet};
 
 /// Elements of a cache line.
 const LINE: i64 = 16;
-/// How many steps ahead sequences are prefetched: their rows are far apart, which the hardware does not foresee.
-const AHEAD: i64 = 2;
 
 /// Inputs that have columns, and their first elements.
 type Bases<'k> = HashMap<ValueId, (View<'k, 1>, Val<'k>)>;
@@ -146,7 +144,7 @@ impl<'a, 'k> Transposed<'a, 'k> {
     fn prefetch(&self, block: &StateBlock<'k>, time: Val<'k>, first: Val<'k>) {
         let Some(prefetch) = self.prefetch else { return };
         let last_step = self.k.dim(&self.scan.length) + -1;
-        let time = (time + AHEAD).min(last_step).named("ahead");
+        let time = (time + self.steps_ahead).min(last_step).named("ahead");
         for i in self.scan.sequences() {
             let extent = self.scan.input_extent(i);
             let at = match (extent.columns, extent.rows) {
