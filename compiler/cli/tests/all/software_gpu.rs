@@ -42,10 +42,13 @@ fn build(model: &Path, folder: &Path, name: &str, flags: &[&str]) -> PathBuf {
     path
 }
 
-/// Cases, flags of the build, switches: states of vectors and of matrices, caches in three formats, windows, experts, positions that
+/// A reference case, flags of its build, switches of the driver.
+type Case = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
+/// States of vectors and of matrices, caches in three formats, windows, experts, positions that
 /// count from the end, every kind of weights; prompts in pieces, so that `past` is not 0.
 #[rustfmt::skip]
-const GOLDENS: [(&str, &[&str], &[(&str, &str)]); 10] = [
+const GOLDENS: [Case; 10] = [
     ("rwkv4-hf", &["--target", "cuda", "--quant", "f32"], &[]),
     ("rwkv4-hf-odd", &["--target", "sm_70", "--quant", "q4f16_0", "--chunk", "16"], &[("SM", "75"), ("ORDER", "backwards")]),
     ("rwkv7-hf", &["--target", "sm_80", "--quant", "q8f16_1", "--chunk", "16"], &[("ORDER", "random:1")]),
@@ -240,12 +243,7 @@ fn child_with_refusals() {
     let ids: Vec<i32> = (0..500).map(|i| 1 + i * 5 % 90).collect();
     // Every recording of this process is refused: tokens go kernel by kernel, and the session says why.
     for id in &ids[..6] {
-        assert_close(
-            "without graphs",
-            &on_cpu.decode(*id).unwrap().to_vec(),
-            session.decode(*id).unwrap(),
-            2e-5,
-        );
+        assert_close("without graphs", on_cpu.decode(*id).unwrap(), session.decode(*id).unwrap(), 2e-5);
     }
     assert!(
         session.notice().is_some_and(|n| n.contains("SOFTCUDA_REFUSE_CAPTURES")),
@@ -263,7 +261,7 @@ fn child_with_refusals() {
     let past = session.past() as usize;
     assert!(past > 6, "{past}");
     session.truncate(6).unwrap();
-    assert_close("after it", &on_cpu.decode(50).unwrap().to_vec(), session.decode(50).unwrap(), 2e-5);
+    assert_close("after it", on_cpu.decode(50).unwrap(), session.decode(50).unwrap(), 2e-5);
 }
 
 #[test]
