@@ -1,17 +1,23 @@
 //! Deals out pieces of work to the workers of one run (work stealing by shares): each worker has a share of every launch,
-//! cut into equal pieces, and takes them in their order; once they are gone it takes the next pieces of the shares of the
-//! others. So a share is read from begin to end, mostly by one worker, and nobody waits while there is work.
+//! cut into equal pieces, and takes them in their order; once they are gone it takes the next pieces of the shares of its
+//! neighbours. So a share is read from begin to end, mostly by one worker, and nobody waits while there is work near by.
+//! Up to [`MOST_NEIGHBOURS`] workers are all neighbours. More are divided into equal neighbourhoods, since everyone looks at
+//! every counter of its own at the end of every launch; and workers in the order of sockets have theirs on their socket.
 //!
 //! A counter per worker holds the number of the launch that it is for and how many pieces of the share are taken. Whoever
 //! first takes a piece of a share in a launch moves its counter on to that launch, so nothing has to be reset between
-//! launches. A worker goes on to the next launch only when all shares of the last one are used up; so a counter that is
+//! launches. A worker goes on to the next launch only when all shares of its neighbourhood are used up; so a counter that is
 //! ahead of a worker says that this share has nothing left for it.
 //!
 //! Counters order nothing but themselves: what the pieces make is in order by the barrier after the launch.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::Padded;
+
+/// Workers that help each other.
+const MOST_NEIGHBOURS: usize = 32;
 
 /// See the [module](self).
 pub struct Pieces {
@@ -40,10 +46,9 @@ impl Pieces {
         let shares = &self.shares[..self.workers.load(Ordering::Relaxed).min(self.shares.len())];
         let own = &shares.get(worker)?.0;
         let launch = own.launch.load(Ordering::Relaxed);
-        let (before, from_own) = shares.split_at(worker);
-        for (next, share) in from_own.iter().chain(before).enumerate() {
-            if let Some(piece) = share.0.take(launch, each) {
-                let owner = (worker + next) % shares.len();
+        let near = neighbours(worker, shares.len());
+        for owner in (worker..near.end).chain(near.start..worker) {
+            if let Some(piece) = shares[owner].0.take(launch, each) {
                 return Some(owner as u32 * each + piece);
             }
         }
@@ -59,6 +64,17 @@ impl Pieces {
             share.launch.store(0, Ordering::Relaxed);
         }
     }
+}
+
+/// Those who share the work of `worker`, with itself.
+fn neighbours(worker: usize, workers: usize) -> Range<usize> {
+    if workers <= MOST_NEIGHBOURS {
+        return 0..workers;
+    }
+    let parts = workers.div_ceil(MOST_NEIGHBOURS);
+    let begin = |part: usize| (part * workers).div_ceil(parts);
+    let part = worker * parts / workers;
+    begin(part)..begin(part + 1)
 }
 
 impl Share {
@@ -111,6 +127,22 @@ mod tests {
     }
 
     #[test]
+    fn neighbourhoods_are_equal_and_everyone_has_one() {
+        for workers in [1usize, 2, 32, 33, 48, 64, 65, 100, 128, 1000] {
+            let parts = workers.div_ceil(MOST_NEIGHBOURS);
+            for worker in 0..workers {
+                let near = neighbours(worker, workers);
+                assert!(near.contains(&worker), "{worker} of {workers}: {near:?}");
+                assert!((workers / parts..=MOST_NEIGHBOURS).contains(&near.len()), "{workers}: {near:?}");
+                assert!(near.clone().all(|other| neighbours(other, workers) == near));
+            }
+        }
+        let pieces = Pieces::new(64);
+        let near: Vec<u32> = (40..64).chain(32..40).flat_map(|owner| [2 * owner, 2 * owner + 1]).collect();
+        assert_eq!(all(&pieces, 40, 2), near, "none of the other socket");
+    }
+
+    #[test]
     fn numbers_of_launches_go_round() {
         let pieces = Pieces::new(2);
         for Padded(share) in &pieces.shares {
@@ -126,11 +158,17 @@ mod tests {
     /// Threads race over many launches: with and without a barrier between them every piece is computed once.
     #[test]
     fn every_piece_is_computed_once() {
-        const LAUNCHES: usize = 300;
-        for (workers, barriers) in [(2, true), (2, false), (5, true), (5, false)] {
+        for (workers, barriers, launches) in [
+            (2, true, 300),
+            (2, false, 300),
+            (5, true, 300),
+            (5, false, 300),
+            (70, true, 15),
+            (70, false, 15),
+        ] {
             let pool = Pool::new(workers).unwrap();
             let each = |launch: usize| 1 + launch % 7;
-            let counts: Vec<Vec<AtomicU32>> = (0..LAUNCHES)
+            let counts: Vec<Vec<AtomicU32>> = (0..launches)
                 .map(|launch| (0..workers * each(launch)).map(|_| AtomicU32::new(0)).collect())
                 .collect();
             pool.run(&|worker| {
