@@ -23,12 +23,14 @@ pub(crate) struct CpuDevice {
     name: String,
     entries: Entries,
     pool: Pool,
+    /// Workers that the memory plan knows of.
+    most_workers: usize,
 }
 
 impl CpuDevice {
     /// `variant` is of a loaded library, which outlives the device.
-    pub fn new(variant: &Variant, pool: Pool) -> Self {
-        Self { name: variant.name.clone(), entries: variant.entries, pool }
+    pub fn new(variant: &Variant, pool: Pool, most_workers: usize) -> Self {
+        Self { name: variant.name.clone(), entries: variant.entries, pool, most_workers }
     }
 
     pub fn pool(&self) -> &Pool {
@@ -82,11 +84,12 @@ impl CpuDevice {
                 failed.store(result, Ordering::Relaxed);
             }
         };
+        let (most, kind) = (self.most_workers, Kind { model: model.number(), step: entry, tokens });
         match trace {
-            None if step.feeds() => pool.step(Kind { step: entry, tokens }, &call)?,
-            None => pool.help(&call)?,
+            None if step.feeds() => pool.step(kind, most, &call)?,
+            None => pool.help_first(most, &call)?,
             // Profiles are of all workers.
-            Some(_) => pool.run(&|worker| call(worker, pool.workers()))?,
+            Some(_) => pool.run_first(most, &call)?,
         }
         match failed.into_inner() {
             status::OK => {
@@ -119,7 +122,7 @@ impl Device for CpuDevice {
     }
 
     fn threads(&self) -> usize {
-        self.pool.workers()
+        self.pool.workers().min(self.most_workers)
     }
 
     fn fix_workers(&self, workers: Option<usize>) {

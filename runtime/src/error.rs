@@ -48,6 +48,11 @@ pub enum Error {
     WeightsTooLarge { bytes: u64 },
     #[error("cannot start worker thread {index}: {source}. Use fewer threads (-t).")]
     Thread { index: usize, source: io::Error },
+    #[error(
+        "cannot pin worker thread {index} to its CPUs: {source}. Run without pinning and without placing weights (no --pin, \
+         no --numa)."
+    )]
+    Pinning { index: usize, source: io::Error },
     #[error("a worker thread panicked: {message}")]
     WorkerPanic { message: String },
     #[error("no tokens given: a prompt needs at least one token")]

@@ -141,6 +141,11 @@ impl Model {
         self.0.device.fix_workers(workers);
     }
 
+    /// No other loaded model has it.
+    pub(crate) fn number(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Whether both are one loaded model.
     pub(crate) fn is_same(&self, other: &Model) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -250,7 +255,7 @@ fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Resu
     }
     let wanted = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
-    Ok(CpuDevice::new(&table.variants[variant], Pool::new(wanted.min(most))?))
+    Ok(CpuDevice::new(&table.variants[variant], Pool::new(wanted.min(most))?, most))
 }
 
 #[cfg(feature = "cuda")]

@@ -6,27 +6,36 @@
 //! Where that happens often, [`Pool::step`] takes fewer workers, as [`crew`] chooses. A panic on a worker is caught and
 //! returned as an error; it also opens the barrier, so nobody waits for ever.
 //!
-//! Invariants: at most one run at a time (the gate; one uncontended atomic when sessions do not share the pool at the
-//! same moment); the job pointer is valid from the epoch's change until `remaining` is zero.
+//! Callers from several threads take turns in the order in which they come, whichever model their steps are of.
+//!
+//! Invariants: at most one run at a time (the gate; few uncontended atomics when sessions do not share the pool at the
+//! same moment); the job pointer is valid from the epoch's change until all workers of the run have ended.
 
+mod affinity;
 mod barrier;
 mod crew;
 mod futex;
 mod pieces;
+mod signal;
+mod tree;
+mod turns;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+pub use affinity::CpuSet;
 pub use barrier::Barrier;
 pub use crew::Kind;
 pub use pieces::Pieces;
 
 use crew::{Crew, Taken};
+use signal::{Signal, Waiter};
+use turns::{Turn, Turns};
 
 use crate::{Error, Result};
 
@@ -39,26 +48,29 @@ pub(crate) struct Padded<T>(pub T);
 const SPINS: u32 = 1 << 12;
 /// The same with more workers than cores, where spinning takes the time of those waited for.
 const SPINS_CROWDED: u32 = 1 << 4;
-/// A caller that waits for the end of a run looks up after this time.
-const NAP: Duration = Duration::from_millis(100);
-
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
     /// Which run, and how many workers take part ([`Epoch`]); workers wait for a change.
     epoch: Padded<AtomicU64>,
-    /// Workers (other than 0) that have not finished the current run.
-    remaining: Padded<AtomicU32>,
-    /// Worker 0 sleeps until the others have finished.
-    caller_sleeps: AtomicBool,
-    /// Set by a worker just before it parks.
-    sleeping: Vec<Padded<AtomicBool>>,
+    /// The run that each worker, and all whom it leads, have ended last.
+    ended: Vec<Padded<Signal>>,
+    beds: Vec<Padded<Bed>>,
     job: UnsafeCell<Option<Job>>,
     barrier: Barrier,
     pieces: Pieces,
     panic: Mutex<Option<String>>,
     shutdown: AtomicBool,
     spins: u32,
+}
+
+/// Where a worker sleeps between runs.
+#[derive(Default)]
+struct Bed {
+    /// Set by the worker before it sleeps for the first time.
+    thread: OnceLock<Thread>,
+    /// Set by the worker just before it parks.
+    asleep: AtomicBool,
 }
 
 /// The number of a run in the upper half, how many workers it has in the lower.
@@ -73,10 +85,14 @@ impl Epoch {
     fn workers(self) -> usize {
         self.0 as u32 as usize
     }
+
+    fn run(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
 }
 
 // SAFETY: `job` is written by the gate's holder while no worker runs, and read by workers only between the epoch's
-// change (Release/Acquire) and their decrement of `remaining`; the pointee is Sync. Everything else is Sync.
+// change (Release/Acquire) and the raise of their `ended`; the pointee is Sync. Everything else is Sync.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
@@ -85,8 +101,9 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    handles: Vec<Thread>,
-    gate: Mutex<Gate>,
+    /// Where each worker runs, while it does; of all or of none.
+    places: Vec<CpuSet>,
+    gate: Turns<Gate>,
     /// Where its clock begins.
     begin: Instant,
     /// The number of workers that steps are to have; 0 if the pool chooses.
@@ -100,16 +117,24 @@ struct Gate {
 }
 
 impl Pool {
-    /// A pool of `workers` (at least 1), of which the caller is one.
+    /// A pool of `workers` (at least 1), of which the caller is one. The system chooses their CPUs.
     pub fn new(workers: usize) -> Result<Self> {
-        let workers = workers.max(1);
+        Self::start(workers.max(1), Vec::new())
+    }
+
+    /// A pool with a worker on each of `places`, of which there is at least one. The caller of a run is the first worker; its
+    /// thread goes back to its own CPUs at the end of each run.
+    pub fn pinned(places: Vec<CpuSet>) -> Result<Self> {
+        Self::start(places.len().max(1), places)
+    }
+
+    fn start(workers: usize, places: Vec<CpuSet>) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if workers <= cores { SPINS } else { SPINS_CROWDED };
         let shared = Arc::new(Shared {
             epoch: Padded::default(),
-            remaining: Padded::default(),
-            caller_sleeps: AtomicBool::new(false),
-            sleeping: (1..workers).map(|_| Padded::default()).collect(),
+            ended: (0..workers).map(|_| Padded::default()).collect(),
+            beds: (0..workers).map(|_| Padded::default()).collect(),
             job: UnsafeCell::new(None),
             barrier: Barrier::new(workers, spins),
             pieces: Pieces::new(workers),
@@ -120,18 +145,23 @@ impl Pool {
         let mut pool = Self {
             shared,
             threads: Vec::new(),
-            handles: Vec::new(),
-            gate: Mutex::new(Gate { crew: Crew::new(workers), epoch: Epoch(0).next(workers) }),
+            places,
+            gate: Turns::new(Gate { crew: Crew::new(workers), epoch: Epoch(0).next(workers) }),
             begin: Instant::now(),
             wanted: AtomicUsize::new(0),
         };
-        for index in 1..workers {
+        for index in 0..workers {
+            let place = |source| Error::Pinning { index, source };
+            // A thread begins where the one is that starts it. The caller as well tries its place, to which it will come.
+            let _there = pool.places.get(index).map(CpuSet::enter).transpose().map_err(place)?;
+            if index == 0 {
+                continue;
+            }
             let shared = Arc::clone(&pool.shared);
             let spawned = std::thread::Builder::new()
                 .name(format!("mlcc-worker-{index}"))
                 .spawn(move || worker(&shared, index))
                 .map_err(|source| Error::Thread { index, source })?;
-            pool.handles.push(spawned.thread().clone());
             pool.threads.push(spawned);
         }
         Ok(pool)
@@ -158,33 +188,45 @@ impl Pool {
 
     /// Calls `f(worker)` on every worker. Not to be called from inside a run.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        self.run_first(self.workers(), &|worker, _| f(worker))
+    }
+
+    /// Calls `f(worker, workers)` on the first `most`, or on all if they are fewer.
+    pub fn run_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return alone(f);
+            return self.alone(&|worker| f(worker, 1));
         }
-        self.run_by(&mut self.gate(), self.workers(), f)
+        let workers = self.workers().min(most.max(1));
+        self.run_by(&mut self.gate.take(), workers, &|worker| f(worker, workers))
     }
 
     /// Calls `f(worker, workers)` on as many workers as suit.
     pub fn help(&self, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+        self.help_first(usize::MAX, f)
+    }
+
+    /// As [`Pool::help`], by at most `most` workers.
+    pub fn help_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return alone(&|worker| f(worker, 1));
+            return self.alone(&|worker| f(worker, 1));
         }
-        let mut gate = self.gate();
-        let workers = self.wanted().unwrap_or(gate.crew.suited());
+        let mut gate = self.gate.take();
+        let workers = self.wanted().unwrap_or(gate.crew.suited()).min(most.max(1));
         self.run_by(&mut gate, workers, &|worker| f(worker, workers))
     }
 
-    /// Calls `f(worker, workers)` on as many workers as suit, and learns from how long it takes. Steps of one kind take
-    /// about the same time by the same workers.
-    pub fn step(&self, kind: Kind, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+    /// Calls `f(worker, workers)` on as many workers as suit, at most `most`, and learns from how long it takes. Steps of one
+    /// kind take about the same time by the same workers.
+    pub fn step(&self, kind: Kind, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return alone(&|worker| f(worker, 1));
+            return self.alone(&|worker| f(worker, 1));
         }
-        let mut gate = self.gate();
-        if let Some(workers) = self.wanted() {
+        let mut gate = self.gate.take();
+        let (wanted, suited) = (self.wanted(), gate.crew.workers());
+        let workers = wanted.unwrap_or(suited).min(most.max(1));
+        if wanted.is_some() || workers != suited {
             return self.run_by(&mut gate, workers, &|worker| f(worker, workers));
         }
-        let workers = gate.crew.workers();
         let (begin, slept) = (self.now(), self.shared.barrier.slept());
         self.run_by(&mut gate, workers, &|worker| f(worker, workers))?;
         let (end, slept) = (self.now(), self.shared.barrier.slept() - slept);
@@ -196,8 +238,16 @@ impl Pool {
         Some(self.wanted.load(Ordering::Relaxed)).filter(|&n| n > 0)
     }
 
-    fn gate(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Puts the caller's thread where worker 0 runs, until what is returned is dropped.
+    fn in_place(&self) -> Option<affinity::There> {
+        // It was there when the pool began; where the system refuses now, the run is as right elsewhere.
+        self.places.first().and_then(|place| place.enter().ok())
+    }
+
+    /// The run of a pool without other workers: such callers need not take turns.
+    fn alone(&self, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        let _there = self.in_place();
+        catch_unwind(AssertUnwindSafe(|| f(0))).map_err(|p| Error::WorkerPanic { message: panic_text(&*p) })
     }
 
     fn now(&self) -> u64 {
@@ -205,23 +255,24 @@ impl Pool {
     }
 
     /// Calls `f` on the first `workers`.
-    fn run_by(&self, gate: &mut Gate, workers: usize, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
+    fn run_by(&self, gate: &mut Turn<'_, Gate>, workers: usize, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
         let shared = &*self.shared;
         let epoch = gate.epoch.next(workers);
         if workers != gate.epoch.workers() {
             shared.barrier.reset(workers);
             shared.pieces.reset(workers);
+            // Who had no part in the last runs is as if it had.
+            shared.ended.iter().for_each(|Padded(ended)| ended.set(gate.epoch.run()));
         }
         gate.epoch = epoch;
+        let _there = self.in_place();
         if workers > 1 {
-            shared.start(epoch, f, &self.handles);
+            shared.start(epoch, f);
         }
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(0))) {
             shared.panicked(&*panic);
         }
-        if workers > 1 {
-            shared.finish();
-        }
+        shared.end(0, epoch);
         let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         match panic {
             None => Ok(()),
@@ -238,9 +289,9 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::Relaxed);
         // One more than the last run, by nobody.
-        let epoch = self.gate.get_mut().unwrap_or_else(PoisonError::into_inner).epoch.next(0);
+        let epoch = self.gate.get_mut().epoch.next(0);
         self.shared.epoch.0.store(epoch.0, Ordering::SeqCst);
-        self.handles.iter().for_each(Thread::unpark);
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -254,70 +305,63 @@ impl Shared {
     }
 
     /// Makes the other workers of `epoch` call `f`. The gate is held and the last run is over.
-    fn start(&self, epoch: Epoch, f: &(dyn Fn(usize) + Sync), handles: &[Thread]) {
+    fn start(&self, epoch: Epoch, f: &(dyn Fn(usize) + Sync)) {
         // SAFETY: nobody reads the cell, since no run is going on. The lifetime is erased, but the pointer is used only until
-        // `remaining` is zero, which the caller waits for (`finish`) before it returns.
+        // all workers have ended, which the caller waits for (`end`) before it returns.
         unsafe {
             *self.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(f));
         }
-        let others = epoch.workers() - 1;
-        self.remaining.0.store(others as u32, Ordering::Relaxed);
-        // SeqCst with the worker's `sleeping` store: either it sees the new epoch or we see it asleep.
         self.epoch.0.store(epoch.0, Ordering::SeqCst);
-        for (sleeping, thread) in self.sleeping.iter().zip(handles).take(others) {
-            if sleeping.0.load(Ordering::SeqCst) {
+        self.wake(0, epoch);
+    }
+
+    /// Wakes those whom a worker leads, who wake those whom they lead.
+    fn wake(&self, index: usize, epoch: Epoch) {
+        for child in tree::children(index, epoch.workers()) {
+            let Some(Padded(bed)) = self.beds.get(child) else { continue };
+            // SeqCst with the worker's store, and with all looks at the epoch: either it sees the new one or we see it asleep.
+            if bed.asleep.load(Ordering::SeqCst)
+                && let Some(thread) = bed.thread.get()
+            {
                 thread.unpark();
             }
         }
     }
 
-    /// Waits until the other workers have finished.
-    fn finish(&self) {
-        let mut waited = 0;
-        loop {
-            let remaining = self.remaining.0.load(Ordering::Acquire);
-            if remaining == 0 {
-                return;
-            }
-            if waited < self.spins {
-                waited += 1;
-                std::hint::spin_loop();
-                continue;
-            }
-            let begin = Instant::now();
-            self.caller_sleeps.store(true, Ordering::SeqCst);
-            // The system compares: who finishes after this sees that the caller sleeps.
-            futex::wait(&self.remaining.0, remaining, NAP);
-            self.caller_sleeps.store(false, Ordering::Relaxed);
-            self.barrier.note_sleep(begin);
+    /// Waits until all whom a worker leads have ended the run, then says so, for itself too.
+    fn end(&self, index: usize, epoch: Epoch) {
+        let mut waiter = Waiter { spins: self.spins, open: None, slept: self.barrier.sleep() };
+        for child in tree::children(index, epoch.workers()) {
+            waiter.wait(&self.ended[child].0, epoch.run());
         }
+        self.ended[index].0.raise(epoch.run());
     }
 
     /// Waits until the epoch differs from `seen`. Who had no part in that one parks at once.
     fn next_epoch(&self, seen: Epoch, index: usize) -> Epoch {
-        let spins = if index < seen.workers() { self.spins } else { 0 };
-        let mut waited = 0;
+        let Padded(bed) = &self.beds[index];
+        let mut spins = if index < seen.workers() { self.spins } else { 0 };
         loop {
-            let epoch = Epoch(self.epoch.0.load(Ordering::Acquire));
+            let epoch = Epoch(self.epoch.0.load(Ordering::SeqCst));
             if epoch != seen {
                 return epoch;
             }
-            if waited < spins {
-                waited += 1;
+            if spins > 0 {
+                spins -= 1;
                 std::hint::spin_loop();
                 continue;
             }
-            let sleeping = &self.sleeping[index - 1].0;
-            sleeping.store(true, Ordering::SeqCst);
+            bed.asleep.store(true, Ordering::SeqCst);
             if self.epoch.0.load(Ordering::SeqCst) == seen.0 {
                 std::thread::park();
             }
-            sleeping.store(false, Ordering::Relaxed);
+            bed.asleep.store(false, Ordering::Relaxed);
         }
     }
 }
 
 fn worker(shared: &Shared, index: usize) {
+    shared.beds[index].0.thread.get_or_init(std::thread::current);
     let mut epoch = Epoch(0);
     loop {
         epoch = shared.next_epoch(epoch, index);
@@ -327,26 +371,17 @@ fn worker(shared: &Shared, index: usize) {
         if index >= epoch.workers() {
             continue;
         }
+        shared.wake(index, epoch);
         // SAFETY: this worker has a part in the epoch, so the cell holds this run's job, which stays valid until we
-        // decrement `remaining`.
+        // have raised our `ended`.
         let job = unsafe { (*shared.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(index)))
         {
             shared.panicked(&*panic);
         }
-        // SeqCst with the caller's `caller_sleeps` store and its comparison: it sees the change or we see it asleep.
-        if shared.remaining.0.fetch_sub(1, Ordering::SeqCst) == 1
-            && shared.caller_sleeps.load(Ordering::SeqCst)
-        {
-            futex::wake(&shared.remaining.0);
-        }
+        shared.end(index, epoch);
     }
-}
-
-/// The run of a pool without other workers: such callers need not take turns.
-fn alone(f: &(dyn Fn(usize) + Sync)) -> Result<()> {
-    catch_unwind(AssertUnwindSafe(|| f(0))).map_err(|p| Error::WorkerPanic { message: panic_text(&*p) })
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
@@ -355,156 +390,4 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn every_worker_runs_once() {
-        for workers in [1, 2, 3, 8] {
-            let pool = Pool::new(workers).unwrap();
-            let counts: Vec<AtomicUsize> = (0..workers).map(|_| AtomicUsize::new(0)).collect();
-            for _ in 0..200 {
-                pool.run(&|w| {
-                    counts[w].fetch_add(1, Ordering::Relaxed);
-                })
-                .unwrap();
-            }
-            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 200));
-        }
-    }
-
-    #[test]
-    fn parked_workers_wake() {
-        let pool = Pool::new(3).unwrap();
-        let count = AtomicUsize::new(0);
-        for _ in 0..3 {
-            std::thread::sleep(Duration::from_millis(20));
-            pool.run(&|_| {
-                count.fetch_add(1, Ordering::Relaxed);
-            })
-            .unwrap();
-        }
-        assert_eq!(count.into_inner(), 9);
-    }
-
-    #[test]
-    fn barriers_order_phases() {
-        let workers = 6;
-        let pool = Pool::new(workers).unwrap();
-        let phases = AtomicUsize::new(0);
-        pool.run(&|w| {
-            for phase in 0..100 {
-                phases.fetch_add(1, Ordering::Relaxed);
-                pool.barrier().wait(w);
-                assert!(phases.load(Ordering::Relaxed) >= (phase + 1) * workers);
-                pool.barrier().wait(w);
-            }
-        })
-        .unwrap();
-        assert_eq!(phases.into_inner(), 100 * workers);
-    }
-
-    /// Runs of ever other numbers of workers, with pieces and barriers, some of them after workers went to sleep.
-    #[test]
-    fn the_number_of_workers_changes_from_run_to_run() {
-        let most = 6;
-        let pool = Pool::new(most).unwrap();
-        let kind = Kind { step: "test", tokens: 1 };
-        for round in 0..600 {
-            let wanted = 1 + round * 7 % most;
-            pool.fix_workers(Some(wanted));
-            if round % 100 == 0 {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            let each = 1 + round as u32 % 4;
-            let counts: Vec<AtomicUsize> = (0..wanted * each as usize).map(|_| AtomicUsize::new(0)).collect();
-            let phases = AtomicUsize::new(0);
-            pool.step(kind, &|worker, workers| {
-                assert_eq!(workers, wanted);
-                for phase in 1..=3 {
-                    while let Some(piece) = pool.pieces().take(worker, each) {
-                        counts[piece as usize].fetch_add(1, Ordering::Relaxed);
-                    }
-                    phases.fetch_add(1, Ordering::Relaxed);
-                    pool.barrier().wait(worker);
-                    assert!(phases.load(Ordering::Relaxed) >= phase * workers);
-                }
-            })
-            .unwrap();
-            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 3), "{wanted} workers");
-        }
-        pool.fix_workers(None);
-        pool.step(kind, &|_, workers| assert_eq!(workers, most)).unwrap();
-    }
-
-    /// A worker that comes when the others sleep wakes them.
-    #[test]
-    fn late_workers_are_slept_for() {
-        let pool = Pool::new(4).unwrap();
-        let nap = || std::thread::sleep(Duration::from_millis(1));
-        for late in [0, 1, 3] {
-            let before = pool.barrier().slept();
-            pool.run(&|worker| {
-                while worker == late && pool.barrier().slept() == before {
-                    nap();
-                }
-                pool.barrier().wait(worker);
-            })
-            .unwrap();
-        }
-        for late in [1, 3] {
-            // At the end of a run there is no barrier.
-            pool.run(&|worker| {
-                while worker == late && !pool.shared.caller_sleeps.load(Ordering::SeqCst) {
-                    nap();
-                }
-            })
-            .unwrap();
-        }
-    }
-
-    #[test]
-    fn panics_are_contained() {
-        for bad in [0, 1] {
-            let pool = Pool::new(3).unwrap();
-            let result = pool.run(&|w| {
-                assert!(w != bad, "worker {w} is bad");
-                pool.barrier().wait(w);
-            });
-            assert!(
-                matches!(&result, Err(Error::WorkerPanic { message }) if message.contains("is bad")),
-                "{result:?}"
-            );
-            let count = AtomicUsize::new(0);
-            pool.run(&|w| {
-                pool.barrier().wait(w);
-                count.fetch_add(1, Ordering::Relaxed);
-            })
-            .unwrap();
-            assert_eq!(count.into_inner(), 3, "the pool works again");
-        }
-        let one = Pool::new(1).unwrap();
-        assert!(matches!(one.run(&|_| panic!("alone")), Err(Error::WorkerPanic { .. })));
-    }
-
-    #[test]
-    fn callers_take_turns() {
-        let pool = Pool::new(2).unwrap();
-        let busy = AtomicUsize::new(0);
-        std::thread::scope(|s| {
-            for _ in 0..3 {
-                s.spawn(|| {
-                    for _ in 0..100 {
-                        pool.run(&|w| {
-                            assert!(busy.fetch_add(1, Ordering::SeqCst) < 2);
-                            pool.barrier().wait(w);
-                            busy.fetch_sub(1, Ordering::SeqCst);
-                        })
-                        .unwrap();
-                    }
-                });
-            }
-        });
-    }
-}
+mod tests;

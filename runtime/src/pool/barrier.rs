@@ -1,28 +1,31 @@
-//! A barrier for the workers of one run. Each worker counts its arrivals in a cache line of its own and waits until no
-//! other count is behind: a butterfly of one round, as it were (Brooks, 1986). Nobody writes to a line of another worker,
-//! so there is no locked instruction, and the last one to come goes on after reading lines whose owners have long written
-//! them; the others see its line one transfer later. Every worker reads a line of each other one, which suits few
-//! workers; measured with two.
+//! A barrier for the workers of one run.
 //!
-//! A worker that has waited for long sleeps: the one it waits for has most likely lost its core to another program, and
-//! gets one the sooner the fewer threads want any. How long workers slept is what the pool chooses their number by.
+//! Up to [`FAN`] workers: each counts its arrivals in a cache line of its own and waits until no other count is behind, a
+//! butterfly of one round, as it were (Brooks, 1986). Nobody writes to a line of another worker, so there is no locked
+//! instruction, and the last one to come goes on after reading lines whose owners have long written them; the others see
+//! its line one transfer later.
+//!
+//! With more workers everyone would read too many lines. So the first of every eight gathers the arrivals of the others,
+//! then counts its own, and those first ones wait for each other, in as many levels as it takes until they are at most
+//! eight; then each lets its group go by one more line. That is the tree of Mellor-Crummey and Scott (1991), with the flat
+//! barrier in the place of its root. Three transfers of a line in a row for 64 workers and five for 512, and a worker reads at
+//! most seven lines of others per level.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::{Padded, futex};
-
-/// A sleeper looks up after this time. Who arrives looks for sleepers without waiting until its own arrival is visible
-/// (a fence at every barrier would cost a transfer of the line), so it may miss one that is about to sleep.
-const NAP: Duration = Duration::from_micros(500);
+use super::Padded;
+use super::signal::{Signal, Waiter};
+use super::tree::{self, FAN};
 
 pub struct Barrier {
     /// Pauses before a waiter sleeps.
     spins: u32,
     /// Workers of this run: the first ones.
     workers: AtomicUsize,
-    arrivals: Vec<Padded<Arrivals>>,
-    /// Nanoseconds for which workers slept, all together.
+    /// [`tree::top`] of them.
+    top: AtomicUsize,
+    lines: Vec<Lines>,
+    /// Nanoseconds for which workers slept, all together: what the pool chooses their number by.
     slept: Padded<AtomicU64>,
     /// Set when a worker will never come.
     open: AtomicBool,
@@ -30,61 +33,63 @@ pub struct Barrier {
 
 /// Of one worker.
 #[derive(Default)]
-struct Arrivals {
-    /// How often it has come.
-    count: AtomicU32,
-    /// How many others sleep until it comes.
-    sleepers: AtomicU32,
+struct Lines {
+    /// How often it has come, and all whom it leads.
+    arrivals: Padded<Signal>,
+    /// How often it has let go those whom it leads.
+    releases: Padded<Signal>,
 }
 
 impl Barrier {
     pub(super) fn new(workers: usize, spins: u32) -> Self {
-        let arrivals = (0..workers).map(|_| Padded::default()).collect();
-        let (open, slept) = (AtomicBool::new(false), Padded::default());
-        Self { spins, workers: AtomicUsize::new(workers), arrivals, slept, open }
+        Self {
+            spins,
+            workers: AtomicUsize::new(workers),
+            top: AtomicUsize::new(tree::top(workers)),
+            lines: (0..workers).map(|_| Lines::default()).collect(),
+            slept: Padded::default(),
+            open: AtomicBool::new(false),
+        }
     }
 
     /// Returns when all workers have called it with their numbers (or one has panicked).
     pub fn wait(&self, worker: usize) {
-        let arrivals = &self.arrivals[..self.workers.load(Ordering::Relaxed).min(self.arrivals.len())];
-        let Some(Padded(own)) = arrivals.get(worker) else { return };
-        let count = own.count.load(Ordering::Relaxed).wrapping_add(1);
-        own.count.store(count, Ordering::Release);
-        if own.sleepers.load(Ordering::Relaxed) != 0 {
-            futex::wake(&own.count);
-        }
-        let mut waited = 0;
-        for Padded(other) in arrivals {
-            // Others are at most one barrier ahead or behind.
-            while is_behind(other.count.load(Ordering::Acquire), count) {
-                if self.open.load(Ordering::Relaxed) {
-                    return;
-                }
-                if waited < self.spins {
-                    waited += 1;
-                    std::hint::spin_loop();
-                } else {
-                    self.sleep(other, count);
-                }
+        let lines = &self.lines[..self.workers.load(Ordering::Relaxed).min(self.lines.len())];
+        let Some(own) = lines.get(worker) else { return };
+        // Others are at most one barrier ahead or behind.
+        let count = own.arrivals.0.count().wrapping_add(1);
+        let _opened = self.meet(worker, lines, count);
+    }
+
+    /// `None` if a worker will never come.
+    fn meet(&self, worker: usize, lines: &[Lines], count: u32) -> Option<()> {
+        let (own, top) = (&lines[worker], self.top.load(Ordering::Relaxed));
+        let mut waiter = Waiter { spins: self.spins, open: Some(&self.open), slept: &self.slept.0 };
+        let mut comes = |signal: &Padded<Signal>| waiter.wait(&signal.0, count).then_some(());
+        let mut stride = 1;
+        while stride < top && tree::leader(worker, stride) == worker {
+            for member in tree::group(worker, stride, lines.len()).skip(1) {
+                comes(&lines[member].arrivals)?;
             }
+            stride *= FAN;
         }
+        own.arrivals.0.raise(count);
+        if stride == top {
+            for other in (0..lines.len()).step_by(top) {
+                comes(&lines[other].arrivals)?;
+            }
+        } else {
+            comes(&lines[tree::leader(worker, stride)].releases)?;
+        }
+        if stride > 1 {
+            own.releases.0.raise(count);
+        }
+        Some(())
     }
 
-    #[cold]
-    fn sleep(&self, other: &Arrivals, count: u32) {
-        let begin = Instant::now();
-        other.sleepers.fetch_add(1, Ordering::SeqCst);
-        let seen = other.count.load(Ordering::SeqCst);
-        if is_behind(seen, count) && !self.open.load(Ordering::SeqCst) {
-            futex::wait(&other.count, seen, NAP);
-        }
-        other.sleepers.fetch_sub(1, Ordering::Relaxed);
-        self.note_sleep(begin);
-    }
-
-    /// A worker has slept since `begin`.
-    pub(super) fn note_sleep(&self, begin: Instant) {
-        self.slept.0.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    /// Where nanoseconds of sleep are counted.
+    pub(super) fn sleep(&self) -> &AtomicU64 {
+        &self.slept.0
     }
 
     /// Nanoseconds for which workers slept so far, all together.
@@ -95,42 +100,44 @@ impl Barrier {
     /// Lets everybody through until `reset`.
     pub(super) fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
-        self.arrivals.iter().for_each(|Padded(worker)| futex::wake(&worker.count));
+        self.signals().for_each(Signal::wake_sleepers);
     }
 
     /// Makes it whole, for the first `workers`. No worker may be inside.
     pub(super) fn reset(&self, workers: usize) {
         self.workers.store(workers, Ordering::Relaxed);
-        self.arrivals.iter().for_each(|Padded(worker)| worker.count.store(0, Ordering::Relaxed));
+        self.top.store(tree::top(workers), Ordering::Relaxed);
+        self.signals().for_each(|signal| signal.set(0));
         self.open.store(false, Ordering::Relaxed);
     }
-}
 
-/// Counts go round.
-fn is_behind(other: u32, count: u32) -> bool {
-    (other.wrapping_sub(count) as i32) < 0
+    fn signals(&self) -> impl Iterator<Item = &Signal> {
+        self.lines.iter().flat_map(|lines| [&lines.arrivals.0, &lines.releases.0])
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     /// Many threads on few cores, which sleep at once, one of them late: nobody is let through early or left asleep.
     #[test]
     fn sleepers_wake_when_the_last_one_comes() {
-        const ROUNDS: usize = 2000;
-        for (workers, spins) in [(16, 0), (3, 0), (16, 64), (2, 0)] {
+        // With one, two and three levels.
+        for (workers, spins, rounds) in
+            [(3, 0, 2000), (16, 64, 1000), (9, 0, 1000), (128, 0, 60), (2, 0, 2000)]
+        {
             let (barrier, arrived) = (Barrier::new(workers, spins), AtomicUsize::new(0));
             // Counts pass the point where they go round.
-            let first = u32::MAX - ROUNDS as u32 / 2;
-            barrier.arrivals.iter().for_each(|a| a.0.count.store(first, Ordering::Relaxed));
+            let first = u32::MAX - rounds as u32 / 2;
+            barrier.signals().for_each(|signal| signal.set(first));
             std::thread::scope(|scope| {
                 for worker in 0..workers {
                     let (barrier, arrived) = (&barrier, &arrived);
                     scope.spawn(move || {
-                        for round in 1..=ROUNDS {
-                            if round % 100 == 0 && round / 100 % workers == worker {
+                        for round in 1..=rounds {
+                            if round % 20 == 0 && round / 20 % workers == worker {
                                 std::thread::sleep(Duration::from_millis(1));
                             }
                             arrived.fetch_add(1, Ordering::Relaxed);
@@ -141,9 +148,9 @@ mod tests {
                     });
                 }
             });
-            assert_eq!(arrived.into_inner(), ROUNDS * workers);
-            assert!(barrier.slept.0.into_inner() > 0, "the late ones were slept for");
-            assert!(barrier.arrivals.iter().all(|a| a.0.sleepers.load(Ordering::Relaxed) == 0));
+            assert_eq!(arrived.into_inner(), rounds * workers);
+            assert!(barrier.slept() > 0, "the late ones were slept for");
+            assert!(barrier.signals().all(|signal| signal.sleepers() == 0));
         }
     }
 

@@ -35,9 +35,10 @@ const OTHERS: Time = 100 * MILLISECOND;
 /// Numbers that a trial compares at most.
 const MOST_CHOICES: usize = 4;
 
-/// What makes steps comparable: which one, and for how many tokens.
+/// What makes steps comparable: of which model, which one, and for how many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
+    pub model: usize,
     pub step: &'static str,
     pub tokens: usize,
 }
@@ -269,7 +270,7 @@ impl Trial {
 mod tests {
     use super::*;
 
-    const DECODE: Kind = Kind { step: "decode", tokens: 1 };
+    const DECODE: Kind = Kind { model: 0, step: "decode", tokens: 1 };
 
     /// A machine on which steps take and sleep so long, in microseconds, by the number of workers.
     struct Machine {
@@ -370,7 +371,7 @@ mod tests {
     fn only_steps_of_one_kind_are_compared() {
         let crowded = |workers| if workers == 2 { (2000, 1500) } else { (850, 0) };
         let long = |workers| (20 * crowded(workers).0, 20 * crowded(workers).1);
-        let prompt = |tokens| Kind { step: "prefill", tokens };
+        let prompt = |tokens| Kind { model: 0, step: "prefill", tokens };
         let mut machine = Machine::new(2);
         for tokens in 1..40 {
             machine.run(200, prompt(tokens), long);

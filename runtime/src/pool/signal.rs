@@ -1,0 +1,104 @@
+//! A number that one worker raises and others wait for, in a cache line of its own.
+//!
+//! Who waits spins first and then sleeps: the one waited for has most likely lost its core to another program, and gets
+//! one the sooner the fewer threads want any.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::futex;
+
+/// A sleeper looks up after this time: [`Signal::raise`] may miss one that is about to sleep.
+const NAP: Duration = Duration::from_micros(500);
+
+#[derive(Default)]
+pub struct Signal {
+    /// Goes round.
+    count: AtomicU32,
+    /// How many sleep until it is raised.
+    sleepers: AtomicU32,
+}
+
+/// One who waits, perhaps for several signals one after the other.
+pub struct Waiter<'a> {
+    /// Pauses before it sleeps.
+    pub spins: u32,
+    /// Set when a signal will never come; `None`: all will.
+    pub open: Option<&'a AtomicBool>,
+    /// Nanoseconds of sleep are added here.
+    pub slept: &'a AtomicU64,
+}
+
+impl Signal {
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Nobody may wait for it.
+    pub fn set(&self, count: u32) {
+        self.count.store(count, Ordering::Relaxed);
+    }
+
+    /// Lets go all who wait for `count` or less. Looks for sleepers without waiting until the new count is visible (a fence
+    /// at every barrier would cost a transfer of the line).
+    pub fn raise(&self, count: u32) {
+        self.count.store(count, Ordering::Release);
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            futex::wake(&self.count);
+        }
+    }
+
+    /// As [`Signal::raise`], and misses no sleeper.
+    pub fn raise_for_all(&self, count: u32) {
+        self.count.store(count, Ordering::Release);
+        // With the increment of `sleepers`: either it is seen here, or the sleeper sees the new count.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            futex::wake(&self.count);
+        }
+    }
+
+    pub fn wake_sleepers(&self) {
+        futex::wake(&self.count);
+    }
+
+    #[cfg(test)]
+    pub fn sleepers(&self) -> u32 {
+        self.sleepers.load(Ordering::SeqCst)
+    }
+
+    fn is_behind(&self, count: u32, order: Ordering) -> bool {
+        (self.count.load(order).wrapping_sub(count) as i32) < 0
+    }
+}
+
+impl Waiter<'_> {
+    /// Waits until `signal` has reached `count`; false if it never will.
+    pub fn wait(&mut self, signal: &Signal, count: u32) -> bool {
+        while signal.is_behind(count, Ordering::Acquire) {
+            if self.open.is_some_and(|open| open.load(Ordering::Relaxed)) {
+                return false;
+            }
+            if self.spins > 0 {
+                self.spins -= 1;
+                std::hint::spin_loop();
+            } else {
+                self.sleep(signal, count);
+            }
+        }
+        true
+    }
+
+    #[cold]
+    fn sleep(&self, signal: &Signal, count: u32) {
+        let begin = Instant::now();
+        signal.sleepers.fetch_add(1, Ordering::SeqCst);
+        let seen = signal.count.load(Ordering::SeqCst);
+        let open = self.open.is_some_and(|open| open.load(Ordering::SeqCst));
+        if (seen.wrapping_sub(count) as i32) < 0 && !open {
+            futex::wait(&signal.count, seen, NAP);
+        }
+        signal.sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.slept.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,110 @@
+//! A lock whose callers get it in the order in which they came: sessions of several threads, perhaps of several models,
+//! take turns step by step, however fast one of them comes back.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Padded;
+use super::signal::{Signal, Waiter};
+
+/// Pauses before a caller sleeps: a step of another one takes longer.
+const SPINS: u32 = 1 << 6;
+
+/// See the [module](self).
+pub struct Turns<T> {
+    /// Number of the caller that comes next.
+    next: AtomicU32,
+    /// Number of the caller whose turn it is.
+    now: Padded<Signal>,
+    slept: AtomicU64,
+    /// Only locked by whose turn it is, so without waiting.
+    value: Mutex<T>,
+}
+
+pub struct Turn<'a, T> {
+    turns: &'a Turns<T>,
+    number: u32,
+    value: MutexGuard<'a, T>,
+}
+
+impl<T> Turns<T> {
+    pub fn new(value: T) -> Self {
+        let (next, now, slept) = Default::default();
+        Self { next, now, slept, value: Mutex::new(value) }
+    }
+
+    /// Returns when all who came before have dropped theirs.
+    pub fn take(&self) -> Turn<'_, T> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut waiter = Waiter { spins: SPINS, open: None, slept: &self.slept };
+        waiter.wait(&self.now.0, number);
+        let value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        Turn { turns: self, number, value }
+    }
+
+    /// How many wait while somebody has a turn.
+    #[cfg(test)]
+    pub fn waiting(&self) -> u32 {
+        self.next.load(Ordering::SeqCst).wrapping_sub(self.now.0.count()).saturating_sub(1)
+    }
+
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        // The next one may meet the mutex still locked for a moment: it is let go after this.
+        self.turns.now.0.raise_for_all(self.number.wrapping_add(1));
+    }
+}
+
+impl<T> Deref for Turn<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Turn<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where all wait again before the next turn, they go round.
+    #[test]
+    fn nobody_is_overtaken() {
+        let turns = Turns::new(Vec::new());
+        let callers = 4;
+        std::thread::scope(|scope| {
+            for caller in 0..callers {
+                let turns = &turns;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        let mut order = turns.take();
+                        // All others have come by then, but for those who are done.
+                        let turns_of = |c: usize| order.iter().filter(|&&o| o == c).count();
+                        let others = (0..callers).filter(|&c| c != caller && turns_of(c) < 50).count();
+                        while (turns.waiting() as usize) < others {
+                            std::thread::yield_now();
+                        }
+                        order.push(caller);
+                    }
+                });
+            }
+        });
+        let order = turns.value.into_inner().unwrap();
+        let first = &order[..callers];
+        for round in order.chunks(callers) {
+            assert_eq!(round, first, "in the order in which they came");
+        }
+    }
+}
