@@ -1,5 +1,6 @@
 //! A server over the toy model of the tests, to try clients without a compiled model: `cargo run -p mlcc-serve --example toy`. Its
-//! texts mean nothing; calls of tools and JSON have their form from grammars. It prints its address, and ends with its standard input.
+//! texts mean nothing; calls of tools and JSON have their form from grammars. It prints its address, and ends with its standard input. An
+//! argument is the time of a step in milliseconds, for tests that want to see an answer on its way.
 
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::{ChatTemplate, SamplingParams};
+use mlcc_engine::serving::{Feed, Limits, Step, StepError};
+use mlcc_engine::{ChatTemplate, SamplingParams, TokenId};
 use mlcc_serve::{ServeOptions, Served, serve_step};
 
 #[allow(dead_code, reason = "the engine's tests use all of it")]
@@ -20,7 +22,47 @@ mod vocabularies;
 
 const TEMPLATE: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
+/// The toy with a time for each step.
+struct Paced {
+    toy: toy::Toy,
+    step: Duration,
+}
+
+impl Step for Paced {
+    type Sequence = toy::ToySequence;
+
+    fn limits(&self) -> Limits {
+        self.toy.limits()
+    }
+
+    fn sequence(&self) -> Result<Self::Sequence, StepError<Self>> {
+        self.toy.sequence()
+    }
+
+    fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, StepError<Self>> {
+        self.toy.fork(sequence)
+    }
+
+    fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>> {
+        std::thread::sleep(self.step);
+        self.toy.step(feeds)
+    }
+
+    fn logits<'a>(&self, sequence: &'a Self::Sequence) -> &'a [f32] {
+        self.toy.logits(sequence)
+    }
+
+    fn score<'a>(
+        &mut self,
+        sequence: &'a mut Self::Sequence,
+        tokens: &[TokenId],
+    ) -> Result<&'a [f32], StepError<Self>> {
+        self.toy.score(sequence, tokens)
+    }
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let step = std::env::args().nth(1).map_or(Ok(0), |ms| ms.parse())?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopping = Arc::clone(&stop);
     std::thread::spawn(move || {
@@ -46,8 +88,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         timeout: None,
         drain_timeout: Duration::from_secs(1),
     };
-    serve_step(toy::Toy::new(false, Some(4000)), served, 4, &options, &stop, |address, _| {
-        println!("http://{address}")
-    })?;
+    let step = Paced { toy: toy::Toy::new(false, Some(4000)), step: Duration::from_millis(step) };
+    serve_step(step, served, 4, &options, &stop, |address, _| println!("http://{address}"))?;
     Ok(())
 }

@@ -17,6 +17,7 @@ mod memory;
 mod messages;
 mod metrics;
 mod openapi;
+mod page;
 mod routes;
 mod sampling;
 mod serve;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::{ApiError, json_type};
 use crate::texts::{Client, Work, answer};
-use crate::{anthropic, blocks, chat, completions, info, tokens};
+use crate::{anthropic, blocks, chat, completions, info, page, tokens};
 
 /// A route, which is there with and without `/v1`.
 pub struct Route {
@@ -62,7 +62,7 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
     let describe = move || std::future::ready(as_json(Ok(description.clone())));
     let all =
         Router::new().route("/openapi.json", get(describe.clone())).route("/v1/openapi.json", get(describe));
-    let all = ROUTES.iter().fold(all, add);
+    let all = ROUTES.iter().fold(all, add).merge(page::routes());
     all.fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(body_limit))
@@ -80,7 +80,7 @@ async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response
     request.extensions_mut().insert(client);
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = matched.unwrap_or_else(|| "other".into());
-    let open = path == "/health" || path == "/v1/health";
+    let open = path == "/health" || path == "/v1/health" || page::is_route(&path);
     let response = match &app.api_key {
         Some(key) if !open && !has_key(&request, key) => ApiError::unauthorized().into_response(),
         _ => next.run(request).await,

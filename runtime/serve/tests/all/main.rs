@@ -3,6 +3,7 @@
 mod anthropic;
 mod constraints;
 mod openapi;
+mod page;
 mod robust;
 mod server;
 mod tools;
