@@ -36,6 +36,8 @@ pub struct Batch {
     wanted: Buffer,
     /// Of as many rows as a step has asked for yet.
     logits: Buffer,
+    /// How many floats of them the last step has made.
+    made: usize,
     sequences: Vec<Sequence>,
     /// The tokens of a step, and the numbers of those whose logits are wanted, until they are copied to where they are aligned.
     fed: Vec<i32>,
@@ -114,6 +116,7 @@ impl Model {
             tokens: Buffer::integers("the tokens of a step", rows as u64)?,
             wanted: Buffer::integers("the wanted rows of a step", rows as u64)?,
             logits: Buffer::floats("the logits of a batch", self.plan().vocab.saturating_mul(most as u64))?,
+            made: 0,
             sequences: Vec::with_capacity(most),
             fed: Vec::with_capacity(rows),
             rows: Vec::with_capacity(rows),
@@ -128,6 +131,11 @@ impl Batch {
         self.most
     }
 
+    /// What the last step or call of [`Batch::decode`] has returned; nothing after an error.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits.as_floats()[..self.made]
+    }
+
     /// Takes times of the step's items from now on, or no longer; gives what was taken so far. Single sequences take their
     /// own ([`Session::trace`]).
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
@@ -139,6 +147,7 @@ impl Batch {
     /// Feeds `tokens[i]` to `sessions[i]` and returns the logits, one row of `vocab` floats per session; every session has
     /// its own as well ([`Session::logits`]). If a token or session is refused, no session has changed.
     pub fn decode(&mut self, sessions: &mut [&mut Session], tokens: &[i32]) -> Result<&[f32]> {
+        self.made = 0;
         let n = sessions.len();
         if n == 0 || n != tokens.len() {
             return Err(Error::BatchTokens { sessions: n, tokens: tokens.len() });
@@ -149,7 +158,8 @@ impl Batch {
         let (Some(entry), 2..) = (self.decode, n) else {
             let one = sessions[0].decode(tokens[0]).map_err(|e| of_sequence(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
-            return Ok(&self.logits.as_floats()[..vocab]);
+            self.made = vocab;
+            return Ok(self.logits());
         };
         let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
         self.run(Step::DecodeBatch, entry, &mut members, tokens, &[])?;
@@ -157,7 +167,8 @@ impl Batch {
         for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
             session.leave_batch(1, Some(row))?;
         }
-        Ok(logits)
+        self.made = n * vocab;
+        Ok(self.logits())
     }
 
     /// Feeds every session its tokens and returns the logits that are wanted: rows of `vocab` floats, in the order of `rows`
@@ -165,6 +176,7 @@ impl Batch {
     /// wanted of it. All tokens together may be as many as [`Model::max_step_tokens`]. If a token or session is refused, no
     /// session has changed.
     pub fn step(&mut self, rows: &mut [Rows<'_>]) -> Result<&[f32]> {
+        self.made = 0;
         let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
         if rows.is_empty() {
             return Err(Error::BatchTokens { sessions: 0, tokens: 0 });
@@ -200,7 +212,8 @@ impl Batch {
             let last = piece.wanted().checked_sub(1).and_then(|at| logits.nth(at));
             piece.session.leave_batch(piece.tokens.len(), last)?;
         }
-        Ok(&self.logits.as_floats()[..wanted * vocab])
+        self.made = wanted * vocab;
+        Ok(self.logits())
     }
 
     /// Whether the sessions may be fed these tokens; nothing has changed yet.
@@ -246,7 +259,8 @@ impl Batch {
             at += floats;
         }
         debug_assert_eq!(at % vocab, 0);
-        Ok(&self.logits.as_floats()[..at])
+        self.made = at;
+        Ok(self.logits())
     }
 
     /// Runs an entry point for checked tokens of `members`, so many of each. There is room for the logits.

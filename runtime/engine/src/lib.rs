@@ -24,6 +24,7 @@ mod model;
 pub mod sampler;
 pub mod serving;
 pub mod special;
+pub mod speculate;
 pub mod stop;
 pub mod text;
 pub mod tokenizer;

@@ -1,7 +1,7 @@
 //! Many texts from one model at the same time.
 //!
-//! An [`Engine`] owns a thread, and the thread owns the model. Each of its steps decodes one token of every text that is
-//! being written, then reads pieces of waiting prompts, so small that no text waits longer than a set gap ([`pace`]).
+//! An [`Engine`] owns a thread, and the thread owns the model. Each of its steps has the next token of every text that is
+//! being written, with pieces of waiting prompts beside them, so small that no text waits longer than a set gap ([`pace`]).
 //! Requests come in through [`Engine::launch`]; what they lead to comes out as [`Event`]s. Dropping a [`Ticket`] ends its text
 //! at the next step.
 //!
@@ -10,9 +10,12 @@
 
 mod engine;
 mod pace;
+mod preempt;
 mod prefixes;
 mod queue;
+mod recycle;
 mod request;
+mod round;
 mod scheduler;
 mod step;
 mod writer;
@@ -20,4 +23,4 @@ mod writer;
 pub use engine::{Engine, EngineOptions, Handle, Ticket};
 pub use queue::{SlotInfo, Stats};
 pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};
-pub use step::{Feed, Limits, ModelStep, Step, StepError};
+pub use step::{Feed, Limits, Mixing, ModelStep, Step, StepError, Want};

@@ -5,11 +5,18 @@
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "all/common/mod.rs"]
 mod common;
+#[allow(dead_code, reason = "a part of it is used here")]
+#[path = "all/toy/mod.rs"]
+mod toy;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use mlcc_engine::sampler::LogitChanges;
+use mlcc_engine::serving::{Engine, EngineOptions, Event, Sink, TextRequest};
 use mlcc_engine::stop::StopMatcher;
 use mlcc_engine::{DecodeStream, Sampler, SamplingParams, SpecialTokens, TokenId};
 
@@ -103,4 +110,42 @@ fn text() {
     step(2);
     assert_eq!(allocations(|| step(100)), 0);
     assert!(length > 2000);
+}
+
+/// The sinks run on the engine's thread, and see what it has allocated since the last token.
+#[test]
+fn steps_of_an_engine() {
+    const TEXTS: usize = 3;
+    const TOKENS: usize = 120;
+    let engine = Engine::start(
+        toy::Toy::new(false, None),
+        Arc::new(common::world(&[])),
+        EngineOptions { sequences: TEXTS, ..EngineOptions::default() },
+    );
+    let engine = engine.unwrap();
+    let counts = (0..TEXTS).map(|_| Vec::with_capacity(TOKENS)).collect();
+    let seen: Arc<Mutex<Vec<Vec<usize>>>> = Arc::new(Mutex::new(counts));
+    let requests = (0..TEXTS).map(|text| {
+        let sampling = SamplingParams { seed: Some(text as u64), ..Default::default() };
+        let mut request = TextRequest::new(vec![7; 3 + text], sampling);
+        request.max_tokens = Some(TOKENS);
+        let seen = Arc::clone(&seen);
+        let sink: Sink = Box::new(move |event| {
+            if let Event::Piece(piece) = event
+                && piece.token.is_some()
+            {
+                seen.lock().unwrap()[text].push(ALLOCATIONS.with(Cell::get));
+            }
+            ControlFlow::Continue(())
+        });
+        (request, sink)
+    });
+    let tickets = engine.launch_with(requests.collect()).unwrap();
+    assert!(engine.wait_idle(Duration::from_secs(60)));
+    drop(tickets);
+    for counts in seen.lock().unwrap().iter() {
+        assert_eq!(counts.len(), TOKENS);
+        // Once all have begun and before the first ends.
+        assert_eq!(counts[20], counts[TOKENS - 10], "{counts:?}");
+    }
 }

@@ -29,7 +29,7 @@ pub struct Metrics {
     first: Histogram,
     gap: Histogram,
     /// Counted by the engine, copied when they are asked for.
-    of_engine: [OfEngine; 7],
+    of_engine: [OfEngine; 10],
     now: [Now; 2],
 }
 
@@ -52,10 +52,15 @@ impl Metrics {
             counter("prompt_tokens", "Tokens of prompts that were read", |s| s.prompt_tokens),
             counter("cached_tokens", "Tokens of prompts that were known", |s| s.cached_tokens),
             counter("generated_tokens", "Tokens that were chosen", |s| s.written_tokens),
+            counter("drafted_tokens", "Tokens of drafts", |s| s.drafted_tokens),
+            counter("accepted_tokens", "Tokens of drafts that were right", |s| s.accepted_tokens),
             counter("texts_finished", "Texts that came to their end", |s| s.finished),
             counter("texts_cancelled", "Texts that nobody wanted any more", |s| s.cancelled),
             counter("texts_failed", "Texts that an error ended", |s| s.failed),
             counter("engine_steps", "Steps of the engine", |s| s.steps),
+            counter("texts_preempted", "Texts that gave way to older ones for want of memory", |s| {
+                s.preempted
+            }),
         ];
         let mut gauge = |name: &str, help: &str, of: fn(&Stats) -> usize| {
             let gauge = Gauge::<i64, AtomicI64>::default();

@@ -293,7 +293,7 @@ fn timings(ends: &[&Finished]) -> Value {
         false => count as f64 / time.as_secs_f64(),
     };
     let read = end.prompt_tokens - end.cached_tokens;
-    json!({
+    let mut timings = json!({
         "queue_ms": ms(end.waited),
         "cache_n": end.cached_tokens,
         "prompt_n": read,
@@ -302,5 +302,10 @@ fn timings(ends: &[&Finished]) -> Value {
         "predicted_n": end.completion_tokens,
         "predicted_ms": ms(end.writing),
         "predicted_per_second": rate(end.completion_tokens.saturating_sub(1), end.writing),
-    })
+    });
+    if end.drafted_tokens > 0 {
+        timings["draft_n"] = end.drafted_tokens.into();
+        timings["draft_n_accepted"] = end.accepted_tokens.into();
+    }
+    timings
 }

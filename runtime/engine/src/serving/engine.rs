@@ -10,6 +10,7 @@ use crate::serving::queue::{Job, Queue, Stats};
 use crate::serving::request::{Event, LaunchError, Sink, TextRequest};
 use crate::serving::scheduler;
 use crate::serving::step::{Limits, Step};
+use crate::speculate::MakeDrafter;
 use crate::tokenizer::Tokenizer;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,6 +85,16 @@ impl Engine {
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
     ) -> std::io::Result<Engine> {
+        Self::start_drafting(step, tokenizer, options, None)
+    }
+
+    /// The same with drafts, if the model can take back what it was fed ([`Limits::rewinds`]).
+    pub fn start_drafting<M: Step + 'static>(
+        step: M,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+        drafter: Option<MakeDrafter>,
+    ) -> std::io::Result<Engine> {
         let sequences = options.sequences.max(1);
         let queue = Arc::new(Queue::new(sequences, options.max_queue));
         let limits = step.limits();
@@ -91,7 +102,7 @@ impl Engine {
         let options = EngineOptions { sequences, ..options };
         let thread = std::thread::Builder::new()
             .name("mlcc-engine".into())
-            .spawn(move || scheduler::run(step, &tokenizer, &shared, options))?;
+            .spawn(move || scheduler::run(step, &tokenizer, &shared, options, drafter))?;
         Ok(Engine { queue, limits, thread: Some(thread) })
     }
 

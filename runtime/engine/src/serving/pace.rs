@@ -1,25 +1,29 @@
 //! How much of the prompts one step may read.
 //!
-//! A step decodes one token of each text first. What it reads of prompts afterwards makes those texts wait, so it gets the time
-//! of a few decode steps, as they were measured lately, and no more.
+//! A step has the next token of each text. Rows of prompts beside them make those texts wait longer, so there are as many as
+//! take the time of a few decode steps, as measured lately, and no more.
 
 use std::time::Duration;
 
 /// Weight of the newest measurement.
 const NEWEST: f64 = 0.2;
-/// Tokens of a piece before the first measurement.
+/// Tokens beside others before the first measurement.
 const FIRST: usize = 16;
 /// A single row would be read by other kernels than those of longer pieces.
 pub(super) const SMALLEST: usize = 2;
+/// After so many steps with rows of prompts, one without tells anew what a decode step takes.
+const REMEASURE: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Longest time between two tokens of a text, in decode steps.
     gap: f64,
-    /// Seconds of a decode step.
+    /// Seconds of a step of next tokens alone.
     decode: Option<f64>,
-    /// Seconds to read one token of a prompt.
+    /// Seconds that a token of a prompt adds to such a step.
     read: Option<f64>,
+    /// Steps since `decode` was measured.
+    age: u32,
 }
 
 fn update(mean: &mut Option<f64>, newest: f64) {
@@ -28,29 +32,40 @@ fn update(mean: &mut Option<f64>, newest: f64) {
 
 impl Pace {
     pub(super) fn new(gap: f64) -> Self {
-        Pace { gap, decode: None, read: None }
+        Pace { gap, decode: None, read: None, age: REMEASURE }
     }
 
-    pub(super) fn decoded(&mut self, time: Duration) {
-        update(&mut self.decode, time.as_secs_f64());
-    }
-
-    pub(super) fn read(&mut self, tokens: usize, time: Duration) {
-        if tokens > 0 {
-            update(&mut self.read, time.as_secs_f64() / tokens as f64);
+    /// A step had next tokens of some texts or of none, and so many tokens of prompts.
+    pub(super) fn stepped(&mut self, decoded: bool, read: usize, time: Duration) {
+        let time = time.as_secs_f64();
+        match (decoded, read) {
+            (false, _) => {}
+            (true, 0) => {
+                update(&mut self.decode, time);
+                self.age = 0;
+            }
+            (true, _) => {
+                self.age = self.age.saturating_add(1);
+                let Some(decode) = self.decode else { return };
+                update(&mut self.read, (time - decode).max(0.0) / read as f64);
+            }
         }
     }
 
-    /// Tokens of prompts in this step, at most `chunk`; `others` wait meanwhile.
-    pub(super) fn budget(&self, others: bool, chunk: usize) -> usize {
+    /// Tokens of prompts in this step, at most `most`; `others` wait for their next token.
+    pub(super) fn budget(&self, others: bool, most: usize) -> usize {
         if !others {
-            return chunk;
+            return most;
+        }
+        if self.age >= REMEASURE {
+            return 0;
         }
         let tokens = match (self.decode, self.read) {
             (Some(decode), Some(read)) if read > 0.0 => ((self.gap - 1.0).max(0.0) * decode / read) as usize,
+            (Some(_), Some(_)) => most,
             _ => FIRST,
         };
-        tokens.min(chunk).max(SMALLEST)
+        tokens.max(SMALLEST).min(most)
     }
 }
 
@@ -77,15 +92,29 @@ mod tests {
     #[test]
     fn reading_gets_the_time_of_the_gap() {
         let mut pace = Pace::new(3.0);
-        assert_eq!((pace.budget(false, 128), pace.budget(true, 128), pace.budget(true, 8)), (128, 16, 8));
-        pace.decoded(Duration::from_millis(10));
-        pace.read(100, Duration::from_millis(100));
+        assert_eq!((pace.budget(false, 128), pace.budget(true, 128)), (128, 0), "a decode step first");
+        pace.stepped(true, 0, Duration::from_millis(10));
+        assert_eq!((pace.budget(true, 128), pace.budget(true, 8)), (16, 8));
+        pace.stepped(true, 16, Duration::from_millis(26));
         assert_eq!((pace.budget(true, 128), pace.budget(true, 8)), (20, 8));
         for _ in 0..100 {
-            pace.decoded(Duration::from_millis(40));
+            pace.stepped(true, 0, Duration::from_millis(40));
         }
         assert_eq!(pace.budget(true, 128), 79);
+        pace.stepped(false, 128, Duration::from_millis(1));
+        assert_eq!(pace.budget(true, 128), 79, "a step without others says nothing");
         assert_eq!(Pace { gap: 1.0, ..pace }.budget(true, 128), SMALLEST);
+    }
+
+    #[test]
+    fn decode_steps_are_measured_again() {
+        let mut pace = Pace::new(3.0);
+        pace.stepped(true, 0, Duration::from_millis(10));
+        for step in 0..3 * REMEASURE {
+            let budget = pace.budget(true, 128);
+            assert_eq!(budget == 0, step % (REMEASURE + 1) == REMEASURE, "{step}");
+            pace.stepped(true, budget, Duration::from_millis(10 + budget as u64));
+        }
     }
 
     #[test]

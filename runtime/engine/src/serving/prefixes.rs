@@ -111,6 +111,8 @@ impl<M: Step> Slots<M> {
     /// A free slot for the copy of another text's state.
     pub fn admit_twin(&mut self, id: u64) -> Option<usize> {
         let slot = self.oldest_free(None)?;
+        // Its state will be replaced, and until then takes memory.
+        self.lose(slot);
         self.admissions += 1;
         self.slots[slot].running = Some(id);
         self.slots[slot].used = self.admissions;
@@ -121,6 +123,33 @@ impl<M: Step> Slots<M> {
     pub fn clear(&mut self, model: &M, slot: usize) -> Result<(), StepError<M>> {
         self.slots[slot].fed.clear();
         self.fresh(model, slot)?.reset()
+    }
+
+    /// A new state of no tokens for a running text; the old one is unknown.
+    pub fn renew(&mut self, model: &M, slot: usize) -> Result<(), StepError<M>> {
+        self.slots[slot].fed.clear();
+        self.slots[slot].sequence = None;
+        self.fresh(model, slot).map(|_| ())
+    }
+
+    /// Drops all but the first tokens of a state.
+    pub fn truncate(&mut self, slot: usize, tokens: usize) -> Result<(), StepError<M>> {
+        let slot = &mut self.slots[slot];
+        if let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens < slot.fed.len()) {
+            sequence.truncate(tokens)?;
+            slot.fed.truncate(tokens);
+        }
+        Ok(())
+    }
+
+    /// Drops the state that was used longest ago of those that no text runs in. False if there is none.
+    pub fn drop_idle(&mut self) -> bool {
+        let idle = self.slots.iter().enumerate().filter(|(_, s)| s.running.is_none() && !s.fed.is_empty());
+        match idle.min_by_key(|(_, slot)| slot.used).map(|(index, _)| index) {
+            Some(index) => self.lose(index),
+            None => return false,
+        }
+        true
     }
 
     /// Copies a state, also of a running text.
@@ -217,18 +246,11 @@ impl<M: Step> Slots<M> {
     }
 
     fn prepare(&mut self, model: &M, slot: usize, source: Source) -> Result<Option<Vec<f32>>, StepError<M>> {
-        let truncate = |slot: &mut Slot<M::Sequence>, tokens: usize| {
-            if let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens < slot.fed.len()) {
-                sequence.truncate(tokens)?;
-                slot.fed.truncate(tokens);
-            }
-            Ok(())
-        };
         match source {
-            Source::Own(tokens) => truncate(&mut self.slots[slot], tokens)?,
+            Source::Own(tokens) => self.truncate(slot, tokens)?,
             Source::Copy { from, tokens } => {
                 self.copy(model, from, slot)?;
-                truncate(&mut self.slots[slot], tokens)?;
+                self.truncate(slot, tokens)?;
             }
             Source::Nothing => self.clear(model, slot)?,
             Source::Kept(index) => {

@@ -56,10 +56,15 @@ pub struct Stats {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub written_tokens: u64,
+    /// Of drafts, and how many of them were right.
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
     pub finished: u64,
     pub failed: u64,
     pub cancelled: u64,
     pub steps: u64,
+    /// Texts that were put back since there was no memory to go on with them.
+    pub preempted: u64,
     /// Of steps, in all.
     pub busy: Duration,
 }

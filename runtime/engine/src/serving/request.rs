@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use compact_str::CompactString;
 use thiserror::Error;
 
 use crate::generate::FinishReason;
@@ -142,7 +143,7 @@ pub struct Chosen {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
     /// In whole characters; none while it may become a stop string, or a character is not complete.
-    pub text: String,
+    pub text: CompactString,
     /// `None`: text that was held back, at the end.
     pub token: Option<Chosen>,
 }
@@ -156,6 +157,9 @@ pub struct Finished {
     pub cached_tokens: usize,
     /// All chosen tokens, with the one that ended the text.
     pub completion_tokens: usize,
+    /// Tokens of drafts, and how many of them were right.
+    pub drafted_tokens: usize,
+    pub accepted_tokens: usize,
     pub seed: u64,
     /// In the queue.
     pub waited: Duration,

@@ -3,20 +3,27 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::generate::{FinishReason, LanguageModel};
-use crate::sampler::logprobs;
+use crate::generate::FinishReason;
 use crate::serving::engine::EngineOptions;
-use crate::serving::pace::{Pace, piece};
+use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots};
 use crate::serving::queue::{Job, Queue, SlotInfo};
-use crate::serving::request::Failure;
-use crate::serving::step::{Feed, Limits, Step};
+use crate::serving::request::{Failure, TextRequest};
+use crate::serving::round::Round;
+use crate::serving::step::{Limits, Step};
 use crate::serving::writer::{Phase, Writer, end_unread};
-use crate::tokenizer::{TokenId, Tokenizer};
+use crate::speculate::{Drafter, MakeDrafter};
+use crate::tokenizer::Tokenizer;
 
 /// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its step; one elsewhere ends those
 /// that run.
-pub(super) fn run<M: Step>(model: M, tokenizer: &Tokenizer, queue: &Queue, options: EngineOptions) {
+pub(super) fn run<M: Step + 'static>(
+    model: M,
+    tokenizer: &Tokenizer,
+    queue: &Queue,
+    options: EngineOptions,
+    drafter: Option<MakeDrafter>,
+) {
     let _end = AtEnd(queue);
     let mut scheduler = Scheduler {
         limits: model.limits(),
@@ -25,7 +32,11 @@ pub(super) fn run<M: Step>(model: M, tokenizer: &Tokenizer, queue: &Queue, optio
         queue,
         slots: Slots::new(options.sequences, options.kept),
         writers: Vec::new(),
+        parked: Vec::new(),
+        has_left: false,
+        round: Round::default(),
         pace: Pace::new(options.gap),
+        drafter: drafter.map(|make| make()),
     };
     scheduler.publish();
     loop {
@@ -44,7 +55,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
 }
 
 /// What the model does for some texts: its errors and panics are theirs.
-fn of_model<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
+pub(super) fn of_model<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(model_failure),
         Err(panic) => Err(panicked(panic.as_ref())),
@@ -60,29 +71,36 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-struct Scheduler<'t, M: Step> {
-    model: M,
-    limits: Limits,
-    tokenizer: &'t Tokenizer,
-    queue: &'t Queue,
-    slots: Slots<M>,
-    /// In the order of their launch.
-    writers: Vec<Writer<'t>>,
-    pace: Pace,
+pub(super) struct Scheduler<'t, M: Step> {
+    pub model: M,
+    pub limits: Limits,
+    pub tokenizer: &'t Tokenizer,
+    pub queue: &'t Queue,
+    pub slots: Slots<M>,
+    /// In the order of their admission.
+    pub writers: Vec<Writer<'t>>,
+    /// Texts that were put back since there was no memory to go on with them, the newest first.
+    pub parked: Vec<Writer<'t>>,
+    /// Whether a text has ended since one was put back.
+    pub has_left: bool,
+    pub round: Round<M::Sequence>,
+    pub pace: Pace,
+    pub drafter: Option<Box<dyn Drafter>>,
 }
 
 /// How a text ends.
-type End = Result<FinishReason, Failure>;
+pub(super) type End = Result<FinishReason, Failure>;
 
-fn model_failure(error: impl std::fmt::Display) -> Failure {
+pub(super) fn model_failure(error: impl std::fmt::Display) -> Failure {
     Failure::Model(error.to_string())
 }
 
-impl<M: Step> Scheduler<'_, M> {
+impl<M: Step + 'static> Scheduler<'_, M> {
     /// One step with what comes before and after it. False when there is nothing to do any more.
     fn turn(&mut self) -> bool {
         self.end_unwanted();
-        while self.slots.has_free() {
+        self.resume();
+        while self.parked.is_empty() && self.slots.has_free() {
             match self.queue.pop(self.writers.is_empty()) {
                 Some(job) => self.admit(job),
                 None if self.writers.is_empty() => return false,
@@ -90,8 +108,7 @@ impl<M: Step> Scheduler<'_, M> {
             }
         }
         let begin = Instant::now();
-        self.decode();
-        self.read_prompts();
+        self.step();
         self.publish();
         self.queue.update(|stats| {
             stats.steps += 1;
@@ -107,7 +124,8 @@ impl<M: Step> Scheduler<'_, M> {
         }
         let all = self.queue.abandoned();
         let of = |w: &Writer| if all { Some(FinishReason::Cancelled) } else { w.ended() };
-        let ended: Vec<_> = self.writers.iter().filter_map(|w| Some((w.id, of(w)?))).collect();
+        let texts = self.writers.iter().chain(&self.parked);
+        let ended: Vec<_> = texts.filter_map(|w| Some((w.id, of(w)?))).collect();
         for (id, reason) in ended {
             self.end(id, Ok(reason));
         }
@@ -132,7 +150,8 @@ impl<M: Step> Scheduler<'_, M> {
             return;
         }
         let id = job.id;
-        let start = self.slots.admit(&self.model, id, &job.request.prompt, self.most_cached(&job));
+        let most = self.most_cached(&job.request, job.request.prompt.len());
+        let start = self.slots.admit(&self.model, id, &job.request.prompt, most);
         let (slot, cached) =
             start.as_ref().ok().and_then(Option::as_ref).map_or((0, 0), |s| (s.slot, s.cached));
         self.writers.push(Writer::new(job, slot, Phase::Reading, cached, self.tokenizer));
@@ -141,6 +160,7 @@ impl<M: Step> Scheduler<'_, M> {
                 self.queue.update(|stats| stats.cached_tokens += start.cached as u64);
                 if let Some(logits) = start.logits {
                     self.begin_writing(id, &logits);
+                    self.end_all();
                 }
             }
             Ok(None) => self.drop_writer(id, Err(Failure::Model("no slot is free".into()))),
@@ -148,160 +168,36 @@ impl<M: Step> Scheduler<'_, M> {
         }
     }
 
-    /// How much of a prompt earlier states may stand for. What is left is read in pieces like those of the whole prompt.
-    fn most_cached(&self, job: &Job) -> usize {
-        let request = &job.request;
+    /// How much of so many tokens earlier states may stand for. What is left is read in pieces like those of the whole prompt.
+    pub fn most_cached(&self, request: &TextRequest, tokens: usize) -> usize {
         if !request.reuse || request.prompt_logprobs.is_some() || self.limits.prompt.is_some() {
             return 0;
         }
-        let rest = if ends_alone(request.prompt.len(), self.limits.chunk) { 1 } else { 2 };
-        request.prompt.len().saturating_sub(rest)
-    }
-
-    /// One token of every text that is being written.
-    fn decode(&mut self) {
-        let mut next: Vec<Option<TokenId>> = vec![None; self.slots.slots.len()];
-        for writer in &self.writers {
-            if let Phase::Writing(token) = writer.phase {
-                next[writer.slot] = Some(token);
-            }
-        }
-        let mut feeds = Vec::with_capacity(next.len());
-        for (slot, token) in self.slots.slots.iter_mut().zip(&next) {
-            if let (Some(sequence), Some(token)) = (&mut slot.sequence, token) {
-                slot.fed.push(*token);
-                feeds.push(Feed { sequence, tokens: std::slice::from_ref(token) });
-            }
-        }
-        if feeds.is_empty() {
-            return;
-        }
-        let begin = Instant::now();
-        let result = beside(&mut self.writers, || of_model(|| self.model.step(&mut feeds)));
-        self.pace.decoded(begin.elapsed());
-        let writing = |w: &&Writer| matches!(w.phase, Phase::Writing(_));
-        let ids: Vec<u64> = self.writers.iter().filter(writing).map(|w| w.id).collect();
-        match result {
-            Ok(()) => ids.into_iter().for_each(|id| self.write(id, None)),
-            Err(failure) => ids.into_iter().for_each(|id| self.end(id, Err(failure.clone()))),
-        }
-    }
-
-    /// Chooses the next token of a text, from these logits or those of its sequence.
-    fn write(&mut self, id: u64, logits: Option<&[f32]>) {
-        let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) else { return };
-        let slot = &self.slots.slots[writer.slot];
-        let Some(sequence) = &slot.sequence else { return };
-        let logits = logits.unwrap_or_else(|| self.model.logits(sequence));
-        let end = writer.write(logits, slot.fed.len(), &self.limits);
-        if end.is_ok() && writer.request.max_tokens != Some(0) {
-            self.queue.update(|stats| stats.written_tokens += 1);
-        }
-        match end {
-            Ok(None) => {}
-            Ok(Some(reason)) => self.end(id, Ok(reason)),
-            Err(failure) => self.end(id, Err(failure)),
-        }
-    }
-
-    /// Pieces of prompts, the oldest first, as far as this step has time for them.
-    fn read_prompts(&mut self) {
-        let others = self.writers.iter().any(|w| matches!(w.phase, Phase::Writing(_)));
-        let budget = self.pace.budget(others, self.limits.chunk);
-        let reading = |w: &&Writer| w.phase == Phase::Reading;
-        let ids: Vec<u64> = self.writers.iter().filter(reading).map(|w| w.id).collect();
-        let mut read = 0;
-        for id in ids {
-            if read < budget {
-                read += self.read_piece(id, budget - read);
-            }
-        }
-    }
-
-    /// Reads about `budget` tokens of a prompt; how many there were.
-    fn read_piece(&mut self, id: u64, budget: usize) -> usize {
-        let Some(writer) = self.writers.iter().find(|w| w.id == id) else { return 0 };
-        let slot = &self.slots.slots[writer.slot];
-        let Some(sequence) = &slot.sequence else { return 0 };
-        let (from, len) = (slot.fed.len(), writer.request.prompt.len());
-        let tokens = match sequence.chunk() {
-            usize::MAX => len - from,
-            chunk => piece(len - from, budget, ends_alone(len, chunk)),
-        };
-        let begin = Instant::now();
-        let result = self.feed_piece(id, from, tokens);
-        self.pace.read(tokens, begin.elapsed());
-        self.queue.update(|stats| stats.prompt_tokens += tokens as u64);
-        match result {
-            Ok(()) if from + tokens == len => self.prompt_is_read(id),
-            Ok(()) => {}
-            Err(failure) => self.end(id, Err(failure)),
-        }
-        tokens
-    }
-
-    fn feed_piece(&mut self, id: u64, from: usize, count: usize) -> Result<(), Failure> {
-        let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) else { return Ok(()) };
-        let slot = &mut self.slots.slots[writer.slot];
-        let Some(sequence) = &mut slot.sequence else { return Ok(()) };
-        let prompt = &writer.request.prompt;
-        let tokens = &prompt[from..from + count];
-        slot.fed.extend_from_slice(tokens);
-        let Some(top) = writer.request.prompt_logprobs else {
-            return of_model(|| self.model.step(&mut [Feed { sequence, tokens }]));
-        };
-        if from == 0 {
-            writer.prompt_logprobs.push(None);
-        }
-        let rows = of_model(|| self.model.score(sequence, tokens))?.chunks_exact(self.limits.vocab);
-        // Behind the last token comes what is written.
-        let scored = rows.zip(&prompt[from + 1..]).map(|(row, &token)| logprobs(row, token, top));
-        writer.prompt_logprobs.extend(scored);
-        Ok(())
-    }
-
-    fn prompt_is_read(&mut self, id: u64) {
-        let Some(writer) = self.writers.iter().find(|w| w.id == id) else { return };
-        let slot = writer.slot;
-        let Some(sequence) = &self.slots.slots[slot].sequence else { return };
-        let logits = self.model.logits(sequence).to_vec();
-        // Without it the next prompt is read again, and nothing else.
-        let _ = self.slots.keep(slot, &logits);
-        self.begin_writing(id, &logits);
-    }
-
-    /// The first token of a text behind its prompt, and of those that waited for it.
-    fn begin_writing(&mut self, id: u64, logits: &[f32]) {
-        let Some(from) = self.writers.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
-        let mut ready = vec![id];
-        let twins = self.writers.iter().filter(|w| w.phase == Phase::Waiting { twin: id });
-        for (twin, to) in twins.map(|w| (w.id, w.slot)).collect::<Vec<_>>() {
-            match self.slots.copy(&self.model, from, to) {
-                Ok(()) => ready.push(twin),
-                Err(error) => self.end(twin, Err(model_failure(error))),
-            }
-        }
-        for id in ready {
-            if let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) {
-                writer.prompt_is_read();
-            }
-            self.write(id, Some(logits));
-        }
+        let rest = if ends_alone(tokens, self.limits.chunk) { 1 } else { 2 };
+        tokens.saturating_sub(rest)
     }
 
     /// Ends a text and frees its slot. What it read may serve others, unless it failed.
-    fn end(&mut self, id: u64, end: End) {
-        let Some(writer) = self.writers.iter().find(|w| w.id == id) else { return };
-        match end {
-            Ok(_) => self.slots.free(writer.slot),
-            Err(_) => self.slots.lose(writer.slot),
+    pub fn end(&mut self, id: u64, end: End) {
+        if let Some(writer) = self.writers.iter().find(|w| w.id == id) {
+            match end {
+                Ok(_) => self.slots.free(writer.slot),
+                Err(_) => self.slots.lose(writer.slot),
+            }
         }
         self.drop_writer(id, end);
     }
 
-    fn drop_writer(&mut self, id: u64, end: End) {
-        let Some(index) = self.writers.iter().position(|w| w.id == id) else { return };
-        let writer = self.writers.remove(index);
+    pub fn drop_writer(&mut self, id: u64, end: End) {
+        let of_id = |w: &Writer| w.id == id;
+        let writer = match self.writers.iter().position(of_id) {
+            Some(index) => self.writers.remove(index),
+            None => match self.parked.iter().position(of_id) {
+                Some(index) => self.parked.remove(index),
+                None => return,
+            },
+        };
+        self.has_left = true;
         self.next_reader(id);
         self.publish();
         self.queue.update(|stats| match end {
@@ -342,39 +238,30 @@ impl<M: Step> Scheduler<'_, M> {
         for slot in 0..self.slots.slots.len() {
             self.slots.lose(slot);
         }
-        while let Some(id) = self.writers.first().map(|w| w.id) {
+        while let Some(id) = self.writers.first().or(self.parked.first()).map(|w| w.id) {
             self.drop_writer(id, Err(failure.clone()));
         }
         self.queue.all_ended();
     }
 
     /// Tells what runs, before anybody is told that a text has ended.
-    fn publish(&self) {
+    fn publish(&mut self) {
         let of = |slot: &Slot<M::Sequence>| SlotInfo { running: slot.running, tokens: slot.fed.len() };
+        let round = &mut self.round;
+        let [written, drafted, accepted] =
+            [&mut round.written, &mut round.drafted, &mut round.accepted].map(std::mem::take);
         self.queue.update(|stats| {
-            stats.running = self.writers.len();
+            stats.written_tokens += written;
+            stats.drafted_tokens += drafted;
+            stats.accepted_tokens += accepted;
+            stats.running = self.writers.len() + self.parked.len();
             stats.slots.clear();
             stats.slots.extend(self.slots.slots.iter().map(of));
         });
     }
 }
 
-/// Runs `step` while another thread computes what grammars allow next.
-fn beside<T>(writers: &mut [Writer], step: impl FnOnce() -> T) -> T {
-    let constrained = |w: &&mut Writer| w.request.grammar.is_some() && matches!(w.phase, Phase::Writing(_));
-    let mut constrained: Vec<&mut Writer> = writers.iter_mut().filter(constrained).collect();
-    if constrained.is_empty() {
-        return step();
-    }
-    std::thread::scope(|scope| {
-        let prepare = move || constrained.iter_mut().for_each(|writer| writer.prepare());
-        // Without the thread each grammar is prepared where its token is chosen.
-        let _ = std::thread::Builder::new().name("mlcc-masks".into()).spawn_scoped(scope, prepare);
-        step()
-    })
-}
-
 /// Whether the last piece of a prompt is a single row when it is read in pieces of `chunk`.
-fn ends_alone(prompt: usize, chunk: usize) -> bool {
+pub(super) fn ends_alone(prompt: usize, chunk: usize) -> bool {
     chunk != 0 && prompt % chunk == 1 || prompt == 1
 }

@@ -1,18 +1,39 @@
 //! What the engine needs of a model: one step over the rows of several sequences.
 
-use mlcc_runtime::{Batch, Model, Session};
+use mlcc_runtime::{Batch, Model, Rows, Session};
 
 use crate::generate::{LanguageModel, RewindModel};
+use crate::serving::recycle::recycle;
 use crate::tokenizer::TokenId;
 
-/// What a step feeds to one sequence: its next token, or a piece of its prompt.
+pub use mlcc_runtime::Want;
+
+/// What a step feeds to one sequence: its next token, with drafts of those behind it, or a piece of its prompt.
 #[derive(Debug)]
 pub struct Feed<'a, S> {
     pub sequence: &'a mut S,
+    /// At least one.
     pub tokens: &'a [TokenId],
+    pub want: Want,
 }
 
-/// How long sequences may become.
+impl<S> Feed<'_, S> {
+    /// Rows of logits that are wanted.
+    pub fn wanted(&self) -> usize {
+        wanted(self.want, self.tokens.len())
+    }
+}
+
+/// How many rows are wanted of so many tokens.
+pub(super) fn wanted(want: Want, tokens: usize) -> usize {
+    match want {
+        Want::Nothing => 0,
+        Want::Last => 1,
+        Want::All => tokens,
+    }
+}
+
+/// How long sequences and steps may become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Number of logits.
@@ -21,8 +42,12 @@ pub struct Limits {
     pub context: Option<usize>,
     /// Tokens of one prompt.
     pub prompt: Option<usize>,
-    /// Most tokens that are worth reading in one step.
+    /// Most tokens of one sequence that are worth reading in one step.
     pub chunk: usize,
+    /// Most tokens of all sequences that are worth feeding in one step.
+    pub rows: usize,
+    /// Whether sequences can drop their last tokens at any time.
+    pub rewinds: bool,
 }
 
 /// The error of a model's step.
@@ -30,36 +55,141 @@ pub type StepError<M> = <<M as Step>::Sequence as LanguageModel>::Error;
 
 /// A model that advances several sequences in one step. Sequences stay on the thread of the engine.
 pub trait Step: Send {
-    type Sequence: RewindModel;
+    type Sequence: RewindModel + 'static;
 
     fn limits(&self) -> Limits;
     /// A sequence without tokens.
     fn sequence(&self) -> Result<Self::Sequence, StepError<Self>>;
     /// A second sequence with the same past and the same logits.
     fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, StepError<Self>>;
-    /// Feeds every sequence its tokens, at least one each. After an error the sequences are unknown.
+    /// Makes sure that there is memory for so many more tokens of a sequence; false where the sequences together have used up what
+    /// they may.
+    fn reserve(&mut self, sequence: &mut Self::Sequence, tokens: usize) -> Result<bool, StepError<Self>> {
+        let _ = (sequence, tokens);
+        Ok(true)
+    }
+    /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
-    /// The logits after the last token fed.
-    fn logits<'a>(&self, sequence: &'a Self::Sequence) -> &'a [f32];
-    /// Feeds a piece of a prompt, and gives the logits after each of its tokens, one row after the other.
-    fn score<'a>(
-        &mut self,
-        sequence: &'a mut Self::Sequence,
-        tokens: &[TokenId],
-    ) -> Result<&'a [f32], StepError<Self>>;
+    /// What the last step wanted: rows of `vocab` numbers, in the order of its feeds and of the tokens in each.
+    fn logits(&self) -> &[f32];
 }
 
-/// A compiled model. Single tokens go through its entry point for batches, as many sequences together as it takes; pieces of
-/// prompts go one sequence after the other.
+/// How a step computes next tokens beside pieces of prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixing {
+    /// All rows read the weights once.
+    Together,
+    /// Next tokens first, then the pieces of all prompts. A single row of the entry point for any number of rows may have other
+    /// last bits than one of the entry point for next tokens.
+    Apart,
+}
+
+/// A compiled model. Artifacts for several sequences compute the rows of all of them together; in others they take turns.
 pub struct ModelStep {
     model: Model,
     batch: Batch,
+    mixing: Mixing,
+    /// The lists of a group, empty between steps.
+    group: Vec<Rows<'static>>,
+    places: Vec<usize>,
+    /// Where a step had several groups: the wanted logits.
+    gathered: Vec<f32>,
+    has_gathered: bool,
 }
 
 impl ModelStep {
     pub fn new(model: &Model) -> Result<Self, mlcc_runtime::Error> {
         let most = usize::try_from(model.max_batch()).unwrap_or(usize::MAX);
-        Ok(ModelStep { model: model.clone(), batch: model.batch(most)? })
+        Ok(ModelStep {
+            model: model.clone(),
+            batch: model.batch(most)?,
+            mixing: Mixing::Apart,
+            group: Vec::new(),
+            places: Vec::new(),
+            gathered: Vec::new(),
+            has_gathered: false,
+        })
+    }
+
+    pub fn mixing(self, mixing: Mixing) -> Self {
+        ModelStep { mixing, ..self }
+    }
+
+    /// Whether one call of the batch can take all of it.
+    fn is_one_group(&self, feeds: &[Feed<'_, Session>]) -> bool {
+        let rows: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
+        let alike = || {
+            let single = |feed: &Feed<'_, Session>| feed.tokens.len() == 1;
+            feeds.iter().all(single) || !feeds.iter().any(single)
+        };
+        feeds.len() <= self.batch.max_sequences()
+            && rows <= self.model.max_step_tokens()
+            && feeds.iter().all(|feed| feed.tokens.len() <= self.most_together(feed))
+            && (self.mixing == Mixing::Together || alike())
+    }
+
+    /// Most tokens of a sequence that may go with others.
+    fn most_together(&self, feed: &Feed<'_, Session>) -> usize {
+        feed.sequence.tokens_per_call().min(self.model.max_step_tokens())
+    }
+
+    /// Feeds those of which `takes` says so, in as many groups as it needs.
+    fn in_groups(
+        &mut self,
+        feeds: &mut [Feed<'_, Session>],
+        takes: impl Fn(usize) -> bool,
+    ) -> Result<(), mlcc_runtime::Error> {
+        let (most, most_rows) = (self.batch.max_sequences(), self.model.max_step_tokens());
+        let mut group: Vec<Rows<'_>> = recycle(std::mem::take(&mut self.group));
+        let (mut rows, mut at) = (0, 0);
+        for feed in feeds {
+            let (place, count) = (at, feed.tokens.len());
+            at += feed.wanted();
+            if !takes(count) {
+                continue;
+            }
+            if count > self.most_together(feed) {
+                self.whole(feed, place)?;
+                continue;
+            }
+            if group.len() == most || rows + count > most_rows {
+                self.run_group(&mut group)?;
+                group = recycle(group);
+                rows = 0;
+            }
+            rows += count;
+            self.places.push(place);
+            group.push(Rows { session: &mut *feed.sequence, tokens: feed.tokens, want: feed.want });
+        }
+        if !group.is_empty() {
+            self.run_group(&mut group)?;
+        }
+        self.group = recycle(group);
+        Ok(())
+    }
+
+    fn run_group(&mut self, group: &mut [Rows<'_>]) -> Result<(), mlcc_runtime::Error> {
+        let logits = self.batch.step(group)?;
+        let (vocab, mut from) = (self.model.vocab(), 0);
+        for (rows, place) in group.iter().zip(self.places.drain(..)) {
+            let count = wanted(rows.want, rows.tokens.len()) * vocab;
+            let to = place * vocab;
+            self.gathered[to..to + count].copy_from_slice(&logits[from..from + count]);
+            from += count;
+        }
+        Ok(())
+    }
+
+    /// What is more than one call takes: the session makes pieces of it.
+    fn whole(&mut self, feed: &mut Feed<'_, Session>, place: usize) -> Result<(), mlcc_runtime::Error> {
+        let logits = match feed.want {
+            Want::Nothing | Want::Last => feed.sequence.prefill(feed.tokens)?,
+            Want::All => feed.sequence.prefill_logits(feed.tokens)?,
+        };
+        let (to, count) =
+            (place * self.model.vocab(), wanted(feed.want, feed.tokens.len()) * self.model.vocab());
+        self.gathered[to..to + count].copy_from_slice(&logits[..count]);
+        Ok(())
     }
 }
 
@@ -68,13 +198,18 @@ impl Step for ModelStep {
 
     fn limits(&self) -> Limits {
         let (plan, table) = (self.model.plan(), self.model.table());
+        let window = table.window().map(|(window, _)| window.kept());
         // A window drops what is oldest.
-        let endless = plan.context == 0 || table.window().is_some();
+        let endless = plan.context == 0 || window.is_some();
+        let chunk = window.map_or(plan.chunk, |kept| plan.chunk.min(plan.context.saturating_sub(kept)));
         Limits {
             vocab: self.model.vocab(),
             context: (!endless).then_some(plan.context as usize),
             prompt: table.whole_prompts.then_some(plan.chunk as usize),
-            chunk: plan.chunk as usize,
+            chunk: chunk as usize,
+            rows: self.model.max_step_tokens(),
+            // Rows that a window drops may have been dropped for tokens that are then taken back.
+            rewinds: table.recurrent_state().is_none() && window.is_none(),
         }
     }
 
@@ -87,35 +222,31 @@ impl Step for ModelStep {
     }
 
     fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
-        let mut sessions: Vec<&mut Session> = Vec::with_capacity(feeds.len());
-        let mut tokens: Vec<TokenId> = Vec::with_capacity(feeds.len());
-        for feed in feeds {
-            match feed.tokens {
-                [token] => {
-                    sessions.push(&mut *feed.sequence);
-                    tokens.push(*token);
-                }
-                piece => {
-                    feed.sequence.prefill(piece)?;
-                }
+        self.places.clear();
+        self.has_gathered = !self.is_one_group(feeds);
+        if !self.has_gathered {
+            let mut group: Vec<Rows<'_>> = recycle(std::mem::take(&mut self.group));
+            let rows = |feed| {
+                let Feed { sequence, tokens, want }: &mut Feed<'_, Session> = feed;
+                Rows { session: sequence, tokens, want: *want }
+            };
+            group.extend(feeds.iter_mut().map(rows));
+            let result = self.batch.step(&mut group).map(|_| ());
+            self.group = recycle(group);
+            return result;
+        }
+        let rows: usize = feeds.iter().map(Feed::wanted).sum();
+        self.gathered.resize(rows * self.model.vocab(), 0.0);
+        match self.mixing {
+            Mixing::Together => self.in_groups(feeds, |_| true),
+            Mixing::Apart => {
+                self.in_groups(feeds, |tokens| tokens == 1)?;
+                self.in_groups(feeds, |tokens| tokens > 1)
             }
         }
-        let most = self.batch.max_sequences();
-        for (sessions, tokens) in sessions.chunks_mut(most).zip(tokens.chunks(most)) {
-            self.batch.decode(sessions, tokens)?;
-        }
-        Ok(())
     }
 
-    fn logits<'a>(&self, sequence: &'a Session) -> &'a [f32] {
-        sequence.logits()
-    }
-
-    fn score<'a>(
-        &mut self,
-        sequence: &'a mut Session,
-        tokens: &[TokenId],
-    ) -> Result<&'a [f32], mlcc_runtime::Error> {
-        sequence.prefill_logits(tokens)
+    fn logits(&self) -> &[f32] {
+        if self.has_gathered { &self.gathered } else { self.batch.logits() }
     }
 }

@@ -1,7 +1,10 @@
 //! One text of an engine, from its prompt to its end.
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
+
+use compact_str::CompactString;
 
 use crate::generate::{FinishReason, TextOut};
 use crate::grammar::{Grammar, GrammarError};
@@ -9,56 +12,165 @@ use crate::sampler::{Logprobs, SampleError, Sampler, logprobs};
 use crate::serving::queue::Job;
 use crate::serving::request::{Chosen, Event, Failure, Finished, Piece, Sink, TextRequest};
 use crate::serving::step::Limits;
+use crate::speculate::{Drafter, Guess};
 use crate::tokenizer::{TokenId, Tokenizer};
+
+/// Tokens of a text for which there is room from its start.
+const USUAL_LENGTH: usize = 1024;
 
 /// What a text does now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its prompt is being read.
+    /// Its prompt is being read, or once more that and what has been written.
     Reading,
     /// Another text reads the same prompt.
     Waiting { twin: u64 },
-    /// This token has been chosen and comes next.
-    Writing(TokenId),
+    /// Its last token has been chosen and comes next.
+    Writing,
 }
 
 pub(super) struct Writer<'t> {
     pub id: u64,
     pub slot: usize,
+    /// Its prompt is the begin of `tokens`.
     pub request: TextRequest,
     pub phase: Phase,
     pub cached: usize,
-    pub prompt_logprobs: Vec<Option<Logprobs>>,
+    prompt_logprobs: Vec<Option<Logprobs>>,
+    /// The prompt, then what was chosen, then drafts of what may come.
+    tokens: Vec<TokenId>,
+    prompt: usize,
+    drafts: usize,
+    /// The token that was just chosen.
+    next: Option<TokenId>,
+    /// The step that should have fed so many tokens failed: until then the text is fed alone.
+    pub alone_until: usize,
+    guess: Guess,
+    drafted: usize,
+    accepted: usize,
     sampler: Sampler,
     text: TextOut<'t>,
     sink: Sink,
     cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
     chosen: usize,
+    /// Whether its prompt has been read, though it may be read again.
+    begun: bool,
     launched: Instant,
     admitted: Instant,
     first: Option<Instant>,
 }
 
+/// What came out of the rows of a step.
+pub(super) struct Taken {
+    /// How the text ended, if it did.
+    pub end: Result<Option<FinishReason>, Failure>,
+    /// Tokens that were chosen.
+    pub chosen: usize,
+    pub drafted: usize,
+    /// Of those.
+    pub accepted: usize,
+    /// Tokens of its sequence that are right; the others were drafts.
+    pub fed: usize,
+}
+
 impl<'t> Writer<'t> {
     pub fn new(job: Job, slot: usize, phase: Phase, cached: usize, tokenizer: &'t Tokenizer) -> Self {
         let mut sampler = job.sampler;
-        job.request.prompt.iter().for_each(|&token| sampler.accept(token));
+        let mut request = job.request;
+        let mut tokens = std::mem::take(&mut request.prompt);
+        tokens.iter().for_each(|&token| sampler.accept(token));
+        let prompt = tokens.len();
+        tokens.reserve(request.max_tokens.unwrap_or(USUAL_LENGTH).min(USUAL_LENGTH));
         Writer {
             id: job.id,
             slot,
             phase,
             cached,
             prompt_logprobs: Vec::new(),
+            tokens,
+            prompt,
+            drafts: 0,
+            next: None,
+            alone_until: 0,
+            guess: Guess::default(),
+            drafted: 0,
+            accepted: 0,
             sampler,
-            text: TextOut::new(tokenizer, job.stops, job.request.special),
+            text: TextOut::new(tokenizer, job.stops, request.special),
             sink: job.sink,
             cancel: job.cancel,
             chosen: 0,
+            begun: false,
             launched: job.launched,
             admitted: Instant::now(),
             first: None,
-            request: job.request,
+            request,
         }
+    }
+
+    /// What its sequence is to be fed, or was: the prompt, what was chosen, drafts.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// How many tokens there is room for without new memory.
+    pub fn room(&self) -> usize {
+        self.tokens.capacity()
+    }
+
+    /// Without drafts.
+    pub fn known(&self) -> &[TokenId] {
+        &self.tokens[..self.tokens.len() - self.drafts]
+    }
+
+    /// How many tokens have to be fed before the next one is chosen, or before the last chosen one is fed.
+    pub fn to_read(&self) -> usize {
+        if self.begun { self.known().len() - 1 } else { self.prompt }
+    }
+
+    /// Whether its first token is still to be chosen.
+    pub fn is_new(&self) -> bool {
+        !self.begun
+    }
+
+    /// Whether the prompt's tokens are to be scored.
+    pub fn scores(&self) -> Option<usize> {
+        self.request.prompt_logprobs.filter(|_| self.is_new())
+    }
+
+    /// Its sequence is lost and will be read again.
+    pub fn read_again(&mut self) {
+        self.drop_drafts();
+        self.prompt_logprobs.clear();
+        self.phase = Phase::Reading;
+    }
+
+    /// Most tokens that are worth drafting now, behind `fed` fed ones.
+    pub fn most_drafts(&self, fed: usize, limits: &Limits) -> usize {
+        let wanted = self.request.max_tokens.map_or(usize::MAX, |max| max - self.chosen - 1);
+        let room = limits.context.map_or(usize::MAX, |context| context.saturating_sub(fed + 1));
+        self.guess.most().min(wanted).min(room)
+    }
+
+    /// Appends drafts of what comes next.
+    pub fn draft(&mut self, drafter: &mut dyn Drafter, most: usize) {
+        self.drop_drafts();
+        let known = self.tokens.len();
+        let draft = AssertUnwindSafe(|| drafter.draft(self.slot, &mut self.tokens, most));
+        // One that panics has drafted nothing.
+        let most = if catch_unwind(draft).is_ok() { most } else { 0 };
+        self.tokens.truncate(known + most);
+        self.drafts = self.tokens.len() - known;
+    }
+
+    /// How many tokens of drafts there are.
+    pub fn drafts(&self) -> usize {
+        self.drafts
+    }
+
+    pub fn drop_drafts(&mut self) {
+        self.tokens.truncate(self.tokens.len() - self.drafts);
+        self.drafts = 0;
     }
 
     /// Whether somebody has ended it.
@@ -72,6 +184,7 @@ impl<'t> Writer<'t> {
 
     /// The prompt has been read.
     pub fn prompt_is_read(&mut self) {
+        self.begun = true;
         self.first = Some(Instant::now());
         if self.request.prompt_logprobs.is_some() {
             let event = Event::Prompt(std::mem::take(&mut self.prompt_logprobs));
@@ -81,29 +194,57 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// Computes what the grammar allows next. This needs no logits, so it can be done while the model computes them.
-    pub fn prepare(&mut self) {
-        if let Some(grammar) = &mut self.request.grammar {
-            // An error comes again where the token is chosen.
-            let _ = grammar.prepare(&self.request.eos);
+    /// Takes the logits behind tokens of the prompt, from number `fed` on.
+    pub fn score<'a>(&mut self, rows: impl Iterator<Item = &'a [f32]>, fed: usize, top: usize) {
+        if fed == 0 {
+            self.prompt_logprobs.push(None);
         }
+        // Behind the last token comes what is written.
+        let scored = rows.zip(&self.tokens[fed + 1..]).map(|(row, &token)| logprobs(row, token, top));
+        self.prompt_logprobs.extend(scored);
+    }
+
+    /// Chooses tokens from rows of logits, of which the first is behind `past` tokens and each other behind a draft, as long as the
+    /// drafts are what is chosen.
+    pub fn take(&mut self, rows: &[f32], past: usize, limits: &Limits) -> Taken {
+        let (drafts, chosen) = (self.drafts, self.chosen);
+        let known = self.known().len();
+        let mut accepted = 0;
+        let end = loop {
+            let from = accepted * limits.vocab;
+            let end = self.write(&rows[from..from + limits.vocab], past + accepted, limits);
+            let is_draft = accepted < drafts && self.next == Some(self.tokens[known + accepted]);
+            if !is_draft || !matches!(end, Ok(None)) {
+                break end;
+            }
+            accepted += 1;
+        };
+        self.guess.checked(drafts, accepted);
+        self.drafted += drafts;
+        self.accepted += accepted;
+        self.tokens.truncate(known + accepted);
+        self.drafts = 0;
+        self.tokens.extend(self.next.take());
+        Taken { end, chosen: self.chosen - chosen, drafted: drafts, accepted, fed: past + accepted }
     }
 
     /// Chooses the next token from logits behind `past` tokens; the reason if the text has ended with it. The order of the
     /// questions is that of [`crate::Generator`].
-    pub fn write(
+    fn write(
         &mut self,
         logits: &[f32],
         past: usize,
         limits: &Limits,
     ) -> Result<Option<FinishReason>, Failure> {
+        self.next = None;
         if self.request.max_tokens == Some(0) {
             return Ok(Some(FinishReason::Length));
         }
         let token = self.choose(logits)?;
         self.sampler.accept(token);
         self.chosen += 1;
-        self.phase = Phase::Writing(token);
+        self.next = Some(token);
+        self.phase = Phase::Writing;
         if self.request.eos.contains(&token) {
             return Ok(Some(FinishReason::Eos));
         }
@@ -142,7 +283,7 @@ impl<'t> Writer<'t> {
     }
 
     fn show(&mut self, token: Chosen) -> ControlFlow<FinishReason> {
-        let mut text = String::new();
+        let mut text = CompactString::default();
         let id = token.id;
         let flow = self.text.push(id, &mut |piece: &str| {
             text.push_str(piece);
@@ -158,7 +299,7 @@ impl<'t> Writer<'t> {
     pub fn finish(mut self, mut reason: FinishReason) -> FinishReason {
         let cut = matches!(reason, FinishReason::Cancelled | FinishReason::Stop(_));
         if !cut {
-            let mut text = String::new();
+            let mut text = CompactString::default();
             reason = self.text.finish(reason, &mut |piece: &str| {
                 text.push_str(piece);
                 ControlFlow::Continue(())
@@ -171,9 +312,11 @@ impl<'t> Writer<'t> {
         let first = self.first.unwrap_or(now);
         let finished = Finished {
             reason,
-            prompt_tokens: self.request.prompt.len(),
+            prompt_tokens: self.prompt,
             cached_tokens: self.cached,
             completion_tokens: self.chosen,
+            drafted_tokens: self.drafted,
+            accepted_tokens: self.accepted,
             seed: self.sampler.seed(),
             waited: self.admitted.saturating_duration_since(self.launched),
             reading: first.saturating_duration_since(self.admitted),
@@ -197,6 +340,8 @@ pub(super) fn end_unread(mut job: Job) {
         prompt_tokens: job.request.prompt.len(),
         cached_tokens: 0,
         completion_tokens: 0,
+        drafted_tokens: 0,
+        accepted_tokens: 0,
         seed: job.sampler.seed(),
         waited: job.launched.elapsed(),
         reading: Duration::ZERO,

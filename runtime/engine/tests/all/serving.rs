@@ -11,6 +11,7 @@ use mlcc_engine::sampler::logprobs;
 use mlcc_engine::serving::{
     Engine, EngineOptions, Event, Failure, Finished, Handle, LaunchError, TextRequest,
 };
+use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
 use mlcc_engine::{FinishReason, Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
 use proptest::prelude::*;
 
@@ -19,8 +20,41 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn engine(toy: &Toy, sequences: usize, max_queue: usize) -> Engine {
+    drafting(toy, sequences, max_queue, Drafts::None)
+}
+
+/// Who drafts.
+#[derive(Debug, Clone, Copy)]
+enum Drafts {
+    None,
+    Ngrams,
+    /// A model that chooses as the toy does, if that takes the likeliest token.
+    Model,
+    /// Letters without a reason.
+    Wild,
+}
+
+fn drafting(toy: &Toy, sequences: usize, max_queue: usize, drafts: Drafts) -> Engine {
     let options = EngineOptions { sequences, max_queue, ..EngineOptions::default() };
-    Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap()
+    let small = Toy::new(false, toy.context);
+    let make: Option<MakeDrafter> = match drafts {
+        Drafts::None => None,
+        Drafts::Ngrams => Some(Box::new(|| Box::new(Ngrams))),
+        Drafts::Model => Some(Box::new(|| Box::new(DraftModel::new(small)))),
+        Drafts::Wild => Some(Box::new(|| Box::new(Wild))),
+    };
+    Engine::start_drafting(toy.clone(), Arc::new(tokenizer()), options, make).unwrap()
+}
+
+struct Wild;
+
+impl Drafter for Wild {
+    fn draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
+        let letter = |at: usize| 98 + ((text + at * at) % 10) as TokenId;
+        // One more than what is wanted: it is cut.
+        let from = tokens.len();
+        tokens.extend((from..=from + most).map(letter));
+    }
 }
 
 fn ids(text: &str) -> Vec<TokenId> {
@@ -56,7 +90,7 @@ fn failure(handle: Handle) -> Failure {
 
 /// The same text by a generator of its own.
 fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) {
-    let mut generator = Generator::new(Toy { read: Arc::default(), ..toy.clone() }.one());
+    let mut generator = Generator::new(Toy::new(toy.recurrent, toy.context).one());
     let single = Request {
         max_tokens: request.max_tokens,
         eos: &request.eos,
@@ -104,8 +138,8 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 /// Launches all, reads what is not given up, and compares.
-fn check_schedule(toy: &Toy, sequences: usize, plans: &[Plan]) {
-    let engine = engine(toy, sequences, 1000);
+fn check_schedule(toy: &Toy, sequences: usize, drafts: Drafts, plans: &[Plan]) {
+    let engine = drafting(toy, sequences, 1000, drafts);
     let mut open: Vec<(TextRequest, Handle)> = Vec::new();
     let finish = |(request, handle): (TextRequest, Handle)| {
         let (text, finished) = read(handle);
@@ -148,9 +182,77 @@ proptest! {
         recurrent in any::<bool>(),
         sequences in 1usize..5,
         plans in proptest::collection::vec(plan(), 1..12),
+        // Room for the longest text at least.
+        memory in prop_oneof![Just(usize::MAX), 110..400usize],
+        drafts in prop_oneof![Just(Drafts::None), Just(Drafts::Ngrams), Just(Drafts::Model), Just(Drafts::Wild)],
     ) {
-        check_schedule(&Toy::new(recurrent, (!recurrent).then_some(90)), sequences, &plans);
+        let toy = Toy::new(recurrent, (!recurrent).then_some(90)).with_memory(memory);
+        check_schedule(&toy, sequences, drafts, &plans);
+        assert_eq!(toy.used(), 0, "memory is given back");
     }
+}
+
+#[test]
+fn texts_give_way_when_memory_is_short() {
+    for recurrent in [false, true] {
+        let toy = Toy::new(recurrent, None).with_memory(150);
+        let engine = engine(&toy, 4, 8);
+        let requests: Vec<TextRequest> = (0..4)
+            .map(|seed| TextRequest {
+                eos: vec![],
+                ..request(&"a b c d e ".repeat(2 + seed), seed as u64, 60)
+            })
+            .collect();
+        let handles: Vec<Handle> = requests.iter().map(|r| engine.launch(r.clone()).unwrap()).collect();
+        for (request, handle) in requests.iter().zip(handles) {
+            let (text, finished) = read(handle);
+            assert_eq!((text, finished.completion_tokens), (alone(&toy, request).0, 60));
+        }
+        let stats = engine.stats();
+        assert!(stats.preempted > 0, "{stats:?}");
+        // What could never fit ends with an error.
+        let failed = failure(engine.launch(TextRequest { eos: vec![], ..request("go on", 1, 200) }).unwrap());
+        assert!(matches!(&failed, Failure::Model(reason) if reason.contains("memory")), "{failed:?}");
+        drop(engine);
+        assert_eq!(toy.used(), 0);
+    }
+}
+
+#[test]
+fn right_drafts_take_fewer_steps() {
+    let toy = Toy::new(false, Some(200));
+    let greedy = TextRequest { sampling: SamplingParams::greedy(), eos: vec![], ..request("once", 1, 60) };
+    for (drafts, sequences) in [(Drafts::Model, 1), (Drafts::Model, 3), (Drafts::Wild, 1)] {
+        let engine = drafting(&toy, sequences, 8, drafts);
+        let handles = engine.launch_all(vec![greedy.clone(); sequences]).unwrap();
+        for handle in handles {
+            let (text, finished) = read(handle);
+            assert_eq!((text, finished.completion_tokens), (alone(&toy, &greedy).0, 60), "{drafts:?}");
+            let (drafted, accepted) = (finished.drafted_tokens, finished.accepted_tokens);
+            let all_right = matches!(drafts, Drafts::Model);
+            assert!(drafted > 0 && (drafted == accepted) == all_right, "{drafts:?}: {drafted}, {accepted}");
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.steps < 30, stats.drafted_tokens > 0), (matches!(drafts, Drafts::Model), true));
+    }
+    // Recurrent states cannot go back, so nothing is drafted.
+    let engine = drafting(&Toy::new(true, None), 1, 8, Drafts::Wild);
+    assert_eq!(read(engine.launch(greedy).unwrap()).1.drafted_tokens, 0);
+}
+
+/// Prompts of several texts are read in the same steps.
+#[test]
+fn short_prompts_share_a_step() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 4, 8);
+    let runs = engine.launch(endless("go")).unwrap();
+    let texts: Vec<TextRequest> = ["ab", "cd", "ef"].map(|prompt| request(prompt, 3, 20)).to_vec();
+    let handles = texts.iter().map(|request| engine.launch(request.clone()).unwrap());
+    for (request, handle) in texts.iter().zip(handles.collect::<Vec<_>>()) {
+        assert_eq!(read(handle).0, alone(&toy, request).0);
+    }
+    drop(runs);
+    assert!(toy.together.load(Ordering::Relaxed) >= 2);
 }
 
 #[test]
@@ -324,7 +426,7 @@ fn failures_and_panics_end_their_texts_and_no_others() {
     }
     let Some(Event::Piece(first)) = first else { return };
     let (rest, finished) = read(beside);
-    assert_eq!((first.text + &rest, finished.completion_tokens), (alone(&toy, &long).0, 400));
+    assert_eq!((first.text.to_string() + &rest, finished.completion_tokens), (alone(&toy, &long).0, 400));
     assert!(engine.wait_idle(Duration::from_secs(60)));
 }
 

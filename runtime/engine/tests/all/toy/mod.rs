@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mlcc_engine::serving::{Feed, Limits, Step};
+use mlcc_engine::serving::{Feed, Limits, Step, Want};
 use mlcc_engine::{LanguageModel, RewindModel, TokenId};
 
 /// All bytes as ids from 1 on, as in an RWKV World vocabulary, and the end of the text.
@@ -29,14 +29,51 @@ pub struct ToySequence {
     context: Option<usize>,
     fed: Vec<TokenId>,
     logits: Vec<f32>,
-    /// Of the last call of `score`.
-    rows: Vec<f32>,
     read: Arc<AtomicUsize>,
+    held: Held,
+}
+
+/// Memory for tokens of all sequences.
+#[derive(Clone)]
+struct Pool {
+    /// How many there may be.
+    most: usize,
+    used: Arc<AtomicUsize>,
+}
+
+/// What a sequence has of the pool.
+struct Held {
+    pool: Pool,
+    tokens: usize,
+}
+
+impl Held {
+    fn set(&mut self, tokens: usize) {
+        self.pool.used.fetch_add(tokens, Ordering::Relaxed);
+        self.pool.used.fetch_sub(std::mem::replace(&mut self.tokens, tokens), Ordering::Relaxed);
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        let mut held = Held { pool: self.pool.clone(), tokens: 0 };
+        held.set(self.tokens);
+        held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.set(0);
+    }
 }
 
 impl ToySequence {
     fn feed(&mut self, tokens: &[TokenId]) -> Result<(), Refused> {
         assert!(!tokens.is_empty() && tokens.len() <= CHUNK, "{} tokens in a call", tokens.len());
+        if self.held.tokens < self.fed.len() + tokens.len() {
+            self.held.set(self.fed.len() + tokens.len());
+        }
         for &token in tokens {
             assert_ne!(token, PANICS, "the toy was told to panic");
             if token == FAILS {
@@ -46,13 +83,13 @@ impl ToySequence {
         }
         assert!(self.context.is_none_or(|context| self.fed.len() <= context), "the context is full");
         self.read.fetch_add(tokens.len(), Ordering::Relaxed);
-        self.logits = logits(&self.fed);
+        logits(&self.fed, &mut self.logits);
         Ok(())
     }
 }
 
 /// Likely letters, some other bytes, now and then the end.
-fn logits(fed: &[TokenId]) -> Vec<f32> {
+fn logits(fed: &[TokenId], out: &mut [f32]) {
     let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let state = fed.iter().fold(7, |hash, &token| mix(hash, token as u64));
     let logit = |id: usize| {
@@ -61,7 +98,7 @@ fn logits(fed: &[TokenId]) -> Vec<f32> {
         // Nothing is chosen that the steps of the tests do not survive.
         if id as TokenId >= FAILS { f32::NEG_INFINITY } else { noise + if letter { 4.0 } else { 0.0 } }
     };
-    (0..VOCAB).map(logit).collect()
+    out.iter_mut().enumerate().for_each(|(id, out)| *out = logit(id));
 }
 
 impl LanguageModel for ToySequence {
@@ -79,6 +116,7 @@ impl LanguageModel for ToySequence {
 
     fn reset(&mut self) -> Result<(), Refused> {
         self.fed.clear();
+        self.held.set(0);
         Ok(())
     }
 
@@ -115,6 +153,7 @@ impl RewindModel for ToySequence {
             return Err(Refused::Truncate);
         }
         self.fed.truncate(past);
+        self.held.set(past);
         self.logits.fill(0.0);
         Ok(())
     }
@@ -124,7 +163,8 @@ impl RewindModel for ToySequence {
     }
 
     fn restore(&mut self, snapshot: &Vec<TokenId>) -> Result<(), Refused> {
-        self.fed = snapshot.clone();
+        self.fed.clone_from(snapshot);
+        self.held.set(self.fed.len());
         self.logits.fill(0.0);
         Ok(())
     }
@@ -136,16 +176,33 @@ pub struct Toy {
     pub recurrent: bool,
     pub context: Option<usize>,
     pub read: Arc<AtomicUsize>,
+    pool: Pool,
+    /// The wanted logits of the last step.
+    rows: Vec<f32>,
+    /// Most sequences that a step has had.
+    pub together: Arc<AtomicUsize>,
 }
 
 impl Toy {
     pub fn new(recurrent: bool, context: Option<usize>) -> Self {
-        Toy { recurrent, context, read: Arc::default() }
+        let pool = Pool { most: usize::MAX, used: Arc::default() };
+        Toy { recurrent, context, read: Arc::default(), pool, rows: Vec::new(), together: Arc::default() }
+    }
+
+    /// With memory for so many tokens of all sequences together.
+    pub fn with_memory(self, tokens: usize) -> Self {
+        Toy { pool: Pool { most: tokens, used: Arc::default() }, ..self }
+    }
+
+    /// Tokens for which memory is in use.
+    pub fn used(&self) -> usize {
+        self.pool.used.load(Ordering::Relaxed)
     }
 
     pub fn one(&self) -> ToySequence {
-        let Toy { recurrent, context, read } = self.clone();
-        ToySequence { recurrent, context, fed: Vec::new(), logits: vec![0.0; VOCAB], rows: Vec::new(), read }
+        let Toy { recurrent, context, read, pool, .. } = self.clone();
+        let held = Held { pool, tokens: 0 };
+        ToySequence { recurrent, context, fed: Vec::with_capacity(256), logits: vec![0.0; VOCAB], read, held }
     }
 }
 
@@ -153,7 +210,14 @@ impl Step for Toy {
     type Sequence = ToySequence;
 
     fn limits(&self) -> Limits {
-        Limits { vocab: VOCAB, context: self.context, prompt: None, chunk: CHUNK }
+        Limits {
+            vocab: VOCAB,
+            context: self.context,
+            prompt: None,
+            chunk: CHUNK,
+            rows: 2 * CHUNK,
+            rewinds: !self.recurrent,
+        }
     }
 
     fn sequence(&self) -> Result<ToySequence, Refused> {
@@ -164,21 +228,38 @@ impl Step for Toy {
         Ok(sequence.clone())
     }
 
+    fn reserve(&mut self, sequence: &mut ToySequence, tokens: usize) -> Result<bool, Refused> {
+        let wanted = sequence.fed.len() + tokens;
+        let others = self.used() - sequence.held.tokens;
+        if others + wanted <= self.pool.most {
+            sequence.held.set(wanted.max(sequence.held.tokens));
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
     fn step(&mut self, feeds: &mut [Feed<'_, ToySequence>]) -> Result<(), Refused> {
         assert!(!feeds.is_empty());
-        feeds.iter_mut().try_for_each(|feed| feed.sequence.feed(feed.tokens))
-    }
-
-    fn logits<'a>(&self, sequence: &'a ToySequence) -> &'a [f32] {
-        &sequence.logits
-    }
-
-    fn score<'a>(&mut self, sequence: &'a mut ToySequence, tokens: &[TokenId]) -> Result<&'a [f32], Refused> {
-        sequence.rows.clear();
-        for &token in tokens {
-            sequence.feed(&[token])?;
-            sequence.rows.extend_from_slice(&sequence.logits);
+        self.together.fetch_max(feeds.len(), Ordering::Relaxed);
+        self.rows.clear();
+        for feed in feeds {
+            let Feed { sequence, tokens, want } = feed;
+            if *want == Want::All {
+                for &token in *tokens {
+                    sequence.feed(&[token])?;
+                    self.rows.extend_from_slice(&sequence.logits);
+                }
+                continue;
+            }
+            sequence.feed(tokens)?;
+            if *want == Want::Last {
+                self.rows.extend_from_slice(&sequence.logits);
+            }
         }
-        Ok(&sequence.rows)
+        Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.rows
     }
 }

@@ -1,0 +1,91 @@
+//! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
+//! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
+
+use crate::serving::request::Failure;
+use crate::serving::scheduler::{Scheduler, model_failure};
+use crate::serving::step::Step;
+use crate::serving::writer::{Phase, Writer};
+
+impl<M: Step + 'static> Scheduler<'_, M> {
+    /// Makes sure that there is memory for what the next step feeds.
+    pub fn make_room(&mut self) {
+        let mut index = 0;
+        while let Some(writer) = self.writers.get(index) {
+            let (id, slot) = (writer.id, &mut self.slots.slots[writer.slot]);
+            let tokens = match writer.phase {
+                Phase::Waiting { .. } => 0,
+                Phase::Writing => 1,
+                Phase::Reading => (writer.to_read() - slot.fed.len()).min(self.limits.chunk),
+            };
+            let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens > 0) else {
+                index += 1;
+                continue;
+            };
+            match self.model.reserve(sequence, tokens) {
+                Ok(true) => index += 1,
+                Ok(false) if self.slots.drop_idle() => {}
+                Ok(false) => self.put_newest_back(id),
+                Err(error) => self.end(id, Err(model_failure(error))),
+            }
+        }
+    }
+
+    /// Puts the newest text back, or ends `id` if there is no other.
+    fn put_newest_back(&mut self, id: u64) {
+        let mut active =
+            self.writers.iter().enumerate().filter(|(_, w)| is_active(w)).map(|(index, _)| index);
+        match (active.next(), active.next_back()) {
+            (Some(_), Some(newest)) => self.park(newest),
+            _ => {
+                let reason = "there is no memory left for this text, and no other text could give way";
+                self.end(id, Err(Failure::Model(reason.into())));
+            }
+        }
+    }
+
+    fn park(&mut self, index: usize) {
+        let mut writer = self.writers.remove(index);
+        self.slots.lose(writer.slot);
+        writer.read_again();
+        self.parked.push(writer);
+        self.has_left = false;
+        self.queue.update(|stats| stats.preempted += 1);
+    }
+
+    /// Goes on with texts that were put back, the oldest first, if others have ended or none can go on.
+    pub fn resume(&mut self) {
+        while self.slots.has_free() && (self.has_left || !self.writers.iter().any(is_active)) {
+            let Some(mut writer) = self.parked.pop() else { break };
+            let read = writer.to_read();
+            let most = self.most_cached(&writer.request, read);
+            let (id, is_new) = (writer.id, writer.is_new());
+            match self.slots.admit(&self.model, id, &writer.tokens()[..read], most) {
+                Ok(Some(start)) => {
+                    writer.slot = start.slot;
+                    if start.cached == read && !is_new {
+                        writer.phase = Phase::Writing;
+                    }
+                    self.writers.push(writer);
+                    if let Some(logits) = start.logits.filter(|_| is_new) {
+                        self.begin_writing(id, &logits);
+                        self.end_all();
+                    }
+                }
+                Ok(None) => {
+                    self.parked.push(writer);
+                    break;
+                }
+                Err(error) => {
+                    self.parked.push(writer);
+                    self.drop_writer(id, Err(model_failure(error)));
+                }
+            }
+        }
+        self.has_left = false;
+    }
+}
+
+/// Whether a text needs memory for the next step.
+fn is_active(writer: &Writer<'_>) -> bool {
+    !matches!(writer.phase, Phase::Waiting { .. })
+}

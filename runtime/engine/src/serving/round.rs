@@ -1,0 +1,325 @@
+//! One step of an engine: which rows it has, and what becomes of their logits.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::generate::LanguageModel;
+use crate::grammar::Grammar;
+use crate::serving::pace::{SMALLEST, piece};
+use crate::serving::recycle::recycle;
+use crate::serving::request::Failure;
+use crate::serving::scheduler::{End, Scheduler, ends_alone, model_failure, of_model};
+use crate::serving::step::{Feed, Step, Want, wanted};
+use crate::serving::writer::{Phase, Taken, Writer};
+use crate::speculate::CHEAP_ROWS;
+use crate::tokenizer::TokenId;
+
+/// The lists of a step; they are kept.
+pub(super) struct Round<S: 'static> {
+    rows: Vec<Planned>,
+    feeds: Vec<Feed<'static, S>>,
+    /// Of the texts that choose a token, with what ends these.
+    grammars: Vec<(u64, Grammar, Vec<TokenId>)>,
+    /// Texts that have ended in the step.
+    pub ended: Vec<(u64, End)>,
+    /// Tokens chosen since that was told last, those of drafts and the right ones of these.
+    pub written: u64,
+    pub drafted: u64,
+    pub accepted: u64,
+    /// Whose turn it was last, where some texts are fed alone.
+    was_alone: bool,
+}
+
+impl<S> Default for Round<S> {
+    fn default() -> Self {
+        Round {
+            rows: Vec::new(),
+            feeds: Vec::new(),
+            grammars: Vec::new(),
+            ended: Vec::new(),
+            written: 0,
+            drafted: 0,
+            accepted: 0,
+            was_alone: false,
+        }
+    }
+}
+
+impl<S> Round<S> {
+    fn note(&mut self, id: u64, taken: Taken) {
+        self.written += taken.chosen as u64;
+        self.drafted += taken.drafted as u64;
+        self.accepted += taken.accepted as u64;
+        match taken.end {
+            Ok(None) => {}
+            Ok(Some(reason)) => self.ended.push((id, Ok(reason))),
+            Err(failure) => self.ended.push((id, Err(failure))),
+        }
+    }
+}
+
+/// What a step feeds of a text.
+#[derive(Debug, Clone, Copy)]
+struct Planned {
+    id: u64,
+    slot: usize,
+    /// How many tokens, and how many were fed before.
+    count: usize,
+    fed: usize,
+    want: Want,
+    writing: bool,
+}
+
+impl<M: Step + 'static> Scheduler<'_, M> {
+    /// Plans a step, runs it and deals out its logits.
+    pub fn step(&mut self) {
+        self.make_room();
+        self.draft();
+        self.plan();
+        if self.round.rows.is_empty() {
+            return;
+        }
+        let begin = Instant::now();
+        let result = self.run_step();
+        let rows = &self.round.rows;
+        let read = rows.iter().filter(|row| !row.writing).map(|row| row.count).sum();
+        if rows.iter().all(|row| !row.writing || row.count == 1) {
+            self.pace.stepped(rows.iter().any(|row| row.writing), read, begin.elapsed());
+        }
+        self.queue.update(|stats| stats.prompt_tokens += read as u64);
+        match result {
+            Ok(()) => self.take_logits(),
+            Err(failure) => self.step_failed(&failure),
+        }
+        self.end_all();
+    }
+
+    /// Drafts for texts that are being written, as far as rows are cheap.
+    fn draft(&mut self) {
+        let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rewinds) else { return };
+        let writing = |w: &&mut Writer| w.phase == Phase::Writing && w.alone_until == 0;
+        let mut rows = self.writers.iter_mut().filter(writing).count();
+        for writer in self.writers.iter_mut().filter(writing) {
+            let slot = &mut self.slots.slots[writer.slot];
+            let most = writer.most_drafts(slot.fed.len(), &self.limits);
+            let most = most.min(CHEAP_ROWS.saturating_sub(rows));
+            let Some(sequence) = slot.sequence.as_mut().filter(|_| most > 0) else { continue };
+            if matches!(self.model.reserve(sequence, 1 + most), Ok(true)) {
+                writer.draft(drafter, most);
+                rows += writer.drafts();
+            }
+        }
+    }
+
+    /// The next token of every text, then pieces of prompts, the oldest first.
+    fn plan(&mut self) {
+        self.round.rows.clear();
+        if self.plan_alone() {
+            return;
+        }
+        for writer in self.writers.iter().filter(|w| w.phase == Phase::Writing && w.alone_until == 0) {
+            let fed = self.slots.slots[writer.slot].fed.len();
+            let count = writer.tokens().len() - fed;
+            let want = if count == 1 { Want::Last } else { Want::All };
+            let slot = writer.slot;
+            self.round.rows.push(Planned { id: writer.id, slot, count, fed, want, writing: true });
+        }
+        let (others, rows) = (!self.round.rows.is_empty(), self.round.rows.iter().map(|row| row.count).sum());
+        let mut budget = self.pace.budget(others, self.limits.rows.saturating_sub(rows).max(SMALLEST));
+        for writer in self.writers.iter().filter(|w| w.phase == Phase::Reading && w.alone_until == 0) {
+            if budget < SMALLEST {
+                break;
+            }
+            if let Some(row) = self.piece_of(writer, budget) {
+                budget = budget.saturating_sub(row.count);
+                self.round.rows.push(row);
+            }
+        }
+        // As their sequences lie.
+        self.round.rows.sort_unstable_by_key(|row| row.slot);
+    }
+
+    /// A text of a step that failed is fed by itself until it is beyond that, in turns with the others. Whether there is one.
+    fn plan_alone(&mut self) -> bool {
+        let suspect = |w: &&Writer| w.alone_until > 0 && !matches!(w.phase, Phase::Waiting { .. });
+        let others =
+            self.writers.iter().any(|w| w.alone_until == 0 && !matches!(w.phase, Phase::Waiting { .. }));
+        let turn = !self.round.was_alone || !others;
+        let Some(writer) = self.writers.iter().find(suspect).filter(|_| turn) else {
+            self.round.was_alone = false;
+            return false;
+        };
+        self.round.was_alone = true;
+        let row = match writer.phase {
+            Phase::Writing => {
+                let (slot, fed) = (writer.slot, self.slots.slots[writer.slot].fed.len());
+                Some(Planned { id: writer.id, slot, count: 1, fed, want: Want::Last, writing: true })
+            }
+            _ => self.piece_of(writer, self.limits.chunk),
+        };
+        self.round.rows.extend(row);
+        true
+    }
+
+    /// About `budget` tokens of what a text has to read.
+    fn piece_of(&self, writer: &Writer, budget: usize) -> Option<Planned> {
+        let slot = &self.slots.slots[writer.slot];
+        let (fed, to_read) = (slot.fed.len(), writer.to_read());
+        let left = to_read - fed;
+        let count = match slot.sequence.as_ref()?.chunk() {
+            usize::MAX => left,
+            chunk => piece(left, budget.min(self.limits.chunk), ends_alone(to_read, chunk)),
+        };
+        let want = match (writer.scores(), count == left) {
+            (Some(_), _) => Want::All,
+            (None, true) if writer.is_new() => Want::Last,
+            _ => Want::Nothing,
+        };
+        Some(Planned { id: writer.id, slot: writer.slot, count, fed, want, writing: false })
+    }
+
+    fn run_step(&mut self) -> Result<(), Failure> {
+        self.lend_grammars();
+        let mut feeds: Vec<Feed<'_, M::Sequence>> = recycle(std::mem::take(&mut self.round.feeds));
+        let mut rows = self.round.rows.iter().peekable();
+        for (index, slot) in self.slots.slots.iter_mut().enumerate() {
+            let Some(row) = rows.next_if(|row| row.slot == index) else { continue };
+            let writer = self.writers.iter().find(|w| w.id == row.id);
+            let (Some(writer), Some(sequence)) = (writer, &mut slot.sequence) else { continue };
+            let tokens = &writer.tokens()[row.fed..row.fed + row.count];
+            // Once for the whole text, if its length is known.
+            slot.fed.reserve(writer.room() - row.fed);
+            slot.fed.extend_from_slice(tokens);
+            feeds.push(Feed { sequence, tokens, want: row.want });
+        }
+        let model = &mut self.model;
+        let result = beside(&mut self.round.grammars, || of_model(|| model.step(&mut feeds)));
+        self.round.feeds = recycle(feeds);
+        for (id, grammar, _) in self.round.grammars.drain(..) {
+            if let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) {
+                writer.request.grammar = Some(grammar);
+            }
+        }
+        result
+    }
+
+    /// Takes the grammars of texts that will choose a token, so that their masks can be computed meanwhile.
+    fn lend_grammars(&mut self) {
+        for row in self.round.rows.iter().filter(|row| row.writing) {
+            if let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id)
+                && let Some(grammar) = writer.request.grammar.take()
+            {
+                self.round.grammars.push((row.id, grammar, writer.request.eos.clone()));
+            }
+        }
+    }
+
+    fn take_logits(&mut self) {
+        let rows = std::mem::take(&mut self.round.rows);
+        let (vocab, mut at) = (self.limits.vocab, 0);
+        for row in &rows {
+            let from = at;
+            at += wanted(row.want, row.count) * vocab;
+            if let Err(failure) = self.take_row(row, from..at) {
+                self.round.ended.push((row.id, Err(failure)));
+            }
+        }
+        self.round.rows = rows;
+    }
+
+    fn take_row(&mut self, row: &Planned, logits: Range<usize>) -> Result<(), Failure> {
+        let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
+        let Some(logits) = self.model.logits().get(logits) else {
+            return Err(Failure::Model("it gave fewer logits than were wanted".into()));
+        };
+        let fed = row.fed + row.count;
+        if fed >= writer.alone_until {
+            writer.alone_until = 0;
+        }
+        if row.writing {
+            let taken = writer.take(logits, row.fed + 1, &self.limits);
+            self.slots.truncate(row.slot, taken.fed).map_err(model_failure)?;
+            self.round.note(row.id, taken);
+            return Ok(());
+        }
+        if let Some(top) = writer.scores() {
+            writer.score(logits.chunks_exact(self.limits.vocab), row.fed, top);
+        }
+        if fed < writer.to_read() {
+            return Ok(());
+        }
+        if !writer.is_new() {
+            writer.phase = Phase::Writing;
+            return Ok(());
+        }
+        let last = logits[logits.len() - self.limits.vocab..].to_vec();
+        // Without it the next prompt is read again, and nothing else.
+        let _ = self.slots.keep(row.slot, &last);
+        self.begin_writing(row.id, &last);
+        Ok(())
+    }
+
+    /// The first token of a text behind its prompt, and of those that waited for it.
+    pub fn begin_writing(&mut self, id: u64, logits: &[f32]) {
+        let Some(from) = self.writers.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
+        let Scheduler { writers, slots, model, round, limits, .. } = self;
+        for writer in writers {
+            let is_twin = writer.phase == Phase::Waiting { twin: id };
+            if is_twin && let Err(error) = slots.copy(model, from, writer.slot) {
+                round.ended.push((writer.id, Err(model_failure(error))));
+            } else if is_twin || writer.id == id {
+                writer.prompt_is_read();
+                let taken = writer.take(logits, slots.slots[writer.slot].fed.len(), limits);
+                round.note(writer.id, taken);
+            }
+        }
+    }
+
+    /// Ends the texts that have come to their end in this step.
+    pub fn end_all(&mut self) {
+        let mut ended = std::mem::take(&mut self.round.ended);
+        for (id, end) in ended.drain(..) {
+            self.end(id, end);
+        }
+        self.round.ended = ended;
+    }
+
+    /// A text that was alone in a step that failed has failed. Several are read again, each by itself.
+    fn step_failed(&mut self, failure: &Failure) {
+        let rows = std::mem::take(&mut self.round.rows);
+        for row in &rows {
+            let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { continue };
+            let again = if rows.len() == 1 {
+                Err(failure.clone())
+            } else {
+                self.slots.renew(&self.model, row.slot).map_err(model_failure)
+            };
+            match again {
+                Ok(()) => {
+                    writer.read_again();
+                    writer.alone_until = row.fed + row.count;
+                }
+                Err(failure) => self.round.ended.push((row.id, Err(failure))),
+            }
+        }
+        self.round.rows = rows;
+    }
+}
+
+/// Runs `step` while another thread computes what grammars allow next.
+fn beside<T>(grammars: &mut [(u64, Grammar, Vec<TokenId>)], step: impl FnOnce() -> T) -> T {
+    if grammars.is_empty() {
+        return step();
+    }
+    std::thread::scope(|scope| {
+        let prepare = move || {
+            for (_, grammar, ends) in grammars {
+                // An error comes again where the token is chosen.
+                let _ = grammar.prepare(ends);
+            }
+        };
+        // Without the thread each grammar is prepared where its token is chosen.
+        let _ = std::thread::Builder::new().name("mlcc-masks".into()).spawn_scoped(scope, prepare);
+        step()
+    })
+}
