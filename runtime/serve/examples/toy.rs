@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{Feed, Limits, Step, StepError};
-use mlcc_engine::{ChatTemplate, SamplingParams, TokenId};
+use mlcc_engine::{ChatTemplate, SamplingParams};
 use mlcc_serve::{ServeOptions, Served, serve_step};
 
 #[allow(dead_code, reason = "the engine's tests use all of it")]
@@ -48,16 +48,8 @@ impl Step for Paced {
         self.toy.step(feeds)
     }
 
-    fn logits<'a>(&self, sequence: &'a Self::Sequence) -> &'a [f32] {
-        self.toy.logits(sequence)
-    }
-
-    fn score<'a>(
-        &mut self,
-        sequence: &'a mut Self::Sequence,
-        tokens: &[TokenId],
-    ) -> Result<&'a [f32], StepError<Self>> {
-        self.toy.score(sequence, tokens)
+    fn logits(&self) -> &[f32] {
+        self.toy.logits()
     }
 }
 
