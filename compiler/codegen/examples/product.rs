@@ -3,7 +3,7 @@
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
 //! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k; then optionally
-//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `epilogue=no` (its operands are not prefetched), `spread=no`,
+//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `in_flight=8`, `epilogue=no` (its operands are not prefetched), `spread=no`,
 //! `distance=4096` and `sparse=yes` (how a single row prefetches its weights),
 //! and `object=PATH`, which writes the object file for a disassembler.
 
@@ -19,7 +19,7 @@ use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernel_lang::Stream;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::plan::{Spread, TallTile};
-use mlcc_kernels::product::{Activation, Codes, CpuPlan, GROUP, Product, Weight, choose, emit_product};
+use mlcc_kernels::product::{Activation, Codes, CpuPlan, DOT_COLUMNS, Product, Weight, choose, emit_product};
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;
@@ -86,6 +86,7 @@ fn main() {
                 plan.spread = plan.spread.or(target.prefetch(weight).map(spread))
             }
             Some(("unroll", v)) => plan.unroll = number(v) as u32,
+            Some(("in_flight", v)) => plan.in_flight = number(v) as u32,
             Some(("distance", v)) => {
                 plan.stream = match plan.stream {
                     Stream::Lines { prefetch, .. } => Stream::Lines { prefetch, distance: number(v) as i64 },
@@ -254,10 +255,11 @@ impl Problem {
             Activations::BF16 => DType::BF16,
             Activations::F32 => DType::F32,
         };
-        let x = kb.param("x", x_type, rows.scale(k.next_multiple_of(GROUP) as i64), Access::In, 64);
+        let x = kb.param("x", x_type, rows.scale(k.next_multiple_of(DOT_COLUMNS) as i64), Access::In, 64);
         let scales =
             kb.param("scales", DType::F32, rows.scale(k.div_ceil(self.group) as i64), Access::In, 64);
-        let starts = kb.param("starts", DType::I32, rows.scale(k.div_ceil(GROUP) as i64), Access::In, 64);
+        let starts =
+            kb.param("starts", DType::I32, rows.scale(k.div_ceil(DOT_COLUMNS) as i64), Access::In, 64);
         let w_type = if self.weight.is_packed() { DType::U8 } else { self.weight };
         let w_len = pack_bytes(self) / w_type.bytes().unwrap_or(1);
         let w = kb.param("w", w_type, w_len, Access::In, 64);

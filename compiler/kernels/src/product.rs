@@ -26,4 +26,4 @@ pub use cpu::emit_product;
 pub use experts::{Choice, emit_experts};
 pub use gpu::{GpuPlan, choose_gpu, emit_gpu_product};
 pub use plan::{CpuPlan, choose, code_block};
-pub use problem::{Activation, Codes, EPILOGUE_OPERANDS, Epilogue, GROUP, Product, Sums, Weight};
+pub use problem::{Activation, Codes, DOT_COLUMNS, EPILOGUE_OPERANDS, Epilogue, Product, Sums, Weight};

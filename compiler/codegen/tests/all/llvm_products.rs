@@ -15,7 +15,7 @@ use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::{
-    Activation, Choice, Codes, Epilogue, GROUP, Product, Weight, choose, emit_experts, emit_product,
+    Activation, Choice, Codes, DOT_COLUMNS, Epilogue, Product, Weight, choose, emit_experts, emit_product,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
@@ -83,8 +83,8 @@ impl Problem {
         let values: Vec<f32> = (0..matrices * n * k).map(|_| noise()).collect();
         let packed = pack(weight, Packing::Tile16, matrices * n, k, &values, PackOptions::default()).unwrap();
         let (x_type, stride) = match self.x {
-            X::Codes(1) => (DType::I8, k.next_multiple_of(GROUP)),
-            X::Codes(_) => (DType::I16, k.next_multiple_of(GROUP)),
+            X::Codes(1) => (DType::I8, k.next_multiple_of(DOT_COLUMNS)),
+            X::Codes(_) => (DType::I16, k.next_multiple_of(DOT_COLUMNS)),
             X::F32 => (DType::F32, k),
             X::BF16 => (DType::BF16, k),
         };
@@ -92,7 +92,7 @@ impl Problem {
         let mut kb = KernelBuilder::new(format!("product_{m}_{n}_{k}"));
         let x = kb.param("x", x_type, m * stride, Access::In, 64);
         let scales = kb.param("scales", DType::F32, m * k.div_ceil(SCALED), Access::In, 64);
-        let starts = kb.param("starts", DType::I32, m * k.div_ceil(GROUP), Access::In, 64);
+        let starts = kb.param("starts", DType::I32, m * k.div_ceil(DOT_COLUMNS), Access::In, 64);
         let w = kb.param("w", w_type, packed.len() / w_type.bytes().unwrap(), Access::In, 64);
         let ids = kb.param("ids", DType::I32, results, Access::In, 64);
         let y = kb.param("y", DType::F32, results * n, Access::Out, 64);
@@ -127,7 +127,7 @@ impl Problem {
             X::BF16 => Buffer::from_floats(DType::BF16, &floats(&mut noise, m * stride)),
         };
         let scales = Buffer::from_f32(&floats(&mut noise, m * k.div_ceil(SCALED)));
-        let starts = Buffer::from_ints(DType::I32, &integers(&mut noise, m * k.div_ceil(GROUP), 1e6));
+        let starts = Buffer::from_ints(DType::I32, &integers(&mut noise, m * k.div_ceil(DOT_COLUMNS), 1e6));
         let ids: Vec<i32> = (0..results).map(|i| (i * i % 7 % matrices) as i32).collect();
         let (ids, y) = (Buffer::from_i32(&ids), Buffer::zeros(DType::F32, results * n));
         let buffers = vec![x, scales, starts, Buffer::new(w_type, packed), ids, y];

@@ -6,7 +6,7 @@ use super::plan::Partition;
 use crate::inline::Inliner;
 use crate::machine::Machine;
 use crate::params::KernelTarget;
-use crate::product::{GROUP, code_block};
+use crate::product::{DOT_COLUMNS, code_block};
 use crate::quantize::RowCodes;
 use crate::rows::Rows;
 use mlcc_ir::builder::KernelBuilder;
@@ -84,7 +84,7 @@ fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerErro
         let buffer = |v: &ValueId| f.outputs.iter().position(|o| o == v).map(|at| outputs[at]);
         let buffers: Option<Vec<BufId>> = node.outputs.iter().map(buffer).collect();
         let k = f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const);
-        let (Some([codes, scales, starts]), Some(k), GROUP) = (buffers.as_deref(), k, part) else {
+        let (Some([codes, scales, starts]), Some(k), DOT_COLUMNS) = (buffers.as_deref(), k, part) else {
             return Err(LowerError::internal(format!(
                 "group {} quantizes rows that nobody reads whole",
                 f.name

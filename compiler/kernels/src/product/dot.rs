@@ -12,7 +12,7 @@ mod pairs;
 mod wide_pairs;
 
 use super::plan::CodeDot;
-use super::problem::GROUP;
+use super::problem::DOT_COLUMNS;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Format};
@@ -20,7 +20,7 @@ use mlcc_kernel_lang::Val;
 use mlcc_quant::tile::{quad_codes, quad_signed};
 
 /// Quads of a group: four columns each.
-pub(super) const QUADS: usize = GROUP / 4;
+pub(super) const QUADS: usize = DOT_COLUMNS / 4;
 
 /// Vectors of sums beyond which the planes of the activations follow each other instead of having sums of their own.
 const SEPARATE_PLANES: u32 = 8;

@@ -31,7 +31,7 @@ pub struct Product {
 pub const EPILOGUE_OPERANDS: usize = 4;
 
 /// Columns that integer products take together: a group of weights or a part of one.
-pub const GROUP: usize = 32;
+pub const DOT_COLUMNS: usize = 32;
 
 /// The type of the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,9 +73,9 @@ impl Product {
         self.n.div_ceil(TILE)
     }
 
-    /// Times [`GROUP`] columns of a row.
+    /// Times [`DOT_COLUMNS`] columns of a row.
     pub fn groups(&self) -> usize {
-        self.k.div_ceil(GROUP)
+        self.k.div_ceil(DOT_COLUMNS)
     }
 }
 
@@ -118,11 +118,11 @@ impl Codes {
     }
     /// Quads of one row, all planes.
     pub fn row_quads(&self, k: usize) -> usize {
-        k.div_ceil(GROUP) * self.planes * GROUP / 4
+        k.div_ceil(DOT_COLUMNS) * self.planes * DOT_COLUMNS / 4
     }
     /// Groups of weights that share an activation scale.
     pub fn groups_per_scale(&self) -> usize {
-        self.group / GROUP
+        self.group / DOT_COLUMNS
     }
     /// Activation scales of a row.
     pub fn row_scales(&self, k: usize) -> usize {
@@ -135,7 +135,7 @@ impl Activation {
     pub fn row_stride(self, k: usize) -> usize {
         match self {
             Activation::F32 | Activation::BF16 => k,
-            Activation::Codes(_) => k.next_multiple_of(GROUP),
+            Activation::Codes(_) => k.next_multiple_of(DOT_COLUMNS),
         }
     }
 }

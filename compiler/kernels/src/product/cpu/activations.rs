@@ -1,7 +1,7 @@
 //! The activations of a register tile: where they lie, and as operands.
 
 use super::microtile::Microtile;
-use crate::product::problem::{Codes, GROUP};
+use crate::product::problem::{Codes, DOT_COLUMNS};
 use crate::quantize::CodeBlock;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
@@ -63,7 +63,7 @@ impl<'k> Microtile<'k, '_> {
     /// Where the four codes of a quad lie in x: an offset in elements, a multiple of those of four quads, and how many quads
     /// after it.
     fn quad_at(&self, codes: Codes, (row, plane): (u32, usize), g: Val<'k>, quad: usize) -> (Val<'k>, i64) {
-        let (elements, quads) = (codes.quad_elements() as i64, GROUP / 4);
+        let (elements, quads) = (codes.quad_elements() as i64, DOT_COLUMNS / 4);
         let row_quads = codes.row_quads(self.cpu.problem.k) as i64;
         let (group, quad) = ((codes.planes * quads) as i64, (plane * quads + quad) as i64);
         if self.listed.is_some() {

@@ -7,7 +7,7 @@ use super::prefetch::{EpiloguePrefetch, Hints, Next, Piece, Prefetch};
 use super::slice::{Cpu, Integers, Slice};
 use crate::product::dot::{Operand, dot_operand, mmla};
 use crate::product::plan::CodeDot;
-use crate::product::problem::{Epilogue, GROUP};
+use crate::product::problem::{DOT_COLUMNS, Epilogue};
 use crate::product::weight::panel::Panel;
 use mlcc_ir::kernel::{Space, Ty};
 use mlcc_ir::types::DType;
@@ -71,7 +71,8 @@ impl<'k> Panels<'k, '_> {
         let waiting = k.alloc("sums", DType::F32, [i64::from(vectors * plan.lanes)], Space::Stack);
         let (groups, scales) = (problem.groups() as i64, integers.codes.row_scales(problem.k));
         let depth = depth(self.cpu, integers);
-        let (group_depth, scale_depth) = ((depth / GROUP) as i64, (depth / integers.codes.group) as i64);
+        let (group_depth, scale_depth) =
+            ((depth / DOT_COLUMNS) as i64, (depth / integers.codes.group) as i64);
         let pieces = problem.k.div_ceil(depth) as i64;
         k.serial("piece", pieces, |piece| {
             let first = (piece * group_depth).named("first");
@@ -99,7 +100,8 @@ impl<'k> Panels<'k, '_> {
     /// An empty panel.
     fn panel(&self) -> Panel<'k> {
         let Cpu { k, plan, problem, .. } = self.cpu;
-        let groups = depth(self.cpu, self.integers).min(problem.k.next_multiple_of(GROUP)) / GROUP;
+        let groups =
+            depth(self.cpu, self.integers).min(problem.k.next_multiple_of(DOT_COLUMNS)) / DOT_COLUMNS;
         let dot = plan.mmla.map_or(self.integers.dot, |instr| CodeDot::Mmla { instr });
         let offsets = !self.integers.format.is_symmetric();
         Panel::new(k, (dot, offsets), (groups, plan.tiles), (self.slice.parts(plan.lanes), plan.lanes))
@@ -167,7 +169,7 @@ impl<'k> Panels<'k, '_> {
     /// What register tiles prefetch while they pass by piece `number` of `pieces`.
     fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<Next<'k>> {
         let sizes = TileSizes::new(self.integers.format, self.cpu.problem.k);
-        let run = sizes.blocks_bytes(depth(self.cpu, self.integers) / GROUP);
+        let run = sizes.blocks_bytes(depth(self.cpu, self.integers) / DOT_COLUMNS);
         Next::new(self.cpu, self.slice, Piece { number, pieces, run }, self.count * scales)
     }
 

@@ -8,7 +8,7 @@ use super::panels::{Panels, is_whole};
 use super::prefetch::{Passes, Prefetch};
 use super::slice::{Cpu, RowRange, Slice};
 use crate::product::plan::TallTile;
-use crate::product::problem::{Activation, Epilogue, GROUP, Weight};
+use crate::product::problem::{Activation, DOT_COLUMNS, Epilogue, Weight};
 use mlcc_kernel_lang::Val;
 
 impl<'k> Cpu<'k, '_> {
@@ -120,7 +120,7 @@ impl<'k> Cpu<'k, '_> {
         let (Some(integers), Some(spread)) = (self.integers(), self.plan.spread) else {
             return Prefetch::None;
         };
-        let scales = (spread.groups as usize * GROUP).div_ceil(integers.codes.group);
+        let scales = (spread.groups as usize * DOT_COLUMNS).div_ceil(integers.codes.group);
         let passes = Passes::new(self, integers, (1, scales), self.k.int(1));
         passes.map_or(Prefetch::None, Prefetch::Passes)
     }

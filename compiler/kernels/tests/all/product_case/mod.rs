@@ -5,7 +5,9 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
 use mlcc_ir::kernel::{Access, BufId, Kernel};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernels::product::{Activation, Codes, CpuPlan, Epilogue, GROUP, Product, Weight, emit_product};
+use mlcc_kernels::product::{
+    Activation, Codes, CpuPlan, DOT_COLUMNS, Epilogue, Product, Weight, emit_product,
+};
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, dequantize, pack};
 
@@ -116,7 +118,7 @@ impl Case {
 
     /// Fills the buffers of the activations and returns the values that they stand for.
     pub fn activations(&mut self, raw: &[f32]) -> Vec<f32> {
-        let (m, k, stride) = (self.m, self.k, self.k.next_multiple_of(GROUP));
+        let (m, k, stride) = (self.m, self.k, self.k.next_multiple_of(DOT_COLUMNS));
         let padded: Vec<f32> = raw
             .chunks(k)
             .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, stride - k)))
@@ -142,7 +144,7 @@ impl Case {
                 let here: Vec<i32> = columns.iter().map(|v| (v / scale).round() as i32).collect();
                 self.scales.push(before / scale);
                 before = scale;
-                self.starts.extend(here.chunks(GROUP).map(|c| -zero_point * c.iter().sum::<i32>()));
+                self.starts.extend(here.chunks(DOT_COLUMNS).map(|c| -zero_point * c.iter().sum::<i32>()));
                 values.extend(here.iter().map(|&c| c as f32 * scale));
                 self.codes.extend(here);
             }
@@ -153,7 +155,7 @@ impl Case {
 
     /// The codes in the order of [`Codes`].
     pub fn ordered(&self, planes: usize, block: CodeBlock) -> Buffer {
-        let stride = self.k.next_multiple_of(GROUP);
+        let stride = self.k.next_multiple_of(DOT_COLUMNS);
         let byte = |code: i32, plane: usize| match (planes, plane) {
             (1, _) => code as i8,
             (_, 0) => ((code + 128) >> 8) as i8,
@@ -164,11 +166,11 @@ impl Case {
         while row < self.m {
             let (all, columns) = (block.rows as usize, block.columns as usize);
             let rows = if row + all <= self.m { all } else { 1 };
-            for g in 0..stride / GROUP {
+            for g in 0..stride / DOT_COLUMNS {
                 for plane in 0..planes {
-                    for first in (0..GROUP).step_by(columns) {
+                    for first in (0..DOT_COLUMNS).step_by(columns) {
                         for r in row..row + rows {
-                            let at = r * stride + g * GROUP + first;
+                            let at = r * stride + g * DOT_COLUMNS + first;
                             bytes.extend(self.codes[at..at + columns].iter().map(|&c| byte(c, plane) as u8));
                         }
                     }
@@ -219,7 +221,7 @@ impl Case {
             format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
         // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
         let exact_groups = self.x_type.codes().is_some();
-        let roundings = if exact_groups { self.k.div_ceil(GROUP) * 4 } else { self.k + 8 };
+        let roundings = if exact_groups { self.k.div_ceil(DOT_COLUMNS) * 4 } else { self.k + 8 };
         for (i, got) in self.run(&what, kernel, block, options).into_iter().enumerate() {
             let tolerance = roundings as f64 * 2.0_f64.powi(-24) * self.size[i] + 1e-30;
             let error = (f64::from(got) - self.want[i]).abs();
