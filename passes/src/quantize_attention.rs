@@ -1,5 +1,5 @@
 //! Where the scheme asks for activations of 8 bits, attention of several queries does its products on 16-bit codes
-//! (`Attention::codes`). For CPUs.
+//! (`Attention::codes`), and that of one query as well where rows are to have the same bits alone and together. For CPUs.
 
 use crate::scheme::ActivationType;
 use crate::{Context, PassError, Program};
@@ -12,11 +12,12 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     if on_gpu || ctx.options.quant.activation != ActivationType::I8 {
         return Ok(0);
     }
+    let of_one = ctx.options.levels.iter().any(|(_, target)| target.batch_invariant);
     let mut count = 0;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &mut program.module.functions[id];
         let of_several = |node: &Node| match node.op {
-            Op::Attention(_) => f.ty(node.inputs[0]).dims[0].as_const() != Some(1),
+            Op::Attention(_) => of_one || f.ty(node.inputs[0]).dims[0].as_const() != Some(1),
             _ => false,
         };
         let found: Vec<_> = f.live().filter(|(_, node)| of_several(node)).map(|(id, _)| id).collect();

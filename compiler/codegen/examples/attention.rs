@@ -5,7 +5,7 @@
 //!
 //! Arguments: cache (`f32`, `f16`, `bf16`, `i8`), key heads, query heads of each, size of a head, keys; then optionally
 //! `n=64` (queries, 1 is decode), `layers=24` (caches of that many layers, read in turn: few stay in the CPU's caches),
-//! `codes=1` (several queries: integers, where the machine has the instruction), `turns=3` (measures longer), `object=PATH`, which writes the object file for a disassembler.
+//! `codes=1` (several queries: integers, where the machine has the instruction), `invariant=1` (one query like several), `turns=3` (measures longer), `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
 
@@ -47,9 +47,10 @@ fn main() {
     let [kv, group, size, keys] = [kv, group, size, keys].map(|s| number(s));
     let mut p = Problem { cache, kv, group, size, keys, n: 1, layers: 0, turns: 1, codes: false };
     p.layers = (192 << 20) / p.bytes();
-    let mut object = None;
+    let (mut object, mut batch_invariant) = (None, false);
     for option in options {
         match option.split_once('=') {
+            Some(("invariant", v)) => batch_invariant = number(v) != 0,
             Some(("n", v)) => p.n = number(v),
             Some(("layers", v)) => p.layers = number(v),
             Some(("codes", v)) => p.codes = number(v) != 0,
@@ -59,7 +60,7 @@ fn main() {
         }
     }
     let level = level();
-    let target = KernelTarget::new(Arch::X86_64, &level);
+    let target = KernelTarget { batch_invariant, ..KernelTarget::new(Arch::X86_64, &level) };
     let mut kernels = p.kernels(&target);
     let attention = kernels.len();
     kernels.extend([read_kernel(), peak_kernel()]);

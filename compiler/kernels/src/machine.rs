@@ -6,11 +6,13 @@ use mlcc_ir::types::DType;
 use mlcc_target::{Arch, Quantizers, Scans};
 use std::fmt;
 
-/// Sizes of a level's tuning.
+/// Sizes of a level's tuning, and what a build asks of all kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sizes {
     pub quantize: Quantizers,
     pub scan: Scans,
+    /// See [`KernelTarget::batch_invariant`].
+    pub batch_invariant: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +31,8 @@ impl Machine {
         match target.arch {
             Arch::Nvptx => Machine::Gpu,
             Arch::X86_64 | Arch::Aarch64 => {
-                let sizes = Sizes { quantize: target.tune.quantize, scan: target.tune.scan };
+                let (quantize, scan) = (target.tune.quantize, target.tune.scan);
+                let sizes = Sizes { quantize, scan, batch_invariant: target.batch_invariant };
                 Machine::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32), sizes }
             }
         }

@@ -16,13 +16,16 @@ pub struct KernelTarget {
     pub vector_bits: u32,
     /// What the spec of the level says beyond its instructions; the default on a GPU.
     pub tune: Tune,
+    /// What is computed for a row has the same bits, whatever rows are beside it (docs/design/0042-batch-invariance.md): where
+    /// that takes other kernels than the fastest of a single row. For CPUs.
+    pub batch_invariant: bool,
 }
 
 impl KernelTarget {
     pub fn new(arch: Arch, level: &Level) -> KernelTarget {
         let features = level.features.iter().cloned().collect();
         let tune = level.tune.clone().unwrap_or_default();
-        KernelTarget { arch, features, vector_bits: level.vector_bits, tune }
+        KernelTarget { arch, features, vector_bits: level.vector_bits, tune, batch_invariant: false }
     }
 
     /// Lanes of an f32 vector.

@@ -88,10 +88,12 @@ pub fn print_program(program: &Program) -> String {
 }
 
 fn print_level(module: &Module, level: &LevelCode) -> String {
-    let KernelTarget { arch, features, vector_bits, tune: _ } = &level.target;
+    let KernelTarget { arch, features, vector_bits, tune: _, batch_invariant } = &level.target;
     let features = list(features.iter().map(|f| print_string(f)));
     let name = print_name('@', &level.name);
-    let mut out = format!("level {name} arch {} bits {vector_bits} features [{features}] {{\n", arch.name());
+    let invariant = if *batch_invariant { " batch_invariant" } else { "" };
+    let mut out =
+        format!("level {name} arch {} bits {vector_bits} features [{features}]{invariant} {{\n", arch.name());
     for (kernel, cost) in level.lowered.kernels.iter().zip(&level.lowered.costs) {
         indent(&mut out, &print_kernel(kernel));
         indent(&mut out, &print_cost(cost));
@@ -195,7 +197,9 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
     lexer.expect("[")?;
     let features: Vec<String> = lexer.list("]", |lexer| lexer.string("a feature"))?;
     let tune = tune(&name, &features, vector_bits);
-    let target = KernelTarget { arch, features: features.into_iter().collect(), vector_bits, tune };
+    let batch_invariant = lexer.accept_keyword("batch_invariant");
+    let features = features.into_iter().collect();
+    let target = KernelTarget { arch, features, vector_bits, tune, batch_invariant };
     let lowered = Lowered { kernels: vec![], costs: vec![], made: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;

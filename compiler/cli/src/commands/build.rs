@@ -71,6 +71,10 @@ pub struct Args {
     /// Most sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
+    /// Logits have the same bits whatever is computed beside them: for 8-bit activations, see docs/same-bits.md. Attention of single
+    /// tokens is slower. For CPUs
+    #[arg(long)]
+    batch_invariant: bool,
     /// Most tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
@@ -252,6 +256,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         output: args.output.clone(),
         chunk: args.chunk,
         batch: args.max_batch,
+        batch_invariant: args.batch_invariant,
         context: args.ctx_size,
         sliding_window: args.sliding_window.map(|n| n as usize),
         attention_sinks: args.attention_sinks.map(|n| n as usize),

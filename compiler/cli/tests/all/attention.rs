@@ -10,6 +10,7 @@ use mlcc_interp::graph::Tensor;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::types::DType;
+use mlcc_kernels::params::KernelTarget;
 use mlcc_target::Level;
 
 /// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends, fewer keys than sinks.
@@ -138,6 +139,49 @@ fn products_of_pairs_interpreted() {
     assert!(!has_pairs(&odd.kernels(false, &target)[0]), "no whole vectors of values");
     assert!(!has_pairs(&Case::new(1, 2, 32).on_codes().kernels(true, &target)[0]), "one query");
     assert!(!has_pairs(&Case::new(1, 2, 32).kernels(false, &target)[0]), "not permitted");
+}
+
+/// With batch invariance a query alone has the bits of the same query among several: in floats and codes, on every kind of machine.
+#[test]
+fn a_query_alone_has_the_bits_of_several() {
+    let mut all = vec![
+        Case { value_size: 64, ..Case::new(2, 2, 32) },
+        Case { cache: DType::F16, ..Case::new(1, 9, 16) },
+        Case { cache: DType::I8, negative: true, value_size: 16, ..Case::new(2, 5, 8) },
+    ];
+    all.extend(kinds().into_iter().map(|op| Case { op, ..Case::new(1, 2, 16) }));
+    for case in all.into_iter().flat_map(|case| [case.clone(), case.on_codes()]) {
+        for (n, past) in [(3, 0), (19, 77), (2, 66)] {
+            let inputs = case.inputs(n, past);
+            let queries = |i: usize| i == 0 || case.op.sink_input() == Some(operand(&case, i));
+            let last = |t: &Tensor| {
+                let row = t.data.len() / n;
+                Tensor::new(t.dtype, &[&[1], &t.dims[1..]].concat(), t.data[t.data.len() - row..].to_vec())
+            };
+            let alone: Vec<Tensor> = inputs
+                .iter()
+                .enumerate()
+                .map(|(i, t)| if queries(i) { last(t) } else { t.clone() })
+                .collect();
+            for (name, workers) in [("x86-64-v4-vnni", 2), ("x86-64-v3", 3), ("x86-64-v2", 1), ("armv8.6", 2)]
+            {
+                let target = KernelTarget { batch_invariant: true, ..target_of(name).0 };
+                let sizes = |n: usize, past: usize| SymValues { n: n as i64, b: 1, past: past as i64 };
+                let several = interpreted(&case.kernels(false, &target), &inputs, &sizes(n, past), workers);
+                let found =
+                    interpreted(&case.kernels(true, &target), &alone, &sizes(1, past + n - 1), workers);
+                let row = case.heads() * case.value_size;
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                let what = format!("{case:?} for {name}, {n} queries after {past} keys");
+                assert_eq!(bits(&several[several.len() - row..]), bits(&found), "{what}");
+            }
+        }
+    }
+}
+
+/// The operand of the attention that input `i` of a case begins.
+fn operand(case: &Case, i: usize) -> usize {
+    if case.cache == DType::I8 && i > 2 { i - 2 } else { i }
 }
 
 /// Codes as large as they get in all lanes, of one sign, keep sums within 32 bits; and where a key with small values has nearly

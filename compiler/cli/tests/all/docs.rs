@@ -12,6 +12,8 @@ use mlcc_models::registry::REGISTRY;
 use mlcc_passes::PIPELINE;
 use mlcc_passes::scheme::{ActivationType, Q4F16, SCHEMES};
 
+use crate::same_bits::{PROMISES, Promise};
+
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
@@ -249,7 +251,7 @@ fn gated_square() -> String {
 /// Page, table and what writes it.
 type Table = (&'static str, &'static str, fn() -> String);
 
-const TABLES: [Table; 9] = [
+const TABLES: [Table; 10] = [
     ("add-a-model.md", "granite", granite),
     ("add-a-kernel.md", "gated_square", gated_square),
     ("cli.md", "flags", flags),
@@ -259,7 +261,18 @@ const TABLES: [Table; 9] = [
     ("build.md", "presets", presets),
     ("build.md", "passes", passes),
     ("tune.md", "fields", fields),
+    ("same-bits.md", "promises", promises),
 ];
+
+fn promises() -> String {
+    let head = ["schemes", "pieces and steps", "token by token", "with `--batch-invariant`"];
+    let word = |same: bool| if same { "same" } else { "not" }.to_string();
+    let line = |p: &Promise| {
+        let [several, single] = p.usual;
+        vec![p.schemes.join(", "), word(several), word(single), word(p.batch_invariant)]
+    };
+    table(&head, PROMISES.iter().map(line))
+}
 
 #[test]
 fn tables_are_those_of_the_program() {

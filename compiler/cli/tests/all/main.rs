@@ -29,6 +29,7 @@ mod model_table;
 mod perplexity;
 mod program;
 mod report;
+mod same_bits;
 #[cfg(unix)]
 mod serve;
 #[cfg(unix)]

@@ -69,6 +69,9 @@ pub fn json(
     if let Some(tuning) = &options.tuning {
         value["tuning"] = tuning.json();
     }
+    if options.batch_invariant {
+        value["batch_invariant"] = json!(true);
+    }
     if target.arch != Arch::Nvptx {
         value["profile"] = profile::json(program);
     }

@@ -94,6 +94,8 @@ pub enum BuildError {
     Overwrites { path: PathBuf, what: &'static str },
     #[error("--max-batch {0}: GPUs decode one sequence at a time; leave it out, or build for a CPU")]
     BatchOnGpu(u32),
+    #[error("--batch-invariant: GPUs compute no rows of several sequences; leave it out, or build for a CPU")]
+    BatchInvariantOnGpu,
     #[error(
         "the artifact cannot be measured on the text: {0}. Give another text with --eval-text, or --no-report to build \
          without measuring"
@@ -281,6 +283,9 @@ pub fn compile(
     if batch > 1 && target.arch == Arch::Nvptx {
         return Err(BuildError::BatchOnGpu(batch));
     }
+    if options.batch_invariant && target.arch == Arch::Nvptx {
+        return Err(BuildError::BatchInvariantOnGpu);
+    }
     let mut program = match (&source.text, options.debug_taps) {
         (Some(text), _) => text.program.clone(),
         (None, false) => Program::new(crate::model::build_module(name, architecture, source.context, batch)?),
@@ -311,7 +316,10 @@ pub fn compile(
 }
 
 pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) -> Options {
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    let level = |l: &mlcc_target::Level| {
+        let batch_invariant = options.batch_invariant;
+        (l.name.clone(), KernelTarget { batch_invariant, ..KernelTarget::new(target.arch, l) })
+    };
     let levels = target.levels.iter().map(level).collect();
     let mut pass_options = Options::new(levels, i64::from(source.chunk));
     pass_options.batch = i64::from(options.max_batch(target));

@@ -55,6 +55,8 @@ pub struct BuildOptions {
     pub chunk: Option<u32>,
     /// Most sequences decoded together; 1: no entry point for that. `None`: see [`BuildOptions::max_batch`].
     pub batch: Option<u32>,
+    /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::params::KernelTarget)).
+    pub batch_invariant: bool,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
     pub context: Option<u64>,
     /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the model has.
@@ -123,6 +125,7 @@ impl BuildOptions {
             output: None,
             chunk: None,
             batch: None,
+            batch_invariant: false,
             context: None,
             sliding_window: None,
             attention_sinks: None,

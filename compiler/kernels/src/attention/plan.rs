@@ -22,7 +22,7 @@ impl Plan {
     pub fn choose(a: &Problem, target: &KernelTarget) -> Plan {
         match target.arch {
             Arch::Nvptx => Plan::Gpu(GpuPlan::choose(a)),
-            Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) => {
+            Arch::X86_64 | Arch::Aarch64 if a.n.as_const() == Some(1) && !target.batch_invariant => {
                 Plan::Decode(DecodePlan::choose(a, target))
             }
             Arch::X86_64 | Arch::Aarch64 => Plan::Prefill(PrefillPlan::choose(a, target)),
@@ -369,8 +369,26 @@ impl PrefillPlan {
             rows_ahead: 0,
             why,
         };
+        let plan = if a.n.as_const() == Some(1) { plan.of_one_query(a) } else { plan };
         PrefillPlan { rows_ahead: (scores.0 + plan.sets(a) - 1) / plan.sets(a), ..plan }
     }
+
+    /// The same arithmetic for a single query: no larger than its heads, and as many columns at a time as that leaves registers for.
+    fn of_one_query(self, a: &Problem) -> PrefillPlan {
+        let lanes = i64::from(self.lanes);
+        let rows = (a.group as u64).next_power_of_two() as i64;
+        let rows = if self.by_lane { lanes } else { rows.min(lanes).min(8) };
+        let sums = self.sums.0 * self.sums.1;
+        PrefillPlan {
+            positions: 1,
+            set: (a.group + lanes - 1) / lanes * lanes,
+            scores: (self.scores.0, 1),
+            sums: (rows, (sums / rows).max(1)),
+            why: "one query like several, because its bits are to be the same",
+            ..self
+        }
+    }
+
     /// Sets of rows of a tile.
     pub fn sets(&self, a: &Problem) -> i64 {
         (self.positions * a.group + self.set - 1) / self.set

@@ -82,7 +82,8 @@ impl<'k> Prefill<'k, '_> {
             let count = tile.a.sinks_left(end + -1);
             Prefill { tile: QueryTile { a: &sinks, ..tile }, ..self }.add_keys(tile.rec.int(0), count);
         }
-        let start = tile.a.first_key(first);
+        // Blocks lie at the same keys, whatever the first query of a tile sees.
+        let start = tile.a.first_key(first) / tile.plan.keys * tile.plan.keys;
         self.add_keys(start, tile.prefix.map_or(end, |prefix| end.max(prefix)));
         tile.store(out);
     }

@@ -43,7 +43,7 @@ pub(super) fn most_slices(f: &Function) -> Option<i64> {
 /// True for an attention that can append rows to the caches it reads: one query, on a CPU.
 pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     let one_query = find(f).is_some_and(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1));
-    one_query && matches!(target.arch, Arch::X86_64 | Arch::Aarch64)
+    one_query && !target.batch_invariant && matches!(target.arch, Arch::X86_64 | Arch::Aarch64)
 }
 
 /// True for a group of rows `[1, kv, _]` that the attention `f` can append to its caches, which it computes head by head.

@@ -216,7 +216,8 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
             false if target.by_lane() && bf16_dot.is_some() => 8,
             false => 4,
         },
-        in_flight: 8,
+        // Sums over columns are cut alike for any number of rows, so not at all.
+        in_flight: if target.batch_invariant && !weight.is_packed() { 1 } else { 8 },
         dot,
         mmla,
         by_lane: target.by_lane(),

@@ -25,10 +25,13 @@ impl Plan {
         let Shape { rows, columns, .. } = scan.shape;
         let block_rows = if rows % ROWS == 0 { ROWS } else { rows };
         let (lanes, sizes) = match machine {
-            Machine::Cpu { lanes, sizes, .. } => (lanes, sizes.scan),
+            Machine::Cpu { lanes, sizes, .. } => (lanes, sizes),
             Machine::Gpu => return Plan::Threads { threads: rows.min(THREADS), block_rows },
         };
-        if let Some(vectors) = transposed_vectors(scan, lanes, sizes.stack_bytes.into()) {
+        // Sums over the columns are in another order, so all lengths have the same.
+        let gains = scan.length.as_const() != Some(1) || sizes.batch_invariant;
+        let sizes = sizes.scan;
+        if let Some(vectors) = transposed_vectors(scan, lanes, sizes.stack_bytes.into()).filter(|_| gains) {
             return Plan::Transposed { lanes, vectors, steps_ahead: sizes.steps_ahead.into() };
         }
         let vectors = (columns / i64::from(lanes)).max(1);
@@ -46,7 +49,7 @@ impl Plan {
 }
 
 /// Vectors of rows that run together; `None` if the scan has no transposed form: states have rows and columns, sequences and
-/// results one of them; whole vectors of rows. A single step has nothing to gain.
+/// results one of them; whole vectors of rows. A single step has nothing to gain from it.
 fn transposed_vectors(scan: &MatrixScan, lanes: u32, most_bytes: i64) -> Option<i64> {
     let Shape { rows, columns, .. } = scan.shape;
     let most = if lanes == 16 { 4 } else { 2 };
@@ -63,8 +66,7 @@ fn transposed_vectors(scan: &MatrixScan, lanes: u32, most_bytes: i64) -> Option<
     let plain = carries.iter().all(matrix)
         && !others.iter().any(matrix)
         && !scan.body.outputs[scan.carries..].iter().any(|v| scan.extent(*v).columns);
-    let several = scan.length.as_const() != Some(1);
-    (plain && columns >= 2 && lanes >= 2 && several).then_some(vectors)
+    (plain && columns >= 2 && lanes >= 2).then_some(vectors)
 }
 
 impl fmt::Display for Plan {

@@ -1,0 +1,160 @@
+//! The logits of a row as bits, however its sequence came there: at once, in pieces, token by token, beside others, by any number
+//! of threads. The table of docs/same-bits.md says for which schemes they are the same.
+
+use std::path::Path;
+
+use crate::cases::{argmax, artifact, backends, distance, feed, find, golden, ids, load, scheme};
+use mlcc_driver::build::BuildOptions;
+use mlcc_runtime::{Model, Rows, Want};
+
+const BATCH: u32 = 4;
+/// Several blocks of keys, and no multiple of anything.
+const LENGTH: usize = 141;
+const CONTEXT: u64 = 160;
+const CHUNK: u32 = 64;
+
+fn options(dir: &Path, quant: &str, batch_invariant: bool) -> BuildOptions {
+    let mut options = BuildOptions::new(dir.to_str().unwrap());
+    options.quant = scheme(quant);
+    options.quant_name = quant.into();
+    options.chunk = Some(CHUNK);
+    options.batch = Some(BATCH);
+    options.context = Some(CONTEXT);
+    options.batch_invariant = batch_invariant;
+    options.backend = backends().next().expect("a back end is built in");
+    options
+}
+
+fn text(case: &str) -> Vec<i32> {
+    let golden = golden(case);
+    let longest = golden.prompts.iter().map(ids).max_by_key(Vec::len).unwrap();
+    longest.iter().copied().cycle().take(LENGTH).collect()
+}
+
+/// Gives the logits of the last token of a text.
+type Feeding = fn(&Model, &[i32]) -> Vec<f32>;
+
+fn pieces(model: &Model, text: &[i32], size: usize) -> Vec<f32> {
+    feed(&mut model.session().unwrap(), text, size)
+}
+
+/// Token by token beside three others, which have other lengths.
+fn decoded_beside_others(model: &Model, text: &[i32]) -> Vec<f32> {
+    let (prompt, rest) = text.split_at(text.len() - 24);
+    let mut sessions: Vec<_> = (0..BATCH as usize).map(|_| model.session().unwrap()).collect();
+    let mut batch = model.batch(sessions.len()).unwrap();
+    sessions[2].prefill(prompt).unwrap();
+    for (i, &token) in rest.iter().enumerate() {
+        let tokens = [text[i], text[2 * i], token, text[i]];
+        let mut members: Vec<_> = sessions.iter_mut().collect();
+        // Sequences come and go.
+        let from = i % 3;
+        batch.decode(&mut members[from..], &tokens[from..]).unwrap();
+    }
+    sessions[2].logits().to_vec()
+}
+
+/// In ragged pieces beside those of others.
+fn in_ragged_steps(model: &Model, text: &[i32]) -> Vec<f32> {
+    let mut sessions: Vec<_> = (0..3).map(|_| model.session().unwrap()).collect();
+    let mut batch = model.batch(3).unwrap();
+    let (mut done, mut number) = (0, 0);
+    while done < text.len() {
+        let piece = [1, 7, 1, 33, 2, 16][number % 6].min(text.len() - done);
+        let [a, b, c] = &mut sessions[..] else { unreachable!() };
+        let mut rows = vec![
+            Rows { session: a, tokens: &text[..1 + number % 4], want: Want::Nothing },
+            Rows::of(b, &text[done..done + piece]),
+            Rows::of(c, &text[number..number + 1]),
+        ];
+        rows.rotate_left(number % 3);
+        batch.step(&mut rows).unwrap();
+        done += piece;
+        number += 1;
+    }
+    sessions[1].logits().to_vec()
+}
+
+const FEEDINGS: [(&str, Feeding); 8] = [
+    ("at once", |model, text| pieces(model, text, text.len())),
+    ("pieces of 1", |model, text| pieces(model, text, 1)),
+    ("pieces of 3", |model, text| pieces(model, text, 3)),
+    ("pieces of 8", |model, text| pieces(model, text, 8)),
+    ("pieces of 16", |model, text| pieces(model, text, 16)),
+    ("pieces of 50", |model, text| pieces(model, text, 50)),
+    ("decode_batch", decoded_beside_others),
+    ("step", in_ragged_steps),
+];
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|x| x.to_bits()).collect()
+}
+
+/// What feeds the text in pieces of several tokens, which are no entry points for single ones.
+fn of_several(feeding: &str) -> bool {
+    !matches!(feeding, "pieces of 1" | "decode_batch")
+}
+
+/// The feedings that give other bits than the text at once by two threads, and how far they are off.
+fn differing(path: &Path, text: &[i32]) -> Vec<(&'static str, String)> {
+    let models = [2, 1].map(|threads| load(path, None, threads));
+    let expected = (FEEDINGS[0].1)(&models[0], text);
+    assert!(expected.iter().all(|x| x.is_finite()) && argmax(&expected) < models[0].vocab() as u32);
+    let mut found = Vec::new();
+    for (threads, model) in [2, 1].into_iter().zip(&models) {
+        for (name, feeding) in FEEDINGS {
+            let logits = feeding(model, text);
+            if bits(&logits) != bits(&expected) {
+                found.push((
+                    name,
+                    format!("{name} by {threads} threads ({:e})", distance(&expected, &logits)),
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// `None` where the case is not there.
+fn differing_in(case: &str, quant: &str, batch_invariant: bool) -> Option<Vec<(&'static str, String)>> {
+    let dir = find(case)?;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = artifact(&options(&dir, quant, batch_invariant), folder.path(), "case.so");
+    Some(differing(&path, &text(case)))
+}
+
+/// A line of the table: whether the bits are those of the text at once, for models of attention and dense products.
+pub struct Promise {
+    /// The first one is built.
+    pub schemes: &'static [&'static str],
+    /// In pieces of several tokens and in steps, then token by token, where nothing is asked of the build.
+    pub usual: [bool; 2],
+    /// In any way, with --batch-invariant.
+    pub batch_invariant: bool,
+}
+
+pub const PROMISES: [Promise; 2] = [
+    Promise { schemes: &["q4i8", "q8i8"], usual: [true, false], batch_invariant: true },
+    Promise { schemes: &["f16", "f32"], usual: [false, false], batch_invariant: true },
+];
+
+#[test]
+fn transformers_are_as_the_table_says() {
+    for promise in &PROMISES {
+        let quant = promise.schemes[0];
+        let Some(found) = differing_in("llama3-gqa-tied", quant, false) else { return };
+        let same = [true, false].map(|several| found.iter().all(|(name, _)| of_several(name) != several));
+        assert_eq!(same, promise.usual, "{quant}: {found:?}");
+        let found = differing_in("llama3-gqa-tied", quant, true).unwrap();
+        assert_eq!(found.is_empty(), promise.batch_invariant, "{quant}, --batch-invariant: {found:?}");
+    }
+}
+
+/// A window and a soft cap, matrices as states, experts beside a recurrence.
+#[test]
+fn rows_know_nothing_of_each_other_with_batch_invariance() {
+    for (case, quant) in [("gemma2", "q8i8"), ("rwkv7-hf", "q4i8"), ("qwen3-next", "q4i8")] {
+        let found = differing_in(case, quant, true).unwrap_or_default();
+        assert!(found.is_empty(), "{case} in {quant}: {found:?}");
+    }
+}
