@@ -16,6 +16,7 @@ use thiserror::Error;
 use crate::chat::{AnswerSyntax, ChatError, ChatTemplate, Extra, Message};
 use crate::generate::{FinishReason, GenerateError, Generation, Generator, Request, RewindModel};
 use crate::sampler::SamplingParams;
+use crate::speculate::Drafter;
 use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer, TokenizerError};
 
 pub use file::{FileError, Restored};
@@ -143,6 +144,11 @@ impl<M: RewindModel> Conversation<M> {
             checkpoints: Vec::new(),
             turn_start: 0,
         }
+    }
+
+    /// Lets answers be drafted, if the model can take drafts back. They stay the same.
+    pub fn draft_with(&mut self, drafter: Box<dyn Drafter>) {
+        self.generator.draft_with(drafter);
     }
 
     pub fn messages(&self) -> &[Message] {

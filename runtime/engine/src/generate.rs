@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::sampler::{ParamError, SampleError, Sampler, SamplingParams};
+use crate::speculate::{Drafter, Guess};
 use crate::stop::{EmptyStop, StopMatcher};
 use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
 
@@ -41,6 +42,16 @@ pub trait LanguageModel {
     /// How many tokens of a prompt are fed between two looks at the cancel flag.
     fn chunk(&self) -> usize {
         512
+    }
+    /// Appends a token and drafts of what may follow it; the logits behind each. A model that could not take drafts back appends the
+    /// token alone, and its logits are one row.
+    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
+        self.decode(tokens[0])
+    }
+    /// Keeps the first `past` tokens, of which only drafts may be missing.
+    fn take_back(&mut self, past: usize) -> Result<(), Self::Error> {
+        debug_assert_eq!(past, self.past());
+        Ok(())
     }
 }
 
@@ -148,8 +159,11 @@ pub struct Generation {
     /// Tokens fed before the first one was chosen.
     pub prompt_tokens: usize,
     pub prefill: Duration,
-    /// Decode steps: one less than the chosen tokens, as the first comes from the prefill.
+    /// Decode steps: without drafts one less than the chosen tokens, as the first comes from the prefill.
     pub decode_steps: usize,
+    /// Tokens of drafts, and how many of them were right.
+    pub drafted: usize,
+    pub accepted: usize,
     /// Time of the decode steps with sampling and text.
     pub decode: Duration,
     /// Time of choosing tokens alone, the first one included.
@@ -163,7 +177,7 @@ impl Generation {
     }
 
     pub fn decode_tokens_per_second(&self) -> f64 {
-        rate(self.decode_steps, self.decode)
+        rate(self.tokens.len().saturating_sub(1), self.decode)
     }
 }
 
@@ -185,12 +199,18 @@ pub struct Generator<M: LanguageModel> {
     fed: Vec<TokenId>,
     /// The last token of the text before, chosen but not fed.
     unfed: Option<TokenId>,
+    drafter: Option<Box<dyn Drafter>>,
 }
 
 impl<M: LanguageModel> Generator<M> {
     /// `model` may have a context already (a state that was loaded).
     pub fn new(model: M) -> Self {
-        Generator { model, fed: Vec::new(), unfed: None }
+        Generator { model, fed: Vec::new(), unfed: None, drafter: None }
+    }
+
+    /// Lets texts be drafted, if the model can take drafts back. They stay the same.
+    pub fn draft_with(&mut self, drafter: Box<dyn Drafter>) {
+        self.drafter = Some(drafter);
     }
 
     pub fn model(&self) -> &M {
@@ -271,6 +291,8 @@ impl<M: LanguageModel> Generator<M> {
             prompt_tokens: 0,
             prefill: Duration::ZERO,
             decode_steps: 0,
+            drafted: 0,
+            accepted: 0,
             decode: Duration::ZERO,
             sampling: Duration::ZERO,
             seed: sampler.seed(),
@@ -348,33 +370,82 @@ impl<M: LanguageModel> Generator<M> {
         on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
         out: &mut Generation,
     ) -> Result<FinishReason, GenerateError> {
-        let mut token = first;
+        let (mut token, mut guess) = (first, Guess::default());
+        let context = self.model.context().unwrap_or(usize::MAX);
+        let (mut past, vocab) = (self.model.past(), self.model.vocab());
         loop {
-            sampler.accept(token);
-            out.tokens.push(token);
-            if request.eos.contains(&token) {
-                return Ok(FinishReason::Eos);
-            }
-            self.unfed = Some(token);
-            if let ControlFlow::Break(reason) = text.push(token, on_text) {
+            if let Some(reason) = settle(token, past >= context, request, sampler, text, on_text, out) {
+                self.unfed = (reason != FinishReason::Eos).then_some(token);
                 return Ok(reason);
             }
-            if request.cancelled() {
-                return Ok(FinishReason::Cancelled);
-            }
-            if request.max_tokens.is_some_and(|max| out.tokens.len() >= max) {
-                return Ok(FinishReason::Length);
-            }
-            if self.model.context().is_some_and(|context| self.past() >= context) {
-                return Ok(FinishReason::Context);
-            }
-            let logits = self.model.decode(token).map_err(model_error)?;
-            self.unfed = None;
+            let (fed, begin) = (self.fed.len(), past);
             self.fed.push(token);
+            let wanted = request.max_tokens.map_or(usize::MAX, |max| max - out.tokens.len() - 1);
+            let drafts = self.draft(guess.most().min(wanted).min(context - past - 1));
+            let logits = self.model.feed_drafts(&self.fed[fed..]).map_err(model_error)?;
+            let drafts = drafts.min(logits.len() / vocab - 1);
             out.decode_steps += 1;
-            token = timed(&mut out.sampling, || sampler.sample(logits))?;
+            let (mut accepted, mut end) = (0, None);
+            for row in logits.chunks_exact(vocab) {
+                past += 1;
+                token = timed(&mut out.sampling, || sampler.sample(row))?;
+                if accepted == drafts || self.fed[fed + 1 + accepted] != token {
+                    break;
+                }
+                end = settle(token, past >= context, request, sampler, text, on_text, out);
+                if end.is_some() {
+                    break;
+                }
+                accepted += 1;
+            }
+            guess.checked(drafts, accepted);
+            out.drafted += drafts;
+            out.accepted += accepted;
+            self.fed.truncate(fed + 1 + accepted);
+            self.model.take_back(begin + 1 + accepted).map_err(model_error)?;
+            if let Some(reason) = end {
+                self.unfed = (reason != FinishReason::Eos).then_some(token);
+                return Ok(reason);
+            }
         }
     }
+
+    /// Appends at most `most` drafts to the fed tokens; how many.
+    fn draft(&mut self, most: usize) -> usize {
+        let fed = self.fed.len();
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| most > 0) {
+            drafter.draft(0, &mut self.fed, most);
+            self.fed.truncate(fed + most);
+        }
+        self.fed.len() - fed
+    }
+}
+
+/// Takes a token that was chosen; the reason if the text ends with it. `full`: there is no room to feed it.
+fn settle(
+    token: TokenId,
+    full: bool,
+    request: &Request<'_>,
+    sampler: &mut Sampler,
+    text: &mut TextOut<'_>,
+    on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
+    out: &mut Generation,
+) -> Option<FinishReason> {
+    sampler.accept(token);
+    out.tokens.push(token);
+    if request.eos.contains(&token) {
+        return Some(FinishReason::Eos);
+    }
+    if let ControlFlow::Break(reason) = text.push(token, on_text) {
+        return Some(reason);
+    }
+    if request.cancelled() {
+        return Some(FinishReason::Cancelled);
+    }
+    if request.max_tokens.is_some_and(|max| out.tokens.len() >= max) {
+        return Some(FinishReason::Length);
+    }
+    full.then_some(FinishReason::Context)
 }
 
 impl<M: RewindModel> Generator<M> {

@@ -1,6 +1,6 @@
 //! Compiled models in the terms of this crate.
 
-use mlcc_runtime::{Error, Session, Snapshot};
+use mlcc_runtime::{Error, Model, Session, Snapshot};
 
 use crate::eval::WindowModel;
 use crate::generate::{LanguageModel, RewindModel};
@@ -28,6 +28,23 @@ impl RewindModel for Session {
     fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
         Session::restore(self, snapshot)
     }
+}
+
+/// Whether a row has the same bits in every step, as `mlcc build --batch-invariant` has it.
+pub fn is_batch_invariant(model: &Model) -> bool {
+    let metadata = serde_json::from_str(model.metadata()).unwrap_or(serde_json::Value::Null);
+    metadata["batch_invariant"] == true
+}
+
+/// Whether sequences of a model can be fed several tokens in one call, of which some are then taken back, and are as if those had never
+/// been fed. A recurrent state cannot go back, a window may have dropped rows for them, angles may depend on how many tokens come
+/// together, and prompts may have to be read as a whole.
+pub fn takes_drafts(model: &Model) -> bool {
+    let table = model.table();
+    table.recurrent_state().is_none()
+        && table.window().is_none()
+        && table.length().is_none()
+        && !table.whole_prompts
 }
 
 impl LanguageModel for Session {
@@ -71,6 +88,17 @@ impl LanguageModel for Session {
         // Where angles depend on the length of the sequence, it is that after what comes in one call.
         let whole = self.needs_whole_prompts() || self.model().table().length().is_some();
         if whole { usize::MAX } else { self.model().plan().chunk as usize }
+    }
+
+    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Error> {
+        match tokens {
+            [_, _, ..] if takes_drafts(self.model()) => Session::prefill_logits(self, tokens),
+            _ => Session::decode(self, tokens[0]),
+        }
+    }
+
+    fn take_back(&mut self, past: usize) -> Result<(), Error> {
+        Session::truncate(self, past as u64)
     }
 }
 

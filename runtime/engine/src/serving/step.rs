@@ -3,6 +3,7 @@
 use mlcc_runtime::{Batch, Model, Rows, Session};
 
 use crate::generate::{LanguageModel, RewindModel};
+use crate::model::{is_batch_invariant, takes_drafts};
 use crate::serving::recycle::recycle;
 use crate::tokenizer::TokenId;
 
@@ -46,7 +47,7 @@ pub struct Limits {
     pub chunk: usize,
     /// Most tokens of all sequences that are worth feeding in one step.
     pub rows: usize,
-    /// Whether sequences can drop their last tokens at any time.
+    /// Whether drafts can be checked beside next tokens and taken back.
     pub rewinds: bool,
 }
 
@@ -79,8 +80,8 @@ pub trait Step: Send {
 pub enum Mixing {
     /// All rows read the weights once.
     Together,
-    /// Next tokens first, then the pieces of all prompts. A single row of the entry point for any number of rows may have other
-    /// last bits than one of the entry point for next tokens.
+    /// Next tokens first, then the pieces of all prompts: for artifacts whose entry points for one row and for several differ in their
+    /// last bits.
     Apart,
 }
 
@@ -103,7 +104,7 @@ impl ModelStep {
         Ok(ModelStep {
             model: model.clone(),
             batch: model.batch(most)?,
-            mixing: Mixing::Apart,
+            mixing: if is_batch_invariant(model) { Mixing::Together } else { Mixing::Apart },
             group: Vec::new(),
             places: Vec::new(),
             gathered: Vec::new(),
@@ -111,6 +112,7 @@ impl ModelStep {
         })
     }
 
+    /// Another way than that which gives every text as if it were alone.
     pub fn mixing(self, mixing: Mixing) -> Self {
         ModelStep { mixing, ..self }
     }
@@ -208,8 +210,7 @@ impl Step for ModelStep {
             prompt: table.whole_prompts.then_some(plan.chunk as usize),
             chunk: chunk as usize,
             rows: self.model.max_step_tokens(),
-            // Rows that a window drops may have been dropped for tokens that are then taken back.
-            rewinds: table.recurrent_state().is_none() && window.is_none(),
+            rewinds: takes_drafts(&self.model) && self.mixing == Mixing::Together,
         }
     }
 

@@ -1,9 +1,11 @@
 //! The generation loop over a toy model: the likeliest next byte is the next one of a fixed text.
 
 use crate::common;
+use crate::toy::Toy;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mlcc_engine::speculate::{DraftModel, Drafter, Ngrams};
 use mlcc_engine::{
     FinishReason, GenerateError, Generation, Generator, LanguageModel, Request, SamplingParams, TokenId,
     Tokenizer,
@@ -274,4 +276,64 @@ fn a_seed_gives_the_text_again() {
     assert_eq!((&first.tokens, first.seed), (&again.tokens, 9));
     let other = Request { sampling: SamplingParams { seed: Some(10), ..sampling }, ..request };
     assert_ne!(run(&mut Generator::new(Parrot::new(b"abcabcabc")), &other).1.tokens, first.tokens);
+}
+
+/// Letters without a reason, now and then the right one.
+struct Wild;
+
+impl Drafter for Wild {
+    fn draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
+        let from = tokens.len();
+        tokens.extend((from..from + most).map(|at| 98 + (at * at % 10) as TokenId));
+    }
+}
+
+#[test]
+fn drafts_change_no_text() {
+    let tokenizer = crate::common::world(&[b"ab"]);
+    let prompt: Vec<TokenId> = b"once upon a time".iter().map(|&b| TokenId::from(b) + 1).collect();
+    let stop = ["ccc".to_owned(), "ad".to_owned()];
+    let mut accepted = 0;
+    for case in 0..60 {
+        let toy = Toy::new(case % 7 == 6, [None, Some(90)][case % 2]);
+        let sampling = match case % 3 {
+            0 => SamplingParams::greedy(),
+            _ => SamplingParams { seed: Some(case as u64), repeat_penalty: 1.1, ..SamplingParams::default() },
+        };
+        let request = Request {
+            max_tokens: [Some(40), Some(0), Some(1), None][case % 4],
+            eos: &[0],
+            stop: &stop[..case % 3],
+            ..Request::new(&prompt, sampling)
+        };
+        let request = Request { max_tokens: request.max_tokens.or(Some(100)), ..request };
+        let small = Toy::new(false, None);
+        let drafters: [Box<dyn Drafter>; 3] =
+            [Box::new(Ngrams), Box::new(Wild), Box::new(DraftModel::new(small))];
+        let mut plain = Generator::new(toy.one());
+        // The next text goes on where the last one ended.
+        let expected = [(); 2].map(|()| plain.generate(&tokenizer, &request, |_| ControlFlow::Continue(())));
+        for drafter in drafters {
+            let mut generator = Generator::new(toy.one());
+            generator.draft_with(drafter);
+            for expected in &expected {
+                let found = generator.generate(&tokenizer, &request, |_| ControlFlow::Continue(()));
+                match (&found, expected) {
+                    (Ok(found), Ok(expected)) => {
+                        accepted += found.accepted;
+                        assert_eq!(
+                            (&found.tokens, found.finish),
+                            (&expected.tokens, expected.finish),
+                            "{case}"
+                        );
+                        assert_eq!(found.decode_steps + found.accepted, expected.decode_steps);
+                    }
+                    (Err(found), Err(expected)) => assert_eq!(found.to_string(), expected.to_string()),
+                    other => panic!("{case}: {other:?}"),
+                }
+            }
+            assert_eq!((generator.past(), generator.fed()), (plain.past(), plain.fed()), "{case}");
+        }
+    }
+    assert!(accepted > 100, "{accepted}");
 }

@@ -29,6 +29,8 @@ pub struct ToySequence {
     context: Option<usize>,
     fed: Vec<TokenId>,
     logits: Vec<f32>,
+    /// Of the last call of `feed_drafts`.
+    rows: Vec<f32>,
     read: Arc<AtomicUsize>,
     held: Held,
 }
@@ -135,6 +137,22 @@ impl LanguageModel for ToySequence {
     fn chunk(&self) -> usize {
         CHUNK
     }
+
+    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Refused> {
+        if self.recurrent {
+            return self.decode(tokens[0]);
+        }
+        self.rows.clear();
+        for &token in tokens {
+            self.feed(&[token])?;
+            self.rows.extend_from_slice(&self.logits);
+        }
+        Ok(&self.rows)
+    }
+
+    fn take_back(&mut self, past: usize) -> Result<(), Refused> {
+        if past < self.fed.len() { self.truncate(past) } else { Ok(()) }
+    }
 }
 
 impl RewindModel for ToySequence {
@@ -202,7 +220,15 @@ impl Toy {
     pub fn one(&self) -> ToySequence {
         let Toy { recurrent, context, read, pool, .. } = self.clone();
         let held = Held { pool, tokens: 0 };
-        ToySequence { recurrent, context, fed: Vec::with_capacity(256), logits: vec![0.0; VOCAB], read, held }
+        ToySequence {
+            recurrent,
+            context,
+            fed: Vec::with_capacity(256),
+            logits: vec![0.0; VOCAB],
+            rows: Vec::new(),
+            read,
+            held,
+        }
     }
 }
 
