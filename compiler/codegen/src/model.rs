@@ -35,7 +35,7 @@ pub struct LevelInput<'a> {
 pub struct Fixed {
     /// One for each dimension; those that are missing are not known.
     dims: Vec<Option<i64>>,
-    /// One call computes everything.
+    /// One worker computes everything.
     pub alone: bool,
 }
 
@@ -45,7 +45,7 @@ impl Fixed {
     }
 
     fn of_launch(launch: &Launch) -> Fixed {
-        let alone = launch.repeat == Repeat::EachWorker || launch.repeat.has_whole_sequences();
+        let alone = matches!(launch.repeat, Repeat::EachWorker | Repeat::EachSequenceAlone);
         Fixed { dims: launch.dims.iter().map(Dim::as_const).collect(), alone }
     }
 

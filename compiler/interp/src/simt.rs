@@ -5,7 +5,7 @@
 //! outside of `Thread` loops run in all threads. Threads are numbered x fastest; 32 consecutive ones form a warp.
 
 use crate::kernel::error::{Fault, Run};
-use crate::kernel::machine::{Machine, Task};
+use crate::kernel::machine::{Machine, Share};
 use crate::kernel::program::{Reg, Stage};
 
 /// Threads of a warp.
@@ -59,7 +59,7 @@ impl<'p> Machine<'p> {
     }
 
     pub(crate) fn block_axis(&mut self, axis: u8, extent: Reg, var: Option<Reg>, body: &'p [Stage]) -> Run {
-        let Task::Block { index, .. } = self.task else {
+        let Share::Block { index, .. } = self.share else {
             return Err(Fault::Malformed("a block loop in a CPU kernel".into()).into());
         };
         let index = index[axis as usize];

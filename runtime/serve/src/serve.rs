@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{Engine, EngineOptions, ModelStep, Step};
+use mlcc_engine::speculate::MakeDrafter;
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
 use thiserror::Error;
@@ -40,6 +41,8 @@ pub struct Served {
     pub eos: Vec<TokenId>,
     /// As clients call it.
     pub name: String,
+    /// Who drafts its texts.
+    pub drafter: Option<MakeDrafter>,
 }
 
 #[derive(Debug, Clone)]
@@ -183,7 +186,7 @@ fn start(
         kept: sequences,
         ..EngineOptions::default()
     };
-    let engine = Engine::start(step, Arc::clone(&tokenizer), engine_options)?;
+    let engine = Engine::start_drafting(step, Arc::clone(&tokenizer), engine_options, served.drafter)?;
     let ends = served.format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
     let syntax = served.format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();
     Ok(App {

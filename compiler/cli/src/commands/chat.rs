@@ -11,6 +11,7 @@ use mlcc_engine::{ChatTemplate, FinishReason, TokenId, Tokenizer};
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
+use crate::commands::speculation::Speculation;
 use crate::commands::{print, run};
 use crate::error::CliError;
 use crate::interrupt;
@@ -51,6 +52,8 @@ pub struct Args {
     huge_pages: super::HugePages,
     #[command(flatten)]
     sampling: run::Sampling,
+    #[command(flatten)]
+    speculation: Speculation,
     /// End an answer before this string (repeatable)
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -74,7 +77,11 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         stop: args.stop.clone(),
     };
     settings.check().map_err(CliError::usage)?;
-    let conversation = Conversation::new(model.session()?, format, args.system.as_deref(), &tokenizer);
+    let mut conversation = Conversation::new(model.session()?, format, args.system.as_deref(), &tokenizer);
+    let threads = args.threads.map(usize::from);
+    if let Some(make) = args.speculation.drafter(&model, &tokenizer, threads, args.huge_pages, ui)? {
+        conversation.draft_with(make());
+    }
     let eos = run::eos_ids(&metadata);
     let mut chat = Chat { conversation, tokenizer, settings, eos, last: None, failed: false, ui: *ui };
     if let Some(path) = &args.load {

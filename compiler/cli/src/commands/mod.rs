@@ -15,6 +15,7 @@ pub mod opt;
 pub mod quants;
 pub mod run;
 pub mod serve;
+mod speculation;
 pub mod targets;
 pub mod tune;
 pub mod verify;

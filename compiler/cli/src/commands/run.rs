@@ -13,6 +13,7 @@ use mlcc_engine::{
 use mlcc_runtime::{Model, Session};
 use serde_json::Value;
 
+use crate::commands::speculation::Speculation;
 use crate::commands::{read_stdin, read_text};
 use crate::error::CliError;
 use crate::interrupt;
@@ -48,6 +49,8 @@ pub struct Args {
     huge_pages: super::HugePages,
     #[command(flatten)]
     sampling: Sampling,
+    #[command(flatten)]
+    speculation: Speculation,
     /// End the text before this string (repeatable)
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -171,6 +174,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     ));
     ui.detail(format_args!("memory: {}", memory(&model)));
     let mut generator = Generator::new(session);
+    let threads = args.threads.map(usize::from);
+    if let Some(make) = args.speculation.drafter(&model, &tokenizer, threads, args.huge_pages, ui)? {
+        generator.draft_with(make());
+    }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
     let mut text = TextOut::new((!args.no_echo).then_some(prompt));
     let mut first = None;
@@ -319,8 +326,12 @@ fn statistics(out: &Generation, loaded: Duration, first: Duration, ui: &Ui) {
         ),
         Verbosity::Quiet | Verbosity::Normal => String::new(),
     };
+    let drafts = match out.drafted {
+        0 => String::new(),
+        drafted => format!(" ({} of {drafted} drafted ones)", out.accepted),
+    };
     ui.note(format_args!(
-        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}{more}",
+        "\nprompt: {} tokens, {:.1} tokens/s | generated: {} tokens{drafts}, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}{more}",
         out.prompt_tokens,
         out.prefill_tokens_per_second(),
         out.tokens.len(),

@@ -11,6 +11,7 @@ use mlcc_serve::{ServeOptions, Served, Stopped};
 use serde_json::{Value, json};
 
 use crate::commands::build::parse_bytes;
+use crate::commands::speculation::Speculation;
 use crate::commands::{chat, run};
 use crate::error::CliError;
 use crate::interrupt;
@@ -71,6 +72,8 @@ pub struct Args {
     huge_pages: super::HugePages,
     #[command(flatten)]
     sampling: run::Sampling,
+    #[command(flatten)]
+    speculation: Speculation,
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
@@ -92,7 +95,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     };
     let name = args.alias.clone().or_else(|| Some(args.artifact.file_stem()?.to_string_lossy().into_owned()));
     let name = name.unwrap_or_else(|| "model".into());
+    let threads = args.threads.map(usize::from);
     let served = Served {
+        drafter: args.speculation.drafter(&model, &tokenizer, threads, args.huge_pages, ui)?,
         sampling: run::sampling(&metadata, &args.sampling)?,
         format: chat::known_format(&model, args.template.as_deref())?,
         eos: run::eos_ids(&metadata),

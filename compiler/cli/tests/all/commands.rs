@@ -218,6 +218,15 @@ fn run_streams_text_and_repeats_itself_by_seed() {
 }
 
 #[test]
+fn drafts_need_a_model_that_can_take_them_back() {
+    for flags in [&["--speculate", "ngram"][..], &["--draft", "small.so"]] {
+        let mut run = mlcc();
+        run.arg("run").arg(artifact()).args(["-p", "It was", "-n", "4"]).args(flags);
+        fails_with(&mut run, &[flags[0], "recurrent state"]);
+    }
+}
+
+#[test]
 fn run_tells_memory_before_and_times_after_the_text() {
     let mut run = mlcc();
     run.arg("run").arg(artifact()).args(["-p", "It was", "-n", "4", "--seed", "1", "-v"]);

@@ -10,7 +10,10 @@ use std::sync::Arc;
 
 use crate::cases::{CHUNK, artifact, backends, find, load, options, workspace};
 use mlcc_engine::serving::{Engine, EngineOptions, Event, Handle, ModelStep, TextRequest};
-use mlcc_engine::{Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
+use mlcc_engine::speculate::{DraftModel, MakeDrafter, Ngrams};
+use mlcc_engine::{
+    Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer, is_batch_invariant,
+};
 use mlcc_runtime::Model;
 
 /// Vectors as states, matrices as states, caches with few key heads.
@@ -75,7 +78,7 @@ fn engine(model: &Model, tokenizer: &Arc<Tokenizer>, sequences: usize) -> Engine
 /// Launches, waits for some, and compares all.
 fn check(case: &str, model: &Model, sequences: usize, seed: u64) {
     let what = format!("{case}, {sequences} sequences");
-    let reuse = case == ALWAYS_EQUAL;
+    let reuse = case == ALWAYS_EQUAL || is_batch_invariant(model);
     let tokenizer = tokenizer();
     let engine = engine(model, &tokenizer, sequences);
     let mut numbers = Numbers(seed);
@@ -117,8 +120,13 @@ fn check(case: &str, model: &Model, sequences: usize, seed: u64) {
 }
 
 fn build(case: &str, batch: u32, folder: &Path) -> Option<Model> {
+    build_with(case, batch, false, folder)
+}
+
+fn build_with(case: &str, batch: u32, batch_invariant: bool, folder: &Path) -> Option<Model> {
     find(case)?;
     let mut options = options(case, "q4i8");
+    options.batch_invariant = batch_invariant;
     options.batch = Some(batch);
     options.context = (!case.starts_with("rwkv")).then_some(64);
     options.backend = backends().next().expect("a back end is built in");
@@ -134,6 +142,16 @@ fn texts_are_those_of_single_sessions() {
         for (seed, sequences) in [(1, 1), (2, 3), (3, 5)] {
             check(case, &model, sequences, seed);
         }
+    }
+}
+
+/// Next tokens, pieces of several prompts and states that generated tokens have left go together.
+#[test]
+fn batch_invariant_texts_share_steps() {
+    for case in ["llama3-gqa-tied", "rwkv7-hf"] {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(model) = build_with(case, 3, true, folder.path()) else { continue };
+        check(case, &model, 5, 7);
     }
 }
 
@@ -198,6 +216,44 @@ fn known_prefixes_change_no_text() {
             assert_eq!(cached, prompt.len(), "{case}");
             assert_eq!(found, alone(&model, &tokenizer, &next), "{case}, {seed}");
         }
+    }
+}
+
+/// Drafts of the model itself, of what came before and of nobody: their rows are checked in steps of several rows.
+#[test]
+fn drafts_change_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = build_with("llama3-gqa-tied", 3, true, folder.path()) else { return };
+    let tokenizer = tokenizer();
+    let step = || ModelStep::new(&model).unwrap();
+    let small = step();
+    let makers: [MakeDrafter; 2] =
+        [Box::new(|| Box::new(Ngrams)), Box::new(|| Box::new(DraftModel::new(small)))];
+    for (which, make) in makers.into_iter().enumerate() {
+        let options = EngineOptions { sequences: 2, max_queue: 100, ..EngineOptions::default() };
+        let engine = Engine::start_drafting(step(), Arc::clone(&tokenizer), options, Some(make)).unwrap();
+        let mut numbers = Numbers(4);
+        let texts = (0..8).map(|seed| {
+            let word: Vec<TokenId> = (0..5).map(|_| numbers.below(model.vocab()) as TokenId).collect();
+            let sampling = SamplingParams { temperature: 0.4, seed: Some(seed), ..SamplingParams::default() };
+            let sampling = if seed % 2 == 0 { SamplingParams::greedy() } else { sampling };
+            TextRequest { max_tokens: Some(24), ..TextRequest::new(word.repeat(3), sampling) }
+        });
+        let texts: Vec<TextRequest> = texts.collect();
+        let handles: Vec<Handle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+        for (index, (text, handle)) in texts.iter().zip(handles).enumerate() {
+            let expected = alone(&model, &tokenizer, text);
+            assert_eq!(tokens(handle), expected, "drafter {which}, text {index}");
+            let mut generator = Generator::new(model.session().unwrap());
+            generator.draft_with(Box::new(Ngrams));
+            let single =
+                Request { max_tokens: text.max_tokens, ..Request::new(&text.prompt, text.sampling.clone()) };
+            let found = generator.generate(&tokenizer, &single, |_| ControlFlow::Continue(())).unwrap();
+            assert_eq!(found.tokens, expected, "drafter {which}, text {index} of its own");
+        }
+        let stats = engine.stats();
+        assert!(stats.drafted_tokens > 0 && stats.failed == 0, "{stats:?}");
+        assert!(which == 0 || stats.accepted_tokens > 0, "{stats:?}");
     }
 }
 

@@ -88,7 +88,7 @@ struct StepFunction<'a, 'f> {
     fb: FunctionBuilder<'f>,
     kernels: BTreeMap<&'a str, FuncRef>,
     ctx: Value,
-    /// As given (i32), and in 64 bits.
+    /// As given (i32) and as kernels want them (i64).
     worker: Value,
     workers: Value,
     wide: [Value; 2],
@@ -242,19 +242,19 @@ impl StepCode for StepFunction<'_, '_> {
         self.fb.ins().brif(condition, then, &[], otherwise, &[]);
         Ok(())
     }
-    fn begin_loop(&mut self, _name: &'static str, first: [Value; 2]) -> Emitted<(Block, [Value; 2])> {
+    fn begin_loop(&mut self, _name: &'static str, first: Value) -> Emitted<(Block, Value)> {
         let head = self.fb.create_block();
-        let numbers = [(); 2].map(|()| self.fb.append_block_param(head, types::I64));
+        let number = self.fb.append_block_param(head, types::I64);
         self.repeat(head, first)?;
         self.enter(head);
-        Ok((head, numbers))
+        Ok((head, number))
     }
-    fn repeat(&mut self, head: Block, next: [Value; 2]) -> Emitted<()> {
-        self.fb.ins().jump(head, &next.map(BlockArg::from));
+    fn repeat(&mut self, head: Block, next: Value) -> Emitted<()> {
+        self.fb.ins().jump(head, &[BlockArg::from(next)]);
         Ok(())
     }
-    fn repeat_if(&mut self, condition: Value, head: Block, next: [Value; 2], done: Block) -> Emitted<()> {
-        self.fb.ins().brif(condition, head, &next.map(BlockArg::from), done, &[]);
+    fn repeat_if(&mut self, condition: Value, head: Block, next: Value, done: Block) -> Emitted<()> {
+        self.fb.ins().brif(condition, head, &[BlockArg::from(next)], done, &[]);
         Ok(())
     }
     fn leave(&mut self, status: i32) -> Emitted<()> {

@@ -6,7 +6,7 @@
 //! * An expression is evaluated where its statement stands; shared subexpressions of one statement once.
 //! * Allocations of space `Local` and `Stack` are entry-block allocas, so that LLVM can promote them to registers.
 //! * Without fast-math flags: results equal those of the interpreter, save for fused multiply-adds on targets without.
-//! * CPU: a kernel without a `Par` loop is run by who has the first part of the share.
+//! * CPU: a kernel without a `Par` loop is run by worker 0 alone.
 
 use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
@@ -28,7 +28,7 @@ use std::collections::HashMap;
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine<'a> {
-    /// A share ([`mlcc_ir::step::Share`]) follows the dimensions: first part, end and number of parts as i64 arguments.
+    /// `worker` and `workers` follow the dimensions as i64 arguments.
     Cpu,
     /// Buffers are followed by addresses of i64 words, which no launch writes: one for each dimension, then the number of rows
     /// before each parameter that has `row_bytes` ([`crate::launch::row_bytes`]). `threads`: of the widest `Thread` loops.
@@ -84,7 +84,7 @@ fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: Machine<'_>) ->
     };
     let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
     let (further, ty) = match machine {
-        Machine::Cpu => (kernel.dims.len() + 3, ctx.i64_type().into()),
+        Machine::Cpu => (kernel.dims.len() + 2, ctx.i64_type().into()),
         Machine::Gpu { row_bytes, .. } => {
             (kernel.dims.len() + row_bytes.iter().filter(|bytes| **bytes > 0).count(), pointer)
         }
@@ -106,8 +106,8 @@ pub(super) struct KernelEmitter<'a, 'c> {
     bufs: Vec<Option<PointerValue<'c>>>,
     /// Values of the statement being emitted.
     pub memo: HashMap<ExprId, Value<'c>>,
-    /// First part, end and number of parts.
-    share: Option<[Value<'c>; 3]>,
+    /// `worker`, `workers` as i64.
+    workers: Option<(Value<'c>, Value<'c>)>,
     nameless: bool,
 }
 
@@ -133,7 +133,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             vars: vec![None; kernel.vars.len()],
             bufs: vec![None; kernel.bufs.len()],
             memo: HashMap::new(),
-            share: None,
+            workers: None,
             nameless: false,
         })
     }
@@ -148,8 +148,8 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         self.bind_arguments(fixed)?;
         self.attributes();
         if self.machine == Machine::Cpu && !has_par(&kernel.body) {
-            let [first, ..] = self.share()?;
-            let first = self.e.icmp(IntPredicate::EQ, first, self.e.i64(0))?.into_int_value();
+            let (worker, _) = self.workers()?;
+            let first = self.e.icmp(IntPredicate::EQ, worker, self.e.i64(0))?.into_int_value();
             let work = self.e.ctx.append_basic_block(self.function, "work");
             self.e.b.build_conditional_branch(first, work, exit)?;
             self.e.b.position_at_end(work);
@@ -193,10 +193,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
         }
         if self.machine == Machine::Cpu {
-            // That they are not negative makes shares cheap; no work is so much.
-            let number = |value| self.e.op(Op::And, value, self.e.i64((1 << 48) - 1));
-            let given = [number(take()?)?, number(take()?)?, number(take()?)?];
-            self.share = Some(if fixed.alone { [0, 1, 1].map(|part| self.e.i64(part)) } else { given });
+            // Numbers of workers have 32 bits; that they are not negative makes shares cheap.
+            let number = |value| self.e.op(Op::And, value, self.e.i64(0xffff_ffff));
+            let given = (number(take()?)?, number(take()?)?);
+            self.workers = Some(if fixed.alone { (self.e.i64(0), self.e.i64(1)) } else { given });
         }
         Ok(())
     }
@@ -232,8 +232,8 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    fn share(&self) -> Result<[Value<'c>; 3]> {
-        self.share.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
+    fn workers(&self) -> Result<(Value<'c>, Value<'c>)> {
+        self.workers.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
     }
 
     fn name<'n>(&self, name: &'n str) -> &'n str {
@@ -313,9 +313,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             ForKind::Par => {
                 let extent = self.expr(extent)?;
-                let [first, end, of] = self.share()?;
-                let from = self.begin(first, of, extent)?;
-                let to = self.begin(end, of, extent)?;
+                let (worker, workers) = self.workers()?;
+                let from = self.share(worker, workers, extent)?;
+                let next = self.e.add(worker, self.e.i64(1))?;
+                let to = self.share(next, workers, extent)?;
                 self.counted(var, from, to, body)
             }
             ForKind::Block(axis) => {
@@ -338,10 +339,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    /// Where a part begins: `part * extent / parts`.
-    fn begin(&self, part: Value<'c>, parts: Value<'c>, extent: Value<'c>) -> Result<Value<'c>> {
-        let product = self.e.mul(part, extent)?;
-        self.e.op(Op::UDiv, product, parts)
+    /// `worker * extent / workers`.
+    fn share(&self, worker: Value<'c>, workers: Value<'c>, extent: Value<'c>) -> Result<Value<'c>> {
+        let product = self.e.mul(worker, extent)?;
+        self.e.op(Op::UDiv, product, workers)
     }
 
     /// `for var in from..to`.

@@ -40,6 +40,7 @@ pub struct Server {
 pub fn served(template: Option<&str>) -> Served {
     let template = template.map(|text| ChatTemplate::from_jinja(text).unwrap());
     Served {
+        drafter: None,
         executor: "toy".into(),
         tokenizer: world(&[b"ab"]),
         format: template.map(|template| ChatFormat::Template(Box::new(template))),

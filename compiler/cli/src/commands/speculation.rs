@@ -1,0 +1,93 @@
+//! Flags for drafts of what a text says next.
+
+use std::path::{Path, PathBuf};
+
+use mlcc_engine::serving::ModelStep;
+use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
+use mlcc_engine::{TokenId, Tokenizer, is_batch_invariant, takes_drafts};
+use mlcc_runtime::Model;
+
+use crate::commands::{HugePages, load_to_run, run};
+use crate::error::CliError;
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Drafts, which change no text but its speed")]
+pub(crate) struct Speculation {
+    /// Draft what followed the last tokens where they came before
+    #[arg(long, value_enum, value_name = "HOW", conflicts_with = "draft")]
+    speculate: Option<Speculate>,
+    /// Draft with this smaller compiled model, which has the same vocabulary
+    #[arg(long, value_name = "FILE")]
+    draft: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Speculate {
+    Ngram,
+}
+
+impl Speculation {
+    /// Who drafts for `model`, if anybody shall.
+    pub(crate) fn drafter(
+        &self,
+        model: &Model,
+        tokenizer: &Tokenizer,
+        threads: Option<usize>,
+        huge_pages: HugePages,
+        ui: &Ui,
+    ) -> Result<Option<MakeDrafter>, CliError> {
+        let flag = match (self.speculate, &self.draft) {
+            (None, None) => return Ok(None),
+            (Some(Speculate::Ngram), _) => "--speculate ngram",
+            (None, Some(_)) => "--draft",
+        };
+        needs_rewinding(flag, model)?;
+        needs_equal_bits(flag, model)?;
+        let Some(path) = &self.draft else {
+            return Ok(Some(Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>)));
+        };
+        let small = load_to_run(path, threads, huge_pages, ui)?;
+        needs_rewinding("--draft", &small)?;
+        same_vocabulary(path, &small, model, tokenizer)?;
+        let step = ModelStep::new(&small)?;
+        Ok(Some(Box::new(|| Box::new(DraftModel::new(step)) as Box<dyn Drafter>)))
+    }
+}
+
+fn needs_rewinding(flag: &str, model: &Model) -> Result<(), CliError> {
+    if takes_drafts(model) {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "{flag}: {} cannot take tokens back, because it has a recurrent state, a window, or reads prompts as a whole: leave the \
+         flag out",
+        model.artifact().path().display()
+    )))
+}
+
+/// Drafts are checked in rows of their own, whose logits must be those of single tokens.
+fn needs_equal_bits(flag: &str, model: &Model) -> Result<(), CliError> {
+    if is_batch_invariant(model) {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "{flag}: with {} drafts could change the text, because several tokens at once have other last bits than one after the          other: build it with --batch-invariant",
+        model.artifact().path().display()
+    )))
+}
+
+/// Drafts are token ids: the same one must be the same text in both models.
+fn same_vocabulary(path: &Path, small: &Model, model: &Model, tokenizer: &Tokenizer) -> Result<(), CliError> {
+    let (expected, found) = (model.vocab(), small.vocab());
+    let refuse = |what: String| Err(CliError::Failed(format!("--draft {}: {what}", path.display())));
+    if expected != found {
+        return refuse(format!("it has a vocabulary of {found} tokens, the model has {expected}"));
+    }
+    let of_small = run::tokenizer(small, None)?;
+    let ids = 0..TokenId::try_from(expected).unwrap_or(TokenId::MAX);
+    match ids.into_iter().find(|&id| of_small.bytes_of(id) != tokenizer.bytes_of(id)) {
+        Some(id) => refuse(format!("its token {id} is another text than the model's")),
+        None => Ok(()),
+    }
+}
