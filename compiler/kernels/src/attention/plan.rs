@@ -191,7 +191,7 @@ impl DecodePlan {
         let heads = (a.group + sets - 1) / sets;
         let slots = (heads as u64).next_power_of_two() as i64;
         let registers = target.registers();
-        let in_order = target.drops_requests() && a.group <= target.tune.attention.in_order_heads.into();
+        let in_order = in_order(a, target);
         let scale_prefetch = [a.key.1, a.value.1].map(|scale| {
             let buf = a.scales(scale?).filter(|_| !in_order)?;
             Some(RowPrefetch { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
@@ -278,6 +278,11 @@ impl DecodePlan {
     }
 }
 
+/// True if blocks of keys are read once in the order of memory, before the heads' turns on them.
+fn in_order(a: &Problem, target: &KernelTarget) -> bool {
+    target.drops_requests() && a.group <= target.tune.attention.in_order_heads.into()
+}
+
 /// Keys of a block, a multiple of 16.
 fn block_keys(a: &Problem, block: KeyBlock) -> i64 {
     let bytes = |rows: Option<CacheRows>| {
@@ -330,6 +335,9 @@ pub struct PrefillPlan {
     /// How rows of keys and of values are prefetched, and how many of each with a register tile of scores.
     pub prefetch: [Option<RowPrefetch>; 2],
     pub rows_ahead: i64,
+    /// How a worker goes through a block in the order of memory before its key heads' turns on it, in place of prefetches: for a
+    /// single query, where it has all its key heads go together.
+    pub touch: [Option<RowPrefetch>; 2],
     /// Why tiles have so many positions.
     pub why: &'static str,
 }
@@ -367,23 +375,28 @@ impl PrefillPlan {
             pairs: target.pair_dot().filter(|_| pairs),
             prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
             rows_ahead: 0,
+            touch: [None; 2],
             why,
         };
-        let plan = if a.n.as_const() == Some(1) { plan.of_one_query(a) } else { plan };
+        let plan = if a.n.as_const() == Some(1) { plan.of_one_query(a, target) } else { plan };
         PrefillPlan { rows_ahead: (scores.0 + plan.sets(a) - 1) / plan.sets(a), ..plan }
     }
 
     /// The same arithmetic for a single query: no larger than its heads, and as many columns at a time as that leaves registers for.
-    fn of_one_query(self, a: &Problem) -> PrefillPlan {
+    fn of_one_query(self, a: &Problem, target: &KernelTarget) -> PrefillPlan {
         let lanes = i64::from(self.lanes);
         let rows = (a.group as u64).next_power_of_two() as i64;
         let rows = if self.by_lane { lanes } else { rows.min(lanes).min(8) };
         let sums = self.sums.0 * self.sums.1;
+        let in_order = in_order(a, target);
+        let touch = RowPrefetch::of_rows(a, |dtype| target.touch(dtype).filter(|_| in_order));
         PrefillPlan {
             positions: 1,
             set: (a.group + lanes - 1) / lanes * lanes,
             scores: (self.scores.0, 1),
             sums: (rows, (sums / rows).max(1)),
+            prefetch: if in_order { [None; 2] } else { self.prefetch },
+            touch,
             why: "one query like several, because its bits are to be the same",
             ..self
         }

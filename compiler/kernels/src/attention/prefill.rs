@@ -13,6 +13,7 @@ use super::plan::{PAIR, PrefillPlan, lanes_of};
 use super::problem::Problem;
 use super::query_tile::QueryTile;
 use super::row_set::RowSet;
+use super::shares::{Run, Shares};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
@@ -22,47 +23,108 @@ use mlcc_kernel_lang::{Recorder, Val, View, transpose};
 pub fn emit(kb: &mut KernelBuilder, a: &Problem, plan: PrefillPlan, out: BufId) {
     Recorder::within(kb, |k| {
         let out = k.view(out, [1, a.heads(), a.value_size]);
-        let (n, t) = (k.dim(&a.n), k.dim(&a.t));
-        let past = (t - n).named("first_position");
-        let prefix = a.prefix(k);
+        if plan.touch.iter().any(Option::is_some) {
+            return one_query(k, a, plan, out);
+        }
+        let n = k.dim(&a.n);
         let tiles = n.div_ceil(plan.positions).named("tiles");
         // Equal tiles: none is so short that unpacking its keys counts.
         let positions = n.div_ceil(tiles).named("positions");
         k.par("item", tiles * a.kv, |item| {
             let first = item % tiles * positions;
-            let rows = plan.sets(a) * plan.set;
-            let pairs = Pairs::new(k, a, &plan, rows);
-            // Elements of operands are floats, or words of two codes.
-            let (dtype, codes) = if pairs.is_some() { (DType::I32, PAIR) } else { (DType::F32, 1) };
-            let by_row = |name: &str| k.stack(name, DType::F32, [rows]);
-            let q = k.stack("q", dtype, [rows * a.size / codes / plan.set, plan.set]);
-            let query = pairs.map(|pairs| pairs.queries);
-            let tile = QueryTile {
-                rec: k,
-                a,
-                plan,
-                q,
-                query: query.unwrap_or_else(|| k.stack("query", DType::F32, [plan.set, a.size])),
-                k: k.stack("k", dtype, [plan.keys, a.size / codes]),
-                v: k.stack("v", dtype, [plan.keys / codes, a.value_size]),
-                s: k.stack("s", DType::F32, [plan.keys, plan.set]),
-                best: k.stack("best", DType::F32, [plan.set]),
-                factors: k.stack("factors", DType::F32, [plan.set]),
-                sums: k.stack("sums", DType::F32, [rows, a.value_size]),
-                max: by_row("max"),
-                total: by_row("total"),
-                positions: k.stack("positions", DType::I32, [rows]),
-                slopes: a.slopes.map(|_| by_row("slopes")),
-                head: (item / tiles).named("head"),
-                first: first.named("first"),
-                count: (n - first).min(positions).named("count"),
-                past,
-                last: t + -1,
-                prefix,
-            };
-            Prefill { tile, pairs }.run(out);
+            let count = (n - first).min(positions).named("count");
+            let buffers = Buffers::new(k, a, plan, 1);
+            buffers.tile((item / tiles).named("head"), k.int(0), (first.named("first"), count)).run(out);
         });
     });
+}
+
+/// The same arithmetic for a single query: a worker goes block by block through all its key heads, as in [`super::decode`], because
+/// what one of them reads of a block lies between that of the others.
+fn one_query(k: &Recorder, a: &Problem, plan: PrefillPlan, out: View<3>) {
+    let (t, buffers) = (k.dim(&a.t), Buffers::new(k, a, plan, a.kv));
+    let (first_head, heads) = Run::new(a, &Shares { slices: k.int(1), keys: t }).of(k.int(0));
+    let each = |body: &dyn Fn(Prefill)| {
+        k.serial("key_head", heads, |i| {
+            let head = (first_head + i).named("head");
+            body(buffers.tile(head, head, (k.int(0), k.int(1))));
+        });
+    };
+    each(&|one| {
+        one.tile.clear();
+        one.add_sinks();
+        one.load_queries();
+    });
+    let whole = buffers.tile(first_head, k.int(0), (k.int(0), k.int(1)));
+    whole.each_block(whole.keys(), |j, count| {
+        whole.tile.touch((j, count), heads);
+        each(&|one| one.add_block(j, count));
+    });
+    each(&|one| one.tile.store(out));
+}
+
+/// What tiles have on the stack: state of `heads` key heads each, and of one at a time.
+struct Buffers<'k, 'a> {
+    tile: QueryTile<'k, 'a>,
+    pairs: Option<Pairs<'k>>,
+}
+
+impl<'k, 'a> Buffers<'k, 'a> {
+    fn new(k: &'k Recorder, a: &'a Problem<'a>, plan: PrefillPlan, heads: i64) -> Buffers<'k, 'a> {
+        let (n, t) = (k.dim(&a.n), k.dim(&a.t));
+        let rows = plan.sets(a) * plan.set;
+        let pairs = Pairs::new(k, a, &plan, heads * rows);
+        // Elements of operands are floats, or words of two codes.
+        let (dtype, codes) = if pairs.is_some() { (DType::I32, PAIR) } else { (DType::F32, 1) };
+        let by_row = |name: &str| k.stack(name, DType::F32, [heads * rows]);
+        let query = pairs.map(|pairs| pairs.queries);
+        let tile = QueryTile {
+            rec: k,
+            a,
+            plan,
+            q: k.stack("q", dtype, [heads * rows * a.size / codes / plan.set, plan.set]),
+            query: query.unwrap_or_else(|| k.stack("query", DType::F32, [plan.set, a.size])),
+            k: k.stack("k", dtype, [plan.keys, a.size / codes]),
+            v: k.stack("v", dtype, [plan.keys / codes, a.value_size]),
+            s: k.stack("s", DType::F32, [plan.keys, plan.set]),
+            best: k.stack("best", DType::F32, [plan.set]),
+            factors: k.stack("factors", DType::F32, [plan.set]),
+            sums: k.stack("sums", DType::F32, [heads * rows, a.value_size]),
+            max: by_row("max"),
+            total: by_row("total"),
+            positions: k.stack("positions", DType::I32, [heads * rows]),
+            slopes: a.slopes.map(|_| by_row("slopes")),
+            head: k.int(0),
+            first: k.int(0),
+            count: k.int(0),
+            past: (t - n).named("first_position"),
+            last: t + -1,
+            prefix: a.prefix(k),
+        };
+        Buffers { tile, pairs }
+    }
+
+    /// A tile of `count` positions from `first` on of a key head, whose state is number `place`.
+    fn tile(&self, head: Val<'k>, place: Val<'k>, (first, count): (Val<'k>, Val<'k>)) -> Prefill<'k, 'a> {
+        let (all, plan) = (self.tile, self.tile.plan);
+        let rows = plan.sets(all.a) * plan.set;
+        let before = place * rows;
+        let own = |view: View<'k, 1>| view.tail([before]);
+        let size = if self.pairs.is_some() { all.a.size / PAIR } else { all.a.size };
+        let tile = QueryTile {
+            q: all.q.flat().tail([before * size]).rows(plan.set),
+            sums: all.sums.flat().tail([before * all.a.value_size]).rows(all.a.value_size),
+            max: own(all.max),
+            total: own(all.total),
+            positions: own(all.positions),
+            slopes: all.slopes.map(own),
+            head,
+            first,
+            count,
+            ..all
+        };
+        Prefill { tile, pairs: self.pairs.map(|pairs| pairs.of_rows_after(before)) }
+    }
 }
 
 /// The work on a tile; with `pairs` in integers.
@@ -74,39 +136,55 @@ struct Prefill<'k, 'a> {
 
 impl<'k> Prefill<'k, '_> {
     fn run(self, out: View<'k, 3>) {
-        let tile = self.tile;
-        tile.clear();
-        let first = tile.past + tile.first;
-        let end = first + tile.count;
-        if let Some(sinks) = tile.a.sinks() {
-            let count = tile.a.sinks_left(end + -1);
-            Prefill { tile: QueryTile { a: &sinks, ..tile }, ..self }.add_keys(tile.rec.int(0), count);
-        }
-        // Blocks lie at the same keys, whatever the first query of a tile sees.
-        let start = tile.a.first_key(first) / tile.plan.keys * tile.plan.keys;
-        self.add_keys(start, tile.prefix.map_or(end, |prefix| end.max(prefix)));
-        tile.store(out);
+        self.tile.clear();
+        self.add_sinks();
+        self.load_queries();
+        self.each_block(self.keys(), |j, count| self.add_block(j, count));
+        self.tile.store(out);
     }
 
-    /// Adds the keys `start..end`, block by block and set by set.
-    fn add_keys(self, start: Val<'k>, end: Val<'k>) {
+    /// Adds the sinks that the window has left, if there are any.
+    fn add_sinks(self) {
         let (tile, k) = (self.tile, self.tile.rec);
-        let plan = tile.plan;
-        self.load_queries();
-        k.steps("block", (end - start).max(0).div_ceil(plan.keys), plan.keys, |offset| {
+        let Some(sinks) = tile.a.sinks() else { return };
+        let count = tile.a.sinks_left(tile.past + tile.first + tile.count + -1);
+        let of_sinks = Prefill { tile: QueryTile { a: &sinks, ..tile }, ..self };
+        of_sinks.load_queries();
+        of_sinks.each_block((k.int(0), count), |j, count| of_sinks.add_block(j, count));
+    }
+
+    /// The keys that some of the queries see: the first, and the one after the last.
+    fn keys(self) -> (Val<'k>, Val<'k>) {
+        let tile = self.tile;
+        let first = tile.past + tile.first;
+        let end = first + tile.count;
+        // Blocks lie at the same keys, whatever the first query of a tile sees.
+        let start = tile.a.first_key(first) / tile.plan.keys * tile.plan.keys;
+        (start, tile.prefix.map_or(end, |prefix| end.max(prefix)))
+    }
+
+    /// Runs `body(first, count)` for the blocks of the keys `start..end`.
+    fn each_block(self, (start, end): (Val<'k>, Val<'k>), body: impl FnOnce(Val<'k>, Val<'k>)) {
+        let (k, keys) = (self.tile.rec, self.tile.plan.keys);
+        k.steps("block", (end - start).max(0).div_ceil(keys), keys, |offset| {
             let j = (start + offset).named("j");
-            let count = (end - j).min(plan.keys).named("keys");
-            self.load_keys(j, count);
-            self.load_values(j, count);
-            let first = (tile.first_row(j) / plan.set).named("first_set");
-            k.serial("set", tile.sets() - first, |set| {
-                let set = (first + set).named("set");
-                let rows = RowSet::new(&tile, self.pairs, set, set - first, (j, count));
-                rows.scores();
-                rows.raise_max();
-                rows.softmax();
-                rows.add_values();
-            });
+            body(j, (end - j).min(keys).named("keys"));
+        });
+    }
+
+    /// Adds the `count` keys of the block from `j` on, set by set.
+    fn add_block(self, j: Val<'k>, count: Val<'k>) {
+        let (tile, k) = (self.tile, self.tile.rec);
+        self.load_keys(j, count);
+        self.load_values(j, count);
+        let first = (tile.first_row(j) / tile.plan.set).named("first_set");
+        k.serial("set", tile.sets() - first, |set| {
+            let set = (first + set).named("set");
+            let rows = RowSet::new(&tile, self.pairs, set, set - first, (j, count));
+            rows.scores();
+            rows.raise_max();
+            rows.softmax();
+            rows.add_values();
         });
     }
 

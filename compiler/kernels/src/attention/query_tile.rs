@@ -104,6 +104,20 @@ impl<'k> QueryTile<'k, '_> {
         }
     }
 
+    /// Reads a byte of each line of `heads` key heads of the block from row `j` on, in the order of memory.
+    pub fn touch(&self, (j, count): (Val<'k>, Val<'k>), heads: Val<'k>) {
+        for rows in self.plan.touch.into_iter().flatten() {
+            let cache = self.rec.view(rows.buf, [1, self.a.kv, rows.size]);
+            let last = (heads * rows.size + -1).named("last_element");
+            self.rec.serial("key", count, |i| {
+                let row = self.key_row(j, i);
+                self.rec.steps("line", (heads * rows.size).div_ceil(rows.line()), rows.line(), |at| {
+                    cache.prefetch(rows.instr, [row, self.head, at.min(last)]);
+                });
+            });
+        }
+    }
+
     /// Position of a row's query among the queries.
     pub fn query_of(&self, row: Val<'k>) -> Val<'k> {
         (self.first + (row / self.a.group).min(self.count + -1)).named("position")

@@ -66,6 +66,11 @@ impl<'k> Pairs<'k> {
         })
     }
 
+    /// The same with the queries from row `row` on.
+    pub fn of_rows_after(self, row: Val<'k>) -> Pairs<'k> {
+        Pairs { query_units: self.query_units.tail([row]), ..self }
+    }
+
     /// Codes of row `row` of the tile, row `r` of its set. `value(column, lanes)`: of the query.
     pub fn encode_query(
         &self,
