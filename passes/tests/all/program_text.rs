@@ -11,7 +11,11 @@ use mlcc_passes::{Context, Options, PIPELINE, PassError, PieceWork, Program, Qua
 
 fn context(target: &str, quant: &str) -> Context {
     let target = mlcc_target::resolve(target).unwrap();
-    let level = |l: &mlcc_target::Level| (l.name.clone(), KernelTarget::new(target.arch, l));
+    // One of the cases has the flag.
+    let batch_invariant = quant == "f32";
+    let level = |l: &mlcc_target::Level| {
+        (l.name.clone(), KernelTarget { batch_invariant, ..KernelTarget::new(target.arch, l) })
+    };
     let mut options = Options::new(target.levels.iter().map(level).collect(), 4);
     options.quant = QuantScheme::find(quant).unwrap().0;
     options.pieces = Some(PieceWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
