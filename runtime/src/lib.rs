@@ -31,7 +31,6 @@ mod json;
 mod library;
 mod linked;
 mod model;
-mod numa;
 mod pages;
 pub mod pool;
 pub mod recipe;
@@ -41,7 +40,6 @@ mod state_file;
 mod table;
 mod topology;
 mod trace;
-mod workers;
 
 pub use artifact::Artifact;
 pub use batch::{Batch, Rows, Want};
@@ -49,12 +47,10 @@ pub use error::Error;
 pub use huge_pages::HugePages;
 pub use mlcc_files::replace_file;
 pub use model::{LoadOptions, Model};
-pub use numa::{Numa, Placement};
 pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
-pub use topology::{Core, CoreKind, Topology, physical_cores};
+pub use topology::physical_cores;
 pub use trace::StepTimes;
-pub use workers::Workers;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -7,8 +7,9 @@ use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
 use mlcc_engine::{TokenId, Tokenizer, is_batch_invariant, takes_drafts};
 use mlcc_runtime::Model;
 
-use crate::commands::{Threads, load_beside, run};
+use crate::commands::{HugePages, load_to_run, run};
 use crate::error::CliError;
+use crate::ui::Ui;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Drafts, which change no text but its speed")]
@@ -32,7 +33,9 @@ impl Speculation {
         &self,
         model: &Model,
         tokenizer: &Tokenizer,
-        threads: &Threads,
+        threads: Option<usize>,
+        huge_pages: HugePages,
+        ui: &Ui,
     ) -> Result<Option<MakeDrafter>, CliError> {
         let flag = match (self.speculate, &self.draft) {
             (None, None) => return Ok(None),
@@ -44,7 +47,7 @@ impl Speculation {
         let Some(path) = &self.draft else {
             return Ok(Some(Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>)));
         };
-        let small = load_beside(model, path, threads)?;
+        let small = load_to_run(path, threads, huge_pages, ui)?;
         needs_rewinding("--draft", &small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
         let step = ModelStep::new(&small)?;

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use crate::cases::{FAMILIES, artifact, assert_close, backends, find, program, recurrent, scheme};
-use mlcc_driver::build::{Backend, BuildOptions, Source};
+use crate::cases::{FAMILIES, artifact, assert_close, backends, find, program, recurrent};
+use crate::together::{BATCH, Comparison, F32, Twins, options};
+use mlcc_driver::build::{Backend, Source};
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_models::golden::Golden;
-use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, LoadOptions, Model, Session};
 
 /// Cases whose definition treats positions and attention as another one does.
@@ -29,36 +29,6 @@ const ALIKE: [&str; 9] = [
 /// Every definition that treats positions or attention in a way of its own.
 fn transformers() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter(|case| !ALIKE.contains(case))
-}
-
-/// A recurrent model with vectors as states and odd sizes, one with matrices, and caches with: few key heads, a window,
-/// experts, a bias instead of positions, positions found in the prompt, angles that depend on the length.
-const SAMPLE: [&str; 8] = [
-    "rwkv4-hf-odd",
-    "rwkv7-hf",
-    "llama3-gqa-tied",
-    "gemma2",
-    "qwen3-moe",
-    "bloom-alibi",
-    "chatglm-6b-tiny",
-    "llama-dynamic",
-];
-
-const BATCH: u32 = 3;
-
-/// The same sums in another order.
-const F32: f32 = 2e-5;
-
-fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
-    let mut options = BuildOptions::new(dir.to_str().unwrap());
-    options.quant = scheme(quant);
-    options.quant_name = quant.into();
-    // Room for a whole prompt, where a model needs that.
-    options.chunk = Some(16);
-    options.batch = Some(BATCH);
-    options.context = Some(32);
-    options.backend = backend;
-    options
 }
 
 /// Three prompts of different lengths, and as many tokens as each continues with.
@@ -136,12 +106,13 @@ fn session(model: &Model, prompt: &[i32]) -> Session {
 }
 
 /// Steps with all three, with two (one has left), with another one that has joined; each against a twin that decodes alone.
-fn check_artifact(what: &str, path: &Path, prompts: &[Vec<i32>], threads: usize, tolerance: f32) {
-    let load = LoadOptions { threads: Some(threads), ..LoadOptions::default() };
-    let model = Model::load(path, &load).unwrap_or_else(|e| panic!("{e}"));
+pub fn feed(what: &Comparison, dir: &Path, model: &Model) -> Twins {
+    let prompts = prompts(dir);
     assert_eq!(model.max_batch(), u64::from(BATCH));
-    let mut together: Vec<Session> = prompts.iter().map(|p| session(&model, p)).collect();
-    let mut alone: Vec<Session> = together.iter().map(|s| s.fork().unwrap()).collect();
+    let together: Vec<Session> = prompts.iter().map(|p| session(model, p)).collect();
+    let alone = together.iter().map(|s| s.fork().unwrap()).collect();
+    let mut twins = Twins { together, alone };
+    let Twins { together, alone } = &mut twins;
     let mut batch = model.batch(BATCH as usize).unwrap();
     let members: [&[usize]; 6] = [&[0, 1, 2], &[2, 0], &[1], &[0, 1, 2], &[1, 2], &[2, 1, 0]];
     for (step, members) in members.into_iter().enumerate() {
@@ -156,60 +127,12 @@ fn check_artifact(what: &str, path: &Path, prompts: &[Vec<i32>], threads: usize,
         let rows = batch.decode(&mut sessions, &tokens).unwrap().to_vec();
         for (row, (&i, &token)) in rows.chunks_exact(model.vocab()).zip(members.iter().zip(&tokens)) {
             let want = alone[i].decode(token).unwrap();
-            assert_close(&format!("{what}: sequence {i} in step {step}"), want, row, tolerance);
-            assert_eq!(together[i].logits(), row, "{what}");
-            assert_eq!(together[i].past(), alone[i].past(), "{what}");
+            what.close(&format!("sequence {i} in step {step}"), want, row);
+            assert_eq!(together[i].logits(), row, "{}", what.name);
+            assert_eq!(together[i].past(), alone[i].past(), "{}", what.name);
         }
     }
-    // What the batch has left in a session is a state like any other.
-    for (a, b) in together.iter_mut().zip(&mut alone) {
-        let mut fork = a.fork().unwrap();
-        let want = b.decode(1).unwrap();
-        assert_close(what, want, fork.decode(1).unwrap(), tolerance);
-        assert_close(what, want, a.decode(1).unwrap(), tolerance);
-    }
-}
-
-fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tolerance: f32) {
-    let Some(dir) = find(case) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = options(&dir, quant, backend);
-    options.disabled_passes = disabled.map(String::from).into_iter().collect();
-    let (path, _) = artifact(&options, folder.path(), "case.so");
-    for threads in [2, 1].into_iter().take(if disabled.is_none() { 2 } else { 1 }) {
-        let what =
-            format!("{case} in {quant} by {}, {threads} threads, without {disabled:?}", backend.name());
-        check_artifact(&what, &path, &prompts(&dir), threads, tolerance);
-    }
-}
-
-#[test]
-fn batches_equal_single_sequences() {
-    for (i, backend) in backends().enumerate() {
-        let cases = if i == 0 { &SAMPLE[..] } else { &SAMPLE[..3] };
-        cases.iter().for_each(|case| check(case, "f32", backend, None, F32));
-    }
-}
-
-/// Activations are rounded to 8 bits, or to bf16: a sum in another order may turn one over.
-#[test]
-fn batches_with_rounded_activations_equal_single_sequences() {
-    let backend = backends().next().expect("a back end is built in");
-    check("rwkv4-hf-odd", "q8f16_1", backend, None, 1e-3);
-    check("rwkv7-hf", "q4i8", backend, None, 2e-2);
-    check("llama3-gqa-tied", "q4i8", backend, None, 2e-2);
-    check("llama3-gqa-tied", "bf16bf16", backend, None, 1.6e-2);
-}
-
-#[test]
-fn batches_need_no_optional_pass() {
-    let backend = backends().last().expect("a back end is built in");
-    for (i, pass) in PIPELINE.iter().filter(|p| p.optional).enumerate() {
-        check("llama3-gqa-tied", "f32", backend, Some(pass.name), F32);
-        if i % 3 == 0 {
-            check("rwkv4-hf-odd", "f32", backend, Some(pass.name), F32);
-        }
-    }
+    twins
 }
 
 /// Sequences go on beyond their caches while others have just begun.

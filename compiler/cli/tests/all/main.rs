@@ -37,6 +37,7 @@ mod server;
 mod serving;
 mod software_gpu;
 mod step;
+mod together;
 mod transformer;
 mod transformer_model;
 mod tune;

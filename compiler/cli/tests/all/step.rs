@@ -4,11 +4,10 @@
 
 use std::path::Path;
 
-use crate::cases::{
-    FAMILIES, artifact, assert_close, backends, find, golden, ids, load, program, recurrent, scheme,
-};
+use crate::cases::{FAMILIES, artifact, assert_close, backends, find, golden, ids, load, program, recurrent};
 use crate::interpreters::memory;
-use mlcc_driver::build::{Backend, BuildOptions, Source};
+use crate::together::{BATCH, Comparison, F32, Twins, options};
+use mlcc_driver::build::{Backend, Source};
 use mlcc_interp::graph::{Interpreter, Piece, States, Tensor, param_value};
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::{Memory, Schedule, Sequence, run_batch, run_batch_interleaved};
@@ -16,39 +15,8 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
 use mlcc_ir::step::Base;
 use mlcc_ir::text::{parse_module, print_module};
-use mlcc_passes::{PIPELINE, Program};
+use mlcc_passes::Program;
 use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session, Want};
-
-const BATCH: u32 = 3;
-const CONTEXT: u64 = 32;
-
-/// The same sums in another order.
-const F32: f32 = 2e-5;
-
-/// A recurrent model with vectors as states and odd sizes, one with matrices, and caches with: few key heads, a window,
-/// experts, a bias instead of positions, positions found in the prompt, angles that depend on the length; a convolution.
-const SAMPLE: [&str; 9] = [
-    "rwkv4-hf-odd",
-    "rwkv7-hf",
-    "llama3-gqa-tied",
-    "gemma2",
-    "qwen3-moe",
-    "bloom-alibi",
-    "chatglm-6b-tiny",
-    "llama-dynamic",
-    "qwen3-next",
-];
-
-fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
-    let mut options = BuildOptions::new(dir.to_str().unwrap());
-    options.quant = scheme(quant);
-    options.quant_name = quant.into();
-    options.chunk = Some(16);
-    options.batch = Some(BATCH);
-    options.context = Some(CONTEXT);
-    options.backend = backend;
-    options
-}
 
 /// Numbers that are the same on every machine (PCG, O'Neill 2014, without its permutation).
 struct Random(u64);
@@ -247,87 +215,39 @@ fn workers_of_a_step_meet_at_its_barriers() {
 }
 
 /// Random steps of an artifact, each piece against the same piece of a twin alone.
-fn check_artifact(what: &str, path: &Path, texts: &[Vec<i32>], threads: usize, tolerance: f32) {
-    let model = load(path, None, threads);
-    let mut together: Vec<Session> = texts.iter().map(|_| model.session().unwrap()).collect();
-    let mut alone: Vec<Session> = texts.iter().map(|_| model.session().unwrap()).collect();
+pub fn feed(what: &Comparison, dir: &Path, model: &Model) -> Twins {
+    let texts = &texts(dir);
+    let mut twins = Twins::new(model, texts.len());
+    let Twins { together, alone } = &mut twins;
     let mut batch = model.batch(BATCH as usize).unwrap();
     let vocab = model.vocab();
     let whole_prompts = model.table().whole_prompts;
-    for (number, step) in steps(texts, whole_prompts, &mut Random(threads as u64)).iter().enumerate() {
-        let what = format!("{what}, step {number}");
+    for (number, step) in steps(texts, whole_prompts, &mut Random(what.threads as u64)).iter().enumerate() {
         let mut places: Vec<Option<&mut Session>> = together.iter_mut().map(Some).collect();
         let rows_of = |f: &Fed| {
             let tokens = &texts[f.sequence][f.from..f.to];
             Rows { session: places[f.sequence].take().unwrap(), tokens, want: f.want }
         };
         let mut pieces: Vec<Rows> = step.iter().map(rows_of).collect();
-        let found = batch.step(&mut pieces).unwrap_or_else(|e| panic!("{what}: {e}")).to_vec();
-        assert_eq!(found.len(), step.iter().map(rows).sum::<usize>() * vocab, "{what}");
+        let found =
+            batch.step(&mut pieces).unwrap_or_else(|e| panic!("{}, step {number}: {e}", what.name)).to_vec();
+        assert_eq!(found.len(), step.iter().map(rows).sum::<usize>() * vocab, "{}, step {number}", what.name);
         let mut found = found.chunks_exact(vocab);
         for fed in step {
             let tokens = &texts[fed.sequence][fed.from..fed.to];
             let twin = &mut alone[fed.sequence];
             let want = twin.prefill_logits(tokens).unwrap().to_vec();
             for (at, want) in want.chunks_exact(vocab).enumerate().skip(tokens.len() - rows(fed)) {
-                assert_close(&format!("{what}, row {at} of {fed:?}"), want, found.next().unwrap(), tolerance);
+                what.close(&format!("step {number}, row {at} of {fed:?}"), want, found.next().unwrap());
             }
             let session = &together[fed.sequence];
-            assert_eq!(session.past(), twin.past(), "{what}");
+            assert_eq!(session.past(), twin.past(), "{}, step {number}", what.name);
             if fed.want != Want::Nothing {
-                assert_close(&what, twin.logits(), session.logits(), tolerance);
+                what.close(&format!("step {number}"), twin.logits(), session.logits());
             }
         }
     }
-    // What the steps have left in a session is a state like any other.
-    for (a, b) in together.iter_mut().zip(&mut alone) {
-        let mut fork = a.fork().unwrap();
-        let want = b.decode(1).unwrap();
-        assert_close(what, want, fork.decode(1).unwrap(), tolerance);
-        assert_close(what, want, a.decode(1).unwrap(), tolerance);
-    }
-}
-
-fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tolerance: f32) {
-    let Some(dir) = find(case) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = options(&dir, quant, backend);
-    options.disabled_passes = disabled.map(String::from).into_iter().collect();
-    let (path, _) = artifact(&options, folder.path(), "case.so");
-    for threads in [2, 1].into_iter().take(if disabled.is_none() { 2 } else { 1 }) {
-        let what =
-            format!("{case} in {quant} by {}, {threads} threads, without {disabled:?}", backend.name());
-        check_artifact(&what, &path, &texts(&dir), threads, tolerance);
-    }
-}
-
-#[test]
-fn steps_equal_single_sequences() {
-    for (i, backend) in backends().enumerate() {
-        let cases = if i == 0 { &SAMPLE[..] } else { &SAMPLE[..3] };
-        cases.iter().for_each(|case| check(case, "f32", backend, None, F32));
-    }
-}
-
-/// Activations are rounded to 8 bits, or to bf16: a sum in another order may turn one over.
-#[test]
-fn steps_with_rounded_activations_equal_single_sequences() {
-    let backend = backends().next().expect("a back end is built in");
-    check("rwkv4-hf-odd", "q8f16_1", backend, None, 1e-3);
-    check("rwkv7-hf", "q4i8", backend, None, 2e-2);
-    check("llama3-gqa-tied", "q4i8", backend, None, 2e-2);
-    check("llama3-gqa-tied", "bf16bf16", backend, None, 1.6e-2);
-}
-
-#[test]
-fn steps_need_no_optional_pass() {
-    let backend = backends().last().expect("a back end is built in");
-    for (i, pass) in PIPELINE.iter().filter(|p| p.optional).enumerate() {
-        check("llama3-gqa-tied", "f32", backend, Some(pass.name), F32);
-        if i % 3 == 0 {
-            check("rwkv4-hf-odd", "f32", backend, Some(pass.name), F32);
-        }
-    }
+    twins
 }
 
 /// All prompts of a reference case read together, in random cuts, give the logits of the reference.

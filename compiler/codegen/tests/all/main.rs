@@ -5,7 +5,6 @@ mod artifact;
 mod cache_sessions;
 mod cases;
 mod clif;
-mod core_kinds;
 mod cuda_runtime;
 mod examples;
 mod handwritten_kernel;
