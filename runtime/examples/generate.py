@@ -106,7 +106,8 @@ def buffer(size, alignment):
     return -(-c.addressof(memory) // alignment) * alignment, memory
 
 
-def main(path, count, prompt):
+def opened(path):
+    """(the model's table, its entry points for this CPU, the address of its weights, what keeps them mapped)."""
     model = Model.in_dll(c.CDLL(os.path.abspath(path)), "mlcc_model")
     if model.magic != MAGIC or model.abi_version != ABI_VERSION:
         sys.exit("generate: not an mlcc artifact of this ABI version")
@@ -120,13 +121,18 @@ def main(path, count, prompt):
         file = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     start, _ = section(file, ".mlcc.weights")
     mapped = c.c_char.from_buffer(file)
+    return model, fitting[0], c.addressof(mapped) + start, mapped
+
+
+def main(path, count, prompt):
+    model, entries, weights, keep_weights = opened(path)
     arena, keep_arena = buffer(model.arena_bytes, model.alignment)
     state, keep_state = buffer(model.state_bytes, model.alignment)
     logits_at, keep_logits = buffer(4 * model.vocab, 64)
     tokens_at, keep_tokens = buffer(4 * model.chunk, 64)
     logits = (c.c_float * model.vocab).from_address(logits_at)
     tokens = (c.c_int32 * model.chunk).from_address(tokens_at)
-    ctx = Ctx(weights=c.addressof(mapped) + start, arena=arena, state=state, logits=logits_at, tokens=tokens_at)
+    ctx = Ctx(weights=weights, arena=arena, state=state, logits=logits_at, tokens=tokens_at)
 
     def call(entry, ids):
         tokens[: len(ids)], ctx.n = ids, len(ids)
@@ -134,7 +140,7 @@ def main(path, count, prompt):
             sys.exit(f"generate: {PROBLEMS.get(status, 'the step failed')}")
         ctx.past += len(ids)
 
-    call(fitting[0].create_kv_cache, [])
+    call(entries.create_kv_cache, [])
     # The prompt, in calls of at most `chunk` tokens. Some models need to know of all of it from the first call on.
     if len(prompt) > model.chunk:
         if model.flags & WHOLE_PROMPTS:
@@ -143,12 +149,12 @@ def main(path, count, prompt):
             if s.kind == SEQUENCE_LENGTH:
                 c.c_int32.from_address(state + s.offset).value = len(prompt)
     for at in range(0, len(prompt), model.chunk):
-        call(fitting[0].prefill, prompt[at : at + model.chunk])
+        call(entries.prefill, prompt[at : at + model.chunk])
     ids = []
     while len(ids) < count:
         ids.append(max(range(model.vocab), key=lambda v: logits[v]))
         if len(ids) < count:
-            call(fitting[0].decode, ids[-1:])
+            call(entries.decode, ids[-1:])
     print(*ids)
 
 

@@ -16,25 +16,29 @@ use crate::session::Step;
 use crate::state_block::StateBlock;
 use crate::table::{State, Variant};
 use crate::trace::{StepTimes, Trace};
-use crate::{Error, Model, Result};
+use crate::{Error, Model, Result, Workers};
 
 /// The code for this CPU and the workers that run it.
 pub(crate) struct CpuDevice {
     name: String,
     entries: Entries,
-    pool: Pool,
+    workers: Workers,
     /// Workers that the memory plan knows of.
     most_workers: usize,
 }
 
 impl CpuDevice {
     /// `variant` is of a loaded library, which outlives the device.
-    pub fn new(variant: &Variant, pool: Pool, most_workers: usize) -> Self {
-        Self { name: variant.name.clone(), entries: variant.entries, pool, most_workers }
+    pub fn new(variant: &Variant, workers: Workers, most_workers: usize) -> Self {
+        Self { name: variant.name.clone(), entries: variant.entries, workers, most_workers }
+    }
+
+    pub fn workers(&self) -> &Workers {
+        &self.workers
     }
 
     pub fn pool(&self) -> &Pool {
-        &self.pool
+        &self.workers.0
     }
 
     pub fn entry(&self, step: Step) -> Option<StepFn> {
@@ -63,7 +67,7 @@ impl CpuDevice {
         trace: Option<&mut Trace>,
     ) -> Result<()> {
         let entry = step.name();
-        let pool = &self.pool;
+        let pool = self.pool();
         ctx.barrier = Some(wait);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
         ctx.take = Some(take);
@@ -97,8 +101,8 @@ impl CpuDevice {
                     && let Some(mover) = model.mover()
                     && mover.is_due()
                 {
-                    pool.help(&|_, _| {
-                        mover.advance();
+                    pool.help(&|worker, _| {
+                        mover.advance(model.homes().map_or(0, |homes| homes.of_worker(worker)));
                     })?;
                 }
                 Ok(())
@@ -122,11 +126,11 @@ impl Device for CpuDevice {
     }
 
     fn threads(&self) -> usize {
-        self.pool.workers().min(self.most_workers)
+        self.pool().workers().min(self.most_workers)
     }
 
     fn fix_workers(&self, workers: Option<usize>) {
-        self.pool.fix_workers(workers);
+        self.pool().fix_workers(workers);
     }
 }
 
@@ -211,7 +215,7 @@ impl DeviceSession for CpuSession {
     }
 
     fn reserve(&mut self, model: &Model, rows: u64) -> Result<()> {
-        self.state.grow(rows, &self.device.pool, model.joins_pages())
+        self.state.grow(rows, self.device.pool(), model.joins_pages())
     }
 
     fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
@@ -219,11 +223,11 @@ impl DeviceSession for CpuSession {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
             self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
         }
-        self.state.grow(past + tokens.len() as u64, &self.device.pool, model.joins_pages())?;
+        self.state.grow(past + tokens.len() as u64, self.device.pool(), model.joins_pages())?;
         self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
         if model.joins_pages() {
             // A little after a token, whatever there is after a chunk.
-            self.state.join_pages(if step == Step::Decode { 1 } else { usize::MAX }, &self.device.pool)?;
+            self.state.join_pages(if step == Step::Decode { 1 } else { usize::MAX }, self.device.pool())?;
         }
         if step == Step::PrefillLogits {
             let vocab = self.logits.len();
@@ -236,7 +240,7 @@ impl DeviceSession for CpuSession {
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
-        self.state.grow(past + tokens, &self.device.pool, model.joins_pages())?;
+        self.state.grow(past + tokens, self.device.pool(), model.joins_pages())?;
         // The batch knows what comes before.
         let (state, past, first, rows) = (self.state.as_mut_ptr(), past as i64, 0, tokens as i64);
         let sequence = Sequence { state, past, first, rows };
@@ -248,7 +252,7 @@ impl DeviceSession for CpuSession {
             self.logits.floats_mut().copy_from_slice(logits);
         }
         if model.joins_pages() {
-            self.state.join_pages(if tokens == 1 { 1 } else { usize::MAX }, &self.device.pool)?;
+            self.state.join_pages(if tokens == 1 { 1 } else { usize::MAX }, self.device.pool())?;
         }
         Ok(())
     }
@@ -342,7 +346,7 @@ impl DeviceSession for CpuSession {
 
     fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
-        self.trace = on.then(|| Box::new(Trace::new(self.device.pool.workers())));
+        self.trace = on.then(|| Box::new(Trace::new(self.device.pool().workers())));
         taken
     }
 }

@@ -5,8 +5,12 @@
 //! the page cache has large folios. So a process that goes on decoding moves them: piece by piece, between steps, the file is
 //! read into a huge page, and `mremap` puts that in the place of the file's pages. Addresses stay as they are, and there is
 //! never more than one piece per worker in memory twice.
+//!
+//! Memory lies on the NUMA node of the thread that touches it first, which is here who moves a piece. So pieces are moved
+//! by workers of the nodes where they are to be ([`Homes`](crate::numa::Homes)).
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,8 +48,24 @@ pub(crate) struct Mover {
     /// Bytes of a piece, and how many there are.
     piece: usize,
     pieces: usize,
-    next: AtomicUsize,
+    /// Of every node on which pieces are to be; at least one.
+    parts: Vec<Part>,
     steps: AtomicUsize,
+}
+
+/// Pieces that belong to one node.
+struct Part {
+    /// Numbers of pieces, rising; `None`: all.
+    pieces: Option<Vec<u32>>,
+    /// How many were begun, and how many have moved.
+    next: AtomicUsize,
+    moved: AtomicUsize,
+}
+
+impl Part {
+    fn new(pieces: Option<Vec<u32>>) -> Part {
+        Part { pieces, next: AtomicUsize::new(0), moved: AtomicUsize::new(0) }
+    }
 }
 
 impl Mover {
@@ -70,28 +90,56 @@ impl Mover {
             offset: offset + skip as u64,
             piece,
             pieces: len / piece,
-            next: AtomicUsize::new(0),
+            parts: vec![Part::new(None)],
             steps: AtomicUsize::new(0),
         })
     }
 
+    /// Shares out the pieces among so many nodes. `home` is told which bytes of the weights a piece has, and gives the
+    /// number of a node. Nothing may have moved yet.
+    pub fn share_out(&mut self, weights: &[u8], nodes: usize, mut home: impl FnMut(Range<u64>) -> usize) {
+        let first = (self.address - weights.as_ptr() as usize) as u64;
+        let mut parts = vec![Vec::new(); nodes];
+        for piece in 0..self.pieces {
+            let begin = first + (piece * self.piece) as u64;
+            if let Some(part) = parts.get_mut(home(begin..begin + self.piece as u64)) {
+                part.push(piece as u32);
+            }
+        }
+        self.parts = parts.into_iter().map(|pieces| Part::new(Some(pieces))).collect();
+    }
+
+    fn len(&self, part: &Part) -> usize {
+        part.pieces.as_ref().map_or(self.pieces, Vec::len)
+    }
+
+    /// Bytes that have moved, by the number of the node.
+    pub fn moved(&self) -> Vec<u64> {
+        let bytes = |part: &Part| (part.moved.load(Ordering::Relaxed) * self.piece) as u64;
+        self.parts.iter().map(bytes).collect()
+    }
+
     /// Counts a decode step; true if pieces are to be moved after it.
     pub fn is_due(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.pieces
+        self.parts.iter().any(|part| part.next.load(Ordering::Relaxed) < self.len(part))
             && self.steps.fetch_add(1, Ordering::Relaxed) >= PATIENCE
     }
 
-    /// Moves the next piece; false if there is none. Any number of threads may call it.
-    pub fn advance(&self) -> bool {
-        let i = self.next.fetch_add(1, Ordering::Relaxed);
-        if i >= self.pieces {
-            self.next.store(self.pieces, Ordering::Relaxed);
+    /// Moves the next piece of a node; false if there is none. Any number of threads may call it, those that run on that node.
+    pub fn advance(&self, node: usize) -> bool {
+        let Some(part) = self.parts.get(node) else { return false };
+        let i = part.next.fetch_add(1, Ordering::Relaxed);
+        if i >= self.len(part) {
+            part.next.store(self.len(part), Ordering::Relaxed);
             return false;
         }
-        let moved = self.move_piece(i * self.piece);
-        if moved.is_none() {
+        let piece = part.pieces.as_ref().map_or(i, |pieces| pieces[i] as usize);
+        let moved = self.move_piece(piece * self.piece);
+        if moved.is_some() {
+            part.moved.fetch_add(1, Ordering::Relaxed);
+        } else {
             // No memory, or a file system that went away: the rest stays mapped from the file.
-            self.next.store(self.pieces, Ordering::Relaxed);
+            self.parts.iter().for_each(|part| part.next.store(self.len(part), Ordering::Relaxed));
         }
         moved.is_some()
     }
@@ -208,15 +256,43 @@ mod tests {
         assert!(mover.pieces >= 2);
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                scope.spawn(|| while mover.advance() {});
+                scope.spawn(|| while mover.advance(0) {});
             }
             for _ in 0..20 {
                 assert!(weights == bytes, "while they move");
             }
         });
         assert!(weights == bytes);
-        assert!(!mover.advance());
+        assert!(!mover.advance(0));
         assert!(!mover.is_due(), "nothing is left");
+        assert_eq!(mover.moved(), [(mover.pieces * mover.piece) as u64]);
+    }
+
+    #[test]
+    fn each_node_has_pieces_of_its_own() {
+        let len = 6 * HUGE;
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![7; len]).unwrap();
+        // SAFETY: nobody else knows the file.
+        let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
+        let Some(mut mover) = Mover::new(&file, &map, 0, HugePages::On) else {
+            return println!("skipped: this system has no huge pages");
+        };
+        let mut ends = Vec::new();
+        mover.share_out(&map, 2, |bytes| {
+            ends.push(bytes.end);
+            ends.len() % 3 / 2
+        });
+        assert!(
+            ends.windows(2).all(|pair| pair[1] == pair[0] + HUGE as u64)
+                && *ends.last().unwrap() <= len as u64
+        );
+        let count = |node| (0..).take_while(|_| mover.advance(node)).count();
+        let counts = [count(1), count(0), count(0), count(7)];
+        assert_eq!((counts[0] + counts[1], &counts[2..]), (mover.pieces, &[0, 0][..]));
+        assert_eq!(counts[0], mover.pieces.div_ceil(3) - usize::from(mover.pieces % 3 == 1));
+        assert_eq!(mover.moved(), [counts[1], counts[0]].map(|n| (n * HUGE) as u64));
+        assert!(!mover.is_due() && map.iter().all(|&byte| byte == 7));
     }
 
     #[test]
@@ -228,7 +304,7 @@ mod tests {
             offset: 0,
             piece: HUGE,
             pieces: 1,
-            next: AtomicUsize::new(0),
+            parts: vec![Part::new(None)],
             steps: AtomicUsize::new(0),
         };
         assert_eq!((0..PATIENCE + 2).filter(|_| mover.is_due()).count(), 2);

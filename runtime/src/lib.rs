@@ -31,6 +31,7 @@ mod json;
 mod library;
 mod linked;
 mod model;
+mod numa;
 mod pages;
 pub mod pool;
 pub mod recipe;
@@ -40,6 +41,7 @@ mod state_file;
 mod table;
 mod topology;
 mod trace;
+mod workers;
 
 pub use artifact::Artifact;
 pub use batch::{Batch, Rows, Want};
@@ -47,10 +49,12 @@ pub use error::Error;
 pub use huge_pages::HugePages;
 pub use mlcc_files::replace_file;
 pub use model::{LoadOptions, Model};
+pub use numa::{Numa, Placement};
 pub use session::{Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
-pub use topology::physical_cores;
+pub use topology::{Core, CoreKind, Topology, physical_cores};
 pub use trace::StepTimes;
+pub use workers::Workers;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -10,15 +10,22 @@ use crate::cpu::CpuDevice;
 use crate::device::Device;
 use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
 use crate::huge_pages::{HugePages, Mover};
+use crate::numa::{Homes, Numa, Placement};
 use crate::pool::Pool;
 use crate::table::{Plan, Table};
-use crate::{Artifact, Error, Result, Session, library, physical_cores};
+use crate::{Artifact, Error, Result, Session, Workers, library, physical_cores};
 
 /// How to load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
     /// Workers; default: physical cores that this process may use.
     pub threads: Option<usize>,
+    /// Each worker stays on a core of its own, the thread that calls a step while the step lasts. By default the system chooses.
+    pub pin: bool,
+    /// On which NUMA node the weights lie, once they are in huge pages.
+    pub numa: Numa,
+    /// Workers that exist already, for example those of another model ([`Model::workers`]); `threads` and `pin` are theirs then.
+    pub workers: Option<Workers>,
     /// Name of a CPU level or variant; default: the variable `MLCC_CPU_LEVEL`, else the best one.
     pub cpu_level: Option<String>,
     /// Verify the hash of the weights too, which reads all of them.
@@ -43,6 +50,8 @@ struct Inner {
     made: Option<Mmap>,
     /// Weights that are not yet in huge pages.
     mover: Option<Mover>,
+    /// Where these are to be, if that matters.
+    homes: Option<Homes>,
     huge_pages: HugePages,
 }
 
@@ -73,10 +82,10 @@ impl Model {
                 return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
             }
         };
-        let (mover, made) = match device.cpu() {
-            Some(cpu) => (move_weights(&artifact, cpu.pool(), options.huge_pages)?, made),
+        let ((mover, homes), made) = match device.cpu() {
+            Some(cpu) => (move_weights(&artifact, &table, cpu.pool(), options)?, made),
             // A GPU has its own copy.
-            None => (None, None),
+            None => ((None, None), None),
         };
         Ok(Self(Arc::new(Inner {
             device,
@@ -85,6 +94,7 @@ impl Model {
             artifact,
             made,
             mover,
+            homes,
             huge_pages: options.huge_pages,
         })))
     }
@@ -135,6 +145,20 @@ impl Model {
         self.0.device.threads()
     }
 
+    /// The workers of its steps, for [`LoadOptions::workers`] of another model; `None` on a device.
+    pub fn workers(&self) -> Option<Workers> {
+        self.0.device.cpu().map(|cpu| cpu.workers().clone())
+    }
+
+    /// Where the weights are by now; `None` if they are not placed ([`LoadOptions::numa`], workers on several nodes, weights in a file
+    /// that may move into huge pages).
+    pub fn placement(&self) -> Option<Placement> {
+        let (mover, homes) = (self.mover()?, self.homes()?);
+        let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved()).collect();
+        let moved: u64 = nodes.iter().map(|(_, bytes)| bytes).sum();
+        Some(Placement { nodes, in_file: self.weights().len() as u64 - moved, near: homes.near() })
+    }
+
     /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
     /// as after loading, as many as are fastest beside what else runs on this machine. Results do not depend on it.
     pub fn fix_workers(&self, workers: Option<usize>) {
@@ -162,6 +186,10 @@ impl Model {
 
     pub(crate) fn mover(&self) -> Option<&Mover> {
         self.0.mover.as_ref()
+    }
+
+    pub(crate) fn homes(&self) -> Option<&Homes> {
+        self.0.homes.as_ref()
     }
 
     pub(crate) fn weights(&self) -> &[u8] {
@@ -192,14 +220,26 @@ impl Model {
     }
 }
 
-/// Who moves the weights, if they are to be moved; with [`HugePages::On`] they have been.
-fn move_weights(artifact: &Artifact, pool: &Pool, wanted: HugePages) -> Result<Option<Mover>> {
-    let place = artifact.weights_place();
-    let mover = place.and_then(|(file, offset, weights)| Mover::new(file, weights, offset, wanted));
-    if let (Some(mover), HugePages::On) = (&mover, wanted) {
-        pool.run(&|_| while mover.advance() {})?;
+/// Who moves the weights, if they are to be moved, and to where; with [`HugePages::On`] they have been.
+fn move_weights(
+    artifact: &Artifact,
+    table: &Table,
+    pool: &Pool,
+    options: &LoadOptions,
+) -> Result<(Option<Mover>, Option<Homes>)> {
+    let Some((file, offset, weights)) = artifact.weights_place() else { return Ok((None, None)) };
+    let Some(mut mover) = Mover::new(file, weights, offset, options.huge_pages) else {
+        return Ok((None, None));
+    };
+    let mut homes = Homes::new(options.numa, pool.places(), &table.params);
+    if let Some(homes) = &mut homes {
+        mover.share_out(weights, homes.nodes().len(), |bytes| homes.choose(bytes));
     }
-    Ok(mover)
+    if options.huge_pages == HugePages::On {
+        let node = |worker| homes.as_ref().map_or(0, |homes| homes.of_worker(worker));
+        pool.run(&|worker| while mover.advance(node(worker)) {})?;
+    }
+    Ok((Some(mover), homes))
 }
 
 fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
@@ -253,9 +293,9 @@ fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Resu
     if table.variants[variant].entries.decode.is_none() {
         return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry: "decode" });
     }
-    let wanted = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
-    Ok(CpuDevice::new(&table.variants[variant], Pool::new(wanted.min(most))?, most))
+    let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, options), Ok)?;
+    Ok(CpuDevice::new(&table.variants[variant], workers, most))
 }
 
 #[cfg(feature = "cuda")]

@@ -51,17 +51,23 @@ const SPINS_CROWDED: u32 = 1 << 4;
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// Which run, and how many workers take part ([`Epoch`]); workers wait for a change.
-    epoch: Padded<AtomicU64>,
+    /// What changes from run to run, in the one line that workers wait for.
+    call: Padded<Call>,
     /// The run that each worker, and all whom it leads, have ended last.
     ended: Vec<Padded<Signal>>,
     beds: Vec<Padded<Bed>>,
-    job: UnsafeCell<Option<Job>>,
     barrier: Barrier,
     pieces: Pieces,
     panic: Mutex<Option<String>>,
     shutdown: AtomicBool,
     spins: u32,
+}
+
+#[derive(Default)]
+struct Call {
+    /// Which run, and how many workers take part ([`Epoch`]).
+    epoch: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
 }
 
 /// Where a worker sleeps between runs.
@@ -97,12 +103,20 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
+/// Where a worker runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub cpus: CpuSet,
+    /// Number of the NUMA node of these CPUs.
+    pub node: usize,
+}
+
 /// See the [module](self).
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Where each worker runs, while it does; of all or of none.
-    places: Vec<CpuSet>,
+    /// Of each worker, while it runs; of all or of none.
+    places: Vec<Place>,
     gate: Turns<Gate>,
     /// Where its clock begins.
     begin: Instant,
@@ -124,18 +138,17 @@ impl Pool {
 
     /// A pool with a worker on each of `places`, of which there is at least one. The caller of a run is the first worker; its
     /// thread goes back to its own CPUs at the end of each run.
-    pub fn pinned(places: Vec<CpuSet>) -> Result<Self> {
+    pub fn pinned(places: Vec<Place>) -> Result<Self> {
         Self::start(places.len().max(1), places)
     }
 
-    fn start(workers: usize, places: Vec<CpuSet>) -> Result<Self> {
+    fn start(workers: usize, places: Vec<Place>) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if workers <= cores { SPINS } else { SPINS_CROWDED };
         let shared = Arc::new(Shared {
-            epoch: Padded::default(),
+            call: Padded::default(),
             ended: (0..workers).map(|_| Padded::default()).collect(),
             beds: (0..workers).map(|_| Padded::default()).collect(),
-            job: UnsafeCell::new(None),
             barrier: Barrier::new(workers, spins),
             pieces: Pieces::new(workers),
             panic: Mutex::new(None),
@@ -153,7 +166,7 @@ impl Pool {
         for index in 0..workers {
             let place = |source| Error::Pinning { index, source };
             // A thread begins where the one is that starts it. The caller as well tries its place, to which it will come.
-            let _there = pool.places.get(index).map(CpuSet::enter).transpose().map_err(place)?;
+            let _there = pool.places.get(index).map(|p| p.cpus.enter()).transpose().map_err(place)?;
             if index == 0 {
                 continue;
             }
@@ -169,6 +182,11 @@ impl Pool {
 
     pub fn workers(&self) -> usize {
         self.threads.len() + 1
+    }
+
+    /// Where each worker runs; empty if the system chooses.
+    pub fn places(&self) -> &[Place] {
+        &self.places
     }
 
     /// The barrier that all workers of a run share.
@@ -188,7 +206,10 @@ impl Pool {
 
     /// Calls `f(worker)` on every worker. Not to be called from inside a run.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
-        self.run_first(self.workers(), &|worker, _| f(worker))
+        if self.threads.is_empty() {
+            return self.alone(f);
+        }
+        self.run_by(&mut self.gate.take(), self.workers(), f)
     }
 
     /// Calls `f(worker, workers)` on the first `most`, or on all if they are fewer.
@@ -241,7 +262,7 @@ impl Pool {
     /// Puts the caller's thread where worker 0 runs, until what is returned is dropped.
     fn in_place(&self) -> Option<affinity::There> {
         // It was there when the pool began; where the system refuses now, the run is as right elsewhere.
-        self.places.first().and_then(|place| place.enter().ok())
+        self.places.first().and_then(|place| place.cpus.enter().ok())
     }
 
     /// The run of a pool without other workers: such callers need not take turns.
@@ -273,6 +294,9 @@ impl Pool {
             shared.panicked(&*panic);
         }
         shared.end(0, epoch);
+        if !shared.barrier.is_open() {
+            return Ok(());
+        }
         let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         match panic {
             None => Ok(()),
@@ -290,7 +314,7 @@ impl Drop for Pool {
         self.shared.shutdown.store(true, Ordering::Relaxed);
         // One more than the last run, by nobody.
         let epoch = self.gate.get_mut().epoch.next(0);
-        self.shared.epoch.0.store(epoch.0, Ordering::SeqCst);
+        self.shared.call.0.epoch.store(epoch.0, Ordering::SeqCst);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -309,9 +333,9 @@ impl Shared {
         // SAFETY: nobody reads the cell, since no run is going on. The lifetime is erased, but the pointer is used only until
         // all workers have ended, which the caller waits for (`end`) before it returns.
         unsafe {
-            *self.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(f));
+            *self.call.0.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(f));
         }
-        self.epoch.0.store(epoch.0, Ordering::SeqCst);
+        self.call.0.epoch.store(epoch.0, Ordering::SeqCst);
         self.wake(0, epoch);
     }
 
@@ -342,7 +366,7 @@ impl Shared {
         let Padded(bed) = &self.beds[index];
         let mut spins = if index < seen.workers() { self.spins } else { 0 };
         loop {
-            let epoch = Epoch(self.epoch.0.load(Ordering::SeqCst));
+            let epoch = Epoch(self.call.0.epoch.load(Ordering::SeqCst));
             if epoch != seen {
                 return epoch;
             }
@@ -352,7 +376,7 @@ impl Shared {
                 continue;
             }
             bed.asleep.store(true, Ordering::SeqCst);
-            if self.epoch.0.load(Ordering::SeqCst) == seen.0 {
+            if self.call.0.epoch.load(Ordering::SeqCst) == seen.0 {
                 std::thread::park();
             }
             bed.asleep.store(false, Ordering::Relaxed);
@@ -374,7 +398,7 @@ fn worker(shared: &Shared, index: usize) {
         shared.wake(index, epoch);
         // SAFETY: this worker has a part in the epoch, so the cell holds this run's job, which stays valid until we
         // have raised our `ended`.
-        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        let job = unsafe { (*shared.call.0.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(index)))
         {

@@ -24,6 +24,13 @@ impl CpuSet {
         self.words.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1)
     }
 
+    /// Where the calling thread may run.
+    #[cfg(test)]
+    pub fn of_this_thread() -> CpuSet {
+        let words = system::current().unwrap();
+        (0..64 * WORDS).filter(|&cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1).collect()
+    }
+
     /// Moves the calling thread there, until what is returned is dropped: then it may run where it might before.
     pub fn enter(&self) -> io::Result<There> {
         let before = system::current()?;
@@ -104,16 +111,15 @@ mod tests {
 
     #[test]
     fn a_thread_goes_there_and_comes_back() {
-        let now = || CpuSet { words: system::current().unwrap().to_vec() };
-        let before = now();
+        let before = CpuSet::of_this_thread();
         let first = (0..8192).find(|&cpu| before.contains(cpu)).unwrap();
         let one = CpuSet::from_iter([first]);
         {
             let _there = one.enter().unwrap();
-            assert!((0..8192).all(|cpu| now().contains(cpu) == (cpu == first)));
+            assert_eq!(CpuSet::of_this_thread(), one);
         }
-        assert_eq!(now(), before);
+        assert_eq!(CpuSet::of_this_thread(), before);
         assert!(CpuSet::default().enter().is_err(), "nowhere");
-        assert_eq!(now(), before);
+        assert_eq!(CpuSet::of_this_thread(), before);
     }
 }

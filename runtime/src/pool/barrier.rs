@@ -58,14 +58,27 @@ impl Barrier {
         let Some(own) = lines.get(worker) else { return };
         // Others are at most one barrier ahead or behind.
         let count = own.arrivals.0.count().wrapping_add(1);
-        let _opened = self.meet(worker, lines, count);
+        let mut waiter = Waiter { spins: self.spins, open: Some(&self.open), slept: &self.slept.0 };
+        if lines.len() <= FAN {
+            own.arrivals.0.raise(count);
+            // Where a worker will never come, nobody waits for anybody.
+            let _opened = lines.iter().all(|other| waiter.wait(&other.arrivals.0, count));
+        } else {
+            let _opened =
+                self.climb(worker, lines, |signal| waiter.wait(&signal.0, count).then_some(()), count);
+        }
     }
 
-    /// `None` if a worker will never come.
-    fn meet(&self, worker: usize, lines: &[Lines], count: u32) -> Option<()> {
+    /// The way up the tree and down. `None` if a worker will never come.
+    #[inline(never)]
+    fn climb(
+        &self,
+        worker: usize,
+        lines: &[Lines],
+        mut comes: impl FnMut(&Padded<Signal>) -> Option<()>,
+        count: u32,
+    ) -> Option<()> {
         let (own, top) = (&lines[worker], self.top.load(Ordering::Relaxed));
-        let mut waiter = Waiter { spins: self.spins, open: Some(&self.open), slept: &self.slept.0 };
-        let mut comes = |signal: &Padded<Signal>| waiter.wait(&signal.0, count).then_some(());
         let mut stride = 1;
         while stride < top && tree::leader(worker, stride) == worker {
             for member in tree::group(worker, stride, lines.len()).skip(1) {
@@ -101,6 +114,11 @@ impl Barrier {
     pub(super) fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
         self.signals().for_each(Signal::wake_sleepers);
+    }
+
+    /// Whether a worker will never come. Those of the run have ended.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
     }
 
     /// Makes it whole, for the first `workers`. No worker may be inside.

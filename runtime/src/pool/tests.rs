@@ -210,3 +210,24 @@ fn steps_have_at_most_the_workers_that_they_may_have() {
         assert_eq!(ran.into_inner(), 3 * most.min(4));
     }
 }
+
+/// Workers are where they were put, the caller while it runs only.
+#[cfg(target_os = "linux")]
+#[test]
+fn pinned_workers_stay_in_their_places() {
+    let before = CpuSet::of_this_thread();
+    let cpus: Vec<usize> = (0..8192).filter(|&cpu| before.contains(cpu)).collect();
+    let place =
+        |worker: usize| Place { cpus: [cpus[worker % cpus.len()]].into_iter().collect(), node: worker };
+    let places: Vec<Place> = (0..3).map(place).collect();
+    let pool = Pool::pinned(places.clone()).unwrap();
+    for _ in 0..3 {
+        pool.run(&|worker| assert_eq!(CpuSet::of_this_thread(), places[worker].cpus)).unwrap();
+        assert_eq!(CpuSet::of_this_thread(), before);
+    }
+    pool.run_first(1, &|_, _| assert_eq!(CpuSet::of_this_thread(), places[0].cpus)).unwrap();
+    let nowhere = Place { cpus: CpuSet::default(), node: 0 };
+    let refused = Pool::pinned([places[0].clone(), nowhere].to_vec());
+    assert!(matches!(refused.err(), Some(Error::Pinning { index: 1, .. })));
+    assert_eq!(CpuSet::of_this_thread(), before);
+}

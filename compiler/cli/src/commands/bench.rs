@@ -18,7 +18,7 @@ use clap::ValueEnum;
 use mlcc_runtime::{Batch, Model, Session, StepTimes};
 use serde_json::Value;
 
-use crate::commands::{HugePages, Limits, load_to_run, print, print_json, warn_of};
+use crate::commands::{HugePages, Limits, Placing, load_placed, print, print_json, warn_of};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
@@ -56,6 +56,8 @@ pub struct Args {
     /// Worker threads (with commas for several) [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    #[command(flatten)]
+    placing: Placing,
     /// Weights in huge pages, which are read faster: from the start, as in a process that has generated for a while
     #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
     huge_pages: HugePages,
@@ -171,7 +173,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     // Nothing to measure is told before anything is read.
     tests(args, Limits::default())?;
     if args.kernels {
-        let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;
+        let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
         let profiles = kernels::measure(&model, &tests(args, Limits::of(&model))?, args, ui)?;
         return match args.output {
             Form::Json => print_json(&profiles),
@@ -185,7 +187,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if !args.busy.is_empty() {
         let mut rows = Vec::new();
         for threads in thread_counts {
-            let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;
+            let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
             rows.extend(busy::measure(&model, &tests(args, Limits::of(&model))?, args, ui)?);
         }
         return match args.output {
@@ -195,7 +197,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     }
     let mut rows = Vec::new();
     for threads in thread_counts {
-        let model = load_to_run(&args.artifact, threads, args.huge_pages, ui)?;
+        let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
         rows.extend(measure(&model, &tests(args, Limits::of(&model))?, args, ui)?);
     }
     match args.output {

@@ -44,12 +44,8 @@ pub struct Args {
     /// Most tokens of an answer; -1 goes on until the model ends it
     #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     predict: i64,
-    /// Worker threads [default: physical cores]
-    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Weights in huge pages, which are read faster
-    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
-    huge_pages: super::HugePages,
+    #[command(flatten)]
+    threads: super::Threads,
     #[command(flatten)]
     sampling: run::Sampling,
     #[command(flatten)]
@@ -66,7 +62,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages, ui)?;
+    let model = super::load_to_run(&args.artifact, &args.threads, ui)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
@@ -78,8 +74,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     };
     settings.check().map_err(CliError::usage)?;
     let mut conversation = Conversation::new(model.session()?, format, args.system.as_deref(), &tokenizer);
-    let threads = args.threads.map(usize::from);
-    if let Some(make) = args.speculation.drafter(&model, &tokenizer, threads, args.huge_pages, ui)? {
+    if let Some(make) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         conversation.draft_with(make());
     }
     let eos = run::eos_ids(&metadata);

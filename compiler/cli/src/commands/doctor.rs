@@ -160,12 +160,8 @@ fn cpu() -> Check {
 }
 
 fn cores() -> Check {
-    let logical = std::thread::available_parallelism().map_or(1, usize::from);
-    let physical = mlcc_runtime::physical_cores();
-    Check::ok(
-        "cores",
-        format!("{physical} physical, {logical} logical; runs use {physical} threads (-t changes it)"),
-    )
+    let (topology, threads) = (mlcc_runtime::Topology::of_host(), mlcc_runtime::physical_cores());
+    Check::ok("cores", format!("{topology}; runs use {threads} threads (-t changes it)"))
 }
 
 fn memory() -> Check {

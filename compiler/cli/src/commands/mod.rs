@@ -28,7 +28,7 @@ use mlcc_files::Kind;
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::ui::Ui;
+use crate::ui::{self, Ui};
 use mlcc_driver::build::keep::chosen;
 
 /// Writes a value as JSON to standard output.
@@ -108,15 +108,88 @@ pub(crate) fn chat_template(name: &str, more: &str) -> Result<ChatSource, CliErr
     }
 }
 
+/// Worker threads and the weights that they read.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Threads {
+    /// Worker threads [default: physical cores]
+    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    placing: Placing,
+    /// Weights in huge pages, which are read faster
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
+    huge_pages: HugePages,
+}
+
+/// Where workers and weights are.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Placing {
+    /// Each worker thread stays on a core of its own
+    #[arg(long)]
+    pin: bool,
+    /// On machines with several NUMA nodes: where weights in huge pages lie
+    #[arg(long, value_enum, default_value = "off", value_name = "WHERE")]
+    numa: Numa,
+}
+
+/// `--numa`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Numa {
+    /// Wherever they happen to be
+    Off,
+    /// On the node whose workers read them; these stay on their nodes
+    Local,
+    /// On all nodes in turns; workers stay on their nodes
+    Interleave,
+}
+
+impl From<Numa> for mlcc_runtime::Numa {
+    fn from(wanted: Numa) -> Self {
+        match wanted {
+            Numa::Off => Self::Off,
+            Numa::Local => Self::Local,
+            Numa::Interleave => Self::Interleave,
+        }
+    }
+}
+
 /// A model to generate with.
-pub(crate) fn load_to_run(
+pub(crate) fn load_to_run(path: &Path, threads: &Threads, ui: &Ui) -> Result<mlcc_runtime::Model, CliError> {
+    load_placed(path, threads.threads.map(usize::from), threads.placing, threads.huge_pages, ui)
+}
+
+/// A model that helps `other` and shares its worker threads.
+pub(crate) fn load_beside(
+    other: &mlcc_runtime::Model,
+    path: &Path,
+    threads: &Threads,
+) -> Result<mlcc_runtime::Model, CliError> {
+    let options = mlcc_runtime::LoadOptions {
+        workers: other.workers(),
+        threads: threads.threads.map(usize::from),
+        huge_pages: threads.huge_pages.into(),
+        numa: threads.placing.numa.into(),
+        ..Default::default()
+    };
+    Ok(mlcc_runtime::Model::load(path, &options)?)
+}
+
+/// As [`load_to_run`].
+pub(crate) fn load_placed(
     path: &Path,
     threads: Option<usize>,
+    placing: Placing,
     huge_pages: HugePages,
     ui: &Ui,
 ) -> Result<mlcc_runtime::Model, CliError> {
-    let huge_pages = huge_pages.into();
-    let options = mlcc_runtime::LoadOptions { threads, huge_pages, ..Default::default() };
+    if placing.numa != Numa::Off && huge_pages == HugePages::Off {
+        return Err(CliError::usage(
+            "--numa places weights while they move into huge pages: it has nothing to place with --huge-pages off",
+        ));
+    }
+    let (huge_pages, numa) = (huge_pages.into(), placing.numa.into());
+    let options =
+        mlcc_runtime::LoadOptions { threads, huge_pages, pin: placing.pin, numa, ..Default::default() };
     let model = mlcc_runtime::Model::load(path, &options)?;
     let most = model.plan().max_workers;
     if let Some(wanted) = threads.filter(|&wanted| most != 0 && wanted as u64 > most) {
@@ -124,7 +197,22 @@ pub(crate) fn load_to_run(
             "runs with {most} threads instead of {wanted}: the artifact plans memory for no more"
         ));
     }
+    if placing.numa != Numa::Off && model.placement().is_none() {
+        ui.warn(format_args!(
+            "--numa places nothing: the workers are on one NUMA node, or the weights stay mapped from the file \
+             (less than 64 MiB, too little free memory, no huge pages, or a GPU's)"
+        ));
+    }
     Ok(model)
+}
+
+/// Where the weights are by now, in words; `None` if they are not placed.
+pub(crate) fn placement(model: &mlcc_runtime::Model) -> Option<String> {
+    let placement = model.placement()?;
+    let on_node = |(node, bytes): &(usize, u64)| format!("{} on node {node}", ui::bytes(*bytes));
+    let nodes: Vec<String> = placement.nodes.iter().map(on_node).collect();
+    let (in_file, near) = (ui::bytes(placement.in_file), 100.0 * placement.near);
+    Some(format!("{}, {in_file} in the file's pages; {near:.0} % where workers read them", nodes.join(", ")))
 }
 
 /// `--threads`, or the physical cores.

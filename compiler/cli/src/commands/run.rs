@@ -10,7 +10,7 @@ use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
 use mlcc_engine::{
     GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, family_sampling,
 };
-use mlcc_runtime::{Model, Session};
+use mlcc_runtime::{Model, Session, Topology};
 use serde_json::Value;
 
 use crate::commands::speculation::Speculation;
@@ -41,12 +41,8 @@ pub struct Args {
         value_parser = clap::value_parser!(i64).range(-1..)
     )]
     predict: i64,
-    /// Worker threads [default: physical cores]
-    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Weights in huge pages, which are read faster
-    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
-    huge_pages: super::HugePages,
+    #[command(flatten)]
+    threads: super::Threads,
     #[command(flatten)]
     sampling: Sampling,
     #[command(flatten)]
@@ -147,7 +143,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     {
         return Err(CliError::usage(format!("--save-state {}: that is the model itself", path.display())));
     }
-    let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages, ui)?;
+    let model = super::load_to_run(&args.artifact, &args.threads, ui)?;
     let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
@@ -173,9 +169,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         model.threads()
     ));
     ui.detail(format_args!("memory: {}", memory(&model)));
+    ui.detail(format_args!("cores: {}", Topology::of_host()));
     let mut generator = Generator::new(session);
-    let threads = args.threads.map(usize::from);
-    if let Some(make) = args.speculation.drafter(&model, &tokenizer, threads, args.huge_pages, ui)? {
+    if let Some(make) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         generator.draft_with(make());
     }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
@@ -188,6 +184,9 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     text.end()?;
     statistics(&out, loaded, first.unwrap_or_else(|| ui.started.elapsed()), ui);
     super::warn_of(generator.model(), ui);
+    if let Some(weights) = super::placement(&model) {
+        ui.detail(format_args!("weights: {weights}"));
+    }
     if let Some(path) = &args.save_state {
         if !generator.feed_last()? {
             ui.warn("the context is full: the state is without the last token of the text");

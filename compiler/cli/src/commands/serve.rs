@@ -42,9 +42,8 @@ pub struct Args {
     /// Memory that may be used, for example 8GB [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
-    /// Worker threads [default: physical cores]
-    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: super::Threads,
     /// Name of the model for clients [default: the file's name without .so]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Option<String>,
@@ -67,9 +66,6 @@ pub struct Args {
     /// Tokenizer file, in place of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Weights in huge pages, which are read faster
-    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
-    huge_pages: super::HugePages,
     #[command(flatten)]
     sampling: run::Sampling,
     #[command(flatten)]
@@ -78,7 +74,7 @@ pub struct Args {
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let stop = interrupt::flag();
-    let model = super::load_to_run(&args.artifact, args.threads.map(usize::from), args.huge_pages, ui)?;
+    let model = super::load_to_run(&args.artifact, &args.threads, ui)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
@@ -95,9 +91,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     };
     let name = args.alias.clone().or_else(|| Some(args.artifact.file_stem()?.to_string_lossy().into_owned()));
     let name = name.unwrap_or_else(|| "model".into());
-    let threads = args.threads.map(usize::from);
     let served = Served {
-        drafter: args.speculation.drafter(&model, &tokenizer, threads, args.huge_pages, ui)?,
+        drafter: args.speculation.drafter(&model, &tokenizer, &args.threads)?,
         sampling: run::sampling(&metadata, &args.sampling)?,
         format: chat::known_format(&model, args.template.as_deref())?,
         eos: run::eos_ids(&metadata),

@@ -7,9 +7,8 @@ use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
 use mlcc_engine::{TokenId, Tokenizer, is_batch_invariant, takes_drafts};
 use mlcc_runtime::Model;
 
-use crate::commands::{HugePages, load_to_run, run};
+use crate::commands::{Threads, load_beside, run};
 use crate::error::CliError;
-use crate::ui::Ui;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Drafts, which change no text but its speed")]
@@ -33,9 +32,7 @@ impl Speculation {
         &self,
         model: &Model,
         tokenizer: &Tokenizer,
-        threads: Option<usize>,
-        huge_pages: HugePages,
-        ui: &Ui,
+        threads: &Threads,
     ) -> Result<Option<MakeDrafter>, CliError> {
         let flag = match (self.speculate, &self.draft) {
             (None, None) => return Ok(None),
@@ -47,7 +44,7 @@ impl Speculation {
         let Some(path) = &self.draft else {
             return Ok(Some(Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>)));
         };
-        let small = load_to_run(path, threads, huge_pages, ui)?;
+        let small = load_beside(model, path, threads)?;
         needs_rewinding("--draft", &small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
         let step = ModelStep::new(&small)?;

@@ -46,12 +46,14 @@ fn examples_continue_as_the_reference_does() {
     let folder = tempfile::tempdir().unwrap();
     let examples = workspace().join("runtime/examples");
     let Some(c) = compiled(&examples.join("generate.c"), folder.path()) else { return };
+    let Some(mixed) = compiled(&examples.join("step.c"), folder.path()) else { return };
     let python = Command::new("python3").arg("--version").output().is_ok_and(|out| out.status.success());
     let pieces = ["--chunk", "16"];
     let cases = [
         ("chatglm-6b-tiny", &[][..]),
         ("phi3-longrope", &pieces),
         ("llama-dynamic", &pieces),
+        ("llama3-gqa-tied", &pieces),
         ("rwkv4-hf", &pieces),
     ];
     let backend = backends().next().expect("a back end is built in");
@@ -74,7 +76,31 @@ fn examples_continue_as_the_reference_does() {
                 assert_eq!(stdout(&mut script), expected.join(" "), "{what}");
             }
         }
+        // Two of the prompts together, the longest one in pieces beside the tokens of the other.
+        if flags.is_empty() {
+            continue;
+        }
+        let mut prompts = golden(name).prompts;
+        prompts.sort_by_key(|prompt| prompt.input_ids.len());
+        let [first, .., second] = &prompts[..] else { panic!("{name} has one prompt") };
+        let count = first.greedy.len().min(second.greedy.len()).min(8);
+        let expected = [first, second].map(|prompt| words(&prompt.greedy[..count]).join(" ")).join("\n");
+        let mut args = vec![artifact.display().to_string(), count.to_string()];
+        args.extend([words(&ids(first)), vec!["--".into()], words(&ids(second))].concat());
+        assert_eq!(stdout(Command::new(&mixed).args(&args)), expected, "{name}, two texts");
+        if python {
+            let mut script = Command::new("python3");
+            assert_eq!(
+                stdout(script.arg(examples.join("step.py")).args(&args)),
+                expected,
+                "{name}, two texts"
+            );
+        }
     }
+}
+
+fn words<T: ToString>(ids: &[T]) -> Vec<String> {
+    ids.iter().map(ToString::to_string).collect()
 }
 
 /// Nothing depends on what memory held before, for caches of every kind, also with fewer keys than attention sinks; several

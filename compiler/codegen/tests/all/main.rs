@@ -5,6 +5,7 @@ mod artifact;
 mod cache_sessions;
 mod cases;
 mod clif;
+mod core_kinds;
 mod cuda_runtime;
 mod examples;
 mod handwritten_kernel;

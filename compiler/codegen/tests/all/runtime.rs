@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::toy::{self, VOCAB, reference};
 use mlcc_codegen::artifact::Weights;
-use mlcc_runtime::{Error, LoadOptions, Model, Session};
+use mlcc_runtime::{Error, LoadOptions, Model, Numa, Session, Workers};
 
 fn options(threads: usize) -> LoadOptions {
     LoadOptions { threads: Some(threads), verify_hashes: true, ..LoadOptions::default() }
@@ -40,7 +40,7 @@ fn every_number_of_workers_gives_the_same() {
     if !toy::can_compile() {
         return;
     }
-    for threads in [1, 2, 3, 7] {
+    for threads in [1, 2, 3, 7, 40, 128] {
         let (_folder, model) = load(&[], threads);
         assert_eq!((model.threads(), model.vocab(), model.executor()), (threads, VOCAB, "best"));
         check_session(&mut model.session().unwrap());
@@ -158,6 +158,32 @@ fn sessions_on_several_threads_share_the_pool() {
             s.spawn(|| (0..20).for_each(|_| check_session(&mut model.session().unwrap())));
         }
     });
+}
+
+/// Two models with one pool, each from threads of its own, and where the workers run: results are those of a model alone.
+#[test]
+fn models_share_workers() {
+    if !toy::can_compile() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = toy::artifact(folder.path(), &[]);
+    for (pin, numa) in [(false, Numa::Off), (true, Numa::Off), (false, Numa::Local), (true, Numa::Interleave)]
+    {
+        let first = Model::load(&path, &LoadOptions { pin, numa, ..options(3) }).unwrap();
+        let workers = first.workers().unwrap();
+        let second = Model::load(&path, &LoadOptions { workers: first.workers(), ..options(9) }).unwrap();
+        assert_eq!((second.threads(), second.workers()), (3, Some(workers)), "those that are there");
+        std::thread::scope(|scope| {
+            for model in [&first, &second, &second] {
+                scope.spawn(|| (0..5).for_each(|_| check_session(&mut model.session().unwrap())));
+            }
+        });
+        assert_eq!(first.placement(), None, "a toy stays where the file's pages are");
+        drop(first);
+        check_session(&mut second.session().unwrap());
+    }
+    assert_ne!(Workers::new(&options(2)).unwrap(), Workers::new(&options(2)).unwrap());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mlcc_runtime::Model;
+use mlcc_runtime::{Model, Topology};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -17,6 +17,9 @@ pub struct Row {
     test: String,
     threads: usize,
     level: String,
+    /// The cores that this process may use, and where the weights are if they are placed; nothing on GPUs.
+    cores: Option<String>,
+    weights: Option<String>,
     /// Median of the repetitions.
     tok_s: f64,
     tok_s_min: f64,
@@ -107,6 +110,8 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
         test: test.name(),
         threads: model.threads(),
         level: model.executor().to_string(),
+        cores: (!model.table().variants.is_empty()).then(|| Topology::of_host().to_string()),
+        weights: crate::commands::placement(model),
         tok_s: median(runs.iter().map(|run| run.speed).collect()),
         tok_s_min: speeds[0],
         tok_s_max: speeds[1],
@@ -166,6 +171,16 @@ pub fn markdown(rows: &[Row]) -> String {
             pair(r.compute_peak, 1e9),
             r.ping_pong.map_or("-".to_string(), |p| pair(p, 1.0)),
         );
+    }
+    let mut machines: Vec<(&str, &str)> = Vec::new();
+    for r in rows {
+        let weights = [("Weights", r.weights.as_deref())];
+        for (what, text) in [("Cores", r.cores.as_deref())].into_iter().chain(weights) {
+            machines.extend(text.map(|text| (what, text)).filter(|line| !machines.contains(line)));
+        }
+    }
+    for (what, text) in machines {
+        let _ = write!(out, "\n{what}: {text}.");
     }
     out.push_str(
         "\nLimits of the machine, probed before and after every repetition: the least and the most. The share is the median of \

@@ -1,0 +1,190 @@
+//! On which NUMA node the weights lie.
+//!
+//! Workers share the rows of a matrix in their order: of `W` workers, worker `w` reads the part from `w / W` to
+//! `(w + 1) / W` of its bytes (packings keep the order of rows). Where workers are bound to nodes, each byte has a node that
+//! reads it most: a huge page is put where most of its bytes are read.
+
+use std::ops::Range;
+
+use crate::pool::Place;
+use crate::table::Param;
+
+/// Where weights are placed on machines with several NUMA nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numa {
+    /// Where they happen to be: pages of the file where they were read first, by whatever process; huge pages on the node of
+    /// the worker that moved them.
+    #[default]
+    Off,
+    /// Huge pages on the node whose workers read most of their bytes. Workers stay on their nodes.
+    Local,
+    /// Huge pages on all nodes in turns. Workers stay on their nodes.
+    Interleave,
+}
+
+/// Where the weights of a model are by now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Of each node that workers are on: its number, and the bytes of weights that were moved to it.
+    pub nodes: Vec<(usize, u64)>,
+    /// Bytes that are where the file's pages are.
+    pub in_file: u64,
+    /// The part of the matrices' bytes that lies where it is read, once all huge pages have moved.
+    pub near: f64,
+}
+
+/// Chooses nodes for bytes of weights.
+pub(crate) struct Homes {
+    /// Numbers of the nodes, rising.
+    nodes: Vec<usize>,
+    /// For each worker the place of its node in `nodes`.
+    of_workers: Vec<usize>,
+    /// Where each matrix lies, in their order.
+    matrices: Vec<Range<u64>>,
+    interleave: bool,
+    /// Homes that were given, and bytes: all that are read, and those that are read where they lie.
+    given: usize,
+    read: u64,
+    near: u64,
+}
+
+impl Homes {
+    /// `None` where nothing is to be placed: workers are on one node, or are bound to none.
+    pub fn new(numa: Numa, places: &[Place], params: &[Param]) -> Option<Homes> {
+        let mut nodes: Vec<usize> = places.iter().map(|place| place.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        if numa == Numa::Off || nodes.len() < 2 {
+            return None;
+        }
+        let of_workers = places.iter().filter_map(|place| nodes.binary_search(&place.node).ok()).collect();
+        let mut matrices: Vec<Range<u64>> = params.iter().flat_map(matrices).collect();
+        matrices.sort_by_key(|matrix| (matrix.start, matrix.end));
+        let interleave = numa == Numa::Interleave;
+        Some(Homes { nodes, of_workers, matrices, interleave, given: 0, read: 0, near: 0 })
+    }
+
+    /// The nodes that are chosen from.
+    pub fn nodes(&self) -> &[usize] {
+        &self.nodes
+    }
+
+    /// The place of a worker's node in [`Homes::nodes`].
+    pub fn of_worker(&self, worker: usize) -> usize {
+        self.of_workers.get(worker).copied().unwrap_or(0)
+    }
+
+    /// The node for these bytes, as a place in [`Homes::nodes`].
+    pub fn choose(&mut self, bytes: Range<u64>) -> usize {
+        let mut read = vec![0; self.nodes.len()];
+        // Matrices do not overlap.
+        let from = self.matrices.partition_point(|matrix| matrix.end <= bytes.start);
+        for matrix in self.matrices[from..].iter().take_while(|matrix| matrix.start < bytes.end) {
+            self.add_reads(matrix, &bytes, &mut read);
+        }
+        let most = read.iter().copied().max().unwrap_or(0);
+        let turn = self.given % self.nodes.len();
+        let reader = read.iter().position(|&r| r == most && most > 0).unwrap_or(turn);
+        let home = if self.interleave { turn } else { reader };
+        self.given += 1;
+        self.read += read.iter().sum::<u64>();
+        self.near += read[home];
+        home
+    }
+
+    /// The part of what is read that lies where it is read, of all bytes that [`Homes::choose`] was asked for.
+    pub fn near(&self) -> f64 {
+        if self.read == 0 { 1.0 } else { self.near as f64 / self.read as f64 }
+    }
+
+    fn add_reads(&self, matrix: &Range<u64>, bytes: &Range<u64>, read: &mut [u64]) {
+        let workers = self.of_workers.len() as u128;
+        let size = u128::from(matrix.end - matrix.start);
+        let border = |worker: u128| matrix.start + (size * worker / workers) as u64;
+        let (start, end) = (matrix.start.max(bytes.start), matrix.end.min(bytes.end));
+        let first = u128::from(start - matrix.start) * workers / size;
+        for worker in first.. {
+            let (from, to) = (border(worker).max(start), border(worker + 1).min(end));
+            if border(worker) >= end || worker >= workers {
+                break;
+            }
+            read[self.of_workers[worker as usize]] += to.saturating_sub(from);
+        }
+    }
+}
+
+/// The matrices of a parameter: one, or those of all experts, one behind the other.
+fn matrices(param: &Param) -> impl Iterator<Item = Range<u64>> {
+    let (offset, bytes) = (param.offset, param.bytes);
+    let outer = param.dims.len().saturating_sub(2);
+    let count = param.dims[..outer].iter().fold(1u64, |n, &dim| n.saturating_mul(dim)).clamp(1, bytes.max(1));
+    let at = move |i: u64| offset + (u128::from(bytes) * u128::from(i) / u128::from(count)) as u64;
+    (0..count).map(move |i| at(i)..at(i + 1)).filter(|matrix| !matrix.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::CpuSet;
+
+    fn places(nodes: &[usize]) -> Vec<Place> {
+        nodes.iter().map(|&node| Place { cpus: CpuSet::from_iter([node]), node }).collect()
+    }
+
+    fn param(offset: u64, bytes: u64, dims: &[u64]) -> Param {
+        let (name, format, packing) = Default::default();
+        Param { name, format, packing, dims: dims.to_vec(), offset, bytes }
+    }
+
+    fn homes(homes: &mut Homes, piece: u64, pieces: u64) -> Vec<usize> {
+        (0..pieces).map(|i| homes.choose(i * piece..(i + 1) * piece)).collect()
+    }
+
+    #[test]
+    fn pages_go_to_their_readers() {
+        // Two matrices of 800 and 400 bytes, then one for each of two experts, of 200.
+        let params = [param(800, 400, &[4, 100]), param(0, 800, &[8, 100]), param(1200, 400, &[2, 2, 100])];
+        let four = places(&[0, 0, 2, 2]);
+        let mut local = Homes::new(Numa::Local, &four, &params).unwrap();
+        assert_eq!((local.nodes(), local.of_worker(3)), (&[0, 2][..], 1));
+        assert_eq!(homes(&mut local, 100, 16), [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
+        assert_eq!(local.near(), 1.0);
+        // Pages that hold more than one worker's rows: most bytes decide.
+        let mut local = Homes::new(Numa::Local, &four, &params).unwrap();
+        assert_eq!(homes(&mut local, 600, 2), [0, 1]);
+        assert!((local.near() - 800.0 / 1200.0).abs() < 1e-9, "400 of 600 each");
+        // Beyond all matrices, in turns.
+        assert_eq!([local.choose(5000..6000), local.choose(6000..7000)], [0, 1]);
+    }
+
+    #[test]
+    fn unequal_nodes_have_unequal_shares() {
+        // Three workers on one node, one on the other: three quarters and one quarter of the rows.
+        let mut local = Homes::new(Numa::Local, &places(&[1, 1, 1, 0]), &[param(0, 800, &[8, 100])]).unwrap();
+        assert_eq!(homes(&mut local, 100, 8), [1, 1, 1, 1, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn interleaved_pages_go_round() {
+        let mut all = Homes::new(Numa::Interleave, &places(&[0, 1]), &[param(0, 800, &[8, 100])]).unwrap();
+        assert_eq!(homes(&mut all, 100, 8), [0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(all.near(), 0.5);
+    }
+
+    #[test]
+    fn one_node_needs_no_placing() {
+        let params = [param(0, 800, &[8, 100])];
+        assert!(Homes::new(Numa::Local, &places(&[1, 1]), &params).is_none());
+        assert!(Homes::new(Numa::Local, &[], &params).is_none());
+        assert!(Homes::new(Numa::Off, &places(&[0, 1]), &params).is_none());
+    }
+
+    #[test]
+    fn strange_parameters_are_no_reason_to_fail() {
+        let params =
+            [param(0, 0, &[]), param(7, 3, &[u64::MAX, u64::MAX, 1, 1]), param(u64::MAX - 10, 5, &[5])];
+        let mut local = Homes::new(Numa::Local, &places(&[0, 1]), &params).unwrap();
+        assert!(local.choose(0..100) < 2);
+        assert!(local.choose(u64::MAX - 20..u64::MAX) < 2);
+    }
+}
