@@ -1,7 +1,7 @@
 //! Statements to instructions: arithmetic here, the rest in the files beside.
 
 use super::modifiers::Modifiers;
-use super::op::{FloatFn, FloatOne, Half, IntFn, IntOne, Op, Ty};
+use super::op::{FloatFn, FloatOne, Half, IntFn, IntOne, Logic, Op, Ty};
 use super::scope::Scope;
 use super::text::{Operand, Statement};
 use super::{convert_ops, memory_ops, warp_ops};
@@ -209,14 +209,24 @@ impl<'a> Decoder<'_, 'a> {
     fn bitwise(&mut self, name: &str) -> Decoded {
         let ty = self.m.ty()?;
         let f = match name {
-            "and" => (IntFn::And, super::op::Logic::And),
-            "or" => (IntFn::Or, super::op::Logic::Or),
-            _ => (IntFn::Xor, super::op::Logic::Xor),
+            "and" => (IntFn::And, Logic::And),
+            "or" => (IntFn::Or, Logic::Or),
+            _ => (IntFn::Xor, Logic::Xor),
         };
         if ty == Ty::Pred {
             let [d, a, b] = self.operands()?;
             let s = &*self.scope;
-            return Ok(Op::Logic { f: f.1, d: s.p(&d)?, a: s.p(&a)?, b: s.p(&b)? });
+            let (d, a) = (s.p(&d)?, s.p(&a)?);
+            // A constant: all bits are one value.
+            return Ok(match (f.1, &b) {
+                (Logic::And, Operand::Int(0)) => Op::ConstP { d, value: false },
+                (Logic::Or, Operand::Int(1 | -1)) => Op::ConstP { d, value: true },
+                (Logic::Xor, Operand::Int(1 | -1)) => Op::NotP { d, a },
+                (Logic::And, Operand::Int(1 | -1)) | (Logic::Or | Logic::Xor, Operand::Int(0)) => {
+                    Op::MovP { d, a }
+                }
+                _ => Op::Logic { f: f.1, d, a, b: s.p(&b)? },
+            });
         }
         if !BITS.contains(&ty) {
             return Err(self.unknown());

@@ -168,6 +168,16 @@ fn comparisons_of_nan() {
     assert_eq!(word(two, &[5, 3]), 1);
     assert_eq!(word(two, &[2, 3]), 2);
     assert_eq!(word(two, &[u32::MAX, 3]), 0);
+    // Constants that LLVM writes for predicates.
+    let constant = |op: &str| {
+        let text = format!("setp.lt.s32 %p1, %r1, %r2;\n{op};\nselp.b32 %r0, 1, 0, %p0;");
+        [word(&text, &[2, 3]), word(&text, &[3, 2])]
+    };
+    assert_eq!(constant("xor.pred %p0, %p1, -1"), [0, 1]);
+    assert_eq!(constant("xor.pred %p0, %p1, 0"), [1, 0]);
+    assert_eq!(constant("and.pred %p0, %p1, -1"), [1, 0]);
+    assert_eq!(constant("and.pred %p0, %p1, 0"), [0, 0]);
+    assert_eq!(constant("or.pred %p0, %p1, 1"), [1, 1]);
 }
 
 #[test]
