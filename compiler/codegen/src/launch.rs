@@ -8,7 +8,7 @@ use crate::model::{Limits, gpu_kernel_symbol};
 use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
 use mlcc_abi::{Control, arg};
 use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
-use mlcc_ir::kernel::{ExprArena, ForKind, Kernel, Stmt};
+use mlcc_ir::kernel::{BufId, ExprArena, ForKind, Kernel, Space, Stmt};
 use mlcc_ir::step::{Base, Grid, Launch, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -43,6 +43,36 @@ fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Where the shared memory of a kernel lies.
+pub struct SharedMemory {
+    /// Bytes that are asked for at launch: all of it, or none where it is so little that a kernel may declare it.
+    pub dynamic_bytes: u32,
+    /// Where buffers begin in it.
+    pub places: BTreeMap<BufId, u32>,
+}
+
+impl SharedMemory {
+    /// What a kernel may declare itself.
+    const DECLARED_BYTES: u64 = 48 << 10;
+    /// To which dynamic shared memory is aligned, and each buffer in it.
+    pub const ALIGN: u32 = 128;
+
+    pub fn of(kernel: &Kernel) -> SharedMemory {
+        let (mut declared, mut places, mut end) = (0, BTreeMap::new(), 0u64);
+        for (id, buf) in kernel.bufs.iter().filter(|(_, buf)| buf.space == Space::Shared) {
+            let len = buf.len.as_const().and_then(|len| u64::try_from(len).ok()).unwrap_or(0);
+            let bytes = len.saturating_mul(buf.dtype.bytes().unwrap_or(1) as u64);
+            declared += bytes;
+            places.insert(id, u32::try_from(end).unwrap_or(u32::MAX));
+            end = end.saturating_add(bytes).next_multiple_of(u64::from(Self::ALIGN));
+        }
+        match declared > Self::DECLARED_BYTES {
+            true => SharedMemory { dynamic_bytes: u32::try_from(end).unwrap_or(u32::MAX), places },
+            false => SharedMemory { dynamic_bytes: 0, places: BTreeMap::new() },
+        }
+    }
 }
 
 const _: () = assert!(matches!(
@@ -143,8 +173,7 @@ fn describe(
         kernel: gpu_kernel_symbol(&launch.kernel),
         grid: [grid_extent(x)?, grid_extent(y)?, grid_extent(z)?],
         block: grid.threads,
-        // Shared buffers are static.
-        shared_bytes: 0,
+        shared_bytes: SharedMemory::of(kernel).dynamic_bytes,
         args,
     })
 }

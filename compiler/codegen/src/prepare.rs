@@ -55,7 +55,12 @@ pub fn instrs_of(kernel: &Kernel) -> BTreeSet<InstrId> {
                     of_statements(then, all);
                     of_statements(otherwise, all);
                 }
-                Stmt::Let { .. } | Stmt::Store { .. } | Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Wait => {}
+                Stmt::Let { .. }
+                | Stmt::Store { .. }
+                | Stmt::Alloc { .. }
+                | Stmt::Barrier
+                | Stmt::Commit
+                | Stmt::Wait { .. } => {}
             }
         }
     }

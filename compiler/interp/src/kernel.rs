@@ -8,11 +8,13 @@
 //! Memory: every index is checked against the length of its buffer, every buffer against the alignment that generated code
 //! assumes ([`BufDecl::assumed_align`]). `Out` parameters and all allocations start without contents, and reading what was
 //! not written is an error. With several workers, and always on GPUs, accesses of one cell that no barrier orders are an
-//! error if one of them is a write; so is a store outside of `par` loops in a kernel that several workers run, because each
+//! error if one of them is a write; so is an access of what an asynchronous copy is about to write, or a write of what it reads,
+//! before its thread has waited; so is a store outside of `par` loops in a kernel that several workers run, because each
 //! of them executes it.
 
 pub mod buffer;
 pub mod cell;
+pub(crate) mod copies;
 pub mod error;
 pub(crate) mod machine;
 pub mod memory;

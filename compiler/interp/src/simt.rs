@@ -4,6 +4,8 @@
 //! axis. A loop over a smaller extent runs in the threads below it (as generated code does with an `if`); statements
 //! outside of `Thread` loops run in all threads. Threads are numbered x fastest; 32 consecutive ones form a warp.
 
+pub(crate) mod matrix;
+
 use crate::kernel::error::{Fault, Run};
 use crate::kernel::machine::{Machine, Share};
 use crate::kernel::program::{Reg, Stage};

@@ -208,6 +208,14 @@ impl KernelBuilder {
     pub fn barrier(&mut self) {
         self.push(Stmt::Barrier);
     }
+    /// A statement that copies from `from` on in global memory to `to` on in shared memory; see [`crate::instr::Meaning::Copy`].
+    #[track_caller]
+    pub fn copy(&mut self, instr: InstrId, (to, at): (BufId, ExprId), (from, source): (BufId, ExprId)) {
+        let args = vec![self.load(to, at), self.load(from, source)];
+        let types: Vec<Ty> = args.iter().map(|&a| self.ty(a)).collect();
+        assert_eq!(types, instr.def().args, "arguments of {}", instr.def().name);
+        self.push(Stmt::Instr { instr, args });
+    }
 
     // ---- expressions
 

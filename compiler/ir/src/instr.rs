@@ -3,6 +3,7 @@
 //! and the expansion of the meaning elsewhere, and one generated test per row compares the two.
 
 use crate::builder::KernelBuilder;
+use crate::fragment::{M16N8K16, M16N8K32, Mma};
 use crate::kernel::{BinOp, ExprId, Ty};
 use crate::types::DType;
 
@@ -26,7 +27,20 @@ pub enum Meaning {
     ShuffleXor,
     /// No visible effect: a statement whose argument is a `Load`, of which only the address matters (prefetch, touch).
     Hint,
+    /// GPU: `sums + a * b` of the fragments (sums, a, b) that all lanes of a warp hold. The order in which products are added is not
+    /// defined.
+    Mma(&'static Mma),
+    /// GPU: `matrices` times 8 rows of 16 bytes from shared memory, by [`crate::fragment::UNITS`]. The argument is a `Load`
+    /// of which only the address matters; `transposed` exchanges rows and columns of units of 16 bits.
+    LoadMatrix { matrices: u32, transposed: bool },
+    /// GPU: a statement that copies so many bytes to shared from global memory, both aligned to as many. Both arguments are `Load`s of
+    /// which only the addresses matter. The thread has them when it waits for them (`Stmt::Wait`): until then nobody may touch the target,
+    /// and nobody may write the source.
+    Copy { bytes: u32 },
 }
+
+/// Bytes of a row that `ldmatrix` reads, to which it is aligned.
+pub const MATRIX_ROW_BYTES: u32 = 16;
 
 /// How a back end writes the instruction.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +48,7 @@ pub enum Spelling {
     /// An LLVM intrinsic; arguments are bitcast to the parameter types of its declaration. `args` gives, for each
     /// intrinsic parameter, which of our arguments it is.
     Llvm { intrinsic: &'static str, args: &'static [u8] },
-    /// Inline PTX with LLVM constraint string.
+    /// Inline PTX with LLVM constraint string. What has more than 32 bits is several operands of 32 bits each; an address is one of 64.
     Ptx { asm: &'static str, constraints: &'static str },
     /// Inline assembly of the CPU back end with LLVM constraint string.
     Asm { asm: &'static str, constraints: &'static str },
@@ -70,7 +84,7 @@ impl InstrId {
 const fn v(dtype: DType, lanes: u32) -> Ty {
     Ty::vector(dtype, lanes)
 }
-use DType::{BF16, F32, I8, I16, I32, U8};
+use DType::{BF16, F16, F32, I8, I16, I32, U8};
 
 /// `acc[i] + sum over j in 0..step of widen(a[step*i + j]) * widen(b[step*i + j])` in i32, wrapping.
 fn dot(kb: &mut KernelBuilder, acc: Option<ExprId>, a: ExprId, b: ExprId, step: u32, wide: DType) -> ExprId {
@@ -225,6 +239,67 @@ const fn touch(name: &'static str, element: &'static [Ty]) -> InstrDef {
     InstrDef { spelling: Spelling::Read, ..prefetch(name, element) }
 }
 
+/// A product of fragments.
+macro_rules! mma {
+    ($name:literal, $of:expr, ($sums:expr, $a:expr, $b:expr), $types:literal, $sum:literal) => {
+        InstrDef {
+            scope: Scope::Warp,
+            ..instr!(
+                $name,
+                "nvptx",
+                &["mma.sync"],
+                ($sums, $a, $b) -> $sums,
+                Meaning::Mma(&$of),
+                Spelling::Ptx {
+                    asm: concat!(
+                        "mma.sync.aligned.",
+                        $types,
+                        " {$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $13}, {$4, $5, $6, $7};"
+                    ),
+                    constraints: concat!(
+                        "=", $sum, ",=", $sum, ",=", $sum, ",=", $sum, ",",
+                        $sum, ",", $sum, ",", $sum, ",", $sum, ",r,r,r,r,r,r"
+                    ),
+                }
+            )
+        }
+    };
+}
+
+/// Rows of 16 bytes from shared memory.
+macro_rules! ldmatrix {
+    ($name:literal, $element:expr, $ret:expr, $matrices:literal, $transposed:literal, $asm:literal, $outputs:literal) => {
+        InstrDef {
+            scope: Scope::Warp,
+            ..instr!(
+                $name,
+                "nvptx",
+                &["mma.sync"],
+                (Ty::scalar($element)) -> $ret,
+                Meaning::LoadMatrix { matrices: $matrices, transposed: $transposed },
+                Spelling::Ptx { asm: $asm, constraints: concat!($outputs, ",l,~{memory}") }
+            )
+        }
+    };
+}
+
+/// A copy to shared memory that its thread does not wait for.
+const fn copy(name: &'static str, args: &'static [Ty], bytes: u32) -> InstrDef {
+    let asm = match bytes {
+        16 => "cp.async.cg.shared.global [$0], [$1], 16;",
+        8 => "cp.async.ca.shared.global [$0], [$1], 8;",
+        _ => "cp.async.ca.shared.global [$0], [$1], 4;",
+    };
+    InstrDef {
+        args,
+        meaning: Meaning::Copy { bytes },
+        spelling: Spelling::Ptx { asm, constraints: "l,l,~{memory}" },
+        arch: "nvptx",
+        features: &["cp.async"],
+        ..prefetch(name, &[])
+    }
+}
+
 fn same(_: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     a[0]
 }
@@ -334,6 +409,125 @@ pub const INSTRS: &[InstrDef] = &[
     // acc + dot4(i8, i8); arguments as 4-lane vectors, one 32-bit register each.
     instr!("dp4a_s32", "nvptx", &[], (v(I32, 1), v(I8, 4), v(I8, 4)) -> v(I32, 1),
         Meaning::Expr(dot4_i32), Spelling::Ptx { asm: "dp4a.s32.s32 $0, $2, $3, $1;", constraints: "=r,r,r,r" }),
+    // Tensor cores, from sm_80 on.
+    mma!(
+        "mma_m16n8k16_f16",
+        M16N8K16,
+        (v(F32, 4), v(F16, 8), v(F16, 4)),
+        "m16n8k16.row.col.f32.f16.f16.f32",
+        "f"
+    ),
+    mma!(
+        "mma_m16n8k16_bf16",
+        M16N8K16,
+        (v(F32, 4), v(BF16, 8), v(BF16, 4)),
+        "m16n8k16.row.col.f32.bf16.bf16.f32",
+        "f"
+    ),
+    mma!(
+        "mma_m16n8k32_i8",
+        M16N8K32,
+        (v(I32, 4), v(I8, 16), v(I8, 8)),
+        "m16n8k32.row.col.s32.s8.s8.s32",
+        "r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x4_f16",
+        F16,
+        v(F16, 8),
+        4,
+        false,
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x4_bf16",
+        BF16,
+        v(BF16, 8),
+        4,
+        false,
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x4_i8",
+        I8,
+        v(I8, 16),
+        4,
+        false,
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x2_f16",
+        F16,
+        v(F16, 4),
+        2,
+        false,
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];",
+        "=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x2_bf16",
+        BF16,
+        v(BF16, 4),
+        2,
+        false,
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];",
+        "=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x2_i8",
+        I8,
+        v(I8, 8),
+        2,
+        false,
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];",
+        "=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x4_trans_f16",
+        F16,
+        v(F16, 8),
+        4,
+        true,
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x4_trans_bf16",
+        BF16,
+        v(BF16, 8),
+        4,
+        true,
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x2_trans_f16",
+        F16,
+        v(F16, 4),
+        2,
+        true,
+        "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {$0, $1}, [$2];",
+        "=r,=r"
+    ),
+    ldmatrix!(
+        "ldmatrix_x2_trans_bf16",
+        BF16,
+        v(BF16, 4),
+        2,
+        true,
+        "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {$0, $1}, [$2];",
+        "=r,=r"
+    ),
+    copy("cp_async_16_f32", &[Ty::F32, Ty::F32], 16),
+    copy("cp_async_16_f16", &[Ty::scalar(F16), Ty::scalar(F16)], 16),
+    copy("cp_async_16_bf16", &[Ty::scalar(BF16), Ty::scalar(BF16)], 16),
+    copy("cp_async_16_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 16),
+    copy("cp_async_16_i8", &[Ty::scalar(I8), Ty::scalar(I8)], 16),
+    copy("cp_async_8_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 8),
+    copy("cp_async_4_u8", &[Ty::scalar(U8), Ty::scalar(U8)], 4),
     // x86: prefetch into all cache levels, per element type of the buffer.
     prefetch("prefetch_u8", &[Ty::scalar(U8)]),
     prefetch("prefetch_i8", &[Ty::scalar(DType::I8)]),

@@ -296,8 +296,13 @@ pub enum Stmt {
     },
     /// All threads of a GPU block; must be reached by all of them.
     Barrier,
-    /// Until the asynchronous copies issued by this thread have landed.
-    Wait,
+    /// The copies that this thread has begun since the last commit (`cp.async`) become a group, which may be empty.
+    Commit,
+    /// Until at most the newest `pending` groups of copies of this thread are under way; with 0, until none of its copies is. What has
+    /// landed is as if this thread had stored it here.
+    Wait {
+        pending: u32,
+    },
 }
 
 /// Where a buffer lives.

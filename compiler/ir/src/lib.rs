@@ -7,6 +7,7 @@ pub mod dim;
 pub mod draw;
 pub mod entity;
 pub mod format;
+pub mod fragment;
 pub mod graph;
 pub mod graph_builder;
 pub mod instr;

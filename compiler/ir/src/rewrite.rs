@@ -28,7 +28,11 @@ pub fn expand_instrs(kernel: &Kernel, available: impl Fn(InstrId) -> bool) -> Ke
     rewrite_exprs(kernel, |kb, expr, _| match expr {
         Expr::Instr(id, args) if !available(*id) => match id.def().meaning {
             Meaning::Expr(meaning) => Some(meaning(kb, args)),
-            Meaning::ShuffleXor | Meaning::Hint => None,
+            Meaning::ShuffleXor
+            | Meaning::Hint
+            | Meaning::Mma(_)
+            | Meaning::LoadMatrix { .. }
+            | Meaning::Copy { .. } => None,
         },
         _ => None,
     })
@@ -75,7 +79,9 @@ impl Rewriter<'_> {
                 let args = args.iter().map(|&a| self.expr(a)).collect();
                 self.kb.push(Stmt::Instr { instr: *instr, args });
             }
-            Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Wait => self.kb.push(stmt.clone()),
+            Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => {
+                self.kb.push(stmt.clone());
+            }
         }
     }
 

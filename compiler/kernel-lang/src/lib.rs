@@ -28,6 +28,7 @@ mod interleave;
 mod lanes;
 mod loops;
 pub mod math;
+pub mod matrix;
 mod recorder;
 mod stream;
 mod team;

@@ -148,10 +148,16 @@ impl Emit<'_, '_> {
             Stmt::Alloc { buf } => self.alloc(*buf),
             Stmt::Instr { instr, .. } => match instr.def().meaning {
                 Meaning::Hint => Ok(()),
-                Meaning::Expr(_) | Meaning::ShuffleXor => self
+                Meaning::Expr(_)
+                | Meaning::ShuffleXor
+                | Meaning::Mma(_)
+                | Meaning::LoadMatrix { .. }
+                | Meaning::Copy { .. } => self
                     .unsupported(format!("{} cannot stand as a statement of a CPU kernel", instr.def().name)),
             },
-            Stmt::Barrier | Stmt::Wait => self.unsupported("barriers and waits belong to GPU kernels"),
+            Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => {
+                self.unsupported("barriers and waits belong to GPU kernels")
+            }
         }
     }
 

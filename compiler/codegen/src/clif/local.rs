@@ -86,7 +86,7 @@ impl Scan<'_> {
                     mask.iter().for_each(|m| self.expr(*m));
                 }
                 Stmt::Instr { args, .. } => args.iter().for_each(|a| self.expr(*a)),
-                Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Wait => {}
+                Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => {}
             }
         }
     }

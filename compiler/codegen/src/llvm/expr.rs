@@ -238,6 +238,9 @@ impl<'c> KernelEmitter<'_, 'c> {
         if !self.caps.available(instr) {
             return Err(Fault(format!("instruction {} is not available here", def.name)));
         }
+        if let Spelling::Ptx { asm, constraints } = def.spelling {
+            return self.ptx(def, (asm, constraints), args);
+        }
         let values = args.iter().map(|&a| self.expr(a)).collect::<Result<Vec<_>>>()?;
         let ret = def.ret.map(|t| self.e.ty(t)).transpose()?;
         let raw = match def.spelling {
@@ -248,8 +251,10 @@ impl<'c> KernelEmitter<'_, 'c> {
                 let (picked, types): (Vec<_>, Vec<_>) = picked.into_iter().unzip();
                 self.intrinsic_instr(intrinsic, (&picked, &types), ret)?
             }
-            Spelling::Read => return Err(Fault(format!("{} is no expression", def.name))),
-            Spelling::Ptx { asm, constraints } | Spelling::Asm { asm, constraints } => {
+            Spelling::Read | Spelling::Ptx { .. } => {
+                return Err(Fault(format!("{} is no expression", def.name)));
+            }
+            Spelling::Asm { asm, constraints } => {
                 // Packed lanes travel in one register.
                 let packed = values.iter().map(|&v| self.as_register(v)).collect::<Result<Vec<_>>>()?;
                 let ty = ret.map(|t| self.register_type(t)).transpose()?;

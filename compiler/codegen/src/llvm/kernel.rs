@@ -10,6 +10,7 @@
 
 use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
+use crate::launch::SharedMemory;
 use crate::model::Fixed;
 use crate::prepare::Caps;
 use inkwell::attributes::{Attribute, AttributeLoc};
@@ -23,7 +24,7 @@ use inkwell::{GlobalVisibility, IntPredicate};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::instr::Meaning;
 use mlcc_ir::kernel::*;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +38,7 @@ pub enum Machine<'a> {
 
 pub const GLOBAL_SPACE: u16 = 1;
 pub const SHARED_SPACE: u16 = 3;
+const DYNAMIC_SHARED: &str = "mlcc_shared";
 
 /// How a kernel is written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -99,7 +101,7 @@ pub(super) struct KernelEmitter<'a, 'c> {
     pub kernel: &'a Kernel,
     pub caps: &'a Caps,
     function: FunctionValue<'c>,
-    machine: Machine<'a>,
+    pub machine: Machine<'a>,
     /// Positioned in the entry block, where allocas go.
     entry: Builder<'c>,
     vars: Vec<Option<Value<'c>>>,
@@ -109,6 +111,8 @@ pub(super) struct KernelEmitter<'a, 'c> {
     /// `worker`, `workers` as i64.
     workers: Option<(Value<'c>, Value<'c>)>,
     nameless: bool,
+    /// Where buffers lie in shared memory that is asked for at launch.
+    dynamic_shared: BTreeMap<BufId, u32>,
 }
 
 impl<'a, 'c> KernelEmitter<'a, 'c> {
@@ -135,6 +139,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             memo: HashMap::new(),
             workers: None,
             nameless: false,
+            dynamic_shared: SharedMemory::of(kernel).places,
         })
     }
 
@@ -276,7 +281,8 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             Stmt::Instr { instr, args } => self.instr(*instr, args).map(|_| ()),
             Stmt::Barrier => self.barrier(),
-            Stmt::Wait => self.wait(),
+            Stmt::Commit => self.commit(),
+            Stmt::Wait { pending } => self.wait(*pending),
         }
     }
 
@@ -393,20 +399,31 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
                     slot
                 }
             }
-            Space::Shared => self.shared(&decl.name, ty, align)?,
+            Space::Shared => self.shared(buf, ty, align)?,
             Space::Global => return Err(Fault(format!("allocation of global buffer {}", decl.name))),
         };
         self.bufs[buf.index()] = Some(pointer);
         Ok(())
     }
 
-    fn shared(&self, name: &str, ty: inkwell::types::ArrayType<'c>, align: u32) -> Result<PointerValue<'c>> {
+    fn shared(&self, buf: BufId, ty: inkwell::types::ArrayType<'c>, align: u32) -> Result<PointerValue<'c>> {
+        let name = &self.kernel.bufs[buf].name;
         if self.machine == Machine::Cpu {
             return Err(Fault(format!("shared buffer {name} in a CPU kernel")));
         }
+        let space = Some(AddressSpace::from(SHARED_SPACE));
+        if let Some(&at) = self.dynamic_shared.get(&buf) {
+            // One array for all kernels of a module; each launch says how long it is.
+            let all = self.e.module.get_global(DYNAMIC_SHARED).unwrap_or_else(|| {
+                let all = self.e.module.add_global(self.e.ctx.i8_type().array_type(0), space, DYNAMIC_SHARED);
+                all.set_alignment(SharedMemory::ALIGN);
+                all
+            });
+            return self.e.offset(all.as_pointer_value(), at.into());
+        }
         let function = self.function.get_name().to_string_lossy();
         let global_name = format!("{function}_{name}_{}", self.e.module.get_globals().count());
-        let global = self.e.module.add_global(ty, Some(AddressSpace::from(SHARED_SPACE)), &global_name);
+        let global = self.e.module.add_global(ty, space, &global_name);
         global.set_linkage(Linkage::Internal);
         global.set_alignment(align);
         global.set_initializer(&ty.get_undef());
@@ -437,24 +454,6 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
         let inside = self.e.icmp(IntPredicate::SLT, id, self.e.i64(extent))?;
         self.if_(inside, body, &[])
-    }
-
-    fn barrier(&self) -> Result<()> {
-        if self.machine == Machine::Cpu {
-            return Err(Fault::new("block barrier in a CPU kernel"));
-        }
-        self.e.inline_asm("bar.sync 0;", "~{memory}", &[], None, true).map(|_| ())
-    }
-
-    /// Only GPU kernels copy asynchronously.
-    fn wait(&self) -> Result<()> {
-        match self.machine {
-            Machine::Cpu => Ok(()),
-            Machine::Gpu { .. } if !self.caps.has("cp.async") => Ok(()),
-            Machine::Gpu { .. } => {
-                self.e.inline_asm("cp.async.wait_all;", "~{memory}", &[], None, true).map(|_| ())
-            }
-        }
     }
 }
 

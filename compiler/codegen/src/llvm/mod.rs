@@ -12,6 +12,7 @@ mod remainder;
 mod step;
 mod table;
 mod target;
+mod warp;
 
 pub(crate) use module::Llvm;
 pub use module::{callers_object, kernels_object, table_object};

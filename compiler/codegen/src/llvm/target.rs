@@ -44,7 +44,7 @@ fn llvm_feature(name: &str) -> Option<&str> {
         "bmi1" => Some("bmi"),
         "cmpxchg16b" => Some("cx16"),
         "fp16" => Some("fullfp16"),
-        "cp.async" => None,
+        "cp.async" | "mma.sync" => None,
         other => Some(other),
     }
 }

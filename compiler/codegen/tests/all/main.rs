@@ -11,9 +11,12 @@ mod examples;
 mod handwritten_kernel;
 mod llvm_aarch64;
 mod llvm_kernels;
+mod llvm_matrix;
 mod llvm_model;
 mod llvm_products;
 mod llvm_ptx;
 mod runtime;
+#[cfg(feature = "llvm")]
+mod software;
 mod toy;
 mod toy_kernels;

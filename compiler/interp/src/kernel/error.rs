@@ -38,6 +38,14 @@ pub enum Fault {
     InactiveLane { instr: &'static str, thread: usize, source_thread: usize },
     #[error("{instr} in thread {thread}: lane mask {mask} is not in 0..32")]
     LaneMask { instr: &'static str, thread: usize, mask: i64 },
+    #[error("{instr} by warp {warp}, of which {active} lanes are active: all 32 execute it together")]
+    PartOfAWarp { instr: &'static str, warp: usize, active: usize },
+    #[error("{instr} of {buffer}[{index}]: the place is no multiple of {align} bytes")]
+    Misaligned { instr: &'static str, buffer: String, index: i64, align: u32 },
+    #[error("{action} of {buffer}[{index}] by {who}: a copy that nobody has waited for {does} it")]
+    UnderWay { action: Action, buffer: String, index: usize, who: Who, does: &'static str },
+    #[error("thread {thread} ends and has not waited for its copy to {buffer}[{index}]")]
+    NotWaitedFor { thread: usize, buffer: String, index: usize },
     #[error("{op} of {a} and {b} is not defined: {}", undefined(*.why))]
     Undefined { op: &'static str, a: i64, b: i64, why: Undefined },
     #[error("the kernel is not well formed: {0}")]

@@ -2,6 +2,7 @@
 //! with a mask of active threads (a CPU worker is a block of one thread).
 
 use super::cell::{self, Cell};
+use super::copies::Copies;
 use super::error::{Fault, Run};
 use super::memory::{Storage, Who};
 use super::program::{Inst, Node, Op, Program, Reg, Stage};
@@ -23,6 +24,8 @@ pub(crate) struct Machine<'p> {
     pub share: Share,
     /// Barriers passed.
     pub epoch: u32,
+    /// Of each thread.
+    pub copies: Vec<Copies>,
 }
 
 impl<'p> Machine<'p> {
@@ -35,6 +38,7 @@ impl<'p> Machine<'p> {
             mask: vec![true; threads],
             share: Share::Worker { worker: 0, workers: 1 },
             epoch: 0,
+            copies: vec![Copies::default(); threads],
         };
         for (reg, &value) in program.dims.iter().zip(dims) {
             machine.broadcast(*reg, value as Cell);
@@ -50,7 +54,8 @@ impl<'p> Machine<'p> {
         self.mask.fill(true);
         self.memory.iter_mut().for_each(Storage::begin_block);
         let program = self.program;
-        self.stages(&program.body)
+        self.stages(&program.body)?;
+        self.no_copies_left()
     }
 
     pub fn threads(&self) -> usize {
@@ -107,6 +112,12 @@ impl<'p> Machine<'p> {
             }
             Node::Barrier => self.barrier(),
             Node::Hint { buf, index } => self.hint(*buf, *index),
+            Node::Copy { instr, to, from, bytes } => self.begin_copies(instr, *to, *from, *bytes),
+            Node::Commit => {
+                self.commit_copies();
+                Ok(())
+            }
+            Node::Wait { pending } => self.wait_for_copies(*pending),
             Node::Nothing => Ok(()),
         }
     }
@@ -176,6 +187,10 @@ impl<'p> Machine<'p> {
                 Op::Load { buf, index, mask } => self.load(*buf, *index, *mask, inst.out)?,
                 Op::ShuffleXor { instr, value, lane_mask } => {
                     self.shuffle_xor(instr, *value, *lane_mask, inst.out)?;
+                }
+                Op::Mma { instr, mma, operands } => self.multiply(instr, mma, *operands, inst.out)?,
+                Op::LoadMatrix { instr, at, matrices, transposed } => {
+                    self.load_matrices(instr, *at, (*matrices as usize, *transposed), inst.out)?;
                 }
                 Op::IntChecked { op, a, b } => self.int_checked(*op, *a, *b, inst)?,
                 pure => self.pure(pure, inst),
@@ -260,7 +275,11 @@ impl<'p> Machine<'p> {
                     }
                 }
             }
-            Op::Load { .. } | Op::ShuffleXor { .. } | Op::IntChecked { .. } => {
+            Op::Load { .. }
+            | Op::ShuffleXor { .. }
+            | Op::Mma { .. }
+            | Op::LoadMatrix { .. }
+            | Op::IntChecked { .. } => {
                 unreachable!("handled by compute")
             }
         }

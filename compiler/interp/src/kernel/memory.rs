@@ -65,6 +65,17 @@ pub(crate) struct Storage {
     /// Cells that hold a value; `None` when all do.
     written: Option<Vec<bool>>,
     touched: Option<Vec<Touch>>,
+    /// Copies that are under way, where there was one.
+    flights: Vec<Flight>,
+}
+
+/// What copies that nobody has waited for do with a cell.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flight {
+    None,
+    Target,
+    /// Source of so many.
+    Source(u32),
 }
 
 impl Storage {
@@ -78,6 +89,7 @@ impl Storage {
             data: Data::Bytes(std::mem::take(&mut buffer.bytes)),
             written: undefined.then(|| vec![false; len]),
             touched: races.then(|| vec![Touch { write: NOBODY, read: NOBODY }; len]),
+            flights: Vec::new(),
         }
     }
 
@@ -93,6 +105,7 @@ impl Storage {
             data: Data::Cells(vec![0; cells]),
             written: Some(vec![false; cells]),
             touched: races.then(|| vec![Touch { write: NOBODY, read: NOBODY }; cells]),
+            flights: Vec::new(),
         }
     }
 
@@ -108,6 +121,7 @@ impl Storage {
         if self.space == Space::Global {
             return;
         }
+        self.flights.clear();
         if let Some(written) = &mut self.written {
             written.fill(false);
         }
@@ -146,12 +160,77 @@ impl Storage {
         self.slot(index, thread, Action::Read).map(drop)
     }
 
+    /// Elements in `bytes` bytes, to which the place must be aligned. That the buffer is, the verifier has checked.
+    pub fn aligned(&self, instr: &'static str, index: i64, bytes: u32) -> Run<i64> {
+        let len = i64::from(bytes) / self.dtype.bytes().unwrap_or(1) as i64;
+        if index.rem_euclid(len) != 0 {
+            let buffer = self.name.clone();
+            return Err(Fault::Misaligned { instr, buffer, index, align: bytes }.into());
+        }
+        Ok(len)
+    }
+
+    // ---- copies
+
+    fn under_way(&self, slot: usize, action: Action, who: Who) -> Run {
+        let does = match (self.flights.get(slot), action) {
+            (Some(Flight::Target), _) => "writes",
+            (Some(Flight::Source(_)), Action::Write) => "reads",
+            _ => return Ok(()),
+        };
+        let buffer = self.name.clone();
+        Err(Fault::UnderWay { action, buffer, index: slot, who, does }.into())
+    }
+
+    fn flight(&mut self, slot: usize) -> &mut Flight {
+        if self.flights.is_empty() {
+            self.flights = vec![Flight::None; self.len];
+        }
+        &mut self.flights[slot]
+    }
+
+    /// A copy to a cell of shared memory begins: as a store, whose value nobody sees before [`Self::end_copy`].
+    pub fn begin_copy(&mut self, index: i64, who: Who) -> Run {
+        self.store(index, 0, who)?;
+        *self.flight(index as usize) = Flight::Target;
+        Ok(())
+    }
+
+    pub fn end_copy(&mut self, index: i64, value: Cell, who: Who) -> Run {
+        *self.flight(index as usize) = Flight::None;
+        self.store(index, value, who)
+    }
+
+    /// A copy from a cell begins, which was read just now. What no kernel writes needs no lock.
+    pub fn lock(&mut self, index: i64) {
+        if self.touched.is_none() {
+            return;
+        }
+        let flight = self.flight(index as usize);
+        *flight = match *flight {
+            Flight::Source(copies) => Flight::Source(copies + 1),
+            _ => Flight::Source(1),
+        };
+    }
+
+    pub fn unlock(&mut self, index: i64) {
+        if self.touched.is_none() {
+            return;
+        }
+        let flight = self.flight(index as usize);
+        *flight = match *flight {
+            Flight::Source(copies) if copies > 1 => Flight::Source(copies - 1),
+            _ => Flight::None,
+        };
+    }
+
     fn race(&self, index: usize, action: Action, second: Who, earlier: Action, first: Who) -> Run {
         Err(Fault::Race { buffer: self.name.clone(), index, action, second, earlier, first }.into())
     }
 
     pub fn load(&mut self, index: i64, who: Who) -> Run<Cell> {
         let slot = self.slot(index, who.thread, Action::Read)?;
+        self.under_way(slot, Action::Read, who)?;
         if self.written.as_ref().is_some_and(|w| !w[slot]) {
             return Err(Fault::Poison { buffer: self.name.clone(), index: index as usize }.into());
         }
@@ -176,6 +255,7 @@ impl Storage {
 
     pub fn store(&mut self, index: i64, value: Cell, who: Who) -> Run {
         let slot = self.slot(index, who.thread, Action::Write)?;
+        self.under_way(slot, Action::Write, who)?;
         if let Some(touched) = &mut self.touched {
             let Touch { write, read } = touched[slot];
             if concurrent(write, who) {

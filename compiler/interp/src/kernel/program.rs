@@ -7,8 +7,11 @@
 //! constants and dimensions: before the kernel starts), the others by each statement that uses them.
 
 use super::cell;
+use super::copies::Side;
 use super::error::Fault;
-use mlcc_ir::instr::Meaning;
+use crate::simt::matrix::Operands;
+use mlcc_ir::fragment::Mma;
+use mlcc_ir::instr::{InstrDef, Meaning};
 use mlcc_ir::kernel::*;
 use mlcc_ir::rewrite::expand_instrs;
 use mlcc_ir::types::DType;
@@ -92,6 +95,17 @@ pub(crate) enum Op {
         value: Reg,
         lane_mask: Reg,
     },
+    Mma {
+        instr: &'static str,
+        mma: &'static Mma,
+        operands: Operands,
+    },
+    LoadMatrix {
+        instr: &'static str,
+        at: Side,
+        matrices: u32,
+        transposed: bool,
+    },
 }
 
 pub(crate) struct Inst {
@@ -131,6 +145,17 @@ pub(crate) enum Node {
     Hint {
         buf: usize,
         index: Reg,
+    },
+    /// Copies to shared memory that the active threads begin.
+    Copy {
+        instr: &'static str,
+        to: Side,
+        from: Side,
+        bytes: u32,
+    },
+    Commit,
+    Wait {
+        pending: u32,
     },
     /// Operands are evaluated (their loads are checked), nothing else happens.
     Nothing,
@@ -331,26 +356,44 @@ impl Compiler {
             }
             Stmt::Alloc { buf } => Node::Alloc { buf: buf.0 as usize },
             Stmt::Barrier => Node::Barrier,
-            // No instruction of the table copies asynchronously, so there is nothing to wait for.
-            Stmt::Wait => Node::Nothing,
-            Stmt::Instr { instr, args } if matches!(instr.def().meaning, Meaning::Hint) => {
-                let place = args.first().map(|&a| self.kernel.exprs.expr(a).clone());
-                let Some(Expr::Load { buf, index, .. }) = place else {
-                    return malformed(format!("{} of something that is not a load", instr.def().name));
-                };
-                self.emit(index)?;
-                Node::Hint { buf: buf.0 as usize, index: self.reg(index) }
-            }
-            Stmt::Instr { instr, args } => {
-                args.iter().try_for_each(|a| self.emit(*a).map(drop))?;
-                match instr.def().meaning {
-                    Meaning::Hint | Meaning::Expr(_) => Node::Nothing,
-                    Meaning::ShuffleXor => {
-                        return malformed(format!("{} used as a statement", instr.def().name));
-                    }
-                }
-            }
+            Stmt::Commit => Node::Commit,
+            Stmt::Wait { pending } => Node::Wait { pending: *pending },
+            Stmt::Instr { instr, args } => self.instr_statement(instr.def(), args)?,
         })
+    }
+
+    fn instr_statement(&mut self, def: &'static InstrDef, args: &[ExprId]) -> Compiled<Node> {
+        match (def.meaning, args) {
+            (Meaning::Hint, [at]) => {
+                let (buf, index) = self.emit_side(def, *at)?;
+                Ok(Node::Hint { buf, index })
+            }
+            (Meaning::Copy { bytes }, [to, from]) => {
+                let (to, from) = (self.emit_side(def, *to)?, self.emit_side(def, *from)?);
+                Ok(Node::Copy { instr: def.name, to, from, bytes })
+            }
+            (Meaning::Expr(_), _) => {
+                args.iter().try_for_each(|a| self.emit(*a).map(drop))?;
+                Ok(Node::Nothing)
+            }
+            _ => malformed(format!("{} used as a statement", def.name)),
+        }
+    }
+
+    /// Computes where a load that is not done would read.
+    fn emit_side(&mut self, def: &InstrDef, load: ExprId) -> Compiled<Side> {
+        let Expr::Load { index, .. } = *self.kernel.exprs.expr(load) else {
+            return malformed(format!("{} of something that is not a load", def.name));
+        };
+        self.emit(index)?;
+        self.side(def, load)
+    }
+
+    fn side(&self, def: &InstrDef, load: ExprId) -> Compiled<Side> {
+        match *self.kernel.exprs.expr(load) {
+            Expr::Load { buf, index, .. } => Ok((buf.0 as usize, self.reg(index))),
+            _ => malformed(format!("{} of something that is not a load", def.name)),
+        }
     }
 
     fn note_axis(&mut self, kind: ForKind, extent: ExprId) -> Compiled<()> {
@@ -400,7 +443,14 @@ impl Compiler {
                 }
             };
         }
-        expr.for_each_child(|c| children.push(c));
+        match expr {
+            Expr::Instr(instr, args) if matches!(instr.def().meaning, Meaning::LoadMatrix { .. }) => {
+                for &load in args {
+                    self.kernel.exprs.expr(load).for_each_child(|c| children.push(c));
+                }
+            }
+            _ => expr.for_each_child(|c| children.push(c)),
+        }
         let mut block = 0;
         for child in children {
             block = block.max(self.emit(child)?);
@@ -442,6 +492,14 @@ impl Compiler {
             Expr::Instr(instr, args) => match (instr.def().meaning, args.as_slice()) {
                 (Meaning::ShuffleXor, [value, lane_mask]) => {
                     Op::ShuffleXor { instr: instr.def().name, value: r(value), lane_mask: r(lane_mask) }
+                }
+                (Meaning::Mma(mma), [sums, a, b]) => {
+                    let operands = Operands { sums: r(sums), a: r(a), b: r(b), dtype: of(a) };
+                    Op::Mma { instr: instr.def().name, mma, operands }
+                }
+                (Meaning::LoadMatrix { matrices, transposed }, [load]) => {
+                    let at = self.side(instr.def(), *load)?;
+                    Op::LoadMatrix { instr: instr.def().name, at, matrices, transposed }
                 }
                 _ => return malformed(format!("{} used as an expression", instr.def().name)),
             },
@@ -496,6 +554,8 @@ impl Compiler {
                 let bytes = |t: Ty| t.dtype.bytes().unwrap_or(0) * t.lanes as usize;
                 bytes(self.kernel.exprs.ty(*a)) == bytes(ty)
             }
+            // The verifier holds them against their signature.
+            Expr::Instr(instr, _) if !matches!(instr.def().meaning, Meaning::ShuffleXor) => true,
             _ => {
                 expr.for_each_child(|c| same &= lanes(&c) == ty.lanes);
                 same

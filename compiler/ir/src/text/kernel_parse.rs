@@ -165,7 +165,8 @@ impl Parser<'_> {
                 Stmt::If { cond, then, otherwise }
             }
             "barrier" => Stmt::Barrier,
-            "wait" => Stmt::Wait,
+            "commit" => Stmt::Commit,
+            "wait" => Stmt::Wait { pending: self.lexer.u32("how many groups of copies may be under way")? },
             word => match (word.strip_prefix("instr."), loop_kind(word)) {
                 (Some(name), _) => {
                     let instr = instr(pos, name)?;

@@ -85,7 +85,7 @@ pub(crate) fn for_each_operand(body: &[Stmt], f: &mut impl FnMut(ExprId)) {
                 mask.iter().for_each(|m| f(*m));
             }
             Stmt::Instr { args, .. } => args.iter().for_each(|a| f(*a)),
-            Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Wait => {}
+            Stmt::Alloc { .. } | Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => {}
         }
     }
 }
@@ -197,7 +197,8 @@ impl Printer<'_> {
                 self.line(indent, &format!("instr.{}({})", instr.def().name, args.join(", ")));
             }
             Stmt::Barrier => self.line(indent, "barrier"),
-            Stmt::Wait => self.line(indent, "wait"),
+            Stmt::Commit => self.line(indent, "commit"),
+            Stmt::Wait { pending } => self.line(indent, &format!("wait {pending}")),
         }
     }
 

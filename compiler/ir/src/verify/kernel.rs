@@ -2,21 +2,21 @@
 //!
 //! Beyond the invariants at the head of [`crate::kernel`]: lanes and literals in range, masks of the right shape, stores
 //! only to writable buffers, `Block` loops nested directly in each other around everything else, each GPU axis at most
-//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and at most 48 KiB of it, indices of `Local`
+//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and at most 227 KiB of it, indices of `Local`
 //! buffers made of constants and variables of unrolled loops. An `Out` parameter may be read after it was written; its
 //! contents at the start are undefined (the interpreter checks that).
 
 use super::VerifyError;
 use super::expr::check_expr;
-use crate::instr::{Meaning, Scope};
+use crate::instr::{MATRIX_ROW_BYTES, Meaning, Scope};
 use crate::kernel::*;
 use crate::text::kernel_print::kind_name;
 use crate::types::DType;
 
 /// Most threads of a GPU block.
 const MAX_THREADS: i64 = 1024;
-/// What CUDA gives a block without a request at launch, on every GPU.
-const MAX_SHARED_BYTES: i64 = 48 << 10;
+/// What a block may have on the largest GPUs; what a target has, its generators know.
+const MAX_SHARED_BYTES: i64 = 227 << 10;
 
 /// Checks all invariants of one kernel.
 pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
@@ -33,7 +33,7 @@ pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
         shared_bytes: 0,
     };
     v.run().map_err(|message| {
-        let subject = format!("kernel {}{}", kernel.name, v.place());
+        let subject = format!("kernel {}{}", kernel.name, v.loops());
         VerifyError::new(subject, message)
     })
 }
@@ -67,7 +67,7 @@ struct Verifier<'a> {
 }
 
 impl<'a> Verifier<'a> {
-    fn place(&self) -> String {
+    fn loops(&self) -> String {
         let kernel = self.kernel;
         let loops = self.path.iter().map(|(v, k)| format!(", {} %{}", kind_name(*k), kernel.vars[*v].name));
         loops.collect()
@@ -193,10 +193,19 @@ impl<'a> Verifier<'a> {
                 if def.ret.is_some() || matches!(def.meaning, Meaning::ShuffleXor) {
                     return Err(format!("{} has a result and is no statement", def.name));
                 }
+                if let Meaning::Copy { bytes } = def.meaning {
+                    self.place(args[0], Space::Shared, bytes, def.name)?;
+                    self.place(args[1], Space::Global, bytes, def.name)?;
+                    self.gpu_only(def.name)?;
+                }
                 self.warp_scope(def.scope, def.name)
             }
-            Stmt::Barrier | Stmt::Wait => {
-                let word = if matches!(stmt, Stmt::Wait) { "wait" } else { "barrier" };
+            Stmt::Barrier | Stmt::Commit | Stmt::Wait { .. } => {
+                let word = match stmt {
+                    Stmt::Barrier => "barrier",
+                    Stmt::Commit => "commit",
+                    _ => "wait",
+                };
                 if self.path.iter().any(|(_, k)| matches!(k, ForKind::Block(_))) {
                     Ok(())
                 } else {
@@ -210,6 +219,30 @@ impl<'a> Verifier<'a> {
         match scope {
             Scope::Warp if !self.gpu => Err(format!("the warp instruction {name} in a CPU kernel")),
             Scope::Warp | Scope::Thread => Ok(()),
+        }
+    }
+
+    fn gpu_only(&self, name: &str) -> Check {
+        if self.gpu { Ok(()) } else { Err(format!("{name} in a CPU kernel")) }
+    }
+
+    /// The argument of an instruction that takes the address of a load: one element in this memory, aligned to `bytes` if the element's
+    /// number is.
+    fn place(&self, arg: ExprId, space: Space, bytes: u32, name: &str) -> Check {
+        let Expr::Load { buf, mask: None, .. } = *self.kernel.exprs.expr(arg) else {
+            return Err(format!("{name} of something that is not a load, or a masked one"));
+        };
+        let decl = &self.kernel.bufs[buf];
+        if decl.space != space {
+            let (found, expected) = (decl.space.name(), space.name());
+            return Err(format!("{name} of %{} in {found} memory, expected {expected}", decl.name));
+        }
+        match decl.align < bytes {
+            true => {
+                let align = decl.align;
+                Err(format!("{name} of %{}, which is aligned to {align} bytes, expected {bytes}", decl.name))
+            }
+            false => Ok(()),
         }
     }
 
@@ -380,7 +413,13 @@ impl<'a> Verifier<'a> {
                 Expr::Load { buf, index, mask } => {
                     self.access(*buf, *index, *mask)?;
                 }
-                Expr::Instr(instr, _) => self.warp_scope(instr.def().scope, instr.def().name)?,
+                Expr::Instr(instr, args) => {
+                    let def = instr.def();
+                    self.warp_scope(def.scope, def.name)?;
+                    if let Meaning::LoadMatrix { .. } = def.meaning {
+                        self.place(args[0], Space::Shared, MATRIX_ROW_BYTES, def.name)?;
+                    }
+                }
                 _ => {}
             }
         }

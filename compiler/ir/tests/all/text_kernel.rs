@@ -32,16 +32,22 @@ const SAMPLE: &str = "kernel @\"scale rows\"(%x: f32[16*n] in align 64, %y: f32[
 }
 ";
 
-const GPU: &str = "kernel @gpu(%x: i32[64] inout align 64) {
+const GPU: &str = "kernel @gpu(%x: i32[64] inout align 64, %h: f16[64] in align 64) {
   block.x %b in 2 {
     alloc %tile: i32[32] shared
+    alloc %rows: f16[64] shared
     thread.x %t in 32 {
       store(%tile, %t, load(%x, %t))
     }
+    instr.cp_async_16_f16(load(%rows, 8), load(%h, 16))
+    commit
+    wait 1
     barrier
-    wait
+    wait 0
     thread.y %u in 1 {
       let %s: i32 = instr.shfl_xor_i32(load(%tile, %u), 16:i32)
+      let %a: f16x8 = instr.ldmatrix_x4_f16(load(%rows, 0))
+      let %c: f32x4 = instr.mma_m16n8k16_f16(splat(0.0:f32, 4), %a, instr.ldmatrix_x2_trans_f16(load(%rows, 0)))
     }
   }
 }

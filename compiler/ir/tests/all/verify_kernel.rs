@@ -178,7 +178,20 @@ fn loops_stand_where_they_may() {
         ("if 1 { }", "kernel k: the condition of an if has type i64, expected bool"),
         ("if splat(1:bool, 2) { }", "kernel k: the condition of an if has type boolx2, expected bool"),
         ("barrier", "kernel k: barrier outside of a block loop"),
-        ("wait", "kernel k: wait outside of a block loop"),
+        ("wait 0", "kernel k: wait outside of a block loop"),
+        ("commit", "kernel k: commit outside of a block loop"),
+        (
+            "block.x %b in 4 { alloc %a: f32[4] shared instr.cp_async_16_f32(load(%x, 0), load(%a, 0)) }",
+            "kernel k, block.x %b: cp_async_16_f32 of %x in global memory, expected shared",
+        ),
+        (
+            "block.x %b in 4 { alloc %a: f32[4] shared align 8 instr.cp_async_16_f32(load(%a, 0), load(%x, 0)) }",
+            "kernel k, block.x %b: cp_async_16_f32 of %a, which is aligned to 8 bytes, expected 16",
+        ),
+        (
+            "block.x %b in 4 { let %v: f16x8 = instr.ldmatrix_x4_f16(1.0:f16) }",
+            "kernel k, block.x %b: ldmatrix_x4_f16 of something that is not a load, or a masked one",
+        ),
         (
             "let %v: f32 = instr.shfl_xor_f32(1.0:f32, 1:i32)",
             "kernel k: the warp instruction shfl_xor_f32 in a CPU kernel",
@@ -197,12 +210,12 @@ fn loops_stand_where_they_may() {
             "kernel k, block.x %b: the extent of a thread loop must be a constant in 1..=1024",
         ),
         (
-            "block.x %b in 4 { alloc %a: f32[12288] shared alloc %c: u8[1] shared }",
-            "kernel k, block.x %b: allocation %c: 49153 bytes of shared memory with it; at most 49152",
+            "block.x %b in 4 { alloc %a: f32[58112] shared alloc %c: u8[1] shared }",
+            "kernel k, block.x %b: allocation %c: 232449 bytes of shared memory with it; at most 232448",
         ),
         (
             "block.x %b in 4 { alloc %a: f32[1099511627776] shared }",
-            "kernel k, block.x %b: allocation %a: 4398046511104 bytes of shared memory with it; at most 49152",
+            "kernel k, block.x %b: allocation %a: 4398046511104 bytes of shared memory with it; at most 232448",
         ),
         (
             "block.x %b in 4 { thread.x %t in 1024 { } thread.y %u in 2 { } }",
@@ -250,7 +263,7 @@ fn loops_stand_where_they_may() {
     }
     let good = "block.y %b in div(add(%n, 15), 16) { let %v: i64 = add(%n, %b) block.x %c in 4 {
         alloc %a: f32[8] shared thread.x %t in 8 { store(%a, %t, 0.0:f32) } barrier for %i in %v {
-            thread.x %u in 4 { let %w: f32 = instr.shfl_xor_f32(load(%a, %u), 1:i32) } barrier wait } } }";
+            thread.x %u in 4 { let %w: f32 = instr.shfl_xor_f32(load(%a, %u), 1:i32) } barrier commit wait 0 } } }";
     assert_eq!(cpu(good), Ok(()));
 }
 

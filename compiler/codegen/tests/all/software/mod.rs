@@ -1,0 +1,113 @@
+//! Kernels as PTX on the driver in software.
+
+use mlcc_codegen::LevelInput;
+use mlcc_codegen::launch::{SharedMemory, threads_of};
+use mlcc_codegen::llvm::{Output, ptx_module};
+use mlcc_codegen::ptxas::{Usage, assemble, find_ptxas};
+use mlcc_interp::kernel::{Buffer, Options, Order, run_with};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::*;
+use softcuda::driver::streams::Call;
+use softcuda::driver::{Answer, Driver};
+
+const ORDERS: [&str; 3] = ["turns", "backwards", "random:1"];
+
+pub fn ptx(kernel: &Kernel, level: &str) -> String {
+    let target = mlcc_target::resolve(level).unwrap();
+    let input = LevelInput { level: &target.levels[0], kernels: std::slice::from_ref(kernel), steps: &[] };
+    String::from_utf8(ptx_module(&target.triple, &input, Output::Assembly).unwrap()).unwrap()
+}
+
+/// What NVIDIA's assembler says of it; `None` where there is none.
+pub fn assembled(text: &str, sm: u32) -> Option<Usage> {
+    let ptxas = find_ptxas()?;
+    let done = assemble(&ptxas, text.as_bytes(), sm).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    done.usage.into_iter().next()
+}
+
+/// Runs the PTX of a kernel.
+fn launch(
+    (kernel, text): (&Kernel, &str),
+    grid: [u32; 3],
+    buffers: &[Buffer],
+    dims: &SymValues,
+    order: &str,
+) -> Answer<Vec<Buffer>> {
+    let mut options = softcuda::options::Options::default();
+    options.set("ORDER", order).expect("a known switch");
+    let mut driver = Driver::new(options);
+    driver.initialised = true;
+    driver.hold();
+    let module = driver.load_module(text.as_bytes())?;
+    let function = driver.module_function(module, &format!("k_{}", kernel.name))?;
+    let mut params = vec![];
+    for (buffer, buf) in buffers.iter().zip(&kernel.params) {
+        let at = driver.space.allocate(buffer.bytes.len() as u64)?;
+        if kernel.bufs[*buf].access.reads() {
+            driver.space.write(at, &buffer.bytes)?;
+        }
+        params.push(at);
+    }
+    for (sym, _) in &kernel.dims {
+        let at = driver.space.allocate(8)?;
+        driver.space.write(at, &dims.get(*sym).to_le_bytes())?;
+        params.push(at);
+    }
+    let entry = driver.functions.get(function)?.clone();
+    let shared_bytes = SharedMemory::of(kernel).dynamic_bytes;
+    let call = Call {
+        kernel: entry.kernel,
+        constants: entry.constants,
+        grid,
+        block: threads_of(kernel).expect("thread loops of constant extent"),
+        shared_bytes,
+        params: params.iter().flat_map(|at| at.to_le_bytes()).collect(),
+    };
+    if shared_bytes > 0 {
+        driver.function_shared(function, shared_bytes)?;
+    }
+    driver.launch(function, 0, call)?;
+    driver.wait(0)?;
+    let read = |(buffer, at): (&Buffer, &u64)| {
+        let mut bytes = vec![0; buffer.bytes.len()];
+        driver.space.read(*at, &mut bytes)?;
+        Ok(Buffer::new(buffer.dtype, bytes))
+    };
+    buffers.iter().zip(&params).map(read).collect()
+}
+
+/// What the last buffer holds after the kernel: by the interpreter, which agrees with itself in three orders of blocks, and by PTX in three
+/// orders of warps, which agree, too.
+pub fn both(
+    kernel: &Kernel,
+    level: &str,
+    grid: [u32; 3],
+    buffers: &[Buffer],
+    dims: &SymValues,
+) -> [Result<Buffer, String>; 2] {
+    let interpreted = [Order::Forward, Order::Reverse, Order::Shuffled(1)].map(|order| {
+        let mut after = buffers.to_vec();
+        let options = Options { workers: 1, order };
+        let run = run_with(kernel, &mut after, dims, &options);
+        run.map(|()| after.pop().unwrap()).map_err(|e| e.to_string())
+    });
+    let text = ptx(kernel, level);
+    let executed = ORDERS.map(|order| {
+        let run = launch((kernel, &text), grid, buffers, dims, order);
+        run.map(|mut after| after.pop().unwrap()).map_err(|e| e.what)
+    });
+    [agreed(interpreted), agreed(executed)]
+}
+
+/// All results are equal; faults are faults in each.
+fn agreed(all: [Result<Buffer, String>; 3]) -> Result<Buffer, String> {
+    let [first, rest @ ..] = all;
+    for other in rest {
+        match (&first, &other) {
+            (Ok(a), Ok(b)) => assert_eq!(a, b),
+            (Err(_), Err(_)) => {}
+            (Ok(_), Err(e)) | (Err(e), Ok(_)) => panic!("in some orders only: {e}"),
+        }
+    }
+    first
+}

@@ -1,0 +1,96 @@
+//! Asynchronous copies (`cp.async`): what a thread has begun and not waited for. Data moves at the last moment that is allowed, when the
+//! thread waits; until then the target has no contents and the source is locked.
+
+use super::cell::Cell;
+use super::error::{Fault, Run};
+use super::machine::Machine;
+use super::program::Reg;
+use std::collections::VecDeque;
+
+/// Elements `from` of a buffer on their way to elements `to` of another.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    to: (usize, i64),
+    from: (usize, i64),
+    len: i64,
+}
+
+/// Copies of one thread.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Copies {
+    /// Committed, the oldest first.
+    groups: VecDeque<Vec<Copy>>,
+    open: Vec<Copy>,
+}
+
+impl Copies {
+    /// Takes what has to have landed so that at most `pending` groups are left; with 0, what was not committed, too.
+    fn over(&mut self, pending: usize) -> Vec<Copy> {
+        let over = self.groups.len().saturating_sub(pending);
+        let mut all: Vec<Copy> = self.groups.drain(..over).flatten().collect();
+        if pending == 0 {
+            all.append(&mut self.open);
+        }
+        all
+    }
+}
+
+/// One side of a copy: a buffer and the register with the number of its first element.
+pub(crate) type Side = (usize, Reg);
+
+impl Machine<'_> {
+    fn active(&self) -> Vec<usize> {
+        (0..self.threads()).filter(|t| self.mask[*t]).collect()
+    }
+
+    pub(crate) fn begin_copies(&mut self, instr: &'static str, to: Side, from: Side, bytes: u32) -> Run {
+        for thread in self.active() {
+            let who = self.who(thread);
+            let at = |(buf, index): Side| (buf, self.cells(index)[thread] as i64);
+            let (to, from) = (at(to), at(from));
+            let len = self.memory[to.0].aligned(instr, to.1, bytes)?;
+            self.memory[from.0].aligned(instr, from.1, bytes)?;
+            for i in 0..len {
+                self.memory[from.0].load(from.1 + i, who)?;
+                self.memory[to.0].begin_copy(to.1 + i, who)?;
+                self.memory[from.0].lock(from.1 + i);
+            }
+            self.copies[thread].open.push(Copy { to, from, len });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn commit_copies(&mut self) {
+        for thread in self.active() {
+            let copies = &mut self.copies[thread];
+            let group = std::mem::take(&mut copies.open);
+            copies.groups.push_back(group);
+        }
+    }
+
+    pub(crate) fn wait_for_copies(&mut self, pending: u32) -> Run {
+        for thread in self.active() {
+            let who = self.who(thread);
+            for Copy { to, from, len } in self.copies[thread].over(pending as usize) {
+                for i in 0..len {
+                    self.memory[from.0].unlock(from.1 + i);
+                    let value: Cell = self.memory[from.0].load(from.1 + i, who)?;
+                    self.memory[to.0].end_copy(to.1 + i, value, who)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// At the end of a block nothing is under way.
+    pub(crate) fn no_copies_left(&self) -> Run {
+        let left = |c: &Copies| c.groups.iter().flatten().chain(&c.open).next().copied();
+        for (thread, copies) in self.copies.iter().enumerate() {
+            if let Some(copy) = left(copies) {
+                let buffer = self.memory[copy.to.0].name.clone();
+                return Err(Fault::NotWaitedFor { thread, buffer, index: copy.to.1 as usize }.into());
+            }
+        }
+        Ok(())
+    }
+}

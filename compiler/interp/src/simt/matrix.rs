@@ -1,0 +1,113 @@
+//! What the lanes of a warp do with matrices: products of fragments, and rows from shared memory.
+
+use super::WARP;
+use crate::kernel::cell::{self, Cell};
+use crate::kernel::error::{Fault, Run};
+use crate::kernel::machine::Machine;
+use crate::kernel::program::Reg;
+use mlcc_ir::fragment::{Fragment, Mma, UNITS};
+use mlcc_ir::instr::MATRIX_ROW_BYTES;
+use mlcc_ir::types::DType;
+
+/// Registers of `sums + a * b`.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    pub sums: Reg,
+    pub a: Reg,
+    pub b: Reg,
+    /// Type of `a` and `b`.
+    pub dtype: DType,
+}
+
+impl Machine<'_> {
+    /// Warps that execute an instruction together: those with active threads, which must have all of them.
+    fn warps(&self, instr: &'static str) -> Run<Vec<usize>> {
+        let mut warps = Vec::new();
+        for (warp, mask) in self.mask.chunks(WARP).enumerate() {
+            match mask.iter().filter(|on| **on).count() {
+                0 => {}
+                WARP => warps.push(warp),
+                active => return Err(Fault::PartOfAWarp { instr, warp, active }.into()),
+            }
+        }
+        Ok(warps)
+    }
+
+    pub(crate) fn multiply(&mut self, instr: &'static str, mma: &Mma, of: Operands, out: Reg) -> Run {
+        let threads = self.threads();
+        for warp in self.warps(instr)? {
+            let a = self.matrix(warp, &mma.a, of.a);
+            let b = self.matrix(warp, &mma.b, of.b);
+            let value =
+                |c: Cell| if of.dtype.is_float() { cell::float(of.dtype, c).into() } else { c as i64 as f64 };
+            let (columns, k) = (mma.b.columns as usize, mma.a.columns as usize);
+            for lane in 0..WARP {
+                let thread = warp * WARP + lane;
+                for element in 0..mma.sums.elements() {
+                    let (row, column) = mma.sums.place(lane as u32, element);
+                    let (row, column) = (row as usize, column as usize);
+                    // Exact for integers; hardware adds floats in an order of its own.
+                    let product = |j| value(a[row * k + j]) * value(b[j * columns + column]);
+                    let sum: f64 = (0..k).map(product).sum();
+                    let slot = thread * out.lanes + element as usize;
+                    let old = self.cells(of.sums)[thread * of.sums.lanes + element as usize];
+                    self.registers[out.at * threads + slot] = match of.dtype.is_float() {
+                        true => cell::of_f32((sum + f64::from(cell::to_f32(old))) as f32),
+                        false => cell::wrap(DType::I32, sum as i64 + old as i64),
+                    };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The matrix that a warp holds, row-major.
+    fn matrix(&self, warp: usize, f: &Fragment, reg: Reg) -> Vec<Cell> {
+        let cells = self.cells(reg);
+        let mut all = vec![0; (f.rows * f.columns) as usize];
+        for lane in 0..WARP {
+            for element in 0..f.elements() {
+                let (row, column) = f.place(lane as u32, element);
+                all[(row * f.columns + column) as usize] =
+                    cells[(warp * WARP + lane) * reg.lanes + element as usize];
+            }
+        }
+        all
+    }
+
+    pub(crate) fn load_matrices(
+        &mut self,
+        instr: &'static str,
+        (buf, index): (usize, Reg),
+        (matrices, transposed): (usize, bool),
+        out: Reg,
+    ) -> Run {
+        let threads = self.threads();
+        // Elements in a unit of 16 bits.
+        let unit = 2 / self.memory[buf].dtype.bytes().unwrap_or(2);
+        for warp in self.warps(instr)? {
+            for matrix in 0..matrices {
+                let mut units = Vec::new();
+                for row in 0..UNITS.rows as usize {
+                    let thread = warp * WARP + matrix * UNITS.rows as usize + row;
+                    let (who, at) = (self.who(thread), self.cells(index)[thread] as i64);
+                    let len = self.memory[buf].aligned(instr, at, MATRIX_ROW_BYTES)?;
+                    for i in 0..len {
+                        units.push(self.memory[buf].load(at + i, who)?);
+                    }
+                }
+                for lane in 0..WARP {
+                    for element in 0..UNITS.elements() {
+                        let (row, column) = UNITS.place(lane as u32, element);
+                        let (row, column) = if transposed { (column, row) } else { (row, column) };
+                        let from = (row * UNITS.columns + column) as usize * unit;
+                        let slot = (matrix * UNITS.elements() as usize + element as usize) * unit;
+                        let to = out.at * threads + (warp * WARP + lane) * out.lanes + slot;
+                        self.registers[to..to + unit].copy_from_slice(&units[from..from + unit]);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

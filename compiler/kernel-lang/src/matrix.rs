@@ -1,0 +1,100 @@
+//! Matrices in the registers of a warp, and copies to shared memory that are under way while threads compute.
+
+use crate::{Indices, Recorder, Val, View, WARP};
+use mlcc_ir::fragment::{Fragment, Step};
+use mlcc_ir::instr::{InstrId, Meaning};
+use mlcc_ir::kernel::{Expr, Stmt};
+
+/// Row and column of element `element` of the fragment, in the lane `lane`.
+pub fn place<'k>(of: &Fragment, lane: Val<'k>, element: u32) -> [Val<'k>; 2] {
+    let (row, column) = of.place(0, element);
+    [along(of, lane, |step| step.0) + i64::from(row), along(of, lane, |step| step.1) + i64::from(column)]
+}
+
+/// What the bits of a lane add along one axis: neighbouring bits that double are one number.
+fn along<'k>(of: &Fragment, lane: Val<'k>, axis: impl Fn(&Step) -> u32) -> Val<'k> {
+    let steps: Vec<i64> = of.lane.iter().map(|step| axis(step).into()).collect();
+    let mut sum = lane.recorder().int(0);
+    let mut bit = 0;
+    while bit < steps.len() {
+        let mut end = bit + 1;
+        while steps[bit] > 0 && end < steps.len() && steps[end] == steps[bit] << (end - bit) {
+            end += 1;
+        }
+        let number = lane / (1 << bit);
+        let number = if 1 << end == WARP { number } else { number % (1 << (end - bit)) };
+        if steps[bit] > 0 {
+            sum = sum + number * steps[bit];
+        }
+        bit = end;
+    }
+    sum
+}
+
+impl<'k> Val<'k> {
+    /// `self + a * b` of fragments; the types of `a` and `b` choose the instruction.
+    #[track_caller]
+    pub fn mma(self, a: Val<'k>, b: Val<'k>) -> Val<'k> {
+        let types = [self.ty(), a.ty(), b.ty()];
+        let fits = |id: &InstrId| matches!(id.def().meaning, Meaning::Mma(_)) && id.def().args == types;
+        let Some(instr) = InstrId::all().find(fits) else { panic!("no product of fragments {types:?}") };
+        self.instr(instr, &[a, b])
+    }
+}
+
+impl<'k, const N: usize> View<'k, N> {
+    /// `matrices` (2 or 4) times 8 rows of 16 bytes of shared memory, in the registers of a warp; lane `8 i + r` says where row `r` of
+    /// matrix `i` begins. `transposed`: with rows and columns of units of 16 bits exchanged.
+    #[track_caller]
+    pub fn load_matrices(self, at: impl Indices<'k, N>, matrices: u32, transposed: bool) -> Val<'k> {
+        let wanted = |id: &InstrId| match id.def().meaning {
+            Meaning::LoadMatrix { matrices: count, transposed: exchanged } => {
+                (count, exchanged) == (matrices, transposed) && id.def().args[0].dtype == self.dtype()
+            }
+            _ => false,
+        };
+        let Some(instr) = InstrId::all().find(wanted) else {
+            panic!("no instruction loads {matrices} matrices of {}", self.dtype());
+        };
+        self.at(at).instr(instr, &[])
+    }
+
+    /// Begins to copy `bytes` bytes to this place, in shared memory, from `source`, in global memory; [`Recorder::wait`] ends it.
+    #[track_caller]
+    pub fn copy<const M: usize>(
+        self,
+        at: impl Indices<'k, N>,
+        bytes: u32,
+        source: View<'k, M>,
+        from: impl Indices<'k, M>,
+    ) {
+        let wanted = |id: &InstrId| match id.def().meaning {
+            Meaning::Copy { bytes: count } => count == bytes && id.def().args[0].dtype == self.dtype(),
+            _ => false,
+        };
+        let Some(instr) = InstrId::all().find(wanted) else {
+            panic!("no instruction copies {bytes} bytes of {}", self.dtype());
+        };
+        let (to, from) = (self.at(at), source.at(from));
+        to.recorder().builder(|kb| {
+            let place = |kb: &mlcc_ir::builder::KernelBuilder, id| match *kb.expr(id) {
+                Expr::Load { buf, index, .. } => (buf, index),
+                _ => unreachable!("an element of a view is a load"),
+            };
+            let (to, from) = (place(kb, to.id()), place(kb, from.id()));
+            kb.copy(instr, to, from);
+        });
+    }
+}
+
+impl Recorder {
+    /// The copies that a thread has begun since the last time become a group.
+    pub fn commit(&self) {
+        self.builder(|kb| kb.push(Stmt::Commit));
+    }
+
+    /// Until at most the newest `pending` groups of copies of this thread are under way.
+    pub fn wait(&self, pending: u32) {
+        self.builder(|kb| kb.push(Stmt::Wait { pending }));
+    }
+}
