@@ -44,6 +44,56 @@ pub struct Gpu {
     pub shared_bytes: u32,
     pub max_threads: u32,
     pub device: Device,
+    /// How products of many rows use tensor cores; none without `mma.sync`.
+    pub product: Option<MatrixTile>,
+}
+
+/// What a block computes of a product on tensor cores, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MatrixTile {
+    /// Of the result.
+    pub rows: u32,
+    pub columns: u32,
+    /// Warps along rows and along columns.
+    pub warps: [u32; 2],
+    /// Slices of the operands in shared memory: one is multiplied, the others are on their way.
+    pub stages: u32,
+}
+
+impl MatrixTile {
+    pub fn threads(&self) -> u32 {
+        32 * self.warps[0] * self.warps[1]
+    }
+    /// Rows and columns of a warp.
+    pub fn warp_tile(&self) -> [i64; 2] {
+        [self.rows / self.warps[0], self.columns / self.warps[1]].map(i64::from)
+    }
+    /// The same in fragments of 16 rows and of 8 columns.
+    pub fn fragments(&self) -> [i64; 2] {
+        let [rows, columns] = self.warp_tile();
+        [rows / 16, columns / 8]
+    }
+    /// Sums that a lane holds.
+    pub fn sums_of_lane(&self) -> i64 {
+        self.fragments().iter().product::<i64>() * 4
+    }
+    /// What is wrong with it, for blocks of at most `max_threads` threads.
+    fn fault(&self, max_threads: u32) -> Option<String> {
+        let whole =
+            |size: u32, warps: u32, unit: u32| warps > 0 && size > 0 && size.is_multiple_of(warps * unit);
+        match self {
+            _ if !whole(self.rows, self.warps[0], 16) => {
+                Some("rows are no whole fragments of 16 for each warp".into())
+            }
+            _ if !whole(self.columns, self.warps[1], 8) => {
+                Some("columns are no whole fragments of 8 for each warp".into())
+            }
+            _ if self.threads() > max_threads => Some(format!("{} threads", self.threads())),
+            _ if !(2..=8).contains(&self.stages) => Some("2 to 8 stages".into()),
+            _ => None,
+        }
+    }
 }
 
 /// A device of a level that is common where models are served. Rates are those of its data sheet.
@@ -132,6 +182,8 @@ pub enum SpecError {
     Twice { file: String, level: String },
     #[error("target spec {file}: level `{level}` needs a `gpu` table on nvptx, and none elsewhere")]
     Gpu { file: String, level: String },
+    #[error("target spec {file}: the product table of level `{level}`: {fault}")]
+    Product { file: String, level: String, fault: String },
     #[error("target spec {file}: the tune table of level `{level}`: {message}")]
     Tune { file: String, level: String, message: String },
     #[error(
@@ -230,6 +282,10 @@ fn read_level(file: &str, arch: Arch, before: &[Read], entry: LevelEntry) -> Res
     features.extend(entry.features);
     let tables = over(base.map_or(&toml::Table::new(), |b| &b.tune), entry.tune);
     let wrong = |message: String| SpecError::Tune { file: file.clone(), level: level.clone(), message };
+    let product = entry.gpu.as_ref().and_then(|gpu| Some((gpu.product?, gpu.max_threads)));
+    if let Some(fault) = product.and_then(|(tile, threads)| tile.fault(threads)) {
+        return Err(SpecError::Product { file, level, fault });
+    }
     let tune = match arch {
         Arch::Nvptx if tables.is_empty() => None,
         Arch::Nvptx => return Err(wrong("is for CPUs".into())),
@@ -284,6 +340,29 @@ mod tests {
         assert!(error(&format!("default = []\n{level}")).contains("no default"));
         let gpu = format!("gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 1, {DEVICE} }}");
         assert!(error(&format!("default = ['l']\n{level}{gpu}")).contains("gpu"));
+    }
+
+    #[test]
+    fn tiles_of_products_are_whole_fragments() {
+        let fault = |product: &str| {
+            let gpu = format!(
+                "gpu = {{ sm = 80, ptx = 70, shared_bytes = 1, max_threads = 64, product = {{ {product} }}, {DEVICE} }}"
+            );
+            let head = "name = 'g'\narch = 'nvptx'\ntriple = 't'\ndefault = ['x']\n";
+            let text = format!("{head}[[level]]\nname = 'x'\nllvm_cpu = 'sm_80'\nvector_bits = 128\n{gpu}\n");
+            Spec::parse("g", &text).map_or_else(|e| e.to_string(), |_| String::new())
+        };
+        assert_eq!(fault("rows = 32, columns = 16, warps = [2, 1], stages = 2"), "");
+        assert!(
+            fault("rows = 40, columns = 16, warps = [2, 1], stages = 2")
+                .contains("`x`: rows are no whole fragments")
+        );
+        assert!(
+            fault("rows = 32, columns = 12, warps = [2, 1], stages = 2").contains("columns are no whole")
+        );
+        assert!(fault("rows = 64, columns = 16, warps = [4, 1], stages = 2").contains("128 threads"));
+        assert!(fault("rows = 32, columns = 16, warps = [2, 1], stages = 1").contains("stages"));
+        assert!(fault("rows = 32, columns = 16, warps = [0, 1], stages = 2").contains("rows"));
     }
 
     /// The tables of a level of the x86-64 spec.

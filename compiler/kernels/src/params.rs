@@ -3,7 +3,7 @@
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::Quotient;
-use mlcc_target::{Arch, Division, Level, Tune};
+use mlcc_target::{Arch, Division, Level, MatrixTile, Tune};
 use std::collections::BTreeSet;
 
 /// What a generator needs to know of a machine.
@@ -19,13 +19,17 @@ pub struct KernelTarget {
     /// What is computed for a row has the same bits, whatever rows are beside it (docs/design/0042-batch-invariance.md): where
     /// that takes other kernels than the fastest of a single row. For CPUs.
     pub batch_invariant: bool,
+    /// How products of many rows use tensor cores, where there are some.
+    pub matrix: Option<MatrixTile>,
 }
 
 impl KernelTarget {
     pub fn new(arch: Arch, level: &Level) -> KernelTarget {
         let features = level.features.iter().cloned().collect();
         let tune = level.tune.clone().unwrap_or_default();
-        KernelTarget { arch, features, vector_bits: level.vector_bits, tune, batch_invariant: false }
+        let matrix = level.gpu.as_ref().and_then(|gpu| gpu.product);
+        let vector_bits = level.vector_bits;
+        KernelTarget { arch, features, vector_bits, tune, batch_invariant: false, matrix }
     }
 
     /// Lanes of an f32 vector.

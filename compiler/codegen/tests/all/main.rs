@@ -10,6 +10,7 @@ mod cuda_runtime;
 mod examples;
 mod handwritten_kernel;
 mod llvm_aarch64;
+mod llvm_gpu_products;
 mod llvm_kernels;
 mod llvm_matrix;
 mod llvm_model;

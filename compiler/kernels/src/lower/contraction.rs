@@ -145,7 +145,7 @@ pub(super) fn emit(
     let epilogue: &mut Epilogue = &mut |k, sums| store_sums(k, &inliner, product, outputs, n as i64, sums);
     let (slices, generator, plan) = match target.arch {
         Arch::Nvptx => {
-            let plan = choose_gpu(rows.as_const() == Some(1));
+            let plan = choose_gpu(target.matrix, &problem, rows.as_const() == Some(1))?;
             emit_gpu_product(kb, &problem, &plan, epilogue)?;
             (None, "product::gpu", plan.to_string())
         }

@@ -1,5 +1,7 @@
 //! The product on a GPU over row-major weights: for one activation row, a warp per weight row whose threads read
-//! consecutive pieces and fold their sums by shuffles; for more, square tiles through shared memory.
+//! consecutive pieces and fold their sums by shuffles; for more, tensor cores ([`matrix`]), or square tiles through shared memory.
+
+mod matrix;
 
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;
@@ -11,6 +13,7 @@ use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
 use mlcc_quant::tile::centre;
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
+use mlcc_target::MatrixTile;
 use std::fmt;
 
 /// Edge of a shared-memory tile in all three directions.
@@ -32,6 +35,8 @@ pub enum GpuPlan {
     },
     /// Of any number of rows: square tiles through shared memory.
     Tiles,
+    /// The same on tensor cores.
+    Matrix(MatrixTile),
 }
 
 impl fmt::Display for GpuPlan {
@@ -41,13 +46,34 @@ impl fmt::Display for GpuPlan {
                 write!(f, "a warp per row of weights, {warps} in a block, {unroll} pieces loaded before use")
             }
             GpuPlan::Tiles => write!(f, "tiles of {EDGE} x {EDGE} in shared memory"),
+            GpuPlan::Matrix(MatrixTile { rows, columns, warps: [down, across], stages }) => write!(
+                f,
+                "tensor cores, {rows} x {columns} results of {down} x {across} warps, {stages} stages"
+            ),
         }
     }
 }
 
-/// The plan that suits all supported GPUs. `single_row`: the product is a matvec (decode).
-pub fn choose_gpu(single_row: bool) -> GpuPlan {
-    if single_row { GpuPlan::Matvec { warps: 4, unroll: 4 } } else { GpuPlan::Tiles }
+/// The plan for a machine that may have tensor cores. `single_row`: the product is a matvec (decode).
+pub fn choose_gpu(
+    tile: Option<MatrixTile>,
+    problem: &Product,
+    single_row: bool,
+) -> Result<GpuPlan, QuantError> {
+    if single_row {
+        return Ok(GpuPlan::Matvec { warps: 4, unroll: 4 });
+    }
+    let layout = layout(problem)?;
+    let tile = tile.filter(|_| matrix::fits(problem, &layout));
+    Ok(tile.map_or(GpuPlan::Tiles, GpuPlan::Matrix))
+}
+
+fn layout(problem: &Product) -> Result<Layout, QuantError> {
+    let dtype = match problem.weight {
+        Weight::Plain(plain) => plain.dtype(),
+        Weight::Packed(format) => DType::Packed(format),
+    };
+    Ok(Layout::new(dtype, Packing::RowMajor, problem.n, problem.k)?.at_offset(problem.w_offset))
 }
 
 /// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
@@ -58,16 +84,13 @@ pub fn emit_gpu_product(
     plan: &GpuPlan,
     epilogue: &mut Epilogue,
 ) -> Result<(), QuantError> {
-    let dtype = match problem.weight {
-        Weight::Plain(plain) => plain.dtype(),
-        Weight::Packed(format) => DType::Packed(format),
-    };
-    let layout = Layout::new(dtype, Packing::RowMajor, problem.n, problem.k)?.at_offset(problem.w_offset);
+    let layout = layout(problem)?;
     Recorder::within(kb, |k| {
         let gpu = Gpu { k, problem, layout: &layout };
         match *plan {
             GpuPlan::Matvec { warps, unroll } => gpu.matvec(i64::from(warps), i64::from(unroll), epilogue),
             GpuPlan::Tiles => gpu.matmul(epilogue),
+            GpuPlan::Matrix(tile) => gpu.matrix(&tile, epilogue),
         }
     });
     Ok(())

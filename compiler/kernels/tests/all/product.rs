@@ -11,11 +11,13 @@ use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::{DType, Format, Packing};
 use mlcc_kernels::params::{IntDot, KernelTarget};
 use mlcc_kernels::product::plan::TallTile;
-use mlcc_kernels::product::{Activation, CpuPlan, choose, choose_gpu, emit_gpu_product, emit_product};
+use mlcc_kernels::product::{
+    Activation, CpuPlan, GpuPlan, choose, choose_gpu, emit_gpu_product, emit_product,
+};
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::packed::TileSizes;
 use mlcc_quant::{Layout, PackOptions, dequantize, pack, storage_types};
-use mlcc_target::Arch;
+use mlcc_target::{Arch, MatrixTile};
 
 const Q4: DType = DType::Packed(Format::Q4G32);
 const Q8: DType = DType::Packed(Format::Q8G32);
@@ -283,11 +285,55 @@ fn gpu() {
         for (m, n, k) in [(1, 5, 7), (1, 9, 1033), (1, 4, 1100), (3, 5, 7), (33, 40, 70)] {
             let case = Case::new(weight, Packing::RowMajor, x, (m, n, k));
             let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-                emit_gpu_product(kb, &problem, &choose_gpu(m == 1), epilogue).unwrap()
+                let plan = choose_gpu(None, &problem, m == 1).unwrap();
+                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap()
             });
             assert!(kernel.is_gpu());
             case.check("gpu", &kernel, CodeBlock::SINGLE, &options);
         }
+    }
+}
+
+/// Tiles that leave rows and columns over, with two stages and with more, for weights that are one bf16 and for those that are two.
+#[test]
+fn gpu_on_tensor_cores() {
+    let tile = |rows, columns, warps, stages| MatrixTile { rows, columns, warps, stages };
+    let tiles = [tile(64, 128, [2, 2], 3), tile(32, 16, [2, 1], 2), tile(16, 32, [1, 2], 4)];
+    let packed = ["q4g32", "q8g32", "q4g32_f32", "q4g128"].map(|name| DType::parse(name).unwrap());
+    let plain = [(DType::F16, X::F32), (DType::BF16, X::F32), (DType::BF16, X::BF16)];
+    let all = plain.into_iter().chain(packed.map(|weight| (weight, X::F32)));
+    for (i, (weight, x)) in all.enumerate() {
+        for (tile, shape) in tiles.into_iter().zip([(5, 6, 128), (37, 20, 256), (33, 34, 96)]) {
+            let case = Case::new(weight, Packing::RowMajor, x, shape);
+            let mut chosen = None;
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+                let plan = choose_gpu(Some(tile), &problem, false).unwrap();
+                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
+                chosen = Some(plan);
+            });
+            assert_eq!(chosen, Some(GpuPlan::Matrix(tile)), "{weight} {shape:?}");
+            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
+            case.check("tensor cores", &kernel, CodeBlock::SINGLE, &options);
+        }
+    }
+}
+
+/// Where there is no such kernel, there is another one.
+#[test]
+fn what_tensor_cores_do_not_take() {
+    let target = mlcc_target::level("sm_80").unwrap().unwrap();
+    let tile = KernelTarget::new(Arch::Nvptx, &target).matrix;
+    assert!(tile.is_some());
+    for (weight, (m, n, k)) in [
+        (DType::F32, (40, 32, 64)),
+        (DType::F16, (40, 32, 70)),
+        (DType::parse("q4g32_min").unwrap(), (40, 32, 64)),
+        (DType::parse("q3g40").unwrap(), (40, 32, 160)),
+        (Q4, (40, 7, 96)),
+    ] {
+        Case::new(weight, Packing::RowMajor, X::F32, (m, n, k)).kernel(CodeBlock::SINGLE, |_, problem, _| {
+            assert_eq!(choose_gpu(tile, &problem, false).unwrap(), GpuPlan::Tiles, "{weight} {n} {k}");
+        });
     }
 }
 

@@ -1,0 +1,438 @@
+//! Products of many rows on tensor cores: a block of warps computes a tile of results. Slices of 32 columns of activations and weights come
+//! through a ring of stages in shared memory by asynchronous copies, while the slice before them is multiplied.
+//!
+//! Numbers are those of f32 activations: an f32 is the sum of two bf16 (16 of its 24 bits, rounded), an f16 weight is one exactly, a code
+//! without its zero point and a bf16 weight are one bf16. bf16 has the range of f32, so nothing overflows. Sums are f32; those of a slice
+//! of packed weights are multiplied by the scale of its group before they are added.
+//!
+//! Which of the 32 columns of a slice are called which column of a fragment does not matter, as long as both operands agree: a lane takes
+//! neighbours, which it loads at once.
+
+use super::Gpu;
+use crate::product::problem::{Activation, Epilogue, Product, Weight};
+use mlcc_ir::format::Zero;
+use mlcc_ir::fragment::{Fragment, M16N8K16};
+use mlcc_ir::kernel::{Space, Ty};
+use mlcc_ir::types::DType;
+use mlcc_kernel_lang::matrix::place;
+use mlcc_kernel_lang::{Team, Val, View, WARP};
+use mlcc_quant::Layout;
+use mlcc_quant::layout::Region;
+use mlcc_quant::plain::Plain;
+use mlcc_quant::tile::centre;
+use mlcc_target::MatrixTile;
+
+/// Columns of a slice, and those of them that a lane multiplies.
+const SLICE: i64 = 32;
+const OF_LANE: i64 = 8;
+/// Bytes of a copy.
+const CHUNK: i64 = 16;
+/// Bytes of scales that are copied for a row of a slice: the scale of its group, and of two bytes its neighbour.
+const SCALE_BYTES: i64 = 4;
+/// Floats between rows of finished sums in shared memory, beyond those of a row: rows of a store begin in different banks.
+const PAD: i64 = 8;
+
+/// Whether the rows of weights and activations can be copied in pieces of 16 bytes, and weights are one or two bf16 each.
+pub(super) fn fits(problem: &Product, layout: &Layout) -> bool {
+    let Product { k, n, activation, .. } = *problem;
+    let whole = |bytes: usize, by: i64| (bytes as i64) % by == 0;
+    if !whole(k, SLICE) || matches!(activation, Activation::Codes(_)) {
+        return false;
+    }
+    match &layout.region {
+        Region::Plain { plain: Plain::F32, .. } => false,
+        Region::Plain { place, plain } => whole(place.offset * plain.bytes(), CHUNK),
+        Region::Group { spec, codes, scales, .. } => {
+            let format = spec.format;
+            let stored = n * k.div_ceil(spec.group) * format.scale.bytes();
+            matches!(format.bits, 4 | 8)
+                && matches!(format.zero, Zero::Constant(_))
+                && whole(spec.group, SLICE)
+                && whole(codes.offset, CHUNK)
+                && whole(scales.offset, SCALE_BYTES)
+                && whole(stored, SCALE_BYTES)
+        }
+    }
+}
+
+/// Where chunk `part` of row `row` of activations lies: rows of 128 bytes begin in the same bank, so every other row has its chunks
+/// exchanged in pairs, and the lanes of a load touch all banks.
+fn swizzled<'k>(dtype: DType, row: Val<'k>, part: Val<'k>) -> Val<'k> {
+    match dtype {
+        DType::F32 => part ^ (row & 1),
+        // Two rows of 64 bytes fill the banks.
+        _ => part,
+    }
+}
+
+/// The tile in shared memory and registers.
+struct Tile<'k> {
+    team: Team<'k>,
+    /// Activations, `[stages, rows, columns of a slice]`.
+    xs: View<'k, 3>,
+    /// Weights likewise, packed ones in bytes.
+    ws: View<'k, 3>,
+    /// `[stages, rows of weights, bytes]`, of packed weights.
+    scales: Option<View<'k, 3>>,
+    /// Sums, `[columns / 8, rows / 16, 4]` of a warp.
+    acc: View<'k, 3>,
+    /// First row and first column of the results.
+    origin: [Val<'k>; 2],
+}
+
+/// What one warp multiplies: where its part begins, and where a lane begins in it.
+struct Part<'k> {
+    row: Val<'k>,
+    column: Val<'k>,
+    /// Row of the first elements of a lane in `a`, and column in `b`.
+    group: Val<'k>,
+    /// First of the columns of a slice that the lane multiplies.
+    first: Val<'k>,
+    lane: Val<'k>,
+}
+
+impl<'k> Gpu<'k, '_> {
+    pub(super) fn matrix(self, tile: &MatrixTile, epilogue: &mut Epilogue) {
+        let k = self.k;
+        let (rows, columns) = (i64::from(tile.rows), i64::from(tile.columns));
+        let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
+        let team = Team::new(k, i64::from(tile.threads()));
+        // Blocks side by side share weights, which stay in the second-level cache for all rows.
+        k.blocks("bm", 0, (m + (rows - 1)) / rows, |bm| {
+            k.blocks("bn", 1, (n + columns - 1) / columns, |bn| {
+                let stages = i64::from(tile.stages);
+                let shared =
+                    |name, dtype, rows, width| k.alloc(name, dtype, [stages, rows, width], Space::Shared);
+                let [x_dtype, w_dtype] = [self.problem.x, self.problem.w].map(|buf| k.flat(buf).dtype());
+                let packed = matches!(self.problem.weight, Weight::Packed(_));
+                let [mt, nt] = tile.fragments();
+                let at = Tile {
+                    team,
+                    xs: shared("xs", x_dtype, rows, SLICE),
+                    ws: shared("ws", w_dtype, columns, self.slice_elements()),
+                    scales: packed.then(|| shared("scales", DType::U8, columns, SCALE_BYTES)),
+                    acc: k.registers("acc", [nt, mt, 4]),
+                    origin: [bm * rows, bn * columns],
+                };
+                self.sum_up(tile, &at);
+                self.finish_tile(tile, &at, epilogue);
+            });
+        });
+    }
+
+    /// Elements of a row of weights in a slice.
+    fn slice_elements(self) -> i64 {
+        match self.problem.weight {
+            Weight::Plain(_) => SLICE,
+            Weight::Packed(format) => SLICE * format.bits as i64 / 8,
+        }
+    }
+
+    // ---- the ring
+
+    fn sum_up(self, tile: &MatrixTile, at: &Tile<'k>) {
+        let (k, stages) = (self.k, i64::from(tile.stages));
+        let slices = self.problem.k as i64 / SLICE;
+        let zero = k.zeros(DType::F32, 4);
+        let fragments = tile.sums_of_lane() / 4;
+        at.team.run(|_| k.unrolled("i", fragments, |i| at.acc.flat().set([i * 4], zero)));
+        for slice in 0..stages - 1 {
+            self.fill(tile, at, slices, k.int(slice));
+        }
+        k.serial("slice", slices, |slice| {
+            k.wait(tile.stages - 2);
+            // All copies have landed, and nobody reads any more what is filled next.
+            k.barrier();
+            self.fill(tile, at, slices, slice + (stages - 1));
+            at.team.run(|thread| self.multiply_slice(tile, at, slice, thread));
+        });
+        k.wait(0);
+    }
+
+    /// Begins to copy a slice, if there is one, and makes it a group.
+    fn fill(self, tile: &MatrixTile, at: &Tile<'k>, slices: i64, slice: Val<'k>) {
+        let k = self.k;
+        k.when(slice.lt(slices), || {
+            let stage = slice % i64::from(tile.stages);
+            self.copy_x(tile, at, stage, slice);
+            self.copy_w(tile, at, stage, slice);
+        });
+        k.commit();
+    }
+
+    /// Rows beyond the last one repeat it.
+    fn copy_x(self, tile: &MatrixTile, at: &Tile<'k>, stage: Val<'k>, slice: Val<'k>) {
+        let (dtype, last) = (at.xs.dtype(), self.k.val(self.problem.m) + -1);
+        let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
+        let parts = SLICE / elements;
+        at.team.each(i64::from(tile.rows) * parts, |i| {
+            let (row, part) = (i / parts, i % parts);
+            let to = swizzled(dtype, row, part) * elements;
+            let from = (at.origin[0] + row).min(last);
+            at.xs.copy((stage, row, to), CHUNK as u32, self.x(), (from, slice * SLICE + part * elements));
+        });
+    }
+
+    fn copy_w(self, tile: &MatrixTile, at: &Tile<'k>, stage: Val<'k>, slice: Val<'k>) {
+        let k = self.k;
+        let w = k.flat(self.problem.w);
+        let last = self.problem.n as i64 - 1;
+        let source = |column: Val<'k>| (at.origin[1] + column).min(last);
+        let place = |place: &mlcc_quant::layout::Place, row: Val, col: Val| {
+            k.val(k.builder(|kb| place.emit(kb, row.id(), col.id())))
+        };
+        let (codes, scales) = match &self.layout.region {
+            Region::Plain { place, .. } => (place, None),
+            Region::Group { codes, scales, .. } => (codes, Some(scales)),
+        };
+        let elements = CHUNK / at.ws.dtype().bytes().unwrap_or(1) as i64;
+        let (width, parts) = (self.slice_elements(), self.slice_elements() / elements);
+        at.team.each(i64::from(tile.columns) * parts, |i| {
+            let (row, part) = (i / parts, i % parts);
+            let from = place(codes, source(row), slice * SLICE + part * (SLICE * elements / width));
+            at.ws.copy((stage, row, part * elements), CHUNK as u32, w, [from]);
+        });
+        if let (Some(scales), Some(to)) = (scales, at.scales) {
+            at.team.each(tile.columns.into(), |row| {
+                let from = place(scales, source(row), slice * SLICE);
+                let from = from / SCALE_BYTES * SCALE_BYTES;
+                to.copy((stage, row, 0), SCALE_BYTES as u32, w, [from]);
+            });
+        }
+    }
+
+    // ---- the products
+
+    fn part(self, tile: &MatrixTile, thread: Val<'k>) -> Part<'k> {
+        let [_, across] = tile.warps.map(i64::from);
+        let [rows, columns] = tile.warp_tile();
+        let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
+        let [group, first] = place(&M16N8K16.a, lane, 0);
+        // A lane has 2 neighbours of 16 columns; here it has 8 of 32.
+        let first = first * (OF_LANE / 2);
+        Part { row: warp / across * rows, column: warp % across * columns, group, first, lane }
+    }
+
+    fn multiply_slice(self, tile: &MatrixTile, at: &Tile<'k>, slice: Val<'k>, thread: Val<'k>) {
+        let k = self.k;
+        let [mt, nt] = tile.fragments();
+        let stage = (slice % i64::from(tile.stages)).named("stage");
+        let part = self.part(tile, thread);
+        let x = at.xs.row(stage).named("x_stage");
+        let a: Vec<Vec<Operand>> = (0..mt).map(|i| self.activations(x, &part, i)).collect();
+        k.unrolled("j", nt, |j| {
+            let row = part.column + j * i64::from(M16N8K16.b.columns) + part.group;
+            let b = self.weights(at.ws.row(stage), row, part.first);
+            let scale = at.scales.map(|scales| self.scale(scales.row(stage), at, &part, (j, slice)));
+            for (i, a) in a.iter().enumerate() {
+                let place = (j, i as i64, 0);
+                let old = at.acc.load(place, 4);
+                let zero = k.zeros(DType::F32, 4);
+                let sums = a.iter().zip(&b).fold(if scale.is_some() { zero } else { old }, |sums, (a, b)| {
+                    a.terms(b).into_iter().fold(sums, |sums, (a, b)| sums.mma(a, b).named("sums"))
+                });
+                at.acc.set(place, scale.map_or(sums, |scale| sums.fma(scale, old)));
+            }
+        });
+    }
+
+    /// Fragments of 16 rows of activations, one for each half of a slice.
+    fn activations(self, x: View<'k, 2>, part: &Part<'k>, i: i64) -> Vec<Operand<'k>> {
+        let dtype = x.dtype();
+        let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
+        let row = |r: i64| {
+            let row = part.row + part.group + (i * i64::from(M16N8K16.a.rows) + r);
+            let chunks = (0..OF_LANE / elements).map(|c| {
+                let chunk = swizzled(dtype, row, part.first / elements + c);
+                x.load((row, chunk * elements), elements as u32).named("x")
+            });
+            joined(chunks.collect())
+        };
+        let [upper, lower] = [0, 8].map(row).map(Operand::of);
+        (0..2)
+            .map(|half| upper.with(lower, |u, l| u.shuffle_with(l, order(&M16N8K16.a, half, true))))
+            .collect()
+    }
+
+    /// Fragments of a row of weights, one for each half of a slice.
+    fn weights(self, w: View<'k, 2>, row: Val<'k>, first: Val<'k>) -> Vec<Operand<'k>> {
+        let all = match self.problem.weight {
+            Weight::Plain(_) => w.load((row, first), OF_LANE as u32).named("w"),
+            Weight::Packed(format) => {
+                let bytes = OF_LANE * format.bits as i64 / 8;
+                let codes = w.load((row, first * format.bits as i64 / 8), bytes as u32).named("q");
+                let codes = match format.bits {
+                    8 => codes.cast(DType::U32),
+                    bits => super::small_codes(self.k, codes, bits as i64),
+                };
+                super::small_floats(codes, centre(format)).named("codes")
+            }
+        };
+        let all = match self.problem.weight {
+            Weight::Packed(_) => Operand::exact(upper_halves(all)),
+            Weight::Plain(_) => Operand::of(all),
+        };
+        (0..2).map(|half| all.map(|v| v.shuffle(order(&M16N8K16.b, half, false)))).collect()
+    }
+
+    /// The scale of each of a lane's sums.
+    fn scale(
+        self,
+        scales: View<'k, 2>,
+        at: &Tile<'k>,
+        part: &Part<'k>,
+        (j, slice): (Val<'k>, Val<'k>),
+    ) -> Val<'k> {
+        let Region::Group { spec, scales: stored, .. } = &self.layout.region else {
+            panic!("scales of plain weights");
+        };
+        let k = self.k;
+        let number = spec.number();
+        let first = slice * SLICE;
+        let of = |column: Val<'k>| {
+            let source = (at.origin[1] + column).min(self.problem.n as i64 - 1);
+            let byte = k.val(k.builder(|kb| stored.emit(kb, source.id(), first.id())));
+            let bytes = scales.load((column, byte % SCALE_BYTES), number.bytes() as u32);
+            bytes.bits_as(Ty::scalar(number.dtype())).cast(DType::F32).named("scale")
+        };
+        let sums = &M16N8K16.sums;
+        let columns =
+            [0, 1].map(|e| of(part.column + j * i64::from(sums.columns) + place(sums, part.lane, e)[1]));
+        let pair = columns[0].splat(2).shuffle_with(columns[1].splat(2), [0, 2]);
+        let element = |e| sums.place(0, e).1;
+        pair.shuffle((0..sums.elements()).map(element)).named("scales")
+    }
+
+    // ---- the results
+
+    /// Sums go through shared memory, so that neighbouring threads finish neighbouring columns: those of one column of warps after the
+    /// other.
+    fn finish_tile(self, tile: &MatrixTile, at: &Tile<'k>, epilogue: &mut Epilogue) {
+        let k = self.k;
+        let rows = i64::from(tile.rows);
+        let [_, columns] = tile.warp_tile();
+        let enough = tile.stages as i64 * rows * SLICE >= rows * (columns + PAD);
+        let results = match at.xs.dtype() {
+            DType::F32 if enough => k.view(at.xs.buf(), [rows, columns + PAD]),
+            _ => k.shared("results", [rows, columns + PAD]),
+        };
+        let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
+        k.serial("across", i64::from(tile.warps[1]), |across| {
+            k.barrier();
+            at.team.run(|thread| {
+                let part = self.part(tile, thread);
+                k.when(part.column.equals(across * columns), || self.put(tile, at, results, &part));
+            });
+            k.barrier();
+            at.team.each(rows * columns, |i| {
+                let (r, c) = (i / columns, i % columns);
+                let (row, col) = (at.origin[0] + r, at.origin[1] + across * columns + c);
+                k.when(row.lt(m) & col.lt(n), || {
+                    self.finish(
+                        epilogue,
+                        row.named("row"),
+                        col.named("col"),
+                        results.at([r, c]).named("sum"),
+                    );
+                });
+            });
+        });
+    }
+
+    /// Stores the sums of a warp.
+    fn put(self, tile: &MatrixTile, at: &Tile<'k>, results: View<'k, 2>, part: &Part<'k>) {
+        let sums = &M16N8K16.sums;
+        let [mt, nt] = tile.fragments();
+        self.k.unrolled("j", nt, |j| {
+            for i in 0..mt {
+                let held = at.acc.load((j, i, 0), 4);
+                // Pairs of neighbours.
+                for e in (0..sums.elements()).step_by(2) {
+                    let [row, column] = place(sums, part.lane, e);
+                    let row = part.row + (row + i * i64::from(sums.rows));
+                    let column = j * i64::from(sums.columns) + column;
+                    results.set([row, column], held.shuffle([e, e + 1]));
+                }
+            }
+        });
+    }
+}
+
+/// The elements of a fragment, of the columns of half a slice that a lane has in order (twice 4, for two rows); `rows`: of the rows of `a`,
+/// else of the columns of `b`.
+fn order(of: &Fragment, half: u32, rows: bool) -> Vec<u32> {
+    let element = |e| {
+        let (row, column) = of.place(0, e);
+        // Along the depth of the product a lane has 0, 1, 8 and 9 more than its first.
+        let (depth, other) = if rows { (column, row) } else { (row, column) };
+        let neighbour = depth % 2 + depth / 8 * 2 + 4 * half;
+        neighbour + if other > 0 { OF_LANE as u32 } else { 0 }
+    };
+    (0..of.elements()).map(element).collect()
+}
+
+/// Values as sums of one or two bf16.
+#[derive(Clone, Copy)]
+struct Operand<'k> {
+    high: Val<'k>,
+    /// What `high` leaves; small beside it.
+    low: Option<Val<'k>>,
+}
+
+impl<'k> Operand<'k> {
+    fn exact(high: Val<'k>) -> Operand<'k> {
+        Operand { high, low: None }
+    }
+
+    /// Of f32, f16 (exactly) or bf16.
+    fn of(values: Val<'k>) -> Operand<'k> {
+        match values.ty().dtype {
+            DType::BF16 => Operand::exact(values),
+            dtype => {
+                let floats = values.cast(DType::F32).named("floats");
+                let ty = Ty::vector(DType::U32, floats.lanes());
+                let kept = (floats.bits_as(ty) & 0xffff_0000).bits_as(floats.ty());
+                let rest = floats - kept;
+                // Of an f16, 3 bits are left, else up to 16: half a unit of the last one that stays is added before the others are cut off.
+                let rest = match dtype {
+                    DType::F16 => rest,
+                    _ => (rest.bits_as(ty) + 0x8000).bits_as(floats.ty()),
+                };
+                Operand { high: upper_halves(floats), low: Some(upper_halves(rest)) }
+            }
+        }
+    }
+
+    fn map(self, f: impl Fn(Val<'k>) -> Val<'k>) -> Operand<'k> {
+        Operand { high: f(self.high).named("high"), low: self.low.map(|low| f(low).named("low")) }
+    }
+
+    fn with(self, other: Operand<'k>, f: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) -> Operand<'k> {
+        let low = self.low.zip(other.low).map(|(a, b)| f(a, b).named("low"));
+        Operand { high: f(self.high, other.high).named("high"), low }
+    }
+
+    /// Products whose sum is that of both, small ones first; that of what both leave is beyond the last bit.
+    fn terms(&self, other: &Operand<'k>) -> Vec<(Val<'k>, Val<'k>)> {
+        let low = other.low.map(|low| (self.high, low));
+        let terms = low.into_iter().chain(self.low.map(|low| (low, other.high)));
+        terms.chain([(self.high, other.high)]).collect()
+    }
+}
+
+/// The upper halves of floats: bf16, cut off.
+fn upper_halves(floats: Val) -> Val {
+    let lanes = floats.lanes();
+    let halves = floats.bits_as(Ty::vector(DType::BF16, 2 * lanes));
+    halves.shuffle((0..lanes).map(|i| 2 * i + 1))
+}
+
+/// Vectors one after the other.
+fn joined(parts: Vec<Val<'_>>) -> Val<'_> {
+    let mut all = parts.into_iter();
+    let first = all.next().expect("at least one part");
+    all.fold(first, |sum, part| {
+        let lanes = sum.lanes() + part.lanes();
+        sum.shuffle_with(part, 0..lanes)
+    })
+}
