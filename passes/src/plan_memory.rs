@@ -19,7 +19,7 @@ const PASS: &str = "plan_memory";
 /// Every buffer starts at a multiple of this many bytes.
 pub const ALIGN: u64 = 64;
 /// Workers that have memory for values of their own. The pages of workers that do not exist are never touched.
-pub const MAX_WORKERS: u64 = 64;
+pub const MAX_WORKERS: u64 = 128;
 /// The values of two workers lie at least this far from each other: a line, and the one that is fetched with it.
 const WORKER_GAP: u64 = 128;
 
