@@ -11,7 +11,7 @@ use std::time::Duration;
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{Feed, Limits, Step, StepError};
 use mlcc_engine::{ChatTemplate, SamplingParams};
-use mlcc_serve::{ServeOptions, Served, serve_step};
+use mlcc_serve::{NoLibrary, Ready, ServeOptions, Served, serve};
 
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../engine/tests/all/toy/mod.rs"]
@@ -67,7 +67,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         format: Some(ChatFormat::Template(Box::new(ChatTemplate::from_jinja(TEMPLATE)?))),
         sampling: SamplingParams::default(),
         eos: vec![0],
-        name: "toy".into(),
         drafter: None,
     };
     let options = ServeOptions {
@@ -82,6 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         drain_timeout: Duration::from_secs(1),
     };
     let step = Paced { toy: toy::Toy::new(false, Some(4000)), step: Duration::from_millis(step) };
-    serve_step(step, served, 4, &options, &stop, |address, _| println!("http://{address}"))?;
+    let models = vec![("toy".to_owned(), Ready::step(step, served, 4))];
+    serve(models, Box::new(NoLibrary), &options, &stop, |address, _| println!("http://{address}"))?;
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
 use crate::chat::{self, Prepared};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::hosted::Hosted;
 
 /// Fields of that API that change nothing here.
 const IGNORED: &[&str] =
@@ -23,24 +23,23 @@ pub struct Asked {
 }
 
 /// Reads a request for an answer.
-pub fn prepare(app: &App, body: &[u8]) -> Result<Asked, ApiError> {
-    read(app, body, true)
+pub fn prepare(hosted: &Hosted, fields: Fields) -> Result<Asked, ApiError> {
+    read(hosted, fields, true)
 }
 
 /// How many tokens the prompt of a request has.
-pub fn count_tokens(app: &App, body: &[u8]) -> Result<Value, ApiError> {
-    let asked = read(app, body, false)?;
+pub fn count_tokens(hosted: &Hosted, fields: Fields) -> Result<Value, ApiError> {
+    let asked = read(hosted, fields, false)?;
     Ok(json!({"input_tokens": asked.prepared.work.prompt.len()}))
 }
 
-fn read(app: &App, body: &[u8], answers: bool) -> Result<Asked, ApiError> {
-    let mut fields = Fields::parse(body)?;
+fn read(hosted: &Hosted, mut fields: Fields, answers: bool) -> Result<Asked, ApiError> {
     let mut chat = Map::new();
     if answers {
         let most: usize = fields.need("max_tokens", "a whole number")?;
         chat.insert("max_tokens".into(), most.into());
     }
-    for name in ["model", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "cache_prompt"] {
+    for name in ["temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "cache_prompt"] {
         if let Some(value) = fields.take::<Value>(name, "a value")? {
             chat.insert(name.into(), value);
         }
@@ -64,7 +63,7 @@ fn read(app: &App, body: &[u8], answers: bool) -> Result<Asked, ApiError> {
     chat.insert("messages".into(), messages.into());
     tools(&mut fields, &mut chat)?;
     fields.finish(IGNORED)?;
-    Ok(Asked { prepared: chat::read(app, Fields::from(chat), None)?, stops })
+    Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, stops })
 }
 
 /// A string, or blocks of text.

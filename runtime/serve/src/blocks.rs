@@ -13,23 +13,23 @@ use serde_json::{Value, json};
 
 use crate::answers::{Answer, Call, CallIds, ended_by};
 use crate::anthropic::{Asked, error_body};
-use crate::app::App;
 use crate::error::{ApiError, json_type};
+use crate::hosted::Hosted;
 use crate::texts::{Client, KEEP_ALIVE, Running};
 
 /// Answers a request.
-pub async fn answer(app: Arc<App>, client: Client, asked: Asked) -> Response {
+pub async fn answer(hosted: Arc<Hosted>, client: Client, asked: Asked) -> Response {
     let Asked { prepared, stops } = asked;
     let mut text = prepared.work;
     text.client = client.0;
     let prompt = text.prompt.len();
-    let mut running = match Running::launch(&app, vec![text]) {
+    let mut running = match Running::launch(&hosted, vec![text]) {
         Ok(running) => running,
         Err(error) => return refused(&error),
     };
-    let id = app.id("msg");
+    let id = hosted.server.id("msg");
     let head = json!({
-        "id": id, "type": "message", "role": "assistant", "model": app.name, "content": [],
+        "id": id, "type": "message", "role": "assistant", "model": hosted.name, "content": [],
         "stop_reason": null, "stop_sequence": null, "usage": {"input_tokens": prompt, "output_tokens": 0},
     });
     if prepared.stream {

@@ -10,10 +10,10 @@ use mlcc_engine::{Grammar, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::answers::{Answer, Call, CallIds, ended_by};
-use crate::app::App;
 use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::hosted::Hosted;
 use crate::messages;
 use crate::sampling::{Common, IGNORED, MOST_LOGPROBS};
 use crate::shape::{Shape, finite, token_text};
@@ -31,10 +31,9 @@ pub struct Prepared {
 }
 
 /// Reads a request and makes its prompt.
-pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
-    let mut fields = Fields::parse(body)?;
+pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
     let logprobs = logprobs(&mut fields)?;
-    let prepared = read(app, fields, logprobs)?;
+    let prepared = read(hosted, fields, logprobs)?;
     let shape = Chat {
         logprobs: logprobs.is_some(),
         streams: vec![prepared.parser.clone(); prepared.choices],
@@ -51,24 +50,24 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
 }
 
 /// Reads all fields of a chat but those that say what is told of tokens.
-pub fn read(app: &App, mut fields: Fields, logprobs: Option<usize>) -> Result<Prepared, ApiError> {
-    let common = Common::take(&mut fields, app, None)?;
+pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Result<Prepared, ApiError> {
+    let common = Common::take(&mut fields, hosted, None)?;
     refuse_what_is_missing(&mut fields)?;
     let tools = Tools::take(&mut fields)?;
-    let (format, text) = prompt(app, &mut fields, tools.as_ref())?;
+    let (format, text) = prompt(hosted, &mut fields, tools.as_ref())?;
     fields.finish(IGNORED)?;
-    let ids = format.encode(&app.tokenizer, &text);
+    let ids = format.encode(&hosted.tokenizer, &text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
     let mut stop = common.text.stop.clone();
     stop.extend(format.stop_texts().iter().map(|stop| stop.to_string()));
-    let special = if app.shows_control_tokens { SpecialTokens::Keep } else { SpecialTokens::Skip };
+    let special = if hosted.shows_control_tokens { SpecialTokens::Keep } else { SpecialTokens::Skip };
     let work = TextRequest {
         prompt: ids,
-        eos: if common.ignore_eos { Vec::new() } else { app.chat_eos.clone() },
+        eos: if common.ignore_eos { Vec::new() } else { hosted.chat_eos.clone() },
         stop,
         logprobs,
         special,
-        grammar: constraint(app, common.constraint, tools.as_ref(), &text)?,
+        grammar: constraint(hosted, common.constraint, tools.as_ref(), &text)?,
         ..common.text
     };
     let callable = tools.as_ref().map(Tools::callable).unwrap_or_default();
@@ -79,8 +78,8 @@ pub fn read(app: &App, mut fields: Fields, logprobs: Option<usize>) -> Result<Pr
         choices: common.choices,
         stream: common.stream,
         include_usage: common.include_usage,
-        parser: AnswerParser::new(&app.syntax, names, most, &text),
-        ids: CallIds { answer: app.number() },
+        parser: AnswerParser::new(&hosted.syntax, names, most, &text),
+        ids: CallIds { answer: hosted.server.number() },
     })
 }
 
@@ -104,16 +103,16 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 /// The grammar of an answer: what the request says of its text, or the calls that have to be there. Reasoning that the prompt has
 /// begun comes before it.
 fn constraint(
-    app: &App,
+    hosted: &Hosted,
     constraint: Option<Constraint>,
     tools: Option<&Tools>,
     prompt: &str,
 ) -> Result<Option<Grammar>, ApiError> {
     let calls = |tools: &Tools| {
-        let syntax = app.syntax.calls.as_ref()?;
+        let syntax = hosted.syntax.calls.as_ref()?;
         let several = tools.most_calls() > 1;
         let grammar = CallGrammar { syntax, tools: tools.callable(), several };
-        Some(Constraint { spec: grammar.spec(&app.tokenizer), param: "tools" })
+        Some(Constraint { spec: grammar.spec(&hosted.tokenizer), param: "tools" })
     };
     let wanted = match (constraint, tools) {
         (Some(constraint), Some(_)) => {
@@ -128,18 +127,17 @@ fn constraint(
         (None, _) => None,
     };
     let Some(Constraint { mut spec, param }) = wanted else { return Ok(None) };
-    if let Some(reasoning) = app.syntax.reasoning.as_ref().filter(|r| r.is_open_behind(prompt)) {
-        spec = free_then(&reasoning.close, spec, &app.tokenizer);
+    if let Some(reasoning) = hosted.syntax.reasoning.as_ref().filter(|r| r.is_open_behind(prompt)) {
+        spec = free_then(&reasoning.close, spec, &hosted.tokenizer);
     }
-    Constraint { spec, param }.compile(app).map(Some)
+    Constraint { spec, param }.compile(hosted).map(Some)
 }
 
 /// The prompt of a conversation, as text.
-pub fn apply_template(app: &App, body: &[u8]) -> Result<Value, ApiError> {
-    let mut fields = Fields::parse(body)?;
+pub fn apply_template(hosted: &Hosted, mut fields: Fields) -> Result<Value, ApiError> {
     let tools = Tools::take(&mut fields)?;
-    let (_, text) = prompt(app, &mut fields, tools.as_ref())?;
-    fields.finish(&["model"])?;
+    let (_, text) = prompt(hosted, &mut fields, tools.as_ref())?;
+    fields.finish(&[])?;
     Ok(json!({"prompt": text}))
 }
 
@@ -167,7 +165,7 @@ fn refuse_what_is_missing(fields: &mut Fields) -> Result<(), ApiError> {
 }
 
 fn prompt<'a>(
-    app: &'a App,
+    hosted: &'a Hosted,
     fields: &mut Fields,
     tools: Option<&Tools>,
 ) -> Result<(&'a ChatFormat, String), ApiError> {
@@ -175,7 +173,7 @@ fn prompt<'a>(
     let variables: Option<BTreeMap<String, TemplateValue>> =
         fields.take("chat_template_kwargs", "an object of variables of the template")?;
     let answer = fields.take("add_generation_prompt", "true or false")?.unwrap_or(true);
-    let Some(format) = &app.format else {
+    let Some(format) = &hosted.format else {
         let message =
             "this model has no chat template: use /v1/completions, or start the server with --template";
         return Err(ApiError::request("no_chat_template", message));
@@ -183,12 +181,12 @@ fn prompt<'a>(
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "`messages` has no message"));
     }
-    if tools.is_some() && app.syntax.calls.is_none() {
+    if tools.is_some() && hosted.syntax.calls.is_none() {
         let message =
             "the chat template of this model has no calls of tools, or none that this server can read";
         return Err(ApiError::field("tools", "unsupported", message));
     }
-    let as_text = app.syntax.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
+    let as_text = hosted.syntax.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
     let message = |at| messages::message(at, as_text);
     let messages = messages.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
     let extra = Extra {

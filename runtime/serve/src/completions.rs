@@ -5,10 +5,10 @@ use mlcc_engine::serving::{Chosen, Finished, TextRequest};
 use mlcc_engine::{SpecialTokens, TokenId, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
 use crate::chat::with_seeds;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::hosted::Hosted;
 use crate::sampling::{Common, IGNORED, MOST_LOGPROBS};
 use crate::shape::{Shape, finish_reason, finite, token_text};
 use crate::texts::{Choice, Work};
@@ -32,10 +32,9 @@ struct Prompt {
 }
 
 /// Reads a request and makes its prompts.
-pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
-    let mut fields = Fields::parse(body)?;
-    let common = Common::take(&mut fields, app, Some(USUAL_LENGTH))?;
-    let prompts = prompts(app, &mut fields)?;
+pub fn prepare(hosted: &Hosted, mut fields: Fields) -> Result<Work, ApiError> {
+    let common = Common::take(&mut fields, hosted, Some(USUAL_LENGTH))?;
+    let prompts = prompts(hosted, &mut fields)?;
     let echo = fields.take("echo", "true or false")?.unwrap_or(false);
     let logprobs: Option<usize> = fields.take("logprobs", "a whole number")?;
     if logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
@@ -47,10 +46,10 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
     fields.refuse("suffix", |_| false)?;
     fields.finish(IGNORED)?;
     let text = TextRequest {
-        eos: if common.ignore_eos { Vec::new() } else { app.eos.clone() },
+        eos: if common.ignore_eos { Vec::new() } else { hosted.eos.clone() },
         logprobs,
         prompt_logprobs: logprobs.filter(|_| echo),
-        grammar: common.constraint.map(|constraint| constraint.compile(app)).transpose()?,
+        grammar: common.constraint.map(|constraint| constraint.compile(hosted)).transpose()?,
         ..common.text
     };
     let of =
@@ -67,15 +66,15 @@ pub fn prepare(app: &App, body: &[u8]) -> Result<Work, ApiError> {
     })
 }
 
-fn prompts(app: &App, fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
+fn prompts(hosted: &Hosted, fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     let expected = "a string, a list of token ids, or a list of such";
     let of_text = |text: String| {
-        let tokens = app.tokenizer.encode_prompt(&text);
+        let tokens = hosted.tokenizer.encode_prompt(&text);
         let tokens = tokens.map_err(|e| ApiError::field("prompt", "invalid_value", e.to_string()))?;
         Ok(Prompt { text, tokens })
     };
     let of_tokens = |tokens: Vec<TokenId>| {
-        let text = app.tokenizer.decode(&tokens, SpecialTokens::Keep);
+        let text = hosted.tokenizer.decode(&tokens, SpecialTokens::Keep);
         Ok(Prompt { text, tokens })
     };
     let prompts: Vec<Prompt> = match fields.need("prompt", expected)? {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use mlcc_engine::GrammarSpec;
 use serde_json::Value;
 
-use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::hosted::Hosted;
 
 /// A grammar, and the field that it comes from.
 #[derive(Debug, PartialEq)]
@@ -51,8 +51,8 @@ impl Constraint {
         }
     }
 
-    pub fn compile(&self, app: &App) -> Result<mlcc_engine::Grammar, ApiError> {
-        app.grammar(&self.spec).map_err(|error| ApiError::grammar(self.param, &error))
+    pub fn compile(&self, hosted: &Hosted) -> Result<mlcc_engine::Grammar, ApiError> {
+        hosted.grammar(&self.spec).map_err(|error| ApiError::grammar(self.param, &error))
     }
 }
 

@@ -46,15 +46,43 @@ impl ApiError {
         ApiError { status, ..self }
     }
 
-    pub fn unknown_model(wanted: &str, served: &str) -> Self {
-        let message = format!("there is no model `{wanted}` here; this server has `{served}`");
-        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message);
+    fn model(status: StatusCode, code: &'static str, message: String) -> Self {
+        let error = Self::new(status, "invalid_request_error", code, message);
         ApiError { param: Some("model".into()), ..error }
+    }
+
+    pub fn unknown_model(wanted: &str, served: &[String]) -> Self {
+        let served: Vec<String> = served.iter().map(|name| format!("`{name}`")).collect();
+        let served = if served.is_empty() { "none".into() } else { served.join(", ") };
+        let message = format!("there is no model `{wanted:.200}` here; this server has {served}");
+        Self::model(StatusCode::NOT_FOUND, "model_not_found", message)
+    }
+
+    pub fn not_loaded(name: &str) -> Self {
+        let message =
+            format!("the model `{name}` is not loaded: send {{\"model\": \"{name}\"}} to /models/load");
+        Self::model(StatusCode::NOT_FOUND, "model_not_loaded", message)
+    }
+
+    pub fn no_model() -> Self {
+        let message = "no model is loaded: /v1/models lists those that can be".to_owned();
+        Self::model(StatusCode::NOT_FOUND, "model_not_loaded", message)
+    }
+
+    /// An artifact cannot be loaded.
+    pub fn refused_artifact(name: &str, why: &str) -> Self {
+        let message = format!("`{name}` is not loaded: {why}");
+        Self::model(StatusCode::UNPROCESSABLE_ENTITY, "invalid_artifact", message)
     }
 
     pub fn unauthorized() -> Self {
         let message = "this server wants its API key: send `Authorization: Bearer KEY`";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
+    }
+
+    pub fn other_site() -> Self {
+        let message = "pages of other sites may not load and unload models";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "other_site", message)
     }
 
     pub fn no_route(method: &str, path: &str) -> Self {

@@ -1,30 +1,22 @@
-//! What the server says of itself.
+//! What the server says of a model.
 
 use mlcc_engine::SamplingParams;
 use serde_json::{Value, json};
 
-use crate::app::App;
+use crate::hosted::Hosted;
 
-pub fn models(app: &App) -> Value {
-    json!({"object": "list", "data": [model(app)]})
-}
-
-pub fn model(app: &App) -> Value {
-    json!({"id": app.name, "object": "model", "created": app.started, "owned_by": "mlcc"})
-}
-
-pub fn props(app: &App) -> Value {
-    let limits = app.engine.limits();
+pub fn props(hosted: &Hosted) -> Value {
+    let limits = hosted.engine.limits();
     json!({
-        "model": app.name,
-        "executor": app.executor,
+        "model": hosted.name,
+        "executor": hosted.executor,
         "build": env!("CARGO_PKG_VERSION"),
         "vocab": limits.vocab,
         "context": limits.context,
-        "total_slots": app.sequences,
-        "max_queue": app.max_queue,
-        "chat": app.format.is_some(),
-        "default_generation_settings": sampling(&app.sampling),
+        "total_slots": hosted.sequences,
+        "max_queue": hosted.server.options.max_queue,
+        "chat": hosted.format.is_some(),
+        "default_generation_settings": sampling(&hosted.sampling),
     })
 }
 
@@ -43,8 +35,8 @@ fn sampling(params: &SamplingParams) -> Value {
 }
 
 /// The places for running texts: which text runs there, and how many tokens the state there has.
-pub fn slots(app: &App) -> Value {
-    let stats = app.engine.stats();
+pub fn slots(hosted: &Hosted) -> Value {
+    let stats = hosted.engine.stats();
     let of = |(id, slot): (usize, &mlcc_engine::serving::SlotInfo)| json!({"id": id, "is_processing": slot.running.is_some(), "text": slot.running, "n_past": slot.tokens});
     stats.slots.iter().enumerate().map(of).collect()
 }

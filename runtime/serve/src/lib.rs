@@ -1,6 +1,6 @@
-//! An HTTP server in the form of the OpenAI API, over one compiled model.
+//! An HTTP server in the form of the OpenAI API, over compiled models.
 //!
-//! The engine's thread does the work ([`mlcc_engine::serving`]); one thread with an async runtime reads requests and sends answers.
+//! Each model has an engine, whose thread does the work ([`mlcc_engine::serving`]); one thread with an async runtime reads requests and sends answers.
 //! Prompts are rendered and tokenized on threads of their own, so that nobody's stream waits for a long one.
 
 mod answers;
@@ -12,10 +12,13 @@ mod completions;
 mod constraint;
 mod error;
 mod fields;
+mod hosted;
 mod info;
+mod library;
 mod memory;
 mod messages;
 mod metrics;
+mod models;
 mod openapi;
 mod page;
 mod routes;
@@ -26,4 +29,5 @@ mod texts;
 mod tokens;
 mod tools;
 
-pub use serve::{ServeError, ServeOptions, Served, Stopped, serve, serve_step};
+pub use library::{Library, LoadError, NoLibrary, Ready, Served};
+pub use serve::{ServeError, ServeOptions, Stopped, serve};

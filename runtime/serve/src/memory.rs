@@ -63,17 +63,23 @@ pub struct Room {
     pub origin: String,
 }
 
-/// The tightest limit that is known: what was given, what the machine has free, what the control group leaves. `None` where
-/// nothing is known.
-pub fn room(given: Option<u64>) -> Option<Room> {
-    let given = given.map(|bytes| Room { bytes, origin: "--memory".into() });
-    let free = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
+/// The tightest limit that is known: what was given, what the machine has free, what the control group leaves; less what models
+/// can need that are there already, which is `committed`. `None` where nothing is known.
+pub fn room_beside(given: Option<u64>, committed: u64) -> Option<Room> {
+    let given = given.map(|bytes| Room { bytes: bytes.saturating_sub(committed), origin: "--memory".into() });
+    let free =
+        std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| kilobytes(&text, "MemAvailable:"));
     let free = free.map(|bytes| Room { bytes, origin: "the machine's free memory".into() });
-    given.into_iter().chain(free).chain(group_rooms()).min_by_key(|room| room.bytes)
+    // What the process has taken of it is not free any more.
+    let own = std::fs::read_to_string("/proc/self/status").ok().and_then(|text| kilobytes(&text, "RssAnon:"));
+    let to_come = committed.saturating_sub(own.unwrap_or(0));
+    let left = |room: Room| Room { bytes: room.bytes.saturating_sub(to_come), ..room };
+    given.into_iter().chain(free.into_iter().chain(group_rooms()).map(left)).min_by_key(|room| room.bytes)
 }
 
-fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Bytes, from a line of `/proc` in kilobytes.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb << 10)
 }
 
@@ -137,9 +143,11 @@ mod tests {
     #[test]
     fn free_memory_is_read() {
         let text = "MemTotal:       16318480 kB\nMemAvailable:    8159240 kB\n";
-        assert_eq!(available(text), Some(8_159_240 << 10));
-        assert_eq!(available("MemTotal: 1 kB\n"), None);
-        assert_eq!(room(Some(1)), Some(Room { bytes: 1, origin: "--memory".into() }));
+        assert_eq!(kilobytes(text, "MemAvailable:"), Some(8_159_240 << 10));
+        assert_eq!(kilobytes("MemTotal: 1 kB\n", "MemAvailable:"), None);
+        let given = |bytes| Some(Room { bytes, origin: "--memory".into() });
+        assert_eq!(room_beside(Some(1), 0), given(1));
+        assert_eq!((room_beside(Some(5), 3), room_beside(Some(5), 9)), (given(2), given(0)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What `/metrics` tells, in the text form of Prometheus.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use mlcc_engine::serving::{Event, Stats};
@@ -28,8 +29,10 @@ pub struct Metrics {
     answered: Family<Answered, Counter>,
     first: Histogram,
     gap: Histogram,
-    /// Counted by the engine, copied when they are asked for.
+    /// Counted by the engines, added when they are asked for.
     of_engine: [OfEngine; 10],
+    /// What engines have counted that are gone.
+    past: Mutex<[u64; 10]>,
     now: [Now; 2],
 }
 
@@ -71,7 +74,7 @@ impl Metrics {
             gauge("texts_running", "Texts in slots", |s| s.running),
             gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
         ];
-        Metrics { registry, answered, first, gap, of_engine, now }
+        Metrics { registry, answered, first, gap, of_engine, past: Mutex::default(), now }
     }
 
     pub fn count_answer(&self, path: &str, status: u16) {
@@ -83,12 +86,22 @@ impl Metrics {
         Watch { first: self.first.clone(), gap: self.gap.clone(), last: Instant::now(), came: false }
     }
 
-    pub fn text(&self, stats: &Stats) -> Result<String, std::fmt::Error> {
-        for (counter, of) in &self.of_engine {
-            counter.inner().store(of(stats), Ordering::Relaxed);
+    /// Adds what an engine has counted that ends.
+    pub fn keep(&self, stats: &Stats) {
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        for (past, (_, of)) in past.iter_mut().zip(&self.of_engine) {
+            *past += of(stats);
+        }
+    }
+
+    /// `stats` are those of the engines that there are.
+    pub fn text(&self, stats: &[Stats]) -> Result<String, std::fmt::Error> {
+        let past = *self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        for ((counter, of), past) in self.of_engine.iter().zip(past) {
+            counter.inner().store(past + stats.iter().map(of).sum::<u64>(), Ordering::Relaxed);
         }
         for (gauge, of) in &self.now {
-            gauge.set(of(stats) as i64);
+            gauge.set(stats.iter().map(of).sum::<usize>() as i64);
         }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

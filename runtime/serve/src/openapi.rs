@@ -57,6 +57,8 @@ const TOKENIZE: FieldList = &[
     ("with_pieces", "boolean"),
     ("model", "string"),
 ];
+const LOAD: FieldList = &[("model*", "string"), ("artifact", "string")];
+const UNLOAD: FieldList = &[("model*", "string")];
 const DETOKENIZE: FieldList = &[("tokens*", "array"), ("model", "string")];
 const COUNT: FieldList = &[
     ("model", "string"),
@@ -82,6 +84,8 @@ fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
         "/messages" => [&[("max_tokens*", "integer")], COUNT].concat(),
         "/messages/count_tokens" => COUNT.to_vec(),
         "/tokenize" => TOKENIZE.to_vec(),
+        "/models/load" => LOAD.to_vec(),
+        "/models/unload" => UNLOAD.to_vec(),
         "/detokenize" => DETOKENIZE.to_vec(),
         "/apply-template" => [PROMPT, &[("model", "string")]].concat(),
         _ => Vec::new(),

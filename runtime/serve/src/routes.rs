@@ -4,8 +4,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, json_type};
+use crate::fields::Fields;
+use crate::hosted::Hosted;
 use crate::texts::{Client, Work, answer};
 use crate::{anthropic, blocks, chat, completions, info, page, tokens};
 
@@ -44,6 +46,8 @@ pub const ROUTES: &[Route] = &[
     takes("/tokenize", "Text to token ids", || post(tokenize)),
     takes("/detokenize", "Token ids to text", || post(detokenize)),
     takes("/apply-template", "Messages to the prompt that the model would read", || post(apply_template)),
+    takes("/models/load", "Loads a model, in the place of the one of its name", || post(load)),
+    takes("/models/unload", "Takes a model away", || post(unload)),
     reads("/models", "The models that are served", || get(models)),
     reads("/models/{model}", "A model that is served", || get(model)),
     reads("/health", "Whether requests are taken", || get(health)),
@@ -52,8 +56,9 @@ pub const ROUTES: &[Route] = &[
     reads("/slots", "What runs in each slot", || get(slots)),
 ];
 
-/// Everything that the server answers; bodies have at most `body_limit` bytes.
-pub fn router(app: Arc<App>, body_limit: usize) -> Router {
+/// Everything that the server answers; bodies have a limit.
+pub fn router(app: Arc<App>) -> Router {
+    let body_limit = app.server.options.body_limit;
     let add = |all: Router<Arc<App>>, route: &Route| {
         let with = all.route(route.path, (route.handler)());
         with.route(&format!("/v1{}", route.path), (route.handler)())
@@ -81,12 +86,20 @@ async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = matched.unwrap_or_else(|| "other".into());
     let open = path == "/health" || path == "/v1/health" || page::is_route(&path);
-    let response = match &app.api_key {
+    let changes = path.ends_with("/models/load") || path.ends_with("/models/unload");
+    let response = match &app.server.options.api_key {
+        _ if changes && is_of_other_site(&request) => ApiError::other_site().into_response(),
         Some(key) if !open && !has_key(&request, key) => ApiError::unauthorized().into_response(),
         _ => next.run(request).await,
     };
-    app.metrics.count_answer(&path, response.status().as_u16());
+    app.server.metrics.count_answer(&path, response.status().as_u16());
     response
+}
+
+/// Whether a page of another site sends the request: browsers say so.
+fn is_of_other_site(request: &Request) -> bool {
+    let site = request.headers().get("sec-fetch-site").and_then(|value| value.to_str().ok());
+    site.is_some_and(|site| !["same-origin", "none"].contains(&site))
 }
 
 /// The key that a request brings, whether one is wanted or not.
@@ -125,11 +138,25 @@ fn bytes(body: Body) -> Result<Bytes, ApiError> {
 async fn aside<T: Send + 'static>(
     app: &Arc<App>,
     body: Body,
-    work: fn(&App, &[u8]) -> Result<T, ApiError>,
+    work: impl FnOnce(&App, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let (app, body) = (Arc::clone(app), bytes(body)?);
-    let done = tokio::task::spawn_blocking(move || work(&app, &body)).await;
+    let done = tokio::task::spawn_blocking(move || work(&app, Fields::parse(&body)?)).await;
     done.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
+}
+
+/// The same for requests of a model.
+async fn of_model<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Body,
+    work: fn(&Hosted, Fields) -> Result<T, ApiError>,
+) -> Result<(Arc<Hosted>, T), ApiError> {
+    let work = move |app: &App, mut fields: Fields| {
+        let name: Option<String> = fields.take("model", "the name of the model")?;
+        let hosted = app.models.find(name.as_deref())?;
+        work(&hosted, fields).map(|done| (hosted, done))
+    };
+    aside(app, body, work).await
 }
 
 fn as_json(result: Result<Value, ApiError>) -> Response {
@@ -143,10 +170,10 @@ async fn texts(
     app: Arc<App>,
     client: Client,
     body: Body,
-    prepare: fn(&App, &[u8]) -> Result<Work, ApiError>,
+    prepare: fn(&Hosted, Fields) -> Result<Work, ApiError>,
 ) -> Response {
-    match aside(&app, body, prepare).await {
-        Ok(work) => answer(app, client, work).await,
+    match of_model(&app, body, prepare).await {
+        Ok((hosted, work)) => answer(hosted, client, work).await,
         Err(error) => error.into_response(),
     }
 }
@@ -160,40 +187,53 @@ async fn text_completions(State(app): Shared, Extension(client): Who, body: Body
 }
 
 async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Response {
-    match aside(&app, body, anthropic::prepare).await {
-        Ok(asked) => blocks::answer(app, client, asked).await,
+    match of_model(&app, body, anthropic::prepare).await {
+        Ok((hosted, asked)) => blocks::answer(hosted, client, asked).await,
         Err(error) => blocks::refused(&error),
     }
 }
 
 async fn count_tokens(State(app): Shared, body: Body) -> Response {
-    match aside(&app, body, anthropic::count_tokens).await {
-        Ok(count) => as_json(Ok(count)),
+    match of_model(&app, body, anthropic::count_tokens).await {
+        Ok((_, count)) => as_json(Ok(count)),
         Err(error) => blocks::refused(&error),
     }
 }
 
+async fn value_of_model(
+    app: Arc<App>,
+    body: Body,
+    work: fn(&Hosted, Fields) -> Result<Value, ApiError>,
+) -> Response {
+    as_json(of_model(&app, body, work).await.map(|(_, value)| value))
+}
+
 async fn tokenize(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, tokens::tokenize).await)
+    value_of_model(app, body, tokens::tokenize).await
 }
 
 async fn detokenize(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, tokens::detokenize).await)
+    value_of_model(app, body, tokens::detokenize).await
 }
 
 async fn apply_template(State(app): Shared, body: Body) -> Response {
-    as_json(aside(&app, body, chat::apply_template).await)
+    value_of_model(app, body, chat::apply_template).await
+}
+
+async fn load(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, |app, fields| app.models.load(fields)).await)
+}
+
+async fn unload(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, |app, fields| app.models.unload(fields)).await)
 }
 
 async fn models(State(app): Shared) -> Response {
-    as_json(Ok(info::models(&app)))
+    as_json(Ok(json!({"object": "list", "data": app.models.list()})))
 }
 
 async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
-    as_json(match name == app.name {
-        true => Ok(info::model(&app)),
-        false => Err(ApiError::unknown_model(&name, &app.name)),
-    })
+    as_json(app.models.describe(&name))
 }
 
 async fn health(State(app): Shared) -> Response {
@@ -202,18 +242,35 @@ async fn health(State(app): Shared) -> Response {
 
 async fn metrics(State(app): Shared) -> Response {
     let content = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
-    match app.metrics.text(&app.engine.stats()) {
+    // None of them ends between the two.
+    let alive = app.models.alive();
+    let stats: Vec<_> = alive.iter().map(|hosted| hosted.engine.stats()).collect();
+    match app.server.metrics.text(&stats) {
         Ok(text) => (content, text).into_response(),
         Err(error) => ApiError::internal(error.to_string()).into_response(),
     }
 }
 
-async fn props(State(app): Shared) -> Response {
-    as_json(Ok(info::props(&app)))
+/// `?model=NAME`
+#[derive(serde::Deserialize)]
+struct Named {
+    model: Option<String>,
 }
 
-async fn slots(State(app): Shared) -> Response {
-    as_json(Ok(info::slots(&app)))
+type Wanted = Result<Query<Named>, QueryRejection>;
+
+fn told(app: &App, wanted: Wanted, tell: fn(&Hosted) -> Value) -> Response {
+    let wanted = wanted.map_err(|rejection| ApiError::request("invalid_query", rejection.body_text()));
+    let hosted = wanted.and_then(|Query(wanted)| app.models.find(wanted.model.as_deref()));
+    as_json(hosted.map(|hosted| tell(&hosted)))
+}
+
+async fn props(State(app): Shared, wanted: Wanted) -> Response {
+    told(&app, wanted, info::props)
+}
+
+async fn slots(State(app): Shared, wanted: Wanted) -> Response {
+    told(&app, wanted, info::slots)
 }
 
 async fn no_route(request: Request) -> ApiError {

@@ -7,10 +7,10 @@ use mlcc_engine::serving::TextRequest;
 use mlcc_engine::{SamplingOverrides, TokenId};
 use serde_json::Value;
 
-use crate::app::App;
 use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::fields::{Fields, OneOrMany};
+use crate::hosted::Hosted;
 
 /// Most texts of one prompt.
 const MOST_CHOICES: usize = 128;
@@ -51,18 +51,17 @@ pub struct Common {
 
 impl Common {
     /// Takes the fields; `usual_length` is the most tokens of a text that says nothing of them.
-    pub fn take(fields: &mut Fields, app: &App, usual_length: Option<usize>) -> Result<Common, ApiError> {
-        if let Some(model) = fields.take::<String>("model", "the name of the model")?
-            && model != app.name
-        {
-            return Err(ApiError::unknown_model(&model, &app.name));
-        }
-        let sampling = app.sampling.clone().with(&overrides(fields)?);
+    pub fn take(
+        fields: &mut Fields,
+        hosted: &Hosted,
+        usual_length: Option<usize>,
+    ) -> Result<Common, ApiError> {
+        let sampling = hosted.sampling.clone().with(&overrides(fields)?);
         sampling.check().map_err(wrong_param)?;
         let count = "a whole number, 0 or more";
         let old = fields.take::<usize>("max_tokens", count)?;
         let max_tokens = fields.take::<usize>("max_completion_tokens", count)?.or(old).or(usual_length);
-        let endless = app.engine.limits().context.is_none();
+        let endless = hosted.engine.limits().context.is_none();
         let choices = fields.take::<usize>("n", "a whole number, 1 or more")?.unwrap_or(1);
         if !(1..=MOST_CHOICES).contains(&choices) {
             let message = format!("`n` is {choices}, expected 1 to {MOST_CHOICES}");
@@ -75,7 +74,7 @@ impl Common {
                 min_tokens: fields.take("min_tokens", count)?.unwrap_or(0),
                 max_tokens: max_tokens.or(endless.then_some(ENDLESS)),
                 stop: stops(fields)?,
-                deadline: app.timeout.map(|timeout| std::time::Instant::now() + timeout),
+                deadline: hosted.server.options.timeout.map(|timeout| std::time::Instant::now() + timeout),
                 priority: fields.take("priority", "a whole number")?.unwrap_or(0),
                 reuse: fields.take("cache_prompt", "true or false")?.unwrap_or(true),
                 ..TextRequest::new(Vec::new(), sampling)

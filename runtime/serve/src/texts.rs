@@ -14,8 +14,8 @@ use mlcc_engine::serving::{Chosen, Event, Finished, Piece, Sink, TextRequest, Ti
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::app::App;
 use crate::error::{ApiError, json_type};
+use crate::hosted::Hosted;
 use crate::shape::Shape;
 
 /// Events of one text that may wait for a slow reader; one who is slower loses the text.
@@ -51,10 +51,10 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn launch(app: &App, requests: Vec<TextRequest>) -> Result<Running, ApiError> {
-        app.ready()?;
+    pub fn launch(hosted: &Hosted, requests: Vec<TextRequest>) -> Result<Running, ApiError> {
+        hosted.ready()?;
         let count = requests.len();
-        let most = app.sequences + app.max_queue;
+        let most = hosted.sequences + hosted.server.options.max_queue;
         if count > most {
             let message =
                 format!("the request asks for {count} texts, this server takes at most {most} at a time");
@@ -62,7 +62,7 @@ impl Running {
         }
         let (sender, events) = mpsc::channel(EVENTS.saturating_mul(count.max(1)).min(1 << 20));
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
-            let (sender, mut watch) = (sender.clone(), app.metrics.watch());
+            let (sender, mut watch) = (sender.clone(), hosted.server.metrics.watch());
             let sink: Sink = Box::new(move |event| {
                 watch.see(&event);
                 match sender.try_send((index, event)) {
@@ -72,7 +72,7 @@ impl Running {
             });
             (request, sink)
         });
-        let tickets = app.engine.launch_with(with_sinks.collect())?;
+        let tickets = hosted.engine.launch_with(with_sinks.collect())?;
         Ok(Running { events, _tickets: tickets, left: count })
     }
 
@@ -100,13 +100,13 @@ impl Running {
 pub struct Client(pub u64);
 
 /// Answers a request.
-pub async fn answer(app: Arc<App>, client: Client, mut work: Work) -> Response {
+pub async fn answer(hosted: Arc<Hosted>, client: Client, mut work: Work) -> Response {
     work.requests.iter_mut().for_each(|request| request.client = client.0);
-    let running = match Running::launch(&app, work.requests) {
+    let running = match Running::launch(&hosted, work.requests) {
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };
-    let head = Head { id: app.id(work.shape.id_prefix()), created: crate::app::seconds(), app };
+    let head = Head { id: hosted.server.id(work.shape.id_prefix()), created: crate::app::seconds(), hosted };
     match work.stream {
         true => stream(head, work.shape, work.choices, work.include_usage, running),
         false => match collect(&head, work.shape.as_ref(), work.choices, running).await {
@@ -118,7 +118,7 @@ pub async fn answer(app: Arc<App>, client: Client, mut work: Work) -> Response {
 
 /// What all pieces of an answer say.
 struct Head {
-    app: Arc<App>,
+    hosted: Arc<Hosted>,
     id: String,
     created: u64,
 }
@@ -129,7 +129,7 @@ impl Head {
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.app.name,
+            "model": self.hosted.name,
             "choices": choices,
         })
     }
@@ -157,7 +157,7 @@ async fn collect(
     }
     let ends: Vec<&Finished> = choices.iter().filter_map(|choice| choice.finished.as_ref()).collect();
     let (usage, timings) = (usage(&ends, per_prompt), timings(&ends));
-    let of = |(index, choice): (usize, &Choice)| shape.whole(&head.app.tokenizer, index, choice);
+    let of = |(index, choice): (usize, &Choice)| shape.whole(&head.hosted.tokenizer, index, choice);
     let mut body = head.object(shape.object(), choices.iter().enumerate().map(of).collect());
     body["usage"] = usage;
     body["timings"] = timings;
@@ -239,9 +239,9 @@ impl Stream {
 
     fn see(&mut self, index: usize, event: Event) {
         let piece = match event {
-            Event::Prompt(logprobs) => self.shape.prompt(&self.head.app.tokenizer, index, &logprobs),
+            Event::Prompt(logprobs) => self.shape.prompt(&self.head.hosted.tokenizer, index, &logprobs),
             Event::Piece(Piece { text, token }) => {
-                self.shape.piece(&self.head.app.tokenizer, index, &text, token.as_ref())
+                self.shape.piece(&self.head.hosted.tokenizer, index, &text, token.as_ref())
             }
             Event::Finished(finished) => {
                 for last in self.shape.last(index, &finished) {

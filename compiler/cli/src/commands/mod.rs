@@ -158,14 +158,14 @@ pub(crate) fn load_to_run(path: &Path, threads: &Threads, ui: &Ui) -> Result<mlc
     load_placed(path, threads.threads.map(usize::from), threads.placing, threads.huge_pages, ui)
 }
 
-/// A model that helps `other` and shares its worker threads.
+/// A model that shares the worker threads of another one.
 pub(crate) fn load_beside(
-    other: &mlcc_runtime::Model,
+    workers: Option<mlcc_runtime::Workers>,
     path: &Path,
     threads: &Threads,
 ) -> Result<mlcc_runtime::Model, CliError> {
     let options = mlcc_runtime::LoadOptions {
-        workers: other.workers(),
+        workers,
         threads: threads.threads.map(usize::from),
         huge_pages: threads.huge_pages.into(),
         numa: threads.placing.numa.into(),

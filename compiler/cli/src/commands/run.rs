@@ -67,7 +67,7 @@ pub struct Args {
     save_state: Option<PathBuf>,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(
     next_help_heading = "Sampling (defaults: temp 0.8, top-k 40, top-p 0.95, min-p 0.05; the model's own values win over these)"
 )]

@@ -1,13 +1,15 @@
-//! `mlcc serve`: a compiled model over HTTP. Where it listens goes to standard output with `--json`, everything else to
+//! `mlcc serve`: compiled models over HTTP. Where it listens goes to standard output with `--json`, everything else to
 //! standard error.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_serve::{ServeOptions, Served, Stopped};
+use mlcc_runtime::Workers;
+use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped};
 use serde_json::{Value, json};
 
 use crate::commands::build::parse_bytes;
@@ -17,13 +19,16 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
     Then: curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
 pub struct Args {
-    /// A compiled model
-    #[arg(env = "MLCC_ARTIFACT")]
-    artifact: PathBuf,
+    /// Compiled models; requests choose one by its name, and get the first without
+    #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
+    artifacts: Vec<PathBuf>,
+    /// A folder of compiled models that clients may load while the server runs
+    #[arg(long, value_name = "FOLDER")]
+    models: Option<PathBuf>,
     /// Address to listen on; 0.0.0.0 is reachable from other machines
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
@@ -44,9 +49,9 @@ pub struct Args {
     memory: Option<u64>,
     #[command(flatten)]
     threads: super::Threads,
-    /// Name of the model for clients [default: the file's name without .so]
+    /// Name of the model for clients, once for each artifact in their order [default: the file's name without .so]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    alias: Option<String>,
+    alias: Vec<String>,
     /// Key that clients have to send as `Authorization: Bearer KEY`
     #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_parser = NonEmptyStringValueParser::new())]
     api_key: Option<String>,
@@ -72,12 +77,105 @@ pub struct Args {
     speculation: Speculation,
 }
 
+/// The artifacts of the command line by their names, and those of `--models`.
+struct Shelf {
+    args: Args,
+    options: ServeOptions,
+    named: Vec<(String, PathBuf)>,
+    /// Of the first model; the others have the same workers.
+    workers: Mutex<Option<Workers>>,
+    ui: Ui,
+}
+
+impl Shelf {
+    fn read(&self, path: &Path, committed: u64) -> Result<Ready, CliError> {
+        let args = &self.args;
+        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let model = match workers {
+            None => super::load_to_run(path, &args.threads, &self.ui)?,
+            workers => super::load_beside(workers, path, &args.threads)?,
+        };
+        if let Some(workers) = model.workers() {
+            *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(workers);
+        }
+        let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
+        tokenizer.check_vocab(model.vocab())?;
+        let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+        let format = chat::known_format(&model, args.template.as_deref())?;
+        if format.is_none() {
+            self.ui.note(format_args!(
+                "{} has no chat template: /v1/completions works, /v1/chat/completions needs --template.",
+                path.display()
+            ));
+        }
+        let served = Served {
+            drafter: args.speculation.drafter(&model, &tokenizer, &args.threads)?,
+            sampling: run::sampling(&metadata, &args.sampling)?,
+            format,
+            eos: run::eos_ids(&metadata),
+            executor: model.executor().to_owned(),
+            tokenizer,
+        };
+        Ok(Ready::model(&model, served, &self.options, committed)?)
+    }
+
+    /// In the folder of `--models`, by their names in order.
+    fn in_folder(&self) -> Vec<(String, PathBuf)> {
+        let entries = self.args.models.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
+        let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
+        let artifacts = paths.filter(|path| path.extension().is_some_and(|end| end == "so"));
+        let mut found: Vec<_> = artifacts.filter_map(|path| Some((name_of(&path)?, path))).collect();
+        found.sort();
+        found
+    }
+}
+
+impl Library for Shelf {
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.named.iter().map(|(name, _)| name.clone()).collect();
+        for (name, _) in self.in_folder() {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    fn load(&self, name: &str, committed: u64) -> Result<Ready, LoadError> {
+        let all = self.named.iter().cloned().chain(self.in_folder());
+        let Some((_, path)) = all.into_iter().find(|(known, _)| known == name) else {
+            return Err(LoadError::Unknown(name.to_owned()));
+        };
+        self.read(&path, committed).map_err(|error| LoadError::Refused(error.to_string()))
+    }
+}
+
+fn name_of(path: &Path) -> Option<String> {
+    Some(path.file_stem()?.to_string_lossy().into_owned())
+}
+
+/// The artifacts with the names that clients call them by.
+fn names(args: &Args) -> Result<Vec<(String, PathBuf)>, CliError> {
+    if args.alias.len() > args.artifacts.len() {
+        let (aliases, artifacts) = (args.alias.len(), args.artifacts.len());
+        return Err(CliError::usage(format!("{aliases} times --alias, but {artifacts} artifacts")));
+    }
+    let aliases = args.alias.iter().cloned().map(Some).chain(std::iter::repeat(None));
+    let mut named: Vec<(String, PathBuf)> = Vec::new();
+    for (path, alias) in args.artifacts.iter().zip(aliases) {
+        let name = alias.or_else(|| name_of(path)).unwrap_or_else(|| "model".into());
+        if named.iter().any(|(other, _)| *other == name) {
+            return Err(CliError::usage(format!(
+                "two artifacts are called {name}: give them names with --alias"
+            )));
+        }
+        named.push((name, path.clone()));
+    }
+    Ok(named)
+}
+
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let stop = interrupt::flag();
-    let model = super::load_to_run(&args.artifact, &args.threads, ui)?;
-    let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
-    tokenizer.check_vocab(model.vocab())?;
-    let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let options = ServeOptions {
         host: args.host,
         port: args.port,
@@ -89,32 +187,32 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),
     };
-    let name = args.alias.clone().or_else(|| Some(args.artifact.file_stem()?.to_string_lossy().into_owned()));
-    let name = name.unwrap_or_else(|| "model".into());
-    let served = Served {
-        drafter: args.speculation.drafter(&model, &tokenizer, &args.threads)?,
-        sampling: run::sampling(&metadata, &args.sampling)?,
-        format: chat::known_format(&model, args.template.as_deref())?,
-        eos: run::eos_ids(&metadata),
-        name: name.clone(),
-        executor: model.executor().to_owned(),
-        tokenizer,
-    };
-    let has_chat = served.format.is_some();
-    let ready = |address: SocketAddr, sequences: usize| {
+    let named = names(args)?;
+    let shelf =
+        Shelf { args: args.clone(), options, named: named.clone(), workers: Mutex::new(None), ui: *ui };
+    let (mut models, mut committed) = (Vec::new(), 0);
+    for (name, path) in named {
+        let ready = shelf.read(&path, committed)?;
+        committed += ready.need();
+        models.push((name, ready));
+    }
+    let options = shelf.options.clone();
+    let ready = |address: SocketAddr, models: &[(String, usize)]| {
         let url = format!("http://{address}");
+        let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
         if args.json {
             let mut out = std::io::stdout().lock();
-            let line = json!({"event": "ready", "url": url, "model": name, "sequences": sequences});
+            let first = models.first().cloned().unzip();
+            let line = json!({"event": "ready", "url": url, "model": first.0, "sequences": first.1, "models": names});
             // Who does not read it needs no error.
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
-        ui.note(format_args!("{name} at {url}/v1, {sequences} texts together. Ctrl-C ends in order."));
-        if !has_chat {
-            ui.note("It has no chat template: /v1/completions works, /v1/chat/completions needs --template.");
+        for (name, sequences) in models {
+            ui.note(format_args!("{name} at {url}/v1, {sequences} texts together."));
         }
+        ui.note(format_args!("A page to chat is at {url}/. Ctrl-C ends in order."));
     };
-    match mlcc_serve::serve(&model, served, &options, stop, ready)? {
+    match mlcc_serve::serve(models, Box::new(shelf), &options, stop, ready)? {
         Stopped::Drained => {}
         Stopped::Cut => ui.warn("some texts were ended before their time (--drain-timeout)"),
     }

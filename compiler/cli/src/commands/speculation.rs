@@ -10,7 +10,7 @@ use mlcc_runtime::Model;
 use crate::commands::{Threads, load_beside, run};
 use crate::error::CliError;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Drafts, which change no text but its speed")]
 pub(crate) struct Speculation {
     /// Draft what followed the last tokens where they came before
@@ -44,7 +44,7 @@ impl Speculation {
         let Some(path) = &self.draft else {
             return Ok(Some(Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>)));
         };
-        let small = load_beside(model, path, threads)?;
+        let small = load_beside(model.workers(), path, threads)?;
         needs_rewinding("--draft", &small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
         let step = ModelStep::new(&small)?;

@@ -17,6 +17,10 @@ mod extreme_values;
 mod families;
 mod gguf;
 mod gpu_bundle;
+#[cfg(unix)]
+#[allow(dead_code, reason = "the server's own tests use all of it")]
+#[path = "../../../../runtime/serve/tests/all/http.rs"]
+mod http;
 mod hub;
 mod interpreters;
 mod interrupts;
@@ -32,7 +36,7 @@ mod report;
 mod same_bits;
 #[cfg(unix)]
 mod serve;
-#[cfg(unix)]
+mod serve_models;
 mod server;
 mod serving;
 mod software_gpu;

@@ -2,6 +2,8 @@
 
 mod anthropic;
 mod constraints;
+mod http;
+mod models;
 mod openapi;
 mod page;
 mod robust;

@@ -9,10 +9,6 @@ fn server() -> Server {
     Server::start(&Toy::new(false, None), 1, None, ServeOptions { api_key: Some("key".into()), ..options() })
 }
 
-fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
-    answer.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-}
-
 /// The paths in quotation marks that begin with `begin`.
 fn paths<'a>(text: &'a str, begin: &str) -> Vec<&'a str> {
     text.split('"').filter(|part| part.starts_with(begin)).collect()
@@ -22,7 +18,7 @@ fn paths<'a>(text: &'a str, begin: &str) -> Vec<&'a str> {
 fn every_file_comes_with_its_type_and_a_strict_policy() {
     let server = server();
     let index = server.get("/");
-    assert_eq!((index.status, header(&index, "content-type")), (200, Some("text/html; charset=utf-8")));
+    assert_eq!((index.status, index.header("content-type")), (200, Some("text/html; charset=utf-8")));
     let mut left: Vec<String> = paths(&index.body, "/page/").into_iter().map(str::to_owned).collect();
     let mut seen: Vec<String> = Vec::new();
     while let Some(path) = left.pop() {
@@ -37,24 +33,24 @@ fn every_file_comes_with_its_type_and_a_strict_policy() {
             Some("svg") => "image/svg+xml",
             other => panic!("{path}: {other:?}"),
         };
-        assert_eq!(header(&file, "content-type"), Some(kind), "{path}");
+        assert_eq!(file.header("content-type"), Some(kind), "{path}");
         left.extend(paths(&file.body, "./").iter().map(|name| name.replace("./", "/page/")));
         // A second look brings nothing, as long as nothing has changed.
-        let tag = header(&file, "etag").unwrap();
+        let tag = file.header("etag").unwrap();
         let again = Answer::read(server.open("GET", &path, &format!("If-None-Match: \"x\", {tag}\r\n"), ""));
-        assert_eq!((again.status, again.body.as_str(), header(&again, "etag")), (304, "", Some(tag)));
+        assert_eq!((again.status, again.body.as_str(), again.header("etag")), (304, "", Some(tag)));
         let other = Answer::read(server.open("GET", &path, "If-None-Match: \"x\"\r\n", ""));
         assert_eq!((other.status, other.body), (200, file.body.clone()));
         for answer in [&index, &file, &again] {
-            let policy = header(answer, "content-security-policy").unwrap();
+            let policy = answer.header("content-security-policy").unwrap();
             assert!(policy.starts_with("default-src 'none'; script-src 'self'; "), "{policy}");
             assert!(policy.contains("require-trusted-types-for 'script'"), "{policy}");
             assert!(
                 !policy.contains("unsafe") && !policy.contains('*') && !policy.contains("http"),
                 "{policy}"
             );
-            assert_eq!(header(answer, "x-content-type-options"), Some("nosniff"));
-            assert_eq!(header(answer, "referrer-policy"), Some("no-referrer"));
+            assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+            assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
         }
         assert!(!file.body.contains("innerHTML") && !file.body.contains("eval("), "{path}");
         let outside = file.body.replace("http://www.w3.org/2000/svg", "");

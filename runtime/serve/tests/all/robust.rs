@@ -3,10 +3,10 @@
 use std::io::{BufRead, Write};
 use std::net::TcpStream;
 
-use mlcc_serve::{ServeError, Stopped, serve_step};
+use mlcc_serve::{NoLibrary, ServeError, Stopped, serve};
 use serde_json::{Value, json};
 
-use crate::server::{Answer, Server, options, served, until};
+use crate::server::{Answer, Server, named, options, until};
 use crate::toy::{FAILS, PANICS, Toy};
 
 fn server(toy: &Toy) -> Server {
@@ -138,8 +138,8 @@ fn a_second_server_on_a_port_is_refused() {
     let port = server.address.rsplit(':').next().unwrap().parse().unwrap();
     let second = mlcc_serve::ServeOptions { port, ..options() };
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let refused =
-        serve_step(Toy::new(true, None), served(None), 1, &second, &stop, |_, _| panic!("it is ready"));
+    let models = vec![named("toy", &Toy::new(true, None), 1, None)];
+    let refused = serve(models, Box::new(NoLibrary), &second, &stop, |_, _| panic!("it is ready"));
     let error = refused.unwrap_err();
     assert!(matches!(error, ServeError::Listen { .. }) && error.to_string().contains("--port"), "{error}");
     assert_eq!(server.get("/health").status, 200);

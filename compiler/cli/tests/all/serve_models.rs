@@ -1,0 +1,68 @@
+//! Several artifacts in one `mlcc serve`: they share their workers, and come and go while texts run.
+
+use std::io::{BufRead, Read};
+
+use serde_json::{Value, json};
+
+use crate::program::{failure, mlcc};
+use crate::server::{Server, artifact};
+
+fn completion(model: &str) -> Value {
+    json!({"model": model, "prompt": "It was a dark and", "max_tokens": 8, "temperature": 0})
+}
+
+#[test]
+fn several_artifacts_share_workers_and_are_swapped() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(artifact()).unwrap();
+    let file = |name: &str| folder.path().join(name);
+    std::fs::write(file("second.so"), &whole).unwrap();
+    std::fs::write(file("broken.so"), &whole[..whole.len() / 2]).unwrap();
+    let models = folder.path().to_str().unwrap();
+    let server = Server::of(
+        &[artifact(), &file("second.so")],
+        &["--alias", "books", "-t", "2", "--models", models, "--sequences", "2"],
+    );
+    assert_eq!(server.ready["models"], json!(["books", "second"]));
+    assert_eq!(server.threads("mlcc-worker"), 1, "one pool of two workers, of which the caller is one");
+    assert_eq!(server.threads("mlcc-engine"), 2);
+    let text = server.ask("/v1/completions", &completion("books"))["choices"].clone();
+    assert_eq!(server.ask("/v1/completions", &completion("second"))["choices"], text);
+    let listed = server.get("/v1/models").json();
+    let text_of = |value: &Value| value.as_str().unwrap().to_owned();
+    let entry = |model: &Value| format!("{} {}", text_of(&model["id"]), text_of(&model["status"]["value"]));
+    let list: Vec<String> = listed["data"].as_array().unwrap().iter().map(entry).collect();
+    assert_eq!(list, ["books loaded", "second loaded", "broken unloaded"]);
+
+    // A text of the old model goes on while the file is replaced and loaded anew.
+    let long = json!({"model": "second", "prompt": "She", "max_tokens": 200, "seed": 1, "ignore_eos": true, "stream": true});
+    let mut stream = server.open("POST", "/v1/completions", "", &long.to_string());
+    let mut line = String::new();
+    while !line.starts_with("data: ") {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0);
+    }
+    std::fs::write(file("next"), &whole).unwrap();
+    std::fs::rename(file("next"), file("second.so")).unwrap();
+    server.ask("/models/load", &json!({"model": "second"}));
+    assert_eq!(server.ask("/v1/completions", &completion("second"))["choices"], text);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest:.300}");
+
+    let refused = server.post("/models/load", &json!({"model": "second", "artifact": "broken"}));
+    assert_eq!(refused.error(), (422, "invalid_artifact".into(), "model".into()));
+    assert!(refused.body.contains("broken.so"), "{}", refused.body);
+    assert_eq!(server.ask("/v1/completions", &completion("second"))["choices"], text);
+    server.ask("/models/unload", &json!({"model": "books"}));
+    assert_eq!(server.post("/v1/completions", &completion("books")).status, 404);
+    assert_eq!(server.threads("mlcc-worker"), 1);
+}
+
+#[test]
+fn names_that_are_taken_twice() {
+    let twice = failure(mlcc().arg("serve").args([artifact(), artifact()]), 2);
+    assert!(twice.contains("--alias"), "{twice}");
+    let many = failure(mlcc().arg("serve").arg(artifact()).args(["--alias", "a", "--alias", "b"]), 2);
+    assert!(many.contains("2 times --alias"), "{many}");
+}

@@ -1,0 +1,127 @@
+//! Where models come from: what starts one, and a place to load others from.
+
+use std::sync::Arc;
+
+use mlcc_engine::conversation::ChatFormat;
+use mlcc_engine::serving::{Engine, EngineOptions, ModelStep, Step};
+use mlcc_engine::speculate::MakeDrafter;
+use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
+use mlcc_runtime::Model;
+use thiserror::Error;
+
+use crate::memory::{Need, mib, room_beside};
+use crate::serve::{ServeError, ServeOptions};
+
+/// Most sequences where nobody says how many.
+const USUAL_SEQUENCES: usize = 16;
+/// The same of a model that decodes one sequence at a time.
+const USUAL_TURNS: usize = 4;
+
+/// What belongs to a model.
+pub struct Served {
+    /// What runs it: a CPU variant or a device.
+    pub executor: String,
+    pub tokenizer: Tokenizer,
+    /// How messages become a prompt, if the model has that.
+    pub format: Option<ChatFormat>,
+    /// Where a request says nothing else.
+    pub sampling: SamplingParams,
+    /// Tokens that end a text.
+    pub eos: Vec<TokenId>,
+    /// Who drafts its texts.
+    pub drafter: Option<MakeDrafter>,
+}
+
+type Start = Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Option<MakeDrafter>) -> std::io::Result<Engine> + Send>;
+
+/// A model that can be served.
+pub struct Ready {
+    pub(crate) served: Served,
+    /// Texts that run together.
+    pub(crate) sequences: usize,
+    /// Bytes that it can need at most.
+    pub(crate) need: u64,
+    pub(crate) start: Start,
+}
+
+impl Ready {
+    /// A compiled model, if there is memory for it beside models that can need `committed` bytes.
+    pub fn model(
+        model: &Model,
+        served: Served,
+        options: &ServeOptions,
+        committed: u64,
+    ) -> Result<Ready, ServeError> {
+        let (sequences, need) = sequences(model, options, committed)?;
+        Ok(Ready { need, ..Ready::step(ModelStep::new(model)?, served, sequences) })
+    }
+
+    /// Any model that can do a step; `sequences` texts run together, for which there is memory.
+    pub fn step(step: impl Step + 'static, served: Served, sequences: usize) -> Ready {
+        let start: Start = Box::new(move |tokenizer, options, drafter| {
+            Engine::start_drafting(step, tokenizer, options, drafter)
+        });
+        Ready { served, sequences, need: 0, start }
+    }
+
+    /// Bytes that it can need at most.
+    pub fn need(&self) -> u64 {
+        self.need
+    }
+}
+
+/// How many texts run together, after the memory was looked at, and what they need.
+fn sequences(model: &Model, options: &ServeOptions, committed: u64) -> Result<(usize, u64), ServeError> {
+    let room = room_beside(options.memory, committed);
+    let need = |count: usize| Need::of(model, count, count);
+    let missing = |count: usize| {
+        let need = need(count);
+        room.as_ref().filter(|room| need.total() > room.bytes).map(|room| ServeError::TooLarge {
+            sequences: count,
+            need: need.to_string(),
+            origin: room.origin.clone(),
+            room: mib(room.bytes),
+        })
+    };
+    let found = |count: usize| Ok((count, need(count).total()));
+    let wanted = match (options.sequences, model.max_batch()) {
+        (Some(count), _) => return missing(count).map_or_else(|| found(count), Err),
+        (None, 0 | 1) => USUAL_TURNS,
+        (None, batch) => USUAL_SEQUENCES.min(batch as usize),
+    };
+    match (1..=wanted).rev().find(|&count| missing(count).is_none()) {
+        Some(count) => found(count),
+        None => missing(1).map_or_else(|| found(1), Err),
+    }
+}
+
+/// Why an artifact is not loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("there is no artifact `{0}` that this server could load")]
+    Unknown(String),
+    /// It is broken, not made for this machine, or too large.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Artifacts that can be loaded while the server runs, by their names.
+pub trait Library: Send + Sync {
+    /// In order.
+    fn names(&self) -> Vec<String>;
+    /// Loads one beside models that can need `committed` bytes.
+    fn load(&self, name: &str, committed: u64) -> Result<Ready, LoadError>;
+}
+
+/// No artifacts.
+pub struct NoLibrary;
+
+impl Library for NoLibrary {
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn load(&self, name: &str, _: u64) -> Result<Ready, LoadError> {
+        Err(LoadError::Unknown(name.to_owned()))
+    }
+}
