@@ -50,10 +50,29 @@ def with_openai(url):
     chat.create(model="toy", messages=next_turn, tools=tools, max_tokens=3)
     several = client.completions.create(model="toy", prompt=["a", "b"], n=2, max_tokens=4, extra_body={"guided_choice": ["xy"]})
     assert [choice.text for choice in several.choices] == ["xy"] * 4
+    with_responses(client)
     raises(openai.NotFoundError, lambda: chat.create(model="other", messages=MESSAGES))
     wrong = raises(openai.BadRequestError, lambda: chat.create(model="toy", messages=MESSAGES, temperature=-1))
     assert wrong.param == "temperature", wrong
     raises(openai.AuthenticationError, lambda: openai.OpenAI(base_url=url + "/v1", api_key="no").models.list())
+
+
+def with_responses(client):
+    asked = {"model": "toy", "input": "Hi", "max_output_tokens": 9, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert whole.output_text and whole.status == "incomplete" and whole.usage.output_tokens == 9
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == "response.incomplete" and events[-1].response.output_text == whole.output_text
+    client.responses.create(**{**asked, "input": "More"}, previous_response_id=whole.id, instructions="Be brief.")
+    tools = [{"type": "function", "name": "weather", "parameters": TOOL_SCHEMA, "strict": True}]
+    called = client.responses.create(model="toy", input="Hi", tools=tools, tool_choice="required", extra_body={"seed": 3})
+    with client.responses.stream(model="toy", input="Hi", tools=tools, tool_choice="required", extra_body={"seed": 3}) as stream:
+        assert [item.arguments for item in stream.get_final_response().output] == [item.arguments for item in called.output]
+    call = called.output[0]
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Ulm", "Jena")
+    results = [{"type": "function_call_output", "call_id": item.call_id, "output": "rain"} for item in called.output]
+    client.responses.create(**{**asked, "input": results}, previous_response_id=called.id, tools=tools)
 
 
 def with_anthropic(url):

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::responses::Kept;
 use crate::serve::ServeOptions;
 
 pub struct App {
@@ -29,6 +30,8 @@ impl App {
 pub struct Server {
     pub options: ServeOptions,
     pub metrics: Metrics,
+    /// Answers that later requests may go on from.
+    pub kept: Kept,
     /// No new texts are taken.
     pub draining: AtomicBool,
     /// Seconds since 1970.
@@ -42,6 +45,7 @@ impl Server {
         Server {
             options: options.clone(),
             metrics: Metrics::new(),
+            kept: Kept::default(),
             draining: AtomicBool::new(false),
             started: seconds(),
             next: AtomicU64::new(0),

@@ -113,6 +113,11 @@ impl ApiError {
         }
     }
 
+    pub fn too_slow() -> Self {
+        let message = "the body of the request did not come in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_too_slow", message)
+    }
+
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message)

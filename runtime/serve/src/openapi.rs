@@ -57,6 +57,35 @@ const TOKENIZE: FieldList = &[
     ("with_pieces", "boolean"),
     ("model", "string"),
 ];
+const RESPONSES: FieldList = &[
+    ("model", "string"),
+    ("input*", "string|array"),
+    ("instructions", "string"),
+    ("previous_response_id", "string"),
+    ("store", "boolean"),
+    ("max_output_tokens", "integer"),
+    ("metadata", "object"),
+    ("text", "object"),
+    ("tools", "array"),
+    ("tool_choice", "string|object"),
+    ("parallel_tool_calls", "boolean"),
+    ("truncation", "string"),
+    ("stream", "boolean"),
+    ("temperature", "number"),
+    ("top_p", "number"),
+    ("top_k", "integer"),
+    ("min_p", "number"),
+    ("seed", "integer"),
+    ("stop", "string|array"),
+    ("repeat_penalty", "number"),
+    ("presence_penalty", "number"),
+    ("frequency_penalty", "number"),
+    ("logit_bias", "object"),
+    ("ignore_eos", "boolean"),
+    ("priority", "integer"),
+    ("chat_template_kwargs", "object"),
+    ("cache_prompt", "boolean"),
+];
 const LOAD: FieldList = &[("model*", "string"), ("artifact", "string")];
 const UNLOAD: FieldList = &[("model*", "string")];
 const DETOKENIZE: FieldList = &[("tokens*", "array"), ("model", "string")];
@@ -84,6 +113,7 @@ fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
         "/messages" => [&[("max_tokens*", "integer")], COUNT].concat(),
         "/messages/count_tokens" => COUNT.to_vec(),
         "/tokenize" => TOKENIZE.to_vec(),
+        "/responses" => RESPONSES.to_vec(),
         "/models/load" => LOAD.to_vec(),
         "/models/unload" => UNLOAD.to_vec(),
         "/detokenize" => DETOKENIZE.to_vec(),

@@ -1,24 +1,26 @@
 //! The routes, and what happens around every request.
 
+use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{DefaultBodyLimit, FromRequest, MatchedPath, Path, Query, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use serde_json::{Value, json};
 
-use crate::app::App;
+use crate::app::{App, seconds};
 use crate::error::{ApiError, json_type};
 use crate::fields::Fields;
 use crate::hosted::Hosted;
 use crate::texts::{Client, Work, answer};
-use crate::{anthropic, blocks, chat, completions, info, page, tokens};
+use crate::{anthropic, blocks, chat, completions, info, items, page, responses, tokens};
 
 /// A route, which is there with and without `/v1`.
 pub struct Route {
@@ -41,6 +43,7 @@ const fn takes(path: &'static str, summary: &'static str, handler: fn() -> Metho
 pub const ROUTES: &[Route] = &[
     takes("/chat/completions", "An answer to messages", || post(chat_completions)),
     takes("/completions", "The continuation of texts or token ids", || post(text_completions)),
+    takes("/responses", "An answer, in the form of the Responses API", || post(responses)),
     takes("/messages", "An answer to messages, in the form of Anthropic's API", || post(messages)),
     takes("/messages/count_tokens", "How many tokens the prompt of messages has", || post(count_tokens)),
     takes("/tokenize", "Text to token ids", || post(tokenize)),
@@ -75,25 +78,66 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// How long a body may take to come.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest id of a request that is taken from its client.
+const LONGEST_ID: usize = 128;
+
 type Shared = State<Arc<App>>;
 type Who = Extension<Client>;
-type Body = Result<Bytes, BytesRejection>;
+type Body = Sent;
 
-/// Asks for the key, and counts.
+/// A body, or why there is none.
+struct Sent(Result<Bytes, ApiError>);
+
+impl<S: Send + Sync> FromRequest<S> for Sent {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, state: &S) -> Result<Sent, Infallible> {
+        let whole = tokio::time::timeout(PATIENCE, Bytes::from_request(request, state)).await;
+        Ok(Sent(whole.map_err(|_| ApiError::too_slow()).and_then(bytes)))
+    }
+}
+
+/// Asks for the key, counts, and gives the request its id.
 async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response {
-    let client = client(&request);
+    let begin = Instant::now();
+    let (client, id) = (client(&request), request_id(&app, &request));
     request.extensions_mut().insert(client);
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = matched.unwrap_or_else(|| "other".into());
     let open = path == "/health" || path == "/v1/health" || page::is_route(&path);
     let changes = path.ends_with("/models/load") || path.ends_with("/models/unload");
-    let response = match &app.server.options.api_key {
-        _ if changes && is_of_other_site(&request) => ApiError::other_site().into_response(),
-        Some(key) if !open && !has_key(&request, key) => ApiError::unauthorized().into_response(),
-        _ => next.run(request).await,
+    let method = request.method().clone();
+    let mut response = if changes && is_of_other_site(&request) {
+        ApiError::other_site().into_response()
+    } else if open || has_key(&request, &app.server.options.api_keys) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
     };
-    app.server.metrics.count_answer(&path, response.status().as_u16());
+    let status = response.status().as_u16();
+    app.server.metrics.count_answer(&path, status);
+    if let Some(log) = app.server.options.log {
+        // Neither texts nor keys. A stream goes on after its head.
+        let (client, ms) = (format!("{:016x}", client.0), begin.elapsed().as_secs_f64() * 1e3);
+        let line = json!({"time": seconds(), "request": id, "client": client, "method": method.as_str(), "path": path, "status": status, "ms": ms});
+        log(&line.to_string());
+    }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
     response
+}
+
+/// The client's own, if it is plain; else one of the server's.
+fn request_id(app: &App, request: &Request) -> String {
+    let own = request.headers().get("x-request-id").and_then(|value| value.to_str().ok());
+    let plain = |id: &&str| {
+        (1..=LONGEST_ID).contains(&id.len())
+            && id.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:".contains(c))
+    };
+    own.filter(plain).map_or_else(|| app.server.id("req"), str::to_owned)
 }
 
 /// Whether a page of another site sends the request: browsers say so.
@@ -117,14 +161,17 @@ fn client(request: &Request) -> Client {
     Client(hasher.finish())
 }
 
-/// Takes equally long for every wrong key of the right length.
-fn has_key(request: &Request, wanted: &str) -> bool {
-    let Some(given) = key(request) else { return false };
-    given.len() == wanted.len()
-        && given.bytes().zip(wanted.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+/// Whether a request has one of the keys, if there are any. Takes equally long for every wrong key of an equal length.
+fn has_key(request: &Request, keys: &[String]) -> bool {
+    let given = key(request).unwrap_or_default();
+    let same = |wanted: &String| {
+        given.len() == wanted.len()
+            && given.bytes().zip(wanted.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    };
+    keys.is_empty() || keys.iter().fold(false, |found, wanted| found | same(wanted))
 }
 
-fn bytes(body: Body) -> Result<Bytes, ApiError> {
+fn bytes(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
             let message = "the body is larger than the server's --body-limit";
@@ -140,7 +187,7 @@ async fn aside<T: Send + 'static>(
     body: Body,
     work: impl FnOnce(&App, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let (app, body) = (Arc::clone(app), bytes(body)?);
+    let (app, body) = (Arc::clone(app), body.0?);
     let done = tokio::task::spawn_blocking(move || work(&app, Fields::parse(&body)?)).await;
     done.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
 }
@@ -149,7 +196,7 @@ async fn aside<T: Send + 'static>(
 async fn of_model<T: Send + 'static>(
     app: &Arc<App>,
     body: Body,
-    work: fn(&Hosted, Fields) -> Result<T, ApiError>,
+    work: impl FnOnce(&Hosted, Fields) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(Arc<Hosted>, T), ApiError> {
     let work = move |app: &App, mut fields: Fields| {
         let name: Option<String> = fields.take("model", "the name of the model")?;
@@ -190,6 +237,14 @@ async fn messages(State(app): Shared, Extension(client): Who, body: Body) -> Res
     match of_model(&app, body, anthropic::prepare).await {
         Ok((hosted, asked)) => blocks::answer(hosted, client, asked).await,
         Err(error) => blocks::refused(&error),
+    }
+}
+
+async fn responses(State(app): Shared, Extension(client): Who, body: Body) -> Response {
+    let prepare = move |hosted: &Hosted, fields: Fields| responses::prepare(hosted, client, fields);
+    match of_model(&app, body, prepare).await {
+        Ok((hosted, asked)) => items::answer(hosted, client, asked).await,
+        Err(error) => error.into_response(),
     }
 }
 

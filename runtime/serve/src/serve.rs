@@ -31,7 +31,10 @@ pub struct ServeOptions {
     pub max_queue: usize,
     /// Bytes of memory that may be used; `None`: what is free.
     pub memory: Option<u64>,
-    pub api_key: Option<String>,
+    /// Of which a request has to bring one, if there are any. Clients of different keys take turns.
+    pub api_keys: Vec<String>,
+    /// Takes a line of JSON for each request.
+    pub log: Option<fn(&str)>,
     /// Bytes of a request's body.
     pub body_limit: usize,
     /// After which a text is ended.
@@ -86,7 +89,7 @@ pub fn serve(
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let close = Arc::new(Notify::new());
         let closed = Arc::clone(&close);
-        let server = axum::serve(listener, router(Arc::clone(&app)))
+        let server = axum::serve(listener, router(Arc::clone(&app)).into_make_service())
             .with_graceful_shutdown(async move { closed.notified().await });
         let mut server = tokio::spawn(server.into_future());
         ready(address, &names);

@@ -96,7 +96,7 @@ impl Running {
 }
 
 /// Who sends a request, by its API key.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Client(pub u64);
 
 /// Answers a request.

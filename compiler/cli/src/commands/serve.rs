@@ -23,7 +23,8 @@ use crate::ui::Ui;
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
     Then: curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
 pub struct Args {
-    /// Compiled models; requests choose one by its name, and get the first without
+    /// Compiled models, or checkpoints, which are built first and kept in the cache; requests choose one by its name, and
+    /// get the first without
     #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
     artifacts: Vec<PathBuf>,
     /// A folder of compiled models that clients may load while the server runs
@@ -35,6 +36,9 @@ pub struct Args {
     /// Port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8080)]
     port: u16,
+    /// Write a line of JSON to standard error for each request: its id, path, status and time, but no texts
+    #[arg(long)]
+    log: bool,
     /// Print one line of JSON to standard output when requests are taken
     #[arg(long)]
     json: bool,
@@ -52,9 +56,10 @@ pub struct Args {
     /// Name of the model for clients, once for each artifact in their order [default: the file's name without .so]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
-    /// Key that clients have to send as `Authorization: Bearer KEY`
-    #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_parser = NonEmptyStringValueParser::new())]
-    api_key: Option<String>,
+    /// Key that clients have to send as `Authorization: Bearer KEY`; several times, or with commas, for several clients,
+    /// which take turns
+    #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    api_key: Vec<String>,
     /// Most bytes of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
@@ -146,12 +151,18 @@ impl Library for Shelf {
         let Some((_, path)) = all.into_iter().find(|(known, _)| known == name) else {
             return Err(LoadError::Unknown(name.to_owned()));
         };
-        self.read(&path, committed).map_err(|error| LoadError::Refused(error.to_string()))
+        self.read(&path, committed)
+            .map_err(|error| LoadError::Refused(error.to_string()))
     }
 }
 
 fn name_of(path: &Path) -> Option<String> {
     Some(path.file_stem()?.to_string_lossy().into_owned())
+}
+
+fn log_line(line: &str) {
+    // Nobody may read it.
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// The artifacts with the names that clients call them by.
@@ -182,7 +193,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         sequences: args.sequences.map(usize::from),
         max_queue: usize::from(args.max_queue),
         memory: args.memory,
-        api_key: args.api_key.clone(),
+        api_keys: args.api_key.clone(),
+        log: args.log.then_some(log_line),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),

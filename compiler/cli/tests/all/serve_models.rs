@@ -24,10 +24,11 @@ fn several_artifacts_share_workers_and_are_swapped() {
         &["--alias", "books", "-t", "2", "--models", models, "--sequences", "2"],
     );
     assert_eq!(server.ready["models"], json!(["books", "second"]));
-    assert_eq!(server.threads("mlcc-worker"), 1, "one pool of two workers, of which the caller is one");
-    assert_eq!(server.threads("mlcc-engine"), 2);
+    // A text has gone through each, so that all threads have their names.
     let text = server.ask("/v1/completions", &completion("books"))["choices"].clone();
     assert_eq!(server.ask("/v1/completions", &completion("second"))["choices"], text);
+    assert_eq!(server.threads("mlcc-worker"), 1, "one pool of two workers, of which the caller is one");
+    assert_eq!(server.threads("mlcc-engine"), 2);
     let listed = server.get("/v1/models").json();
     let text_of = |value: &Value| value.as_str().unwrap().to_owned();
     let entry = |model: &Value| format!("{} {}", text_of(&model["id"]), text_of(&model["status"]["value"]));

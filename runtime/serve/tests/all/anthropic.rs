@@ -152,7 +152,7 @@ fn mistakes_have_that_apis_form() {
         );
         assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
     }
-    let keyed = mlcc_serve::ServeOptions { api_key: Some("s3cret".into()), ..options() };
+    let keyed = mlcc_serve::ServeOptions { api_keys: vec!["s3cret".into()], ..options() };
     let keyed = Server::start(&Toy::new(false, None), 1, Some(TEMPLATE), keyed);
     let post =
         |headers: &str| Answer::read(keyed.open("POST", "/v1/messages", headers, &base().to_string())).status;

@@ -6,6 +6,7 @@ mod http;
 mod models;
 mod openapi;
 mod page;
+mod responses;
 mod robust;
 mod server;
 mod tools;

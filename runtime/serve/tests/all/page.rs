@@ -6,7 +6,7 @@ use crate::server::{Answer, Server, options};
 use crate::toy::Toy;
 
 fn server() -> Server {
-    Server::start(&Toy::new(false, None), 1, None, ServeOptions { api_key: Some("key".into()), ..options() })
+    Server::start(&Toy::new(false, None), 1, None, ServeOptions { api_keys: vec!["key".into()], ..options() })
 }
 
 /// The paths in quotation marks that begin with `begin`.

@@ -1,0 +1,327 @@
+//! `/v1/responses`: requests become chats. Answers are kept in memory for a while, so that a request can go on from one.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::{Map, Value, json};
+
+use crate::chat::{self, Prepared};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::hosted::Hosted;
+use crate::texts::Client;
+
+/// Fields of that API that change nothing here.
+const IGNORED: &[&str] = &[
+    "include",
+    "reasoning",
+    "user",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "stream_options",
+    "max_tool_calls",
+];
+/// Fields of chats that are taken as they are.
+const OF_CHATS: &[&str] = &[
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stream",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "cache_prompt",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "ignore_eos",
+    "priority",
+];
+/// Answers that are kept, and the bytes of their conversations; the oldest go first.
+const MOST_KEPT: usize = 1024;
+const MOST_BYTES: usize = 64 << 20;
+
+fn wrong(param: &str, message: impl Into<String>) -> ApiError {
+    ApiError::field(param, "invalid_value", message)
+}
+
+/// A request that was read.
+pub struct Asked {
+    pub prepared: Prepared,
+    /// Without the instructions, which hold for one answer.
+    pub messages: Vec<Value>,
+    /// What an answer repeats of its request.
+    pub repeated: Map<String, Value>,
+    /// Whether a later request may go on from the answer.
+    pub store: bool,
+}
+
+/// Reads a request.
+pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<Asked, ApiError> {
+    let (mut chat, mut repeated) = (Map::new(), Map::new());
+    for &name in OF_CHATS {
+        if let Some(value) = fields.take::<Value>(name, "a value")? {
+            chat.insert(name.into(), value);
+        }
+    }
+    for (name, usual) in
+        [("parallel_tool_calls", json!(true)), ("temperature", Value::Null), ("top_p", Value::Null)]
+    {
+        repeated.insert(name.into(), chat.get(name).cloned().unwrap_or(usual));
+    }
+    let most: Option<usize> = fields.take("max_output_tokens", "a whole number")?;
+    chat.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+    let store = fields.take("store", "true or false")?.unwrap_or(true);
+    let metadata: Option<Map<String, Value>> = fields.take("metadata", "an object")?;
+    let instructions: Option<String> = fields.take("instructions", "a string")?;
+    let previous: Option<String> = fields.take("previous_response_id", "the id of an answer")?;
+    let mut messages = match &previous {
+        Some(id) => hosted.server.kept.find(client, id).ok_or_else(|| {
+            let message = format!(
+                "there is no answer `{id:.100}` here any more: send the whole conversation as `input`"
+            );
+            ApiError::field("previous_response_id", "previous_response_not_found", message)
+        })?,
+        None => Vec::new(),
+    };
+    let input: Value = fields.need("input", "a string or a list of items")?;
+    add_input(&mut messages, &input)?;
+    let system = instructions.iter().map(|text| json!({"role": "system", "content": text}));
+    chat.insert("messages".into(), system.chain(messages.iter().cloned()).collect());
+    tools(&mut fields, &mut chat, &mut repeated)?;
+    let format = format(&mut fields, &mut chat)?;
+    fields.refuse("truncation", |value| value == "disabled")?;
+    for name in ["background", "conversation", "prompt"] {
+        fields.refuse(name, |value| *value == false)?;
+    }
+    fields.finish(IGNORED)?;
+    let more = [
+        ("instructions", json!(instructions)),
+        ("max_output_tokens", json!(most)),
+        ("metadata", json!(metadata.unwrap_or_default())),
+        ("previous_response_id", json!(previous)),
+        ("store", json!(store)),
+        ("text", json!({"format": format})),
+        ("truncation", json!("disabled")),
+    ];
+    repeated.extend(more.map(|(name, value)| (name.to_owned(), value)));
+    Ok(Asked { prepared: chat::read(hosted, Fields::from(chat), None)?, messages, repeated, store })
+}
+
+/// The messages of a chat that an input stands for, behind those that are there.
+fn add_input(messages: &mut Vec<Value>, input: &Value) -> Result<(), ApiError> {
+    match input {
+        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                add_item(messages, item, &format!("input[{index}]"))?;
+            }
+        }
+        _ => return Err(wrong("input", "`input` is neither a string nor a list of items")),
+    }
+    Ok(())
+}
+
+/// The answer that the last items belong to.
+fn last_answer(messages: &mut Vec<Value>) -> Option<&mut Map<String, Value>> {
+    if messages.last().is_none_or(|last| last["role"] != "assistant") {
+        messages.push(json!({"role": "assistant", "content": null}));
+    }
+    messages.last_mut()?.as_object_mut()
+}
+
+fn add_item(messages: &mut Vec<Value>, item: &Value, param: &str) -> Result<(), ApiError> {
+    let text = |name: &str| {
+        let text = item[name].as_str().map(str::to_owned);
+        text.ok_or_else(|| wrong(param, format!("`{param}.{name}` is missing or no string")))
+    };
+    match item["type"].as_str().or(item["role"].as_str().map(|_| "message")) {
+        Some("message") => {
+            let role = text("role")?;
+            let role = match role.as_str() {
+                "user" | "assistant" | "system" => role.as_str(),
+                "developer" => "system",
+                _ => return Err(wrong(param, format!("`{param}.role` is no role of a message"))),
+            };
+            messages.push(json!({"role": role, "content": text_of(&item["content"], param)?}));
+        }
+        Some("function_call") => {
+            let (id, name, arguments) = (text("call_id")?, text("name")?, text("arguments")?);
+            let call =
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            let answer = last_answer(messages);
+            let calls = answer.map(|answer| answer.entry("tool_calls").or_insert_with(|| json!([])));
+            calls.and_then(Value::as_array_mut).into_iter().for_each(|calls| calls.push(call.clone()));
+        }
+        Some("function_call_output") => {
+            let content = text_of(&item["output"], param)?;
+            messages.push(json!({"role": "tool", "tool_call_id": text("call_id")?, "content": content}));
+        }
+        Some("reasoning") => {
+            let content = text_of(&item["content"], param)?;
+            if !content.is_empty() {
+                messages.push(json!({"role": "assistant", "content": null, "reasoning_content": content}));
+            }
+        }
+        kind => {
+            let kind = kind.unwrap_or("an item without a type");
+            let message = format!("`{param}` is {kind:.60}, which this server does not read");
+            return Err(ApiError::field(param, "unsupported_content", message));
+        }
+    }
+    Ok(())
+}
+
+/// A string, or parts of text.
+fn text_of(content: &Value, param: &str) -> Result<String, ApiError> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Null => Ok(String::new()),
+        Value::Array(parts) => {
+            let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
+                (
+                    Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text"),
+                    Some(text),
+                ) => Ok(text.to_owned()),
+                (kind, _) => {
+                    let kind = kind.unwrap_or("a part without a type");
+                    let message = format!("`{param}` holds {kind:.60}, and this server reads only text");
+                    Err(ApiError::field(param, "unsupported_content", message))
+                }
+            };
+            Ok(parts.iter().map(text).collect::<Result<Vec<_>, _>>()?.concat())
+        }
+        _ => Err(wrong(param, format!("`{param}` has a content that is neither a string nor a list"))),
+    }
+}
+
+fn tools(
+    fields: &mut Fields,
+    chat: &mut Map<String, Value>,
+    repeated: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    let tools: Vec<Value> = fields.take("tools", "a list of tools")?.unwrap_or_default();
+    let tool = |tool: &Value| {
+        let mut function = tool.as_object().cloned().unwrap_or_default();
+        let kind = function.remove("type").unwrap_or(Value::Null);
+        json!({"type": kind, "function": function})
+    };
+    chat.insert("tools".into(), tools.iter().map(tool).collect());
+    let choice: Option<Value> = fields.take("tool_choice", "`none`, `auto`, `required` or a function")?;
+    if let Some(choice) = &choice {
+        let wanted = match choice["name"].as_str() {
+            Some(name) => json!({"type": choice["type"], "function": {"name": name}}),
+            None => choice.clone(),
+        };
+        chat.insert("tool_choice".into(), wanted);
+    }
+    repeated.insert("tools".into(), tools.into());
+    repeated.insert("tool_choice".into(), choice.unwrap_or_else(|| "auto".into()));
+    Ok(())
+}
+
+/// Takes `text`, and gives its format.
+fn format(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<Value, ApiError> {
+    let text: Option<Map<String, Value>> = fields.take("text", "an object")?;
+    let format = text.and_then(|mut text| text.remove("format")).unwrap_or_else(|| json!({"type": "text"}));
+    let wanted = match format["type"].as_str() {
+        Some("text" | "json_object") => format.clone(),
+        Some("json_schema") => {
+            json!({"type": "json_schema", "json_schema": {"name": format["name"], "schema": format["schema"]}})
+        }
+        _ => return Err(wrong("text", "`text.format.type` is none of `text`, `json_object`, `json_schema`")),
+    };
+    chat.insert("response_format".into(), wanted);
+    Ok(format)
+}
+
+/// Conversations up to their last answer, by the answer's id.
+#[derive(Default)]
+pub struct Kept(Mutex<VecDeque<Conversation>>);
+
+struct Conversation {
+    client: Client,
+    id: String,
+    messages: Arc<[Value]>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// Those of other clients are not found.
+    fn find(&self, client: Client, id: &str) -> Option<Vec<Value>> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().rev().find(|one| one.client == client && one.id == id);
+        found.map(|one| one.messages.to_vec())
+    }
+
+    pub fn add(&self, client: Client, id: &str, messages: Vec<Value>) {
+        let bytes = messages.iter().map(|message| message.to_string().len()).sum();
+        if bytes > MOST_BYTES {
+            return;
+        }
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back(Conversation { client, id: id.to_owned(), messages: messages.into(), bytes });
+        let mut sum: usize = kept.iter().map(|one| one.bytes).sum();
+        while kept.len() > MOST_KEPT || sum > MOST_BYTES {
+            sum -= kept.pop_front().map_or(sum, |one| one.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_conversations_go_first() {
+        let kept = Kept::default();
+        let (one, other) = (Client(1), Client(2));
+        for number in 0..MOST_KEPT + 3 {
+            kept.add(one, &number.to_string(), vec![json!(number)]);
+        }
+        assert_eq!(kept.find(one, "2"), None);
+        assert_eq!(kept.find(one, "3"), Some(vec![json!(3)]));
+        assert_eq!(kept.find(other, "3"), None);
+        kept.add(other, "large", vec![json!("a".repeat(MOST_BYTES - 3))]);
+        assert_eq!((kept.find(one, "9"), kept.find(other, "large").map(|m| m.len())), (None, Some(1)));
+        kept.add(other, "too large", vec![json!("a".repeat(MOST_BYTES))]);
+        assert_eq!(kept.find(other, "too large"), None);
+    }
+
+    #[test]
+    fn items_become_messages() {
+        let mut messages = Vec::new();
+        let input = json!([
+            {"role": "developer", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "1"},
+        ]);
+        add_input(&mut messages, &input).unwrap();
+        let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
+        let wanted = [
+            json!({"role": "system", "content": "Be brief."}),
+            json!({"role": "user", "content": "Hi"}),
+            json!({"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [call("a", "f"), call("b", "g")]}),
+            json!({"role": "tool", "tool_call_id": "a", "content": "1"}),
+        ];
+        assert_eq!(messages, wanted);
+        for (item, code) in [
+            (json!({"type": "item_reference", "id": "x"}), "unsupported_content"),
+            (json!({"role": "user", "content": [{"type": "input_image"}]}), "unsupported_content"),
+            (json!({"role": "king", "content": "x"}), "invalid_value"),
+            (json!({"type": "function_call", "name": "f", "arguments": "{}"}), "invalid_value"),
+            (json!(5), "unsupported_content"),
+        ] {
+            let error = add_input(&mut Vec::new(), &json!([item])).unwrap_err();
+            assert_eq!((error.param.as_deref(), error.code), (Some("input[0]"), Some(code)), "{item}");
+        }
+    }
+}
