@@ -172,6 +172,18 @@ enum EmitArg {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    report(&built(args, ui)?, args, ui)
+}
+
+/// The same without a word on standard output.
+pub(super) fn quietly(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let report = built(args, ui)?;
+    report.warnings.iter().for_each(|warning| ui.warn(warning));
+    ui.note(show::text(&report).trim_end());
+    Ok(())
+}
+
+fn built(args: &Args, ui: &Ui) -> Result<BuildReport, CliError> {
     let options = options(args, ui)?;
     let mut dumps = dump::Dumps::new(&args.print_after, args.debug_dump.as_deref())?;
     let bar = ui.bytes_progress("weights");
@@ -193,7 +205,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     bar.clear();
     windows.clear();
     dumps.finish()?;
-    report(&result?, args, ui)
+    Ok(result?)
 }
 
 fn report(report: &BuildReport, args: &Args, ui: &Ui) -> Result<(), CliError> {

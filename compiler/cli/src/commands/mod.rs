@@ -4,6 +4,7 @@ pub mod bench;
 pub mod bisect;
 pub mod build;
 pub mod chat;
+mod checkpoint;
 pub mod completions;
 pub mod doctor;
 mod drawing;

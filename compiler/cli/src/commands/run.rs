@@ -22,9 +22,12 @@ use crate::ui::{self, Ui, Verbosity};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc run model.so -p \"The sea was\" -n 100 --temp 0.7")]
 pub struct Args {
-    /// A compiled model
+    /// A compiled model; or a checkpoint (a folder, or a GGUF file), which is built first and kept in the cache
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// The prompt; `-` reads it from standard input
     #[arg(short, long, conflicts_with = "file")]
     prompt: Option<String>,
@@ -143,7 +146,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     {
         return Err(CliError::usage(format!("--save-state {}: that is the model itself", path.display())));
     }
-    let model = super::load_to_run(&args.artifact, &args.threads, ui)?;
+    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let model = super::load_to_run(&artifact, &args.threads, ui)?;
     let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);

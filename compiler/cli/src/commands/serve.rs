@@ -27,6 +27,9 @@ pub struct Args {
     /// get the first without
     #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
     artifacts: Vec<PathBuf>,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// A folder of compiled models that clients may load while the server runs
     #[arg(long, value_name = "FOLDER")]
     models: Option<PathBuf>,
@@ -151,7 +154,12 @@ impl Library for Shelf {
         let Some((_, path)) = all.into_iter().find(|(known, _)| known == name) else {
             return Err(LoadError::Unknown(name.to_owned()));
         };
-        self.read(&path, committed)
+        let path = super::checkpoint::artifact(
+            &path,
+            self.args.quant.as_deref().filter(|_| path.is_dir()),
+            &self.ui,
+        );
+        path.and_then(|path| self.read(&path, committed))
             .map_err(|error| LoadError::Refused(error.to_string()))
     }
 }
@@ -204,6 +212,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         Shelf { args: args.clone(), options, named: named.clone(), workers: Mutex::new(None), ui: *ui };
     let (mut models, mut committed) = (Vec::new(), 0);
     for (name, path) in named {
+        let path = super::checkpoint::artifact(&path, args.quant.as_deref(), ui)?;
         let ready = shelf.read(&path, committed)?;
         committed += ready.need();
         models.push((name, ready));

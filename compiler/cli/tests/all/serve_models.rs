@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 
 use serde_json::{Value, json};
 
-use crate::program::{failure, mlcc};
+use crate::program::{books, copy_of, failure, mlcc};
 use crate::server::{Server, artifact};
 
 fn completion(model: &str) -> Value {
@@ -66,4 +66,35 @@ fn names_that_are_taken_twice() {
     assert!(twice.contains("--alias"), "{twice}");
     let many = failure(mlcc().arg("serve").arg(artifact()).args(["--alias", "a", "--alias", "b"]), 2);
     assert!(many.contains("2 times --alias"), "{many}");
+}
+
+#[test]
+fn a_checkpoint_is_built_once_and_run() {
+    let (cache, checkpoint) = (tempfile::tempdir().unwrap(), copy_of(&books()));
+    let run = || {
+        let mut run = mlcc();
+        run.env("MLCC_CACHE_DIR", cache.path()).arg("run").arg(checkpoint.path());
+        run.args(["--quant", "q4i8", "-p", "She", "-n", "4", "--temp", "0", "--no-echo", "-t", "1"]);
+        let output = run.assert().success().get_output().clone();
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let artifacts = || {
+        let files = std::fs::read_dir(cache.path().join("artifacts")).unwrap();
+        files.map(|file| file.unwrap().file_name()).collect::<Vec<_>>()
+    };
+    let (text, told) = run();
+    assert!(told.contains("built first"), "{told}");
+    let built = artifacts();
+    let (again, told) = run();
+    assert_eq!((&again, told.contains("built first"), artifacts()), (&text, false, built.clone()));
+    // Another checkpoint in the same place.
+    let config = checkpoint.path().join("generation_config.json");
+    std::fs::write(&config, "{\"temperature\": 0.5}").unwrap();
+    let (_, told) = run();
+    assert!(told.contains("built first"), "{told}");
+    assert!(artifacts().len() == 1 && artifacts() != built, "{:?}", artifacts());
+    let none = failure(mlcc().arg("run").arg(checkpoint.path()).args(["-p", "a"]), 1);
+    assert!(none.contains("MLCC_CACHE_DIR"), "{none}");
+    let artifact = failure(mlcc().arg("run").arg(artifact()).args(["-p", "a", "--quant", "q4i8"]), 2);
+    assert!(artifact.contains("--quant"), "{artifact}");
 }
