@@ -32,7 +32,8 @@ pub struct Served {
     pub drafter: Option<MakeDrafter>,
 }
 
-type Start = Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Option<MakeDrafter>) -> std::io::Result<Engine> + Send>;
+type Start =
+    Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Option<MakeDrafter>) -> std::io::Result<Engine> + Send>;
 
 /// A model that can be served.
 pub struct Ready {
