@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod constraints;
+#[allow(dead_code, reason = "the tests of `mlcc serve` use all of it")]
 mod http;
 mod models;
 mod openapi;
