@@ -3,6 +3,7 @@
 
 use crate::plan_memory::{EntryPlan, MemoryPlan};
 use crate::{Context, LevelCode, PassError, Program};
+use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::sequences::{Batching, Scope};
@@ -46,6 +47,8 @@ pub(crate) struct Touch {
     partition: Option<Partition>,
     /// The rows that slices are of.
     scope: Scope,
+    /// Of slices of the rows of each sequence, the work by which they are shared.
+    work: Option<Dim>,
 }
 
 fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
@@ -105,17 +108,23 @@ fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPl
     let state =
         memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
-    let scope = match launch.repeat {
+    let scope = match &launch.repeat {
         Repeat::Once | Repeat::EachWorker => Scope::All,
-        // Whole sequences.
-        Repeat::EachSequenceAlone => Scope::All,
-        Repeat::EachSequence => Scope::Sequence,
+        Repeat::EachSequence { work } if is_of_all(work, arg) => Scope::All,
+        Repeat::EachSequence { .. } => Scope::Sequence,
         Repeat::Wanted => Scope::Wanted,
     };
+    let work = launch.repeat.work_of_sequence().filter(|_| scope == Scope::Sequence).cloned();
     // Any worker may have any piece.
     let known = launch.repeat != Repeat::EachWorker && launch.shares == Shares::Static;
     let partition = arg.partition.clone().filter(|_| known);
-    watched.then_some(Touch { place, end, write, partition, scope })
+    watched.then_some(Touch { place, end, write, partition, scope, work })
+}
+
+/// Whether the rows of sequences that a worker has are those that it has of all: whole sequences, or shares of the line of all rows.
+fn is_of_all(work: &Dim, arg: &Arg) -> bool {
+    let of_rows = arg.partition == Some(Partition::Rows(Dim::sym(Sym::N)));
+    work.as_const() == Some(1) || *work == Dim::sym(Sym::N) && of_rows
 }
 
 /// Whether a barrier has to stand between two accesses of different launches.
@@ -126,7 +135,9 @@ pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
         return false;
     }
     let same_worker = match (&old.partition, &new.partition) {
-        // Slices of the rows of a sequence, or of those that are wanted, are none of the rows of all.
+        // Slices of the rows of a sequence are none of the rows of all.
+        (Some(_), Some(_)) if old.work != new.work => false,
+        // Nor are those of the rows that are wanted.
         (Some(Partition::Rows(_)), Some(_)) | (Some(_), Some(Partition::Rows(_)))
             if old.scope != new.scope =>
         {
@@ -144,7 +155,7 @@ fn addressed(level: &LevelCode, entry: &Entry, launch: &LoweredLaunch, plan: &En
         buffers: launch.args.iter().map(|a| place(entry, a, plan)).collect(),
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
-        repeat: launch.repeat,
+        repeat: launch.repeat.clone(),
         shares: launch.shares.clone(),
     }
 }

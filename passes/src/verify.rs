@@ -6,7 +6,7 @@ use mlcc_ir::dim::Bounds;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
 use mlcc_kernels::lower::operands::value_bytes;
@@ -236,7 +236,7 @@ fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: B
 fn long_enough(kernel: &Kernel, launch: &Launch, buffer: usize, bounds: &Bounds) -> Result<(), String> {
     let place = &launch.buffers[buffer];
     let own = matches!(place.base, Base::Weights | Base::State | Base::Arena) && place.per_past == 0;
-    if !own || launch.repeat == Repeat::EachSequenceAlone {
+    if !own || launch.repeat.has_whole_sequences() {
         return Ok(());
     }
     let decl = &kernel.bufs[kernel.params[buffer]];

@@ -130,7 +130,7 @@ impl Executor {
         std::thread::scope(|scope| {
             for worker in 0..workers {
                 let mut args = args.clone();
-                args.extend([worker as u64, workers as u64]);
+                args.extend([worker as u64, worker as u64 + 1, workers as u64]);
                 // SAFETY: the arguments are those that the kernel declares, each buffer at least as long as declared.
                 let work = move || unsafe { call(args.as_ptr()) };
                 if workers == 1 {

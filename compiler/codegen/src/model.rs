@@ -35,7 +35,7 @@ pub struct LevelInput<'a> {
 pub struct Fixed {
     /// One for each dimension; those that are missing are not known.
     dims: Vec<Option<i64>>,
-    /// One worker computes everything.
+    /// One call computes everything.
     pub alone: bool,
 }
 
@@ -45,7 +45,7 @@ impl Fixed {
     }
 
     fn of_launch(launch: &Launch) -> Fixed {
-        let alone = matches!(launch.repeat, Repeat::EachWorker | Repeat::EachSequenceAlone);
+        let alone = launch.repeat == Repeat::EachWorker || launch.repeat.has_whole_sequences();
         Fixed { dims: launch.dims.iter().map(Dim::as_const).collect(), alone }
     }
 

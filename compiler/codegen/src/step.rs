@@ -58,7 +58,7 @@ pub(crate) trait StepCode {
 
     /// The context.
     fn context(&self) -> Self::Value;
-    /// Worker and workers, as kernels want them.
+    /// Worker and workers, in 64 bits.
     fn share(&self) -> [Self::Value; 2];
 
     fn int(&mut self, value: i64) -> Self::Value;
@@ -82,16 +82,20 @@ pub(crate) trait StepCode {
     fn enter(&mut self, block: Self::Block);
     fn jump(&mut self, to: Self::Block) -> Result<()>;
     fn branch(&mut self, condition: Self::Value, then: Self::Block, otherwise: Self::Block) -> Result<()>;
-    /// Begins a loop and goes on in its first block; gives the number that it is entered with, `first` at first.
-    fn begin_loop(&mut self, name: &'static str, first: Self::Value) -> Result<(Self::Head, Self::Value)>;
-    /// Runs the loop again with a number.
-    fn repeat(&mut self, head: Self::Head, next: Self::Value) -> Result<()>;
+    /// Begins a loop and goes on in its first block; gives the numbers that it is entered with, `first` at first.
+    fn begin_loop(
+        &mut self,
+        name: &'static str,
+        first: [Self::Value; 2],
+    ) -> Result<(Self::Head, [Self::Value; 2])>;
+    /// Runs the loop again with other numbers.
+    fn repeat(&mut self, head: Self::Head, next: [Self::Value; 2]) -> Result<()>;
     /// The same if the condition holds; else goes to `done`.
     fn repeat_if(
         &mut self,
         condition: Self::Value,
         head: Self::Head,
-        next: Self::Value,
+        next: [Self::Value; 2],
         done: Self::Block,
     ) -> Result<()>;
     fn leave(&mut self, status: i32) -> Result<()>;
@@ -114,7 +118,7 @@ pub(crate) trait StepCode {
 /// Adds the code of `step` to its function.
 pub(crate) fn emit<C: StepCode>(code: &mut C, step: &Step, limits: Limits) -> Result<()> {
     let fields = Fields::read(code)?;
-    Emitter { code, fields, row: None, wanted: false }.run(step, limits)
+    Emitter { code, fields, row: None, wanted: false, totals: Vec::new() }.run(step, limits)
 }
 
 struct Emitter<'a, C: StepCode> {
@@ -124,6 +128,8 @@ struct Emitter<'a, C: StepCode> {
     row: Option<Row<C::Value>>,
     /// It is for the rows whose logits are wanted.
     wanted: bool,
+    /// The work of all sequences, by that of one.
+    totals: Vec<(Dim, C::Value)>,
 }
 
 /// What the context says, read once: it stays the same while a step runs.
@@ -174,6 +180,7 @@ struct Row<V> {
 impl<C: StepCode> Emitter<'_, C> {
     fn run(&mut self, step: &Step, limits: Limits) -> Result<()> {
         self.check(Checks::of_step(&step.name), step, limits)?;
+        self.add_up_work(step)?;
         for (number, item) in step.items.iter().enumerate() {
             match item {
                 StepItem::Launch(launch) => {
@@ -215,38 +222,23 @@ impl<C: StepCode> Emitter<'_, C> {
 
     // ---- launches
 
-    /// A launch, or a loop of launches for each sequence.
     fn repeated(&mut self, launch: &Launch) -> Result<()> {
-        let b = self.fields.b;
-        let share = self.code.share();
-        let [zero, one] = [0, 1].map(|value| self.code.int(value));
         match launch.repeat {
-            Repeat::Once => self.shared(launch),
+            Repeat::Once | Repeat::EachSequence { .. } => self.shared(launch),
             Repeat::Wanted => {
                 self.wanted = true;
                 let result = self.shared(launch);
                 self.wanted = false;
                 result
             }
-            Repeat::EachWorker => self.launch(launch, [zero, one]),
-            Repeat::EachSequence => self.for_rows(zero, b, |s| s.launch(launch, share)),
-            Repeat::EachSequenceAlone => {
-                let [worker, workers] = share;
-                let from = self.first_sequence(worker, workers)?;
-                let next = self.code.op(IntOp::Add, worker, one)?;
-                let to = self.first_sequence(next, workers)?;
-                self.for_rows(from, to, |s| s.launch(launch, [zero, one]))
+            Repeat::EachWorker => {
+                let whole = [0, 1, 1].map(|part| self.code.int(part));
+                self.call(launch, whole)
             }
         }
     }
 
-    /// Where the sequences of a worker begin.
-    fn first_sequence(&mut self, worker: C::Value, workers: C::Value) -> Result<C::Value> {
-        let product = self.code.op(IntOp::Mul, worker, self.fields.b)?;
-        self.code.op(IntOp::UnsignedDiv, product, workers)
-    }
-
-    /// A launch that all workers share once.
+    /// A launch that all workers share.
     fn shared(&mut self, launch: &Launch) -> Result<()> {
         match &launch.shares {
             Shares::Static => {
@@ -278,27 +270,87 @@ impl<C: StepCode> Emitter<'_, C> {
         Ok(())
     }
 
-    /// `body` for each sequence from number `from` until `to`.
-    fn for_rows(
+    /// Part `.0` of `.1` of a launch.
+    fn launch(&mut self, launch: &Launch, [part, of]: [C::Value; 2]) -> Result<()> {
+        let one = self.code.int(1);
+        let end = self.code.op(IntOp::Add, part, one)?;
+        match &launch.repeat {
+            Repeat::EachSequence { work } => self.each(launch, work, [part, end, of]),
+            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => self.call(launch, [part, end, of]),
+        }
+    }
+
+    /// What a share of the work of all sequences has of each ([`mlcc_ir::step::Share::of_sequence`]).
+    fn each(&mut self, launch: &Launch, work: &Dim, [first, end, of]: [C::Value; 3]) -> Result<()> {
+        let total = self.totals.iter().find(|(of, _)| of == work).map(|(_, total)| *total);
+        let total = total.ok_or_else(|| Fault::new("work that was not added up"))?;
+        let start = self.boundary(first, of, total)?;
+        let stop = self.boundary(end, of, total)?;
+        self.for_sequences(|s, at| {
+            let [run, next] = ["run", "next"].map(|name| s.code.block(name));
+            let (length, zero) = (s.dim(work)?, s.code.int(0));
+            let first = s.code.op(IntOp::Sub, start, at)?;
+            let first = s.code.op(IntOp::SignedMax, first, zero)?;
+            let end = s.code.op(IntOp::Sub, stop, at)?;
+            let end = s.code.op(IntOp::SignedMin, end, length)?;
+            let some = s.code.compare(Compare::SignedLess, first, end)?;
+            s.code.branch(some, run, next)?;
+            s.code.enter(run);
+            s.call(launch, [first, end, length])?;
+            s.code.jump(next)?;
+            s.code.enter(next);
+            s.code.op(IntOp::Add, at, length)
+        })?;
+        Ok(())
+    }
+
+    /// Where a part begins of so many parts of a line.
+    fn boundary(&mut self, part: C::Value, of: C::Value, total: C::Value) -> Result<C::Value> {
+        let product = self.code.op(IntOp::Mul, part, total)?;
+        self.code.op(IntOp::UnsignedDiv, product, of)
+    }
+
+    /// The work of all sequences, once for all launches.
+    fn add_up_work(&mut self, step: &Step) -> Result<()> {
+        for item in &step.items {
+            let StepItem::Launch(Launch { repeat: Repeat::EachSequence { work }, .. }) = item else {
+                continue;
+            };
+            if self.totals.iter().any(|(of, _)| of == work) {
+                continue;
+            }
+            let total = match work.as_const() {
+                Some(1) => self.fields.b,
+                _ if *work == Dim::sym(Sym::N) => self.fields.n,
+                _ => self.for_sequences(|s, before| {
+                    let work = s.dim(work)?;
+                    s.code.op(IntOp::Add, before, work)
+                })?,
+            };
+            self.totals.push((work.clone(), total));
+        }
+        Ok(())
+    }
+
+    /// `body` for each sequence, with the number that it gave for the one before, 0 at first; gives the last one.
+    fn for_sequences(
         &mut self,
-        from: C::Value,
-        to: C::Value,
-        body: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<()> {
-        let (head, index) = self.code.begin_loop("sequences", from)?;
+        body: impl FnOnce(&mut Self, C::Value) -> Result<C::Value>,
+    ) -> Result<C::Value> {
+        let zero = self.code.int(0);
+        let (head, [index, before]) = self.code.begin_loop("sequences", [zero, zero])?;
         let [inside, done] = ["sequence", "done"].map(|name| self.code.block(name));
-        let more = self.code.compare(Compare::UnsignedLess, index, to)?;
+        let more = self.code.compare(Compare::UnsignedLess, index, self.fields.b)?;
         self.code.branch(more, inside, done)?;
         self.code.enter(inside);
         self.row = Some(self.sequence(index)?);
-        let result = body(self);
+        let result = body(self, before);
         self.row = None;
-        result?;
         let one = self.code.int(1);
         let next = self.code.op(IntOp::Add, index, one)?;
-        self.code.repeat(head, next)?;
+        self.code.repeat(head, [next, result?])?;
         self.code.enter(done);
-        Ok(())
+        Ok(before)
     }
 
     fn sequence(&mut self, index: C::Value) -> Result<Row<C::Value>> {
@@ -319,7 +371,8 @@ impl<C: StepCode> Emitter<'_, C> {
         self.code.advance(address, all)
     }
 
-    fn launch(&mut self, launch: &Launch, share: [C::Value; 2]) -> Result<()> {
+    /// Calls the kernel for a share: first part, end and number of parts.
+    fn call(&mut self, launch: &Launch, share: [C::Value; 3]) -> Result<()> {
         let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + share.len());
         for buffer in &launch.buffers {
             args.push(self.address(buffer)?);
@@ -448,8 +501,7 @@ impl<C: StepCode> Emitter<'_, C> {
             let most = self.code.int(most);
             self.refuse_unless_counted(b, most)?;
         }
-        let zero = self.code.int(0);
-        self.for_rows(zero, b, |s| {
+        self.for_sequences(|s, before| {
             let row = s.row.ok_or_else(|| Fault::new("no sequence"))?;
             if one_each {
                 let one = s.code.int(1);
@@ -462,22 +514,24 @@ impl<C: StepCode> Emitter<'_, C> {
             s.refuse_unless_counted(row.rows, left)?;
             s.refuse_if(Compare::UnsignedAtLeast, row.past, context, status::CONTEXT_FULL)?;
             let total = s.code.op(IntOp::Add, row.past, row.rows)?;
-            s.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)
-        })
+            s.refuse_if(Compare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
+            Ok(before)
+        })?;
+        Ok(())
     }
 
     /// `n` numbers, at least one, which index a table of `end` rows.
     fn check_entries(&mut self, base: Base, end: C::Value, status: i32) -> Result<()> {
         let (n, entries) = (self.fields.n, self.base(base)?);
         let [zero, one] = [0, 1].map(|value| self.code.int(value));
-        let (head, index) = self.code.begin_loop("entry", zero)?;
+        let (head, [index, _]) = self.code.begin_loop("entry", [zero; 2])?;
         let good = self.code.block("good");
         let entry = self.code.load_entry(entries, index)?;
         let bad = self.code.compare(Compare::UnsignedAtLeast, entry, end)?;
         self.leave_if(bad, status)?;
         let next = self.code.op(IntOp::Add, index, one)?;
         let more = self.code.compare(Compare::SignedLess, next, n)?;
-        self.code.repeat_if(more, head, next, good)?;
+        self.code.repeat_if(more, head, [next, zero], good)?;
         self.code.enter(good);
         Ok(())
     }

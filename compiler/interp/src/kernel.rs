@@ -25,10 +25,11 @@ pub use error::{Fault, InterpError};
 pub use program::Program;
 
 use error::{Failure, Run};
-use machine::{Machine, Share};
+use machine::{Machine, Task};
 use memory::Storage;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{BufDecl, Kernel, Space};
+use mlcc_ir::step::Share;
 
 /// Most values of registers and allocations, all threads of a block together.
 const MAX_CELLS: u128 = 1 << 27;
@@ -85,22 +86,22 @@ impl Program {
         dims: &SymValues,
         options: &Options,
     ) -> Result<(), InterpError> {
-        self.explained(self.launch(buffers, dims, options.workers, |machine| self.shares(machine, options)))
+        self.explained(self.launch(buffers, dims, options.workers, |machine| self.tasks(machine, options)))
     }
 
-    /// Runs what worker `worker` of `workers` does of a CPU kernel, and nothing else. Outputs keep what they held elsewhere.
+    /// Runs a share of a CPU kernel, and nothing else. Outputs keep what they held elsewhere.
     pub fn run_share(
         &self,
         buffers: &mut [Buffer],
         dims: &SymValues,
-        (worker, workers): (usize, usize),
+        share: Share,
     ) -> Result<(), InterpError> {
         if self.gpu {
             let what = "a GPU kernel has blocks, not workers".into();
             return self.explained(Err(Fault::Malformed(what).into()));
         }
-        let shares = |_: &Machine| vec![Share::Worker { worker, workers: workers.max(1) }];
-        self.explained(self.launch(buffers, dims, 1, shares))
+        let tasks = |_: &Machine| vec![Task::Worker { share, number: 0 }];
+        self.explained(self.launch(buffers, dims, 1, tasks))
     }
 
     fn explained(&self, run: Run) -> Result<(), InterpError> {
@@ -115,14 +116,14 @@ impl Program {
         buffers: &mut [Buffer],
         dims: &SymValues,
         workers: usize,
-        shares: impl FnOnce(&Machine) -> Vec<Share>,
+        tasks: impl FnOnce(&Machine) -> Vec<Task>,
     ) -> Run {
         self.check_arguments(buffers, dims)?;
         self.check_size(dims)?;
         let memory = self.memory(buffers, dims, workers);
         let values: Vec<i64> = self.kernel.dims.iter().map(|(sym, _)| dims.get(*sym)).collect();
         let mut machine = Machine::new(self, memory, &values)?;
-        let result = shares(&machine).into_iter().try_for_each(|share| machine.run(share));
+        let result = tasks(&machine).into_iter().try_for_each(|task| machine.run(task));
         let mut memory: Vec<Option<Storage>> = machine.memory.into_iter().map(Some).collect();
         for (id, buffer) in self.kernel.params.iter().zip(buffers) {
             buffer.bytes = memory[id.0 as usize].take().map(Storage::into_bytes).unwrap_or_default();
@@ -188,20 +189,20 @@ impl Program {
     }
 
     /// All workers or all blocks, in the wanted order.
-    fn shares(&self, machine: &Machine, options: &Options) -> Vec<Share> {
-        let mut shares: Vec<Share> = if self.gpu {
+    fn tasks(&self, machine: &Machine, options: &Options) -> Vec<Task> {
+        let mut tasks: Vec<Task> = if self.gpu {
             let extent = |axis: usize| {
                 self.blocks[axis].iter().map(|r| machine.cells(*r)[0] as i64).max().unwrap_or(1)
             };
             let (x, y, z) = (extent(0), extent(1), extent(2));
             let all = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k])));
-            all.enumerate().map(|(number, index)| Share::Block { index, number }).collect()
+            all.enumerate().map(|(number, index)| Task::Block { index, number }).collect()
         } else {
             let workers = options.workers.max(1);
-            (0..workers).map(|worker| Share::Worker { worker, workers }).collect()
+            (0..workers).map(|number| Task::Worker { share: Share::part(number, workers), number }).collect()
         };
-        options.order.apply(&mut shares);
-        shares
+        options.order.apply(&mut tasks);
+        tasks
     }
 }
 

@@ -7,7 +7,7 @@
 pub(crate) mod matrix;
 
 use crate::kernel::error::{Fault, Run};
-use crate::kernel::machine::{Machine, Share};
+use crate::kernel::machine::{Machine, Task};
 use crate::kernel::program::{Reg, Stage};
 
 /// Threads of a warp.
@@ -61,7 +61,7 @@ impl<'p> Machine<'p> {
     }
 
     pub(crate) fn block_axis(&mut self, axis: u8, extent: Reg, var: Option<Reg>, body: &'p [Stage]) -> Run {
-        let Share::Block { index, .. } = self.share else {
+        let Task::Block { index, .. } = self.task else {
             return Err(Fault::Malformed("a block loop in a CPU kernel".into()).into());
         };
         let index = index[axis as usize];

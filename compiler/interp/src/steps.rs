@@ -84,9 +84,16 @@ struct Turn {
     sizes: SymValues,
     sequence: Option<usize>,
     row: usize,
+    /// Of a sequence: where its work begins on the line of all, how much it is, and that of all.
+    line: [i64; 3],
 }
 
 impl Turn {
+    /// Of a launch that is for no sequence.
+    fn once(sizes: SymValues) -> Turn {
+        Turn { sizes, sequence: None, row: 0, line: [0, 1, 1] }
+    }
+
     fn at(&self, worker: usize) -> At {
         let past = self.sizes.past.max(0) as usize;
         At { past, row: self.row, sequence: self.sequence.unwrap_or(0), worker }
@@ -97,21 +104,21 @@ impl Turn {
 fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
     let rows: i64 = sequences.iter().map(|s| s.rows).sum();
     let sizes = SymValues { n: rows, b: sequences.len() as i64, past: 0 };
-    let mut row = 0;
-    let mut of_sequence = |(i, s): (usize, &Sequence)| {
-        let turn = Turn { sizes: SymValues { n: s.rows, past: s.past, ..sizes }, sequence: Some(i), row };
+    let of_sequence = |s: &Sequence| SymValues { n: s.rows, past: s.past, ..sizes };
+    let work = match &launch.repeat {
+        Repeat::Once | Repeat::EachWorker => return vec![Turn::once(sizes)],
+        Repeat::Wanted => return vec![Turn::once(SymValues { n: wanted as i64, ..sizes })],
+        Repeat::EachSequence { work } => |s: &Sequence| work.eval(&of_sequence(s)),
+    };
+    let total = sequences.iter().map(work).sum();
+    let (mut row, mut at) = (0, 0);
+    let mut turn = |(i, s): (usize, &Sequence)| {
+        let turn = Turn { sizes: of_sequence(s), sequence: Some(i), row, line: [at, work(s), total] };
         row += s.rows as usize;
+        at += work(s);
         turn
     };
-    match launch.repeat {
-        Repeat::Once | Repeat::EachWorker => vec![Turn { sizes, sequence: None, row: 0 }],
-        Repeat::Wanted => {
-            vec![Turn { sizes: SymValues { n: wanted as i64, ..sizes }, sequence: None, row: 0 }]
-        }
-        Repeat::EachSequence | Repeat::EachSequenceAlone => {
-            sequences.iter().enumerate().map(&mut of_sequence).collect()
-        }
-    }
+    sequences.iter().enumerate().map(&mut turn).collect()
 }
 
 /// Runs `run` with the state of the sequence of a turn in `memory`.
@@ -159,9 +166,7 @@ pub fn run_step(
             StepItem::Launch(launch) if !is_for_one(launch) => {
                 return Err(StepError::NoBatch(launch.kernel.clone()));
             }
-            StepItem::Launch(launch) => {
-                run_launch(launch, kernels, memory, &Turn { sizes: *sizes, sequence: None, row: 0 }, options)?
-            }
+            StepItem::Launch(launch) => run_launch(launch, kernels, memory, &Turn::once(*sizes), options)?,
         }
     }
     Ok(())
@@ -171,7 +176,7 @@ pub fn run_step(
 fn is_for_one(launch: &Launch) -> bool {
     match launch.repeat {
         Repeat::Once | Repeat::EachWorker => true,
-        Repeat::Wanted | Repeat::EachSequence | Repeat::EachSequenceAlone => false,
+        Repeat::Wanted | Repeat::EachSequence { .. } => false,
     }
 }
 
@@ -208,7 +213,7 @@ fn run_launch(
     let workers = match launch.repeat {
         Repeat::EachWorker => 1,
         // A piece is what one of so many workers would compute.
-        Repeat::Once | Repeat::Wanted | Repeat::EachSequence | Repeat::EachSequenceAlone => {
+        Repeat::Once | Repeat::Wanted | Repeat::EachSequence { .. } => {
             let parts = |pieces: Pieces| options.workers * pieces.equal * Pieces::SMALLEST;
             launch.shares.pieces(options.workers, sizes).map_or(options.workers, parts)
         }

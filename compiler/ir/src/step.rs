@@ -2,6 +2,7 @@
 //! On a CPU a step becomes a function of direct calls that all workers run together; on a GPU, a launch list.
 
 use crate::dim::{Dim, SymValues};
+use std::ops::Range;
 
 /// Memory that exists when a step runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -76,17 +77,21 @@ impl BufferRef {
 }
 
 /// How often a launch runs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Repeat {
     #[default]
     Once,
     /// Once, for the rows whose logits are wanted: `n` is their number.
     Wanted,
-    /// For each sequence of the batch, with its state, its `past` and its rows: `n` is their number. All workers share the work
-    /// of every one.
-    EachSequence,
-    /// The same, every sequence by one worker alone: worker `w` of `m` has sequences `b * w / m` until `b * (w + 1) / m`.
-    EachSequenceAlone,
+    /// For each sequence of the batch, with its state, its `past` and its rows: `n` is their number.
+    ///
+    /// Sequences lie one behind the other on a line, each as long as its work, and shares are shares of the line: a worker has
+    /// whole sequences, and parts of at most two ([`Share::of_sequence`]). So it makes few calls, whatever the number of
+    /// sequences, and long sequences are divided among more workers than short ones.
+    EachSequence {
+        /// At least 1. What is 1 is not divided: worker `w` of `m` has sequences `b * w / m` until `b * (w + 1) / m`.
+        work: Dim,
+    },
     /// By every worker alone, as if there were no other, into its own copy of the results. So no barrier has to stand
     /// between the launch and its readers.
     EachWorker,
@@ -94,11 +99,53 @@ pub enum Repeat {
 
 impl Repeat {
     /// Once for each sequence of a batch.
-    pub fn is_for_sequences(self) -> bool {
+    pub fn is_for_sequences(&self) -> bool {
+        self.work_of_sequence().is_some()
+    }
+
+    /// The work of a sequence, of a launch for each.
+    pub fn work_of_sequence(&self) -> Option<&Dim> {
         match self {
-            Repeat::EachSequence | Repeat::EachSequenceAlone => true,
-            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => false,
+            Repeat::EachSequence { work } => Some(work),
+            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => None,
         }
+    }
+
+    /// Every sequence is computed by one worker alone.
+    pub fn has_whole_sequences(&self) -> bool {
+        self.work_of_sequence().and_then(Dim::as_const) == Some(1)
+    }
+}
+
+/// What a call of a kernel computes of its iterations that workers share: with them cut in `of` equal parts, those from `first`
+/// until `end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Share {
+    pub first: i64,
+    pub end: i64,
+    pub of: i64,
+}
+
+impl Share {
+    pub const WHOLE: Share = Share { first: 0, end: 1, of: 1 };
+
+    /// One of equal parts.
+    pub fn part(part: usize, of: usize) -> Share {
+        let [part, of] = [part, of].map(|number| number as i64);
+        Share { first: part, end: part + 1, of }
+    }
+
+    /// Of so many iterations.
+    pub fn range(self, extent: i64) -> Range<i64> {
+        self.first * extent / self.of..self.end * extent / self.of
+    }
+
+    /// Of launches for each sequence ([`Repeat::EachSequence`]): what this share of the line, `total` long, has of the sequence
+    /// whose work begins at `at`.
+    pub fn of_sequence(self, at: i64, work: i64, total: i64) -> Option<Share> {
+        let line = self.range(total);
+        let share = Share { first: (line.start - at).max(0), end: (line.end - at).min(work), of: work };
+        (share.first < share.end).then_some(share)
     }
 }
 
@@ -226,6 +273,31 @@ pub struct Step {
 mod tests {
     use super::*;
     use crate::dim::Sym;
+
+    #[test]
+    fn shares_of_the_line_are_all_of_every_sequence() {
+        let works = [[1, 1, 1, 1, 1], [7, 1, 1, 300, 12], [64, 64, 64, 64, 64], [1, 2, 3, 4, 90_000_000_000]];
+        for (works, workers) in works.iter().flat_map(|w| [1, 2, 3, 7, 64].map(|m| (w, m))) {
+            let total: i64 = works.iter().sum();
+            let (mut at, mut calls) = (0, 0);
+            for &work in works {
+                // Each begins where the one before has ended, also in iterations.
+                let shares =
+                    (0..workers).filter_map(|w| Share::part(w, workers).of_sequence(at, work, total));
+                let (mut end, mut next) = (0, 0);
+                for share in shares {
+                    assert_eq!((share.first, share.of), (end, work));
+                    let iterations = share.range(5);
+                    assert_eq!(iterations.start, next);
+                    (end, next) = (share.end, iterations.end);
+                    calls += 1;
+                }
+                assert_eq!((end, next), (work, 5), "{works:?} by {workers}");
+                at += work;
+            }
+            assert!(calls < works.len() + workers, "{calls} calls");
+        }
+    }
 
     #[test]
     fn pieces_are_all_of_every_share() {

@@ -71,7 +71,7 @@ fn print_memory(module: &Module, memory: Memory) -> String {
 fn print_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> String {
     let args = list(launch.args.iter().map(print_arg));
     let dims = if launch.dims.is_empty() { String::new() } else { format!("; {}", list(&launch.dims)) };
-    let schedule = print_schedule(launch.grid.as_ref(), launch.repeat, &launch.shares);
+    let schedule = print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.shares);
     format!("{}({args}{dims}){schedule}", print_name('@', &kernels[launch.kernel].name))
 }
 

@@ -62,7 +62,7 @@ fn barriers(step: &Step) -> usize {
 fn single_rows_are_computed_by_every_worker() {
     let program = compiled(&[]);
     let decode = step(&program, "decode");
-    let repeats: Vec<Repeat> = launches(decode).iter().map(|l| l.repeat).collect();
+    let repeats: Vec<Repeat> = launches(decode).iter().map(|l| l.repeat.clone()).collect();
     assert_eq!(repeats, [Repeat::EachWorker, Repeat::Once, Repeat::EachWorker, Repeat::Once]);
     assert_eq!(barriers(decode), 1, "what a product made is read by all workers");
     let plain = compiled(&["replicate"]);

@@ -35,15 +35,15 @@ pub(super) struct Emit<'k, 'f> {
     /// Values of the current statement; cleared at its end because loads see memory as it is then.
     pub cache: HashMap<ExprId, Val>,
     globals: AliasRegion,
-    worker: Value,
-    workers: Value,
+    /// First part, end and number of parts of the share.
+    share: [Value; 3],
     n_regions: u32,
 }
 
 /// The signature of a kernel's function.
 pub(super) fn kernel_signature(kernel: &Kernel) -> Signature {
     let mut signature = Signature::new(CallConv::SystemV);
-    let arguments = kernel.params.len() + kernel.dims.len() + 2;
+    let arguments = kernel.params.len() + kernel.dims.len() + 3;
     signature.params.resize(arguments, AbiParam::new(types::I64));
     signature
 }
@@ -72,8 +72,7 @@ pub(super) fn kernel_function(
         vars: HashMap::new(),
         cache: HashMap::new(),
         globals,
-        worker: args[n - 2],
-        workers: args[n - 1],
+        share: [args[n - 3], args[n - 2], args[n - 1]],
         n_regions: 1,
     };
     for (&buf, &arg) in kernel.params.iter().zip(&args) {
@@ -111,11 +110,11 @@ impl Emit<'_, '_> {
         Val { known, ..Val::scalar(self.iconst(value)) }
     }
 
-    /// A kernel without a `par` loop is run by worker 0 alone.
+    /// A kernel without a `par` loop is run by who has the first part.
     fn body(&mut self) -> Result<(), CodegenError> {
         if !has_par(&self.kernel.body) {
             let (work, leave) = (self.fb.create_block(), self.fb.create_block());
-            self.fb.ins().brif(self.worker, leave, &[], work, &[]);
+            self.fb.ins().brif(self.share[0], leave, &[], work, &[]);
             self.enter(leave);
             self.fb.ins().return_(&[]);
             self.enter(work);
@@ -244,9 +243,8 @@ impl Emit<'_, '_> {
             (ForKind::Par, _) => {
                 let zero = self.iconst(0);
                 let extent = self.fb.ins().smax(extent.single(), zero);
-                let from = self.slice_bound(self.worker, extent);
-                let next = self.fb.ins().iadd_imm_s(self.worker, 1);
-                let to = self.slice_bound(next, extent);
+                let [first, end, _] = self.share;
+                let [from, to] = [first, end].map(|part| self.slice_bound(part, extent));
                 self.counted(var, from, to, body)
             }
             (ForKind::Block(_) | ForKind::Thread(_), _) => {
@@ -255,10 +253,10 @@ impl Emit<'_, '_> {
         }
     }
 
-    /// `worker * extent / workers`.
-    fn slice_bound(&mut self, worker: Value, extent: Value) -> Value {
-        let product = self.fb.ins().imul(worker, extent);
-        self.fb.ins().udiv(product, self.workers)
+    /// Where a part begins: `part * extent / parts`.
+    fn slice_bound(&mut self, part: Value, extent: Value) -> Value {
+        let product = self.fb.ins().imul(part, extent);
+        self.fb.ins().udiv(product, self.share[2])
     }
 
     /// `for var in from..to`.

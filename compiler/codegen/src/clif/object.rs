@@ -104,7 +104,7 @@ pub fn kernels_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<V
 }
 
 /// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
-/// sizes, worker and workers lie one after the other in `args`.
+/// sizes and the share lie one after the other in `args`.
 pub fn callers_object(arch: Arch, level: &Level, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
     let mut object = Object::new(arch, level)?;
     let mut signature = Signature::new(CallConv::SystemV);

@@ -88,7 +88,7 @@ struct StepFunction<'a, 'f> {
     fb: FunctionBuilder<'f>,
     kernels: BTreeMap<&'a str, FuncRef>,
     ctx: Value,
-    /// As given (i32) and as kernels want them (i64).
+    /// As given (i32), and in 64 bits.
     worker: Value,
     workers: Value,
     wide: [Value; 2],
@@ -242,19 +242,19 @@ impl StepCode for StepFunction<'_, '_> {
         self.fb.ins().brif(condition, then, &[], otherwise, &[]);
         Ok(())
     }
-    fn begin_loop(&mut self, _name: &'static str, first: Value) -> Emitted<(Block, Value)> {
+    fn begin_loop(&mut self, _name: &'static str, first: [Value; 2]) -> Emitted<(Block, [Value; 2])> {
         let head = self.fb.create_block();
-        let number = self.fb.append_block_param(head, types::I64);
+        let numbers = [(); 2].map(|()| self.fb.append_block_param(head, types::I64));
         self.repeat(head, first)?;
         self.enter(head);
-        Ok((head, number))
+        Ok((head, numbers))
     }
-    fn repeat(&mut self, head: Block, next: Value) -> Emitted<()> {
-        self.fb.ins().jump(head, &[BlockArg::from(next)]);
+    fn repeat(&mut self, head: Block, next: [Value; 2]) -> Emitted<()> {
+        self.fb.ins().jump(head, &next.map(BlockArg::from));
         Ok(())
     }
-    fn repeat_if(&mut self, condition: Value, head: Block, next: Value, done: Block) -> Emitted<()> {
-        self.fb.ins().brif(condition, head, &[BlockArg::from(next)], done, &[]);
+    fn repeat_if(&mut self, condition: Value, head: Block, next: [Value; 2], done: Block) -> Emitted<()> {
+        self.fb.ins().brif(condition, head, &next.map(BlockArg::from), done, &[]);
         Ok(())
     }
     fn leave(&mut self, status: i32) -> Emitted<()> {

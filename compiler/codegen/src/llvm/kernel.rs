@@ -6,7 +6,7 @@
 //! * An expression is evaluated where its statement stands; shared subexpressions of one statement once.
 //! * Allocations of space `Local` and `Stack` are entry-block allocas, so that LLVM can promote them to registers.
 //! * Without fast-math flags: results equal those of the interpreter, save for fused multiply-adds on targets without.
-//! * CPU: a kernel without a `Par` loop is run by worker 0 alone.
+//! * CPU: a kernel without a `Par` loop is run by who has the first part of the share.
 
 use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, HashMap};
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine<'a> {
-    /// `worker` and `workers` follow the dimensions as i64 arguments.
+    /// A share ([`mlcc_ir::step::Share`]) follows the dimensions: first part, end and number of parts as i64 arguments.
     Cpu,
     /// Buffers are followed by addresses of i64 words, which no launch writes: one for each dimension, then the number of rows
     /// before each parameter that has `row_bytes` ([`crate::launch::row_bytes`]). `threads`: of the widest `Thread` loops.
@@ -86,7 +86,7 @@ fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: Machine<'_>) ->
     };
     let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
     let (further, ty) = match machine {
-        Machine::Cpu => (kernel.dims.len() + 2, ctx.i64_type().into()),
+        Machine::Cpu => (kernel.dims.len() + 3, ctx.i64_type().into()),
         Machine::Gpu { row_bytes, .. } => {
             (kernel.dims.len() + row_bytes.iter().filter(|bytes| **bytes > 0).count(), pointer)
         }
@@ -108,8 +108,8 @@ pub(super) struct KernelEmitter<'a, 'c> {
     bufs: Vec<Option<PointerValue<'c>>>,
     /// Values of the statement being emitted.
     pub memo: HashMap<ExprId, Value<'c>>,
-    /// `worker`, `workers` as i64.
-    workers: Option<(Value<'c>, Value<'c>)>,
+    /// First part, end and number of parts.
+    share: Option<[Value<'c>; 3]>,
     nameless: bool,
     /// Where buffers lie in shared memory that is asked for at launch.
     dynamic_shared: BTreeMap<BufId, u32>,
@@ -137,7 +137,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             vars: vec![None; kernel.vars.len()],
             bufs: vec![None; kernel.bufs.len()],
             memo: HashMap::new(),
-            workers: None,
+            share: None,
             nameless: false,
             dynamic_shared: SharedMemory::of(kernel).places,
         })
@@ -153,8 +153,8 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         self.bind_arguments(fixed)?;
         self.attributes();
         if self.machine == Machine::Cpu && !has_par(&kernel.body) {
-            let (worker, _) = self.workers()?;
-            let first = self.e.icmp(IntPredicate::EQ, worker, self.e.i64(0))?.into_int_value();
+            let [first, ..] = self.share()?;
+            let first = self.e.icmp(IntPredicate::EQ, first, self.e.i64(0))?.into_int_value();
             let work = self.e.ctx.append_basic_block(self.function, "work");
             self.e.b.build_conditional_branch(first, work, exit)?;
             self.e.b.position_at_end(work);
@@ -198,10 +198,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
         }
         if self.machine == Machine::Cpu {
-            // Numbers of workers have 32 bits; that they are not negative makes shares cheap.
-            let number = |value| self.e.op(Op::And, value, self.e.i64(0xffff_ffff));
-            let given = (number(take()?)?, number(take()?)?);
-            self.workers = Some(if fixed.alone { (self.e.i64(0), self.e.i64(1)) } else { given });
+            // That they are not negative makes shares cheap; no work is so much.
+            let number = |value| self.e.op(Op::And, value, self.e.i64((1 << 48) - 1));
+            let given = [number(take()?)?, number(take()?)?, number(take()?)?];
+            self.share = Some(if fixed.alone { [0, 1, 1].map(|part| self.e.i64(part)) } else { given });
         }
         Ok(())
     }
@@ -237,8 +237,8 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    fn workers(&self) -> Result<(Value<'c>, Value<'c>)> {
-        self.workers.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
+    fn share(&self) -> Result<[Value<'c>; 3]> {
+        self.share.ok_or_else(|| Fault::new("CPU loop in a GPU kernel"))
     }
 
     fn name<'n>(&self, name: &'n str) -> &'n str {
@@ -319,10 +319,9 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             ForKind::Par => {
                 let extent = self.expr(extent)?;
-                let (worker, workers) = self.workers()?;
-                let from = self.share(worker, workers, extent)?;
-                let next = self.e.add(worker, self.e.i64(1))?;
-                let to = self.share(next, workers, extent)?;
+                let [first, end, of] = self.share()?;
+                let from = self.begin(first, of, extent)?;
+                let to = self.begin(end, of, extent)?;
                 self.counted(var, from, to, body)
             }
             ForKind::Block(axis) => {
@@ -345,10 +344,10 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    /// `worker * extent / workers`.
-    fn share(&self, worker: Value<'c>, workers: Value<'c>, extent: Value<'c>) -> Result<Value<'c>> {
-        let product = self.e.mul(worker, extent)?;
-        self.e.op(Op::UDiv, product, workers)
+    /// Where a part begins: `part * extent / parts`.
+    fn begin(&self, part: Value<'c>, parts: Value<'c>, extent: Value<'c>) -> Result<Value<'c>> {
+        let product = self.e.mul(part, extent)?;
+        self.e.op(Op::UDiv, product, parts)
     }
 
     /// `for var in from..to`.

@@ -194,7 +194,7 @@ pub fn kernels_object(
 }
 
 /// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
-/// sizes, worker and workers lie one after the other in `args`.
+/// sizes and the share lie one after the other in `args`.
 pub fn callers_object(
     arch: Arch,
     triple: &str,
@@ -222,7 +222,7 @@ fn emit_caller<'c>(
     let pointer: BasicTypeEnum<'c> = ctx.ptr_type(AddressSpace::default()).into();
     let long: BasicTypeEnum<'c> = ctx.i64_type().into();
     let mut types = vec![pointer; kernel.params.len()];
-    types.resize(kernel.params.len() + kernel.dims.len() + 2, long);
+    types.resize(kernel.params.len() + kernel.dims.len() + 3, long);
     let params: Vec<_> = types.iter().map(|&t| t.into()).collect();
     let callee = module.add_function(&kernel.name, ctx.void_type().fn_type(&params, false), None);
     let ty = ctx.void_type().fn_type(&[pointer.into()], false);

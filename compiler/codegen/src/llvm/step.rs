@@ -38,7 +38,7 @@ struct StepFunction<'a, 'c> {
     kernels: &'a Kernels<'c>,
     function: FunctionValue<'c>,
     ctx: PointerValue<'c>,
-    /// As given (i32) and as kernels want them (i64).
+    /// As given (i32), and in 64 bits.
     worker: Value<'c>,
     workers: Value<'c>,
     wide: [Value<'c>; 2],
@@ -80,10 +80,15 @@ impl<'a, 'c> StepFunction<'a, 'c> {
     }
 }
 
+/// The numbers that a loop is entered with from a block.
+fn enter_with<'c>(phis: [PhiValue<'c>; 2], numbers: [Value<'c>; 2], from: BasicBlock<'c>) {
+    phis.into_iter().zip(numbers).for_each(|(phi, number)| phi.add_incoming(&[(&number, from)]));
+}
+
 impl<'c> StepCode for StepFunction<'_, 'c> {
     type Value = Value<'c>;
     type Block = BasicBlock<'c>;
-    type Head = (BasicBlock<'c>, PhiValue<'c>);
+    type Head = (BasicBlock<'c>, [PhiValue<'c>; 2]);
 
     fn context(&self) -> Value<'c> {
         self.ctx.into()
@@ -162,27 +167,32 @@ impl<'c> StepCode for StepFunction<'_, 'c> {
         self.e.b.build_conditional_branch(condition.into_int_value(), then, otherwise)?;
         Ok(())
     }
-    fn begin_loop(&mut self, name: &'static str, first: Value<'c>) -> Result<(Self::Head, Value<'c>)> {
+    fn begin_loop(
+        &mut self,
+        name: &'static str,
+        first: [Value<'c>; 2],
+    ) -> Result<(Self::Head, [Value<'c>; 2])> {
         let before = self.here()?;
         let head = self.block(name);
         self.jump(head)?;
         self.enter(head);
-        let phi = self.e.b.build_phi(self.e.ctx.i64_type(), "i")?;
-        phi.add_incoming(&[(&first, before)]);
-        Ok(((head, phi), phi.as_basic_value()))
+        let phi = || self.e.b.build_phi(self.e.ctx.i64_type(), "i");
+        let phis = [phi()?, phi()?];
+        enter_with(phis, first, before);
+        Ok(((head, phis), phis.map(|phi| phi.as_basic_value())))
     }
-    fn repeat(&mut self, (head, phi): Self::Head, next: Value<'c>) -> Result<()> {
-        phi.add_incoming(&[(&next, self.here()?)]);
+    fn repeat(&mut self, (head, phis): Self::Head, next: [Value<'c>; 2]) -> Result<()> {
+        enter_with(phis, next, self.here()?);
         self.jump(head)
     }
     fn repeat_if(
         &mut self,
         condition: Value<'c>,
-        (head, phi): Self::Head,
-        next: Value<'c>,
+        (head, phis): Self::Head,
+        next: [Value<'c>; 2],
         done: BasicBlock<'c>,
     ) -> Result<()> {
-        phi.add_incoming(&[(&next, self.here()?)]);
+        enter_with(phis, next, self.here()?);
         self.branch(condition, head, done)
     }
     fn leave(&mut self, status: i32) -> Result<()> {

@@ -7,13 +7,21 @@ use super::error::{Fault, Run};
 use super::memory::{Storage, Who};
 use super::program::{Inst, Node, Op, Program, Reg, Stage};
 use mlcc_ir::kernel::ForKind;
+use mlcc_ir::step::Share;
 use mlcc_ir::types::DType;
 
-/// The share of the work that this run does.
+/// What a run does of the work.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Share {
-    Worker { worker: usize, workers: usize },
-    Block { index: [i64; 3], number: usize },
+pub(crate) enum Task {
+    /// What worker `number` does.
+    Worker {
+        share: Share,
+        number: usize,
+    },
+    Block {
+        index: [i64; 3],
+        number: usize,
+    },
 }
 
 pub(crate) struct Machine<'p> {
@@ -21,7 +29,7 @@ pub(crate) struct Machine<'p> {
     pub registers: Vec<Cell>,
     pub memory: Vec<Storage>,
     pub mask: Vec<bool>,
-    pub share: Share,
+    pub task: Task,
     /// Barriers passed.
     pub epoch: u32,
     /// Of each thread.
@@ -36,7 +44,7 @@ impl<'p> Machine<'p> {
             registers: vec![0; program.cells * threads],
             memory,
             mask: vec![true; threads],
-            share: Share::Worker { worker: 0, workers: 1 },
+            task: Task::Worker { share: Share::WHOLE, number: 0 },
             epoch: 0,
             copies: vec![Copies::default(); threads],
         };
@@ -48,8 +56,8 @@ impl<'p> Machine<'p> {
     }
 
     /// Runs the kernel for one worker or block.
-    pub fn run(&mut self, share: Share) -> Run {
-        self.share = share;
+    pub fn run(&mut self, task: Task) -> Run {
+        self.task = task;
         self.epoch = 0;
         self.mask.fill(true);
         self.memory.iter_mut().for_each(Storage::begin_block);
@@ -63,10 +71,7 @@ impl<'p> Machine<'p> {
     }
 
     pub fn who(&self, thread: usize) -> Who {
-        let block = match self.share {
-            Share::Worker { worker, .. } => worker,
-            Share::Block { number, .. } => number,
-        };
+        let (Task::Worker { number: block, .. } | Task::Block { number: block, .. }) = self.task;
         Who { block: block as u32, thread: thread as u32, epoch: self.epoch }
     }
 
@@ -124,11 +129,11 @@ impl<'p> Machine<'p> {
 
     fn par(&mut self, extent: Reg, var: Option<Reg>, name: &str, body: &'p [Stage]) -> Run {
         let extent = self.cells(extent)[0] as i64;
-        let (worker, workers) = match self.share {
-            Share::Worker { worker, workers } => (worker as i64, workers as i64),
-            Share::Block { .. } => (0, 1),
+        let share = match self.task {
+            Task::Worker { share, .. } => share,
+            Task::Block { .. } => Share::WHOLE,
         };
-        for i in worker * extent / workers..(worker + 1) * extent / workers {
+        for i in share.range(extent) {
             self.broadcast(var, i as Cell);
             self.stages(body).map_err(|e| e.inside(name, i))?;
         }

@@ -6,7 +6,7 @@ use super::{Memory, Sequence, StepError, Turn, find, is_for_one, on_buffers, tur
 use crate::kernel::{Order, Program};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
-use mlcc_ir::step::{Launch, Repeat, Step, StepItem};
+use mlcc_ir::step::{Launch, Repeat, Share, Step, StepItem};
 use std::collections::BTreeMap;
 
 /// Which worker gets the pieces of launches with dynamic shares.
@@ -38,20 +38,23 @@ impl Schedule {
         [Order::Forward, Order::Reverse].into_iter().flat_map(with).collect()
     }
 
-    /// The shares, each as its number and how many there are, that `worker` computes of a launch.
-    fn shares(&self, launch: &Launch, turn: &Turn, worker: usize) -> Vec<(usize, usize)> {
-        let sizes = &turn.sizes;
-        match (launch.repeat, turn.sequence) {
-            (Repeat::EachWorker, _) => return vec![(0, 1)],
-            (Repeat::EachSequenceAlone, Some(sequence)) => {
-                let from = |worker: usize| sizes.b as usize * worker / self.workers;
-                let mine = (from(worker)..from(worker + 1)).contains(&sequence);
-                return if mine { vec![(0, 1)] } else { Vec::new() };
+    /// What `worker` computes of a launch, or of one for each sequence, in a turn of it.
+    fn shares(&self, launch: &Launch, turn: &Turn, worker: usize) -> Vec<Share> {
+        let shares = self.shares_of_all(launch, turn, worker);
+        let [at, work, total] = turn.line;
+        match launch.repeat {
+            Repeat::EachWorker => vec![Share::WHOLE],
+            Repeat::Once | Repeat::Wanted => shares,
+            Repeat::EachSequence { .. } => {
+                shares.into_iter().filter_map(|share| share.of_sequence(at, work, total)).collect()
             }
-            _ => {}
         }
-        let Some(pieces) = launch.shares.pieces(self.workers, sizes) else {
-            return vec![(worker, self.workers)];
+    }
+
+    /// The same of a launch as a whole.
+    fn shares_of_all(&self, launch: &Launch, turn: &Turn, worker: usize) -> Vec<Share> {
+        let Some(pieces) = launch.shares.pieces(self.workers, &turn.sizes) else {
+            return vec![Share::part(worker, self.workers)];
         };
         let mine = |piece: &usize| match self.takers {
             Takers::Owners => piece / pieces.count() == worker,
@@ -59,7 +62,8 @@ impl Schedule {
             Takers::InTurns => piece % self.workers == worker,
         };
         let all = 0..self.workers * pieces.count();
-        all.filter(mine).map(|piece| pieces.part(piece, self.workers)).collect()
+        let part = |piece| pieces.part(piece, self.workers);
+        all.filter(mine).map(part).map(|(part, of)| Share::part(part, of)).collect()
     }
 }
 
@@ -79,7 +83,7 @@ pub fn run_interleaved(
     if let Some(launch) = launches.into_iter().find(|launch| !is_for_one(launch)) {
         return Err(StepError::NoBatch(launch.kernel.clone()));
     }
-    let once = |_: &Launch, _: &[Sequence]| vec![Turn { sizes: *sizes, sequence: None, row: 0 }];
+    let once = |_: &Launch, _: &[Sequence]| vec![Turn::once(*sizes)];
     phases(step, kernels, memory, &mut [], schedule, once)
 }
 

@@ -4,15 +4,14 @@
 //! step @decode arena 4096 {
 //!   launch @add(arena+0:1024, weights+64:1024; n, 256) grid [n, 1, 1] threads [32, 1, 1]
 //!   barrier
-//!   launch @mix(arena+64+256*row:256, state+0:256) each
+//!   launch @mix(arena+64+256*row:256, state+0:256) each by n
 //!   launch @norm(arena+0:1024, arena+2048+512*worker:256) each worker
 //!   launch @product(arena+0:1024, arena+2048:4096) pieces 32
 //! }
 //! ```
 //! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache, `+stride*row` for the first row of a sequence,
 //! `+stride*sequence` for its number, and `+stride*worker` for a worker's copy; the sizes after `;` are the dimension
-//! arguments. `each` launches run for each sequence, `each alone` by one worker each, `each worker` ones by every worker for
-//! itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
+//! arguments. `each by` launches run for each sequence, which is so much work, `each worker` ones by every worker for itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
@@ -43,22 +42,23 @@ fn print_launch(launch: &Launch) -> String {
         let _ = write!(out, "; {}", dims.join(", "));
     }
     out.push(')');
-    out + &print_schedule(launch.grid.as_ref(), launch.repeat, &launch.shares)
+    out + &print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.shares)
 }
 
 /// What stands after the arguments of a launch, with a space before each part.
-pub fn print_schedule(grid: Option<&Grid>, repeat: Repeat, shares: &Shares) -> String {
+pub fn print_schedule(grid: Option<&Grid>, repeat: &Repeat, shares: &Shares) -> String {
     let mut out = String::new();
     if let Some(Grid { blocks: [x, y, z], threads: [i, j, k] }) = grid {
         let _ = write!(out, " grid [{x}, {y}, {z}] threads [{i}, {j}, {k}]");
     }
-    out.push_str(match repeat {
-        Repeat::Once => "",
-        Repeat::Wanted => " wanted",
-        Repeat::EachSequence => " each",
-        Repeat::EachSequenceAlone => " each alone",
-        Repeat::EachWorker => " each worker",
-    });
+    match repeat {
+        Repeat::Once => {}
+        Repeat::Wanted => out.push_str(" wanted"),
+        Repeat::EachSequence { work } => {
+            let _ = write!(out, " each by {work}");
+        }
+        Repeat::EachWorker => out.push_str(" each worker"),
+    }
     match shares {
         Shares::Static => {}
         Shares::Dynamic { pieces } => {
@@ -120,9 +120,11 @@ pub fn parse_schedule(lexer: &mut Lexer) -> Result<(Option<Grid>, Repeat, Shares
     let repeat = match lexer.accept_keyword("each") {
         false if lexer.accept_keyword("wanted") => Repeat::Wanted,
         false => Repeat::Once,
-        true if lexer.accept_keyword("alone") => Repeat::EachSequenceAlone,
         true if lexer.accept_keyword("worker") => Repeat::EachWorker,
-        true => Repeat::EachSequence,
+        true => {
+            lexer.expect_keyword("by")?;
+            Repeat::EachSequence { work: parse_dim(lexer)? }
+        }
     };
     let shares = match lexer.accept_keyword("pieces") {
         false => Shares::Static,
@@ -181,8 +183,8 @@ mod tests {
   barrier
   launch @\"odd name\"()
   launch @sizes(; floordiv(n + 15, 16))
-  launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each
-  launch @norm(arena+64+256*row+64*sequence:256) each alone
+  launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each by mul(n, n + past)
+  launch @norm(arena+64+256*row+64*sequence:256) each by 1
   launch @head(arena+64:256; n) wanted pieces 32
   launch @norm(arena+64+512*worker:256) each worker
   launch @product(arena+64+512*worker:256, arena+0:64) pieces 32

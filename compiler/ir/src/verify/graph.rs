@@ -1,7 +1,7 @@
 //! Invariants of a module and of its graph functions (see [`crate::graph`]).
 
 use super::{VerifyError, verify_kernel};
-use crate::dim::Dim;
+use crate::dim::{Bounds, Dim};
 use crate::entity::{Arena, EntityId};
 use crate::graph::{Def, Function, FunctionKind, Node, NodeId, ValueId};
 use crate::kernel::{Access, Kernel};
@@ -196,8 +196,14 @@ fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
     Ok(())
 }
 
-/// Pieces are of launches that all workers share once.
+/// Work has a length, and pieces are of launches that all workers share.
 fn verify_shares(launch: &Launch) -> Result<(), String> {
+    if let Some(work) = launch.repeat.work_of_sequence() {
+        let bounds = Bounds { chunk: 1 << 16, batch: 1 << 16, context: Some(1 << 24) };
+        if work.range(&bounds).is_none_or(|(least, _)| least < 1) {
+            return Err(format!("a sequence may be {work} of work, expected at least 1"));
+        }
+    }
     match &launch.shares {
         Shares::Static => Ok(()),
         Shares::Dynamic { pieces } if pieces.as_const().is_some_and(|p| p < 2) => {

@@ -330,6 +330,13 @@ fn only_launches_of_every_worker_write_copies() {
     let text =
         complaint(with_shares(Repeat::EachWorker, Shares::Dynamic { pieces: 4.into() }, [&one, &copies]));
     assert!(text.ends_with("only a launch that runs once has pieces"), "{text}");
+    for (work, least) in [(Dim::sym(Sym::Past), false), (Dim::from(0), false), (Dim::sym(Sym::N), true)] {
+        let mut m = module();
+        with(Repeat::EachSequence { work: work.clone() }, [&one, &one])(&mut m);
+        let wrong = format!("a sequence may be {work} of work, expected at least 1");
+        let found = verify_module(&m).map_err(|e| e.to_string());
+        assert!(if least { found.is_ok() } else { found.is_err_and(|e| e.ends_with(&wrong)) }, "{work}");
+    }
     let text = complaint(with(Repeat::EachWorker, [&one, &one]));
     assert!(
         text.ends_with("buffer 1 is written by a launch for each worker and has no copy for each"),

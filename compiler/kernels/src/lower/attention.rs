@@ -40,6 +40,18 @@ pub(super) fn most_slices(f: &Function) -> Option<i64> {
     (f.ty(node.inputs[0]).dims[0].as_const() == Some(1)).then_some(SLICES)
 }
 
+/// The most keys that a query of an attention looks at, up to those of other queries of its call; `None` for other groups.
+pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
+    let node = find(f)?;
+    let Op::Attention(op) = &node.op else { return None };
+    let rows = |i: usize| f.ty(node.inputs[i]).dims[0].clone();
+    let (queries, keys) = (rows(0), rows(1));
+    Some(match op.window {
+        0 => keys,
+        window => keys.minimum(&queries.add(&Dim::from(window + op.sinks))),
+    })
+}
+
 /// True for an attention that can append rows to the caches it reads: one query, on a CPU.
 pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     let one_query = find(f).is_some_and(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1));

@@ -3,7 +3,7 @@
 use super::attention;
 use super::error::LowerError;
 use super::group::{Template, template};
-use super::kernel::ArgContract;
+use super::kernel::{ArgContract, GroupKernel};
 use super::kernel_cache::{Append, KernelCache, PackedGroup};
 use super::operands::value_bytes;
 use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
@@ -321,7 +321,8 @@ impl<'a> EntryLowering<'a> {
         Ok(())
     }
 
-    /// What one worker would do alone for a sequence it does for some of the sequences.
+    /// Of launches for each sequence workers have runs of equal work; what one would do alone for a sequence it does for some of
+    /// the sequences.
     fn launch(
         &self,
         kernels: &KernelCache,
@@ -345,8 +346,8 @@ impl<'a> EntryLowering<'a> {
         let repeat = match scope {
             Scope::All => Repeat::Once,
             Scope::Wanted => Repeat::Wanted,
-            Scope::Sequence if made.args.iter().all(alone) => Repeat::EachSequenceAlone,
-            Scope::Sequence => Repeat::EachSequence,
+            Scope::Sequence if made.args.iter().all(alone) => Repeat::EachSequence { work: Dim::from(1) },
+            Scope::Sequence => Repeat::EachSequence { work: self.work(made, kernels.keys[kernel].as_ref()) },
         };
         // Who has a sequence has its only row, if it has no more.
         let dealt = if self.entry.batching == Batching::Ragged { Sym::B } else { Sym::N };
@@ -357,11 +358,9 @@ impl<'a> EntryLowering<'a> {
             .map(|(location, contract)| Arg {
                 buffer: location.buffer,
                 access: contract.access,
-                partition: match repeat {
-                    Repeat::EachSequenceAlone => Some(Partition::Rows(Dim::sym(dealt))),
-                    Repeat::Once | Repeat::Wanted | Repeat::EachSequence | Repeat::EachWorker => {
-                        contract.partition.clone()
-                    }
+                partition: match repeat.has_whole_sequences() {
+                    true => Some(Partition::Rows(Dim::sym(dealt))),
+                    false => contract.partition.clone(),
                 },
                 in_place: contract.in_place.clone(),
                 row_bytes: location.strides.row,
@@ -370,6 +369,23 @@ impl<'a> EntryLowering<'a> {
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
         Ok(LoweredLaunch { kernel, args, dims, grid: made.grid.clone(), repeat, shares: Shares::Static })
+    }
+
+    /// The work of a sequence: `keys` are those that each row looks at. Not by rows it comes in many units, so that it can be
+    /// divided; a row's first keys take longer than the others.
+    fn work(&self, made: &GroupKernel, keys: Option<&Dim>) -> Dim {
+        const UNITS: i64 = 64;
+        let rows = match self.entry.batching {
+            Batching::OneEach => Dim::from(1),
+            Batching::Single | Batching::Ragged => Dim::sym(Sym::N),
+        };
+        let of_rows = Some(Partition::Rows(rows.clone()));
+        let mut written = made.args.iter().filter(|a| a.access != Access::In);
+        match keys {
+            Some(keys) => rows.product(&keys.add(&Dim::from(UNITS))),
+            None if written.all(|a| a.partition == of_rows) => rows,
+            None => rows.scale(UNITS),
+        }
     }
 
     /// Results go to the caller's memory: the buffer of a launch is renamed, anything else is copied.

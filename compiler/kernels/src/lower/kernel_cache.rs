@@ -1,5 +1,6 @@
 //! Kernels by what they compute: equal groups share one.
 
+use super::attention::keys_of_row;
 use super::cost::{self, Cost};
 use super::error::LowerError;
 use super::group::lower_appending;
@@ -16,9 +17,11 @@ use mlcc_ir::types::{Packing, TensorType};
 pub(super) struct KernelCache<'a> {
     pub module: &'a Module,
     pub target: &'a KernelTarget,
-    keys: Vec<(Key, usize)>,
+    made: Vec<(Key, usize)>,
     pub kernels: Vec<GroupKernel>,
     pub costs: Vec<Cost>,
+    /// By kernel, of an attention: keys that a row looks at.
+    pub keys: Vec<Option<Dim>>,
     /// By kernel: the one that joins what it left, and the bytes between them.
     pub merges: Vec<Option<(usize, Dim)>>,
 }
@@ -48,8 +51,8 @@ enum Key {
 
 impl<'a> KernelCache<'a> {
     pub fn new(module: &'a Module, target: &'a KernelTarget) -> Self {
-        let (keys, kernels, costs, merges) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        KernelCache { module, target, keys, kernels, costs, merges }
+        let (made, kernels, costs) = (Vec::new(), Vec::new(), Vec::new());
+        KernelCache { module, target, made, kernels, costs, keys: Vec::new(), merges: Vec::new() }
     }
 
     pub fn group(&mut self, group: PackedGroup) -> Result<usize, LowerError> {
@@ -67,7 +70,7 @@ impl<'a> KernelCache<'a> {
 
     /// The group that a kernel is of.
     pub fn group_of(&self, kernel: usize) -> Option<&PackedGroup> {
-        self.keys.iter().find_map(|(key, index)| match key {
+        self.made.iter().find_map(|(key, index)| match key {
             Key::Group(group) if *index == kernel => Some(group),
             Key::Group(_) | Key::Appending(..) | Key::Copy(..) => None,
         })
@@ -97,7 +100,7 @@ impl<'a> KernelCache<'a> {
         packings: &[Option<Packing>],
         rows: &[Append],
     ) -> Result<usize, LowerError> {
-        if let Some((_, kernel)) = self.keys.iter().find(|(k, _)| *k == key) {
+        if let Some((_, kernel)) = self.made.iter().find(|(k, _)| *k == key) {
             return Ok(*kernel);
         }
         let taken = |name: &str| self.kernels.iter().any(|k| k.kernel.name == name);
@@ -114,11 +117,13 @@ impl<'a> KernelCache<'a> {
         let merge = made.merge.take();
         self.kernels.push(made);
         self.costs.push(cost::of_appending(module, f, packings, &appended)?);
+        self.keys.push(keys_of_row(f));
         self.merges.push(None);
         let index = self.kernels.len() - 1;
-        self.keys.push((key, index));
+        self.made.push((key, index));
         if let Some(merge) = merge {
             self.costs.push(cost::of_merge(f, &merge.bytes)?);
+            self.keys.push(None);
             self.merges[index] = Some((self.kernels.len(), merge.bytes));
             self.kernels.push(*merge.kernel);
             self.merges.push(None);
