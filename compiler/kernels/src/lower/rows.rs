@@ -110,6 +110,8 @@ fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerErro
 pub fn is_row_local(f: &Function, n: &Node) -> bool {
     match n.op {
         Op::Reduce { axis, .. } => axis + 1 == f.ty(n.inputs[0]).rank(),
+        Op::Slice { axis, .. } | Op::Concat { axis } => axis > 0,
+        Op::Reshape { .. } => f.ty(n.inputs[0]).dims.first() == f.ty(n.outputs[0]).dims.first(),
         Op::GroupScale { .. } | Op::GroupQuantize { .. } | Op::GroupSum { .. } | Op::QuantizeRows { .. } => {
             true
         }
