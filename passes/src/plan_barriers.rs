@@ -7,7 +7,7 @@ use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::sequences::{Batching, Scope};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Sequences, Shares, Step, StepItem};
 use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition};
 
 const PASS: &str = "plan_barriers";
@@ -49,6 +49,7 @@ pub(crate) struct Touch {
     scope: Scope,
     /// Of slices of the rows of each sequence, the work by which they are shared.
     work: Option<Dim>,
+    sequences: Option<Sequences>,
 }
 
 fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan) -> Result<Step, PassError> {
@@ -110,7 +111,7 @@ fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPl
     let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
     let scope = match &launch.repeat {
         Repeat::Once | Repeat::EachWorker => Scope::All,
-        Repeat::EachSequence { work } if is_of_all(work, arg) => Scope::All,
+        Repeat::EachSequence { work, of: Sequences::All } if is_of_all(work, arg) => Scope::All,
         Repeat::EachSequence { .. } => Scope::Sequence,
         Repeat::Wanted => Scope::Wanted,
     };
@@ -118,7 +119,15 @@ fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPl
     // Any worker may have any piece.
     let known = launch.repeat != Repeat::EachWorker && launch.shares == Shares::Static;
     let partition = arg.partition.clone().filter(|_| known);
-    watched.then_some(Touch { place, end, write, partition, scope, work })
+    watched.then_some(Touch {
+        place,
+        end,
+        write,
+        partition,
+        scope,
+        work,
+        sequences: launch.repeat.sequences(),
+    })
 }
 
 /// Whether the rows of sequences that a worker has are those that it has of all: whole sequences, or shares of the line of all rows.
@@ -134,9 +143,16 @@ pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
     if !overlap || !(old.write || new.write) {
         return false;
     }
+    if let (Some(x), Some(y)) = (old.sequences, new.sequences)
+        && x.is_apart_from(y)
+        && a == b
+    {
+        return false;
+    }
     let same_worker = match (&old.partition, &new.partition) {
         // Slices of the rows of a sequence are none of the rows of all.
         (Some(_), Some(_)) if old.work != new.work => false,
+        (Some(_), Some(_)) if old.work.is_some() && old.sequences != new.sequences => false,
         // Nor are those of the rows that are wanted.
         (Some(Partition::Rows(_)), Some(_)) | (Some(_), Some(Partition::Rows(_)))
             if old.scope != new.scope =>

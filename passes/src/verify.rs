@@ -6,7 +6,7 @@ use mlcc_ir::dim::Bounds;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Base, BufferRef, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Sequences, Step, StepItem};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
 use mlcc_kernels::lower::operands::value_bytes;
@@ -214,7 +214,8 @@ fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: B
     for item in &step.items {
         let StepItem::Launch(launch) = item else { continue };
         let Some(kernel) = level.lowered.kernels.iter().find(|k| k.name == launch.kernel) else { continue };
-        let one = batching == Batching::OneEach && launch.repeat.is_for_sequences();
+        let one = launch.repeat.sequences() == Some(Sequences::OneRow)
+            || batching == Batching::OneEach && launch.repeat.is_for_sequences();
         let bounds = Bounds { chunk: if one { 1 } else { rows }, batch: plan.batch, context };
         for (i, place) in launch.buffers.iter().enumerate() {
             let bounds = match launch.repeat.is_for_sequences() {

@@ -10,7 +10,7 @@ use crate::error::Fault;
 use crate::model::{Checks, Limits};
 use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Sequences, Shares, Step, StepItem};
 use std::mem::offset_of;
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -129,7 +129,7 @@ struct Emitter<'a, C: StepCode> {
     /// It is for the rows whose logits are wanted.
     wanted: bool,
     /// The work of all sequences, by that of one.
-    totals: Vec<(Dim, C::Value)>,
+    totals: Vec<(Repeat, C::Value)>,
 }
 
 /// What the context says, read once: it stays the same while a step runs.
@@ -275,20 +275,26 @@ impl<C: StepCode> Emitter<'_, C> {
         let one = self.code.int(1);
         let end = self.code.op(IntOp::Add, part, one)?;
         match &launch.repeat {
-            Repeat::EachSequence { work } => self.each(launch, work, [part, end, of]),
+            Repeat::EachSequence { work, of: which } => self.each(launch, work, *which, [part, end, of]),
             Repeat::Once | Repeat::Wanted | Repeat::EachWorker => self.call(launch, [part, end, of]),
         }
     }
 
     /// What a share of the work of all sequences has of each ([`mlcc_ir::step::Share::of_sequence`]).
-    fn each(&mut self, launch: &Launch, work: &Dim, [first, end, of]: [C::Value; 3]) -> Result<()> {
-        let total = self.totals.iter().find(|(of, _)| of == work).map(|(_, total)| *total);
+    fn each(
+        &mut self,
+        launch: &Launch,
+        work: &Dim,
+        which: Sequences,
+        [first, end, of]: [C::Value; 3],
+    ) -> Result<()> {
+        let total = self.totals.iter().find(|(of, _)| *of == launch.repeat).map(|(_, total)| *total);
         let total = total.ok_or_else(|| Fault::new("work that was not added up"))?;
         let start = self.boundary(first, of, total)?;
         let stop = self.boundary(end, of, total)?;
         self.for_sequences(|s, at| {
             let [run, next] = ["run", "next"].map(|name| s.code.block(name));
-            let (length, zero) = (s.dim(work)?, s.code.int(0));
+            let (length, zero) = (s.work(work, which)?, s.code.int(0));
             let first = s.code.op(IntOp::Sub, start, at)?;
             let first = s.code.op(IntOp::SignedMax, first, zero)?;
             let end = s.code.op(IntOp::Sub, stop, at)?;
@@ -313,23 +319,37 @@ impl<C: StepCode> Emitter<'_, C> {
     /// The work of all sequences, once for all launches.
     fn add_up_work(&mut self, step: &Step) -> Result<()> {
         for item in &step.items {
-            let StepItem::Launch(Launch { repeat: Repeat::EachSequence { work }, .. }) = item else {
-                continue;
-            };
-            if self.totals.iter().any(|(of, _)| of == work) {
+            let StepItem::Launch(Launch { repeat, .. }) = item else { continue };
+            let Repeat::EachSequence { work, of } = repeat else { continue };
+            if self.totals.iter().any(|(of, _)| of == repeat) {
                 continue;
             }
             let total = match work.as_const() {
-                Some(1) => self.fields.b,
-                _ if *work == Dim::sym(Sym::N) => self.fields.n,
+                Some(1) if *of == Sequences::All => self.fields.b,
+                _ if *of == Sequences::All && *work == Dim::sym(Sym::N) => self.fields.n,
                 _ => self.for_sequences(|s, before| {
-                    let work = s.dim(work)?;
+                    let work = s.work(work, *of)?;
                     s.code.op(IntOp::Add, before, work)
                 })?,
             };
-            self.totals.push((work.clone(), total));
+            self.totals.push((repeat.clone(), total));
         }
         Ok(())
+    }
+
+    /// The work of the sequence, 0 if it is not among `which`.
+    fn work(&mut self, work: &Dim, which: Sequences) -> Result<C::Value> {
+        let (all, rows, one) = (self.dim(work)?, self.sym(Sym::N), self.code.int(1));
+        let taken = match which {
+            Sequences::All => return Ok(all),
+            Sequences::OneRow => {
+                let two = self.code.int(2);
+                self.code.compare(Compare::SignedLess, rows, two)?
+            }
+            Sequences::SeveralRows => self.code.compare(Compare::SignedGreater, rows, one)?,
+        };
+        let taken = self.code.number(taken)?;
+        self.code.op(IntOp::Mul, all, taken)
     }
 
     /// `body` for each sequence, with the number that it gave for the one before, 0 at first; gives the last one.

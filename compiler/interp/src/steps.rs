@@ -108,7 +108,9 @@ fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
     let work = match &launch.repeat {
         Repeat::Once | Repeat::EachWorker => return vec![Turn::once(sizes)],
         Repeat::Wanted => return vec![Turn::once(SymValues { n: wanted as i64, ..sizes })],
-        Repeat::EachSequence { work } => |s: &Sequence| work.eval(&of_sequence(s)),
+        Repeat::EachSequence { work, of } => {
+            |s: &Sequence| if of.has(s.rows) { work.eval(&of_sequence(s)) } else { 0 }
+        }
     };
     let total = sequences.iter().map(work).sum();
     let (mut row, mut at) = (0, 0);
@@ -118,7 +120,7 @@ fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
         at += work(s);
         turn
     };
-    sequences.iter().enumerate().map(&mut turn).collect()
+    sequences.iter().enumerate().map(&mut turn).filter(|turn| turn.line[1] > 0).collect()
 }
 
 /// Runs `run` with the state of the sequence of a turn in `memory`.

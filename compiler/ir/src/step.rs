@@ -76,6 +76,31 @@ impl BufferRef {
     }
 }
 
+/// Which sequences of a batch a launch is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Sequences {
+    #[default]
+    All,
+    /// Those of one row, for which there are kernels of their own.
+    OneRow,
+    SeveralRows,
+}
+
+impl Sequences {
+    pub fn has(self, rows: i64) -> bool {
+        match self {
+            Sequences::All => true,
+            Sequences::OneRow => rows == 1,
+            Sequences::SeveralRows => rows > 1,
+        }
+    }
+
+    /// No sequence is of both kinds.
+    pub fn is_apart_from(self, other: Sequences) -> bool {
+        self != other && self != Sequences::All && other != Sequences::All
+    }
+}
+
 /// How often a launch runs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Repeat {
@@ -91,6 +116,7 @@ pub enum Repeat {
     EachSequence {
         /// At least 1. What is 1 is not divided: worker `w` of `m` has sequences `b * w / m` until `b * (w + 1) / m`.
         work: Dim,
+        of: Sequences,
     },
     /// By every worker alone, as if there were no other, into its own copy of the results. So no barrier has to stand
     /// between the launch and its readers.
@@ -106,7 +132,15 @@ impl Repeat {
     /// The work of a sequence, of a launch for each.
     pub fn work_of_sequence(&self) -> Option<&Dim> {
         match self {
-            Repeat::EachSequence { work } => Some(work),
+            Repeat::EachSequence { work, .. } => Some(work),
+            Repeat::Once | Repeat::Wanted | Repeat::EachWorker => None,
+        }
+    }
+
+    /// The sequences that a launch is for.
+    pub fn sequences(&self) -> Option<Sequences> {
+        match self {
+            Repeat::EachSequence { of, .. } => Some(*of),
             Repeat::Once | Repeat::Wanted | Repeat::EachWorker => None,
         }
     }

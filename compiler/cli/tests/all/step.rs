@@ -170,7 +170,9 @@ fn check_kernels(what: &str, program: &Program, source: &Source, texts: &[Vec<i3
     let vocab = source.model.config.architecture.vocab();
     let fresh = memory.block(Base::State).clone();
     let mut states = vec![fresh; texts.len()];
-    let schedules = Schedule::all(3);
+    // Fewer workers than sequences, and many more.
+    let schedules: Vec<Schedule> =
+        Schedule::all(2).into_iter().zip(Schedule::all(32)).flat_map(|(few, many)| [few, many]).collect();
     for (number, fed) in steps(texts, false, &mut Random(3)).iter().take(4).enumerate() {
         let (tokens, wanted, count) = inputs(texts, fed);
         let bytes = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
@@ -236,7 +238,11 @@ pub fn feed(what: &Comparison, dir: &Path, model: &Model) -> Twins {
         for fed in step {
             let tokens = &texts[fed.sequence][fed.from..fed.to];
             let twin = &mut alone[fed.sequence];
-            let want = twin.prefill_logits(tokens).unwrap().to_vec();
+            // A row alone takes the attention of one query, as a next token does.
+            let want = match tokens {
+                &[token] => twin.decode(token).unwrap().to_vec(),
+                several => twin.prefill_logits(several).unwrap().to_vec(),
+            };
             for (at, want) in want.chunks_exact(vocab).enumerate().skip(tokens.len() - rows(fed)) {
                 what.close(&format!("step {number}, row {at} of {fed:?}"), want, found.next().unwrap());
             }

@@ -11,12 +11,12 @@
 //! ```
 //! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache, `+stride*row` for the first row of a sequence,
 //! `+stride*sequence` for its number, and `+stride*worker` for a worker's copy; the sizes after `;` are the dimension
-//! arguments. `each by` launches run for each sequence, which is so much work, `each worker` ones by every worker for itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
+//! arguments. `each by` launches run for each sequence, which is so much work (`each single by` for those of one row, `each several by` for the others), `each worker` ones by every worker for itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
 use crate::dim::Dim;
-use crate::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
+use crate::step::{Base, BufferRef, Grid, Launch, Repeat, Sequences, Shares, Step, StepItem};
 use std::fmt::Write;
 
 /// The text of a step; ends with a newline.
@@ -54,8 +54,8 @@ pub fn print_schedule(grid: Option<&Grid>, repeat: &Repeat, shares: &Shares) -> 
     match repeat {
         Repeat::Once => {}
         Repeat::Wanted => out.push_str(" wanted"),
-        Repeat::EachSequence { work } => {
-            let _ = write!(out, " each by {work}");
+        Repeat::EachSequence { work, of } => {
+            let _ = write!(out, " each{} by {work}", sequences(*of));
         }
         Repeat::EachWorker => out.push_str(" each worker"),
     }
@@ -66,6 +66,14 @@ pub fn print_schedule(grid: Option<&Grid>, repeat: &Repeat, shares: &Shares) -> 
         }
     }
     out
+}
+
+fn sequences(of: Sequences) -> &'static str {
+    match of {
+        Sequences::All => "",
+        Sequences::OneRow => " single",
+        Sequences::SeveralRows => " several",
+    }
 }
 
 /// `arena+64+256*row:1024`.
@@ -122,8 +130,13 @@ pub fn parse_schedule(lexer: &mut Lexer) -> Result<(Option<Grid>, Repeat, Shares
         false => Repeat::Once,
         true if lexer.accept_keyword("worker") => Repeat::EachWorker,
         true => {
+            let of = match (lexer.accept_keyword("single"), lexer.accept_keyword("several")) {
+                (true, _) => Sequences::OneRow,
+                (false, true) => Sequences::SeveralRows,
+                (false, false) => Sequences::All,
+            };
             lexer.expect_keyword("by")?;
-            Repeat::EachSequence { work: parse_dim(lexer)? }
+            Repeat::EachSequence { work: parse_dim(lexer)?, of }
         }
     };
     let shares = match lexer.accept_keyword("pieces") {
@@ -185,6 +198,8 @@ mod tests {
   launch @sizes(; floordiv(n + 15, 16))
   launch @mix(arena+64+256*row:256, state+128+32*past+64*row:64) each by mul(n, n + past)
   launch @norm(arena+64+256*row+64*sequence:256) each by 1
+  launch @attend(arena+64+256*row:256) each single by past + 65
+  launch @attend(arena+64+256*row:256; n) each several by mul(n, n + past)
   launch @head(arena+64:256; n) wanted pieces 32
   launch @norm(arena+64+512*worker:256) each worker
   launch @product(arena+64+512*worker:256, arena+0:64) pieces 32
@@ -200,13 +215,13 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 10);
+        assert_eq!(step.items.len(), 12);
         let shares = |item: &StepItem| match item {
             StepItem::Launch(launch) => launch.shares.clone(),
             StepItem::Barrier => Shares::Static,
         };
         let growing = Dim::sym(Sym::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
-        let [.., product, attention] = &step.items[..] else { panic!("ten items") };
+        let [.., product, attention] = &step.items[..] else { panic!("twelve items") };
         assert_eq!(shares(product), Shares::Dynamic { pieces: 32.into() });
         assert_eq!(shares(attention), Shares::Dynamic { pieces: growing });
     }

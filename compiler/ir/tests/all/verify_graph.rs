@@ -6,7 +6,7 @@ use mlcc_ir::graph::{Function, FunctionKind, NodeId, ValueId};
 use mlcc_ir::kernel::{Access, BinOp, BufDecl, BufId, ForKind, Kernel, Space, UnOp};
 use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, State, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Grid, Launch, Repeat, Sequences, Shares, Step, StepItem};
 use mlcc_ir::types::{DType, Format, Packing, TensorType};
 use mlcc_ir::verify::verify_module;
 
@@ -332,7 +332,7 @@ fn only_launches_of_every_worker_write_copies() {
     assert!(text.ends_with("only a launch that runs once has pieces"), "{text}");
     for (work, least) in [(Dim::sym(Sym::Past), false), (Dim::from(0), false), (Dim::sym(Sym::N), true)] {
         let mut m = module();
-        with(Repeat::EachSequence { work: work.clone() }, [&one, &one])(&mut m);
+        with(Repeat::EachSequence { work: work.clone(), of: Sequences::All }, [&one, &one])(&mut m);
         let wrong = format!("a sequence may be {work} of work, expected at least 1");
         let found = verify_module(&m).map_err(|e| e.to_string());
         assert!(if least { found.is_ok() } else { found.is_err_and(|e| e.ends_with(&wrong)) }, "{work}");

@@ -15,7 +15,7 @@ use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::sequences::{Batching, Scope, batching, scope_of, scopes};
-use mlcc_ir::step::{Repeat, Shares};
+use mlcc_ir::step::{Repeat, Sequences, Shares};
 use mlcc_ir::types::{Packing, TensorType};
 
 /// Alignment of every buffer in bytes, except of new rows in a cache.
@@ -284,8 +284,8 @@ impl<'a> EntryLowering<'a> {
         let (before, rows): (Vec<usize>, Vec<Append>) =
             self.appends(kernels, callee, &ins).into_iter().unzip();
         let kernel = match rows.is_empty() {
-            true => kernels.group(group)?,
-            false => kernels.appending(group, &rows)?,
+            true => kernels.group(group.clone())?,
+            false => kernels.appending(group.clone(), &rows)?,
         };
         let mut ins = ins;
         for &launch in &before {
@@ -316,8 +316,41 @@ impl<'a> EntryLowering<'a> {
             self.entry.launches.push(launch);
             return Ok(());
         }
+        if self.entry.batching == Batching::Ragged
+            && scope == Scope::Sequence
+            && let Some(single) = kernels.one_row(&group)?
+        {
+            return self.by_rows(kernels, [single, kernel], &ins, &outs);
+        }
         let launch = self.launch(kernels, kernel, &ins, &outs, scope)?;
         self.entry.launches.push(launch);
+        Ok(())
+    }
+
+    /// Launches of one kernel for the sequences of one row, and of another one for those of several. What joins the unfinished
+    /// results of the first one comes last: no barrier has to stand for that between them.
+    fn by_rows(
+        &mut self,
+        kernels: &KernelCache,
+        [single, several]: [usize; 2],
+        ins: &[Location],
+        outs: &[Location],
+    ) -> Result<(), LowerError> {
+        let merge = kernels.merges[single].clone();
+        let between = merge.as_ref().map(|(_, bytes)| self.apart(bytes)).transpose()?;
+        let first = between.as_ref().map_or(outs, std::slice::from_ref);
+        let mut launches =
+            vec![(single, Sequences::OneRow, ins, first), (several, Sequences::SeveralRows, ins, outs)];
+        if let (Some((merge, _)), Some(between)) = (merge, &between) {
+            launches.push((merge, Sequences::OneRow, std::slice::from_ref(between), outs));
+        }
+        for (kernel, which, ins, outs) in launches {
+            let mut launch = self.launch(kernels, kernel, ins, outs, Scope::Sequence)?;
+            if let Repeat::EachSequence { of, .. } = &mut launch.repeat {
+                *of = which;
+            }
+            self.entry.launches.push(launch);
+        }
         Ok(())
     }
 
@@ -343,11 +376,12 @@ impl<'a> EntryLowering<'a> {
         let alone = |contract: &ArgContract| {
             contract.access == Access::In || contract.partition.as_ref().is_some_and(Partition::is_single)
         };
+        let each = |work| Repeat::EachSequence { work, of: Sequences::All };
         let repeat = match scope {
             Scope::All => Repeat::Once,
             Scope::Wanted => Repeat::Wanted,
-            Scope::Sequence if made.args.iter().all(alone) => Repeat::EachSequence { work: Dim::from(1) },
-            Scope::Sequence => Repeat::EachSequence { work: self.work(made, kernels.keys[kernel].as_ref()) },
+            Scope::Sequence if made.args.iter().all(alone) => each(Dim::from(1)),
+            Scope::Sequence => each(self.work(made, kernels.keys[kernel].as_ref())),
         };
         // Who has a sequence has its only row, if it has no more.
         let dealt = if self.entry.batching == Batching::Ragged { Sym::B } else { Sym::N };

@@ -6,12 +6,14 @@ use super::error::LowerError;
 use super::group::lower_appending;
 use super::kernel::GroupKernel;
 use super::operands::Appended;
+use crate::attention;
 use crate::params::KernelTarget;
-use mlcc_ir::dim::Dim;
+use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{Packing, TensorType};
+use mlcc_target::Arch;
 
 /// Kernels made so far: a group function is lowered once per combination of parameter packings.
 pub(super) struct KernelCache<'a> {
@@ -45,6 +47,8 @@ enum Key {
     Group(PackedGroup),
     /// An attention that appends what the groups make to its caches.
     Appending(PackedGroup, Vec<Append>),
+    /// A group for one row.
+    OneRow(PackedGroup),
     /// Type, alignment of source and destination.
     Copy(TensorType, [u32; 2]),
 }
@@ -68,11 +72,25 @@ impl<'a> KernelCache<'a> {
         self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), &packings, rows)
     }
 
+    /// The kernel of a group for one row, if it has another one for that: attention of one query.
+    pub fn one_row(&mut self, group: &PackedGroup) -> Result<Option<usize>, LowerError> {
+        let several = &self.module.functions[group.f];
+        if attention::find(several).is_none()
+            || self.target.arch == Arch::Nvptx
+            || self.target.batch_invariant
+        {
+            return Ok(None);
+        }
+        let f = one_row(several);
+        let name = format!("{}_row", several.name);
+        self.get(Key::OneRow(group.clone()), &f, name, &group.packings, &[]).map(Some)
+    }
+
     /// The group that a kernel is of.
     pub fn group_of(&self, kernel: usize) -> Option<&PackedGroup> {
         self.made.iter().find_map(|(key, index)| match key {
             Key::Group(group) if *index == kernel => Some(group),
-            Key::Group(_) | Key::Appending(..) | Key::Copy(..) => None,
+            Key::Group(_) | Key::Appending(..) | Key::OneRow(_) | Key::Copy(..) => None,
         })
     }
 
@@ -130,4 +148,26 @@ impl<'a> KernelCache<'a> {
         }
         Ok(index)
     }
+}
+
+/// A group function with `n` = 1. Codes of attention are for several queries.
+fn one_row(f: &Function) -> Function {
+    let one = Dim::from(1);
+    let at_one = |dim: &mut Dim| *dim = dim.substitute(Sym::N, &one);
+    let mut f = f.clone();
+    for id in f.values.ids().collect::<Vec<_>>() {
+        f.values[id].ty.dims.iter_mut().for_each(at_one);
+    }
+    for id in f.nodes.ids().collect::<Vec<_>>() {
+        match &mut f.nodes[id].op {
+            Op::Reshape { dims } => dims.iter_mut().for_each(at_one),
+            Op::Slice { start, len, .. } | Op::Iota { start, len } => {
+                at_one(start);
+                at_one(len);
+            }
+            Op::Attention(attention) => attention.codes = false,
+            _ => {}
+        }
+    }
+    f
 }
