@@ -104,11 +104,14 @@ pub(crate) fn touches(launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryP
 fn access(arg: &Arg, launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Option<Touch> {
     let place = plan.buffers[arg.buffer.index()].clone();
     let write = arg.access != Access::In;
-    let watched = !matches!(place.base, Base::Weights | Base::Tokens | Base::Wanted | Base::Temperature)
-        && place.per_worker == 0;
-    let state =
-        memory.states.iter().filter(|_| place.per_past > 0).find(|(offset, _)| *offset == place.offset);
-    let end = state.map_or(place.offset + place.bytes, |(offset, bytes)| offset + bytes);
+    let constant = matches!(
+        place.base,
+        Base::Weights | Base::PageTable | Base::Tokens | Base::Wanted | Base::Temperature
+    );
+    let watched = !constant && place.per_worker == 0;
+    let dense = place.per_past > 0 && place.per_page == 0;
+    let state = memory.states.iter().filter(|_| dense).find(|(offset, _)| *offset == place.offset);
+    let end = state.map_or(place.end(), |(offset, bytes)| offset + bytes);
     let scope = match &launch.repeat {
         Repeat::Once | Repeat::EachWorker => Scope::All,
         Repeat::EachSequence { work, of: Sequences::All } if is_of_all(work, arg) => Scope::All,
@@ -181,7 +184,8 @@ fn addressed(level: &LevelCode, entry: &Entry, launch: &LoweredLaunch, plan: &En
 fn place(entry: &Entry, arg: &Arg, plan: &EntryPlan) -> BufferRef {
     let whole = plan.buffers[arg.buffer.index()].clone();
     let (per_row, per_sequence) = (arg.row_bytes, arg.sequence_bytes);
-    if whole.base == Base::State || per_row == 0 && per_sequence == 0 {
+    let of_state = matches!(whole.base, Base::State | Base::Pages | Base::PageTable);
+    if of_state || per_row == 0 && per_sequence == 0 {
         return whole;
     }
     let bytes = match entry.batching {

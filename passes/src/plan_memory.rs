@@ -10,9 +10,10 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::sequences::{Batching, mentions};
-use mlcc_ir::step::{Base, BufferRef, Repeat};
+use mlcc_ir::step::{Base, BufferRef, PAGE_ROWS, Repeat};
 use mlcc_kernels::lower::operands::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, Entry, Memory};
+use mlcc_kernels::pages::PageLayout;
 use petgraph::unionfind::UnionFind;
 
 const PASS: &str = "plan_memory";
@@ -29,9 +30,11 @@ pub struct MemoryPlan {
     /// Offset and bytes of each parameter in the weights payload, by `ParamId`.
     pub params: Vec<(u64, u64)>,
     pub weights_bytes: u64,
-    /// Offset and bytes of each state in the state block, by `StateId`.
+    /// Offset and bytes of each state in the state block, by `StateId`; of a cache in pages, those of its rows in a page.
     pub states: Vec<(u64, u64)>,
     pub state_bytes: u64,
+    /// Bytes of a page with rows of all caches; 0 where caches are dense parts of the state block.
+    pub page_bytes: u64,
     /// Bytes per token of each state that is a cache, by `StateId`; 0 for recurrent states.
     pub row_bytes: Vec<u64>,
     /// Rows of the shortest cache: most tokens of a sequence. `None` without caches.
@@ -60,6 +63,23 @@ impl MemoryPlan {
         buffers.any(|b| b.per_worker > 0).then_some(MAX_WORKERS)
     }
 
+    /// Whether a state is a cache whose rows are in pages.
+    pub fn is_paged(&self, state: StateId) -> bool {
+        self.page_bytes > 0 && self.row_bytes[state.index()] > 0
+    }
+
+    /// Bytes of everything that a sequence of `context` tokens has.
+    pub fn sequence_bytes(&self) -> u64 {
+        self.state_bytes + self.context.unwrap_or(0).div_ceil(PAGE_ROWS) * self.page_bytes
+    }
+
+    /// Empty pages for one sequence and its table, both as bytes, for interpreters: the pages lie in another order than its rows.
+    pub fn example_pages(&self) -> (Vec<u8>, Vec<u8>) {
+        let count = if self.page_bytes > 0 { self.context.unwrap_or(0).div_ceil(PAGE_ROWS) } else { 0 };
+        let table = (0..count as i32).rev().flat_map(i32::to_le_bytes).collect();
+        (vec![0; (count * self.page_bytes) as usize], table)
+    }
+
     /// Bytes of the arena that serves every entry.
     pub fn arena_bytes(&self) -> u64 {
         self.entries.iter().map(|e| e.arena_bytes).max().unwrap_or(0)
@@ -80,18 +100,37 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     }
     let weights_bytes = end;
     end = 0;
+    let in_pages = |e: &Entry| e.buffers.values().any(|b| b.memory == Memory::PageTable);
+    let layout = PageLayout::of(module).filter(|_| level.lowered.entries.iter().any(in_pages));
     let mut states = Vec::new();
-    for state in module.states.values() {
+    let mut row_bytes = vec![0; module.states.len()];
+    for (id, state) in module.states.iter() {
         let bytes = sized(value_bytes(&state.ty, None)?)?;
-        states.push((place(&mut end, bytes), bytes));
+        if module.is_cache(id) {
+            row_bytes[id.index()] = bytes / rows(module, id).max(1) as u64;
+        }
+        match layout.as_ref().and_then(|layout| layout.part(id)) {
+            Some(part) => states.push((part, PAGE_ROWS * row_bytes[id.index()])),
+            None => states.push((place(&mut end, bytes), bytes)),
+        }
     }
+    let page_bytes = layout.map_or(0, |layout| layout.bytes);
     let state_bytes = round_up(end);
     let context = context.map(|c| c as u64);
-    let row_bytes = row_bytes(module, &states);
     let entries = Vec::new();
     let (chunk, batch) = (ctx.options.chunk, ctx.options.batch);
-    let mut plan =
-        MemoryPlan { params, weights_bytes, states, state_bytes, row_bytes, context, chunk, batch, entries };
+    let mut plan = MemoryPlan {
+        params,
+        weights_bytes,
+        states,
+        state_bytes,
+        page_bytes,
+        row_bytes,
+        context,
+        chunk,
+        batch,
+        entries,
+    };
     for entry in &level.lowered.entries {
         let chunk = most_rows(entry.batching, chunk, batch);
         let planned = EntryPlanner::new(entry, &plan, &Bounds { chunk, ..bounds })?.run()?;
@@ -103,22 +142,9 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     Ok(count)
 }
 
-/// States that rows are appended to.
-fn caches(module: &Module) -> impl Iterator<Item = StateId> {
-    module.states.ids().filter(|&s| module.is_cache(s))
-}
-
 /// Tokens that a cache holds.
 fn rows(module: &Module, state: StateId) -> i64 {
     module.states[state].ty.dims.first().and_then(Dim::as_const).unwrap_or(0)
-}
-
-fn row_bytes(module: &Module, states: &[(u64, u64)]) -> Vec<u64> {
-    let mut out = vec![0; states.len()];
-    for s in caches(module) {
-        out[s.index()] = states[s.index()].1 / rows(module, s).max(1) as u64;
-    }
-    out
 }
 
 /// Most rows in one call of an entry.
@@ -410,14 +436,20 @@ impl<'a> EntryPlanner<'a> {
     fn fixed(&self, id: BufferId) -> BufferRef {
         let bytes = self.bytes(id);
         let softmax = self.entry.name == SOFTMAX;
-        if let Memory::NewRows(s) = self.entry.buffers[id].memory {
-            let per_past = self.plan.row_bytes[s.index()];
-            let offset = self.plan.states[s.index()].0;
-            return BufferRef { per_past, ..BufferRef::fixed(Base::State, offset, bytes) };
+        if let Memory::State(s) | Memory::NewRows(s) = self.entry.buffers[id].memory {
+            let (offset, of_page) = self.plan.states[s.index()];
+            let new = matches!(self.entry.buffers[id].memory, Memory::NewRows(_));
+            let per_past = if new { self.plan.row_bytes[s.index()] } else { 0 };
+            if !self.plan.is_paged(s) {
+                return BufferRef { per_past, ..BufferRef::fixed(Base::State, offset, bytes) };
+            }
+            let (bytes, per_page) = (if new { bytes } else { of_page }, self.plan.page_bytes);
+            return BufferRef { per_past, per_page, ..BufferRef::fixed(Base::Pages, offset, bytes) };
         }
         let (base, offset) = match self.entry.buffers[id].memory {
             Memory::Param(p) => (Base::Weights, self.plan.params[p.index()].0),
             Memory::State(s) | Memory::NewRows(s) => (Base::State, self.plan.states[s.index()].0),
+            Memory::PageTable => (Base::PageTable, 0),
             Memory::Temp => (Base::Arena, 0),
             Memory::Input(0) if softmax => (Base::Logits, 0),
             Memory::Input(0) => (Base::Tokens, 0),

@@ -3,10 +3,11 @@
 use crate::plan_memory::{ALIGN, EntryPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows};
 use crate::{LevelCode, Program};
 use mlcc_ir::dim::Bounds;
+use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Base, BufferRef, Launch, Sequences, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, PAGE_ROWS, Sequences, Step, StepItem};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
 use mlcc_kernels::lower::operands::value_bytes;
@@ -105,12 +106,27 @@ fn verify_weights(module: &Module, plan: &MemoryPlan) -> Check {
 }
 
 fn verify_states(module: &Module, plan: &MemoryPlan) -> Check {
-    let wanted = module.states.values().map(|s| (&s.name, constant_bytes(&s.ty, None)));
-    verify_places("state", wanted.collect(), &plan.states, plan.state_bytes)?;
-    match plan.row_bytes.len() == module.states.len() {
-        true => Ok(()),
-        false => wrong("memory", "has not as many rows as the module has states"),
+    let states = module.states.len();
+    if plan.row_bytes.len() != states || plan.states.len() != states {
+        return wrong("memory", "has not as many rows or places as the module has states");
     }
+    let of = |paged: bool| {
+        let some =
+            module.states.iter().zip(&plan.states).filter(move |((id, _), _)| plan.is_paged(*id) == paged);
+        let some = some.map(|((id, s), &place)| {
+            let bytes = if paged {
+                Some(PAGE_ROWS * plan.row_bytes[id.index()])
+            } else {
+                constant_bytes(&s.ty, None)
+            };
+            ((&s.name, bytes), place)
+        });
+        some.unzip::<_, _, Vec<_>, Vec<_>>()
+    };
+    let (wanted, places) = of(false);
+    verify_places("state", wanted, &places, plan.state_bytes)?;
+    let (wanted, places) = of(true);
+    verify_places("cache", wanted, &places, plan.page_bytes)
 }
 
 /// One after another, aligned, as long as they are, and all of them in `total` bytes.
@@ -170,6 +186,8 @@ fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batc
     let limit = match place.base {
         Base::Weights => plan.weights_bytes,
         Base::State => plan.state_bytes,
+        Base::Pages => plan.page_bytes,
+        Base::PageTable => plan.context.unwrap_or(0).div_ceil(PAGE_ROWS) * 4,
         Base::Arena => arena,
         // The caller's, of the size of the call.
         Base::Tokens | Base::Wanted | Base::Logits | Base::Probs | Base::Temperature => u64::MAX,
@@ -177,6 +195,7 @@ fn verify_place(place: &BufferRef, plan: &MemoryPlan, arena: u64, batching: Batc
     let context = plan.context.unwrap_or(0);
     let reach = match place.per_past {
         // Its bytes are those of all sequences, and every one of them has a state of its own.
+        _ if place.per_page > 0 => place.end().checked_sub(place.offset),
         0 if batching.is_batched() && place.base == Base::State => Some(0),
         0 => Some(place.bytes),
         per_past => per_past.checked_mul(context),

@@ -70,6 +70,14 @@ int main(int argc, char **argv) {
   ctx.state = aligned(model->state_bytes, model->alignment);
   ctx.logits = aligned(model->vocab * sizeof(float), MLCC_BUFFER_ALIGN);
   if (!ctx.arena || !ctx.state || !ctx.logits) return fail("out of memory");
+  if (model->page_bytes) { /* Rows of the KV caches. One sequence has its pages in order; others would have others of them. */
+    const uint64_t pages = (model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS;
+    int32_t *table = aligned(pages * sizeof(int32_t), MLCC_BUFFER_ALIGN);
+    ctx.pages = aligned(pages * model->page_bytes, MLCC_BUFFER_ALIGN);
+    if (!ctx.pages || !table) return fail("out of memory");
+    for (uint64_t i = 0; i < pages; i++) table[i] = (int32_t)i;
+    ctx.page_table = table;
+  }
   if (!entries->create_kv_cache || !entries->prefill || !entries->decode) return fail("entry points are missing");
   int32_t status = entries->create_kv_cache(&ctx, 0, 1);
   if (status != MLCC_OK) return fail(problem(status));

@@ -12,7 +12,8 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 8
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 9
+PAGE_ROWS = 64
 WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
 PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
 # Bits of mlcc_variant.features by the names that /proc/cpuinfo gives the features.
@@ -39,6 +40,7 @@ class Ctx(c.Structure):
         + [("temperature", c.c_float), ("reserved0", c.c_uint32)]
         + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "take", "take_self")]
         + [("b", c.c_int64), ("wanted", c.c_void_p), ("n_wanted", c.c_int64)]
+        + [("pages", c.c_void_p), ("page_table", c.c_void_p)]
     )
 
 
@@ -73,10 +75,10 @@ class Model(c.Structure):
             (name, c.c_uint64)
             for name in (
                 "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
-                "max_workers",
+                "max_workers", "page_bytes",
             )
         ]
-        + [("reserved", c.c_uint64 * 7)]
+        + [("reserved", c.c_uint64 * 6)]
     )  # fmt: skip
 
 
@@ -130,9 +132,14 @@ def main(path, count, prompt):
     state, keep_state = buffer(model.state_bytes, model.alignment)
     logits_at, keep_logits = buffer(4 * model.vocab, 64)
     tokens_at, keep_tokens = buffer(4 * model.chunk, 64)
+    # Rows of the KV caches. One sequence has its pages in order; others would have others of them.
+    pages_of_text = -(-model.context // PAGE_ROWS) if model.page_bytes else 0
+    pages, keep_pages = buffer(pages_of_text * model.page_bytes, 64)
+    table = (c.c_int32 * pages_of_text)(*range(pages_of_text))
     logits = (c.c_float * model.vocab).from_address(logits_at)
     tokens = (c.c_int32 * model.chunk).from_address(tokens_at)
     ctx = Ctx(weights=weights, arena=arena, state=state, logits=logits_at, tokens=tokens_at)
+    ctx.pages, ctx.page_table = pages, c.addressof(table)
 
     def call(entry, ids):
         tokens[: len(ids)], ctx.n = ids, len(ids)

@@ -22,6 +22,7 @@ typedef struct text {
   int32_t *ids; /* the prompt, then what was generated */
   int64_t prompt, len, fed;
   uint8_t *state;
+  int32_t *pages; /* the numbers of its pages */
 } text;
 
 static int fail(const char *what) {
@@ -84,6 +85,11 @@ int main(int argc, char **argv) {
   ctx.logits = aligned(TEXTS * model->vocab * sizeof(float), MLCC_BUFFER_ALIGN);
   if (!tokens || !wanted || !ctx.arena || !ctx.logits) return fail("out of memory");
 
+  /* Pages for the caches of all texts, which take them by turns. They cost no memory before they are written. */
+  const uint64_t pages_each = model->page_bytes ? (model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS : 0;
+  ctx.pages = aligned(TEXTS * pages_each * model->page_bytes, MLCC_BUFFER_ALIGN);
+  if (!ctx.pages) return fail("out of memory");
+
   /* Memory of each text. */
   text texts[TEXTS];
   for (int t = 0; t < TEXTS; t++) {
@@ -92,7 +98,9 @@ int main(int argc, char **argv) {
     texts[t].fed = 0;
     texts[t].ids = malloc((uint64_t)(texts[t].prompt + count + 1) * sizeof(int32_t));
     texts[t].state = ctx.state = aligned(model->state_bytes, model->alignment);
-    if (!texts[t].ids || !ctx.state) return fail("out of memory");
+    texts[t].pages = aligned(pages_each * sizeof(int32_t), MLCC_BUFFER_ALIGN);
+    if (!texts[t].ids || !ctx.state || !texts[t].pages) return fail("out of memory");
+    for (uint64_t i = 0; i < pages_each; i++) texts[t].pages[i] = (int32_t)(i * TEXTS + (uint64_t)t);
     for (int64_t i = 0; i < texts[t].prompt; i++) texts[t].ids[i] = atoi(from[i]);
     int32_t status = entries->create_kv_cache(&ctx, 0, 1);
     if (status != MLCC_OK) return fail(problem(status));
@@ -114,7 +122,7 @@ int main(int argc, char **argv) {
       /* At least one row is left for each text behind. */
       int64_t left = x->len - x->fed, room = most - ctx.n - (TEXTS - 1 - t), rows = left < room ? left : room;
       memcpy(tokens + ctx.n, x->ids + x->fed, (uint64_t)rows * sizeof(int32_t));
-      sequences[ctx.b] = (mlcc_sequence){.state = x->state, .past = x->fed, .first = ctx.n, .rows = rows};
+      sequences[ctx.b] = (mlcc_sequence){.state = x->state, .page_table = x->pages, .past = x->fed, .first = ctx.n, .rows = rows};
       rows_of[ctx.b++] = x;
       ctx.n += rows;
       /* Logits of the last token that there is; those of the middle of a prompt interest nobody. */

@@ -9,18 +9,18 @@ Structures and loading are those of generate.py beside this file.
 import ctypes as c
 import sys
 
-from generate import PROBLEMS, SEQUENCE_LENGTH, WHOLE_PROMPTS, Ctx, Step, buffer, opened
+from generate import PAGE_ROWS, PROBLEMS, SEQUENCE_LENGTH, WHOLE_PROMPTS, Ctx, Step, buffer, opened
 
 
 class Sequence(c.Structure):
-    _fields_ = [("state", c.c_void_p), ("past", c.c_int64), ("first", c.c_int64), ("rows", c.c_int64)]
+    _fields_ = [("state", c.c_void_p), ("page_table", c.c_void_p), ("past", c.c_int64), ("first", c.c_int64), ("rows", c.c_int64)]
 
 
 class Text:
-    """A prompt and what was generated, how much of it was fed, and the state that remembers that."""
+    """A prompt and what was generated, how much of it was fed, and the state and pages that remember that."""
 
-    def __init__(self, ids, state):
-        self.ids, self.prompt, self.fed, self.state = ids, len(ids), 0, state
+    def __init__(self, ids, state, pages):
+        self.ids, self.prompt, self.fed, self.state, self.pages = ids, len(ids), 0, state, pages
 
 
 def main(path, count, prompts):
@@ -43,6 +43,9 @@ def main(path, count, prompts):
         if status := Step(entry)(ctx, 0, 1):
             sys.exit(f"step: {PROBLEMS.get(status, 'the step failed')}")
 
+    # Pages for the caches of all texts, which take them by turns. They cost no memory before they are written.
+    pages_each = -(-model.context // PAGE_ROWS) if model.page_bytes else 0
+    ctx.pages, keep_pages = buffer(len(prompts) * pages_each * model.page_bytes, 64)
     texts, keep_states = [], []
     for ids in prompts:
         ctx.state, keep = buffer(model.state_bytes, model.alignment)
@@ -52,7 +55,8 @@ def main(path, count, prompts):
         for s in model.states[: model.n_states]:
             if s.kind == SEQUENCE_LENGTH:
                 c.c_int32.from_address(ctx.state + s.offset).value = len(ids)
-        texts.append(Text(list(ids), ctx.state))
+        pages = range(len(texts), pages_each * len(prompts), len(prompts))
+        texts.append(Text(list(ids), ctx.state, (c.c_int32 * pages_each)(*pages)))
 
     while True:
         # The second text comes when the first one has a token. Everybody who has tokens that were not fed gets rows.
@@ -64,7 +68,7 @@ def main(path, count, prompts):
             if not piece:
                 continue
             tokens[n : n + len(piece)] = piece
-            parts.append((text, Sequence(text.state, text.fed, n, len(piece))))
+            parts.append((text, Sequence(text.state, c.addressof(text.pages), text.fed, n, len(piece))))
             n += len(piece)
             # Logits of the last token that there is; those of the middle of a prompt interest nobody.
             if text.fed + len(piece) == len(text.ids):

@@ -9,8 +9,9 @@
  *      built with --weights-on-load has none: it is for the runtime of mlcc only.)
  *   3. Pick the first variant whose `features` this CPU has: !(v->features & ~mlcc_host_features()). Running another one
  *      is an illegal instruction.
- *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Take the
- *      state from mmap or calloc: rows of a KV cache then cost no memory before they are written.
+ *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Where
+ *      page_bytes > 0, also pages of so many bytes for rows of the KV caches and a table of their numbers: one sequence takes
+ *      ceil(context / MLCC_PAGE_ROWS) of them at most. From mmap or calloc they cost no memory before they are written.
  *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past. A prompt
  *      of more than `chunk` tokens takes several calls of prefill; some models have to be told before the first one
  *      (MLCC_STATE_SEQUENCE_LENGTH), some can't take it (MLCC_WHOLE_PROMPTS), nor a prompt that is fed by decode.
@@ -38,8 +39,9 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 8u
+#define MLCC_ABI_VERSION 9u
 #define MLCC_BUFFER_ALIGN 64u
+#define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
 #define MLCC_NO_PIECE 0xffffffffu
 
@@ -107,6 +109,7 @@ typedef struct mlcc_str {
 /* A sequence of a call of decode_batch or step. */
 typedef struct mlcc_sequence {
   uint8_t *state; /* as in mlcc_ctx; no two sequences of a call share one */
+  const int32_t *page_table; /* as in mlcc_ctx; no two share a page that one of them writes to */
   int64_t past;   /* tokens that the state has seen before this call */
   int64_t first;  /* number of its first token in this call: that of the tokens of all sequences before it */
   int64_t rows;   /* its tokens in this call, at least 1; decode_batch: 1 */
@@ -139,6 +142,10 @@ typedef struct mlcc_ctx {
   int64_t b;             /* decode_batch, step: sequences in this call, 1..batch; decode_batch: n */
   const int32_t *wanted; /* step: n numbers of tokens of this call, aligned as tokens; logits of the first n_wanted */
   int64_t n_wanted;      /* step: 1..n */
+  /* Caches, where page_bytes > 0: row i is row i % MLCC_PAGE_ROWS of page page_table[i / MLCC_PAGE_ROWS]. The call reads the pages
+   * of rows before past + n and writes to those from row past on; contents of other rows are undefined. */
+  uint8_t *pages; /* the first page; aligned as tokens */
+  const int32_t *page_table;
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
@@ -199,7 +206,7 @@ typedef struct mlcc_state {
   uint32_t kind;      /* MLCC_STATE_* */
   uint32_t sinks;     /* of the number of dropped rows: first rows that are never dropped; else 0 */
   uint64_t rows;      /* of a cache: rows planned, at least `context`; of dropped rows: the window; else 0 */
-  uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes; else 0 */
+  uint64_t row_bytes; /* of a cache: row i lies at offset + i * row_bytes of the state, or of its page, counted there; else 0 */
 } mlcc_state;
 
 #define MLCC_DEVICE_LATER 0u  /* PTX: this and every later compute capability; a cubin: of the same major version */
@@ -290,7 +297,8 @@ typedef struct mlcc_model_table {
   uint64_t batch;       /* sequences that the plan holds */
   uint64_t vocab;
   uint64_t max_workers; /* 0 = any number */
-  uint64_t reserved[7];
+  uint64_t page_bytes;  /* of a page with MLCC_PAGE_ROWS rows of every cache; 0 = none, or caches are dense parts of the state */
+  uint64_t reserved[6];
 } mlcc_model_table;
 
 /* Finds a section of the artifact, given the whole file in memory (mmap it). NULL if there is none or the file is

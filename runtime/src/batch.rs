@@ -276,18 +276,17 @@ impl Batch {
             return Err(crate::device::missing(&self.model, step));
         };
         self.sequences.clear();
-        let (mut arena, mut first) = (std::ptr::null_mut(), 0);
+        let mut first = 0;
         for (index, (session, rows)) in members.enumerate() {
             let member = session.join_batch(rows).map_err(|e| of_sequence(index, e))?;
             self.sequences.push(Sequence { first, ..member.sequence });
             first += rows as i64;
-            arena = member.arena;
         }
         // Numbers of all rows: behind those that are wanted any.
         let filled = self.wanted.hold_with(tokens.len(), wanted);
         let mut ctx = Ctx {
             weights: self.model.weights().as_ptr(),
-            arena,
+            arena: std::ptr::null_mut(),
             state: std::ptr::null_mut(),
             tokens: self.tokens.hold(tokens).as_ptr(),
             n: tokens.len() as i64,
@@ -306,9 +305,11 @@ impl Batch {
             b: self.sequences.len() as i64,
             wanted: filled.as_ptr(),
             n_wanted: wanted.len().max(1) as i64,
+            pages: std::ptr::null_mut(),
+            page_table: std::ptr::null(),
         };
-        // SAFETY: the sessions are borrowed mutably, so the states and the arena that were lent are alive, distinct and used by
-        // nobody else; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
+        // SAFETY: the sessions are borrowed mutably, so the states and tables that were lent are alive, distinct and used by
+        // nobody else, and so are the pages for new rows; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
         // permits. The logits have room for the rows that are wanted.
         unsafe { cpu.run(&self.model, step, entry, &mut ctx, self.trace.as_deref_mut()) }
     }

@@ -1,22 +1,24 @@
 //! Execution of steps by the worker pool.
 
 use std::borrow::Cow;
+use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
 
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, Device, DeviceSession, missing};
+use crate::page_pool::PagePool;
+use crate::page_table::PageTable;
 use crate::pool::{Barrier, Kind, Pieces, Pool};
 use crate::session::Step;
-use crate::state_block::StateBlock;
-use crate::table::{State, Variant};
+use crate::table::{State, Table, Variant};
 use crate::trace::{StepTimes, Trace};
-use crate::{Error, Model, Result, Workers};
+use crate::{CachePages, Error, HugePages, LoadOptions, Model, Result, Workers};
 
 /// The code for this CPU and the workers that run it.
 pub(crate) struct CpuDevice {
@@ -25,12 +27,54 @@ pub(crate) struct CpuDevice {
     workers: Workers,
     /// Workers that the memory plan knows of.
     most_workers: usize,
+    arena: Arena,
+    /// Of the caches of all sequences, if the model has any.
+    pages: Option<Arc<PagePool>>,
 }
 
+/// Scratch memory of the steps. Those of a pool run one after the other, so that one arena serves all sequences.
+struct Arena(UnsafeCell<Buffer>);
+
+// SAFETY: `CpuDevice` touches the memory within runs of its pool only, of which there is one at a time.
+unsafe impl Sync for Arena {}
+
+/// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches likewise.
+const FULL_CONTEXTS: u64 = 64;
+const FULL_BATCHES: u64 = 4;
+
 impl CpuDevice {
-    /// `variant` is of a loaded library, which outlives the device.
-    pub fn new(variant: &Variant, workers: Workers, most_workers: usize) -> Self {
-        Self { name: variant.name.clone(), entries: variant.entries, workers, most_workers }
+    /// `variant` is one of `table`, of a loaded library, which outlives the device.
+    pub fn new(
+        table: &Table,
+        variant: &Variant,
+        workers: Workers,
+        most_workers: usize,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        let plan = &table.plan;
+        let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
+        let arena = Arena(UnsafeCell::new(Buffer::zeroed("the arena", plan.arena_bytes, align)?));
+        let one = plan.pages();
+        let contexts = FULL_CONTEXTS.max(plan.batch.saturating_mul(FULL_BATCHES));
+        let wanted = options.cache_pages.unwrap_or(one.saturating_mul(contexts)).max(one);
+        let huge = options.huge_pages != HugePages::Off;
+        let pages = (one > 0).then(|| PagePool::new(plan.page_bytes, wanted, one, huge).map(Arc::new));
+        let pages = pages.transpose()?;
+        let (name, entries) = (variant.name.clone(), variant.entries);
+        Ok(Self { name, entries, workers, most_workers, arena, pages })
+    }
+
+    /// The scratch memory as the last step has left it.
+    fn scratch(&self) -> Result<Vec<u8>> {
+        let copy = Mutex::new(Vec::new());
+        self.pool().run(&|worker| {
+            if worker == 0 {
+                // SAFETY: nothing else runs on the pool meanwhile, and the other workers of this run do nothing.
+                let arena = unsafe { &*self.arena.0.get() };
+                *copy.lock().unwrap_or_else(PoisonError::into_inner) = arena.bytes().to_vec();
+            }
+        })?;
+        Ok(copy.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub fn workers(&self) -> &Workers {
@@ -54,7 +98,7 @@ impl CpuDevice {
         }
     }
 
-    /// Runs a step by all workers; sets the barrier, the pieces and the trace of `ctx`.
+    /// Runs a step by all workers; sets the arena, the pages, the barrier, the pieces and the trace of `ctx`.
     ///
     /// # Safety
     /// `function` is the entry point of `step` in the variant of `model` that fits this CPU, and `ctx` fulfils its contract.
@@ -68,6 +112,9 @@ impl CpuDevice {
     ) -> Result<()> {
         let entry = step.name();
         let pool = self.pool();
+        // SAFETY: the buffer is never replaced; what it holds is touched by the step alone, as runs follow each other.
+        ctx.arena = unsafe { (*self.arena.0.get()).as_mut_ptr() };
+        ctx.pages = self.pages.as_ref().map_or(std::ptr::null_mut(), |pages| pages.base());
         ctx.barrier = Some(wait);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
         ctx.take = Some(take);
@@ -125,6 +172,12 @@ impl Device for CpuDevice {
         Some(self)
     }
 
+    fn cache_pages(&self) -> CachePages {
+        self.pages
+            .as_ref()
+            .map_or(CachePages::default(), |pages| CachePages { all: pages.most(), free: pages.free() })
+    }
+
     fn threads(&self) -> usize {
         self.pool().workers().min(self.most_workers)
     }
@@ -137,8 +190,10 @@ impl Device for CpuDevice {
 /// Memory of one sequence on the CPU.
 struct CpuSession {
     device: Arc<CpuDevice>,
-    arena: Buffer,
-    state: StateBlock,
+    /// All states that are no caches.
+    state: Buffer,
+    /// Of the rows of its caches.
+    pages: Option<PageTable>,
     /// The tokens of a call, at most `chunk`: callers' slices are not aligned as entry points want them.
     tokens: Buffer,
     /// `vocab` floats.
@@ -165,15 +220,32 @@ impl CpuSession {
         let plan = model.plan();
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         Ok(Self {
-            device,
-            arena: Buffer::zeroed("the arena", plan.arena_bytes, align)?,
-            state: StateBlock::new(plan.state_bytes, &model.table().states)?,
+            state: Buffer::zeroed("the state", plan.state_bytes, align)?,
+            pages: device.pages.as_ref().map(PageTable::new),
             tokens: Buffer::integers("the tokens of a chunk", plan.chunk.max(1))?,
             logits: Buffer::floats("the logits", plan.vocab)?,
             chunk_logits: None,
             probs: None,
             trace: None,
+            device,
         })
+    }
+
+    /// The bytes of a state that is no cache.
+    fn word(&mut self, state: &State) -> &mut [u8] {
+        &mut self.state.bytes_mut()[bytes_of(state)]
+    }
+
+    fn page_table(&self) -> *const i32 {
+        self.pages.as_ref().map_or(std::ptr::null(), PageTable::as_ptr)
+    }
+
+    /// Gives memory to `n` rows after `past`, which nobody else has.
+    fn own(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
+        match &mut self.pages {
+            Some(pages) => pages.own(&model.table().states, past..past + n, past),
+            None => Ok(()),
+        }
     }
 
     fn call(&mut self, model: &Model, call: &Call<'_>) -> Result<()> {
@@ -184,7 +256,7 @@ impl CpuSession {
         };
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
-            arena: self.arena.as_mut_ptr(),
+            arena: std::ptr::null_mut(),
             state: self.state.as_mut_ptr(),
             tokens: self.tokens.hold(call.tokens).as_ptr(),
             n: call.n as i64,
@@ -203,6 +275,8 @@ impl CpuSession {
             b: 1,
             wanted: std::ptr::null(),
             n_wanted: 0,
+            pages: std::ptr::null_mut(),
+            page_table: self.page_table(),
         };
         // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
         unsafe { self.device.run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }
@@ -214,8 +288,8 @@ impl DeviceSession for CpuSession {
         self.device.entry(step).is_some()
     }
 
-    fn reserve(&mut self, model: &Model, rows: u64) -> Result<()> {
-        self.state.grow(rows, self.device.pool(), model.joins_pages())
+    fn reserve(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
+        self.own(model, past, n)
     }
 
     fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
@@ -223,12 +297,8 @@ impl DeviceSession for CpuSession {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
             self.chunk_logits = Some(Buffer::floats("the logits of a chunk", floats)?);
         }
-        self.state.grow(past + tokens.len() as u64, self.device.pool(), model.joins_pages())?;
+        self.own(model, past, tokens.len() as u64)?;
         self.call(model, &Call { step, tokens, n: tokens.len(), past, temperature: 1.0 })?;
-        if model.joins_pages() {
-            // A little after a token, whatever there is after a chunk.
-            self.state.join_pages(if step == Step::Decode { 1 } else { usize::MAX }, self.device.pool())?;
-        }
         if step == Step::PrefillLogits {
             let vocab = self.logits.len();
             let from = (tokens.len() - 1) * vocab;
@@ -240,19 +310,17 @@ impl DeviceSession for CpuSession {
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
-        self.state.grow(past + tokens, self.device.pool(), model.joins_pages())?;
+        self.own(model, past, tokens)?;
+        let page_table = self.page_table();
         // The batch knows what comes before.
         let (state, past, first, rows) = (self.state.as_mut_ptr(), past as i64, 0, tokens as i64);
-        let sequence = Sequence { state, past, first, rows };
-        Ok(BatchMember { sequence, arena: self.arena.as_mut_ptr(), session: PhantomData })
+        let sequence = Sequence { state, page_table, past, first, rows };
+        Ok(BatchMember { sequence, session: PhantomData })
     }
 
-    fn leave_batch(&mut self, model: &Model, tokens: usize, logits: Option<&[f32]>) -> Result<()> {
+    fn leave_batch(&mut self, _: &Model, logits: Option<&[f32]>) -> Result<()> {
         if let Some(logits) = logits {
             self.logits.floats_mut().copy_from_slice(logits);
-        }
-        if model.joins_pages() {
-            self.state.join_pages(if tokens == 1 { 1 } else { usize::MAX }, self.device.pool())?;
         }
         Ok(())
     }
@@ -270,7 +338,7 @@ impl DeviceSession for CpuSession {
             return self.call(model, &Call { step, tokens: &[], n: 0, past: 0, temperature: 1.0 });
         }
         for piece in model.table().states.iter().filter(|p| p.cache.is_none()) {
-            let bytes = self.state.bytes_mut(piece.live(0));
+            let bytes = self.word(piece);
             match piece.fill {
                 None => bytes.fill(0),
                 Some(fill) => bytes.as_chunks_mut::<4>().0.fill(fill.to_le_bytes()),
@@ -288,19 +356,40 @@ impl DeviceSession for CpuSession {
     }
 
     fn arena(&self) -> Result<Cow<'_, [u8]>> {
-        Ok(self.arena.bytes().into())
+        Ok(self.device.scratch()?.into())
     }
 
-    fn state(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        Ok(self.state.bytes(range).into())
+    fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>> {
+        Ok(match (state.cache, &self.pages) {
+            (Some(cache), Some(pages)) => pages.read(state, cache, rows.min(cache.rows)).into(),
+            _ => self.state.bytes()[bytes_of(state)].into(),
+        })
     }
 
-    fn set_state(&mut self, model: &Model, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
-        self.reserve(model, rows)?;
-        for (range, bytes) in pieces {
-            self.state.bytes_mut(range.clone()).copy_from_slice(bytes);
+    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&State, &[u8])]) -> Result<()> {
+        let mut pages = self.device.pages.as_ref().map(PageTable::new);
+        if let Some(pages) = &mut pages {
+            pages.own(&model.table().states, 0..rows, 0)?;
         }
+        for (state, bytes) in states {
+            match (state.cache, &pages) {
+                (Some(cache), Some(pages)) => pages.write(state, cache, bytes),
+                _ => self.word(state).copy_from_slice(bytes),
+            }
+        }
+        self.pages = pages;
         Ok(())
+    }
+
+    fn page_rows(&self) -> Option<u64> {
+        self.pages.as_ref().map(|_| mlcc_abi::PAGE_ROWS)
+    }
+
+    fn drop_pages(&mut self, pages: Range<u64>, counter: &State, dropped: i32) -> Result<()> {
+        if let Some(table) = &mut self.pages {
+            table.drop_pages(pages);
+        }
+        self.write_word(counter, dropped)
     }
 
     fn drop_rows(
@@ -311,29 +400,30 @@ impl DeviceSession for CpuSession {
         counter: &State,
         dropped: i32,
     ) -> Result<()> {
-        for (state, cache) in model.table().states.iter().filter_map(|s| Some((s, s.cache?))) {
-            let rows = self.state.bytes_mut(state.live(count + moved.end));
-            let byte = |row: u64| (row * cache.row_bytes) as usize;
-            rows.copy_within(byte(moved.start + count).., byte(moved.start));
+        if let Some(pages) = &mut self.pages {
+            let (states, end) = (&model.table().states, moved.end);
+            pages.own(states, moved.clone(), end + count)?;
+            pages.move_rows(states, count, moved);
+            pages.truncate(end);
         }
         self.write_word(counter, dropped)
     }
 
     fn write_word(&mut self, state: &State, value: i32) -> Result<()> {
-        self.state.bytes_mut(state.live(0)).copy_from_slice(&value.to_le_bytes());
+        self.word(state).copy_from_slice(&value.to_le_bytes());
         Ok(())
     }
 
     fn shrink(&mut self, rows: u64) {
-        self.state.shrink(rows);
+        if let Some(pages) = &mut self.pages {
+            pages.truncate(rows);
+        }
     }
 
     fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>> {
         let mut twin = Self::new(Arc::clone(&self.device), model)?;
-        twin.reserve(model, rows)?;
-        for range in model.table().states.iter().map(|s| s.live(rows)) {
-            twin.state.bytes_mut(range.clone()).copy_from_slice(self.state.bytes(range));
-        }
+        twin.pages = self.pages.as_ref().map(|pages| pages.fork(rows));
+        twin.state.bytes_mut().copy_from_slice(self.state.bytes());
         twin.logits.bytes_mut().copy_from_slice(self.logits.bytes());
         Ok(Box::new(twin))
     }
@@ -341,7 +431,8 @@ impl DeviceSession for CpuSession {
     fn allocated(&self) -> (u64, u64) {
         let results = [Some(&self.logits), self.chunk_logits.as_ref(), self.probs.as_ref()];
         let results: usize = results.into_iter().flatten().map(Buffer::len).sum();
-        (self.state.allocated(), (self.arena.len() + results) as u64)
+        let pages = self.pages.as_ref().map_or(0, PageTable::bytes);
+        (self.state.len() as u64 + pages, results as u64)
     }
 
     fn trace(&mut self, on: bool) -> Vec<StepTimes> {
@@ -349,6 +440,11 @@ impl DeviceSession for CpuSession {
         self.trace = on.then(|| Box::new(Trace::new(self.device.pool().workers())));
         taken
     }
+}
+
+/// Where a state lies that is no cache.
+fn bytes_of(state: &State) -> Range<usize> {
+    state.offset as usize..(state.offset + state.bytes) as usize
 }
 
 /// The one pointer that all workers get.

@@ -12,7 +12,7 @@ use crate::cpu::CpuDevice;
 use crate::session::Step;
 use crate::table::State;
 use crate::trace::StepTimes;
-use crate::{Error, Model, Result};
+use crate::{CachePages, Error, Model, Result};
 
 /// Runs the steps of one loaded model, for all its sessions.
 pub(crate) trait Device: Send + Sync {
@@ -25,6 +25,11 @@ pub(crate) trait Device: Send + Sync {
     /// The CPU, if it is one: batches are its own.
     fn cpu(&self) -> Option<&CpuDevice> {
         None
+    }
+
+    /// As [`Model::cache_pages`].
+    fn cache_pages(&self) -> CachePages {
+        CachePages::default()
     }
 
     /// Most workers of a step.
@@ -61,14 +66,24 @@ pub(crate) trait DeviceSession: Send {
     /// Logits of the `n` positions of the last `prefill_logits` chunk.
     fn chunk_logits(&self, n: usize) -> &[f32];
 
-    /// A piece of the state; it has memory.
-    fn state(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>>;
+    /// A state; of a cache the first `rows` rows, which have memory.
+    fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>>;
 
-    /// Writes pieces of the state; `rows` of every cache get memory before.
-    fn set_state(&mut self, model: &Model, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()>;
+    /// Replaces states; of caches the first `rows` rows, which get memory before. If there is none, nothing has changed.
+    fn set_state(&mut self, model: &Model, rows: u64, states: &[(&State, &[u8])]) -> Result<()>;
 
     /// Writes a state of four bytes.
     fn write_word(&mut self, state: &State, value: i32) -> Result<()>;
+
+    /// Rows of a page, if caches are in pages.
+    fn page_rows(&self) -> Option<u64> {
+        None
+    }
+
+    /// Gives back the pages `pages` of every cache; later ones move to their places. `counter` as in [`DeviceSession::drop_rows`].
+    fn drop_pages(&mut self, _pages: Range<u64>, counter: &State, dropped: i32) -> Result<()> {
+        self.write_word(counter, dropped)
+    }
 
     /// Moves rows of every cache to the places `moved`, from `count` rows after them; `counter` gets the number of rows that
     /// were dropped so far.
@@ -81,11 +96,11 @@ pub(crate) trait DeviceSession: Send {
         dropped: i32,
     ) -> Result<()>;
 
-    /// The scratch memory as the last step has left it.
+    /// The scratch memory as the last step has left it, on a CPU that of any session of the model.
     fn arena(&self) -> Result<Cow<'_, [u8]>>;
 
-    /// Told before a long prompt: `rows` of every cache will be needed.
-    fn reserve(&mut self, _model: &Model, _rows: u64) -> Result<()> {
+    /// Told before a long prompt: `n` rows of every cache after `past` will be needed.
+    fn reserve(&mut self, _model: &Model, _past: u64, _n: u64) -> Result<()> {
         Ok(())
     }
 
@@ -103,8 +118,8 @@ pub(crate) trait DeviceSession: Send {
         Err(missing(model, Step::DecodeBatch))
     }
 
-    /// Takes over the logits of its last row in a batch that has fed so many tokens.
-    fn leave_batch(&mut self, model: &Model, _tokens: usize, _logits: Option<&[f32]>) -> Result<()> {
+    /// Takes over the logits of its last row in a batch.
+    fn leave_batch(&mut self, model: &Model, _logits: Option<&[f32]>) -> Result<()> {
         Err(missing(model, Step::DecodeBatch))
     }
 
@@ -122,8 +137,6 @@ pub(crate) trait DeviceSession: Send {
 /// What a batch needs of a session. The pointers are good while the session is borrowed.
 pub(crate) struct BatchMember<'a> {
     pub sequence: Sequence,
-    /// Scratch memory of the plan's size, for one member of the batch to lend.
-    pub arena: *mut u8,
     pub session: PhantomData<&'a mut ()>,
 }
 

@@ -68,6 +68,11 @@ pub enum Error {
     )]
     ContextFull { past: u64, n: u64, context: u64 },
     #[error(
+        "{wanted} more pages of 64 tokens are needed, {free} of {pages} are free: reset or drop sequences, or load the model with \
+         more (`LoadOptions::cache_pages`)"
+    )]
+    NoPages { wanted: usize, free: usize, pages: usize },
+    #[error(
         "{path} decodes at most {most} sequences together, not {n}. Build it with `--max-batch {n}` (CPU targets)."
     )]
     BatchSize { path: PathBuf, n: usize, most: u64 },

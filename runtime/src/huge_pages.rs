@@ -195,12 +195,10 @@ pub(crate) mod linux {
 
     const MREMAP_MAYMOVE: c_int = 1;
     const MREMAP_FIXED: c_int = 2;
-    const MADV_COLLAPSE: c_int = 25;
 
     unsafe extern "C" {
         fn mremap(old: *mut c_void, old_len: usize, len: usize, flags: c_int, ...) -> *mut c_void;
         fn munmap(address: *mut c_void, len: usize) -> c_int;
-        fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int;
     }
 
     /// Puts the pages of `from..from + len` in the place of those at the address `to`; false if it did not. Linux looks at its limits
@@ -224,12 +222,6 @@ pub(crate) mod linux {
             // SAFETY: as the caller promises.
             let _ = unsafe { munmap(from as *mut c_void, len) };
         }
-    }
-
-    /// Joins the pages of `from..from + len` into huge ones now (Linux 6.1); changes no byte, an error means that they stay.
-    pub fn collapse(from: *const u8, len: usize) {
-        // SAFETY: the contents of memory do not change, whoever owns it.
-        let _ = unsafe { madvise(from.cast_mut().cast(), len, MADV_COLLAPSE) };
     }
 }
 

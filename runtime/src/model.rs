@@ -34,6 +34,16 @@ pub struct LoadOptions {
     pub huge_pages: HugePages,
     /// Number of the GPU, for artifacts that need one; default 0.
     pub device: Option<u32>,
+    /// Most pages of 64 tokens that all sequences together may have, on a CPU; at least those of one full context. Default: as many
+    /// as 64 full contexts have, or those of four full batches, if the system has the addresses. They take memory once they are used.
+    pub cache_pages: Option<u64>,
+}
+
+/// Pages of the caches of all sessions of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachePages {
+    pub all: usize,
+    pub free: usize,
 }
 
 /// A loaded model. Cloning is cheap and shares everything.
@@ -52,7 +62,6 @@ struct Inner {
     mover: Option<Mover>,
     /// Where these are to be, if that matters.
     homes: Option<Homes>,
-    huge_pages: HugePages,
 }
 
 impl Model {
@@ -87,16 +96,7 @@ impl Model {
             // A GPU has its own copy.
             None => ((None, None), None),
         };
-        Ok(Self(Arc::new(Inner {
-            device,
-            table,
-            _library: library,
-            artifact,
-            made,
-            mover,
-            homes,
-            huge_pages: options.huge_pages,
-        })))
+        Ok(Self(Arc::new(Inner { device, table, _library: library, artifact, made, mover, homes })))
     }
 
     /// A session with a fresh state.
@@ -140,6 +140,12 @@ impl Model {
         self.0.device.copy_bandwidth()
     }
 
+    /// Pages of 64 rows that the caches of all sessions together may have, and those that are free; none where caches are dense
+    /// or the model has none.
+    pub fn cache_pages(&self) -> CachePages {
+        self.0.device.cache_pages()
+    }
+
     /// Most workers of a step; 1 on a device.
     pub fn threads(&self) -> usize {
         self.0.device.threads()
@@ -177,11 +183,6 @@ impl Model {
 
     pub(crate) fn device(&self) -> &Arc<dyn Device> {
         &self.0.device
-    }
-
-    /// True if caches may use huge pages.
-    pub(crate) fn joins_pages(&self) -> bool {
-        self.0.huge_pages != HugePages::Off
     }
 
     pub(crate) fn mover(&self) -> Option<&Mover> {
@@ -295,7 +296,7 @@ fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Resu
     }
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
     let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, options), Ok)?;
-    Ok(CpuDevice::new(&table.variants[variant], workers, most))
+    CpuDevice::new(table, &table.variants[variant], workers, most, options)
 }
 
 #[cfg(feature = "cuda")]

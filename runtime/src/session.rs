@@ -10,6 +10,7 @@ use mlcc_abi::section;
 
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, DeviceSession};
+use crate::table::Window;
 use crate::{Error, Model, Result, StepTimes};
 
 pub use copies::Snapshot;
@@ -60,6 +61,8 @@ pub struct Session {
     rows: u64,
     /// Rows that were dropped from the start of the caches.
     dropped: u64,
+    /// Once rows were dropped: the first row that is one of the window's. Those between the sinks and it mean nothing.
+    window_row: u64,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
     all_logits: Option<Buffer>,
 }
@@ -80,7 +83,8 @@ pub struct SessionMemory {
 impl Session {
     pub(crate) fn new(model: &Model) -> Result<Self> {
         let memory = Arc::clone(model.device()).session(model)?;
-        let mut session = Self { model: model.clone(), memory, rows: 0, dropped: 0, all_logits: None };
+        let model = model.clone();
+        let mut session = Self { model, memory, rows: 0, dropped: 0, window_row: 0, all_logits: None };
         session.initialise(Step::Create)?;
         Ok(session)
     }
@@ -196,7 +200,9 @@ impl Session {
     /// Whether [`Session::truncate`] would go back to `past` tokens.
     pub fn can_truncate_to(&self, past: u64) -> bool {
         let all_rows = self.dropped == 0;
-        let rows = all_rows || self.kept().is_none_or(|kept| past >= self.dropped + kept);
+        let first_seen = |newest: u64| (past + 1).checked_sub(self.dropped + newest);
+        let rows =
+            all_rows || self.window().is_none_or(|n| first_seen(n).is_some_and(|f| f >= self.window_row));
         past == 0 || past == self.past() || past < self.past() && self.can_truncate() && rows
     }
 
@@ -223,13 +229,13 @@ impl Session {
     /// A piece of the state by its name, for inspection; of a cache the rows in use.
     pub fn state(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(piece) = self.model.table().states.iter().find(|s| s.name == name) else { return Ok(None) };
-        Ok(Some(self.state_bytes(piece.live(self.rows))?.into_owned()))
+        Ok(Some(self.memory.state(piece, self.rows)?.into_owned()))
     }
 
     /// What this session's memory is planned to be and what it is now.
     pub fn memory(&self) -> SessionMemory {
         let (state, scratch) = self.memory.allocated();
-        let planned_state = self.model.plan().state_bytes;
+        let planned_state = self.model.plan().sequence_bytes();
         SessionMemory {
             planned_state,
             state,
@@ -244,15 +250,11 @@ impl Session {
         self.memory.notice()
     }
 
-    fn state_bytes(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
-        self.memory.state(range)
-    }
-
     fn shrink(&mut self) {
         self.memory.shrink(self.rows);
     }
 
-    /// The scratch memory as the last step has left it. Its contents are undefined, except in an artifact built with
+    /// The scratch memory as the last step has left it; on a CPU all sessions of a model share it. Its contents are undefined, except in an artifact built with
     /// `--debug-taps`, whose metadata tells where the outputs of layers stay.
     pub fn scratch(&self) -> Result<Cow<'_, [u8]>> {
         self.memory.arena()
@@ -303,7 +305,8 @@ impl Session {
             return feed(self);
         }
         // Rows that get memory together may get huge pages.
-        self.memory.reserve(&self.model, self.rows + tokens as u64)?;
+        let most = self.model.plan().context.saturating_sub(self.rows);
+        self.memory.reserve(&self.model, self.rows, most.min(tokens as u64))?;
         self.write_length((self.past() + tokens as u64) as i32)?;
         let result = feed(self);
         if result.is_err() {
@@ -325,12 +328,37 @@ impl Session {
         if self.rows + n <= table.plan.context {
             return Ok(());
         }
+        let pages = self.pages_to_drop(window);
+        if let Some(count) =
+            pages.as_ref().and_then(|pages| Some((pages.end - pages.start) * self.memory.page_rows()?))
+            && let Some(pages) = pages
+            && self.rows - count + n <= table.plan.context
+        {
+            let dropped = self.dropped + count;
+            self.memory.drop_pages(pages, counter, dropped as i32)?;
+            (self.rows, self.dropped) = (self.rows - count, dropped);
+            self.window_row = self.sink_rows();
+            return Ok(());
+        }
         let kept = self.rows.min(window.kept());
         let (count, sinks) = (self.rows - kept, window.sinks.min(kept));
         let dropped = self.dropped + count;
         self.memory.drop_rows(&self.model, count, sinks..kept, counter, dropped as i32)?;
-        (self.rows, self.dropped) = (kept, dropped);
+        (self.rows, self.dropped, self.window_row) = (kept, dropped, sinks);
         Ok(())
+    }
+
+    /// Rows of the sinks, to the end of their last page.
+    fn sink_rows(&self) -> u64 {
+        self.memory.page_rows().map_or(self.sinks(), |rows| self.sinks().next_multiple_of(rows))
+    }
+
+    /// The pages of rows that no later token sees.
+    fn pages_to_drop(&self, window: Window) -> Option<Range<u64>> {
+        let rows = self.memory.page_rows()?;
+        let sinks = self.sink_rows() / rows;
+        let end = (self.rows + 1).checked_sub(window.newest)? / rows;
+        (sinks < end).then_some(sinks..end)
     }
 
     fn has(&self, step: Step) -> bool {
@@ -364,7 +392,7 @@ impl Session {
     /// Counts the tokens that a batch has fed; the logits of the last one, where they are known.
     pub(crate) fn leave_batch(&mut self, tokens: usize, logits: Option<&[f32]>) -> Result<()> {
         self.rows += tokens as u64;
-        self.memory.leave_batch(&self.model, tokens, logits)
+        self.memory.leave_batch(&self.model, logits)
     }
 
     fn chunk_logits(&self, n: usize) -> &[f32] {

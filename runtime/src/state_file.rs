@@ -162,6 +162,7 @@ mod tests {
             batch: 1,
             vocab: 1,
             max_workers: 0,
+            page_bytes: 0,
         };
         Table {
             target: String::new(),

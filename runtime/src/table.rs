@@ -31,6 +31,20 @@ pub struct Plan {
     pub vocab: u64,
     /// 0 = any number.
     pub max_workers: u64,
+    /// Of a page with [`mlcc_abi::PAGE_ROWS`] rows of every cache; 0 where caches are dense or there are none.
+    pub page_bytes: u64,
+}
+
+impl Plan {
+    /// Pages of a sequence that fills the context.
+    pub fn pages(&self) -> u64 {
+        if self.page_bytes == 0 { 0 } else { self.context.div_ceil(abi::PAGE_ROWS) }
+    }
+
+    /// The state of such a sequence.
+    pub fn sequence_bytes(&self) -> u64 {
+        self.pages().saturating_mul(self.page_bytes).saturating_add(self.state_bytes)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,16 +100,20 @@ pub struct Cache {
 }
 
 impl State {
-    /// The bytes that mean something once the caches have `rows` rows: of a recurrent state all of them.
-    pub fn live(&self, rows: u64) -> Range<u64> {
-        let bytes = self.cache.map_or(self.bytes, |c| c.rows.min(rows) * c.row_bytes);
-        self.offset..self.offset + bytes
+    /// How many bytes mean something once the caches have `rows` rows: of a recurrent state all of them.
+    pub fn live_bytes(&self, rows: u64) -> u64 {
+        self.cache.map_or(self.bytes, |c| c.rows.min(rows) * c.row_bytes)
+    }
+
+    /// Where they are in the state block, if they are there.
+    pub(crate) fn live(&self, rows: u64) -> Range<u64> {
+        self.offset..self.offset + self.live_bytes(rows)
     }
 }
 
 /// Bytes of all states of which the caches have `rows` rows.
 pub(crate) fn live_bytes(states: &[State], rows: u64) -> u64 {
-    states.iter().map(|s| s.live(rows)).map(|r| r.end - r.start).sum()
+    states.iter().map(|s| s.live_bytes(rows)).sum()
 }
 
 /// Code for one CPU level.
@@ -259,6 +277,7 @@ fn plan(t: &ModelTable) -> Plan {
         batch: t.batch,
         vocab: t.vocab,
         max_workers: t.max_workers,
+        page_bytes: t.page_bytes,
     }
 }
 

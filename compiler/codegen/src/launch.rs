@@ -188,6 +188,9 @@ fn base_address(base: Base) -> Result<(u32, u64), Fault> {
         Base::Logits => (arg::LOGITS, 0),
         Base::Probs => (arg::PROBS, 0),
         Base::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
+        Base::Pages | Base::PageTable => {
+            return Err(Fault::new("reads caches in pages, which a GPU does not"));
+        }
         Base::Wanted => return Err(Fault::new("takes rows of several sequences, which a GPU does not")),
     })
 }

@@ -10,7 +10,7 @@ use crate::error::Fault;
 use crate::model::{Checks, Limits};
 use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Sequences, Shares, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, PAGE_ROWS, Repeat, Sequences, Shares, Step, StepItem};
 use std::mem::offset_of;
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -141,6 +141,8 @@ struct Fields<V> {
     past: V,
     weights: V,
     state: V,
+    pages: V,
+    page_table: V,
     arena: V,
     tokens: V,
     wanted: V,
@@ -158,6 +160,8 @@ impl<V: Copy> Fields<V> {
             past: code.load_int(this, offset_of!(Ctx, past))?,
             weights: code.load_address(this, offset_of!(Ctx, weights))?,
             state: code.load_address(this, offset_of!(Ctx, state))?,
+            pages: code.load_address(this, offset_of!(Ctx, pages))?,
+            page_table: code.load_address(this, offset_of!(Ctx, page_table))?,
             arena: code.load_address(this, offset_of!(Ctx, arena))?,
             tokens: code.load_address(this, offset_of!(Ctx, tokens))?,
             wanted: code.load_address(this, offset_of!(Ctx, wanted))?,
@@ -171,6 +175,7 @@ impl<V: Copy> Fields<V> {
 struct Row<V> {
     index: V,
     state: V,
+    page_table: V,
     past: V,
     /// Its first row of all, and how many it has.
     first: V,
@@ -208,6 +213,8 @@ impl<C: StepCode> Emitter<'_, C> {
         Ok(match base {
             Base::Weights => self.fields.weights,
             Base::State => self.row.map_or(self.fields.state, |row| row.state),
+            Base::Pages => self.fields.pages,
+            Base::PageTable => self.row.map_or(self.fields.page_table, |row| row.page_table),
             Base::Arena => self.fields.arena,
             Base::Tokens => self.fields.tokens,
             Base::Wanted => self.fields.wanted,
@@ -378,10 +385,11 @@ impl<C: StepCode> Emitter<'_, C> {
         let all = self.code.load_address(this, offset_of!(Ctx, sequences))?;
         let at = self.advance(all, index, size_of::<Sequence>() as u64)?;
         let state = self.code.load_address(at, offset_of!(Sequence, state))?;
+        let page_table = self.code.load_address(at, offset_of!(Sequence, page_table))?;
         let past = self.code.load_int(at, offset_of!(Sequence, past))?;
         let first = self.code.load_int(at, offset_of!(Sequence, first))?;
         let rows = self.code.load_int(at, offset_of!(Sequence, rows))?;
-        Ok(Row { index, state, past, first, rows })
+        Ok(Row { index, state, page_table, past, first, rows })
     }
 
     /// The address after `count` items of `bytes` bytes.
@@ -405,10 +413,13 @@ impl<C: StepCode> Emitter<'_, C> {
     }
 
     fn address(&mut self, buffer: &BufferRef) -> Result<C::Value> {
-        let &BufferRef { base, offset, per_past, per_row, per_sequence, per_worker, bytes: _ } = buffer;
+        let &BufferRef { base, offset, per_past, per_page, per_row, per_sequence, per_worker, bytes: _ } =
+            buffer;
         let base = self.base(base)?;
         let mut address = self.code.offset(base, offset)?;
-        if per_past > 0 {
+        if per_past > 0 && per_page > 0 {
+            address = self.row_in_page(address, per_past, per_page)?;
+        } else if per_past > 0 {
             address = self.advance(address, self.sym(Sym::Past), per_past)?;
         }
         if let Some(row) = self.row {
@@ -423,6 +434,18 @@ impl<C: StepCode> Emitter<'_, C> {
             address = self.advance(address, worker, per_worker)?;
         }
         Ok(address)
+    }
+
+    /// Where the row after `past` others lies, given where the rows of page 0 begin.
+    fn row_in_page(&mut self, address: C::Value, row: u64, page: u64) -> Result<C::Value> {
+        let past = self.sym(Sym::Past);
+        let rows = self.code.int(PAGE_ROWS as i64);
+        let index = self.code.op(IntOp::UnsignedDiv, past, rows)?;
+        let table = self.base(Base::PageTable)?;
+        let number = self.code.load_entry(table, index)?;
+        let address = self.advance(address, number, page)?;
+        let within = self.code.op(IntOp::SignedRem, past, rows)?;
+        self.advance(address, within, row)
     }
 
     // ---- sizes

@@ -154,7 +154,7 @@ impl<'p> StepModel<'p> {
 
     fn initialise(&mut self) {
         let mut block = vec![0; self.plan.state_bytes as usize];
-        for (id, state) in self.program.module.states.iter() {
+        for (id, state) in self.program.module.states.iter().filter(|(id, _)| !self.plan.is_paged(*id)) {
             let (offset, bytes) = self.plan.states[id.index()];
             let fill = (state.init as f32).to_le_bytes();
             for cell in block[offset as usize..(offset + bytes) as usize].chunks_exact_mut(4) {
@@ -162,6 +162,9 @@ impl<'p> StepModel<'p> {
             }
         }
         *self.memory.block(Base::State) = block;
+        let (pages, table) = self.plan.example_pages();
+        *self.memory.block(Base::Pages) = pages;
+        *self.memory.block(Base::PageTable) = table;
         self.past = 0;
     }
 

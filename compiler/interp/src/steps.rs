@@ -13,7 +13,7 @@ pub use interleaved::{Schedule, Takers, run_batch_interleaved, run_interleaved};
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{Access, Kernel};
-use mlcc_ir::step::{Base, BufferRef, Launch, Pieces, Repeat, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Launch, PAGE_ROWS, Pieces, Repeat, Step, StepItem};
 
 /// Memory of one sequence, by base.
 #[derive(Clone, Default)]
@@ -29,8 +29,10 @@ impl Memory {
 
     fn read(&self, place: &BufferRef, at: At) -> Result<Vec<u8>, StepError> {
         let block = &self.blocks[slot(place.base)];
-        let start = at.start(place);
-        let end = start + place.bytes as usize;
+        let start = self.start(place, at)?;
+        // All pages, or the rows of one.
+        let all = place.per_page > 0 && place.per_past == 0;
+        let end = if all { block.len().max(start) } else { start + place.bytes as usize };
         // Inputs and outputs hold only the rows of this call; the rest of the worst case is never touched.
         match block.get(start..end.min(block.len())) {
             Some(bytes) => Ok(bytes.to_vec()),
@@ -38,9 +40,40 @@ impl Memory {
         }
     }
 
-    fn write(&mut self, place: &BufferRef, at: At, bytes: &[u8]) {
-        let start = at.start(place);
-        self.blocks[slot(place.base)][start..start + bytes.len()].copy_from_slice(bytes);
+    /// Writes the bytes that are others than `before`. Parts of pages lie between each other, so that the rest may be of
+    /// another buffer of the launch.
+    fn write(&mut self, place: &BufferRef, start: usize, before: &[u8], bytes: &[u8]) {
+        let block = &mut self.blocks[slot(place.base)][start..start + bytes.len()];
+        if place.per_page == 0 {
+            return block.copy_from_slice(bytes);
+        }
+        for ((to, &before), &byte) in block.iter_mut().zip(before).zip(bytes) {
+            if before != byte {
+                *to = byte;
+            }
+        }
+    }
+
+    /// The sizes of a launch on pages, which may be those of more sequences than there are in the step.
+    fn with_all_pages(&self, launch: &Launch, sizes: &SymValues) -> SymValues {
+        let page = launch.buffers.iter().map(|b| b.per_page).max().unwrap_or(0) as usize;
+        let of_sequence = self.blocks[slot(Base::PageTable)].len() / 4;
+        let pages = self.blocks[slot(Base::Pages)].len().checked_div(page).unwrap_or(0);
+        let all = pages.checked_div(of_sequence).unwrap_or(0) as i64;
+        SymValues { b: sizes.b.max(all), ..*sizes }
+    }
+
+    /// Where a buffer begins.
+    fn start(&self, place: &BufferRef, at: At) -> Result<usize, StepError> {
+        if place.per_page == 0 || place.per_past == 0 {
+            return Ok(at.start(place));
+        }
+        let (index, row) = (at.past / PAGE_ROWS as usize, at.past % PAGE_ROWS as usize);
+        let table = self.blocks[slot(Base::PageTable)].as_chunks::<4>().0;
+        let page =
+            table.get(index).map(|entry| i32::from_le_bytes(*entry)).and_then(|p| usize::try_from(p).ok());
+        let page = page.ok_or(StepError::NoPage { index, pages: table.len() })?;
+        Ok(place.offset as usize + page * place.per_page as usize + row * place.per_past as usize)
     }
 }
 
@@ -70,8 +103,9 @@ impl At {
 /// What a sequence of a batch has of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// The state block.
+    /// The state block, and the table of its pages as bytes.
     pub state: Vec<u8>,
+    pub page_table: Vec<u8>,
     /// Tokens that it has seen.
     pub past: i64,
     /// Its rows in this call, behind those of the sequence before.
@@ -131,9 +165,14 @@ fn with_state<R>(
     run: impl FnOnce(&mut Memory) -> R,
 ) -> R {
     let Some(sequence) = turn.sequence else { return run(memory) };
-    std::mem::swap(memory.block(Base::State), &mut sequences[sequence].state);
+    let sequence = &mut sequences[sequence];
+    let mut swap = |memory: &mut Memory| {
+        std::mem::swap(memory.block(Base::State), &mut sequence.state);
+        std::mem::swap(memory.block(Base::PageTable), &mut sequence.page_table);
+    };
+    swap(memory);
     let result = run(memory);
-    std::mem::swap(memory.block(Base::State), &mut sequences[sequence].state);
+    swap(memory);
     result
 }
 
@@ -150,6 +189,8 @@ pub enum StepError {
     NoBatch(String),
     #[error("{base} has {size} bytes, the step uses {start}..{end}")]
     Range { base: &'static str, start: usize, end: usize, size: usize },
+    #[error("rows of page {index} of a sequence that has {pages} pages")]
+    NoPage { index: usize, pages: usize },
     #[error(transparent)]
     Kernel(#[from] InterpError),
 }
@@ -220,7 +261,7 @@ fn run_launch(
             launch.shares.pieces(options.workers, sizes).map_or(options.workers, parts)
         }
     };
-    on_buffers(launch, kernel, memory, sizes, turn.at(0), |buffers| {
+    on_buffers(launch, kernel, memory, sizes, turn.at(0), |buffers, sizes| {
         run_with(kernel, buffers, sizes, &Options { workers, ..*options })
     })
 }
@@ -236,21 +277,26 @@ fn on_buffers(
     memory: &mut Memory,
     sizes: &SymValues,
     at: At,
-    run: impl FnOnce(&mut [Buffer]) -> Result<(), InterpError>,
+    run: impl FnOnce(&mut [Buffer], &SymValues) -> Result<(), InterpError>,
 ) -> Result<(), StepError> {
-    let mut buffers = Vec::new();
+    let sizes = &memory.with_all_pages(launch, sizes);
+    let (mut buffers, mut before) = (Vec::new(), Vec::new());
     for (place, &buf) in launch.buffers.iter().zip(&kernel.params) {
         let decl = &kernel.bufs[buf];
         // The kernel knows the buffer with this call's length.
         let bytes = decl.len.eval(sizes) as usize * decl.dtype.bytes().unwrap_or(1);
         let mut data = memory.read(place, at)?;
         data.truncate(bytes);
-        buffers.push(Buffer::new(decl.dtype, data).at(at.start(place) as u64));
+        let start = memory.start(place, at)?;
+        before.push((start, if place.per_page > 0 { data.clone() } else { Vec::new() }));
+        buffers.push(Buffer::new(decl.dtype, data).at(start as u64));
     }
-    run(&mut buffers)?;
-    for ((place, &buf), buffer) in launch.buffers.iter().zip(&kernel.params).zip(&buffers) {
+    run(&mut buffers, sizes)?;
+    for (((place, &buf), buffer), (start, before)) in
+        launch.buffers.iter().zip(&kernel.params).zip(&buffers).zip(&before)
+    {
         if kernel.bufs[buf].access != Access::In {
-            memory.write(place, at, &buffer.bytes);
+            memory.write(place, *start, before, &buffer.bytes);
         }
     }
     Ok(())

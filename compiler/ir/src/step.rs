@@ -4,13 +4,20 @@
 use crate::dim::{Dim, SymValues};
 use std::ops::Range;
 
+/// Rows of every cache in a page.
+pub const PAGE_ROWS: u64 = 64;
+
 /// Memory that exists when a step runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Base {
     /// The weights payload (read only).
     Weights,
-    /// State of one sequence: recurrent states and caches.
+    /// State of one sequence: recurrent states, and caches where they are dense.
     State,
+    /// Pages with rows of the caches of all sequences. A buffer is the same part of every page.
+    Pages,
+    /// Input: numbers of the pages of one sequence, `i32`, by [`PAGE_ROWS`] rows.
+    PageTable,
     /// Temporaries of this step; contents do not outlive it.
     Arena,
     /// Input: `i32[n]` token ids.
@@ -26,9 +33,11 @@ pub enum Base {
 }
 
 impl Base {
-    pub const ALL: [Base; 8] = [
+    pub const ALL: [Base; 10] = [
         Base::Weights,
         Base::State,
+        Base::Pages,
+        Base::PageTable,
         Base::Arena,
         Base::Tokens,
         Base::Wanted,
@@ -40,6 +49,8 @@ impl Base {
         match self {
             Base::Weights => "weights",
             Base::State => "state",
+            Base::Pages => "pages",
+            Base::PageTable => "page_table",
             Base::Arena => "arena",
             Base::Tokens => "tokens",
             Base::Wanted => "wanted",
@@ -51,7 +62,8 @@ impl Base {
 }
 
 /// A buffer argument: `base + offset + per_past * past + per_row * row + per_sequence * sequence + per_worker * worker` bytes,
-/// `bytes` long (constant: worst case over the planned sizes).
+/// `bytes` long (constant: worst case over the planned sizes). In pages, `offset` and `bytes` are those of a part of each
+/// page of `per_page` bytes, and the row after `past` others lies where the table of the sequence says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
     pub base: Base,
@@ -59,6 +71,8 @@ pub struct BufferRef {
     pub bytes: u64,
     /// Bytes per token already in the cache: new rows of a cache lie after those of earlier tokens. 0 elsewhere.
     pub per_past: u64,
+    /// Bytes from page to page, in pages. 0 elsewhere.
+    pub per_page: u64,
     /// Bytes from row to row, in launches for each sequence: `row` is the number of its first row. 0 elsewhere, and in states, of
     /// which every sequence has its own.
     pub per_row: u64,
@@ -72,7 +86,16 @@ pub struct BufferRef {
 impl BufferRef {
     /// `bytes` at a constant place.
     pub fn fixed(base: Base, offset: u64, bytes: u64) -> BufferRef {
-        BufferRef { base, offset, bytes, per_past: 0, per_row: 0, per_sequence: 0, per_worker: 0 }
+        let (per_past, per_page) = (0, 0);
+        BufferRef { base, offset, bytes, per_past, per_page, per_row: 0, per_sequence: 0, per_worker: 0 }
+    }
+
+    /// After the last byte that it may reach of its memory, or, in pages, of every page.
+    pub fn end(&self) -> u64 {
+        match (self.per_page, self.per_past) {
+            (0, _) | (_, 0) => self.offset + self.bytes,
+            (_, row) => self.offset + PAGE_ROWS * row,
+        }
     }
 }
 

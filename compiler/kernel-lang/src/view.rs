@@ -85,6 +85,12 @@ impl<'k, const N: usize> View<'k, N> {
         self.origin.map_or(start, |origin| origin + start)
     }
 
+    /// The same `elements` elements further.
+    #[track_caller]
+    pub fn further(self, elements: Val<'k>) -> View<'k, N> {
+        View { origin: Some(self.origin.map_or(elements, |origin| origin + elements)), ..self }
+    }
+
     /// The elements from this place on, by one index.
     #[track_caller]
     pub fn tail(self, at: impl Indices<'k, N>) -> View<'k, 1> {

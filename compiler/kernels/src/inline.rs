@@ -6,6 +6,7 @@
 
 mod index;
 pub(crate) mod known;
+mod paged;
 mod reduce;
 mod store;
 
@@ -22,14 +23,16 @@ use mlcc_quant::Layout;
 use std::collections::HashMap;
 
 pub use index::Index;
+pub use paged::{Page, Paged};
 pub use reduce::reduce_loop;
 pub(crate) use store::{RowAt, store_all};
 
 /// What a value of the function is while its kernel runs.
+#[allow(clippy::large_enum_variant, reason = "most bindings are buffers")]
 #[derive(Clone)]
 pub enum Binding<'k> {
-    /// In memory, row-major with the dims of its type (or in the layout of a packed or re-packed parameter).
-    Buffer { buf: BufId, layout: Option<Layout> },
+    /// In memory, row-major with the dims of its type (or in the layout of a packed or re-packed parameter; or in pages).
+    Buffer { buf: BufId, layout: Option<Layout>, pages: Option<Paged> },
     /// Known at the current position, whatever the indices (an accumulator, a row's reduction).
     Value(Val<'k>),
 }
@@ -47,6 +50,8 @@ pub struct Inliner<'f, 'k> {
     pub aligned: bool,
     /// Widest vector for reductions that are opened while `lanes` is 1.
     pub reduce_lanes: u32,
+    /// The page of all rows of caches that are read, where it is known.
+    pub page: Option<Page<'k>>,
 }
 
 /// What the indices of a scalar expression stand for.
@@ -59,7 +64,7 @@ struct Point<'p, 'k> {
 impl<'f, 'k> Inliner<'f, 'k> {
     /// Without a vector axis; nothing is bound but `bindings`.
     pub fn new(f: &'f Function, bindings: HashMap<ValueId, Binding<'k>>) -> Inliner<'f, 'k> {
-        Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: 1 }
+        Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: 1, page: None }
     }
 
     /// The same with a vector axis of `lanes` lanes, whose base is a multiple of that.
@@ -72,13 +77,21 @@ impl<'f, 'k> Inliner<'f, 'k> {
         Inliner { lanes: 1, mask: None, aligned: false, ..self.clone() }
     }
 
+    /// Where a value lies that is a cache in pages.
+    pub fn pages_of(&self, v: ValueId) -> Option<Paged> {
+        match self.bindings.get(&v)? {
+            Binding::Buffer { pages, .. } => *pages,
+            Binding::Value(_) => None,
+        }
+    }
+
     /// The value at `index` (one entry per axis of its type), with 1 or `lanes` lanes.
     /// Integers come as i32 (i64 stays), floats as f32.
     pub fn value(&self, k: &'k Recorder, v: ValueId, index: &[Index<'k>]) -> Val<'k> {
         match self.bindings.get(&v) {
             Some(Binding::Value(value)) => *value,
-            Some(Binding::Buffer { buf, layout }) => {
-                widened(self.load(k, *buf, layout.as_ref(), self.f.ty(v), index))
+            Some(Binding::Buffer { buf, layout, pages }) => {
+                widened(self.load(k, *buf, (layout.as_ref(), *pages), self.f.ty(v), index))
             }
             None => {
                 let node = self.f.def(v).expect("inputs of a group are bound");
@@ -177,7 +190,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
         &self,
         k: &'k Recorder,
         buf: BufId,
-        layout: Option<&Layout>,
+        (layout, pages): (Option<&Layout>, Option<Paged>),
         ty: &TensorType,
         index: &[Index<'k>],
     ) -> Val<'k> {
@@ -187,9 +200,9 @@ impl<'f, 'k> Inliner<'f, 'k> {
         match self.in_bounds(k, ty, index) {
             Some(index) => {
                 let unmasked = Inliner { mask: None, ..self.clone() };
-                unmasked.load_flat(k, buf, self.flat(k, ty, &index))
+                unmasked.load_flat(k, buf, unmasked.place(k, pages, ty, &index))
             }
-            None => self.load_flat(k, buf, self.flat(k, ty, index)),
+            None => self.load_flat(k, buf, self.place(k, pages, ty, index)),
         }
     }
 
@@ -228,6 +241,18 @@ impl<'f, 'k> Inliner<'f, 'k> {
             }
             (index, None) => buf.at([index.val(self.lanes)]),
         }
+    }
+
+    /// Elements before the one at `index`.
+    fn place(
+        &self,
+        k: &'k Recorder,
+        pages: Option<Paged>,
+        ty: &TensorType,
+        index: &[Index<'k>],
+    ) -> Index<'k> {
+        let flat = self.flat(k, ty, index);
+        pages.map_or(flat, |pages| self.in_page(k, (pages, ty), index, flat))
     }
 
     /// Row-major offset.

@@ -6,6 +6,7 @@ pub mod experts;
 pub mod inline;
 pub mod lower;
 pub mod machine;
+pub mod pages;
 pub mod params;
 pub mod product;
 pub mod quantize;

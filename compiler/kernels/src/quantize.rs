@@ -100,7 +100,7 @@ impl RowCodes {
     }
     /// True if the values are only loaded, so that it costs nothing to have them twice.
     fn loaded(&self, block: &RowBlock) -> bool {
-        matches!(block.inliner.bindings.get(&self.x), Some(Binding::Buffer { layout: None, .. }))
+        matches!(block.inliner.bindings.get(&self.x), Some(Binding::Buffer { layout: None, pages: None, .. }))
     }
 }
 

@@ -62,6 +62,7 @@ fn print_memory(module: &Module, memory: Memory) -> String {
         Memory::Param(p) => format!("param {}", print_name('@', &module.params[p].name)),
         Memory::State(s) => format!("state {}", state(s)),
         Memory::NewRows(s) => format!("new_rows {}", state(s)),
+        Memory::PageTable => "page_table".into(),
         Memory::Input(i) => format!("input {i}"),
         Memory::Output(i) => format!("output {i}"),
         Memory::Temp => "temp".into(),
@@ -159,7 +160,7 @@ fn parse_state(lexer: &mut Lexer, module: &Module) -> Result<StateId, ParseError
 
 fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<Buffer, ParseError> {
     let pos = lexer.pos();
-    let memory = match lexer.ident("param, state, new_rows, input, output or temp")?.as_str() {
+    let memory = match lexer.ident("param, state, new_rows, page_table, input, output or temp")?.as_str() {
         "param" => {
             let pos = lexer.pos();
             let name = lexer.at_name("the name of a parameter")?;
@@ -170,11 +171,14 @@ fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<Buffer, ParseError
         }
         "state" => Memory::State(parse_state(lexer, module)?),
         "new_rows" => Memory::NewRows(parse_state(lexer, module)?),
+        "page_table" => Memory::PageTable,
         "input" => Memory::Input(lexer.u32("the number of an input")?),
         "output" => Memory::Output(lexer.u32("the number of an output")?),
         "temp" => Memory::Temp,
         other => {
-            let message = format!("expected param, state, new_rows, input, output or temp, found `{other}`");
+            let message = format!(
+                "expected param, state, new_rows, page_table, input, output or temp, found `{other}`"
+            );
             return Err(Lexer::error_at(pos, message));
         }
     };

@@ -21,7 +21,8 @@ pub(super) fn print(module: &Module, plan: &MemoryPlan) -> String {
     let context = plan.context.map_or(String::new(), |c| format!(" context {c}"));
     let (weights, state) = (plan.weights_bytes, plan.state_bytes);
     let mut out = format!("memory chunk {} batch {}{context}", plan.chunk, plan.batch);
-    out.push_str(&format!(" weights {weights} state {state} {{\n"));
+    let pages = if plan.page_bytes > 0 { format!(" page {}", plan.page_bytes) } else { String::new() };
+    out.push_str(&format!(" weights {weights} state {state}{pages} {{\n"));
     for (param, (at, bytes)) in module.params.values().zip(&plan.params) {
         out.push_str(&format!("  param {} at {at} bytes {bytes}\n", print_name('@', &param.name)));
     }
@@ -54,11 +55,13 @@ pub(super) fn parse(lexer: &mut Lexer, module: &Module) -> Result<MemoryPlan, Pa
     let weights_bytes = lexer.uint("the bytes of all weights")?;
     lexer.expect_keyword("state")?;
     let state_bytes = lexer.uint("the bytes of the state")?;
+    let page_bytes = if lexer.accept_keyword("page") { lexer.uint("the bytes of a page")? } else { 0 };
     let mut plan = MemoryPlan {
         params: Vec::new(),
         weights_bytes,
         states: Vec::new(),
         state_bytes,
+        page_bytes,
         row_bytes: Vec::new(),
         context,
         chunk,

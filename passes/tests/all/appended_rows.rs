@@ -65,7 +65,9 @@ fn memory(program: &Program) -> Memory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = Memory::default();
     *memory.block(Base::Tokens) = floats(0..3 * HEADS * SIZE);
-    *memory.block(Base::State) = floats(7..7 + plan.state_bytes as usize / 4);
+    let (pages, table) = plan.example_pages();
+    *memory.block(Base::Pages) = floats(7..7 + pages.len() / 4);
+    *memory.block(Base::PageTable) = table;
     *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
     *memory.block(Base::Logits) = vec![0; 4 * HEADS * SIZE];
     memory
@@ -79,16 +81,19 @@ fn check(program: &Program, past: usize) {
     run_step(step, kernels, &mut one, &sizes, &RunOptions::workers(3)).unwrap();
     let mut expected = memory(program);
     let row = 4 * HEADS * SIZE;
-    for (state, &(offset, _)) in program.memory.as_ref().unwrap().states.iter().enumerate() {
+    let plan = program.memory.as_ref().unwrap();
+    let entry = |i: usize| *expected.clone().block(Base::PageTable).as_chunks::<4>().0.get(i).unwrap();
+    let page = i32::from_le_bytes(entry(past / 64)) as usize * plan.page_bytes as usize;
+    for (state, &(offset, _)) in plan.states.iter().enumerate() {
         let first = (state + 1) * HEADS * SIZE;
-        let at = offset as usize + past * row;
-        expected.block(Base::State)[at..at + row].copy_from_slice(&floats(first..first + HEADS * SIZE));
+        let at = page + offset as usize + past % 64 * row;
+        expected.block(Base::Pages)[at..at + row].copy_from_slice(&floats(first..first + HEADS * SIZE));
     }
-    assert!(one.block(Base::State) == expected.block(Base::State), "caches with {past} tokens before");
+    assert!(one.block(Base::Pages) == expected.block(Base::Pages), "caches with {past} tokens before");
     for schedule in Schedule::all(3) {
         let mut other = memory(program);
         run_interleaved(step, kernels, &mut other, &sizes, &schedule).unwrap();
-        for base in [Base::Logits, Base::State] {
+        for base in [Base::Logits, Base::Pages] {
             assert!(one.block(base) == other.block(base), "{past} tokens before, {schedule:?}");
         }
     }

@@ -145,6 +145,9 @@ fn memory(program: &Program) -> Memory {
     *memory.block(Base::Weights) = floats(plan.weights_bytes as usize / 4);
     *memory.block(Base::Tokens) = floats(ROWS * 16);
     *memory.block(Base::State) = floats(plan.state_bytes as usize / 4);
+    let (pages, table) = plan.example_pages();
+    *memory.block(Base::Pages) = floats(pages.len() / 4);
+    *memory.block(Base::PageTable) = table;
     *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
     *memory.block(Base::Logits) = vec![0; 4 * ROWS * 256];
     memory

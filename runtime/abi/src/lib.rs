@@ -22,9 +22,11 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
+/// Rows of every cache in a page.
+pub const PAGE_ROWS: u64 = 64;
 /// Alignment in bytes that callers give tokens, arena, state, logits, probs and weights.
 pub const BUFFER_ALIGN: usize = 64;
 /// Alignment of payload sections in the file.
@@ -83,6 +85,8 @@ pub struct Str {
 pub struct Sequence {
     /// As [`Ctx::state`]; no two sequences of a call share one.
     pub state: *mut u8,
+    /// As [`Ctx::page_table`]; no two sequences of a call share a page that one of them writes to.
+    pub page_table: *const i32,
     /// Tokens that the state has seen before this call.
     pub past: i64,
     /// Number of its first token in this call: that of the tokens of all sequences before it.
@@ -139,6 +143,11 @@ pub struct Ctx {
     pub wanted: *const i32,
     /// For `step`: `1..=n`.
     pub n_wanted: i64,
+    /// The first of all pages of [`ModelTable::page_bytes`] each, aligned like all buffers; unused where that is 0.
+    pub pages: *mut u8,
+    /// Numbers of the pages of the sequence: row `i` of a cache is row `i % PAGE_ROWS` of page `page_table[i / PAGE_ROWS]`. The call
+    /// reads those of rows before `past + n`, and writes to those from row `past` on.
+    pub page_table: *const i32,
 }
 
 /// `take(self, worker, pieces)`: a piece for worker `worker` of a launch in `pieces` pieces per worker, of which nobody
@@ -273,7 +282,8 @@ pub struct State {
     pub sinks: u32,
     /// Of a cache: rows planned, at least `context`. Of the number of dropped rows: the window. Else 0.
     pub rows: u64,
-    /// Of a cache: bytes of one row; row `i` lies at `offset + i * row_bytes`, and `bytes = rows * row_bytes`. Else 0.
+    /// Of a cache: bytes of one row, and `bytes = rows * row_bytes`. Row `i` lies at `offset + i * row_bytes` of the state block;
+    /// where there are pages, its row number `r` of a page at `offset + r * row_bytes` of that. Else 0.
     pub row_bytes: u64,
 }
 
@@ -422,9 +432,12 @@ pub struct ModelTable {
     pub vocab: u64,
     /// Most workers that the steps may be called with; 0 = any number.
     pub max_workers: u64,
+    /// Bytes of a page, which has [`PAGE_ROWS`] rows of every cache. 0: there are no caches, or they are dense parts of the state
+    /// block (on devices).
+    pub page_bytes: u64,
     /// Must be zero.
-    pub reserved: [u64; 7],
+    pub reserved: [u64; 6],
 }
 
 const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));
-const _: () = assert!(size_of::<Ctx>() == 152);
+const _: () = assert!(size_of::<Ctx>() == 168);

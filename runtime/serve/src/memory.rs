@@ -9,7 +9,9 @@ use mlcc_runtime::Model;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
     pub weights: u64,
-    /// State of a full context, scratch and results of one sequence.
+    /// Scratch of the steps, once.
+    pub scratch: u64,
+    /// State of a full context and results of one sequence.
     pub sequence: u64,
     pub sequences: u64,
     /// A recurrent state that is kept behind a prompt.
@@ -26,9 +28,10 @@ impl Need {
         Need {
             // Those that are no part of the file are in memory already.
             weights: if model.section(section::WEIGHTS).is_some() { plan.weights_bytes } else { 0 },
-            sequence: plan.state_bytes.saturating_add(plan.arena_bytes).saturating_add(logits),
+            sequence: plan.sequence_bytes().saturating_add(logits),
+            scratch: plan.arena_bytes,
             sequences: sequences as u64,
-            snapshot: plan.state_bytes.saturating_add(logits),
+            snapshot: plan.sequence_bytes().saturating_add(logits),
             snapshots: if recurrent { snapshots as u64 } else { 0 },
         }
     }
@@ -36,15 +39,19 @@ impl Need {
     pub fn total(&self) -> u64 {
         let sequences = self.sequence.saturating_mul(self.sequences);
         let snapshots = self.snapshot.saturating_mul(self.snapshots);
-        self.weights.saturating_add(sequences).saturating_add(snapshots)
+        self.weights.saturating_add(self.scratch).saturating_add(sequences).saturating_add(snapshots)
     }
 }
 
 /// The sum, for people.
 impl std::fmt::Display for Need {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (weights, sequence) = (mib(self.weights), mib(self.sequence));
-        write!(f, "{weights} of weights + {} sequences of {sequence}", self.sequences)?;
+        let (weights, scratch, sequence) = (mib(self.weights), mib(self.scratch), mib(self.sequence));
+        write!(
+            f,
+            "{weights} of weights + {scratch} of scratch + {} sequences of {sequence}",
+            self.sequences
+        )?;
         if self.snapshots > 0 {
             write!(f, " + {} kept states of {}", self.snapshots, mib(self.snapshot))?;
         }
@@ -131,10 +138,16 @@ mod tests {
 
     #[test]
     fn the_sum_is_shown() {
-        let need =
-            Need { weights: 3 << 20, sequence: 1 << 20, sequences: 4, snapshot: 1 << 19, snapshots: 2 };
-        assert_eq!(need.total(), 8 << 20);
-        let text = "3.0 MiB of weights + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 8.0 MiB";
+        let need = Need {
+            weights: 3 << 20,
+            scratch: 1 << 20,
+            sequence: 1 << 20,
+            sequences: 4,
+            snapshot: 1 << 19,
+            snapshots: 2,
+        };
+        assert_eq!(need.total(), 9 << 20);
+        let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 9.0 MiB";
         assert_eq!(need.to_string(), text);
         let huge = Need { sequence: u64::MAX, ..need };
         assert_eq!(huge.total(), u64::MAX);

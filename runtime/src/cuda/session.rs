@@ -214,7 +214,8 @@ impl DeviceSession for CudaSession {
         self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])
     }
 
-    fn state(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>> {
+    fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>> {
+        let range = state.live(rows);
         let mut out = vec![0; (range.end - range.start) as usize];
         receive(&self.device, self.stream, self.state.ptr() + range.start, &mut out)?;
         Ok(out.into())
@@ -226,10 +227,10 @@ impl DeviceSession for CudaSession {
         Ok(out.into())
     }
 
-    fn set_state(&mut self, _: &Model, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
+    fn set_state(&mut self, _: &Model, rows: u64, states: &[(&State, &[u8])]) -> Result<()> {
         self.state.grow(rows)?;
-        for (range, bytes) in pieces {
-            self.send(self.state.ptr() + range.start, bytes.as_ptr().cast(), bytes.len())?;
+        for (state, bytes) in states {
+            self.send(self.state.ptr() + state.offset, bytes.as_ptr().cast(), bytes.len())?;
         }
         self.wait()
     }

@@ -6,11 +6,24 @@ use std::sync::Arc;
 
 use super::device::{Context, DeviceBuffer};
 use super::driver::{self, DevicePtr, VirtualMemory};
-use crate::state_block::{kept_rows, step_rows};
 use crate::table::{State, live_bytes};
 use crate::{Error, Result};
 
 const WHAT: &str = "the state on the GPU";
+/// Rows that get memory together, so that `decode` maps nothing but at every such step.
+const STEP_ROWS: u64 = 128;
+/// Unused rows that keep their memory when a sequence gets shorter.
+const KEPT_ROWS: u64 = 256;
+
+/// Rows that get memory when the first `rows` are needed.
+fn step_rows(rows: u64) -> u64 {
+    rows.saturating_add(STEP_ROWS - 1) / STEP_ROWS * STEP_ROWS
+}
+
+/// Rows that keep memory when only the first `rows` are in use.
+fn kept_rows(rows: u64) -> u64 {
+    step_rows(rows).saturating_add(KEPT_ROWS)
+}
 
 pub(crate) struct StateMemory {
     memory: Memory,

@@ -1,10 +1,9 @@
 //! Copies of a sequence: a second session, a snapshot in memory, a file.
 
-use std::ops::Range;
 use std::path::Path;
 
 use super::Session;
-use crate::{Error, Result, state_file};
+use crate::{Error, Result, State, state_file};
 
 /// A copy of a session's state in memory.
 #[derive(Clone, Debug)]
@@ -19,14 +18,14 @@ impl Session {
     /// A second session with the same past.
     pub fn fork(&self) -> Result<Self> {
         let memory = self.memory.twin(&self.model, self.rows)?;
-        let (rows, dropped) = (self.rows, self.dropped);
-        Ok(Self { model: self.model.clone(), memory, rows, dropped, all_logits: None })
+        let (rows, dropped, window_row) = (self.rows, self.dropped, self.window_row);
+        Ok(Self { model: self.model.clone(), memory, rows, dropped, window_row, all_logits: None })
     }
 
     /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
     /// loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.rows)));
+        let live = self.model.table().states.iter().map(|s| self.memory.state(s, self.rows));
         let pieces = live.collect::<Result<Vec<_>>>()?;
         state_file::save(path.as_ref(), self.model.state_identity(), self.rows, &pieces)
     }
@@ -37,19 +36,18 @@ impl Session {
         let table = self.model.table();
         let saved = state_file::load(path.as_ref(), self.model.state_identity(), table)?;
         let mut rest = saved.state();
-        let piece = |s: &crate::State| {
-            let range = s.live(saved.past);
-            let (bytes, tail) = rest.split_at((range.end - range.start) as usize);
+        let piece = |s| {
+            let (bytes, tail) = rest.split_at(State::live_bytes(s, saved.past) as usize);
             rest = tail;
-            (range, bytes)
+            bytes
         };
-        let pieces: Vec<(Range<u64>, &[u8])> = table.states.iter().map(piece).collect();
+        let pieces: Vec<&[u8]> = table.states.iter().map(piece).collect();
         self.set_state(saved.past, &pieces)
     }
 
     /// Position, recurrent states and the cache rows in use, to go back to later.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let live = self.model.table().states.iter().map(|s| self.state_bytes(s.live(self.rows)));
+        let live = self.model.table().states.iter().map(|s| self.memory.state(s, self.rows));
         let pieces = live.map(|bytes| Ok(bytes?.into_owned())).collect::<Result<_>>()?;
         Ok(Snapshot { identity: self.model.state_identity(), rows: self.rows, pieces })
     }
@@ -61,19 +59,22 @@ impl Session {
         if snapshot.identity != self.model.state_identity() || !fits {
             return Err(Error::ForeignSnapshot);
         }
-        let ranges = self.model.table().states.iter().map(|s| s.live(snapshot.rows));
-        let pieces: Vec<_> = ranges.zip(snapshot.pieces.iter().map(Vec::as_slice)).collect();
+        let pieces: Vec<_> = snapshot.pieces.iter().map(Vec::as_slice).collect();
         self.set_state(snapshot.rows, &pieces)
     }
 
-    fn set_state(&mut self, rows: u64, pieces: &[(Range<u64>, &[u8])]) -> Result<()> {
-        self.memory.set_state(&self.model, rows, pieces)?;
+    /// Replaces all states, in the order of the table.
+    fn set_state(&mut self, rows: u64, pieces: &[&[u8]]) -> Result<()> {
+        let table = self.model.table();
+        let states: Vec<(&State, &[u8])> = table.states.iter().zip(pieces.iter().copied()).collect();
+        self.memory.set_state(&self.model, rows, &states)?;
         self.rows = rows;
-        let counter = self.model.table().window().map(|(_, state)| state.offset);
-        let counted = pieces.iter().find(|(range, _)| Some(range.start) == counter);
+        let counted = states.iter().find(|(state, _)| state.dropped_beyond.is_some());
         let counted =
             counted.and_then(|(_, bytes)| i32::from_le_bytes((*bytes).try_into().ok()?).try_into().ok());
         self.dropped = counted.unwrap_or(0);
+        // What was dropped is not known, but that whole pages are the most.
+        self.window_row = self.sink_rows();
         self.shrink();
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The numbers of a table, held against each other and against the metadata.
 
-use mlcc_abi::{self as abi, Control, LaunchArg, arg};
+use mlcc_abi::{self as abi, Control, LaunchArg, PAGE_ROWS, arg};
 
 use super::{Launch, MAX_LAUNCH_ARGS, Plan, Result, State, Table, Window, malformed};
 use crate::json;
@@ -41,7 +41,14 @@ impl Table {
         // Logits of a chunk and of a batch are addressed in bytes.
         let logits = p.vocab.checked_mul(p.chunk.max(p.batch)).and_then(|floats| floats.checked_mul(4));
         let addressed = logits.is_some_and(|bytes| bytes <= i64::MAX as u64);
-        if !alignment_fits || !counted || !addressed || p.batch > most || p.context > i64::MAX as u64 / 2 {
+        let pages_fit = p.page_bytes.is_multiple_of(mlcc_abi::BUFFER_ALIGN as u64) && p.page_bytes < 1 << 40;
+        if !pages_fit
+            || !alignment_fits
+            || !counted
+            || !addressed
+            || p.batch > most
+            || p.context > i64::MAX as u64 / 2
+        {
             return malformed("the table's memory plan is not usable");
         }
         Ok(())
@@ -59,6 +66,7 @@ impl Table {
             ("batch", p.batch),
             ("vocab", p.vocab),
             ("max_workers", p.max_workers),
+            ("page_bytes", p.page_bytes),
         ];
         for (name, here) in numbers {
             match json::find(&self.metadata, &["memory", name]) {
@@ -73,12 +81,20 @@ impl Table {
 
     fn check_states(&self) -> Result<()> {
         self.states.iter().try_for_each(|state| check_state(state, &self.plan))?;
-        let mut places: Vec<&State> = self.states.iter().collect();
-        places.sort_by_key(|s| s.offset);
-        match places.windows(2).find(|pair| pair[0].offset + pair[0].bytes > pair[1].offset) {
-            Some(pair) => malformed(format!("states {} and {} overlap", pair[0].name, pair[1].name)),
-            None => Ok(()),
+        let paged = self.plan.page_bytes > 0;
+        if self.target != "cuda" && !paged && self.states.iter().any(|s| s.cache.is_some()) {
+            return malformed("its caches are in no pages, as those of a CPU are");
         }
+        for in_pages in [false, true] {
+            let there = |s: &&State| (paged && s.cache.is_some()) == in_pages;
+            let mut places: Vec<&State> = self.states.iter().filter(there).collect();
+            places.sort_by_key(|s| s.offset);
+            let end = |s: &State| s.offset + if in_pages { page_part(s) } else { s.bytes };
+            if let Some(pair) = places.windows(2).find(|pair| end(pair[0]) > pair[1].offset) {
+                return malformed(format!("states {} and {} overlap", pair[0].name, pair[1].name));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -86,10 +102,19 @@ fn inside(offset: u64, bytes: u64, of: u64) -> bool {
     offset.checked_add(bytes).is_some_and(|end| end <= of)
 }
 
+/// Bytes of a cache in every page; too many, if they have no number.
+fn page_part(state: &State) -> u64 {
+    state.cache.and_then(|c| c.row_bytes.checked_mul(PAGE_ROWS)).unwrap_or(u64::MAX)
+}
+
 fn check_state(state: &State, p: &Plan) -> Result<()> {
     let whole = state.fill.is_none() || (state.offset.is_multiple_of(4) && state.bytes.is_multiple_of(4));
-    if !inside(state.offset, state.bytes, p.state_bytes) || !whole {
-        return malformed(format!("state {} lies outside of the state block", state.name));
+    let (bytes, block, name) = match (state.cache, p.page_bytes) {
+        (None, _) | (_, 0) => (state.bytes, p.state_bytes, "the state block"),
+        (Some(_), page) => (page_part(state), page, "the pages"),
+    };
+    if !inside(state.offset, bytes, block) || !whole {
+        return malformed(format!("state {} lies outside of {name}", state.name));
     }
     let few = |w: Window| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
     if let Some(window) = state.dropped_beyond

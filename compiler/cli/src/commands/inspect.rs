@@ -185,7 +185,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         ["chunk".into(), format!("{} tokens", get("/memory/chunk"))],
         ["batch".into(), format!("{} sequences", get("/memory/batch").replace('-', "1"))],
         ["weights".into(), size("/memory/weights_bytes")],
-        ["state".into(), size("/memory/state_bytes") + &cache_text(metadata)],
+        ["state".into(), size("/memory/sequence_bytes") + &cache_text(metadata)],
         ["scratch".into(), size("/memory/arena_bytes")],
         ["tokenizer".into(), tokenizer],
     ];

@@ -310,7 +310,7 @@ fn memory(model: &Model) -> String {
     format!(
         "{} weights, {} state{}, {} scratch",
         ui::bytes(plan.weights_bytes),
-        ui::bytes(plan.state_bytes),
+        ui::bytes(plan.sequence_bytes()),
         match plan.context {
             0 => String::new(),
             context => format!(" for {context} tokens"),

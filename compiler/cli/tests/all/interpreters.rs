@@ -46,13 +46,17 @@ pub fn memory(program: &Program, source: &Source) -> Memory {
         .unwrap();
     }
     let mut states = vec![0; plan.state_bytes as usize];
-    for (state, &(offset, bytes)) in program.module.states.values().zip(&plan.states) {
+    let states_of = program.module.states.iter().zip(&plan.states);
+    for ((_, state), &(offset, bytes)) in states_of.filter(|((id, _), _)| !plan.is_paged(*id)) {
         for value in states[offset as usize..(offset + bytes) as usize].chunks_exact_mut(4) {
             value.copy_from_slice(&(state.init as f32).to_le_bytes());
         }
     }
     *memory.block(Base::Weights) = weights;
     *memory.block(Base::State) = states;
+    let (pages, table) = plan.example_pages();
+    *memory.block(Base::Pages) = pages;
+    *memory.block(Base::PageTable) = table;
     *memory.block(Base::Arena) = vec![0; plan.arena_bytes() as usize];
     memory
 }

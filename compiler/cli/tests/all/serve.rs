@@ -366,7 +366,13 @@ fn what_cannot_be_served_is_refused_at_the_start() {
         serve.arg("serve").arg(artifact()).args(args);
         serve
     };
-    let sum = ["MiB of weights + 8 sequences of", "kept states of", " = ", "--memory is 2.0 MiB"];
+    let sum = [
+        "MiB of weights + ",
+        "MiB of scratch + 8 sequences of",
+        "kept states of",
+        " = ",
+        "--memory is 2.0 MiB",
+    ];
     fails_with(&mut serve(&["--memory", "2MiB", "--sequences", "8", "--port", "0"]), &sum);
     let server = Server::start(&[]);
     let port = server.address.rsplit(':').next().unwrap();

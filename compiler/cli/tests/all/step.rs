@@ -173,6 +173,13 @@ fn check_kernels(what: &str, program: &Program, source: &Source, texts: &[Vec<i3
     // Fewer workers than sequences, and many more.
     let schedules: Vec<Schedule> =
         Schedule::all(2).into_iter().zip(Schedule::all(32)).flat_map(|(few, many)| [few, many]).collect();
+    // The pages of the sequences by turns.
+    let count = memory.block(Base::PageTable).len() / 4;
+    let pages = memory.block(Base::Pages).len() * texts.len();
+    memory.block(Base::Pages).resize(pages, 0);
+    let table = |sequence: usize| -> Vec<u8> {
+        (0..count).flat_map(|i| ((i * texts.len() + sequence) as i32).to_le_bytes()).collect()
+    };
     for (number, fed) in steps(texts, false, &mut Random(3)).iter().take(4).enumerate() {
         let (tokens, wanted, count) = inputs(texts, fed);
         let bytes = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
@@ -181,7 +188,7 @@ fn check_kernels(what: &str, program: &Program, source: &Source, texts: &[Vec<i3
         *memory.block(Base::Logits) = vec![0; 4 * vocab * count];
         let sequence = |f: &Fed| {
             let (state, past, rows) = (states[f.sequence].clone(), f.from as i64, (f.to - f.from) as i64);
-            Sequence { state, past, rows }
+            Sequence { state, page_table: table(f.sequence), past, rows }
         };
         let mut expected: Vec<Sequence> = fed.iter().map(sequence).collect();
         let mut apart: (Memory, Vec<Sequence>) = (memory.clone(), expected.clone());

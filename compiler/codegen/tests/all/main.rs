@@ -16,6 +16,7 @@ mod llvm_matrix;
 mod llvm_model;
 mod llvm_products;
 mod llvm_ptx;
+mod page_histories;
 mod runtime;
 #[cfg(feature = "llvm")]
 mod software;

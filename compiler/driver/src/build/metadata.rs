@@ -103,6 +103,8 @@ fn memory_json(
         "context": source.context_limit(options),
         "weights_bytes": memory.weights_bytes,
         "state_bytes": memory.state_bytes,
+        "page_bytes": memory.page_bytes,
+        "sequence_bytes": memory.sequence_bytes(),
         "cache": caches(program, memory),
         "vocab": source.model.config.architecture.vocab(),
         "max_workers": memory.max_workers().unwrap_or(0),

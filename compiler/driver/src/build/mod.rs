@@ -349,7 +349,7 @@ fn check_budget(
     options: &BuildOptions,
     memory: &mlcc_passes::plan_memory::MemoryPlan,
 ) -> Result<(), BuildError> {
-    let (weights, state, arena) = (memory.weights_bytes, memory.state_bytes, memory.arena_bytes());
+    let (weights, state, arena) = (memory.weights_bytes, memory.sequence_bytes(), memory.arena_bytes());
     let needed = weights + state + arena;
     match options.memory_budget {
         Some(budget) if needed > budget => Err(BuildError::Budget { needed, weights, state, arena, budget }),

@@ -184,7 +184,7 @@ fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     });
     MemoryRow {
         weights_bytes: memory.weights_bytes,
-        state_bytes: memory.state_bytes,
+        state_bytes: memory.sequence_bytes(),
         cache: caches(program, memory),
         arena_bytes: memory.arena_bytes(),
         entries: entries.collect(),

@@ -1,6 +1,7 @@
 //! The program as the model table describes it.
 
 use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, WindowDesc};
+use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_models::transformer::{DROPPED_ROWS, SEQUENCE_LENGTH};
 use mlcc_passes::Program;
@@ -46,6 +47,7 @@ pub fn describe(
             batch: u64::from(options.max_batch(target)),
             vocab: source.model.config.architecture.vocab() as u64,
             max_workers: memory.max_workers().unwrap_or(0),
+            page_bytes: memory.page_bytes,
         },
         whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()
@@ -75,18 +77,21 @@ fn states(source: &Source, program: &Program, memory: &MemoryPlan) -> Vec<StateD
     let window = architecture.window().map(|newest| WindowDesc { newest: newest as u64, sinks });
     let states = program.module.states.iter().zip(&memory.states);
     states
-        .map(|((id, state), &(offset, bytes))| StateDesc {
-            name: state.name.clone(),
-            offset,
-            bytes,
-            fill: (state.init != 0.0).then_some(state.init as f32),
-            format: state.ty.dtype.name().into(),
-            cache: program.module.is_cache(id).then(|| {
+        .map(|((id, state), &(offset, bytes))| {
+            let cache = program.module.is_cache(id).then(|| {
                 let rows = dims(&state.ty).first().copied().unwrap_or(0);
-                CacheDesc { rows, row_bytes: bytes.checked_div(rows).unwrap_or(0) }
-            }),
-            dropped_beyond: window.filter(|_| state.name == DROPPED_ROWS),
-            is_length: state.name == SEQUENCE_LENGTH,
+                CacheDesc { rows, row_bytes: memory.row_bytes[id.index()] }
+            });
+            StateDesc {
+                name: state.name.clone(),
+                offset,
+                bytes: cache.map_or(bytes, |cache| cache.rows * cache.row_bytes),
+                fill: (state.init != 0.0).then_some(state.init as f32),
+                format: state.ty.dtype.name().into(),
+                cache,
+                dropped_beyond: window.filter(|_| state.name == DROPPED_ROWS),
+                is_length: state.name == SEQUENCE_LENGTH,
+            }
         })
         .collect()
 }
@@ -104,13 +109,13 @@ pub struct CacheRow {
 /// `None` for recurrent models.
 pub fn caches(program: &Program, memory: &MemoryPlan) -> Option<CacheRow> {
     let mut row = CacheRow { rows: u64::MAX, bytes_per_token: 0, formats: Vec::new() };
-    for ((id, state), &(_, bytes)) in program.module.states.iter().zip(&memory.states) {
+    for (id, state) in program.module.states.iter() {
         if !program.module.is_cache(id) {
             continue;
         }
         let rows = dims(&state.ty).first().copied().unwrap_or(0);
         row.rows = row.rows.min(rows);
-        row.bytes_per_token += bytes.checked_div(rows).unwrap_or(0);
+        row.bytes_per_token += memory.row_bytes[id.index()];
         let format = state.ty.dtype.name().to_string();
         if !row.formats.contains(&format) {
             row.formats.push(format);

@@ -125,7 +125,7 @@ fn phases(
                     let (sizes, at) = (&turn.sizes, turn.at(worker));
                     for share in schedule.shares(launch, &turn, worker) {
                         with_state(memory, sequences, &turn, |memory| {
-                            on_buffers(launch, kernel, memory, sizes, at, |buffers| {
+                            on_buffers(launch, kernel, memory, sizes, at, |buffers, sizes| {
                                 program.run_share(buffers, sizes, share)
                             })
                         })?;

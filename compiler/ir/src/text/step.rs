@@ -79,9 +79,10 @@ fn sequences(of: Sequences) -> &'static str {
 /// `arena+64+256*row:1024`.
 pub fn print_buffer(b: &BufferRef) -> String {
     let stride = |bytes: u64, of: &str| if bytes > 0 { format!("+{bytes}*{of}") } else { String::new() };
-    let (past, row) = (stride(b.per_past, "past"), stride(b.per_row, "row"));
+    let (past, page) = (stride(b.per_past, "past"), stride(b.per_page, "page"));
+    let row = stride(b.per_row, "row");
     let (sequence, worker) = (stride(b.per_sequence, "sequence"), stride(b.per_worker, "worker"));
-    format!("{}+{}{past}{row}{sequence}{worker}:{}", b.base.name(), b.offset, b.bytes)
+    format!("{}+{}{past}{page}{row}{sequence}{worker}:{}", b.base.name(), b.offset, b.bytes)
 }
 
 /// Parses one step; the lexer stands at `step`.
@@ -157,10 +158,10 @@ pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     lexer.expect("+")?;
     let offset = lexer.uint("an offset in bytes")?;
     // In this order, each once.
-    const OF: [&str; 4] = ["past", "row", "sequence", "worker"];
+    const OF: [&str; 5] = ["past", "page", "row", "sequence", "worker"];
     let (mut strides, mut next) = ([0; OF.len()], 0);
     while lexer.accept("+") {
-        let bytes = lexer.uint("bytes per past token, row, sequence or worker")?;
+        let bytes = lexer.uint("bytes per past token, page, row, sequence or worker")?;
         lexer.expect("*")?;
         let Some(at) = (next..OF.len()).find(|&at| lexer.accept_keyword(OF[at])) else {
             return Err(lexer.error(format!("expected one of {}", OF[next..].join(", "))));
@@ -169,8 +170,8 @@ pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
     }
     lexer.expect(":")?;
     let bytes = lexer.uint("a length in bytes")?;
-    let [per_past, per_row, per_sequence, per_worker] = strides;
-    Ok(BufferRef { base, offset, bytes, per_past, per_row, per_sequence, per_worker })
+    let [per_past, per_page, per_row, per_sequence, per_worker] = strides;
+    Ok(BufferRef { base, offset, bytes, per_past, per_page, per_row, per_sequence, per_worker })
 }
 
 fn parse_grid(lexer: &mut Lexer) -> Result<Grid, ParseError> {

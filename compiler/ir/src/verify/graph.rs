@@ -176,6 +176,7 @@ fn verify_places(kernel: &Kernel, launch: &Launch) -> Result<(), String> {
             (base, "base"),
             (b.offset, "offset"),
             (b.per_past, "step per past token"),
+            (b.per_page, "step per page"),
             (b.per_row, "step per sequence"),
             (b.per_worker, "step per worker"),
         ];

@@ -15,7 +15,7 @@ use super::operand::Operands;
 use super::plan::DecodePlan;
 use super::problem::Problem;
 use super::shares::{Run, Shares};
-use crate::inline::{Index, Inliner, RowAt};
+use crate::inline::{Index, Inliner, Page, Paged, RowAt};
 use crate::rows::emit_at;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::ValueId;
@@ -29,6 +29,8 @@ pub struct NewRows<'a> {
     /// Binds the operands of the group; one lane.
     pub inliner: Inliner<'a, 'static>,
     pub stores: Vec<(ValueId, BufId)>,
+    /// Where rows of these caches lie, if they are in pages.
+    pub pages: Vec<(BufId, Paged)>,
 }
 
 /// Writes unfinished sums, `out: f32[slices, heads, partial]`. Whoever has the last key appends its row first (`new_rows`), for the key
@@ -119,8 +121,14 @@ impl<'k> Slice<'k, '_> {
         k.when(at.start.lt(t) & t.le(at.end), || {
             at.each_key_head(|at| {
                 let [row, stored] = [[k.int(0), at.head], [at.last, at.head]].map(|at| at.map(Index::scalar));
-                for NewRows { inliner, stores } in rows {
-                    emit_at(k, inliner, RowAt { row: &row, stored: &stored }, stores, at.plan.lanes);
+                for NewRows { inliner, stores, pages } in rows {
+                    let page = at.a.page(at.last);
+                    let shift = |&(buf, pages): &(BufId, Paged)| {
+                        Some((buf, pages.shift(page?, k.flat(buf).dtype()).named("shift")))
+                    };
+                    let shifts: Vec<_> = pages.iter().filter_map(shift).collect();
+                    let to = RowAt { row: &row, stored: &stored, shifts: &shifts };
+                    emit_at(k, inliner, to, stores, at.plan.lanes);
                 }
             });
         });
@@ -140,15 +148,23 @@ impl<'k> Slice<'k, '_> {
     /// Adds the keys `start..end`, block by block.
     fn add_keys(self) {
         let (at, k, block) = (self.at, self.at.k, self.at.plan.block);
-        let keys = (at.end - at.start).max(0);
-        k.steps("block", keys.div_ceil(block), block, |offset| {
-            let first = (at.start + offset).named("first");
-            let count = (at.end - first).min(block).named("count");
+        // In pages, blocks begin at multiples of their size, so that each lies in one page.
+        let paged = at.a.table.is_some();
+        let begin = if paged { (at.start / block * block).named("begin") } else { at.start };
+        let blocks = at.start.lt(at.end).select((at.end - begin).div_ceil(block), 0);
+        k.steps("block", blocks, block, |offset| {
+            let begin = begin + offset;
+            let first = if paged { begin.max(at.start) } else { begin }.named("first");
+            let next = begin + block;
+            let count = (at.end.min(next) - first).named("count");
             if at.plan.in_order {
                 at.touch(first);
             }
+            let last = (first + count + -1).named("last");
+            let page = at.a.page(first).map(Page::named);
+            let next = at.ahead(next);
             at.each_key_head(|at| {
-                let block = KeyBlock { at, first, count };
+                let block = KeyBlock { at, first, count, last, page, next };
                 k.serial("set", at.plan.sets, |set| self.operands.add_block(&block, set));
             });
         });

@@ -131,12 +131,12 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         let tiles = (end - start).max(0).div_ceil(step);
         k.serial("keys", tiles, |i| {
             let j = start + i * step;
-            self.load(j, a.size, |row, c| a.key([row, self.head, c], 1));
+            self.load(j, a.size, |row, c| a.key(None, [row, self.head, c], 1));
             k.barrier();
             self.scores(j, end);
             k.barrier();
             self.weights();
-            self.load(j, a.value_size, |row, c| a.value([row, self.head, c], 1));
+            self.load(j, a.value_size, |row, c| a.value(None, [row, self.head, c], 1));
             k.barrier();
             self.totals();
             self.mix();

@@ -5,9 +5,10 @@
 //! weights, not of elements.
 
 use super::codes::size_bits;
-use super::key_head::KeyHead;
+use super::key_head::{KeyHead, RowsAhead};
 use super::plan::{DecodePlan, Products, RowPrefetch, lanes_of};
 use super::problem::{MASKED, ScoreIndex, larger};
+use crate::inline::Page;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, Ty};
 use mlcc_ir::types::DType;
@@ -36,6 +37,12 @@ pub(super) struct KeyBlock<'k, 'a> {
     pub at: KeyHead<'k, 'a>,
     pub first: Val<'k>,
     pub count: Val<'k>,
+    /// Its last key.
+    pub last: Val<'k>,
+    /// The page that it lies in.
+    pub page: Option<Page<'k>>,
+    /// What is prefetched meanwhile.
+    pub next: RowsAhead<'k>,
 }
 
 impl<'k> KeyBlock<'k, '_> {
@@ -50,14 +57,19 @@ impl<'k> KeyBlock<'k, '_> {
 
     /// The row of key `i` of the block; the last row stands in for those after it.
     pub fn row(&self, i: Val<'k>) -> Val<'k> {
-        (self.first + i).min(self.at.last).named("row")
+        (self.first + i).min(self.last).named("row")
+    }
+
+    /// Elements of row `row` of keys or values from column `c` on, as f32.
+    pub fn elements(&self, v: ValueId, row: Val<'k>, c: Val<'k>, lanes: u32) -> Val<'k> {
+        self.at.a.row(v, self.page, [row, self.at.head, c], lanes)
     }
 
     /// The scales of the rows of a vector of scores, key `first` of the block being its first.
     fn scales(&self, scale: Option<ValueId>, first: Val<'k>) -> Option<Val<'k>> {
         let (scale, at, plan) = (scale?, self.at, self.at.plan);
         let zero = at.k.int(0);
-        let of_key = |key: i64| at.a.row(scale, [self.row(first + key), at.head, zero], 1).splat(plan.lanes);
+        let of_key = |key: i64| self.elements(scale, self.row(first + key), zero, 1).splat(plan.lanes);
         let each: Vec<Val> = (0..plan.keys()).map(of_key).collect();
         let key_of = |l: u32| i64::from(l) % plan.part() / plan.vectors();
         let chosen = (0..).zip(each).reduce(|(_, all), (key, value)| {
@@ -72,7 +84,7 @@ impl<'k> KeyBlock<'k, '_> {
     /// Prefetches `width` elements of the next block, from number `at` of the share of this head on (`[block, size]`).
     fn prefetch(&self, rows: Option<RowPrefetch>, at: Val<'k>, width: i64) {
         let Some(rows) = rows.filter(|_| !self.at.plan.in_order) else { return };
-        self.at.prefetch(rows, self.first + self.at.plan.block, (at, width));
+        self.at.prefetch(rows, self.next, (at, width));
     }
 
     /// Elements of the values of the next block that are prefetched while scores become weights, a line for every vector of
@@ -154,7 +166,7 @@ impl<'k> KeyBlock<'k, '_> {
                     j: self.key_of_lane(first),
                     slope,
                     prefix: at.prefix,
-                    end: Some(at.end),
+                    end: Some(self.last + 1),
                     // The keys begin with the first that the last query sees.
                     visible: at.prefix.is_none(),
                 };

@@ -2,9 +2,18 @@
 
 use super::plan::{DecodePlan, RowPrefetch, lanes_of};
 use super::problem::{MASKED, Problem};
+use crate::inline::Page;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
+
+/// Rows that are prefetched: the first and the last, and the page that they are in.
+#[derive(Clone, Copy)]
+pub(super) struct RowsAhead<'k> {
+    first: Val<'k>,
+    last: Val<'k>,
+    page: Option<Page<'k>>,
+}
 
 /// A key head of a slice, with the buffers that all key heads of a worker have together.
 #[derive(Clone, Copy)]
@@ -89,38 +98,55 @@ impl<'k, 'a> KeyHead<'k, 'a> {
         });
     }
 
-    /// Prefetches `width` elements of the block from row `first` on, ahead of its turn: from number `at` of the share of this
-    /// head on. The heads share the block in the order of memory. Prefetches are spread over the work, because a core keeps
-    /// track of few lines at a time and waits when there are more.
-    pub fn prefetch(&self, rows: RowPrefetch, first: Val<'k>, (at, width): (Val<'k>, i64)) {
-        let size = rows.size;
-        let base = (first * (self.a.kv * size) + self.head * (self.plan.block * size)).named("base");
-        let last = self.last_element(rows);
-        for from in (0..width).step_by(rows.line() as usize) {
-            self.fetch(rows, (base + (at + from)).min(last));
+    /// The rows from row `first` of a block on, to be prefetched; of the last block, where there are no keys.
+    pub fn ahead(&self, first: Val<'k>) -> RowsAhead<'k> {
+        if self.a.table.is_none() {
+            return RowsAhead { first, last: self.last, page: None };
         }
+        // In pages memory goes on behind the last row.
+        let first = first.min((self.last / self.plan.block) * self.plan.block).named("next");
+        let page = self.a.page(first).map(Page::named);
+        RowsAhead { first, last: first + (self.plan.block - 1), page }
     }
 
-    /// The last element of all rows.
-    fn last_element(&self, rows: RowPrefetch) -> Val<'k> {
-        ((self.last + 1) * (self.a.kv * rows.size) + -1).named("last_element")
-    }
-
-    fn fetch(&self, rows: RowPrefetch, at: Val<'k>) {
-        self.k.flat(rows.buf).prefetch(rows.instr, [at]);
+    /// Prefetches `width` elements of a block ahead of its turn: from number `at` of the share of this head on. The heads share
+    /// the block in the order of memory. Prefetches are spread over the work, because a core keeps track of few lines at a time
+    /// and waits when there are more.
+    pub fn prefetch(
+        &self,
+        RowPrefetch { rows, instr }: RowPrefetch,
+        next: RowsAhead<'k>,
+        (at, width): (Val<'k>, i64),
+    ) {
+        let of_row = self.a.kv * rows.size;
+        let (mut from, mut last) = (next.first * of_row, (next.last + 1) * of_row + -1);
+        if let Some(shift) = rows.shift(next.page) {
+            (from, last) = (from + shift, last + shift);
+        }
+        let base = (from + self.head * (self.plan.block * rows.size)).named("base");
+        let last = last.named("last_element");
+        let line = RowPrefetch { rows, instr }.line();
+        for from in (0..width).step_by(line as usize) {
+            self.k.flat(rows.buf).prefetch(instr, [(base + (at + from)).min(last)]);
+        }
     }
 
     /// Reads a byte of each line of the key heads of the block from row `first` on.
     pub fn touch(&self, first: Val<'k>) {
         let (k, (first_head, heads)) = (self.k, self.heads);
-        for rows in self.plan.touch.into_iter().flatten() {
-            let (last, line) = (self.last_element(rows), rows.line());
+        for touch in self.plan.touch.into_iter().flatten() {
+            let (rows, line) = (touch.rows, touch.line());
+            let of_row = self.a.kv * rows.size;
             let keys = (self.end - first).min(self.plan.block);
             let before = first_head * rows.size;
             let lines = (heads * rows.size).div_ceil(line);
             k.serial("key", keys, |key| {
-                let from = (first + key) * (self.a.kv * rows.size) + before;
-                k.steps("line", lines, line, |at| self.fetch(rows, (from + at).min(last)));
+                let row = (first + key) * of_row;
+                let row = rows.shift(self.a.page(first + key)).map_or(row, |shift| row + shift).named("row");
+                let last = (row + (of_row - 1)).named("last_element");
+                k.steps("line", lines, line, |at| {
+                    k.flat(rows.buf).prefetch(touch.instr, [(row + before + at).min(last)]);
+                });
             });
         }
     }

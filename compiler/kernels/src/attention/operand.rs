@@ -12,7 +12,7 @@ use super::codes::size_bits;
 use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
 use super::plan::{DecodePlan, Products, lanes_of};
-use super::problem::Problem;
+use super::problem::{CacheRows, Problem};
 use crate::inline::known::borders;
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::types::DType;
@@ -147,7 +147,22 @@ fn query_row<'k>(at: &KeyHead<'k, '_>, queries: View<'k, 3>, g: Val<'k>) -> View
     set.tail([vector * (plan.across * plan.padded(at.a.size))]).tail([place * plan.part()]).named("row")
 }
 
-/// A row and key head of a cache of codes `[t, kv, size]`, `lanes` columns from `c` on.
-fn code_row<'k>(cache: View<'k, 3>, [row, head, c]: [Val<'k>; 3], lanes: u32) -> Val<'k> {
-    cache.load([row, head, c], lanes)
+/// A cache of codes, `[t, kv, size]`.
+#[derive(Clone, Copy)]
+struct Codes<'k> {
+    rows: CacheRows,
+    view: View<'k, 3>,
+}
+
+/// Those of keys and of values.
+fn codes<'k>(k: &'k Recorder, a: &Problem) -> Option<[Codes<'k>; 2]> {
+    let of = |rows: CacheRows| Codes { rows, view: k.view(rows.buf, [1, a.kv, rows.size]) };
+    Some([of(a.codes_of(a.key)?), of(a.codes_of(a.value)?)])
+}
+
+impl<'k> Codes<'k> {
+    /// Row `row` of the key head of a block, `lanes` columns from `c` on.
+    fn row(&self, block: &KeyBlock<'k, '_>, row: Val<'k>, c: Val<'k>, lanes: u32) -> Val<'k> {
+        self.rows.in_page(self.view, block.page).load([row, block.at.head, c], lanes)
+    }
 }

@@ -5,7 +5,7 @@ mod display;
 use super::problem::{CacheRows, Problem};
 use crate::params::{IntDot, KernelTarget, PairDot};
 use mlcc_ir::instr::InstrId;
-use mlcc_ir::kernel::BufId;
+use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Val, View};
 use mlcc_target::{Arch, KeyBlock};
@@ -52,23 +52,21 @@ impl Plan {
 /// of its use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowPrefetch {
-    pub buf: BufId,
+    pub rows: CacheRows,
     pub instr: InstrId,
-    pub size: i64,
-    pub bytes: i64,
 }
 
 impl RowPrefetch {
     /// Those of keys and of values, with the instruction for each type.
     fn of_rows(a: &Problem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<RowPrefetch>; 2] {
         a.cache_rows().map(|rows| {
-            let CacheRows { buf, dtype, size } = rows?;
-            Some(RowPrefetch { buf, instr: instr(dtype)?, size, bytes: dtype.bytes()? as i64 })
+            let rows = rows?;
+            Some(RowPrefetch { rows, instr: instr(rows.dtype)? })
         })
     }
     /// Elements of a cache line.
     pub fn line(&self) -> i64 {
-        CACHE_LINE / self.bytes
+        CACHE_LINE / self.rows.dtype.bytes().unwrap_or(1) as i64
     }
 }
 
@@ -193,8 +191,8 @@ impl DecodePlan {
         let registers = target.registers();
         let in_order = in_order(a, target);
         let scale_prefetch = [a.key.1, a.value.1].map(|scale| {
-            let buf = a.scales(scale?).filter(|_| !in_order)?;
-            Some(RowPrefetch { buf, instr: target.prefetch(DType::F32)?, size: 1, bytes: 4 })
+            let rows = a.scales(scale?).filter(|_| !in_order)?;
+            Some(RowPrefetch { rows, instr: target.prefetch(rows.dtype)? })
         });
         let products = Products::choose(a, target, slots);
         DecodePlan {
@@ -292,7 +290,13 @@ fn block_keys(a: &Problem, block: KeyBlock) -> i64 {
         KeyBlock::Elements { most, keys } => (most, a.kv * a.size.max(a.value_size), keys),
         KeyBlock::Bytes { most, keys } => (most, a.cache_rows().map(bytes).iter().sum::<i64>().max(1), keys),
     };
-    (i64::from(most) / of_key / 16 * 16).clamp(16, keys.into())
+    let keys = (i64::from(most) / of_key / 16 * 16).clamp(16, keys.into());
+    if a.table.is_none() {
+        return keys;
+    }
+    // A page holds whole blocks.
+    let blocks = PAGE_ROWS.div_ceil(keys as u64).next_power_of_two();
+    (PAGE_ROWS / blocks) as i64
 }
 
 /// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have to be added up.
@@ -342,8 +346,8 @@ pub struct PrefillPlan {
     pub why: &'static str,
 }
 
-/// Keys of a block of prefill.
-pub const PREFILL_KEYS: i64 = 64;
+/// Keys of a block of prefill: those of a page.
+pub const PREFILL_KEYS: i64 = PAGE_ROWS as i64;
 
 impl PrefillPlan {
     /// Sums and operands fit the registers; operands by lane take as many of them as rows have.
@@ -457,7 +461,7 @@ pub(super) fn shared_floats(a: &Problem, rows: i64, keys: i64) -> [i64; 6] {
 }
 
 /// The widest power of two up to `most` that divides a size.
-pub(super) fn lanes_of(size: i64, most: u32) -> u32 {
+pub(crate) fn lanes_of(size: i64, most: u32) -> u32 {
     let mut lanes = most;
     while size % i64::from(lanes) != 0 {
         lanes /= 2;

@@ -14,6 +14,7 @@ use super::problem::Problem;
 use super::query_tile::QueryTile;
 use super::row_set::RowSet;
 use super::shares::{Run, Shares};
+use crate::inline::Page;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
@@ -100,6 +101,7 @@ impl<'k, 'a> Buffers<'k, 'a> {
             past: (t - n).named("first_position"),
             last: t + -1,
             prefix: a.prefix(k),
+            page: None,
         };
         Buffers { tile, pairs }
     }
@@ -175,8 +177,10 @@ impl<'k> Prefill<'k, '_> {
     /// Adds the `count` keys of the block from `j` on, set by set.
     fn add_block(self, j: Val<'k>, count: Val<'k>) {
         let (tile, k) = (self.tile, self.tile.rec);
-        self.load_keys(j, count);
-        self.load_values(j, count);
+        let page = tile.a.page(j).map(Page::named);
+        let block = Prefill { tile: QueryTile { page, ..tile }, ..self };
+        block.load_keys(j, count);
+        block.load_values(j, count);
         let first = (tile.first_row(j) / tile.plan.set).named("first_set");
         k.serial("set", tile.sets() - first, |set| {
             let set = (first + set).named("set");
@@ -225,7 +229,9 @@ impl<'k> Prefill<'k, '_> {
         let count = count.div_ceil(by) * by;
         match &self.pairs {
             Some(pairs) => pairs.encode_keys(&tile, j, count),
-            None => unpack(&tile, tile.k, tile.a.size, (j, count), |at, lanes| tile.a.key(at, lanes)),
+            None => {
+                unpack(&tile, tile.k, tile.a.size, (j, count), |at, lanes| tile.a.key(tile.page, at, lanes))
+            }
         }
     }
 
@@ -233,7 +239,9 @@ impl<'k> Prefill<'k, '_> {
         let tile = self.tile;
         match &self.pairs {
             Some(pairs) => pairs.encode_values(&tile, j, count),
-            None => unpack(&tile, tile.v, tile.a.value_size, (j, count), |at, lanes| tile.a.value(at, lanes)),
+            None => unpack(&tile, tile.v, tile.a.value_size, (j, count), |at, lanes| {
+                tile.a.value(tile.page, at, lanes)
+            }),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! One attention: the op, its sizes, its operands as values of the kernel, and the scores that its mask leaves.
 
-use crate::inline::{Binding, Index, Inliner};
+use crate::inline::{Binding, Index, Inliner, Page, Paged};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{BinOp, BufId};
 use mlcc_ir::ops::{Attention, Op};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val};
+use mlcc_kernel_lang::{Recorder, Val, View};
 
 /// The score of a key that is masked, and the first running maximum.
 pub(super) const MASKED: f64 = -1e30;
@@ -40,6 +40,8 @@ pub struct Problem<'a> {
     pub(super) keys: Keys,
     /// What scores count in: 1, or log2(e) where weights are powers of two.
     unit: f64,
+    /// The table of pages, if some of keys and values are in pages.
+    pub(super) table: Option<BufId>,
     pub n: Dim,
     /// Keys.
     pub t: Dim,
@@ -54,8 +56,28 @@ pub struct Problem<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheRows {
     pub buf: BufId,
+    pub pages: Option<Paged>,
     pub dtype: DType,
     pub size: i64,
+}
+
+impl CacheRows {
+    /// The rows of a key head of a cache, of which `view` is `[t, kv, size]`, that are in `page`.
+    pub(super) fn in_page<'k>(&self, view: View<'k, 3>, page: Option<Page<'k>>) -> View<'k, 3> {
+        self.shift(page).map_or(view, |shift| view.further(shift))
+    }
+
+    /// Elements that rows in `page` lie further than if all rows were dense.
+    pub(super) fn shift<'k>(&self, page: Option<Page<'k>>) -> Option<Val<'k>> {
+        Some(self.pages?.shift(page?, self.dtype))
+    }
+}
+
+fn table_of(binding: &Binding<'_>) -> Option<BufId> {
+    match binding {
+        Binding::Buffer { pages, .. } => pages.map(|pages| pages.table),
+        Binding::Value(_) => None,
+    }
 }
 
 /// The node of an attention, if the function has one.
@@ -86,6 +108,7 @@ impl<'a> Problem<'a> {
             null: op.null_input().map(at),
             keys: Keys::Visible,
             unit: 1.0,
+            table: inliner.bindings.values().find_map(table_of),
             n: q[0].clone(),
             t: k[0].clone(),
             kv,
@@ -114,8 +137,8 @@ impl<'a> Problem<'a> {
             return None;
         }
         match self.inliner.bindings.get(&v) {
-            Some(Binding::Buffer { buf, layout: None }) => {
-                Some(CacheRows { buf: *buf, dtype: ty.dtype, size: size.as_const()? })
+            Some(Binding::Buffer { buf, layout: None, pages }) => {
+                Some(CacheRows { buf: *buf, pages: *pages, dtype: ty.dtype, size: size.as_const()? })
             }
             Some(_) => None,
             None => {
@@ -126,10 +149,12 @@ impl<'a> Problem<'a> {
     }
 
     /// The buffer of scales of rows, `[t, kv]` in f32, through a change of shape.
-    pub(super) fn scales(&self, v: ValueId) -> Option<BufId> {
+    pub(super) fn scales(&self, v: ValueId) -> Option<CacheRows> {
         let ty = self.inliner.f.ty(v);
         match self.inliner.bindings.get(&v) {
-            Some(Binding::Buffer { buf, layout: None }) if ty.dtype == DType::F32 => Some(*buf),
+            Some(Binding::Buffer { buf, layout: None, pages }) if ty.dtype == DType::F32 => {
+                Some(CacheRows { buf: *buf, pages: *pages, dtype: ty.dtype, size: 1 })
+            }
             Some(_) => None,
             None => match self.inliner.f.def(v)? {
                 node if matches!(node.op, Op::Reshape { .. }) => self.scales(node.inputs[0]),
@@ -140,15 +165,16 @@ impl<'a> Problem<'a> {
 
     /// True if keys and values are caches of 8-bit codes whose rows have a scale each.
     pub(super) fn has_codes(&self) -> bool {
-        self.code_buffer(self.key).is_some() && self.code_buffer(self.value).is_some()
+        self.codes_of(self.key).is_some() && self.codes_of(self.value).is_some()
     }
-    /// The buffer of such a cache, `[t, kv, size]`.
-    pub(super) fn code_buffer(&self, (codes, scale): (ValueId, Option<ValueId>)) -> Option<BufId> {
+    /// The rows of such a cache, `[t, kv, size]`.
+    pub(super) fn codes_of(&self, (codes, scale): (ValueId, Option<ValueId>)) -> Option<CacheRows> {
         let (_, node) = (scale?, self.inliner.f.def(codes)?);
         let (Op::Cast(DType::F32), [source]) = (&node.op, &node.inputs[..]) else { return None };
         match self.inliner.bindings.get(source)? {
-            Binding::Buffer { buf, layout: None } if self.inliner.f.ty(*source).dtype == DType::I8 => {
-                Some(*buf)
+            Binding::Buffer { buf, layout: None, pages } if self.inliner.f.ty(*source).dtype == DType::I8 => {
+                let size = self.inliner.f.ty(*source).dims.last()?.as_const()?;
+                Some(CacheRows { buf: *buf, pages: *pages, dtype: DType::I8, size })
             }
             Binding::Buffer { .. } | Binding::Value(_) => None,
         }
@@ -180,22 +206,34 @@ impl<'a> Problem<'a> {
         (last - (self.op.window as i64 - 1)).max(0).min(self.op.sinks as i64)
     }
 
-    /// Elements of a row and head from column `c` on, as f32.
-    pub(super) fn row<'k>(&self, v: ValueId, [row, head, c]: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+    /// The page that a row of keys and values is in; `None` where none of them are in pages.
+    pub(super) fn page<'k>(&self, row: Val<'k>) -> Option<Page<'k>> {
+        Some(Page::of(row.recorder(), self.table?, row))
+    }
+
+    /// Elements of a row and head from column `c` on, as f32. Of caches in pages the row is in `page`.
+    pub(super) fn row<'k>(
+        &self,
+        v: ValueId,
+        page: Option<Page<'k>>,
+        [row, head, c]: [Val<'k>; 3],
+        lanes: u32,
+    ) -> Val<'k> {
         let k = row.recorder();
-        let inliner = Inliner { lanes, ..self.inliner.clone() };
+        let inliner: Inliner<'_, 'k> = self.inliner.clone();
+        let inliner = Inliner { lanes, page, ..inliner };
         let index = [Index::scalar(row), Index::scalar(head), Index::from(c, lanes)];
         inliner.value(k, v, &index).cast(DType::F32).to_lanes(lanes)
     }
     /// Elements of a query, times the scale of scores.
     pub(super) fn query<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
-        self.row(self.q, at, lanes) * (self.op.scale * self.unit)
+        self.row(self.q, None, at, lanes) * (self.op.scale * self.unit)
     }
-    pub(super) fn key<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
-        self.row(self.k, at, lanes)
+    pub(super) fn key<'k>(&self, page: Option<Page<'k>>, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+        self.row(self.k, page, at, lanes)
     }
-    pub(super) fn value<'k>(&self, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
-        self.row(self.v, at, lanes)
+    pub(super) fn value<'k>(&self, page: Option<Page<'k>>, at: [Val<'k>; 3], lanes: u32) -> Val<'k> {
+        self.row(self.v, page, at, lanes)
     }
     /// ALiBi slope of a query head; `None` without ALiBi.
     pub(super) fn slope<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {

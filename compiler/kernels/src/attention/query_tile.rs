@@ -2,6 +2,7 @@
 
 use super::plan::{PrefillPlan, lanes_of};
 use super::problem::{Keys, MASKED, Problem};
+use crate::inline::Page;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
 
@@ -38,6 +39,8 @@ pub(super) struct QueryTile<'k, 'a> {
     /// The last key.
     pub last: Val<'k>,
     pub prefix: Option<Val<'k>>,
+    /// The page of the block of keys.
+    pub page: Option<Page<'k>>,
 }
 
 impl<'k> QueryTile<'k, '_> {
@@ -95,10 +98,12 @@ impl<'k> QueryTile<'k, '_> {
         let first = turn * self.plan.rows_ahead + self.plan.keys;
         for i in 0..self.plan.rows_ahead {
             let row = self.key_row(j, first + i);
-            for rows in self.plan.prefetch.into_iter().flatten() {
-                let cache = self.rec.view(rows.buf, [1, self.a.kv, rows.size]);
-                for column in (0..rows.size).step_by(rows.line() as usize) {
-                    cache.prefetch(rows.instr, [row, self.head, self.rec.int(column)]);
+            let page = self.a.page(row);
+            for ahead in self.plan.prefetch.into_iter().flatten() {
+                let rows = ahead.rows;
+                let cache = rows.in_page(self.rec.view(rows.buf, [1, self.a.kv, rows.size]), page);
+                for column in (0..rows.size).step_by(ahead.line() as usize) {
+                    cache.prefetch(ahead.instr, [row, self.head, self.rec.int(column)]);
                 }
             }
         }
@@ -106,13 +111,15 @@ impl<'k> QueryTile<'k, '_> {
 
     /// Reads a byte of each line of `heads` key heads of the block from row `j` on, in the order of memory.
     pub fn touch(&self, (j, count): (Val<'k>, Val<'k>), heads: Val<'k>) {
-        for rows in self.plan.touch.into_iter().flatten() {
-            let cache = self.rec.view(rows.buf, [1, self.a.kv, rows.size]);
+        let page = self.a.page(j).map(Page::named);
+        for touch in self.plan.touch.into_iter().flatten() {
+            let (rows, line) = (touch.rows, touch.line());
+            let cache = rows.in_page(self.rec.view(rows.buf, [1, self.a.kv, rows.size]), page);
             let last = (heads * rows.size + -1).named("last_element");
             self.rec.serial("key", count, |i| {
                 let row = self.key_row(j, i);
-                self.rec.steps("line", (heads * rows.size).div_ceil(rows.line()), rows.line(), |at| {
-                    cache.prefetch(rows.instr, [row, self.head, at.min(last)]);
+                self.rec.steps("line", (heads * rows.size).div_ceil(line), line, |at| {
+                    cache.prefetch(touch.instr, [row, self.head, at.min(last)]);
                 });
             });
         }

@@ -11,12 +11,14 @@ use mlcc_kernel_lang::{Recorder, Val};
 pub(crate) struct RowAt<'a, 'k> {
     pub row: &'a [Index<'k>],
     pub stored: &'a [Index<'k>],
+    /// Of buffers in pages: how many elements further.
+    pub shifts: &'a [(BufId, Val<'k>)],
 }
 
 impl<'a, 'k> RowAt<'a, 'k> {
     /// A row that is stored where the type of its value says.
     pub fn own(row: &'a [Index<'k>]) -> RowAt<'a, 'k> {
-        RowAt { row, stored: row }
+        RowAt { row, stored: row, shifts: &[] }
     }
 }
 
@@ -37,6 +39,8 @@ pub(crate) fn store_all<'k>(
     let values: Vec<Val> = stores.iter().map(value).collect();
     for (&(v, buf), value) in stores.iter().zip(values) {
         let first = row_start(k, &inliner.f.ty(v).dims, at.stored);
+        let shift = at.shifts.iter().find(|(of, _)| *of == buf).map(|(_, shift)| *shift);
+        let first = shift.map_or(first, |shift| first + shift);
         k.flat(buf).set([first + column], value);
     }
 }

@@ -2,12 +2,13 @@
 
 use super::attention;
 use super::error::LowerError;
-use super::group::{Template, template};
+use super::group::{Template, reads_pages, template};
 use super::kernel::{ArgContract, GroupKernel};
 use super::kernel_cache::{Append, KernelCache, PackedGroup};
 use super::operands::value_bytes;
 use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
 use super::strides::Strides;
+use crate::pages::row_elements;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::Arena;
 use mlcc_ir::graph::{Function, Node, ValueId};
@@ -112,8 +113,8 @@ impl<'a> EntryLowering<'a> {
         Ok(self.entry)
     }
 
-    /// New rows of a cache: the kernel that makes them writes them there, or they are copied. All rows so far are a
-    /// prefix of the state's memory.
+    /// New rows of a cache: the kernel that makes them writes them there, or they are copied: several of them may be in several
+    /// pages.
     fn append(
         &mut self,
         kernels: &mut KernelCache,
@@ -126,14 +127,27 @@ impl<'a> EntryLowering<'a> {
         let row_bytes = value_bytes(&row, None)?.as_const().unwrap_or(0);
         let memory = Memory::NewRows(state);
         let made = self.at(rows)?;
+        if kernels.pages.is_some() {
+            // Who places rows looks into it, whether a kernel does or not.
+            self.table(kernels);
+        }
         let from = &self.entry.buffers[made.buffer];
         // Kernels rely on the alignment of what they write.
+        let one = self.f.ty(rows).dims.first().and_then(Dim::as_const) == Some(1);
+        let scattered = kernels.pages.is_some() && !one;
         let direct = from.memory == Memory::Temp
+            && !scattered
             && row_bytes % i64::from(ALIGN) == 0
             && (from.apart || !self.entry.batching.is_batched())
             && !self.is_update(made.buffer);
         if direct {
             self.entry.buffers[made.buffer].memory = memory;
+        } else if scattered {
+            let kernel = kernels.append(self.f.ty(rows))?;
+            let cache = Location::of(self.buffer(Memory::State(state), value_bytes(ty, None)?));
+            let inputs = [made, self.table(kernels)];
+            let launch = self.launch(kernels, kernel, &inputs, &[cache], self.of_states())?;
+            self.entry.launches.push(launch);
         } else {
             let ty = self.f.ty(rows);
             let kernel = kernels.copy(ty, [ALIGN, align_of(row_bytes as u64)])?;
@@ -143,6 +157,36 @@ impl<'a> EntryLowering<'a> {
         }
         self.place(all, Memory::State(state), value_bytes(ty, None)?, None);
         Ok(())
+    }
+
+    /// The table of pages.
+    fn table(&mut self, kernels: &KernelCache) -> Location {
+        let pages = kernels.pages.as_ref().map_or(0, |layout| layout.pages);
+        Location::of(self.buffer(Memory::PageTable, Dim::from(pages as i64 * 4)))
+    }
+
+    /// Elements of a row of the cache in pages that lies there, if one does.
+    fn in_pages(&self, kernels: &KernelCache, location: &Location) -> Option<i64> {
+        let Memory::State(state) = self.entry.buffers[location.buffer].memory else { return None };
+        kernels.pages.as_ref().and_then(|layout| layout.part(state))?;
+        row_elements(&self.module.states[state].ty)
+    }
+
+    /// Where a value lies outside of pages: there already, or after a copy.
+    fn dense(&mut self, kernels: &mut KernelCache, v: ValueId) -> Result<Location, LowerError> {
+        let location = self.at(v)?;
+        let Some(row) = self.in_pages(kernels, &location) else { return Ok(location) };
+        let (ty, scope) = (self.f.ty(v), self.of_states());
+        let kernel = kernels.gather(ty, row)?;
+        let bytes = value_bytes(ty, None)?;
+        let to = match scope {
+            Scope::Sequence => self.apart(&bytes)?,
+            Scope::All | Scope::Wanted => Location::of(self.buffer(Memory::Temp, bytes)),
+        };
+        let inputs = [location, self.table(kernels)];
+        let launch = self.launch(kernels, kernel, &inputs, &[to], scope)?;
+        self.entry.launches.push(launch);
+        Ok(to)
     }
 
     /// Whether a state gets this buffer as its new value.
@@ -266,7 +310,11 @@ impl<'a> EntryLowering<'a> {
         let made = || writes(&launches[at]).zip(&into);
         let needed = others.into_iter().any(|arg| made().any(|(made, &cache)| read_by(arg, made, cache)))
             || ins.iter().any(|p| made().any(|(made, _)| made.buffer == p.buffer));
-        let fits = plain && !needed && !into.is_empty() && attention::appended_by(f, rows);
+        let fits = plain
+            && group.rows.iter().all(Option::is_none)
+            && !needed
+            && !into.is_empty()
+            && attention::appended_by(f, rows);
         fits.then(|| Append { group: group.clone(), into })
     }
 
@@ -277,23 +325,31 @@ impl<'a> EntryLowering<'a> {
         node: &Node,
         scope: Scope,
     ) -> Result<(), LowerError> {
-        let ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<Location>, _>>()?;
+        let mut ins = node.inputs.iter().map(|&v| self.at(v)).collect::<Result<Vec<Location>, _>>()?;
         let packing = |p: ParamId| self.module.params[p].packing.unwrap_or(Packing::RowMajor);
-        let packings = ins.iter().map(|location| location.param.map(packing)).collect();
-        let group = PackedGroup { f: callee, packings };
+        let packings: Vec<_> = ins.iter().map(|location| location.param.map(packing)).collect();
+        let f = &self.module.functions[callee];
+        if !reads_pages(f, &template(f, &packings, kernels.target)) {
+            ins = node.inputs.iter().map(|&v| self.dense(kernels, v)).collect::<Result<_, _>>()?;
+        }
+        let rows: Vec<_> = ins.iter().map(|location| self.in_pages(kernels, location)).collect();
+        let reads_table = rows.iter().any(Option::is_some);
+        let group = PackedGroup { f: callee, packings, rows };
         let (before, rows): (Vec<usize>, Vec<Append>) =
             self.appends(kernels, callee, &ins).into_iter().unzip();
         let kernel = match rows.is_empty() {
             true => kernels.group(group.clone())?,
             false => kernels.appending(group.clone(), &rows)?,
         };
-        let mut ins = ins;
         for &launch in &before {
             let read = self.entry.launches[launch].args.iter().filter(|a| a.access == Access::In);
             ins.extend(read.map(|a| Location::of(a.buffer)));
         }
         for &launch in before.iter().rev() {
             self.entry.launches.remove(launch);
+        }
+        if reads_table {
+            ins.push(self.table(kernels));
         }
         let mut outs = Vec::new();
         for &v in &node.outputs {
@@ -425,7 +481,7 @@ impl<'a> EntryLowering<'a> {
     /// Results go to the caller's memory: the buffer of a launch is renamed, anything else is copied.
     fn outputs(&mut self, kernels: &mut KernelCache) -> Result<(), LowerError> {
         for (i, &v) in self.f.outputs.iter().enumerate() {
-            let Location { buffer, .. } = self.at(v)?;
+            let Location { buffer, .. } = self.dense(kernels, v)?;
             let memory = Memory::Output(i as u32);
             let renamed = self.entry.buffers[buffer].memory == Memory::Temp && !self.is_update(buffer);
             if renamed {

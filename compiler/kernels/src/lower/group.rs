@@ -4,8 +4,8 @@ use super::attention::attention_group;
 use super::contraction::{self, Contraction};
 use super::error::LowerError;
 use super::experts;
-use super::kernel::{GroupKernel, finished};
-use super::operands::{Appended, bound, result_name};
+use super::kernel::{ArgContract, GroupKernel, finished};
+use super::operands::{Appended, InPages, bound, result_name};
 use super::{rows, scan};
 use crate::attention::{self, decode::NewRows};
 use crate::params::KernelTarget;
@@ -44,6 +44,15 @@ pub fn template<'a>(f: &'a Function, packings: &[Option<Packing>], target: &Kern
     }
 }
 
+/// Whether the kernel of a group reads caches where they lie in pages.
+pub(super) fn reads_pages(f: &Function, template: &Template) -> bool {
+    match template {
+        Template::Attention(_) => true,
+        Template::Rows => !f.live().any(|(_, n)| matches!(n.op, Op::QuantizeRows { .. })),
+        Template::Scan(_) | Template::Experts(_) | Template::Contraction(_) => false,
+    }
+}
+
 /// Lowers a group function. `packings[i]` is the packing of input `i` if it is a parameter.
 pub fn lower_group(
     module: &Module,
@@ -52,45 +61,60 @@ pub fn lower_group(
     packings: &[Option<Packing>],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
-    lower_appending(module, f, name, packings, &[], target)
+    lower_appending(module, f, name, (packings, None), &[], target)
 }
 
 /// Lowers a group function; if it is an attention, the results of the groups `rows` are appended to its caches first. The inputs
-/// of these groups are arguments after the inputs of `f`.
+/// of these groups are arguments after the inputs of `f`; then comes the table of pages, if there is one.
 pub fn lower_appending(
     module: &Module,
     f: &Function,
     name: &str,
-    packings: &[Option<Packing>],
+    (packings, pages): (&[Option<Packing>], Option<InPages>),
     rows: &[Appended],
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
     let mut kb = KernelBuilder::new(name);
     let written = |i: usize| rows.iter().any(|group| group.into.contains(&i));
-    let (inputs, inliner) = bound(&mut kb, f, packings, target, written)?;
+    let (inputs, mut inliner) = bound(&mut kb, f, packings, pages, target, written)?;
     let chosen = template(f, packings, target);
     if let Template::Attention(node) = chosen {
         let mut appended = Vec::new();
         for group in rows {
-            let (_, inliner) = bound(&mut kb, group.f, group.packings, target, |_| false)?;
+            let (_, inliner) = bound(&mut kb, group.f, group.packings, None, target, |_| false)?;
             let caches = group.into.iter().map(|&i| inputs[i]);
-            appended.push(NewRows { inliner, stores: group.f.outputs.iter().copied().zip(caches).collect() });
+            let stores = group.f.outputs.iter().copied().zip(caches).collect();
+            appended.push(NewRows { inliner, stores, pages: Vec::new() });
+        }
+        if let Some(pages) = pages {
+            pages.bind(&mut kb, &mut inliner);
+        }
+        for (rows, group) in appended.iter_mut().zip(rows) {
+            let of = |&i: &usize| Some((inputs[i], inliner.pages_of(f.inputs[i])?));
+            rows.pages = group.into.iter().filter_map(of).collect();
         }
         return attention_group(kb, f, node, inliner, &appended, target);
     }
+    let table = pages.and_then(|pages| pages.bind(&mut kb, &mut inliner));
     let mut outputs = Vec::new();
     for &v in &f.outputs {
         let ty = f.ty(v);
         outputs.push(kb.param(result_name(f, v), ty.dtype, ty.elements(), Access::Out, 64));
     }
     let product = matches!(chosen, Template::Contraction(_)) && target.arch != Arch::Nvptx;
-    let emitted = match chosen {
+    let mut emitted = match chosen {
         Template::Attention(_) => return Err(LowerError::internal("an attention is lowered above")),
         Template::Experts(node) => experts::emit(&mut kb, f, node, inliner, &inputs, &outputs, target)?,
         Template::Scan(node) => scan::emit(&mut kb, module, f, node, &inputs, &outputs, target)?,
         Template::Contraction(c) => contraction::emit(&mut kb, f, &c, inliner, &inputs, &outputs, target)?,
         Template::Rows => rows::emit(&mut kb, f, inliner, &outputs, target)?,
     };
+    if let (Some(_), Some(pages)) = (table, pages) {
+        let caches = emitted.args.iter_mut().zip(pages.rows).filter(|(_, row)| row.is_some());
+        caches.for_each(|(arg, _)| arg.partition = None);
+        let arg = ArgContract { access: Access::In, partition: None, in_place: vec![] };
+        emitted.args.insert(f.inputs.len(), arg);
+    }
     let mut lowered = finished(kb, f, emitted, target)?;
     if product {
         lowered.kernel = interleave_steps(lowered.kernel);

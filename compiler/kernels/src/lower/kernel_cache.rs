@@ -4,21 +4,29 @@ use super::attention::keys_of_row;
 use super::cost::{self, Cost};
 use super::error::LowerError;
 use super::group::lower_appending;
-use super::kernel::GroupKernel;
-use super::operands::Appended;
+use super::kernel::{ArgContract, Emitted, GroupKernel, finished};
+use super::operands::{Appended, InPages, elements_of_pages, table};
+use super::plan::Partition;
 use crate::attention;
+use crate::inline::Paged;
+use crate::pages::{PageLayout, emit_append, identity, row_elements};
 use crate::params::KernelTarget;
+use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
-use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::graph::Function;
+use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{Packing, TensorType};
+use mlcc_kernel_lang::Recorder;
 use mlcc_target::Arch;
 
 /// Kernels made so far: a group function is lowered once per combination of parameter packings.
 pub(super) struct KernelCache<'a> {
     pub module: &'a Module,
     pub target: &'a KernelTarget,
+    /// Of the caches, where they are in pages.
+    pub pages: Option<PageLayout>,
     made: Vec<(Key, usize)>,
     pub kernels: Vec<GroupKernel>,
     pub costs: Vec<Cost>,
@@ -33,6 +41,8 @@ pub(super) struct KernelCache<'a> {
 pub(super) struct PackedGroup {
     pub f: FuncId,
     pub packings: Vec<Option<Packing>>,
+    /// By input: elements of a row, of caches in pages.
+    pub rows: Vec<Option<i64>>,
 }
 
 /// A group whose results become rows of caches, inputs `into` of an attention.
@@ -51,25 +61,31 @@ enum Key {
     OneRow(PackedGroup),
     /// Type, alignment of source and destination.
     Copy(TensorType, [u32; 2]),
+    /// Rows of this type to a cache in pages.
+    Append(TensorType),
+    /// A cache of so many elements in a row out of its pages, as a tensor of this type.
+    Gather(TensorType, i64),
 }
 
 impl<'a> KernelCache<'a> {
     pub fn new(module: &'a Module, target: &'a KernelTarget) -> Self {
         let (made, kernels, costs) = (Vec::new(), Vec::new(), Vec::new());
-        KernelCache { module, target, made, kernels, costs, keys: Vec::new(), merges: Vec::new() }
+        // On a GPU caches are dense, in addresses that get memory as they fill.
+        let pages = if target.arch == Arch::Nvptx { None } else { PageLayout::of(module) };
+        KernelCache { module, target, pages, made, kernels, costs, keys: Vec::new(), merges: Vec::new() }
     }
 
     pub fn group(&mut self, group: PackedGroup) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
-        let packings = group.packings.clone();
-        self.get(Key::Group(group), f, f.name.clone(), &packings, &[])
+        let (packings, pages) = (group.packings.clone(), group.rows.clone());
+        self.get(Key::Group(group), f, f.name.clone(), (&packings, &pages), &[])
     }
 
     /// The kernel of an attention that appends `rows` to its caches.
     pub fn appending(&mut self, group: PackedGroup, rows: &[Append]) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
-        let packings = group.packings.clone();
-        self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), &packings, rows)
+        let (packings, pages) = (group.packings.clone(), group.rows.clone());
+        self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), (&packings, &pages), rows)
     }
 
     /// The kernel of a group for one row, if it has another one for that: attention of one query.
@@ -83,25 +99,23 @@ impl<'a> KernelCache<'a> {
         }
         let f = one_row(several);
         let name = format!("{}_row", several.name);
-        self.get(Key::OneRow(group.clone()), &f, name, &group.packings, &[]).map(Some)
+        self.get(Key::OneRow(group.clone()), &f, name, (&group.packings, &group.rows), &[]).map(Some)
     }
 
     /// The group that a kernel is of.
     pub fn group_of(&self, kernel: usize) -> Option<&PackedGroup> {
         self.made.iter().find_map(|(key, index)| match key {
             Key::Group(group) if *index == kernel => Some(group),
-            Key::Group(_) | Key::Appending(..) | Key::OneRow(_) | Key::Copy(..) => None,
+            Key::Group(_) | Key::Appending(..) | Key::OneRow(_) => None,
+            Key::Copy(..) | Key::Append(_) | Key::Gather(..) => None,
         })
     }
 
     /// A kernel that copies a tensor between places of these alignments.
     pub fn copy(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
-        let mut f = Function::new("copy", FunctionKind::Group);
-        let input = f.add_input(ty.clone());
-        let out = f.append(self.module, Op::Reshape { dims: ty.dims.clone() }, &[input]);
-        f.outputs = out.map_err(|e| LowerError::internal(e.to_string()))?;
-        let name = format!("copy_{}", ty.to_string().replace(|c: char| !c.is_alphanumeric(), "_"));
-        let index = self.get(Key::Copy(ty.clone(), align), &f, name, &[None], &[])?;
+        let f = identity(self.module, "copy", ty).map_err(LowerError::internal)?;
+        let index =
+            self.get(Key::Copy(ty.clone(), align), &f, name_of("copy", ty), (&[None], &[None]), &[])?;
         let kernel = &mut self.kernels[index].kernel;
         for (i, align) in align.into_iter().enumerate() {
             let buf = kernel.params[i];
@@ -110,20 +124,70 @@ impl<'a> KernelCache<'a> {
         Ok(index)
     }
 
+    /// A kernel that gives a cache as a tensor of type `ty` outside of pages: for those who cannot read it there.
+    pub fn gather(&mut self, ty: &TensorType, row: i64) -> Result<usize, LowerError> {
+        let f = identity(self.module, "gather", ty).map_err(LowerError::internal)?;
+        let key = Key::Gather(ty.clone(), row);
+        self.get(key, &f, name_of("gather", ty), (&[None], &[Some(row)]), &[])
+    }
+
+    /// A kernel that appends rows of type `ty` to a cache in pages: rows, table, cache.
+    pub fn append(&mut self, ty: &TensorType) -> Result<usize, LowerError> {
+        let key = Key::Append(ty.clone());
+        if let Some(kernel) = self.known(&key) {
+            return Ok(kernel);
+        }
+        let unfit = || LowerError::internal(format!("rows of type {ty} are none of a cache in pages"));
+        let layout = self.pages.as_ref().ok_or_else(unfit)?;
+        let row = row_elements(ty).ok_or_else(unfit)?;
+        let f = identity(self.module, "append", ty).map_err(LowerError::internal)?;
+        let mut kb = KernelBuilder::new(self.free_name(name_of("append", ty)));
+        let rows = kb.param("rows", ty.dtype, ty.elements(), Access::In, 64);
+        let table = table(&mut kb, layout);
+        let cache = kb.param("cache", ty.dtype, elements_of_pages(layout, ty.dtype, row), Access::InOut, 64);
+        let paged = Paged { table, bytes: layout.bytes as i64, row };
+        let lanes = self.target.f32_lanes();
+        Recorder::within(&mut kb, |k| {
+            let (n, past) = (k.dim(&ty.dims[0]), k.dim(&Dim::sym(Sym::Past)));
+            emit_append(k, (n, past), rows, (cache, paged), lanes);
+        });
+        let arg = |access, partition| ArgContract { access, partition, in_place: vec![] };
+        let of_rows = Some(Partition::Rows(ty.dims[0].clone()));
+        let args = vec![arg(Access::In, of_rows), arg(Access::In, None), arg(Access::InOut, None)];
+        let emitted = Emitted { args, generator: "pages", plan: format!("{lanes} lanes") };
+        let made = finished(kb, &f, emitted, self.target)?;
+        let mut cost = cost::of_group(self.module, &f, &[None])?;
+        cost.bytes.insert(1, Dim::from(0));
+        self.kernels.push(made);
+        self.costs.push(cost);
+        self.keys.push(None);
+        self.merges.push(None);
+        self.made.push((key, self.kernels.len() - 1));
+        Ok(self.kernels.len() - 1)
+    }
+
+    fn known(&self, key: &Key) -> Option<usize> {
+        self.made.iter().find(|(k, _)| k == key).map(|(_, kernel)| *kernel)
+    }
+
+    fn free_name(&self, name: String) -> String {
+        let taken = |name: &str| self.kernels.iter().any(|k| k.kernel.name == name);
+        let variants = (1..).map(|i| format!("{name}_v{i}"));
+        std::iter::once(name.clone()).chain(variants).find(|n| !taken(n)).unwrap_or(name)
+    }
+
     fn get(
         &mut self,
         key: Key,
         f: &Function,
         name: String,
-        packings: &[Option<Packing>],
+        (packings, pages): (&[Option<Packing>], &[Option<i64>]),
         rows: &[Append],
     ) -> Result<usize, LowerError> {
-        if let Some((_, kernel)) = self.made.iter().find(|(k, _)| *k == key) {
-            return Ok(*kernel);
+        if let Some(kernel) = self.known(&key) {
+            return Ok(kernel);
         }
-        let taken = |name: &str| self.kernels.iter().any(|k| k.kernel.name == name);
-        let variants = (1..).map(|i| format!("{name}_v{i}"));
-        let name = std::iter::once(name.clone()).chain(variants).find(|n| !taken(n)).unwrap_or(name);
+        let name = self.free_name(name);
         let module = self.module;
         let appended = rows.iter().map(|append| Appended {
             f: &module.functions[append.group.f],
@@ -131,10 +195,16 @@ impl<'a> KernelCache<'a> {
             into: &append.into,
         });
         let appended: Vec<Appended> = appended.collect();
-        let mut made = lower_appending(module, f, &name, packings, &appended, self.target)?;
+        let pages = self.pages.as_ref().map(|layout| InPages { layout, rows: pages });
+        let mut made = lower_appending(module, f, &name, (packings, pages), &appended, self.target)?;
         let merge = made.merge.take();
         self.kernels.push(made);
-        self.costs.push(cost::of_appending(module, f, packings, &appended)?);
+        let mut cost = cost::of_appending(module, f, packings, &appended)?;
+        if pages.is_some_and(|pages| pages.rows.iter().any(Option::is_some)) {
+            // The table, between inputs and results.
+            cost.bytes.insert(cost.bytes.len() - f.outputs.len(), Dim::from(0));
+        }
+        self.costs.push(cost);
         self.keys.push(keys_of_row(f));
         self.merges.push(None);
         let index = self.kernels.len() - 1;
@@ -170,4 +240,9 @@ fn one_row(f: &Function) -> Function {
         }
     }
     f
+}
+
+/// Name of a kernel that moves a tensor.
+fn name_of(what: &str, ty: &TensorType) -> String {
+    format!("{what}_{}", ty.to_string().replace(|c: char| !c.is_alphanumeric(), "_"))
 }

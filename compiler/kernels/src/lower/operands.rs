@@ -1,13 +1,15 @@
 //! Values of a group in memory: their sizes, layouts, and the parameters of the kernel that hold them.
 
 use super::error::LowerError;
-use crate::inline::{Binding, Inliner};
+use crate::inline::{Binding, Inliner, Paged};
+use crate::pages::PageLayout;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::dim::Dim;
+use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BinOp, BufId};
 use mlcc_ir::ops::Op;
+use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::{DType, Packing, TensorType};
 use mlcc_quant::Layout;
 use mlcc_target::Arch;
@@ -43,6 +45,42 @@ pub fn layout(ty: &TensorType, packing: Packing) -> Result<Layout, LowerError> {
     Ok(Layout::new(ty.dtype, packing, n, k)?)
 }
 
+/// Inputs of a group that are caches in pages.
+#[derive(Clone, Copy)]
+pub struct InPages<'a> {
+    pub layout: &'a PageLayout,
+    /// By input: elements of a row of the cache. `None` for other inputs.
+    pub rows: &'a [Option<i64>],
+}
+
+impl InPages<'_> {
+    /// The parameter of their table, after the inputs; binds them with it. Nothing, if there are none.
+    pub(super) fn bind(&self, kb: &mut KernelBuilder, inliner: &mut Inliner<'_, 'static>) -> Option<BufId> {
+        if self.rows.iter().all(Option::is_none) {
+            return None;
+        }
+        let table = table(kb, self.layout);
+        for (input, &row) in inliner.f.inputs.iter().zip(self.rows) {
+            if let (Some(row), Some(Binding::Buffer { pages, .. })) = (row, inliner.bindings.get_mut(input)) {
+                *pages = Some(Paged { table, bytes: self.layout.bytes as i64, row });
+            }
+        }
+        Some(table)
+    }
+}
+
+/// The parameter of a table of pages.
+pub(super) fn table(kb: &mut KernelBuilder, layout: &PageLayout) -> BufId {
+    kb.param("page_table", DType::I32, Dim::from(layout.pages as i64), Access::In, 4)
+}
+
+/// Elements of the buffer of a cache in pages, from its rows in page 0 to those in the last one that sequences need: a pool may
+/// have more of them.
+pub(super) fn elements_of_pages(layout: &PageLayout, dtype: DType, row: i64) -> Dim {
+    let page = layout.bytes as i64 / dtype.bytes().unwrap_or(1) as i64;
+    Dim::sym(Sym::B).scale(layout.pages as i64 * page).add(&Dim::from(PAGE_ROWS as i64 * row - page))
+}
+
 /// Rows that a group makes, as [`lower_appending`](super::group::lower_appending) takes it.
 pub struct Appended<'a> {
     pub f: &'a Function,
@@ -56,6 +94,7 @@ pub(super) fn bound<'a>(
     kb: &mut KernelBuilder,
     f: &'a Function,
     packings: &[Option<Packing>],
+    pages: Option<InPages>,
     target: &KernelTarget,
     written: impl Fn(usize) -> bool,
 ) -> Result<(Vec<BufId>, Inliner<'a, 'static>), LowerError> {
@@ -64,7 +103,10 @@ pub(super) fn bound<'a>(
         let ty = f.ty(v);
         let dtype = buffer_dtype(ty);
         let bytes = value_bytes(ty, packings[i])?;
-        let len = if ty.dtype.is_packed() || packings[i].is_some() {
+        let in_pages = pages.and_then(|pages| Some((pages.layout, (*pages.rows.get(i)?)?)));
+        let len = if let Some((layout, row)) = in_pages {
+            elements_of_pages(layout, dtype, row)
+        } else if ty.dtype.is_packed() || packings[i].is_some() {
             bytes.floor_div(dtype.bytes().unwrap_or(1) as i64)
         } else {
             ty.elements()
@@ -75,7 +117,7 @@ pub(super) fn bound<'a>(
         let buf = kb.param(&operand_name(f, v, packings[i]), dtype, len, access, align);
         let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
         let layout = if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
-        bindings.insert(v, Binding::Buffer { buf, layout });
+        bindings.insert(v, Binding::Buffer { buf, layout, pages: None });
         inputs.push(buf);
     }
     let lanes = if target.arch == Arch::Nvptx { 1 } else { target.f32_lanes() };

@@ -30,6 +30,8 @@ pub enum Memory {
     State(StateId),
     /// The rows of this step in a cache, after those of earlier tokens.
     NewRows(StateId),
+    /// The numbers of the pages that the rows of caches are in.
+    PageTable,
     /// Input number `.0` of the entry function.
     Input(u32),
     /// Output number `.0` of the entry function.
@@ -115,6 +117,7 @@ impl fmt::Display for Memory {
             Memory::Param(p) => write!(f, "param {p}"),
             Memory::State(s) => write!(f, "state {s}"),
             Memory::NewRows(s) => write!(f, "new rows of {s}"),
+            Memory::PageTable => write!(f, "page table"),
             Memory::Input(i) => write!(f, "input {i}"),
             Memory::Output(i) => write!(f, "output {i}"),
             Memory::Temp => write!(f, "temp"),

@@ -45,9 +45,11 @@ fn layouts(out: &mut String) {
         take_self,
         b,
         wanted,
-        n_wanted
+        n_wanted,
+        pages,
+        page_table
     );
-    layout!(out, Sequence, "mlcc_sequence", state, past, first, rows);
+    layout!(out, Sequence, "mlcc_sequence", state, page_table, past, first, rows);
     layout!(
         out,
         Entries,
@@ -101,6 +103,7 @@ fn layouts(out: &mut String) {
         batch,
         vocab,
         max_workers,
+        page_bytes,
         reserved
     );
 }
@@ -110,6 +113,7 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_ABI_VERSION", u64::from(ABI_VERSION));
     constant(out, "MLCC_NO_PIECE", u64::from(NO_PIECE));
     constant(out, "MLCC_BUFFER_ALIGN", BUFFER_ALIGN as u64);
+    constant(out, "MLCC_PAGE_ROWS", PAGE_ROWS);
     constant(out, "MLCC_SECTION_ALIGN", SECTION_ALIGN);
     constant(out, "MLCC_OK", status::OK as u64);
     constant(out, "MLCC_BAD_TOKEN", status::BAD_TOKEN as u64);

@@ -44,6 +44,12 @@ int main(int argc, char **argv) {
   ctx.weights = mlcc_section(bytes, (uint64_t)info.st_size, MLCC_SECTION_WEIGHTS, &weights_bytes);
   ctx.arena = aligned(model->arena_bytes);
   ctx.state = aligned(model->state_bytes);
+  const uint64_t pages = model->page_bytes ? (model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS : 0;
+  int32_t *table = aligned(pages * sizeof(int32_t));
+  ctx.pages = aligned(pages * model->page_bytes);
+  if (!ctx.pages || !table) return fail("no memory");
+  for (uint64_t i = 0; i < pages; i++) table[i] = (int32_t)i;
+  ctx.page_table = table;
   ctx.logits = aligned(model->vocab * sizeof(float));
   int32_t *tokens = aligned(model->chunk * sizeof(int32_t));
   if (!ctx.weights || !ctx.arena || !ctx.state || !ctx.logits || !tokens) return fail("no weights or no memory");

@@ -318,6 +318,9 @@ pub fn by_steps(
     *memory.block(Base::Weights) = packed(program, weights);
     *memory.block(Base::Arena) = vec![0xff; plan.arena_bytes() as usize];
     *memory.block(Base::State) = vec![0xff; plan.state_bytes as usize];
+    let (pages, table) = plan.example_pages();
+    *memory.block(Base::Pages) = vec![0xff; pages.len()];
+    *memory.block(Base::PageTable) = table;
     let level = &program.levels[0];
     let mut past = 0;
     let run = |ids: &&[i32]| {
@@ -347,14 +350,15 @@ pub fn artifact(
 ) {
     let plan = program.memory.as_ref().unwrap();
     let describe = |(id, s): (mlcc_ir::module::StateId, &mlcc_ir::module::State)| {
-        let (offset, bytes) = plan.states[id.index()];
+        let (offset, _) = plan.states[id.index()];
+        let rows = s.ty.dims[0].as_const().unwrap() as u64;
         let row_bytes = plan.row_bytes[id.index()];
         StateDesc {
             name: s.name.clone(),
             offset,
-            bytes,
+            bytes: rows * row_bytes,
             format: s.ty.dtype.name().into(),
-            cache: Some(CacheDesc { rows: bytes / row_bytes, row_bytes }),
+            cache: Some(CacheDesc { rows, row_bytes }),
             ..StateDesc::default()
         }
     };
@@ -372,6 +376,7 @@ pub fn artifact(
             batch: 1,
             vocab: vocab as u64,
             max_workers: plan.max_workers().unwrap_or(0),
+            page_bytes: plan.page_bytes,
         },
         ..TableDesc::default()
     };

@@ -111,6 +111,8 @@ fn entry_points_refuse_bad_arguments() {
             b: 1,
             wanted: std::ptr::null(),
             n_wanted: 0,
+            pages: std::ptr::null_mut(),
+            page_table: std::ptr::null(),
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

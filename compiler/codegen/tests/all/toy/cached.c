@@ -28,8 +28,10 @@
 #endif
 #define ROW_BYTES (TOY_ROW * 4ULL)
 #define CACHE_BYTES (TOY_CONTEXT * ROW_BYTES)
-#define K_AT 64ULL
-#define V_AT (K_AT + CACHE_BYTES)
+/* In a page. */
+#define K_AT 0ULL
+#define V_AT (MLCC_PAGE_ROWS * ROW_BYTES)
+#define PAGE_BYTES (2 * V_AT)
 #ifdef TOY_WINDOW
 #define FIRST_SEEN (t >= TOY_WINDOW ? t - TOY_WINDOW + 1 : 0)
 #else
@@ -41,9 +43,15 @@
 #define TARGET "x86-64"
 #endif
 
+/* Row `t` of the cache that begins at `part` of every page. */
+static float *row_of(mlcc_ctx *c, int64_t t, uint64_t part) {
+  const uint64_t page = (uint64_t)c->page_table[t / MLCC_PAGE_ROWS];
+  return (float *)(c->pages + page * PAGE_BYTES + part + t % MLCC_PAGE_ROWS * ROW_BYTES);
+}
+
 static int32_t feed(mlcc_ctx *c, int all) {
   const float *e = (const float *)c->weights;
-  float *sum = (float *)c->state, *k = (float *)(c->state + K_AT), *v = (float *)(c->state + V_AT);
+  float *sum = (float *)c->state;
   if (c->n < 1 || c->n > CHUNK) return MLCC_BAD_LENGTH;
   if (c->past + c->n > TOY_CONTEXT) return MLCC_CONTEXT_FULL;
 #ifdef TOY_LAST
@@ -58,17 +66,18 @@ static int32_t feed(mlcc_ctx *c, int all) {
   for (int64_t t = c->past; t < c->past + c->n; t++) {
     const float *row = e + c->tokens[t - c->past] * WIDTH;
     float *out = c->logits + (all ? (t - c->past) * VOCAB : 0);
-    for (int i = 0; i < WIDTH; i++) k[t * TOY_ROW + i] = row[i], v[t * TOY_ROW + i] = 2 * row[i];
+    float *new_k = row_of(c, t, K_AT), *new_v = row_of(c, t, V_AT);
+    for (int i = 0; i < WIDTH; i++) new_k[i] = row[i], new_v[i] = 2 * row[i];
 #ifdef TOY_MIXED
     *sum += (float)c->tokens[t - c->past];
 #endif
     for (int o = 0; o < VOCAB; o++) {
       float logit = 0;
-      for (int64_t p = FIRST_SEEN; p <= t; p++)
-        for (int i = 0; i < WIDTH; i++) {
-          float a = k[p * TOY_ROW + i], b = v[p * TOY_ROW + i];
-          logit += (float)(1 + (dropped + p) % 3) * a * e[o * WIDTH + i] + (b - 2 * a);
-        }
+      for (int64_t p = FIRST_SEEN; p <= t; p++) {
+        const float *k = row_of(c, p, K_AT), *v = row_of(c, p, V_AT);
+        for (int i = 0; i < WIDTH; i++)
+          logit += (float)(1 + (dropped + p) % 3) * k[i] * e[o * WIDTH + i] + (v[i] - 2 * k[i]);
+      }
 #ifdef TOY_MIXED
       logit += *sum;
 #endif
@@ -125,7 +134,8 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .states = states,
   .n_states = sizeof(states) / sizeof(states[0]),
   .weights_bytes = VOCAB * WIDTH * 4,
-  .state_bytes = V_AT + CACHE_BYTES,
+  .state_bytes = 64,
+  .page_bytes = PAGE_BYTES,
   .alignment = 64,
   .chunk = CHUNK,
   .context = TOY_CONTEXT,

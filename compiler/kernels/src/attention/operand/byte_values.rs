@@ -7,7 +7,6 @@
 //! sums of a block are exact; they are added to the f32 sums with the unit of the block.
 
 use super::bytes::{Bytes, joined_planes, repeated};
-use super::code_row;
 use crate::attention::codes::{MAGIC, MOST_SIGNED, coded, signed_codes, unit_of};
 use crate::attention::key_block::{KeyBlock, over_keys};
 use crate::attention::key_head::KeyHead;
@@ -86,7 +85,7 @@ impl<'k> Bytes<'k> {
             let rows = [0, 1, 2, 3].map(|key| block.row(i * QUAD + key));
             for group in 0..at.a.value_size / bytes {
                 let c = k.int(group * bytes);
-                let rows = rows.map(|row| code_row(self.values, [row, at.head, c], bytes as u32).named("v"));
+                let rows = rows.map(|row| self.values.row(block, row, c, bytes as u32).named("v"));
                 let to = self.mixed.flat().tail([i * (QUAD * bytes) + group * (plan.block * bytes)]);
                 for (r, quad) in (0..).zip(interleaved(rows)) {
                     to.set([r * bytes], quad);

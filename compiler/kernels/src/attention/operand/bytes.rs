@@ -11,7 +11,7 @@
 //! final sum is below 2^31 for rows of up to 512 columns.
 
 use super::key_products::{KeyProducts, joined};
-use super::{code_row, keep_query};
+use super::{Codes, codes, keep_query};
 use crate::attention::codes::{MOST_SIGNED, signed_codes, unit_of};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::key_head::KeyHead;
@@ -44,8 +44,8 @@ impl ByteDot {
 #[derive(Clone, Copy)]
 pub(in super::super) struct Bytes<'k> {
     pub(super) dot: ByteDot,
-    keys: View<'k, 3>,
-    pub(super) values: View<'k, 3>,
+    keys: Codes<'k>,
+    pub(super) values: Codes<'k>,
     /// `i8[kv, sets, (parts of a row, planes, slots, columns of a part)]`.
     queries: View<'k, 3>,
     /// Units of the queries, and where their sums begin: `[kv, sets, lanes]`, for every key of a vector.
@@ -64,14 +64,14 @@ pub(in super::super) struct Bytes<'k> {
 
 impl<'k> Bytes<'k> {
     pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan, dot: ByteDot) -> Option<Bytes<'k>> {
-        let (keys, values) = (a.code_buffer(a.key)?, a.code_buffer(a.value)?);
+        let [keys, values] = codes(k, a)?;
         let per_lane = [a.kv, plan.sets, plan.lanes.into()];
         let of_quad = plan.slots * PLANES * QUAD;
         let bytes = i64::from(plan.byte_lanes());
         Some(Bytes {
             dot,
-            keys: k.view(keys, [1, a.kv, a.size]),
-            values: k.view(values, [1, a.kv, a.value_size]),
+            keys,
+            values,
             queries: k.stack("query_codes", DType::I8, [a.kv, plan.sets, PLANES * plan.slots * a.size]),
             units: k.stack("units", DType::F32, per_lane),
             starts: k.stack("starts", DType::I32, per_lane),
@@ -139,7 +139,7 @@ impl<'k> Bytes<'k> {
         k.serial("i", k.int(at.plan.together()).min(block.count - offset), |i| {
             let row = block.first + (offset + i);
             k.vectors("c", size, lanes, |c| {
-                self.rows.set([i, c], self.dot.first(code_row(self.keys, [row, at.head, c], lanes)));
+                self.rows.set([i, c], self.dot.first(self.keys.row(block, row, c, lanes)));
             });
         });
     }

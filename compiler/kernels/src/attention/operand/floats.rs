@@ -58,7 +58,7 @@ impl<'k> Floats<'k> {
         let in_place = plan.reads_rows_in_place(a.size);
         if !in_place {
             unpack_keys(block, at.rows, offset, (a.size, lanes), |row, c, lanes| {
-                a.row(a.key.0, [row, at.head, c], lanes)
+                block.elements(a.key.0, row, c, lanes)
             });
         }
         let used = (plan.heads + plan.across - 1) / plan.across;
@@ -75,7 +75,7 @@ impl<'k> Floats<'k> {
         let key = |i: i64, c: Val<'k>| {
             let part = match in_place {
                 // Rows after the last one are masked.
-                true => a.row(a.key.0, [block.row(offset + i), at.head, c], lanes),
+                true => block.elements(a.key.0, block.row(offset + i), c, lanes),
                 false => plan.repeated_part(at.rows.flat(), c + i * padded),
             };
             part.named("k")
@@ -161,8 +161,7 @@ fn add_key<'k>(
         let passes = a.value_size / tile.width();
         block.prefetch_values(c * plan.block / tile.width() + i, passes * plan.block);
     }
-    let value =
-        |v: i64| a.row(a.value.0, [row, at.head, c + v * i64::from(tile.lanes)], tile.lanes).named("v");
+    let value = |v: i64| block.elements(a.value.0, row, c + v * i64::from(tile.lanes), tile.lanes).named("v");
     let values: Vec<Val> = (0..tile.vectors).map(value).collect();
     let weight = |head| block.weight_at(at.weights, (vector, key), head).splat(tile.lanes).named("weight");
     sums.add_outer(heads.map(weight), &values, |sum, weight, value| weight.fma(value, sum));

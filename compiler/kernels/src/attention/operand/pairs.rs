@@ -90,7 +90,7 @@ impl<'k> Pairs<'k> {
             let row = tile.key_row(j, i);
             let unit = self.encode_row(tile, tile.k.row(i), |lanes, keep| {
                 tile.rec.vectors("c", tile.a.size, lanes, |c| {
-                    keep(c, tile.a.key([row, tile.head, c], lanes));
+                    keep(c, tile.a.key(tile.page, [row, tile.head, c], lanes));
                 });
             });
             self.key_units.set([i], unit);
@@ -133,7 +133,7 @@ impl<'k> Pairs<'k> {
                 let row = tile.key_row(j, i);
                 let largest = k.reg("largest", k.zeros(DType::I32, lanes));
                 k.vectors("c", size, lanes, |c| {
-                    let value = tile.a.value([row, tile.head, c], lanes).named("x");
+                    let value = tile.a.value(tile.page, [row, tile.head, c], lanes).named("x");
                     self.floats.set([c + r * size], value);
                     largest.update(|largest| largest.max(size_bits(value)));
                 });

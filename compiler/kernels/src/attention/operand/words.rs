@@ -7,7 +7,7 @@
 //! become floats with the unit of their head.
 
 use super::key_products::{KeyProducts, joined, unpack_keys};
-use super::{code_row, keep_query, query_row};
+use super::{Codes, codes, keep_query, query_row};
 use crate::attention::codes::{MAGIC, MOST_SIGNED, add_pairs, coded, paired, unit_of};
 use crate::attention::key_block::{KeyBlock, over_keys};
 use crate::attention::key_head::KeyHead;
@@ -27,8 +27,8 @@ const HEADS: i64 = 4;
 #[derive(Clone, Copy)]
 pub(in super::super) struct Words<'k> {
     dot: PairDot,
-    keys: View<'k, 3>,
-    values: View<'k, 3>,
+    keys: Codes<'k>,
+    values: Codes<'k>,
     /// As the queries of floats lie, a word for every two columns.
     queries: View<'k, 3>,
     /// Keys that are summed together, `[keys, padded size]`.
@@ -46,12 +46,12 @@ pub(in super::super) struct Words<'k> {
 
 impl<'k> Words<'k> {
     pub fn new(k: &'k Recorder, a: &Problem, plan: DecodePlan, dot: PairDot) -> Option<Words<'k>> {
-        let (keys, values) = (a.code_buffer(a.key)?, a.code_buffer(a.value)?);
+        let [keys, values] = codes(k, a)?;
         let (lanes, padded) = (i64::from(plan.lanes), plan.padded(a.size));
         Some(Words {
             dot,
-            keys: k.view(keys, [1, a.kv, a.size]),
-            values: k.view(values, [1, a.kv, a.value_size]),
+            keys,
+            values,
             queries: k.stack("query_words", DType::I32, [a.kv, plan.sets, plan.slots * padded]),
             rows: k.stack("key_words", DType::I32, [plan.together(), padded]),
             units: k.stack("units", DType::F32, [a.kv, plan.sets, lanes]),
@@ -99,8 +99,8 @@ impl<'k> Words<'k> {
     }
 
     /// `lanes` words of a row of keys, from number `word` on.
-    fn key(&self, [row, head, word]: [Val<'k>; 3], lanes: u32) -> Val<'k> {
-        widened(code_row(self.keys, [row, head, word * PAIR], PAIR as u32 * lanes))
+    fn key(&self, block: &KeyBlock<'k, '_>, row: Val<'k>, word: Val<'k>, lanes: u32) -> Val<'k> {
+        widened(self.keys.row(block, row, word * PAIR, PAIR as u32 * lanes))
     }
 
     /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
@@ -110,7 +110,7 @@ impl<'k> Words<'k> {
         let in_place = plan.reads_rows_in_place(at.a.size);
         if !in_place {
             unpack_keys(block, self.rows, offset, (at.a.size / PAIR, lanes), |row, word, lanes| {
-                self.key([row, at.head, word], lanes)
+                self.key(block, row, word, lanes)
             });
         }
         let used = (plan.heads + plan.across - 1) / plan.across;
@@ -127,7 +127,7 @@ impl<'k> Words<'k> {
         let key = |i: i64, word: Val<'k>| {
             let part = match in_place {
                 // Rows after the last one are masked.
-                true => self.key([block.row(offset + i), at.head, word], lanes),
+                true => self.key(block, block.row(offset + i), word, lanes),
                 false => plan.repeated_part(self.rows.flat(), word + i * padded),
             };
             part.named("k")
@@ -167,7 +167,7 @@ impl<'k> Words<'k> {
             let rows = [0, 1].map(|key| block.row(pair * PAIR + key));
             let to = self.mixed.row(pair);
             k.vectors("c", at.a.value_size, wide, |c| {
-                let [even, odd] = rows.map(|row| code_row(self.values, [row, at.head, c], wide).named("v"));
+                let [even, odd] = rows.map(|row| self.values.row(block, row, c, wide).named("v"));
                 for half in [0, lanes] {
                     let by_turns = |l: u32| half + l / 2 + if l.is_multiple_of(2) { 0 } else { wide };
                     let words = widened(even.shuffle_with(odd, (0..wide).map(by_turns)));

@@ -1,0 +1,159 @@
+//! The pages of one sequence: row `i` of every cache is row `i % PAGE_ROWS` of page `i / PAGE_ROWS` of its table.
+//!
+//! A page that several sequences have is not written to: who is to write gets a copy of its rows before. So sequences that begin
+//! alike share all pages up to where they differ.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mlcc_abi::PAGE_ROWS;
+
+use crate::Result;
+use crate::page_pool::PagePool;
+use crate::table::{Cache, State};
+
+pub(crate) struct PageTable {
+    pool: Arc<PagePool>,
+    /// Those of its rows, and perhaps of rows to come, which nobody else has.
+    pages: Vec<i32>,
+    /// Some page that rows may be written to may be another sequence's too.
+    shared: AtomicBool,
+}
+
+/// The caches of a model.
+pub(crate) fn caches(states: &[State]) -> impl Iterator<Item = (&State, Cache)> {
+    states.iter().filter_map(|state| Some((state, state.cache?)))
+}
+
+impl PageTable {
+    pub fn new(pool: &Arc<PagePool>) -> Self {
+        Self { pool: Arc::clone(pool), pages: Vec::new(), shared: AtomicBool::new(false) }
+    }
+
+    pub fn as_ptr(&self) -> *const i32 {
+        self.pages.as_ptr()
+    }
+
+    /// Bytes of all its pages, those that it shares included.
+    pub fn bytes(&self) -> u64 {
+        (self.pages.len() * self.pool.page_bytes()) as u64
+    }
+
+    /// Makes ready for writing to rows `rows`, of which those before `used` mean something: afterwards they have pages that nobody
+    /// else has. If there are not enough, nothing has changed.
+    pub fn own(&mut self, states: &[State], rows: Range<u64>, used: u64) -> Result<()> {
+        let pages = (rows.start / PAGE_ROWS) as usize..rows.end.div_ceil(PAGE_ROWS) as usize;
+        let missing = pages.end.saturating_sub(self.pages.len());
+        // Rows before the last page are written to only to move them.
+        let look = *self.shared.get_mut() || rows.start / PAGE_ROWS < used / PAGE_ROWS;
+        if missing == 0 && !look {
+            return Ok(());
+        }
+        let old = pages.start.min(self.pages.len())..pages.end.min(self.pages.len());
+        let shared: Vec<usize> = match look {
+            true => old.filter(|&at| self.pool.is_shared(self.pages[at])).collect(),
+            false => Vec::new(),
+        };
+        let mut taken = Vec::with_capacity(shared.len());
+        self.pages.reserve(missing);
+        self.pool.take(shared.len(), &mut taken)?;
+        if let Err(error) = self.pool.take(missing, &mut self.pages) {
+            self.pool.give_back(&taken);
+            return Err(error);
+        }
+        for (&at, page) in shared.iter().zip(taken) {
+            self.copy_page(states, self.pages[at], page, used.saturating_sub(at as u64 * PAGE_ROWS));
+            self.pool.give_back(&[self.pages[at]]);
+            self.pages[at] = page;
+        }
+        if rows.end >= used {
+            *self.shared.get_mut() = false;
+        }
+        Ok(())
+    }
+
+    /// Copies the first `rows` rows of a page.
+    fn copy_page(&self, states: &[State], from: i32, to: i32, rows: u64) {
+        for (state, cache) in caches(states) {
+            let begin = state.offset as usize;
+            let bytes = (rows.min(PAGE_ROWS) * cache.row_bytes) as usize;
+            self.pool.write(to, begin, self.pool.read(from, begin..begin + bytes));
+        }
+    }
+
+    /// Another sequence with the first `rows` rows: it shares their pages.
+    pub fn fork(&self, rows: u64) -> Self {
+        let pages = self.pages[..rows.div_ceil(PAGE_ROWS) as usize].to_vec();
+        self.pool.share(&pages);
+        self.shared.store(true, Ordering::Relaxed);
+        Self { pool: Arc::clone(&self.pool), pages, shared: AtomicBool::new(true) }
+    }
+
+    /// Gives back the pages of rows after the first `rows`.
+    pub fn truncate(&mut self, rows: u64) {
+        let kept = (rows.div_ceil(PAGE_ROWS) as usize).min(self.pages.len());
+        if kept < self.pages.len() {
+            self.pool.give_back(&self.pages[kept..]);
+            self.pages.truncate(kept);
+        }
+        // The last page has room again.
+        self.shared = AtomicBool::new(kept > 0);
+    }
+
+    /// Gives back whole pages; rows after them move to the front.
+    pub fn drop_pages(&mut self, pages: Range<u64>) {
+        let dropped: Vec<i32> = self.pages.drain(pages.start as usize..pages.end as usize).collect();
+        self.pool.give_back(&dropped);
+    }
+
+    /// Moves rows of every cache to the places `moved`, from `count` rows after them; both have pages that nobody else has.
+    pub fn move_rows(&self, states: &[State], count: u64, moved: Range<u64>) {
+        for (state, cache) in caches(states) {
+            for row in moved.clone() {
+                let (from, part) = self.row(state, cache, row + count);
+                let (to, place) = self.row(state, cache, row);
+                self.pool.write(to, place.start, self.pool.read(from, part));
+            }
+        }
+    }
+
+    /// The page of a row of a cache, and where it lies there.
+    fn row(&self, state: &State, cache: Cache, row: u64) -> (i32, Range<usize>) {
+        let begin = (state.offset + row % PAGE_ROWS * cache.row_bytes) as usize;
+        (self.pages[(row / PAGE_ROWS) as usize], begin..begin + cache.row_bytes as usize)
+    }
+
+    /// The pages of the first `rows` rows of a cache, and where these lie in each.
+    fn parts(&self, state: &State, cache: Cache, rows: u64) -> impl Iterator<Item = (i32, Range<usize>)> {
+        let begin = state.offset as usize;
+        self.pages.iter().zip((0..rows).step_by(PAGE_ROWS as usize)).map(move |(&page, first)| {
+            (page, begin..begin + ((rows - first).min(PAGE_ROWS) * cache.row_bytes) as usize)
+        })
+    }
+
+    /// The first `rows` rows of a cache.
+    pub fn read(&self, state: &State, cache: Cache, rows: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity((rows * cache.row_bytes) as usize);
+        self.parts(state, cache, rows)
+            .for_each(|(page, part)| bytes.extend_from_slice(self.pool.read(page, part)));
+        bytes
+    }
+
+    /// Replaces the first rows of a cache, which have pages that nobody else has.
+    pub fn write(&self, state: &State, cache: Cache, bytes: &[u8]) {
+        let rows = (bytes.len() as u64).checked_div(cache.row_bytes).unwrap_or(0);
+        let mut left = bytes;
+        for (page, part) in self.parts(state, cache, rows) {
+            let (now, later) = left.split_at(part.len());
+            self.pool.write(page, part.start, now);
+            left = later;
+        }
+    }
+}
+
+impl Drop for PageTable {
+    fn drop(&mut self) {
+        self.pool.give_back(&self.pages);
+    }
+}
