@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
   while (fread(&kernel, 8, 1, stdin) == 1) {
     uint64_t args[64], lengths[32];
     uint64_t buffers = word(), sizes = word(), workers = word();
-    if (buffers > 32 || buffers + sizes + 2 > 64) stop("too many arguments");
+    if (buffers > 32 || buffers + sizes + 3 > 64) stop("too many arguments");
     for (uint64_t i = 0; i < buffers; i++) {
       lengths[i] = word();
       void *memory = aligned_alloc(64, (lengths[i] / 64 + 1) * 64);
@@ -42,9 +42,10 @@ int main(int argc, char **argv) {
     snprintf(name, sizeof name, "mlcc_call_%llu", (unsigned long long)kernel);
     caller call = (caller)dlsym(library, name);
     if (!call) stop(dlerror());
-    args[buffers + sizes + 1] = workers;
+    args[buffers + sizes + 2] = workers;
     for (uint64_t w = 0; w < workers; w++) {
       args[buffers + sizes] = w;
+      args[buffers + sizes + 1] = w + 1;
       call(args);
     }
     for (uint64_t i = 0; i < buffers; i++) {
