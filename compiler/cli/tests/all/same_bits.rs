@@ -54,13 +54,13 @@ fn decoded_beside_others(model: &Model, text: &[i32]) -> Vec<f32> {
     sessions[2].logits().to_vec()
 }
 
-/// In ragged pieces beside those of others.
-fn in_ragged_steps(model: &Model, text: &[i32]) -> Vec<f32> {
+/// In ragged pieces of these lengths beside those of others.
+fn in_ragged_steps(model: &Model, text: &[i32], pieces: [usize; 6]) -> Vec<f32> {
     let mut sessions: Vec<_> = (0..3).map(|_| model.session().unwrap()).collect();
     let mut batch = model.batch(3).unwrap();
     let (mut done, mut number) = (0, 0);
     while done < text.len() {
-        let piece = [1, 7, 1, 33, 2, 16][number % 6].min(text.len() - done);
+        let piece = pieces[number % 6].min(text.len() - done);
         let [a, b, c] = &mut sessions[..] else { unreachable!() };
         let mut rows = vec![
             Rows { session: a, tokens: &text[..1 + number % 4], want: Want::Nothing },
@@ -75,7 +75,7 @@ fn in_ragged_steps(model: &Model, text: &[i32]) -> Vec<f32> {
     sessions[1].logits().to_vec()
 }
 
-const FEEDINGS: [(&str, Feeding); 8] = [
+const FEEDINGS: [(&str, Feeding); 9] = [
     ("at once", |model, text| pieces(model, text, text.len())),
     ("pieces of 1", |model, text| pieces(model, text, 1)),
     ("pieces of 3", |model, text| pieces(model, text, 3)),
@@ -83,16 +83,17 @@ const FEEDINGS: [(&str, Feeding); 8] = [
     ("pieces of 16", |model, text| pieces(model, text, 16)),
     ("pieces of 50", |model, text| pieces(model, text, 50)),
     ("decode_batch", decoded_beside_others),
-    ("step", in_ragged_steps),
+    ("step", |model, text| in_ragged_steps(model, text, [2, 7, 3, 33, 2, 16])),
+    ("step with single rows", |model, text| in_ragged_steps(model, text, [1, 7, 1, 33, 2, 16])),
 ];
 
 fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What feeds the text in pieces of several tokens, which are no entry points for single ones.
+/// What feeds the text in pieces of several tokens: single ones have the attention kernel of one query.
 fn of_several(feeding: &str) -> bool {
-    !matches!(feeding, "pieces of 1" | "decode_batch")
+    !matches!(feeding, "pieces of 1" | "decode_batch" | "step with single rows")
 }
 
 /// The feedings that give other bits than the text at once by two threads, and how far they are off.
