@@ -26,6 +26,7 @@ pub mod prepare;
 pub mod ptxas;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
 mod step;
+mod step_code;
 pub mod table;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
 mod units;

@@ -1,0 +1,105 @@
+//! The instructions that a back end gives for steps.
+
+use crate::error::Fault;
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// Operations on 64-bit integers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IntOp {
+    Add,
+    Sub,
+    Mul,
+    UnsignedDiv,
+    SignedDiv,
+    SignedRem,
+    SignedMin,
+    SignedMax,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Compare {
+    SignedLess,
+    SignedGreater,
+    UnsignedLess,
+    UnsignedGreater,
+    UnsignedAtLeast,
+}
+
+/// What a worker has got of a launch in pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// Nothing is left.
+    None,
+    /// A piece; there may be more.
+    Piece,
+    /// The worker's whole share.
+    Share,
+}
+
+/// The instructions of a back end, added at the end of the function of a step.
+pub(crate) trait StepCode {
+    /// A 64-bit integer, an address, or a condition.
+    type Value: Copy;
+    type Block: Copy;
+    /// The first block of a loop, which is entered with a number.
+    type Head;
+
+    /// The context.
+    fn context(&self) -> Self::Value;
+    /// Worker and workers, in 64 bits.
+    fn share(&self) -> [Self::Value; 2];
+
+    fn int(&mut self, value: i64) -> Self::Value;
+    fn op(&mut self, op: IntOp, a: Self::Value, b: Self::Value) -> Result<Self::Value>;
+    /// A condition.
+    fn compare(&mut self, compare: Compare, a: Self::Value, b: Self::Value) -> Result<Self::Value>;
+    /// 1 if the condition holds, else 0.
+    fn number(&mut self, condition: Self::Value) -> Result<Self::Value>;
+
+    /// The address `bytes` bytes later, in the same object.
+    fn offset(&mut self, address: Self::Value, bytes: u64) -> Result<Self::Value>;
+    fn advance(&mut self, address: Self::Value, bytes: Self::Value) -> Result<Self::Value>;
+    /// The integer at an offset in bytes.
+    fn load_int(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
+    fn load_address(&mut self, address: Self::Value, offset: usize) -> Result<Self::Value>;
+    /// Number `index` of a table of 32-bit integers, taken as one without a sign.
+    fn load_entry(&mut self, table: Self::Value, index: Self::Value) -> Result<Self::Value>;
+
+    fn block(&mut self, name: &'static str) -> Self::Block;
+    /// Goes on in a block.
+    fn enter(&mut self, block: Self::Block);
+    fn jump(&mut self, to: Self::Block) -> Result<()>;
+    fn branch(&mut self, condition: Self::Value, then: Self::Block, otherwise: Self::Block) -> Result<()>;
+    /// Begins a loop and goes on in its first block; gives the numbers that it is entered with, `first` at first.
+    fn begin_loop(
+        &mut self,
+        name: &'static str,
+        first: [Self::Value; 2],
+    ) -> Result<(Self::Head, [Self::Value; 2])>;
+    /// Runs the loop again with other numbers.
+    fn repeat(&mut self, head: Self::Head, next: [Self::Value; 2]) -> Result<()>;
+    /// The same if the condition holds; else goes to `done`.
+    fn repeat_if(
+        &mut self,
+        condition: Self::Value,
+        head: Self::Head,
+        next: [Self::Value; 2],
+        done: Self::Block,
+    ) -> Result<()>;
+    fn leave(&mut self, status: i32) -> Result<()>;
+
+    fn call(&mut self, kernel: &str, args: &[Self::Value]) -> Result<()>;
+    /// A barrier, if there are several workers.
+    fn wait(&mut self) -> Result<()>;
+    /// The item of that number is over, if somebody wants to know.
+    fn tell(&mut self, item: u32) -> Result<()>;
+    /// An integer of 32 bits for [`StepCode::take`].
+    fn narrow(&mut self, value: Self::Value) -> Result<Self::Value>;
+    /// Takes a piece of a launch that is worth `pieces` of the smallest ones; gives one of [`Taken`].
+    fn take(&mut self, pieces: Self::Value) -> Result<Self::Value>;
+    /// A condition.
+    fn is_taken(&mut self, taken: Self::Value, what: Taken) -> Result<Self::Value>;
+    /// What was taken last, as worker and workers.
+    fn taken_share(&mut self) -> Result<[Self::Value; 2]>;
+}
