@@ -1,7 +1,7 @@
 /* What entry points may rely on: entries ./MODEL.so FILL TOKEN_ID...
  * Every buffer holds bytes FILL before the first call. Feeds the tokens by decode and prints the bits of the last logits;
  * then holds softmax_with_temperature of several rows against that of each, and calls that have to be refused against
- * what stands before the state. */
+ * what stands before the state and the pages. */
 #define _DEFAULT_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -53,6 +53,13 @@ int main(int argc, char **argv) {
   ctx.arena = filled(model->arena_bytes);
   uint8_t *before = filled(BEFORE + model->state_bytes);
   ctx.state = before + BEFORE;
+  /* Pages of the sequence in another order than its rows. */
+  const int64_t pages = model->page_bytes ? (int64_t)((model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS) : 0;
+  uint8_t *before_pages = filled(BEFORE + (uint64_t)pages * model->page_bytes);
+  int32_t *table = (int32_t *)filled((uint64_t)pages * sizeof(int32_t));
+  for (int64_t i = 0; i < pages; i++) table[i] = (int32_t)(pages - 1 - i);
+  ctx.pages = before_pages + BEFORE;
+  ctx.page_table = table;
   ctx.logits = (float *)filled(row_bytes);
   _Alignas(MLCC_BUFFER_ALIGN) int32_t tokens[2] = {0, 0};
   ctx.tokens = tokens;
@@ -93,6 +100,7 @@ int main(int argc, char **argv) {
     if (entries->prefill(&ctx, 0, 1) != MLCC_CONTEXT_FULL) return fail("prefill took a negative past");
   }
   for (int i = 0; i < BEFORE; i++)
-    if (before[i] != (uint8_t)fill) return fail("something was written before the state");
+    if (before[i] != (uint8_t)fill || before_pages[i] != (uint8_t)fill)
+      return fail("something was written before the state or the pages");
   return 0;
 }
