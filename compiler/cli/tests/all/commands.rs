@@ -241,10 +241,10 @@ fn run_tells_memory_before_and_times_after_the_text() {
 #[test]
 fn more_threads_than_planned_for_are_told() {
     let mut run = mlcc();
-    run.arg("run").arg(artifact()).args(["-p", "It", "-n", "1", "-t", "65"]);
+    run.arg("run").arg(artifact()).args(["-p", "It", "-n", "1", "-t", "129"]);
     let output = run.assert().success().get_output().clone();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("warning: runs with 64 threads instead of 65"), "{said}");
+    assert!(said.contains("warning: runs with 128 threads instead of 129"), "{said}");
 }
 
 #[test]
