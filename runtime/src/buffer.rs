@@ -76,6 +76,11 @@ impl Buffer {
         &room[..len]
     }
 
+    /// Where it begins; who writes there sees to it that nobody else has the bytes.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }

@@ -1,7 +1,6 @@
 //! Execution of steps by the worker pool.
 
 use std::borrow::Cow;
-use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
 
+use crate::arena::Arenas;
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, Device, DeviceSession, missing};
 use crate::page_pool::PagePool;
@@ -27,16 +27,10 @@ pub(crate) struct CpuDevice {
     workers: Workers,
     /// Workers that the memory plan knows of.
     most_workers: usize,
-    arena: Arena,
+    arenas: Arenas,
     /// Of the caches of all sequences, if the model has any.
     pages: Option<Arc<PagePool>>,
 }
-
-/// Scratch memory of the steps. Those of a pool run one after the other, so that one arena serves all sequences.
-struct Arena(UnsafeCell<Buffer>);
-
-// SAFETY: `CpuDevice` touches the memory within runs of its pool only, of which there is one at a time.
-unsafe impl Sync for Arena {}
 
 /// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches likewise.
 const FULL_CONTEXTS: u64 = 64;
@@ -53,7 +47,7 @@ impl CpuDevice {
     ) -> Result<Self> {
         let plan = &table.plan;
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-        let arena = Arena(UnsafeCell::new(Buffer::zeroed("the arena", plan.arena_bytes, align)?));
+        let arenas = Arenas::new(plan.arena_bytes, align)?;
         let one = plan.pages();
         let contexts = FULL_CONTEXTS.max(plan.batch.saturating_mul(FULL_BATCHES));
         let wanted = options.cache_pages.unwrap_or(one.saturating_mul(contexts)).max(one);
@@ -61,17 +55,20 @@ impl CpuDevice {
         let pages = (one > 0).then(|| PagePool::new(plan.page_bytes, wanted, one, huge).map(Arc::new));
         let pages = pages.transpose()?;
         let (name, entries) = (variant.name.clone(), variant.entries);
-        Ok(Self { name, entries, workers, most_workers, arena, pages })
+        Ok(Self { name, entries, workers, most_workers, arenas, pages })
     }
 
     /// The scratch memory as the last step has left it.
     fn scratch(&self) -> Result<Vec<u8>> {
+        if self.pool().workers() == 1 {
+            return Ok(self.arenas.last());
+        }
         let copy = Mutex::new(Vec::new());
         self.pool().run(&|worker| {
             if worker == 0 {
                 // SAFETY: nothing else runs on the pool meanwhile, and the other workers of this run do nothing.
-                let arena = unsafe { &*self.arena.0.get() };
-                *copy.lock().unwrap_or_else(PoisonError::into_inner) = arena.bytes().to_vec();
+                let bytes = unsafe { self.arenas.shared() };
+                *copy.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
             }
         })?;
         Ok(copy.into_inner().unwrap_or_else(PoisonError::into_inner))
@@ -112,8 +109,8 @@ impl CpuDevice {
     ) -> Result<()> {
         let entry = step.name();
         let pool = self.pool();
-        // SAFETY: the buffer is never replaced; what it holds is touched by the step alone, as runs follow each other.
-        ctx.arena = unsafe { (*self.arena.0.get()).as_mut_ptr() };
+        let mut arena = self.arenas.take(pool.workers())?;
+        ctx.arena = arena.as_mut_ptr();
         ctx.pages = self.pages.as_ref().map_or(std::ptr::null_mut(), |pages| pages.base());
         ctx.barrier = Some(wait);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
@@ -136,12 +133,14 @@ impl CpuDevice {
             }
         };
         let (most, kind) = (self.most_workers, Kind { model: model.number(), step: entry, tokens });
-        match trace {
-            None if step.feeds() => pool.step(kind, most, &call)?,
-            None => pool.help_first(most, &call)?,
+        let done = match trace {
+            None if step.feeds() => pool.step(kind, most, &call),
+            None => pool.help_first(most, &call),
             // Profiles are of all workers.
-            Some(_) => pool.run_first(most, &call)?,
-        }
+            Some(_) => pool.run_first(most, &call),
+        };
+        self.arenas.give_back(arena);
+        done?;
         match failed.into_inner() {
             status::OK => {
                 if matches!(step, Step::Decode | Step::DecodeBatch | Step::Rows)

@@ -16,6 +16,7 @@
 //!
 //! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
 
+mod arena;
 pub mod artifact;
 mod batch;
 mod buffer;

@@ -196,6 +196,35 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(rows, session.logits());
 }
 
+/// With one worker, which is the thread of the caller, threads do not wait for each other.
+#[test]
+fn sessions_of_several_threads_know_nothing_of_each_other() {
+    let backend = backends().next().expect("a back end is built in");
+    let Some(dir) = find("llama3-gqa-tied") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = artifact(&options(&dir, "q4i8", backend), folder.path(), "case.so");
+    for threads in [1, 2] {
+        let model =
+            Model::load(&path, &LoadOptions { threads: Some(threads), ..Default::default() }).unwrap();
+        let logits = |prompt: &[i32]| {
+            let mut session = model.session().unwrap();
+            let mut found = session.prefill(prompt).unwrap().to_vec();
+            (0..20)
+                .for_each(|step| found.extend_from_slice(session.decode(token(prompt, step % 8)).unwrap()));
+            found.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let prompts = prompts(&dir);
+        let expected: Vec<Vec<u32>> = prompts.iter().map(|prompt| logits(prompt)).collect();
+        for _ in 0..5 {
+            let found: Vec<Vec<u32>> = std::thread::scope(|scope| {
+                let threads: Vec<_> = prompts.iter().map(|prompt| scope.spawn(|| logits(prompt))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(found == expected, "{threads} workers");
+        }
+    }
+}
+
 /// Steps by ever other numbers of workers give what one worker gives, bit for bit: prompts, single tokens and batches.
 #[test]
 fn the_number_of_workers_may_change_from_step_to_step() {
