@@ -41,6 +41,8 @@ pub(super) fn fits(problem: &Product, layout: &Layout) -> bool {
     }
     match &layout.region {
         Region::Plain { plain: Plain::F32, .. } => false,
+        // Their products are exact in f32 loops, and held to that: two bf16 are too few bits of an activation.
+        Region::Plain { plain: Plain::BF16, .. } if matches!(activation, Activation::F32) => false,
         Region::Plain { place, plain } => whole(place.offset * plain.bytes(), CHUNK),
         Region::Group { spec, codes, scales, .. } => {
             let format = spec.format;
