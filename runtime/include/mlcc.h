@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 9u
+#define MLCC_ABI_VERSION 10u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
@@ -234,7 +234,8 @@ typedef struct mlcc_dim_expr {
 typedef struct mlcc_control {
   int64_t n;
   int64_t past;
-  int64_t zero; /* always 0: rows before a buffer that begins at a fixed place */
+  int64_t b;        /* 0 in calls of one sequence */
+  int64_t n_wanted; /* 0 in calls of other entry points than step */
   float temperature;
   uint32_t reserved;
 } mlcc_control;
@@ -246,6 +247,14 @@ typedef struct mlcc_control {
 #define MLCC_ARG_LOGITS 4u
 #define MLCC_ARG_PROBS 5u
 #define MLCC_ARG_CONTROL 6u /* mlcc_control */
+#define MLCC_ARG_WANTED 7u
+#define MLCC_ARG_SEQUENCES 8u /* mlcc_sequence, with addresses of the device */
+
+#define MLCC_REPEAT_ONCE 0u
+#define MLCC_REPEAT_WANTED 1u /* n of the grid: rows whose logits are wanted */
+/* For each sequence, by its number in z. n and past of the grid: the most that one has. Arguments in the state: bytes from the
+ * beginning of one. */
+#define MLCC_REPEAT_EACH_SEQUENCE 2u
 
 /* An address: base + offset. */
 typedef struct mlcc_launch_arg {
@@ -261,6 +270,8 @@ typedef struct mlcc_launch {
   uint32_t shared_bytes;
   const mlcc_launch_arg *args;
   uint64_t n_args;
+  uint32_t repeat; /* MLCC_REPEAT_* */
+  uint32_t reserved;
 } mlcc_launch;
 
 /* The launch list of one entry point on a device. */

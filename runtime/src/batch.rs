@@ -1,8 +1,9 @@
 //! Sequences of one model computed together: the weights are read once for all of them.
 
-use mlcc_abi::{Ctx, Sequence, StepFn};
+use mlcc_abi::{Ctx, Sequence};
 
 use crate::buffer::Buffer;
+use crate::device::{BatchCall, DeviceBatch, missing};
 use crate::session::Step;
 use crate::trace::{StepTimes, Trace};
 use crate::{Error, Model, Result, Session};
@@ -25,9 +26,8 @@ use crate::{Error, Model, Result, Session};
 /// ```
 pub struct Batch {
     model: Model,
-    /// For one token of each sequence, and for any number.
-    decode: Option<StepFn>,
-    step: Option<StepFn>,
+    /// Where it is not the CPU that runs it.
+    on_device: Option<Box<dyn DeviceBatch>>,
     /// Most sequences in one step.
     most: usize,
     /// As many tokens as a step takes.
@@ -84,15 +84,11 @@ impl<'a> Rows<'a> {
 }
 
 impl Model {
-    fn batch_entry(&self, step: Step) -> Option<StepFn> {
-        self.device().cpu()?.entry(step)
-    }
-
     /// Most sequences that a [`Batch`] of this model computes together; 1 if it was built without.
     pub fn max_batch(&self) -> u64 {
-        match self.batch_entry(Step::DecodeBatch) {
-            Some(_) => self.plan().batch.max(1),
-            None => 1,
+        match self.device().has_batch(Step::DecodeBatch) {
+            true => self.plan().batch.max(1),
+            false => 1,
         }
     }
 
@@ -108,10 +104,13 @@ impl Model {
             return Err(Error::BatchSize { path, n: most, most: self.max_batch() });
         }
         let rows = self.max_step_tokens();
+        let on_device = match self.max_batch() {
+            1 => None,
+            _ => std::sync::Arc::clone(self.device()).batch(self)?,
+        };
         Ok(Batch {
             model: self.clone(),
-            decode: self.batch_entry(Step::DecodeBatch),
-            step: self.batch_entry(Step::Rows),
+            on_device,
             most,
             tokens: Buffer::integers("the tokens of a step", rows as u64)?,
             wanted: Buffer::integers("the wanted rows of a step", rows as u64)?,
@@ -155,14 +154,14 @@ impl Batch {
         let fed = || sessions.iter().map(|s| &**s).zip(tokens.chunks(1));
         self.check(fed())?;
         let vocab = self.model.vocab();
-        let (Some(entry), 2..) = (self.decode, n) else {
+        if n == 1 || !self.has(Step::DecodeBatch) {
             let one = sessions[0].decode(tokens[0]).map_err(|e| of_sequence(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
             self.made = vocab;
             return Ok(self.logits());
-        };
+        }
         let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
-        self.run(Step::DecodeBatch, entry, &mut members, tokens, &[])?;
+        self.run(Step::DecodeBatch, &mut members, tokens, &[])?;
         let logits = &self.logits.as_floats()[..n * vocab];
         for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
             session.leave_batch(1, Some(row))?;
@@ -189,13 +188,15 @@ impl Batch {
         let (vocab, wanted) = (self.model.vocab(), rows.iter().map(Rows::wanted).sum::<usize>());
         // The code makes those of one row at least.
         self.make_room(wanted.max(1))?;
-        if self.step.is_none() || matches!(rows, [Rows { tokens: [_], .. }]) {
+        if !self.has(Step::Rows) || matches!(rows, [Rows { tokens: [_], .. }]) {
             return self.one_by_one(rows);
         }
         // Kernels for one query are faster than those for several with one.
         let one_each = rows.iter().all(|r| r.tokens.len() == 1 && r.want != Want::Nothing);
-        let (kind, entry) = if one_each { (Step::DecodeBatch, self.decode) } else { (Step::Rows, self.step) };
-        let Some(entry) = entry else { return self.one_by_one(rows) };
+        let kind = if one_each { Step::DecodeBatch } else { Step::Rows };
+        if !self.has(kind) {
+            return self.one_by_one(rows);
+        }
         let (mut fed, mut numbers) = (std::mem::take(&mut self.fed), std::mem::take(&mut self.rows));
         fed.clear();
         numbers.clear();
@@ -204,7 +205,7 @@ impl Batch {
             numbers.extend(fed.len() as i32 - piece.wanted() as i32..fed.len() as i32);
         }
         let mut members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
-        let result = self.run(kind, entry, &mut members, &fed, &numbers);
+        let result = self.run(kind, &mut members, &fed, &numbers);
         (self.fed, self.rows) = (fed, numbers);
         result?;
         let mut logits = self.logits.as_floats()[..wanted * vocab].chunks_exact(vocab);
@@ -214,6 +215,10 @@ impl Batch {
         }
         self.made = wanted * vocab;
         Ok(self.logits())
+    }
+
+    fn has(&self, step: Step) -> bool {
+        self.model.device().has_batch(step)
     }
 
     /// Whether the sessions may be fed these tokens; nothing has changed yet.
@@ -267,14 +272,10 @@ impl Batch {
     fn run(
         &mut self,
         step: Step,
-        entry: StepFn,
         members: &mut dyn Iterator<Item = (&mut Session, usize)>,
         tokens: &[i32],
         wanted: &[i32],
     ) -> Result<()> {
-        let Some(cpu) = self.model.device().cpu() else {
-            return Err(crate::device::missing(&self.model, step));
-        };
         self.sequences.clear();
         let mut first = 0;
         for (index, (session, rows)) in members.enumerate() {
@@ -284,6 +285,13 @@ impl Batch {
         }
         // Numbers of all rows: behind those that are wanted any.
         let filled = self.wanted.hold_with(tokens.len(), wanted);
+        if let Some(device) = &mut self.on_device {
+            let n_wanted = if step == Step::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
+            let call = BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted };
+            return device.run(step, &call, &mut self.logits);
+        }
+        let found = self.model.device().cpu().and_then(|cpu| Some((cpu, cpu.entry(step)?)));
+        let (cpu, entry) = found.ok_or_else(|| missing(&self.model, step))?;
         let mut ctx = Ctx {
             weights: self.model.weights().as_ptr(),
             arena: std::ptr::null_mut(),

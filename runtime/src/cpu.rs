@@ -171,6 +171,10 @@ impl Device for CpuDevice {
         Some(self)
     }
 
+    fn has_batch(&self, step: Step) -> bool {
+        self.entry(step).is_some()
+    }
+
     fn cache_pages(&self) -> CachePages {
         self.pages
             .as_ref()

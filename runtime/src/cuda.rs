@@ -5,6 +5,7 @@
 //! memory that kernels read ([`control`]), and `decode` is recorded as a CUDA graph ([`graphs`]).
 
 mod bandwidth;
+mod batch;
 mod control;
 mod device;
 mod driver;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use mlcc_abi::Sequence;
 
+use crate::buffer::Buffer;
 use crate::cpu::CpuDevice;
 use crate::session::Step;
 use crate::table::State;
@@ -22,9 +23,17 @@ pub(crate) trait Device: Send + Sync {
     /// Memory for one sequence; the state is not initialised.
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>>;
 
-    /// The CPU, if it is one: batches are its own.
+    /// The CPU, if it is one: batches are run by it.
     fn cpu(&self) -> Option<&CpuDevice> {
         None
+    }
+
+    /// Whether there is code of this step for several sequences.
+    fn has_batch(&self, step: Step) -> bool;
+
+    /// What runs steps of several sequences, if not the CPU.
+    fn batch(self: Arc<Self>, _model: &Model) -> Result<Option<Box<dyn DeviceBatch>>> {
+        Ok(None)
     }
 
     /// As [`Model::cache_pages`].
@@ -132,6 +141,22 @@ pub(crate) trait DeviceSession: Send {
     fn notice(&self) -> Option<&str> {
         None
     }
+}
+
+/// Runs steps of several sequences on a device.
+pub(crate) trait DeviceBatch: Send {
+    /// Runs a step for tokens that were checked, and gives the logits of the wanted rows, of which there is at least one. What the
+    /// sequences point to is alive and used by nobody else.
+    fn run(&mut self, step: Step, call: &BatchCall<'_>, logits: &mut Buffer) -> Result<()>;
+}
+
+/// What a step of several sequences is fed.
+pub(crate) struct BatchCall<'a> {
+    pub sequences: &'a [Sequence],
+    pub tokens: &'a [i32],
+    /// As many numbers of rows as tokens, those that are wanted first.
+    pub wanted: &'a [i32],
+    pub n_wanted: usize,
 }
 
 /// What a batch needs of a session. The pointers are good while the session is borrowed.

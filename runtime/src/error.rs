@@ -72,9 +72,7 @@ pub enum Error {
          more (`LoadOptions::cache_pages`)"
     )]
     NoPages { wanted: usize, free: usize, pages: usize },
-    #[error(
-        "{path} decodes at most {most} sequences together, not {n}. Build it with `--max-batch {n}` (CPU targets)."
-    )]
+    #[error("{path} decodes at most {most} sequences together, not {n}. Build it with `--max-batch {n}`.")]
     BatchSize { path: PathBuf, n: usize, most: u64 },
     #[error(
         "{sessions} sequences and {tokens} tokens: a batch takes one token of each sequence, and at least one"

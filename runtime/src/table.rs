@@ -144,6 +144,26 @@ pub struct Launch {
     pub block: [u32; 3],
     pub shared_bytes: u32,
     pub args: Vec<LaunchArg>,
+    pub repeat: Repeat,
+}
+
+/// What a launch is for; see [`abi::repeat`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    Once,
+    Wanted,
+    EachSequence,
+}
+
+impl Repeat {
+    fn read(launch: &abi::Launch) -> Result<Repeat> {
+        match launch.repeat {
+            abi::repeat::ONCE => Ok(Repeat::Once),
+            abi::repeat::WANTED => Ok(Repeat::Wanted),
+            abi::repeat::EACH_SEQUENCE => Ok(Repeat::EachSequence),
+            other => malformed(format!("a launch is for something unknown ({other})")),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -358,7 +378,8 @@ unsafe fn device_entries(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Device
         // SAFETY: by contract.
         let (kernel, args) =
             unsafe { (place.name(l.kernel)?, place.few(l.args, l.n_args, "launch arguments")?.to_vec()) };
-        Ok(Launch { kernel, grid: l.grid, block: l.block, shared_bytes: l.shared_bytes, args })
+        let (grid, block, shared_bytes) = (l.grid, l.block, l.shared_bytes);
+        Ok(Launch { kernel, grid, block, shared_bytes, args, repeat: Repeat::read(l)? })
     };
     let one = |e: &abi::DeviceEntry| {
         // SAFETY: by contract.

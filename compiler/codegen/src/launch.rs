@@ -1,15 +1,16 @@
 //! Steps as GPU launch lists, and the launch shape of a kernel.
 //!
-//! Arguments are the same in every call: addresses of buffers, then of fields of [`mlcc_abi::Control`] that the kernel reads
-//! for its sizes, then of the number of rows before each buffer that moves (see [`row_bytes`]).
+//! Arguments are the same in every call: addresses of buffers, then of what the kernel reads for its sizes and to find buffers that
+//! move ([`crate::placement`]).
 
 use crate::error::{CodegenError, Fault};
 use crate::model::{Limits, gpu_kernel_symbol};
+use crate::placement::{Placement, Word, placements};
 use crate::table::{DeviceEntryDesc, DimExpr, LaunchArg, LaunchDesc};
-use mlcc_abi::{Control, arg};
+use mlcc_abi::{Control, arg, repeat};
 use mlcc_ir::dim::{Atom, Bounds, Dim, Sym};
 use mlcc_ir::kernel::{BufId, ExprArena, ForKind, Kernel, Space, Stmt};
-use mlcc_ir::step::{Base, Grid, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, Grid, Launch, Repeat, Step, StepItem};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -88,7 +89,7 @@ pub fn device_entries(
 ) -> Result<Vec<DeviceEntryDesc>, CodegenError> {
     let mut known = BTreeMap::new();
     for kernel in kernels {
-        known.insert(kernel.name.as_str(), Launched { kernel, row_bytes: row_bytes(kernel, steps)? });
+        known.insert(kernel.name.as_str(), Launched { kernel, placements: placements(kernel, steps) });
     }
     steps.iter().map(|step| device_entry(step, &known, limits)).collect()
 }
@@ -96,7 +97,7 @@ pub fn device_entries(
 /// A kernel as launches need it.
 struct Launched<'a> {
     kernel: &'a Kernel,
-    row_bytes: Vec<u64>,
+    placements: Vec<Placement>,
 }
 
 fn device_entry(
@@ -131,7 +132,7 @@ fn describe(
     bounds: &Bounds,
 ) -> Result<LaunchDesc, Fault> {
     let found = kernels.get(launch.kernel.as_str());
-    let Launched { kernel, row_bytes } =
+    let Launched { kernel, placements } =
         found.ok_or_else(|| Fault::new("is launched but not among the kernels"))?;
     let (buffers, dims) = (launch.buffers.len(), launch.dims.len());
     if buffers != kernel.params.len() || dims != kernel.dims.len() {
@@ -152,6 +153,15 @@ fn describe(
             return Err(Fault(format!("{fault}; build with a smaller --chunk or -c/--ctx-size")));
         }
     }
+    let repeat = match launch.repeat {
+        Repeat::Once => repeat::ONCE,
+        Repeat::Wanted => repeat::WANTED,
+        Repeat::EachSequence { .. } => repeat::EACH_SEQUENCE,
+        Repeat::EachWorker => return Err(Fault::new("is for each worker, of which a GPU has none")),
+    };
+    if repeat == repeat::EACH_SEQUENCE && grid.blocks[2].as_const() != Some(1) {
+        return Err(Fault::new("has blocks in z, which are those of sequences"));
+    }
     let address = |kind, offset| LaunchArg { kind, reserved: 0, offset };
     let field = |offset: usize| address(arg::CONTROL, offset as u64);
     let mut args = Vec::new();
@@ -159,22 +169,30 @@ fn describe(
         let (kind, base) = base_address(buffer.base)?;
         args.push(address(kind, base + buffer.offset));
     }
-    for dim in &launch.dims {
-        args.push(field(size_field(dim)?));
+    let placement = Placement::of(launch);
+    let number = placements.iter().position(|known| *known == placement);
+    let number = number.ok_or_else(|| Fault::new("has buffers in places that its code does not know"))?;
+    for word in placement.words(dims) {
+        args.push(match word {
+            Word::Size(i) => field(size_field(&launch.dims[i], &launch.repeat)?),
+            Word::Past => field(offset_of!(Control, past)),
+            Word::SequenceCount => field(offset_of!(Control, b)),
+            Word::Sequences => address(arg::SEQUENCES, 0),
+        });
     }
-    for (buffer, _) in launch.buffers.iter().zip(row_bytes).filter(|(_, bytes)| **bytes > 0) {
-        args.push(field(match buffer.per_past {
-            0 => offset_of!(Control, zero),
-            _ => offset_of!(Control, past),
-        }));
+    if let Some(size) = launch.dims.iter().zip(&kernel.dims).find(|(dim, (sym, _))| **dim != Dim::sym(*sym))
+        && repeat == repeat::EACH_SEQUENCE
+    {
+        return Err(Fault(format!("takes `{}` for a size of each sequence", size.0)));
     }
     let [x, y, z] = &grid.blocks;
     Ok(LaunchDesc {
-        kernel: gpu_kernel_symbol(&launch.kernel),
+        kernel: gpu_kernel_symbol(&launch.kernel, number),
         grid: [grid_extent(x)?, grid_extent(y)?, grid_extent(z)?],
         block: grid.threads,
         shared_bytes: SharedMemory::of(kernel).dynamic_bytes,
         args,
+        repeat,
     })
 }
 
@@ -191,34 +209,14 @@ fn base_address(base: Base) -> Result<(u32, u64), Fault> {
         Base::Pages | Base::PageTable => {
             return Err(Fault::new("reads caches in pages, which a GPU does not"));
         }
-        Base::Wanted => return Err(Fault::new("takes rows of several sequences, which a GPU does not")),
+        Base::Wanted => (arg::WANTED, 0),
     })
 }
 
-/// For each parameter of a kernel, how many bytes it moves with every row before it: new rows of a cache lie after those of
-/// earlier tokens. 0: it begins at a fixed place in all launches. Launches of one kernel may differ in whether rows are before
-/// a buffer, but not in what a row takes.
-pub fn row_bytes(kernel: &Kernel, steps: &[Step]) -> Result<Vec<u64>, CodegenError> {
-    let mut known = vec![0; kernel.params.len()];
-    for item in steps.iter().flat_map(|s| &s.items) {
-        let StepItem::Launch(launch) = item else { continue };
-        if launch.kernel != kernel.name {
-            continue;
-        }
-        for (known, buffer) in known.iter_mut().zip(&launch.buffers) {
-            if buffer.per_past > 0 && *known > 0 && buffer.per_past != *known {
-                let what = format!("appends rows of {} and of {known} bytes to caches", buffer.per_past);
-                return Err(CodegenError::Internal { kernel: kernel.name.clone(), what });
-            }
-            *known = buffer.per_past.max(*known);
-        }
-    }
-    Ok(known)
-}
-
 /// Where a size lies in the control block.
-fn size_field(dim: &Dim) -> Result<usize, Fault> {
+fn size_field(dim: &Dim, repeat: &Repeat) -> Result<usize, Fault> {
     match (dim.constant(), dim.terms()) {
+        (0, [(Atom::Sym(Sym::N), 1)]) if *repeat == Repeat::Wanted => Ok(offset_of!(Control, n_wanted)),
         (0, [(Atom::Sym(Sym::N), 1)]) => Ok(offset_of!(Control, n)),
         (0, [(Atom::Sym(Sym::Past), 1)]) => Ok(offset_of!(Control, past)),
         _ => Err(Fault(format!("size `{dim}` cannot be an argument of a launch (only n and past)"))),
@@ -345,25 +343,26 @@ mod tests {
         };
         let args =
             |launch: &LaunchDesc| launch.args.iter().map(|a| (a.kind, a.offset as usize)).collect::<Vec<_>>();
-        let (past, zero) = (offset_of!(Control, past), offset_of!(Control, zero));
+        let past = offset_of!(Control, past);
         let state = (arg::STATE, 64);
-        // What of the second buffer moves in one launch is fixed in the other.
+        // What of the second buffer moves in one launch is fixed in the other, which has code of its own.
         let made = entry(&[[0, 128], [0, 0]]).unwrap();
         assert_eq!(args(&made.launches[0]), [state, state, (arg::CONTROL, past), (arg::CONTROL, past)]);
-        assert_eq!(args(&made.launches[1]), [state, state, (arg::CONTROL, past), (arg::CONTROL, zero)]);
+        assert_eq!(args(&made.launches[1]), [state, state, (arg::CONTROL, past)]);
+        assert_eq!(made.launches.iter().map(|l| l.kernel.as_str()).collect::<Vec<_>>(), ["k_k$1", "k_k"]);
         let fixed = entry(&[[0, 0]]).unwrap();
         assert_eq!(args(&fixed.launches[0]), [state, state, (arg::CONTROL, past)]);
-        let text = entry(&[[0, 128], [0, 64]]).unwrap_err().to_string();
-        assert!(text.contains("appends rows of 64 and of 128 bytes"), "{text}");
     }
 
     #[test]
     fn other_forms_are_refused() {
         let odd = Dim::from(Sym::N).floor_div(2).scale(2);
         assert!(grid_extent(&odd).unwrap_err().to_string().contains("grid size"));
-        assert_eq!(size_field(&Dim::from(Sym::Past)).unwrap(), offset_of!(Control, past));
+        assert_eq!(size_field(&Dim::from(Sym::Past), &Repeat::Once).unwrap(), offset_of!(Control, past));
+        let rows = Dim::from(Sym::N);
+        assert_eq!(size_field(&rows, &Repeat::Wanted).unwrap(), offset_of!(Control, n_wanted));
         for size in [odd, Dim::from(Sym::N).add(&Dim::from(1)), Dim::from(3), Dim::from(Sym::B)] {
-            assert!(size_field(&size).unwrap_err().to_string().contains("only n and past"));
+            assert!(size_field(&size, &Repeat::Once).unwrap_err().to_string().contains("only n and past"));
         }
     }
 }

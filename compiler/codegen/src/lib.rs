@@ -20,6 +20,7 @@ pub mod llvm;
 pub mod model;
 #[cfg_attr(not(any(feature = "llvm", feature = "cranelift")), allow(dead_code, reason = "for back ends"))]
 mod objects;
+pub mod placement;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
 mod pool;
 pub mod prepare;

@@ -138,9 +138,12 @@ pub fn kernel_symbol(kernel: &str, level: &str) -> String {
     format!("{}.{}", symbol_part(kernel), symbol_part(level))
 }
 
-/// Name of a GPU kernel in the PTX text.
-pub fn gpu_kernel_symbol(kernel: &str) -> String {
-    format!("k_{}", symbol_part(kernel))
+/// Name of a GPU kernel in the PTX text, with its buffers placed in the way of that number ([`crate::placement`]).
+pub fn gpu_kernel_symbol(kernel: &str, placement: usize) -> String {
+    match placement {
+        0 => format!("k_{}", symbol_part(kernel)),
+        other => format!("k_{}${other}", symbol_part(kernel)),
+    }
 }
 
 /// Name of the function that calls the kernel of that number in an executor.

@@ -133,6 +133,8 @@ pub struct LaunchDesc {
     pub block: [u32; 3],
     pub shared_bytes: u32,
     pub args: Vec<LaunchArg>,
+    /// A value of [`mlcc_abi::repeat`].
+    pub repeat: u32,
 }
 
 /// What a relocated slot points to.
@@ -411,6 +413,8 @@ impl LaunchDesc {
         image.u32(self.shared_bytes);
         let slot = image.slot();
         image.u64(self.args.len() as u64);
+        image.u32(self.repeat);
+        image.u32(0);
         slot
     }
 }
@@ -426,6 +430,7 @@ mod tests {
             block: [32, 1, 1],
             shared_bytes: 16,
             args: vec![LaunchArg { kind: abi::arg::STATE, reserved: 0, offset: 64 }],
+            repeat: abi::repeat::EACH_SEQUENCE,
         };
         TableDesc {
             target: "x86-64".into(),
@@ -501,6 +506,7 @@ mod tests {
             ("add".into(), 5, 16)
         );
         assert_eq!(arg, LaunchArg { kind: abi::arg::STATE, reserved: 0, offset: 64 });
+        assert_eq!((launch.repeat, launch.n_args), (abi::repeat::EACH_SEQUENCE, 1));
     }
 
     #[test]

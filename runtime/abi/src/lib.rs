@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -332,8 +332,10 @@ pub struct Control {
     pub n: i64,
     /// As [`Ctx::past`].
     pub past: i64,
-    /// Always 0: the number of rows before a buffer that begins at a fixed place.
-    pub zero: i64,
+    /// As [`Ctx::b`]; 0 in calls of one sequence.
+    pub b: i64,
+    /// As [`Ctx::n_wanted`]; 0 in calls of other entry points than `step`.
+    pub n_wanted: i64,
     /// As [`Ctx::temperature`].
     pub temperature: f32,
     /// Must be zero.
@@ -350,6 +352,21 @@ pub mod arg {
     pub const PROBS: u32 = 5;
     /// A [`super::Control`].
     pub const CONTROL: u32 = 6;
+    /// As [`super::Ctx::wanted`].
+    pub const WANTED: u32 = 7;
+    /// The [`super::Sequence`]s of a call, whose addresses are the device's.
+    pub const SEQUENCES: u32 = 8;
+}
+
+/// What a launch of a device's entry point is for.
+pub mod repeat {
+    /// For all rows of the call.
+    pub const ONCE: u32 = 0;
+    /// For the rows whose logits are wanted: `n` of its grid is their number.
+    pub const WANTED: u32 = 1;
+    /// For each sequence of the call, by its number in z: `n` and `past` of its grid are the most that one of them has, the grid is
+    /// as many blocks deep as there are sequences, and arguments in the state are bytes from the beginning of one.
+    pub const EACH_SEQUENCE: u32 = 2;
 }
 
 /// One argument of a launch: an address, which is the same in every call. Sizes are addresses of fields of [`Control`].
@@ -379,6 +396,10 @@ pub struct Launch {
     pub shared_bytes: u32,
     pub args: *const LaunchArg,
     pub n_args: u64,
+    /// A value of [`repeat`].
+    pub repeat: u32,
+    /// Must be zero.
+    pub reserved: u32,
 }
 
 /// The launch list of one entry point.

@@ -1,20 +1,21 @@
-//! What changes from call to call: the control block and the tokens after it, in one piece of the device's memory. Launches
+//! What changes from call to call: the control block, and after it the sequences of a batch, tokens and the numbers of wanted rows, in one
+//! piece of the device's memory. Launches
 //! name its address, so they are the same in every call, and one copy from pinned memory tells the device of a call.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use mlcc_abi::{BUFFER_ALIGN, Control, status};
+use mlcc_abi::{BUFFER_ALIGN, Control, Sequence, status};
 
 use super::device::{Context, DeviceBuffer};
 use super::driver::{DevicePtr, Handle};
 use crate::{Error, Result};
 
 const WHAT: &str = "the tokens on the GPU";
-/// Where the tokens begin.
-const TOKENS_AT: usize = BUFFER_ALIGN;
+/// Where the sequences begin.
+const SEQUENCES_AT: usize = BUFFER_ALIGN;
 
-const _: () = assert!(size_of::<Control>() <= TOKENS_AT);
+const _: () = assert!(size_of::<Control>() <= SEQUENCES_AT);
 
 pub(crate) struct ControlBlock {
     on_device: DeviceBuffer,
@@ -22,13 +23,30 @@ pub(crate) struct ControlBlock {
     staged: *mut u8,
     /// The last copy may still read `staged`.
     in_flight: bool,
+    tokens_at: usize,
+    wanted_at: usize,
     context: Arc<Context>,
 }
 
+/// What a call is told beside the control block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Inputs<'a> {
+    pub sequences: &'a [Sequence],
+    pub tokens: &'a [i32],
+    pub wanted: &'a [i32],
+}
+
 impl ControlBlock {
-    /// For calls of at most `chunk` tokens.
-    pub fn new(context: &Arc<Context>, chunk: u64) -> Result<Self> {
-        let bytes = chunk.saturating_mul(4).saturating_add(TOKENS_AT as u64);
+    /// For calls of at most so many sequences, tokens and wanted rows.
+    pub fn new(context: &Arc<Context>, sequences: u64, tokens: u64, wanted: u64) -> Result<Self> {
+        let all = sequences.saturating_mul(size_of::<Sequence>() as u64);
+        let tokens_at = (all.saturating_add(SEQUENCES_AT as u64)).next_multiple_of(BUFFER_ALIGN as u64);
+        let mut bytes = tokens.saturating_mul(4).saturating_add(tokens_at);
+        let wanted_at = bytes.next_multiple_of(BUFFER_ALIGN as u64);
+        if wanted > 0 {
+            bytes = wanted.saturating_mul(4).saturating_add(wanted_at);
+        }
+        let (tokens_at, wanted_at) = (tokens_at as usize, wanted_at as usize);
         let on_device = DeviceBuffer::new(context, WHAT, bytes)?;
         let driver = context.enter()?;
         let mut staged = null_mut();
@@ -36,7 +54,7 @@ impl ControlBlock {
         let status = unsafe { (driver.f.host_alloc)(&mut staged, on_device.len(), 0) };
         driver.check_memory("cuMemHostAlloc", status, WHAT, bytes)?;
         let (staged, context) = (staged.cast(), Arc::clone(context));
-        Ok(Self { on_device, staged, in_flight: false, context })
+        Ok(Self { on_device, staged, in_flight: false, tokens_at, wanted_at, context })
     }
 
     pub fn ptr(&self) -> DevicePtr {
@@ -44,13 +62,30 @@ impl ControlBlock {
     }
 
     pub fn tokens(&self) -> DevicePtr {
-        self.on_device.ptr() + TOKENS_AT as u64
+        self.on_device.ptr() + self.tokens_at as u64
+    }
+
+    pub fn sequences(&self) -> DevicePtr {
+        self.on_device.ptr() + SEQUENCES_AT as u64
+    }
+
+    pub fn wanted(&self) -> DevicePtr {
+        self.on_device.ptr() + self.wanted_at as u64
     }
 
     /// Tells the device of a call, before its launches on the same stream.
-    pub fn write(&mut self, control: &Control, tokens: &[i32], stream: Handle) -> Result<()> {
-        let bytes = TOKENS_AT + size_of_val(tokens);
-        if bytes > self.on_device.len() {
+    pub fn write(&mut self, control: &Control, inputs: Inputs<'_>, stream: Handle) -> Result<()> {
+        let Inputs { sequences, tokens, wanted } = inputs;
+        let room = |begin: usize, bytes: usize, end: usize| begin + bytes <= end;
+        let end = self.on_device.len();
+        let fits = room(SEQUENCES_AT, size_of_val(sequences), self.tokens_at)
+            && room(self.tokens_at, size_of_val(tokens), self.wanted_at.min(end))
+            && (wanted.is_empty() || room(self.wanted_at, size_of_val(wanted), end));
+        let bytes = match wanted {
+            [] => self.tokens_at + size_of_val(tokens),
+            _ => self.wanted_at + size_of_val(wanted),
+        };
+        if !fits {
             return Err(Error::Step { entry: "launch list", status: status::BAD_LENGTH });
         }
         let driver = self.context.enter()?;
@@ -65,8 +100,12 @@ impl ControlBlock {
             std::ptr::from_ref(control)
                 .cast::<u8>()
                 .copy_to_nonoverlapping(self.staged, size_of::<Control>());
-            let to = self.staged.add(TOKENS_AT);
-            tokens.as_ptr().cast::<u8>().copy_to_nonoverlapping(to, size_of_val(tokens));
+            let put = |at: usize, from: *const u8, bytes: usize| {
+                from.copy_to_nonoverlapping(self.staged.add(at), bytes);
+            };
+            put(SEQUENCES_AT, sequences.as_ptr().cast(), size_of_val(sequences));
+            put(self.tokens_at, tokens.as_ptr().cast(), size_of_val(tokens));
+            put(self.wanted_at.min(end), wanted.as_ptr().cast(), size_of_val(wanted));
             (driver.f.to_device)(self.on_device.ptr(), self.staged.cast(), bytes, stream)
         };
         self.in_flight = true;

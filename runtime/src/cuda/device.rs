@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 
+use super::batch::CudaBatch;
 use super::driver::{self, DevicePtr, Driver, Handle};
 use super::graphs::Loaded;
 use super::image;
 use super::session::CudaSession;
-use crate::device::{Device, DeviceSession};
-use crate::table::{DeviceEntry, Launch, MAX_LAUNCH_ARGS, Table};
+use crate::device::{Device, DeviceBatch, DeviceSession};
+use crate::session::Step;
+use crate::table::{DeviceEntry, Launch, MAX_LAUNCH_ARGS, Repeat, Table};
 use crate::{Error, Model, Result};
 
 /// Dynamic shared memory beyond this must be asked for.
@@ -123,9 +125,22 @@ pub(crate) struct Bases {
     pub logits: DevicePtr,
     pub probs: DevicePtr,
     pub control: DevicePtr,
+    pub wanted: DevicePtr,
+    pub sequences: DevicePtr,
     pub n: i64,
     /// Grids have blocks enough for all of these.
     pub past: Span,
+    pub batch: BatchSizes,
+}
+
+/// Of a call for several sequences.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct BatchSizes {
+    pub sequences: i64,
+    /// The most rows of one of them.
+    pub most_rows: i64,
+    /// Rows whose logits are wanted.
+    pub wanted: i64,
 }
 
 pub(crate) struct Gpu {
@@ -163,6 +178,14 @@ impl Device for Gpu {
 
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {
         Ok(Box::new(CudaSession::new(&self, model.table())?))
+    }
+
+    fn has_batch(&self, step: Step) -> bool {
+        self.entry(step.name()).is_some()
+    }
+
+    fn batch(self: Arc<Self>, model: &Model) -> Result<Option<Box<dyn DeviceBatch>>> {
+        Ok(Some(Box::new(CudaBatch::new(self, model.table())?)))
     }
 
     fn copy_bandwidth(&self) -> Result<Option<f64>> {
@@ -211,7 +234,7 @@ impl Gpu {
             let Some(grid) = grid(&kernel.launch, bases)? else { continue };
             let mut addresses = [0 as DevicePtr; MAX_LAUNCH_ARGS];
             for (address, a) in addresses.iter_mut().zip(&kernel.launch.args) {
-                *address = self.address(a, bases);
+                *address = self.address(a, kernel.launch.repeat, bases);
             }
             let mut pointers = addresses.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
             let [bx, by, bz] = kernel.launch.block;
@@ -241,11 +264,15 @@ impl Gpu {
         Ok(())
     }
 
-    fn address(&self, a: &LaunchArg, bases: &Bases) -> DevicePtr {
+    fn address(&self, a: &LaunchArg, repeat: Repeat, bases: &Bases) -> DevicePtr {
         let base = match a.kind {
             arg::WEIGHTS => self.weights.ptr(),
             arg::ARENA => bases.arena,
+            // The kernel adds where the state of its sequence begins.
+            arg::STATE if repeat == Repeat::EachSequence => 0,
             arg::STATE => bases.state,
+            arg::WANTED => bases.wanted,
+            arg::SEQUENCES => bases.sequences,
             arg::TOKENS => bases.tokens,
             arg::LOGITS => bases.logits,
             arg::PROBS => bases.probs,
@@ -266,10 +293,18 @@ impl Kernel {
 /// The grid, `None` if it is empty.
 fn grid(launch: &Launch, bases: &Bases) -> Result<Option<[u32; 3]>> {
     let mut out = [0; 3];
+    let n = match launch.repeat {
+        Repeat::Once => bases.n,
+        Repeat::Wanted => bases.batch.wanted,
+        Repeat::EachSequence => bases.batch.most_rows,
+    };
     for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
         // A size that overflows is too large as well.
-        let at = |past| dim(expr, bases.n, past).unwrap_or(i64::MAX);
-        let blocks = at(bases.past.first).max(at(bases.past.last));
+        let at = |past| dim(expr, n, past).unwrap_or(i64::MAX);
+        let blocks = match (launch.repeat, i) {
+            (Repeat::EachSequence, 2) => bases.batch.sequences,
+            _ => at(bases.past.first).max(at(bases.past.last)),
+        };
         let most = MOST_BLOCKS[i];
         *to = u32::try_from(blocks).ok().filter(|blocks| *blocks <= most).ok_or_else(|| Error::Grid {
             kernel: launch.kernel.clone(),
@@ -383,7 +418,7 @@ mod tests {
         let with = |coef_past, first, last| {
             let grown = DimExpr { coef_past, constant: 20, div: 4, ..one };
             let grid = [grown, one, one];
-            let launch = Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![] };
+            let launch = launch_of(grid, Repeat::Once);
             super::grid(&launch, &Bases { past: Span { first, last }, ..Bases::default() }).unwrap()
         };
         assert_eq!(with(1, 4, 4), Some([6, 1, 1]));
@@ -391,12 +426,28 @@ mod tests {
         assert_eq!(with(-1, 4, 7), Some([4, 1, 1]));
     }
 
+    fn launch_of(grid: [DimExpr; 3], repeat: Repeat) -> Launch {
+        Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![], repeat }
+    }
+
+    #[test]
+    fn grids_of_sequences_are_as_deep_as_there_are_some() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let rows = DimExpr { coef_n: 1, constant: 0, ..one };
+        let batch = BatchSizes { sequences: 3, most_rows: 5, wanted: 2 };
+        let bases = Bases { n: 9, batch, ..Bases::default() };
+        let with = |repeat| super::grid(&launch_of([rows, one, one], repeat), &bases).unwrap();
+        assert_eq!(with(Repeat::Once), Some([9, 1, 1]));
+        assert_eq!(with(Repeat::Wanted), Some([2, 1, 1]));
+        assert_eq!(with(Repeat::EachSequence), Some([5, 1, 3]));
+    }
+
     #[test]
     fn grids_that_a_gpu_cannot_launch_are_named() {
         let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
         let rows = DimExpr { coef_n: 2, constant: 0, ..one };
         let with = |grid: [DimExpr; 3], n: i64| {
-            let launch = Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![] };
+            let launch = launch_of(grid, Repeat::Once);
             let bases = Bases { n, ..Bases::default() };
             super::grid(&launch, &bases).map_err(|e| e.to_string())
         };

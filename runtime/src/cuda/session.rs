@@ -1,19 +1,20 @@
 //! Memory of one sequence on a GPU.
 
 use std::borrow::Cow;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use mlcc_abi::Control;
+use mlcc_abi::{Control, Sequence};
 
-use super::control::ControlBlock;
-use super::device::{Bases, DeviceBuffer, Gpu, Kernel, Span};
+use super::control::{ControlBlock, Inputs};
+use super::device::{Bases, BatchSizes, DeviceBuffer, Gpu, Kernel, Span};
 use super::driver::{self, DevicePtr, Handle};
 use super::graphs::Graphs;
 use super::state_memory::StateMemory;
 use crate::buffer::Buffer;
-use crate::device::DeviceSession;
+use crate::device::{BatchMember, DeviceSession};
 use crate::session::Step;
 use crate::table::{Plan, State, Table};
 use crate::{Error, Model, Result};
@@ -25,6 +26,8 @@ pub(crate) struct CudaSession {
     arena: DeviceBuffer,
     state: StateMemory,
     logits: DeviceBuffer,
+    /// Those of the host are newer: a batch has made them.
+    logits_are_old: bool,
     chunk_logits: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
     host_logits: Buffer,
@@ -46,7 +49,7 @@ impl CudaSession {
         let row = plan.vocab * 4;
         let arena = DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?;
         let state = StateMemory::new(context, plan.state_bytes, &table.states)?;
-        let control = ControlBlock::new(context, plan.chunk)?;
+        let control = ControlBlock::new(context, 0, plan.chunk, 0)?;
         let logits = DeviceBuffer::new(context, "the logits on the GPU", row)?;
         let host_logits = Buffer::floats("the logits", plan.vocab)?;
         let mut stream = null_mut();
@@ -60,6 +63,7 @@ impl CudaSession {
             arena,
             state,
             logits,
+            logits_are_old: false,
             chunk_logits: None,
             probs: None,
             host_logits,
@@ -87,8 +91,11 @@ impl CudaSession {
             logits,
             probs: self.probs.as_ref().map_or(0, DeviceBuffer::ptr),
             control: self.control.ptr(),
+            wanted: 0,
+            sequences: 0,
             n: n as i64,
             past: Span::of(past),
+            batch: BatchSizes::default(),
         }
     }
 
@@ -148,7 +155,7 @@ impl DeviceSession for CudaSession {
         }
         let n = tokens.len();
         let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
-        self.control.write(&control, tokens, self.stream)?;
+        self.control.write(&control, Inputs { tokens, ..Inputs::default() }, self.stream)?;
         let bases = self.bases(step, n, past);
         match step {
             Step::Decode => {
@@ -157,6 +164,7 @@ impl DeviceSession for CudaSession {
             _ => device.launch(kernels, &bases, self.stream)?,
         }
         self.fetch_logits(step, n)?;
+        self.logits_are_old = false;
         self.control.settled();
         Ok(())
     }
@@ -173,7 +181,11 @@ impl DeviceSession for CudaSession {
             self.host_probs = Some(Buffer::floats("the probabilities", self.plan.vocab)?);
         }
         let control = Control { n: 1, temperature, ..Control::default() };
-        self.control.write(&control, &[], self.stream)?;
+        if self.logits_are_old {
+            self.send(self.logits.ptr(), self.host_logits.bytes().as_ptr().cast(), self.host_logits.len())?;
+            self.logits_are_old = false;
+        }
+        self.control.write(&control, Inputs::default(), self.stream)?;
         device.launch(kernels, &self.bases(Step::Softmax, 1, 0), self.stream)?;
         if let (Some(from), Some(to)) = (&self.probs, &mut self.host_probs) {
             receive(&device, self.stream, from.ptr(), to.bytes_mut())?;
@@ -300,9 +312,30 @@ impl DeviceSession for CudaSession {
             let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, twin.stream) };
             driver.check("cuMemcpyDtoDAsync", status)?;
         }
+        twin.logits_are_old = self.logits_are_old;
         twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
         twin.wait()?;
         Ok(Box::new(twin))
+    }
+
+    fn join_batch(&mut self, _: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
+        self.state.grow(past + tokens)?;
+        // A call that failed may have left launches on the stream, of which that of the batch knows nothing.
+        self.wait()?;
+        let state = std::ptr::without_provenance_mut(self.state.ptr() as usize);
+        let (page_table, past, rows) = (std::ptr::null(), past as i64, tokens as i64);
+        Ok(BatchMember {
+            sequence: Sequence { state, page_table, past, first: 0, rows },
+            session: PhantomData,
+        })
+    }
+
+    fn leave_batch(&mut self, _: &Model, logits: Option<&[f32]>) -> Result<()> {
+        if let Some(logits) = logits {
+            self.host_logits.floats_mut().copy_from_slice(logits);
+            self.logits_are_old = true;
+        }
+        Ok(())
     }
 
     fn notice(&self) -> Option<&str> {
@@ -323,7 +356,7 @@ impl Drop for CudaSession {
 }
 
 /// Copies from the device and waits.
-fn receive(device: &Gpu, stream: Handle, from: DevicePtr, to: &mut [u8]) -> Result<()> {
+pub(super) fn receive(device: &Gpu, stream: Handle, from: DevicePtr, to: &mut [u8]) -> Result<()> {
     let driver = device.context().enter()?;
     // SAFETY: the device range has at least the length of `to`, which lives until the wait below is over.
     unsafe {
@@ -335,7 +368,7 @@ fn receive(device: &Gpu, stream: Handle, from: DevicePtr, to: &mut [u8]) -> Resu
     }
 }
 
-fn entry(device: &Gpu, step: Step) -> Result<&[Kernel]> {
+pub(super) fn entry(device: &Gpu, step: Step) -> Result<&[Kernel]> {
     let missing = || Error::Driver {
         call: "launch list",
         what: format!("the artifact has no launches for `{}`; build it again", step.name()),

@@ -2,7 +2,7 @@
 
 use mlcc_abi::{self as abi, Control, LaunchArg, PAGE_ROWS, arg};
 
-use super::{Launch, MAX_LAUNCH_ARGS, Plan, Result, State, Table, Window, malformed};
+use super::{Launch, MAX_LAUNCH_ARGS, Plan, Repeat, Result, State, Table, Window, malformed};
 use crate::json;
 
 /// Most threads of a block on any GPU.
@@ -28,7 +28,7 @@ impl Table {
             if !abi::ENTRY_NAMES.contains(&entry.name.as_str()) {
                 return malformed(format!("a device entry has the unknown name `{}`", entry.name));
             }
-            entry.launches.iter().try_for_each(|launch| check_launch(launch, &self.plan))?;
+            entry.launches.iter().try_for_each(|launch| check_launch(launch, &entry.name, &self.plan))?;
         }
         Ok(())
     }
@@ -133,7 +133,13 @@ fn check_state(state: &State, p: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn check_launch(launch: &Launch, plan: &Plan) -> Result<()> {
+fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
+    let of_batch = ["decode_batch", "step"].contains(&entry);
+    let fits = launch.repeat == Repeat::Once || of_batch;
+    let batched = |a: &LaunchArg| matches!(a.kind, arg::WANTED | arg::SEQUENCES);
+    if !fits || (!of_batch && launch.args.iter().any(batched)) {
+        return malformed(format!("`{entry}` is of one sequence, kernel {} of several", launch.kernel));
+    }
     let threads = launch.block.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::from(n)));
     if launch.grid.iter().any(|g| g.div < 1)
         || !threads.is_some_and(|n| (1..=MOST_BLOCK_THREADS).contains(&n))
@@ -142,7 +148,7 @@ fn check_launch(launch: &Launch, plan: &Plan) -> Result<()> {
     {
         return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
     }
-    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::CONTROL) {
+    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::SEQUENCES) {
         let kind = argument.kind;
         return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
     }
@@ -159,7 +165,8 @@ fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
         arg::WEIGHTS => plan.weights_bytes,
         arg::ARENA => plan.arena_bytes,
         arg::STATE => plan.state_bytes,
-        arg::TOKENS => rows.saturating_mul(4),
+        arg::TOKENS | arg::WANTED => rows.saturating_mul(4),
+        arg::SEQUENCES => plan.batch.saturating_mul(size_of::<mlcc_abi::Sequence>() as u64),
         arg::LOGITS | arg::PROBS => plan.vocab.saturating_mul(rows).saturating_mul(4),
         arg::CONTROL => size_of::<Control>() as u64,
         _ => return false,

@@ -81,19 +81,23 @@ fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tole
     options.batch_invariant = tolerance == 0.0;
     let (path, _) = artifact(&options, folder.path(), "case.so");
     for threads in [2, 1].into_iter().take(if disabled.is_none() { 2 } else { 1 }) {
-        let model = load(&path, None, threads);
-        for (way, feeding) in FEEDINGS {
-            let by = backend.name();
-            let name = format!("{way} of {case} in {quant} by {by}, {threads} threads, without {disabled:?}");
-            let what = Comparison { name, threads, tolerance };
-            // What this has left in a session is a state like any other.
-            let Twins { together, alone } = &mut feeding(&what, &dir, &model);
-            for (a, b) in together.iter_mut().zip(alone) {
-                let mut fork = a.fork().unwrap();
-                let want = b.decode(1).unwrap();
-                what.close("a fork", want, fork.decode(1).unwrap());
-                what.close("at the end", want, a.decode(1).unwrap());
-            }
+        let by = backend.name();
+        let name = format!("{case} in {quant} by {by}, {threads} threads, without {disabled:?}");
+        compare(&name, threads, tolerance, &dir, &load(&path, None, threads));
+    }
+}
+
+/// Batches and steps of a model.
+pub fn compare(name: &str, threads: usize, tolerance: f32, dir: &Path, model: &Model) {
+    for (way, feeding) in FEEDINGS {
+        let what = Comparison { name: format!("{way} of {name}"), threads, tolerance };
+        // What this has left in a session is a state like any other.
+        let Twins { together, alone } = &mut feeding(&what, dir, model);
+        for (a, b) in together.iter_mut().zip(alone) {
+            let mut fork = a.fork().unwrap();
+            let want = b.decode(1).unwrap();
+            what.close("a fork", want, fork.decode(1).unwrap());
+            what.close("at the end", want, a.decode(1).unwrap());
         }
     }
 }

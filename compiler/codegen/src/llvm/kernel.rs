@@ -12,8 +12,10 @@ use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
 use crate::launch::SharedMemory;
 use crate::model::Fixed;
+use crate::placement::Placement;
 use crate::prepare::Caps;
 use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::basic_block::BasicBlock;
 use inkwell::builder::Builder;
 use inkwell::context::Context;
 use inkwell::module::Module;
@@ -31,9 +33,9 @@ use std::collections::{BTreeMap, HashMap};
 pub enum Machine<'a> {
     /// A share ([`mlcc_ir::step::Share`]) follows the dimensions: first part, end and number of parts as i64 arguments.
     Cpu,
-    /// Buffers are followed by addresses of i64 words, which no launch writes: one for each dimension, then the number of rows
-    /// before each parameter that has `row_bytes` ([`crate::launch::row_bytes`]). `threads`: of the widest `Thread` loops.
-    Gpu { threads: [u32; 3], row_bytes: &'a [u64] },
+    /// Buffers are followed by addresses of i64 words, which no launch writes ([`Placement::words`]). `threads`: of the widest
+    /// `Thread` loops.
+    Gpu { threads: [u32; 3], placement: &'a Placement },
 }
 
 pub const GLOBAL_SPACE: u16 = 1;
@@ -87,9 +89,7 @@ fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: Machine<'_>) ->
     let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
     let (further, ty) = match machine {
         Machine::Cpu => (kernel.dims.len() + 3, ctx.i64_type().into()),
-        Machine::Gpu { row_bytes, .. } => {
-            (kernel.dims.len() + row_bytes.iter().filter(|bytes| **bytes > 0).count(), pointer)
-        }
+        Machine::Gpu { placement, .. } => (placement.words(kernel.dims.len()).len(), pointer),
     };
     let mut params = vec![pointer; kernel.params.len()];
     params.resize(kernel.params.len() + further, ty);
@@ -100,12 +100,12 @@ pub(super) struct KernelEmitter<'a, 'c> {
     pub e: Emit<'c, 'a>,
     pub kernel: &'a Kernel,
     pub caps: &'a Caps,
-    function: FunctionValue<'c>,
+    pub(super) function: FunctionValue<'c>,
     pub machine: Machine<'a>,
     /// Positioned in the entry block, where allocas go.
     entry: Builder<'c>,
-    vars: Vec<Option<Value<'c>>>,
-    bufs: Vec<Option<PointerValue<'c>>>,
+    pub(super) vars: Vec<Option<Value<'c>>>,
+    pub(super) bufs: Vec<Option<PointerValue<'c>>>,
     /// Values of the statement being emitted.
     pub memo: HashMap<ExprId, Value<'c>>,
     /// First part, end and number of parts.
@@ -150,7 +150,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         let exit = self.e.ctx.append_basic_block(self.function, "exit");
         self.entry.position_at_end(entry);
         self.e.b.position_at_end(body);
-        self.bind_arguments(fixed)?;
+        self.bind_arguments(fixed, exit)?;
         self.attributes();
         if self.machine == Machine::Cpu && !has_par(&kernel.body) {
             let [first, ..] = self.share()?;
@@ -167,7 +167,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         Ok(())
     }
 
-    fn bind_arguments(&mut self, fixed: &Fixed) -> Result<()> {
+    fn bind_arguments(&mut self, fixed: &Fixed, exit: BasicBlock<'c>) -> Result<()> {
         let args = self.function.get_params();
         let mut next = args.iter();
         let mut take = || next.next().copied().ok_or_else(|| Fault::new("too few arguments declared"));
@@ -180,34 +180,23 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             self.bufs[buf.index()] = Some(pointer);
         }
+        if let Machine::Gpu { placement, .. } = self.machine {
+            return self.place_buffers(placement, &args[self.kernel.params.len()..], exit);
+        }
         for (i, (sym, var)) in self.kernel.dims.iter().enumerate() {
             let argument = take()?;
             argument.set_name(sym.name());
-            self.vars[var.index()] = Some(match (self.machine, fixed.dim(i)) {
-                (Machine::Cpu, Some(known)) => self.e.i64(known),
-                (Machine::Cpu, None) => argument,
-                (Machine::Gpu { .. }, _) => self.word(argument)?,
-            });
+            self.vars[var.index()] = Some(fixed.dim(i).map_or(argument, |known| self.e.i64(known)));
         }
-        if let Machine::Gpu { row_bytes, .. } = self.machine {
-            for (&buf, &bytes) in self.kernel.params.iter().zip(row_bytes).filter(|(_, bytes)| **bytes > 0) {
-                let rows = self.word(take()?)?;
-                let before = self.e.mul(rows, self.e.i64(bytes as i64))?;
-                let moved = self.e.element(self.buf(buf)?, self.e.ctx.i8_type().into(), before, true)?;
-                self.bufs[buf.index()] = Some(moved);
-            }
-        }
-        if self.machine == Machine::Cpu {
-            // That they are not negative makes shares cheap; no work is so much.
-            let number = |value| self.e.op(Op::And, value, self.e.i64((1 << 48) - 1));
-            let given = [number(take()?)?, number(take()?)?, number(take()?)?];
-            self.share = Some(if fixed.alone { [0, 1, 1].map(|part| self.e.i64(part)) } else { given });
-        }
+        // That they are not negative makes shares cheap; no work is so much.
+        let number = |value| self.e.op(Op::And, value, self.e.i64((1 << 48) - 1));
+        let given = [number(take()?)?, number(take()?)?, number(take()?)?];
+        self.share = Some(if fixed.alone { [0, 1, 1].map(|part| self.e.i64(part)) } else { given });
         Ok(())
     }
 
     /// A word that every thread of the grid reads alike, because nothing writes it meanwhile.
-    fn word(&self, address: Value<'c>) -> Result<Value<'c>> {
+    pub(super) fn word(&self, address: Value<'c>) -> Result<Value<'c>> {
         let value = self.e.load(self.e.ctx.i64_type().into(), address.into_pointer_value(), 8)?;
         if let Some(load) = value.as_instruction_value() {
             let kind = self.e.ctx.get_kind_id("invariant.load");
@@ -231,9 +220,17 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
         let nocapture = Attribute::get_named_enum_kind_id("nocapture");
         if nocapture != 0 {
-            for i in 0..self.kernel.params.len() as u32 {
+            for i in (0..self.kernel.params.len()).filter(|&i| !self.is_offset(i)).map(|i| i as u32) {
                 f.add_attribute(AttributeLoc::Param(i), self.e.ctx.create_enum_attribute(nocapture, 0));
             }
+        }
+    }
+
+    /// Whether an argument is no address but what is added to one.
+    fn is_offset(&self, param: usize) -> bool {
+        match self.machine {
+            Machine::Cpu => false,
+            Machine::Gpu { placement, .. } => placement.buffers.get(param).is_some_and(|b| b.with_state),
         }
     }
 
@@ -431,7 +428,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
 
     // ---- GPU
 
-    fn gpu_index(&self, register: &str, axis: u8) -> Result<Value<'c>> {
+    pub(super) fn gpu_index(&self, register: &str, axis: u8) -> Result<Value<'c>> {
         if self.machine == Machine::Cpu {
             return Err(Fault::new("GPU loop in a CPU kernel"));
         }

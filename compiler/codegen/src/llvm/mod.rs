@@ -8,6 +8,7 @@ mod memory;
 mod module;
 mod nvptx;
 mod pipeline;
+mod place;
 mod remainder;
 mod step;
 mod table;

@@ -4,9 +4,10 @@ use super::kernel::{Form, Machine as Executes, emit_kernel};
 use super::pipeline::Pipeline;
 use super::target::{Machine, Output};
 use crate::error::CodegenError;
-use crate::launch::{row_bytes, threads_of};
+use crate::launch::threads_of;
 use crate::model::{LevelInput, gpu_kernel_symbol};
 use crate::objects::{Key, Objects};
+use crate::placement::placements;
 use crate::prepare::{Caps, prepare};
 use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
@@ -51,21 +52,15 @@ fn module<'c>(
     let module = machine.module(ctx, "mlcc");
     for kernel in input.kernels {
         let threads = threads_of(kernel)?;
-        let row_bytes = row_bytes(kernel, input.steps)?;
         let prepared = prepare(kernel, &caps);
-        let name = gpu_kernel_symbol(&kernel.name);
-        let function = emit_kernel(
-            ctx,
-            &module,
-            &prepared,
-            &name,
-            &caps,
-            Executes::Gpu { threads, row_bytes: &row_bytes },
-            &Form::default(),
-        )?;
-        function.set_linkage(Linkage::External);
-        function.set_call_conventions(PTX_KERNEL);
-        launch_bounds(ctx, &module, function, threads)?;
+        for (number, placement) in placements(kernel, input.steps).iter().enumerate() {
+            let name = gpu_kernel_symbol(&kernel.name, number);
+            let machine = Executes::Gpu { threads, placement };
+            let function = emit_kernel(ctx, &module, &prepared, &name, &caps, machine, &Form::default())?;
+            function.set_linkage(Linkage::External);
+            function.set_call_conventions(PTX_KERNEL);
+            launch_bounds(ctx, &module, function, threads)?;
+        }
     }
     Ok(module)
 }

@@ -92,9 +92,7 @@ pub enum BuildError {
     Quality { found: f64, permitted: f64 },
     #[error("{} is a file of the model itself ({what}), which would be lost: choose another -o", path.display())]
     Overwrites { path: PathBuf, what: &'static str },
-    #[error("--max-batch {0}: GPUs decode one sequence at a time; leave it out, or build for a CPU")]
-    BatchOnGpu(u32),
-    #[error("--batch-invariant: GPUs compute no rows of several sequences; leave it out, or build for a CPU")]
+    #[error("--batch-invariant: kernels of GPUs do not promise that; leave it out, or build for a CPU")]
     BatchInvariantOnGpu,
     #[error(
         "the artifact cannot be measured on the text: {0}. Give another text with --eval-text, or --no-report to build \
@@ -280,9 +278,6 @@ pub fn compile(
 ) -> Result<(Program, Context), BuildError> {
     let (name, architecture) = (&source.model.name, &source.model.config.architecture);
     let batch = options.max_batch(target);
-    if batch > 1 && target.arch == Arch::Nvptx {
-        return Err(BuildError::BatchOnGpu(batch));
-    }
     if options.batch_invariant && target.arch == Arch::Nvptx {
         return Err(BuildError::BatchInvariantOnGpu);
     }

@@ -143,8 +143,8 @@ impl BuildOptions {
         }
     }
 
-    /// Most sequences decoded together: what was asked for, else 16 on CPUs. GPUs have no entry point for that, and
-    /// artifacts for debugging do without.
+    /// Most sequences decoded together: what was asked for, else 16 on CPUs. For GPUs there is code for that where it is asked for,
+    /// and artifacts for debugging do without.
     pub fn max_batch(&self, target: &Target) -> u32 {
         let usual = if target.arch == Arch::Nvptx || self.debug_taps { 1 } else { 16 };
         self.batch.unwrap_or(usual)

@@ -91,10 +91,7 @@ impl<'a> KernelCache<'a> {
     /// The kernel of a group for one row, if it has another one for that: attention of one query.
     pub fn one_row(&mut self, group: &PackedGroup) -> Result<Option<usize>, LowerError> {
         let several = &self.module.functions[group.f];
-        if attention::find(several).is_none()
-            || self.target.arch == Arch::Nvptx
-            || self.target.batch_invariant
-        {
+        if attention::find(several).is_none() || self.target.batch_invariant {
             return Ok(None);
         }
         let f = one_row(several);

@@ -69,9 +69,9 @@ fn layouts(out: &mut String) {
     layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, scope, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
-    layout!(out, Control, "mlcc_control", n, past, zero, temperature, reserved);
+    layout!(out, Control, "mlcc_control", n, past, b, n_wanted, temperature, reserved);
     layout!(out, LaunchArg, "mlcc_launch_arg", kind, reserved, offset);
-    layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args);
+    layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args, repeat, reserved);
     layout!(out, DeviceEntry, "mlcc_device_entry", name, launches, n_launches);
     layout!(
         out,
@@ -137,10 +137,15 @@ fn constants(out: &mut String) {
         ("LOGITS", arg::LOGITS),
         ("PROBS", arg::PROBS),
         ("CONTROL", arg::CONTROL),
+        ("WANTED", arg::WANTED),
+        ("SEQUENCES", arg::SEQUENCES),
     ];
     for (name, value) in args {
         constant(out, &format!("MLCC_ARG_{name}"), u64::from(value));
     }
+    constant(out, "MLCC_REPEAT_ONCE", u64::from(repeat::ONCE));
+    constant(out, "MLCC_REPEAT_WANTED", u64::from(repeat::WANTED));
+    constant(out, "MLCC_REPEAT_EACH_SEQUENCE", u64::from(repeat::EACH_SEQUENCE));
     for (bit, name) in feature::ALL {
         let name = name.replace("sse4.", "sse4_").replace('-', "_").to_uppercase();
         constant(out, &format!("MLCC_FEATURE_{name}"), *bit);

@@ -36,7 +36,7 @@ static const mlcc_launch_arg args[] = {
 #else
 #define BLOCKS ONE
 #endif
-#define FEED(name) {STR(name), {BLOCKS, ONE, ONE}, {1, 1, 1}, 0, args, COUNT(args)}
+#define FEED(name) {STR(name), {BLOCKS, ONE, ONE}, {1, 1, 1}, 0, args, COUNT(args), MLCC_REPEAT_ONCE, 0}
 static const mlcc_launch last[] = {FEED(KERNEL)};
 static const mlcc_launch all[] = {FEED(KERNEL "_all")};
 static const mlcc_device_entry entries[] = {

@@ -16,7 +16,7 @@
 #ifdef TOY_PAST
 #define ROWS CONTROL(past)
 #else
-#define ROWS CONTROL(zero)
+#define ROWS CONTROL(n_wanted)
 #endif
 
 static const mlcc_launch_arg feed_args[] = {
@@ -30,13 +30,13 @@ static const mlcc_launch_arg softmax_args[] = {
   {MLCC_ARG_LOGITS, 0, 0}, {TOY_PROBS, 0, 0}, CONTROL(temperature),
 };
 #define ONE {0, 0, 1, 1}
-#define FEED(name) {STR(name), {{5, 0, 1, 2}, ONE, ONE}, {32, 2, 1}, 50000, feed_args, COUNT(feed_args)}
+#define FEED(name) {STR(name), {{5, 0, 1, 2}, ONE, ONE}, {32, 2, 1}, 50000, feed_args, COUNT(feed_args), MLCC_REPEAT_ONCE, 0}
 /* An empty grid: must not be launched. */
-#define EMPTY {STR("toy_never"), {ONE, {0, 0, 0, 7}, ONE}, {1, 1, 1}, 0, 0, 0}
+#define EMPTY {STR("toy_never"), {ONE, {0, 0, 0, 7}, ONE}, {1, 1, 1}, 0, 0, 0, MLCC_REPEAT_ONCE, 0}
 
 static const mlcc_launch last[] = {FEED("toy_feed"), EMPTY};
 static const mlcc_launch all[] = {FEED("toy_feed_all")};
-static const mlcc_launch softmax[] = {{STR("toy_softmax"), {ONE, ONE, ONE}, {1, 1, 1}, 0, softmax_args, 3}};
+static const mlcc_launch softmax[] = {{STR("toy_softmax"), {ONE, ONE, ONE}, {1, 1, 1}, 0, softmax_args, 3, MLCC_REPEAT_ONCE, 0}};
 static const mlcc_device_entry entries[] = {
   {STR("prefill"), last, COUNT(last)},
   {STR("decode"), last, COUNT(last)},

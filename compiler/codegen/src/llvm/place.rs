@@ -1,0 +1,123 @@
+//! What a GPU kernel does first: it finds its sizes, and its buffers where they lie in this call or for this sequence
+//! ([`crate::placement`]).
+
+use super::emit::{Result, Value};
+use super::kernel::{GLOBAL_SPACE, KernelEmitter};
+use crate::error::Fault;
+use crate::placement::{Moves, Placement, Word};
+use inkwell::basic_block::BasicBlock;
+use inkwell::values::{InstructionOpcode as Op, PointerValue};
+use inkwell::{AddressSpace, IntPredicate};
+use mlcc_abi::Sequence;
+use mlcc_ir::dim::Sym;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::step::Sequences;
+use std::mem::offset_of;
+
+/// What buffers move by.
+#[derive(Clone, Copy, Default)]
+struct Found<'c> {
+    past: Option<Value<'c>>,
+    /// Of a launch for each sequence: where its state begins, its first row, its number.
+    state: Option<PointerValue<'c>>,
+    first: Option<Value<'c>>,
+    number: Option<Value<'c>>,
+}
+
+impl<'c> KernelEmitter<'_, 'c> {
+    /// Binds sizes and buffers; `words` are the arguments behind the buffers. Blocks that have no sequence go to `exit`.
+    pub(super) fn place_buffers(
+        &mut self,
+        placement: &Placement,
+        words: &[Value<'c>],
+        exit: BasicBlock<'c>,
+    ) -> Result<()> {
+        let mut found = Found::default();
+        let given = placement.words(self.kernel.dims.len());
+        let mut count = None;
+        for (word, &argument) in given.iter().zip(words) {
+            match *word {
+                Word::Size(i) => {
+                    let (sym, var) = self.kernel.dims[i];
+                    argument.set_name(sym.name());
+                    self.vars[var.index()] = Some(self.word(argument)?);
+                }
+                Word::Past => found.past = Some(self.word(argument)?),
+                Word::SequenceCount => count = Some(self.word(argument)?),
+                Word::Sequences => {
+                    let count = count.ok_or_else(|| Fault::new("sequences without their number"))?;
+                    found =
+                        self.sequence(placement.sequences.unwrap_or_default(), (count, argument), exit)?;
+                }
+            }
+        }
+        let params = self.kernel.params.clone();
+        for (buf, moves) in params.into_iter().zip(&placement.buffers) {
+            self.bufs[buf.index()] = Some(self.moved(self.buf(buf)?, moves, &found)?);
+        }
+        Ok(())
+    }
+
+    /// The sequence of this block, if it has one of those that the launch is for.
+    fn sequence(
+        &mut self,
+        of: Sequences,
+        (count, all): (Value<'c>, Value<'c>),
+        exit: BasicBlock<'c>,
+    ) -> Result<Found<'c>> {
+        let number = self.gpu_index("ctaid", 2)?;
+        let inside = self.e.icmp(IntPredicate::SLT, number, count)?;
+        self.only_if(inside, exit)?;
+        let size = self.e.i64(size_of::<Sequence>() as i64);
+        let at = self.e.mul(number, size)?;
+        let entry = self.e.element(all.into_pointer_value(), self.e.ctx.i8_type().into(), at, true)?;
+        let word = |offset: usize| self.word(self.e.offset(entry, offset as u64)?.into());
+        let rows = word(offset_of!(Sequence, rows))?;
+        let one = self.e.i64(1);
+        match of {
+            Sequences::All => {}
+            Sequences::OneRow => self.only_if(self.e.icmp(IntPredicate::EQ, rows, one)?, exit)?,
+            Sequences::SeveralRows => self.only_if(self.e.icmp(IntPredicate::SGT, rows, one)?, exit)?,
+        }
+        let word = |offset: usize| self.word(self.e.offset(entry, offset as u64)?.into());
+        let past = word(offset_of!(Sequence, past))?;
+        let first = word(offset_of!(Sequence, first))?;
+        let state = word(offset_of!(Sequence, state))?;
+        for (sym, var) in &self.kernel.dims {
+            self.vars[var.index()] = Some(match sym {
+                Sym::N => rows,
+                Sym::Past => past,
+                Sym::B => count,
+            });
+        }
+        let pointer = self.e.ctx.ptr_type(AddressSpace::from(GLOBAL_SPACE));
+        let state = self.e.b.build_int_to_ptr(state.into_int_value(), pointer, "state")?;
+        Ok(Found { past: Some(past), state: Some(state), first: Some(first), number: Some(number) })
+    }
+
+    /// Goes on with what comes next where `cond` holds, which all threads of a block agree on.
+    fn only_if(&self, cond: Value<'c>, exit: BasicBlock<'c>) -> Result<()> {
+        let next = self.e.ctx.append_basic_block(self.function, "there");
+        self.e.b.build_conditional_branch(cond.into_int_value(), next, exit)?;
+        self.e.b.position_at_end(next);
+        Ok(())
+    }
+
+    fn moved(&self, from: PointerValue<'c>, moves: &Moves, found: &Found<'c>) -> Result<PointerValue<'c>> {
+        let byte = self.e.ctx.i8_type().into();
+        let mut pointer = from;
+        if moves.with_state {
+            let state = found.state.ok_or_else(|| Fault::new("a state without a sequence"))?;
+            let offset = self.e.b.build_ptr_to_int(from, self.e.ctx.i64_type(), "offset")?;
+            pointer = self.e.element(state, byte, offset.into(), true)?;
+        }
+        let steps =
+            [(moves.per_past, found.past), (moves.per_row, found.first), (moves.per_sequence, found.number)];
+        for (bytes, times) in steps.into_iter().filter(|(bytes, _)| *bytes > 0) {
+            let times = times.ok_or_else(|| Fault::new("a buffer moves by what is not known"))?;
+            let before = self.e.op(Op::Mul, times, self.e.i64(bytes as i64))?;
+            pointer = self.e.element(pointer, byte, before, true)?;
+        }
+        Ok(pointer)
+    }
+}

@@ -1,0 +1,80 @@
+//! Where the code of a GPU kernel finds its buffers.
+//!
+//! Arguments of a launch are the same in every call, but buffers move: new rows of a cache lie behind those of earlier tokens, and in a
+//! launch for each sequence every block has the buffers of its sequence, whose number is that of the block in z. By how much they move
+//! is known when code is made, so launches of a kernel that differ in it have code of their own.
+
+use mlcc_ir::kernel::Kernel;
+use mlcc_ir::step::{Base, Launch, Sequences, Step, StepItem};
+use std::collections::BTreeSet;
+
+/// How the buffers of a launch move.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Placement {
+    /// Of a launch for each sequence of a batch: for which of them.
+    pub sequences: Option<Sequences>,
+    /// By parameter of the kernel.
+    pub buffers: Vec<Moves>,
+}
+
+/// What is added to the address of a buffer, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Moves {
+    /// Where the state of the sequence begins: of a launch for each sequence.
+    pub with_state: bool,
+    /// For each row before those of the call.
+    pub per_past: u64,
+    /// For each row of other sequences before those of this one.
+    pub per_row: u64,
+    /// For each sequence before this one.
+    pub per_sequence: u64,
+}
+
+/// An address of a word that an argument is, behind the buffers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Word {
+    /// Of the size of that number.
+    Size(usize),
+    /// Of the rows before those of the call.
+    Past,
+    /// Of the number of sequences, and of what they are ([`mlcc_abi::Sequence`]).
+    SequenceCount,
+    Sequences,
+}
+
+impl Placement {
+    /// Nothing moves.
+    pub fn fixed(kernel: &Kernel) -> Placement {
+        Placement { sequences: None, buffers: vec![Moves::default(); kernel.params.len()] }
+    }
+
+    pub fn of(launch: &Launch) -> Placement {
+        let sequences = launch.repeat.sequences();
+        let moves = |buffer: &mlcc_ir::step::BufferRef| Moves {
+            with_state: sequences.is_some() && buffer.base == Base::State,
+            per_past: buffer.per_past,
+            per_row: buffer.per_row,
+            per_sequence: buffer.per_sequence,
+        };
+        Placement { sequences, buffers: launch.buffers.iter().map(moves).collect() }
+    }
+
+    /// What follows the buffers, for a kernel of so many sizes.
+    pub fn words(&self, sizes: usize) -> Vec<Word> {
+        if self.sequences.is_some() {
+            return vec![Word::SequenceCount, Word::Sequences];
+        }
+        let past = self.buffers.iter().any(|b| b.per_past > 0).then_some(Word::Past);
+        (0..sizes).map(Word::Size).chain(past).collect()
+    }
+}
+
+/// All placements of a kernel in the launches of steps, in an order that depends on nothing else; a kernel that nobody launches has one.
+pub fn placements(kernel: &Kernel, steps: &[Step]) -> Vec<Placement> {
+    let launches = steps.iter().flat_map(|step| &step.items).filter_map(|item| match item {
+        StepItem::Launch(launch) if launch.kernel == kernel.name => Some(launch),
+        StepItem::Launch(_) | StepItem::Barrier => None,
+    });
+    let all: BTreeSet<Placement> = launches.map(Placement::of).collect();
+    if all.is_empty() { vec![Placement::fixed(kernel)] } else { all.into_iter().collect() }
+}
