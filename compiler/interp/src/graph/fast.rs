@@ -31,6 +31,14 @@ pub(super) enum Fast {
     Reduce(RedOp, i64, Affine),
     /// Sum of products.
     Dot(i64, Affine, Affine),
+    /// Sum of products whose left operand has a scale per group of so many elements (codes of activations).
+    ScaledDot {
+        extent: i64,
+        group: i64,
+        codes: Affine,
+        scales: Affine,
+        right: Affine,
+    },
 }
 
 /// A linear integer expression: constant, coefficient of each output axis, coefficient of the reduction variable.
@@ -100,6 +108,9 @@ impl Fast {
             Scalar::Reduce { op, var, extent, body } => {
                 let red = Some((*var, extent.eval(domain.syms)));
                 let count = red?.1;
+                if let Some(scaled) = domain.scaled_dot(*op, *var, count, body) {
+                    return Some(scaled);
+                }
                 if let Scalar::Binary(BinOp::Mul, a, b) = &**body
                     && *op == RedOp::Sum
                 {
@@ -166,6 +177,19 @@ impl Fast {
                     }
                     for (k, o) in out.iter_mut().enumerate() {
                         *o = dot(n, (x, at(i, k, s), a.red), (y, at(j, k, t), b.red));
+                    }
+                });
+            }
+            Fast::ScaledDot { extent, group, codes, scales, right } => {
+                let (x, scale, y) = (args[codes.arg], args[scales.arg], args[right.arg]);
+                let n = (*extent).max(0) as usize;
+                let mut left = vec![0.0; n];
+                rows(dims, [codes, scales, right], |row, [i, g, j], [.., t]| {
+                    for (r, l) in left.iter_mut().enumerate() {
+                        *l = x[at(i, r, codes.red)] * scale[at(g, r / *group as usize, scales.red)];
+                    }
+                    for (k, o) in out[row].iter_mut().enumerate() {
+                        *o = dot(n, (&left, 0, 1), (y, at(j, k, t), right.red));
                     }
                 });
             }
@@ -244,6 +268,37 @@ fn reduce(op: RedOp, extent: i64, x: &[f64], from: i64, stride: i64) -> f64 {
 }
 
 impl Domain<'_> {
+    /// `sum over r: codes[.., r] * scales[.., r / group] * right[.., r]`, where the left side is the same along the
+    /// innermost axis.
+    fn scaled_dot(&self, op: RedOp, var: u32, extent: i64, body: &Scalar) -> Option<Fast> {
+        let Scalar::Binary(BinOp::Mul, left, right) = body else { return None };
+        let Scalar::Binary(BinOp::Mul, codes, scales) = &**left else { return None };
+        let Scalar::Load { arg, index } = &**scales else { return None };
+        let Some(Scalar::Binary(BinOp::Div, r, group)) = index.last() else { return None };
+        let (Scalar::Red(r), Scalar::Int(group)) = (&**r, &**group) else { return None };
+        if op != RedOp::Sum || *r != var || *group <= 0 {
+            return None;
+        }
+        // The number of a group takes the place of the reduction's index.
+        let mut index = index.clone();
+        *index.last_mut()? = Scalar::Red(var);
+        let scales = Scalar::Load { arg: *arg, index };
+        let groups = (extent + group - 1) / group;
+        let (codes, scales, right) = (
+            self.affine(codes, Some((var, extent)), false)?,
+            self.affine(&scales, Some((var, groups)), true)?,
+            self.affine(right, Some((var, extent)), true)?,
+        );
+        let same = |a: &Affine| a.strides.last().is_none_or(|&s| s == 0);
+        (same(&codes) && same(&scales)).then_some(Fast::ScaledDot {
+            extent,
+            group: *group,
+            codes,
+            scales,
+            right,
+        })
+    }
+
     /// A load with linear indices that stay within bounds; `float`: of float elements only.
     fn affine(&self, scalar: &Scalar, red: Option<(u32, i64)>, float: bool) -> Option<Affine> {
         let Scalar::Load { arg, index } = scalar else { return None };
