@@ -6,7 +6,7 @@ use crate::buffer::Buffer;
 use crate::device::{BatchCall, DeviceBatch, missing};
 use crate::session::Step;
 use crate::trace::{StepTimes, Trace};
-use crate::{Error, Model, Result, Session};
+use crate::{CachePages, Error, Model, Result, Session};
 
 /// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a draft. Sessions may
 /// join and leave between steps, each with as many tokens as it has; nothing is allocated in the steady state.
@@ -161,7 +161,9 @@ impl Batch {
             return Ok(self.logits());
         }
         let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
-        self.run(Step::DecodeBatch, &mut members, tokens, &[])?;
+        if let Err(error) = self.run(Step::DecodeBatch, &mut members, tokens, &[]) {
+            return Err(self.refused(error, sessions.iter_mut().map(|s| (&mut **s, 1))));
+        }
         let logits = &self.logits.as_floats()[..n * vocab];
         for (session, row) in sessions.iter_mut().zip(logits.chunks_exact(vocab)) {
             session.leave_batch(1, Some(row))?;
@@ -207,7 +209,10 @@ impl Batch {
         let mut members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
         let result = self.run(kind, &mut members, &fed, &numbers);
         (self.fed, self.rows) = (fed, numbers);
-        result?;
+        if let Err(error) = result {
+            let members = rows.iter_mut().map(|r| (&mut *r.session, r.tokens.len()));
+            return Err(self.refused(error, members));
+        }
         let mut logits = self.logits.as_floats()[..wanted * vocab].chunks_exact(vocab);
         for piece in rows.iter_mut() {
             let last = piece.wanted().checked_sub(1).and_then(|at| logits.nth(at));
@@ -235,6 +240,18 @@ impl Batch {
             session.check_piece(tokens).map_err(|e| of_sequence(index, e))?;
         }
         Ok(())
+    }
+
+    /// The error of a step that was not computed. Where pages were missing, those that some sequences got are free again, and the
+    /// numbers are those of the whole step.
+    fn refused<'s>(&self, error: Error, members: impl Iterator<Item = (&'s mut Session, usize)>) -> Error {
+        let Error::BatchSequence { source, .. } = &error else { return error };
+        if !matches!(**source, Error::NoPages { .. }) {
+            return error;
+        }
+        let wanted = members.map(|(session, tokens)| session.abandon_batch(tokens)).sum();
+        let CachePages { all, free } = self.model.cache_pages();
+        Error::NoPages { wanted, free, pages: all }
     }
 
     /// Logits of so many rows.

@@ -295,6 +295,10 @@ impl DeviceSession for CpuSession {
         self.own(model, past, n)
     }
 
+    fn missing_pages(&self, past: u64, n: u64) -> usize {
+        self.pages.as_ref().map_or(0, |pages| pages.missing(past..past + n, past))
+    }
+
     fn feed(&mut self, model: &Model, step: Step, tokens: &[i32], past: u64) -> Result<()> {
         if step == Step::PrefillLogits && self.chunk_logits.is_none() {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);

@@ -108,9 +108,14 @@ pub(crate) trait DeviceSession: Send {
     /// The scratch memory as the last step has left it, on a CPU that of any session of the model.
     fn arena(&self) -> Result<Cow<'_, [u8]>>;
 
-    /// Told before a long prompt: `n` rows of every cache after `past` will be needed.
+    /// `n` rows of every cache after `past` will be needed. If there is no memory for them, nothing has changed.
     fn reserve(&mut self, _model: &Model, _past: u64, _n: u64) -> Result<()> {
         Ok(())
+    }
+
+    /// Pages that [`DeviceSession::reserve`] would take of the pool.
+    fn missing_pages(&self, _past: u64, _n: u64) -> usize {
+        0
     }
 
     /// Gives back what more than `rows` rows take.

@@ -40,21 +40,37 @@ impl PageTable {
         (self.pages.len() * self.pool.page_bytes()) as u64
     }
 
-    /// Makes ready for writing to rows `rows`, of which those before `used` mean something: afterwards they have pages that nobody
-    /// else has. If there are not enough, nothing has changed.
-    pub fn own(&mut self, states: &[State], rows: Range<u64>, used: u64) -> Result<()> {
+    /// For writing to rows `rows`: how many pages are missing behind its last one, and its places of pages that others have too.
+    fn wanted(&self, rows: &Range<u64>, used: u64) -> (usize, Vec<usize>) {
         let pages = (rows.start / PAGE_ROWS) as usize..rows.end.div_ceil(PAGE_ROWS) as usize;
         let missing = pages.end.saturating_sub(self.pages.len());
         // Rows before the last page are written to only to move them.
-        let look = *self.shared.get_mut() || rows.start / PAGE_ROWS < used / PAGE_ROWS;
-        if missing == 0 && !look {
-            return Ok(());
-        }
+        let look = self.shared.load(Ordering::Relaxed) || rows.start / PAGE_ROWS < used / PAGE_ROWS;
         let old = pages.start.min(self.pages.len())..pages.end.min(self.pages.len());
-        let shared: Vec<usize> = match look {
+        let shared = match look {
             true => old.filter(|&at| self.pool.is_shared(self.pages[at])).collect(),
             false => Vec::new(),
         };
+        (missing, shared)
+    }
+
+    /// Pages that [`PageTable::own`] would take.
+    pub fn missing(&self, rows: Range<u64>, used: u64) -> usize {
+        let (missing, shared) = self.wanted(&rows, used);
+        missing + shared.len()
+    }
+
+    /// Makes ready for writing to rows `rows`, of which those before `used` mean something: afterwards they have pages that nobody
+    /// else has. If there are not enough, nothing has changed.
+    pub fn own(&mut self, states: &[State], rows: Range<u64>, used: u64) -> Result<()> {
+        let (missing, shared) = self.wanted(&rows, used);
+        if missing == 0 && shared.is_empty() {
+            // They are its own up to here.
+            if rows.end >= used {
+                *self.shared.get_mut() = false;
+            }
+            return Ok(());
+        }
         let mut taken = Vec::with_capacity(shared.len());
         self.pages.reserve(missing);
         self.pool.take(shared.len(), &mut taken)?;

@@ -321,6 +321,22 @@ impl Session {
         self.memory.write_word(state, length)
     }
 
+    /// Makes sure that the next `tokens` tokens have memory in the caches, as far as the context goes: steps that feed them want no pages
+    /// of the pool any more, until the session is truncated, reset or forked. If there is none ([`Error::NoPages`]), nothing has
+    /// changed. A model with a window counts on as many as go into one call.
+    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
+        let context = self.model.plan().context;
+        if context == 0 {
+            return Ok(());
+        }
+        let tokens = match self.kept() {
+            Some(_) => tokens.min(self.tokens_per_call()) as u64,
+            None => (tokens as u64).min(context.saturating_sub(self.rows)),
+        };
+        self.make_room(tokens)?;
+        self.memory.reserve(&self.model, self.rows, tokens)
+    }
+
     /// Drops the oldest rows after the sinks where the caches are full and the model does without.
     fn make_room(&mut self, n: u64) -> Result<()> {
         let table = self.model.table();
@@ -387,6 +403,12 @@ impl Session {
     pub(crate) fn join_batch(&mut self, tokens: usize) -> Result<BatchMember<'_>> {
         self.make_room(tokens as u64)?;
         self.memory.join_batch(&self.model, self.rows, tokens as u64)
+    }
+
+    /// Takes back what `join_batch` has reserved, of a batch that was not computed; gives the pages that so many tokens want.
+    pub(crate) fn abandon_batch(&mut self, tokens: usize) -> usize {
+        self.shrink();
+        self.memory.missing_pages(self.rows, tokens as u64)
     }
 
     /// Counts the tokens that a batch has fed; the logits of the last one, where they are known.

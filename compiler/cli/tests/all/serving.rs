@@ -14,7 +14,7 @@ use mlcc_engine::speculate::{DraftModel, MakeDrafter, Ngrams};
 use mlcc_engine::{
     Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer, is_batch_invariant,
 };
-use mlcc_runtime::Model;
+use mlcc_runtime::{LoadOptions, Model};
 
 /// Vectors as states, matrices as states, caches with few key heads.
 const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
@@ -264,6 +264,58 @@ fn a_model_without_batches_serves_many_texts() {
     let Some(model) = build(ALWAYS_EQUAL, 1, folder.path()) else { return };
     assert_eq!(model.max_batch(), 1);
     check(ALWAYS_EQUAL, &model, 4, 5);
+}
+
+/// A model with pages for two long texts, of which `context` is the most.
+fn with_pages(case: &str, context: u64, pages: u64, folder: &Path) -> Option<Model> {
+    find(case)?;
+    let mut options = options(case, "q4i8");
+    options.batch_invariant = true;
+    options.batch = Some(4);
+    options.context = Some(context);
+    options.chunk = Some(64);
+    options.backend = backends().next().expect("a back end is built in");
+    let (path, _) = artifact(&options, folder, "pages.so");
+    let options = LoadOptions { threads: Some(1), cache_pages: Some(pages), ..LoadOptions::default() };
+    Some(Model::load(path, &options).unwrap())
+}
+
+/// Texts that have used up the pages of the model give way, and go on as if nothing had been: with caches alone, with a window that drops
+/// pages, and with states whose snapshots have rows.
+#[test]
+fn texts_give_way_when_pages_are_short() {
+    for (case, context) in [("llama3-gqa-tied", 256), ("mistral-swa", 192), ("falcon-h1", 256)] {
+        let folder = tempfile::tempdir().unwrap();
+        let pages = context / 64 + 1;
+        let Some(model) = with_pages(case, context, pages, folder.path()) else { continue };
+        let all = model.cache_pages().all;
+        assert_eq!(all as u64, pages);
+        let tokenizer = tokenizer();
+        let engine = engine(&model, &tokenizer, 4);
+        let mut numbers = Numbers(3);
+        let mut text = |seed: u64| {
+            let prompt = (0..30 + numbers.below(60)).map(|_| numbers.below(model.vocab()) as TokenId);
+            let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
+            TextRequest { max_tokens: Some(70), ..TextRequest::new(prompt.collect(), sampling) }
+        };
+        let mut texts: Vec<TextRequest> = (0..5).map(&mut text).collect();
+        // A known begin, and one that is read once for two.
+        texts.push(TextRequest { max_tokens: Some(90), ..texts[0].clone() });
+        let mut handles: Vec<Handle> =
+            texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+        let twins = vec![text(9), text(9)];
+        let twins = vec![twins[0].clone(), TextRequest { max_tokens: Some(60), ..twins[0].clone() }];
+        handles.extend(engine.launch_all(twins.clone()).unwrap());
+        texts.extend(twins);
+        let found: Vec<Vec<TokenId>> = handles.into_iter().map(tokens).collect();
+        let stats = engine.stats();
+        assert!(stats.preempted > 0 && stats.failed == 0, "{case}: {stats:?}");
+        drop(engine);
+        assert_eq!(model.cache_pages().free, all, "{case}: all pages come back");
+        for (index, (text, found)) in texts.iter().zip(found).enumerate() {
+            assert_eq!(found, alone(&model, &tokenizer, text), "{case}, text {index}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
 //! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
 
+use crate::generate::LanguageModel;
 use crate::serving::request::Failure;
 use crate::serving::scheduler::{Scheduler, model_failure};
 use crate::serving::step::Step;
@@ -15,7 +16,12 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let tokens = match writer.phase {
                 Phase::Waiting { .. } => 0,
                 Phase::Writing => 1,
-                Phase::Reading => (writer.to_read() - slot.fed.len()).min(self.limits.chunk),
+                Phase::Reading => {
+                    let chunk = slot.sequence.as_ref().map_or(0, LanguageModel::chunk);
+                    // Some models read what is left at once.
+                    let most = if chunk == usize::MAX { chunk } else { self.limits.chunk };
+                    (writer.to_read() - slot.fed.len()).min(most)
+                }
             };
             let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens > 0) else {
                 index += 1;

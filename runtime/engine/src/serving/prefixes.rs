@@ -255,10 +255,15 @@ impl<M: Step> Slots<M> {
             Source::Nothing => self.clear(model, slot)?,
             Source::Kept(index) => {
                 let Some(kept) = self.kept.remove(index) else { return Ok(None) };
-                self.fresh(model, slot)?.restore(&kept.snapshot)?;
-                self.slots[slot].fed = kept.tokens.clone();
-                let logits = kept.logits.clone();
+                let restored = self.fresh(model, slot)?.restore(&kept.snapshot);
+                let found = restored.is_ok().then(|| (kept.tokens.clone(), kept.logits.clone()));
                 self.kept.push_back(kept);
+                let Some((tokens, logits)) = found else {
+                    // There may be no memory for its rows. What makes room for new ones does so when they are read.
+                    self.renew(model, slot)?;
+                    return Ok(None);
+                };
+                self.slots[slot].fed = tokens;
                 return Ok(Some(logits));
             }
         }

@@ -222,6 +222,14 @@ impl Step for ModelStep {
         sequence.fork()
     }
 
+    fn reserve(&mut self, sequence: &mut Session, tokens: usize) -> Result<bool, mlcc_runtime::Error> {
+        match sequence.reserve(tokens) {
+            Ok(()) => Ok(true),
+            Err(mlcc_runtime::Error::NoPages { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
         self.places.clear();
         self.has_gathered = !self.is_one_group(feeds);
