@@ -58,6 +58,12 @@ impl ApiError {
         Self::model(StatusCode::NOT_FOUND, "model_not_found", message)
     }
 
+    pub fn unknown_response(id: &str) -> Self {
+        let message = format!("there is no answer `{id:.100}` here, or not any more");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "response_not_found", message);
+        ApiError { param: Some("id".into()), ..error }
+    }
+
     pub fn not_loaded(name: &str) -> Self {
         let message =
             format!("the model `{name}` is not loaded: send {{\"model\": \"{name}\"}} to /models/load");

@@ -265,7 +265,7 @@ impl Writer {
         if let Some(mut messages) = self.keep.take() {
             messages.push(self.message());
             let id = self.head["id"].as_str().unwrap_or_default();
-            self.hosted.server.kept.add(self.client, id, messages);
+            self.hosted.server.kept.add(self.client, id, messages, self.head.clone());
         }
         self.event(json!({"type": format!("response.{status}"), "response": self.head}));
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::routes::Route;
+use crate::routes::{Route, Verb};
 use crate::sampling::IGNORED;
 
 /// Names and JSON types of fields; `*` marks those that have to be there.
@@ -146,18 +146,23 @@ pub fn description(routes: &[Route]) -> Value {
             "summary": route.summary,
             "responses": {"200": answer("The answer"), "default": answer("An error, with a message that says what is wrong")},
         });
-        if route.post {
+        if route.verb == Verb::Post {
             let content = json!({"application/json": {"schema": body(route.path)}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
-        if route.path.contains('{') {
-            let model =
-                json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}});
-            operation["parameters"] = json!([model]);
+        if let Some((_, name)) = route.path.split_once('{') {
+            let name = name.trim_end_matches('}');
+            let in_path = json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
+            operation["parameters"] = json!([in_path]);
         }
-        let method = if route.post { "post" } else { "get" };
+        let method = match route.verb {
+            Verb::Get => "get",
+            Verb::Post => "post",
+            Verb::Delete => "delete",
+        };
         for prefix in ["/v1", ""] {
-            paths.insert(format!("{prefix}{}", route.path), json!({method: operation}));
+            let path = paths.entry(format!("{prefix}{}", route.path)).or_insert_with(|| json!({}));
+            path[method] = operation.clone();
         }
     }
     json!({

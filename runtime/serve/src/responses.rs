@@ -81,7 +81,7 @@ pub fn prepare(hosted: &Hosted, client: Client, mut fields: Fields) -> Result<As
     let instructions: Option<String> = fields.take("instructions", "a string")?;
     let previous: Option<String> = fields.take("previous_response_id", "the id of an answer")?;
     let mut messages = match &previous {
-        Some(id) => hosted.server.kept.find(client, id).ok_or_else(|| {
+        Some(id) => hosted.server.kept.messages(client, id).ok_or_else(|| {
             let message = format!(
                 "there is no answer `{id:.100}` here any more: send the whole conversation as `input`"
             );
@@ -248,24 +248,45 @@ struct Conversation {
     client: Client,
     id: String,
     messages: Arc<[Value]>,
+    /// As it was given.
+    response: Value,
     bytes: usize,
 }
 
 impl Kept {
     /// Those of other clients are not found.
-    fn find(&self, client: Client, id: &str) -> Option<Vec<Value>> {
+    fn find<T>(&self, client: Client, id: &str, of: impl FnOnce(&Conversation) -> T) -> Option<T> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().rev().find(|one| one.client == client && one.id == id);
-        found.map(|one| one.messages.to_vec())
+        kept.iter().rev().find(|one| one.client == client && one.id == id).map(of)
     }
 
-    pub fn add(&self, client: Client, id: &str, messages: Vec<Value>) {
-        let bytes = messages.iter().map(|message| message.to_string().len()).sum();
+    fn messages(&self, client: Client, id: &str) -> Option<Vec<Value>> {
+        let messages = self.find(client, id, |one| Arc::clone(&one.messages))?;
+        Some(messages.to_vec())
+    }
+
+    /// An answer as it was given.
+    pub fn response(&self, client: Client, id: &str) -> Result<Value, ApiError> {
+        self.find(client, id, |one| one.response.clone()).ok_or_else(|| ApiError::unknown_response(id))
+    }
+
+    /// Forgets an answer; those that went on from it keep their conversation.
+    pub fn delete(&self, client: Client, id: &str) -> Result<Value, ApiError> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|one| one.client == client && one.id == id);
+        at.and_then(|at| kept.remove(at)).ok_or_else(|| ApiError::unknown_response(id))?;
+        Ok(json!({"id": id, "object": "response", "deleted": true}))
+    }
+
+    /// `messages` are the conversation up to `response`.
+    pub fn add(&self, client: Client, id: &str, messages: Vec<Value>, response: Value) {
+        let bytes = messages.iter().chain([&response]).map(|value| value.to_string().len()).sum();
         if bytes > MOST_BYTES {
             return;
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_back(Conversation { client, id: id.to_owned(), messages: messages.into(), bytes });
+        let messages = messages.into();
+        kept.push_back(Conversation { client, id: id.to_owned(), messages, response, bytes });
         let mut sum: usize = kept.iter().map(|one| one.bytes).sum();
         while kept.len() > MOST_KEPT || sum > MOST_BYTES {
             sum -= kept.pop_front().map_or(sum, |one| one.bytes);
@@ -282,15 +303,18 @@ mod tests {
         let kept = Kept::default();
         let (one, other) = (Client(1), Client(2));
         for number in 0..MOST_KEPT + 3 {
-            kept.add(one, &number.to_string(), vec![json!(number)]);
+            kept.add(one, &number.to_string(), vec![json!(number)], json!({}));
         }
-        assert_eq!(kept.find(one, "2"), None);
-        assert_eq!(kept.find(one, "3"), Some(vec![json!(3)]));
-        assert_eq!(kept.find(other, "3"), None);
-        kept.add(other, "large", vec![json!("a".repeat(MOST_BYTES - 3))]);
-        assert_eq!((kept.find(one, "9"), kept.find(other, "large").map(|m| m.len())), (None, Some(1)));
-        kept.add(other, "too large", vec![json!("a".repeat(MOST_BYTES))]);
-        assert_eq!(kept.find(other, "too large"), None);
+        assert_eq!(kept.messages(one, "2"), None);
+        assert_eq!(kept.messages(one, "3"), Some(vec![json!(3)]));
+        assert_eq!(kept.messages(other, "3"), None);
+        kept.add(other, "large", vec![json!("a".repeat(MOST_BYTES - 5))], json!({}));
+        assert_eq!(
+            (kept.messages(one, "9"), kept.messages(other, "large").map(|m| m.len())),
+            (None, Some(1))
+        );
+        kept.add(other, "too large", vec![json!("a".repeat(MOST_BYTES - 3))], json!({}));
+        assert!(kept.messages(other, "too large").is_none());
     }
 
     #[test]

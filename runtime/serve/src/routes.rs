@@ -11,7 +11,7 @@ use axum::extract::{DefaultBodyLimit, FromRequest, MatchedPath, Path, Query, Req
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
 use serde_json::{Value, json};
 
@@ -22,21 +22,36 @@ use crate::hosted::Hosted;
 use crate::texts::{Client, Work, answer};
 use crate::{anthropic, blocks, chat, completions, info, items, page, responses, tokens};
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Get,
+    /// Takes a JSON object.
+    Post,
+    Delete,
+}
+
 /// A route, which is there with and without `/v1`.
 pub struct Route {
     pub path: &'static str,
-    /// `POST` takes a JSON object.
-    pub post: bool,
+    pub verb: Verb,
     pub summary: &'static str,
     handler: fn() -> MethodRouter<Arc<App>>,
 }
 
 const fn reads(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<Arc<App>>) -> Route {
-    Route { path, post: false, summary, handler }
+    Route { path, verb: Verb::Get, summary, handler }
 }
 
 const fn takes(path: &'static str, summary: &'static str, handler: fn() -> MethodRouter<Arc<App>>) -> Route {
-    Route { path, post: true, summary, handler }
+    Route { path, verb: Verb::Post, summary, handler }
+}
+
+const fn deletes(
+    path: &'static str,
+    summary: &'static str,
+    handler: fn() -> MethodRouter<Arc<App>>,
+) -> Route {
+    Route { path, verb: Verb::Delete, summary, handler }
 }
 
 /// All there are, but for the description of them: the router and `/openapi.json` are made of them.
@@ -44,6 +59,8 @@ pub const ROUTES: &[Route] = &[
     takes("/chat/completions", "An answer to messages", || post(chat_completions)),
     takes("/completions", "The continuation of texts or token ids", || post(text_completions)),
     takes("/responses", "An answer, in the form of the Responses API", || post(responses)),
+    reads("/responses/{id}", "An answer that is kept", || get(response)),
+    deletes("/responses/{id}", "Forgets an answer", || delete(forget)),
     takes("/messages", "An answer to messages, in the form of Anthropic's API", || post(messages)),
     takes("/messages/count_tokens", "How many tokens the prompt of messages has", || post(count_tokens)),
     takes("/tokenize", "Text to token ids", || post(tokenize)),
@@ -246,6 +263,14 @@ async fn responses(State(app): Shared, Extension(client): Who, body: Body) -> Re
         Ok((hosted, asked)) => items::answer(hosted, client, asked).await,
         Err(error) => error.into_response(),
     }
+}
+
+async fn response(State(app): Shared, Extension(client): Who, Path(id): Path<String>) -> Response {
+    as_json(app.server.kept.response(client, &id))
+}
+
+async fn forget(State(app): Shared, Extension(client): Who, Path(id): Path<String>) -> Response {
+    as_json(app.server.kept.delete(client, &id))
 }
 
 async fn count_tokens(State(app): Shared, body: Body) -> Response {

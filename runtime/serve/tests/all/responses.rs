@@ -91,6 +91,18 @@ fn texts_are_those_of_chats_and_go_on() {
     let lost = with(&base, json!({"input": "a", "previous_response_id": unkept["id"]}));
     let refused = server.post("/v1/responses", &lost).error();
     assert_eq!(refused, (400, "previous_response_not_found".into(), "previous_response_id".into()));
+    // Kept ones are given again and may be forgotten; what went on from them is not.
+    let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+    assert_eq!(server.get(&path).json(), first);
+    let forgotten = Answer::read(server.open("DELETE", &path, "", ""));
+    assert_eq!((forgotten.status, &forgotten.json()["deleted"]), (200, &json!(true)));
+    let missing = (404, "response_not_found".into(), "id".into());
+    assert_eq!(
+        (server.get(&path).error(), Answer::read(server.open("DELETE", &path, "", "")).error()),
+        (missing.clone(), missing)
+    );
+    let next = server.get(&format!("/v1/responses/{}", second["id"].as_str().unwrap()));
+    assert_eq!(next.json(), second);
 }
 
 #[test]
