@@ -303,8 +303,8 @@ fn texts_give_way_when_pages_are_short() {
         texts.push(TextRequest { max_tokens: Some(90), ..texts[0].clone() });
         let mut handles: Vec<Handle> =
             texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
-        let twins = vec![text(9), text(9)];
-        let twins = vec![twins[0].clone(), TextRequest { max_tokens: Some(60), ..twins[0].clone() }];
+        let twin = text(9);
+        let twins = vec![twin.clone(), TextRequest { max_tokens: Some(60), ..twin }];
         handles.extend(engine.launch_all(twins.clone()).unwrap());
         texts.extend(twins);
         let found: Vec<Vec<TokenId>> = handles.into_iter().map(tokens).collect();
