@@ -20,12 +20,22 @@ fn compiler() -> &'static GrammarCompiler {
     MADE.get_or_init(|| GrammarCompiler::new(&tokenizer(), VOCAB).unwrap())
 }
 
+/// Waits where other tests' grammars take all places.
+fn compiled(spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
+    loop {
+        match compiler().compile(spec) {
+            Err(GrammarError::Busy { .. }) => std::thread::sleep(std::time::Duration::from_millis(20)),
+            result => return result,
+        }
+    }
+}
+
 fn compile(spec: &GrammarSpec) -> Grammar {
-    compiler().compile(spec).unwrap_or_else(|error| panic!("{spec:?}: {error}"))
+    compiled(spec).unwrap_or_else(|error| panic!("{spec:?}: {error}"))
 }
 
 fn refusal(spec: &GrammarSpec) -> String {
-    match compiler().compile(spec).unwrap_err() {
+    match compiled(spec).unwrap_err() {
         GrammarError::Invalid { reason } => reason,
         other => panic!("{other:?}"),
     }
