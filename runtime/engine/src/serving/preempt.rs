@@ -1,39 +1,45 @@
 //! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
 //! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
 
-use crate::generate::LanguageModel;
 use crate::serving::request::Failure;
 use crate::serving::scheduler::{Scheduler, model_failure};
 use crate::serving::step::Step;
 use crate::serving::writer::{Phase, Writer};
 
 impl<M: Step + 'static> Scheduler<'_, M> {
-    /// Makes sure that there is memory for what the next step feeds.
-    pub fn make_room(&mut self) {
-        let mut index = 0;
-        while let Some(writer) = self.writers.get(index) {
-            let (id, slot) = (writer.id, &mut self.slots.slots[writer.slot]);
-            let tokens = match writer.phase {
-                Phase::Waiting { .. } => 0,
-                Phase::Writing => 1,
-                Phase::Reading => {
-                    let chunk = slot.sequence.as_ref().map_or(0, LanguageModel::chunk);
-                    // Some models read what is left at once.
-                    let most = if chunk == usize::MAX { chunk } else { self.limits.chunk };
-                    (writer.to_read() - slot.fed.len()).min(most)
-                }
-            };
-            let Some(sequence) = slot.sequence.as_mut().filter(|_| tokens > 0) else {
-                index += 1;
-                continue;
-            };
-            match self.model.reserve(sequence, tokens) {
-                Ok(true) => index += 1,
-                Ok(false) if self.slots.drop_idle() => {}
-                Ok(false) => self.put_newest_back(id),
-                Err(error) => self.end(id, Err(model_failure(error))),
+    /// Plans the next step, and makes sure that there is memory for the rows that it has, and for no others.
+    pub fn plan_with_room(&mut self) {
+        let before = self.round.turn();
+        loop {
+            self.plan();
+            if self.make_room() {
+                break;
             }
+            self.round.take_turn_back(before);
         }
+        if self.draft() {
+            // Pieces of prompts are no longer beside rows of drafts, which have their memory.
+            self.round.take_turn_back(before);
+            self.plan();
+        }
+    }
+
+    /// Whether there is memory for the rows of the plan. If not, something has given way, and there is another plan to make.
+    fn make_room(&mut self) -> bool {
+        for row in &self.round.rows {
+            let Some(sequence) = self.slots.slots[row.slot].sequence.as_mut() else { continue };
+            match (self.model.reserve(sequence, row.count), row.id) {
+                (Ok(true), _) => continue,
+                (Ok(false), id) => {
+                    if !self.slots.drop_idle() {
+                        self.put_newest_back(id);
+                    }
+                }
+                (Err(error), id) => self.end(id, Err(model_failure(error))),
+            }
+            return false;
+        }
+        true
     }
 
     /// Puts the newest text back, or ends `id` if there is no other.

@@ -16,7 +16,7 @@ use crate::tokenizer::TokenId;
 
 /// The lists of a step; they are kept.
 pub(super) struct Round<S: 'static> {
-    rows: Vec<Planned>,
+    pub rows: Vec<Planned>,
     feeds: Vec<Feed<'static, S>>,
     /// Of the texts that choose a token, with what ends these.
     grammars: Vec<(u64, Grammar, Vec<TokenId>)>,
@@ -46,6 +46,16 @@ impl<S> Default for Round<S> {
 }
 
 impl<S> Round<S> {
+    /// Whose turn it was, for [`Round::take_turn_back`].
+    pub fn turn(&self) -> bool {
+        self.was_alone
+    }
+
+    /// Forgets a plan that will not be run.
+    pub fn take_turn_back(&mut self, before: bool) {
+        self.was_alone = before;
+    }
+
     fn note(&mut self, id: u64, taken: Taken) {
         self.written += taken.chosen as u64;
         self.drafted += taken.drafted as u64;
@@ -60,11 +70,11 @@ impl<S> Round<S> {
 
 /// What a step feeds of a text.
 #[derive(Debug, Clone, Copy)]
-struct Planned {
-    id: u64,
-    slot: usize,
+pub(super) struct Planned {
+    pub id: u64,
+    pub slot: usize,
     /// How many tokens, and how many were fed before.
-    count: usize,
+    pub count: usize,
     fed: usize,
     want: Want,
     writing: bool,
@@ -73,9 +83,7 @@ struct Planned {
 impl<M: Step + 'static> Scheduler<'_, M> {
     /// Plans a step, runs it and deals out its logits.
     pub fn step(&mut self) {
-        self.make_room();
-        self.draft();
-        self.plan();
+        self.plan_with_room();
         if self.round.rows.is_empty() {
             return;
         }
@@ -94,9 +102,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         self.end_all();
     }
 
-    /// Drafts for texts that are being written, as far as rows are cheap.
-    fn draft(&mut self) {
-        let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rewinds) else { return };
+    /// Drafts for texts that are being written, as far as rows are cheap. Whether there are any.
+    pub fn draft(&mut self) -> bool {
+        let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rewinds) else { return false };
+        let mut drafted = false;
         let writing = |w: &&mut Writer| w.phase == Phase::Writing && w.alone_until == 0;
         let mut rows = self.writers.iter_mut().filter(writing).count();
         for writer in self.writers.iter_mut().filter(writing) {
@@ -107,12 +116,14 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             if matches!(self.model.reserve(sequence, 1 + most), Ok(true)) {
                 writer.draft(drafter, most);
                 rows += writer.drafts();
+                drafted |= writer.drafts() > 0;
             }
         }
+        drafted
     }
 
     /// The next token of every text, then pieces of prompts, the oldest first.
-    fn plan(&mut self) {
+    pub fn plan(&mut self) {
         self.round.rows.clear();
         if self.plan_alone() {
             return;

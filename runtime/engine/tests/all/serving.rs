@@ -218,6 +218,20 @@ fn texts_give_way_when_memory_is_short() {
     }
 }
 
+/// Memory is asked for what a step reads: of four prompts that is two, and when the others begin these have ended.
+#[test]
+fn prompts_that_wait_for_a_step_take_no_memory() {
+    let toy = Toy::new(false, None).with_memory(3 * CHUNK);
+    let engine = engine(&toy, 4, 8);
+    let text = |letter: &str| TextRequest { reuse: false, ..request(&letter.repeat(CHUNK), 1, 1) };
+    let requests: Vec<TextRequest> = ["a", "b", "c", "d"].map(text).into();
+    for (request, handle) in requests.iter().zip(engine.launch_all(requests.clone()).unwrap()) {
+        assert_eq!(read(handle).0, alone(&toy, request).0);
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.finished, stats.preempted), (4, 0), "{stats:?}");
+}
+
 #[test]
 fn right_drafts_take_fewer_steps() {
     let toy = Toy::new(false, Some(200));

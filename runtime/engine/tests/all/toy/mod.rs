@@ -270,6 +270,12 @@ impl Step for Toy {
         self.rows.clear();
         for feed in feeds {
             let Feed { sequence, tokens, want } = feed;
+            let reserved = sequence.held.tokens >= sequence.fed.len() + tokens.len();
+            assert!(
+                reserved || self.pool.most == usize::MAX,
+                "memory for {} tokens was not reserved",
+                tokens.len()
+            );
             if *want == Want::All {
                 for &token in *tokens {
                     sequence.feed(&[token])?;
