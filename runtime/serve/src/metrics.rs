@@ -30,9 +30,9 @@ pub struct Metrics {
     first: Histogram,
     gap: Histogram,
     /// Counted by the engines, added when they are asked for.
-    of_engine: [OfEngine; 10],
+    of_engine: [OfEngine; 11],
     /// What engines have counted that are gone.
-    past: Mutex<[u64; 10]>,
+    past: Mutex<[u64; 11]>,
     now: [Now; 2],
 }
 
@@ -63,6 +63,9 @@ impl Metrics {
             counter("engine_steps", "Steps of the engine", |s| s.steps),
             counter("texts_preempted", "Texts that gave way to older ones for want of memory", |s| {
                 s.preempted
+            }),
+            counter("states_lost", "States behind prompts that could not be kept or restored", |s| {
+                s.states_lost
             }),
         ];
         let mut gauge = |name: &str, help: &str, of: fn(&Stats) -> usize| {

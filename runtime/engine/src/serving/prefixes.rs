@@ -46,6 +46,9 @@ pub(super) struct Slots<M: Step> {
     /// Most of them.
     most_kept: usize,
     admissions: u64,
+    /// How often a state could not be kept or restored, and why it could not the last time.
+    pub lost: u64,
+    pub lost_because: Option<String>,
 }
 
 /// Where a prompt begins to be read.
@@ -77,7 +80,7 @@ fn common(a: &[TokenId], b: &[TokenId]) -> usize {
 impl<M: Step> Slots<M> {
     pub fn new(count: usize, most_kept: usize) -> Self {
         let slots = (0..count).map(|_| Slot::empty()).collect();
-        Slots { slots, kept: VecDeque::new(), most_kept, admissions: 0 }
+        Slots { slots, kept: VecDeque::new(), most_kept, admissions: 0, lost: 0, lost_because: None }
     }
 
     pub fn has_free(&self) -> bool {
@@ -175,19 +178,27 @@ impl<M: Step> Slots<M> {
         self.slots[slot] = Slot { used, ..Slot::empty() };
     }
 
-    /// Keeps the state behind a prompt, of a model that could not come back to it.
-    pub fn keep(&mut self, slot: usize, logits: &[f32]) -> Result<(), StepError<M>> {
-        let Slot { sequence: Some(sequence), fed, .. } = &self.slots[slot] else { return Ok(()) };
+    /// Keeps the state behind a prompt, of a model that could not come back to it. Without it the next prompt is read again.
+    pub fn keep(&mut self, slot: usize, logits: &[f32]) {
+        let Slot { sequence: Some(sequence), fed, .. } = &self.slots[slot] else { return };
         if sequence.can_truncate() || self.most_kept == 0 {
-            return Ok(());
+            return;
         }
+        let snapshot = match sequence.snapshot() {
+            Ok(snapshot) => snapshot,
+            Err(error) => return self.lost(&error),
+        };
         self.kept.retain(|kept| kept.tokens != *fed);
         if self.kept.len() >= self.most_kept {
             self.kept.pop_front();
         }
         let (tokens, logits) = (fed.clone(), logits.to_vec());
-        self.kept.push_back(Kept { tokens, snapshot: sequence.snapshot()?, logits });
-        Ok(())
+        self.kept.push_back(Kept { tokens, snapshot, logits });
+    }
+
+    fn lost(&mut self, error: &StepError<M>) {
+        self.lost += 1;
+        self.lost_because = Some(error.to_string());
     }
 
     /// The free slot that was used longest ago; one without a state first.
@@ -256,13 +267,14 @@ impl<M: Step> Slots<M> {
             Source::Kept(index) => {
                 let Some(kept) = self.kept.remove(index) else { return Ok(None) };
                 let restored = self.fresh(model, slot)?.restore(&kept.snapshot);
-                let found = restored.is_ok().then(|| (kept.tokens.clone(), kept.logits.clone()));
+                let (tokens, logits) = (kept.tokens.clone(), kept.logits.clone());
                 self.kept.push_back(kept);
-                let Some((tokens, logits)) = found else {
+                if let Err(error) = restored {
                     // There may be no memory for its rows. What makes room for new ones does so when they are read.
+                    self.lost(&error);
                     self.renew(model, slot)?;
                     return Ok(None);
-                };
+                }
                 self.slots[slot].fed = tokens;
                 return Ok(Some(logits));
             }

@@ -65,6 +65,9 @@ pub struct Stats {
     pub steps: u64,
     /// Texts that were put back since there was no memory to go on with them.
     pub preempted: u64,
+    /// Kept states that could not be copied or restored, so that a prompt is read again, and why the last of them could not.
+    pub states_lost: u64,
+    pub state_lost_because: Option<String>,
     /// Of steps, in all.
     pub busy: Duration,
 }

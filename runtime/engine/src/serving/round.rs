@@ -264,8 +264,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             return Ok(());
         }
         let last = logits[logits.len() - self.limits.vocab..].to_vec();
-        // Without it the next prompt is read again, and nothing else.
-        let _ = self.slots.keep(row.slot, &last);
+        self.slots.keep(row.slot, &last);
         self.begin_writing(row.id, &last);
         Ok(())
     }

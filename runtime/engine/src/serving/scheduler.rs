@@ -254,6 +254,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             stats.written_tokens += written;
             stats.drafted_tokens += drafted;
             stats.accepted_tokens += accepted;
+            stats.states_lost = self.slots.lost;
+            if let Some(error) = self.slots.lost_because.take() {
+                stats.state_lost_because = Some(error);
+            }
             stats.running = self.writers.len() + self.parked.len();
             stats.slots.clear();
             stats.slots.extend(self.slots.slots.iter().map(of));

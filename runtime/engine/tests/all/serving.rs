@@ -233,6 +233,27 @@ fn prompts_that_wait_for_a_step_take_no_memory() {
 }
 
 #[test]
+fn states_that_cannot_be_restored_are_told_and_read_again() {
+    let toy = Toy::new(true, None);
+    let engine = engine(&toy, 2, 8);
+    let texts = ["a b c d e f g", "h i j k l m n"].map(|prompt| request(prompt, 1, 12));
+    for text in &texts {
+        assert_eq!(read(engine.launch(text.clone()).unwrap()).0, alone(&toy, text).0);
+    }
+    toy.restores.store(false, Ordering::Relaxed);
+    let before = toy.read.load(Ordering::Relaxed);
+    let (text, finished) = read(engine.launch(texts[0].clone()).unwrap());
+    assert_eq!((finished.cached_tokens, toy.read.load(Ordering::Relaxed) - before), (0, 13 + 11));
+    assert_eq!(text, alone(&toy, &texts[0]).0);
+    let stats = engine.stats();
+    assert_eq!((stats.states_lost, stats.failed), (1, 0));
+    assert_eq!(stats.state_lost_because.as_deref(), Some("the snapshot is refused"));
+    toy.restores.store(true, Ordering::Relaxed);
+    assert_eq!(read(engine.launch(texts[0].clone()).unwrap()).1.cached_tokens, 13);
+    assert_eq!(engine.stats().states_lost, 1);
+}
+
+#[test]
 fn right_drafts_take_fewer_steps() {
     let toy = Toy::new(false, Some(200));
     let greedy = TextRequest { sampling: SamplingParams::greedy(), eos: vec![], ..request("once", 1, 60) };

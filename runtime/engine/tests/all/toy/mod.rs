@@ -2,7 +2,7 @@
 //! makes another text.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use mlcc_engine::serving::{Feed, Limits, Step, Want};
 use mlcc_engine::{LanguageModel, RewindModel, TokenId};
@@ -21,6 +21,8 @@ pub enum Refused {
     Token,
     #[error("a recurrent state cannot go back")]
     Truncate,
+    #[error("the snapshot is refused")]
+    Restore,
 }
 
 #[derive(Clone)]
@@ -33,6 +35,7 @@ pub struct ToySequence {
     rows: Vec<f32>,
     read: Arc<AtomicUsize>,
     held: Held,
+    restores: Arc<AtomicBool>,
 }
 
 /// Memory for tokens of all sequences.
@@ -181,6 +184,9 @@ impl RewindModel for ToySequence {
     }
 
     fn restore(&mut self, snapshot: &Vec<TokenId>) -> Result<(), Refused> {
+        if !self.restores.load(Ordering::Relaxed) {
+            return Err(Refused::Restore);
+        }
         self.fed.clone_from(snapshot);
         self.held.set(self.fed.len());
         self.logits.fill(0.0);
@@ -199,12 +205,22 @@ pub struct Toy {
     rows: Vec<f32>,
     /// Most sequences that a step has had.
     pub together: Arc<AtomicUsize>,
+    /// Whether snapshots can be restored.
+    pub restores: Arc<AtomicBool>,
 }
 
 impl Toy {
     pub fn new(recurrent: bool, context: Option<usize>) -> Self {
         let pool = Pool { most: usize::MAX, used: Arc::default() };
-        Toy { recurrent, context, read: Arc::default(), pool, rows: Vec::new(), together: Arc::default() }
+        Toy {
+            recurrent,
+            context,
+            read: Arc::default(),
+            pool,
+            rows: Vec::new(),
+            together: Arc::default(),
+            restores: Arc::new(AtomicBool::new(true)),
+        }
     }
 
     /// With memory for so many tokens of all sequences together.
@@ -218,7 +234,7 @@ impl Toy {
     }
 
     pub fn one(&self) -> ToySequence {
-        let Toy { recurrent, context, read, pool, .. } = self.clone();
+        let Toy { recurrent, context, read, pool, restores, .. } = self.clone();
         let held = Held { pool, tokens: 0 };
         ToySequence {
             recurrent,
@@ -228,6 +244,7 @@ impl Toy {
             rows: Vec::new(),
             read,
             held,
+            restores,
         }
     }
 }
