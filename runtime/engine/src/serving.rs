@@ -8,6 +8,7 @@
 //! A text depends on its request and seed, not on what runs beside it, as far as the model's logits do not (see
 //! docs/serve.md). Its tokens are chosen as [`crate::Generator`] chooses them.
 
+mod cost;
 mod engine;
 mod pace;
 mod preempt;

@@ -1,71 +1,97 @@
 //! How much of the prompts one step may read.
 //!
-//! A step has the next token of each text. Rows of prompts beside them make those texts wait longer, so there are as many as
-//! take the time of a few decode steps, as measured lately, and no more.
+//! A step has the next token of each text. Rows of prompts beside them make those texts wait longer, so there are as many as fit
+//! into the gap: a step with them takes no more than so many times what it would take without ([`cost`](super::cost)).
 
 use std::time::Duration;
 
-/// Weight of the newest measurement.
-const NEWEST: f64 = 0.2;
-/// Tokens beside others before the first measurement.
+use crate::serving::cost::{Cost, Load};
+
+/// Rows beside others before one such step was measured.
 const FIRST: usize = 16;
 /// A single row would be read by other kernels than those of longer pieces.
 pub(super) const SMALLEST: usize = 2;
-/// After so many steps with rows of prompts, one without tells anew what a decode step takes.
+/// After so many steps with rows of prompts, one without tells anew what that takes.
 const REMEASURE: u32 = 64;
+/// The same when there are other texts, by more than a quarter of them.
+const REMEASURE_OTHERS: u32 = 4;
+/// How many times as many rows as ever before a step may have.
+const GROWTH: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Longest time between two tokens of a text, in decode steps.
     gap: f64,
-    /// Seconds of a step of next tokens alone.
-    decode: Option<f64>,
-    /// Seconds that a token of a prompt adds to such a step.
-    read: Option<f64>,
-    /// Steps since `decode` was measured.
+    cost: Cost,
+    /// Steps since one without rows of prompts was measured.
     age: u32,
-}
-
-fn update(mean: &mut Option<f64>, newest: f64) {
-    *mean = Some(mean.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
+    /// Most rows of prompts beside next tokens so far: what lies far beyond them is not known well.
+    seen: usize,
 }
 
 impl Pace {
     pub(super) fn new(gap: f64) -> Self {
-        Pace { gap, decode: None, read: None, age: REMEASURE }
+        Pace { gap, cost: Cost::default(), age: REMEASURE, seen: 0 }
     }
 
-    /// A step had next tokens of some texts or of none, and so many tokens of prompts.
-    pub(super) fn stepped(&mut self, decoded: bool, read: usize, time: Duration) {
-        let time = time.as_secs_f64();
-        match (decoded, read) {
-            (false, _) => {}
-            (true, 0) => {
-                update(&mut self.decode, time);
-                self.age = 0;
-            }
-            (true, _) => {
+    /// What a step had and took. One without next tokens says nothing of what they wait for.
+    pub(super) fn stepped(&mut self, load: &Load, time: Duration) {
+        if load.texts == 0 {
+            return;
+        }
+        match load.rows {
+            0 => self.age = 0,
+            rows => {
                 self.age = self.age.saturating_add(1);
-                let Some(decode) = self.decode else { return };
-                update(&mut self.read, (time - decode).max(0.0) / read as f64);
+                self.seen = self.seen.max(rows);
             }
         }
+        self.cost.learn(load, time.as_secs_f64());
     }
 
-    /// Tokens of prompts in this step, at most `most`; `others` wait for their next token.
-    pub(super) fn budget(&self, others: bool, most: usize) -> usize {
-        if !others {
-            return most;
-        }
-        if self.age >= REMEASURE {
-            return 0;
-        }
-        let tokens = match (self.decode, self.read) {
-            (Some(decode), Some(read)) if read > 0.0 => ((self.gap - 1.0).max(0.0) * decode / read) as usize,
-            (Some(_), Some(_)) => most,
-            _ => FIRST,
+    /// The age at which a step without rows of prompts is due.
+    fn remeasure(&self, texts: usize) -> u32 {
+        let before = self.cost.texts();
+        if 4 * before.abs_diff(texts) > before { REMEASURE_OTHERS } else { REMEASURE }
+    }
+
+    /// What prompts may have of a step with the next tokens of so many texts, at most `most` rows.
+    pub(super) fn room(&self, texts: usize, most: usize) -> Room<'_> {
+        let (rows, seconds) = if texts == 0 {
+            (most, f64::INFINITY)
+        } else if self.age >= self.remeasure(texts) {
+            (0, 0.0)
+        } else if self.seen == 0 {
+            (FIRST.min(most), f64::INFINITY)
+        } else {
+            let seconds = (self.gap - 1.0).max(0.0) * self.cost.alone() - self.cost.begin();
+            (most.min(self.seen.saturating_mul(GROWTH)), seconds)
         };
-        tokens.max(SMALLEST).min(most)
+        Room { cost: &self.cost, rows, seconds, smallest: if rows < SMALLEST { 0 } else { SMALLEST } }
+    }
+}
+
+/// What is left of a step for rows of prompts.
+#[derive(Debug)]
+pub(super) struct Room<'c> {
+    cost: &'c Cost,
+    rows: usize,
+    seconds: f64,
+    /// What the first prompt gets in any case, else it would never be read.
+    smallest: usize,
+}
+
+impl Room<'_> {
+    /// Rows of a prompt of which `past` are read; fewer than [`SMALLEST`]: none.
+    pub(super) fn rows(&self, past: usize) -> usize {
+        let fit = self.cost.fit(self.seconds, past);
+        fit.min(self.rows).max(self.smallest)
+    }
+
+    pub(super) fn take(&mut self, rows: usize, past: usize) {
+        self.seconds -= self.cost.of_rows(rows, past);
+        self.rows = self.rows.saturating_sub(rows);
+        self.smallest = 0;
     }
 }
 
@@ -89,31 +115,102 @@ pub(super) fn piece(left: usize, budget: usize, lone_end: bool) -> usize {
 mod tests {
     use super::*;
 
+    /// A model of which a step of some texts takes 2 ms and 0.5 ms for each, and one with rows of prompts 1 ms more and `row` ms for each,
+    /// twice as much behind 5000 others.
+    fn milliseconds(load: &Load, row: f64) -> f64 {
+        let begin = if load.rows > 0 { 1.0 } else { 0.0 };
+        2.0 + 0.5 * load.texts as f64 + begin + row * (load.rows as f64 + 2e-4 * load.row_keys as f64)
+    }
+
+    /// Reads a prompt beside texts; gives the longest step in steps without a prompt, and the mean of those with one, after the first few.
+    fn read(
+        pace: &mut Pace,
+        texts: usize,
+        prompt: usize,
+        row: f64,
+        mut noise: impl FnMut() -> f64,
+    ) -> (f64, f64) {
+        let (mut past, mut longest, mut sum, mut count) = (0, 0.0_f64, 0.0, 0);
+        let next = Load { texts, ..Load::default() };
+        let alone = milliseconds(&next, row);
+        while past < prompt {
+            let room = pace.room(next.texts, 512);
+            let rows = room.rows(past).min(prompt - past);
+            let load = Load { rows, row_keys: Load::keys_of(rows, past), ..next };
+            let took = milliseconds(&load, row);
+            pace.stepped(&load, Duration::from_secs_f64(took * noise() / 1e3));
+            past += rows;
+            longest = longest.max(took / alone);
+            if rows > 0 && past < prompt && past > 200 {
+                (sum, count) = (sum + took / alone, count + 1);
+            }
+        }
+        (longest, sum / f64::from(count))
+    }
+
     #[test]
     fn reading_gets_the_time_of_the_gap() {
-        let mut pace = Pace::new(3.0);
-        assert_eq!((pace.budget(false, 128), pace.budget(true, 128)), (128, 0), "a decode step first");
-        pace.stepped(true, 0, Duration::from_millis(10));
-        assert_eq!((pace.budget(true, 128), pace.budget(true, 8)), (16, 8));
-        pace.stepped(true, 16, Duration::from_millis(26));
-        assert_eq!((pace.budget(true, 128), pace.budget(true, 8)), (20, 8));
-        for _ in 0..100 {
-            pace.stepped(true, 0, Duration::from_millis(40));
+        for (texts, row) in [(1, 0.02), (8, 0.2), (8, 0.02), (16, 0.5), (3, 0.1)] {
+            let mut pace = Pace::new(3.0);
+            read(&mut pace, texts, 4000, row, || 1.0);
+            let (longest, mean) = read(&mut pace, texts, 4000, row, || 1.0);
+            assert!(longest < 3.1, "{texts} {row}: {longest}");
+            assert!(mean > 2.8 || row < 0.05, "{texts} {row}: {mean}");
         }
-        assert_eq!(pace.budget(true, 128), 79);
-        pace.stepped(false, 128, Duration::from_millis(1));
-        assert_eq!(pace.budget(true, 128), 79, "a step without others says nothing");
-        assert_eq!(Pace { gap: 1.0, ..pace }.budget(true, 128), SMALLEST);
+    }
+
+    #[test]
+    fn other_texts_and_a_slower_machine_are_followed() {
+        let mut pace = Pace::new(3.0);
+        read(&mut pace, 8, 4000, 0.2, || 1.0);
+        read(&mut pace, 2, 4000, 0.2, || 1.0);
+        let (longest, mean) = read(&mut pace, 5, 4000, 0.2, || 1.0);
+        assert!(longest < 3.2 && mean > 2.7, "{longest} {mean}");
+        read(&mut pace, 5, 4000, 0.4, || 2.0);
+        let (longest, mean) = read(&mut pace, 5, 4000, 0.4, || 2.0);
+        assert!(longest < 3.2 && mean > 2.7, "{longest} {mean}");
+    }
+
+    #[test]
+    fn one_long_step_changes_little() {
+        let mut pace = Pace::new(3.0);
+        read(&mut pace, 8, 4000, 0.2, || 1.0);
+        let mut step = 0;
+        let (longest, mean) = read(&mut pace, 8, 4000, 0.2, || {
+            step += 1;
+            if step % 20 == 0 { 10.0 } else { 1.0 }
+        });
+        assert!(longest < 3.8 && mean > 2.3, "{longest} {mean}");
+    }
+
+    #[test]
+    fn the_first_steps_and_the_limits() {
+        let mut pace = Pace::new(3.0);
+        let next = Load { texts: 4, ..Load::default() };
+        assert_eq!(pace.room(0, 128).rows(0), 128, "nobody waits");
+        assert_eq!(pace.room(next.texts, 128).rows(0), 0, "a decode step first");
+        pace.stepped(&next, Duration::from_millis(10));
+        assert_eq!((pace.room(next.texts, 128).rows(0), pace.room(next.texts, 8).rows(0)), (FIRST, 8));
+        pace.stepped(&Load { rows: 128, ..Load::default() }, Duration::from_millis(1));
+        assert_eq!(pace.room(next.texts, 128).rows(0), FIRST, "a step without others says nothing");
+        pace.stepped(&Load { rows: 16, ..next }, Duration::from_millis(11));
+        assert_eq!(pace.room(next.texts, 128).rows(0), 32, "no more than twice as many as ever before");
+        let tight = Pace { gap: 1.0, ..pace };
+        let mut room = tight.room(next.texts, 128);
+        assert_eq!(room.rows(0), SMALLEST);
+        room.take(SMALLEST, 0);
+        assert_eq!(room.rows(0), 0, "the first prompt alone");
     }
 
     #[test]
     fn decode_steps_are_measured_again() {
         let mut pace = Pace::new(3.0);
-        pace.stepped(true, 0, Duration::from_millis(10));
+        let next = Load { texts: 2, ..Load::default() };
+        pace.stepped(&next, Duration::from_millis(10));
         for step in 0..3 * REMEASURE {
-            let budget = pace.budget(true, 128);
-            assert_eq!(budget == 0, step % (REMEASURE + 1) == REMEASURE, "{step}");
-            pace.stepped(true, budget, Duration::from_millis(10 + budget as u64));
+            let rows = pace.room(next.texts, 128).rows(0);
+            assert_eq!(rows == 0, step % (REMEASURE + 1) == REMEASURE, "{step}");
+            pace.stepped(&Load { rows, ..next }, Duration::from_millis(10 + rows as u64));
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::generate::LanguageModel;
 use crate::grammar::Grammar;
+use crate::serving::cost::Load;
 use crate::serving::pace::{SMALLEST, piece};
 use crate::serving::recycle::recycle;
 use crate::serving::request::Failure;
@@ -80,6 +81,20 @@ pub(super) struct Planned {
     writing: bool,
 }
 
+/// What these rows are to the model.
+fn load(rows: &[Planned]) -> Load {
+    let mut load = Load::default();
+    for row in rows {
+        if row.writing {
+            load.texts += 1;
+        } else {
+            load.rows += row.count;
+            load.row_keys += Load::keys_of(row.count, row.fed);
+        }
+    }
+    load
+}
+
 impl<M: Step + 'static> Scheduler<'_, M> {
     /// Plans a step, runs it and deals out its logits.
     pub fn step(&mut self) {
@@ -89,12 +104,11 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         let begin = Instant::now();
         let result = self.run_step();
-        let rows = &self.round.rows;
-        let read = rows.iter().filter(|row| !row.writing).map(|row| row.count).sum();
-        if rows.iter().all(|row| !row.writing || row.count == 1) {
-            self.pace.stepped(rows.iter().any(|row| row.writing), read, begin.elapsed());
+        let load = load(&self.round.rows);
+        if self.round.rows.iter().all(|row| !row.writing || row.count == 1) {
+            self.pace.stepped(&load, begin.elapsed());
         }
-        self.queue.update(|stats| stats.prompt_tokens += read as u64);
+        self.queue.update(|stats| stats.prompt_tokens += load.rows as u64);
         match result {
             Ok(()) => self.take_logits(),
             Err(failure) => self.step_failed(&failure),
@@ -135,14 +149,17 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let slot = writer.slot;
             self.round.rows.push(Planned { id: writer.id, slot, count, fed, want, writing: true });
         }
-        let (others, rows) = (!self.round.rows.is_empty(), self.round.rows.iter().map(|row| row.count).sum());
-        let mut budget = self.pace.budget(others, self.limits.rows.saturating_sub(rows).max(SMALLEST));
+        let rows: usize = self.round.rows.iter().map(|row| row.count).sum();
+        let most = self.limits.rows.saturating_sub(rows).max(SMALLEST);
+        let mut room = self.pace.room(load(&self.round.rows).texts, most);
         for writer in self.writers.iter().filter(|w| w.phase == Phase::Reading && w.alone_until == 0) {
+            let past = self.slots.slots[writer.slot].fed.len();
+            let budget = room.rows(past);
             if budget < SMALLEST {
                 break;
             }
             if let Some(row) = self.piece_of(writer, budget) {
-                budget = budget.saturating_sub(row.count);
+                room.take(row.count, past);
                 self.round.rows.push(row);
             }
         }

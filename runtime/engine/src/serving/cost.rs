@@ -1,0 +1,207 @@
+//! What rows of prompts add to the time of a step, predicted from how many there are and how many keys they look at: a linear model that
+//! each step corrects (a Kalman filter whose state drifts).
+//!
+//! Times are counted in those of the first step, so that no constant here depends on the machine or the model.
+
+/// What a step has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Load {
+    /// Texts of which it has the next token.
+    pub texts: usize,
+    /// Rows of prompts.
+    pub rows: usize,
+    /// Keys that these look at, each row its own.
+    pub row_keys: usize,
+}
+
+impl Load {
+    /// Keys that `rows` rows behind `past` others look at.
+    pub fn keys_of(rows: usize, past: usize) -> usize {
+        rows * past + rows * rows / 2
+    }
+}
+
+/// Any rows, each row, its keys.
+const PARTS: usize = 3;
+/// A part counts about as much as a step when there are so many of it.
+const SCALE: [f64; PARTS] = [1.0, 32.0, 65536.0];
+/// What is believed before anything was measured, in steps without prompts, and how sure that is (deviations).
+const BELIEF: [f64; PARTS] = [0.1, 1.0, 0.1];
+const DOUBT: [f64; PARTS] = [0.2, 2.0, 1.0];
+/// How much a machine may change from a step to the next, what is beside this process included: all parts by the same share.
+const DRIFT: f64 = 0.02;
+/// And each part by itself, as a share of the first doubt.
+const OWN_DRIFT: f64 = 0.003;
+/// Weight of the newest measurement of a step without prompts.
+const NEWEST: f64 = 0.2;
+/// Deviation of a measurement, as a share of it.
+const NOISE: f64 = 0.05;
+/// A step that took that share longer or shorter than predicted is taken for one that just did: the process was not run for a while.
+const SURPRISE: f64 = 0.3;
+
+#[derive(Debug)]
+pub(super) struct Cost {
+    /// Seconds of a step without rows of prompts.
+    alone: Option<f64>,
+    /// How many texts that had.
+    texts: usize,
+    /// Seconds that parts are counted in: the first such step.
+    unit: f64,
+    parts: [f64; PARTS],
+    doubt: [[f64; PARTS]; PARTS],
+}
+
+impl Default for Cost {
+    fn default() -> Self {
+        let mut doubt = [[0.0; PARTS]; PARTS];
+        for (part, row) in doubt.iter_mut().enumerate() {
+            row[part] = DOUBT[part] * DOUBT[part];
+        }
+        Cost { alone: None, texts: 0, unit: 0.0, parts: BELIEF, doubt }
+    }
+}
+
+fn counts(rows: usize, keys: usize) -> [f64; PARTS] {
+    let any = if rows > 0 { 1 } else { 0 };
+    let counts = [any, rows, keys];
+    std::array::from_fn(|part| counts[part] as f64 / SCALE[part])
+}
+
+fn dot(a: &[f64; PARTS], b: &[f64; PARTS]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// An error that is no larger than a surprise.
+fn bounded(error: f64, expected: f64) -> f64 {
+    let most = SURPRISE * expected;
+    error.clamp(-most, most)
+}
+
+impl Cost {
+    /// Seconds of a step with next tokens alone.
+    pub fn alone(&self) -> f64 {
+        self.alone.unwrap_or(0.0)
+    }
+
+    /// How many texts that step had.
+    pub fn texts(&self) -> usize {
+        self.texts
+    }
+
+    /// Seconds that rows of prompts take before the first one.
+    pub fn begin(&self) -> f64 {
+        self.unit * self.parts[0]
+    }
+
+    /// Seconds of the rows themselves, of a prompt of which `past` are read.
+    pub fn of_rows(&self, rows: usize, past: usize) -> f64 {
+        let counts = counts(rows, Load::keys_of(rows, past));
+        self.unit * (self.parts[1] * counts[1] + self.parts[2] * counts[2])
+    }
+
+    /// How many rows behind `past` others so many seconds are enough for.
+    pub fn fit(&self, seconds: f64, past: usize) -> usize {
+        if seconds == f64::INFINITY {
+            return usize::MAX;
+        }
+        // Half a row squared and a row, each with its price: the positive root.
+        let square = self.unit * self.parts[2] / SCALE[2] / 2.0;
+        let each = self.unit * (self.parts[1] / SCALE[1] + self.parts[2] / SCALE[2] * past as f64);
+        let root = (each * each + 4.0 * square * seconds.max(0.0)).sqrt();
+        // The form that holds where nothing is square. No price at all: as many as one likes.
+        (2.0 * seconds.max(0.0) / (each + root).max(f64::MIN_POSITIVE)) as usize
+    }
+
+    /// A step took so long.
+    pub fn learn(&mut self, load: &Load, seconds: f64) {
+        if seconds.is_nan() || seconds <= 0.0 {
+            return;
+        }
+        if load.rows == 0 {
+            let same = self.alone.filter(|_| self.texts == load.texts);
+            self.alone = Some(same.map_or(seconds, |mean| mean + NEWEST * bounded(seconds - mean, mean)));
+            self.texts = load.texts;
+            if self.unit == 0.0 {
+                self.unit = seconds;
+            }
+        } else if self.alone.is_some() {
+            self.learn_rows(&counts(load.rows, load.row_keys), (seconds - self.alone()) / self.unit);
+        }
+    }
+
+    fn learn_rows(&mut self, counts: &[f64; PARTS], took: f64) {
+        let expected = dot(counts, &self.parts);
+        let whole = expected + self.alone() / self.unit;
+        let error = bounded(took - expected, whole);
+        for (part, row) in self.doubt.iter_mut().enumerate() {
+            // No more than at the beginning: what a long time says nothing about is not less known than then.
+            let most = DOUBT[part] * DOUBT[part];
+            row[part] = (row[part] + OWN_DRIFT * OWN_DRIFT * most).min(most.max(row[part]));
+            for (other, doubt) in row.iter_mut().enumerate() {
+                *doubt += DRIFT * DRIFT * self.parts[part] * self.parts[other];
+            }
+        }
+        let spread: [f64; PARTS] = std::array::from_fn(|part| dot(&self.doubt[part], counts));
+        let noise = NOISE * whole;
+        let all = dot(&spread, counts) + noise * noise;
+        if all.is_nan() || all <= 0.0 {
+            return;
+        }
+        for part in 0..PARTS {
+            // Nothing takes less than no time.
+            self.parts[part] = (self.parts[part] + spread[part] / all * error).max(0.0);
+            for other in 0..PARTS {
+                self.doubt[part][other] -= spread[part] * spread[other] / all;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_linear_cost_is_learned() {
+        let mut cost = Cost::default();
+        let took = |rows: usize, keys: usize| 3e-3 + 3e-3 * rows as f64 + 1e-6 * keys as f64;
+        for step in 0..400_usize {
+            let rows = step * 13 % 64;
+            let row_keys = Load::keys_of(rows, step * 97 % 2000);
+            let alone = 0.04;
+            let seconds = if rows == 0 { alone } else { alone + took(rows, row_keys) };
+            cost.learn(&Load { texts: 8, rows, row_keys }, seconds);
+        }
+        assert!((cost.alone() - 0.04).abs() < 1e-9);
+        for (rows, past) in [(10, 100), (60, 1900), (30, 0), (3, 1500)] {
+            let (found, right) =
+                (cost.begin() + cost.of_rows(rows, past), took(rows, Load::keys_of(rows, past)));
+            assert!((found - right).abs() < 0.05 * (0.04 + right), "{rows} {past}: {found} for {right}");
+        }
+    }
+
+    #[test]
+    fn as_many_rows_fit_as_their_sum_says() {
+        let mut cost = Cost::default();
+        cost.learn(&Load { texts: 4, ..Load::default() }, 0.01);
+        for past in [0, 100, 5000] {
+            for seconds in [1e-3, 0.02, 0.5] {
+                let rows = cost.fit(seconds, past);
+                assert!(cost.of_rows(rows, past) <= seconds * 1.01, "{past} {seconds}: {rows}");
+                assert!(cost.of_rows(rows + 1, past) >= seconds * 0.99, "{past} {seconds}: {rows}");
+            }
+        }
+        assert_eq!((cost.fit(0.0, 5), cost.fit(-1.0, 5), cost.fit(f64::INFINITY, 5)), (0, 0, usize::MAX));
+    }
+
+    #[test]
+    fn what_is_measured_never_breaks_it() {
+        let mut cost = Cost::default();
+        for step in 0..3000_usize {
+            let load = Load { texts: step % 3, rows: step % 2 * 512, row_keys: (step % 5) << 22 };
+            cost.learn(&load, [0.0, 1e-9, 1e3, 1e-3][step % 4]);
+            let found = cost.alone() + cost.begin() + cost.of_rows(100, 1000);
+            assert!(found.is_finite() && found >= 0.0, "{step}: {found}");
+        }
+    }
+}
