@@ -111,7 +111,8 @@ enum Role {
 struct Scores<'f> {
     scale: f64,
     softcap: f64,
-    causal: bool,
+    /// How many later keys a mask shows.
+    ahead: Option<usize>,
     window: usize,
     /// Slopes with the distance that they are factors of.
     slopes: Option<(ValueId, Position)>,
@@ -139,7 +140,11 @@ fn find(f: &Function, node: &Node) -> Result<Found, Miss> {
     let reader = Reader { f, n, t };
     let mut scores = Scores { scale: 1.0, null_logits, ..Scores::default() };
     let product = scores.peel(&reader, input)?;
-    if !scores.causal && n.as_const() != Some(1) {
+    if n.as_const() == Some(1) {
+        // No key comes after that of the last query.
+        scores.ahead = Some(0);
+    }
+    if scores.ahead != Some(0) && (scores.prefix.is_some() || scores.sinks.is_some()) {
         return miss("no causal mask was found");
     }
     scores.assemble(f, (n, t), product, (node, transpose_b))
@@ -212,7 +217,7 @@ impl<'f> Scores<'f> {
             (true, false) => self.mask(negated(form), y),
             (false, false) if form.form() == (0.0, -1.0, 1.0, -1.0) && self.prefix.is_none() => {
                 // The op shows every key of the prefix.
-                if self.causal || self.window != 0 || self.sinks.is_some() {
+                if self.ahead.is_some() || self.window != 0 || self.sinks.is_some() {
                     return miss("a mask stands around the selection of the prefix");
                 }
                 self.prefix = form.count;
@@ -238,7 +243,10 @@ impl<'f> Scores<'f> {
             return miss("a mask stands before the soft cap");
         }
         match form.form() {
-            (1.0, -1.0, 0.0, 0.0) => self.causal = true,
+            // j <= p + ahead
+            (1.0, -1.0, 0.0, c) if c >= 0.0 && self.ahead.is_none_or(|ahead| ahead == c as usize) => {
+                self.ahead = Some(c as usize);
+            }
             // p - j < window
             (-1.0, 1.0, 0.0, c) if c >= 0.0 && (self.window == 0 || self.window == c as usize + 1) => {
                 self.window = c as usize + 1;
@@ -383,6 +391,7 @@ impl<'f> Scores<'f> {
             scale: self.scale * query_scale * key_scale,
             softcap: self.softcap,
             window: self.window,
+            ahead: self.ahead.unwrap_or(Attention::ALL),
             sinks: self.sinks.as_ref().map_or(0, |s| s.count),
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),

@@ -12,7 +12,7 @@ pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError>
     program.memory = None;
     choose_packings(&mut program.module, best);
     for (name, target) in levels {
-        let lowered = lower(&program.module, &target)?;
+        let lowered = lower(&program.module, &target, ctx.options.chunk.max(ctx.options.batch))?;
         ctx.note(format!("{name}: {} kernels", lowered.kernels.len()));
         for (kernel, made) in lowered.kernels.iter().zip(&lowered.made) {
             ctx.note(format!("{name}: @{}: {made}", kernel.name));

@@ -9,7 +9,7 @@
 //! a ragged function) `n` are those of the sequence; behind `rows.wanted`, `n` is the number of these rows. That way an op is
 //! the same function, and the same kernel, as in a function for one sequence.
 //!
-//! A value is of one sequence if it comes from a split, a state or `past`, or is computed from such a value. Only a join
+//! A value is of one sequence if it comes from a split, a state or `past`, counts rows (`iota` over `n`), or is computed from such a value. Only a join
 //! makes a value of all sequences from it, and only a split one of a single sequence from rows of all.
 
 use crate::dim::{Atom, Dim, Sym};
@@ -95,18 +95,21 @@ pub fn scope_of(module: &Module, node: &Node, scopes: &[Scope]) -> Scope {
         | Op::StateWrite(_)
         | Op::CacheAppend(_) => Scope::Sequence,
         Op::WantedRows => Scope::Wanted,
-        _ if reads(Scope::Sequence) || reads_past(module, node) => Scope::Sequence,
+        _ if reads(Scope::Sequence) || counts_rows(module, node) => Scope::Sequence,
         _ if reads(Scope::Wanted) => Scope::Wanted,
         _ => Scope::All,
     }
 }
 
-/// Whether the result depends on `past` beyond the types of the inputs.
-fn reads_past(module: &Module, node: &Node) -> bool {
+/// Whether the result depends on `past` or on the number of rows beyond the types of the inputs.
+fn counts_rows(module: &Module, node: &Node) -> bool {
     match &node.op {
-        Op::Iota { start, len } => mentions(start, Sym::Past) || mentions(len, Sym::Past),
+        Op::Iota { start, len } => {
+            let counts = |dim| mentions(dim, Sym::Past) || mentions(dim, Sym::N);
+            counts(start) || counts(len)
+        }
         Op::Call(callee) => {
-            module.functions.get(*callee).is_some_and(|f| f.live().any(|(_, n)| reads_past(module, n)))
+            module.functions.get(*callee).is_some_and(|f| f.live().any(|(_, n)| counts_rows(module, n)))
         }
         _ => false,
     }

@@ -82,8 +82,9 @@ fn reference(case: &Case, [q, far]: [&[f64]; 2], position: usize, seen: &Seen) -
     for head in 0..case.heads {
         let kv = head / (case.heads / case.kv);
         let in_window = |j: usize| a.window == 0 || position < j + a.window;
-        let visible =
-            |j: &usize| (*j <= position && (in_window(*j) || *j < a.sinks)) || (a.prefix && *j < seen.prefix);
+        let visible = |j: &usize| {
+            (*j <= position + a.ahead && (in_window(*j) || *j < a.sinks)) || (a.prefix && *j < seen.prefix)
+        };
         let score = |j: usize| {
             let key = &seen.keys.data[(j * case.kv + kv) * case.size..][..case.size];
             let (q, place) = match a.sinks > 0 && !in_window(j) {
@@ -174,7 +175,9 @@ fn attention_over_a_cache_equals_its_formula() {
     check(case(3, 3, Attention { alibi: true, ..plain.clone() }));
     check(case(2, 2, Attention { prefix: true, ..plain.clone() }));
     check(case(4, 2, Attention { alibi: true, prefix: true, softcap: 2.0, window: 4, ..plain.clone() }));
-    check(case(4, 2, Attention { alibi: true, softcap: 2.0, window: 3, sinks: 2, ..plain }));
+    check(case(4, 2, Attention { alibi: true, softcap: 2.0, window: 3, sinks: 2, ..plain.clone() }));
+    check(case(2, 1, Attention { ahead: Attention::ALL, ..plain.clone() }));
+    check(case(4, 2, Attention { ahead: 1, window: 3, alibi: true, ..plain }));
 }
 
 fn run(m: &Module, id: FuncId, inputs: &[Tensor]) -> Vec<Tensor> {

@@ -13,7 +13,8 @@ use crate::types::{DType, TensorType};
 /// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in any one float
 /// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if `prefix`, then the queries once more if there are
 /// `sinks`, then logits `f32[heads]` if there are `null_logits`. Output: `f32[n, heads, value_size]`.
-/// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where `j <= p`.
+/// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where
+/// `j <= p + ahead`.
 /// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attention {
@@ -22,6 +23,10 @@ pub struct Attention {
     pub softcap: f64,
     /// Only keys with `p - j < window` (Mistral); 0 = all.
     pub window: usize,
+    /// How many keys behind its own a query sees, of those that there are: 0 = none (causal), [`Attention::ALL`] = all, as
+    /// encoders do. With a window the query sees so many to the other side. Neither sinks nor a prefix stand beside it. Text
+    /// shows it where it is not 0.
+    pub ahead: usize,
     /// Keys `j < sinks` are seen from behind the window too (attention sinks, Xiao et al. 2023), as if they stood in
     /// front of it without a gap: their products are with the last input, the queries turned for the place
     /// `min(p, window + sinks - 1)`, which is where ALiBi counts from as well. Needs a window, and no prefix.
@@ -42,12 +47,16 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// In `ahead`: every later key.
+    pub const ALL: usize = i32::MAX as usize;
+
     /// Plain causal attention.
     pub fn causal(scale: f64) -> Attention {
         Attention {
             scale,
             softcap: 0.0,
             window: 0,
+            ahead: 0,
             sinks: 0,
             alibi: false,
             prefix: false,
@@ -85,6 +94,7 @@ impl Attention {
             ("alibi", Attr::Bool(self.alibi)),
             ("prefix", Attr::Bool(self.prefix)),
         ];
+        attrs.extend((self.ahead > 0).then_some(("ahead", Attr::Int(self.ahead as i64))));
         attrs.extend(self.null_logits.then_some(("null_logits", Attr::Bool(true))));
         attrs.extend(self.codes.then_some(("codes", Attr::Bool(true))));
         attrs
@@ -97,6 +107,12 @@ const HIDDEN: f64 = -1e30;
 pub(super) fn infer(op: &Op, a: &Attention, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     if a.sinks > 0 && (a.window == 0 || a.prefix) {
         return bad(op, "sinks stand in front of a window, and not together with a prefix");
+    }
+    if a.ahead > 0 && (a.sinks > 0 || a.prefix) {
+        return bad(op, "queries that see later keys have neither sinks nor a prefix");
+    }
+    if a.ahead > Attention::ALL {
+        return bad(op, format!("queries see at most {} keys ahead", Attention::ALL));
     }
     let wanted = 3 + [a.alibi, a.prefix, a.sinks > 0, a.null_logits].into_iter().filter(|&more| more).count();
     if inputs.len() != wanted {
@@ -225,7 +241,16 @@ pub(super) fn decompose(
         let first = e.bin(BinOp::Sub, row, reach)?;
         seen = e.op(Op::SelectGe, &[column, first, seen, far])?;
     }
-    seen = e.op(Op::SelectGe, &[row, column, seen, hidden])?;
+    if a.ahead < Attention::ALL {
+        let last = match a.ahead {
+            0 => row,
+            ahead => {
+                let ahead = e.constant(ahead as f64, DType::I32)?;
+                e.bin(BinOp::Add, row, ahead)?
+            }
+        };
+        seen = e.op(Op::SelectGe, &[last, column, seen, hidden])?;
+    }
     if let Some(i) = a.prefix_input() {
         let one = e.constant(1.0, DType::I32)?;
         let last = e.bin(BinOp::Sub, inputs[i], one)?;

@@ -96,6 +96,7 @@ impl Parts<'_> {
                 scale: self.float("scale")?,
                 softcap: self.float("softcap")?,
                 window: self.count("window")?,
+                ahead: self.count_or_zero("ahead")?,
                 sinks: self.count("sinks")?,
                 alibi: self.bool("alibi")?,
                 prefix: self.bool("prefix")?,
@@ -173,6 +174,13 @@ impl Parts<'_> {
             Attr::Bool(v) => Some(*v),
             _ => None,
         })
+    }
+    /// A number that text leaves out where it is 0.
+    fn count_or_zero(&self, attr: &'static str) -> Result<usize, PartsError> {
+        match self.count(attr) {
+            Err(PartsError::Missing { .. }) => Ok(0),
+            given => given,
+        }
     }
     /// A flag that text leaves out where it is false.
     fn is_set(&self, attr: &'static str) -> Result<bool, PartsError> {

@@ -114,7 +114,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         let p = self.past + self.first;
         let start = a.first_key(p);
         if !self.plan.single {
-            let end = p + (self.n - self.first).min(self.plan.positions);
+            let end = a.end_key(p + (self.n - self.first).min(self.plan.positions) + -1);
             return (start, self.prefix.map_or(end, |prefix| end.max(prefix)));
         }
         let t = k.dim(&a.t);

@@ -159,7 +159,7 @@ impl<'k> Prefill<'k, '_> {
     fn keys(self) -> (Val<'k>, Val<'k>) {
         let tile = self.tile;
         let first = tile.past + tile.first;
-        let end = first + tile.count;
+        let end = tile.a.end_key(first + tile.count + -1);
         // Blocks lie at the same keys, whatever the first query of a tile sees.
         let start = tile.a.first_key(first) / tile.plan.keys * tile.plan.keys;
         (start, tile.prefix.map_or(end, |prefix| end.max(prefix)))

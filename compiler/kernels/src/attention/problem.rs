@@ -262,6 +262,15 @@ impl<'a> Problem<'a> {
         (p + (1 - self.op.window as i64)).max(0).named("first")
     }
 
+    /// The key after the last that the query at position `p` and those before it see, a prefix aside.
+    pub(super) fn end_key<'k>(&self, p: Val<'k>) -> Val<'k> {
+        match self.op.ahead {
+            0 => p + 1,
+            Attention::ALL => p.recorder().dim(&self.t),
+            ahead => (p + (1 + ahead as i64)).min(p.recorder().dim(&self.t)),
+        }
+    }
+
     /// Products to scores: soft cap, bias and mask.
     pub(super) fn score<'k>(&self, product: Val<'k>, at: &ScoreIndex<'k>) -> Val<'k> {
         let (lanes, mut s) = (product.lanes(), product);
@@ -289,7 +298,14 @@ impl<'a> Problem<'a> {
 
     /// Which keys `j` the mask shows to the queries at `p`.
     fn visible<'k>(&self, prefix: Option<Val<'k>>, p: Val<'k>, j: Val<'k>) -> Val<'k> {
-        let mut visible = j.le(p);
+        let k = p.recorder();
+        // Blocks of keys may be longer than what there is.
+        let there = || j.lt(k.dim(&self.t).cast(DType::I32));
+        let mut visible = match self.op.ahead {
+            0 => j.le(p),
+            Attention::ALL => there(),
+            ahead => there() & (j - ahead as i64).le(p),
+        };
         if self.op.window > 0 {
             visible = visible & (p - self.op.window as i64).lt(j);
         }

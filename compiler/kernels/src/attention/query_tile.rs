@@ -3,6 +3,7 @@
 use super::plan::{PrefillPlan, lanes_of};
 use super::problem::{Keys, MASKED, Problem};
 use crate::inline::Page;
+use mlcc_ir::ops::Attention;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{Recorder, Val, View};
 
@@ -47,10 +48,14 @@ impl<'k> QueryTile<'k, '_> {
     /// The first row that sees key `j` or one after it.
     pub fn first_row(&self, j: Val<'k>) -> Val<'k> {
         let zero = self.rec.int(0);
-        if self.a.keys == Keys::Sinks {
+        if self.a.keys == Keys::Sinks || self.a.op.ahead == Attention::ALL {
             return zero;
         }
-        let row = (j - (self.past + self.first)).max(0) * self.a.group;
+        let before = match self.a.op.ahead {
+            0 => j - (self.past + self.first),
+            ahead => j - (self.past + self.first + ahead as i64),
+        };
+        let row = before.max(0) * self.a.group;
         self.prefix.map_or(row, |prefix| j.lt(prefix).select(zero, row))
     }
 

@@ -306,7 +306,11 @@ struct Weighed<'k> {
 
 /// True if the queries at positions `first ..= last` see all keys of the block from `j` on.
 fn all_visible<'k>(tile: &QueryTile<'k, '_>, j: Val<'k>, (first, last): (Val<'k>, Val<'k>)) -> Val<'k> {
-    let before = (j + (tile.plan.keys - 1)).le(first);
+    let last_key = j + (tile.plan.keys - 1);
+    let before = match tile.a.op.ahead {
+        0 => last_key.le(first),
+        _ => last_key.lt(tile.a.end_key(first)),
+    };
     match (tile.a.keys, tile.a.op.window as i64) {
         (Keys::Sinks, _) => first.lt(first),
         (Keys::Visible, 0) => before,
@@ -319,7 +323,7 @@ fn seen<'k>(tile: &QueryTile<'k, '_>, (j, count): (Val<'k>, Val<'k>), last: Val<
     match tile.a.keys {
         Keys::Sinks => count,
         Keys::Visible => {
-            let next = last + 1;
+            let next = tile.a.end_key(last);
             let end = tile.prefix.map_or(next, |prefix| next.max(prefix));
             (end - j).min(count)
         }

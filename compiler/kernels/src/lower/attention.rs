@@ -12,7 +12,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, Node, ValueId};
 use mlcc_ir::kernel::{Access, BufId};
-use mlcc_ir::ops::Op;
+use mlcc_ir::ops::{Attention, Op};
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
@@ -48,7 +48,8 @@ pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
     let (queries, keys) = (rows(0), rows(1));
     Some(match op.window {
         0 => keys,
-        window => keys.minimum(&queries.add(&Dim::from(window + op.sinks))),
+        _ if op.ahead == Attention::ALL => keys,
+        window => keys.minimum(&queries.add(&Dim::from(window + op.sinks + op.ahead))),
     })
 }
 

@@ -187,10 +187,12 @@ fn ops(module: &Module, f: &Function, node: &Node) -> Dim {
 fn attention_ops(f: &Function, node: &Node, a: &Attention) -> Dim {
     let (q, keys, values) = (f.ty(node.inputs[0]), f.ty(node.inputs[1]), f.ty(node.inputs[2]));
     let (n, t) = (&q.dims[0], &keys.dims[0]);
-    // Query i sees t - n + 1 + i keys.
+    // Query i sees t - n + 1 + i keys, if none ahead.
     let seen = match a.window {
+        _ if a.ahead == Attention::ALL => n.product(t),
+        0 if a.ahead > 0 => n.product(t),
         0 => n.product(t).sub(&n.product(&n.sub(&Dim::from(1))).floor_div(2)),
-        window => n.product(&t.minimum(&Dim::from(window as i64))),
+        window => n.product(&t.minimum(&Dim::from((window + a.ahead) as i64))),
     };
     let size = |dims: &[Dim]| dims[2].as_const().unwrap_or(0);
     let heads = q.dims[1].as_const().unwrap_or(0);

@@ -7,7 +7,7 @@ use super::kernel::{ArgContract, GroupKernel};
 use super::kernel_cache::{Append, KernelCache, PackedGroup};
 use super::operands::value_bytes;
 use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
-use super::strides::Strides;
+use super::strides::{Limits, Strides};
 use crate::pages::row_elements;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::Arena;
@@ -27,6 +27,8 @@ pub(super) struct EntryLowering<'a> {
     module: &'a Module,
     f: &'a Function,
     entry: Entry,
+    /// Most rows of a call.
+    most_rows: i64,
     locations: Vec<Option<Location>>,
     /// Of a batched function, which rows its values are about.
     scopes: Option<Vec<Scope>>,
@@ -54,7 +56,7 @@ fn align_of(bytes: u64) -> u32 {
 }
 
 impl<'a> EntryLowering<'a> {
-    pub fn new(module: &'a Module, f: &'a Function) -> Self {
+    pub fn new(module: &'a Module, f: &'a Function, most_rows: i64) -> Self {
         let scopes = scopes(module, f);
         let entry = Entry {
             name: f.name.clone(),
@@ -64,7 +66,7 @@ impl<'a> EntryLowering<'a> {
             updates: Vec::new(),
             copies: Vec::new(),
         };
-        EntryLowering { module, f, entry, locations: vec![None; f.values.len()], scopes }
+        EntryLowering { module, f, entry, most_rows, locations: vec![None; f.values.len()], scopes }
     }
 
     pub fn run(mut self, kernels: &mut KernelCache) -> Result<Entry, LowerError> {
@@ -251,7 +253,8 @@ impl<'a> EntryLowering<'a> {
     }
 
     fn apart(&mut self, bytes: &Dim) -> Result<Location, LowerError> {
-        let strides = Strides::of(bytes, self.entry.batching, self.module.context(), u64::from(ALIGN));
+        let limits = Limits { rows: self.most_rows, context: self.module.context() };
+        let strides = Strides::of(bytes, self.entry.batching, limits, u64::from(ALIGN));
         let strides = strides.ok_or_else(|| LowerError::Unsupported {
             what: format!("a value of {bytes} bytes for each sequence"),
             hint: "its size has no limit: only models with a cache may have values as long as the past"

@@ -71,12 +71,12 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
     }
 }
 
-/// Lowers all entry functions. Every node must be a parameter, a state access, a reshape, or a call of a group.
-pub fn lower(module: &Module, target: &KernelTarget) -> Result<Lowered, LowerError> {
+/// Lowers all entry functions, which are called with at most `most_rows` rows. Every node must be a parameter, a state access, a reshape, or a call of a group.
+pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<Lowered, LowerError> {
     let mut kernels = KernelCache::new(module, target);
     let mut entries = Vec::new();
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
-        entries.push(EntryLowering::new(module, f).run(&mut kernels)?);
+        entries.push(EntryLowering::new(module, f, most_rows).run(&mut kernels)?);
     }
     let costs = kernels.costs;
     let (kernels, made) = kernels.kernels.into_iter().map(|g| (g.kernel, g.made)).unzip();

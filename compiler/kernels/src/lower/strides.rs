@@ -11,12 +11,22 @@ pub struct Strides {
     pub sequence: u64,
 }
 
+/// What a sequence has at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Rows of one call.
+    pub rows: i64,
+    /// All rows, of models with caches.
+    pub context: Option<i64>,
+}
+
 impl Strides {
     /// Places of values of so many bytes, by the rows `n` of the sequence and its `past`. None overlaps the next, and each is
     /// aligned. `None` if a size has no limit.
-    pub fn of(bytes: &Dim, batching: Batching, context: Option<i64>, align: u64) -> Option<Strides> {
+    pub fn of(bytes: &Dim, batching: Batching, limits: Limits, align: u64) -> Option<Strides> {
+        let context = limits.context;
         let (row, sequence) = match batching {
-            Batching::Ragged => line(bytes, context)?,
+            Batching::Ragged => line(bytes, limits)?,
             // Its one row is all that a sequence has.
             Batching::Single | Batching::OneEach => {
                 (bytes.range(&Bounds { chunk: 1, batch: 1, context })?.1.max(1), 0)
@@ -34,9 +44,9 @@ impl Strides {
 }
 
 /// `(slope, constant)` of a line through `n` that a size does not exceed.
-fn line(bytes: &Dim, context: Option<i64>) -> Option<(i64, i64)> {
+fn line(bytes: &Dim, Limits { rows, context }: Limits) -> Option<(i64, i64)> {
     // A sequence has no more rows than the context, where that is limited.
-    let bounds = Bounds { chunk: context.unwrap_or(i64::MAX), batch: 1, context };
+    let bounds = Bounds { chunk: context.unwrap_or(rows).min(rows), batch: 1, context };
     let n = Dim::sym(Sym::N);
     let (mut slope, mut constant) = (0i64, bytes.constant());
     for (atom, coefficient) in bytes.terms() {
@@ -78,23 +88,26 @@ mod tests {
             all.scale(4),
             n.product(&all).scale(4),
             n.ceil_div(16).scale(256),
+            n.product(&n).scale(8),
             all.ceil_div(64).minimum(&Dim::from(3)).scale(100),
         ];
-        let context = 40;
+        let (context, most) = (40, 25);
+        let limits = Limits { rows: most, context: Some(context) };
         for size in sizes {
-            let strides = Strides::of(&size, Batching::Ragged, Some(context), 64).expect("a limit");
-            for rows in 1..=context {
+            let strides = Strides::of(&size, Batching::Ragged, limits, 64).expect("a limit");
+            for rows in 1..=most {
                 let values = |past| mlcc_ir::dim::SymValues { n: rows, b: 1, past };
                 let most = (0..=context - rows).map(|past| size.eval(&values(past))).max();
                 let room = strides.row * rows as u64 + strides.sequence;
                 assert!(most.is_some_and(|most| most as u64 <= room), "{rows} rows of {size}");
             }
         }
-        let exact = |size: &Dim| Strides::of(size, Batching::Ragged, Some(context), 64);
+        let exact = |size: &Dim| Strides::of(size, Batching::Ragged, limits, 64);
         assert_eq!(exact(&n.scale(128)), Some(Strides { row: 128, sequence: 0 }));
         assert_eq!(exact(&Dim::from(100)), Some(Strides { row: 0, sequence: 128 }));
-        let one = Strides::of(&Dim::from(100), Batching::OneEach, None, 64);
+        let unlimited = Limits { rows: most, context: None };
+        let one = Strides::of(&Dim::from(100), Batching::OneEach, unlimited, 64);
         assert_eq!(one, Some(Strides { row: 128, sequence: 0 }));
-        assert_eq!(Strides::of(&past, Batching::Ragged, None, 64), None);
+        assert_eq!(Strides::of(&past, Batching::Ragged, unlimited, 64), None);
     }
 }

@@ -146,7 +146,7 @@ impl Case {
             for h in 0..self.heads() {
                 let kv = h / self.group;
                 let near = |j: usize| self.op.window == 0 || p - j.min(p) < self.op.window;
-                let seen = |j: usize| j <= p && (near(j) || j < self.op.sinks) || j < prefix;
+                let seen = |j: usize| j <= p + self.op.ahead && (near(j) || j < self.op.sinks) || j < prefix;
                 let keys: Vec<usize> = (0..past + n).filter(|&j| seen(j)).collect();
                 let score = |j: usize| {
                     let sink = self.op.sink_input().filter(|_| !near(j));
@@ -197,7 +197,10 @@ pub fn kinds() -> Vec<Attention> {
         Attention { prefix: true, window: 5, alibi: true, ..plain.clone() },
         Attention { window: 6, sinks: 2, softcap: 4.0, ..plain.clone() },
         Attention { window: 21, sinks: 37, alibi: true, ..plain.clone() },
-        Attention { window: 9, null_logits: true, ..plain },
+        Attention { window: 9, null_logits: true, ..plain.clone() },
+        Attention { ahead: Attention::ALL, ..plain.clone() },
+        Attention { ahead: 8, window: 9, softcap: 3.0, ..plain.clone() },
+        Attention { ahead: 21, alibi: true, ..plain },
     ]
 }
 
