@@ -29,6 +29,7 @@ use bytes::FileBytes;
 use data::Content;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// One tensor as the checkpoint describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,12 +97,31 @@ impl Checkpoint {
     /// Maps and checks all files.
     pub fn open(weights: &WeightFiles) -> Result<Checkpoint, CheckpointError> {
         let files = weights.files.iter().map(|path| FileBytes::map(path)).collect::<Result<Vec<_>, _>>()?;
-        let checkpoint = Checkpoint::from_files(weights.origin.clone(), weights.format, files)?;
+        let mut checkpoint = Checkpoint::from_files(weights.origin.clone(), weights.format, files)?;
         weights.check_index(&checkpoint)?;
-        match &weights.quantization {
-            None => Ok(checkpoint),
-            Some(quantization) => checkpoint.unpacked(quantization),
+        if let Some(quantization) = &weights.quantization {
+            checkpoint = checkpoint.unpacked(quantization)?;
         }
+        for (prefix, path) in &weights.beside {
+            checkpoint.add_beside(prefix, path)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// The tensors of a file of another part of the model, with `prefix` and a dot before their names.
+    fn add_beside(&mut self, prefix: &str, path: &Path) -> Result<(), CheckpointError> {
+        let (number, file) = (self.files.len(), FileBytes::map(path)?);
+        let mut tensors = match shards::format_of(path) {
+            Some(CheckpointFormat::Torch) => torch::list(number, &file)?,
+            _ => safetensors::list(number, &file)?,
+        };
+        for tensor in &mut tensors {
+            tensor.listed_name = format!("{prefix}.{}", tensor.listed_name);
+            tensor.name.clone_from(&tensor.listed_name);
+        }
+        self.files.push(file);
+        self.tensors.extend(tensors);
+        self.index_names()
     }
 
     /// The checkpoint with one weight in place of the tensors that a quantized weight is made of.

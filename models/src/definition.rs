@@ -2,7 +2,8 @@
 
 use crate::checkpoint::Distribution;
 use crate::error::StreamError;
-use mlcc_ir::dim::Dim;
+use crate::text_head::TextHead;
+use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::FuncId;
@@ -36,6 +37,8 @@ pub struct EntrySpec<'a> {
     pub stream: Option<Stream>,
     /// Which sequences the tokens are of.
     pub batching: Batching,
+    /// Whole texts in, with no caches and states; this makes a vector of each in place of logits.
+    pub texts: Option<&'a TextHead>,
 }
 
 impl EntrySpec<'_> {
@@ -46,6 +49,11 @@ impl EntrySpec<'_> {
             Logits::Last | Logits::All => vec![rows],
             Logits::Wanted => vec![rows.clone(), rows],
         }
+    }
+
+    /// Tokens that a sequence has seen before a call.
+    pub fn past(&self) -> Dim {
+        if self.texts.is_some() { Dim::from(0) } else { Dim::sym(Sym::Past) }
     }
 
     /// Tokens of one sequence in a call.
@@ -132,6 +140,33 @@ pub trait Definition: Any + Debug + Send + Sync {
         false
     }
 
+    /// What is made of a text, by models that are made for texts: encoders.
+    fn own_head(&self) -> Option<TextHead> {
+        None
+    }
+
+    /// Whether the definition can be built with [`EntrySpec::texts`].
+    fn reads_texts(&self) -> bool {
+        false
+    }
+
+    /// As [`Definition::tensors`], of a model that makes vectors of texts.
+    fn tensors_with(&self, head: &TextHead) -> Vec<(String, Vec<usize>)> {
+        let _ = head;
+        self.tensors()
+    }
+
+    /// True for the tensor that makes logits of hidden states and nothing else.
+    fn is_logit_head(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
+    /// Width of the hidden states; 0 where [`Definition::reads_texts`] is false.
+    fn hidden(&self) -> usize {
+        0
+    }
+
     /// Random values for a tensor that keep the model in a sane range.
     fn distribution(&self, name: &str, shape: &[usize]) -> Distribution;
 }
@@ -141,11 +176,43 @@ pub trait Definition: Any + Debug + Send + Sync {
 pub struct Architecture {
     definition: Arc<dyn Definition>,
     stream: Option<Stream>,
+    texts: Option<TextHead>,
 }
 
 impl Architecture {
+    /// Encoders make vectors of texts.
     pub fn new(definition: impl Definition) -> Architecture {
-        Architecture { definition: Arc::new(definition), stream: None }
+        let texts = definition.own_head();
+        Architecture { definition: Arc::new(definition), stream: None, texts }
+    }
+
+    /// The model makes vectors of texts in this way. `None`: that of its own, or logits.
+    pub fn with_texts(self, head: Option<TextHead>) -> Architecture {
+        let texts = head.or_else(|| self.definition.own_head());
+        Architecture { texts, ..self }
+    }
+
+    /// What is made of texts; `None` for models that make logits.
+    pub fn texts(&self) -> Option<&TextHead> {
+        self.texts.as_ref()
+    }
+
+    /// Floats of the vector of a text; `None` for models that make logits.
+    pub fn text_width(&self) -> Option<usize> {
+        Some(self.texts.as_ref()?.width(self.definition.hidden()))
+    }
+
+    /// Canonical name and shape of every tensor that the checkpoint has to have.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        match &self.texts {
+            Some(head) => self.definition.tensors_with(head),
+            None => self.definition.tensors(),
+        }
+    }
+
+    /// True for tensors (by canonical name) that checkpoints may hold and that the model does not need.
+    pub fn is_ignored(&self, name: &str) -> bool {
+        self.definition.is_ignored(name) || (self.texts.is_some() && self.definition.is_logit_head(name))
     }
 
     /// The configuration, if it is of this family.
@@ -159,6 +226,11 @@ impl Architecture {
     pub fn with_stream(self, window: Option<usize>, sinks: usize) -> Result<Architecture, StreamError> {
         if window.is_none() && sinks == 0 {
             return Ok(self);
+        }
+        if self.texts.is_some() {
+            return Err(StreamError::Unsuitable {
+                why: "the model reads whole texts, and keeps nothing of them",
+            });
         }
         if !self.has_cache() {
             return Err(StreamError::Unsuitable {

@@ -1,6 +1,7 @@
 //! The families of models, one file each. [`crate::registry`] says which model types they are for.
 
 pub mod baichuan;
+pub mod bert;
 pub mod bloom;
 pub mod chatglm;
 pub mod chatglm2;
@@ -26,6 +27,7 @@ pub mod mamba2;
 pub mod minimax_m2;
 pub mod ministral3;
 pub mod mixtral;
+pub mod modernbert;
 pub mod mpt;
 pub mod nemotron_h;
 pub mod olmo2;
@@ -45,6 +47,7 @@ pub mod stablelm;
 pub mod starcoder2;
 
 pub use baichuan::BaichuanConfig;
+pub use bert::BertConfig;
 pub use bloom::BloomConfig;
 pub use chatglm::ChatGlmConfig;
 pub use chatglm2::ChatGlm2Config;
@@ -69,6 +72,7 @@ pub use mamba2::Mamba2Config;
 pub use minimax_m2::MiniMaxM2Config;
 pub use ministral3::Ministral3Config;
 pub use mixtral::MixtralConfig;
+pub use modernbert::ModernBertConfig;
 pub use mpt::MptConfig;
 pub use nemotron_h::NemotronHConfig;
 pub use olmo2::Olmo2Config;

@@ -21,6 +21,7 @@ pub mod layers;
 pub mod presets;
 pub mod registry;
 pub mod resolve;
+pub mod text_head;
 pub mod transformer;
 
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
@@ -28,4 +29,6 @@ pub use config::ModelConfig;
 pub use definition::{Architecture, Definition, EntrySpec, Logits, Stream};
 pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch};
 pub use families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+pub use resolve::sentence::Prompts;
 pub use resolve::{DownloadEvent, DownloadListener, ModelRequest, ResolvedModel};
+pub use text_head::{Pooling, Purpose, TextHead};

@@ -4,6 +4,7 @@
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::config::{ConfigFields, ModelConfig};
 use crate::families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+use crate::text_head::{Pooling, TextHead};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
@@ -25,8 +26,8 @@ enum Family {
     Rwkv5World,
     Rwkv6World,
     Rwkv7World,
-    /// A configuration as it is in config.json.
-    Fields(Map<String, Value>),
+    /// A configuration as it is in config.json, and how rows are pooled where the model is one of embeddings.
+    Fields(Map<String, Value>, Option<Pooling>),
 }
 
 /// Tokens of the GPT-NeoX tokenizer that the Pile series was trained with.
@@ -74,8 +75,12 @@ impl Preset {
         let (hidden, layers) = (self.hidden, self.layers);
         let origin = format!("preset {}", self.name);
         match &self.family {
-            Family::Fields(raw) => ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() })
-                .expect("a test reads the configurations of all presets"),
+            Family::Fields(raw, pooling) => {
+                let config = ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() });
+                let config = config.expect("a test reads the configurations of all presets");
+                let head = pooling.map(TextHead::embedding);
+                ModelConfig { architecture: config.architecture.with_texts(head), ..config }
+            }
             Family::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).into_model(origin),
             Family::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
             Family::Rwkv6World => Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
@@ -97,16 +102,24 @@ struct Published {
     name: &'static str,
     repo: &'static str,
     config: Map<String, Value>,
+    /// As sentence-transformers names it.
+    pooling: Option<&'static str>,
 }
 
 static TRANSFORMERS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
     let published: Vec<Published> =
         serde_json::from_str(include_str!("presets/transformers.json")).expect("a test reads it");
-    let preset = |Published { name, repo, config }| {
+    let preset = |Published { name, repo, config, pooling }| {
         let fields = ConfigFields { origin: name.to_string(), raw: config };
         let size = |names: &[&'static str]| fields.size(fields.first(names)).expect("a test reads all sizes");
         let (layers, hidden) = (size(&LAYERS), size(&HIDDEN));
-        Preset { name, repo, layers, hidden, family: Family::Fields(fields.raw) }
+        Preset {
+            name,
+            repo,
+            layers,
+            hidden,
+            family: Family::Fields(fields.raw, pooling.and_then(Pooling::find)),
+        }
     };
     published.into_iter().map(preset).collect()
 });

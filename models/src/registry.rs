@@ -5,12 +5,13 @@ use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::{
-    BaichuanConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig, FalconConfig,
-    FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config, GptJConfig,
-    GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config,
-    LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config, MixtralConfig, MptConfig, NemotronHConfig,
-    Olmo2Config, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config,
-    Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
+    BaichuanConfig, BertConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig,
+    FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config,
+    GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config,
+    LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config, MixtralConfig, ModernBertConfig, MptConfig,
+    NemotronHConfig, Olmo2Config, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig,
+    Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2,
+    smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -175,6 +176,24 @@ pub const REGISTRY: &[Entry] = &[
     family("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
         InternLm2Config::from_fields(f).map(Architecture::new)
     }),
+    family("bert", &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"], "BERT", |f| {
+        BertConfig::bert(f).map(Architecture::new)
+    }),
+    family(
+        "xlm-roberta",
+        &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
+        "XLM-RoBERTa",
+        |f| BertConfig::roberta(f).map(Architecture::new),
+    ),
+    family("roberta", &["RobertaModel", "RobertaForSequenceClassification"], "RoBERTa", |f| {
+        BertConfig::roberta(f).map(Architecture::new)
+    }),
+    family(
+        "modernbert",
+        &["ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"],
+        "ModernBERT",
+        |f| ModernBertConfig::from_fields(f).map(Architecture::new),
+    ),
     family("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
         GraniteConfig::from_fields(f).map(Architecture::new)
     }),

@@ -8,17 +8,20 @@
 mod hub;
 mod hub_cache;
 mod model_files;
+pub mod sentence;
 
 pub use hub_cache::{HubCache, RepoName, Snapshot};
 pub use model_files::ModelFiles;
 
 use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles};
 use crate::config::{ConfigFields, ModelConfig, quantized};
-use crate::error::{CheckpointError, ModelError, ResolveError};
+use crate::error::{CheckpointError, ConfigError, ModelError, ResolveError};
 use crate::expect::check_tensors;
 use crate::families::rwkv::infer::infer_config;
 use crate::presets::{self, Preset};
 use crate::registry;
+use crate::text_head::{Pooling, Purpose, TextHead};
+use sentence::Prompts;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +35,8 @@ pub struct ModelRequest {
     /// `--random-weights SEED`: no weights are read.
     pub random_weights: Option<u64>,
     pub cache: HubCache,
+    /// `--pooling`: vectors of texts are made, in this way in place of that which the files beside the model say.
+    pub pooling: Option<Pooling>,
     /// Allows downloads, and hears of them; has an effect only with the feature `hub`.
     pub download: Option<DownloadListener>,
 }
@@ -75,6 +80,7 @@ impl ModelRequest {
             weights: None,
             random_weights: None,
             cache: HubCache::from_environment(),
+            pooling: None,
             download: None,
         }
     }
@@ -96,6 +102,8 @@ pub struct ResolvedModel {
     pub weights: Weights,
     /// Tokenizer and other files beside the weights or the configuration.
     pub files: ModelFiles,
+    /// What sentence-transformers puts before texts.
+    pub prompts: Prompts,
     /// The repository and commit that `--model` led to, if it led to one.
     pub repository: Option<Repository>,
 }
@@ -164,7 +172,7 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
     if let Weights::Files(files) = &mut weights {
         files.quantization = quantization(files)?;
     }
-    let config = match &place {
+    let mut config = match &place {
         Place::Preset(preset) => preset.config(),
         Place::Directory(dir) => config_of(dir, &weights)?,
         // With --random-weights or --weights the file named still tells the shapes.
@@ -181,7 +189,49 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
         Weights::Random { .. } => None,
     };
     let files = ModelFiles::in_directories(config_dir.iter().chain(&weight_dir));
-    Ok(ResolvedModel { name, config, weights, files, repository })
+    let prompts = texts(&mut config, &mut weights, &files, request.pooling)?;
+    Ok(ResolvedModel { name, config, weights, files, prompts, repository })
+}
+
+/// Makes a model of texts of one that has files of sentence-transformers beside it, and gives its prompts.
+fn texts(
+    config: &mut ModelConfig,
+    weights: &mut Weights,
+    files: &ModelFiles,
+    pooling: Option<Pooling>,
+) -> Result<Prompts, ModelError> {
+    let architecture = &config.architecture;
+    let own = architecture.texts();
+    // A head for classification says itself what it is.
+    if own.is_some_and(|head| head.purpose == Purpose::Scores) {
+        return Ok(Prompts::default());
+    }
+    let read = |dir: &PathBuf| sentence::read(dir).transpose();
+    let sentence = files.directories.iter().find_map(read).transpose()?;
+    let head = match (&sentence, pooling) {
+        (None, None) => return Ok(Prompts::default()),
+        (Some(sentence), None) => sentence.head.clone(),
+        (sentence, Some(pooling)) => {
+            let head = sentence.as_ref().map(|sentence| sentence.head.clone()).or(own.cloned());
+            TextHead { pooling, ..head.unwrap_or(TextHead::embedding(pooling)) }
+        }
+    };
+    if !architecture.reads_texts() {
+        return Err(ConfigError::NotSupportedYet {
+            file: config.origin.clone(),
+            what: format!("the model_type `{}` as a model of embeddings (modules.json, --pooling)", config.model_type),
+            supported: "for that bert, xlm-roberta, roberta, modernbert, qwen2, qwen3, llama, mistral and gemma3_text".to_string(),
+        }
+        .into());
+    }
+    config.architecture = architecture.clone().with_texts(Some(head));
+    let Some(sentence) = sentence else { return Ok(Prompts::default()) };
+    if let Weights::Files(files) = weights {
+        for (prefix, dir) in sentence.weights {
+            files.add_beside(prefix, &dir)?;
+        }
+    }
+    Ok(sentence.prompts)
 }
 
 struct Located {

@@ -7,7 +7,8 @@ pub use frame::Frame;
 
 use crate::checkpoint::Distribution;
 use crate::definition::{Definition, EntrySpec, Logits, Stream};
-use mlcc_ir::dim::{Dim, Sym};
+use crate::text_head::TextHead;
+use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -115,6 +116,16 @@ pub trait Transformer: Any + Debug + Send + Sync {
         None
     }
 
+    /// See [`Definition::own_head`].
+    fn own_head(&self) -> Option<TextHead> {
+        None
+    }
+
+    /// See [`Definition::reads_texts`]. A layer may keep nothing but what [`keep`](crate::layers::attention::keep) does.
+    fn reads_texts(&self) -> bool {
+        self.own_head().is_some()
+    }
+
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
     fn canonical_name(&self, stored_name: &str) -> String {
         hf_name(stored_name)
@@ -128,13 +139,16 @@ pub trait Transformer: Any + Debug + Send + Sync {
     }
 }
 
-/// Logits of the wanted positions (see [`Net::wanted_rows`]).
+/// Logits of the wanted positions (see [`Net::wanted_rows`]), or vectors of texts.
 fn forward(model: &impl Transformer, net: &mut Net) -> ValueId {
     let shared = model.shared(net);
     let x = model.embed(net);
     let x = net.layers(model.sizes().layers, x, |net, layer, x| model.block(net, layer, x, &shared));
-    let x = net.wanted_rows(x);
     let (norm, name) = model.frame().norm;
+    if let Some(head) = net.entry.texts {
+        return head.apply(net, x, |net, x| norm.apply(net, x, name));
+    }
+    let x = net.wanted_rows(x);
     let x = norm.apply(net, x, name);
     net.tap("final_norm", x);
     model.logits(net, x)
@@ -166,21 +180,23 @@ impl<T: Transformer> Definition for T {
     fn cannot_stream(&self) -> Option<&'static str> {
         Transformer::cannot_stream(self)
     }
-    /// What the definition asks for when it is built.
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let mut tensors = Vec::new();
-        let entry = EntrySpec {
-            name: "tensors",
-            n: Dim::from(1),
-            logits: Logits::Last,
-            context: 1,
-            stream: None,
-            batching: Batching::Single,
-        };
-        build(self, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
-        let mut seen = BTreeSet::new();
-        tensors.retain(|(name, _)| seen.insert(name.clone()));
-        tensors
+        tensors(self, None)
+    }
+    fn tensors_with(&self, head: &TextHead) -> Vec<(String, Vec<usize>)> {
+        tensors(self, Some(head))
+    }
+    fn own_head(&self) -> Option<TextHead> {
+        Transformer::own_head(self)
+    }
+    fn reads_texts(&self) -> bool {
+        Transformer::reads_texts(self)
+    }
+    fn is_logit_head(&self, name: &str) -> bool {
+        self.frame().head == name
+    }
+    fn hidden(&self) -> usize {
+        self.sizes().hidden
     }
     fn canonical_name(&self, stored_name: &str) -> String {
         Transformer::canonical_name(self, &text_name(stored_name))
@@ -193,6 +209,24 @@ impl<T: Transformer> Definition for T {
     }
 }
 
+/// What the definition asks for when it is built.
+fn tensors(model: &impl Transformer, texts: Option<&TextHead>) -> Vec<(String, Vec<usize>)> {
+    let mut tensors = Vec::new();
+    let entry = EntrySpec {
+        name: "tensors",
+        n: Dim::from(1),
+        logits: Logits::Last,
+        context: 1,
+        stream: None,
+        batching: Batching::Single,
+        texts,
+    };
+    build(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
+    let mut seen = BTreeSet::new();
+    tensors.retain(|(name, _)| seen.insert(name.clone()));
+    tensors
+}
+
 fn build(
     model: &impl Transformer,
     b: &mut GraphBuilder,
@@ -201,7 +235,7 @@ fn build(
 ) -> FuncId {
     b.set_batching(entry.batching);
     b.function(entry.name, FunctionKind::Entry, &entry.inputs(), |b, inputs| {
-        let rows = b.iota(Dim::sym(Sym::Past), entry.own_rows());
+        let rows = b.iota(entry.past(), entry.own_rows());
         // A window as long as the cache hides nothing, and so nothing may be dropped.
         let stream = entry.stream.filter(|s| s.window < entry.context);
         let window = stream.map(|s| s.window).or(model.window());
@@ -360,10 +394,17 @@ impl Net<'_> {
             None => (Some(window - sinks), sinks),
         }
     }
+    /// Whether whole texts are read, of which nothing is kept.
+    pub fn reads_texts(&self) -> bool {
+        self.entry.texts.is_some()
+    }
     /// Tokens of the sequence after this call, or after the prompt that this call is a part of, `i32[1]`. What is seen of
     /// a stream never gets longer than its window.
     pub fn length(&mut self) -> ValueId {
-        let total = self.b.iota(Dim::sym(Sym::Past).add(&self.n()), Dim::from(1));
+        let total = self.b.iota(self.entry.past().add(&self.n()), Dim::from(1));
+        if self.reads_texts() {
+            return total;
+        }
         if let Some(stream) = self.stream {
             let most = self.op(Op::Constant { value: stream.window as f64, dtype: DType::I32 }, &[]);
             return self.min(total, most);

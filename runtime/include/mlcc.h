@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 10u
+#define MLCC_ABI_VERSION 11u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
@@ -309,7 +309,11 @@ typedef struct mlcc_model_table {
   uint64_t vocab;
   uint64_t max_workers; /* 0 = any number */
   uint64_t page_bytes;  /* of a page with MLCC_PAGE_ROWS rows of every cache; 0 = none, or caches are dense parts of the state */
-  uint64_t reserved[6];
+  /* Floats of the vector of a text. Not 0: whole texts are read and nothing is kept. Of the steps that take tokens there is `step`
+   * alone; its sequences have no state and no pages, and past 0; a wanted row gives text_width floats in place of vocab, and the last
+   * row of a text stands for it. 0: the model makes logits. */
+  uint64_t text_width;
+  uint64_t reserved[5];
 } mlcc_model_table;
 
 /* Finds a section of the artifact, given the whole file in memory (mmap it). NULL if there is none or the file is

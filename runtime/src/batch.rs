@@ -99,6 +99,9 @@ impl Model {
 
     /// Memory to compute up to `most` sequences together.
     pub fn batch(&self, most: usize) -> Result<Batch> {
+        if self.text_width() > 0 {
+            return Err(Error::TextsOnly { path: self.artifact().path().to_path_buf() });
+        }
         if most == 0 || most as u64 > self.max_batch() {
             let path = self.artifact().path().to_path_buf();
             return Err(Error::BatchSize { path, n: most, most: self.max_batch() });

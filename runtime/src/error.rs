@@ -57,6 +57,8 @@ pub enum Error {
     WorkerPanic { message: String },
     #[error("no tokens given: a prompt needs at least one token")]
     NoTokens,
+    #[error("it has no tokens: there is nothing to make a vector of")]
+    EmptyText,
     #[error(
         "token {token} at position {position} is outside of the model's vocabulary of {vocab}. Does the tokenizer \
          belong to this model?"
@@ -91,6 +93,16 @@ pub enum Error {
         "{n} tokens of one sequence in a step: this model takes at most {most}, since it goes on beyond its context"
     )]
     PieceTokens { n: usize, most: usize },
+    #[error("{path} makes no vectors of texts: it was built for generating text")]
+    NoTexts { path: PathBuf },
+    #[error("{path} makes vectors of texts, and generates none: use `mlcc embed`, or `Model::texts`")]
+    TextsOnly { path: PathBuf },
+    #[error("text {index}: {source}")]
+    Text { index: usize, source: Box<Error> },
+    #[error(
+        "it has {n} tokens, the model was built for {most}: shorten it, or build with a larger -c/--ctx-size"
+    )]
+    TextTooLong { n: usize, most: usize },
     #[error("sequence {index} of the batch: {source}")]
     BatchSequence { index: usize, source: Box<Error> },
     #[error("cannot go back to {wanted} tokens: the sequence has {past}")]

@@ -291,8 +291,13 @@ fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Resu
             Misfit::NothingBelow => Error::NoVariantForLevel { path, level, origin, variants },
         }
     })?;
-    if table.variants[variant].entries.decode.is_none() {
-        return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry: "decode" });
+    let entries = &table.variants[variant].entries;
+    let (entry, needed) = match table.plan.text_width {
+        0 => ("decode", entries.decode),
+        _ => ("step", entries.step),
+    };
+    if needed.is_none() {
+        return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry });
     }
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
     let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, options), Ok)?;

@@ -82,6 +82,9 @@ pub struct SessionMemory {
 
 impl Session {
     pub(crate) fn new(model: &Model) -> Result<Self> {
+        if model.text_width() > 0 {
+            return Err(Error::TextsOnly { path: model.artifact().path().to_path_buf() });
+        }
         let memory = Arc::clone(model.device()).session(model)?;
         let model = model.clone();
         let mut session = Self { model, memory, rows: 0, dropped: 0, window_row: 0, all_logits: None };

@@ -161,6 +161,7 @@ mod tests {
             context,
             batch: 1,
             vocab: 1,
+            text_width: 0,
             max_workers: 0,
             page_bytes: 0,
         };

@@ -33,6 +33,8 @@ pub struct Plan {
     pub max_workers: u64,
     /// Of a page with [`mlcc_abi::PAGE_ROWS`] rows of every cache; 0 where caches are dense or there are none.
     pub page_bytes: u64,
+    /// Floats of the vector of a text; 0 for a model that makes logits.
+    pub text_width: u64,
 }
 
 impl Plan {
@@ -298,6 +300,7 @@ fn plan(t: &ModelTable) -> Plan {
         vocab: t.vocab,
         max_workers: t.max_workers,
         page_bytes: t.page_bytes,
+        text_width: t.text_width,
     }
 }
 

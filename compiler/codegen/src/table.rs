@@ -45,6 +45,7 @@ pub struct PlanDesc {
     pub vocab: u64,
     pub max_workers: u64,
     pub page_bytes: u64,
+    pub text_width: u64,
 }
 
 /// One CPU level: symbol names of its entry points, `None` = absent.
@@ -302,8 +303,8 @@ impl TableDesc {
         let p = &self.plan;
         let alignment = if p.alignment == 0 { abi::BUFFER_ALIGN as u64 } else { p.alignment };
         let sizes = [p.weights_bytes, p.arena_bytes, p.state_bytes, alignment];
-        let limits = [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes];
-        sizes.into_iter().chain(limits).chain([0; 6]).for_each(|v| image.u64(v));
+        let limits = [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes, p.text_width];
+        sizes.into_iter().chain(limits).chain([0; 5]).for_each(|v| image.u64(v));
         slots
     }
 

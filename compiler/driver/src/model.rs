@@ -10,8 +10,12 @@ use mlcc_ir::types::{DType, TensorType};
 use mlcc_models::{Architecture, EntrySpec, Logits};
 use mlcc_passes::plan_memory::SOFTMAX;
 
-/// Builds `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`; also `decode_batch` and `step` if more than one
-/// sequence is to be computed together. Caches get room for `context` positions.
+/// The entry function for rows of several sequences.
+const STEP: &str = "step";
+
+/// Builds the entry functions of a model: of one that makes vectors of texts `step` alone, which takes whole texts; else `prefill`,
+/// `decode`, `prefill_logits` and `softmax_with_temperature`, and `decode_batch` and `step` too if more than one sequence is to be
+/// computed together. Caches get room for `context` positions.
 pub fn build_module(
     name: &str,
     architecture: &Architecture,
@@ -38,19 +42,25 @@ fn build_with(
     batch: u32,
 ) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(Sym::N), Dim::from(1));
+    let (stream, texts) = (architecture.stream(), architecture.texts());
+    if texts.is_some() {
+        let (name, logits, batching) = (STEP, Logits::Wanted, Batching::Ragged);
+        architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts });
+        return b.finish();
+    }
     let entries = [
         ("prefill", &n, Logits::Last, Batching::Single),
         ("decode", &one, Logits::Last, Batching::Single),
         ("prefill_logits", &n, Logits::All, Batching::Single),
         ("decode_batch", &n, Logits::All, Batching::OneEach),
-        ("step", &n, Logits::Wanted, Batching::Ragged),
+        (STEP, &n, Logits::Wanted, Batching::Ragged),
     ];
     for (name, n, logits, batching) in entries {
         if batching.is_batched() && batch <= 1 {
             continue;
         }
-        let stream = architecture.stream();
-        architecture.build(&mut b, &EntrySpec { name, n: n.clone(), logits, context, stream, batching });
+        let n = n.clone();
+        architecture.build(&mut b, &EntrySpec { name, n, logits, context, stream, batching, texts });
     }
     b.set_batching(Batching::Single);
     softmax_with_temperature(&mut b, architecture.vocab());

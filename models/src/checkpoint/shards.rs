@@ -16,6 +16,8 @@ pub struct WeightFiles {
     pub files: Vec<PathBuf>,
     /// How the weights were quantized, which config.json says.
     pub quantization: Option<Quantization>,
+    /// Files of other parts of the model, and what their tensors' names begin with.
+    pub beside: Vec<(String, PathBuf)>,
     index: Option<Index>,
 }
 
@@ -90,12 +92,20 @@ impl WeightFiles {
         }
     }
 
+    /// Takes the weights in `dir` too: names of its tensors get `prefix` and a dot in front.
+    pub fn add_beside(&mut self, prefix: String, dir: &Path) -> Result<(), CheckpointError> {
+        let files = WeightFiles::in_directory(dir)?;
+        self.beside.extend(files.files.into_iter().map(|file| (prefix.clone(), file)));
+        Ok(())
+    }
+
     fn single(file: PathBuf, format: CheckpointFormat) -> WeightFiles {
         WeightFiles {
             origin: file.display().to_string(),
             format,
             files: vec![file],
             quantization: None,
+            beside: Vec::new(),
             index: None,
         }
     }
@@ -142,7 +152,7 @@ impl WeightFiles {
         }
         let files = shards.iter().map(|shard| dir.join(shard)).collect();
         let index = Some(Index { path: path.to_path_buf(), weight_map });
-        Ok(WeightFiles { origin, format, files, quantization: None, index })
+        Ok(WeightFiles { origin, format, files, quantization: None, beside: Vec::new(), index })
     }
 
     /// The directory the files lie in.
@@ -188,7 +198,7 @@ fn split_gguf(name: &str) -> Option<(&str, u32, u32)> {
     (1..=count).contains(&number).then_some((base, number, count)).filter(|_| count <= MOST)
 }
 
-fn format_of(path: &Path) -> Option<CheckpointFormat> {
+pub(super) fn format_of(path: &Path) -> Option<CheckpointFormat> {
     match path.extension()?.to_str()? {
         "safetensors" | "st" => Some(CheckpointFormat::Safetensors),
         "pth" | "pt" | "bin" => Some(CheckpointFormat::Torch),

@@ -90,6 +90,18 @@ impl ConfigFields {
         }
     }
 
+    /// Labels of the head for classification, where the file names a class with one.
+    pub fn labels(&self) -> Result<Option<usize>, ConfigError> {
+        let class = self.get("architectures").and_then(|names| names.as_array()?.first()?.as_str());
+        if !class.is_some_and(|class| class.ends_with("ForSequenceClassification")) {
+            return Ok(None);
+        }
+        match self.object("id2label")? {
+            Some(labels) if !labels.raw.is_empty() => Ok(Some(labels.raw.len())),
+            _ => self.size_or("num_labels", 2).map(Some),
+        }
+    }
+
     /// The fields of an object in this one, with its name for messages.
     pub fn object(&self, field: &str) -> Result<Option<ConfigFields>, ConfigError> {
         match self.get(field) {

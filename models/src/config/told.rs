@@ -165,6 +165,15 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
             t.size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
         }
+        "bert" | "xlm-roberta" | "roberta" => {
+            table(t, "embeddings.word_embeddings.weight")?;
+            t.size(&["intermediate_size"], "layer.0.intermediate.dense.weight", 0, 1)
+        }
+        "modernbert" => {
+            table(t, "embeddings.tok_embeddings.weight")?;
+            t.size(&["intermediate_size"], "layers.0.mlp.Wi.weight", 0, 2)?;
+            t.bias("attention_bias", "layers.0.attn.Wqkv")
+        }
         "gemma" | "gemma2" | "gemma3" | "gemma3_text" => gemma(t),
         "stablelm" => {
             llama(t, None)?;

@@ -7,6 +7,7 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::text_head::{Pooling, TextHead};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
@@ -28,6 +29,8 @@ pub struct GemmaConfig {
     pub attention_cap: Option<f64>,
     pub logit_cap: Option<f64>,
     pub head_norms: bool,
+    /// Every token sees the whole text, or as much of it on each side as `windows` say (EmbeddingGemma).
+    pub both_sides: bool,
     /// Norms after the parts of a layer, too.
     pub norms_behind: bool,
     pub tied: bool,
@@ -61,12 +64,17 @@ impl GemmaConfig {
         let sizes = Sizes::read(fields, Some(131_072))?;
         let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern"]);
         let pattern = fields.size_or(pattern, 6)?;
-        let windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
+        let mut windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
+        let both_sides = fields.flag_or("use_bidirectional_attention", false)?;
+        if both_sides {
+            // The width counts both sides together.
+            windows.iter_mut().flatten().for_each(|width| *width /= 2);
+        }
         let ropes = gemma3_ropes(fields, &sizes)?;
         let config = GemmaConfig::common(fields, sizes, ropes, windows)?;
         let attention_cap = cap(fields, "attn_logit_softcapping")?;
         let logit_cap = cap(fields, "final_logit_softcapping")?;
-        Ok(GemmaConfig { head_norms: true, attention_cap, logit_cap, ..config })
+        Ok(GemmaConfig { head_norms: true, both_sides, attention_cap, logit_cap, ..config })
     }
 
     fn common(
@@ -93,6 +101,7 @@ impl GemmaConfig {
             attention_cap: None,
             logit_cap: None,
             head_norms: false,
+            both_sides: false,
             norms_behind: true,
             tied: fields.flag_or("tie_word_embeddings", true)?,
             sizes,
@@ -151,12 +160,12 @@ impl Transformer for GemmaConfig {
         let norm =
             |net: &mut Net, x, norm: &str| rms_norm_plus_one(net, x, &format!("{name}.{norm}"), self.eps);
         let window = self.windows[layer];
-        let attention = Attention {
-            scale: self.query_scalar.powf(-0.5),
-            softcap: self.attention_cap,
-            window,
-            ..Attention::causal(self.sizes.head_size)
+        let seen = match self.both_sides {
+            true => Attention::of_sides(self.sizes.head_size, window),
+            false => Attention { window, ..Attention::causal(self.sizes.head_size) },
         };
+        let scale = self.query_scalar.powf(-0.5);
+        let attention = Attention { scale, softcap: self.attention_cap, ..seen };
         let rope = if window.is_some() { local } else { rope };
         let h = norm(net, x, "input_layernorm");
         let h = SelfAttention {
@@ -176,5 +185,13 @@ impl Transformer for GemmaConfig {
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
         let h = behind(net, h, "post_feedforward_layernorm");
         net.residual(layer, "mlp", x, h)
+    }
+
+    fn own_head(&self) -> Option<TextHead> {
+        self.both_sides.then(|| TextHead::embedding(Pooling::Mean))
+    }
+
+    fn reads_texts(&self) -> bool {
+        true
     }
 }

@@ -95,6 +95,10 @@ impl Transformer for LlamaConfig {
         net.residual(layer, "mlp", x, h)
     }
 
+    fn reads_texts(&self) -> bool {
+        true
+    }
+
     fn window(&self) -> Option<usize> {
         widest(&self.windows)
     }

@@ -108,6 +108,10 @@ impl Transformer for Qwen3Config {
         net.residual(layer, "mlp", x, h)
     }
 
+    fn reads_texts(&self) -> bool {
+        true
+    }
+
     fn has_experts(&self) -> bool {
         self.experts.is_some()
     }

@@ -4,7 +4,7 @@ use crate::transformer::Net;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::ops::Op;
+use mlcc_ir::ops::{self, Op};
 use mlcc_ir::types::{DType, TensorType};
 
 /// What distinguishes one model's attention from another's.
@@ -18,6 +18,8 @@ pub struct Attention {
     pub softcap: Option<f64>,
     /// Only this many newest keys are seen; [`Net::view`] may narrow that.
     pub window: Option<usize>,
+    /// How many later keys are seen: 0 if the attention is causal, [`ops::Attention::ALL`] if it looks at the whole text.
+    pub ahead: usize,
     /// Per query head: `slope * (j - p)` is added to the score of key `j` for the query at `p`.
     pub alibi: Option<Vec<f32>>,
     /// Name of a vector `[heads]`: one learned logit per head joins the sum of the softmax, for a key without a value
@@ -51,8 +53,22 @@ impl Attention {
             balance: 1.0,
             softcap: None,
             window: None,
+            ahead: 0,
             alibi: None,
             null_logits: None,
+        }
+    }
+
+    /// Every query sees every key.
+    pub fn of_all(size: usize) -> Attention {
+        Attention { ahead: ops::Attention::ALL, ..Attention::causal(size) }
+    }
+
+    /// Every query sees so many keys on each side of its own; `None`: all.
+    pub fn of_sides(size: usize, side: Option<usize>) -> Attention {
+        match side {
+            None => Attention::of_all(size),
+            Some(side) => Attention { window: Some(side + 1), ahead: side, ..Attention::causal(size) },
         }
     }
 
@@ -169,7 +185,16 @@ impl Attention {
             let first = net.sub(row, reach);
             seen = net.select_ge(column, first, seen, behind);
         }
-        seen = net.select_ge(row, column, seen, hidden);
+        if self.ahead < ops::Attention::ALL {
+            let last = match self.ahead {
+                0 => row,
+                ahead => {
+                    let ahead = integer(net, ahead as i64);
+                    net.add(row, ahead)
+                }
+            };
+            seen = net.select_ge(last, column, seen, hidden);
+        }
         if let Some(prefix) = prefix {
             let one = integer(net, 1);
             let last = net.sub(prefix, one);
@@ -220,7 +245,8 @@ fn column_of(net: &mut Net, rows: ValueId) -> ValueId {
     net.reshape(rows, [n, Dim::from(1)])
 }
 
-/// Keys and values of this call join those of the calls before in the layer's caches: all so far, of one sequence.
+/// Keys and values of this call join those of the calls before in the layer's caches: all so far, of one sequence. Where whole
+/// texts are read they are all that there is.
 pub fn keep(net: &mut Net, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
     let k = cached(net, &format!("layers.{layer}.key"), k);
     [k, cached(net, &format!("layers.{layer}.value"), v)]
@@ -228,6 +254,9 @@ pub fn keep(net: &mut Net, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
 
 /// All rows of a cache with those of this call: `[past + n, ..]`.
 fn cached(net: &mut Net, name: &str, rows: ValueId) -> ValueId {
+    if net.reads_texts() {
+        return rows;
+    }
     let dims = net.ty(rows).dims.clone();
     let context = Dim::from(net.context());
     let ty = TensorType::new(DType::F32, std::iter::once(context).chain(dims[1..].iter().cloned()));

@@ -73,7 +73,7 @@ fn wrong_configurations_name_file_and_field() {
 
 #[test]
 fn other_models_are_named_with_what_is_supported() {
-    refused(r#"{"model_type":"bert"}"#, &["`bert` is unknown", "rwkv (RWKV-4)"]);
+    refused(r#"{"model_type":"t5"}"#, &["`t5` is unknown", "rwkv (RWKV-4)"]);
     refused(r#"{"model_type":"rwkv6"}"#, &["`hidden_size` is missing"]);
     refused(&with("rwkv_version", "5.2"), &["RWKV version 5.2 is not supported yet"]);
     refused(&with("rwkv_version", "\"4\""), &["`rwkv_version` should be a number"]);
@@ -225,6 +225,9 @@ fn presets_have_the_published_sizes() {
         ("lfm2-1.2b", "1.170e9"),
         ("qwen3.5-35b-a3b", "3.466e10"),
         ("glm-4.7-flash", "2.994e10"),
+        // 567,754,752 less the pooler (1,049,600), which embeddings do not use.
+        ("bge-m3", "5.667e8"),
+        ("qwen3-embedding-0.6b", "5.958e8"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();

@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -456,8 +456,12 @@ pub struct ModelTable {
     /// Bytes of a page, which has [`PAGE_ROWS`] rows of every cache. 0: there are no caches, or they are dense parts of the state
     /// block (on devices).
     pub page_bytes: u64,
+    /// Floats of the vector of a text. Where it is not 0 the model reads whole texts and keeps nothing of them: of the entry points
+    /// that take tokens it has `step` alone, whose sequences have neither state nor pages, and `past` 0. What comes of a wanted row is
+    /// so many floats in place of `vocab`; the last row of a text is the one that stands for it. 0: the model makes logits.
+    pub text_width: u64,
     /// Must be zero.
-    pub reserved: [u64; 6],
+    pub reserved: [u64; 5],
 }
 
 const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));

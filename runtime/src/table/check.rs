@@ -38,14 +38,19 @@ impl Table {
         let most = i32::MAX as u64;
         let alignment_fits = p.alignment.is_power_of_two() && p.alignment <= abi::SECTION_ALIGN;
         let counted = [p.chunk, p.vocab].iter().all(|n| (1..=most).contains(n));
-        // Logits of a chunk and of a batch are addressed in bytes.
-        let logits = p.vocab.checked_mul(p.chunk.max(p.batch)).and_then(|floats| floats.checked_mul(4));
+        // Logits of a chunk and of a batch are addressed in bytes, and so are vectors of texts.
+        let logits = p
+            .vocab
+            .max(p.text_width)
+            .checked_mul(p.chunk.max(p.batch))
+            .and_then(|floats| floats.checked_mul(4));
         let addressed = logits.is_some_and(|bytes| bytes <= i64::MAX as u64);
         let pages_fit = p.page_bytes.is_multiple_of(mlcc_abi::BUFFER_ALIGN as u64) && p.page_bytes < 1 << 40;
         if !pages_fit
             || !alignment_fits
             || !counted
             || !addressed
+            || (p.text_width > 0 && p.batch == 0)
             || p.batch > most
             || p.context > i64::MAX as u64 / 2
         {
@@ -67,6 +72,7 @@ impl Table {
             ("vocab", p.vocab),
             ("max_workers", p.max_workers),
             ("page_bytes", p.page_bytes),
+            ("text_width", p.text_width),
         ];
         for (name, here) in numbers {
             match json::find(&self.metadata, &["memory", name]) {
@@ -80,6 +86,11 @@ impl Table {
     }
 
     fn check_states(&self) -> Result<()> {
+        if self.plan.text_width > 0
+            && (!self.states.is_empty() || self.plan.state_bytes > 0 || self.plan.page_bytes > 0)
+        {
+            return malformed("it reads texts, of which nothing is kept, and has states");
+        }
         self.states.iter().try_for_each(|state| check_state(state, &self.plan))?;
         let paged = self.plan.page_bytes > 0;
         if self.target != "cuda" && !paged && self.states.iter().any(|s| s.cache.is_some()) {

@@ -48,7 +48,15 @@ impl Case {
             let context = architecture.context_length().min(128);
             architecture.build(
                 &mut b,
-                &EntrySpec { name, n, logits, context, stream: None, batching: Batching::Single },
+                &EntrySpec {
+                    name,
+                    n,
+                    logits,
+                    context,
+                    stream: None,
+                    batching: Batching::Single,
+                    texts: None,
+                },
             );
         }
         let module = b.finish().unwrap_or_else(|e| panic!("{e}"));

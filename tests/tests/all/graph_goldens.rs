@@ -29,7 +29,15 @@ fn load(directory: &str) -> Case {
         let context = architecture.default_context();
         architecture.build(
             &mut b,
-            &EntrySpec { name, n, logits: Logits::Last, context, stream: None, batching: Batching::Single },
+            &EntrySpec {
+                name,
+                n,
+                logits: Logits::Last,
+                context,
+                stream: None,
+                batching: Batching::Single,
+                texts: None,
+            },
         );
     }
     let module = b.finish().unwrap();

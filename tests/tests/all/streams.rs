@@ -27,6 +27,7 @@ fn angles_stay_exact() {
             context: 64,
             stream,
             batching: Batching::Single,
+            texts: None,
         },
     );
     let module = b.finish().unwrap();

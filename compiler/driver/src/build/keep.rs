@@ -58,14 +58,23 @@ pub fn chosen(keep: bool, scheme: &str) -> String {
     }
 }
 
+/// Most texts that are read in one call, if nothing else was asked for.
+const TEXTS_TOGETHER: u32 = 64;
+
 impl BuildOptions {
     /// With `keep`, the scheme that comes nearest to the types that this source has: it chooses the type of the cache, and the
     /// error that is permitted.
     pub fn for_source(&self, source: &Source) -> BuildOptions {
-        match self.keep_quant {
-            true => BuildOptions { quant: base(source), ..self.clone() },
-            false => self.clone(),
+        let mut options = self.clone();
+        if options.keep_quant {
+            options.quant = base(source);
         }
+        if source.model.config.architecture.texts().is_some() {
+            // No vector depends on what texts are read with it.
+            options.batch_invariant = true;
+            options.batch.get_or_insert(TEXTS_TOGETHER);
+        }
+        options
     }
 }
 

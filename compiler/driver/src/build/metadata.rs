@@ -1,5 +1,6 @@
 //! The metadata JSON of an artifact. Only facts that equal input makes equal: no paths, no times.
 
+use mlcc_models::{Prompts, Purpose, TextHead};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::{Arch, Target};
@@ -69,6 +70,9 @@ pub fn json(
     if let Some(tuning) = &options.tuning {
         value["tuning"] = tuning.json();
     }
+    if let Some(head) = config.architecture.texts() {
+        value["texts"] = texts(head, &source.model.prompts);
+    }
     if options.batch_invariant {
         value["batch_invariant"] = json!(true);
     }
@@ -107,11 +111,26 @@ fn memory_json(
         "sequence_bytes": memory.sequence_bytes(),
         "cache": caches(program, memory),
         "vocab": source.model.config.architecture.vocab(),
+        "text_width": source.model.config.architecture.text_width().unwrap_or(0),
         "max_workers": memory.max_workers().unwrap_or(0),
         "window": source.model.config.architecture.window(),
         "sinks": source.model.config.architecture.sinks(),
         "arena_bytes": memory.arena_bytes(),
         "arena_bytes_by_entry": entries.collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+/// What is made of texts, and what is put before them.
+fn texts(head: &TextHead, prompts: &Prompts) -> Value {
+    let named = prompts.named.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str())));
+    json!({
+        "purpose": match head.purpose {
+            Purpose::Embedding => "embedding",
+            Purpose::Scores => "scores",
+        },
+        "pooling": head.pooling.name(),
+        "prompts": named.collect::<serde_json::Map<_, _>>(),
+        "default_prompt": prompts.default,
     })
 }
 

@@ -155,6 +155,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
+    texts_fit(&source, &target, options)?;
     let options = &options.for_source(&source);
     let agreed = source.text.as_ref().map(|text| text.agree(options, &target)).transpose()?;
     let options = agreed.as_ref().unwrap_or(options);
@@ -178,6 +179,21 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
 
     write_program(&source, &target, options, &program, &output, &mut report, hooks)?;
     Ok(report)
+}
+
+/// Refuses what models of texts are not built with.
+fn texts_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
+    let what = match () {
+        () if source.model.config.architecture.texts().is_none() => return Ok(()),
+        () if target.arch == Arch::Nvptx => {
+            "--target cuda: models of texts (embeddings, rerankers) are built for CPUs only"
+        }
+        () if options.debug_taps => {
+            "--debug-taps: layers of models of texts are not compared yet; leave it out"
+        }
+        () => return Ok(()),
+    };
+    Err(BuildError::Unsupported(what.into()))
 }
 
 /// Refuses outputs in the place of files that are read.

@@ -101,6 +101,9 @@ pub(super) fn plan(
     let reference = exact_scheme(source);
     let bytes = reference_bytes(source, reference);
     let missing = match () {
+        () if source.model.config.architecture.texts().is_some() => {
+            "perplexity is of models that generate text, this one makes vectors of texts".into()
+        }
         () if options.weights_on_load => "its weights are random and made on load".into(),
         () if matches!(source.model.weights, Weights::Random { .. }) && !asked => {
             "the weights are random".into()

@@ -11,6 +11,8 @@ use super::{BuildError, BuildOptions, ModuleText};
 pub const CHUNK: u32 = 128;
 /// The same where the rows of a prompt are divided among experts.
 const EXPERTS_CHUNK: u32 = 512;
+/// The same for whole texts, unless one may be longer: several are read in one call.
+const TEXTS: u32 = 2048;
 /// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
 /// address space until it is used.
 const WHOLE_PROMPT: u32 = 2048;
@@ -52,7 +54,9 @@ impl Source {
         let architecture = &model.config.architecture;
         let at_most = |chunk: u32| u32::try_from(context).map_or(chunk, |context| context.min(chunk));
         let planned = text.as_ref().and_then(|t| u32::try_from(t.program.memory.as_ref()?.chunk).ok());
+        let longest = u32::try_from(context).unwrap_or(u32::MAX);
         let chunk = options.chunk.or(planned).unwrap_or(match architecture.needs_whole_prompts() {
+            _ if architecture.texts().is_some() => longest.max(TEXTS),
             true => at_most(WHOLE_PROMPT),
             false if architecture.has_experts() => at_most(EXPERTS_CHUNK),
             false => CHUNK,

@@ -48,6 +48,7 @@ pub fn describe(
             vocab: source.model.config.architecture.vocab() as u64,
             max_workers: memory.max_workers().unwrap_or(0),
             page_bytes: memory.page_bytes,
+            text_width: source.model.config.architecture.text_width().unwrap_or(0) as u64,
         },
         whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()

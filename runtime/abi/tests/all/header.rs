@@ -104,6 +104,7 @@ fn layouts(out: &mut String) {
         vocab,
         max_workers,
         page_bytes,
+        text_width,
         reserved
     );
 }

@@ -1,0 +1,165 @@
+//! BERT (Devlin et al. 2019) and XLM-RoBERTa (Conneau et al. 2020); reference: `BertModel`, `XLMRobertaModel` and their
+//! `ForSequenceClassification` of transformers. Every token sees the whole text; norms behind each part; learned positions,
+//! which XLM-RoBERTa counts from behind the padding id. Of token types only the first is used.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::linear::Linear;
+use crate::layers::norm::{Norm, layer_norm};
+use crate::layers::{Activation, Attention, mlp};
+use crate::text_head::{Part, Pooling, Purpose, TextHead};
+use crate::transformer::{Frame, LEARNED_POSITIONS, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
+use mlcc_ir::types::{DType, TensorType};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct BertConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Rows of the table of token types.
+    pub types: usize,
+    /// Row of the table of positions that the first token has.
+    pub first_position: usize,
+    /// Labels of the classification head, if the checkpoint has one.
+    pub labels: Option<usize>,
+    pub roberta: bool,
+}
+
+impl BertConfig {
+    pub fn bert(fields: &ConfigFields) -> Result<BertConfig, ConfigError> {
+        BertConfig::read(fields, false)
+    }
+
+    pub fn roberta(fields: &ConfigFields) -> Result<BertConfig, ConfigError> {
+        BertConfig::read(fields, true)
+    }
+
+    fn read(fields: &ConfigFields, roberta: bool) -> Result<BertConfig, ConfigError> {
+        fields.only("is_decoder", false, "a decoder with the layers of BERT")?;
+        if let Some(kind) = fields.get("position_embedding_type")
+            && kind.as_str() != Some("absolute")
+        {
+            return Err(fields.wrong("position_embedding_type", "absolute", kind));
+        }
+        let labels = fields.labels()?;
+        let types = fields.size_or("type_vocab_size", if roberta { 1 } else { 2 })?;
+        if labels.is_some() && types > 1 {
+            return Err(ConfigError::NotSupportedYet {
+                file: fields.origin.clone(),
+                what: format!(
+                    "a classifier of texts with {types} token types (`type_vocab_size`), of which a pair of texts has two,"
+                ),
+                supported: "classifiers without token types (XLM-RoBERTa, ModernBERT)".to_string(),
+            });
+        }
+        let mut sizes = Sizes::read(fields, Some(512))?;
+        let first_position = if roberta { fields.count_or("pad_token_id", 1)? + 1 } else { 0 };
+        if first_position >= sizes.context {
+            let found = serde_json::Value::from(sizes.context);
+            let expected = format!("more than the {first_position} rows that no token has");
+            return Err(fields.wrong("max_position_embeddings", &expected, &found));
+        }
+        sizes.context -= first_position;
+        Ok(BertConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["layer_norm_eps"], 1e-12)?,
+            activation: Activation::read(fields, &["hidden_act"], Activation::Gelu)?,
+            types,
+            first_position,
+            labels,
+            roberta,
+            sizes,
+        })
+    }
+
+    /// Rows `from ..` of a table of the embedding.
+    fn rows(&self, net: &mut Net, name: &str, [from, count, of]: [usize; 3]) -> ValueId {
+        let hidden = self.sizes.hidden;
+        let source = net.tensor(&format!("embeddings.{name}.weight"), &[of, hidden]);
+        let source = ParamSource::Rows(RowBlocks::range(from, count, of), Box::new(source));
+        let ty = TensorType::new(DType::F32, [count, hidden]);
+        net.param_from(&format!("embeddings.{name}.rows"), ParamRole::Vector, ty, source)
+    }
+}
+
+impl Transformer for BertConfig {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::named(
+            "embeddings.word_embeddings.weight",
+            (Norm::None, ""),
+            "cls.predictions.decoder.weight",
+            true,
+        )
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let Sizes { vocab, hidden, context, .. } = self.sizes;
+        let words = net.embed(self.frame().embedding, vocab, hidden);
+        let all = self.first_position + context;
+        let table = self.rows(net, "position_embeddings", [self.first_position, context, all]);
+        let positions = net.positions();
+        let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
+        let x = net.add(words, positions);
+        let first_type = self.rows(net, "token_type_embeddings", [0, 1, self.types]);
+        let x = net.add(x, first_type);
+        layer_norm(net, x, "embeddings.LayerNorm", self.eps)
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
+        let name = format!("encoder.layer.{layer}");
+        let [q, k, v] = ["query", "key", "value"].map(|part| {
+            let h = Linear::new(&format!("{name}.attention.self.{part}"), hidden).bias(true).apply(net, x);
+            net.split_heads(h, sizes.heads)
+        });
+        let h = Attention::of_all(sizes.head_size).apply(net, layer, q, k, v);
+        let h = Linear::new(&format!("{name}.attention.output.dense"), hidden).bias(true).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let x = layer_norm(net, x, &format!("{name}.attention.output.LayerNorm"), self.eps);
+        let (up, down) = (format!("{name}.intermediate.dense"), format!("{name}.output.dense"));
+        let up = Linear::new(&up, self.intermediate).bias(true);
+        let down = Linear::new(&down, hidden).bias(true);
+        let h = mlp::plain(net, x, up, down, self.activation);
+        let x = net.residual(layer, "mlp", x, h);
+        layer_norm(net, x, &format!("{name}.output.LayerNorm"), self.eps)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        Some(LEARNED_POSITIONS)
+    }
+
+    fn own_head(&self) -> Option<TextHead> {
+        let Some(labels) = self.labels else { return Some(TextHead::embedding(Pooling::Mean)) };
+        let [dense, out] = match self.roberta {
+            true => ["classifier.dense", "classifier.out_proj"],
+            false => ["pooler.dense", "classifier"],
+        };
+        let linear = |name: &str, out| Part::Linear { name: name.into(), out, bias: true };
+        let parts = vec![linear(dense, self.sizes.hidden), Part::Tanh, linear(out, labels)];
+        Some(TextHead { pooling: Pooling::First, parts, purpose: Purpose::Scores })
+    }
+
+    /// Without the name of the inner model, and with the newer names of a norm's weights.
+    fn canonical_name(&self, stored_name: &str) -> String {
+        let name = stored_name.strip_prefix("bert.").or(stored_name.strip_prefix("roberta."));
+        let name = name.unwrap_or(stored_name);
+        name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    }
+
+    /// Heads for the tasks of the training.
+    fn is_ignored(&self, name: &str) -> bool {
+        ["pooler.", "cls.", "lm_head."].iter().any(|part| name.starts_with(part))
+            || name == "embeddings.position_ids"
+    }
+}

@@ -1,0 +1,155 @@
+//! ModernBERT (Warner et al. 2024; reference: `ModernBertModel` and `ModernBertForSequenceClassification` of transformers):
+//! every token sees the whole text in some layers, and its neighbours on both sides in the others; rotary embedding with a
+//! base for each kind of layer, gated feed-forward parts, norms in front. The first layer takes its input as it is.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::linear::{FusedQkv, Linear};
+use crate::layers::norm::{Norm, layer_norm_bias};
+use crate::layers::rope::Pairs;
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
+use crate::text_head::{Part, Pooling, Purpose, TextHead};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModernBertConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// Of layers that see everything, and of the others.
+    pub ropes: [Rope; 2],
+    /// By layer: how many neighbours are seen on each side; `None`: all.
+    pub sides: Vec<Option<usize>>,
+    pub norm_bias: bool,
+    pub attention_bias: bool,
+    pub mlp_bias: bool,
+    pub classifier: Option<TextHead>,
+}
+
+impl ModernBertConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<ModernBertConfig, ConfigError> {
+        let sizes = Sizes::read(fields, Some(8192))?;
+        let every = fields.size_or("global_attn_every_n_layers", 3)?;
+        let side = fields.size_or("local_attention", 128)? / 2;
+        let kinds = match fields.get("layer_types") {
+            None => (0..sizes.layers).map(|layer| usize::from(!layer.is_multiple_of(every))).collect(),
+            Some(_) => {
+                fields.layer_kinds("layer_types", sizes.layers, &["full_attention", "sliding_attention"])?
+            }
+        };
+        let activation = Activation::read(fields, &["hidden_activation"], Activation::Gelu)?;
+        let (eps, norm_bias) = (fields.epsilon(&["norm_eps"], 1e-5)?, fields.flag_or("norm_bias", false)?);
+        Ok(ModernBertConfig {
+            intermediate: fields.size("intermediate_size")?,
+            ropes: ropes(fields, &sizes)?,
+            sides: kinds.into_iter().map(|kind| (kind == 1).then_some(side)).collect(),
+            attention_bias: fields.flag_or("attention_bias", false)?,
+            mlp_bias: fields.flag_or("mlp_bias", false)?,
+            classifier: classifier(fields, &sizes, norm_of(eps, norm_bias))?,
+            eps,
+            activation,
+            norm_bias,
+            sizes,
+        })
+    }
+
+    fn norm(&self, net: &mut Net, x: ValueId, name: &str) -> ValueId {
+        layer_norm_bias(net, x, name, self.eps, self.norm_bias)
+    }
+}
+
+fn norm_of(eps: f64, bias: bool) -> Norm {
+    if bias { Norm::Layer(eps) } else { Norm::LayerNoBias(eps) }
+}
+
+/// Rotary embedding of layers that see everything, and of the others.
+fn ropes(fields: &ConfigFields, sizes: &Sizes) -> Result<[Rope; 2], ConfigError> {
+    const THETA: [f64; 2] = [160_000.0, 10_000.0];
+    if let Some(parameters) = fields.object("rope_parameters")? {
+        let defaults = THETA.map(|theta| RopeDefaults { theta, ..RopeDefaults::LLAMA });
+        let kinds = RopeConfig::of_kinds(&parameters, sizes.head_size, sizes.context, defaults)?;
+        return Ok(kinds.map(|kind| kind.rope));
+    }
+    let rope = |field: &str, theta| -> Result<Rope, ConfigError> {
+        Ok(Rope::plain(sizes.head_size, fields.float_or(field, theta)?, Pairs::Half))
+    };
+    Ok([rope("global_rope_theta", THETA[0])?, rope("local_rope_theta", THETA[1])?])
+}
+
+/// The head of `ModernBertForSequenceClassification`.
+fn classifier(fields: &ConfigFields, sizes: &Sizes, norm: Norm) -> Result<Option<TextHead>, ConfigError> {
+    let Some(labels) = fields.labels()? else { return Ok(None) };
+    let pooling = match fields.get("classifier_pooling") {
+        None => Pooling::First,
+        Some(found) => found
+            .as_str()
+            .and_then(Pooling::find)
+            .filter(|&pooling| pooling != Pooling::Last)
+            .ok_or_else(|| fields.wrong("classifier_pooling", "cls or mean", found))?,
+    };
+    let bias = fields.flag_or("classifier_bias", false)?;
+    let parts = vec![
+        Part::Linear { name: "head.dense".into(), out: sizes.hidden, bias },
+        Part::Activation(Activation::read(fields, &["classifier_activation"], Activation::Gelu)?),
+        Part::Norm { name: "head.norm".into(), norm },
+        Part::Linear { name: "classifier".into(), out: labels, bias: true },
+    ];
+    Ok(Some(TextHead { pooling, parts, purpose: Purpose::Scores }))
+}
+
+impl Transformer for ModernBertConfig {
+    type Shared = [RopeTables; 2];
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        let norm = (norm_of(self.eps, self.norm_bias), "final_norm");
+        Frame::named("embeddings.tok_embeddings.weight", norm, "decoder.weight", true)
+    }
+
+    fn shared(&self, net: &mut Net) -> [RopeTables; 2] {
+        self.ropes[0].tables_beside(net, &self.ropes[1])
+    }
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let x = net.embed(self.frame().embedding, self.sizes.vocab, self.sizes.hidden);
+        self.norm(net, x, "embeddings.norm")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, ropes: &[RopeTables; 2]) -> ValueId {
+        let (name, hidden) = (format!("layers.{layer}"), self.sizes.hidden);
+        let h = if layer == 0 { x } else { self.norm(net, x, &format!("{name}.attn_norm")) };
+        let fused = FusedQkv::in_order(hidden, hidden);
+        let qkv = format!("{name}.attn.Wqkv");
+        let qkv = fused.apply(net, h, &Linear::new(&qkv, fused.rows()).bias(self.attention_bias));
+        let side = self.sides[layer];
+        let attention = Attention::of_sides(self.sizes.head_size, side);
+        let rope = &ropes[usize::from(side.is_some())];
+        let h = SelfAttention::new("", rope, attention).attend(net, layer, &self.sizes, qkv);
+        let h = Linear::new(&format!("{name}.attn.Wo"), hidden).bias(self.attention_bias).apply(net, h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = self.norm(net, x, &format!("{name}.mlp_norm"));
+        let [up, down] = ["Wi", "Wo"].map(|part| format!("{name}.mlp.{part}"));
+        let up = Linear::new(&up, 2 * self.intermediate).bias(self.mlp_bias);
+        let down = Linear::new(&down, hidden).bias(self.mlp_bias);
+        let h = mlp::gated_fused(net, h, up, down, self.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn own_head(&self) -> Option<TextHead> {
+        Some(self.classifier.clone().unwrap_or_else(|| TextHead::embedding(Pooling::Mean)))
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        stored_name.strip_prefix("model.").unwrap_or(stored_name).to_string()
+    }
+
+    /// The head for the task of the training.
+    fn is_ignored(&self, name: &str) -> bool {
+        name.starts_with("head.") || name.starts_with("decoder.")
+    }
+}

@@ -1,0 +1,170 @@
+//! Vectors of texts: embeddings, or scores of a classification. Whole texts are read, several in one call, and nothing of them is
+//! kept: there are no caches and no states.
+
+use std::path::Path;
+
+use mlcc_abi::{Ctx, Sequence};
+
+use crate::buffer::Buffer;
+use crate::device::missing;
+use crate::session::Step;
+use crate::{Error, Model, Result};
+
+/// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the others.
+///
+/// ```no_run
+/// # use mlcc_runtime::{LoadOptions, Model};
+/// # fn main() -> Result<(), mlcc_runtime::Error> {
+/// let model = Model::load("bge-m3.so", &LoadOptions::default())?;
+/// let mut texts = model.texts()?;
+/// // Token ids of two texts, with the special tokens that the model wants; 2 vectors.
+/// let vectors = texts.run(&[&[0, 35378, 2], &[0, 8999, 38, 2]])?;
+/// assert_eq!(vectors.len(), 2 * model.text_width());
+/// # Ok(()) }
+/// ```
+pub struct Texts {
+    model: Model,
+    /// As many tokens as a call takes.
+    tokens: Buffer,
+    /// As many numbers of them.
+    wanted: Buffer,
+    /// The vectors of a call.
+    made: Buffer,
+    /// Those of all texts of the last [`Texts::run`].
+    vectors: Vec<f32>,
+    sequences: Vec<Sequence>,
+    fed: Vec<i32>,
+    last: Vec<i32>,
+}
+
+// SAFETY: the pointers in `sequences` are null: texts have neither states nor pages.
+unsafe impl Send for Texts {}
+
+impl Model {
+    /// Floats of the vector of a text; 0 if the model makes logits.
+    pub fn text_width(&self) -> usize {
+        self.plan().text_width as usize
+    }
+
+    /// Most tokens of a text.
+    pub fn max_text_tokens(&self) -> usize {
+        let plan = self.plan();
+        let most = self.max_step_tokens();
+        if plan.context == 0 { most } else { most.min(plan.context as usize) }
+    }
+
+    /// Memory to make vectors of texts.
+    pub fn texts(&self) -> Result<Texts> {
+        let plan = self.plan();
+        if plan.text_width == 0 {
+            return Err(Error::NoTexts { path: self.path().to_path_buf() });
+        }
+        let rows = self.max_step_tokens() as u64;
+        Ok(Texts {
+            model: self.clone(),
+            tokens: Buffer::integers("the tokens of texts", rows)?,
+            wanted: Buffer::integers("the wanted rows of texts", rows)?,
+            made: Buffer::floats("the vectors of texts", plan.text_width.saturating_mul(plan.batch))?,
+            vectors: Vec::new(),
+            sequences: Vec::new(),
+            fed: Vec::new(),
+            last: Vec::new(),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        self.artifact().path()
+    }
+}
+
+impl Texts {
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The vectors of `texts`, one behind the other, [`Model::text_width`] floats each. Every text has at least one token and at
+    /// most [`Model::max_text_tokens`]. If one is refused, nothing was computed.
+    pub fn run(&mut self, texts: &[&[i32]]) -> Result<&[f32]> {
+        self.vectors.clear();
+        for (index, text) in texts.iter().enumerate() {
+            self.check(text).map_err(|source| Error::Text { index, source: Box::new(source) })?;
+        }
+        let (most, batch) = (self.model.max_step_tokens(), self.model.plan().batch.max(1) as usize);
+        let mut rest = texts;
+        while !rest.is_empty() {
+            let mut rows = 0;
+            let fits = |text: &&&[i32]| {
+                rows += text.len();
+                rows <= most
+            };
+            let count = rest.iter().take(batch).take_while(fits).count();
+            let (now, later) = rest.split_at(count);
+            self.call(now)?;
+            rest = later;
+        }
+        Ok(&self.vectors)
+    }
+
+    fn check(&self, text: &[i32]) -> Result<()> {
+        let (vocab, most) = (self.model.plan().vocab, self.model.max_text_tokens());
+        if text.is_empty() {
+            return Err(Error::EmptyText);
+        }
+        if text.len() > most {
+            return Err(Error::TextTooLong { n: text.len(), most });
+        }
+        let known = |token: i32| u64::try_from(token).is_ok_and(|token| token < vocab);
+        match text.iter().position(|&token| !known(token)) {
+            None => Ok(()),
+            Some(position) => Err(Error::Token { token: text[position], position, vocab }),
+        }
+    }
+
+    /// Texts that fit into one call.
+    fn call(&mut self, texts: &[&[i32]]) -> Result<()> {
+        self.sequences.clear();
+        self.fed.clear();
+        self.last.clear();
+        for text in texts {
+            let (state, page_table) = (std::ptr::null_mut(), std::ptr::null());
+            let (first, rows) = (self.fed.len() as i64, text.len() as i64);
+            self.sequences.push(Sequence { state, page_table, past: 0, first, rows });
+            self.fed.extend_from_slice(text);
+            self.last.push(self.fed.len() as i32 - 1);
+        }
+        let step = Step::Rows;
+        let found = self.model.device().cpu().and_then(|cpu| Some((cpu, cpu.entry(step)?)));
+        let (cpu, entry) = found.ok_or_else(|| missing(&self.model, step))?;
+        let mut ctx = Ctx {
+            weights: self.model.weights().as_ptr(),
+            arena: std::ptr::null_mut(),
+            state: std::ptr::null_mut(),
+            tokens: self.tokens.hold(&self.fed).as_ptr(),
+            n: self.fed.len() as i64,
+            past: 0,
+            logits: self.made.as_mut_ptr().cast(),
+            probs: std::ptr::null_mut(),
+            barrier: None,
+            barrier_self: std::ptr::null_mut(),
+            temperature: 1.0,
+            reserved0: 0,
+            trace: None,
+            trace_self: std::ptr::null_mut(),
+            sequences: self.sequences.as_ptr(),
+            take: None,
+            take_self: std::ptr::null_mut(),
+            b: self.sequences.len() as i64,
+            // One row of each text; behind that any.
+            wanted: self.wanted.hold_with(self.fed.len(), &self.last).as_ptr(),
+            n_wanted: texts.len() as i64,
+            pages: std::ptr::null_mut(),
+            page_table: std::ptr::null(),
+        };
+        // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in range, there are as many
+        // rows and texts as the plan permits, and there is room for a vector of each.
+        unsafe { cpu.run(&self.model, step, entry, &mut ctx, None)? };
+        let width = self.model.text_width();
+        self.vectors.extend_from_slice(&self.made.as_floats()[..texts.len() * width]);
+        Ok(())
+    }
+}
