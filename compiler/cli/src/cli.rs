@@ -9,8 +9,8 @@ use std::sync::{LazyLock, Mutex};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    bench, bisect, build, chat, completions, doctor, eval, inspect, interp, models, opt, quants, run, serve,
-    targets, tune, verify,
+    bench, bisect, build, chat, completions, doctor, embed, eval, inspect, interp, models, opt, quants,
+    rerank, run, serve, targets, tune, verify,
 };
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -39,6 +39,10 @@ pub enum Command {
     Chat(Box<chat::Args>),
     /// Serve a compiled model over HTTP, as the OpenAI API
     Serve(Box<serve::Args>),
+    /// Print vectors of texts
+    Embed(embed::Args),
+    /// Order documents by how well they answer a query
+    Rerank(rerank::Args),
     /// Show what is in a compiled model
     Inspect(inspect::Args),
     /// Replay reference results through a compiled model
@@ -109,6 +113,8 @@ fn dispatch(command: Command, ui: &Ui) -> Result<(), CliError> {
         Command::Run(args) => run::run(&args, ui),
         Command::Chat(args) => chat::run(&args, ui),
         Command::Serve(args) => serve::run(&args, ui),
+        Command::Embed(args) => embed::run(&args, ui),
+        Command::Rerank(args) => rerank::run(&args, ui),
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
         Command::Bisect(args) => bisect::run(&args, ui),

@@ -34,6 +34,8 @@ pub enum CliError {
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
     #[error(transparent)]
+    Vectors(#[from] mlcc_engine::texts::TextError),
+    #[error(transparent)]
     Chat(#[from] mlcc_engine::ChatError),
     #[error(transparent)]
     ConversationFile(#[from] mlcc_engine::conversation::FileError),

@@ -6,6 +6,7 @@
 //! * [`conversation`]: a chat over one context that is read only once.
 //! * [`grammar`]: which texts are allowed, and so which tokens.
 //! * [`serving`]: many texts at the same time, for a server.
+//! * [`texts`]: vectors of texts, and scores of pairs.
 //! * [`eval`]: perplexity, and how far two models are apart.
 //! * [`chat`]: messages to a prompt, by the checkpoint's own template.
 //! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
@@ -27,6 +28,7 @@ pub mod special;
 pub mod speculate;
 pub mod stop;
 pub mod text;
+pub mod texts;
 pub mod tokenizer;
 
 pub use chat::{ChatError, ChatSource, ChatTemplate, Message};

@@ -110,6 +110,10 @@ pub enum TokenizerError {
          ByteFallback, Fuse and Strip, as language models use them."
     )]
     Decoder { found: String },
+    #[error(
+        "a tokenizer of kind {kind} does not say how two texts become one input: give a tokenizer.json with --tokenizer"
+    )]
+    NoPairs { kind: &'static str },
     #[error("cannot encode a text of {bytes} bytes: {reason}")]
     Encode { bytes: usize, reason: String },
     #[error("line {line} of the RWKV World vocabulary: expected {expected}, found {found}")]
@@ -192,6 +196,16 @@ impl Tokenizer {
             Tokenizer::RwkvWorld(world) => Ok(world.encode(text.as_bytes())),
             Tokenizer::SentencePiece(sp) => Ok(sp.encode(text, true)),
             Tokenizer::Tiktoken(tiktoken) => tiktoken.encode(text, true),
+        }
+    }
+
+    /// The ids of two texts as one input of a model that compares them.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        match self {
+            Tokenizer::Hf(hf) => hf.encode_pair(first, second),
+            Tokenizer::RwkvWorld(_) | Tokenizer::SentencePiece(_) | Tokenizer::Tiktoken(_) => {
+                Err(TokenizerError::NoPairs { kind: self.kind().tag() })
+            }
         }
     }
 

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
-use mlcc_models::{DownloadEvent, DownloadListener, ModelRequest};
+use mlcc_models::text_head::POOLINGS;
+use mlcc_models::{DownloadEvent, DownloadListener, ModelRequest, Pooling};
 use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
@@ -46,6 +47,10 @@ pub struct Args {
     /// Chat template in place of the model's own: a name (chatml, llama-2, llama-3, ...) or a file of Jinja text
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
+    /// Make vectors of texts (embeddings), and pool the rows of a text like this: that of the first token (cls), of the last one
+    /// (lasttoken), or their mean [default: what modules.json beside the weights says]
+    #[arg(long, value_name = "HOW", value_parser = parse_pooling)]
+    pooling: Option<Pooling>,
     /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
@@ -242,6 +247,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     let mut request = ModelRequest::new(&args.model);
     request.weights = args.weights.clone();
     request.random_weights = args.random_weights;
+    request.pooling = args.pooling;
     request.download = (!args.offline && !offline_by_environment()).then(|| download_listener(ui));
     if let Some(directory) = &args.hf_cache {
         request.cache.directory = directory.clone();
@@ -328,6 +334,11 @@ pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
 pub(super) fn parse_cache(name: &str) -> Result<CacheType, String> {
     let known = CacheType::ALL.map(CacheType::name).join(", ");
     CacheType::find(&name.to_lowercase()).ok_or_else(|| format!("unknown cache type; known are {known}"))
+}
+
+fn parse_pooling(name: &str) -> Result<Pooling, String> {
+    let known = POOLINGS.map(|(name, _)| name).join(", ");
+    Pooling::find(&name.to_lowercase()).ok_or_else(|| format!("unknown way of pooling; known are {known}"))
 }
 
 fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {

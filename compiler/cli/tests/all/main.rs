@@ -41,6 +41,7 @@ mod server;
 mod serving;
 mod software_gpu;
 mod step;
+mod texts;
 mod together;
 mod transformer;
 mod transformer_model;

@@ -48,7 +48,8 @@ const ALIKE: [&str; 6] =
 
 /// A reference case that the table has rows for.
 fn is_case(folder: &Path) -> bool {
-    folder.join("golden.json").exists() && !ALIKE.iter().any(|name| folder.ends_with(name))
+    let of_texts = crate::texts::CASES.iter().any(|name| folder.ends_with(name));
+    folder.join("golden.json").exists() && !of_texts && !ALIKE.iter().any(|name| folder.ends_with(name))
 }
 
 /// Reference cases: those of the project, and those in a shared folder beside it.

@@ -2,7 +2,7 @@
 //!
 //! Encoding is the library's. Decoding is ours, from a table of the bytes of each token, because a stream needs the
 //! bytes and the library gives whole strings. The table follows the file's `decoder`; a kind of decoder that does
-//! not map single tokens to bytes (word pieces, CTC) belongs to no language model that is compiled here, and is refused.
+//! not map single tokens to bytes (CTC) belongs to no language model that is compiled here, and is refused.
 
 use std::collections::BTreeMap;
 
@@ -40,6 +40,13 @@ impl HfTokenizer {
         let encoding = contained(|| self.inner.encode_fast(text, template))
             .map_err(|reason| TokenizerError::Encode { bytes: text.len(), reason })?;
         // Ids are below MAX_ID, as the table's construction has checked.
+        Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
+    }
+
+    /// Token ids of two texts as one input, with what the post-processor adds before, between and behind them.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        let encoding = contained(|| self.inner.encode_fast((first, second), true))
+            .map_err(|reason| TokenizerError::Encode { bytes: first.len() + second.len(), reason })?;
         Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
     }
 
@@ -146,6 +153,8 @@ struct DecodePlan {
     replace: Vec<(String, String)>,
     byte_fallback: bool,
     leading_strip: usize,
+    /// Word pieces: what marks a token that goes on with a word. Others begin one, with a space before.
+    word_part: Option<String>,
 }
 
 impl DecodePlan {
@@ -186,6 +195,10 @@ impl DecodePlan {
                     self.leading_strip += 1;
                 }
             }
+            "WordPiece" => {
+                self.word_part = Some(text("prefix").ok_or_else(refuse)?.to_owned());
+                self.leading_strip += 1;
+            }
             _ => return Err(refuse()),
         }
         Ok(())
@@ -198,6 +211,10 @@ impl DecodePlan {
                 return bytes;
             }
             return token.as_bytes().to_vec();
+        }
+        if let Some(mark) = self.word_part.as_ref().filter(|_| !added) {
+            let word = || format!(" {token}");
+            return token.strip_prefix(mark.as_str()).map_or_else(word, str::to_owned).into_bytes();
         }
         let mut text = token.to_owned();
         for (from, to) in &self.replace {
@@ -300,10 +317,19 @@ mod tests {
     }
 
     #[test]
-    fn decoders_that_work_on_words_are_refused() {
+    fn word_pieces_begin_words_or_go_on() {
         let mut plan = DecodePlan::default();
-        let word_piece = serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
-        assert!(plan.add(&word_piece).unwrap_err().to_string().contains("WordPiece"));
+        plan.add(&serde_json::json!({"type": "WordPiece", "prefix": "##", "cleanup": true})).unwrap();
+        assert_eq!(plan.leading_strip, 1);
+        let text = |token, added| String::from_utf8(plan.bytes(token, added)).unwrap();
+        assert_eq!([text("em", false), text("##bed", false), text("[CLS]", true)], [" em", "bed", "[CLS]"]);
+    }
+
+    #[test]
+    fn decoders_that_work_on_texts_are_refused() {
+        let mut plan = DecodePlan::default();
+        let ctc = serde_json::json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true});
+        assert!(plan.add(&ctc).unwrap_err().to_string().contains("CTC"));
         let strip_end = serde_json::json!({"type": "Strip", "content": " ", "start": 0, "stop": 1});
         assert!(plan.add(&strip_end).is_err());
         assert_eq!(plan, DecodePlan::default());

@@ -377,6 +377,7 @@ pub fn artifact(
             vocab: vocab as u64,
             max_workers: plan.max_workers().unwrap_or(0),
             page_bytes: plan.page_bytes,
+            text_width: 0,
         },
         ..TableDesc::default()
     };

@@ -1,0 +1,118 @@
+//! `mlcc embed`: vectors of texts.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use mlcc_engine::texts::{Embed, TextModel, Vectors};
+use mlcc_files::Kind;
+use serde_json::json;
+
+use crate::commands::{load, print, print_json, read_stdin, run};
+use crate::error::CliError;
+use crate::ui::Ui;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: mlcc embed bge-m3.so \"What is a monad?\" --json\n\
+    The way of pooling is part of the artifact: `mlcc build --pooling` overrides that of the checkpoint's files.")]
+pub struct Args {
+    /// A compiled model of embeddings
+    artifact: PathBuf,
+    /// The texts [default: each line of standard input]
+    texts: Vec<String>,
+    /// Prompt of the model that is put before each text, by its name (query, document, ...) [default: the model's own choice]
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt_text")]
+    prompt: Option<String>,
+    /// Text that is put before each text
+    #[arg(long, value_name = "TEXT")]
+    prompt_text: Option<String>,
+    /// Only so many first numbers of a vector, which then has length 1 again
+    #[arg(long, value_name = "N")]
+    dim: Option<usize>,
+    /// Write the vectors as a NumPy array [texts, numbers] of f32 into this file
+    #[arg(short, long, value_name = "FILE.npy", conflicts_with = "json")]
+    output: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Worker threads [default: physical cores]
+    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Tokenizer file, in place of the one in the artifact
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let mut model = text_model(&args.artifact, args.threads, args.tokenizer.as_deref())?;
+    let read;
+    let texts: Vec<&str> = match args.texts.is_empty() {
+        false => args.texts.iter().map(String::as_str).collect(),
+        true => {
+            read = read_stdin(Kind::Prompt)?;
+            read.lines().collect()
+        }
+    };
+    if texts.is_empty() {
+        return Err(CliError::usage("no texts: give some as arguments, or one per line on standard input"));
+    }
+    let how =
+        Embed { prompt: args.prompt.as_deref(), prompt_text: args.prompt_text.as_deref(), dim: args.dim };
+    let vectors = model.embed(&texts, &how)?;
+    if let Some(path) = &args.output {
+        mlcc_runtime::replace_file(path, |file| file.write_all(&npy(&vectors)))
+            .map_err(CliError::io("write", path))?;
+        ui.note(format_args!("{} vectors of {} numbers", vectors.rows().len(), vectors.dim));
+        return Ok(());
+    }
+    if args.json {
+        let rows: Vec<&[f32]> = vectors.rows().collect();
+        return print_json(&json!({ "dim": vectors.dim, "tokens": vectors.tokens, "embeddings": rows }));
+    }
+    let line = |row: &[f32]| row.iter().map(f32::to_string).collect::<Vec<_>>().join(" ") + "\n";
+    print(&vectors.rows().map(line).collect::<String>())
+}
+
+/// A model of texts with its tokenizer.
+pub(crate) fn text_model(
+    artifact: &Path,
+    threads: Option<u16>,
+    tokenizer: Option<&Path>,
+) -> Result<TextModel, CliError> {
+    let model = load(artifact, threads.map(usize::from), false)?;
+    if model.text_width() == 0 {
+        return Err(mlcc_runtime::Error::NoTexts { path: artifact.to_path_buf() }.into());
+    }
+    let tokenizer = run::tokenizer(&model, tokenizer)?;
+    Ok(TextModel::new(&model, tokenizer)?)
+}
+
+/// NumPy's format, version 1.0: magic, length of the header, a Python dictionary filled up to 64 bytes, the elements.
+fn npy(vectors: &Vectors) -> Vec<u8> {
+    let shape = format!("({}, {})", vectors.rows().len(), vectors.dim);
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+    const BEFORE: usize = 10;
+    let length = (BEFORE + header.len() + 1).next_multiple_of(64) - BEFORE;
+    header.push_str(&" ".repeat(length - header.len() - 1));
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend_from_slice(&(length as u16).to_le_bytes());
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend(vectors.values.iter().flat_map(|x| x.to_le_bytes()));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_of_numpy() {
+        let bytes = npy(&Vectors { dim: 2, values: vec![1.0, -2.0, 0.5, 0.25], tokens: 3 });
+        assert_eq!(bytes[..10], *b"\x93NUMPY\x01\x00\x76\x00");
+        let header = std::str::from_utf8(&bytes[10..128]).unwrap();
+        assert!(header.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }  "));
+        assert!(header.ends_with('\n'));
+        assert_eq!(bytes[128..132], 1f32.to_le_bytes());
+        assert_eq!(bytes.len(), 128 + 16);
+    }
+}

@@ -1,0 +1,276 @@
+//! Models of texts as artifacts against their reference cases: embeddings and scores of single texts and of many together,
+//! passes switched off, weight formats.
+
+use std::path::Path;
+
+use crate::cases::{artifact, backends, directory, load, scheme};
+use mlcc_driver::build::{Backend, BuildOptions};
+use mlcc_passes::PIPELINE;
+use mlcc_runtime::{Error, Model};
+use serde::Deserialize;
+
+/// As the reference cases state it; measured are up to 1e-6.
+const F32: f32 = 1e-5;
+
+#[derive(Deserialize)]
+struct Golden {
+    inputs: Vec<Input>,
+}
+
+#[derive(Deserialize)]
+struct Input {
+    input_ids: Vec<i32>,
+    #[serde(default)]
+    embedding: Vec<f32>,
+    #[serde(default)]
+    score: Option<f32>,
+}
+
+impl Input {
+    fn expected(&self) -> Vec<f32> {
+        self.score.map_or_else(|| self.embedding.clone(), |score| vec![score])
+    }
+}
+
+pub const CASES: [&str; 5] = ["embed-bert", "embed-qwen3", "embed-modernbert", "embed-gemma", "rerank-xlmr"];
+
+fn inputs(case: &str) -> Vec<Input> {
+    let bytes = std::fs::read(directory(case).join("golden.json")).unwrap();
+    serde_json::from_slice::<Golden>(&bytes).unwrap().inputs
+}
+
+fn options(case: &str, quant: &str, backend: Backend) -> BuildOptions {
+    let mut options = BuildOptions::new(directory(case).to_str().unwrap());
+    options.quant = scheme(quant);
+    options.quant_name = quant.into();
+    options.backend = backend;
+    options
+}
+
+fn build(options: &BuildOptions, folder: &Path) -> Model {
+    load(&artifact(options, folder, "case.so").0, None, 2)
+}
+
+fn worst(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    found.iter().zip(expected).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()))
+}
+
+/// All texts together, in one call and in several.
+fn check(what: &str, model: &Model, inputs: &[Input], tolerance: f32) {
+    let mut texts = model.texts().unwrap();
+    let ids: Vec<&[i32]> = inputs.iter().map(|input| &input.input_ids[..]).collect();
+    let expected: Vec<f32> = inputs.iter().flat_map(Input::expected).collect();
+    let off = worst(texts.run(&ids).unwrap(), &expected);
+    println!("{what}: off by at most {off:.1e}");
+    assert!(off <= tolerance, "{what}: off by {off}");
+}
+
+fn check_case(case: &str, quant: &str, backend: Backend, disabled: &[&str], tolerance: f32) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(case, quant, backend);
+    options.disabled_passes = disabled.iter().map(|&pass| pass.into()).collect();
+    let what = format!("{case} in {quant} by {} without {disabled:?}", backend.name());
+    check(&what, &build(&options, folder.path()), &inputs(case), tolerance);
+}
+
+#[test]
+fn vectors_of_texts_equal_their_reference() {
+    for (i, backend) in backends().enumerate() {
+        let cases = if i == 0 { &CASES[..] } else { &CASES[..1] };
+        cases.iter().for_each(|case| check_case(case, "f32", backend, &[], F32));
+    }
+}
+
+#[test]
+fn passes_change_no_vector() {
+    let optional: Vec<&str> = PIPELINE.iter().filter(|pass| pass.optional).map(|pass| pass.name).collect();
+    let backend = backends().next().unwrap();
+    for pass in &optional {
+        check_case("embed-bert", "f32", backend, &[pass], F32);
+    }
+    for case in CASES {
+        check_case(case, "f32", backend, &optional, F32);
+    }
+}
+
+/// Formats of half precision and integer activations; cosines of embeddings stay near.
+#[test]
+fn vectors_in_other_formats_stay_near() {
+    let backend = backends().next().unwrap();
+    for (case, quant, tolerance) in
+        [("embed-modernbert", "f16", 2e-2), ("embed-bert", "q8i8", 6e-2), ("embed-qwen3", "q8i8", 6e-2)]
+    {
+        check_case(case, quant, backend, &[], tolerance);
+    }
+}
+
+/// Alone, in a crowd, in another order, cut into several calls: the same bits.
+#[test]
+fn no_vector_depends_on_the_others() {
+    {
+        for (case, quant) in [("embed-bert", "f32"), ("embed-qwen3", "q8i8"), ("embed-gemma", "f32")] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut options = options(case, quant, backends().next().unwrap());
+            // Texts of 40 tokens: calls of three of them at most.
+            (options.chunk, options.batch) = (Some(128), Some(5));
+            let model = build(&options, folder.path());
+            let mut texts = model.texts().unwrap();
+            let inputs = inputs(case);
+            let some: Vec<&[i32]> = inputs.iter().map(|input| &input.input_ids[..]).collect();
+            let one = &some[3][..1];
+            let many: Vec<&[i32]> = [&some[..], &[one], &some[..3], &[one, one], &some[..]].concat();
+            let width = model.text_width();
+            let together = texts.run(&many).unwrap().to_vec();
+            assert_eq!(together.len(), many.len() * width);
+            for (text, vector) in many.iter().zip(together.chunks(width)) {
+                let alone = texts.run(&[text]).unwrap();
+                assert!(alone == vector, "{case} in {quant}: {} tokens", text.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn texts_that_cannot_be_read_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options("embed-bert", "f32", backends().next().unwrap());
+    options.context = Some(16);
+    let model = build(&options, folder.path());
+    let mut texts = model.texts().unwrap();
+    let error = |texts: &mut mlcc_runtime::Texts, text: &[i32]| match texts.run(&[&[1], text]) {
+        Err(Error::Text { index: 1, source }) => *source,
+        other => panic!("{:?}", other.map(<[f32]>::len)),
+    };
+    assert!(matches!(error(&mut texts, &[]), Error::EmptyText));
+    assert!(matches!(error(&mut texts, &[1; 17]), Error::TextTooLong { n: 17, most: 16 }));
+    assert!(matches!(error(&mut texts, &[2, 400]), Error::Token { token: 400, position: 1, vocab: 400 }));
+    assert!(matches!(error(&mut texts, &[-1]), Error::Token { token: -1, position: 0, .. }));
+    assert_eq!(texts.run(&[]).unwrap().len(), 0);
+    assert!(matches!(model.session().err(), Some(Error::TextsOnly { .. })));
+    assert!(matches!(model.batch(2).err(), Some(Error::TextsOnly { .. })));
+}
+
+/// Words of a vocabulary that both commands can be given.
+const TOKENIZER: &str = r###"{
+  "version": "1.0", "truncation": null, "padding": null,
+  "added_tokens": [
+    {"id": 0, "content": "[PAD]", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+    {"id": 2, "content": "[CLS]", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+    {"id": 3, "content": "[SEP]", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+  ],
+  "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true},
+  "pre_tokenizer": {"type": "BertPreTokenizer"},
+  "post_processor": {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+    "pair": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}, "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}}
+  },
+  "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+  "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+    "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "search": 4, ":": 5, "tree": 6, "##s": 7, "in": 8, "winter": 9, "summer": 10}}
+}"###;
+
+/// A copy of a case with a tokenizer, compiled.
+fn with_tokenizer(case: &str, folder: &Path) -> std::path::PathBuf {
+    let copy = folder.join(case);
+    copy_all(&directory(case), &copy);
+    std::fs::write(copy.join("tokenizer.json"), TOKENIZER).unwrap();
+    let prompts = r#"{"prompts": {"query": "search: ", "document": ""}, "default_prompt_name": null}"#;
+    std::fs::write(copy.join("config_sentence_transformers.json"), prompts).unwrap();
+    let mut options = options(case, "f32", backends().next().unwrap());
+    options.request.model = copy.to_str().unwrap().into();
+    artifact(&options, folder, "case.so").0
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (path, to) = {
+            let entry = entry.unwrap();
+            (entry.path(), to.join(entry.file_name()))
+        };
+        if path.is_dir() {
+            copy_all(&path, &to);
+        } else {
+            std::fs::copy(&path, &to).unwrap();
+        }
+    }
+}
+
+fn mlcc(args: &[&str], input: &str) -> (bool, String, String) {
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_mlcc"));
+    let output = command.args(args).write_stdin(input).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_embeds_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let so = with_tokenizer("embed-bert", folder.path());
+    let (so, model) = (so.to_str().unwrap().to_string(), load(&so, None, 1));
+    // "Trees in winter", with the prompt of queries before it.
+    let mut texts = model.texts().unwrap();
+    let plain = texts.run(&[&[2, 6, 7, 8, 9, 3]]).unwrap().to_vec();
+    let asked = texts.run(&[&[2, 4, 5, 6, 7, 8, 9, 3]]).unwrap().to_vec();
+    let numbers = |line: &str| line.split(' ').map(|x| x.parse().unwrap()).collect::<Vec<f32>>();
+
+    let (ok, out, err) = mlcc(&["embed", &so], "Trees in winter\nsummer\n");
+    assert!(ok, "{err}");
+    assert_eq!(out.lines().count(), 2);
+    assert_eq!(numbers(out.lines().next().unwrap()), plain);
+
+    let (ok, out, err) = mlcc(&["embed", &so, "Trees in winter", "--prompt", "query", "--json"], "");
+    assert!(ok, "{err}");
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let found: Vec<f32> = serde_json::from_value(json["embeddings"][0].clone()).unwrap();
+    assert_eq!((found, &json["dim"], &json["tokens"]), (asked, &64.into(), &8.into()));
+
+    let npy = folder.path().join("vectors.npy");
+    let (ok, _, err) = mlcc(&["embed", &so, "tree", "winter", "--dim", "8", "-o", npy.to_str().unwrap()], "");
+    assert!(ok, "{err}");
+    let bytes = std::fs::read(&npy).unwrap();
+    assert_eq!(bytes.len(), 128 + 2 * 8 * 4);
+    let vectors: Vec<f32> =
+        bytes[128..].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let length = vectors[..8].iter().map(|x| x * x).sum::<f32>();
+    assert!((length - 1.0).abs() < 1e-5, "{length}");
+
+    for (args, input, what) in [
+        (&["embed", &so][..], "tree\n\nwinter\n", "text 1 is empty"),
+        (&["embed", &so], "", "no texts"),
+        (&["embed", &so, "tree", "--prompt", "answer"], "", "it has query, document"),
+        (&["embed", &so, "tree", "--dim", "65"], "", "choose 1 to 64"),
+        (&["rerank", &so, "tree", "winter"], "", "a reranker gives one"),
+        (&["run", &so, "-p", "tree"], "", "mlcc embed"),
+    ] {
+        let (ok, _, err) = mlcc(args, input);
+        assert!(!ok && err.contains(what), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn the_command_orders_documents() {
+    let folder = tempfile::tempdir().unwrap();
+    let so = with_tokenizer("rerank-xlmr", folder.path());
+    let (so, model) = (so.to_str().unwrap().to_string(), load(&so, None, 1));
+    let mut texts = model.texts().unwrap();
+    let pairs: [&[i32]; 3] = [&[2, 6, 3, 9, 3], &[2, 6, 3, 10, 3], &[2, 6, 3, 8, 9, 3]];
+    let scores = texts.run(&pairs).unwrap().to_vec();
+    let (ok, out, err) = mlcc(&["rerank", &so, "tree", "--json"], "winter\nsummer\nin winter\n");
+    assert!(ok, "{err}");
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
+    let found: Vec<(usize, f32)> = rows
+        .iter()
+        .map(|row| (row["index"].as_u64().unwrap() as usize, row["score"].as_f64().unwrap() as f32))
+        .collect();
+    assert!(found.is_sorted_by(|a, b| a.1 >= b.1), "{found:?}");
+    assert_eq!(found.len(), 3);
+    found.iter().for_each(|&(index, score)| assert_eq!(score, scores[index]));
+    let (ok, out, _) = mlcc(&["rerank", &so, "tree", "winter", "summer", "--top", "1"], "");
+    assert!(ok && out.lines().count() == 1, "{out}");
+    let (ok, _, err) = mlcc(&["embed", &so, "tree"], "");
+    assert!(!ok && err.contains("mlcc rerank"), "{err}");
+}
