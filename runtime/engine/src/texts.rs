@@ -84,14 +84,7 @@ impl TextModel {
 
     /// The vectors of `texts`, in their order.
     pub fn embed(&mut self, texts: &[&str], how: &Embed<'_>) -> Result<Vectors, TextError> {
-        if self.purpose != Purpose::Embedding {
-            return Err(TextError::NoEmbeddings);
-        }
-        let width = self.texts.model().text_width();
-        let dim = how.dim.unwrap_or(width);
-        if !(1..=width).contains(&dim) {
-            return Err(TextError::Dim { dim, width });
-        }
+        let dim = self.dim(how)?;
         let prompt = self.prompt(how)?.to_string();
         let mut ids = Vec::with_capacity(texts.len());
         for (index, text) in texts.iter().enumerate() {
@@ -102,13 +95,35 @@ impl TextModel {
             let tokens = self.tokenizer.encode_prompt(&with_prompt);
             ids.push(tokens.map_err(|source| TextError::Tokenizer { index, source })?);
         }
-        let tokens = ids.iter().map(Vec::len).sum();
-        let vectors = self.run(&ids)?;
+        self.vectors(&ids, dim)
+    }
+
+    /// Numbers of a vector that are asked for.
+    fn dim(&self, how: &Embed<'_>) -> Result<usize, TextError> {
+        if self.purpose != Purpose::Embedding {
+            return Err(TextError::NoEmbeddings);
+        }
+        let width = self.texts.model().text_width();
+        match how.dim.unwrap_or(width) {
+            dim if (1..=width).contains(&dim) => Ok(dim),
+            dim => Err(TextError::Dim { dim, width }),
+        }
+    }
+
+    fn vectors(&mut self, ids: &[Vec<TokenId>], dim: usize) -> Result<Vectors, TextError> {
+        let (width, tokens) = (self.texts.model().text_width(), ids.iter().map(Vec::len).sum());
+        let vectors = self.run(ids)?;
         let values = match dim == width {
             true => vectors.to_vec(),
             false => vectors.chunks_exact(width).flat_map(|vector| of_length_one(&vector[..dim])).collect(),
         };
         Ok(Vectors { dim, values, tokens })
+    }
+
+    /// The vectors of texts that are token ids already, with the special tokens that the model wants.
+    pub fn embed_ids(&mut self, texts: &[Vec<TokenId>], how: &Embed<'_>) -> Result<Vectors, TextError> {
+        let dim = self.dim(how)?;
+        self.vectors(texts, dim)
     }
 
     /// How well each of `documents` answers `query`: a number that has no bounds, larger is better.

@@ -4,18 +4,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::embeddings::TextModels;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Models, entry};
 use crate::responses::Kept;
 use crate::serve::ServeOptions;
+use serde_json::Value;
 
 pub struct App {
     pub models: Models,
+    /// Models of embeddings, and rerankers.
+    pub texts: TextModels,
     pub server: Arc<Server>,
 }
 
 impl App {
+    /// All models, as `/v1/models` tells of them.
+    pub fn list(&self) -> Vec<Value> {
+        let texts = self.texts.names().map(|name| entry(name, self.server.started, "loaded"));
+        self.models.list().into_iter().chain(texts).collect()
+    }
+
+    pub fn describe(&self, name: &str) -> Result<Value, ApiError> {
+        let known = self.list().into_iter().find(|entry| entry["id"] == name);
+        known.map_or_else(|| self.models.describe(name), Ok)
+    }
+
     /// Whether new texts are taken. A model that has lost its engine is refused by itself.
     pub fn ready(&self) -> Result<(), ApiError> {
         self.server.ready()?;

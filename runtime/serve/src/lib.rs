@@ -10,6 +10,7 @@ mod blocks;
 mod chat;
 mod completions;
 mod constraint;
+mod embeddings;
 mod error;
 mod fields;
 mod hosted;
@@ -32,4 +33,4 @@ mod tokens;
 mod tools;
 
 pub use library::{Library, LoadError, NoLibrary, Ready, Served};
-pub use serve::{ServeError, ServeOptions, Stopped, serve};
+pub use serve::{ServeError, ServeOptions, Stopped, serve, serve_with};

@@ -133,7 +133,8 @@ fn names(models: &[Arc<Hosted>]) -> Vec<String> {
     models.iter().map(|hosted| hosted.name.clone()).collect()
 }
 
-fn entry(name: &str, created: u64, status: &str) -> Value {
+/// A model as `/v1/models` tells of it.
+pub fn entry(name: &str, created: u64, status: &str) -> Value {
     let status = json!({"value": status});
     json!({"id": name, "object": "model", "created": created, "owned_by": "mlcc", "status": status})
 }

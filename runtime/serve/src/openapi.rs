@@ -86,6 +86,22 @@ const RESPONSES: FieldList = &[
     ("chat_template_kwargs", "object"),
     ("cache_prompt", "boolean"),
 ];
+const EMBEDDINGS: FieldList = &[
+    ("input*", "string|array"),
+    ("model", "string"),
+    ("dimensions", "integer"),
+    ("encoding_format", "string"),
+    ("prompt_name", "string"),
+    ("user", "string"),
+];
+const RERANK: FieldList = &[
+    ("query*", "string"),
+    ("documents*", "array"),
+    ("model", "string"),
+    ("top_n", "integer"),
+    ("return_documents", "boolean"),
+    ("user", "string"),
+];
 const LOAD: FieldList = &[("model*", "string"), ("artifact", "string")];
 const UNLOAD: FieldList = &[("model*", "string")];
 const DETOKENIZE: FieldList = &[("tokens*", "array"), ("model", "string")];
@@ -112,6 +128,8 @@ fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
         "/completions" => [COMPLETION, TEXTS].concat(),
         "/messages" => [&[("max_tokens*", "integer")], COUNT].concat(),
         "/messages/count_tokens" => COUNT.to_vec(),
+        "/embeddings" => EMBEDDINGS.to_vec(),
+        "/rerank" => RERANK.to_vec(),
         "/tokenize" => TOKENIZE.to_vec(),
         "/responses" => RESPONSES.to_vec(),
         "/models/load" => LOAD.to_vec(),

@@ -20,7 +20,9 @@ use crate::error::{ApiError, json_type};
 use crate::fields::Fields;
 use crate::hosted::Hosted;
 use crate::texts::{Client, Work, answer};
-use crate::{anthropic, blocks, chat, completions, info, items, page, responses, tokens};
+use crate::{
+    anthropic, blocks, chat, completions, embeddings as vectors, info, items, page, responses, tokens,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
@@ -63,6 +65,8 @@ pub const ROUTES: &[Route] = &[
     deletes("/responses/{id}", "Forgets an answer", || delete(forget)),
     takes("/messages", "An answer to messages, in the form of Anthropic's API", || post(messages)),
     takes("/messages/count_tokens", "How many tokens the prompt of messages has", || post(count_tokens)),
+    takes("/embeddings", "Vectors of texts", || post(embeddings)),
+    takes("/rerank", "How well documents answer a query", || post(rerank)),
     takes("/tokenize", "Text to token ids", || post(tokenize)),
     takes("/detokenize", "Token ids to text", || post(detokenize)),
     takes("/apply-template", "Messages to the prompt that the model would read", || post(apply_template)),
@@ -300,6 +304,14 @@ async fn apply_template(State(app): Shared, body: Body) -> Response {
     value_of_model(app, body, chat::apply_template).await
 }
 
+async fn embeddings(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, vectors::embed).await)
+}
+
+async fn rerank(State(app): Shared, body: Body) -> Response {
+    as_json(aside(&app, body, vectors::rerank).await)
+}
+
 async fn load(State(app): Shared, body: Body) -> Response {
     as_json(aside(&app, body, |app, fields| app.models.load(fields)).await)
 }
@@ -309,11 +321,11 @@ async fn unload(State(app): Shared, body: Body) -> Response {
 }
 
 async fn models(State(app): Shared) -> Response {
-    as_json(Ok(json!({"object": "list", "data": app.models.list()})))
+    as_json(Ok(json!({"object": "list", "data": app.list()})))
 }
 
 async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
-    as_json(app.models.describe(&name))
+    as_json(app.describe(&name))
 }
 
 async fn health(State(app): Shared) -> Response {

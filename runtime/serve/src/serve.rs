@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mlcc_engine::texts::TextModel;
 use thiserror::Error;
 use tokio::sync::Notify;
 
 use crate::app::{App, Server};
+use crate::embeddings::TextModels;
 use crate::hosted::Hosted;
 use crate::library::{Library, Ready};
 use crate::models::Models;
@@ -76,6 +78,18 @@ pub fn serve(
     stop: &AtomicBool,
     ready: impl FnOnce(SocketAddr, &[(String, usize)]),
 ) -> Result<Stopped, ServeError> {
+    serve_with(models, Vec::new(), library, options, stop, ready)
+}
+
+/// The same with models of texts beside: embeddings and rerankers.
+pub fn serve_with(
+    models: Vec<(String, Ready)>,
+    texts: Vec<(String, TextModel)>,
+    library: Box<dyn Library>,
+    options: &ServeOptions,
+    stop: &AtomicBool,
+    ready: impl FnOnce(SocketAddr, &[(String, usize)]),
+) -> Result<Stopped, ServeError> {
     let address = SocketAddr::new(options.host, options.port);
     let refused = |source| ServeError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refused)?;
@@ -83,7 +97,11 @@ pub fn serve(
     let address = listener.local_addr().map_err(refused)?;
     let names: Vec<_> = models.iter().map(|(name, ready)| (name.clone(), ready.sequences)).collect();
     let server = Arc::new(Server::new(options));
-    let app = Arc::new(App { models: Models::start(models, library, &server)?, server });
+    let app = Arc::new(App {
+        models: Models::start(models, library, &server)?,
+        texts: TextModels::new(texts),
+        server,
+    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let stopped = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;

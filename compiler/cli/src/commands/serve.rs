@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
+use mlcc_engine::texts::TextModel;
 use mlcc_runtime::Workers;
 use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped};
 use serde_json::{Value, json};
@@ -95,8 +96,15 @@ struct Shelf {
     ui: Ui,
 }
 
+/// What an artifact is served as.
+enum Shelved {
+    Ready(Box<Ready>),
+    /// Makes vectors of texts.
+    Texts(Box<TextModel>),
+}
+
 impl Shelf {
-    fn read(&self, path: &Path, committed: u64) -> Result<Ready, CliError> {
+    fn read(&self, path: &Path, committed: u64) -> Result<Shelved, CliError> {
         let args = &self.args;
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let model = match workers {
@@ -108,6 +116,9 @@ impl Shelf {
         }
         let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
         tokenizer.check_vocab(model.vocab())?;
+        if model.text_width() > 0 {
+            return Ok(Shelved::Texts(Box::new(TextModel::new(&model, tokenizer)?)));
+        }
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
         let format = chat::known_format(&model, args.template.as_deref())?;
         if format.is_none() {
@@ -124,7 +135,7 @@ impl Shelf {
             executor: model.executor().to_owned(),
             tokenizer,
         };
-        Ok(Ready::model(&model, served, &self.options, committed)?)
+        Ok(Shelved::Ready(Box::new(Ready::model(&model, served, &self.options, committed)?)))
     }
 
     /// In the folder of `--models`, by their names in order.
@@ -159,8 +170,14 @@ impl Library for Shelf {
             self.args.quant.as_deref().filter(|_| path.is_dir()),
             &self.ui,
         );
-        path.and_then(|path| self.read(&path, committed))
-            .map_err(|error| LoadError::Refused(error.to_string()))
+        let read = path.and_then(|path| self.read(&path, committed));
+        match read.map_err(|error| LoadError::Refused(error.to_string()))? {
+            Shelved::Ready(ready) => Ok(*ready),
+            Shelved::Texts(_) => {
+                let why = "it makes vectors of texts: name it when the server is started";
+                Err(LoadError::Refused(why.into()))
+            }
+        }
     }
 }
 
@@ -210,17 +227,23 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let named = names(args)?;
     let shelf =
         Shelf { args: args.clone(), options, named: named.clone(), workers: Mutex::new(None), ui: *ui };
-    let (mut models, mut committed) = (Vec::new(), 0);
+    let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
     for (name, path) in named {
         let path = super::checkpoint::artifact(&path, args.quant.as_deref(), ui)?;
-        let ready = shelf.read(&path, committed)?;
-        committed += ready.need();
-        models.push((name, ready));
+        match shelf.read(&path, committed)? {
+            Shelved::Ready(ready) => {
+                committed += ready.need();
+                models.push((name, *ready));
+            }
+            Shelved::Texts(model) => texts.push((name, *model)),
+        }
     }
     let options = shelf.options.clone();
+    let of_texts: Vec<String> = texts.iter().map(|(name, _)| name.clone()).collect();
     let ready = |address: SocketAddr, models: &[(String, usize)]| {
         let url = format!("http://{address}");
-        let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
+        let names = models.iter().map(|(name, _)| name).chain(&of_texts);
+        let names: Vec<&str> = names.map(String::as_str).collect();
         if args.json {
             let mut out = std::io::stdout().lock();
             let first = models.first().cloned().unzip();
@@ -231,9 +254,12 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         for (name, sequences) in models {
             ui.note(format_args!("{name} at {url}/v1, {sequences} texts together."));
         }
+        for name in &of_texts {
+            ui.note(format_args!("{name} at {url}/v1/embeddings or {url}/v1/rerank."));
+        }
         ui.note(format_args!("A page to chat is at {url}/. Ctrl-C ends in order."));
     };
-    match mlcc_serve::serve(models, Box::new(shelf), &options, stop, ready)? {
+    match mlcc_serve::serve_with(models, texts, Box::new(shelf), &options, stop, ready)? {
         Stopped::Drained => {}
         Stopped::Cut => ui.warn("some texts were ended before their time (--drain-timeout)"),
     }

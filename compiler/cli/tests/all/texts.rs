@@ -274,3 +274,59 @@ fn the_command_orders_documents() {
     let (ok, _, err) = mlcc(&["embed", &so, "tree"], "");
     assert!(!ok && err.contains("mlcc rerank"), "{err}");
 }
+
+#[cfg(unix)]
+#[test]
+fn the_server_gives_vectors_and_orders() {
+    use serde_json::json;
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    [&one, &two].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let (embedder, reranker) = (with_tokenizer("embed-bert", &one), with_tokenizer("rerank-xlmr", &two));
+    let model = load(&embedder, None, 1);
+    let expected = model.texts().unwrap().run(&[&[2, 6, 7, 8, 9, 3], &[2, 10, 3]]).unwrap().to_vec();
+    let names = ["--alias", "small", "--alias", "judge", "-t", "1"];
+    let server = crate::server::Server::of(&[&embedder, &reranker], &names);
+    assert_eq!(server.ready["models"], json!(["small", "judge"]));
+    assert_eq!(server.get("/v1/models/judge").json()["id"], "judge");
+
+    let vector = |answer: &serde_json::Value, at: usize| {
+        let row = &answer["data"][at];
+        assert_eq!((&row["object"], &row["index"]), (&json!("embedding"), &json!(at)));
+        serde_json::from_value::<Vec<f32>>(row["embedding"].clone()).unwrap()
+    };
+    let answer =
+        server.ask("/v1/embeddings", &json!({"model": "small", "input": ["Trees in winter", "summer"]}));
+    assert_eq!([vector(&answer, 0), vector(&answer, 1)].concat(), expected);
+    assert_eq!((&answer["model"], &answer["usage"]["prompt_tokens"]), (&json!("small"), &json!(9)));
+    let answer = server.ask("/v1/embeddings", &json!({"input": [[2, 6, 7, 8, 9, 3], [2, 10, 3]]}));
+    assert_eq!([vector(&answer, 0), vector(&answer, 1)].concat(), expected);
+    let answer = server
+        .ask("/v1/embeddings", &json!({"input": "summer", "dimensions": 4, "encoding_format": "base64"}));
+    assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), 24);
+
+    let asked = json!({"query": "tree", "documents": ["winter", "summer", "in winter"], "top_n": 2});
+    let answer = server.ask("/v1/rerank", &asked);
+    let scores: Vec<f64> = answer["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["relevance_score"].as_f64().unwrap())
+        .collect();
+    assert!(scores.len() == 2 && scores[0] >= scores[1], "{answer}");
+
+    for (path, body, status, what) in [
+        ("/v1/embeddings", json!({"input": ""}), 400, "is empty"),
+        ("/v1/embeddings", json!({"input": "tree", "dimensions": 65}), 400, "choose 1 to 64"),
+        ("/v1/embeddings", json!({"input": "tree", "encoding_format": "int8"}), 400, "base64"),
+        ("/v1/embeddings", json!({"input": [[400]]}), 400, "vocabulary"),
+        ("/v1/embeddings", json!({"input": "tree", "model": "judge"}), 400, "no embeddings"),
+        ("/v1/embeddings", json!({"input": "tree", "model": "large"}), 404, "large"),
+        ("/v1/rerank", json!({"query": "tree", "documents": ["winter"], "model": "small"}), 400, "reranker"),
+        ("/v1/rerank", json!({"documents": ["winter"]}), 400, "query"),
+        ("/v1/completions", json!({"prompt": "tree"}), 404, "no model is loaded"),
+    ] {
+        let answer = server.post(path, &body);
+        assert!(answer.status == status && answer.body.contains(what), "{path} {body}: {}", answer.body);
+    }
+}

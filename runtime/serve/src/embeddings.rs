@@ -1,0 +1,177 @@
+//! `/embeddings` and `/rerank`: models of texts, which have no engine. A request waits for the one before it.
+
+use std::sync::{Mutex, PoisonError};
+
+use mlcc_engine::texts::{Embed, TextError, TextModel, Vectors};
+use mlcc_engine::{TokenId, texts::Purpose};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::{Fields, OneOrMany};
+
+/// The models of texts of a server, by their names.
+#[derive(Default)]
+pub struct TextModels(Vec<(String, Mutex<TextModel>)>);
+
+impl TextModels {
+    pub fn new(models: Vec<(String, TextModel)>) -> TextModels {
+        TextModels(models.into_iter().map(|(name, model)| (name, Mutex::new(model))).collect())
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The model that a request names, or the first for this purpose.
+    fn find(
+        &self,
+        app: &App,
+        name: Option<&str>,
+        purpose: Purpose,
+    ) -> Result<(&str, &Mutex<TextModel>), ApiError> {
+        let fits = |model: &Mutex<TextModel>| {
+            model.lock().unwrap_or_else(PoisonError::into_inner).purpose() == purpose
+        };
+        let found = match name {
+            None => self.0.iter().find(|(_, model)| fits(model)),
+            Some(name) => self.0.iter().find(|(known, _)| known == name),
+        };
+        if let Some((name, model)) = found {
+            return Ok((name, model));
+        }
+        if let Some(name) = name {
+            // One that is not there at all is another error.
+            app.models.find(Some(name))?;
+        }
+        let what = match purpose {
+            Purpose::Embedding => "this is no model of embeddings: start the server with an artifact of one",
+            Purpose::Scores => "this is no reranker: start the server with an artifact of one",
+        };
+        Err(ApiError::field("model", "no_text_model", what))
+    }
+}
+
+/// What is embedded: strings, or texts as token ids.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Texts(OneOrMany<String>),
+    Ids(OneOrManyIds),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrManyIds {
+    One(Vec<TokenId>),
+    Many(Vec<Vec<TokenId>>),
+}
+
+/// The form of `/v1/embeddings` of OpenAI.
+pub fn embed(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
+    let name: Option<String> = fields.take("model", "the name of the model")?;
+    let input: Input = fields.need("input", "a string, a list of strings, or token ids of texts")?;
+    let dim: Option<usize> = fields.take("dimensions", "a number")?;
+    let format: Option<String> = fields.take("encoding_format", "float or base64")?;
+    let base64 = match format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let message = format!("`encoding_format` is {other:.40}, expected float or base64");
+            return Err(ApiError::field("encoding_format", "invalid_value", message));
+        }
+    };
+    let prompt: Option<String> = fields.take("prompt_name", "the name of a prompt of the model")?;
+    fields.finish(&["user"])?;
+    app.ready()?;
+    let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Embedding)?;
+    let how = Embed { prompt: prompt.as_deref(), prompt_text: None, dim };
+    let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+    let vectors = match input {
+        Input::Texts(texts) => {
+            let texts = texts.into_vec();
+            model.embed(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &how)
+        }
+        Input::Ids(OneOrManyIds::One(ids)) => model.embed_ids(&[ids], &how),
+        Input::Ids(OneOrManyIds::Many(ids)) => model.embed_ids(&ids, &how),
+    };
+    let vectors = vectors.map_err(|error| refused("input", &error))?;
+    let rows = vectors.rows().enumerate().map(|(index, row)| {
+        let embedding = if base64 { json!(to_base64(row)) } else { json!(row) };
+        json!({"object": "embedding", "index": index, "embedding": embedding})
+    });
+    Ok(json!({"object": "list", "data": rows.collect::<Vec<_>>(), "model": name, "usage": usage(&vectors)}))
+}
+
+fn usage(vectors: &Vectors) -> Value {
+    json!({"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens})
+}
+
+/// The form that Jina's and Cohere's clients send.
+pub fn rerank(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
+    let name: Option<String> = fields.take("model", "the name of the model")?;
+    let query: String = fields.need("query", "a string")?;
+    let documents: Vec<String> = fields.need("documents", "a list of strings")?;
+    let top: Option<usize> = fields.take("top_n", "a number")?;
+    let texts: bool = fields.take("return_documents", "true or false")?.unwrap_or(false);
+    fields.finish(&["user"])?;
+    app.ready()?;
+    let (name, model) = app.texts.find(app, name.as_deref(), Purpose::Scores)?;
+    let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+    let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
+    let scores = model.rerank(&query, &borrowed).map_err(|error| refused("documents", &error))?;
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    order.truncate(top.unwrap_or(usize::MAX));
+    let results = order.into_iter().map(|index| {
+        let mut row = json!({"index": index, "relevance_score": scores[index]});
+        if texts {
+            row["document"] = json!({"text": documents[index]});
+        }
+        row
+    });
+    Ok(json!({"model": name, "results": results.collect::<Vec<_>>()}))
+}
+
+fn refused(field: &str, error: &TextError) -> ApiError {
+    match error {
+        TextError::Dim { .. } => ApiError::field("dimensions", "invalid_value", error.to_string()),
+        TextError::UnknownPrompt { .. } => ApiError::field("prompt_name", "invalid_value", error.to_string()),
+        TextError::NoEmbeddings | TextError::NoReranker { .. } => {
+            ApiError::field("model", "no_text_model", error.to_string())
+        }
+        TextError::Runtime(_) | TextError::Tokenizer { .. } | TextError::Empty { .. } => {
+            ApiError::field(field, "invalid_value", error.to_string())
+        }
+    }
+}
+
+/// Little-endian f32 in base64 with padding, as OpenAI's clients ask for.
+fn to_base64(row: &[f32]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits =
+            three.iter().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - three.len()));
+        for digit in 0..4 {
+            let shown = digit <= three.len();
+            let at = (bits >> (18 - 6 * digit)) as usize & 63;
+            text.push(if shown { char::from(DIGITS[at]) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_of_floats() {
+        assert_eq!(to_base64(&[1.0]), "AACAPw==");
+        assert_eq!(to_base64(&[1.0, -2.0]), "AACAPwAAAMA=");
+        assert_eq!(to_base64(&[0.0, 0.0, 0.0]), "AAAAAAAAAAAAAAAA");
+    }
+}
