@@ -126,7 +126,6 @@ fn differing_in(case: &str, quant: &str, batch_invariant: bool) -> Option<Vec<(&
 
 /// A line of the table: whether the bits are those of the text at once, for models of attention and dense products.
 pub struct Promise {
-    /// The first one is built.
     pub schemes: &'static [&'static str],
     /// In pieces of several tokens and in steps, then token by token, where nothing is asked of the build.
     pub usual: [bool; 2],
@@ -139,16 +138,25 @@ pub const PROMISES: [Promise; 2] = [
     Promise { schemes: &["f16", "f32"], usual: [false, false], batch_invariant: true },
 ];
 
-#[test]
-fn transformers_are_as_the_table_says() {
-    for promise in &PROMISES {
-        let quant = promise.schemes[0];
+/// Every cell of a line, for every scheme of it.
+fn is_as_promised(promise: &Promise) {
+    for quant in promise.schemes {
         let Some(found) = differing_in("llama3-gqa-tied", quant, false) else { return };
         let same = [true, false].map(|several| found.iter().all(|(name, _)| of_several(name) != several));
         assert_eq!(same, promise.usual, "{quant}: {found:?}");
         let found = differing_in("llama3-gqa-tied", quant, true).unwrap();
         assert_eq!(found.is_empty(), promise.batch_invariant, "{quant}, --batch-invariant: {found:?}");
     }
+}
+
+#[test]
+fn integer_schemes_are_as_the_table_says() {
+    is_as_promised(&PROMISES[0]);
+}
+
+#[test]
+fn float_schemes_are_as_the_table_says() {
+    is_as_promised(&PROMISES[1]);
 }
 
 /// A window and a soft cap, matrices as states, experts beside a recurrence.
