@@ -50,7 +50,14 @@ pub struct Batch {
 // arguments.
 unsafe impl Send for Batch {}
 
-/// What a step feeds to a session.
+/// What a step feeds to a session, which has one piece in a step: it is borrowed.
+///
+/// ```compile_fail,E0499
+/// # use mlcc_runtime::{Batch, Rows, Session};
+/// fn twice(batch: &mut Batch, session: &mut Session) {
+///     let _ = batch.step(&mut [Rows::of(session, &[1]), Rows::of(session, &[2])]);
+/// }
+/// ```
 pub struct Rows<'a> {
     pub session: &'a mut Session,
     /// At least one.
@@ -158,7 +165,7 @@ impl Batch {
         self.check(fed())?;
         let vocab = self.model.vocab();
         if n == 1 || !self.has(Step::DecodeBatch) {
-            let one = sessions[0].decode(tokens[0]).map_err(|e| of_sequence(0, e))?;
+            let one = sessions[0].decode(tokens[0]).map_err(|e| of_the_only(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
             self.made = vocab;
             return Ok(self.logits());
@@ -275,7 +282,7 @@ impl Batch {
                 Want::Nothing | Want::Last => session.prefill(piece.tokens),
                 Want::All => session.prefill_logits(piece.tokens),
             };
-            let logits = logits.map_err(|e| of_sequence(index, e))?;
+            let logits = logits.map_err(|e| of_the_only(index, e))?;
             let floats = match piece.want {
                 Want::Nothing => 0,
                 Want::Last | Want::All => logits.len(),
@@ -340,6 +347,14 @@ impl Batch {
         // nobody else, and so are the pages for new rows; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
         // permits. The logits have room for the rows that are wanted.
         unsafe { cpu.run(&self.model, step, entry, &mut ctx, self.trace.as_deref_mut()) }
+    }
+}
+
+/// Of a sequence that is fed by itself: pages that it wants are all that the step wants.
+fn of_the_only(index: usize, source: Error) -> Error {
+    match source {
+        Error::NoPages { .. } => source,
+        source => of_sequence(index, source),
     }
 }
 

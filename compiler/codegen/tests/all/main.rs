@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod artifact;
+mod cache_batches;
 mod cache_sessions;
 mod cases;
 mod clif;

@@ -2,13 +2,13 @@
 
 use crate::toy::{self, VOCAB, WIDTH};
 use mlcc_codegen::artifact::Weights;
-use mlcc_runtime::{Error, LoadOptions, Model, Session, Snapshot};
+use mlcc_runtime::{Batch, Error, LoadOptions, Model, Result, Rows, Session, Snapshot, Want};
 use proptest::prelude::*;
 
 /// Rows of a page.
 const ROWS: u64 = 64;
 
-fn load(flags: &[&str], cache_pages: Option<u64>) -> Option<(tempfile::TempDir, Model)> {
+pub fn load(flags: &[&str], cache_pages: Option<u64>) -> Option<(tempfile::TempDir, Model)> {
     if !toy::can_compile() {
         return None;
     }
@@ -21,7 +21,7 @@ fn load(flags: &[&str], cache_pages: Option<u64>) -> Option<(tempfile::TempDir, 
 }
 
 /// Logits of the last of some tokens, of which the model sees the `window` newest.
-fn logits(tokens: &[i32], window: usize) -> Vec<f32> {
+pub fn logits(tokens: &[i32], window: usize) -> Vec<f32> {
     let e = toy::embedding();
     let row = |t: usize| &e[t * WIDTH..(t + 1) * WIDTH];
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
@@ -34,6 +34,8 @@ fn logits(tokens: &[i32], window: usize) -> Vec<f32> {
 #[derive(Clone, Debug)]
 enum Event {
     Feed(usize, usize),
+    /// Several at once, with so many tokens and wanted logits each.
+    Step(Vec<(usize, usize, Want)>),
     Fork(usize),
     Drop(usize),
     /// To so many thousandths of its tokens.
@@ -46,8 +48,11 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let at = 0..8usize;
+    let want = prop::sample::select(vec![Want::Nothing, Want::Last, Want::All]);
+    let piece = (at.clone(), prop_oneof![Just(1), 1..15usize], want);
     prop_oneof![
         4 => (at.clone(), 1..90usize).prop_map(|(at, n)| Event::Feed(at, n)),
+        4 => prop::collection::vec(piece, 1..=4).prop_map(Event::Step),
         3 => at.clone().prop_map(Event::Fork),
         1 => at.clone().prop_map(Event::Drop),
         2 => (at.clone(), 0..1000usize).prop_map(|(at, part)| Event::Truncate(at, part)),
@@ -61,6 +66,9 @@ fn event() -> impl Strategy<Value = Event> {
 /// Sessions with the tokens that each has seen.
 struct History<'a> {
     model: &'a Model,
+    batch: Batch,
+    /// Whether all pages may be in use.
+    short: bool,
     folder: &'a std::path::Path,
     /// Most tokens of a sequence, and how many of them it sees.
     most: usize,
@@ -77,14 +85,13 @@ impl History<'_> {
         match *event {
             Event::Feed(at, n) => {
                 let (session, seen) = &mut self.sessions[at % count];
-                let n = n.min(self.most - seen.len());
-                if n > 0 {
-                    let first = seen.len();
-                    seen.extend((0..n).map(|i| ((number * 7 + first + i * i) % VOCAB) as i32));
-                    let found = session.prefill(&seen[first..]).unwrap();
-                    assert_eq!(found, logits(seen, self.window), "after {} tokens", seen.len());
+                let new = next(seen, n.min(self.most - seen.len()), number);
+                if !new.is_empty() && there(self.short, session.prefill(&new).map(drop)) {
+                    seen.extend(new);
+                    assert_eq!(session.logits(), logits(seen, self.window), "after {} tokens", seen.len());
                 }
             }
+            Event::Step(ref pieces) => self.step(pieces, number),
             Event::Fork(at) if count < 8 => {
                 let (session, seen) = &self.sessions[at % count];
                 let twin = (session.fork().unwrap(), seen.clone());
@@ -109,8 +116,9 @@ impl History<'_> {
             Event::Return(at) => {
                 if let Some((snapshot, kept)) = &self.kept {
                     let (session, seen) = &mut self.sessions[at % count];
-                    session.restore(snapshot).unwrap();
-                    seen.clone_from(kept);
+                    if there(self.short, session.restore(snapshot)) {
+                        seen.clone_from(kept);
+                    }
                 }
             }
             Event::Save(at) => {
@@ -121,8 +129,9 @@ impl History<'_> {
             Event::Load(at) => {
                 if let Some(saved) = &self.saved {
                     let (session, seen) = &mut self.sessions[at % count];
-                    session.load_state(&file).unwrap();
-                    seen.clone_from(saved);
+                    if there(self.short, session.load_state(&file)) {
+                        seen.clone_from(saved);
+                    }
                 }
             }
         }
@@ -130,17 +139,68 @@ impl History<'_> {
             assert_eq!(session.past(), seen.len() as u64);
         }
     }
+
+    /// Feeds a piece to each of some sessions at once.
+    fn step(&mut self, pieces: &[(usize, usize, Want)], number: usize) {
+        let (mut room, count) = (self.model.max_step_tokens(), self.sessions.len());
+        let mut members: Vec<Option<_>> = self.sessions.iter_mut().map(Some).collect();
+        let mut fed = Vec::new();
+        for &(at, n, want) in pieces {
+            let Some((session, seen)) = members[at % count].take() else { continue };
+            let n = n.min(self.most - seen.len()).min(session.tokens_per_call()).min(room);
+            if n > 0 {
+                room -= n;
+                fed.push((session, next(seen, n, number), seen, want));
+            }
+        }
+        let mut rows: Vec<Rows> =
+            fed.iter_mut().map(|(session, tokens, _, want)| Rows { session, tokens, want: *want }).collect();
+        if rows.is_empty() || !there(self.short, self.batch.step(&mut rows).map(drop)) {
+            return;
+        }
+        let mut expected = Vec::new();
+        for (session, new, seen, want) in fed {
+            let first = seen.len() + 1;
+            seen.extend(new);
+            let of = |n: usize| logits(&seen[..n], self.window);
+            match want {
+                Want::Nothing => continue,
+                Want::Last => expected.extend(of(seen.len())),
+                Want::All => expected.extend((first..=seen.len()).flat_map(of)),
+            }
+            assert_eq!(session.logits(), of(seen.len()), "after {} tokens", seen.len());
+        }
+        assert_eq!(self.batch.logits(), expected);
+    }
 }
 
-fn check(flags: &[&str], most: usize, window: usize) {
-    let Some((folder, model)) = load(flags, None) else { return };
+/// Tokens that go on behind others.
+fn next(seen: &[i32], n: usize, number: usize) -> Vec<i32> {
+    (0..n).map(|i| ((number * 7 + seen.len() + i * i) % VOCAB) as i32).collect()
+}
+
+/// Whether there were pages for something; they may only be missing where they are `short`.
+fn there(short: bool, result: Result<()>) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(Error::NoPages { .. }) if short => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn check(flags: &[&str], most: usize, window: usize, cache_pages: Option<u64>) {
+    let flags = [flags, &["-DTOY_BATCH=4"]].concat();
+    let Some((folder, model)) = load(&flags, cache_pages) else { return };
     let folder = folder.path();
     let all = model.cache_pages().all;
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(40));
     let histories = prop::collection::vec(event(), 1..60);
     let done = runner.run(&histories, |events| {
         let sessions = vec![(model.session().unwrap(), Vec::new())];
-        let mut history = History { model: &model, folder, most, window, sessions, kept: None, saved: None };
+        let (batch, short) = (model.batch(4).unwrap(), cache_pages.is_some());
+        let (kept, saved) = (None, None);
+        let mut history =
+            History { model: &model, batch, short, folder, most, window, sessions, kept, saved };
         events.iter().enumerate().for_each(|(number, event)| history.play(number, event));
         // No page more than sequences of these lengths would have alone.
         let alone: u64 = history.sessions.iter().map(|(_, seen)| (seen.len() as u64).div_ceil(ROWS)).sum();
@@ -155,7 +215,13 @@ fn check(flags: &[&str], most: usize, window: usize) {
 
 #[test]
 fn sessions_have_what_they_were_fed() {
-    check(&["-DTOY_CONTEXT=300"], 300, usize::MAX);
+    check(&["-DTOY_CONTEXT=300", "-DTOY_CHUNK=20"], 300, usize::MAX, None);
+}
+
+/// Everybody who gets no pages has what they had before.
+#[test]
+fn sessions_that_are_refused_pages_have_what_they_had() {
+    check(&["-DTOY_CONTEXT=300", "-DTOY_CHUNK=20"], 300, usize::MAX, Some(8));
 }
 
 /// Windows of a few rows of a page, of whole pages with room for some to be dropped, and of nearly all that there is.
@@ -163,7 +229,10 @@ fn sessions_have_what_they_were_fed() {
 fn windows_have_what_they_see() {
     for (context, window) in [(40, 7), (300, 70), (200, 190)] {
         let flags = [format!("-DTOY_CONTEXT={context}"), format!("-DTOY_WINDOW={window}")];
-        check(&flags.each_ref().map(String::as_str), 2000, window);
+        for chunk in ["-DTOY_CHUNK=3", "-DTOY_CHUNK=20"] {
+            let flags = [&flags.each_ref().map(String::as_str)[..], &[chunk]].concat();
+            check(&flags, 2000, window, None);
+        }
     }
 }
 

@@ -10,13 +10,24 @@
  * -DTOY_FLAGS=n      flags of the table
  * -DTOY_LENGTH       a state for the announced length of the sequence, at byte 8
  * -DTOY_LAST=n       calls that go beyond so many tokens fail
+ * -DTOY_CHUNK=n      tokens of a call
+ * -DTOY_BATCH=n      sequences of a call of `decode_batch` and `step`, which there are from 2 on
+ * -DTOY_GAP=n        bytes of a page that nobody uses, a multiple of 64
  * -DTOY_MIXED        a recurrent state besides: the sum of all tokens, added to every logit
  */
 #include "mlcc.h"
 
 #define VOCAB 5
 #define WIDTH 8
-#define CHUNK 3
+#ifndef TOY_CHUNK
+#define TOY_CHUNK 3
+#endif
+#ifndef TOY_BATCH
+#define TOY_BATCH 1
+#endif
+#ifndef TOY_GAP
+#define TOY_GAP 0
+#endif
 #ifndef TOY_CONTEXT
 #define TOY_CONTEXT 300
 #endif
@@ -30,8 +41,8 @@
 #define CACHE_BYTES (TOY_CONTEXT * ROW_BYTES)
 /* In a page. */
 #define K_AT 0ULL
-#define V_AT (MLCC_PAGE_ROWS * ROW_BYTES)
-#define PAGE_BYTES (2 * V_AT)
+#define V_AT (MLCC_PAGE_ROWS * ROW_BYTES + TOY_GAP)
+#define PAGE_BYTES (V_AT + MLCC_PAGE_ROWS * ROW_BYTES)
 #ifdef TOY_WINDOW
 #define FIRST_SEEN (t >= TOY_WINDOW ? t - TOY_WINDOW + 1 : 0)
 #else
@@ -43,38 +54,39 @@
 #define TARGET "x86-64"
 #endif
 
-/* Row `t` of the cache that begins at `part` of every page. */
-static float *row_of(mlcc_ctx *c, int64_t t, uint64_t part) {
-  const uint64_t page = (uint64_t)c->page_table[t / MLCC_PAGE_ROWS];
+/* Row `t` of the cache that begins at `part` of every page of a sequence. */
+static float *row_of(const mlcc_ctx *c, const mlcc_sequence *s, int64_t t, uint64_t part) {
+  const uint64_t page = (uint64_t)s->page_table[t / MLCC_PAGE_ROWS];
   return (float *)(c->pages + page * PAGE_BYTES + part + t % MLCC_PAGE_ROWS * ROW_BYTES);
 }
 
-static int32_t feed(mlcc_ctx *c, int all) {
+/* The tokens of one sequence; logits of the last one, or of all. */
+static int32_t feed(const mlcc_ctx *c, const mlcc_sequence *s, float *logits, int all) {
   const float *e = (const float *)c->weights;
-  float *sum = (float *)c->state;
-  if (c->n < 1 || c->n > CHUNK) return MLCC_BAD_LENGTH;
-  if (c->past + c->n > TOY_CONTEXT) return MLCC_CONTEXT_FULL;
+  const int32_t *tokens = c->tokens + s->first;
+  float *sum = (float *)s->state;
+  if (s->past + s->rows > TOY_CONTEXT) return MLCC_CONTEXT_FULL;
 #ifdef TOY_LAST
-  if (c->past + c->n > TOY_LAST) return MLCC_BAD_TOKEN;
+  if (s->past + s->rows > TOY_LAST) return MLCC_BAD_TOKEN;
 #endif
   (void)sum;
 #ifdef TOY_WINDOW
-  const int64_t dropped = *(const int32_t *)(c->state + 4);
+  const int64_t dropped = *(const int32_t *)(s->state + 4);
 #else
   const int64_t dropped = 0;
 #endif
-  for (int64_t t = c->past; t < c->past + c->n; t++) {
-    const float *row = e + c->tokens[t - c->past] * WIDTH;
-    float *out = c->logits + (all ? (t - c->past) * VOCAB : 0);
-    float *new_k = row_of(c, t, K_AT), *new_v = row_of(c, t, V_AT);
+  for (int64_t t = s->past; t < s->past + s->rows; t++) {
+    const float *row = e + tokens[t - s->past] * WIDTH;
+    float *out = logits + (all ? (t - s->past) * VOCAB : 0);
+    float *new_k = row_of(c, s, t, K_AT), *new_v = row_of(c, s, t, V_AT);
     for (int i = 0; i < WIDTH; i++) new_k[i] = row[i], new_v[i] = 2 * row[i];
 #ifdef TOY_MIXED
-    *sum += (float)c->tokens[t - c->past];
+    *sum += (float)tokens[t - s->past];
 #endif
     for (int o = 0; o < VOCAB; o++) {
       float logit = 0;
       for (int64_t p = FIRST_SEEN; p <= t; p++) {
-        const float *k = row_of(c, p, K_AT), *v = row_of(c, p, V_AT);
+        const float *k = row_of(c, s, p, K_AT), *v = row_of(c, s, p, V_AT);
         for (int i = 0; i < WIDTH; i++)
           logit += (float)(1 + (dropped + p) % 3) * k[i] * e[o * WIDTH + i] + (v[i] - 2 * k[i]);
       }
@@ -87,8 +99,36 @@ static int32_t feed(mlcc_ctx *c, int all) {
   return MLCC_OK;
 }
 
-static int32_t once(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : feed(c, 0); }
-static int32_t all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : feed(c, 1); }
+static int32_t one(const mlcc_ctx *c, int all) {
+  if (c->n < 1 || c->n > TOY_CHUNK) return MLCC_BAD_LENGTH;
+  const mlcc_sequence s = {.state = c->state, .page_table = c->page_table, .past = c->past, .first = 0, .rows = c->n};
+  return feed(c, &s, c->logits, all);
+}
+static int32_t once(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : one(c, 0); }
+static int32_t all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : one(c, 1); }
+
+#if TOY_BATCH > 1
+#define ROWS (TOY_CHUNK > TOY_BATCH ? TOY_CHUNK : TOY_BATCH)
+/* Those of all sequences, then the wanted ones. */
+static int32_t together(const mlcc_ctx *c, int wanted) {
+  float logits[ROWS * VOCAB];
+  if (c->n < 1 || c->n > ROWS || c->b < 1 || c->b > TOY_BATCH) return MLCC_BAD_LENGTH;
+  for (int64_t i = 0, first = 0; i < c->b; first += c->sequences[i].rows, i++) {
+    const mlcc_sequence *s = &c->sequences[i];
+    if (s->first != first || s->rows < 1 || first + s->rows > c->n) return MLCC_BAD_LENGTH;
+    const int32_t status = feed(c, s, logits + first * VOCAB, 1);
+    if (status != MLCC_OK) return status;
+  }
+  for (int64_t i = 0; i < (wanted ? c->n_wanted : c->n); i++)
+    for (int v = 0; v < VOCAB; v++) c->logits[i * VOCAB + v] = logits[(wanted ? c->wanted[i] : i) * VOCAB + v];
+  return MLCC_OK;
+}
+static int32_t decode_all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : together(c, 0); }
+static int32_t step_all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : together(c, 1); }
+#else
+#define decode_all 0
+#define step_all 0
+#endif
 static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   (void)ws;
   if (w == 0) ((float *)c->state)[0] = ((float *)c->state)[1] = ((float *)c->state)[2] = 0;
@@ -106,7 +146,7 @@ static const char *metadata(uint64_t *len) {
 #define STR(s) {s, sizeof(s) - 1}
 #define CACHE(name, at) {STR(name), at, CACHE_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, TOY_BAD_ROWS, ROW_BYTES}
 
-static const mlcc_variant variants[] = {{STR("baseline"), 0, {once, once, all, 0, 0, create, create, 0, metadata}}};
+static const mlcc_variant variants[] = {{STR("baseline"), 0, {once, once, all, decode_all, step_all, create, create, 0, metadata}}};
 static const mlcc_state states[] = {
 #ifdef TOY_MIXED
   {STR("sum"), 0, 4, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},
@@ -137,8 +177,8 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .state_bytes = 64,
   .page_bytes = PAGE_BYTES,
   .alignment = 64,
-  .chunk = CHUNK,
+  .chunk = TOY_CHUNK,
   .context = TOY_CONTEXT,
-  .batch = 1,
+  .batch = TOY_BATCH,
   .vocab = VOCAB,
 };
