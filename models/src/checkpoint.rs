@@ -9,6 +9,7 @@ pub mod bytes;
 pub mod data;
 pub mod finite;
 pub mod gguf;
+pub mod merged;
 pub mod packed;
 pub mod pickle;
 pub mod random;
@@ -49,6 +50,10 @@ impl TensorInfo {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+    /// True if adapters change it.
+    pub fn is_merged(&self) -> bool {
+        matches!(self.place, Place::Merged(_))
+    }
     pub fn bytes(&self) -> usize {
         self.elements() / self.dtype.block().0 * self.dtype.block().1
     }
@@ -65,8 +70,33 @@ enum Place {
     View(gguf::view::View),
     /// Codes, scales and zero points.
     Packed(Box<packed::Packed>),
+    /// A tensor that adapters change.
+    Merged(Box<merged::Merged>),
     /// Generated.
     Random(RandomTensor),
+}
+
+impl Place {
+    /// The same with files counted from `first` on.
+    fn moved(self, first: usize) -> Place {
+        match self {
+            Place::Contiguous { file, start } => Place::Contiguous { file: file + first, start },
+            Place::Strided { file, start, strides } => Place::Strided { file: file + first, start, strides },
+            // What adapters are not stored as.
+            place @ (Place::View(_) | Place::Packed(_) | Place::Merged(_) | Place::Random(_)) => place,
+        }
+    }
+
+    /// The file of the elements; none of random ones.
+    fn file(&self) -> Option<usize> {
+        match self {
+            Place::Contiguous { file, .. } | Place::Strided { file, .. } => Some(*file),
+            Place::View(view) => Some(view.file),
+            Place::Packed(weight) => Some(weight.file()),
+            Place::Merged(merged) => merged.base.place.file(),
+            Place::Random(_) => None,
+        }
+    }
 }
 
 /// File format of a checkpoint.
@@ -217,10 +247,22 @@ impl Checkpoint {
                 Place::Strided { file, start, strides } => {
                     (*file, *start, strides.iter().rev().copied().collect())
                 }
-                Place::View(_) | Place::Packed(_) | Place::Random(_) => continue,
+                Place::View(_) | Place::Packed(_) | Place::Merged(_) | Place::Random(_) => continue,
             };
             tensor.place = Place::Strided { file, start, strides };
             tensor.shape = vec![columns, rows];
+        }
+    }
+
+    /// Changes tensors as an adapter says, whose own tensors the changes are made of. Names are those of this checkpoint; the
+    /// shapes have been compared.
+    pub fn merge(&mut self, adapter: Checkpoint, changes: Vec<(String, merged::Change)>) {
+        let first = self.files.len();
+        self.files.extend(adapter.files);
+        for (name, change) in changes {
+            let Some(&number) = self.by_name.get(&name) else { continue };
+            let tensor = &mut self.tensors[number];
+            *tensor = merged::changed(tensor.clone(), change.moved(first));
         }
     }
 
@@ -250,6 +292,10 @@ impl Checkpoint {
     /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.
     pub fn read(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {
         let info = self.info(name).ok_or_else(|| CheckpointError::NotFound { tensor: name.to_string() })?;
+        self.open_tensor(info)
+    }
+
+    fn open_tensor<'a>(&'a self, info: &'a TensorInfo) -> Result<TensorData<'a>, CheckpointError> {
         let content = match &info.place {
             Place::Random(random) => Content::Random(random),
             Place::Contiguous { file, start } => {
@@ -274,6 +320,9 @@ impl Checkpoint {
                 }
             }
             Place::Packed(weight) => Content::Packed(packed::PackedReader::new(&self.files, weight)?),
+            Place::Merged(merged) => {
+                Content::Merged(merged::MergedReader::new(merged, |info| self.open_tensor(info))?)
+            }
         };
         Ok(TensorData::new(info, content))
     }
@@ -288,12 +337,7 @@ impl Checkpoint {
 
     /// "stored name in file", for messages.
     fn source_of(&self, tensor: &TensorInfo) -> String {
-        let file = match &tensor.place {
-            Place::Contiguous { file, .. } | Place::Strided { file, .. } => &self.files[*file].label,
-            Place::View(view) => &self.files[view.file].label,
-            Place::Packed(weight) => &self.files[weight.file()].label,
-            Place::Random(_) => &self.origin,
-        };
+        let file = tensor.place.file().map_or(&self.origin, |file| &self.files[file].label);
         match tensor.stored_name == tensor.name {
             true => file.clone(),
             false => format!("{file} (as `{}`)", tensor.stored_name),

@@ -167,6 +167,11 @@ pub trait Definition: Any + Debug + Send + Sync {
         0
     }
 
+    /// Canonical names of the embedding table that is the head as well, and of the head that there would be otherwise.
+    fn tied(&self) -> Option<(&'static str, &'static str)> {
+        None
+    }
+
     /// Random values for a tensor that keep the model in a sane range.
     fn distribution(&self, name: &str, shape: &[usize]) -> Distribution;
 }

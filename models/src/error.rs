@@ -15,6 +15,29 @@ pub enum ModelError {
     Resolve(#[from] ResolveError),
     #[error(transparent)]
     Tensors(#[from] TensorMismatch),
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+}
+
+/// An adapter (`--lora`) is not one, or not for this base.
+#[derive(Debug, Error)]
+pub enum AdapterError {
+    #[error(
+        "{directory} is no adapter in PEFT's form: {what} is missing; give the folder with adapter_config.json and adapter_model.safetensors"
+    )]
+    NoAdapter { directory: String, what: &'static str },
+    #[error(transparent)]
+    Config(Box<ConfigError>),
+    #[error(
+        "{file}: {what} is not merged; merge the adapter with PEFT (`merge_and_unload`) and build what comes of it"
+    )]
+    Unsupported { file: String, what: String },
+    #[error("{file}: tensor `{tensor}` {detail}")]
+    Tensor { file: String, tensor: String, detail: String },
+    #[error(
+        "{file}: tensor `{tensor}` {detail}. The adapter was made for another base (its adapter_config.json names {base})"
+    )]
+    OtherBase { file: String, tensor: String, detail: String, base: String },
 }
 
 /// A JSON file beside the weights (config.json, generation_config.json, golden.json, eval.json) is unusable.

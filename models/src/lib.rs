@@ -10,6 +10,7 @@
 //!
 //! Input from outside is never trusted: every reader returns a typed error that names the file and the tensor or field.
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod config;
 pub mod definition;
@@ -24,10 +25,13 @@ pub mod resolve;
 pub mod text_head;
 pub mod transformer;
 
+pub use adapter::AdapterRequest;
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::ModelConfig;
 pub use definition::{Architecture, Definition, EntrySpec, Logits, Stream};
-pub use error::{CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch};
+pub use error::{
+    AdapterError, CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch,
+};
 pub use families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
 pub use resolve::sentence::Prompts;
 pub use resolve::{DownloadEvent, DownloadListener, ModelRequest, ResolvedModel};

@@ -13,6 +13,7 @@ pub mod sentence;
 pub use hub_cache::{HubCache, RepoName, Snapshot};
 pub use model_files::ModelFiles;
 
+use crate::adapter::{self, AdapterRequest};
 use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles};
 use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::error::{CheckpointError, ConfigError, ModelError, ResolveError};
@@ -34,6 +35,8 @@ pub struct ModelRequest {
     pub weights: Option<PathBuf>,
     /// `--random-weights SEED`: no weights are read.
     pub random_weights: Option<u64>,
+    /// `--lora`: adapters that are merged into the weights, in this order.
+    pub adapters: Vec<AdapterRequest>,
     pub cache: HubCache,
     /// `--pooling`: vectors of texts are made, in this way in place of that which the files beside the model say.
     pub pooling: Option<Pooling>,
@@ -79,6 +82,7 @@ impl ModelRequest {
             model: model.to_string(),
             weights: None,
             random_weights: None,
+            adapters: Vec::new(),
             cache: HubCache::from_environment(),
             pooling: None,
             download: None,
@@ -100,6 +104,7 @@ pub struct ResolvedModel {
     pub name: String,
     pub config: ModelConfig,
     pub weights: Weights,
+    pub adapters: Vec<AdapterRequest>,
     /// Tokenizer and other files beside the weights or the configuration.
     pub files: ModelFiles,
     /// What sentence-transformers puts before texts.
@@ -117,11 +122,11 @@ pub struct Repository {
 }
 
 impl ResolvedModel {
-    /// Opens the weights under their canonical names and compares them with what the model needs.
+    /// Opens the weights under their canonical names, compares them with what the model needs, and merges the adapters.
     pub fn open_weights(&self) -> Result<Checkpoint, ModelError> {
         let architecture = &self.config.architecture;
         let expected = architecture.tensors();
-        let checkpoint = match &self.weights {
+        let mut checkpoint = match &self.weights {
             Weights::Files(files) => {
                 let mut checkpoint = Checkpoint::open(files)?;
                 checkpoint.rename(|name| architecture.canonical_name(name))?;
@@ -137,6 +142,7 @@ impl ResolvedModel {
             }
         };
         check_tensors(&expected, &checkpoint, |name| architecture.is_ignored(name))?;
+        adapter::merge(&mut checkpoint, architecture, &self.adapters)?;
         Ok(checkpoint)
     }
 }
@@ -190,7 +196,8 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
     };
     let files = ModelFiles::in_directories(config_dir.iter().chain(&weight_dir));
     let prompts = texts(&mut config, &mut weights, &files, request.pooling)?;
-    Ok(ResolvedModel { name, config, weights, files, prompts, repository })
+    let adapters = request.adapters.clone();
+    Ok(ResolvedModel { name, config, weights, adapters, files, prompts, repository })
 }
 
 /// Makes a model of texts of one that has files of sentence-transformers beside it, and gives its prompts.

@@ -174,6 +174,10 @@ impl<T: Transformer> Definition for T {
         Transformer::has_experts(self)
     }
 
+    fn tied(&self) -> Option<(&'static str, &'static str)> {
+        let frame = self.frame();
+        frame.tied.then_some((frame.embedding, frame.head))
+    }
     fn window(&self) -> Option<usize> {
         Transformer::window(self)
     }

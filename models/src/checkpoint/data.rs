@@ -2,6 +2,7 @@
 
 use super::bytes::FileBytes;
 use super::gguf::view::View;
+use super::merged::MergedReader;
 use super::packed::PackedReader;
 use super::{RandomTensor, StoredType, TensorInfo};
 use crate::error::CheckpointError;
@@ -31,6 +32,8 @@ pub(super) enum Content<'a> {
     },
     /// Codes with scales.
     Packed(PackedReader<'a>),
+    /// A tensor with adapters.
+    Merged(MergedReader<'a>),
     /// Made when the tensor was opened.
     Values(Vec<f32>),
     Random(&'a RandomTensor),
@@ -41,7 +44,7 @@ impl Drop for TensorData<'_> {
         match &self.content {
             Content::Mapped { file, start, bytes } => file.release(*start, bytes.len()),
             Content::Viewed { file, view } => file.release(view.start, view.bytes()),
-            Content::Packed(_) | Content::Values(_) | Content::Random(_) => {}
+            Content::Packed(_) | Content::Merged(_) | Content::Values(_) | Content::Random(_) => {}
         }
     }
 }
@@ -68,7 +71,11 @@ impl<'a> TensorData<'a> {
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.content {
             Content::Mapped { bytes, .. } => Some(bytes),
-            Content::Viewed { .. } | Content::Packed(_) | Content::Values(_) | Content::Random(_) => None,
+            Content::Viewed { .. }
+            | Content::Packed(_)
+            | Content::Merged(_)
+            | Content::Values(_)
+            | Content::Random(_) => None,
         }
     }
 
@@ -78,7 +85,11 @@ impl<'a> TensorData<'a> {
         self.elements().checked_div(width).filter(|&rows| row < rows)?;
         match &self.content {
             Content::Viewed { file, view } => view.row_blocks(file, row),
-            Content::Mapped { .. } | Content::Packed(_) | Content::Values(_) | Content::Random(_) => None,
+            Content::Mapped { .. }
+            | Content::Packed(_)
+            | Content::Merged(_)
+            | Content::Values(_)
+            | Content::Random(_) => None,
         }
     }
 
@@ -96,6 +107,7 @@ impl<'a> TensorData<'a> {
             Content::Values(values) => out.copy_from_slice(&values[start..end]),
             Content::Viewed { file, view } => view.read(file, start, out),
             Content::Packed(reader) => reader.read(start, out)?,
+            Content::Merged(reader) => reader.read(start, out)?,
             Content::Mapped { bytes, .. } => {
                 let size = self.info.dtype.size();
                 to_floats(self.info.dtype, &bytes[start * size..end * size], out);

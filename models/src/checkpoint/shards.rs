@@ -165,14 +165,9 @@ impl WeightFiles {
     pub(super) fn check_index(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let Some(index) = &self.index else { return Ok(()) };
         for (tensor, shard) in &index.weight_map {
-            let found = checkpoint.info(tensor).map(|info| match &info.place {
-                super::Place::Contiguous { file, .. } | super::Place::Strided { file, .. } => {
-                    file_name(&self.files[*file])
-                }
-                super::Place::View(view) => file_name(&self.files[view.file]),
-                super::Place::Packed(weight) => file_name(&self.files[weight.file()]),
-                super::Place::Random(_) => String::new(),
-            });
+            let found = checkpoint
+                .info(tensor)
+                .map(|info| info.place.file().map_or_else(String::new, |file| file_name(&self.files[file])));
             if found.as_ref() != Some(shard) {
                 return Err(CheckpointError::NotInShard {
                     index: index.path.display().to_string(),

@@ -5,6 +5,7 @@ mod bad_checkpoints;
 mod common;
 mod configurations;
 mod gguf;
+mod lora;
 mod mutated_inputs;
 mod packed;
 mod read_checkpoints;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_models::text_head::POOLINGS;
-use mlcc_models::{DownloadEvent, DownloadListener, ModelRequest, Pooling};
+use mlcc_models::{AdapterRequest, DownloadEvent, DownloadListener, ModelRequest, Pooling};
 use mlcc_passes::CacheType;
 use mlcc_passes::pipeline::{PIPELINE, find};
 use mlcc_passes::policy::QuantPolicy;
@@ -41,6 +41,9 @@ pub struct Args {
     /// No weights are read: random ones from this seed, for benchmarks
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
+    /// LoRA adapter in PEFT's form that is merged into the weights, times a scale (repeatable; several add up)
+    #[arg(long, value_name = "DIR[=SCALE]", conflicts_with = "weights_on_load")]
+    lora: Vec<AdapterRequest>,
     /// Tokenizer file, in place of the one beside the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -248,6 +251,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
     request.weights = args.weights.clone();
     request.random_weights = args.random_weights;
     request.pooling = args.pooling;
+    request.adapters = args.lora.clone();
     request.download = (!args.offline && !offline_by_environment()).then(|| download_listener(ui));
     if let Some(directory) = &args.hf_cache {
         request.cache.directory = directory.clone();

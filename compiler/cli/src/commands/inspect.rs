@@ -195,6 +195,14 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
             ["from".into(), format!("hf:{}@{}", get("/source/repository"), get("/source/commit"))],
         );
     }
+    let adapters = metadata.pointer("/source/adapters").and_then(Value::as_array);
+    for adapter in adapters.into_iter().flatten() {
+        let name = adapter["name"].as_str().unwrap_or("-");
+        rows.insert(
+            1,
+            ["adapter".into(), format!("{name} (scale {})", adapter["scale"].as_f64().unwrap_or(1.0))],
+        );
+    }
     let tuning =
         metadata.pointer("/tuning/content").and_then(|t| serde_json::from_value::<Tuning>(t.clone()).ok());
     if let Some(tuning) = tuning {

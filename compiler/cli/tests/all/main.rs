@@ -28,6 +28,7 @@ mod keep;
 mod kernel_check;
 mod layers;
 mod long_context;
+mod lora;
 mod matrix;
 mod model_table;
 mod perplexity;

@@ -1,6 +1,6 @@
 //! The metadata JSON of an artifact. Only facts that equal input makes equal: no paths, no times.
 
-use mlcc_models::{Prompts, Purpose, TextHead};
+use mlcc_models::{AdapterRequest, Prompts, Purpose, TextHead};
 use mlcc_passes::Program;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_target::{Arch, Target};
@@ -66,6 +66,11 @@ pub fn json(
     if let Some(repository) = &source.model.repository {
         value["source"]["repository"] = json!(repository.name);
         value["source"]["commit"] = json!(repository.commit);
+    }
+    let adapters = &source.model.adapters;
+    if !adapters.is_empty() {
+        let adapter = |a: &AdapterRequest| json!({ "name": a.name(), "scale": a.scale });
+        value["source"]["adapters"] = adapters.iter().map(adapter).collect();
     }
     if let Some(tuning) = &options.tuning {
         value["tuning"] = tuning.json();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mlcc_engine::Tokenizer;
-use mlcc_models::ModelRequest;
+use mlcc_models::{AdapterRequest, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
@@ -35,6 +35,9 @@ pub struct LayerArgs {
     /// Seed of the weights, if the artifact was built with random ones
     #[arg(long, value_name = "SEED", requires = "model")]
     random_weights: Option<u64>,
+    /// LoRA adapter that was merged when the artifact was built (repeatable)
+    #[arg(long, value_name = "DIR[=SCALE]", requires = "model")]
+    lora: Vec<AdapterRequest>,
     /// Outputs of layers that another program has written (tools/dump_hf.py), with their prompt
     #[arg(long, value_name = "FILE", requires = "layers")]
     against: Option<PathBuf>,
@@ -83,7 +86,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let mut sides = Vec::new();
     let mut diagnosis = None;
     if let Some(checkpoint) = &given.model {
-        let options = options(&metadata, &model, checkpoint, given.random_weights)?;
+        let options = options(&metadata, &model, checkpoint, given)?;
         let source = Source::open(&options)?;
         same_config(&args.artifact, &metadata, &source)?;
         let target = mlcc_target::resolve(&options.target)?;
@@ -140,12 +143,13 @@ fn options(
     metadata: &Value,
     model: &Model,
     checkpoint: &str,
-    random_weights: Option<u64>,
+    given: &LayerArgs,
 ) -> Result<BuildOptions, CliError> {
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str);
     let mut options = BuildOptions::new(checkpoint);
     options.request = ModelRequest::new(checkpoint);
-    options.request.random_weights = random_weights;
+    options.request.random_weights = given.random_weights;
+    options.request.adapters = given.lora.clone();
     options.quant = scheme(metadata)?;
     options.quant_name = options.quant.name.into();
     options.keep_quant = metadata.pointer("/quantization/keep") == Some(&Value::Bool(true));

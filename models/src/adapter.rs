@@ -1,0 +1,304 @@
+//! LoRA adapters in PEFT's form, merged into the weights as these are read: `adapter_config.json` beside the adapter's tensors.
+//!
+//! An adapter's tensors are found by their names, those of the modules that they adapt, and are held against the base: a tensor
+//! that belongs to none of it, or has another shape, is an error. What PEFT computes and this does not is refused by name.
+
+mod config;
+mod parts;
+
+use crate::checkpoint::merged::{Change, Product};
+use crate::checkpoint::{Checkpoint, TensorInfo, WeightFiles};
+use crate::definition::Architecture;
+use crate::error::{AdapterError, ConfigError, ModelError};
+use crate::expect::squeezed;
+use config::AdapterConfig;
+use parts::Module;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// An adapter that was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterRequest {
+    /// The folder with `adapter_config.json`.
+    pub directory: PathBuf,
+    /// Multiplies what it adds.
+    pub scale: f64,
+}
+
+impl FromStr for AdapterRequest {
+    type Err = String;
+
+    /// `DIR` or `DIR=SCALE`.
+    fn from_str(text: &str) -> Result<AdapterRequest, String> {
+        let whole = AdapterRequest { directory: text.into(), scale: 1.0 };
+        match text.rsplit_once('=') {
+            Some((directory, scale)) if !Path::new(text).is_dir() => match scale.parse::<f64>() {
+                Ok(scale) if scale.is_finite() && !directory.is_empty() => {
+                    Ok(AdapterRequest { directory: directory.into(), scale })
+                }
+                _ => Err(format!(
+                    "`{scale}` is no scale of an adapter; write DIR or DIR=SCALE, for example my-adapter=0.5"
+                )),
+            },
+            _ if text.is_empty() => Err("names no folder of an adapter".into()),
+            _ => Ok(whole),
+        }
+    }
+}
+
+impl AdapterRequest {
+    /// The last part of the path.
+    pub fn name(&self) -> String {
+        let full = self.directory.canonicalize().unwrap_or_else(|_| self.directory.clone());
+        full.file_name().map_or_else(|| "adapter".to_string(), |name| name.to_string_lossy().into_owned())
+    }
+}
+
+/// What adapters did to a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapted {
+    pub name: String,
+    pub scale: f64,
+    /// Tensors of the base that it changed.
+    pub tensors: usize,
+}
+
+/// The files of weights in the folder of an adapter, best first.
+const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+
+/// Merges adapters into a checkpoint that has its canonical names and shapes, in their order.
+pub fn merge(
+    checkpoint: &mut Checkpoint,
+    architecture: &Architecture,
+    requests: &[AdapterRequest],
+) -> Result<Vec<Adapted>, ModelError> {
+    let mut done = Vec::with_capacity(requests.len());
+    let mut replaced: Vec<String> = Vec::new();
+    for request in requests {
+        let adapter = Adapter::open(request)?;
+        let changes = adapter.changes(checkpoint, architecture)?;
+        for (name, change) in &changes {
+            if let Change::Replace(info) = change {
+                if changed_before(checkpoint, name) || replaced.contains(name) {
+                    let what = format!(
+                        "takes the place of `{name}`, which an adapter before it has changed; these do not add up"
+                    );
+                    return Err(adapter.tensor(info, what).into());
+                }
+                replaced.push(name.clone());
+            }
+        }
+        let mut names: Vec<&String> = changes.iter().map(|(name, _)| name).collect();
+        names.sort();
+        names.dedup();
+        done.push(Adapted { name: request.name(), scale: request.scale, tensors: names.len() });
+        checkpoint.merge(adapter.weights, changes);
+    }
+    Ok(done)
+}
+
+fn changed_before(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.info(name).is_some_and(TensorInfo::is_merged)
+}
+
+/// True for the module of a head that is the embedding table.
+fn is_tied_head(architecture: &Architecture, path: &str) -> bool {
+    let name = architecture.canonical_name(&format!("{path}.weight"));
+    architecture.tied().is_some_and(|(_, head)| head == name)
+}
+
+/// An adapter that was found and read as far as its names and shapes.
+struct Adapter {
+    /// The file of its tensors, for messages.
+    file: String,
+    config: AdapterConfig,
+    weights: Checkpoint,
+    scale: f64,
+}
+
+impl Adapter {
+    fn open(request: &AdapterRequest) -> Result<Adapter, ModelError> {
+        let directory = &request.directory;
+        let missing =
+            |what: &'static str| AdapterError::NoAdapter { directory: directory.display().to_string(), what };
+        let path = directory.join("adapter_config.json");
+        if !path.is_file() {
+            return Err(missing("adapter_config.json").into());
+        }
+        let config = AdapterConfig::read(&path)?;
+        let file = WEIGHTS.iter().map(|name| directory.join(name)).find(|file| file.is_file());
+        let file = file.ok_or_else(|| missing("adapter_model.safetensors or adapter_model.bin"))?;
+        let weights = Checkpoint::open(&WeightFiles::from_file(&file)?)?;
+        Ok(Adapter { file: file.display().to_string(), config, weights, scale: request.scale })
+    }
+
+    /// What the adapter does to tensors of the base, by their canonical names.
+    fn changes(
+        &self,
+        base: &Checkpoint,
+        architecture: &Architecture,
+    ) -> Result<Vec<(String, Change)>, ModelError> {
+        let modules =
+            parts::modules(self.weights.tensors()).map_err(|(info, what)| self.tensor(info, what))?;
+        if modules.is_empty() {
+            let directory = self.file.clone();
+            return Err(AdapterError::NoAdapter { directory, what: "a tensor" }.into());
+        }
+        let mut changes = Vec::new();
+        for (path, module) in &modules {
+            if self.config.keeps_ties && is_tied_head(architecture, path) {
+                continue;
+            }
+            for (end, info) in &module.replaced {
+                let target = self.target(base, architecture, &format!("{path}.{end}"), info)?;
+                if squeezed(&target.shape) != squeezed(&info.shape) {
+                    let what = format!(
+                        "has shape {:?}, `{}` of the base has {:?}",
+                        info.shape, target.name, target.shape
+                    );
+                    return Err(self.other_base(info, what).into());
+                }
+                changes.push((target.name.clone(), Change::Replace((*info).clone())));
+            }
+            self.factors(base, architecture, (path, module), &mut changes)?;
+        }
+        self.untie(architecture, &mut changes)?;
+        Ok(changes)
+    }
+
+    /// What the factors of a module change: its weight, and its bias.
+    fn factors(
+        &self,
+        base: &Checkpoint,
+        architecture: &Architecture,
+        (path, module): (&str, &Module),
+        changes: &mut Vec<(String, Change)>,
+    ) -> Result<(), ModelError> {
+        let Some((a, b, transposed)) = module.factors().map_err(|(info, what)| self.tensor(info, what))?
+        else {
+            return Ok(());
+        };
+        let (&[rank, columns], &[rows, other]) = (a.shape.as_slice(), b.shape.as_slice()) else {
+            let what = format!(
+                "has shape {:?} and its partner {:?}; only adapters of matrices are merged",
+                a.shape, b.shape
+            );
+            return Err(self.tensor(a, what).into());
+        };
+        if rank != other || rank == 0 {
+            let what = format!(
+                "has shape {:?}, `{}` has {:?}: their ranks differ, or are none",
+                a.shape, b.name, b.shape
+            );
+            return Err(self.tensor(a, what).into());
+        }
+        let expected = if transposed { [columns, rows] } else { [rows, columns] };
+        let target = self.target(base, architecture, &format!("{path}.weight"), a)?;
+        if target.shape != expected {
+            let what = format!(
+                "has shape {:?} and its partner {:?}, for a weight of {expected:?}; `{}` of the base has {:?}",
+                a.shape, b.shape, target.name, target.shape
+            );
+            return Err(self.other_base(a, what).into());
+        }
+        let scale = (self.scale * self.config.scale(path, rank)?) as f32;
+        let magnitude = self.magnitude(module, a, transposed, expected[0])?;
+        if let Some(term) = module.bias {
+            let bias = self.target(base, architecture, &format!("{path}.bias"), term)?;
+            if squeezed(&bias.shape) != squeezed(&term.shape) {
+                let what =
+                    format!("has shape {:?}, `{}` of the base has {:?}", term.shape, bias.name, bias.shape);
+                return Err(self.other_base(term, what).into());
+            }
+            changes.push((bias.name.clone(), Change::Sum { term: term.clone(), scale }));
+        }
+        let product = Product { a: a.clone(), b: b.clone(), scale, transposed, magnitude };
+        changes.push((target.name.clone(), Change::Product(Box::new(product))));
+        Ok(())
+    }
+
+    /// The lengths of the rows, where the adapter has them.
+    fn magnitude(
+        &self,
+        module: &Module,
+        a: &TensorInfo,
+        transposed: bool,
+        rows: usize,
+    ) -> Result<Option<TensorInfo>, AdapterError> {
+        match module.magnitude {
+            None if self.config.dora && !transposed => {
+                Err(self.tensor(a, "has no `lora_magnitude_vector` beside it, which `use_dora` needs".into()))
+            }
+            None => Ok(None),
+            Some(info) if transposed => {
+                Err(self
+                    .tensor(info, "belongs to an embedding; DoRA is merged into linear layers only".into()))
+            }
+            Some(info) if info.elements() != rows => {
+                let what = format!("has shape {:?}, the weight has {rows} rows", info.shape);
+                Err(self.other_base(info, what))
+            }
+            Some(info) => Ok(Some(info.clone())),
+        }
+    }
+
+    /// The tensor of the base under a name as PEFT has it.
+    fn target<'a>(
+        &self,
+        base: &'a Checkpoint,
+        architecture: &Architecture,
+        name: &str,
+        info: &TensorInfo,
+    ) -> Result<&'a TensorInfo, AdapterError> {
+        let canonical = architecture.canonical_name(name);
+        if let Some((_, head)) = architecture.tied()
+            && head == canonical
+        {
+            // A head beside a tied embedding is not read, so a change of it would be lost.
+            let what = format!("changes the head `{canonical}`, which is the embedding table in this model");
+            return Err(self.tensor(info, what));
+        }
+        base.info(&canonical).ok_or_else(|| {
+            let experts = match name.contains("experts") {
+                true => " under this name; adapters of experts that are stored as one tensor are not merged",
+                false => "",
+            };
+            self.other_base(info, format!("adapts `{canonical}`, which the base does not have{experts}"))
+        })
+    }
+
+    /// Where the head is the embedding table an adapter of the table would change both, which PEFT does when it merges and does not
+    /// when it runs.
+    fn untie(
+        &self,
+        architecture: &Architecture,
+        changes: &mut [(String, Change)],
+    ) -> Result<(), AdapterError> {
+        let Some((embedding, _)) = architecture.tied().filter(|_| !self.config.keeps_ties) else {
+            return Ok(());
+        };
+        let info = match changes.iter().find(|(name, _)| *name == embedding) {
+            None => return Ok(()),
+            Some((_, Change::Replace(info) | Change::Sum { term: info, .. })) => info,
+            Some((_, Change::Product(product))) => &product.a,
+        };
+        let what = "changes the embedding table, which is also the head of this model; whether the head changes with it the \
+                    adapter does not say (`ensure_weight_tying`)";
+        Err(self.tensor(info, what.into()))
+    }
+
+    fn tensor(&self, info: &TensorInfo, detail: String) -> AdapterError {
+        AdapterError::Tensor { file: self.file.clone(), tensor: info.name.clone(), detail }
+    }
+
+    fn other_base(&self, info: &TensorInfo, detail: String) -> AdapterError {
+        let base = self.config.base.clone();
+        AdapterError::OtherBase { file: self.file.clone(), tensor: info.name.clone(), detail, base }
+    }
+}
+
+impl From<ConfigError> for AdapterError {
+    fn from(error: ConfigError) -> AdapterError {
+        AdapterError::Config(Box::new(error))
+    }
+}

@@ -1,0 +1,116 @@
+//! `adapter_config.json`: the factor of each module, and what is not merged.
+
+use crate::config::ConfigFields;
+use crate::error::{AdapterError, ConfigError};
+use fancy_regex::Regex;
+use serde_json::Value;
+use std::path::Path;
+
+pub(super) struct AdapterConfig {
+    /// The base as the file names it.
+    pub base: String,
+    pub dora: bool,
+    /// A tied head goes with the embedding table (`ensure_weight_tying`).
+    pub keeps_ties: bool,
+    /// The file, for messages.
+    origin: String,
+    alpha: f64,
+    /// `alpha / sqrt(rank)` in place of `alpha / rank`.
+    rank_stabilized: bool,
+    /// Patterns of modules with an alpha of their own.
+    alphas: Vec<(Regex, f64)>,
+}
+
+/// Fields that ask for a computation of another kind if they are set.
+const REFUSED: [(&str, &str); 7] = [
+    ("alora_invocation_tokens", "an activated LoRA, which begins at a token"),
+    ("arrow_config", "a router of adapters (Arrow)"),
+    ("layer_replication", "repeated layers (`layer_replication`)"),
+    ("use_qalora", "QALoRA"),
+    ("use_bdlora", "block-diagonal LoRA"),
+    (
+        "target_parameters",
+        "adapters of single parameters, as of experts stored as one tensor (`target_parameters`)",
+    ),
+    ("trainable_token_indices", "rows of embeddings (`trainable_token_indices`)"),
+];
+
+/// Ways to initialize an adapter that change the base too; the base of the model folder is not the one that it fits.
+const OTHER_BASES: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
+impl AdapterConfig {
+    pub fn read(path: &Path) -> Result<AdapterConfig, AdapterError> {
+        let fields = ConfigFields::read(path)?;
+        let refused =
+            |what: &str| AdapterError::Unsupported { file: fields.origin.clone(), what: what.to_string() };
+        let kind = fields.string("peft_type")?;
+        if kind != "LORA" {
+            let plain: String = kind.chars().filter(|c| !c.is_control()).take(40).collect();
+            return Err(refused(&format!("an adapter of the type `{plain}`")));
+        }
+        let is_set = |value: &Value| match value {
+            Value::Bool(flag) => *flag,
+            Value::Array(items) => !items.is_empty(),
+            Value::Object(fields) => !fields.is_empty(),
+            _ => true,
+        };
+        if let Some((_, what)) = REFUSED.iter().find(|(field, _)| fields.get(field).is_some_and(is_set)) {
+            return Err(refused(what));
+        }
+        if let Some(Value::String(init)) = fields.get("init_lora_weights")
+            && let Some(name) = OTHER_BASES.iter().find(|name| init.to_lowercase().starts_with(*name))
+        {
+            return Err(refused(&format!(
+                "an adapter that began with `{name}`, which changes the base; convert it with PEFT's \
+                 `path_initial_model_for_weight_conversion`"
+            )));
+        }
+        let alpha = fields.float_or("lora_alpha", 8.0)?;
+        if !alpha.is_finite() {
+            return Err(fields.wrong("lora_alpha", "a finite number", &fields.raw["lora_alpha"]).into());
+        }
+        Ok(AdapterConfig {
+            base: fields.string("base_model_name_or_path").unwrap_or_else(|_| "no base".into()),
+            dora: fields.flag_or("use_dora", false)?,
+            keeps_ties: fields.flag_or("ensure_weight_tying", false)?,
+            alpha,
+            rank_stabilized: fields.flag_or("use_rslora", false)?,
+            alphas: alphas(&fields)?,
+            origin: fields.origin,
+        })
+    }
+
+    /// What the product of the factors of a module is multiplied with.
+    pub fn scale(&self, module: &str, rank: usize) -> Result<f64, AdapterError> {
+        let mut alpha = self.alpha;
+        for (pattern, own) in &self.alphas {
+            let matches = pattern.is_match(module).map_err(|error| AdapterError::Unsupported {
+                file: self.origin.clone(),
+                what: format!("the pattern `{}` in `alpha_pattern` ({error})", pattern.as_str()),
+            })?;
+            if matches {
+                alpha = *own;
+                break;
+            }
+        }
+        let rank = rank as f64;
+        Ok(alpha / if self.rank_stabilized { rank.sqrt() } else { rank })
+    }
+}
+
+/// Patterns are regular expressions for the end of a module's name, from a dot on; the first that matches counts. Ranks are those
+/// of the tensors, so `rank_pattern` need not be read.
+fn alphas(fields: &ConfigFields) -> Result<Vec<(Regex, f64)>, AdapterError> {
+    let Some(patterns) = fields.object("alpha_pattern")? else { return Ok(Vec::new()) };
+    let mut found = Vec::with_capacity(patterns.raw.len());
+    for (pattern, alpha) in &patterns.raw {
+        let wrong =
+            |expected: &str, found: &Value| -> ConfigError { patterns.wrong(pattern, expected, found) };
+        let number = alpha.as_f64().filter(|alpha| alpha.is_finite());
+        let number = number.ok_or_else(|| wrong("a number", alpha))?;
+        let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$"));
+        let regex = regex.map_err(|_| wrong("under a name that is a regular expression", alpha))?;
+        found.push((regex, number));
+    }
+    Ok(found)
+}

@@ -1,0 +1,240 @@
+//! LoRA adapters: merged weights are those that PEFT's formulas give (`tools/lora_cases.py`), in pieces of any size; an adapter
+//! that is not for this base is refused by the tensor.
+
+use crate::common::{golden, project, safetensors as file_of};
+use mlcc_models::resolve::resolve;
+use mlcc_models::{AdapterRequest, Checkpoint, ModelError, ModelRequest, StoredType};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn request(model: &Path, adapters: &[AdapterRequest]) -> ModelRequest {
+    ModelRequest { adapters: adapters.to_vec(), ..ModelRequest::new(model.to_str().unwrap()) }
+}
+
+fn open(model: &Path, adapters: &[AdapterRequest]) -> Result<Checkpoint, ModelError> {
+    resolve(&request(model, adapters)).unwrap().open_weights()
+}
+
+fn adapter(directory: &Path, scale: f64) -> AdapterRequest {
+    AdapterRequest { directory: directory.into(), scale }
+}
+
+fn base() -> PathBuf {
+    golden("lora/base")
+}
+
+fn data(name: &str) -> PathBuf {
+    project().join("models/tests/data/lora").join(name)
+}
+
+/// Name and values of each float tensor of 32 bits.
+fn expected(name: &str) -> Vec<(String, Vec<f32>)> {
+    let bytes = std::fs::read(data(name).join("expected.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |raw: &[u8]| raw.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect();
+    file.tensors().into_iter().map(|(name, tensor)| (name, floats(tensor.data()))).collect()
+}
+
+#[test]
+fn merged_weights_are_those_of_the_formulas() {
+    let plain = open(&base(), &[]).unwrap();
+    for (name, count) in [("dora", 4), ("tables", 3)] {
+        let merged = open(&base(), &[adapter(&data(name), 1.0)]).unwrap();
+        let expected = expected(name);
+        assert_eq!(expected.len(), count);
+        for info in merged.tensors() {
+            let values = merged.read(&info.name).unwrap().to_f32().unwrap();
+            assert_eq!(info.dtype, StoredType::F16);
+            let Some((_, wanted)) = expected.iter().find(|(tensor, _)| *tensor == info.name) else {
+                assert_eq!(values, plain.read(&info.name).unwrap().to_f32().unwrap(), "{}", info.name);
+                continue;
+            };
+            let largest = wanted.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let worst = values.iter().zip(wanted).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+            assert!(worst <= 1e-6 * largest, "{name}, {}: {worst} of {largest}", info.name);
+            // Pieces that begin and end inside of rows.
+            let data = merged.read(&info.name).unwrap();
+            for (start, length) in [(0, 1), (17, 100), (values.len() - 33, 33)] {
+                if start + length <= values.len() {
+                    let mut piece = vec![0.0; length];
+                    data.read_f32_into(start, &mut piece).unwrap();
+                    assert_eq!(piece, values[start..start + length], "{}", info.name);
+                }
+            }
+        }
+    }
+}
+
+/// The values of a tensor with these adapters.
+fn values(adapters: &[AdapterRequest], name: &str) -> Vec<f32> {
+    open(&base(), adapters).unwrap().read(name).unwrap().to_f32().unwrap()
+}
+
+#[test]
+fn several_add_up_and_scales_multiply() {
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let own = golden("lora/adapter");
+    let plain = values(&[], name);
+    let once = values(&[adapter(&own, 1.0)], name);
+    assert!(plain.iter().zip(&once).any(|(x, y)| (x - y).abs() > 1e-3));
+    let sum = values(&[adapter(&own, 1.5), adapter(&own, -0.5)], name);
+    assert!(once.iter().zip(&sum).all(|(x, y)| (x - y).abs() < 1e-5));
+    assert_eq!(values(&[adapter(&own, 0.0)], name), plain);
+    // A length is given to what the adapter before left.
+    let [first, second] = [[&own, &data("dora")], [&data("dora"), &own]]
+        .map(|order| values(&order.map(|folder| adapter(folder, 1.0)), name));
+    assert_ne!(first, second);
+}
+
+#[test]
+fn requests_are_folders_with_a_scale() {
+    let parse = |text: &str| text.parse::<AdapterRequest>();
+    assert_eq!(parse("a/b"), Ok(adapter(Path::new("a/b"), 1.0)));
+    assert_eq!(parse("a/b=-0.5"), Ok(adapter(Path::new("a/b"), -0.5)));
+    for wrong in ["", "a=", "a=half", "=1", "a=inf", "a=nan"] {
+        assert!(parse(wrong).is_err(), "{wrong}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let named = folder.path().join("rank=4");
+    std::fs::create_dir(&named).unwrap();
+    assert_eq!(parse(named.to_str().unwrap()), Ok(adapter(&named, 1.0)));
+}
+
+/// An adapter of f32 tensors that are 0.5 everywhere, with these fields.
+fn written(folder: &Path, fields: Value, tensors: &[(&str, &[usize])]) {
+    written_with(folder, fields, tensors, 0.5);
+}
+
+fn written_with(folder: &Path, fields: Value, tensors: &[(&str, &[usize])], value: f32) {
+    let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+    for (name, shape) in tensors {
+        let start = bytes.len();
+        bytes.extend(std::iter::repeat_n(value.to_le_bytes(), shape.iter().product()).flatten());
+        let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, bytes.len()]});
+        header.insert(format!("base_model.model.{name}"), entry);
+    }
+    let file = file_of(&Value::Object(header).to_string(), &bytes);
+    std::fs::write(folder.join("adapter_model.safetensors"), file).unwrap();
+    let mut config =
+        json!({"peft_type": "LORA", "base_model_name_or_path": "org/other", "lora_alpha": 2, "r": 2});
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+}
+
+const Q: &str = "model.layers.0.self_attn.q_proj";
+
+#[test]
+fn biases_are_changed_and_replaced() {
+    let model = golden("qwen2");
+    let plain = open(&model, &[]).unwrap();
+    let weight = plain.info(&format!("{Q}.weight")).unwrap();
+    let (rows, columns) = (weight.shape[0], weight.shape[1]);
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b, term] = ["lora_A.weight", "lora_B.weight", "lora_B.bias"].map(|end| format!("{Q}.{end}"));
+    let k = "model.layers.0.self_attn.k_proj";
+    let keys = plain.info(&format!("{k}.bias")).unwrap().shape.clone();
+    let replaced = format!("{k}.base_layer.bias");
+    let tensors: [(&str, &[usize]); 4] =
+        [(&a, &[2, columns]), (&b, &[rows, 2]), (&term, &[rows]), (&replaced, &keys)];
+    written(folder.path(), json!({"lora_bias": true, "bias": "all"}), &tensors);
+    let merged = open(&model, &[adapter(folder.path(), 1.0)]).unwrap();
+    let values = |of: &Checkpoint, name: &str| of.read(name).unwrap().to_f32().unwrap();
+    // Alpha 2 and rank 2: the product of the factors is 2 * 0.5 * 0.5.
+    for (name, added) in [("weight", 0.5), ("bias", 0.5)] {
+        let name = format!("{Q}.{name}");
+        let expected: Vec<f32> = values(&plain, &name).iter().map(|x| x + added).collect();
+        assert_eq!(values(&merged, &name), expected, "{name}");
+    }
+    assert!(values(&merged, &format!("{k}.bias")).iter().all(|&x| x == 0.5));
+}
+
+fn refusal(model: &Path, folder: &Path) -> String {
+    open(model, &[adapter(folder, 1.0)]).unwrap_err().to_string()
+}
+
+#[test]
+fn adapters_for_another_base_are_refused_by_tensor_and_shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |path: &str, end: &str| format!("{path}.{end}");
+    let pair = |path: &str| [at(path, "lora_A.weight"), at(path, "lora_B.weight")];
+    let [a, b] = pair(Q);
+    written(folder.path(), json!({}), &[(&a, &[2, 96]), (&b, &[64, 2])]);
+    let text = refusal(&base(), folder.path());
+    for part in [a.as_str(), "[2, 96]", "[64, 2]", "[64, 96]", "[64, 64]", "org/other"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for path in ["model.layers.7.self_attn.q_proj", "model.layers.0.mlp.experts.1.up_proj"] {
+        let [a, b] = pair(path);
+        written(folder.path(), json!({}), &[(&a, &[2, 64]), (&b, &[64, 2])]);
+        let text = refusal(&base(), folder.path());
+        assert!(text.contains(&a) && text.contains("does not have"), "{text}");
+    }
+    written(folder.path(), json!({}), &[("model.norm.weight", &[65])]);
+    assert!(refusal(&base(), folder.path()).contains("[65]"));
+    let magnitude = at(Q, "lora_magnitude_vector");
+    let tensors: [(&str, &[usize]); 3] = [(&a, &[2, 64]), (&b, &[64, 2]), (&magnitude, &[63])];
+    written(folder.path(), json!({"use_dora": true}), &tensors);
+    assert!(refusal(&base(), folder.path()).contains("[63]"));
+}
+
+#[test]
+fn broken_and_other_adapters_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(refusal(&base(), folder.path()).contains("adapter_config.json"));
+    let [a, b] = ["lora_A.weight", "lora_B.weight"].map(|end| format!("{Q}.{end}"));
+    let whole: [(&str, &[usize]); 2] = [(&a, &[2, 64]), (&b, &[64, 2])];
+    let fields = [
+        (json!({"peft_type": "LOHA"}), "LOHA"),
+        (json!({"target_parameters": ["mlp.experts.gate_up_proj"]}), "target_parameters"),
+        (json!({"init_lora_weights": "pissa_niter_4"}), "pissa"),
+        (json!({"use_dora": true}), "lora_magnitude_vector"),
+        (json!({"lora_alpha": "much"}), "lora_alpha"),
+        (json!({"alpha_pattern": {"(": 1}}), "regular expression"),
+        (json!({"alpha_pattern": {"q_proj": "x"}}), "q_proj"),
+    ];
+    for (fields, part) in fields {
+        written(folder.path(), fields, &whole);
+        let text = refusal(&base(), folder.path());
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    type Tensors<'a> = &'a [(&'a str, &'a [usize])];
+    let tensors: [(Tensors, &str); 5] = [
+        (&[(&a, &[2, 64])], "no partner"),
+        (&[(&a, &[2, 64]), (&b, &[64, 3])], "ranks differ"),
+        (&[(&a, &[0, 64]), (&b, &[64, 0])], "ranks differ"),
+        (&[(&a, &[2, 8, 8]), (&b, &[64, 2])], "matrices"),
+        (&[("model.embed_tokens.token_adapter.trainable_tokens_delta", &[2, 64])], "neither"),
+    ];
+    for (tensors, part) in tensors {
+        written(folder.path(), json!({}), tensors);
+        let text = refusal(&base(), folder.path());
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    written(folder.path(), json!({}), &[]);
+    assert!(refusal(&base(), folder.path()).contains("a tensor is missing"));
+    written_with(folder.path(), json!({}), &whole, f32::NAN);
+    let merged = open(&base(), &[adapter(folder.path(), 1.0)]).unwrap();
+    let error = merged.read(&format!("{Q}.weight")).unwrap_err().to_string();
+    assert!(error.contains("lora_A") && error.contains("NaN"), "{error}");
+}
+
+#[test]
+fn what_is_replaced_twice_or_tied_is_refused() {
+    let two = [adapter(&data("tables"), 1.0), adapter(&data("tables"), 1.0)];
+    assert!(open(&base(), &two).unwrap_err().to_string().contains("before it"));
+    // Here the table is the head.
+    let model = golden("llama3-gqa-tied");
+    let shape = open(&model, &[]).unwrap().info("model.embed_tokens.weight").unwrap().shape.clone();
+    let folder = tempfile::tempdir().unwrap();
+    written(folder.path(), json!({}), &[("model.embed_tokens.weight", &shape)]);
+    assert!(refusal(&model, folder.path()).contains("ensure_weight_tying"));
+    written(folder.path(), json!({}), &[("lm_head.weight", &shape)]);
+    assert!(refusal(&model, folder.path()).contains("which is the embedding table"));
+    let both: [(&str, &[usize]); 2] = [("model.embed_tokens.weight", &shape), ("lm_head.weight", &shape)];
+    written(folder.path(), json!({"ensure_weight_tying": true}), &both);
+    let merged = open(&model, &[adapter(folder.path(), 1.0)]).unwrap();
+    let mut first = [0.0];
+    merged.read("model.embed_tokens.weight").unwrap().read_f32_into(0, &mut first).unwrap();
+    assert_eq!(first, [0.5]);
+}
