@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod attention;
 pub mod conv;
+pub mod latent_attention;
 pub mod linear;
 pub mod mamba2;
 pub mod matrix_state;

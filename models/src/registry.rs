@@ -7,11 +7,11 @@ use crate::error::ConfigError;
 use crate::families::{
     BaichuanConfig, BertConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig,
     FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config,
-    GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config, Lfm2Config,
-    LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config, MixtralConfig, ModernBertConfig, MptConfig,
-    NemotronHConfig, Olmo2Config, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig,
-    Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2,
-    smollm3,
+    GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
+    KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config,
+    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config, OptConfig,
+    Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config,
+    StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -52,6 +52,7 @@ pub const REGISTRY: &[Entry] = &[
     family("lfm2_moe", &["Lfm2MoeForCausalLM"], "LFM2 with experts", |f| {
         Lfm2Config::moe(f).map(Architecture::new)
     }),
+    family("lfm3", &["Lfm3ForCausalLM"], "LFM3", |f| Lfm3Config::from_fields(f).map(Architecture::new)),
     family("glm4_moe", &["Glm4MoeForCausalLM"], "GLM-4.5, 4.6", |f| {
         Glm4MoeConfig::from_fields(f).map(Architecture::new)
     }),
@@ -97,6 +98,15 @@ pub const REGISTRY: &[Entry] = &[
     family("kimi_k2", &[], "Kimi K2", |f| DeepSeekConfig::v3(f).map(Architecture::new)),
     family("glm4_moe_lite", &["Glm4MoeLiteForCausalLM"], "GLM-4.7-Flash", |f| {
         DeepSeekConfig::v3(f).map(Architecture::new)
+    }),
+    family("kimi_linear", &["KimiLinearForCausalLM"], "Kimi Linear", |f| {
+        KimiLinearConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("muse_glimmer", &["MuseGlimmerForConditionalGeneration"], "Muse Glimmer, text only", |f| {
+        MuseGlimmerConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("muse_glimmer_text", &[], "Muse Glimmer", |f| {
+        MuseGlimmerConfig::from_fields(f).map(Architecture::new)
     }),
     family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
         Mamba2Config::from_fields(f).map(Architecture::new)
@@ -217,16 +227,17 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
     Ok((model_type, (entry.config)(text.as_ref().unwrap_or(fields))?))
 }
 
-/// The configuration of the text model inside, if the file has no sizes outside of it. Whether the head is the embedding may
-/// stand outside.
+/// The configuration of the text model inside, if the file has no sizes outside of it. Whether the head is the embedding, and
+/// which tokens stand for images, may stand outside.
 pub(crate) fn text_model(fields: &ConfigFields) -> Result<Option<ConfigFields>, ConfigError> {
     if fields.get(fields.first(&HIDDEN)).is_some() {
         return Ok(None);
     }
     let Some(mut text) = fields.object(TEXT_MODEL)? else { return Ok(None) };
-    let tied = "tie_word_embeddings";
-    if let (None, Some(outside)) = (text.get(tied), fields.get(tied)) {
-        text.raw.insert(tied.to_string(), outside.clone());
+    for field in ["tie_word_embeddings", "image_token_id", "video_token_id"] {
+        if let (None, Some(outside)) = (text.get(field), fields.get(field)) {
+            text.raw.insert(field.to_string(), outside.clone());
+        }
     }
     Ok(Some(text))
 }

@@ -278,10 +278,12 @@ fn text_name(name: &str) -> Cow<'_, str> {
 
 /// Tensors of the parts around a text model: towers for images and sounds, draft heads.
 pub fn is_other_part(name: &str) -> bool {
-    const PARTS: [&str; 9] = [
+    const PARTS: [&str; 11] = [
         "visual.",
         "vision_tower.",
         "vision_model.",
+        "vision_adapter.",
+        "vision_projection.",
         "multi_modal_projector.",
         "audio_tower.",
         "embed_vision.",

@@ -82,6 +82,21 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["num_experts"], "feed_forward.gate.weight", 0, 1)?;
             t.size(&["moe_intermediate_size"], "feed_forward.experts.0.w1.weight", 0, 1)
         }
+        "lfm3" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", true)?;
+            hybrid_heads(t, "self_attn.q_norm.weight")?;
+            t.size(&["intermediate_size"], "layers.0.feed_forward.w1.weight", 0, 1)
+        }
+        "muse_glimmer" | "muse_glimmer_text" => {
+            llama(t, None)?;
+            t.bias("attention_bias", "layers.0.self_attn.q_proj")
+        }
+        "kimi_linear" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+            t.size(&["num_experts"], "block_sparse_moe.gate.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)
+        }
         "glm4_moe" => {
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             separate_heads(t, None)?;

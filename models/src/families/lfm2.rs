@@ -20,8 +20,7 @@ pub struct Lfm2Config {
     pub rope: Rope,
     /// By layer: attention in place of a convolution.
     pub attends: Vec<bool>,
-    pub taps: usize,
-    pub conv_bias: bool,
+    pub conv: ShortConv,
     pub experts: Option<Experts>,
     /// The first layers have no experts.
     pub dense_layers: usize,
@@ -64,36 +63,18 @@ impl Lfm2Config {
         let defaults = RopeDefaults { theta, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
-        let taps = fields.size_or("conv_L_cache", 3)?;
-        if !(2..=64).contains(&taps) {
-            return Err(fields.wrong("conv_L_cache", "a number of taps from 2 to 64", &Value::from(taps)));
-        }
         Ok(Lfm2Config {
             intermediate: 0,
             eps: fields.epsilon(&["norm_eps", "block_norm_eps"], 1e-5)?,
             rope: rope.rope,
             attends: attends(fields, sizes.layers)?,
-            taps,
-            conv_bias: fields.flag_or("conv_bias", false)?,
+            conv: ShortConv::read(fields, 3)?,
             experts: None,
             dense_layers: 0,
             corrected: false,
             tied: fields.flag_or(fields.first(&["tie_word_embeddings", "tie_embedding"]), true)?,
             sizes,
         })
-    }
-
-    /// `W_out (C * conv(B * x))`, with `B`, `C` and `x` from one projection.
-    fn convolution(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
-        let (hidden, bias) = (self.sizes.hidden, self.conv_bias);
-        let projected = Linear::new(&format!("{name}.in_proj"), 3 * hidden).bias(bias).apply(net, x);
-        let [b, c, x] =
-            [0, 1, 2].map(|part| net.slice(projected, 1, Dim::from(part * hidden), Dim::from(hidden)));
-        let gated = net.mul(b, x);
-        let conv = CausalConv { name: &format!("{name}.conv"), taps: self.taps, bias };
-        let mixed = conv.apply(net, layer, gated);
-        let gated = net.mul(c, mixed);
-        Linear::new(&format!("{name}.out_proj"), hidden).bias(bias).apply(net, gated)
     }
 
     fn feed_forward(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
@@ -117,6 +98,36 @@ impl Lfm2Config {
                 mlp::gated(net, x, [gate, up, down], Activation::Silu)
             }
         }
+    }
+}
+
+/// The gated short convolution of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortConv {
+    pub taps: usize,
+    pub bias: bool,
+}
+
+impl ShortConv {
+    pub fn read(fields: &ConfigFields, usual_taps: usize) -> Result<ShortConv, ConfigError> {
+        let taps = fields.size_or("conv_L_cache", usual_taps)?;
+        if !(2..=64).contains(&taps) {
+            return Err(fields.wrong("conv_L_cache", "a number of taps from 2 to 64", &Value::from(taps)));
+        }
+        Ok(ShortConv { taps, bias: fields.flag_or("conv_bias", false)? })
+    }
+
+    /// `W_out (C * conv(B * x))`, with `B`, `C` and `x` from one projection.
+    pub fn apply(self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
+        let (hidden, bias) = (net.width(x), self.bias);
+        let projected = Linear::new(&format!("{name}.in_proj"), 3 * hidden).bias(bias).apply(net, x);
+        let [b, c, x] =
+            [0, 1, 2].map(|part| net.slice(projected, 1, Dim::from(part * hidden), Dim::from(hidden)));
+        let gated = net.mul(b, x);
+        let conv = CausalConv { names: &[&format!("{name}.conv")], taps: self.taps, bias };
+        let mixed = conv.apply(net, layer, gated);
+        let gated = net.mul(c, mixed);
+        Linear::new(&format!("{name}.out_proj"), hidden).bias(bias).apply(net, gated)
     }
 }
 
@@ -171,7 +182,7 @@ impl Transformer for Lfm2Config {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.operator_norm"), self.eps);
         let h = match self.attends[layer] {
-            false => self.convolution(net, layer, &format!("{name}.conv"), h),
+            false => self.conv.apply(net, layer, &format!("{name}.conv"), h),
             true => SelfAttention {
                 output: "out_proj",
                 head_norm: Some((head_norm, self.eps)),

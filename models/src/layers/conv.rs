@@ -10,11 +10,11 @@ use mlcc_ir::types::{DType, TensorType};
 /// sequence. Its state are the last `taps - 1` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct CausalConv<'a> {
-    /// `{name}.weight: [channels, 1, taps]`, as `torch.nn.Conv1d` stores it.
-    pub name: &'a str,
+    /// `{name}.weight: [channels, 1, taps]`, as `torch.nn.Conv1d` stores it. Several are for equal parts of the channels.
+    pub names: &'a [&'a str],
     /// At least 2.
     pub taps: usize,
-    /// Adds `{name}.bias: [channels]`.
+    /// Adds `{name}.bias: [channels]`, of one name.
     pub bias: bool,
 }
 
@@ -22,8 +22,11 @@ impl CausalConv<'_> {
     /// `x: [n, channels]` to the same shape.
     pub fn apply(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
         let (channels, taps) = (net.width(x), self.taps);
-        let name = format!("{}.weight", self.name);
-        let source = ParamSource::Transpose(Box::new(net.tensor(&name, &[channels, 1, taps])));
+        let [first, ..] = self.names else { return x };
+        let shape = [channels / self.names.len(), 1, taps];
+        let stored = self.names.iter().map(|name| net.tensor(&format!("{name}.weight"), &shape)).collect();
+        let source = ParamSource::Transpose(Box::new(joined(stored)));
+        let name = format!("{first}.weight");
         let ty = TensorType::new(DType::F32, [taps, channels]);
         let weight = net.param_from(&name, ParamRole::Vector, ty, source);
         let rows = net.per_sequence(&[x], |net, rows| {
@@ -44,10 +47,18 @@ impl CausalConv<'_> {
         match self.bias {
             false => rows[0],
             true => {
-                let bias = net.vector(&format!("{}.bias", self.name), channels);
+                let bias = net.vector(&format!("{first}.bias"), channels);
                 net.add(rows[0], bias)
             }
         }
+    }
+}
+
+/// Sources below one another.
+fn joined(mut parts: Vec<ParamSource>) -> ParamSource {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => ParamSource::Concat(parts),
     }
 }
 

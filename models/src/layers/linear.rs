@@ -85,6 +85,18 @@ impl<'a> Linear<'a> {
     }
 }
 
+/// The products with several layers `{name}.weight: [out, in]`, side by side, as one product with the weight `{joined}.weight`.
+pub fn joined_layers(net: &mut Net, joined: &str, layers: &[(&str, usize)], x: ValueId) -> ValueId {
+    let input = net.width(x);
+    let parts =
+        layers.iter().map(|(name, out)| net.tensor(&format!("{name}.weight"), &[*out, input])).collect();
+    let out: usize = layers.iter().map(|(_, out)| out).sum();
+    let ty = TensorType::new(DType::F32, [out, input]);
+    let weight =
+        net.param_from(&format!("{joined}.weight"), ParamRole::Linear, ty, ParamSource::Concat(parts));
+    linear(net, x, weight)
+}
+
 /// Where queries, keys and values are in the rows of a fused layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusedQkv {

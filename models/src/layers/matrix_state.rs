@@ -31,7 +31,8 @@ enum Along {
 
 impl MatrixState {
     /// The gated delta rule (Yang et al. 2025): `S = decay S`, `S = S + beta (v - S k) k^T`, `y = S q`. Queries and keys
-    /// `[n, heads, keys]`, values `[n, heads, values]`, `decay` and `beta` `[n, heads]`; gives `[n, heads, values]`.
+    /// `[n, heads, keys]`, values `[n, heads, values]`, `beta` `[n, heads]`, `decay` the same or, for each key channel,
+    /// `[n, heads, keys]` (Kimi Delta Attention, 2025); gives `[n, heads, values]`.
     pub fn gated_delta_rule(
         self,
         net: &mut Net,
@@ -40,8 +41,12 @@ impl MatrixState {
         [decay, beta]: [ValueId; 2],
     ) -> ValueId {
         use Along::{Head, Keys, Values};
-        let inputs = [(q, Keys), (k, Keys), (v, Values), (decay, Head), (beta, Head)];
-        self.recurrence(net, layer, ("gated_delta_rule", &inputs), |b, state, x| {
+        let (name, along) = match net.ty(decay).dims.len() {
+            3 => ("channel_delta_rule", Keys),
+            _ => ("gated_delta_rule", Head),
+        };
+        let inputs = [(q, Keys), (k, Keys), (v, Values), (decay, along), (beta, Head)];
+        self.recurrence(net, layer, (name, &inputs), |b, state, x| {
             let &[q, k, v, decay, beta] = x else { unreachable!("five inputs are declared") };
             let kept = b.mul(state, decay);
             let found = b.mul(kept, k);

@@ -40,17 +40,22 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// `n_group` and `topk_group`; `None` where there is one group or all are chosen.
-    pub fn read(fields: &ConfigFields) -> Result<Option<Groups>, ConfigError> {
-        let (count, experts) = (fields.size_or("n_group", 1)?, fields.size("n_routed_experts")?);
+    /// From `topk_group` and the fields for the numbers of groups and of experts; `None` where there is one group or all are
+    /// chosen.
+    pub fn read(
+        fields: &ConfigFields,
+        groups_field: &str,
+        experts_field: &str,
+    ) -> Result<Option<Groups>, ConfigError> {
+        let (count, experts) = (fields.size_or(groups_field, 1)?, fields.size(experts_field)?);
         let chosen = fields.size_or("topk_group", count)?;
         if count > 1 && (!experts.is_multiple_of(count) || experts / count < 2) {
             let expected = format!("a number of groups of at least 2 among {experts} experts");
-            return Err(fields.wrong("n_group", &expected, &Value::from(count)));
+            return Err(fields.wrong(groups_field, &expected, &Value::from(count)));
         }
         match chosen {
             _ if chosen > count => {
-                let expected = format!("at most n_group, which is {count}");
+                let expected = format!("at most {groups_field}, which is {count}");
                 Err(fields.wrong("topk_group", &expected, &Value::from(chosen)))
             }
             _ if chosen == count => Ok(None),
@@ -95,7 +100,8 @@ const MOST_EXPERTS: usize = 1024;
 impl Routing {
     /// Softmax over all. `count` are the names of the field with the number of experts.
     pub fn read(fields: &ConfigFields, count: &[&'static str]) -> Result<Routing, ConfigError> {
-        let (field, chosen_field) = (fields.first(count), "num_experts_per_tok");
+        let field = fields.first(count);
+        let chosen_field = fields.first(&["num_experts_per_tok", "num_experts_per_token"]);
         let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
         if count > MOST_EXPERTS {
             return Err(fields.wrong(field, &format!("at most {MOST_EXPERTS}"), &Value::from(count)));

@@ -67,7 +67,7 @@ impl DeltaNet {
             true => self.fused_projections(net, name, x),
             false => self.projections(net, name, x),
         };
-        let conv = CausalConv { name: &format!("{name}.conv1d"), taps: self.taps, bias: false };
+        let conv = CausalConv { names: &[&format!("{name}.conv1d")], taps: self.taps, bias: false };
         let qkv = conv.apply(net, layer, qkv);
         let qkv = Activation::Silu.apply(net, qkv);
         let keys = self.keys();

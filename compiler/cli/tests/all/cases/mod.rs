@@ -21,7 +21,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 55] = [
+pub const FAMILIES: [&str; 61] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -77,6 +77,12 @@ pub const FAMILIES: [&str; 55] = [
     "falcon-h1",
     "gemma4-e",
     "gemma4-moe",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "lfm3",
+    "muse-glimmer",
+    "kimi-linear",
 ];
 
 /// All cases that are part of the project.

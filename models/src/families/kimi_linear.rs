@@ -1,0 +1,169 @@
+//! Kimi Linear (Moonshot AI 2025; reference: `KimiLinearForCausalLM` of transformers): in three of four layers a delta rule with a
+//! decay for each channel of the keys (Kimi Delta Attention), in the others latent attention without positions; experts,
+//! some of them for every token, in all but the first layers.
+
+use crate::config::ConfigFields;
+use crate::error::ConfigError;
+use crate::layers::Activation;
+use crate::layers::latent_attention::{LatentAttention, Positions};
+use crate::layers::mlp;
+use crate::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
+use crate::layers::norm::{Norm, rms_norm};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+mod delta_attention;
+
+pub use delta_attention::DeltaAttention;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct KimiLinearConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    pub activation: Activation,
+    /// By layer: latent attention in place of the delta rule.
+    pub attends: Vec<bool>,
+    pub latent: LatentAttention,
+    pub delta: DeltaAttention,
+    pub experts: Experts,
+    /// Width of the experts that every token gets.
+    pub shared: usize,
+    /// By layer: experts in place of the plain feed-forward part.
+    pub sparse: Vec<bool>,
+    pub tied: bool,
+}
+
+const LINEAR: &str = "linear_attn_config";
+const ROUTER: &str = "moe_router_activation_func";
+
+impl KimiLinearConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<KimiLinearConfig, ConfigError> {
+        fields.only("mla_use_nope", true, "latent attention with positions")?;
+        let sizes = Sizes::read(fields, Some(4096))?;
+        let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
+        let activation = Activation::read(fields, &["hidden_act"], Activation::Silu)?;
+        let linear = fields.object(LINEAR)?;
+        let width = fields.size("moe_intermediate_size")?;
+        let shared = fields.first(&["num_shared_experts", "n_shared_experts"]);
+        Ok(KimiLinearConfig {
+            intermediate: fields.size("intermediate_size")?,
+            attends: attends(fields, linear.as_ref(), sizes.layers)?,
+            latent: LatentAttention::read(fields, sizes.heads)?,
+            delta: DeltaAttention::read(fields, linear.as_ref(), eps)?,
+            experts: Experts { routing: routing(fields)?, intermediate: width, glu: Glu::Plain(activation) },
+            shared: width * fields.size_or(shared, 1)?,
+            sparse: sparse(fields, sizes.layers)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            eps,
+            activation,
+            sizes,
+        })
+    }
+
+    fn feed_forward(&self, net: &mut Net, layer: usize, block: &str, x: ValueId) -> ValueId {
+        if !self.sparse[layer] {
+            let name = format!("{block}.mlp");
+            return mlp::gated_by_name(net, x, &name, self.intermediate, false, self.activation);
+        }
+        let name = format!("{block}.block_sparse_moe");
+        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
+        let correction = format!("{router}.e_score_correction_bias");
+        let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
+        let names =
+            ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
+        let h = self.experts.apply(net, x, &names);
+        let shared = format!("{name}.shared_experts");
+        let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, self.activation);
+        net.add(h, shared)
+    }
+}
+
+/// Corrected sigmoids.
+fn routing(fields: &ConfigFields) -> Result<Routing, ConfigError> {
+    let scores = fields.get(ROUTER).and_then(Value::as_str).unwrap_or("sigmoid");
+    if scores != "sigmoid" {
+        return Err(fields.wrong(ROUTER, "sigmoid", &Value::from(scores)));
+    }
+    let count = ["num_experts", "num_local_experts"];
+    let groups = fields.first(&["num_expert_group", "n_group"]);
+    Ok(Routing {
+        scores: Scores::Sigmoid,
+        normalised: fields.flag_or(fields.first(&["moe_renormalize", "norm_topk_prob"]), true)?,
+        smallest_sum: 1e-20,
+        scale: fields.float_or("routed_scaling_factor", 2.446)?,
+        groups: Groups::read(fields, groups, fields.first(&count))?,
+        ..Routing::read(fields, &count)?
+    })
+}
+
+/// Which layers have attention: `layer_types`, or lists in `linear_attn_config` that count from 1.
+fn attends(
+    fields: &ConfigFields,
+    linear: Option<&ConfigFields>,
+    layers: usize,
+) -> Result<Vec<bool>, ConfigError> {
+    if fields.get("layer_types").is_some() {
+        let kinds = fields.layer_kinds("layer_types", layers, &["linear_attention", "full_attention"])?;
+        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    }
+    let Some(linear) = linear else {
+        return Ok((0..layers).map(|layer| layer > 0 && layer.is_multiple_of(4)).collect());
+    };
+    let (full, delta) = (linear.token_ids("full_attn_layers")?, linear.token_ids("kda_layers")?);
+    let of = |layer: usize| {
+        let number = layer as u32 + 1;
+        match (full.contains(&number), delta.contains(&number)) {
+            (full, delta) if full != delta => Ok(full),
+            _ => {
+                let expected = format!("each of the layers 1 to {layers} here or in kda_layers");
+                let found = linear.get("full_attn_layers").unwrap_or(&Value::Null);
+                Err(linear.wrong("full_attn_layers", &expected, found))
+            }
+        }
+    };
+    (0..layers).map(of).collect()
+}
+
+/// Which layers have experts.
+fn sparse(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    if fields.get("mlp_layer_types").is_some() {
+        let kinds = fields.layer_kinds("mlp_layer_types", layers, &["dense", "sparse"])?;
+        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    }
+    let (first, step) = (fields.count_or("first_k_dense_replace", 1)?, fields.size_or("moe_layer_freq", 1)?);
+    Ok((0..layers).map(|layer| layer >= first && layer.is_multiple_of(step)).collect())
+}
+
+impl Transformer for KimiLinearConfig {
+    type Shared = ();
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+    }
+
+    fn shared(&self, _: &mut Net) {}
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let part = format!("{name}.self_attn");
+        let h = match self.attends[layer] {
+            true => self.latent.apply(net, layer, &part, h, Positions::NONE),
+            false => self.delta.apply(net, layer, &part, h),
+        };
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
+        let h = self.feed_forward(net, layer, &name, h);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn has_experts(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,172 @@
+//! Muse Glimmer, its text model (Meta 2026; reference: `MuseGlimmerForConditionalGeneration` of transformers): normed embeddings,
+//! queries and keys normed without weights, an output gate, four norms by layer that store their weight less one; layers with
+//! a window have rotary embedding, the others no positions; logits scaled and bounded.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::layers::attention::integer;
+use crate::layers::norm::{Norm, rms_norm_plus_one, rms_norm_unweighted};
+use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
+use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::ParamRole;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MuseGlimmerConfig {
+    pub sizes: Sizes,
+    pub intermediate: usize,
+    pub eps: f64,
+    /// Epsilon of the norms behind the parts of a layer.
+    pub post_eps: f64,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub windows: Vec<Option<usize>>,
+    /// By layer: it has rotary embedding.
+    pub turned: Vec<bool>,
+    pub bias: bool,
+    /// Factor of the queries after their norm.
+    pub query_factor: f64,
+    /// Factor of the logits.
+    pub output_factor: f64,
+    pub logit_cap: Option<f64>,
+    pub tied: bool,
+    /// Tokens in whose place an image comes; without one they have the embedding of token 0.
+    pub placeholders: Vec<u32>,
+}
+
+impl MuseGlimmerConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<MuseGlimmerConfig, ConfigError> {
+        let mut sizes = Sizes::read(fields, Some(131_072))?;
+        let defaults = RopeDefaults { theta: 5e5, ..RopeDefaults::LLAMA };
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+        sizes.context = rope.context;
+        // Every fourth layer, counted from the last one.
+        let is_local = |layer: usize| !(sizes.layers - 1 - layer).is_multiple_of(4);
+        Ok(MuseGlimmerConfig {
+            intermediate: fields.size("intermediate_size")?,
+            eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
+            post_eps: fields.epsilon(&["post_norm_eps"], 1e-8)?,
+            activation: Activation::read(fields, &["hidden_activation", "hidden_act"], Activation::Silu)?,
+            rope: rope.rope,
+            windows: fields.windows(sizes.layers, is_local)?,
+            turned: turned(fields, sizes.layers, is_local)?,
+            bias: fields.flag_or("attention_bias", false)?,
+            query_factor: fields.float_or("qk_scale_factor", 3.87)?,
+            output_factor: fields.float_or("output_multiplier", (256.0 / sizes.hidden as f64).sqrt())?,
+            logit_cap: cap(fields)?,
+            tied: fields.flag_or("tie_word_embeddings", false)?,
+            placeholders: placeholders(fields)?,
+            sizes,
+        })
+    }
+
+    fn attention(&self, net: &mut Net, layer: usize, name: &str, x: ValueId, rope: &RopeTables) -> ValueId {
+        let (sizes, size) = (&self.sizes, self.sizes.head_size);
+        let project = |net: &mut Net, which: &str, x, out, bias| {
+            Linear::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
+        };
+        let q = project(net, "q_proj", x, sizes.query(), self.bias);
+        let k = project(net, "k_proj", x, sizes.key(), self.bias);
+        let v = project(net, "v_proj", x, sizes.key(), self.bias);
+        let plain = Attention::causal(size);
+        let attention =
+            Attention { window: self.windows[layer], scale: plain.scale * self.query_factor, ..plain };
+        let part = SelfAttention {
+            head_norm: Some((unweighted, self.eps)),
+            rope: self.turned[layer].then_some(rope),
+            ..SelfAttention::new(name, rope, attention)
+        };
+        let h = part.attend(net, layer, sizes, [q, k, v]);
+        let gate = project(net, "gate_proj", x, sizes.query(), false);
+        let open = net.sigmoid(gate);
+        let h = net.mul(h, open);
+        project(net, "o_proj", h, sizes.hidden, self.bias)
+    }
+}
+
+/// A norm of heads without weights.
+fn unweighted(net: &mut Net, x: ValueId, _: &str, eps: f64) -> ValueId {
+    rms_norm_unweighted(net, x, eps)
+}
+
+/// Which layers have rotary embedding: those whose base is not 0.
+fn turned(
+    fields: &ConfigFields,
+    layers: usize,
+    is_local: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>, ConfigError> {
+    let field = "layer_rope_theta";
+    let Some(found) = fields.get(field) else { return Ok((0..layers).map(is_local).collect()) };
+    let bases = fields.numbers(field)?;
+    match bases.len() == layers {
+        true => Ok(bases.iter().map(|&base| base != 0.0).collect()),
+        false => Err(fields.wrong(field, &format!("a list of {layers} numbers"), found)),
+    }
+}
+
+/// `image_token_id` and `video_token_id`, which stand outside of the text model.
+fn placeholders(fields: &ConfigFields) -> Result<Vec<u32>, ConfigError> {
+    let mut ids = [fields.token_ids("image_token_id")?, fields.token_ids("video_token_id")?].concat();
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn cap(fields: &ConfigFields) -> Result<Option<f64>, ConfigError> {
+    let field = "final_logit_softcapping";
+    match fields.float_or(field, 20.0)? {
+        cap if cap > 0.0 => Ok(Some(cap)),
+        cap => Err(fields.wrong(field, "a number above 0", &Value::from(cap))),
+    }
+}
+
+impl Transformer for MuseGlimmerConfig {
+    type Shared = RopeTables;
+
+    fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame {
+            logit_scale: Some(self.output_factor),
+            logit_cap: self.logit_cap,
+            ..Frame::hugging_face(Norm::Rms(self.eps), self.tied)
+        }
+    }
+
+    fn embed(&self, net: &mut Net) -> ValueId {
+        let Sizes { vocab, hidden, .. } = self.sizes;
+        let mut tokens = net.tokens();
+        for &placeholder in &self.placeholders {
+            let (zero, placeholder) = (integer(net, 0), integer(net, i64::from(placeholder)));
+            let not_after = net.select_ge(placeholder, tokens, zero, tokens);
+            tokens = net.select_ge(tokens, placeholder, not_after, tokens);
+        }
+        let table = net.weight(self.frame().embedding, ParamRole::Embedding, &[vocab, hidden]);
+        let x = net.gather(table, tokens);
+        rms_norm_unweighted(net, x, self.eps)
+    }
+
+    fn shared(&self, net: &mut Net) -> RopeTables {
+        self.rope.tables(net, "rope")
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+        let name = format!("model.layers.{layer}");
+        let h = rms_norm_plus_one(net, x, &format!("{name}.input_layernorm"), self.eps);
+        let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
+        let h = rms_norm_plus_one(net, h, &format!("{name}.post_attention_layernorm"), self.post_eps);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm_plus_one(net, x, &format!("{name}.pre_feedforward_layernorm"), self.eps);
+        let (part, width) = (format!("{name}.mlp"), self.intermediate);
+        let h = mlp::gated_by_name(net, h, &part, width, false, self.activation);
+        let h = rms_norm_plus_one(net, h, &format!("{name}.post_feedforward_layernorm"), self.post_eps);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn window(&self) -> Option<usize> {
+        widest(&self.windows)
+    }
+}
