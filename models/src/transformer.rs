@@ -178,6 +178,7 @@ impl<T: Transformer> Definition for T {
         let frame = self.frame();
         frame.tied.then_some((frame.embedding, frame.head))
     }
+
     fn window(&self) -> Option<usize> {
         Transformer::window(self)
     }

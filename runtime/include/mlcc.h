@@ -249,11 +249,13 @@ typedef struct mlcc_control {
 #define MLCC_ARG_CONTROL 6u /* mlcc_control */
 #define MLCC_ARG_WANTED 7u
 #define MLCC_ARG_SEQUENCES 8u /* mlcc_sequence, with addresses of the device */
+#define MLCC_ARG_PAGES 9u
+#define MLCC_ARG_PAGE_TABLE 10u
 
 #define MLCC_REPEAT_ONCE 0u
 #define MLCC_REPEAT_WANTED 1u /* n of the grid: rows whose logits are wanted */
-/* For each sequence, by its number in z. n and past of the grid: the most that one has. Arguments in the state: bytes from the
- * beginning of one. */
+/* For each sequence, by its number in z. n and past of the grid: the most that one has. Arguments in the state and in the table of
+ * pages: bytes from the beginning of one. */
 #define MLCC_REPEAT_EACH_SEQUENCE 2u
 
 /* An address: base + offset. */
@@ -308,7 +310,7 @@ typedef struct mlcc_model_table {
   uint64_t batch;       /* sequences that the plan holds */
   uint64_t vocab;
   uint64_t max_workers; /* 0 = any number */
-  uint64_t page_bytes;  /* of a page with MLCC_PAGE_ROWS rows of every cache; 0 = none, or caches are dense parts of the state */
+  uint64_t page_bytes;  /* of a page with MLCC_PAGE_ROWS rows of every cache; 0 = there is none */
   /* Floats of the vector of a text. Not 0: whole texts are read and nothing is kept. Of the steps that take tokens there is `step`
    * alone; its sequences have no state and no pages, and past 0; a wanted row gives text_width floats in place of vocab, and the last
    * row of a text stands for it. 0: the model makes logits. */

@@ -12,7 +12,8 @@ use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
 use crate::arena::Arenas;
 use crate::buffer::Buffer;
 use crate::device::{BatchMember, Device, DeviceSession, missing};
-use crate::page_pool::PagePool;
+use crate::host_pages::HostPages;
+use crate::page_pool::{PageCounts, PagePool};
 use crate::page_table::PageTable;
 use crate::pool::{Barrier, Kind, Pieces, Pool};
 use crate::session::Step;
@@ -29,12 +30,8 @@ pub(crate) struct CpuDevice {
     most_workers: usize,
     arenas: Arenas,
     /// Of the caches of all sequences, if the model has any.
-    pages: Option<Arc<PagePool>>,
+    pages: Option<Arc<PagePool<HostPages>>>,
 }
-
-/// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches likewise.
-const FULL_CONTEXTS: u64 = 64;
-const FULL_BATCHES: u64 = 4;
 
 impl CpuDevice {
     /// `variant` is one of `table`, of a loaded library, which outlives the device.
@@ -48,12 +45,10 @@ impl CpuDevice {
         let plan = &table.plan;
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         let arenas = Arenas::new(plan.arena_bytes, align)?;
-        let one = plan.pages();
-        let contexts = FULL_CONTEXTS.max(plan.batch.saturating_mul(FULL_BATCHES));
-        let wanted = options.cache_pages.unwrap_or(one.saturating_mul(contexts)).max(one);
         let huge = options.huge_pages != HugePages::Off;
-        let pages = (one > 0).then(|| PagePool::new(plan.page_bytes, wanted, one, huge).map(Arc::new));
-        let pages = pages.transpose()?;
+        let pages = PageCounts::of(plan, options.cache_pages)
+            .map(|counts| HostPages::pool(plan.page_bytes, counts, huge).map(Arc::new))
+            .transpose()?;
         let (name, entries) = (variant.name.clone(), variant.entries);
         Ok(Self { name, entries, workers, most_workers, arenas, pages })
     }
@@ -111,7 +106,7 @@ impl CpuDevice {
         let pool = self.pool();
         let mut arena = self.arenas.take(pool.workers())?;
         ctx.arena = arena.as_mut_ptr();
-        ctx.pages = self.pages.as_ref().map_or(std::ptr::null_mut(), |pages| pages.base());
+        ctx.pages = self.pages.as_ref().map_or(std::ptr::null_mut(), |pages| pages.memory().base());
         ctx.barrier = Some(wait);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
         ctx.take = Some(take);
@@ -176,9 +171,7 @@ impl Device for CpuDevice {
     }
 
     fn cache_pages(&self) -> CachePages {
-        self.pages
-            .as_ref()
-            .map_or(CachePages::default(), |pages| CachePages { all: pages.most(), free: pages.free() })
+        self.pages.as_ref().map_or(CachePages::default(), |pages| pages.pages())
     }
 
     fn threads(&self) -> usize {
@@ -196,7 +189,7 @@ struct CpuSession {
     /// All states that are no caches.
     state: Buffer,
     /// Of the rows of its caches.
-    pages: Option<PageTable>,
+    pages: Option<PageTable<HostPages>>,
     /// The tokens of a call, at most `chunk`: callers' slices are not aligned as entry points want them.
     tokens: Buffer,
     /// `vocab` floats.
@@ -240,7 +233,7 @@ impl CpuSession {
     }
 
     fn page_table(&self) -> *const i32 {
-        self.pages.as_ref().map_or(std::ptr::null(), PageTable::as_ptr)
+        self.pages.as_ref().map_or(std::ptr::null(), |table| table.pages().as_ptr())
     }
 
     /// Gives memory to `n` rows after `past`, which nobody else has.
@@ -368,7 +361,7 @@ impl DeviceSession for CpuSession {
 
     fn state(&self, state: &State, rows: u64) -> Result<Cow<'_, [u8]>> {
         Ok(match (state.cache, &self.pages) {
-            (Some(cache), Some(pages)) => pages.read(state, cache, rows.min(cache.rows)).into(),
+            (Some(cache), Some(pages)) => pages.read(state, cache, rows.min(cache.rows))?.into(),
             _ => self.state.bytes()[bytes_of(state)].into(),
         })
     }
@@ -380,7 +373,7 @@ impl DeviceSession for CpuSession {
         }
         for (state, bytes) in states {
             match (state.cache, &pages) {
-                (Some(cache), Some(pages)) => pages.write(state, cache, bytes),
+                (Some(cache), Some(pages)) => pages.write(state, cache, bytes)?,
                 _ => self.word(state).copy_from_slice(bytes),
             }
         }
@@ -408,10 +401,7 @@ impl DeviceSession for CpuSession {
         dropped: i32,
     ) -> Result<()> {
         if let Some(pages) = &mut self.pages {
-            let (states, end) = (&model.table().states, moved.end);
-            pages.own(states, moved.clone(), end + count)?;
-            pages.move_rows(states, count, moved);
-            pages.truncate(end);
+            pages.drop_rows(&model.table().states, count, moved)?;
         }
         self.write_word(counter, dropped)
     }

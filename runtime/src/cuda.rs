@@ -8,10 +8,12 @@ mod bandwidth;
 mod batch;
 mod control;
 mod device;
+mod device_pages;
 mod driver;
 mod graphs;
 mod image;
 mod session;
-mod state_memory;
+mod session_pages;
+mod stream;
 
 pub(crate) use device::Gpu;

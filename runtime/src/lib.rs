@@ -27,6 +27,7 @@ mod device;
 mod error;
 pub mod features;
 mod hashes;
+mod host_pages;
 mod huge_pages;
 mod json;
 mod library;

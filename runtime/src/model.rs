@@ -34,8 +34,9 @@ pub struct LoadOptions {
     pub huge_pages: HugePages,
     /// Number of the GPU, for artifacts that need one; default 0.
     pub device: Option<u32>,
-    /// Most pages of 64 tokens that all sequences together may have, on a CPU; at least those of one full context. Default: as many
-    /// as 64 full contexts have, or those of four full batches, if the system has the addresses. They take memory once they are used.
+    /// Most pages of 64 tokens that all sequences together may have; at least those of one full context. Default: as many as 64 full
+    /// contexts have, or those of four full batches, if the system has the addresses; on a GPU no more than nine tenths of its free
+    /// memory hold. They take memory once they are used.
     pub cache_pages: Option<u64>,
 }
 
@@ -311,7 +312,7 @@ fn cuda_device(
     weights: &[u8],
     options: &LoadOptions,
 ) -> Result<Arc<dyn Device>> {
-    let device = crate::cuda::Gpu::open(artifact.path(), table, weights, options.device.unwrap_or(0))?;
+    let device = crate::cuda::Gpu::open(artifact.path(), table, weights, options)?;
     Ok(Arc::new(device))
 }
 

@@ -6,27 +6,80 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use memmap2::{MmapOptions, MmapRaw};
+use crate::table::Plan;
+use crate::{CachePages, Error, Result};
 
-use crate::{Error, Result, pages};
-
-const WHAT: &str = "pages of the KV cache";
-/// Huge pages of the system: memory comes in such steps, where it may.
-const HUGE: u64 = 2 << 20;
-/// Steps elsewhere, and the largest small pages of the machines that we run on.
-const SMALL: u64 = 64 << 10;
+/// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches likewise.
+const FULL_CONTEXTS: u64 = 64;
+const FULL_BATCHES: u64 = 4;
 /// Memory that stays when no sequence has any page.
 const KEPT: u64 = 64 << 20;
 
+/// Reserved addresses, which get memory from the first one on.
+pub(crate) trait PageMemory {
+    /// Memory comes in steps of so many bytes, of which [`KEPT`] is a multiple.
+    fn step(&self) -> u64;
+
+    /// Gives memory to a range behind all that have some. If there is none, nothing has changed.
+    fn give(&self, bytes: Range<u64>) -> Result<()>;
+
+    /// The last range with memory may lose it: nobody has a page there.
+    fn take_back(&self, bytes: Range<u64>);
+
+    /// What follows are places within memory that was given.
+    fn read(&self, from: u64, to: &mut [u8]) -> Result<()>;
+
+    fn write(&self, to: u64, from: &[u8]) -> Result<()>;
+
+    /// Both may be parts of one page, but have no byte in common.
+    fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()>;
+
+    /// Until what was written and copied is there.
+    fn settle(&self) -> Result<()>;
+}
+
+/// How many pages a model wants addresses for, and how many it needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageCounts {
+    pub wanted: u64,
+    pub least: u64,
+}
+
+impl PageCounts {
+    /// Of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`].
+    pub fn of(plan: &Plan, asked: Option<u64>) -> Option<Self> {
+        let one = plan.pages();
+        let contexts = FULL_CONTEXTS.max(plan.batch.saturating_mul(FULL_BATCHES));
+        let most = i32::MAX as u64;
+        let wanted = asked.unwrap_or(one.saturating_mul(contexts)).max(one).min(most);
+        (one > 0).then_some(Self { wanted, least: one.min(most) })
+    }
+
+    /// Addresses for as many pages as `reserve` has: it is given bytes, and has `None` where they are too many.
+    pub fn reserve<T>(
+        self,
+        page_bytes: u64,
+        what: &'static str,
+        mut reserve: impl FnMut(u64) -> Result<Option<T>>,
+    ) -> Result<(T, usize)> {
+        let mut pages = self.wanted;
+        loop {
+            let bytes = pages.checked_mul(page_bytes);
+            match bytes.map_or(Ok(None), &mut reserve)? {
+                Some(made) => return Ok((made, pages as usize)),
+                None if pages > self.least => pages = (pages / 2).max(self.least),
+                None => return Err(Error::OutOfMemory { what, bytes: pages.saturating_mul(page_bytes) }),
+            }
+        }
+    }
+}
+
 /// Every page of a model.
-pub(crate) struct PagePool {
-    map: MmapRaw,
-    /// Where page 0 begins in the map, at a multiple of [`HUGE`] in memory.
-    begin: usize,
+pub(crate) struct PagePool<M> {
+    memory: M,
     page_bytes: usize,
     /// Most pages.
     most: usize,
-    huge: bool,
     counts: Mutex<Counts>,
 }
 
@@ -39,52 +92,31 @@ struct Counts {
     given: u64,
 }
 
-impl PagePool {
-    /// Addresses of `pages` pages, or of fewer where the system refuses so many, but at least `least`. `huge`: memory comes in huge
-    /// pages.
-    pub fn new(page_bytes: u64, pages: u64, least: u64, huge: bool) -> Result<Self> {
-        let most_numbers = i32::MAX as u64;
-        let (mut wanted, least) = (pages.clamp(1, most_numbers), least.clamp(1, most_numbers));
-        let reserve = |pages: u64| {
-            let bytes = pages.checked_mul(page_bytes)?.checked_add(HUGE)?;
-            let len = usize::try_from(bytes).ok()?;
-            MmapOptions::new().len(len).no_reserve_swap().map_anon().ok()
-        };
-        let map = loop {
-            match reserve(wanted) {
-                Some(map) => break MmapRaw::from(map),
-                None if wanted > least => wanted = (wanted / 2).max(least),
-                None => {
-                    return Err(Error::OutOfMemory { what: WHAT, bytes: wanted.saturating_mul(page_bytes) });
-                }
-            }
-        };
-        let address = map.as_ptr() as u64;
-        let begin = (address.next_multiple_of(HUGE) - address) as usize;
-        let (page_bytes, most) = (page_bytes as usize, wanted as usize);
-        let huge = huge && pages::prefer_huge(&map, begin..begin + page_bytes * most);
+impl<M: PageMemory> PagePool<M> {
+    /// `memory` has addresses of `most` pages.
+    pub fn new(memory: M, page_bytes: u64, most: usize) -> Self {
         let counts = Mutex::new(Counts { of: Vec::new(), free: Vec::new(), given: 0 });
-        Ok(Self { map, begin, page_bytes, most, huge, counts })
+        Self { memory, page_bytes: page_bytes as usize, most, counts }
     }
 
-    /// Most pages.
-    pub fn most(&self) -> usize {
-        self.most
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     pub fn page_bytes(&self) -> usize {
         self.page_bytes
     }
 
-    /// Page 0; the others follow. What lies there belongs to the sequences that have the pages.
-    pub fn base(&self) -> *mut u8 {
-        self.map.as_mut_ptr().wrapping_add(self.begin)
+    /// How many there are, and how many of them no sequence has.
+    pub fn pages(&self) -> CachePages {
+        let counts = self.counts();
+        CachePages { all: self.most, free: counts.free.len() + (self.most - counts.of.len()) }
     }
 
-    /// Pages that no sequence has.
-    pub fn free(&self) -> usize {
-        let counts = self.counts();
-        counts.free.len() + (self.most - counts.of.len())
+    /// Bytes that have memory.
+    #[cfg(test)]
+    pub fn given(&self) -> u64 {
+        self.counts().given
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -116,15 +148,10 @@ impl PagePool {
         if end <= counts.given {
             return Ok(());
         }
-        let step = if self.huge { HUGE } else { SMALL };
-        let end = end.next_multiple_of(step).min((self.page_bytes * self.most) as u64);
-        pages::populate(&self.map, self.range(counts.given..end))?;
+        let end = end.next_multiple_of(self.memory.step()).min((self.page_bytes * self.most) as u64);
+        self.memory.give(counts.given..end)?;
         counts.given = end;
         Ok(())
-    }
-
-    fn range(&self, bytes: Range<u64>) -> Range<usize> {
-        self.begin + bytes.start as usize..self.begin + bytes.end as usize
     }
 
     /// One more sequence has each of these pages.
@@ -162,86 +189,32 @@ impl PagePool {
         counts.of.truncate(kept);
         counts.free.clear();
         counts.free.extend((0..counts.of.len() as i32).rev());
-        let range = self.range(KEPT..counts.given);
+        self.memory.take_back(KEPT..counts.given);
         counts.given = KEPT;
-        let advice = memmap2::UncheckedAdvice::DontNeed;
-        // SAFETY: the map is private and anonymous, so its dropped pages become zero pages; nobody has a page of them, and
-        // nobody gets one while the counts are locked. An error only means that the memory stays.
-        let _ = unsafe { self.map.unchecked_advise_range(advice, range.start, range.len()) };
     }
 
     /// Where a part of a page begins.
-    fn at(&self, page: i32, offset: usize) -> *mut u8 {
-        debug_assert!(offset <= self.page_bytes && (page as usize) < self.most);
-        self.base().wrapping_add(page as usize * self.page_bytes + offset)
+    fn at(&self, page: i32, part: &Range<usize>) -> u64 {
+        assert!(part.start <= part.end && part.end <= self.page_bytes, "a part of a page");
+        assert!((page as usize) < self.most, "a page");
+        (page as usize * self.page_bytes + part.start) as u64
     }
 
     /// Bytes of a page. Nobody may write to them meanwhile: pages of several sequences are not written to, and those of one are
     /// read by who may write to them.
-    pub fn read(&self, page: i32, part: Range<usize>) -> &[u8] {
-        assert!(part.start <= part.end && part.end <= self.page_bytes, "a part of a page");
-        // SAFETY: inside of the map by the assertion and since pages are numbers below `most`; initialised, since the system gives
-        // zeros; callers hold the page, see above.
-        unsafe { std::slice::from_raw_parts(self.at(page, part.start), part.len()) }
+    pub fn read(&self, page: i32, part: Range<usize>, to: &mut [u8]) -> Result<()> {
+        assert_eq!(part.len(), to.len());
+        self.memory.read(self.at(page, &part), to)
     }
 
     /// Writes to a page that the caller has alone.
-    pub fn write(&self, page: i32, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.page_bytes, "a part of a page");
-        // SAFETY: inside of the map as above. `bytes` may be of another page, or of another part of this one, hence `copy`.
-        unsafe { std::ptr::copy(bytes.as_ptr(), self.at(page, offset), bytes.len()) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_are_taken_shared_and_reused() {
-        let pool = PagePool::new(4096, 8, 1, false).unwrap();
-        let mut pages = Vec::new();
-        pool.take(3, &mut pages).unwrap();
-        assert_eq!((&pages[..], pool.free()), (&[0, 1, 2][..], 5));
-        pool.write(1, 4000, &[7; 96]);
-        pool.share(&[1]);
-        assert!(pool.is_shared(1) && !pool.is_shared(0));
-        pool.give_back(&pages);
-        assert_eq!((pool.free(), pool.is_shared(1)), (7, false));
-        assert_eq!(pool.read(1, 4000..4096), [7; 96]);
-        let refused = pool.take(8, &mut pages);
-        assert!(matches!(refused, Err(Error::NoPages { wanted: 8, free: 7, pages: 8 })), "{refused:?}");
-        assert_eq!((pages.len(), pool.free()), (3, 7), "nothing has changed");
-        pages.clear();
-        pool.take(7, &mut pages).unwrap();
-        pages.push(1);
-        pages.sort_unstable();
-        assert_eq!(pages, (0..8).collect::<Vec<_>>(), "each once");
-        pool.give_back(&pages);
-        assert_eq!(pool.free(), 8);
+    pub fn write(&self, page: i32, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.memory.write(self.at(page, &(offset..offset + bytes.len())), bytes)
     }
 
-    #[test]
-    fn memory_goes_back_when_nobody_has_a_page() {
-        let pool = PagePool::new(1 << 20, 200, 1, true).unwrap();
-        let mut pages = Vec::new();
-        pool.take(150, &mut pages).unwrap();
-        pages.iter().for_each(|&page| pool.write(page, 5, &[9]));
-        pool.give_back(&pages[1..]);
-        assert_eq!(pool.read(149, 5..6), [9], "one sequence is left");
-        pool.give_back(&pages[..1]);
-        let counts = pool.counts();
-        assert_eq!((counts.given, counts.of.len(), counts.free.len()), (64 << 20, 64, 64));
-        drop(counts);
-        assert_eq!(pool.read(0, 5..6), [9]);
-        assert!(pool.read(149, 5..6) == [0] || cfg!(not(target_os = "linux")));
-        assert_eq!(pool.free(), 200);
-    }
-
-    #[test]
-    fn absurd_sizes_are_refused_or_cut() {
-        assert!(matches!(PagePool::new(1 << 60, 1 << 20, 1 << 10, false), Err(Error::OutOfMemory { .. })));
-        let cut = PagePool::new(1 << 30, 1 << 24, 1, false).unwrap();
-        assert!((1..=1 << 24).contains(&cut.most()));
+    /// Copies between pages, or parts of one that have no byte in common, the second of which the caller has alone.
+    pub fn copy(&self, from: (i32, usize), to: (i32, usize), bytes: usize) -> Result<()> {
+        let at = |(page, offset)| self.at(page, &(offset..offset + bytes));
+        self.memory.copy(at(from), at(to), bytes as u64)
     }
 }

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mlcc_abi::PAGE_ROWS;
 
 use crate::Result;
-use crate::page_pool::PagePool;
+use crate::page_pool::{PageMemory, PagePool};
 use crate::table::{Cache, State};
 
-pub(crate) struct PageTable {
-    pool: Arc<PagePool>,
+pub(crate) struct PageTable<M: PageMemory> {
+    pool: Arc<PagePool<M>>,
     /// Those of its rows, and perhaps of rows to come, which nobody else has.
     pages: Vec<i32>,
     /// Some page that rows may be written to may be another sequence's too.
@@ -26,13 +26,14 @@ pub(crate) fn caches(states: &[State]) -> impl Iterator<Item = (&State, Cache)> 
     states.iter().filter_map(|state| Some((state, state.cache?)))
 }
 
-impl PageTable {
-    pub fn new(pool: &Arc<PagePool>) -> Self {
+impl<M: PageMemory> PageTable<M> {
+    pub fn new(pool: &Arc<PagePool<M>>) -> Self {
         Self { pool: Arc::clone(pool), pages: Vec::new(), shared: AtomicBool::new(false) }
     }
 
-    pub fn as_ptr(&self) -> *const i32 {
-        self.pages.as_ptr()
+    /// Their numbers.
+    pub fn pages(&self) -> &[i32] {
+        &self.pages
     }
 
     /// Bytes of all its pages, those that it shares included.
@@ -71,18 +72,26 @@ impl PageTable {
             }
             return Ok(());
         }
-        let mut taken = Vec::with_capacity(shared.len());
+        let mut taken = Vec::with_capacity(shared.len() + missing);
         self.pages.reserve(missing);
-        self.pool.take(shared.len(), &mut taken)?;
-        if let Err(error) = self.pool.take(missing, &mut self.pages) {
+        self.pool.take(shared.len() + missing, &mut taken)?;
+        let copies = shared.iter().zip(&taken);
+        let rows_of = |at: usize| used.saturating_sub(at as u64 * PAGE_ROWS);
+        let mut copied = copies.map(|(&at, &page)| self.copy_page(states, self.pages[at], page, rows_of(at)));
+        let settled = copied.find(Result::is_err).unwrap_or_else(|| match shared.is_empty() {
+            true => Ok(()),
+            false => self.pool.memory().settle(),
+        });
+        if let Err(error) = settled {
             self.pool.give_back(&taken);
             return Err(error);
         }
-        for (&at, page) in shared.iter().zip(taken) {
-            self.copy_page(states, self.pages[at], page, used.saturating_sub(at as u64 * PAGE_ROWS));
-            self.pool.give_back(&[self.pages[at]]);
-            self.pages[at] = page;
+        let (copies, new) = taken.split_at(shared.len());
+        for (&at, &page) in shared.iter().zip(copies) {
+            let before = std::mem::replace(&mut self.pages[at], page);
+            self.pool.give_back(&[before]);
         }
+        self.pages.extend_from_slice(new);
         if rows.end >= used {
             *self.shared.get_mut() = false;
         }
@@ -90,12 +99,12 @@ impl PageTable {
     }
 
     /// Copies the first `rows` rows of a page.
-    fn copy_page(&self, states: &[State], from: i32, to: i32, rows: u64) {
-        for (state, cache) in caches(states) {
+    fn copy_page(&self, states: &[State], from: i32, to: i32, rows: u64) -> Result<()> {
+        caches(states).try_for_each(|(state, cache)| {
             let begin = state.offset as usize;
             let bytes = (rows.min(PAGE_ROWS) * cache.row_bytes) as usize;
-            self.pool.write(to, begin, self.pool.read(from, begin..begin + bytes));
-        }
+            self.pool.copy((from, begin), (to, begin), bytes)
+        })
     }
 
     /// Another sequence with the first `rows` rows: it shares their pages.
@@ -123,21 +132,35 @@ impl PageTable {
         self.pool.give_back(&dropped);
     }
 
-    /// Moves rows of every cache to the places `moved`, from `count` rows after them; both have pages that nobody else has.
-    pub fn move_rows(&self, states: &[State], count: u64, moved: Range<u64>) {
-        for (state, cache) in caches(states) {
-            for row in moved.clone() {
-                let (from, part) = self.row(state, cache, row + count);
-                let (to, place) = self.row(state, cache, row);
-                self.pool.write(to, place.start, self.pool.read(from, part));
-            }
-        }
+    /// Moves rows of every cache to the places `moved`, from `count` rows after them, and ends behind them.
+    pub fn drop_rows(&mut self, states: &[State], count: u64, moved: Range<u64>) -> Result<()> {
+        self.own(states, moved.clone(), moved.end + count)?;
+        self.move_rows(states, count, moved.clone())?;
+        self.pool.memory().settle()?;
+        self.truncate(moved.end);
+        Ok(())
     }
 
-    /// The page of a row of a cache, and where it lies there.
-    fn row(&self, state: &State, cache: Cache, row: u64) -> (i32, Range<usize>) {
+    /// Moves rows of every cache to the places `moved`, from `count` rows after them; both have pages that nobody else has.
+    fn move_rows(&self, states: &[State], count: u64, moved: Range<u64>) -> Result<()> {
+        let mut row = moved.start;
+        while row < moved.end {
+            // Rows that are together in a page, before and after, and not on both sides at once.
+            let left = |row: u64| PAGE_ROWS - row % PAGE_ROWS;
+            let rows = left(row).min(left(row + count)).min(count).min(moved.end - row);
+            for (state, cache) in caches(states) {
+                let (from, to) = (self.place(state, cache, row + count), self.place(state, cache, row));
+                self.pool.copy(from, to, (rows * cache.row_bytes) as usize)?;
+            }
+            row += rows;
+        }
+        Ok(())
+    }
+
+    /// The page of a row of a cache, and where it begins there.
+    fn place(&self, state: &State, cache: Cache, row: u64) -> (i32, usize) {
         let begin = (state.offset + row % PAGE_ROWS * cache.row_bytes) as usize;
-        (self.pages[(row / PAGE_ROWS) as usize], begin..begin + cache.row_bytes as usize)
+        (self.pages[(row / PAGE_ROWS) as usize], begin)
     }
 
     /// The pages of the first `rows` rows of a cache, and where these lie in each.
@@ -149,26 +172,31 @@ impl PageTable {
     }
 
     /// The first `rows` rows of a cache.
-    pub fn read(&self, state: &State, cache: Cache, rows: u64) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity((rows * cache.row_bytes) as usize);
-        self.parts(state, cache, rows)
-            .for_each(|(page, part)| bytes.extend_from_slice(self.pool.read(page, part)));
-        bytes
+    pub fn read(&self, state: &State, cache: Cache, rows: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; (rows * cache.row_bytes) as usize];
+        let mut left = &mut bytes[..];
+        for (page, part) in self.parts(state, cache, rows) {
+            let (now, later) = left.split_at_mut(part.len());
+            self.pool.read(page, part, now)?;
+            left = later;
+        }
+        Ok(bytes)
     }
 
     /// Replaces the first rows of a cache, which have pages that nobody else has.
-    pub fn write(&self, state: &State, cache: Cache, bytes: &[u8]) {
+    pub fn write(&self, state: &State, cache: Cache, bytes: &[u8]) -> Result<()> {
         let rows = (bytes.len() as u64).checked_div(cache.row_bytes).unwrap_or(0);
         let mut left = bytes;
         for (page, part) in self.parts(state, cache, rows) {
             let (now, later) = left.split_at(part.len());
-            self.pool.write(page, part.start, now);
+            self.pool.write(page, part.start, now)?;
             left = later;
         }
+        self.pool.memory().settle()
     }
 }
 
-impl Drop for PageTable {
+impl<M: PageMemory> Drop for PageTable<M> {
     fn drop(&mut self) {
         self.pool.give_back(&self.pages);
     }

@@ -7,8 +7,6 @@
 mod check;
 mod place;
 
-use std::ops::Range;
-
 use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
 
 pub(crate) use place::Place;
@@ -31,7 +29,7 @@ pub struct Plan {
     pub vocab: u64,
     /// 0 = any number.
     pub max_workers: u64,
-    /// Of a page with [`mlcc_abi::PAGE_ROWS`] rows of every cache; 0 where caches are dense or there are none.
+    /// Of a page with [`mlcc_abi::PAGE_ROWS`] rows of every cache; 0 where there are none.
     pub page_bytes: u64,
     /// Floats of the vector of a text; 0 for a model that makes logits.
     pub text_width: u64,
@@ -105,11 +103,6 @@ impl State {
     /// How many bytes mean something once the caches have `rows` rows: of a recurrent state all of them.
     pub fn live_bytes(&self, rows: u64) -> u64 {
         self.cache.map_or(self.bytes, |c| c.rows.min(rows) * c.row_bytes)
-    }
-
-    /// Where they are in the state block, if they are there.
-    pub(crate) fn live(&self, rows: u64) -> Range<u64> {
-        self.offset..self.offset + self.live_bytes(rows)
     }
 }
 

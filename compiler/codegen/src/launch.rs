@@ -166,7 +166,7 @@ fn describe(
     let field = |offset: usize| address(arg::CONTROL, offset as u64);
     let mut args = Vec::new();
     for buffer in &launch.buffers {
-        let (kind, base) = base_address(buffer.base)?;
+        let (kind, base) = base_address(buffer.base);
         args.push(address(kind, base + buffer.offset));
     }
     let placement = Placement::of(launch);
@@ -176,6 +176,7 @@ fn describe(
         args.push(match word {
             Word::Size(i) => field(size_field(&launch.dims[i], &launch.repeat)?),
             Word::Past => field(offset_of!(Control, past)),
+            Word::PageTable => address(arg::PAGE_TABLE, 0),
             Word::SequenceCount => field(offset_of!(Control, b)),
             Word::Sequences => address(arg::SEQUENCES, 0),
         });
@@ -197,8 +198,8 @@ fn describe(
 }
 
 /// The kind of an address and where the base begins.
-fn base_address(base: Base) -> Result<(u32, u64), Fault> {
-    Ok(match base {
+fn base_address(base: Base) -> (u32, u64) {
+    match base {
         Base::Weights => (arg::WEIGHTS, 0),
         Base::State => (arg::STATE, 0),
         Base::Arena => (arg::ARENA, 0),
@@ -206,11 +207,10 @@ fn base_address(base: Base) -> Result<(u32, u64), Fault> {
         Base::Logits => (arg::LOGITS, 0),
         Base::Probs => (arg::PROBS, 0),
         Base::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
-        Base::Pages | Base::PageTable => {
-            return Err(Fault::new("reads caches in pages, which a GPU does not"));
-        }
+        Base::Pages => (arg::PAGES, 0),
+        Base::PageTable => (arg::PAGE_TABLE, 0),
         Base::Wanted => (arg::WANTED, 0),
-    })
+    }
 }
 
 /// Where a size lies in the control block.

@@ -20,14 +20,26 @@ pub struct Placement {
 /// What is added to the address of a buffer, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Moves {
-    /// Where the state of the sequence begins: of a launch for each sequence.
-    pub with_state: bool,
-    /// For each row before those of the call.
+    pub from: Origin,
+    /// For each row before those of the call; in pages, for each such row of the page that the new row is in.
     pub per_past: u64,
+    /// For each page before that one, in pages.
+    pub per_page: u64,
     /// For each row of other sequences before those of this one.
     pub per_row: u64,
     /// For each sequence before this one.
     pub per_sequence: u64,
+}
+
+/// What the argument of a buffer counts from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Origin {
+    /// It is an address.
+    #[default]
+    Fixed,
+    /// Where the state of the sequence begins, or its table of pages: of a launch for each sequence.
+    State,
+    PageTable,
 }
 
 /// An address of a word that an argument is, behind the buffers.
@@ -37,6 +49,8 @@ pub enum Word {
     Size(usize),
     /// Of the rows before those of the call.
     Past,
+    /// Of the first number of the table of pages.
+    PageTable,
     /// Of the number of sequences, and of what they are ([`mlcc_abi::Sequence`]).
     SequenceCount,
     Sequences,
@@ -51,8 +65,13 @@ impl Placement {
     pub fn of(launch: &Launch) -> Placement {
         let sequences = launch.repeat.sequences();
         let moves = |buffer: &mlcc_ir::step::BufferRef| Moves {
-            with_state: sequences.is_some() && buffer.base == Base::State,
+            from: match buffer.base {
+                Base::State if sequences.is_some() => Origin::State,
+                Base::PageTable if sequences.is_some() => Origin::PageTable,
+                _ => Origin::Fixed,
+            },
             per_past: buffer.per_past,
+            per_page: if buffer.per_past > 0 { buffer.per_page } else { 0 },
             per_row: buffer.per_row,
             per_sequence: buffer.per_sequence,
         };
@@ -65,7 +84,8 @@ impl Placement {
             return vec![Word::SequenceCount, Word::Sequences];
         }
         let past = self.buffers.iter().any(|b| b.per_past > 0).then_some(Word::Past);
-        (0..sizes).map(Word::Size).chain(past).collect()
+        let table = self.buffers.iter().any(|b| b.per_page > 0).then_some(Word::PageTable);
+        (0..sizes).map(Word::Size).chain(past).chain(table).collect()
     }
 }
 

@@ -1,16 +1,19 @@
 //! The pages of a model's caches: where each has its rows, and the kernel that appends some.
 
 use crate::inline::{Page, Paged};
+use crate::machine::Machine;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::Function;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::step::PAGE_ROWS;
 use mlcc_ir::types::TensorType;
-use mlcc_kernel_lang::{Recorder, Val};
+use mlcc_kernel_lang::{Recorder, Team, Val};
 
 /// Every cache has a part of each page that begins at a multiple of this many bytes.
 const ALIGN: u64 = 64;
+/// Of a block that copies a row on a GPU.
+const THREADS: i64 = 256;
 
 /// Where the caches of a model have their rows in a page.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,16 +60,25 @@ pub(crate) fn emit_append(
     (n, past): (Val, Val),
     rows: BufId,
     (cache, paged): (BufId, Paged),
-    lanes: u32,
+    machine: Machine,
 ) {
     let (from, to) = (k.view(rows, [1, paged.row]), k.view(cache, [1, paged.row]));
-    let lanes = crate::attention::plan::lanes_of(paged.row, lanes);
-    k.par("row", n, |i| {
+    let copy = |i| {
         let row = (past + i).named("to");
         let shift = paged.shift(Page::of(k, paged.table, row), to.dtype()).named("shift");
         let to = to.further(shift);
-        k.vectors("c", paged.row, lanes, |c| to.set([row, c], from.load([i, c], lanes)));
-    });
+        match machine {
+            Machine::Cpu { lanes, .. } => {
+                let lanes = crate::attention::plan::lanes_of(paged.row, lanes);
+                k.vectors("c", paged.row, lanes, |c| to.set([row, c], from.load([i, c], lanes)));
+            }
+            Machine::Gpu => Team::new(k, THREADS).each(paged.row, |c| to.set([row, c], from.at([i, c]))),
+        }
+    };
+    match machine {
+        Machine::Cpu { .. } => k.par("row", n, copy),
+        Machine::Gpu => k.blocks("row", 0, n, copy),
+    }
 }
 
 /// A function that gives its input, for kernels that move it.

@@ -282,8 +282,8 @@ pub struct State {
     pub sinks: u32,
     /// Of a cache: rows planned, at least `context`. Of the number of dropped rows: the window. Else 0.
     pub rows: u64,
-    /// Of a cache: bytes of one row, and `bytes = rows * row_bytes`. Row `i` lies at `offset + i * row_bytes` of the state block;
-    /// where there are pages, its row number `r` of a page at `offset + r * row_bytes` of that. Else 0.
+    /// Of a cache: bytes of one row, and `bytes = rows * row_bytes`. Row number `r` of a page lies at `offset + r * row_bytes` of
+    /// it. Else 0.
     pub row_bytes: u64,
 }
 
@@ -356,6 +356,10 @@ pub mod arg {
     pub const WANTED: u32 = 7;
     /// The [`super::Sequence`]s of a call, whose addresses are the device's.
     pub const SEQUENCES: u32 = 8;
+    /// As [`super::Ctx::pages`].
+    pub const PAGES: u32 = 9;
+    /// As [`super::Ctx::page_table`].
+    pub const PAGE_TABLE: u32 = 10;
 }
 
 /// What a launch of a device's entry point is for.
@@ -365,7 +369,7 @@ pub mod repeat {
     /// For the rows whose logits are wanted: `n` of its grid is their number.
     pub const WANTED: u32 = 1;
     /// For each sequence of the call, by its number in z: `n` and `past` of its grid are the most that one of them has, the grid is
-    /// as many blocks deep as there are sequences, and arguments in the state are bytes from the beginning of one.
+    /// as many blocks deep as there are sequences, and arguments in the state and in the table of pages are bytes from the beginning of one.
     pub const EACH_SEQUENCE: u32 = 2;
 }
 
@@ -453,8 +457,7 @@ pub struct ModelTable {
     pub vocab: u64,
     /// Most workers that the steps may be called with; 0 = any number.
     pub max_workers: u64,
-    /// Bytes of a page, which has [`PAGE_ROWS`] rows of every cache. 0: there are no caches, or they are dense parts of the state
-    /// block (on devices).
+    /// Bytes of a page, which has [`PAGE_ROWS`] rows of every cache. 0: there are no caches.
     pub page_bytes: u64,
     /// Floats of the vector of a text. Where it is not 0 the model reads whole texts and keeps nothing of them: of the entry points
     /// that take tokens it has `step` alone, whose sequences have neither state nor pages, and `past` 0. What comes of a wanted row is

@@ -1,15 +1,14 @@
 //! Steps of several sequences on a GPU: a stream, scratch memory and logits of their own, and one launch for all sequences where a
 //! kernel looks at each.
 
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use mlcc_abi::Control;
 
 use super::control::{ControlBlock, Inputs};
 use super::device::{Bases, BatchSizes, DeviceBuffer, Gpu, Span};
-use super::driver::{self, Handle};
-use super::session::{entry, receive};
+use super::session::entry;
+use super::stream::Stream;
 use crate::Result;
 use crate::buffer::Buffer;
 use crate::device::{BatchCall, DeviceBatch};
@@ -17,7 +16,7 @@ use crate::session::Step;
 use crate::table::{Plan, Table};
 
 pub(crate) struct CudaBatch {
-    stream: Handle,
+    stream: Stream,
     control: ControlBlock,
     arena: DeviceBuffer,
     /// Of as many rows as a step has asked for yet.
@@ -26,7 +25,7 @@ pub(crate) struct CudaBatch {
     device: Arc<Gpu>,
 }
 
-// SAFETY: the stream belongs to this batch alone; the driver API is thread-safe and every operation makes the context current first.
+// SAFETY: pinned memory belongs to this batch alone; the driver API is thread-safe and every operation makes the context current first.
 unsafe impl Send for CudaBatch {}
 
 const LOGITS: &str = "the logits of a batch on the GPU";
@@ -40,12 +39,7 @@ impl CudaBatch {
         let arena = DeviceBuffer::new(context, "the arena of a batch on the GPU", plan.arena_bytes)?;
         let logits =
             DeviceBuffer::new(context, LOGITS, plan.vocab.saturating_mul(plan.batch).saturating_mul(4))?;
-        let driver = context.enter()?;
-        let mut stream = null_mut();
-        // SAFETY: a place for the result.
-        let status = unsafe { (driver.f.stream_create)(&mut stream, driver::STREAM_NON_BLOCKING) };
-        driver.check("cuStreamCreate", status)?;
-        Ok(Self { stream, control, arena, logits, plan, device })
+        Ok(Self { stream: Stream::new(context)?, control, arena, logits, plan, device })
     }
 
     fn start(&mut self, step: Step, call: &BatchCall<'_>) -> Result<()> {
@@ -58,7 +52,7 @@ impl CudaBatch {
         let control = Control { n, b, n_wanted, temperature: 1.0, ..Control::default() };
         let wanted_rows = if of_step { call.wanted } else { &[] };
         let inputs = Inputs { sequences: call.sequences, tokens: call.tokens, wanted: wanted_rows };
-        self.control.write(&control, inputs, self.stream)?;
+        self.control.write(&control, inputs, self.stream.handle())?;
         let past = || call.sequences.iter().map(|s| s.past);
         let bases = Bases {
             arena: self.arena.ptr(),
@@ -76,13 +70,7 @@ impl CudaBatch {
             },
             ..Bases::default()
         };
-        device.launch(kernels, &bases, self.stream)
-    }
-
-    fn wait(&self) -> Result<()> {
-        let driver = self.device.context().enter()?;
-        // SAFETY: the stream is alive.
-        driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(self.stream) })
+        device.launch(kernels, &bases, self.stream.handle())
     }
 }
 
@@ -96,8 +84,8 @@ impl DeviceBatch for CudaBatch {
         // What was launched works on the states of the sequences, also where a later launch was refused.
         let bytes = &mut logits.bytes_mut()[..floats * 4];
         let done = match started {
-            Ok(()) => receive(&self.device, self.stream, self.logits.ptr(), bytes),
-            Err(error) => self.wait().and(Err(error)),
+            Ok(()) => self.stream.receive(self.logits.ptr(), bytes),
+            Err(error) => self.stream.wait().and(Err(error)),
         };
         if done.is_ok() {
             self.control.settled();
@@ -108,9 +96,6 @@ impl DeviceBatch for CudaBatch {
 
 impl Drop for CudaBatch {
     fn drop(&mut self) {
-        let _ = self.wait();
-        let Ok(driver) = self.device.context().enter() else { return };
-        // SAFETY: created by this batch; nothing runs on it any more.
-        unsafe { (driver.f.stream_destroy)(self.stream) };
+        let _ = self.stream.wait();
     }
 }

@@ -8,14 +8,16 @@ use std::sync::Arc;
 use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 
 use super::batch::CudaBatch;
+use super::device_pages::DevicePages;
 use super::driver::{self, DevicePtr, Driver, Handle};
 use super::graphs::Loaded;
 use super::image;
 use super::session::CudaSession;
 use crate::device::{Device, DeviceBatch, DeviceSession};
+use crate::page_pool::PagePool;
 use crate::session::Step;
 use crate::table::{DeviceEntry, Launch, MAX_LAUNCH_ARGS, Repeat, Table};
-use crate::{Error, Model, Result};
+use crate::{CachePages, Error, LoadOptions, Model, Result};
 
 /// Dynamic shared memory beyond this must be asked for.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
@@ -46,6 +48,15 @@ impl Context {
     /// The driver's name of the device.
     pub fn device(&self) -> i32 {
         self.device
+    }
+
+    /// Bytes that nobody has.
+    pub fn free_memory(&self) -> Result<u64> {
+        let driver = self.enter()?;
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: places for the results.
+        driver.check("cuMemGetInfo", unsafe { (driver.f.memory_info)(&mut free, &mut all) })?;
+        Ok(free as u64)
     }
 
     /// Whether memory can be mapped into reserved addresses.
@@ -127,6 +138,7 @@ pub(crate) struct Bases {
     pub control: DevicePtr,
     pub wanted: DevicePtr,
     pub sequences: DevicePtr,
+    pub page_table: DevicePtr,
     pub n: i64,
     /// Grids have blocks enough for all of these.
     pub past: Span,
@@ -148,6 +160,7 @@ pub(crate) struct Gpu {
     entries: Vec<(String, Vec<Kernel>)>,
     pub decode_loaded: Loaded,
     weights: DeviceBuffer,
+    pages: Option<Arc<PagePool<DevicePages>>>,
     module: Module,
     context: Arc<Context>,
 }
@@ -188,17 +201,21 @@ impl Device for Gpu {
         Ok(Some(Box::new(CudaBatch::new(self, model.table())?)))
     }
 
+    fn cache_pages(&self) -> CachePages {
+        self.pages.as_ref().map_or(CachePages::default(), |pages| pages.pages())
+    }
+
     fn copy_bandwidth(&self) -> Result<Option<f64>> {
         super::bandwidth::copy_bandwidth(&self.context).map(Some)
     }
 }
 
 impl Gpu {
-    /// Opens GPU `ordinal` and puts the model on it.
-    pub fn open(path: &Path, table: &Table, weights: &[u8], ordinal: u32) -> Result<Self> {
+    /// Opens the GPU that is asked for and puts the model on it.
+    pub fn open(path: &Path, table: &Table, weights: &[u8], options: &LoadOptions) -> Result<Self> {
         let no_device = |what: String| Error::NoDevice { path: path.to_path_buf(), what };
         let driver = Driver::open().map_err(no_device)?;
-        let (context, name, sm) = open_context(driver, ordinal, &no_device)?;
+        let (context, name, sm) = open_context(driver, options.device.unwrap_or(0), &no_device)?;
         let context = Arc::new(context);
         let image = image::choose(&table.images, sm).ok_or_else(|| {
             let has: Vec<String> = table.images.iter().map(image::describe).collect();
@@ -215,7 +232,13 @@ impl Gpu {
             return Err(Error::MissingEntry { path: path.to_path_buf(), entry: "decode" });
         }
         let weights = upload(&context, weights)?;
-        Ok(Self { name, entries, decode_loaded: Loaded::default(), weights, module, context })
+        let pages = DevicePages::pool(&context, &table.plan, options.cache_pages)?.map(Arc::new);
+        Ok(Self { name, entries, decode_loaded: Loaded::default(), weights, pages, module, context })
+    }
+
+    /// Of the caches of all sequences, if the model has any.
+    pub fn pages(&self) -> Option<&Arc<PagePool<DevicePages>>> {
+        self.pages.as_ref()
     }
 
     pub fn context(&self) -> &Arc<Context> {
@@ -268,9 +291,11 @@ impl Gpu {
         let base = match a.kind {
             arg::WEIGHTS => self.weights.ptr(),
             arg::ARENA => bases.arena,
-            // The kernel adds where the state of its sequence begins.
-            arg::STATE if repeat == Repeat::EachSequence => 0,
+            // The kernel adds where those of its sequence begin.
+            arg::STATE | arg::PAGE_TABLE if repeat == Repeat::EachSequence => 0,
             arg::STATE => bases.state,
+            arg::PAGE_TABLE => bases.page_table,
+            arg::PAGES => self.pages.as_ref().map_or(0, |pages| pages.memory().base()),
             arg::WANTED => bases.wanted,
             arg::SEQUENCES => bases.sequences,
             arg::TOKENS => bases.tokens,

@@ -67,6 +67,7 @@ functions! {
     function_attribute = "cuFuncSetAttribute" (Handle, i32, i32);
     memory_alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
     memory_free = "cuMemFree_v2" (DevicePtr);
+    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, u32);
     host_free = "cuMemFreeHost" (*mut c_void);
     to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Handle);

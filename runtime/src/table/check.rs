@@ -91,13 +91,12 @@ impl Table {
         {
             return malformed("it reads texts, of which nothing is kept, and has states");
         }
-        self.states.iter().try_for_each(|state| check_state(state, &self.plan))?;
-        let paged = self.plan.page_bytes > 0;
-        if self.target != "cuda" && !paged && self.states.iter().any(|s| s.cache.is_some()) {
-            return malformed("its caches are in no pages, as those of a CPU are");
+        if self.plan.page_bytes == 0 && self.states.iter().any(|s| s.cache.is_some()) {
+            return malformed("its caches are in no pages");
         }
+        self.states.iter().try_for_each(|state| check_state(state, &self.plan))?;
         for in_pages in [false, true] {
-            let there = |s: &&State| (paged && s.cache.is_some()) == in_pages;
+            let there = |s: &&State| s.cache.is_some() == in_pages;
             let mut places: Vec<&State> = self.states.iter().filter(there).collect();
             places.sort_by_key(|s| s.offset);
             let end = |s: &State| s.offset + if in_pages { page_part(s) } else { s.bytes };
@@ -120,9 +119,9 @@ fn page_part(state: &State) -> u64 {
 
 fn check_state(state: &State, p: &Plan) -> Result<()> {
     let whole = state.fill.is_none() || (state.offset.is_multiple_of(4) && state.bytes.is_multiple_of(4));
-    let (bytes, block, name) = match (state.cache, p.page_bytes) {
-        (None, _) | (_, 0) => (state.bytes, p.state_bytes, "the state block"),
-        (Some(_), page) => (page_part(state), page, "the pages"),
+    let (bytes, block, name) = match state.cache {
+        None => (state.bytes, p.state_bytes, "the state block"),
+        Some(_) => (page_part(state), p.page_bytes, "the pages"),
     };
     if !inside(state.offset, bytes, block) || !whole {
         return malformed(format!("state {} lies outside of {name}", state.name));
@@ -159,7 +158,7 @@ fn check_launch(launch: &Launch, entry: &str, plan: &Plan) -> Result<()> {
     {
         return malformed(format!("kernel {} has an unusable launch shape", launch.kernel));
     }
-    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::SEQUENCES) {
+    if let Some(argument) = launch.args.iter().find(|a| a.kind > arg::PAGE_TABLE) {
         let kind = argument.kind;
         return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
     }
@@ -180,6 +179,9 @@ fn is_argument(a: &LaunchArg, plan: &Plan) -> bool {
         arg::SEQUENCES => plan.batch.saturating_mul(size_of::<mlcc_abi::Sequence>() as u64),
         arg::LOGITS | arg::PROBS => plan.vocab.saturating_mul(rows).saturating_mul(4),
         arg::CONTROL => size_of::<Control>() as u64,
+        arg::PAGES | arg::PAGE_TABLE if plan.page_bytes == 0 => return false,
+        arg::PAGES => plan.page_bytes,
+        arg::PAGE_TABLE => plan.pages().saturating_mul(4),
         _ => return false,
     };
     a.reserved == 0 && a.offset < bytes.max(1)

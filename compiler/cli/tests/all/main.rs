@@ -17,6 +17,7 @@ mod extreme_values;
 mod families;
 mod gguf;
 mod gpu_bundle;
+mod gpu_pages;
 #[cfg(unix)]
 #[allow(dead_code, reason = "the server's own tests use all of it")]
 #[path = "../../../../runtime/serve/tests/all/http.rs"]

@@ -13,7 +13,7 @@ use crate::cases::assert_close;
 use crate::program::{books, case, fails_with, mlcc, text};
 
 /// The driver, which cargo builds with this program; `None` where mlcc has no LLVM to make PTX with.
-fn driver() -> Option<PathBuf> {
+pub fn driver() -> Option<PathBuf> {
     if !Backend::Llvm.is_built_in() {
         println!("skipped: this mlcc has no LLVM");
         return None;
@@ -34,12 +34,24 @@ fn on_gpu(driver: &Path, switches: &[(&str, &str)]) -> Command {
     command
 }
 
-fn build(model: &Path, folder: &Path, name: &str, flags: &[&str]) -> PathBuf {
+pub fn build(model: &Path, folder: &Path, name: &str, flags: &[&str]) -> PathBuf {
     let path = folder.join(name);
     let mut build = mlcc();
     build.arg("build").arg("-q").arg("-m").arg(model).args(["--no-report"]).args(flags).arg("-o").arg(&path);
     build.assert().success();
     path
+}
+
+/// Runs a test of this program, which says that it ran, in a process of its own that has these variables and the driver.
+pub fn in_child(test: &str, driver: &Path, variables: &[(&str, &str)]) {
+    let out = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("MLCC_CUDA_DRIVER", driver)
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && text.contains("child ran"), "{test} with {variables:?}: {text}");
 }
 
 /// A reference case, flags of its build, switches of the driver.
@@ -167,15 +179,8 @@ fn sessions() {
                 &["--quant", "f32", "--chunk", "8", "--target", target],
             );
         }
-        let out = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "software_gpu::child_with_sessions", "--nocapture"])
-            .env("MLCC_TEST_SESSIONS", folder.path())
-            .env("MLCC_CUDA_DRIVER", &driver)
-            .env("SOFTCUDA_ORDER", order)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success() && text.contains("child ran"), "{case_name}: {text}");
+        let variables = [("MLCC_TEST_SESSIONS", folder.path().to_str().unwrap()), ("SOFTCUDA_ORDER", order)];
+        in_child("software_gpu::child_with_sessions", &driver, &variables);
     }
 }
 
@@ -204,16 +209,12 @@ fn sequences_together_equal_single_ones() {
         let folder = tempfile::tempdir().unwrap();
         let flags = ["--quant", "f32", "--chunk", "16", "--max-batch", "3", "--target", "sm_90"];
         build(&case(name), folder.path(), "gpu.so", &flags);
-        let out = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "software_gpu::child_with_batches", "--nocapture"])
-            .env("MLCC_TEST_BATCHES", folder.path())
-            .env("MLCC_TEST_CASE", name)
-            .env("MLCC_CUDA_DRIVER", &driver)
-            .env("SOFTCUDA_ORDER", order)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success() && text.contains("child ran"), "{name}: {text}");
+        let variables = [
+            ("MLCC_TEST_BATCHES", folder.path().to_str().unwrap()),
+            ("MLCC_TEST_CASE", name),
+            ("SOFTCUDA_ORDER", order),
+        ];
+        in_child("software_gpu::child_with_batches", &driver, &variables);
     }
 }
 
@@ -295,7 +296,7 @@ fn child_with_refusals() {
         .find(|(_, fed)| fed.is_err());
     let (_, error) = rows.expect("the memory does not suffice");
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("the state on the GPU"), "{error}");
+    assert!(error.contains("pages of the KV cache on the GPU"), "{error}");
     let past = session.past() as usize;
     assert!(past > 6, "{past}");
     session.truncate(6).unwrap();
@@ -310,17 +311,11 @@ fn refusals_that_a_session_survives() {
         let flags = ["--quant", "f32", "--chunk", "8", "--ctx-size", "512", "--target", target];
         build(&case("llama3-gqa-tied"), folder.path(), name, &flags);
     }
-    let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "software_gpu::child_with_refusals", "--nocapture"])
-        .env("MLCC_TEST_REFUSALS", folder.path())
-        .env("MLCC_CUDA_DRIVER", &driver)
-        .envs([
-            ("SOFTCUDA_REFUSE_CAPTURES", "1000"),
-            ("SOFTCUDA_GRANULE", "4096"),
-            ("SOFTCUDA_MEMORY", "900000"),
-        ])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("child ran"), "{text}");
+    let variables = [
+        ("MLCC_TEST_REFUSALS", folder.path().to_str().unwrap()),
+        ("SOFTCUDA_REFUSE_CAPTURES", "1000"),
+        ("SOFTCUDA_GRANULE", "4096"),
+        ("SOFTCUDA_MEMORY", "900000"),
+    ];
+    in_child("software_gpu::child_with_refusals", &driver, &variables);
 }

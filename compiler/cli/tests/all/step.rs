@@ -19,10 +19,10 @@ use mlcc_passes::Program;
 use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session, Want};
 
 /// Numbers that are the same on every machine (PCG, O'Neill 2014, without its permutation).
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % end
     }

@@ -12,14 +12,14 @@ use super::emit::{Emit, Result, Value};
 use crate::error::{CodegenError, Fault};
 use crate::launch::SharedMemory;
 use crate::model::Fixed;
-use crate::placement::Placement;
+use crate::placement::{Origin, Placement};
 use crate::prepare::Caps;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
 use inkwell::builder::Builder;
 use inkwell::context::Context;
 use inkwell::module::Module;
-use inkwell::types::{BasicMetadataTypeEnum, BasicType, FunctionType};
+use inkwell::types::{BasicMetadataTypeEnum, BasicType, FunctionType, IntType};
 use inkwell::values::{BasicValue, FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, module::Linkage};
 use inkwell::{GlobalVisibility, IntPredicate};
@@ -197,7 +197,17 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
 
     /// A word that every thread of the grid reads alike, because nothing writes it meanwhile.
     pub(super) fn word(&self, address: Value<'c>) -> Result<Value<'c>> {
-        let value = self.e.load(self.e.ctx.i64_type().into(), address.into_pointer_value(), 8)?;
+        self.fixed_in_memory(self.e.ctx.i64_type(), address, 8)
+    }
+
+    /// The same of an integer of another type.
+    pub(super) fn fixed_in_memory(
+        &self,
+        ty: IntType<'c>,
+        address: Value<'c>,
+        bytes: u32,
+    ) -> Result<Value<'c>> {
+        let value = self.e.load(ty.into(), address.into_pointer_value(), bytes)?;
         if let Some(load) = value.as_instruction_value() {
             let kind = self.e.ctx.get_kind_id("invariant.load");
             load.set_metadata(self.e.ctx.metadata_node(&[]), kind)
@@ -230,7 +240,9 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     fn is_offset(&self, param: usize) -> bool {
         match self.machine {
             Machine::Cpu => false,
-            Machine::Gpu { placement, .. } => placement.buffers.get(param).is_some_and(|b| b.with_state),
+            Machine::Gpu { placement, .. } => {
+                placement.buffers.get(param).is_some_and(|b| b.from != Origin::Fixed)
+            }
         }
     }
 

@@ -4,11 +4,11 @@
 use super::emit::{Result, Value};
 use super::kernel::{GLOBAL_SPACE, KernelEmitter};
 use crate::error::Fault;
-use crate::placement::{Moves, Placement, Word};
+use crate::placement::{Moves, Origin, Placement, Word};
 use inkwell::basic_block::BasicBlock;
 use inkwell::values::{InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
-use mlcc_abi::Sequence;
+use mlcc_abi::{PAGE_ROWS, Sequence};
 use mlcc_ir::dim::Sym;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::step::Sequences;
@@ -18,6 +18,7 @@ use std::mem::offset_of;
 #[derive(Clone, Copy, Default)]
 struct Found<'c> {
     past: Option<Value<'c>>,
+    page_table: Option<PointerValue<'c>>,
     /// Of a launch for each sequence: where its state begins, its first row, its number.
     state: Option<PointerValue<'c>>,
     first: Option<Value<'c>>,
@@ -43,6 +44,7 @@ impl<'c> KernelEmitter<'_, 'c> {
                     self.vars[var.index()] = Some(self.word(argument)?);
                 }
                 Word::Past => found.past = Some(self.word(argument)?),
+                Word::PageTable => found.page_table = Some(argument.into_pointer_value()),
                 Word::SequenceCount => count = Some(self.word(argument)?),
                 Word::Sequences => {
                     let count = count.ok_or_else(|| Fault::new("sequences without their number"))?;
@@ -82,7 +84,12 @@ impl<'c> KernelEmitter<'_, 'c> {
         let word = |offset: usize| self.word(self.e.offset(entry, offset as u64)?.into());
         let past = word(offset_of!(Sequence, past))?;
         let first = word(offset_of!(Sequence, first))?;
-        let state = word(offset_of!(Sequence, state))?;
+        let pointer = self.e.ctx.ptr_type(AddressSpace::from(GLOBAL_SPACE));
+        let place = |offset: usize, name: &str| -> Result<PointerValue<'c>> {
+            Ok(self.e.b.build_int_to_ptr(word(offset)?.into_int_value(), pointer, name)?)
+        };
+        let state = place(offset_of!(Sequence, state), "state")?;
+        let page_table = place(offset_of!(Sequence, page_table), "page_table")?;
         for (sym, var) in &self.kernel.dims {
             self.vars[var.index()] = Some(match sym {
                 Sym::N => rows,
@@ -90,9 +97,13 @@ impl<'c> KernelEmitter<'_, 'c> {
                 Sym::B => count,
             });
         }
-        let pointer = self.e.ctx.ptr_type(AddressSpace::from(GLOBAL_SPACE));
-        let state = self.e.b.build_int_to_ptr(state.into_int_value(), pointer, "state")?;
-        Ok(Found { past: Some(past), state: Some(state), first: Some(first), number: Some(number) })
+        Ok(Found {
+            past: Some(past),
+            page_table: Some(page_table),
+            state: Some(state),
+            first: Some(first),
+            number: Some(number),
+        })
     }
 
     /// Goes on with what comes next where `cond` holds, which all threads of a block agree on.
@@ -106,18 +117,44 @@ impl<'c> KernelEmitter<'_, 'c> {
     fn moved(&self, from: PointerValue<'c>, moves: &Moves, found: &Found<'c>) -> Result<PointerValue<'c>> {
         let byte = self.e.ctx.i8_type().into();
         let mut pointer = from;
-        if moves.with_state {
-            let state = found.state.ok_or_else(|| Fault::new("a state without a sequence"))?;
+        let origin = match moves.from {
+            Origin::Fixed => None,
+            Origin::State => Some(found.state),
+            Origin::PageTable => Some(found.page_table),
+        };
+        if let Some(origin) = origin {
             let offset = self.e.b.build_ptr_to_int(from, self.e.ctx.i64_type(), "offset")?;
-            pointer = self.e.element(state, byte, offset.into(), true)?;
+            pointer = self.e.element(origin.ok_or_else(unknown)?, byte, offset.into(), true)?;
+        }
+        let mut past = found.past;
+        if moves.per_page > 0 {
+            let (page, row) = self.place_in_pages(found)?;
+            let before = self.e.op(Op::Mul, page, self.e.i64(moves.per_page as i64))?;
+            pointer = self.e.element(pointer, byte, before, true)?;
+            past = Some(row);
         }
         let steps =
-            [(moves.per_past, found.past), (moves.per_row, found.first), (moves.per_sequence, found.number)];
+            [(moves.per_past, past), (moves.per_row, found.first), (moves.per_sequence, found.number)];
         for (bytes, times) in steps.into_iter().filter(|(bytes, _)| *bytes > 0) {
-            let times = times.ok_or_else(|| Fault::new("a buffer moves by what is not known"))?;
+            let times = times.ok_or_else(unknown)?;
             let before = self.e.op(Op::Mul, times, self.e.i64(bytes as i64))?;
             pointer = self.e.element(pointer, byte, before, true)?;
         }
         Ok(pointer)
     }
+
+    /// The page that the new row is in, and its place there.
+    fn place_in_pages(&self, found: &Found<'c>) -> Result<(Value<'c>, Value<'c>)> {
+        let (past, table) = (found.past.ok_or_else(unknown)?, found.page_table.ok_or_else(unknown)?);
+        let (rows, i32) = (PAGE_ROWS as i64, self.e.ctx.i32_type());
+        let index = self.e.op(Op::LShr, past, self.e.i64(rows.trailing_zeros().into()))?;
+        let entry = self.e.element(table, i32.into(), index, true)?;
+        let page = self.fixed_in_memory(i32, entry.into(), 4)?.into_int_value();
+        let page = self.e.b.build_int_s_extend(page, self.e.ctx.i64_type(), "page")?;
+        Ok((page.into(), self.e.op(Op::And, past, self.e.i64(rows - 1))?))
+    }
+}
+
+fn unknown() -> Fault {
+    Fault::new("a buffer moves by what is not known")
 }

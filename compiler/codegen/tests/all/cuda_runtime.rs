@@ -22,7 +22,7 @@ fn build(folder: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
 fn build_from(file: &str, folder: &Path, flags: &[&str]) -> (PathBuf, PathBuf) {
     let (linked, driver, out) =
         (folder.join("linked.so"), folder.join("libfake.so.1"), folder.join("toy.so"));
-    toy::cc(&source("fake_cuda.c"), &driver, &[]);
+    toy::cc(&source("fake_cuda.c"), &driver, flags);
     let mut all = vec!["-nostdlib", "-fvisibility=hidden", "-Wl,--build-id=none"];
     all.extend(flags);
     toy::cc(&source(file), &linked, &all);
@@ -146,8 +146,10 @@ fn child_with_caches() {
         let mut session = model.session().unwrap();
         assert_eq!(counters.get("fake_mapped"), 0, "no row, no memory");
         assert_eq!(session.prefill(&TOKENS).unwrap(), cached(&TOKENS));
-        // Steps of 128 rows of 64 bytes, in granules of 64 KiB.
+        // Pages of 64 rows of 64 bytes, in granules of 64 KiB.
         let granules = |n: i32| if whole { 0 } else { n };
+        let all = model.cache_pages().all;
+        let used = || all - model.cache_pages().free;
         assert_eq!(counters.get("fake_mapped"), granules(1));
         let tokens: Vec<i32> = (0..1500).map(|i| i % 5).collect();
         session.truncate(4).unwrap();
@@ -155,19 +157,21 @@ fn child_with_caches() {
         session.reset().unwrap();
         assert_eq!(session.prefill(&tokens).unwrap(), cached(&tokens));
         assert_eq!(counters.get("fake_mapped"), granules(2));
-        let planned = 64 + 100_000 * 64;
-        assert_eq!(session.memory().state, if whole { planned } else { 2 << 16 });
-        assert_eq!(session.memory().planned_state, planned);
+        let planned = 64 + 100_000_u64.div_ceil(64) * 4096;
+        let memory = (session.memory().state, session.memory().planned_state);
+        assert_eq!((memory, used()), ((64 + 24 * 4096, planned), 24));
         let mut twin = session.fork().unwrap();
-        assert_eq!(twin.logits(), cached(&tokens));
+        assert_eq!((twin.logits(), used()), (&cached(&tokens)[..], 24));
         let file = model.artifact().path().with_file_name("s.state");
         session.save_state(&file).unwrap();
         assert_eq!(std::fs::metadata(&file).unwrap().len(), 64 + 1500 * 64);
         let longer = [&tokens[..], &[2]].concat();
         assert_eq!(twin.decode(2).unwrap(), cached(&longer));
+        assert_eq!(used(), 25, "the last page is a copy");
         session.reset().unwrap();
-        assert_eq!(counters.get("fake_mapped"), granules(1 + 2), "a small part is kept");
+        assert_eq!((used(), counters.get("fake_mapped")), (24, granules(2)), "the twin has the others");
         session.load_state(&file).unwrap();
+        assert_eq!((used(), counters.get("fake_mapped")), (48, granules(3)));
         assert_eq!(session.decode(2).unwrap(), cached(&longer));
         // A GPU that is full after the first of two granules: what the session could get goes back.
         if !whole {
@@ -175,7 +179,10 @@ fn child_with_caches() {
             let before = counters.get("fake_mapped");
             counters.set("fake_most_mapped", before + 1);
             let error = late.load_state(&file).unwrap_err().to_string();
-            assert!(error.contains("out of memory") && error.contains("the state on the GPU"), "{error}");
+            assert!(
+                error.contains("out of memory") && error.contains("pages of the KV cache on the GPU"),
+                "{error}"
+            );
             assert_eq!(counters.get("fake_mapped"), before);
             counters.set("fake_most_mapped", i32::MAX);
             late.load_state(&file).unwrap();
@@ -199,35 +206,39 @@ fn child_with_failures() {
     let Some(path) = child() else { return };
     let counters = Counters::open();
     let model = Model::load(path, &LoadOptions::default()).unwrap();
-    let tokens: Vec<i32> = (0..1500).map(|i| i % 5).collect();
+    // 18 pages of 4 MiB, in granules of 64 KiB; without any sequence 64 MiB are kept.
+    let tokens: Vec<i32> = (0..1100).map(|i| i % 5).collect();
+    let mapped = || (counters.get("fake_mapped"), counters.get("fake_wrong_unmaps"));
     {
         let mut session = model.session().unwrap();
         session.prefill(&tokens).unwrap();
-        assert_eq!(counters.get("fake_mapped"), 2);
-        // The token is on its way to the device when the launch fails: nothing waits for it but `reset`.
+        assert_eq!(mapped(), (18 * 64, 0));
+        // The token is on its way to the device when the launch fails: pages may go to others only when it is there.
         counters.set("fake_good_launches", 0);
         session.decode(1).unwrap_err();
-        assert_eq!(counters.get("fake_running"), 1);
+        assert_eq!(counters.get("fake_running"), 0);
         session.reset().unwrap();
-        assert_eq!((counters.get("fake_mapped"), counters.get("fake_wrong_unmaps")), (1, 0));
+        assert_eq!(mapped(), (1024, 0));
         counters.set("fake_good_launches", i32::MAX);
         assert_eq!(session.prefill(&TOKENS).unwrap(), cached(&TOKENS));
     }
-    assert_eq!(counters.get("fake_mapped"), 0);
+    assert_eq!(mapped(), (1024, 0));
     let mut session = model.session().unwrap();
     session.prefill(&tokens).unwrap();
     counters.set("fake_lost", 1);
     session.decode(1).unwrap_err();
     session.reset().unwrap_err();
     drop(session);
-    assert_eq!((counters.get("fake_mapped"), counters.get("fake_wrong_unmaps")), (2, 0));
+    drop(model);
+    assert_eq!(mapped(), (18 * 64, 0), "what may be running keeps its memory");
 }
 
 #[test]
 fn memory_is_given_back_only_when_nothing_runs_on_it() {
     if toy::can_compile() {
         let folder = tempfile::tempdir().unwrap();
-        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &[]);
+        let flags = ["-DTOY_ROW_BYTES=65536", "-DTOY_CONTEXT=1200"];
+        let (artifact, driver) = build_from("cached_cuda.c", folder.path(), &flags);
         in_child("child_with_failures", &artifact, &driver);
     }
 }
@@ -366,14 +377,14 @@ fn child_refused() {
 fn child_with_unknown_argument() {
     let Some(path) = child() else { return };
     let error = Model::load(&path, &LoadOptions::default()).err().unwrap().to_string();
-    assert!(error.contains("kernel toy_softmax has an argument of unknown kind 9"), "{error}");
+    assert!(error.contains("kernel toy_softmax has an argument of unknown kind 11"), "{error}");
 }
 
 #[test]
 fn arguments_of_unknown_kinds_are_refused_when_a_model_is_loaded() {
     if toy::can_compile() {
         let folder = tempfile::tempdir().unwrap();
-        let (artifact, driver) = build(folder.path(), &["-DTOY_PROBS=9"]);
+        let (artifact, driver) = build(folder.path(), &["-DTOY_PROBS=11"]);
         in_child("child_with_unknown_argument", &artifact, &driver);
     }
 }

@@ -6,6 +6,7 @@ use super::merge::unfinished;
 use super::plan::{GpuPlan, shared_floats};
 use super::problem::{MASKED, Problem, ScoreIndex};
 use super::shares::SLICE_KEYS;
+use crate::inline::Page;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;
 use mlcc_kernel_lang::{Recorder, Team, Val, View};
@@ -112,7 +113,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     fn keys_seen(self, tile: Val<'k>) -> (Val<'k>, Val<'k>) {
         let (k, a) = (self.k, self.a);
         let p = self.past + self.first;
-        let start = a.first_key(p);
+        let start = self.plan.tile_of(a.first_key(p));
         if !self.plan.single {
             let end = a.end_key(p + (self.n - self.first).min(self.plan.positions) + -1);
             return (start, self.prefix.map_or(end, |prefix| end.max(prefix)));
@@ -123,7 +124,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         (start, (start + part).min(t))
     }
 
-    /// Adds the keys `start..end`.
+    /// Adds the keys `start..end`; `start` begins a tile.
     fn keys(self, start: Val<'k>, end: Val<'k>) {
         let (k, a) = (self.k, self.a);
         self.load_queries();
@@ -131,12 +132,13 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         let tiles = (end - start).max(0).div_ceil(step);
         k.serial("keys", tiles, |i| {
             let j = start + i * step;
-            self.load(j, a.size, |row, c| a.key(None, [row, self.head, c], 1));
+            let page = a.page(j).map(Page::named);
+            self.load(j, a.size, |row, c| a.key(page, [row, self.head, c], 1));
             k.barrier();
             self.scores(j, end);
             k.barrier();
             self.weights();
-            self.load(j, a.value_size, |row, c| a.value(None, [row, self.head, c], 1));
+            self.load(j, a.value_size, |row, c| a.value(page, [row, self.head, c], 1));
             k.barrier();
             self.totals();
             self.mix();
@@ -292,7 +294,7 @@ pub fn emit_merge(kb: &mut KernelBuilder, a: &Problem, plan: GpuPlan, partial: B
     Recorder::within(kb, |k| {
         let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads() * a.value_size]));
         let t = k.dim(&a.t);
-        let (used, _) = slices(a.first_key(t + -1), t, plan);
+        let (used, _) = slices(plan.tile_of(a.first_key(t + -1)), t, plan);
         let (team, count) = (Team::new(k, THREADS), a.heads() * a.value_size);
         k.blocks("block", 0, team.share(count), |block| {
             team.run(|thread| {

@@ -453,6 +453,11 @@ impl GpuPlan {
     pub fn rows(&self) -> i64 {
         self.positions * self.heads
     }
+
+    /// The first key of the tile that has key `key`. Tiles begin at multiples of their size, so that each lies in one page.
+    pub(super) fn tile_of<'k>(&self, key: Val<'k>) -> Val<'k> {
+        key / self.keys * self.keys
+    }
 }
 
 /// Sizes of the shared buffers of a GPU block: queries, a tile of keys or values, scores, and three numbers per row.

@@ -9,6 +9,7 @@ use super::operands::{Appended, InPages, elements_of_pages, table};
 use super::plan::Partition;
 use crate::attention;
 use crate::inline::Paged;
+use crate::machine::Machine;
 use crate::pages::{PageLayout, emit_append, identity, row_elements};
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
@@ -19,13 +20,12 @@ use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_kernel_lang::Recorder;
-use mlcc_target::Arch;
 
 /// Kernels made so far: a group function is lowered once per combination of parameter packings.
 pub(super) struct KernelCache<'a> {
     pub module: &'a Module,
     pub target: &'a KernelTarget,
-    /// Of the caches, where they are in pages.
+    /// Of the caches, if there are any.
     pub pages: Option<PageLayout>,
     made: Vec<(Key, usize)>,
     pub kernels: Vec<GroupKernel>,
@@ -70,8 +70,7 @@ enum Key {
 impl<'a> KernelCache<'a> {
     pub fn new(module: &'a Module, target: &'a KernelTarget) -> Self {
         let (made, kernels, costs) = (Vec::new(), Vec::new(), Vec::new());
-        // On a GPU caches are dense, in addresses that get memory as they fill.
-        let pages = if target.arch == Arch::Nvptx { None } else { PageLayout::of(module) };
+        let pages = PageLayout::of(module);
         KernelCache { module, target, pages, made, kernels, costs, keys: Vec::new(), merges: Vec::new() }
     }
 
@@ -143,15 +142,19 @@ impl<'a> KernelCache<'a> {
         let table = table(&mut kb, layout);
         let cache = kb.param("cache", ty.dtype, elements_of_pages(layout, ty.dtype, row), Access::InOut, 64);
         let paged = Paged { table, bytes: layout.bytes as i64, row };
-        let lanes = self.target.f32_lanes();
+        let machine = Machine::of(self.target);
+        let plan = match machine {
+            Machine::Cpu { lanes, .. } => format!("{lanes} lanes"),
+            Machine::Gpu => "a block for each row".into(),
+        };
         Recorder::within(&mut kb, |k| {
             let (n, past) = (k.dim(&ty.dims[0]), k.dim(&Dim::sym(Sym::Past)));
-            emit_append(k, (n, past), rows, (cache, paged), lanes);
+            emit_append(k, (n, past), rows, (cache, paged), machine);
         });
         let arg = |access, partition| ArgContract { access, partition, in_place: vec![] };
         let of_rows = Some(Partition::Rows(ty.dims[0].clone()));
         let args = vec![arg(Access::In, of_rows), arg(Access::In, None), arg(Access::InOut, None)];
-        let emitted = Emitted { args, generator: "pages", plan: format!("{lanes} lanes") };
+        let emitted = Emitted { args, generator: "pages", plan };
         let made = finished(kb, &f, emitted, self.target)?;
         let mut cost = cost::of_group(self.module, &f, &[None])?;
         cost.bytes.insert(1, Dim::from(0));

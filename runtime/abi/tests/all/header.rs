@@ -140,6 +140,8 @@ fn constants(out: &mut String) {
         ("CONTROL", arg::CONTROL),
         ("WANTED", arg::WANTED),
         ("SEQUENCES", arg::SEQUENCES),
+        ("PAGES", arg::PAGES),
+        ("PAGE_TABLE", arg::PAGE_TABLE),
     ];
     for (name, value) in args {
         constant(out, &format!("MLCC_ARG_{name}"), u64::from(value));

@@ -1,6 +1,6 @@
 /* The toy of cached.c (one cache, `k`) for a GPU: a launch list over a kernel that fake_cuda.c has.
- * -DTOY_CONTEXT=n, -DTOY_WINDOW=6 as there; the number of dropped rows lies before the cache. -DTOY_GROWING: a block for
- * every row of the cache. */
+ * -DTOY_CONTEXT=n, -DTOY_WINDOW=6 as there. -DTOY_ROW_BYTES=n: of which the first 32 are used. -DTOY_GROWING: a block for every
+ * row of the cache. */
 #include <stddef.h>
 
 #include "mlcc.h"
@@ -14,8 +14,9 @@
 #ifndef TOY_WINDOW
 #define TOY_WINDOW 0
 #endif
-#define ROW_BYTES 64
-#define K_AT 64
+#ifndef TOY_ROW_BYTES
+#define TOY_ROW_BYTES 64
+#endif
 #define STR(s) {s, sizeof(s) - 1}
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 #define ARG(k, at) {.kind = k, .offset = at}
@@ -27,8 +28,9 @@ _Static_assert(TOY_WINDOW == 6, "the kernel's window");
 #endif
 
 static const mlcc_launch_arg args[] = {
-  ARG(MLCC_ARG_STATE, K_AT), ARG(MLCC_ARG_WEIGHTS, 0), ARG(MLCC_ARG_TOKENS, 0), ARG(MLCC_ARG_LOGITS, 0),
+  ARG(MLCC_ARG_PAGES, 0), ARG(MLCC_ARG_WEIGHTS, 0), ARG(MLCC_ARG_TOKENS, 0), ARG(MLCC_ARG_LOGITS, 0),
   ARG(MLCC_ARG_CONTROL, offsetof(mlcc_control, n)), ARG(MLCC_ARG_CONTROL, offsetof(mlcc_control, past)),
+  ARG(MLCC_ARG_PAGE_TABLE, 0), ARG(MLCC_ARG_STATE, 0),
 };
 #define ONE {.constant = 1, .div = 1}
 #ifdef TOY_GROWING
@@ -48,9 +50,9 @@ static const uint8_t ptx[] = "// toy ptx";
 static const mlcc_device_image images[] = {{STR("ptx"), 80, 0, ptx, sizeof(ptx) - 1}};
 static const mlcc_state states[] = {
 #if TOY_WINDOW
-  {STR("dropped"), K_AT - 4, 4, MLCC_INIT_ZERO, 0, STR("i32"), MLCC_STATE_DROPPED_ROWS, 0, TOY_WINDOW, 0},
+  {STR("dropped"), 0, 4, MLCC_INIT_ZERO, 0, STR("i32"), MLCC_STATE_DROPPED_ROWS, 0, TOY_WINDOW, 0},
 #endif
-  {STR("k"), K_AT, (uint64_t)CONTEXT * ROW_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, CONTEXT, ROW_BYTES},
+  {STR("k"), 0, (uint64_t)CONTEXT * TOY_ROW_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, CONTEXT, TOY_ROW_BYTES},
 };
 
 __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
@@ -67,7 +69,8 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .device_entries = entries,
   .n_device_entries = COUNT(entries),
   .weights_bytes = VOCAB * 8 * 4,
-  .state_bytes = K_AT + (uint64_t)CONTEXT * ROW_BYTES,
+  .state_bytes = 64,
+  .page_bytes = MLCC_PAGE_ROWS * TOY_ROW_BYTES,
   .alignment = 64,
   .chunk = 3,
   .context = CONTEXT,

@@ -29,7 +29,8 @@ static void *loaded[16];
 static struct { char *at; size_t bytes; } pinned[8];
 
 #define GRANULE 65536
-static struct { P base; size_t bytes; unsigned char state[1024]; } reserved[4]; /* state: 1 mapped, 2 accessible */
+#define GRANULES 2048 /* of a range */
+static struct { P base; size_t bytes; unsigned char state[GRANULES]; } reserved[4]; /* state: 1 mapped, 2 accessible */
 
 static unsigned char *granule(P p) {
   for (int i = 0; i < 4; i++)
@@ -80,23 +81,36 @@ static R feed(const launch *l, int all) {
 static R toy_feed(const launch *l) { return feed(l, 0); }
 static R toy_feed_all(const launch *l) { return feed(l, 1); }
 
-/* The cache, weights, tokens, logits, n, past. As many blocks as rows, or more, or one. */
+#ifndef TOY_ROW_BYTES
+#define TOY_ROW_BYTES 64
+#endif
+
+/* Row t of a cache that is alone in its pages. */
+static float *row_of(const launch *l, int64_t t) {
+  const int32_t *page = (const int32_t *)l->args[6] + t / 64;
+  P at = inside((P)page, 4) ? l->args[0] + (*page * 64 + t % 64) * (P)TOY_ROW_BYTES : 0;
+  return at && inside(at, 32) ? (float *)at : 0;
+}
+
+/* The pages, weights, tokens, logits, n, past, the table, the number of dropped rows. As many blocks as rows, or more, or one. */
 static R cached(const launch *l, int all, int64_t window) {
-  enum { ROW = 64 };
   const float *e = (const float *)l->args[1];
   const int32_t *tokens = (const int32_t *)l->args[2];
   float *logits = (float *)l->args[3];
   int64_t n = word(l->args[4]), past = word(l->args[5]);
-  int64_t dropped = window ? *(const uint32_t *)(l->args[0] - 4) : 0;
+  int64_t dropped = window ? *(const uint32_t *)l->args[7] : 0;
   if (n < 1 || past < 0 || (l->grid[0] != 1 && l->grid[0] < past + n)) return ILLEGAL;
-  if (!inside(l->args[0], (past + n) * ROW) || !inside(l->args[2], n * 4)) return ILLEGAL;
+  if (!inside(l->args[2], n * 4) || (window && !inside(l->args[7], 4))) return ILLEGAL;
+  for (int64_t t = 0; t < past + n; t++)
+    if (!row_of(l, t)) return ILLEGAL;
   for (int64_t t = past; t < past + n; t++) {
-    memcpy((void *)(l->args[0] + t * ROW), e + 8 * tokens[t - past], 32);
+    memcpy(row_of(l, t), e + 8 * tokens[t - past], 32);
     for (int v = 0; v < 5; v++) {
       float sum = 0;
-      for (int64_t p = window && t >= window ? t - window + 1 : 0; p <= t; p++)
-        for (int i = 0; i < 8; i++)
-          sum += (float)(1 + (dropped + p) % 3) * ((const float *)(l->args[0] + p * ROW))[i] * e[v * 8 + i];
+      for (int64_t p = window && t >= window ? t - window + 1 : 0; p <= t; p++) {
+        const float *row = row_of(l, p);
+        for (int i = 0; i < 8; i++) sum += (float)(1 + (dropped + p) % 3) * row[i] * e[v * 8 + i];
+      }
       logits[(all ? (t - past) * 5 : 0) + v] = sum;
     }
   }
@@ -168,6 +182,7 @@ R cuMemFree_v2(P p) {
     if (blocks[i].ptr == p) return free((void *)p), blocks[i].ptr = 0, fake_live--, OK;
   return INVALID;
 }
+R cuMemGetInfo_v2(size_t *free, size_t *all) { return *free = *all = 1 << 30, context_current ? OK : INVALID; }
 /* CUmemAllocationProp as far as it matters: pinned memory on device 40. */
 typedef struct { int type, handles, location, device; } prop;
 static int plain(const prop *p) { return p->type == 1 && p->handles == 0 && p->location == 1 && p->device == 40; }
@@ -175,7 +190,8 @@ R cuMemGetAllocationGranularity(size_t *n, const prop *p, int which) {
   return *n = GRANULE, plain(p) && which == 1 ? OK : INVALID;
 }
 R cuMemAddressReserve(P *p, size_t n, size_t align, P wish, uint64_t flags) {
-  if (!context_current || n % GRANULE || n / GRANULE > 1024 || align || wish || flags) return INVALID;
+  if (!context_current || n % GRANULE || align || wish || flags) return INVALID;
+  if (n / GRANULE > GRANULES) return 2;
   for (int i = 0; i < 4; i++)
     if (!reserved[i].base) {
       void *at = mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,0 +1,227 @@
+//! Pages of caches in the memory of a GPU. Where the driver can map memory piece by piece (CUDA 10.2 and later, on devices that say
+//! so), addresses are reserved once and get memory as pages are taken; else all pages have it at once.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::device::{Context, DeviceBuffer};
+use super::driver::{self, DevicePtr, VirtualMemory};
+use super::stream::Stream;
+use crate::page_pool::{PageCounts, PageMemory, PagePool};
+use crate::table::Plan;
+use crate::{Error, Result};
+
+const WHAT: &str = "pages of the KV cache on the GPU";
+/// Of the memory that is free when the model has been loaded: the rest is for what sessions need beside their pages.
+const SHARE: (u64, u64) = (9, 10);
+
+pub(crate) struct DevicePages {
+    memory: Memory,
+    /// For copies.
+    stream: Stream,
+}
+
+enum Memory {
+    Whole(DeviceBuffer),
+    Mapped(Mapped),
+}
+
+/// Reserved addresses, the first granules of which have memory.
+struct Mapped {
+    context: Arc<Context>,
+    base: DevicePtr,
+    bytes: u64,
+    granule: u64,
+    /// Bytes with memory. Changed only while the counts of the pool are locked.
+    mapped: AtomicU64,
+}
+
+impl DevicePages {
+    /// A pool of the pages of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`]; by default no more
+    /// than there is free memory for.
+    pub fn pool(
+        context: &Arc<Context>,
+        plan: &Plan,
+        asked: Option<u64>,
+    ) -> Result<Option<PagePool<DevicePages>>> {
+        let page = plan.page_bytes;
+        let Some(counts) = PageCounts::of(plan, asked) else { return Ok(None) };
+        let room = match asked {
+            Some(_) => u64::MAX,
+            None => context.free_memory()? / SHARE.1 * SHARE.0 / page,
+        };
+        let counts = PageCounts { wanted: counts.wanted.min(room).max(counts.least), ..counts };
+        let stream = Stream::new(context)?;
+        let Some(granule) = Mapped::granule(context)? else {
+            // A full context for each sequence of a batch, and one that is not in it.
+            let contexts = plan.batch.max(1).saturating_add(1);
+            let few = counts.least.saturating_mul(contexts).min(counts.wanted);
+            let counts = PageCounts { wanted: asked.map_or(few, |_| counts.wanted), ..counts };
+            let allocate = |bytes| match DeviceBuffer::new(context, WHAT, bytes) {
+                Err(Error::OutOfMemory { .. }) => Ok(None),
+                made => made.map(Some),
+            };
+            let (buffer, pages) = counts.reserve(page, WHAT, allocate)?;
+            let memory = Memory::Whole(buffer);
+            return Ok(Some(PagePool::new(DevicePages { memory, stream }, page, pages)));
+        };
+        let reserve = |bytes| Mapped::reserve(context, bytes, granule);
+        let (mapped, pages) = counts.reserve(page, WHAT, reserve)?;
+        Ok(Some(PagePool::new(DevicePages { memory: Memory::Mapped(mapped), stream }, page, pages)))
+    }
+
+    /// Page 0; the others follow.
+    pub fn base(&self) -> DevicePtr {
+        match &self.memory {
+            Memory::Whole(buffer) => buffer.ptr(),
+            Memory::Mapped(mapped) => mapped.base,
+        }
+    }
+}
+
+impl PageMemory for DevicePages {
+    fn step(&self) -> u64 {
+        match &self.memory {
+            Memory::Whole(_) => 1,
+            Memory::Mapped(mapped) => mapped.granule,
+        }
+    }
+
+    fn give(&self, bytes: Range<u64>) -> Result<()> {
+        match &self.memory {
+            Memory::Whole(_) => Ok(()),
+            Memory::Mapped(mapped) => mapped.give(bytes.end),
+        }
+    }
+
+    fn take_back(&self, bytes: Range<u64>) {
+        // Where the context is lost, what was launched may run on: memory is left to the driver then, which frees it with the context.
+        if let Memory::Mapped(mapped) = &self.memory
+            && self.stream.wait().is_ok()
+        {
+            mapped.keep(bytes.start);
+        }
+    }
+
+    fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.stream.receive(self.base() + from, to)
+    }
+
+    fn write(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.stream.send(self.base() + to, from)
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        self.stream.copy(self.base() + to, self.base() + from, bytes)
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.stream.wait()
+    }
+}
+
+impl Drop for DevicePages {
+    fn drop(&mut self) {
+        self.take_back(0..0);
+    }
+}
+
+impl Mapped {
+    /// Bytes that are mapped together; `None` where driver or device cannot map memory.
+    fn granule(context: &Context) -> Result<Option<u64>> {
+        let driver = context.enter()?;
+        let Some(v) = driver.virtual_memory.as_ref().filter(|_| context.has_virtual_memory()) else {
+            return Ok(None);
+        };
+        let mut granule = 0;
+        let location = driver::DeviceMemory::of(context.device());
+        // SAFETY: places for the results; the properties are those of plain device memory.
+        let status = unsafe { (v.granularity)(&mut granule, &location, driver::GRANULARITY_RECOMMENDED) };
+        driver.check("cuMemGetAllocationGranularity", status)?;
+        Ok(Some(granule as u64).filter(|&granule| granule > 0))
+    }
+
+    /// `None` where there are not so many addresses.
+    fn reserve(context: &Arc<Context>, bytes: u64, granule: u64) -> Result<Option<Self>> {
+        let driver = context.enter()?;
+        let bytes = bytes.div_ceil(granule).saturating_mul(granule);
+        let (Some(v), Ok(size)) = (&driver.virtual_memory, usize::try_from(bytes)) else { return Ok(None) };
+        let mut base = 0;
+        // SAFETY: a place for the result; no wish for an address.
+        let status = unsafe { (v.reserve)(&mut base, size, 0, 0, 0) };
+        match driver.check_memory("cuMemAddressReserve", status, WHAT, bytes) {
+            Ok(()) => {
+                let (context, mapped) = (Arc::clone(context), AtomicU64::new(0));
+                Ok(Some(Self { context, base, bytes, granule, mapped }))
+            }
+            Err(Error::OutOfMemory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn functions(&self) -> Result<&VirtualMemory> {
+        // Present: without them nothing would have been reserved.
+        let missing = || Error::Driver { call: "cuMemMap", what: "it is gone".into() };
+        self.context.enter()?.virtual_memory.as_ref().ok_or_else(missing)
+    }
+
+    /// Sees to it that the first `bytes` bytes have memory. What could be got before there was no more goes back.
+    fn give(&self, bytes: u64) -> Result<()> {
+        let before = self.mapped.load(Ordering::Relaxed);
+        for at in (before..bytes).step_by(self.granule as usize) {
+            if let Err(error) = self.map(at, bytes) {
+                self.keep(before);
+                return Err(error);
+            }
+            self.mapped.store(at + self.granule, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Maps a granule. `whole`: bytes of all then, for the message.
+    fn map(&self, at: u64, whole: u64) -> Result<()> {
+        let driver = self.context.enter()?;
+        let v = self.functions()?;
+        let (at, size) = (self.base + at, self.granule as usize);
+        let location = driver::DeviceMemory::of(self.context.device());
+        let mut handle = 0;
+        // SAFETY: a place for the result; the size is a granule.
+        let status = unsafe { (v.create)(&mut handle, size, &location, 0) };
+        driver.check_memory("cuMemCreate", status, WHAT, whole)?;
+        // SAFETY: the addresses are reserved and not mapped. The mapping keeps the memory alive, so the handle can go.
+        let (mapped, _) = unsafe { ((v.map)(at, size, 0, handle, 0), (v.release)(handle)) };
+        driver.check("cuMemMap", mapped)?;
+        let access = driver::Access::read_write(self.context.device());
+        // SAFETY: one description for the range mapped above.
+        let status = unsafe { (v.set_access)(at, size, &access, 1) };
+        driver.check("cuMemSetAccess", status).inspect_err(|_| {
+            // SAFETY: mapped above and used by nobody.
+            unsafe { (v.unmap)(at, size) };
+        })
+    }
+
+    /// Takes memory back from the end on, as far as whole granules lie behind the first `bytes` bytes, which nobody uses.
+    fn keep(&self, bytes: u64) {
+        let Ok(unmap) = self.functions().map(|v| v.unmap) else { return };
+        let (size, kept) = (self.granule, bytes.div_ceil(self.granule) * self.granule);
+        let mut end = self.mapped.load(Ordering::Relaxed);
+        // SAFETY: mapped by `map`; callers see to it that nothing runs on it.
+        while end > kept && unsafe { unmap(self.base + end - size, size as usize) } == 0 {
+            end -= size;
+        }
+        self.mapped.store(end, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // Else it is left to the driver.
+        if self.mapped.load(Ordering::Relaxed) == 0
+            && let Ok(v) = self.functions()
+        {
+            // SAFETY: reserved once with this size; nothing is mapped any more.
+            unsafe { (v.unreserve)(self.base, self.bytes as usize) };
+        }
+    }
+}

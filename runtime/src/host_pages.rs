@@ -1,0 +1,168 @@
+//! Pages of caches in the memory of the host.
+
+use std::ops::Range;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::page_pool::{PageCounts, PageMemory, PagePool};
+use crate::{Result, pages};
+
+const WHAT: &str = "pages of the KV cache";
+/// Huge pages of the system: memory comes in such steps, where it may.
+const HUGE: u64 = 2 << 20;
+/// Steps elsewhere, and the largest small pages of the machines that we run on.
+const SMALL: u64 = 64 << 10;
+
+/// Addresses that the system gives memory to as they are written.
+pub(crate) struct HostPages {
+    map: MmapRaw,
+    /// Where page 0 begins in the map, at a multiple of [`HUGE`] in memory.
+    begin: usize,
+    /// Where the last page ends, from there on.
+    bytes: usize,
+    huge: bool,
+}
+
+impl HostPages {
+    /// A pool of pages, of fewer than are wanted where the system refuses so many. `huge`: memory comes in huge pages.
+    pub fn pool(page_bytes: u64, counts: PageCounts, huge: bool) -> Result<PagePool<HostPages>> {
+        let reserve = |bytes: u64| {
+            let len = bytes.checked_add(HUGE).and_then(|bytes| usize::try_from(bytes).ok());
+            Ok(len.and_then(|len| MmapOptions::new().len(len).no_reserve_swap().map_anon().ok()))
+        };
+        let (map, pages) = counts.reserve(page_bytes, WHAT, reserve)?;
+        let map = MmapRaw::from(map);
+        let address = map.as_ptr() as u64;
+        let begin = (address.next_multiple_of(HUGE) - address) as usize;
+        let bytes = page_bytes as usize * pages;
+        let huge = huge && pages::prefer_huge(&map, begin..begin + bytes);
+        Ok(PagePool::new(HostPages { map, begin, bytes, huge }, page_bytes, pages))
+    }
+
+    /// Page 0; the others follow. What lies there belongs to the sequences that have the pages.
+    pub fn base(&self) -> *mut u8 {
+        self.map.as_mut_ptr().wrapping_add(self.begin)
+    }
+
+    fn range(&self, bytes: Range<u64>) -> Range<usize> {
+        self.begin + bytes.start as usize..self.begin + bytes.end as usize
+    }
+
+    /// Where `len` bytes from `offset` on begin.
+    fn at(&self, offset: u64, len: usize) -> *mut u8 {
+        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(len));
+        assert!(end.is_some_and(|end| end <= self.bytes), "bytes of pages");
+        self.base().wrapping_add(offset as usize)
+    }
+}
+
+impl PageMemory for HostPages {
+    fn step(&self) -> u64 {
+        if self.huge { HUGE } else { SMALL }
+    }
+
+    fn give(&self, bytes: Range<u64>) -> Result<()> {
+        pages::populate(&self.map, self.range(bytes))
+    }
+
+    fn take_back(&self, bytes: Range<u64>) {
+        let range = self.range(bytes);
+        let advice = memmap2::UncheckedAdvice::DontNeed;
+        // SAFETY: the map is private and anonymous, so its dropped pages become zero pages; by contract nobody has a page of them. An
+        // error only means that the memory stays.
+        let _ = unsafe { self.map.unchecked_advise_range(advice, range.start, range.len()) };
+    }
+
+    fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        // SAFETY: inside of the map by the assertion in `at`; initialised, since the system gives zeros. Nobody writes there meanwhile,
+        // as the page is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(from, to.len()), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn write(&self, to: u64, from: &[u8]) -> Result<()> {
+        // SAFETY: as above; the caller has the page alone.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at(to, from.len()), from.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        let bytes = bytes as usize;
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(self.at(from, bytes), self.at(to, bytes), bytes) };
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    fn pool(page_bytes: u64, wanted: u64, least: u64) -> Result<PagePool<HostPages>> {
+        HostPages::pool(page_bytes, PageCounts { wanted, least }, true)
+    }
+
+    fn read(pool: &PagePool<HostPages>, page: i32, part: Range<usize>) -> Vec<u8> {
+        let mut bytes = vec![0; part.len()];
+        pool.read(page, part, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn pages_are_taken_shared_and_reused() {
+        let pool = pool(4096, 8, 1).unwrap();
+        let mut pages = Vec::new();
+        let free = || pool.pages().free;
+        pool.take(3, &mut pages).unwrap();
+        assert_eq!((&pages[..], free()), (&[0, 1, 2][..], 5));
+        pool.write(1, 4000, &[7; 96]).unwrap();
+        pool.copy((1, 4000), (2, 8), 96).unwrap();
+        pool.share(&[1]);
+        assert!(pool.is_shared(1) && !pool.is_shared(0));
+        pool.give_back(&pages);
+        assert_eq!((free(), pool.is_shared(1)), (7, false));
+        assert_eq!(read(&pool, 1, 4000..4096), [7; 96]);
+        assert_eq!(read(&pool, 2, 6..10), [0, 0, 7, 7]);
+        let refused = pool.take(8, &mut pages);
+        assert!(matches!(refused, Err(Error::NoPages { wanted: 8, free: 7, pages: 8 })), "{refused:?}");
+        assert_eq!((pages.len(), free()), (3, 7), "nothing has changed");
+        pages.clear();
+        pool.take(7, &mut pages).unwrap();
+        pages.push(1);
+        pages.sort_unstable();
+        assert_eq!(pages, (0..8).collect::<Vec<_>>(), "each once");
+        pool.give_back(&pages);
+        assert_eq!(free(), 8);
+    }
+
+    #[test]
+    fn memory_goes_back_when_nobody_has_a_page() {
+        let pool = pool(1 << 20, 200, 1).unwrap();
+        let mut pages = Vec::new();
+        pool.take(150, &mut pages).unwrap();
+        pages.iter().for_each(|&page| pool.write(page, 5, &[9]).unwrap());
+        pool.give_back(&pages[1..]);
+        assert_eq!(read(&pool, 149, 5..6), [9], "one sequence is left");
+        assert_eq!(pool.given(), 150 << 20);
+        pool.give_back(&pages[..1]);
+        assert_eq!((pool.given(), pool.pages().free), (64 << 20, 200));
+        assert_eq!(read(&pool, 0, 5..6), [9]);
+        assert!(read(&pool, 149, 5..6) == [0] || cfg!(not(target_os = "linux")));
+        pages.clear();
+        pool.take(65, &mut pages).unwrap();
+        pages.sort_unstable();
+        assert_eq!(pages, (0..65).collect::<Vec<_>>(), "those with memory first");
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_or_cut() {
+        assert!(matches!(pool(1 << 60, 1 << 20, 1 << 10), Err(Error::OutOfMemory { .. })));
+        let cut = pool(1 << 30, 1 << 24, 1).unwrap();
+        assert!((1..=1 << 24).contains(&cut.pages().all));
+    }
+}
