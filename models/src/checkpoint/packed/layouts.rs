@@ -148,7 +148,7 @@ impl<'a> Finder<'a> {
     }
 
     /// Checks type and shape of a part.
-    fn expect(&self, part: &Part, types: &[StoredType], shape: &[usize]) -> Result<(), CheckpointError> {
+    fn require(&self, part: &Part, types: &[StoredType], shape: &[usize]) -> Result<(), CheckpointError> {
         if types.contains(&part.dtype) && part.shape == shape {
             return Ok(());
         }

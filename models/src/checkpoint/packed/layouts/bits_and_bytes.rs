@@ -40,7 +40,7 @@ impl<'a> Finder<'a> {
         let &[rows, columns] = codes.shape.as_slice() else {
             return Err(codes.wrong(self.files, format!("has shape {:?}, expected a matrix", codes.shape)));
         };
-        self.expect(&scales, &[StoredType::F32], &[rows])?;
+        self.require(&scales, &[StoredType::F32], &[rows])?;
         let (name, shape) = (codes.name.clone(), codes.shape.clone());
         let packed = Packed {
             codes: bytes(codes, columns, numbers::table(numbers::signed)),
@@ -68,12 +68,12 @@ impl<'a> Finder<'a> {
         let map = self.required(&codes, &format!("{name}.quant_map"))?;
         let values = self.values(&map, 16)?;
         let scales = self.required(&codes, &format!("{name}.absmax"))?;
-        self.expect(&scales, &[StoredType::F32, StoredType::U8], &[blocks])?;
+        self.require(&scales, &[StoredType::F32, StoredType::U8], &[blocks])?;
         let nested = match (scales.dtype, nested_block) {
             (StoredType::U8, Some(run)) => {
                 let map = self.required(&codes, &format!("{name}.nested_quant_map"))?;
                 let inner = self.required(&codes, &format!("{name}.nested_absmax"))?;
-                self.expect(&inner, &[StoredType::F32], &[blocks.div_ceil(run)])?;
+                self.require(&inner, &[StoredType::F32], &[blocks.div_ceil(run)])?;
                 Some(Nested { values: self.values(&map, 256)?, scales: inner, run, offset })
             }
             (StoredType::U8, None) => {
@@ -129,7 +129,7 @@ impl<'a> Finder<'a> {
 
     /// A table of values of codes.
     fn values(&self, map: &Part, count: usize) -> Result<Vec<f32>, CheckpointError> {
-        self.expect(map, &[StoredType::F32], &[count])?;
+        self.require(map, &[StoredType::F32], &[count])?;
         Ok((0..count).filter_map(|code| number(map, self.files, code)).collect())
     }
 }

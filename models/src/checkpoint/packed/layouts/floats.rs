@@ -29,8 +29,8 @@ impl<'a> Finder<'a> {
                 format!("has shape {:?}, expected [experts, rows, groups, {}]", codes.shape, MX_GROUP / 2);
             return Err(codes.wrong(self.files, detail));
         };
-        self.expect(&codes, &[StoredType::U8], &[experts, rows, groups, MX_GROUP / 2])?;
-        self.expect(&scales, &[StoredType::U8, StoredType::F8E8M0], &[experts, rows, groups])?;
+        self.require(&codes, &[StoredType::U8], &[experts, rows, groups, MX_GROUP / 2])?;
+        self.require(&scales, &[StoredType::U8, StoredType::F8E8M0], &[experts, rows, groups])?;
         let columns = groups * MX_GROUP;
         let steps = [rows * groups, groups, 1];
         let packed = Packed {
@@ -108,7 +108,7 @@ impl<'a> Finder<'a> {
                 let lines = (rows * matrices).div_ceil(scales.rows);
                 let expected =
                     if zeros.elements() == 1 { zeros.shape.clone() } else { vec![lines, scales.steps[1]] };
-                self.expect(&zeros, &[StoredType::I8], &expected)?;
+                self.require(&zeros, &[StoredType::I8], &expected)?;
                 // One for all, or for each scale of rows of their own.
                 let step = if zeros.elements() == 1 { 0 } else { scales.steps[1] };
                 Some(Codes {

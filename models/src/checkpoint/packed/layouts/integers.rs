@@ -39,14 +39,14 @@ impl<'a> Finder<'a> {
             true => (lines, rows.div_ceil(per_word)),
             false => (lines * per_word, rows),
         };
-        self.expect(&codes, WORDS, &[lines, stored_words])?;
-        self.expect(&zeros, WORDS, &[groups, rows.div_ceil(per_word)])?;
-        self.expect(&scales, &[StoredType::F16, StoredType::BF16, StoredType::F32], &[groups, rows])?;
+        self.require(&codes, WORDS, &[lines, stored_words])?;
+        self.require(&zeros, WORDS, &[groups, rows.div_ceil(per_word)])?;
+        self.require(&scales, &[StoredType::F16, StoredType::BF16, StoredType::F32], &[groups, rows])?;
         let size = self.group_size(&scales, groups, columns)?;
         let groups = match list.filter(|_| !awq) {
             None => Groups::Runs(size),
             Some(part) => {
-                self.expect(&part, LISTS, &[columns])?;
+                self.require(&part, LISTS, &[columns])?;
                 Groups::Listed { part, count: groups }
             }
         };
@@ -141,7 +141,7 @@ impl<'a> Finder<'a> {
             Some(part) => Some(self.packed_zeros(part, &scales, (matrices, rows), (bits_log2, &values))?),
         };
         if let Some(part) = list {
-            self.expect(&part, LISTS, &[columns])?;
+            self.require(&part, LISTS, &[columns])?;
             groups = Groups::Listed { part, count: scales.steps[1] };
         }
         let along = Axis::Columns;
@@ -174,11 +174,11 @@ impl<'a> Finder<'a> {
             return Err(part.wrong(self.files, detail));
         }
         if part.dtype == StoredType::I8 {
-            self.expect(&part, &[StoredType::I8], &[rows, groups])?;
+            self.require(&part, &[StoredType::I8], &[rows, groups])?;
             return Ok(super::bytes(part, groups, numbers::table(numbers::signed)));
         }
         let per_word = WORD >> bits_log2;
-        self.expect(&part, WORDS, &[rows.div_ceil(per_word), groups])?;
+        self.require(&part, WORDS, &[rows.div_ceil(per_word), groups])?;
         let (along, values) = (Axis::Rows, values.to_vec());
         Ok(Codes { part, bits_log2, places: &[], along, steps: [groups, 1], values })
     }
