@@ -30,9 +30,9 @@ impl Sizes {
     pub fn read(config: &ConfigFields, default_context: Option<usize>) -> Result<Sizes, ConfigError> {
         let (hidden_field, heads_field) = (config.first(&HIDDEN), config.first(&HEADS));
         let (hidden, heads) = (config.size(hidden_field)?, config.size(heads_field)?);
-        limit(config, heads_field, heads, MOST_HEADS)?;
+        config.within(heads_field, heads, MOST_HEADS)?;
         let layers = config.size(config.first(&LAYERS))?;
-        limit(config, config.first(&LAYERS), layers, MOST_LAYERS)?;
+        config.within(config.first(&LAYERS), layers, MOST_LAYERS)?;
         let kv_field = config.first(&KV_HEADS);
         let kv_heads = config.size_or(kv_field, heads)?;
         if !heads.is_multiple_of(kv_heads) {
@@ -45,7 +45,7 @@ impl Sizes {
             return Err(config.wrong(hidden_field, &expected, &Value::from(hidden)));
         }
         let head_size = config.size_or(size_field, hidden / heads)?;
-        limit(config, size_field, head_size, LARGEST_HEAD)?;
+        config.within(size_field, head_size, LARGEST_HEAD)?;
         let context_field = config.first(&CONTEXT);
         let context = match default_context {
             None => config.size(context_field)?,
@@ -56,14 +56,15 @@ impl Sizes {
     }
 }
 
-fn limit(config: &ConfigFields, field: &str, found: usize, most: usize) -> Result<(), ConfigError> {
-    match found <= most {
-        true => Ok(()),
-        false => Err(config.wrong(field, &format!("at most {most}"), &Value::from(found))),
-    }
-}
-
 impl ConfigFields {
+    /// `found`, which `field` says, unless it is more than `most`.
+    pub fn within(&self, field: &str, found: usize, most: usize) -> Result<usize, ConfigError> {
+        match found <= most {
+            true => Ok(found),
+            false => Err(self.wrong(field, &format!("at most {most}"), &Value::from(found))),
+        }
+    }
+
     /// The first of these fields that is there; the first of all where none is.
     pub fn first(&self, fields: &[&'static str]) -> &'static str {
         fields.iter().find(|f| self.get(f).is_some()).unwrap_or(&fields[0])

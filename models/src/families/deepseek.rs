@@ -5,7 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::latent_attention::{LatentAttention, Positions};
-use crate::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
+use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::rope::Pairs;
 use crate::layers::{Activation, Rope, RopeTables, mlp};
@@ -100,15 +100,9 @@ impl DeepSeekConfig {
         if layer < self.dense_layers {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
-        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
-        let correction = format!("{router}.e_score_correction_bias");
-        let correction = self.corrected.then_some(correction.as_str());
-        let stored = Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
-        let names = ExpertNames { router: &router, correction, expert_scale: None, stored };
-        let h = self.experts.apply(net, x, &names);
-        let shared = format!("{name}.shared_experts");
-        let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, self.activation);
-        net.add(h, shared)
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        let shared = SharedExpert { width: self.shared, activation: self.activation };
+        self.experts.apply_with_shared(net, x, name, parts, self.corrected, &shared)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Routing, Scores, Stored};
+use crate::layers::moe::{Experts, Glu, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
@@ -65,15 +65,9 @@ impl Glm4MoeConfig {
         if layer < self.dense_layers {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
-        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
-        let correction = format!("{router}.e_score_correction_bias");
-        let stored = Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] };
-        let names =
-            ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
-        let h = self.experts.apply(net, x, &names);
-        let shared = format!("{name}.shared_experts");
-        let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, self.activation);
-        net.add(h, shared)
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        let shared = SharedExpert { width: self.shared, activation: self.activation };
+        self.experts.apply_with_shared(net, x, name, parts, true, &shared)
     }
 }
 

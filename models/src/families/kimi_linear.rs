@@ -7,7 +7,7 @@ use crate::error::ConfigError;
 use crate::layers::Activation;
 use crate::layers::latent_attention::{LatentAttention, Positions};
 use crate::layers::mlp;
-use crate::layers::moe::{ExpertNames, Experts, Glu, Groups, Routing, Scores, Stored};
+use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
 use mlcc_ir::graph::ValueId;
@@ -68,15 +68,9 @@ impl KimiLinearConfig {
             return mlp::gated_by_name(net, x, &name, self.intermediate, false, self.activation);
         }
         let name = format!("{block}.block_sparse_moe");
-        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
-        let correction = format!("{router}.e_score_correction_bias");
-        let stored = Stored::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
-        let names =
-            ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
-        let h = self.experts.apply(net, x, &names);
-        let shared = format!("{name}.shared_experts");
-        let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, self.activation);
-        net.add(h, shared)
+        let parts = ["w1", "w3", "w2"];
+        let shared = SharedExpert { width: self.shared, activation: self.activation };
+        self.experts.apply_with_shared(net, x, &name, parts, true, &shared)
     }
 }
 

@@ -10,7 +10,6 @@ use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::transformer::Net;
 use mlcc_ir::graph::ValueId;
-use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentAttention {
@@ -55,10 +54,7 @@ const LATENT_EPS: f64 = 1e-6;
 impl LatentAttention {
     /// From the fields of DeepSeek V2 and V3.
     pub fn read(fields: &ConfigFields, heads: usize) -> Result<LatentAttention, ConfigError> {
-        let size = |field: &str| match fields.size(field)? {
-            size if size <= LARGEST => Ok(size),
-            size => Err(fields.wrong(field, &format!("at most {LARGEST}"), &Value::from(size))),
-        };
+        let size = |field: &str| fields.within(field, fields.size(field)?, LARGEST);
         let (plain, turned) = (size("qk_nope_head_dim")?, size("qk_rope_head_dim")?);
         Ok(LatentAttention {
             heads,

@@ -59,10 +59,7 @@ impl Mamba2 {
     /// bias of the projections.
     pub fn read(fields: &ConfigFields, names: [&'static str; 7], eps: f64) -> Result<Mamba2, ConfigError> {
         let [heads_field, size_field, groups_field, state_field, taps_field, conv_bias, bias] = names;
-        let size = |field: &str| match fields.size(field)? {
-            size if size <= LARGEST => Ok(size),
-            size => Err(fields.wrong(field, &format!("at most {LARGEST}"), &Value::from(size))),
-        };
+        let size = |field: &str| fields.within(field, fields.size(field)?, LARGEST);
         let (heads, groups, taps) = (size(heads_field)?, size(groups_field)?, size(taps_field)?);
         if !heads.is_multiple_of(groups) {
             let expected = format!("a divisor of {heads_field}, which is {heads}");

@@ -2,6 +2,7 @@
 
 use super::Activation;
 use super::linear::Linear;
+use super::mlp;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::transformer::Net;
@@ -103,9 +104,7 @@ impl Routing {
         let field = fields.first(count);
         let chosen_field = fields.first(&["num_experts_per_tok", "num_experts_per_token"]);
         let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
-        if count > MOST_EXPERTS {
-            return Err(fields.wrong(field, &format!("at most {MOST_EXPERTS}"), &Value::from(count)));
-        }
+        fields.within(field, count, MOST_EXPERTS)?;
         if chosen > count {
             let expected = format!("at most {field}, which is {count}");
             return Err(fields.wrong(chosen_field, &expected, &Value::from(chosen)));
@@ -278,6 +277,13 @@ impl Part {
     }
 }
 
+/// A gated MLP beside chosen experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedExpert {
+    pub width: usize,
+    pub activation: Activation,
+}
+
 impl Experts {
     /// Plain gated experts, with softmax over all.
     pub fn read(
@@ -294,6 +300,27 @@ impl Experts {
     /// `[n, hidden]` to `[n, hidden]`.
     pub fn apply(&self, net: &mut Net, x: ValueId, names: &ExpertNames) -> ValueId {
         self.apply_routed(net, x, x, names)
+    }
+
+    /// These experts and the one beside them that sees every row, by the names of DeepSeek V3: `NAME.gate`, `NAME.experts`,
+    /// `NAME.shared_experts`. `corrected`: what the router chooses by has a bias.
+    pub fn apply_with_shared(
+        &self,
+        net: &mut Net,
+        x: ValueId,
+        name: &str,
+        parts: [&'static str; 3],
+        corrected: bool,
+        shared: &SharedExpert,
+    ) -> ValueId {
+        let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
+        let correction = format!("{router}.e_score_correction_bias");
+        let correction = corrected.then_some(correction.as_str());
+        let stored = Stored::Single { experts: &inside, parts };
+        let h = self.apply(net, x, &ExpertNames { router: &router, correction, expert_scale: None, stored });
+        let beside = format!("{name}.shared_experts");
+        let beside = mlp::gated_by_name(net, x, &beside, shared.width, false, shared.activation);
+        net.add(h, beside)
     }
 
     /// The same where the router reads another `input`.

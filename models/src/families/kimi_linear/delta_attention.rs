@@ -41,10 +41,7 @@ impl DeltaAttention {
                 Some(linear) if linear.get(inside).is_some() => (linear, inside),
                 _ => (fields, outside),
             };
-            match fields.size_or(field, default)? {
-                size if size <= most => Ok(size),
-                size => Err(fields.wrong(field, &format!("at most {most}"), &Value::from(size))),
-            }
+            fields.within(field, fields.size_or(field, default)?, most)
         };
         let taps = size("short_conv_kernel_size", "linear_conv_kernel_dim", 4, 64)?;
         if taps < 2 {

@@ -34,10 +34,8 @@ const MOST_HEADS: usize = 4096;
 
 impl DeltaNet {
     pub fn read(fields: &ConfigFields, eps: f64, fused: bool) -> Result<DeltaNet, ConfigError> {
-        let size = |field: &str, default: usize| match fields.size_or(field, default)? {
-            size if size <= MOST_HEADS => Ok(size),
-            size => Err(fields.wrong(field, &format!("at most {MOST_HEADS}"), &Value::from(size))),
-        };
+        let size =
+            |field: &str, default: usize| fields.within(field, fields.size_or(field, default)?, MOST_HEADS);
         let (key_heads, value_heads) =
             (size("linear_num_key_heads", 16)?, size("linear_num_value_heads", 32)?);
         if !value_heads.is_multiple_of(key_heads) {
