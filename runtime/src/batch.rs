@@ -1,6 +1,6 @@
 //! Sequences of one model computed together: the weights are read once for all of them.
 
-use mlcc_abi::{Ctx, Sequence};
+use mlcc_abi::Sequence;
 
 use crate::buffer::Buffer;
 use crate::device::{BatchCall, DeviceBatch, missing};
@@ -312,41 +312,17 @@ impl Batch {
         }
         // Numbers of all rows: behind those that are wanted any.
         let filled = self.wanted.hold_with(tokens.len(), wanted);
+        let n_wanted = if step == Step::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
+        let call = |tokens| BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted };
         if let Some(device) = &mut self.on_device {
-            let n_wanted = if step == Step::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
-            let call = BatchCall { sequences: &self.sequences, tokens, wanted: filled, n_wanted };
-            return device.run(step, &call, &mut self.logits);
+            return device.run(step, &call(tokens), &mut self.logits);
         }
-        let found = self.model.device().cpu().and_then(|cpu| Some((cpu, cpu.entry(step)?)));
-        let (cpu, entry) = found.ok_or_else(|| missing(&self.model, step))?;
-        let mut ctx = Ctx {
-            weights: self.model.weights().as_ptr(),
-            arena: std::ptr::null_mut(),
-            state: std::ptr::null_mut(),
-            tokens: self.tokens.hold(tokens).as_ptr(),
-            n: tokens.len() as i64,
-            past: 0,
-            logits: self.logits.as_mut_ptr().cast(),
-            probs: std::ptr::null_mut(),
-            barrier: None,
-            barrier_self: std::ptr::null_mut(),
-            temperature: 1.0,
-            reserved0: 0,
-            trace: None,
-            trace_self: std::ptr::null_mut(),
-            sequences: self.sequences.as_ptr(),
-            take: None,
-            take_self: std::ptr::null_mut(),
-            b: self.sequences.len() as i64,
-            wanted: filled.as_ptr(),
-            n_wanted: wanted.len().max(1) as i64,
-            pages: std::ptr::null_mut(),
-            page_table: std::ptr::null(),
-        };
+        let cpu = self.model.device().cpu().ok_or_else(|| missing(&self.model, step))?;
+        let call = call(self.tokens.hold(tokens));
         // SAFETY: the sessions are borrowed mutably, so the states and tables that were lent are alive, distinct and used by
         // nobody else, and so are the pages for new rows; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
         // permits. The logits have room for the rows that are wanted.
-        unsafe { cpu.run(&self.model, step, entry, &mut ctx, self.trace.as_deref_mut()) }
+        unsafe { cpu.run_batch(&self.model, step, &call, &mut self.logits, self.trace.as_deref_mut()) }
     }
 }
 

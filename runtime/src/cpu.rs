@@ -11,7 +11,7 @@ use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
 
 use crate::arena::Arenas;
 use crate::buffer::Buffer;
-use crate::device::{BatchMember, Device, DeviceSession, missing};
+use crate::device::{BatchCall, BatchMember, Device, DeviceSession, missing};
 use crate::host_pages::HostPages;
 use crate::page_pool::{PageCounts, PagePool};
 use crate::page_table::PageTable;
@@ -88,6 +88,49 @@ impl CpuDevice {
             Step::Reset => self.entries.reset_kv_cache,
             Step::Softmax => self.entries.softmax_with_temperature,
         }
+    }
+
+    /// Runs a step of several sequences.
+    ///
+    /// # Safety
+    ///
+    /// As [`CpuDevice::run`]; what the sequences point to is alive and used by nobody else, tokens and wanted rows lie in a
+    /// [`Buffer`] (code relies on its alignment), and the logits have room for the wanted rows.
+    pub unsafe fn run_batch(
+        &self,
+        model: &Model,
+        step: Step,
+        call: &BatchCall<'_>,
+        logits: &mut Buffer,
+        trace: Option<&mut Trace>,
+    ) -> Result<()> {
+        let entry = self.entry(step).ok_or_else(|| missing(model, step))?;
+        let mut ctx = Ctx {
+            weights: model.weights().as_ptr(),
+            arena: std::ptr::null_mut(),
+            state: std::ptr::null_mut(),
+            tokens: call.tokens.as_ptr(),
+            n: call.tokens.len() as i64,
+            past: 0,
+            logits: logits.as_mut_ptr().cast(),
+            probs: std::ptr::null_mut(),
+            barrier: None,
+            barrier_self: std::ptr::null_mut(),
+            temperature: 1.0,
+            reserved0: 0,
+            trace: None,
+            trace_self: std::ptr::null_mut(),
+            sequences: call.sequences.as_ptr(),
+            take: None,
+            take_self: std::ptr::null_mut(),
+            b: call.sequences.len() as i64,
+            wanted: call.wanted.as_ptr(),
+            n_wanted: call.n_wanted as i64,
+            pages: std::ptr::null_mut(),
+            page_table: std::ptr::null(),
+        };
+        // SAFETY: by contract.
+        unsafe { self.run(model, step, entry, &mut ctx, trace) }
     }
 
     /// Runs a step by all workers; sets the arena, the pages, the barrier, the pieces and the trace of `ctx`.

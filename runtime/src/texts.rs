@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use mlcc_abi::{Ctx, Sequence};
+use mlcc_abi::Sequence;
 
 use crate::buffer::Buffer;
-use crate::device::missing;
+use crate::device::{BatchCall, missing};
 use crate::session::Step;
 use crate::{Error, Model, Result};
 
@@ -133,36 +133,14 @@ impl Texts {
             self.last.push(self.fed.len() as i32 - 1);
         }
         let step = Step::Rows;
-        let found = self.model.device().cpu().and_then(|cpu| Some((cpu, cpu.entry(step)?)));
-        let (cpu, entry) = found.ok_or_else(|| missing(&self.model, step))?;
-        let mut ctx = Ctx {
-            weights: self.model.weights().as_ptr(),
-            arena: std::ptr::null_mut(),
-            state: std::ptr::null_mut(),
-            tokens: self.tokens.hold(&self.fed).as_ptr(),
-            n: self.fed.len() as i64,
-            past: 0,
-            logits: self.made.as_mut_ptr().cast(),
-            probs: std::ptr::null_mut(),
-            barrier: None,
-            barrier_self: std::ptr::null_mut(),
-            temperature: 1.0,
-            reserved0: 0,
-            trace: None,
-            trace_self: std::ptr::null_mut(),
-            sequences: self.sequences.as_ptr(),
-            take: None,
-            take_self: std::ptr::null_mut(),
-            b: self.sequences.len() as i64,
-            // One row of each text; behind that any.
-            wanted: self.wanted.hold_with(self.fed.len(), &self.last).as_ptr(),
-            n_wanted: texts.len() as i64,
-            pages: std::ptr::null_mut(),
-            page_table: std::ptr::null(),
-        };
+        let cpu = self.model.device().cpu().ok_or_else(|| missing(&self.model, step))?;
+        let (sequences, tokens) = (&self.sequences[..], self.tokens.hold(&self.fed));
+        // One row of each text; behind that any.
+        let wanted = self.wanted.hold_with(self.fed.len(), &self.last);
+        let call = BatchCall { sequences, tokens, wanted, n_wanted: texts.len() };
         // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in range, there are as many
         // rows and texts as the plan permits, and there is room for a vector of each.
-        unsafe { cpu.run(&self.model, step, entry, &mut ctx, None)? };
+        unsafe { cpu.run_batch(&self.model, step, &call, &mut self.made, None)? };
         let width = self.model.text_width();
         self.vectors.extend_from_slice(&self.made.as_floats()[..texts.len() * width]);
         Ok(())
