@@ -31,9 +31,16 @@ pub struct Args {
     /// Write the vectors as a NumPy array [texts, numbers] of f32 into this file
     #[arg(short, long, value_name = "FILE.npy", conflicts_with = "json")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What the commands over models of texts share.
+#[derive(Debug, clap::Args)]
+pub(super) struct Common {
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -42,19 +49,29 @@ pub struct Args {
     tokenizer: Option<PathBuf>,
 }
 
-pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let mut model = text_model(&args.artifact, args.threads, args.tokenizer.as_deref())?;
-    let read;
-    let texts: Vec<&str> = match args.texts.is_empty() {
-        false => args.texts.iter().map(String::as_str).collect(),
-        true => {
-            read = read_stdin(Kind::Prompt)?;
-            read.lines().collect()
-        }
+impl Common {
+    pub fn load(&self, artifact: &Path) -> Result<TextModel, CliError> {
+        text_model(artifact, self.threads, self.tokenizer.as_deref())
+    }
+}
+
+/// Texts that are given as arguments, or else stand on the lines of standard input. `what` they are, for the message that there are none.
+pub(super) fn texts_or_lines(given: &[String], what: &str) -> Result<Vec<String>, CliError> {
+    let texts: Vec<String> = match given.is_empty() {
+        false => given.to_vec(),
+        true => read_stdin(Kind::Prompt)?.lines().map(str::to_string).collect(),
     };
     if texts.is_empty() {
-        return Err(CliError::usage("no texts: give some as arguments, or one per line on standard input"));
+        let message = format!("no {what}: give some as arguments, or one per line on standard input");
+        return Err(CliError::usage(message));
     }
+    Ok(texts)
+}
+
+pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
+    let mut model = args.common.load(&args.artifact)?;
+    let texts = texts_or_lines(&args.texts, "texts")?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let how =
         Embed { prompt: args.prompt.as_deref(), prompt_text: args.prompt_text.as_deref(), dim: args.dim };
     let vectors = model.embed(&texts, &how)?;
@@ -64,7 +81,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         ui.note(format_args!("{} vectors of {} numbers", vectors.rows().len(), vectors.dim));
         return Ok(());
     }
-    if args.json {
+    if args.common.json {
         let rows: Vec<&[f32]> = vectors.rows().collect();
         return print_json(&json!({ "dim": vectors.dim, "tokens": vectors.tokens, "embeddings": rows }));
     }

@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use mlcc_files::Kind;
 use serde_json::json;
 
-use crate::commands::embed::text_model;
-use crate::commands::{print, print_json, read_stdin};
+use crate::commands::embed::{Common, texts_or_lines};
+use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
 
@@ -23,37 +22,19 @@ pub struct Args {
     /// At most so many, the best ones
     #[arg(long, value_name = "N")]
     top: Option<usize>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Worker threads [default: physical cores]
-    #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Tokenizer file, in place of the one in the artifact
-    #[arg(long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 pub fn run(args: &Args, _: &Ui) -> Result<(), CliError> {
-    let mut model = text_model(&args.artifact, args.threads, args.tokenizer.as_deref())?;
-    let read;
-    let documents: Vec<&str> = match args.documents.is_empty() {
-        false => args.documents.iter().map(String::as_str).collect(),
-        true => {
-            read = read_stdin(Kind::Prompt)?;
-            read.lines().collect()
-        }
-    };
-    if documents.is_empty() {
-        return Err(CliError::usage(
-            "no documents: give some as arguments, or one per line on standard input",
-        ));
-    }
+    let mut model = args.common.load(&args.artifact)?;
+    let documents = texts_or_lines(&args.documents, "documents")?;
+    let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = model.rerank(&args.query, &documents)?;
     let mut order: Vec<usize> = (0..documents.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order.truncate(args.top.unwrap_or(usize::MAX));
-    if args.json {
+    if args.common.json {
         let row = |&i: &usize| json!({ "index": i, "score": scores[i], "document": documents[i] });
         return print_json(&order.iter().map(row).collect::<Vec<_>>());
     }
