@@ -169,8 +169,8 @@ fn histories(name: &str, flags: &[&str], tokens: &str, events: &str, switches: &
         ("MLCC_TEST_SEED", "11"),
         ("MLCC_TEST_TOKENS", tokens),
         ("MLCC_TEST_EVENTS", events),
-        // A sum in another order may turn a code over.
-        ("MLCC_TEST_TOLERANCE", if flags.contains(&"i8") { "2e-3" } else { "2e-5" }),
+        // A sum in another order turns few codes over, by one: two of 11,136 where logits are off by 9e-5. Measured are up to 1.3e-4.
+        ("MLCC_TEST_TOLERANCE", if flags.contains(&"i8") { "5e-4" } else { "2e-5" }),
     ];
     in_child("gpu_pages::child_with_histories", &driver, &[&given, switches].concat());
 }
