@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod constraints;
+mod fuzz;
 #[allow(dead_code, reason = "the tests of `mlcc serve` use all of it")]
 mod http;
 mod models;
@@ -9,6 +10,7 @@ mod openapi;
 mod page;
 mod responses;
 mod robust;
+mod seeds;
 mod server;
 mod tools;
 #[allow(dead_code, reason = "the engine's tests use all of it")]
