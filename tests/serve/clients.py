@@ -1,11 +1,14 @@
-"""openai and anthropic against a server over the toy model: `tests/serve/run`."""
+"""openai, anthropic and langchain-openai against a server over the toy model: `tests/serve/run`."""
 
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import anthropic
 import openai
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI, OpenAI
 
 TOOL_SCHEMA = {
     "type": "object",
@@ -98,6 +101,30 @@ def with_anthropic(url):
     raises(anthropic.NotFoundError, lambda: client.messages.create(**{**asked, "model": "other"}))
 
 
+def with_langchain(url):
+    options = {"base_url": url + "/v1", "api_key": "key", "model": "toy", "max_retries": 0, "seed": 1}
+    chat = ChatOpenAI(**options, max_tokens=9, temperature=0, stream_usage=True)
+    whole = chat.invoke("Hi")
+    assert whole.usage_metadata["output_tokens"] == 9 and whole.response_metadata["finish_reason"] == "length", whole
+    pieces = list(chat.stream("Hi"))
+    assert "".join(piece.content for piece in pieces) == whole.content
+    assert sum(piece.usage_metadata["output_tokens"] for piece in pieces if piece.usage_metadata) == 9
+    assert [answer.content for answer in chat.batch(["Hi", "Hi"])] == [whole.content] * 2
+    free = ChatOpenAI(**options)
+    schema = {"title": "place", "description": "d", **TOOL_SCHEMA}
+    for method in ("json_schema", "function_calling"):
+        held = free.with_structured_output(schema, method=method).invoke("Hi")
+        assert held["city"] in ("Ulm", "Jena"), held
+    tool = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": TOOL_SCHEMA}}
+    called = free.bind_tools([tool], tool_choice="any").invoke("Hi")
+    assert {call["name"] for call in called.tool_calls} == {"weather"} and not called.invalid_tool_calls, called
+    results = [ToolMessage("rain", tool_call_id=call["id"]) for call in called.tool_calls]
+    chat.bind_tools([tool]).invoke([HumanMessage("Hi"), called, *results])
+    assert ChatOpenAI(**{**options, "seed": None}, max_tokens=9, temperature=0, use_responses_api=True).invoke("Hi").text == whole.content
+    text = OpenAI(**options, max_tokens=9, temperature=0)
+    assert "".join(text.stream("Hi")) == text.invoke("Hi")
+
+
 def main():
     server = subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -106,6 +133,8 @@ def main():
         print(f"openai {openai.__version__}: ok")
         with_anthropic(url)
         print(f"anthropic {anthropic.__version__}: ok")
+        with_langchain(url)
+        print(f"langchain-openai {version('langchain-openai')}: ok")
     finally:
         server.stdin.close()
         server.wait()
