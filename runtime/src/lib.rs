@@ -61,5 +61,8 @@ pub use topology::{Core, CoreKind, Topology, physical_cores};
 pub use trace::StepTimes;
 pub use workers::Workers;
 
+/// Tokens of a page of caches.
+pub const PAGE_TOKENS: usize = mlcc_abi::PAGE_ROWS as usize;
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -22,6 +22,6 @@ mod step;
 mod writer;
 
 pub use engine::{Engine, EngineOptions, Handle, Ticket};
-pub use queue::{SlotInfo, Stats};
+pub use queue::{CacheUse, SlotInfo, Stats};
 pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};
-pub use step::{Feed, Limits, Mixing, ModelStep, Step, StepError, Want};
+pub use step::{CacheBlocks, Feed, Limits, Mixing, ModelStep, Step, StepError, Want};

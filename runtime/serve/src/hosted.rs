@@ -90,6 +90,6 @@ impl Hosted {
 impl Drop for Hosted {
     /// What it has counted stays in the sums.
     fn drop(&mut self) {
-        self.server.metrics.keep(&self.engine.stats());
+        self.server.metrics.keep(&self.name, &self.engine.stats());
     }
 }

@@ -1,12 +1,13 @@
 //! What `/metrics` tells, in the text form of Prometheus.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use mlcc_engine::serving::{Event, Stats};
+use mlcc_engine::serving::{CacheUse, Event, Stats};
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,21 +20,106 @@ pub struct Answered {
     pub status: u16,
 }
 
-/// A number that the engine counts, and where it stands.
-type OfEngine = (Counter<u64, AtomicU64>, fn(&Stats) -> u64);
+/// Whose numbers they are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfModel {
+    model: String,
+}
+
+/// The same by the name of vLLM's label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfModelName {
+    model_name: String,
+}
+
+/// What `vllm:cache_config_info` says of the memory of caches.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheConfig {
+    model_name: String,
+    block_size: u64,
+    num_gpu_blocks: u64,
+}
+
+/// How many numbers an engine counts.
+const COUNTED: usize = 11;
+
+/// A number that the engines count, and where it stands.
+type OfEngine = (Family<OfModel, Counter<u64, AtomicU64>>, fn(&Stats) -> u64);
 /// The same of one that goes up and down.
-type Now = (Gauge<i64, AtomicI64>, fn(&Stats) -> usize);
+type Now = (Family<OfModel, Gauge<i64, AtomicI64>>, fn(&Stats) -> usize);
+type Share = Gauge<f64, AtomicU64>;
 
 pub struct Metrics {
     registry: Registry,
     answered: Family<Answered, Counter>,
-    first: Histogram,
-    gap: Histogram,
+    first: Family<OfModel, Histogram>,
+    gap: Family<OfModel, Histogram>,
     /// Counted by the engines, added when they are asked for.
-    of_engine: [OfEngine; 11],
-    /// What engines have counted that are gone.
-    past: Mutex<[u64; 11]>,
+    of_engine: [OfEngine; COUNTED],
+    /// What engines have counted that are gone, by the names of their models.
+    past: Mutex<BTreeMap<String, [u64; COUNTED]>>,
     now: [Now; 2],
+    picker: Picker,
+}
+
+/// What endpoint pickers of clusters read (llm-d; the model server protocol of the Gateway API's inference extension), by the names that
+/// vLLM gave it.
+struct Picker {
+    registry: Registry,
+    waiting: Family<OfModelName, Gauge>,
+    running: Family<OfModelName, Gauge>,
+    cache: Family<OfModelName, Share>,
+    config: Family<CacheConfig, Gauge>,
+}
+
+impl Picker {
+    fn new() -> Self {
+        let mut registry = Registry::default();
+        let (waiting, running) = (Family::default(), Family::default());
+        let (cache, config) = (Family::default(), Family::default());
+        registry.register("vllm:num_requests_waiting", "Texts in the queue", Family::clone(&waiting));
+        registry.register("vllm:num_requests_running", "Texts in slots", Family::clone(&running));
+        let help =
+            "Share of the memory of caches that running texts have; of slots, where a model has no caches";
+        registry.register("vllm:kv_cache_usage_perc", help, Family::clone(&cache));
+        let help = "Tokens of a page of the caches, and how many pages there are";
+        registry.register("vllm:cache_config_info", help, Family::clone(&config));
+        Picker { registry, waiting, running, cache, config }
+    }
+
+    fn set(&self, name: &str, stats: &[&Stats]) {
+        let label = OfModelName { model_name: name.to_owned() };
+        let sum = |of: fn(&Stats) -> usize| stats.iter().map(|stats| of(stats)).sum::<usize>();
+        self.waiting.get_or_create(&label).set(sum(|s| s.waiting) as i64);
+        self.running.get_or_create(&label).set(sum(|s| s.running) as i64);
+        let cache = |stats: &Stats| stats.cache.unwrap_or_default();
+        // A model without caches is full when no slot is free.
+        let used = |stats: &&Stats| match cache(stats) {
+            CacheUse { blocks: 0, .. } => share(stats.running, stats.slots.len()),
+            cache => share(cache.used, cache.blocks),
+        };
+        // Of models of one name, of which all but one have their last texts, the fullest one counts.
+        self.cache.get_or_create(&label).set(stats.iter().map(used).fold(0.0, f64::max));
+        if let Some(cache) = stats.last().map(|stats| cache(stats)).filter(|cache| cache.blocks > 0) {
+            let config = CacheConfig {
+                model_name: name.to_owned(),
+                block_size: cache.block as u64,
+                num_gpu_blocks: cache.blocks as u64,
+            };
+            self.config.get_or_create(&config).set(1);
+        }
+    }
+
+    fn clear(&self) {
+        self.waiting.clear();
+        self.running.clear();
+        self.cache.clear();
+        self.config.clear();
+    }
+}
+
+fn share(part: usize, whole: usize) -> f64 {
+    if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
 
 impl Metrics {
@@ -41,14 +127,16 @@ impl Metrics {
         let mut registry = Registry::with_prefix("mlcc");
         let answered = Family::<Answered, Counter>::default();
         registry.register("requests", "Answers by path and status", answered.clone());
-        let first = Histogram::new(exponential_buckets(0.001, 2.0, 18));
+        let first: Family<OfModel, Histogram> =
+            Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 18)));
         let help = "Time from the launch of a text to its first token";
         registry.register("time_to_first_token_seconds", help, first.clone());
-        let gap = Histogram::new(exponential_buckets(0.000_25, 2.0, 16));
+        let gap: Family<OfModel, Histogram> =
+            Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_25, 2.0, 16)));
         registry.register("time_between_tokens_seconds", "Time between two tokens of a text", gap.clone());
         let mut counter = |name: &str, help: &str, of: fn(&Stats) -> u64| {
-            let counter = Counter::<u64, AtomicU64>::default();
-            registry.register(name, help, counter.clone());
+            let counter = Family::default();
+            registry.register(name, help, Family::clone(&counter));
             (counter, of)
         };
         let of_engine = [
@@ -69,45 +157,70 @@ impl Metrics {
             }),
         ];
         let mut gauge = |name: &str, help: &str, of: fn(&Stats) -> usize| {
-            let gauge = Gauge::<i64, AtomicI64>::default();
-            registry.register(name, help, gauge.clone());
+            let gauge = Family::default();
+            registry.register(name, help, Family::clone(&gauge));
             (gauge, of)
         };
         let now = [
             gauge("texts_running", "Texts in slots", |s| s.running),
             gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
         ];
-        Metrics { registry, answered, first, gap, of_engine, past: Mutex::default(), now }
+        let (past, picker) = (Mutex::default(), Picker::new());
+        Metrics { registry, answered, first, gap, of_engine, past, now, picker }
     }
 
     pub fn count_answer(&self, path: &str, status: u16) {
         self.answered.get_or_create(&Answered { path: path.to_owned(), status }).inc();
     }
 
-    /// For the events of one text, which is launched now.
-    pub fn watch(&self) -> Watch {
-        Watch { first: self.first.clone(), gap: self.gap.clone(), last: Instant::now(), came: false }
+    /// For the events of one text of a model, which is launched now.
+    pub fn watch(&self, model: &str) -> Watch {
+        let label = OfModel { model: model.to_owned() };
+        let (first, gap) = (self.first.get_or_create(&label).clone(), self.gap.get_or_create(&label).clone());
+        Watch { first, gap, last: Instant::now(), came: false }
     }
 
-    /// Adds what an engine has counted that ends.
-    pub fn keep(&self, stats: &Stats) {
+    /// Adds what the engine of a model has counted that ends.
+    pub fn keep(&self, model: &str, stats: &Stats) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        let past = past.entry(model.to_owned()).or_default();
         for (past, (_, of)) in past.iter_mut().zip(&self.of_engine) {
             *past += of(stats);
         }
     }
 
-    /// `stats` are those of the engines that there are.
-    pub fn text(&self, stats: &[Stats]) -> Result<String, std::fmt::Error> {
-        let past = *self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        for ((counter, of), past) in self.of_engine.iter().zip(past) {
-            counter.inner().store(past + stats.iter().map(of).sum::<u64>(), Ordering::Relaxed);
+    /// `stats` are those of the engines that there are, with the names of their models, in the order in which these came.
+    pub fn text(&self, stats: &[(String, Stats)]) -> Result<String, std::fmt::Error> {
+        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut alive: BTreeMap<&str, Vec<&Stats>> = BTreeMap::new();
+        for (name, stats) in stats {
+            alive.entry(name).or_default().push(stats);
         }
-        for (gauge, of) in &self.now {
-            gauge.set(stats.iter().map(of).sum::<usize>() as i64);
+        let names: BTreeSet<&str> = past.keys().map(String::as_str).chain(alive.keys().copied()).collect();
+        for name in names {
+            let label = OfModel { model: name.to_owned() };
+            let (past, alive) = (past.get(name), alive.get(name).map_or(&[][..], Vec::as_slice));
+            for (index, (counter, of)) in self.of_engine.iter().enumerate() {
+                let sum = alive.iter().map(|stats| of(stats)).sum::<u64>();
+                let value = past.map_or(0, |past| past[index]) + sum;
+                counter.get_or_create(&label).inner().store(value, Ordering::Relaxed);
+            }
+        }
+        // A model that is gone has no state, unlike counters.
+        self.now.iter().for_each(|(gauge, _)| gauge.clear());
+        self.picker.clear();
+        for (name, stats) in &alive {
+            let label = OfModel { model: (*name).to_owned() };
+            for (gauge, of) in &self.now {
+                let sum = stats.iter().map(|stats| of(stats)).sum::<usize>();
+                gauge.get_or_create(&label).set(sum as i64);
+            }
+            self.picker.set(name, stats);
         }
         let mut text = String::new();
-        encode(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.picker.registry)?;
+        encode_eof(&mut text)?;
         Ok(text)
     }
 }

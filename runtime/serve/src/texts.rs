@@ -62,7 +62,7 @@ impl Running {
         }
         let (sender, events) = mpsc::channel(EVENTS.saturating_mul(count.max(1)).min(1 << 20));
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
-            let (sender, mut watch) = (sender.clone(), hosted.server.metrics.watch());
+            let (sender, mut watch) = (sender.clone(), hosted.server.metrics.watch(&hosted.name));
             let sink: Sink = Box::new(move |event| {
                 watch.see(&event);
                 match sender.try_send((index, event)) {

@@ -176,10 +176,10 @@ fn the_server_tells_of_itself() {
     let metrics = get("/metrics").body;
     let value =
         |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
-    assert_eq!(value("mlcc_generated_tokens_total "), Some(4.0), "{metrics}");
-    assert_eq!(value("mlcc_texts_finished_total "), Some(1.0));
-    assert_eq!(value("mlcc_texts_running "), Some(0.0));
-    assert_eq!(value("mlcc_time_to_first_token_seconds_count "), Some(1.0));
+    assert_eq!(value("mlcc_generated_tokens_total{model=\"books\"} "), Some(4.0), "{metrics}");
+    assert_eq!(value("mlcc_texts_finished_total{model=\"books\"} "), Some(1.0));
+    assert_eq!(value("mlcc_texts_running{model=\"books\"} "), Some(0.0));
+    assert_eq!(value("mlcc_time_to_first_token_seconds_count{model=\"books\"} "), Some(1.0));
     assert_eq!(value("mlcc_requests_total{path=\"/v1/completions\",status=\"200\"} "), Some(1.0));
 }
 

@@ -46,12 +46,25 @@ pub struct SlotInfo {
     pub tokens: usize,
 }
 
+/// The memory of caches, in blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Tokens of a block.
+    pub block: usize,
+    /// How many the slots may have together.
+    pub blocks: usize,
+    /// Those of running texts. What other states have is given up when it is needed.
+    pub used: usize,
+}
+
 /// What an engine does and has done.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
     pub waiting: usize,
     pub running: usize,
     pub slots: Vec<SlotInfo>,
+    /// Of a model that has caches.
+    pub cache: Option<CacheUse>,
     /// Since the start.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,

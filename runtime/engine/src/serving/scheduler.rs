@@ -7,10 +7,10 @@ use crate::generate::FinishReason;
 use crate::serving::engine::EngineOptions;
 use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots};
-use crate::serving::queue::{Job, Queue, SlotInfo};
+use crate::serving::queue::{CacheUse, Job, Queue, SlotInfo};
 use crate::serving::request::{Failure, TextRequest};
 use crate::serving::round::Round;
-use crate::serving::step::{Limits, Step};
+use crate::serving::step::{CacheBlocks, Limits, Step};
 use crate::serving::writer::{Phase, Writer, end_unread};
 use crate::speculate::{Drafter, MakeDrafter};
 use crate::tokenizer::Tokenizer;
@@ -247,6 +247,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     /// Tells what runs, before anybody is told that a text has ended.
     fn publish(&mut self) {
         let of = |slot: &Slot<M::Sequence>| SlotInfo { running: slot.running, tokens: slot.fed.len() };
+        let cache = self.cache_use();
         let round = &mut self.round;
         let [written, drafted, accepted] =
             [&mut round.written, &mut round.drafted, &mut round.accepted].map(std::mem::take);
@@ -259,9 +260,22 @@ impl<M: Step + 'static> Scheduler<'_, M> {
                 stats.state_lost_because = Some(error);
             }
             stats.running = self.writers.len() + self.parked.len();
+            stats.cache = cache;
             stats.slots.clear();
             stats.slots.extend(self.slots.slots.iter().map(of));
         });
+    }
+}
+
+impl<M: Step + 'static> Scheduler<'_, M> {
+    fn cache_use(&self) -> Option<CacheUse> {
+        let CacheBlocks { tokens, all, free, sequence } = self.model.cache_blocks()?;
+        let slots = &self.slots.slots;
+        let running = slots.iter().filter(|slot| slot.running.is_some());
+        let used = running.map(|slot| slot.fed.len().div_ceil(tokens).min(sequence)).sum::<usize>();
+        let blocks = all.min(sequence.saturating_mul(slots.len()));
+        // Sequences share blocks.
+        Some(CacheUse { block: tokens, blocks, used: used.min(all - free).min(blocks) })
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the engine needs of a model: one step over the rows of several sequences.
 
-use mlcc_runtime::{Batch, Model, Rows, Session};
+use mlcc_runtime::{Batch, CachePages, Model, Rows, Session};
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
@@ -51,6 +51,18 @@ pub struct Limits {
     pub rewinds: bool,
 }
 
+/// Memory for the caches of all sequences, in blocks of equally many tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheBlocks {
+    /// Tokens of one.
+    pub tokens: usize,
+    pub all: usize,
+    /// Those that no sequence has.
+    pub free: usize,
+    /// Of a full context.
+    pub sequence: usize,
+}
+
 /// The error of a model's step.
 pub type StepError<M> = <<M as Step>::Sequence as LanguageModel>::Error;
 
@@ -68,6 +80,10 @@ pub trait Step: Send {
     fn reserve(&mut self, sequence: &mut Self::Sequence, tokens: usize) -> Result<bool, StepError<Self>> {
         let _ = (sequence, tokens);
         Ok(true)
+    }
+    /// The memory of caches, of a model that has any.
+    fn cache_blocks(&self) -> Option<CacheBlocks> {
+        None
     }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
@@ -228,6 +244,13 @@ impl Step for ModelStep {
             Err(mlcc_runtime::Error::NoPages { .. }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    fn cache_blocks(&self) -> Option<CacheBlocks> {
+        let sequence = usize::try_from(self.model.plan().pages()).unwrap_or(usize::MAX);
+        let CachePages { all, free } = self.model.cache_pages();
+        let tokens = mlcc_runtime::PAGE_TOKENS;
+        (sequence > 0).then_some(CacheBlocks { tokens, all, free, sequence })
     }
 
     fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {

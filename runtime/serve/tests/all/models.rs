@@ -75,7 +75,17 @@ fn the_model_is_chosen_by_its_name() {
         assert_eq!(server.get(&format!("/props?model={name}")).status, 404);
     }
     let metrics = server.get("/metrics").body;
-    assert!(metrics.contains("mlcc_generated_tokens_total 9\n"), "{metrics}");
+    for line in [
+        "mlcc_generated_tokens_total{model=\"a\"} 5\n",
+        "mlcc_generated_tokens_total{model=\"b\"} 4\n",
+        "mlcc_time_to_first_token_seconds_count{model=\"a\"} 2\n",
+        "vllm:num_requests_waiting{model_name=\"a\"} 0\n",
+        "vllm:num_requests_running{model_name=\"b\"} 0\n",
+        "vllm:kv_cache_usage_perc{model_name=\"b\"} 0.0\n",
+    ] {
+        assert!(metrics.contains(line), "{line}{metrics}");
+    }
+    assert_eq!(metrics.matches("# EOF\n").count(), 1, "{metrics}");
 }
 
 #[test]
@@ -107,9 +117,10 @@ fn models_come_and_go_without_losing_a_text() {
     assert_eq!(server.post("/v1/completions", &completion("a")).error().1, "model_not_loaded");
     assert_eq!(server.ask("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))["model"], "b");
     // Sums count those that are gone.
-    until(|| server.get("/metrics").body.contains("mlcc_texts_running 0\n"));
+    // What is gone has no state.
+    until(|| !server.get("/metrics").body.contains("mlcc_texts_running{model=\"a\"}"));
     let metrics = server.get("/metrics").body;
-    assert!(metrics.contains("mlcc_generated_tokens_total 3009\n"), "{metrics}");
+    assert!(metrics.contains("mlcc_generated_tokens_total{model=\"a\"} 3008\n"), "{metrics}");
     server.ask("/models/unload", &json!({"model": "b"}));
     server.ask("/models/unload", &json!({"model": "c"}));
     assert_eq!(server.post("/v1/completions", &json!({"prompt": "a"})).error().1, "model_not_loaded");

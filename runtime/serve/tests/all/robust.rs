@@ -87,7 +87,9 @@ fn who_goes_away_in_any_phase_leaves_nothing_behind() {
         (0..6).map(|_| server.open("POST", "/v1/completions", "", &text(false).to_string())).collect();
     until(|| busy(&server) == 2);
     drop(waiting);
-    until(|| busy(&server) == 0 && server.get("/metrics").body.contains("mlcc_texts_waiting 0\n"));
+    until(|| {
+        busy(&server) == 0 && server.get("/metrics").body.contains("mlcc_texts_waiting{model=\"toy\"} 0\n")
+    });
     server.ask("/v1/completions", &completion(json!("a"), 4));
 }
 
@@ -97,7 +99,7 @@ fn a_full_queue_says_when_to_try_again() {
     let server = Server::start(&Toy::new(true, None), 1, None, one);
     let endless = json!({"prompt": "a", "max_tokens": 100_000_000, "ignore_eos": true, "stream": true});
     let running: Vec<_> = (0..2).map(|n| begun(&server, &endless, usize::from(n == 0))).collect();
-    until(|| server.get("/metrics").body.contains("mlcc_texts_waiting 1\n"));
+    until(|| server.get("/metrics").body.contains("mlcc_texts_waiting{model=\"toy\"} 1\n"));
     let refused = server.post("/v1/completions", &completion(json!("a"), 1));
     assert_eq!(refused.error(), (429, "queue_full".into(), "-".into()));
     assert!(refused.head.contains("\r\nretry-after: 1\r\n"), "{}", refused.head);
