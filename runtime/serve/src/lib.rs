@@ -17,6 +17,7 @@ mod hosted;
 mod info;
 mod items;
 mod library;
+mod listen;
 mod memory;
 mod messages;
 mod metrics;

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -99,8 +99,6 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// How long a body may take to come.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest id of a request that is taken from its client.
 const LONGEST_ID: usize = 128;
 
@@ -111,11 +109,12 @@ type Body = Sent;
 /// A body, or why there is none.
 struct Sent(Result<Bytes, ApiError>);
 
-impl<S: Send + Sync> FromRequest<S> for Sent {
+impl FromRequest<Arc<App>> for Sent {
     type Rejection = Infallible;
 
-    async fn from_request(request: Request, state: &S) -> Result<Sent, Infallible> {
-        let whole = tokio::time::timeout(PATIENCE, Bytes::from_request(request, state)).await;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Sent, Infallible> {
+        let patience = app.server.options.read_timeout;
+        let whole = tokio::time::timeout(patience, Bytes::from_request(request, app)).await;
         Ok(Sent(whole.map_err(|_| ApiError::too_slow()).and_then(bytes)))
     }
 }

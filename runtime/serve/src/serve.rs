@@ -1,6 +1,5 @@
 //! The server's life: what is checked before, what it listens on, how it ends.
 
-use std::future::IntoFuture;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use mlcc_engine::texts::TextModel;
 use thiserror::Error;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use crate::app::{App, Server};
 use crate::embeddings::TextModels;
 use crate::hosted::Hosted;
 use crate::library::{Library, Ready};
 use crate::models::Models;
+use crate::listen::listen;
 use crate::routes::router;
 
 /// How often the end is looked for.
@@ -39,6 +39,8 @@ pub struct ServeOptions {
     pub log: Option<fn(&str)>,
     /// Bytes of a request's body.
     pub body_limit: usize,
+    /// In which the head of a request has to come, and its body.
+    pub read_timeout: Duration,
     /// After which a text is ended.
     pub timeout: Option<Duration>,
     /// How long texts may go on when the server is told to stop.
@@ -105,11 +107,9 @@ pub fn serve_with(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let stopped = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let close = Arc::new(Notify::new());
-        let closed = Arc::clone(&close);
-        let server = axum::serve(listener, router(Arc::clone(&app)).into_make_service())
-            .with_graceful_shutdown(async move { closed.notified().await });
-        let mut server = tokio::spawn(server.into_future());
+        let (close, closed) = watch::channel(());
+        let mut server =
+            tokio::spawn(listen(listener, router(Arc::clone(&app)), options.read_timeout, closed));
         ready(address, &names);
         while !stop.load(Ordering::Relaxed) {
             if server.is_finished() {
@@ -118,7 +118,7 @@ pub fn serve_with(
             tokio::time::sleep(LOOK).await;
         }
         let stopped = drain(&app, options.drain_timeout).await;
-        close.notify_one();
+        drop(close);
         // A connection that stays open ends with the runtime.
         let _ = tokio::time::timeout(FAREWELL, &mut server).await;
         Ok(stopped)
@@ -127,10 +127,9 @@ pub fn serve_with(
     stopped
 }
 
-fn ended_early(ended: Result<std::io::Result<()>, tokio::task::JoinError>) -> std::io::Error {
+fn ended_early(ended: Result<(), tokio::task::JoinError>) -> std::io::Error {
     match ended {
-        Ok(Err(error)) => error,
-        Ok(Ok(())) => std::io::Error::other("it ended by itself"),
+        Ok(()) => std::io::Error::other("it ended by itself"),
         Err(error) => std::io::Error::other(error),
     }
 }

@@ -67,6 +67,9 @@ pub struct Args {
     /// Most bytes of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
+    /// Close a connection whose next request does not begin and come as a whole in this time, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    read_timeout: u64,
     /// End every text after this time, in seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: Option<u64>,
@@ -221,6 +224,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         api_keys: args.api_key.clone(),
         log: args.log.then_some(log_line),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
+        read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),
     };

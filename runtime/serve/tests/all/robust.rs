@@ -1,7 +1,8 @@
 //! What clients and models do wrong: each gets its answer, and the server goes on.
 
-use std::io::{BufRead, Write};
+use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use mlcc_serve::{NoLibrary, ServeError, Stopped, serve};
 use serde_json::{Value, json};
@@ -91,6 +92,48 @@ fn who_goes_away_in_any_phase_leaves_nothing_behind() {
         busy(&server) == 0 && server.get("/metrics").body.contains("mlcc_texts_waiting{model=\"toy\"} 0\n")
     });
     server.ask("/v1/completions", &completion(json!("a"), 4));
+}
+
+#[test]
+fn who_sends_too_slowly_is_told_so_or_loses_the_connection() {
+    let patience = Duration::from_millis(300);
+    let slow = mlcc_serve::ServeOptions { read_timeout: patience, ..options() };
+    let server = Server::start(&Toy::new(true, None), 2, None, slow);
+    let connect = |sent: &str| {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(sent.as_bytes()).unwrap();
+        stream
+    };
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n";
+    // Nothing, and half a head, of which more comes now and then.
+    for sent in ["", "POST", head] {
+        let mut stream = connect(sent);
+        let mut drops = stream.try_clone().unwrap();
+        let dripping = std::thread::spawn(move || {
+            // Until the other side has closed; what is sent then is refused.
+            while !sent.is_empty() && drops.write_all(b"X").is_ok() {
+                std::thread::sleep(patience / 10);
+            }
+        });
+        let mut rest = Vec::new();
+        // The connection may end by a reset, as there is something that nobody has read.
+        let ended = stream.read_to_end(&mut rest);
+        assert!(
+            ended.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |_| true),
+            "{ended:?}"
+        );
+        drop(stream);
+        dripping.join().unwrap();
+        assert_eq!(String::from_utf8_lossy(&rest), "", "{sent:?}");
+    }
+    // Half a body.
+    let stream = connect(&format!("{head}Connection: close\r\n\r\n{{\"prompt\": \"a"));
+    let answer = Answer::read(std::io::BufReader::new(stream));
+    assert_eq!(answer.error(), (408, "body_too_slow".into(), "-".into()));
+    // Answers may take longer.
+    let text = server.ask("/v1/completions", &completion(json!("a"), 20_000));
+    assert_eq!(text["usage"]["completion_tokens"], 20_000);
 }
 
 #[test]
