@@ -78,6 +78,10 @@ impl TextModel {
         Ok(TextModel { texts, tokenizer, purpose, prompts: prompts.collect(), default_prompt })
     }
 
+    pub fn model(&self) -> &Model {
+        self.texts.model()
+    }
+
     pub fn purpose(&self) -> Purpose {
         self.purpose
     }

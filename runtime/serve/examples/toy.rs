@@ -68,6 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sampling: SamplingParams::default(),
         eos: vec![0],
         drafter: None,
+        draft: None,
     };
     let options = ServeOptions {
         host: IpAddr::V4(Ipv4Addr::LOCALHOST),

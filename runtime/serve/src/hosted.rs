@@ -45,7 +45,7 @@ impl Hosted {
     /// Starts the engine.
     pub fn start(name: String, ready: Ready, server: &Arc<Server>) -> std::io::Result<Hosted> {
         let Ready { served, sequences, need, start } = ready;
-        let Served { executor, tokenizer, format, sampling, eos, drafter } = served;
+        let Served { executor, tokenizer, format, sampling, eos, drafter, draft: _ } = served;
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
         let options = EngineOptions { sequences, max_queue, kept: sequences, ..EngineOptions::default() };

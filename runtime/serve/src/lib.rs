@@ -33,5 +33,5 @@ mod texts;
 mod tokens;
 mod tools;
 
-pub use library::{Library, LoadError, NoLibrary, Ready, Served};
+pub use library::{Library, LoadError, NoLibrary, Ready, Served, need_of_texts};
 pub use serve::{ServeError, ServeOptions, Stopped, serve, serve_with};

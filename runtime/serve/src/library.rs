@@ -5,11 +5,12 @@ use std::sync::Arc;
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{Engine, EngineOptions, ModelStep, Step};
 use mlcc_engine::speculate::MakeDrafter;
+use mlcc_engine::texts::TextModel;
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
 use thiserror::Error;
 
-use crate::memory::{Need, mib, room_beside};
+use crate::memory::{Need, WithDraft, mib, room_beside};
 use crate::serve::{ServeError, ServeOptions};
 
 /// Most sequences where nobody says how many.
@@ -30,6 +31,8 @@ pub struct Served {
     pub eos: Vec<TokenId>,
     /// Who drafts its texts.
     pub drafter: Option<MakeDrafter>,
+    /// The model that does so, if it is one: it needs memory too.
+    pub draft: Option<Model>,
 }
 
 type Start =
@@ -53,7 +56,7 @@ impl Ready {
         options: &ServeOptions,
         committed: u64,
     ) -> Result<Ready, ServeError> {
-        let (sequences, need) = sequences(model, options, committed)?;
+        let (sequences, need) = sequences(model, served.draft.as_ref(), options, committed)?;
         Ok(Ready { need, ..Ready::step(ModelStep::new(model)?, served, sequences) })
     }
 
@@ -72,9 +75,17 @@ impl Ready {
 }
 
 /// How many texts run together, after the memory was looked at, and what they need.
-fn sequences(model: &Model, options: &ServeOptions, committed: u64) -> Result<(usize, u64), ServeError> {
+fn sequences(
+    model: &Model,
+    draft: Option<&Model>,
+    options: &ServeOptions,
+    committed: u64,
+) -> Result<(usize, u64), ServeError> {
     let room = room_beside(options.memory, committed);
-    let need = |count: usize| Need::of(model, count, count);
+    let need = |count: usize| WithDraft {
+        model: Need::of(model, count, count),
+        draft: draft.map(|draft| Need::of(draft, count, 0)),
+    };
     let missing = |count: usize| {
         let need = need(count);
         room.as_ref().filter(|room| need.total() > room.bytes).map(|room| ServeError::TooLarge {
@@ -94,6 +105,25 @@ fn sequences(model: &Model, options: &ServeOptions, committed: u64) -> Result<(u
         Some(count) => found(count),
         None => missing(1).map_or_else(|| found(1), Err),
     }
+/// What a model of texts needs, if there is memory for it beside models that can need `committed` bytes.
+pub fn need_of_texts(
+    name: &str,
+    model: &TextModel,
+    options: &ServeOptions,
+    committed: u64,
+) -> Result<u64, ServeError> {
+    let need = Need::of_texts(model.model());
+    match room_beside(options.memory, committed).filter(|room| need.total() > room.bytes) {
+        None => Ok(need.total()),
+        Some(room) => Err(ServeError::TextsTooLarge {
+            name: name.to_owned(),
+            need: need.to_string(),
+            origin: room.origin,
+            room: mib(room.bytes),
+        }),
+    }
+}
+
 }
 
 /// Why an artifact is not loaded.

@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use mlcc_abi::section;
 use mlcc_runtime::Model;
 
-/// Bytes that a server needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Bytes that a model needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
     pub weights: u64,
     /// Scratch of the steps, once.
     pub scratch: u64,
-    /// State of a full context and results of one sequence.
+    /// State and results of one sequence; with the caches of a full context, unless these are limited.
     pub sequence: u64,
     pub sequences: u64,
+    /// The caches of all sequences together, if they may have fewer pages than full contexts.
+    pub caches: Option<u64>,
     /// A recurrent state that is kept behind a prompt.
     pub snapshot: u64,
     pub snapshots: u64,
@@ -25,37 +27,89 @@ impl Need {
         let recurrent =
             table.states.iter().any(|s| s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length);
         let logits = plan.vocab.saturating_mul(4);
+        let whole = plan.sequence_bytes().saturating_add(logits);
+        let (sequences, pool) = (sequences as u64, model.cache_pages().all as u64);
+        let limited = pool < plan.pages().saturating_mul(sequences);
         Need {
-            // Those that are no part of the file are in memory already.
-            weights: if model.section(section::WEIGHTS).is_some() { plan.weights_bytes } else { 0 },
-            sequence: plan.sequence_bytes().saturating_add(logits),
+            weights: weights(model),
+            sequence: if limited { plan.state_bytes.saturating_add(logits) } else { whole },
+            caches: limited.then(|| pool.saturating_mul(plan.page_bytes)),
             scratch: plan.arena_bytes,
-            sequences: sequences as u64,
-            snapshot: plan.sequence_bytes().saturating_add(logits),
+            sequences,
+            snapshot: whole,
             snapshots: if recurrent { snapshots as u64 } else { 0 },
         }
+    }
+
+    /// Of a model of texts, which has no sequences.
+    pub fn of_texts(model: &Model) -> Need {
+        let plan = model.plan();
+        // Tokens, which of them are wanted, and the vectors.
+        let rows = (model.max_step_tokens() as u64).saturating_mul(8);
+        let made = plan.text_width.saturating_mul(plan.batch).saturating_mul(4);
+        let scratch = plan.arena_bytes.saturating_add(rows).saturating_add(made);
+        Need { weights: weights(model), scratch, ..Need::default() }
     }
 
     pub fn total(&self) -> u64 {
         let sequences = self.sequence.saturating_mul(self.sequences);
         let snapshots = self.snapshot.saturating_mul(self.snapshots);
-        self.weights.saturating_add(self.scratch).saturating_add(sequences).saturating_add(snapshots)
+        [self.scratch, sequences, self.caches.unwrap_or(0), snapshots]
+            .into_iter()
+            .fold(self.weights, u64::saturating_add)
     }
+
+    /// What is added, without the sum.
+    fn parts(&self) -> String {
+        let (weights, scratch, sequence) = (mib(self.weights), mib(self.scratch), mib(self.sequence));
+        let mut text = format!("{weights} of weights + {scratch} of scratch");
+        if self.sequences > 0 {
+            text += &format!(" + {} sequences of {sequence}", self.sequences);
+        }
+        if let Some(caches) = self.caches {
+            text += &format!(" + caches of {} (--cache-tokens)", mib(caches));
+        }
+        if self.snapshots > 0 {
+            text += &format!(" + {} kept states of {}", self.snapshots, mib(self.snapshot));
+        }
+        text
+    }
+}
+
+/// Those that are no part of the file are in memory already.
+fn weights(model: &Model) -> u64 {
+    if model.section(section::WEIGHTS).is_some() { model.plan().weights_bytes } else { 0 }
 }
 
 /// The sum, for people.
 impl std::fmt::Display for Need {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (weights, scratch, sequence) = (mib(self.weights), mib(self.scratch), mib(self.sequence));
-        write!(
-            f,
-            "{weights} of weights + {scratch} of scratch + {} sequences of {sequence}",
-            self.sequences
-        )?;
-        if self.snapshots > 0 {
-            write!(f, " + {} kept states of {}", self.snapshots, mib(self.snapshot))?;
+        write!(f, "{} = {}", self.parts(), mib(self.total()))
+    }
+}
+
+/// What a model needs together with the one that drafts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WithDraft {
+    pub model: Need,
+    pub draft: Option<Need>,
+}
+
+impl WithDraft {
+    pub fn total(&self) -> u64 {
+        self.model.total().saturating_add(self.draft.map_or(0, |draft| draft.total()))
+    }
+}
+
+impl std::fmt::Display for WithDraft {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.draft {
+            None => self.model.fmt(f),
+            Some(draft) => {
+                let (model, total) = (self.model.parts(), mib(self.total()));
+                write!(f, "{model} + for drafts {} = {total}", draft.parts())
+            }
         }
-        write!(f, " = {}", mib(self.total()))
     }
 }
 
@@ -143,12 +197,24 @@ mod tests {
             scratch: 1 << 20,
             sequence: 1 << 20,
             sequences: 4,
+            caches: None,
             snapshot: 1 << 19,
             snapshots: 2,
         };
         assert_eq!(need.total(), 9 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 9.0 MiB";
         assert_eq!(need.to_string(), text);
+        let limited = Need { caches: Some(2 << 20), snapshots: 0, ..need };
+        assert_eq!(limited.total(), 10 << 20);
+        let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + caches of 2.0 MiB (--cache-tokens) = 10.0 MiB";
+        assert_eq!(limited.to_string(), text);
+        let draft = Need { weights: 1 << 20, sequence: 1 << 19, sequences: 4, ..Need::default() };
+        let both = WithDraft { model: limited, draft: Some(draft) };
+        assert_eq!(both.total(), 13 << 20);
+        let drafts = "for drafts 1.0 MiB of weights + 0.0 MiB of scratch + 4 sequences of 0.5 MiB = 13.0 MiB";
+        assert!(both.to_string().ends_with(drafts), "{both}");
+        let texts = Need { weights: 1 << 20, scratch: 1 << 20, ..Need::default() };
+        assert_eq!(texts.to_string(), "1.0 MiB of weights + 1.0 MiB of scratch = 2.0 MiB");
         let huge = Need { sequence: u64::MAX, ..need };
         assert_eq!(huge.total(), u64::MAX);
     }

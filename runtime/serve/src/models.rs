@@ -22,6 +22,8 @@ pub struct Models {
     /// All that were ever there, as long as they have texts.
     ever: Mutex<Vec<Weak<Hosted>>>,
     library: Box<dyn Library>,
+    /// Bytes that others can need at most, which do not come and go.
+    beside: u64,
     /// One comes or goes at a time.
     changes: Mutex<()>,
     server: Arc<Server>,
@@ -31,13 +33,14 @@ impl Models {
     pub fn start(
         models: Vec<(String, Ready)>,
         library: Box<dyn Library>,
+        beside: u64,
         server: &Arc<Server>,
     ) -> std::io::Result<Models> {
         let start = |(name, ready)| Hosted::start(name, ready, server).map(Arc::new);
         let loaded = models.into_iter().map(start).collect::<std::io::Result<Vec<_>>>()?;
         let ever = Mutex::new(loaded.iter().map(Arc::downgrade).collect());
         let server = Arc::clone(server);
-        Ok(Models { loaded: RwLock::new(loaded), ever, library, changes: Mutex::new(()), server })
+        Ok(Models { loaded: RwLock::new(loaded), ever, library, beside, changes: Mutex::new(()), server })
     }
 
     pub fn loaded(&self) -> Vec<Arc<Hosted>> {
@@ -95,7 +98,7 @@ impl Models {
         let artifact = artifact.unwrap_or_else(|| name.clone());
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.server.ready()?;
-        let committed = self.alive().iter().map(|hosted| hosted.need).fold(0, u64::saturating_add);
+        let committed = self.alive().iter().map(|hosted| hosted.need).fold(self.beside, u64::saturating_add);
         let ready = self.library.load(&artifact, committed).map_err(|error| match error {
             LoadError::Unknown(_) => ApiError::unknown_model(&artifact, &self.library.names()),
             LoadError::Refused(why) => ApiError::refused_artifact(&artifact, &why),

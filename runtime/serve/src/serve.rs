@@ -13,9 +13,10 @@ use crate::app::{App, Server};
 use crate::embeddings::TextModels;
 use crate::hosted::Hosted;
 use crate::library::{Library, Ready};
-use crate::models::Models;
 use crate::listen::listen;
 use crate::routes::router;
+use crate::memory::Need;
+use crate::models::Models;
 
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -50,13 +51,19 @@ pub struct ServeOptions {
 #[derive(Debug, Error)]
 pub enum ServeError {
     #[error(
-        "{sequences} sequences do not fit: {need}, and {origin} is {room}. Take fewer with --sequences, or build with a \
+        "{sequences} sequences do not fit: {need}, and {origin} is {room}. Take fewer with --sequences, or fewer tokens \
+         for all with --cache-tokens, or build with a \
          smaller context (-c) or weight format (--quant)"
     )]
     TooLarge { sequences: usize, need: String, origin: String, room: String },
     #[error("cannot listen on {address}: {source}. Choose another one with --host and --port")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
+    #[error(
+        "the model of texts {name} does not fit: {need}, and {origin} is {room}. Serve fewer models, or build it with another \
+         weight format (--quant)"
+    )]
+    TextsTooLarge { name: String, need: String, origin: String, room: String },
     Model(#[from] mlcc_runtime::Error),
     #[error("the server cannot run: {0}")]
     System(#[from] std::io::Error),
@@ -100,8 +107,10 @@ pub fn serve_with(
     let names: Vec<_> = models.iter().map(|(name, ready)| (name.clone(), ready.sequences)).collect();
     let server = Arc::new(Server::new(options));
     let app = Arc::new(App {
-        models: Models::start(models, library, &server)?,
+        models: Models::start(models, library, beside, &server)?,
         texts: TextModels::new(texts),
+    let beside =
+        texts.iter().map(|(_, model)| Need::of_texts(model.model()).total()).fold(0, u64::saturating_add);
         server,
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;

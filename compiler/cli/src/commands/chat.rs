@@ -74,8 +74,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     };
     settings.check().map_err(CliError::usage)?;
     let mut conversation = Conversation::new(model.session()?, format, args.system.as_deref(), &tokenizer);
-    if let Some(make) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
-        conversation.draft_with(make());
+    if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
+        conversation.draft_with((drafts.make)());
     }
     let eos = run::eos_ids(&metadata);
     let mut chat = Chat { conversation, tokenizer, settings, eos, last: None, failed: false, ui: *ui };

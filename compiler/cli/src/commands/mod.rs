@@ -158,20 +158,39 @@ impl From<Numa> for mlcc_runtime::Numa {
 
 /// A model to generate with.
 pub(crate) fn load_to_run(path: &Path, threads: &Threads, ui: &Ui) -> Result<mlcc_runtime::Model, CliError> {
-    load_placed(path, threads.threads.map(usize::from), threads.placing, threads.huge_pages, ui)
+    load_to_serve(path, threads, None, ui)
 }
 
-/// A model that shares the worker threads of another one.
+/// The same, whose sequences have caches of so many tokens together.
+pub(crate) fn load_to_serve(
+    path: &Path,
+    threads: &Threads,
+    cache_tokens: Option<u64>,
+    ui: &Ui,
+) -> Result<mlcc_runtime::Model, CliError> {
+    let cache_pages = cache_tokens.map(pages);
+    let count = threads.threads.map(usize::from);
+    load_with(path, count, threads.placing, threads.huge_pages, cache_pages, ui)
+}
+
+/// Pages of so many tokens.
+fn pages(tokens: u64) -> u64 {
+    tokens.div_ceil(mlcc_runtime::PAGE_TOKENS as u64)
+}
+
+/// A model that shares the worker threads of another one; `cache_tokens` as of [`load_to_serve`].
 pub(crate) fn load_beside(
     workers: Option<mlcc_runtime::Workers>,
     path: &Path,
     threads: &Threads,
+    cache_tokens: Option<u64>,
 ) -> Result<mlcc_runtime::Model, CliError> {
     let options = mlcc_runtime::LoadOptions {
         workers,
         threads: threads.threads.map(usize::from),
         huge_pages: threads.huge_pages.into(),
         numa: threads.placing.numa.into(),
+        cache_pages: cache_tokens.map(pages),
         ..Default::default()
     };
     Ok(mlcc_runtime::Model::load(path, &options)?)
@@ -185,14 +204,26 @@ pub(crate) fn load_placed(
     huge_pages: HugePages,
     ui: &Ui,
 ) -> Result<mlcc_runtime::Model, CliError> {
+    load_with(path, threads, placing, huge_pages, None, ui)
+}
+
+fn load_with(
+    path: &Path,
+    threads: Option<usize>,
+    placing: Placing,
+    huge_pages: HugePages,
+    cache_pages: Option<u64>,
+    ui: &Ui,
+) -> Result<mlcc_runtime::Model, CliError> {
     if placing.numa != Numa::Off && huge_pages == HugePages::Off {
         return Err(CliError::usage(
             "--numa places weights while they move into huge pages: it has nothing to place with --huge-pages off",
         ));
     }
     let (huge_pages, numa) = (huge_pages.into(), placing.numa.into());
+    let pin = placing.pin;
     let options =
-        mlcc_runtime::LoadOptions { threads, huge_pages, pin: placing.pin, numa, ..Default::default() };
+        mlcc_runtime::LoadOptions { threads, huge_pages, pin, numa, cache_pages, ..Default::default() };
     let model = mlcc_runtime::Model::load(path, &options)?;
     let most = model.plan().max_workers;
     if let Some(wanted) = threads.filter(|&wanted| most != 0 && wanted as u64 > most) {

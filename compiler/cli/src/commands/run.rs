@@ -175,8 +175,8 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     ui.detail(format_args!("memory: {}", memory(&model)));
     ui.detail(format_args!("cores: {}", Topology::of_host()));
     let mut generator = Generator::new(session);
-    if let Some(make) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
-        generator.draft_with(make());
+    if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
+        generator.draft_with((drafts.make)());
     }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
     let mut text = TextOut::new((!args.no_echo).then_some(prompt));

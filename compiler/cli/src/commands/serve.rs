@@ -55,6 +55,10 @@ pub struct Args {
     /// Memory that may be used, for example 8GB [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
+    /// Tokens that the caches of all texts of a model have room for together, at least a full context; when they are used up, the
+    /// newest text waits [default: as many as its texts may have at most]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    cache_tokens: Option<u64>,
     #[command(flatten)]
     threads: super::Threads,
     /// Name of the model for clients, once for each artifact in their order [default: the file's name without .so]
@@ -111,8 +115,8 @@ impl Shelf {
         let args = &self.args;
         let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let model = match workers {
-            None => super::load_to_run(path, &args.threads, &self.ui)?,
-            workers => super::load_beside(workers, path, &args.threads)?,
+            None => super::load_to_serve(path, &args.threads, args.cache_tokens, &self.ui)?,
+            workers => super::load_beside(workers, path, &args.threads, args.cache_tokens)?,
         };
         if let Some(workers) = model.workers() {
             *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(workers);
@@ -130,8 +134,11 @@ impl Shelf {
                 path.display()
             ));
         }
+        let drafts = args.speculation.drafter(&model, &tokenizer, &args.threads)?;
+        let (drafter, draft) = drafts.map_or((None, None), |drafts| (Some(drafts.make), drafts.model));
         let served = Served {
-            drafter: args.speculation.drafter(&model, &tokenizer, &args.threads)?,
+            drafter,
+            draft,
             sampling: run::sampling(&metadata, &args.sampling)?,
             format,
             eos: run::eos_ids(&metadata),
@@ -239,7 +246,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
                 committed += ready.need();
                 models.push((name, *ready));
             }
-            Shelved::Texts(model) => texts.push((name, *model)),
+            Shelved::Texts(model) => {
+                committed += mlcc_serve::need_of_texts(&name, &model, &shelf.options, committed)?;
+                texts.push((name, *model));
+            }
         }
     }
     let options = shelf.options.clone();

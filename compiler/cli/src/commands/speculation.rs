@@ -26,6 +26,13 @@ enum Speculate {
     Ngram,
 }
 
+/// Who drafts.
+pub(crate) struct Drafts {
+    pub make: MakeDrafter,
+    /// The model that does.
+    pub model: Option<Model>,
+}
+
 impl Speculation {
     /// Who drafts for `model`, if anybody shall.
     pub(crate) fn drafter(
@@ -33,7 +40,7 @@ impl Speculation {
         model: &Model,
         tokenizer: &Tokenizer,
         threads: &Threads,
-    ) -> Result<Option<MakeDrafter>, CliError> {
+    ) -> Result<Option<Drafts>, CliError> {
         let flag = match (self.speculate, &self.draft) {
             (None, None) => return Ok(None),
             (Some(Speculate::Ngram), _) => "--speculate ngram",
@@ -42,13 +49,15 @@ impl Speculation {
         needs_rewinding(flag, model)?;
         needs_equal_bits(flag, model)?;
         let Some(path) = &self.draft else {
-            return Ok(Some(Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>)));
+            let make: MakeDrafter = Box::new(|| Box::new(Ngrams) as Box<dyn Drafter>);
+            return Ok(Some(Drafts { make, model: None }));
         };
-        let small = load_beside(model.workers(), path, threads)?;
+        let small = load_beside(model.workers(), path, threads, None)?;
         needs_rewinding("--draft", &small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
         let step = ModelStep::new(&small)?;
-        Ok(Some(Box::new(|| Box::new(DraftModel::new(step)) as Box<dyn Drafter>)))
+        let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(step)) as Box<dyn Drafter>);
+        Ok(Some(Drafts { make, model: Some(small) }))
     }
 }
 

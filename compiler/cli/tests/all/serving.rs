@@ -4,9 +4,11 @@
 //! That is so because their logits have the same bits, with schemes of integer activations: RWKV-4 in every case, the others but
 //! where a single row is compared with several (states that generated tokens have left). RWKV-6, RWKV-7 and experts round differently.
 
+use std::net::Ipv4Addr;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::cases::{CHUNK, artifact, backends, find, load, options, workspace};
 use mlcc_engine::serving::{Engine, EngineOptions, Event, Handle, ModelStep, TextRequest};
@@ -15,6 +17,7 @@ use mlcc_engine::{
     Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer, is_batch_invariant,
 };
 use mlcc_runtime::{LoadOptions, Model};
+use mlcc_serve::{Ready, ServeOptions, Served};
 
 /// Vectors as states, matrices as states, caches with few key heads.
 const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
@@ -329,4 +332,48 @@ fn limits_are_those_of_the_model() {
     let long = greedy(vec![1; 65]);
     let error = engine.launch(long).unwrap_err().to_string();
     assert!(error.contains("65 tokens") && error.contains("at most 64"), "{error}");
+}
+
+/// What a server is refused with counts the model that drafts, and pages that are fewer than those of full contexts.
+#[test]
+fn a_server_counts_drafts_and_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(model) = with_pages("llama3-gqa-tied", 256, 5, folder.path()) else { return };
+    let ready = |draft: bool, memory: u64, sequences: usize| {
+        let served = Served {
+            executor: String::new(),
+            tokenizer: Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books")).unwrap(),
+            format: None,
+            sampling: SamplingParams::default(),
+            eos: Vec::new(),
+            drafter: None,
+            draft: draft.then(|| model.clone()),
+        };
+        let options = ServeOptions {
+            host: Ipv4Addr::LOCALHOST.into(),
+            port: 0,
+            sequences: Some(sequences),
+            max_queue: 1,
+            memory: Some(memory),
+            api_keys: Vec::new(),
+            log: None,
+            body_limit: 1,
+            read_timeout: Duration::from_secs(1),
+            timeout: None,
+            drain_timeout: Duration::ZERO,
+        };
+        Ready::model(&model, served, &options, 0).map(|ready| ready.need()).map_err(|error| error.to_string())
+    };
+    let (one, eight) = (ready(false, 1 << 30, 1).unwrap(), ready(false, 1 << 30, 8).unwrap());
+    let plan = model.plan();
+    let each = plan.state_bytes + 4 * plan.vocab;
+    // A full context has 4 pages, all texts together no more than 5.
+    assert_eq!(eight - one, 7 * each + plan.page_bytes, "{one} {eight}");
+    assert_eq!(ready(true, 1 << 30, 8).unwrap(), 2 * eight);
+    let refused = |draft: bool| ready(draft, 2 * eight - 1, 8).unwrap_err();
+    assert!(ready(false, 2 * eight - 1, 8).is_ok());
+    let text = refused(true);
+    for part in ["8 sequences of", "caches of", "--cache-tokens", "+ for drafts ", "--memory is"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }

@@ -286,6 +286,10 @@ fn the_server_gives_vectors_and_orders() {
     let model = load(&embedder, None, 1);
     let expected = model.texts().unwrap().run(&[&[2, 6, 7, 8, 9, 3], &[2, 10, 3]]).unwrap().to_vec();
     let names = ["--alias", "small", "--alias", "judge", "-t", "1"];
+    let mut small = crate::program::mlcc();
+    small.arg("serve").args([&embedder, &reranker]).args(names).args(["--memory", "1kB", "--port", "0"]);
+    let sum = ["small does not fit", "MiB of weights + ", "MiB of scratch = ", "--memory is"];
+    crate::program::fails_with(&mut small, &sum);
     let server = crate::server::Server::of(&[&embedder, &reranker], &names);
     assert_eq!(server.ready["models"], json!(["small", "judge"]));
     assert_eq!(server.get("/v1/models/judge").json()["id"], "judge");

@@ -51,6 +51,7 @@ pub fn served(template: Option<&str>) -> Served {
     let template = template.map(|text| ChatTemplate::from_jinja(text).unwrap());
     Served {
         drafter: None,
+        draft: None,
         executor: "toy".into(),
         tokenizer: world(&[b"ab"]),
         format: template.map(|template| ChatFormat::Template(Box::new(template))),
