@@ -154,6 +154,11 @@ impl Artifact {
         self.hashes.entry(name).map(|e| e.hash)
     }
 
+    /// Recorded hash of the code.
+    pub fn code_hash(&self) -> u128 {
+        self.hashes.code
+    }
+
     /// Verifies the hash of every payload section of at most `up_to` bytes; weights that are made on load are made for that.
     pub fn verify(&self, up_to: u64) -> Result<()> {
         for entry in self.hashes.entries.iter().filter(|e| e.bytes <= up_to) {

@@ -198,6 +198,20 @@ impl Model {
         self.0.made.as_deref().or(self.section(section::WEIGHTS)).unwrap_or(&[])
     }
 
+    /// Differs between models whose states are not the same numbers after the same tokens: other weights, code (of another
+    /// level too), ABI, or pages. Narrower than what [`Session::load_state`] asks for.
+    pub fn prefix_identity(&self) -> u128 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(&self.state_identity().to_le_bytes());
+        hash.update(&self.artifact().code_hash().to_le_bytes());
+        hash.update(self.executor().as_bytes());
+        let plan = self.plan();
+        for v in [mlcc_abi::ABI_VERSION.into(), mlcc_abi::PAGE_ROWS, plan.page_bytes, plan.vocab] {
+            hash.update(&u64::to_le_bytes(v));
+        }
+        hash.digest128()
+    }
+
     /// What a saved state must agree with: the weights, and the states but not how many rows they are planned for.
     pub(crate) fn state_identity(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();

@@ -10,6 +10,7 @@
 
 mod cost;
 mod engine;
+mod files;
 mod pace;
 mod preempt;
 mod prefixes;
@@ -21,7 +22,8 @@ mod scheduler;
 mod step;
 mod writer;
 
-pub use engine::{Engine, EngineOptions, Handle, Ticket};
+pub use engine::{Engine, EngineOptions, Extras, Handle, Ticket};
+pub use files::PrefixFiles;
 pub use queue::{CacheUse, SlotInfo, Stats};
 pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};
 pub use step::{CacheBlocks, Feed, Limits, Mixing, ModelStep, Step, StepError, Want};

@@ -79,6 +79,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         api_keys: vec!["key".into()],
         log: None,
         body_limit: 1 << 20,
+        prefixes: None,
         read_timeout: Duration::from_secs(60),
         timeout: None,
         drain_timeout: Duration::from_secs(1),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, ModelStep, Step};
+use mlcc_engine::serving::{Engine, EngineOptions, Extras, ModelStep, Step};
 use mlcc_engine::speculate::MakeDrafter;
 use mlcc_engine::texts::TextModel;
 use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
@@ -35,8 +35,7 @@ pub struct Served {
     pub draft: Option<Model>,
 }
 
-type Start =
-    Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Option<MakeDrafter>) -> std::io::Result<Engine> + Send>;
+type Start = Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, Extras) -> std::io::Result<Engine> + Send>;
 
 /// A model that can be served.
 pub struct Ready {
@@ -62,9 +61,8 @@ impl Ready {
 
     /// Any model that can do a step; `sequences` texts run together, for which there is memory.
     pub fn step(step: impl Step + 'static, served: Served, sequences: usize) -> Ready {
-        let start: Start = Box::new(move |tokenizer, options, drafter| {
-            Engine::start_drafting(step, tokenizer, options, drafter)
-        });
+        let start: Start =
+            Box::new(move |tokenizer, options, extras| Engine::start_with(step, tokenizer, options, extras));
         Ready { served, sequences, need: 0, start }
     }
 
@@ -105,6 +103,8 @@ fn sequences(
         Some(count) => found(count),
         None => missing(1).map_or_else(|| found(1), Err),
     }
+}
+
 /// What a model of texts needs, if there is memory for it beside models that can need `committed` bytes.
 pub fn need_of_texts(
     name: &str,
@@ -122,8 +122,6 @@ pub fn need_of_texts(
             room: mib(room.bytes),
         }),
     }
-}
-
 }
 
 /// Why an artifact is not loaded.

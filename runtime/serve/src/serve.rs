@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mlcc_engine::serving::PrefixFiles;
 use mlcc_engine::texts::TextModel;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -14,9 +15,9 @@ use crate::embeddings::TextModels;
 use crate::hosted::Hosted;
 use crate::library::{Library, Ready};
 use crate::listen::listen;
-use crate::routes::router;
 use crate::memory::Need;
 use crate::models::Models;
+use crate::routes::router;
 
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -40,6 +41,8 @@ pub struct ServeOptions {
     pub log: Option<fn(&str)>,
     /// Bytes of a request's body.
     pub body_limit: usize,
+    /// Where states of prompts are kept for the next server.
+    pub prefixes: Option<PrefixFiles>,
     /// In which the head of a request has to come, and its body.
     pub read_timeout: Duration,
     /// After which a text is ended.
@@ -56,14 +59,14 @@ pub enum ServeError {
          smaller context (-c) or weight format (--quant)"
     )]
     TooLarge { sequences: usize, need: String, origin: String, room: String },
-    #[error("cannot listen on {address}: {source}. Choose another one with --host and --port")]
-    Listen { address: SocketAddr, source: std::io::Error },
-    #[error(transparent)]
     #[error(
         "the model of texts {name} does not fit: {need}, and {origin} is {room}. Serve fewer models, or build it with another \
          weight format (--quant)"
     )]
     TextsTooLarge { name: String, need: String, origin: String, room: String },
+    #[error("cannot listen on {address}: {source}. Choose another one with --host and --port")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
     Model(#[from] mlcc_runtime::Error),
     #[error("the server cannot run: {0}")]
     System(#[from] std::io::Error),
@@ -106,11 +109,11 @@ pub fn serve_with(
     let address = listener.local_addr().map_err(refused)?;
     let names: Vec<_> = models.iter().map(|(name, ready)| (name.clone(), ready.sequences)).collect();
     let server = Arc::new(Server::new(options));
+    let beside =
+        texts.iter().map(|(_, model)| Need::of_texts(model.model()).total()).fold(0, u64::saturating_add);
     let app = Arc::new(App {
         models: Models::start(models, library, beside, &server)?,
         texts: TextModels::new(texts),
-    let beside =
-        texts.iter().map(|(_, model)| Need::of_texts(model.model()).total()).fold(0, u64::saturating_add);
         server,
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -133,6 +136,13 @@ pub fn serve_with(
         Ok(stopped)
     });
     runtime.shutdown_timeout(FAREWELL);
+    // Engines write states to files before they end.
+    for hosted in app.models.alive() {
+        hosted.engine.close();
+        while hosted.engine.is_running() {
+            std::thread::sleep(LOOK);
+        }
+    }
     stopped
 }
 

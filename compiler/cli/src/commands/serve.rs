@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
+use mlcc_engine::serving::PrefixFiles;
 use mlcc_engine::texts::TextModel;
 use mlcc_runtime::Workers;
 use mlcc_serve::{Library, LoadError, Ready, ServeOptions, Served, Stopped};
@@ -71,6 +72,12 @@ pub struct Args {
     /// Most bytes of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
+    /// Keep states of prompts and texts in this folder when the server ends, so that the next one need not read them again
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
+    /// Most bytes in the folder of --cache-dir; what was used longest ago goes first
+    #[arg(long, value_name = "SIZE", default_value = "4GB", value_parser = parse_bytes)]
+    cache_dir_size: u64,
     /// Close a connection whose next request does not begin and come as a whole in this time, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     read_timeout: u64,
@@ -195,6 +202,18 @@ fn name_of(path: &Path) -> Option<String> {
     Some(path.file_stem()?.to_string_lossy().into_owned())
 }
 
+/// The folder of `--cache-dir`, which only its owner can read: it has what clients have asked.
+fn prefixes(args: &Args) -> Result<Option<PrefixFiles>, CliError> {
+    let Some(folder) = args.cache_dir.clone() else { return Ok(None) };
+    let mut made = std::fs::DirBuilder::new();
+    made.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut made, 0o700);
+    made.create(&folder).map_err(CliError::io("create", &folder))?;
+    let warn = |what: &str| log_line(&format!("warning: {what}"));
+    Ok(Some(PrefixFiles { folder, most_bytes: args.cache_dir_size, warn }))
+}
+
 fn log_line(line: &str) {
     // Nobody may read it.
     let _ = writeln!(std::io::stderr().lock(), "{line}");
@@ -231,6 +250,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         api_keys: args.api_key.clone(),
         log: args.log.then_some(log_line),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
+        prefixes: prefixes(args)?,
         read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),

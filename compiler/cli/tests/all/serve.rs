@@ -347,6 +347,45 @@ fn sigterm_ends_texts_when_there_is_no_more_time() {
 }
 
 #[test]
+fn a_second_server_knows_what_the_first_has_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("states");
+    let prompt =
+        format!("{PROMPT} stormy night; the rain fell in torrents, and the wind swept up the streets. ")
+            .repeat(2);
+    let start = || Server::start(&["--cache-dir", cache.to_str().unwrap(), "--sequences", "2"]);
+    let ask = |server: &Server| {
+        let answer = server.ask("/v1/completions", &completion(&prompt, 12, 3));
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (text_of(&answer["choices"][0]), cached, answer["usage"]["prompt_tokens"].as_u64().unwrap())
+    };
+    let stop = |mut server: Server| {
+        server.signal("-TERM");
+        assert_eq!(server.wait().code(), Some(0));
+    };
+    let server = start();
+    let (text, cached, tokens) = ask(&server);
+    assert_eq!((&text, cached), (&run(&prompt, 12, 3), 0));
+    stop(server);
+    let server = start();
+    assert_eq!(ask(&server), (text.clone(), tokens, tokens));
+    stop(server);
+    // Whatever is in the files, it is no more than a prompt that is read.
+    for entry in std::fs::read_dir(&cache).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(path, bytes).unwrap();
+    }
+    let server = start();
+    assert_eq!(ask(&server), (text.clone(), 0, tokens));
+    server.signal("-KILL");
+    drop(server);
+    assert_eq!(ask(&start()), (text, 0, tokens));
+}
+
+#[test]
 fn keys_are_asked_for() {
     let server = Server::start(&["--api-key", "s3cret"]);
     let get = |headers: &str| Answer::read(server.open("GET", "/v1/models", headers, ""));

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cases::{CHUNK, artifact, backends, find, load, options, workspace};
-use mlcc_engine::serving::{Engine, EngineOptions, Event, Handle, ModelStep, TextRequest};
+use mlcc_engine::serving::{
+    Engine, EngineOptions, Event, Extras, Handle, ModelStep, PrefixFiles, TextRequest,
+};
 use mlcc_engine::speculate::{DraftModel, MakeDrafter, Ngrams};
 use mlcc_engine::{
     Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer, is_batch_invariant,
@@ -334,6 +336,43 @@ fn limits_are_those_of_the_model() {
     assert!(error.contains("65 tokens") && error.contains("at most 64"), "{error}");
 }
 
+/// States go into files and come back: caches in pages, with a window, and with recurrent states beside them.
+#[test]
+fn states_outlive_the_engine_in_files() {
+    for (case, context) in [("llama3-gqa-tied", 256), ("mistral-swa", 192), ("falcon-h1", 256)] {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(model) = with_pages(case, context, 16, folder.path()) else { continue };
+        let (tokenizer, cache) = (tokenizer(), tempfile::tempdir().unwrap());
+        let mut numbers = Numbers(5);
+        let prompt: Vec<TokenId> = (0..90).map(|_| numbers.below(model.vocab()) as TokenId).collect();
+        let text = TextRequest { max_tokens: Some(20), ..TextRequest::new(prompt, SamplingParams::greedy()) };
+        let expected = alone(&model, &tokenizer, &text);
+        for round in 0..2 {
+            let files = PrefixFiles {
+                folder: cache.path().into(),
+                most_bytes: 1 << 30,
+                warn: |what| panic!("{what}"),
+            };
+            let extras = Extras { files: Some(files), ..Extras::default() };
+            let options = EngineOptions { sequences: 2, ..EngineOptions::default() };
+            let step = ModelStep::new(&model).unwrap();
+            let engine = Engine::start_with(step, Arc::clone(&tokenizer), options, extras).unwrap();
+            let (mut found, mut cached) = (Vec::new(), 0);
+            for event in engine.launch(text.clone()).unwrap() {
+                match event {
+                    Event::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    Event::Finished(finished) => cached = finished.cached_tokens,
+                    other => panic!("{case}: {other:?}"),
+                }
+            }
+            assert_eq!(found, expected, "{case}, {round}");
+            assert!(if round == 0 { cached == 0 } else { cached >= 88 }, "{case}, {round}: {cached}");
+            drop(engine);
+            assert_eq!(model.cache_pages().free, model.cache_pages().all, "{case}");
+        }
+    }
+}
+
 /// What a server is refused with counts the model that drafts, and pages that are fewer than those of full contexts.
 #[test]
 fn a_server_counts_drafts_and_pages() {
@@ -358,6 +397,7 @@ fn a_server_counts_drafts_and_pages() {
             api_keys: Vec::new(),
             log: None,
             body_limit: 1,
+            prefixes: None,
             read_timeout: Duration::from_secs(1),
             timeout: None,
             drain_timeout: Duration::ZERO,

@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::serving::files::PrefixFiles;
 use crate::serving::queue::{Job, Queue, Stats};
 use crate::serving::request::{Event, LaunchError, Sink, TextRequest};
 use crate::serving::scheduler;
@@ -29,6 +30,14 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions { sequences: 4, max_queue: 64, gap: 3.0, kept: 8 }
     }
+}
+
+/// What an engine may have.
+#[derive(Default)]
+pub struct Extras {
+    pub drafter: Option<MakeDrafter>,
+    /// States of earlier engines, and where its own are kept when it ends.
+    pub files: Option<PrefixFiles>,
 }
 
 /// See the [module](super). Dropping it ends all texts and waits for the thread.
@@ -85,7 +94,7 @@ impl Engine {
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
     ) -> std::io::Result<Engine> {
-        Self::start_drafting(step, tokenizer, options, None)
+        Self::start_with(step, tokenizer, options, Extras::default())
     }
 
     /// The same with drafts, if the model can take back what it was fed ([`Limits::rewinds`]).
@@ -95,6 +104,17 @@ impl Engine {
         options: EngineOptions,
         drafter: Option<MakeDrafter>,
     ) -> std::io::Result<Engine> {
+        Self::start_with(step, tokenizer, options, Extras { drafter, files: None })
+    }
+
+    /// The same with all there is.
+    pub fn start_with<M: Step + 'static>(
+        step: M,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+        extras: Extras,
+    ) -> std::io::Result<Engine> {
+        let Extras { drafter, files } = extras;
         let sequences = options.sequences.max(1);
         let queue = Arc::new(Queue::new(sequences, options.max_queue));
         let limits = step.limits();
@@ -102,7 +122,7 @@ impl Engine {
         let options = EngineOptions { sequences, ..options };
         let thread = std::thread::Builder::new()
             .name("mlcc-engine".into())
-            .spawn(move || scheduler::run(step, &tokenizer, &shared, options, drafter))?;
+            .spawn(move || scheduler::run(step, &tokenizer, &shared, options, drafter, files))?;
         Ok(Engine { queue, limits, thread: Some(thread) })
     }
 

@@ -6,8 +6,11 @@
 //! read.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use crate::generate::{LanguageModel, RewindModel};
+use crate::serving::files::{Shelf, WORTH_A_FILE};
 use crate::serving::step::{Step, StepError};
 use crate::tokenizer::TokenId;
 
@@ -46,6 +49,8 @@ pub(super) struct Slots<M: Step> {
     /// Most of them.
     most_kept: usize,
     admissions: u64,
+    /// States of earlier processes, and those of this one when it ends.
+    files: Option<Shelf>,
     /// How often a state could not be kept or restored, and why it could not the last time.
     pub lost: u64,
     pub lost_because: Option<String>,
@@ -71,6 +76,8 @@ enum Source {
         tokens: usize,
     },
     Kept(usize),
+    /// A file, by its number.
+    File(usize),
 }
 
 fn common(a: &[TokenId], b: &[TokenId]) -> usize {
@@ -78,9 +85,9 @@ fn common(a: &[TokenId], b: &[TokenId]) -> usize {
 }
 
 impl<M: Step> Slots<M> {
-    pub fn new(count: usize, most_kept: usize) -> Self {
+    pub fn new(count: usize, most_kept: usize, files: Option<Shelf>) -> Self {
         let slots = (0..count).map(|_| Slot::empty()).collect();
-        Slots { slots, kept: VecDeque::new(), most_kept, admissions: 0, lost: 0, lost_because: None }
+        Slots { slots, kept: VecDeque::new(), most_kept, admissions: 0, files, lost: 0, lost_because: None }
     }
 
     pub fn has_free(&self) -> bool {
@@ -96,17 +103,26 @@ impl<M: Step> Slots<M> {
         prompt: &[TokenId],
         most: usize,
     ) -> Result<Option<Start>, StepError<M>> {
-        let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
+        let (slot, logits) = loop {
+            let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
+            if let Source::File(index) = source {
+                match self.from_file(model, slot, index, prompt, most) {
+                    Some(logits) => break (slot, logits),
+                    // There is one file less to choose.
+                    None => continue,
+                }
+            }
+            match self.prepare(model, slot, source) {
+                Ok(logits) => break (slot, logits),
+                Err(error) => {
+                    self.lose(slot);
+                    return Err(error);
+                }
+            }
+        };
         self.admissions += 1;
         self.slots[slot].running = Some(id);
         self.slots[slot].used = self.admissions;
-        let logits = match self.prepare(model, slot, source) {
-            Ok(logits) => logits,
-            Err(error) => {
-                self.lose(slot);
-                return Err(error);
-            }
-        };
         let cached = self.slots[slot].fed.len();
         Ok(Some(Start { slot, cached, logits: logits.filter(|_| cached == prompt.len()) }))
     }
@@ -212,7 +228,83 @@ impl<M: Step> Slots<M> {
         let rewinds = self.slots.iter().flat_map(|s| &s.sequence).next().is_some_and(|s| s.can_truncate());
         let found =
             if rewinds { self.longest_prefix(prompt, most) } else { self.longest_begin(prompt, most) };
-        Some(found.unwrap_or((fresh, Source::Nothing)))
+        let (slot, source) = found.unwrap_or((fresh, Source::Nothing));
+        let known = match source {
+            Source::Own(tokens) | Source::Copy { tokens, .. } => tokens,
+            Source::Kept(index) => self.kept.get(index).map_or(0, |kept| kept.tokens.len()),
+            Source::Nothing | Source::File(_) => 0,
+        };
+        let file = self.files.as_ref().and_then(|files| files.best(prompt, most));
+        match file.filter(|&(_, tokens)| tokens >= known + WORTH_A_FILE) {
+            Some((index, _)) => Some((fresh, Source::File(index))),
+            None => Some((slot, source)),
+        }
+    }
+
+    /// Takes a state from a file into a free slot, with logits behind it if there are. `None` if that fails: it will not be chosen
+    /// again.
+    fn from_file(
+        &mut self,
+        model: &M,
+        slot: usize,
+        index: usize,
+        prompt: &[TokenId],
+        most: usize,
+    ) -> Option<Option<Vec<f32>>> {
+        let wanted = self.files.as_mut()?.take(index)?;
+        self.slots[slot].fed.clear();
+        let tokens = common(&wanted.tokens, prompt);
+        let load = || -> Result<(M::Sequence, usize), String> {
+            let told = |error: StepError<M>| error.to_string();
+            let mut sequence = model.sequence().map_err(told)?;
+            model.load(&mut sequence, &wanted.state).map_err(told)?;
+            if sequence.past() != wanted.tokens.len() {
+                return Err("it has another number of tokens than its prefix".into());
+            }
+            let whole = tokens == wanted.tokens.len() && (tokens <= most || !wanted.logits.is_empty());
+            let tokens = if whole { tokens } else { tokens.min(most) };
+            if tokens < wanted.tokens.len() {
+                sequence.truncate(tokens).map_err(told)?;
+            }
+            Ok((sequence, tokens))
+        };
+        // What was there goes first, so that both need no memory at the same time.
+        self.slots[slot].sequence = None;
+        // A model that panics here has not lost a text.
+        match catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| Err("the model failed with it".into()))
+        {
+            Ok((sequence, tokens)) => {
+                self.slots[slot].sequence = Some(sequence);
+                self.slots[slot].fed = wanted.tokens[..tokens].to_vec();
+                Some(Some(wanted.logits).filter(|logits| !logits.is_empty()))
+            }
+            Err(why) => self.files.as_mut()?.refuse(index, &why),
+        }
+    }
+
+    /// Writes states to files, so that the next engine has them: the one that was used last is the newest.
+    pub fn to_files(&mut self, model: &M) {
+        let Some(files) = &mut self.files else { return };
+        let mut slots: Vec<&Slot<M::Sequence>> = self.slots.iter().collect();
+        slots.sort_by_key(|slot| slot.used);
+        for Slot { sequence, fed, .. } in slots {
+            let Some(sequence) = sequence.as_ref().filter(|_| fed.len() >= WORTH_A_FILE) else { continue };
+            let write = |path: &Path| model.save(sequence, path).map_err(|error| error.to_string());
+            files.add(fed, &[], write);
+        }
+        // Their memory may be needed.
+        self.slots.iter_mut().for_each(|slot| *slot = Slot::empty());
+        for Kept { tokens, snapshot, logits } in
+            self.kept.drain(..).filter(|k| k.tokens.len() >= WORTH_A_FILE)
+        {
+            let write = |path: &Path| {
+                let told = |error: StepError<M>| error.to_string();
+                let mut sequence = model.sequence().map_err(told)?;
+                sequence.restore(&snapshot).map_err(told)?;
+                model.save(&sequence, path).map_err(told)
+            };
+            files.add(&tokens, &logits, write);
+        }
     }
 
     /// For models that drop tokens.
@@ -263,7 +355,7 @@ impl<M: Step> Slots<M> {
                 self.copy(model, from, slot)?;
                 self.truncate(slot, tokens)?;
             }
-            Source::Nothing => self.clear(model, slot)?,
+            Source::Nothing | Source::File(_) => self.clear(model, slot)?,
             Source::Kept(index) => {
                 let Some(kept) = self.kept.remove(index) else { return Ok(None) };
                 let restored = self.fresh(model, slot)?.restore(&kept.snapshot);

@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use crate::generate::FinishReason;
+use crate::generate::{FinishReason, RewindModel};
 use crate::serving::engine::EngineOptions;
+use crate::serving::files::{PrefixFiles, Shelf};
 use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots};
 use crate::serving::queue::{CacheUse, Job, Queue, SlotInfo};
@@ -23,14 +24,21 @@ pub(super) fn run<M: Step + 'static>(
     queue: &Queue,
     options: EngineOptions,
     drafter: Option<MakeDrafter>,
+    files: Option<PrefixFiles>,
 ) {
     let _end = AtEnd(queue);
+    let shelf = |files: PrefixFiles| {
+        let identity = model.identity()?;
+        let rewinds = model.sequence().is_ok_and(|sequence| sequence.can_truncate());
+        Some(Shelf::open(files, identity, model.limits(), rewinds))
+    };
+    let files = files.and_then(shelf);
     let mut scheduler = Scheduler {
         limits: model.limits(),
         model,
         tokenizer,
         queue,
-        slots: Slots::new(options.sequences, options.kept),
+        slots: Slots::new(options.sequences, options.kept, files),
         writers: Vec::new(),
         parked: Vec::new(),
         has_left: false,
@@ -42,10 +50,13 @@ pub(super) fn run<M: Step + 'static>(
     loop {
         match catch_unwind(AssertUnwindSafe(|| scheduler.turn())) {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) => break,
             Err(panic) => scheduler.fail_all(&panicked(panic.as_ref())),
         }
     }
+    // States that are not kept are read again.
+    let Scheduler { slots, model, .. } = &mut scheduler;
+    let _ = catch_unwind(AssertUnwindSafe(|| slots.to_files(model)));
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {

@@ -1,5 +1,7 @@
 //! What the engine needs of a model: one step over the rows of several sequences.
 
+use std::path::Path;
+
 use mlcc_runtime::{Batch, CachePages, Model, Rows, Session};
 
 use crate::generate::{LanguageModel, RewindModel};
@@ -84,6 +86,20 @@ pub trait Step: Send {
     /// The memory of caches, of a model that has any.
     fn cache_blocks(&self) -> Option<CacheBlocks> {
         None
+    }
+    /// What names the numbers in states: files under another name are not for this model. `None`: its states have no files.
+    fn identity(&self) -> Option<u128> {
+        None
+    }
+    /// Writes the state of a sequence to a file, the whole of it or nothing.
+    fn save(&self, sequence: &Self::Sequence, path: &Path) -> Result<(), StepError<Self>> {
+        let _ = (sequence, path);
+        Ok(())
+    }
+    /// Replaces a state by one of a file that [`Step::save`] wrote. After an error the sequence is unknown.
+    fn load(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), StepError<Self>> {
+        let _ = (sequence, path);
+        Ok(())
     }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
@@ -244,6 +260,18 @@ impl Step for ModelStep {
             Err(mlcc_runtime::Error::NoPages { .. }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    fn identity(&self) -> Option<u128> {
+        Some(self.model.prefix_identity())
+    }
+
+    fn save(&self, sequence: &Session, path: &Path) -> Result<(), mlcc_runtime::Error> {
+        sequence.save_state(path)
+    }
+
+    fn load(&self, sequence: &mut Session, path: &Path) -> Result<(), mlcc_runtime::Error> {
+        sequence.load_state(path)
     }
 
     fn cache_blocks(&self) -> Option<CacheBlocks> {

@@ -26,6 +26,7 @@ pub fn options() -> ServeOptions {
         api_keys: Vec::new(),
         log: None,
         body_limit: 1 << 20,
+        prefixes: None,
         read_timeout: Duration::from_secs(60),
         timeout: None,
         drain_timeout: Duration::from_secs(60),

@@ -1,6 +1,7 @@
 //! A model for tests of the engine: its logits are a hash of all tokens before, so that one wrong, missing or repeated token
 //! makes another text.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -23,6 +24,8 @@ pub enum Refused {
     Truncate,
     #[error("the snapshot is refused")]
     Restore,
+    #[error("the file is refused")]
+    File,
 }
 
 #[derive(Clone)]
@@ -279,6 +282,20 @@ impl Step for Toy {
             return Ok(true);
         }
         Ok(false)
+    }
+
+    fn identity(&self) -> Option<u128> {
+        Some(self.recurrent.into())
+    }
+
+    fn save(&self, sequence: &ToySequence, path: &Path) -> Result<(), Refused> {
+        let bytes: Vec<u8> = sequence.fed.iter().map(|&token| token as u8).collect();
+        std::fs::write(path, bytes).map_err(|_| Refused::File)
+    }
+
+    fn load(&self, sequence: &mut ToySequence, path: &Path) -> Result<(), Refused> {
+        let bytes = std::fs::read(path).map_err(|_| Refused::File)?;
+        sequence.restore(&bytes.into_iter().map(TokenId::from).collect())
     }
 
     fn step(&mut self, feeds: &mut [Feed<'_, ToySequence>]) -> Result<(), Refused> {

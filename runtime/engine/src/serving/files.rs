@@ -1,0 +1,388 @@
+//! States that outlive the process: a folder of files, each pair of which is the state behind some tokens.
+//!
+//! `mlcc-IDENTITY-KEY.prefix` has the tokens, with the logits behind them where the model could not compute them again, and
+//! `mlcc-IDENTITY-KEY.state` the state itself, as the model writes it. The key is a hash of the tokens, so that the pair of two files
+//! is right whenever their names are. A file that is broken, or of another model, is ignored, and so is one that went away.
+//!
+//! ```text
+//! 0   "mlccPREF"
+//! 8   version u32 = 1, number of logits u32
+//! 16  identity of the model u128
+//! 32  number of tokens u64, 0 u64
+//! 48  xxh3-128 of what follows, u128
+//! 64  tokens i32, logits f32
+//! ```
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use mlcc_files::replace_file;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::serving::step::Limits;
+use crate::tokenizer::TokenId;
+
+const MAGIC: [u8; 8] = *b"mlccPREF";
+const VERSION: u32 = 1;
+const HEADER: usize = 64;
+/// More tokens than any context has.
+const MOST_TOKENS: u64 = 1 << 24;
+/// Tokens that are worth a file.
+pub(super) const WORTH_A_FILE: usize = 32;
+
+/// Where states behind prompts and texts are kept when an engine ends, for the next one.
+#[derive(Debug, Clone)]
+pub struct PrefixFiles {
+    pub folder: PathBuf,
+    /// Of all files together, those of other models included; the oldest go first.
+    pub most_bytes: u64,
+    /// Takes what is wrong with files, in a sentence.
+    pub warn: fn(&str),
+}
+
+/// A state in a file.
+struct Entry {
+    tokens: Vec<TokenId>,
+    /// The number of logits behind them.
+    logits: usize,
+    stem: PathBuf,
+}
+
+impl Entry {
+    fn prefix(&self) -> PathBuf {
+        self.stem.with_extension("prefix")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.stem.with_extension("state")
+    }
+
+    /// Is used now, so that others are older.
+    fn touch(&self) {
+        for path in [self.prefix(), self.state()] {
+            let file = std::fs::File::options().append(true).open(path);
+            // One that stays old goes earlier.
+            let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+        }
+    }
+
+    fn remove(&self) {
+        // First the one by which they are found. Another process may have done it.
+        let _ = std::fs::remove_file(self.prefix());
+        let _ = std::fs::remove_file(self.state());
+    }
+}
+
+/// The states of one model in a folder.
+pub(super) struct Shelf {
+    files: PrefixFiles,
+    identity: u128,
+    limits: Limits,
+    /// Whether the model can drop tokens, so that the begin of a state is as good.
+    rewinds: bool,
+    entries: Vec<Entry>,
+}
+
+/// A state that is wanted, before it is read.
+pub(super) struct Wanted {
+    pub tokens: Vec<TokenId>,
+    pub logits: Vec<f32>,
+    pub state: PathBuf,
+}
+
+impl Shelf {
+    /// Looks for what is there. States are read when they are wanted.
+    pub fn open(files: PrefixFiles, identity: u128, limits: Limits, rewinds: bool) -> Shelf {
+        let mut shelf = Shelf { files, identity, limits, rewinds, entries: Vec::new() };
+        let begin = format!("mlcc-{identity:032x}-");
+        let mut found: Vec<PathBuf> = match std::fs::read_dir(&shelf.files.folder) {
+            Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
+            Err(error) => {
+                shelf.warn(&shelf.files.folder, &error.to_string());
+                Vec::new()
+            }
+        };
+        found.sort();
+        for path in found {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            if name.starts_with(&begin) && name.ends_with(".prefix") {
+                match shelf.read(&path) {
+                    Ok((tokens, logits)) => {
+                        let (logits, stem) = (logits.len(), path.with_extension(""));
+                        shelf.entries.push(Entry { tokens, logits, stem });
+                    }
+                    Err(why) => shelf.warn(&path, &why),
+                }
+            }
+        }
+        shelf
+    }
+
+    fn warn(&self, path: &Path, why: &str) {
+        (self.files.warn)(&format!("{}: {why}; it is not used", path.display()));
+    }
+
+    /// Tokens and logits of a file of this model.
+    fn read(&self, path: &Path) -> Result<(Vec<TokenId>, Vec<f32>), String> {
+        let there = std::fs::metadata(path).map_err(|error| error.to_string())?;
+        let most = HEADER as u64 + 4 * (MOST_TOKENS + self.limits.vocab as u64);
+        if !there.is_file() || there.len() > most {
+            return Err("it is no file of a prefix, or too large for one".into());
+        }
+        let file = std::fs::read(path).map_err(|error| error.to_string())?;
+        let (Some(header), Some(body)) = (file.get(..HEADER), file.get(HEADER..)) else {
+            return Err("it is truncated".into());
+        };
+        let (logits, tokens) = (number(&header[12..16]), number(&header[32..40]));
+        if header[..8] != MAGIC || number(&header[8..12]) != u128::from(VERSION) {
+            return Err("it was written by another version".into());
+        }
+        if number(&header[16..32]) != self.identity {
+            return Err("it belongs to another model, or to another build of this one".into());
+        }
+        let whole = 4 * (logits + tokens) == body.len() as u128;
+        let spare = number(&header[40..48]);
+        if !whole || spare != 0 || number(&header[48..64]) != xxh3_128(body) {
+            return Err("it is broken".into());
+        }
+        if tokens == 0 || logits != 0 && logits != self.limits.vocab as u128 {
+            return Err("it has no tokens, or logits of another vocabulary".into());
+        }
+        let (tokens, logits) = body.split_at(4 * tokens as usize);
+        let words = |bytes: &[u8]| bytes.chunks_exact(4).map(|word| number(word) as u32).collect::<Vec<_>>();
+        let tokens: Vec<TokenId> = words(tokens).into_iter().map(u32::cast_signed).collect();
+        let inside = |&id: &TokenId| usize::try_from(id).is_ok_and(|id| id < self.limits.vocab);
+        let fits = self.limits.context.is_none_or(|context| tokens.len() <= context);
+        if !fits || !tokens.iter().all(inside) {
+            return Err("its tokens are not of this model's vocabulary, or more than its context".into());
+        }
+        Ok((tokens, words(logits).into_iter().map(f32::from_bits).collect()))
+    }
+
+    /// The state that has most of a prompt, by its number, and how much. `most` tokens may be there before; a model that does not
+    /// rewind goes on from a whole state, and from that of the whole prompt with its logits.
+    pub fn best(&self, prompt: &[TokenId], most: usize) -> Option<(usize, usize)> {
+        let shared = |entry: &Entry| {
+            let common = entry.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            if self.rewinds {
+                return common.min(most);
+            }
+            let usable = common <= most || entry.logits > 0 && common == prompt.len() && most > 0;
+            if usable && common == entry.tokens.len() { common } else { 0 }
+        };
+        let all = self.entries.iter().enumerate().map(|(index, entry)| (index, shared(entry)));
+        all.max_by_key(|&(_, tokens)| tokens).filter(|&(_, tokens)| tokens > 0)
+    }
+
+    /// What belongs to a state; `None` with a warning if that is gone. From now on it is one that was just used.
+    pub fn take(&mut self, index: usize) -> Option<Wanted> {
+        let entry = self.entries.get(index)?;
+        let read = self.read(&entry.prefix());
+        match read {
+            Ok((tokens, logits)) if tokens == entry.tokens => {
+                entry.touch();
+                Some(Wanted { tokens, logits, state: entry.state() })
+            }
+            Ok(_) => self.refuse(index, "another file has come in its place"),
+            Err(why) => self.refuse(index, &why),
+        }
+    }
+
+    /// Looks no more at a state.
+    pub fn refuse<T>(&mut self, index: usize, why: &str) -> Option<T> {
+        if index < self.entries.len() {
+            let entry = self.entries.remove(index);
+            self.warn(&entry.state(), why);
+        }
+        None
+    }
+
+    /// Keeps a state that `write` writes to a file, unless it is there. What begins a longer one is not needed where the model rewinds.
+    pub fn add(
+        &mut self,
+        tokens: &[TokenId],
+        logits: &[f32],
+        write: impl FnOnce(&Path) -> Result<(), String>,
+    ) {
+        if let Some(entry) = self.entries.iter().find(|entry| entry.tokens == tokens) {
+            return entry.touch();
+        }
+        let longer = |entry: &Entry| self.rewinds && entry.tokens.starts_with(tokens);
+        if self.entries.iter().any(longer) {
+            return;
+        }
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let stem = format!("mlcc-{:032x}-{:032x}", self.identity, xxh3_128(&bytes));
+        let stem = self.files.folder.join(stem);
+        let entry = Entry { tokens: tokens.to_vec(), logits: logits.len(), stem };
+        let written = write(&entry.state()).and_then(|()| self.write(&entry, bytes, logits));
+        if let Err(why) = written {
+            (self.files.warn)(&format!("{}: {why}; the state is not kept", entry.stem.display()));
+            return entry.remove();
+        }
+        let rewinds = self.rewinds;
+        let begins = |old: &Entry| rewinds && tokens.starts_with(&old.tokens);
+        self.entries.iter().filter(|old| begins(old)).for_each(Entry::remove);
+        self.entries.retain(|old| !begins(old));
+        // Finer than the clock of some file systems.
+        entry.touch();
+        self.entries.push(entry);
+        self.trim();
+    }
+
+    fn write(&self, entry: &Entry, mut body: Vec<u8>, logits: &[f32]) -> Result<(), String> {
+        body.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
+        let mut file = Vec::with_capacity(HEADER + body.len());
+        file.extend_from_slice(&MAGIC);
+        file.extend_from_slice(&VERSION.to_le_bytes());
+        file.extend_from_slice(&(logits.len() as u32).to_le_bytes());
+        file.extend_from_slice(&self.identity.to_le_bytes());
+        file.extend_from_slice(&(entry.tokens.len() as u64).to_le_bytes());
+        file.extend_from_slice(&0_u64.to_le_bytes());
+        file.extend_from_slice(&xxh3_128(&body).to_le_bytes());
+        file.extend_from_slice(&body);
+        replace_file(&entry.prefix(), |out| out.write_all(&file)).map_err(|error| error.to_string())
+    }
+
+    /// Removes the oldest states, of whatever model, until the others fit.
+    fn trim(&mut self) {
+        let Ok(folder) = std::fs::read_dir(&self.files.folder) else { return };
+        let mut states: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
+        for path in folder.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_ours(path)) {
+            let Ok(about) = std::fs::metadata(&path) else { continue };
+            let (time, stem) = (about.modified().unwrap_or(SystemTime::UNIX_EPOCH), path.with_extension(""));
+            match states.iter_mut().find(|(_, known, _)| *known == stem) {
+                Some((newest, _, bytes)) => (*newest, *bytes) = (time.max(*newest), *bytes + about.len()),
+                None => states.push((time, stem, about.len())),
+            }
+        }
+        states.sort();
+        let mut room = self.files.most_bytes;
+        for (_, stem, bytes) in states.into_iter().rev() {
+            match room.checked_sub(bytes) {
+                Some(left) => room = left,
+                None => {
+                    // Older ones must not stay in its place.
+                    room = 0;
+                    self.entries.retain(|entry| entry.stem != stem);
+                    Entry { tokens: Vec::new(), logits: 0, stem }.remove();
+                }
+            }
+        }
+    }
+}
+
+/// Whether a file has a name that this module gives.
+fn is_ours(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let Some((stem, "prefix" | "state")) = name.rsplit_once('.') else { return false };
+    let parts: Vec<&str> = stem.split('-').collect();
+    let hex = |part: &str| part.len() == 32 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    matches!(parts[..], ["mlcc", identity, key] if hex(identity) && hex(key))
+}
+
+/// A little-endian number.
+fn number(bytes: &[u8]) -> u128 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u128::from(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDENTITY: u128 = 0xabc;
+
+    fn limits() -> Limits {
+        Limits { vocab: 10, context: Some(100), prompt: None, chunk: 8, rows: 8, rewinds: true }
+    }
+
+    fn shelf(folder: &Path, most_bytes: u64, rewinds: bool) -> Shelf {
+        let files = PrefixFiles { folder: folder.to_path_buf(), most_bytes, warn: |_| {} };
+        Shelf::open(files, IDENTITY, limits(), rewinds)
+    }
+
+    fn add(shelf: &mut Shelf, tokens: &[TokenId], logits: &[f32]) {
+        shelf.add(tokens, logits, |path| std::fs::write(path, [7; 50]).map_err(|e| e.to_string()));
+    }
+
+    fn names(folder: &Path) -> usize {
+        std::fs::read_dir(folder).unwrap().count()
+    }
+
+    #[test]
+    fn what_was_kept_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut first = shelf(folder.path(), 1 << 20, false);
+        add(&mut first, &[1, 2, 3], &[0.5; 10]);
+        add(&mut first, &[1, 2, 3, 4], &[]);
+        add(&mut first, &[1, 2, 3], &[0.5; 10]);
+        let mut second = shelf(folder.path(), 1 << 20, false);
+        let mut rewinding = shelf(folder.path(), 1 << 20, true);
+        let found =
+            |shelf: &Shelf, prompt: &[TokenId], most| shelf.best(prompt, most).map(|(_, tokens)| tokens);
+        assert_eq!(found(&second, &[1, 2, 3, 9], 3), Some(3));
+        assert_eq!(found(&second, &[1, 2, 3, 4, 9], 4), Some(4));
+        assert_eq!(found(&second, &[1, 2, 3, 4], 2), None, "no logits behind all of it");
+        assert_eq!(found(&second, &[1, 2, 3], 2), Some(3), "logits behind all of it");
+        assert_eq!(found(&rewinding, &[1, 2, 9, 9], 3), Some(2));
+        assert_eq!(found(&rewinding, &[9, 1], 1), None);
+        let (index, _) = second.best(&[1, 2, 3], 2).unwrap();
+        let wanted = second.take(index).unwrap();
+        assert_eq!((wanted.tokens, wanted.logits), (vec![1, 2, 3], vec![0.5; 10]));
+        assert_eq!(std::fs::read(wanted.state).unwrap(), [7; 50]);
+        // Where the model rewinds the longest is enough.
+        add(&mut rewinding, &[1, 2, 3, 4, 5], &[]);
+        add(&mut rewinding, &[1, 2], &[]);
+        assert_eq!((rewinding.entries.len(), names(folder.path())), (1, 2));
+    }
+
+    #[test]
+    fn the_oldest_go_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let each = (HEADER + 4 + 50) as u64;
+        let mut shelf = shelf(folder.path(), 2 * each, true);
+        std::fs::write(folder.path().join("notes.txt"), [0; 500]).unwrap();
+        for token in 1..6 {
+            add(&mut shelf, &[token], &[]);
+        }
+        assert_eq!(names(folder.path()), 5, "two states and what is not ours");
+        let left: Vec<&[TokenId]> = shelf.entries.iter().map(|entry| &entry.tokens[..]).collect();
+        assert_eq!(left, [[4], [5]]);
+    }
+
+    #[test]
+    fn broken_and_foreign_files_are_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        add(&mut shelf(folder.path(), 1 << 20, false), &[1, 2, 3], &[0.5; 10]);
+        let path = |end: &str| {
+            let all = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+            all.into_iter().find(|path| path.extension().is_some_and(|found| found == end)).unwrap()
+        };
+        let good = std::fs::read(path("prefix")).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 4;
+            std::fs::write(path("prefix"), &bad).unwrap();
+            assert!(shelf(folder.path(), 0, false).entries.is_empty(), "flipped byte {at}");
+            std::fs::write(path("prefix"), &good[..at]).unwrap();
+            assert!(shelf(folder.path(), 0, false).entries.is_empty(), "cut at {at}");
+        }
+        std::fs::write(path("prefix"), &good).unwrap();
+        let files = PrefixFiles { folder: folder.path().into(), most_bytes: 0, warn: |_| {} };
+        assert!(Shelf::open(files.clone(), IDENTITY + 1, limits(), false).entries.is_empty());
+        let small = Limits { vocab: 3, ..limits() };
+        assert!(Shelf::open(files.clone(), IDENTITY, small, false).entries.is_empty());
+        assert!(
+            Shelf::open(files, IDENTITY, Limits { context: Some(2), ..limits() }, false).entries.is_empty()
+        );
+        // One that goes away while the server runs.
+        let mut shelf = shelf(folder.path(), 0, false);
+        std::fs::remove_file(path("prefix")).unwrap();
+        assert!(shelf.take(0).is_none() && shelf.entries.is_empty());
+        let gone = PrefixFiles { folder: folder.path().join("gone"), most_bytes: 0, warn: |_| {} };
+        let mut gone = Shelf::open(gone, IDENTITY, limits(), false);
+        add(&mut gone, &[1], &[]);
+        assert!(gone.entries.is_empty());
+    }
+}
