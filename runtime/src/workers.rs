@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::pool::Pool;
 use crate::topology::{Topology, Within};
@@ -34,6 +35,21 @@ impl Workers {
         Ok(Workers(Arc::new(pool)))
     }
 
+    /// Calls `work` once with each number below `count`, in parts on as many workers as suit, and comes back when all are done. If
+    /// a call panics, others may be missing. Not to be called from inside a step.
+    pub fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        self.0.help_first(count, &|_, _| {
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= count {
+                    return;
+                }
+                work(item);
+            }
+        })
+    }
+
     /// How many.
     pub fn threads(&self) -> usize {
         self.0.workers()
@@ -52,5 +68,26 @@ impl Eq for Workers {}
 impl fmt::Debug for Workers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Workers({})", self.threads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_is_dealt_once() {
+        for threads in [1, 3] {
+            let options = LoadOptions { threads: Some(threads), ..LoadOptions::default() };
+            let workers = Workers::new(&options).unwrap();
+            for count in [0, 1, 2, 50] {
+                let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                workers.deal(count, &|item| drop(seen[item].fetch_add(1, Ordering::Relaxed))).unwrap();
+                assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed) == 1), "{threads} {count}");
+            }
+            let failed = workers.deal(4, &|item| assert_ne!(item, 2, "told to panic"));
+            assert!(failed.is_err_and(|error| error.to_string().contains("told to panic")));
+            workers.deal(4, &|_| {}).unwrap();
+        }
     }
 }

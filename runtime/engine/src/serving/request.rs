@@ -179,5 +179,5 @@ pub enum Event {
     Failed(Failure),
 }
 
-/// Takes the events of one text, on the engine's thread: it must not wait. `Break` ends the text.
+/// Takes the events of one text, on the engine's thread or on a worker in its place, one after the other: it must not wait. `Break` ends the text.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;

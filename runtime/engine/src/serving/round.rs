@@ -1,6 +1,8 @@
 //! One step of an engine: which rows it has, and what becomes of their logits.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::generate::LanguageModel;
@@ -9,8 +11,8 @@ use crate::serving::cost::Load;
 use crate::serving::pace::{SMALLEST, piece};
 use crate::serving::recycle::recycle;
 use crate::serving::request::Failure;
-use crate::serving::scheduler::{End, Scheduler, ends_alone, model_failure, of_model};
-use crate::serving::step::{Feed, Step, Want, wanted};
+use crate::serving::scheduler::{End, Scheduler, ends_alone, model_failure, of_model, panicked};
+use crate::serving::step::{Feed, Limits, Step, Want, wanted};
 use crate::serving::writer::{Phase, Taken, Writer};
 use crate::speculate::CHEAP_ROWS;
 use crate::tokenizer::TokenId;
@@ -19,6 +21,7 @@ use crate::tokenizer::TokenId;
 pub(super) struct Round<S: 'static> {
     pub rows: Vec<Planned>,
     feeds: Vec<Feed<'static, S>>,
+    choices: Vec<Mutex<Choice<'static, 'static>>>,
     /// Of the texts that choose a token, with what ends these.
     grammars: Vec<(u64, Grammar, Vec<TokenId>)>,
     /// Texts that have ended in the step.
@@ -36,6 +39,7 @@ impl<S> Default for Round<S> {
         Round {
             rows: Vec::new(),
             feeds: Vec::new(),
+            choices: Vec::new(),
             grammars: Vec::new(),
             ended: Vec::new(),
             written: 0,
@@ -79,6 +83,30 @@ pub(super) struct Planned {
     fed: usize,
     want: Want,
     writing: bool,
+}
+
+/// A text that chooses tokens, which a worker does.
+struct Choice<'a, 't> {
+    writer: &'a mut Writer<'t>,
+    logits: &'a [f32],
+    /// Tokens that were fed before the first row.
+    past: usize,
+    taken: Option<Taken>,
+}
+
+impl Choice<'_, '_> {
+    fn choose(&mut self, limits: &Limits) {
+        let Choice { writer, logits, past, .. } = self;
+        let chosen = catch_unwind(AssertUnwindSafe(|| writer.take(logits, *past, limits)));
+        // Its sequence and sampler are unknown now, and it ends.
+        self.taken = Some(chosen.unwrap_or_else(|panic| Taken {
+            end: Err(panicked(panic.as_ref())),
+            chosen: 0,
+            drafted: 0,
+            accepted: 0,
+            fed: *past,
+        }));
+    }
 }
 
 /// What these rows are to the model.
@@ -243,6 +271,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     }
 
     fn take_logits(&mut self) {
+        self.choose();
         let rows = std::mem::take(&mut self.round.rows);
         let (vocab, mut at) = (self.limits.vocab, 0);
         for row in &rows {
@@ -255,6 +284,35 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         self.round.rows = rows;
     }
 
+    /// Chooses the next tokens of the texts that are being written, sequences dealt out to workers: each text has a sampler of its own.
+    fn choose(&mut self) {
+        let Scheduler { model, limits, writers, round, .. } = self;
+        let Round { rows, choices: kept, .. } = round;
+        let logits = model.logits();
+        let mut choices: Vec<Mutex<Choice<'_, '_>>> = recycle(std::mem::take(kept));
+        for writer in writers.iter_mut() {
+            // They are sorted by slots.
+            let Ok(index) = rows.binary_search_by_key(&writer.slot, |row| row.slot) else { continue };
+            let row = rows[index];
+            if row.id != writer.id || !row.writing {
+                continue;
+            }
+            let from: usize = rows[..index].iter().map(|row| wanted(row.want, row.count)).sum();
+            let range = from * limits.vocab..(from + wanted(row.want, row.count)) * limits.vocab;
+            let Some(logits) = logits.get(range) else { continue };
+            choices.push(Mutex::new(Choice { writer, logits, past: row.fed + 1, taken: None }));
+        }
+        model.deal(choices.len(), &|index| {
+            // Nobody else has it.
+            choices[index].lock().unwrap_or_else(PoisonError::into_inner).choose(limits);
+        });
+        for choice in &mut choices {
+            let Choice { writer, taken, .. } = choice.get_mut().unwrap_or_else(PoisonError::into_inner);
+            writer.taken = taken.take();
+        }
+        *kept = recycle(choices);
+    }
+
     fn take_row(&mut self, row: &Planned, logits: Range<usize>) -> Result<(), Failure> {
         let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
         let Some(logits) = self.model.logits().get(logits) else {
@@ -265,7 +323,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             writer.alone_until = 0;
         }
         if row.writing {
-            let taken = writer.take(logits, row.fed + 1, &self.limits);
+            let Some(taken) = writer.taken.take() else {
+                return Err(Failure::Model("no token was chosen".into()));
+            };
             self.slots.truncate(row.slot, taken.fed).map_err(model_failure)?;
             self.round.note(row.id, taken);
             return Ok(());

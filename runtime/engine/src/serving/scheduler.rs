@@ -59,7 +59,7 @@ pub(super) fn run<M: Step + 'static>(
     let _ = catch_unwind(AssertUnwindSafe(|| slots.to_files(model)));
 }
 
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
     let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
     let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
     Failure::Panic(message.unwrap_or_else(|| "unknown panic".into()))

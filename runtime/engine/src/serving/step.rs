@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mlcc_runtime::{Batch, CachePages, Model, Rows, Session};
+use mlcc_runtime::{Batch, CachePages, Model, Rows, Session, Workers};
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
@@ -101,11 +101,18 @@ pub trait Step: Send {
         let _ = (sequence, path);
         Ok(())
     }
+    /// Calls `work` once with each number below `count`, if that is worth it on several threads.
+    fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(work);
+    }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
     /// What the last step wanted: rows of `vocab` numbers, in the order of its feeds and of the tokens in each.
     fn logits(&self) -> &[f32];
 }
+
+/// Logits among which tokens are chosen, from which on it takes longer than to wake workers.
+const WORTH_DEALING: usize = 1 << 16;
 
 /// How a step computes next tokens beside pieces of prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +127,8 @@ pub enum Mixing {
 /// A compiled model. Artifacts for several sequences compute the rows of all of them together; in others they take turns.
 pub struct ModelStep {
     model: Model,
+    /// If there are several.
+    workers: Option<Workers>,
     batch: Batch,
     mixing: Mixing,
     /// The lists of a group, empty between steps.
@@ -135,6 +144,7 @@ impl ModelStep {
         let most = usize::try_from(model.max_batch()).unwrap_or(usize::MAX);
         Ok(ModelStep {
             model: model.clone(),
+            workers: model.workers().filter(|workers| workers.threads() > 1),
             batch: model.batch(most)?,
             mixing: if is_batch_invariant(model) { Mixing::Together } else { Mixing::Apart },
             group: Vec::new(),
@@ -272,6 +282,16 @@ impl Step for ModelStep {
 
     fn load(&self, sequence: &mut Session, path: &Path) -> Result<(), mlcc_runtime::Error> {
         sequence.load_state(path)
+    }
+
+    fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        let workers =
+            self.workers.as_ref().filter(|_| count > 1 && count * self.model.vocab() >= WORTH_DEALING);
+        match workers {
+            // What panics in them is caught by those who deal.
+            Some(workers) => drop(workers.deal(count, work)),
+            None => (0..count).for_each(work),
+        }
     }
 
     fn cache_blocks(&self) -> Option<CacheBlocks> {

@@ -41,6 +41,8 @@ pub(super) struct Writer<'t> {
     tokens: Vec<TokenId>,
     prompt: usize,
     drafts: usize,
+    /// What came out of the last step, until it is dealt with.
+    pub taken: Option<Taken>,
     /// The token that was just chosen.
     next: Option<TokenId>,
     /// The step that should have fed so many tokens failed: until then the text is fed alone.
@@ -90,6 +92,7 @@ impl<'t> Writer<'t> {
             tokens,
             prompt,
             drafts: 0,
+            taken: None,
             next: None,
             alone_until: 0,
             guess: Guess::default(),

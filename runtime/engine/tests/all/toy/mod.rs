@@ -298,6 +298,17 @@ impl Step for Toy {
         sequence.restore(&bytes.into_iter().map(TokenId::from).collect())
     }
 
+    /// On threads of their own, the last first.
+    fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        let (early, late) = (0..count / 2, count / 2..count);
+        std::thread::scope(|scope| {
+            if !early.is_empty() {
+                scope.spawn(|| early.for_each(work));
+            }
+            late.rev().for_each(work);
+        });
+    }
+
     fn step(&mut self, feeds: &mut [Feed<'_, ToySequence>]) -> Result<(), Refused> {
         assert!(!feeds.is_empty());
         self.together.fetch_max(feeds.len(), Ordering::Relaxed);
