@@ -31,9 +31,12 @@ const PLAIN: &str = "plain";
 #[command(after_help = "Example: mlcc chat model.so --system \"Answer in one sentence.\" --temp 0.7\n\
     Inside: /help lists the commands; Ctrl-C stops an answer; at the prompt it clears what is typed, and at an empty one it leaves.")]
 pub struct Args {
-    /// A compiled model
+    /// A compiled model, or a checkpoint, which is built first and kept in the cache
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
+    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    #[arg(long, value_name = "NAME")]
+    quant: Option<String>,
     /// The system's message, before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -62,7 +65,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
-    let model = super::load_to_run(&args.artifact, &args.threads, ui)?;
+    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let model = super::load_to_run(&artifact, &args.threads, ui)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);

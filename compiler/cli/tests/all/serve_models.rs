@@ -87,6 +87,13 @@ fn a_checkpoint_is_built_once_and_run() {
     let built = artifacts();
     let (again, told) = run();
     assert_eq!((&again, told.contains("built first"), artifacts()), (&text, false, built.clone()));
+    let mut chat = mlcc();
+    chat.env("MLCC_CACHE_DIR", cache.path())
+        .arg("chat")
+        .arg(checkpoint.path())
+        .args(["--quant", "q4i8", "-t", "1"]);
+    chat.args(["--template", "plain", "-n", "4"]).write_stdin("She\n").assert().success();
+    assert_eq!(artifacts(), built, "chat takes what run has built");
     // Another checkpoint in the same place.
     let config = checkpoint.path().join("generation_config.json");
     std::fs::write(&config, "{\"temperature\": 0.5}").unwrap();
