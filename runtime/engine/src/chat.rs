@@ -19,6 +19,7 @@ mod named;
 mod source;
 mod strftime;
 mod syntax;
+mod tags;
 
 pub use answer::{AnswerParser, AnswerPart};
 pub use builtin::BuiltinFormat;
@@ -26,6 +27,7 @@ pub use call_grammar::{CallGrammar, free_then};
 pub use message::{Content, Message, Value};
 pub use source::{ChatFiles, ChatSource};
 pub use syntax::{AnswerSyntax, CallSyntax, ReasoningSyntax};
+pub use tags::TagSyntax;
 
 use jinja::JinjaTemplates;
 use std::collections::BTreeMap;

@@ -71,14 +71,14 @@ pub fn read(hosted: &Hosted, mut fields: Fields, logprobs: Option<usize>) -> Res
         ..common.text
     };
     let callable = tools.as_ref().map(Tools::callable).unwrap_or_default();
-    let names = callable.iter().map(|(name, _)| name.clone()).collect();
+    let (names, schemas) = callable.iter().cloned().unzip();
     let most = tools.as_ref().map_or(0, Tools::most_calls);
     Ok(Prepared {
         work,
         choices: common.choices,
         stream: common.stream,
         include_usage: common.include_usage,
-        parser: AnswerParser::new(&hosted.syntax, names, most, &text),
+        parser: AnswerParser::new(&hosted.syntax, names, most, &text).with_schemas(schemas),
         ids: CallIds { answer: hosted.server.number() },
     })
 }
@@ -109,10 +109,13 @@ fn constraint(
     prompt: &str,
 ) -> Result<Option<Grammar>, ApiError> {
     let calls = |tools: &Tools| {
-        let syntax = hosted.syntax.calls.as_ref()?;
+        let Some(syntax) = hosted.syntax.calls.as_ref() else { return Ok(None) };
         let several = tools.most_calls() > 1;
         let grammar = CallGrammar { syntax, tools: tools.callable(), several };
-        Some(Constraint { spec: grammar.spec(&hosted.tokenizer), param: "tools" })
+        let spec = grammar.spec(&hosted.tokenizer);
+        let spec =
+            spec.map_err(|why| ApiError::field("tools", "invalid_grammar", format!("`tools`: {why}")))?;
+        Ok::<_, ApiError>(Some(Constraint { spec, param: "tools" }))
     };
     let wanted = match (constraint, tools) {
         (Some(constraint), Some(_)) => {
@@ -123,7 +126,7 @@ fn constraint(
             return Err(ApiError::field(constraint.param, "invalid_value", message));
         }
         (Some(constraint), None) => Some(constraint),
-        (None, Some(tools)) if tools.choice != ToolChoice::Auto => calls(tools),
+        (None, Some(tools)) if tools.choice != ToolChoice::Auto => calls(tools)?,
         (None, _) => None,
     };
     let Some(Constraint { mut spec, param }) = wanted else { return Ok(None) };

@@ -1,6 +1,9 @@
 //! An answer as it comes, taken apart into reasoning, text and calls.
 
+use serde_json::Value as Json;
+
 use super::syntax::{AnswerSyntax, CallSyntax, ID, ReasoningSyntax};
+use super::tags::{TagSyntax, TagValue, ValueKind, open_end};
 
 /// Longest name of a function.
 const LONGEST_NAME: usize = 256;
@@ -36,6 +39,15 @@ enum State {
         in_string: bool,
         escaped: bool,
     },
+    /// Before an argument that has a tag, or behind the last; whether it would be the first one.
+    Tag {
+        first: bool,
+    },
+    /// In the name of an argument.
+    Key {
+        first: bool,
+    },
+    Value(TagValue),
     Close,
     Between,
 }
@@ -47,6 +59,10 @@ pub struct AnswerParser {
     calls: Option<CallSyntax>,
     /// Functions that may be called.
     names: Vec<String>,
+    /// The schemas of their arguments, as far as they are known.
+    schemas: Vec<Json>,
+    /// The function that is being called, by its number.
+    called: usize,
     /// Most calls; later ones are dropped.
     most: usize,
     state: State,
@@ -96,13 +112,6 @@ fn matches(pattern: &str, text: &str) -> Match {
     Match::Full(end)
 }
 
-/// The longest end of `text` that may become `marker`.
-fn open_end(text: &str, marker: &str) -> usize {
-    let begins = |&at: &usize| marker.starts_with(&text[at..]);
-    let at = text.char_indices().map(|(at, _)| at).filter(|at| text.len() - at < marker.len()).find(begins);
-    at.map_or(0, |at| text.len() - at)
-}
-
 impl AnswerParser {
     /// `names`: functions that may be called; `prompt`: what the answer goes on from.
     pub fn new(syntax: &AnswerSyntax, names: Vec<String>, most_calls: usize, prompt: &str) -> AnswerParser {
@@ -111,12 +120,19 @@ impl AnswerParser {
             reasoning: syntax.reasoning.clone(),
             calls: syntax.calls.clone().filter(|_| !names.is_empty()),
             names,
+            schemas: Vec::new(),
+            called: 0,
             most: most_calls,
             state: if reasons { State::Reasoning } else { State::Begin },
             held: String::new(),
             count: 0,
             texts: false,
         }
+    }
+
+    /// With the schemas of the arguments, in the order of the names: what stands in tags is a text or JSON by them.
+    pub fn with_schemas(self, schemas: Vec<Json>) -> AnswerParser {
+        AnswerParser { schemas, ..self }
     }
 
     /// Calls so far.
@@ -142,8 +158,13 @@ impl AnswerParser {
             State::Arguments { .. } => {
                 (!blank).then(|| AnswerPart::Arguments { index: self.count - 1, text: rest })
             }
+            State::Value(ref value) => {
+                let tags = self.calls.as_ref().and_then(|calls| calls.tags.as_ref());
+                let text = tags.map(|tags| value.cut(&rest, tags)).unwrap_or_default();
+                (!text.is_empty()).then(|| AnswerPart::Arguments { index: self.count - 1, text })
+            }
             // The begin of a marker that did not come.
-            State::Close | State::Between => None,
+            State::Tag { .. } | State::Key { .. } | State::Close | State::Between => None,
         };
         self.kept(part.into_iter().collect())
     }
@@ -167,6 +188,9 @@ impl AnswerParser {
             State::Arguments { depth, in_string, escaped } => {
                 self.arguments(depth, in_string, escaped, parts)
             }
+            State::Tag { first } => self.tag(first, parts),
+            State::Key { first } => self.key(first, parts),
+            State::Value(value) => self.value(value, parts),
             State::Close => self.close(),
             State::Between => self.between(),
         }
@@ -288,22 +312,100 @@ impl AnswerParser {
             return if rest.len() > LONGEST_NAME || end == Some(0) { self.no_call(parts) } else { false };
         };
         let name = rest[..end].to_owned();
-        if !self.names.contains(&name) {
+        let Some(called) = self.names.iter().position(|known| *known == name) else {
             return self.no_call(parts);
-        }
-        match matches(&format!("{}{{", calls.middle), &rest[end..]) {
+        };
+        let brace = if calls.tags.is_some() { "" } else { "{" };
+        match matches(&format!("{}{brace}", calls.middle), &rest[end..]) {
             Match::Partial => false,
             Match::No => self.no_call(parts),
             Match::Full(length) => {
-                let used = begin + blanks + end + length - 1;
+                let used = begin + blanks + end + length - brace.len();
                 self.held.drain(..used);
                 let index = self.count;
                 self.count += 1;
+                self.called = called;
                 self.texts = true;
                 parts.push(AnswerPart::Call { index, name });
-                self.go(State::Arguments { depth: 0, in_string: false, escaped: false })
+                if calls.tags.is_none() {
+                    return self.go(State::Arguments { depth: 0, in_string: false, escaped: false });
+                }
+                self.argue(parts, "{");
+                self.go(State::Tag { first: true })
             }
         }
+    }
+
+    /// More of the arguments of the call.
+    fn argue(&self, parts: &mut Vec<AnswerPart>, text: impl Into<String>) {
+        let text: String = text.into();
+        if !text.is_empty() {
+            parts.push(AnswerPart::Arguments { index: self.count - 1, text });
+        }
+    }
+
+    fn tags(&self) -> Option<TagSyntax> {
+        self.calls.as_ref()?.tags.clone()
+    }
+
+    fn tag(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
+        let Some(tags) = self.tags() else { return self.go(State::Close) };
+        if self.held.trim().is_empty() {
+            return false;
+        }
+        let open = if first { tags.open } else { format!("{}{}", tags.between, tags.open) };
+        match matches(&open, &self.held) {
+            Match::Partial => return false,
+            Match::Full(end) => {
+                self.held.drain(..end);
+                return self.go(State::Key { first });
+            }
+            Match::No => {}
+        }
+        // Whatever comes here is no argument.
+        self.argue(parts, "}");
+        self.go(State::Close)
+    }
+
+    fn key(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
+        let Some(tags) = self.tags() else { return self.go(State::Close) };
+        let begin = tags.middle.trim_start().chars().next();
+        let Some(at) = begin.and_then(|begin| self.held.find(begin)) else {
+            // A name without an end is none.
+            return self.held.len() > LONGEST_NAME && self.broken(parts);
+        };
+        match matches(&tags.middle, &self.held[at..]) {
+            Match::Partial => false,
+            Match::No => self.broken(parts),
+            Match::Full(end) => {
+                let name = self.held[..at].trim().to_owned();
+                self.held.drain(..at + end);
+                let kind = match self.schemas.get(self.called) {
+                    Some(schema) => ValueKind::of(schema, &name),
+                    None => ValueKind::Json,
+                };
+                let comma = if first { "" } else { ", " };
+                self.argue(parts, format!("{comma}{}: ", Json::from(name)));
+                self.go(State::Value(TagValue::new(kind)))
+            }
+        }
+    }
+
+    /// What begins an argument goes on as none.
+    fn broken(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
+        self.argue(parts, "}");
+        self.go(State::Blank)
+    }
+
+    fn value(&mut self, mut value: TagValue, parts: &mut Vec<AnswerPart>) -> bool {
+        let Some(tags) = self.tags() else { return self.go(State::Close) };
+        let (text, ended) = value.take(&mut self.held, &tags);
+        self.argue(parts, text);
+        if ended {
+            return self.go(State::Tag { first: false });
+        }
+        self.state = State::Value(value);
+        false
     }
 
     /// As much of a JSON object as there is.

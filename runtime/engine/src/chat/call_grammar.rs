@@ -3,6 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::syntax::{AnswerSyntax, CallSyntax, ID};
+use super::tags::{TagSyntax, ValueKind, unenforceable};
 use crate::grammar::GrammarSpec;
 use crate::tokenizer::{TokenId, Tokenizer};
 
@@ -17,7 +18,8 @@ pub struct CallGrammar<'a> {
 }
 
 impl CallGrammar<'_> {
-    pub fn spec(&self, tokenizer: &Tokenizer) -> GrammarSpec {
+    /// What cannot be enforced is an error that names it.
+    pub fn spec(&self, tokenizer: &Tokenizer) -> Result<GrammarSpec, String> {
         let fixed = |text: &str| fixed(text, tokenizer);
         let CallSyntax { begin, open, middle, close, between, end, .. } = self.syntax;
         let several = match between {
@@ -38,13 +40,96 @@ impl CallGrammar<'_> {
                 "{}{name}{middle}",
                 if begin.trim().is_empty() { open.trim_start() } else { open }
             ));
-            text += &format!("{rule}: {head} %json {schema} {}\n", fixed(close));
+            match &self.syntax.tags {
+                None => text += &format!("{rule}: {head} %json {schema} {}\n", fixed(close)),
+                Some(tags) => {
+                    let arguments = tagged(tags, rule, schema, tokenizer);
+                    let (names, rules) = arguments.map_err(|why| format!("`{name}`: {why}"))?;
+                    text += &format!("{rule}: {head} {names} {}\n{rules}", fixed(close));
+                }
+            }
         }
         if [begin, open, middle, close, end].into_iter().any(|text| text.contains(ID)) {
             text += "CALL_ID: /[a-zA-Z0-9]{9}/\n";
         }
-        GrammarSpec::Lark(text)
+        Ok(GrammarSpec::Lark(text))
     }
+}
+
+/// The arguments of a function in tags, in the order of its schema: what stands in its rule, and the rules of them.
+fn tagged(
+    tags: &TagSyntax,
+    rule: &str,
+    schema: &Json,
+    tokenizer: &Tokenizer,
+) -> Result<(String, String), String> {
+    if !tags.between.trim().is_empty() {
+        return Err("the template separates arguments, and no grammar is made for that".into());
+    }
+    const KNOWN: [&str; 6] =
+        ["type", "properties", "required", "additionalProperties", "title", "description"];
+    let fields = schema.as_object().into_iter().flatten();
+    if let Some((name, _)) = fields.into_iter().find(|(name, _)| !KNOWN.contains(&name.as_str())) {
+        return Err(format!("`{name}` in a schema whose arguments stand in tags cannot be enforced"));
+    }
+    let required =
+        |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|n| n == name));
+    let known = |name: &Json| name.as_str().is_some_and(|name| schema["properties"].get(name).is_some());
+    if let Some(name) = schema["required"].as_array().into_iter().flatten().find(|name| !known(name)) {
+        return Err(format!("{name} is required, and is none of the `properties`"));
+    }
+    let (mut names, mut rules) = (String::new(), String::new());
+    for (at, (name, value)) in schema["properties"].as_object().into_iter().flatten().enumerate() {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if !name.chars().all(plain) {
+            return Err(format!("the argument `{name}` has a name that cannot stand in a tag"));
+        }
+        if let Some(what) = unenforceable(schema, name) {
+            return Err(format!(
+                "`{what}` of the argument `{name}`, which stands in a tag, cannot be enforced"
+            ));
+        }
+        let own = format!("{rule}_{at}");
+        let head = fixed(&format!("{}{name}{}", tags.open, tags.middle), tokenizer);
+        let choices =
+            value["enum"].as_array().cloned().or_else(|| value.get("const").map(|v| vec![v.clone()]));
+        let close = fixed(&tags.close, tokenizer);
+        let inside = match (ValueKind::of(schema, name), choices) {
+            (ValueKind::Text, Some(choices)) => {
+                let choices: Vec<String> = choices.iter().map(Json::to_string).collect();
+                format!("({}) {close}", choices.join(" | "))
+            }
+            (ValueKind::Text, None) => {
+                let end = tags.end();
+                match special(end, tokenizer) {
+                    // Not even its name may be in the text.
+                    Some((length, _)) => {
+                        let (terminal, named) = (own.to_uppercase(), regex_of(&end[..length]));
+                        rules += &format!("{terminal}: /(?s:.*)/ & ~/(?s:.*){named}(?s:.*)/\n");
+                        format!("{terminal} {}", fixed(end, tokenizer))
+                    }
+                    None => {
+                        rules += &format!("{own}_text[suffix={}]: /(?s:.*)/\n", json!(end));
+                        format!("{own}_text")
+                    }
+                }
+            }
+            (ValueKind::TextOrNull, _) => {
+                return Err(format!("the argument `{name}`, a text or null in a tag, cannot be enforced"));
+            }
+            (ValueKind::Json, _) => format!("%json {value} {close}"),
+        };
+        rules += &format!("{own}: {head} {inside}\n");
+        names += &if required(name) { format!(" {own}") } else { format!(" {own}?") };
+    }
+    Ok((names, rules))
+}
+
+/// A regular expression of Lark that matches this text alone.
+fn regex_of(text: &str) -> String {
+    let of =
+        |c: char| if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\x{{{:x}}}", c as u32) };
+    text.chars().map(of).collect()
 }
 
 /// Any text that ends with `marker`, then what another grammar allows.
@@ -58,6 +143,8 @@ impl AnswerSyntax {
     /// Whether its markers have control tokens, so that texts have to show them.
     pub fn has_control_tokens(&self, tokenizer: &Tokenizer) -> bool {
         let calls = self.calls.iter().flat_map(|c| [&c.begin, &c.open, &c.middle, &c.close, &c.end]);
+        let tags = self.calls.iter().filter_map(|c| c.tags.as_ref());
+        let calls = calls.chain(tags.flat_map(|t| [&t.open, &t.middle, &t.close, &t.between]));
         let reasoning = self.reasoning.iter().flat_map(|r| [&r.open, &r.close]);
         let has = |text: &str| text.char_indices().any(|(at, _)| special(&text[at..], tokenizer).is_some());
         calls.chain(reasoning).any(|text| has(text))

@@ -1,7 +1,7 @@
 //! How a model writes calls of tools and its reasoning: found by rendering its template with samples, and not by the model's name.
 //!
 //! A conversation whose answer has one call, and one with two, show what stands before, between and behind the name of a function and
-//! its arguments. Templates that write arguments in another form than JSON (a tag for each) have calls that are not read here.
+//! its arguments, be they JSON or a tag for each. Templates that write them in another form have calls that are not read here.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,11 @@ use serde_json::{Value as Json, json};
 
 use minijinja::value::Serde;
 
+use super::tags::TagSyntax;
 use super::{ChatTemplate, Content, Extra, Message, Value};
 
-/// How a call is written: `begin`, then for each call `open` NAME `middle` ARGUMENTS `close` with `between` them, then `end`.
+/// How a call is written: `begin`, then for each call `open` NAME `middle` ARGUMENTS `close` with `between` them, then `end`. The
+/// arguments are a JSON object, or tags.
 /// Where a call has an id, [`ID`] stands for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSyntax {
@@ -24,6 +26,8 @@ pub struct CallSyntax {
     pub end: String,
     /// The template takes arguments as JSON text, not as an object.
     pub arguments_as_text: bool,
+    /// `None`: the arguments are JSON.
+    pub tags: Option<TagSyntax>,
 }
 
 /// What stands for the id of a call in a [`CallSyntax`].
@@ -50,12 +54,14 @@ const NAMES: [&str; 2] = ["sample_one", "sample_two"];
 const IDS: [&str; 2] = ["sampleid1", "sampleid2"];
 const KEY: &str = "sample_key";
 const VALUES: [&str; 2] = ["value one", "value two"];
+/// Of a call with two arguments, in the order of the alphabet.
+const KEYS: [&str; 2] = ["sample_key", "sample_zone"];
 
 impl AnswerSyntax {
     /// By rendering samples.
     pub fn of(template: &ChatTemplate) -> AnswerSyntax {
         let reasoning = reasoning(template);
-        let calls = calls(template, reasoning.as_ref());
+        let calls = calls(template, reasoning.as_ref()).or_else(|| tagged(template, reasoning.as_ref()));
         AnswerSyntax { calls, reasoning }
     }
 }
@@ -128,14 +134,13 @@ fn opened(prompt: &str) -> Option<ReasoningSyntax> {
     })
 }
 
-/// An answer with these calls, as the template writes it behind the prompt; names, arguments and ids as they are.
-fn rendered(template: &ChatTemplate, count: usize, as_text: bool, content: &Content) -> Option<String> {
-    let call = |at: usize| {
-        let arguments = json!({KEY: VALUES[at]});
-        let arguments = if as_text { Json::String(arguments.to_string()) } else { arguments };
+/// An answer with calls of these arguments, as the template writes it behind the prompt; names, arguments and ids as they are.
+fn rendered(template: &ChatTemplate, arguments: &[Json], as_text: bool, content: &Content) -> Option<String> {
+    let call = |(at, arguments): (usize, &Json)| {
+        let arguments = if as_text { Json::String(arguments.to_string()) } else { arguments.clone() };
         json!({"id": IDS[at], "type": "function", "function": {"name": NAMES[at], "arguments": arguments}})
     };
-    let calls: Vec<Json> = (0..count).map(call).collect();
+    let calls: Vec<Json> = arguments.iter().enumerate().map(call).collect();
     let extra = tools();
     let prompt = template.render(&[user()], true, &extra).ok()?;
     let plain = template.render(&[user(), Message::new("assistant", ANSWER)], false, &extra).ok()?;
@@ -171,48 +176,126 @@ fn find(text: &str, at: usize) -> Option<Found> {
 }
 
 fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option<CallSyntax> {
-    // Nobody would tell the model of its tools otherwise.
-    let prompt = |extra: &Extra| template.render(&[user()], true, extra).ok();
-    if prompt(&tools())? == prompt(&Extra::default()).unwrap_or_default() {
+    if !tells_of_tools(template) {
         return None;
     }
+    let samples = VALUES.map(|value| json!({KEY: value}));
     let ways = [false, true]
         .into_iter()
         .flat_map(|text| [(text, Content::None), (text, Content::Text(String::new()))]);
     ways.into_iter().find_map(|(as_text, content)| {
-        let one = rendered(template, 1, as_text, &content)?;
+        let one = rendered(template, &samples[..1], as_text, &content)?;
         let first = find(&one, 0)?;
-        let two = rendered(template, 2, as_text, &content);
+        let two = rendered(template, &samples, as_text, &content);
         let two = two.as_ref().and_then(|two| Some((two, find(two, 0)?, find(two, 1)?)));
-        let without_ids =
-            |text: &str| IDS.iter().fold(text.to_owned(), |text, id| text.replace(id, &ID.to_string()));
         let before = without_ids(behind_reasoning(&one[..first.name], reasoning));
         let behind = without_ids(&one[first.close..]);
         let middle = without_ids(&one[first.middle.0..first.middle.1]);
         if middle.trim().is_empty() {
             return None;
         }
-        let single = CallSyntax {
-            begin: String::new(),
-            open: before.clone(),
-            middle,
-            close: behind.clone(),
-            between: None,
-            end: String::new(),
-            arguments_as_text: as_text,
+        let gap = match &two {
+            Some((two, of_first, of_second)) => Some(without_ids(two.get(of_first.close..of_second.name)?)),
+            None => None,
         };
-        let Some((two, of_first, of_second)) = two else { return Some(single) };
-        let gap = without_ids(two.get(of_first.close..of_second.name)?);
-        let open = behind_tag(&before, common_suffix(&before, &gap));
-        let close = common_prefix(&behind, &gap[..gap.len() - open]);
-        Some(CallSyntax {
-            begin: before[..before.len() - open].to_owned(),
-            open: before[before.len() - open..].to_owned(),
-            close: behind[..close].to_owned(),
-            between: Some(gap[close..gap.len() - open].to_owned()),
-            end: behind[close..].to_owned(),
-            ..single
-        })
+        Some(CallSyntax { middle, arguments_as_text: as_text, ..framed(&before, &behind, gap.as_deref()) })
+    })
+}
+
+/// Nobody would tell the model of its tools otherwise.
+fn tells_of_tools(template: &ChatTemplate) -> bool {
+    let prompt = |extra: &Extra| template.render(&[user()], true, extra).ok();
+    prompt(&tools()).is_some_and(|with| with != prompt(&Extra::default()).unwrap_or_default())
+}
+
+fn without_ids(text: &str) -> String {
+    IDS.iter().fold(text.to_owned(), |text, id| text.replace(id, &ID.to_string()))
+}
+
+/// What is around a call, of what stands before the first and behind the last, and between two; without middle and arguments.
+fn framed(before: &str, behind: &str, gap: Option<&str>) -> CallSyntax {
+    let open = gap.map_or(before.len(), |gap| behind_tag(before, common_suffix(before, gap)));
+    let close = gap.map_or(behind.len(), |gap| common_prefix(behind, &gap[..gap.len() - open]));
+    CallSyntax {
+        begin: before[..before.len() - open].to_owned(),
+        open: before[before.len() - open..].to_owned(),
+        middle: String::new(),
+        close: behind[..close].to_owned(),
+        between: gap.map(|gap| gap[close..gap.len() - open].to_owned()),
+        end: behind[close..].to_owned(),
+        arguments_as_text: false,
+        tags: None,
+    }
+}
+
+/// Where the parts of a call with two arguments stand.
+struct FoundTags {
+    name: usize,
+    keys: [usize; 2],
+    values: [usize; 2],
+}
+
+impl FoundTags {
+    fn find(text: &str, name: &str) -> Option<FoundTags> {
+        let behind = |from: usize, what: &str| Some(from + text.get(from..)?.find(what)?);
+        let name = behind(0, name)?;
+        let first = behind(name, KEYS[0])?;
+        let one = behind(first, VALUES[0])?;
+        let second = behind(one, KEYS[1])?;
+        let two = behind(second, VALUES[1])?;
+        Some(FoundTags { name, keys: [first, second], values: [one, two] })
+    }
+
+    /// Behind the last value.
+    fn end(&self) -> usize {
+        self.values[1] + VALUES[1].len()
+    }
+}
+
+/// Calls whose arguments have a tag each.
+fn tagged(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option<CallSyntax> {
+    if !tells_of_tools(template) {
+        return None;
+    }
+    let sample = json!({KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]});
+    [Content::None, Content::Text(String::new())].into_iter().find_map(|content| {
+        let one = rendered(template, std::slice::from_ref(&sample), false, &content)?;
+        let found = FoundTags::find(&one, NAMES[0])?;
+        let (name_end, first) = (found.name + NAMES[0].len(), found.keys[0]);
+        let middles = [0, 1].map(|at| &one[found.keys[at] + KEYS[at].len()..found.values[at]]);
+        let gap = &one[found.values[0] + VALUES[0].len()..found.keys[1]];
+        let behind = &one[found.end()..];
+        // Where the first argument begins, the call's own tag may have ended.
+        let same = common_suffix(&one[..first], gap).min(first - name_end);
+        let open = behind_tag(&one[..first], same);
+        let close = common_prefix(behind, &gap[..gap.len() - open]);
+        let close = behind[..close].rfind('>').map(|at| &behind[..=at])?;
+        let is_tag = middles[0] == middles[1] && middles[0].contains('>') && close.contains('<');
+        if !is_tag || open == 0 {
+            return None;
+        }
+        let tags = TagSyntax {
+            open: one[first - open..first].to_owned(),
+            middle: middles[0].to_owned(),
+            close: close.to_owned(),
+            between: gap[close.len()..gap.len() - open].to_owned(),
+        };
+        // A template may write texts in another way than other values; that is not read here.
+        let number = rendered(template, &[json!({KEYS[0]: 7})], false, &content)?;
+        if !number.contains(&format!("{}{}{}7{}", tags.open, KEYS[0], tags.middle, tags.close)) {
+            return None;
+        }
+        let two = rendered(template, &[sample.clone(), sample.clone()], false, &content);
+        let between = two.as_ref().and_then(|two| {
+            let first = FoundTags::find(two, NAMES[0])?;
+            let begin = first.end() + close.len();
+            Some(without_ids(two.get(begin..begin + two.get(begin..)?.find(NAMES[1])?)?))
+        });
+        let before = without_ids(behind_reasoning(&one[..found.name], reasoning));
+        let behind = without_ids(&behind[close.len()..]);
+        let middle = without_ids(&one[name_end..first - open]);
+        let around = framed(&before, &behind, between.as_deref());
+        Some(CallSyntax { middle, tags: Some(tags), ..around })
     })
 }
 

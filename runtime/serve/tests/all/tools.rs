@@ -6,6 +6,8 @@ use crate::server::{Server, options};
 use crate::toy::Toy;
 
 const CALLS: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
+/// A tag for each argument.
+const TAGS: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 /// The model reasons before it answers.
 const THINKS: &str = "{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}\n{% endfor %}{% if add_generation_prompt %}[assistant] <think>{% endif %}";
 const PLAIN: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}";
@@ -37,7 +39,34 @@ fn is_call(call: &Value, names: &[&str]) {
 
 #[test]
 fn required_and_named_calls_are_made() {
-    let server = server(CALLS);
+    calls_are_made(CALLS, |name| format!("<call>\n{{\"name\": \"{name}\", \"arguments\": {{\"value\""));
+}
+
+#[test]
+fn arguments_stand_in_tags_where_the_template_has_them_there() {
+    calls_are_made(TAGS, |name| format!("<call>\n<function={name}>\n<parameter=value>\n"));
+    let server = server(TAGS);
+    // What no grammar can hold a text in a tag to.
+    let mut strict = request(json!({"tool_choice": "required"}));
+    strict["tools"][0]["function"]["parameters"]["properties"]["value"] =
+        json!({"type": "string", "pattern": "^a"});
+    let refused = server.post("/v1/chat/completions", &strict);
+    assert_eq!(refused.error(), (400, "invalid_grammar".into(), "tools".into()));
+    assert!(refused.body.contains("`pattern`"), "{}", refused.body);
+    // A text is held to nothing; the toy writes it until it may write no more.
+    let mut open = request(
+        json!({"tool_choice": {"type": "function", "function": {"name": "alpha"}}, "max_tokens": 300}),
+    );
+    open["tools"][0]["function"]["parameters"]["properties"]["value"] = json!({"type": "string"});
+    let answer = server.ask("/v1/chat/completions", &open)["choices"][0].clone();
+    let call = &answer["message"]["tool_calls"][0]["function"];
+    assert_eq!(call["name"], "alpha", "{answer}");
+    assert!(call["arguments"].as_str().unwrap().starts_with("{\"value\": \""), "{answer}");
+}
+
+/// `shown`: the begin of a call of that name in a prompt.
+fn calls_are_made(template: &str, shown: fn(&str) -> String) {
+    let server = server(template);
     for (choice, names) in [
         (json!("required"), &["alpha", "beta"][..]),
         (json!({"type": "function", "function": {"name": "beta"}}), &["beta"]),
@@ -90,14 +119,11 @@ fn required_and_named_calls_are_made() {
             .as_array_mut()
             .unwrap()
             .push(json!({"role": "tool", "tool_call_id": call["id"], "content": "5"}));
-        let mut shown = next.clone();
-        shown.as_object_mut().unwrap().remove("seed");
-        let prompt = server.ask("/apply-template", &shown)["prompt"].as_str().unwrap().to_owned();
+        let mut asked = next.clone();
+        asked.as_object_mut().unwrap().remove("seed");
+        let prompt = server.ask("/apply-template", &asked)["prompt"].as_str().unwrap().to_owned();
         let name = call["function"]["name"].as_str().unwrap();
-        assert!(
-            prompt.contains(&format!("<call>\n{{\"name\": \"{name}\", \"arguments\": {{\"value\"")),
-            "{prompt}"
-        );
+        assert!(prompt.contains(&shown(name)), "{prompt}");
         assert!(
             prompt.contains("[tools [{\"type\": \"function\"") && prompt.contains("[tool] 5"),
             "{prompt}"

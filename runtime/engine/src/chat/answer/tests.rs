@@ -7,7 +7,11 @@ const BARE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in mes
 /// Arguments come as text, between control tokens.
 const FENCED: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}<|calls|>{% for c in m.tool_calls %}<|call|>function<|sep|>{{ c.function.name }}\n```json\n{{ '' + c.function.arguments }}\n```<|call_end|>{% endfor %}<|calls_end|>{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 const THINKS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}:{{ c.function.arguments | tojson }}</call>{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
-/// A tag for each argument.
+/// A tag for each argument, in the forms of Qwen3-Coder, GLM-4.5 and MiniMax-M2.
+const PARAMETERS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+const PAIRS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}\n<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments | items %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+const INVOKES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}]~b]{{ 'ai' if m.role == 'assistant' else m.role }}\n{{ m.content or '' }}{% if m.tool_calls %}\n<calls>\n{% for c in m.tool_calls %}<invoke name=\"{{ c.function.name }}\">\n{% for k, v in c.function.arguments | items %}<parameter name=\"{{ k }}\">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}</calls>{% endif %}[e~[\n{% endfor %}{% if add_generation_prompt %}]~b]ai\n{% endif %}";
+/// A tag that has the name of the argument.
 const TAGS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</call>{% endfor %}<|end|>{% endfor %}";
 
 fn syntax(template: &str) -> AnswerSyntax {
@@ -55,9 +59,58 @@ fn the_form_of_calls_is_found_from_the_template() {
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A: <think>\n{% endif %}",
     );
     assert_eq!(opens.reasoning, Some(ReasoningSyntax { open: "<think>".into(), close: "</think>".into() }));
-    for without in [TAGS, "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"] {
+    // Texts in quotes, as no other value.
+    let quoted = PAIRS.replace("v if v is string else v | tojson", "v | tojson");
+    for without in [TAGS, &quoted, "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"] {
         assert_eq!(syntax(without), AnswerSyntax::default(), "{without}");
     }
+}
+
+fn tags(template: &str) -> (String, String, String, String) {
+    let TagSyntax { open, middle, close, between } = syntax(template).calls.unwrap().tags.unwrap();
+    (open, middle, close, between)
+}
+
+#[test]
+fn the_form_of_tags_is_found_from_the_template() {
+    let tag = |open: &str, middle: &str, close: &str| {
+        (open.to_owned(), middle.to_owned(), close.to_owned(), String::new())
+    };
+    assert_eq!(tags(PARAMETERS), tag("\n<parameter=", ">\n", "\n</parameter>"));
+    let around = ("", "<tool_call>\n<function=", ">", "\n</function>\n</tool_call>", Some("\n"), "");
+    assert_eq!(texts(PARAMETERS), owned(around));
+    assert_eq!(tags(PAIRS), tag("\n<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"));
+    assert_eq!(texts(PAIRS), owned(("", "<tool_call>", "", "\n</tool_call>", Some(""), "")));
+    assert_eq!(tags(INVOKES), tag("\n<parameter name=\"", "\">", "</parameter>"));
+    let around = ("<calls>", "\n<invoke name=\"", "\">", "\n</invoke>", Some(""), "\n</calls>");
+    assert_eq!(texts(INVOKES), owned(around));
+}
+
+#[test]
+fn arguments_in_tags_become_json() {
+    let parameters = "<tool_call>\n<function=add>\n<parameter=note>\nif a < b:\n  \"say\" </param>\n\n</parameter>\n<parameter=count>\n3\n</parameter>\n<parameter=list>\n[1, {\"a\": \"</x>\"}]\n</parameter>\n<parameter=maybe>\nnull\n</parameter>\n<parameter=odd>\nTrue\n</parameter>\n</function>\n</tool_call>";
+    let json = r#"{"note": "if a < b:\n  \"say\" </param>\n", "count": 3, "list": [1, {"a": "</x>"}], "maybe": null, "odd": true}"#;
+    let none = "<tool_call>\n<function=add_all>\n</function>\n</tool_call>";
+    let both = format!("Well.\n{parameters}\n{none}");
+    let expected = [text("Well."), call(0, "add", json), call(1, "add_all", "{}")];
+    check(PARAMETERS, "", &both, &expected);
+    let pairs = "\n<tool_call>add\n<arg_key>note</arg_key>\n<arg_value>5 </arg_value>\n<arg_key>count</arg_key>\n<arg_value>word</arg_value>\n</tool_call>\n<tool_call>add_all\n</tool_call>";
+    let json = r#"{"note": "5 ", "count": "word"}"#;
+    check(PAIRS, "", pairs, &[call(0, "add", json), call(1, "add_all", "{}")]);
+    let invokes =
+        "\n<calls>\n<invoke name=\"add\">\n<parameter name=\"maybe\">x</parameter>\n</invoke>\n</calls>";
+    check(INVOKES, "", invokes, &[call(0, "add", r#"{"maybe": "x"}"#)]);
+    // Texts come piece by piece, other values when they are whole.
+    let pieces: Vec<String> = parameters.chars().map(String::from).collect();
+    let mut parser = parser(PARAMETERS, 9, "");
+    let told: Vec<AnswerPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    let of_note = |part: &&AnswerPart| matches!(part, AnswerPart::Arguments { text, .. } if text.len() == 1);
+    assert!(told.iter().filter(of_note).count() > 15, "{told:?}");
+    // What is cut is the begin of an argument; what is no argument ends them.
+    let cut = "<tool_call>\n<function=add>\n<parameter=note>\nhalf a sen";
+    check(PARAMETERS, "", cut, &[call(0, "add", "{\"note\": \"half a sen")]);
+    let odd = "<tool_call>\n<function=add>\nwhat?</function>\n</tool_call>";
+    check(PARAMETERS, "", odd, &[call(0, "add", "{}"), text("what?</function>\n</tool_call>")]);
 }
 
 /// Templates in the forms of published ones.
@@ -79,10 +132,17 @@ fn the_form_of_calls_of_published_templates() {
     }
 }
 
+fn parser(template: &str, most: usize, prompt: &str) -> AnswerParser {
+    let names = ["add", "add_all"].map(String::from).to_vec();
+    let schema = serde_json::json!({"type": "object", "properties": {"note": {"type": "string"}, "count": {"type": "integer"},
+        "list": {"type": "array"}, "maybe": {"type": ["string", "null"]}}});
+    AnswerParser::new(&syntax(template), names, most, prompt)
+        .with_schemas(vec![schema, serde_json::Value::Null])
+}
+
 /// Joins what belongs together.
 fn read(template: &str, prompt: &str, pieces: &[&str], most: usize) -> Vec<AnswerPart> {
-    let names = ["add", "add_all"].map(String::from).to_vec();
-    let mut parser = AnswerParser::new(&syntax(template), names, most, prompt);
+    let mut parser = parser(template, most, prompt);
     let mut all: Vec<AnswerPart> = Vec::new();
     let mut parts: Vec<AnswerPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     parts.extend(parser.finish());

@@ -1,0 +1,162 @@
+//! Arguments of calls that are written in tags, one for each, and not as JSON: their form, and how they become JSON as they come.
+//!
+//! Texts stand in tags as they are, everything else as JSON. Which of both a value is, only the schema of the function says.
+
+use serde_json::Value as Json;
+
+/// How an argument is written: `open` NAME `middle` VALUE `close`, with `between` two of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TagSyntax {
+    pub open: String,
+    pub middle: String,
+    pub close: String,
+    pub between: String,
+}
+
+impl TagSyntax {
+    /// What ends a value: the close without the blanks before it.
+    pub fn end(&self) -> &str {
+        self.close.trim()
+    }
+
+    /// Blanks that stand before a value and behind it, and are no part of it.
+    pub fn blanks(&self) -> (&str, &str) {
+        let (middle, close) = (&self.middle, &self.close);
+        (&middle[middle.trim_end().len()..], &close[..close.len() - close.trim_start().len()])
+    }
+}
+
+/// What a value may be, by its schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueKind {
+    Text,
+    /// Or `null`.
+    TextOrNull,
+    /// JSON; what is none is taken for a text.
+    Json,
+}
+
+impl ValueKind {
+    /// Of the argument `name` of a function with these parameters. One without a type is what it looks like.
+    pub fn of(schema: &Json, name: &str) -> ValueKind {
+        let value = &schema["properties"][name];
+        let text = |kind: &Json| kind == "string";
+        let null = |kind: &Json| kind == "null";
+        let texts = |values: &Json| {
+            values.as_array().is_some_and(|all| !all.is_empty() && all.iter().all(Json::is_string))
+        };
+        match &value["type"] {
+            Json::String(kind) if kind == "string" => ValueKind::Text,
+            Json::Array(kinds) if kinds.iter().all(text) && !kinds.is_empty() => ValueKind::Text,
+            Json::Array(kinds) if kinds.iter().any(text) && kinds.iter().all(|k| text(k) || null(k)) => {
+                ValueKind::TextOrNull
+            }
+            Json::Null if value["const"].is_string() || texts(&value["enum"]) => ValueKind::Text,
+            _ => ValueKind::Json,
+        }
+    }
+}
+
+/// A value of an argument, as it comes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TagValue {
+    kind: ValueKind,
+    /// Whether anything of it has come: blanks before it are gone then.
+    begun: bool,
+}
+
+impl TagValue {
+    pub fn new(kind: ValueKind) -> TagValue {
+        TagValue { kind, begun: false }
+    }
+
+    /// Takes what is surely of the value from `held`, and gives its JSON text; the last of it with `true`, when its end has come.
+    pub fn take(&mut self, held: &mut String, tags: &TagSyntax) -> (String, bool) {
+        let (before, behind) = tags.blanks();
+        if !self.begun {
+            if held.len() < before.len() && before.starts_with(held.as_str()) {
+                return (String::new(), false);
+            }
+            self.begun = true;
+            if held.starts_with(before) {
+                held.drain(..before.len());
+            }
+            if self.kind == ValueKind::Text {
+                let (text, ended) = self.take(held, tags);
+                return (format!("\"{text}"), ended);
+            }
+        }
+        let end = held.find(tags.end());
+        match (end, self.kind) {
+            (Some(at), kind) => {
+                let value = &held[..at];
+                let value = value.strip_suffix(behind).unwrap_or(value);
+                let text = match kind {
+                    ValueKind::Text => format!("{}\"", escaped(value)),
+                    ValueKind::TextOrNull if value.trim() == "null" => "null".into(),
+                    ValueKind::TextOrNull => Json::from(value).to_string(),
+                    ValueKind::Json => as_json(value),
+                };
+                held.drain(..at + tags.end().len());
+                (text, true)
+            }
+            (None, ValueKind::Text) => {
+                let safe = held.len() - open_end(held, tags.end());
+                // Blanks may belong to the end.
+                let blanks = (0..=behind.len()).rev().filter(|&n| behind.is_char_boundary(n));
+                let begins = blanks.map(|n| &behind[..n]).find(|begin| held[..safe].ends_with(begin));
+                let safe = safe - begins.map_or(0, str::len);
+                (escaped(&held.drain(..safe).collect::<String>()), false)
+            }
+            (None, _) => (String::new(), false),
+        }
+    }
+
+    /// The answer has ended in it.
+    pub fn cut(&self, held: &str, tags: &TagSyntax) -> String {
+        match self.kind {
+            ValueKind::Text if self.begun => escaped(held),
+            ValueKind::Text => format!("\"{}", escaped(held.strip_prefix(tags.blanks().0).unwrap_or(held))),
+            _ => String::new(),
+        }
+    }
+}
+
+/// The longest end of `text` that may become `marker`.
+pub(super) fn open_end(text: &str, marker: &str) -> usize {
+    let begins = |&at: &usize| marker.starts_with(&text[at..]);
+    let at = text.char_indices().map(|(at, _)| at).filter(|at| text.len() - at < marker.len()).find(begins);
+    at.map_or(0, |at| text.len() - at)
+}
+
+/// As it stands in a JSON string.
+fn escaped(text: &str) -> String {
+    let quoted = Json::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+fn as_json(value: &str) -> String {
+    let value = value.trim();
+    match serde_json::from_str::<serde::de::IgnoredAny>(value) {
+        Ok(_) => value.to_owned(),
+        // As Python writes them.
+        Err(_) => match value {
+            "True" => "true".into(),
+            "False" => "false".into(),
+            "None" => "null".into(),
+            _ => Json::from(value).to_string(),
+        },
+    }
+}
+
+/// What in the schema of an argument no grammar can hold a value in a tag to.
+pub(super) fn unenforceable(schema: &Json, name: &str) -> Option<String> {
+    const OF_TEXTS: [&str; 7] = ["type", "enum", "const", "title", "description", "default", "examples"];
+    let value = &schema["properties"][name];
+    if value.to_string().contains("\"$ref\"") {
+        return Some("$ref".into());
+    }
+    let text = ValueKind::of(schema, name) != ValueKind::Json;
+    let mut fields = value.as_object().into_iter().flatten().map(|(field, _)| field);
+    fields.find(|field| text && !OF_TEXTS.contains(&field.as_str())).cloned()
+}
