@@ -82,7 +82,10 @@ mod tests {
             let workers = Workers::new(&options).unwrap();
             for count in [0, 1, 2, 50] {
                 let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-                workers.deal(count, &|item| drop(seen[item].fetch_add(1, Ordering::Relaxed))).unwrap();
+                let note = |item: usize| {
+                    seen[item].fetch_add(1, Ordering::Relaxed);
+                };
+                workers.deal(count, &note).unwrap();
                 assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed) == 1), "{threads} {count}");
             }
             let failed = workers.deal(4, &|item| assert_ne!(item, 2, "told to panic"));

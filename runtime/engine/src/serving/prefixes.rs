@@ -106,7 +106,7 @@ impl<M: Step> Slots<M> {
         let (slot, logits) = loop {
             let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
             if let Source::File(index) = source {
-                match self.from_file(model, slot, index, prompt, most) {
+                match self.take_file(model, slot, index, prompt, most) {
                     Some(logits) => break (slot, logits),
                     // There is one file less to choose.
                     None => continue,
@@ -243,7 +243,7 @@ impl<M: Step> Slots<M> {
 
     /// Takes a state from a file into a free slot, with logits behind it if there are. `None` if that fails: it will not be chosen
     /// again.
-    fn from_file(
+    fn take_file(
         &mut self,
         model: &M,
         slot: usize,
@@ -283,7 +283,7 @@ impl<M: Step> Slots<M> {
     }
 
     /// Writes states to files, so that the next engine has them: the one that was used last is the newest.
-    pub fn to_files(&mut self, model: &M) {
+    pub fn write_files(&mut self, model: &M) {
         let Some(files) = &mut self.files else { return };
         let mut slots: Vec<&Slot<M::Sequence>> = self.slots.iter().collect();
         slots.sort_by_key(|slot| slot.used);

@@ -56,7 +56,7 @@ pub(super) fn run<M: Step + 'static>(
     }
     // States that are not kept are read again.
     let Scheduler { slots, model, .. } = &mut scheduler;
-    let _ = catch_unwind(AssertUnwindSafe(|| slots.to_files(model)));
+    let _ = catch_unwind(AssertUnwindSafe(|| slots.write_files(model)));
 }
 
 pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
