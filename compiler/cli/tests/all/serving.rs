@@ -315,6 +315,8 @@ fn texts_give_way_when_pages_are_short() {
         let found: Vec<Vec<TokenId>> = handles.into_iter().map(tokens).collect();
         let stats = engine.stats();
         assert!(stats.preempted > 0 && stats.failed == 0, "{case}: {stats:?}");
+        let cache = stats.cache.map(|cache| (cache.block, cache.blocks, cache.used));
+        assert_eq!(cache, Some((64, all, 0)), "{case}: what nobody runs in is not in use");
         drop(engine);
         assert_eq!(model.cache_pages().free, all, "{case}: all pages come back");
         for (index, (text, found)) in texts.iter().zip(found).enumerate() {
