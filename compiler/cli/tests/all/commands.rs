@@ -58,7 +58,13 @@ fn equal_input_gives_equal_bytes() {
     let build = |model: &std::path::Path, name: &str| {
         let path = folder.path().join(name);
         let mut build = mlcc();
-        build.arg("build").arg("-m").arg(model).args(["--quant", "q8i8", "-o"]).arg(&path).assert().success();
+        build
+            .args(["build", "--no-cache", "-m"])
+            .arg(model)
+            .args(["--quant", "q8i8", "-o"])
+            .arg(&path)
+            .assert()
+            .success();
         std::fs::read(path).unwrap()
     };
     assert!(build(&case("rwkv4-hf"), "a.so") == build(&place, "other-name.so"));

@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use crate::cases::{
-    self, FAMILIES, argmax, artifact, assert_close, backends, distance, feed, find, ids, interpreted, load,
-    program, scheme,
+    self, FAMILIES, argmax, artifact, assert_close, backends, build_options, distance, feed, find, ids,
+    interpreted, load, program, scheme,
 };
 use mlcc_driver::build::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
@@ -28,7 +28,7 @@ fn golden(dir: &Path) -> Golden {
 }
 
 fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
-    let mut options = BuildOptions::new(dir.to_str().unwrap());
+    let mut options = build_options(dir);
     options.quant = scheme(quant);
     options.quant_name = quant.into();
     // Smaller than the longest prompt, so that prompts are cut, where the model permits that.

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cases::{self, assert_close, backends, feed, interpreted, load, program, scheme};
+use crate::cases::{self, assert_close, backends, build_options, feed, interpreted, load, program, scheme};
 use assert_cmd::Command;
 use mlcc_driver::build::BuildOptions;
 use mlcc_driver::build::keep::BASE;
@@ -153,7 +153,7 @@ fn write(path: &Path, kind: &BlockType, edit: impl Fn(&mut [u8])) {
 }
 
 fn options(file: &Path, quant: &str) -> BuildOptions {
-    let mut options = BuildOptions::new(file.to_str().unwrap());
+    let mut options = build_options(file);
     options.keep_quant = quant == KEEP;
     options.quant = scheme(if options.keep_quant { BASE } else { quant });
     options.quant_name = quant.into();

@@ -261,6 +261,7 @@ fn equal_input_gives_equal_bytes() {
             let mut options = options("rwkv4-hf-odd", "q4f16_2");
             options.target = target.clone();
             options.backend = backend;
+            options.cache = None;
             let bytes = ["one.so", "another.so"]
                 .map(|name| std::fs::read(artifact(&options, folder.path(), name).0).unwrap());
             let first = bytes[0].iter().zip(&bytes[1]).position(|(a, b)| a != b);

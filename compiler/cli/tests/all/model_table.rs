@@ -102,7 +102,7 @@ fn cell(outcome: Result<(bool, f64), String>) -> String {
 
 /// Chunks are shorter than prompts, so that those are cut, where the model permits that.
 fn options(folder: &Path, format: &str) -> BuildOptions {
-    let mut options = BuildOptions::new(folder.to_str().unwrap());
+    let mut options = cases::build_options(folder);
     options.quant = cases::scheme(format);
     options.quant_name = format.into();
     options.chunk = (!folder.ends_with("chatglm-6b-tiny")).then_some(cases::CHUNK);

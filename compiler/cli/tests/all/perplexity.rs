@@ -6,7 +6,6 @@
 use crate::cases;
 use std::path::{Path, PathBuf};
 
-use mlcc_driver::build::BuildOptions;
 use mlcc_engine::eval::{Protocol, Windows, perplexity};
 use mlcc_engine::{TokenId, TokenizerFile};
 use mlcc_ir::types::DType;
@@ -51,7 +50,7 @@ fn reference(evaluation: &Value, windows: usize) -> f64 {
 
 fn measure(assets: &Path, scheme: &str, tokens: &[TokenId], protocol: Protocol) -> f64 {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = BuildOptions::new(assets.to_str().unwrap());
+    let mut options = cases::build_options(assets);
     options.quant = cases::scheme(scheme);
     let (path, _) = cases::artifact(&options, folder.path(), "model.so");
     let model = Model::load(path, &LoadOptions::default()).unwrap();

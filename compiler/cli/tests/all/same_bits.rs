@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use crate::cases::{argmax, artifact, backends, distance, feed, find, golden, ids, load, scheme};
+use crate::cases::{
+    argmax, artifact, backends, build_options, distance, feed, find, golden, ids, load, scheme,
+};
 use mlcc_driver::build::BuildOptions;
 use mlcc_runtime::{Model, Rows, Want};
 
@@ -14,7 +16,7 @@ const CONTEXT: u64 = 160;
 const CHUNK: u32 = 64;
 
 fn options(dir: &Path, quant: &str, batch_invariant: bool) -> BuildOptions {
-    let mut options = BuildOptions::new(dir.to_str().unwrap());
+    let mut options = build_options(dir);
     options.quant = scheme(quant);
     options.quant_name = quant.into();
     options.chunk = Some(CHUNK);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::cases::{artifact, backends, directory, load, scheme};
+use crate::cases::{artifact, backends, build_options, directory, load, scheme};
 use mlcc_driver::build::{Backend, BuildOptions};
 use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, Model};
@@ -40,7 +40,7 @@ fn inputs(case: &str) -> Vec<Input> {
 }
 
 fn options(case: &str, quant: &str, backend: Backend) -> BuildOptions {
-    let mut options = BuildOptions::new(directory(case).to_str().unwrap());
+    let mut options = build_options(&directory(case));
     options.quant = scheme(quant);
     options.quant_name = quant.into();
     options.backend = backend;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::cases::{artifact, assert_close, backends, find, load, scheme};
+use crate::cases::{artifact, assert_close, backends, build_options, find, load, scheme};
 use crate::{batch, step};
 use mlcc_driver::build::{Backend, BuildOptions};
 use mlcc_passes::PIPELINE;
@@ -29,7 +29,7 @@ const SAMPLE: [&str; 9] = [
 ];
 
 pub fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
-    let mut options = BuildOptions::new(dir.to_str().unwrap());
+    let mut options = build_options(dir);
     options.quant = scheme(quant);
     options.quant_name = quant.into();
     // Room for a whole prompt, where a model needs that.

@@ -1,8 +1,10 @@
 //! The reference cases and their builds, for the tests of whole models.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
+use mlcc_codegen::cache::ObjectCache;
 use mlcc_driver::build::{Backend, BuildOptions, BuildReport, Hooks, Source, build};
 use mlcc_interp::graph::{Interpreter, States, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
@@ -140,9 +142,26 @@ pub fn scheme(name: &str) -> QuantScheme {
     QuantScheme::find(name).unwrap().0
 }
 
+/// Where the builds of one run of the tests keep their objects, for those that want the same kernels. It begins empty.
+pub fn objects() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("objects");
+        // Of earlier runs. Another run beside this one makes anew what it loses here.
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    })
+}
+
+/// Options of a build of a checkpoint for this machine. Builds of one run share their objects: most tests want the same kernels.
+pub fn build_options(checkpoint: &Path) -> BuildOptions {
+    let cache = Some(ObjectCache::new(objects(), ObjectCache::LIMIT));
+    BuildOptions { cache, ..BuildOptions::new(checkpoint.to_str().unwrap()) }
+}
+
 /// Options of a build of a reference case for this machine.
 pub fn options(case: &str, quant: &str) -> BuildOptions {
-    let mut options = BuildOptions::new(directory(case).to_str().unwrap());
+    let mut options = build_options(&directory(case));
     options.quant = scheme(quant);
     options.quant_name = quant.into();
     options.chunk = Some(CHUNK);

@@ -7,6 +7,8 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::cases;
+
 pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -21,7 +23,7 @@ pub fn case(name: &str) -> PathBuf {
     workspace().join("tests/goldens").join(name)
 }
 
-/// Like a user's shell, but without what the environment says about mlcc and Hugging Face, and without code of earlier builds.
+/// Like a user's shell, but without what the environment says about mlcc and Hugging Face, and without code of earlier runs.
 pub fn mlcc() -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("mlcc"));
     for (name, _) in std::env::vars_os() {
@@ -30,7 +32,10 @@ pub fn mlcc() -> Command {
             command.env_remove(&name);
         }
     }
-    command.env("HF_HOME", "no-such-cache").env("HF_HUB_OFFLINE", "1").env("MLCC_CACHE_DIR", "");
+    command
+        .env("HF_HOME", "no-such-cache")
+        .env("HF_HUB_OFFLINE", "1")
+        .env("MLCC_CACHE_DIR", cases::objects());
     command
 }
 
