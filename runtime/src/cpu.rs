@@ -394,6 +394,10 @@ impl DeviceSession for CpuSession {
         self.logits.as_floats()
     }
 
+    fn swap_logits(&mut self, fresh: Buffer) -> Buffer {
+        std::mem::replace(&mut self.logits, fresh)
+    }
+
     fn chunk_logits(&self, n: usize) -> &[f32] {
         self.chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..n * self.logits.len() / 4])
     }

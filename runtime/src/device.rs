@@ -72,6 +72,9 @@ pub(crate) trait DeviceSession: Send {
     /// `vocab` logits of the last position.
     fn logits(&self) -> &[f32];
 
+    /// Gives the buffer of [`DeviceSession::logits`] away, and uses `fresh`, of equal size, from now on.
+    fn swap_logits(&mut self, fresh: Buffer) -> Buffer;
+
     /// Logits of the `n` positions of the last `prefill_logits` chunk.
     fn chunk_logits(&self, n: usize) -> &[f32];
 

@@ -126,6 +126,10 @@ pub enum Error {
          Build with a larger --chunk for longer prompts; reset the session before the next one."
     )]
     WholePrompt { n: u64, past: u64, chunk: u64 },
+    #[error(
+        "{found} logits to write into, the model has {expected}: give some that were taken from a session of this model"
+    )]
+    ForeignLogits { found: usize, expected: usize },
     #[error("temperature must be a finite number above zero, not {0}")]
     Temperature(f32),
     #[error("entry point `{entry}` failed with status {status}")]

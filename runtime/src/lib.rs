@@ -54,7 +54,7 @@ pub use huge_pages::HugePages;
 pub use mlcc_files::replace_file;
 pub use model::{CachePages, LoadOptions, Model};
 pub use numa::{Numa, Placement};
-pub use session::{Session, SessionMemory, Snapshot};
+pub use session::{Logits, Session, SessionMemory, Snapshot};
 pub use table::{Cache, Param, Plan, State, Table};
 pub use texts::Texts;
 pub use topology::{Core, CoreKind, Topology, physical_cores};

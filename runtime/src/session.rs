@@ -1,6 +1,7 @@
 //! One sequence: its state, its scratch memory, its position.
 
 mod copies;
+mod logits;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,6 +15,7 @@ use crate::table::Window;
 use crate::{Error, Model, Result, StepTimes};
 
 pub use copies::Snapshot;
+pub use logits::Logits;
 
 /// The steps that a session runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -434,5 +436,10 @@ impl Model {
     /// The model's tokenizer as the compiler packed it.
     pub fn tokenizer(&self) -> Option<&[u8]> {
         self.section(section::TOKENIZER)
+    }
+
+    /// The model's chat template as the compiler packed it.
+    pub fn chat(&self) -> Option<&[u8]> {
+        self.section(section::CHAT)
     }
 }

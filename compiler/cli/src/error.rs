@@ -32,6 +32,8 @@ pub enum CliError {
     #[error(transparent)]
     Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
     #[error(transparent)]
+    Carried(#[from] mlcc_engine::carried::CarriedError),
+    #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
     #[error(transparent)]
     Vectors(#[from] mlcc_engine::texts::TextError),

@@ -9,11 +9,13 @@
 //! * [`texts`]: vectors of texts, and scores of pairs.
 //! * [`eval`]: perplexity, and how far two models are apart.
 //! * [`chat`]: messages to a prompt, by the checkpoint's own template.
+//! * [`carried`]: what an artifact says of its texts.
 //! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
 //!
 //! The crate knows nothing of the compiler. Everything that it reads can come from memory, because an artifact
 //! carries its tokenizer in a payload section.
 
+pub mod carried;
 pub mod chat;
 pub mod conversation;
 pub mod eval;

@@ -86,6 +86,10 @@ impl TextModel {
         self.purpose
     }
 
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// The vectors of `texts`, in their order.
     pub fn embed(&mut self, texts: &[&str], how: &Embed<'_>) -> Result<Vectors, TextError> {
         let dim = self.dim(how)?;

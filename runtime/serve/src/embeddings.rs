@@ -24,6 +24,12 @@ impl TextModels {
         self.0.iter().map(|(name, _)| name.as_str())
     }
 
+    /// Runs `work` with the first model, if there is one.
+    pub fn with_first<T>(&self, work: impl FnOnce(&mut TextModel) -> T) -> Option<T> {
+        let (_, model) = self.0.first()?;
+        Some(work(&mut model.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
     /// The model that a request names, or the first for this purpose.
     fn find(
         &self,

@@ -6,6 +6,7 @@
 mod answers;
 mod anthropic;
 mod app;
+mod application;
 mod blocks;
 mod chat;
 mod completions;
@@ -33,5 +34,7 @@ mod texts;
 mod tokens;
 mod tools;
 
+pub use application::Application;
+pub use hosted::Hosted;
 pub use library::{Library, LoadError, NoLibrary, Ready, Served, need_of_texts};
 pub use serve::{ServeError, ServeOptions, Stopped, serve, serve_with};

@@ -1,6 +1,6 @@
 //! The server's life: what is checked before, what it listens on, how it ends.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,19 +10,17 @@ use mlcc_engine::texts::TextModel;
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::app::{App, Server};
-use crate::embeddings::TextModels;
+use crate::app::App;
+use crate::application::Application;
 use crate::hosted::Hosted;
 use crate::library::{Library, Ready};
 use crate::listen::listen;
-use crate::memory::Need;
-use crate::models::Models;
 use crate::routes::router;
 
 /// How often the end is looked for.
 const LOOK: Duration = Duration::from_millis(20);
 /// For the last bytes of answers, after all texts have ended.
-const FAREWELL: Duration = Duration::from_secs(2);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
@@ -49,6 +47,26 @@ pub struct ServeOptions {
     pub timeout: Option<Duration>,
     /// How long texts may go on when the server is told to stop.
     pub drain_timeout: Duration,
+}
+
+impl Default for ServeOptions {
+    /// Those of `mlcc serve`, on any free port of this machine alone.
+    fn default() -> Self {
+        ServeOptions {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            sequences: None,
+            max_queue: 64,
+            memory: None,
+            api_keys: Vec::new(),
+            log: None,
+            body_limit: 8_000_000,
+            prefixes: None,
+            read_timeout: Duration::from_secs(60),
+            timeout: None,
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
 }
 
 #[derive(Debug, Error)]
@@ -108,14 +126,7 @@ pub fn serve_with(
     listener.set_nonblocking(true).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let names: Vec<_> = models.iter().map(|(name, ready)| (name.clone(), ready.sequences)).collect();
-    let server = Arc::new(Server::new(options));
-    let beside =
-        texts.iter().map(|(_, model)| Need::of_texts(model.model()).total()).fold(0, u64::saturating_add);
-    let app = Arc::new(App {
-        models: Models::start(models, library, beside, &server)?,
-        texts: TextModels::new(texts),
-        server,
-    });
+    let app = Application::start(models, texts, library, options)?.app;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let stopped = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;

@@ -212,6 +212,10 @@ impl DeviceSession for CudaSession {
         self.host_logits.as_floats()
     }
 
+    fn swap_logits(&mut self, fresh: Buffer) -> Buffer {
+        std::mem::replace(&mut self.host_logits, fresh)
+    }
+
     fn chunk_logits(&self, n: usize) -> &[f32] {
         let floats = n * self.plan.vocab as usize;
         self.host_chunk_logits.as_ref().map_or(&[], |all| &all.as_floats()[..floats])

@@ -81,7 +81,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         conversation.draft_with((drafts.make)());
     }
-    let eos = run::eos_ids(&metadata);
+    let eos = mlcc_engine::carried::eos_ids(&metadata);
     let mut chat = Chat { conversation, tokenizer, settings, eos, last: None, failed: false, ui: *ui };
     if let Some(path) = &args.load {
         chat.load(path)?;
@@ -100,11 +100,10 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
 
 /// The template of `--template`, else of the artifact, if it has one.
 pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<ChatFormat>, CliError> {
-    let template = match (name, model.section(mlcc_abi::section::CHAT)) {
-        (Some(PLAIN), _) => return Ok(Some(ChatFormat::Plain)),
-        (Some(name), _) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
-        (None, Some(section)) => ChatTemplate::from_section(section)?,
-        (None, None) => return Ok(None),
+    let template = match name {
+        None => return Ok(mlcc_engine::carried::chat_format(model)?),
+        Some(PLAIN) => return Ok(Some(ChatFormat::Plain)),
+        Some(name) => super::chat_template(name, &format!(", and {PLAIN}"))?.compile()?,
     };
     Ok(Some(ChatFormat::Template(Box::new(template))))
 }

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::generate::{FinishReason, Generation, Generator, Request};
-use mlcc_engine::{
-    GenerationConfig, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, family_sampling,
-};
+use mlcc_engine::{SamplingOverrides, SamplingParams, Tokenizer, TokenizerFile, carried};
 use mlcc_runtime::{Model, Session, Topology};
 use serde_json::Value;
 
@@ -158,7 +156,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         0 => tokenizer.encode_prompt(&prompt)?,
         _ => tokenizer.encode(&prompt)?,
     };
-    let eos = if args.ignore_eos { Vec::new() } else { eos_ids(&metadata) };
+    let eos = if args.ignore_eos { Vec::new() } else { carried::eos_ids(&metadata) };
     let request = Request {
         max_tokens: usize::try_from(args.predict).ok(),
         eos: &eos,
@@ -264,14 +262,7 @@ pub(crate) fn tokenizer(model: &Model, file: Option<&Path>) -> Result<Tokenizer,
     if let Some(file) = file {
         return Ok(TokenizerFile::read(file)?.load()?);
     }
-    match model.tokenizer() {
-        Some(section) => Ok(Tokenizer::from_section(section)?),
-        None => Err(CliError::Failed(format!(
-            "{} holds no tokenizer, because there was none beside the model when it was built: name a tokenizer file \
-             with --tokenizer, here or for `mlcc build`",
-            model.artifact().path().display()
-        ))),
-    }
+    Ok(carried::tokenizer(model)?)
 }
 
 fn session(model: &Model, state: Option<&Path>) -> Result<Session, CliError> {
@@ -282,26 +273,13 @@ fn session(model: &Model, state: Option<&Path>) -> Result<Session, CliError> {
     Ok(session)
 }
 
-pub(crate) fn eos_ids(metadata: &Value) -> Vec<TokenId> {
-    let ids = metadata.pointer("/tokenizer/eos_token_ids").and_then(Value::as_array);
-    ids.into_iter().flatten().filter_map(|v| TokenId::try_from(v.as_i64()?).ok()).collect()
-}
-
 /// Tool defaults, then the model's generation_config.json or what its family is used with, then flags.
 pub(crate) fn sampling(metadata: &Value, flags: &Sampling) -> Result<SamplingParams, CliError> {
-    let file = match &metadata["generation_config"] {
-        Value::Null => GenerationConfig::default(),
-        value => GenerationConfig::from_json("generation_config.json", value.to_string().as_bytes())?,
-    };
     let flags = flags.overrides();
     SamplingParams::default().with(&flags).check().map_err(|e| {
         CliError::usage(format!("--{} is {}, expected {}", e.name.replace('_', "-"), e.found, e.expected))
     })?;
-    let of_model = match file.sampling() {
-        nothing if nothing == SamplingOverrides::default() => family_sampling(&metadata["model"]),
-        set => set,
-    };
-    Ok(SamplingParams::default().with(&of_model).with(&flags))
+    Ok(carried::sampling(metadata)?.with(&flags))
 }
 
 /// What a sequence takes, as planned when the model was built.

@@ -148,7 +148,7 @@ impl Shelf {
             draft,
             sampling: run::sampling(&metadata, &args.sampling)?,
             format,
-            eos: run::eos_ids(&metadata),
+            eos: mlcc_engine::carried::eos_ids(&metadata),
             executor: model.executor().to_owned(),
             tokenizer,
         };

@@ -130,6 +130,33 @@ fn softmax_runs_in_the_model() {
 }
 
 #[test]
+fn taken_logits_stay_while_the_session_goes_on() {
+    if !toy::can_compile() {
+        return;
+    }
+    let (_folder, model) = load(&[], 2);
+    let mut expected = model.session().unwrap();
+    let expected: Vec<Vec<f32>> = (0..4).map(|token| expected.decode(token).unwrap().to_vec()).collect();
+    let mut session = model.session().unwrap();
+    let mut taken = Vec::new();
+    for token in 0..3 {
+        session.decode(token).unwrap();
+        taken.push(session.take_logits(None).unwrap());
+    }
+    assert!(taken.iter().zip(&expected).all(|(taken, expected)| **taken == *expected));
+    // Memory that nobody reads any more is written to again.
+    let spare = taken.remove(0);
+    let place = spare.as_ptr();
+    session.decode(3).unwrap();
+    let fourth = session.take_logits(Some(spare)).unwrap();
+    assert_eq!(*fourth, *expected[3]);
+    session.decode(0).unwrap();
+    assert_eq!(session.logits().as_ptr(), place);
+    assert!(taken.iter().zip(&expected[1..]).all(|(taken, expected)| **taken == *expected));
+    assert_eq!(*fourth, *expected[3]);
+}
+
+#[test]
 fn bad_tokens_are_refused_before_the_call() {
     if !toy::can_compile() {
         return;
