@@ -1,0 +1,98 @@
+//! From the paths of artifacts to models that answer.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mlcc_engine::conversation::ChatFormat;
+use mlcc_engine::texts::TextModel;
+use mlcc_engine::{ChatSource, ChatTemplate, carried};
+use mlcc_runtime::{LoadOptions, Model, Workers};
+use mlcc_serve::{Application, NoLibrary, Ready, ServeOptions, Served, need_of_texts};
+use pyo3::prelude::*;
+use serde_json::Value;
+
+use crate::errors::{self, invalid};
+
+/// What the constructor of a model takes.
+#[derive(Clone)]
+pub struct Settings {
+    pub threads: Option<usize>,
+    pub cpu_level: Option<String>,
+    /// Name of a chat template, `plain`, or Jinja text.
+    pub template: Option<String>,
+    pub serve: ServeOptions,
+}
+
+pub struct Loaded {
+    /// The first one.
+    pub model: Model,
+    pub application: Application,
+}
+
+/// Loads `paths`, by the names that requests call them.
+pub fn load(paths: &[(String, PathBuf)], settings: &Settings) -> PyResult<Loaded> {
+    let (mut models, mut texts, mut committed) = (Vec::new(), Vec::new(), 0);
+    let mut first: Option<Model> = None;
+    for (name, path) in paths {
+        let workers = first.as_ref().and_then(Model::workers);
+        let model = open(path, settings, workers)?;
+        let tokenizer = carried::tokenizer(&model).map_err(errors::carried)?;
+        tokenizer.check_vocab(model.vocab()).map_err(|error| invalid(error.to_string()))?;
+        first.get_or_insert_with(|| model.clone());
+        if model.text_width() > 0 {
+            let model = TextModel::new(&model, tokenizer).map_err(errors::texts)?;
+            committed += need_of_texts(name, &model, &settings.serve, committed).map_err(errors::serve)?;
+            texts.push((name.clone(), model));
+            continue;
+        }
+        let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
+        let served = Served {
+            executor: model.executor().to_owned(),
+            format: format(&model, settings.template.as_deref())?,
+            sampling: carried::sampling(&metadata).map_err(|error| invalid(error.to_string()))?,
+            eos: carried::eos_ids(&metadata),
+            drafter: None,
+            draft: None,
+            tokenizer,
+        };
+        let ready = Ready::model(&model, served, &settings.serve, committed).map_err(errors::serve)?;
+        committed += ready.need();
+        models.push((name.clone(), ready));
+    }
+    let model = first.ok_or_else(|| invalid("no model was given"))?;
+    let application = Application::start(models, texts, Box::new(NoLibrary), &settings.serve);
+    Ok(Loaded { model, application: application.map_err(errors::serve)? })
+}
+
+fn open(path: &PathBuf, settings: &Settings, workers: Option<Workers>) -> PyResult<Model> {
+    let options = LoadOptions {
+        threads: settings.threads,
+        cpu_level: settings.cpu_level.clone(),
+        workers,
+        ..LoadOptions::default()
+    };
+    Model::load(path, &options).map_err(errors::runtime)
+}
+
+fn format(model: &Model, template: Option<&str>) -> PyResult<Option<ChatFormat>> {
+    let refused = |error: mlcc_engine::ChatError| invalid(error.to_string());
+    let source = match template {
+        None => return carried::chat_format(model).map_err(refused),
+        Some("plain") => return Ok(Some(ChatFormat::Plain)),
+        Some(name) if ChatTemplate::names().contains(&name) => ChatSource::named(name).map_err(refused)?,
+        Some(text) if text.contains('{') => ChatSource::jinja(text),
+        Some(name) => {
+            let names = ChatTemplate::names().join(", ");
+            return Err(invalid(format!(
+                "there is no chat template {name}: give Jinja text, or one of {names}, plain"
+            )));
+        }
+    };
+    Ok(Some(ChatFormat::Template(Box::new(source.compile().map_err(refused)?))))
+}
+
+/// A time from Python.
+pub fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| invalid(format!("{name} is {seconds}, expected seconds, 0 or more")))
+}

@@ -1,0 +1,134 @@
+//! A text on its way to a thread of Python.
+
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mlcc_engine::FinishReason;
+use mlcc_engine::serving::{Event, Sink, Ticket};
+use pyo3::prelude::*;
+
+use crate::errors::{detached, failure, kinds};
+use crate::pieces::{Finished, Piece};
+use crate::process::Owned;
+
+/// How often signals are looked for while a text lets wait for itself.
+const LOOK: Duration = Duration::from_millis(20);
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is behind our locks is whole at any time.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The pieces of a text. It ends when it is closed, dropped, or its iteration is left by an exception.
+#[pyclass(frozen, module = "mlcc")]
+pub struct Stream {
+    running: Owned<Mutex<Option<Running>>>,
+    finished: Mutex<Option<Py<Finished>>>,
+}
+
+struct Running {
+    events: Receiver<Event>,
+    /// Dropping it ends the text.
+    _ticket: Ticket,
+}
+
+/// Where the events of a text go.
+pub fn sink() -> (Sink, Receiver<Event>) {
+    let (sender, events): (Sender<Event>, _) = channel();
+    let sink: Sink = Box::new(move |event| match sender.send(event) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    });
+    (sink, events)
+}
+
+impl Stream {
+    pub fn new(events: Receiver<Event>, ticket: Ticket) -> Stream {
+        let running = Running { events, _ticket: ticket };
+        Stream { running: Owned::new(Mutex::new(Some(running))), finished: Mutex::new(None) }
+    }
+
+    /// The next event; `None` when the text has ended.
+    fn event(&self, py: Python<'_>) -> PyResult<Option<Event>> {
+        let running = self.running.check()?;
+        loop {
+            let found = detached(py, || {
+                let running = lock(running);
+                Ok(running.as_ref().map(|running| running.events.recv_timeout(LOOK)))
+            })?;
+            match found {
+                None => return Ok(None),
+                Some(Ok(event)) => return Ok(Some(event)),
+                Some(Err(RecvTimeoutError::Disconnected)) => {
+                    self.close(py)?;
+                    return Err(kinds::Closed::new_err("the model was closed while the text was written"));
+                }
+                Some(Err(RecvTimeoutError::Timeout)) => {
+                    if let Err(signal) = py.check_signals() {
+                        self.close(py)?;
+                        return Err(signal);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Stream {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Piece>> {
+        loop {
+            match self.event(py)? {
+                None => return Ok(None),
+                Some(Event::Prompt(_)) => {}
+                Some(Event::Piece(piece)) => return Ok(Some(Piece::new(piece))),
+                Some(Event::Failed(why)) => {
+                    self.close(py)?;
+                    return Err(failure(&why));
+                }
+                Some(Event::Finished(finished)) => {
+                    // Only the engine's end cancels a text that somebody still waits for.
+                    let lost = finished.reason == FinishReason::Cancelled && lock(&self.running).is_some();
+                    *lock(&self.finished) = Some(Py::new(py, Finished::from(&finished))?);
+                    self.close(py)?;
+                    if lost {
+                        return Err(kinds::Closed::new_err(
+                            "the model was closed while the text was written",
+                        ));
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Ends the text at the next step. What was written before is not read any more.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running.check()?;
+        detached(py, || {
+            drop(lock(running).take());
+            Ok(())
+        })
+    }
+
+    /// What came out besides the text, once the text has ended by itself.
+    #[getter]
+    fn finished(&self, py: Python<'_>) -> Option<Py<Finished>> {
+        lock(&self.finished).as_ref().map(|finished| finished.clone_ref(py))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+}
