@@ -16,6 +16,7 @@ mod embedding;
 mod extreme_values;
 mod families;
 mod gguf;
+mod gpu_batches;
 mod gpu_bundle;
 mod gpu_pages;
 #[cfg(unix)]

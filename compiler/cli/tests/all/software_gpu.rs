@@ -184,40 +184,6 @@ fn sessions() {
     }
 }
 
-/// The rest of [`sequences_together_equal_single_ones`].
-#[test]
-fn child_with_batches() {
-    let Some(folder) = std::env::var_os("MLCC_TEST_BATCHES").map(PathBuf::from) else { return };
-    println!("child ran");
-    let name = std::env::var("MLCC_TEST_CASE").unwrap();
-    let model = Model::load(folder.join("gpu.so"), &LoadOptions::default()).unwrap();
-    assert_eq!((model.max_batch(), model.max_step_tokens()), (3, 16));
-    crate::together::compare(&name, 1, 2e-5, &case(&name), &model);
-    // Probabilities are those of the logits that a batch has made.
-    let (mut a, mut b) = (model.session().unwrap(), model.session().unwrap());
-    model.batch(2).unwrap().decode(&mut [&mut a, &mut b], &[1, 2]).unwrap();
-    let mut alone = model.session().unwrap();
-    alone.decode(2).unwrap();
-    assert_close("probabilities", alone.softmax(0.8).unwrap(), b.softmax(0.8).unwrap(), 2e-5);
-}
-
-/// Random steps of pieces and single tokens of three sequences, and batches of one token of each.
-#[test]
-fn sequences_together_equal_single_ones() {
-    let Some(driver) = driver() else { return };
-    for (name, order) in [("rwkv4-hf-odd", "backwards"), ("llama3-gqa-tied", "random:7")] {
-        let folder = tempfile::tempdir().unwrap();
-        let flags = ["--quant", "f32", "--chunk", "16", "--max-batch", "3", "--target", "sm_90"];
-        build(&case(name), folder.path(), "gpu.so", &flags);
-        let variables = [
-            ("MLCC_TEST_BATCHES", folder.path().to_str().unwrap()),
-            ("MLCC_TEST_CASE", name),
-            ("SOFTCUDA_ORDER", order),
-        ];
-        in_child("software_gpu::child_with_batches", &driver, &variables);
-    }
-}
-
 /// Exit code 1, one message that holds all of `parts`.
 fn refused(driver: &Path, artifact: &Path, switches: &[(&str, &str)], parts: &[&str]) {
     let mut run = on_gpu(driver, switches);
