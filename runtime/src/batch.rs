@@ -252,16 +252,18 @@ impl Batch {
         Ok(())
     }
 
-    /// The error of a step that was not computed. Where pages were missing, those that some sequences got are free again, and the
+    /// The error of a step that was not computed. Where pages were missing, or memory for them, those that some sequences got are free again, and the
     /// numbers are those of the whole step.
     fn refused<'s>(&self, error: Error, members: impl Iterator<Item = (&'s mut Session, usize)>) -> Error {
         let Error::BatchSequence { source, .. } = &error else { return error };
-        if !matches!(**source, Error::NoPages { .. }) {
-            return error;
-        }
+        let refused = match **source {
+            Error::NoPages { .. } => None,
+            Error::OutOfMemory { what, bytes } => Some(Error::OutOfMemory { what, bytes }),
+            _ => return error,
+        };
         let wanted = members.map(|(session, tokens)| session.abandon_batch(tokens)).sum();
         let CachePages { all, free } = self.model.cache_pages();
-        Error::NoPages { wanted, free, pages: all }
+        refused.unwrap_or(Error::NoPages { wanted, free, pages: all })
     }
 
     /// Logits of so many rows.
@@ -329,7 +331,7 @@ impl Batch {
 /// Of a sequence that is fed by itself: pages that it wants are all that the step wants.
 fn of_the_only(index: usize, source: Error) -> Error {
     match source {
-        Error::NoPages { .. } => source,
+        Error::NoPages { .. } | Error::OutOfMemory { .. } => source,
         source => of_sequence(index, source),
     }
 }

@@ -1,7 +1,7 @@
 //! The CUDA device: the driver library, the model's kernels and weights on one GPU, and the execution of launch lists.
 //!
-//! The driver is loaded by name at run time; nothing is needed at build time. All work of a session goes through its
-//! own stream, copies included, so that order needs no further synchronisation. What changes from call to call lies in
+//! The driver is loaded by name at run time; nothing is needed at build time. All work of a model goes through one
+//! stream, copies included, so that order needs no further synchronisation ([`executor`]). What changes from call to call lies in
 //! memory that kernels read ([`control`]), and `decode` is recorded as a CUDA graph ([`graphs`]).
 
 mod bandwidth;
@@ -10,8 +10,10 @@ mod control;
 mod device;
 mod device_pages;
 mod driver;
+mod executor;
 mod graphs;
 mod image;
+mod launches;
 mod session;
 mod session_pages;
 mod stream;

@@ -8,8 +8,9 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::device::{Bases, Gpu, Kernel, Span};
+use super::device::Gpu;
 use super::driver::{self, Driver, Handle};
+use super::launches::{Bases, Kernel, Sizes, Span};
 use crate::Result;
 
 /// Lengths of the first bucket.
@@ -31,31 +32,33 @@ pub(crate) struct Graphs {
 pub(crate) struct Loaded(AtomicBool);
 
 impl Graphs {
-    /// Puts the launches of a token on the stream, as a graph where that is possible. `bases` are for this token.
+    /// Puts the launches of a token on the stream, as a graph where that is possible. `past`: tokens before this one.
     pub fn decode(
         &mut self,
         device: &Gpu,
         kernels: &[Kernel],
         bases: &Bases,
+        past: u64,
         context: u64,
         stream: Handle,
     ) -> Result<()> {
-        let span = bucket(kernels, bases.past, context);
+        let sizes = Sizes { n: 1, past: Span::of(past), ..Sizes::default() };
+        let span = bucket(kernels, sizes.past, context);
         let known = self.made.iter().find(|(of, _)| *of == span).map(|(_, graph)| *graph);
         let graph = match known {
             Some(graph) => Some(graph),
             None if self.refused < ATTEMPTS && device.decode_loaded.0.load(Ordering::Relaxed) => {
-                self.record(device, kernels, &Bases { past: span, ..*bases }, stream)
+                self.record(device, kernels, bases, &Sizes { past: span, ..sizes }, stream)
             }
             None => None,
         };
         let Some(graph) = graph else {
-            device.launch(kernels, bases, stream)?;
+            device.launch(kernels, bases, &sizes, stream)?;
             device.decode_loaded.0.store(true, Ordering::Relaxed);
             return Ok(());
         };
         let driver = device.context().enter()?;
-        // SAFETY: the graph's arguments are the buffers of this session.
+        // SAFETY: the graph's arguments are the buffers of this session and those of the executor, which stay where they are.
         driver.check("cuGraphLaunch", unsafe { (driver.f.graph_launch)(graph, stream) })
     }
 
@@ -65,10 +68,17 @@ impl Graphs {
     }
 
     /// `None` where the driver refuses: the kernels still run one by one, and errors of their own show there.
-    fn record(&mut self, device: &Gpu, kernels: &[Kernel], bases: &Bases, stream: Handle) -> Option<Handle> {
-        match capture(device, kernels, bases, stream) {
+    fn record(
+        &mut self,
+        device: &Gpu,
+        kernels: &[Kernel],
+        bases: &Bases,
+        sizes: &Sizes,
+        stream: Handle,
+    ) -> Option<Handle> {
+        match capture(device, kernels, bases, sizes, stream) {
             Ok(graph) => {
-                self.made.push((bases.past, graph));
+                self.made.push((sizes.past, graph));
                 self.refused = 0;
                 Some(graph)
             }
@@ -94,13 +104,13 @@ impl Graphs {
     }
 }
 
-fn capture(device: &Gpu, kernels: &[Kernel], bases: &Bases, stream: Handle) -> Result<Handle> {
+fn capture(device: &Gpu, kernels: &[Kernel], bases: &Bases, sizes: &Sizes, stream: Handle) -> Result<Handle> {
     let driver = device.context().enter()?;
     // SAFETY: the stream is the session's; every begin is followed by an end.
     unsafe {
         let status = (driver.f.capture_begin)(stream, driver::CAPTURE_THREAD_LOCAL);
         driver.check("cuStreamBeginCapture", status)?;
-        let launched = device.launch(kernels, bases, stream);
+        let launched = device.launch(kernels, bases, sizes, stream);
         let (mut graph, mut exec) = (null_mut(), null_mut());
         let ended = driver.check("cuStreamEndCapture", (driver.f.capture_end)(stream, &mut graph));
         let made = launched.and(ended).and_then(|()| {

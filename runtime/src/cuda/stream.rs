@@ -32,6 +32,10 @@ impl Stream {
         self.handle
     }
 
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// Makes the context current.
     pub fn enter(&self) -> Result<&Driver> {
         self.context.enter()

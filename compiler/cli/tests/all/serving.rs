@@ -295,33 +295,38 @@ fn texts_give_way_when_pages_are_short() {
         let Some(model) = with_pages(case, context, pages, folder.path()) else { continue };
         let all = model.cache_pages().all;
         assert_eq!(all as u64, pages);
-        let tokenizer = tokenizer();
-        let engine = engine(&model, &tokenizer, 4);
-        let mut numbers = Numbers(3);
-        let mut text = |seed: u64| {
-            let prompt = (0..30 + numbers.below(60)).map(|_| numbers.below(model.vocab()) as TokenId);
-            let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
-            TextRequest { max_tokens: Some(70), ..TextRequest::new(prompt.collect(), sampling) }
-        };
-        let mut texts: Vec<TextRequest> = (0..5).map(&mut text).collect();
-        // A known begin, and one that is read once for two.
-        texts.push(TextRequest { max_tokens: Some(90), ..texts[0].clone() });
-        let mut handles: Vec<Handle> =
-            texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
-        let twin = text(9);
-        let twins = vec![twin.clone(), TextRequest { max_tokens: Some(60), ..twin }];
-        handles.extend(engine.launch_all(twins.clone()).unwrap());
-        texts.extend(twins);
-        let found: Vec<Vec<TokenId>> = handles.into_iter().map(tokens).collect();
-        let stats = engine.stats();
-        assert!(stats.preempted > 0 && stats.failed == 0, "{case}: {stats:?}");
-        let cache = stats.cache.map(|cache| (cache.block, cache.blocks, cache.used));
-        assert_eq!(cache, Some((64, all, 0)), "{case}: what nobody runs in is not in use");
-        drop(engine);
+        give_way(case, &model, 70);
         assert_eq!(model.cache_pages().free, all, "{case}: all pages come back");
-        for (index, (text, found)) in texts.iter().zip(found).enumerate() {
-            assert_eq!(found, alone(&model, &tokenizer, text), "{case}, text {index}");
-        }
+    }
+}
+
+/// Texts of about `tokens` tokens behind their prompts, for which memory is short.
+pub fn give_way(case: &str, model: &Model, tokens: usize) {
+    let tokenizer = tokenizer();
+    let engine = engine(model, &tokenizer, 4);
+    let mut numbers = Numbers(3);
+    let mut text = |seed: u64| {
+        let prompt = (0..30 + numbers.below(60)).map(|_| numbers.below(model.vocab()) as TokenId);
+        let sampling = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
+        TextRequest { max_tokens: Some(tokens), ..TextRequest::new(prompt.collect(), sampling) }
+    };
+    let mut texts: Vec<TextRequest> = (0..5).map(&mut text).collect();
+    // A known begin, and one that is read once for two.
+    texts.push(TextRequest { max_tokens: Some(tokens + 20), ..texts[0].clone() });
+    let mut handles: Vec<Handle> = texts.iter().map(|text| engine.launch(text.clone()).unwrap()).collect();
+    let twin = text(9);
+    let twins = vec![twin.clone(), TextRequest { max_tokens: Some(tokens - 10), ..twin }];
+    handles.extend(engine.launch_all(twins.clone()).unwrap());
+    texts.extend(twins);
+    let found: Vec<Vec<TokenId>> = handles.into_iter().map(self::tokens).collect();
+    let stats = engine.stats();
+    assert!(stats.preempted > 0 && stats.failed == 0, "{case}: {stats:?}");
+    let cache = stats.cache.map(|cache| (cache.block, cache.blocks, cache.used));
+    let all = model.cache_pages().all;
+    assert_eq!(cache, Some((64, all, 0)), "{case}: what nobody runs in is not in use");
+    drop(engine);
+    for (index, (text, found)) in texts.iter().zip(found).enumerate() {
+        assert_eq!(found, alone(model, &tokenizer, text), "{case}, text {index}");
     }
 }
 

@@ -55,6 +55,29 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
     }
 
+    /// Whether another text than `id` has memory that it will give back.
+    pub fn is_another_active(&self, id: u64) -> bool {
+        self.writers.iter().any(|w| w.id != id && is_active(w))
+    }
+
+    /// The text that was admitted last waits for memory, behind all others that do.
+    pub fn put_off(&mut self) {
+        let Some(mut writer) = self.writers.pop() else { return };
+        writer.read_again();
+        self.parked.insert(0, writer);
+        self.has_left = false;
+        self.queue.update(|stats| stats.preempted += 1);
+    }
+
+    /// Puts texts back that memory was refused to.
+    pub fn park_all(&mut self, ids: &[u64]) {
+        for id in ids {
+            if let Some(index) = self.writers.iter().position(|w| w.id == *id) {
+                self.park(index);
+            }
+        }
+    }
+
     fn park(&mut self, index: usize) {
         let mut writer = self.writers.remove(index);
         self.slots.lose(writer.slot);
@@ -89,6 +112,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
                 }
                 Err(error) => {
                     self.parked.push(writer);
+                    if self.model.lacks_memory(&error) && self.is_another_active(id) {
+                        break;
+                    }
                     self.drop_writer(id, Err(model_failure(error)));
                 }
             }

@@ -116,7 +116,9 @@ impl<M: Step> Slots<M> {
                 Ok(logits) => break (slot, logits),
                 Err(error) => {
                     self.lose(slot);
-                    return Err(error);
+                    if !(model.lacks_memory(&error) && self.drop_idle()) {
+                        return Err(error);
+                    }
                 }
             }
         };

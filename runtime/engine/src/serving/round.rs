@@ -350,16 +350,21 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     pub fn begin_writing(&mut self, id: u64, logits: &[f32]) {
         let Some(from) = self.writers.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
         let Scheduler { writers, slots, model, round, limits, .. } = self;
+        let mut without_memory = Vec::new();
         for writer in writers {
             let is_twin = writer.phase == Phase::Waiting { twin: id };
             if is_twin && let Err(error) = slots.copy(model, from, writer.slot) {
-                round.ended.push((writer.id, Err(model_failure(error))));
+                match model.lacks_memory(&error) {
+                    true => without_memory.push(writer.id),
+                    false => round.ended.push((writer.id, Err(model_failure(error)))),
+                }
             } else if is_twin || writer.id == id {
                 writer.prompt_is_read();
                 let taken = writer.take(logits, slots.slots[writer.slot].fed.len(), limits);
                 round.note(writer.id, taken);
             }
         }
+        self.park_all(&without_memory);
     }
 
     /// Ends the texts that have come to their end in this step.

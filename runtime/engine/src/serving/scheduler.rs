@@ -175,6 +175,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
                 }
             }
             Ok(None) => self.drop_writer(id, Err(Failure::Model("no slot is free".into()))),
+            Err(error) if self.model.lacks_memory(&error) && self.is_another_active(id) => self.put_off(),
             Err(error) => self.drop_writer(id, Err(model_failure(error))),
         }
     }

@@ -105,6 +105,11 @@ pub trait Step: Send {
     fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(work);
     }
+    /// Whether an error says that memory was refused: if others give way, the same may succeed.
+    fn lacks_memory(&self, error: &StepError<Self>) -> bool {
+        let _ = error;
+        false
+    }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
     /// What the last step wanted: rows of `vocab` numbers, in the order of its feeds and of the tokens in each.
@@ -267,7 +272,7 @@ impl Step for ModelStep {
     fn reserve(&mut self, sequence: &mut Session, tokens: usize) -> Result<bool, mlcc_runtime::Error> {
         match sequence.reserve(tokens) {
             Ok(()) => Ok(true),
-            Err(mlcc_runtime::Error::NoPages { .. }) => Ok(false),
+            Err(error) if self.lacks_memory(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -299,6 +304,11 @@ impl Step for ModelStep {
         let CachePages { all, free } = self.model.cache_pages();
         let tokens = mlcc_runtime::PAGE_TOKENS;
         (sequence > 0).then_some(CacheBlocks { tokens, all, free, sequence })
+    }
+
+    /// A pool that is used up, or a device that has less memory than the pool may have.
+    fn lacks_memory(&self, error: &mlcc_runtime::Error) -> bool {
+        matches!(error, mlcc_runtime::Error::NoPages { .. } | mlcc_runtime::Error::OutOfMemory { .. })
     }
 
     fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {

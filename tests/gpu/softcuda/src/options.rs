@@ -18,6 +18,8 @@ pub struct Options {
     pub checks: bool,
     /// `SOFTCUDA_MEMORY`: bytes of device memory.
     pub memory: u64,
+    /// `SOFTCUDA_MAPPED`: most bytes of it that are mapped into reserved addresses, as where other programs have the rest.
+    pub mapped: u64,
     /// `SOFTCUDA_MAPPING`: `on`, or `off` for a device that cannot map memory into reserved addresses.
     pub mapping: bool,
     /// `SOFTCUDA_GRANULE`: bytes of a piece of mapped memory.
@@ -39,6 +41,7 @@ impl Default for Options {
             order: Order::Turns,
             checks: true,
             memory: 16 << 30,
+            mapped: u64::MAX,
             mapping: true,
             granule: 2 << 20,
             refuse_captures: 0,
@@ -77,6 +80,7 @@ impl Options {
             "ORDER" => self.order = order(value)?,
             "CHECKS" => self.checks = switch()?,
             "MEMORY" => self.memory = number()?,
+            "MAPPED" => self.mapped = number()?,
             "MAPPING" => self.mapping = switch()?,
             "GRANULE" => {
                 self.granule = number()?;

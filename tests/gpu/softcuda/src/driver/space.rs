@@ -23,6 +23,9 @@ pub struct Space {
     next_handle: u64,
     used: u64,
     total: u64,
+    /// Of `used`: memory that was created to be mapped, and most of it.
+    mapped: u64,
+    most_mapped: u64,
     granule: u64,
     checks: bool,
 }
@@ -38,6 +41,8 @@ impl Space {
             next_handle: 1,
             used: 0,
             total: options.memory,
+            mapped: 0,
+            most_mapped: options.mapped,
             granule: options.granule,
             checks: options.checks,
         }
@@ -128,7 +133,12 @@ impl Space {
 
     pub fn create(&mut self, bytes: u64) -> Answer<u64> {
         self.whole_granules(bytes)?;
+        if self.mapped + bytes > self.most_mapped {
+            let what = format!("{bytes} bytes beside {} of {} to be mapped", self.mapped, self.most_mapped);
+            return fail(Status::OutOfMemory, what);
+        }
         let chunk = self.take(bytes)?;
+        self.mapped += bytes;
         let handle = self.next_handle;
         self.next_handle += 1;
         self.created.insert(handle, chunk);
@@ -142,6 +152,7 @@ impl Space {
         };
         if !self.view.regions.iter().any(|r| Arc::ptr_eq(&r.chunk, &chunk)) {
             self.used -= chunk.bytes;
+            self.mapped -= chunk.bytes;
         }
         Ok(())
     }
@@ -176,6 +187,7 @@ impl Space {
         let region = Arc::make_mut(&mut self.view).regions.remove(index);
         if !self.created.values().any(|chunk| Arc::ptr_eq(chunk, &region.chunk)) {
             self.used -= region.chunk.bytes;
+            self.mapped -= region.chunk.bytes;
         }
         Ok(())
     }

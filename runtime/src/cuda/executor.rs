@@ -1,0 +1,154 @@
+//! What the steps of all sequences of a model work with on a GPU, one step after the other: a stream, scratch memory, what a call is
+//! told, and its results. A sequence has nothing but its state and its pages.
+
+use std::sync::Arc;
+
+use mlcc_abi::Control;
+
+use super::control::{ControlBlock, Inputs};
+use super::device::{Context, DeviceBuffer, Gpu};
+use super::launches::{Bases, BatchSizes, Sizes, Span, entry};
+use super::stream::Stream;
+use crate::Result;
+use crate::buffer::Buffer;
+use crate::device::BatchCall;
+use crate::session::Step;
+use crate::table::{Plan, Table};
+
+const LOGITS: &str = "logits of several rows on the GPU";
+
+pub(crate) struct Executor {
+    pub stream: Stream,
+    pub control: ControlBlock,
+    arena: DeviceBuffer,
+    /// Of one row, and of as many as a step has asked for yet.
+    logits: DeviceBuffer,
+    rows: Option<DeviceBuffer>,
+    probs: Option<DeviceBuffer>,
+    plan: Plan,
+}
+
+impl Executor {
+    pub fn new(context: &Arc<Context>, table: &Table) -> Result<Self> {
+        let plan = table.plan.clone();
+        let rows = plan.chunk.max(plan.batch);
+        Ok(Self {
+            stream: Stream::new(context)?,
+            control: ControlBlock::new(context, plan.batch, rows, rows)?,
+            arena: DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?,
+            logits: DeviceBuffer::new(context, "the logits on the GPU", plan.vocab.saturating_mul(4))?,
+            rows: None,
+            probs: None,
+            plan,
+        })
+    }
+
+    /// Where launches find what belongs to no sequence.
+    pub fn bases(&self) -> Bases {
+        Bases {
+            arena: self.arena.ptr(),
+            tokens: self.control.tokens(),
+            logits: self.logits.ptr(),
+            probs: self.probs.as_ref().map_or(0, DeviceBuffer::ptr),
+            control: self.control.ptr(),
+            wanted: self.control.wanted(),
+            sequences: self.control.sequences(),
+            ..Bases::default()
+        }
+    }
+
+    /// Room for the logits of so many rows.
+    pub fn logits_of(&mut self, rows: u64) -> Result<&DeviceBuffer> {
+        let bytes = rows.saturating_mul(self.plan.vocab).saturating_mul(4);
+        if self.rows.as_ref().is_none_or(|buffer| (buffer.len() as u64) < bytes) {
+            // First the old ones go, so that there is memory for both at no time.
+            self.rows = None;
+            self.rows = Some(DeviceBuffer::new(self.stream.context(), LOGITS, bytes)?);
+        }
+        Ok(self.rows.as_ref().unwrap_or(&self.logits))
+    }
+
+    /// Bytes of scratch memory and results.
+    pub fn bytes(&self) -> u64 {
+        let some = [Some(&self.arena), Some(&self.logits), self.rows.as_ref(), self.probs.as_ref()];
+        some.into_iter().flatten().map(|buffer| buffer.len() as u64).sum()
+    }
+
+    /// What the last step has left.
+    pub fn scratch(&self) -> Result<Vec<u8>> {
+        let mut out = vec![0; self.arena.len()];
+        self.stream.receive(self.arena.ptr(), &mut out)?;
+        Ok(out)
+    }
+
+    /// `softmax(logits / temperature)`.
+    pub fn softmax(&mut self, device: &Gpu, temperature: f32, logits: &[u8], probs: &mut [u8]) -> Result<()> {
+        let kernels = entry(device, Step::Softmax)?;
+        if self.probs.is_none() {
+            let bytes = self.plan.vocab * 4;
+            self.probs =
+                Some(DeviceBuffer::new(self.stream.context(), "the probabilities on the GPU", bytes)?);
+        }
+        self.stream.send(self.logits.ptr(), logits)?;
+        let control = Control { n: 1, temperature, ..Control::default() };
+        self.control.write(&control, Inputs::default(), self.stream.handle())?;
+        let bases = self.bases();
+        let sizes = Sizes { n: 1, ..Sizes::default() };
+        device.launch(kernels, &bases, &sizes, self.stream.handle())?;
+        self.stream.receive(bases.probs, probs)?;
+        self.control.settled();
+        Ok(())
+    }
+
+    /// Runs a step of several sequences, the logits of which go to `logits`.
+    pub fn run_batch(
+        &mut self,
+        device: &Gpu,
+        step: Step,
+        call: &BatchCall<'_>,
+        logits: &mut Buffer,
+    ) -> Result<()> {
+        let from = self.logits_of(call.n_wanted as u64)?.ptr();
+        let started = self.start(device, step, call, from);
+        // What was launched works on the states of the sequences, also where a later launch was refused.
+        let bytes = &mut logits.bytes_mut()[..call.n_wanted * self.plan.vocab as usize * 4];
+        let done = match started {
+            Ok(()) => self.stream.receive(from, bytes),
+            Err(error) => self.stream.wait().and(Err(error)),
+        };
+        if done.is_ok() {
+            self.control.settled();
+        }
+        done
+    }
+
+    fn start(&mut self, device: &Gpu, step: Step, call: &BatchCall<'_>, logits: u64) -> Result<()> {
+        let kernels = entry(device, step)?;
+        let (n, b) = (call.tokens.len() as i64, call.sequences.len() as i64);
+        let wanted = call.n_wanted as i64;
+        let of_step = step == Step::Rows;
+        let n_wanted = if of_step { wanted } else { 0 };
+        let control = Control { n, b, n_wanted, temperature: 1.0, ..Control::default() };
+        let wanted_rows = if of_step { call.wanted } else { &[] };
+        let inputs = Inputs { sequences: call.sequences, tokens: call.tokens, wanted: wanted_rows };
+        self.control.write(&control, inputs, self.stream.handle())?;
+        let past = || call.sequences.iter().map(|s| s.past);
+        let sizes = Sizes {
+            n,
+            past: Span { first: past().min().unwrap_or(0), last: past().max().unwrap_or(0) },
+            batch: BatchSizes {
+                sequences: b,
+                most_rows: call.sequences.iter().map(|s| s.rows).max().unwrap_or(0),
+                wanted,
+            },
+        };
+        let bases = Bases { logits, ..self.bases() };
+        device.launch(kernels, &bases, &sizes, self.stream.handle())
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        let _ = self.stream.wait();
+    }
+}

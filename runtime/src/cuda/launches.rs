@@ -1,0 +1,260 @@
+//! Launches of kernels: their arguments, and their grids.
+
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+
+use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
+
+use super::device::{Context, Gpu};
+use super::driver::{self, DevicePtr, Handle};
+use crate::session::Step;
+use crate::table::{Launch, MAX_LAUNCH_ARGS, Repeat};
+use crate::{Error, Result};
+
+/// Dynamic shared memory beyond this must be asked for.
+const PLAIN_SHARED_BYTES: u32 = 48 << 10;
+
+/// A launch with its kernel resolved.
+pub(crate) struct Kernel {
+    function: Handle,
+    launch: Launch,
+}
+
+/// Lengths of the sequence before a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Span {
+    pub first: i64,
+    pub last: i64,
+}
+
+impl Span {
+    /// One length.
+    pub fn of(past: u64) -> Self {
+        Self { first: past as i64, last: past as i64 }
+    }
+}
+
+/// Where the arguments of a launch point.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Bases {
+    pub arena: DevicePtr,
+    pub state: DevicePtr,
+    pub tokens: DevicePtr,
+    pub logits: DevicePtr,
+    pub probs: DevicePtr,
+    pub control: DevicePtr,
+    pub wanted: DevicePtr,
+    pub sequences: DevicePtr,
+    pub page_table: DevicePtr,
+}
+
+/// What grids depend on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Sizes {
+    pub n: i64,
+    /// Grids have blocks enough for all of these.
+    pub past: Span,
+    pub batch: BatchSizes,
+}
+
+/// Of a call for several sequences.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct BatchSizes {
+    pub sequences: i64,
+    /// The most rows of one of them.
+    pub most_rows: i64,
+    /// Rows whose logits are wanted.
+    pub wanted: i64,
+}
+
+impl Gpu {
+    /// Puts every launch of an entry point on the stream.
+    pub fn launch(&self, kernels: &[Kernel], bases: &Bases, sizes: &Sizes, stream: Handle) -> Result<()> {
+        let driver = self.context().enter()?;
+        for kernel in kernels {
+            let Some(grid) = grid(&kernel.launch, sizes)? else { continue };
+            let mut addresses = [0 as DevicePtr; MAX_LAUNCH_ARGS];
+            for (address, a) in addresses.iter_mut().zip(&kernel.launch.args) {
+                *address = self.address(a, kernel.launch.repeat, bases);
+            }
+            let mut pointers = addresses.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
+            let [bx, by, bz] = kernel.launch.block;
+            // SAFETY: one pointer per argument, in the order that the compiler recorded for this kernel; all are addresses.
+            let status = unsafe {
+                (driver.f.launch)(
+                    kernel.function,
+                    grid[0],
+                    grid[1],
+                    grid[2],
+                    bx,
+                    by,
+                    bz,
+                    kernel.launch.shared_bytes,
+                    stream,
+                    pointers.as_mut_ptr(),
+                    null_mut(),
+                )
+            };
+            driver.check("cuLaunchKernel", status).map_err(|e| match e {
+                Error::Driver { call, what } => {
+                    Error::Driver { call, what: format!("{}: {what}", kernel.launch.kernel) }
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn address(&self, a: &LaunchArg, repeat: Repeat, bases: &Bases) -> DevicePtr {
+        let base = match a.kind {
+            arg::WEIGHTS => self.weights(),
+            arg::ARENA => bases.arena,
+            // The kernel adds where those of its sequence begin.
+            arg::STATE | arg::PAGE_TABLE if repeat == Repeat::EachSequence => 0,
+            arg::STATE => bases.state,
+            arg::PAGE_TABLE => bases.page_table,
+            arg::PAGES => self.pages().map_or(0, |pages| pages.memory().base()),
+            arg::WANTED => bases.wanted,
+            arg::SEQUENCES => bases.sequences,
+            arg::TOKENS => bases.tokens,
+            arg::LOGITS => bases.logits,
+            arg::PROBS => bases.probs,
+            // The table was checked: there are no other kinds.
+            _ => bases.control,
+        };
+        base.wrapping_add(a.offset)
+    }
+}
+
+impl Kernel {
+    /// The kernel of a launch in a module.
+    pub fn resolve(context: &Context, module: Handle, launch: &Launch) -> Result<Self> {
+        let driver = context.enter()?;
+        let name = CString::new(launch.kernel.as_str()).unwrap_or_default();
+        let mut function = null_mut();
+        // SAFETY: the module is loaded, the name NUL-terminated.
+        let status = unsafe { (driver.f.module_function)(&mut function, module, name.as_ptr()) };
+        driver.check("cuModuleGetFunction", status).map_err(|e| match e {
+            Error::Driver { call, what } => {
+                Error::Driver { call, what: format!("kernel {}: {what}", launch.kernel) }
+            }
+            other => other,
+        })?;
+        if launch.shared_bytes > PLAIN_SHARED_BYTES {
+            let bytes = launch.shared_bytes as i32;
+            // SAFETY: the function is valid.
+            let status =
+                unsafe { (driver.f.function_attribute)(function, driver::FUNCTION_SHARED_BYTES, bytes) };
+            driver.check("cuFuncSetAttribute", status)?;
+        }
+        Ok(Self { function, launch: launch.clone() })
+    }
+
+    /// Whether the launch has more blocks for longer sequences.
+    pub fn grows(&self) -> bool {
+        self.launch.grid.iter().any(|g| g.coef_past != 0)
+    }
+}
+
+/// The launch list of a step.
+pub(super) fn entry(device: &Gpu, step: Step) -> Result<&[Kernel]> {
+    let missing = || Error::Driver {
+        call: "launch list",
+        what: format!("the artifact has no launches for `{}`; build it again", step.name()),
+    };
+    device.entry(step.name()).ok_or_else(missing)
+}
+
+/// The grid, `None` if it is empty.
+fn grid(launch: &Launch, sizes: &Sizes) -> Result<Option<[u32; 3]>> {
+    let mut out = [0; 3];
+    let n = match launch.repeat {
+        Repeat::Once => sizes.n,
+        Repeat::Wanted => sizes.batch.wanted,
+        Repeat::EachSequence => sizes.batch.most_rows,
+    };
+    for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
+        // A size that overflows is too large as well.
+        let at = |past| dim(expr, n, past).unwrap_or(i64::MAX);
+        let blocks = match (launch.repeat, i) {
+            (Repeat::EachSequence, 2) => sizes.batch.sequences,
+            _ => at(sizes.past.first).max(at(sizes.past.last)),
+        };
+        let most = MOST_BLOCKS[i];
+        *to = u32::try_from(blocks).ok().filter(|blocks| *blocks <= most).ok_or_else(|| Error::Grid {
+            kernel: launch.kernel.clone(),
+            axis: ['x', 'y', 'z'][i],
+            blocks,
+            most,
+        })?;
+    }
+    Ok((!out.contains(&0)).then_some(out))
+}
+
+/// `ceil((coef_n * n + coef_past * past + constant) / div)`, `None` on overflow.
+fn dim(e: &DimExpr, n: i64, past: i64) -> Option<i64> {
+    let sum =
+        e.coef_n.checked_mul(n)?.checked_add(e.coef_past.checked_mul(past)?)?.checked_add(e.constant)?;
+    Some(sum.checked_add(e.div - 1)?.div_euclid(e.div))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_round_up() {
+        let e = DimExpr { coef_n: 3, coef_past: 1, constant: -1, div: 4 };
+        assert_eq!(dim(&e, 2, 0), Some(2));
+        assert_eq!(dim(&e, 2, 4), Some(3));
+        assert_eq!(dim(&DimExpr { coef_n: i64::MAX, ..e }, 2, 0), None);
+    }
+
+    #[test]
+    fn grids_have_blocks_for_every_length_of_a_span() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let with = |coef_past, first, last| {
+            let grown = DimExpr { coef_past, constant: 20, div: 4, ..one };
+            let grid = [grown, one, one];
+            let launch = launch_of(grid, Repeat::Once);
+            super::grid(&launch, &Sizes { past: Span { first, last }, ..Sizes::default() }).unwrap()
+        };
+        assert_eq!(with(1, 4, 4), Some([6, 1, 1]));
+        assert_eq!(with(1, 4, 7), Some([7, 1, 1]));
+        assert_eq!(with(-1, 4, 7), Some([4, 1, 1]));
+    }
+
+    fn launch_of(grid: [DimExpr; 3], repeat: Repeat) -> Launch {
+        Launch { kernel: "k".into(), grid, block: [1; 3], shared_bytes: 0, args: vec![], repeat }
+    }
+
+    #[test]
+    fn grids_of_sequences_are_as_deep_as_there_are_some() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let rows = DimExpr { coef_n: 1, constant: 0, ..one };
+        let batch = BatchSizes { sequences: 3, most_rows: 5, wanted: 2 };
+        let sizes = Sizes { n: 9, batch, ..Sizes::default() };
+        let with = |repeat| super::grid(&launch_of([rows, one, one], repeat), &sizes).unwrap();
+        assert_eq!(with(Repeat::Once), Some([9, 1, 1]));
+        assert_eq!(with(Repeat::Wanted), Some([2, 1, 1]));
+        assert_eq!(with(Repeat::EachSequence), Some([5, 1, 3]));
+    }
+
+    #[test]
+    fn grids_that_a_gpu_cannot_launch_are_named() {
+        let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
+        let rows = DimExpr { coef_n: 2, constant: 0, ..one };
+        let with = |grid: [DimExpr; 3], n: i64| {
+            let launch = launch_of(grid, Repeat::Once);
+            let sizes = Sizes { n, ..Sizes::default() };
+            super::grid(&launch, &sizes).map_err(|e| e.to_string())
+        };
+        assert_eq!(with([rows, one, one], 1 << 20).unwrap(), Some([1 << 21, 1, 1]));
+        assert_eq!(with([one, rows, one], 32_767).unwrap(), Some([1, 65_534, 1]));
+        assert_eq!(with([one, rows, one], 0).unwrap(), None);
+        let text = with([one, rows, one], 32_768).unwrap_err();
+        assert!(text.contains("kernel k would need 65536 blocks in y, a GPU has at most 65535"), "{text}");
+        assert!(with([one, one, rows], 32_768).unwrap_err().contains("in z"));
+        assert!(with([rows, one, one], i64::MAX).unwrap_err().contains("in x"));
+    }
+}
