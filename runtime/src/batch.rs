@@ -145,6 +145,12 @@ impl Batch {
         &self.logits.as_floats()[..self.made]
     }
 
+    /// Something that makes steps of several sequences slower than they could be and that the user may want to know, if there is any: as
+    /// [`Session::notice`].
+    pub fn notice(&self) -> Option<String> {
+        self.on_device.as_ref().and_then(|device| device.notice())
+    }
+
     /// Takes times of the step's items from now on, or no longer; gives what was taken so far. Single sequences take their
     /// own ([`Session::trace`]).
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {

@@ -156,6 +156,9 @@ pub(crate) trait DeviceBatch: Send {
     /// Runs a step for tokens that were checked, and gives the logits of the wanted rows, of which there is at least one. What the
     /// sequences point to is alive and used by nobody else.
     fn run(&mut self, step: Step, call: &BatchCall<'_>, logits: &mut Buffer) -> Result<()>;
+
+    /// As [`crate::Batch::notice`].
+    fn notice(&self) -> Option<String>;
 }
 
 /// What a step of several sequences is fed.

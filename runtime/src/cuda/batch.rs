@@ -22,4 +22,8 @@ impl DeviceBatch for CudaBatch {
     fn run(&mut self, step: Step, call: &BatchCall<'_>, logits: &mut Buffer) -> Result<()> {
         self.device.executor().run_batch(&self.device, step, call, logits)
     }
+
+    fn notice(&self) -> Option<String> {
+        self.device.executor().notice().map(String::from)
+    }
 }

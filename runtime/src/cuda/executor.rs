@@ -7,6 +7,7 @@ use mlcc_abi::Control;
 
 use super::control::{ControlBlock, Inputs};
 use super::device::{Context, DeviceBuffer, Gpu};
+use super::graphs::Graphs;
 use super::launches::{Bases, BatchSizes, Sizes, Span, entry};
 use super::stream::Stream;
 use crate::Result;
@@ -25,6 +26,9 @@ pub(crate) struct Executor {
     logits: DeviceBuffer,
     rows: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
+    /// Of `decode_batch`, and of `step`.
+    batches: Graphs,
+    steps: Graphs,
     plan: Plan,
 }
 
@@ -39,6 +43,8 @@ impl Executor {
             logits: DeviceBuffer::new(context, "the logits on the GPU", plan.vocab.saturating_mul(4))?,
             rows: None,
             probs: None,
+            batches: Graphs::new("tokens of several sequences are decoded"),
+            steps: Graphs::new("steps of several sequences are computed"),
             plan,
         })
     }
@@ -59,9 +65,13 @@ impl Executor {
 
     /// Room for the logits of so many rows.
     pub fn logits_of(&mut self, rows: u64) -> Result<&DeviceBuffer> {
-        let bytes = rows.saturating_mul(self.plan.vocab).saturating_mul(4);
-        if self.rows.as_ref().is_none_or(|buffer| (buffer.len() as u64) < bytes) {
-            // First the old ones go, so that there is memory for both at no time.
+        let bytes = |rows: u64| rows.saturating_mul(self.plan.vocab).saturating_mul(4);
+        if self.rows.as_ref().is_none_or(|buffer| (buffer.len() as u64) < bytes(rows)) {
+            let bytes = bytes(rows.max(self.plan.batch));
+            // First the old ones go, with what writes to them, so that there is never memory for both.
+            let driver = self.stream.enter()?;
+            self.batches.destroy(driver);
+            self.steps.destroy(driver);
             self.rows = None;
             self.rows = Some(DeviceBuffer::new(self.stream.context(), LOGITS, bytes)?);
         }
@@ -133,22 +143,32 @@ impl Executor {
         let inputs = Inputs { sequences: call.sequences, tokens: call.tokens, wanted: wanted_rows };
         self.control.write(&control, inputs, self.stream.handle())?;
         let past = || call.sequences.iter().map(|s| s.past);
+        let most_rows = call.sequences.iter().map(|s| s.rows).max().unwrap_or(0);
         let sizes = Sizes {
             n,
             past: Span { first: past().min().unwrap_or(0), last: past().max().unwrap_or(0) },
-            batch: BatchSizes {
-                sequences: b,
-                most_rows: call.sequences.iter().map(|s| s.rows).max().unwrap_or(0),
-                wanted,
-            },
+            batch: BatchSizes { sequences: b, most_rows, wanted },
         };
+        let (rows, sequences) = (self.plan.chunk.max(self.plan.batch) as i64, self.plan.batch as i64);
+        let n = if of_step { rows } else { sequences };
+        let most = Sizes { n, batch: BatchSizes { sequences, most_rows: n, wanted: n }, ..sizes };
         let bases = Bases { logits, ..self.bases() };
-        device.launch(kernels, &bases, &sizes, self.stream.handle())
+        let graphs = if of_step { &mut self.steps } else { &mut self.batches };
+        graphs.several(device, kernels, &bases, (sizes, most), self.plan.context, self.stream.handle())
+    }
+
+    /// Why steps of several sequences go without graphs, if the driver refuses them.
+    pub fn notice(&self) -> Option<&str> {
+        self.batches.notice().or(self.steps.notice())
     }
 }
 
 impl Drop for Executor {
     fn drop(&mut self) {
         let _ = self.stream.wait();
+        if let Ok(driver) = self.stream.enter() {
+            self.batches.destroy(driver);
+            self.steps.destroy(driver);
+        }
     }
 }

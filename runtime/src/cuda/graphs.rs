@@ -1,27 +1,33 @@
-//! `decode` as CUDA graphs: the launches of a token recorded once and started together.
+//! Steps as CUDA graphs: the launches of a call recorded once and started together.
 //!
-//! All arguments are the same for every token ([`super::control`]), so one graph serves every length unless a grid grows
-//! with it. Then a graph has the grids of the longest sequence of a bucket, whose bounds are powers of two. Blocks that a token
-//! does not need return at once; beyond the first bucket there are at most as many of them as others, and a context of 32k
-//! takes eight graphs.
+//! All arguments are the same in every call ([`super::control`]), only grids differ, and blocks that a call does not need return at
+//! once. So a graph has the grids of the largest call of a bucket, whose bounds are powers of two: of the length of sequences where a
+//! grid grows with it, of the number of sequences, of their rows and of those whose logits are wanted. A context of 32k takes eight graphs at most,
+//! batches of up to 64 sequences seven.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::device::Gpu;
 use super::driver::{self, Driver, Handle};
-use super::launches::{Bases, Kernel, Sizes, Span};
+use super::launches::{Bases, BatchSizes, Kernel, Sizes, Span};
 use crate::Result;
 
 /// Lengths of the first bucket.
 const FIRST_BUCKET: i64 = 256;
 /// A driver may refuse to record because of something that does not last.
 const ATTEMPTS: u32 = 3;
+/// Most graphs of an entry point; then the one that was used longest ago goes.
+const MOST: usize = 32;
 
-/// The graphs of a session.
-#[derive(Default)]
+/// The graphs of an entry point.
 pub(crate) struct Graphs {
-    made: Vec<(Span, Handle)>,
+    /// What runs without them, for [`Graphs::notice`].
+    what: &'static str,
+    /// The one that was used last is the last.
+    made: Vec<(Sizes, Handle)>,
+    /// Sizes of calls that had none, likewise.
+    seen: Vec<Sizes>,
     refused: u32,
     notice: Option<String>,
 }
@@ -32,6 +38,10 @@ pub(crate) struct Graphs {
 pub(crate) struct Loaded(AtomicBool);
 
 impl Graphs {
+    pub fn new(what: &'static str) -> Self {
+        Self { what, made: Vec::new(), seen: Vec::new(), refused: 0, notice: None }
+    }
+
     /// Puts the launches of a token on the stream, as a graph where that is possible. `past`: tokens before this one.
     pub fn decode(
         &mut self,
@@ -43,26 +53,66 @@ impl Graphs {
         stream: Handle,
     ) -> Result<()> {
         let sizes = Sizes { n: 1, past: Span::of(past), ..Sizes::default() };
-        let span = bucket(kernels, sizes.past, context);
-        let known = self.made.iter().find(|(of, _)| *of == span).map(|(_, graph)| *graph);
-        let graph = match known {
-            Some(graph) => Some(graph),
-            None if self.refused < ATTEMPTS && device.decode_loaded.0.load(Ordering::Relaxed) => {
-                self.record(device, kernels, bases, &Sizes { past: span, ..sizes }, stream)
+        let largest = Sizes { past: bucket(kernels, sizes.past, context), ..sizes };
+        let loaded = device.decode_loaded.0.load(Ordering::Relaxed);
+        self.run(device, kernels, bases, (sizes, largest), loaded, stream)?;
+        device.decode_loaded.0.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The same for a step of several sequences, of which a call has at most `most`. The second call of a bucket is recorded: many pieces of
+    /// prompts come once.
+    pub fn several(
+        &mut self,
+        device: &Gpu,
+        kernels: &[Kernel],
+        bases: &Bases,
+        (sizes, most): (Sizes, Sizes),
+        context: u64,
+        stream: Handle,
+    ) -> Result<()> {
+        let past = Span { first: 0, ..bucket(kernels, sizes.past, context) };
+        let largest = Sizes { past, ..rounded(&sizes, &most) };
+        let known = self.made.iter().any(|(of, _)| *of == largest);
+        let loaded = known || self.seen.contains(&largest);
+        if !loaded {
+            if self.seen.len() == MOST {
+                self.seen.remove(0);
             }
-            None => None,
+            self.seen.push(largest);
+        }
+        self.run(device, kernels, bases, (sizes, largest), loaded, stream)
+    }
+
+    fn run(
+        &mut self,
+        device: &Gpu,
+        kernels: &[Kernel],
+        bases: &Bases,
+        (sizes, largest): (Sizes, Sizes),
+        loaded: bool,
+        stream: Handle,
+    ) -> Result<()> {
+        let graph = match self.find(&largest) {
+            None if loaded && self.refused < ATTEMPTS => {
+                self.record(device, kernels, bases, &largest, stream)
+            }
+            found => found,
         };
-        let Some(graph) = graph else {
-            device.launch(kernels, bases, &sizes, stream)?;
-            device.decode_loaded.0.store(true, Ordering::Relaxed);
-            return Ok(());
-        };
+        let Some(graph) = graph else { return device.launch(kernels, bases, &sizes, stream) };
         let driver = device.context().enter()?;
-        // SAFETY: the graph's arguments are the buffers of this session and those of the executor, which stay where they are.
+        // SAFETY: the graph's arguments are the buffers of its owner and of the executor. These stay where they are, or the graph is
+        // destroyed before.
         driver.check("cuGraphLaunch", unsafe { (driver.f.graph_launch)(graph, stream) })
     }
 
-    /// Why tokens are decoded without a graph, once that has been given up.
+    fn find(&mut self, sizes: &Sizes) -> Option<Handle> {
+        let at = self.made.iter().position(|(of, _)| of == sizes)?;
+        self.made[at..].rotate_left(1);
+        self.made.last().map(|(_, graph)| *graph)
+    }
+
+    /// Why it goes without graphs, once they have been given up.
     pub fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
@@ -76,9 +126,17 @@ impl Graphs {
         sizes: &Sizes,
         stream: Handle,
     ) -> Option<Handle> {
-        match capture(device, kernels, bases, sizes, stream) {
+        let made = capture(device, kernels, bases, sizes, stream).and_then(|graph| {
+            let driver = device.context().enter()?;
+            if self.made.len() == MOST {
+                // SAFETY: instantiated once in `capture`. Whoever has started it has waited for it.
+                unsafe { (driver.f.graph_exec_destroy)(self.made.remove(0).1) };
+            }
+            Ok(graph)
+        });
+        match made {
             Ok(graph) => {
-                self.made.push((sizes.past, graph));
+                self.made.push((*sizes, graph));
                 self.refused = 0;
                 Some(graph)
             }
@@ -86,8 +144,9 @@ impl Graphs {
                 self.refused += 1;
                 if self.refused == ATTEMPTS {
                     self.notice = Some(format!(
-                        "tokens are decoded kernel by kernel, which is slower: the driver refused {ATTEMPTS} times to record \
-                         them as a CUDA graph ({error})"
+                        "{} kernel by kernel, which is slower: the driver refused {ATTEMPTS} times to record them as a CUDA graph \
+                         ({error})",
+                        self.what
                     ));
                 }
                 None
@@ -128,6 +187,22 @@ fn bucket(kernels: &[Kernel], past: Span, context: u64) -> Span {
     if kernels.iter().any(Kernel::grows) { bucket_of(past.last, context) } else { Span::default() }
 }
 
+/// The largest call that has a graph in common with this one, none beyond `most`.
+fn rounded(sizes: &Sizes, most: &Sizes) -> Sizes {
+    let up =
+        |size: i64, most: i64| (size.max(1) as u64).next_power_of_two().min(most.max(size) as u64) as i64;
+    let (batch, limits) = (&sizes.batch, &most.batch);
+    Sizes {
+        n: up(sizes.n, most.n),
+        past: sizes.past,
+        batch: BatchSizes {
+            sequences: up(batch.sequences, limits.sequences),
+            most_rows: up(batch.most_rows, limits.most_rows),
+            wanted: up(batch.wanted, limits.wanted),
+        },
+    }
+}
+
 fn bucket_of(past: i64, context: u64) -> Span {
     let end = ((past + 1).max(FIRST_BUCKET) as u64).next_power_of_two() as i64;
     let first = if end == FIRST_BUCKET { 0 } else { end / 2 };
@@ -157,5 +232,21 @@ mod tests {
                 assert_eq!(span, expected, "{past} of {context}");
             }
         }
+    }
+
+    #[test]
+    fn batches_of_a_bucket_have_its_power_of_two_or_the_most() {
+        let of = |n, sequences, most_rows, wanted| {
+            let batch = BatchSizes { sequences, most_rows, wanted };
+            Sizes { n, batch, ..Sizes::default() }
+        };
+        let most = of(48, 24, 48, 48);
+        assert_eq!(rounded(&of(1, 1, 1, 1), &most), of(1, 1, 1, 1));
+        assert_eq!(rounded(&of(9, 9, 1, 9), &most), of(16, 16, 1, 16));
+        assert_eq!(rounded(&of(17, 17, 1, 17), &most), of(32, 24, 1, 32));
+        assert_eq!(rounded(&of(40, 3, 33, 2), &most), of(48, 4, 48, 2));
+        let buckets: std::collections::BTreeSet<i64> =
+            (1..=64).map(|b| rounded(&of(b, b, 1, b), &of(64, 64, 64, 64)).n).collect();
+        assert_eq!(buckets.len(), 7);
     }
 }

@@ -47,7 +47,7 @@ impl CudaSession {
         // Zeros, as `logits` promises before the first token.
         let host_logits = Buffer::floats("the logits", plan.vocab)?;
         Ok(Self {
-            graphs: Graphs::default(),
+            graphs: Graphs::new("tokens are decoded"),
             state,
             pages,
             host_logits,

@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
-use mlcc_runtime::{LoadOptions, Model};
+use mlcc_runtime::{LoadOptions, Model, Rows, Session, Want};
 
 use crate::cases::assert_close;
 use crate::program::case;
 use crate::software_gpu::{build, driver, in_child};
+use crate::together::Twins;
 use crate::{batch, step, together};
 
 /// A reference case, flags of its build, the order of warps, how far a row among several may be off from one alone.
@@ -120,4 +121,72 @@ fn windows_move_for_each_sequence() {
     }
     let variables = [("MLCC_TEST_WINDOWS", folder.path().to_str().unwrap())];
     in_child("gpu_batches::child_with_windows", &driver, &variables);
+}
+
+/// The rest of [`a_graph_serves_a_bucket_of_sequences`] and of [`graphs_of_batches_that_are_refused`].
+#[test]
+fn child_with_graphs() {
+    let Some(folder) = std::env::var_os("MLCC_TEST_GRAPHS").map(PathBuf::from) else { return };
+    println!("child ran");
+    let refused = std::env::var_os("SOFTCUDA_REFUSE_CAPTURES").is_some();
+    let model = Model::load(folder.join("gpu.so"), &LoadOptions::default()).unwrap();
+    let mut batch = model.batch(8).unwrap();
+    let Twins { mut together, mut alone } = Twins::new(&model, 8);
+    for (session, twin) in together.iter_mut().zip(&mut alone) {
+        session.prefill(&[1, 2]).unwrap();
+        twin.prefill(&[1, 2]).unwrap();
+    }
+    // Buckets of 8 and of 4 sequences: the first call of each is launched, the second one recorded.
+    for (round, count) in [5, 8, 7, 3, 4, 6, 3].into_iter().enumerate() {
+        let tokens: Vec<i32> = (0..count).map(|i| 3 + (i * 5 + round) as i32).collect();
+        let mut members: Vec<&mut Session> = together.iter_mut().take(count).collect();
+        let rows = batch.decode(&mut members, &tokens).unwrap().to_vec();
+        for ((row, twin), token) in rows.chunks_exact(model.vocab()).zip(&mut alone).zip(&tokens) {
+            assert_close(&format!("round {round}"), twin.decode(*token).unwrap(), row, 2e-5);
+        }
+    }
+    // Pieces of other lengths of the same bucket, of more rows of logits than there were before.
+    for piece in [&[4, 5, 6][..], &[7, 8, 9, 1], &[2, 3, 4]] {
+        let [a, b, ..] = &mut together[..] else { unreachable!() };
+        let rows =
+            [(a, piece), (b, &piece[1..])].map(|(session, tokens)| Rows { session, tokens, want: Want::All });
+        let found = batch.step(&mut { rows }).unwrap().to_vec();
+        let mut expected = alone[0].prefill_logits(piece).unwrap().to_vec();
+        expected.extend_from_slice(alone[1].prefill_logits(&piece[1..]).unwrap());
+        assert_close("pieces", &expected, &found, 2e-5);
+    }
+    let notice = batch.notice();
+    assert_eq!(
+        notice.as_ref().is_some_and(|n| n.contains("SOFTCUDA_REFUSE_CAPTURES")),
+        refused,
+        "{notice:?}"
+    );
+}
+
+fn graphs(variables: &[(&str, &str)]) -> Option<serde_json::Value> {
+    let driver = driver()?;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--quant", "f32", "--chunk", "16", "--max-batch", "8", "--target", "sm_90"];
+    build(&case("llama3-gqa-tied"), folder.path(), "gpu.so", &flags);
+    let counts = folder.path().join("counts.json");
+    let given = [
+        ("MLCC_TEST_GRAPHS", folder.path().to_str().unwrap()),
+        ("SOFTCUDA_COUNTS", counts.to_str().unwrap()),
+    ];
+    in_child("gpu_batches::child_with_graphs", &driver, &[&given, variables].concat());
+    Some(serde_json::from_slice(&std::fs::read(counts).unwrap()).unwrap())
+}
+
+/// Blocks of a graph that a smaller call does not need do nothing.
+#[test]
+fn a_graph_serves_a_bucket_of_sequences() {
+    let Some(counts) = graphs(&[("SOFTCUDA_ORDER", "backwards")]) else { return };
+    // 5 of 7 batches, 2 of 3 steps of pieces, and all but the first of the 36 tokens of sequences alone.
+    assert_eq!(counts["graph_launches"], 5 + 2 + 35);
+}
+
+#[test]
+fn graphs_of_batches_that_are_refused() {
+    let Some(counts) = graphs(&[("SOFTCUDA_REFUSE_CAPTURES", "1000")]) else { return };
+    assert_eq!(counts["graph_launches"], 0);
 }

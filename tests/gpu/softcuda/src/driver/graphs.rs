@@ -48,6 +48,7 @@ impl Driver {
         if self.streams.get(stream)?.recording.is_some() {
             return fail(Status::StreamCaptureUnsupported, "graphs within graphs are not known");
         }
+        self.graph_launches += 1;
         work.into_iter().try_for_each(|work| self.enqueue(stream, work))
     }
 

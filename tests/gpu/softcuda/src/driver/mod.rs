@@ -46,6 +46,7 @@ pub struct Driver {
     pub texts: BTreeMap<i32, &'static std::ffi::CStr>,
     counts: BTreeMap<String, (Arc<Kernel>, Counts)>,
     launches: u64,
+    graph_launches: u64,
 }
 
 impl Driver {
@@ -61,6 +62,7 @@ impl Driver {
             texts: BTreeMap::new(),
             counts: BTreeMap::new(),
             launches: 0,
+            graph_launches: 0,
         }
     }
 
@@ -117,7 +119,7 @@ impl Driver {
         }
         self.broken = None;
         let Some(path) = &self.options.counts else { return Ok(()) };
-        let text = format!("{:#}\n", report(&self.counts));
+        let text = format!("{:#}\n", report(&self.counts, self.graph_launches));
         std::fs::write(path, text).or_else(|e| fail(Status::Unknown, format!("{}: {e}", path.display())))
     }
 }
