@@ -27,6 +27,10 @@ def sequence(count):
     return [1 + (i * i + i // 5) % 62 for i in range(count)]
 
 
+# Of one token, shorter than windows of 16, and longer.
+WINDOW_PROMPTS = ([7], [3, 11, 101, 5, 64, 2, 90], [1 + (i * i * 7 + i // 3) % 109 for i in range(37)])
+
+
 # Shorter and longer than the 32 positions that scaling starts from; the second one comes to them while it goes on.
 LONG_PROMPTS = (sequence(7), sequence(25), sequence(60))
 
@@ -71,13 +75,44 @@ FAMILIES = {
         vocab_size=112, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, qk_layernorm=True, use_parallel_residual=True,
         use_qkv_bias=True, bos_token_id=0, eos_token_id=0),
+    "exaone4": lambda: transformers.Exaone4Config(
+        vocab_size=112, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, sliding_window=16, sliding_window_pattern=3,
+        rope_parameters={"rope_theta": 1e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+        rms_norm_eps=1e-5, dtype="bfloat16"),
+    "mamba": lambda: transformers.MambaConfig(
+        vocab_size=112, hidden_size=64, state_size=8, num_hidden_layers=3, expand=2, conv_kernel=3, use_bias=True,
+        time_step_rank=6, layer_norm_epsilon=1e-6, dtype="bfloat16"),
+    "olmo-hybrid": lambda: transformers.OlmoHybridConfig(
+        vocab_size=112, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=24, linear_conv_kernel_dim=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": None}, pad_token_id=None, eos_token_id=2, dtype="bfloat16"),
+    "mistral4": lambda: transformers.Mistral4Config(
+        vocab_size=112, hidden_size=64, intermediate_size=96, moe_intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, num_experts_per_tok=3,
+        n_group=4, topk_group=2, first_k_dense_replace=1, routed_scaling_factor=1.5, kv_lora_rank=24, q_lora_rank=32,
+        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=12, max_position_embeddings=128,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 4.0, "beta_slow": 0.5,
+                         "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.7,
+                         "llama_4_scaling_beta": 0.3},
+        pad_token_id=None, dtype="bfloat16"),
 }
+
+# Cases with other prompts than PROMPTS.
+LONGER = ("exaone4", "mamba", "olmo-hybrid", "mistral4")
 
 
 def model_of(config, seed):
     """Linear weights normal with deviation 1/sqrt(fan in), norms near one with random signs in the last."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    if config.model_type == "mistral4":
+        # Not known to AutoModel: it is published inside of a model for images.
+        model = transformers.Mistral4ForCausalLM(config).float().eval()
+    else:
+        model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1:
@@ -91,36 +126,59 @@ def model_of(config, seed):
                 p.sub_(1.0)
             if name.endswith(".bias"):
                 p.sub_(1.0)
-            if half(config):
-                p.copy_(p.half().float())
+            if name.endswith("A_log"):
+                # Decays from slow to fast.
+                p.uniform_(-4.0, 1.0)
+            if name.endswith("dt_bias"):
+                p.uniform_(-3.0, 1.0)
+            if stored(config) != torch.float32:
+                p.copy_(p.to(stored(config)).float())
     return model
 
 
-def half(config):
-    return config.dtype == torch.float16
+def published_convolutions(folder, config):
+    """Cuts the convolutions of OLMo Hybrid as published files have them: transformers makes three equal parts of one."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        joined = torch.cat([tensors[name] for name in names])
+        for name, part in zip(names, joined.split([keys, keys, values])):
+            tensors[name] = part.contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stored(config):
+    """The type of the tensors in the file."""
+    return config.dtype or torch.float32
 
 
 def forward(model, tokens, cache=None):
     """Logits of all `tokens`, which go on after those of the cache. Scaling by length takes the length after them."""
     start = cache.get_seq_length() if cache else 0
-    if not start:
+    if not start and by_length(model):
         # The frequencies of the longest sequence so far would stay otherwise.
-        rope = model.model.rotary_emb
-        rope.__init__(model.config)
+        model.model.rotary_emb.__init__(model.config)
     positions = torch.arange(start, start + len(tokens))[None]
     out = model(torch.tensor([tokens]), position_ids=positions, past_key_values=cache, use_cache=cache is not None)
     return out.logits[0].double()
+
+
+def by_length(model):
+    return getattr(getattr(model.base_model, "rotary_emb", None), "rope_type", None) in ("dynamic", "longrope")
 
 
 @torch.no_grad()
 def result_of(model, prompt):
     logits = forward(model, prompt)
     tokens, greedy, margins = list(prompt), [], []
-    by_length = model.model.rotary_emb.rope_type in ("dynamic", "longrope")
-    cache = transformers.DynamicCache() if by_length else None
+    cache = transformers.DynamicCache() if by_length(model) else None
     last = None
     for _ in range(GREEDY):
-        if by_length:
+        if cache is not None:
             # Keys stay as they were turned when they came.
             last = forward(model, tokens if last is None else tokens[-1:], cache)[-1]
         else:
@@ -150,14 +208,17 @@ def main():
     for seed in range(1000):
         model = model_of(FAMILIES[args.family](), seed)
         prompts = PROMPTS if model.config.vocab_size > 64 else LONG_PROMPTS
+        prompts = WINDOW_PROMPTS if args.family in LONGER else prompts
         results = [result_of(model, prompt) for prompt in prompts]
         lively = all(len(set(r["greedy"])) >= 4 for r in results)
         if lively and min(min(r["greedy_margin"]) for r in results) > 1e-3:
             break
-    (model.half() if half(model.config) else model).save_pretrained(args.folder)
+    model.to(stored(model.config)).save_pretrained(args.folder)
+    if model.config.model_type == "olmo_hybrid":
+        published_convolutions(args.folder, model.config)
     golden = {
         "source": f"transformers {transformers.__version__} {type(model).__name__}, torch {torch.__version__}, CPU",
-        "file_dtype": "float16" if half(model.config) else "float32",
+        "file_dtype": str(stored(model.config)).removeprefix("torch."),
         "case": args.family,
         "note": f"written by tools/tiny_golden.py, seed {seed}",
         "quality": {

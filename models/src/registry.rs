@@ -6,12 +6,12 @@ use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::{
     BaichuanConfig, BertConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig,
-    FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig, Gpt2Config,
-    GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
+    Exaone4Config, FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig,
+    Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
     KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config,
-    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config, OptConfig,
-    Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config,
-    StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
+    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config,
+    OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
+    Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -111,6 +111,12 @@ pub const REGISTRY: &[Entry] = &[
     family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
         Mamba2Config::from_fields(f).map(Architecture::new)
     }),
+    family("olmo_hybrid", &["OlmoHybridForCausalLM"], "OLMo Hybrid", |f| {
+        OlmoHybridConfig::from_fields(f).map(Architecture::new)
+    }),
+    family("mistral4", &["Mistral4ForCausalLM"], "Mistral Small 4, text only", |f| {
+        DeepSeekConfig::mistral4(f).map(Architecture::new)
+    }),
     family("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
         MixtralConfig::from_fields(f).map(Architecture::new)
     }),
@@ -133,6 +139,9 @@ pub const REGISTRY: &[Entry] = &[
     family("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| Phi3Config::from_fields(f).map(Architecture::new)),
     family("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
     family("olmo3", &["Olmo3ForCausalLM"], "OLMo 3", |f| Olmo2Config::olmo3(f).map(Architecture::new)),
+    family("exaone4", &["Exaone4ForCausalLM"], "EXAONE 4", |f| {
+        Exaone4Config::from_fields(f).map(Architecture::new)
+    }),
     family("smollm3", &["SmolLM3ForCausalLM"], "SmolLM3", |f| smollm3::from_fields(f).map(Architecture::new)),
     family("ernie4_5", &["Ernie4_5ForCausalLM"], "ERNIE 4.5", |f| {
         ernie4_5::from_fields(f).map(Architecture::new)

@@ -54,6 +54,7 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.bias("mlp_bias", "layers.0.mlp.gate_proj")
         }
         "qwen2" => llama(t, None),
+        "exaone4" => llama(t, Some("layers.0.self_attn.q_norm.weight")),
         "internlm" => {
             llama(t, None)?;
             t.bias("bias", "layers.0.self_attn.q_proj")
@@ -132,10 +133,11 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["shared_intermediate_size"], "shared_mlp.input_linear.weight", 0, 2)?;
             t.size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
         }
-        "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" => {
+        "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" | "mistral4" => {
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
-            t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)
+            t.size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+            t.size(&["moe_intermediate_size"], "mlp.experts.gate_up_proj", 1, 2)
         }
         "nemotron_h" => {
             embedding(t, "embeddings.weight", "lm_head.weight", false)?;
@@ -155,6 +157,15 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             gemma(t)?;
             t.size(&["moe_intermediate_size"], "experts.gate_up_proj", 1, 2)?;
             t.size(&["num_experts"], "router.proj.weight", 0, 1)
+        }
+        "olmo_hybrid" => {
+            embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
+            t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+            if let (Some(hidden), Some(heads)) = (t.known(&HIDDEN), t.known(&HEADS)) {
+                t.size(&KV_HEADS, "self_attn.k_proj.weight", 0, hidden / heads)?;
+            }
+            t.size(&["linear_num_value_heads"], "linear_attn.A_log", 0, 1)?;
+            t.size(&["linear_value_head_dim"], "linear_attn.o_norm.weight", 0, 1)
         }
         "mamba2" => {
             embedding(t, "embeddings.weight", "lm_head.weight", false)?;

@@ -7,11 +7,15 @@ use crate::error::ConfigError;
 use crate::layers::latent_attention::{LatentAttention, Positions};
 use crate::layers::moe::{Experts, Glu, Groups, Routing, Scores, SharedExpert};
 use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::query_growth::QueryGrowth;
 use crate::layers::rope::Pairs;
 use crate::layers::{Activation, Rope, RopeTables, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+/// False where the experts of a layer are stored one by one, as GGUF files have them.
+const FUSED_EXPERTS: &str = "fused_experts";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSeekConfig {
@@ -28,7 +32,16 @@ pub struct DeepSeekConfig {
     pub corrected: bool,
     /// The first layers have no experts.
     pub dense_layers: usize,
+    /// The experts of a layer are two tensors.
+    pub packed: bool,
+    pub growth: Option<QueryGrowth>,
     pub tied: bool,
+}
+
+/// What depends on the positions of a call.
+pub struct Places {
+    rope: RopeTables,
+    query_scale: Option<ValueId>,
 }
 
 impl DeepSeekConfig {
@@ -61,6 +74,32 @@ impl DeepSeekConfig {
         DeepSeekConfig::common(fields, routing, true)
     }
 
+    /// Mistral 4: softmax over all experts, in groups; queries that grow with their position.
+    pub fn mistral4(fields: &ConfigFields) -> Result<DeepSeekConfig, ConfigError> {
+        let mut fields = fields.clone();
+        // The share of a head that is turned, which the sizes of its two parts say too.
+        if let Some(Value::Object(parameters)) = fields.raw.get_mut("rope_parameters") {
+            parameters.remove("partial_rotary_factor");
+        }
+        let routing = Routing {
+            normalised: fields.flag_or("norm_topk_prob", true)?,
+            smallest_sum: 1e-20,
+            groups: Groups::read(&fields, "n_group", "n_routed_experts")?,
+            ..Routing::read(&fields, &["n_routed_experts"])?
+        };
+        let config = DeepSeekConfig::common(&fields, routing, false)?;
+        let growth = match fields.object("rope_parameters")? {
+            Some(parameters) => Some(QueryGrowth::read(&parameters, config.sizes.context)?),
+            None => return Err(fields.missing("rope_parameters", "an object")),
+        };
+        Ok(DeepSeekConfig {
+            dense_layers: fields.count_or("first_k_dense_replace", 0)?,
+            packed: fields.flag_or(FUSED_EXPERTS, true)?,
+            growth: growth.filter(|growth| growth.beta > 0.0),
+            ..config
+        })
+    }
+
     fn common(
         fields: &ConfigFields,
         routing: Routing,
@@ -91,6 +130,8 @@ impl DeepSeekConfig {
             shared: width * fields.size_or("n_shared_experts", 1)?,
             corrected,
             dense_layers: fields.count_or("first_k_dense_replace", 1)?,
+            packed: false,
+            growth: None,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -100,14 +141,14 @@ impl DeepSeekConfig {
         if layer < self.dense_layers {
             return mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation);
         }
-        let parts = ["gate_proj", "up_proj", "down_proj"];
+        let parts = (!self.packed).then_some(["gate_proj", "up_proj", "down_proj"]);
         let shared = SharedExpert { width: self.shared, activation: self.activation };
         self.experts.apply_with_shared(net, x, name, parts, self.corrected, &shared)
     }
 }
 
 impl Transformer for DeepSeekConfig {
-    type Shared = RopeTables;
+    type Shared = Places;
 
     fn sizes(&self) -> &Sizes {
         &self.sizes
@@ -117,18 +158,26 @@ impl Transformer for DeepSeekConfig {
         Frame::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut Net) -> RopeTables {
-        self.rope.tables(net, "rope")
+    fn shared(&self, net: &mut Net) -> Places {
+        let rope = self.rope.tables(net, "rope");
+        let growth = self.growth.as_ref();
+        let query_scale = growth.map(|growth| net.for_sequences(|net| growth.factors(net)));
+        Places { rope, query_scale }
     }
 
-    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, places: &Places) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let h = self.latent.apply(net, layer, &format!("{name}.self_attn"), h, Positions::turned(rope));
+        let at = Positions { rope: Some(&places.rope), query_scale: places.query_scale };
+        let h = self.latent.apply(net, layer, &format!("{name}.self_attn"), h, at);
         let x = net.residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let h = self.feed_forward(net, layer, &format!("{name}.mlp"), h);
         net.residual(layer, "mlp", x, h)
+    }
+
+    fn cannot_stream(&self) -> Option<&'static str> {
+        self.growth.as_ref().map(|_| "queries of this model grow with their position")
     }
 
     fn has_experts(&self) -> bool {

@@ -67,7 +67,7 @@ impl Glm4MoeConfig {
         }
         let parts = ["gate_proj", "up_proj", "down_proj"];
         let shared = SharedExpert { width: self.shared, activation: self.activation };
-        self.experts.apply_with_shared(net, x, name, parts, true, &shared)
+        self.experts.apply_with_shared(net, x, name, Some(parts), true, &shared)
     }
 }
 

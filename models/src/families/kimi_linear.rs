@@ -70,7 +70,7 @@ impl KimiLinearConfig {
         let name = format!("{block}.block_sparse_moe");
         let parts = ["w1", "w3", "w2"];
         let shared = SharedExpert { width: self.shared, activation: self.activation };
-        self.experts.apply_with_shared(net, x, &name, parts, true, &shared)
+        self.experts.apply_with_shared(net, x, &name, Some(parts), true, &shared)
     }
 }
 

@@ -124,7 +124,7 @@ impl ShortConv {
         let [b, c, x] =
             [0, 1, 2].map(|part| net.slice(projected, 1, Dim::from(part * hidden), Dim::from(hidden)));
         let gated = net.mul(b, x);
-        let conv = CausalConv { names: &[&format!("{name}.conv")], taps: self.taps, bias };
+        let conv = CausalConv { names: &[&format!("{name}.conv")], widths: &[], taps: self.taps, bias };
         let mixed = conv.apply(net, layer, gated);
         let gated = net.mul(c, mixed);
         Linear::new(&format!("{name}.out_proj"), hidden).bias(bias).apply(net, gated)

@@ -4,13 +4,10 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, attention, mlp};
+use crate::layers::query_growth::QueryGrowth;
+use crate::layers::{Activation, Attention, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer, widest};
-use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
-use mlcc_ir::kernel::UnOp;
-use mlcc_ir::types::DType;
-use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ministral3Config {
@@ -20,10 +17,7 @@ pub struct Ministral3Config {
     pub activation: Activation,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
-    /// How fast queries grow.
-    pub beta: f64,
-    /// Queries grow from this position on.
-    pub original_context: usize,
+    pub growth: QueryGrowth,
     pub tied: bool,
 }
 
@@ -37,36 +31,16 @@ impl Ministral3Config {
             Some(parameters) => parameters,
             None => return Err(fields.missing("rope_parameters", "an object")),
         };
-        let beta = parameters.float_or("llama_4_scaling_beta", 0.0)?;
-        if !(0.0..=1e3).contains(&beta) {
-            let expected = "a number from 0 to 1000";
-            return Err(parameters.wrong("llama_4_scaling_beta", expected, &Value::from(beta)));
-        }
         Ok(Ministral3Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             activation: Activation::read(fields, &["hidden_act"], Activation::Silu)?,
             rope: rope.rope,
             windows: fields.windows(sizes.layers, |_| true)?,
-            beta,
-            original_context: parameters.size_or("original_max_position_embeddings", sizes.context)?,
+            growth: QueryGrowth::read(&parameters, sizes.context)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
-    }
-
-    /// `1 + beta * log(1 + floor(position / original context))`, `[n, 1, 1]`.
-    fn query_scale(&self, net: &mut Net) -> ValueId {
-        let (n, positions) = (net.n(), net.positions());
-        let period = attention::integer(net, self.original_context as i64);
-        let periods = net.div(positions, period);
-        let periods = net.cast(periods, DType::F32);
-        let one = net.constant(1.0);
-        let periods = net.add(periods, one);
-        let growth = net.unary(UnOp::Log, periods);
-        let growth = net.scale(growth, self.beta);
-        let scale = net.add(growth, one);
-        net.reshape(scale, [n, Dim::from(1), Dim::from(1)])
     }
 }
 
@@ -89,7 +63,7 @@ impl Transformer for Ministral3Config {
 
     fn shared(&self, net: &mut Net) -> Positions {
         let rope = self.rope.tables(net, "rope");
-        Positions { rope, query_scale: net.for_sequences(|net| self.query_scale(net)) }
+        Positions { rope, query_scale: net.for_sequences(|net| self.growth.factors(net)) }
     }
 
     fn block(&self, net: &mut Net, layer: usize, x: ValueId, positions: &Positions) -> ValueId {

@@ -42,6 +42,30 @@ impl Olmo2Config {
         })
     }
 
+    /// Adds a layer whose queries and keys are turned by `rope`, if at all.
+    pub fn layer(&self, net: &mut Net, layer: usize, x: ValueId, rope: Option<&RopeTables>) -> ValueId {
+        let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
+        let part = format!("{name}.self_attn");
+        let linear = |net: &mut Net, x, which: &str, out| {
+            Linear::new(&format!("{part}.{which}"), out).bias(self.bias).apply(net, x)
+        };
+        let q = linear(net, x, "q_proj", sizes.query());
+        let k = linear(net, x, "k_proj", sizes.key());
+        let v = linear(net, x, "v_proj", sizes.key());
+        let q = rms_norm(net, q, &format!("{part}.q_norm"), self.eps);
+        let k = rms_norm(net, k, &format!("{part}.k_norm"), self.eps);
+        let attention = Attention { window: self.windows[layer], ..Attention::causal(sizes.head_size) };
+        let attention = SelfAttention { rope, ..SelfAttention::without_positions(&part, attention) };
+        let h = attention.attend(net, layer, sizes, [q, k, v]);
+        let h = linear(net, h, "o_proj", sizes.hidden);
+        let h = rms_norm(net, h, &format!("{name}.post_attention_layernorm"), self.eps);
+        let x = net.residual(layer, "attention", x, h);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, x, &mlp, self.intermediate, false, self.activation);
+        let h = rms_norm(net, h, &format!("{name}.post_feedforward_layernorm"), self.eps);
+        net.residual(layer, "mlp", x, h)
+    }
+
     pub fn olmo3(fields: &ConfigFields) -> Result<Olmo2Config, ConfigError> {
         let config = Olmo2Config::from_fields(fields)?;
         // Rotary embedding is scaled on layers without a window only.
@@ -72,26 +96,7 @@ impl Transformer for Olmo2Config {
     }
 
     fn block(&self, net: &mut Net, layer: usize, x: ValueId, [rope, local]: &[RopeTables; 2]) -> ValueId {
-        let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
-        let part = format!("{name}.self_attn");
-        let linear = |net: &mut Net, x, which: &str, out| {
-            Linear::new(&format!("{part}.{which}"), out).bias(self.bias).apply(net, x)
-        };
-        let q = linear(net, x, "q_proj", sizes.query());
-        let k = linear(net, x, "k_proj", sizes.key());
-        let v = linear(net, x, "v_proj", sizes.key());
-        let q = rms_norm(net, q, &format!("{part}.q_norm"), self.eps);
-        let k = rms_norm(net, k, &format!("{part}.k_norm"), self.eps);
-        let window = self.windows[layer];
-        let attention = Attention { window, ..Attention::causal(sizes.head_size) };
-        let attention = SelfAttention::new(&part, if window.is_some() { local } else { rope }, attention);
-        let h = attention.attend(net, layer, sizes, [q, k, v]);
-        let h = linear(net, h, "o_proj", sizes.hidden);
-        let h = rms_norm(net, h, &format!("{name}.post_attention_layernorm"), self.eps);
-        let x = net.residual(layer, "attention", x, h);
-        let mlp = format!("{name}.mlp");
-        let h = mlp::gated_by_name(net, x, &mlp, self.intermediate, false, self.activation);
-        let h = rms_norm(net, h, &format!("{name}.post_feedforward_layernorm"), self.eps);
-        net.residual(layer, "mlp", x, h)
+        let rope = if self.windows[layer].is_some() { local } else { rope };
+        self.layer(net, layer, x, Some(rope))
     }
 }

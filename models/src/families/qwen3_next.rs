@@ -10,7 +10,7 @@ use crate::layers::moe::{ExpertNames, Experts, Stored};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{Activation, Attention, Linear, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{Frame, Net, Sizes, Transformer};
-pub use delta_net::DeltaNet;
+pub use delta_net::{DeltaNet, Form};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 
@@ -47,7 +47,7 @@ const INTERVAL: usize = 4;
 impl Qwen3NextConfig {
     /// Projections of the delta rule are fused by key head, experts are stored one by one.
     pub fn next(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        let config = Qwen3NextConfig::common(fields, true)?;
+        let config = Qwen3NextConfig::common(fields, Form::ByKeyHead)?;
         let normalised = fields.flag_or("norm_topk_prob", true)?;
         let mixture = Mixture::read(fields, config.sizes.layers, normalised, false)?;
         Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
@@ -55,17 +55,17 @@ impl Qwen3NextConfig {
 
     /// Qwen 3.5 without experts.
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        Qwen3NextConfig::common(fields, false)
+        Qwen3NextConfig::common(fields, Form::Joined)
     }
 
     /// Qwen 3.5 with experts.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        let config = Qwen3NextConfig::common(fields, false)?;
+        let config = Qwen3NextConfig::common(fields, Form::Joined)?;
         let mixture = Mixture::read(fields, config.sizes.layers, true, true)?;
         Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
     }
 
-    fn common(fields: &ConfigFields, fused: bool) -> Result<Qwen3NextConfig, ConfigError> {
+    fn common(fields: &ConfigFields, form: Form) -> Result<Qwen3NextConfig, ConfigError> {
         fields.only("attn_output_gate", true, "attention without an output gate")?;
         let mut sizes = Sizes::read(fields, Some(32768))?;
         if fields.get("head_dim").is_none() {
@@ -82,7 +82,7 @@ impl Qwen3NextConfig {
             rope: rope.rope,
             bias: fields.flag_or("attention_bias", false)?,
             attends: attends(fields, sizes.layers)?,
-            delta_net: DeltaNet::read(fields, eps, fused)?,
+            delta_net: DeltaNet::read(fields, eps, form)?,
             mixture: None,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             eps,
@@ -122,8 +122,8 @@ impl Qwen3NextConfig {
     }
 }
 
-/// Which layers have attention.
-fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+/// Which layers have attention and not the delta rule: `layer_types`, or every so many-th.
+pub fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
     if fields.get("layer_types").is_some() {
         let kinds = fields.layer_kinds("layer_types", layers, &["linear_attention", "full_attention"])?;
         return Ok(kinds.into_iter().map(|kind| kind == 1).collect());

@@ -10,8 +10,10 @@ use mlcc_ir::types::{DType, TensorType};
 /// sequence. Its state are the last `taps - 1` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct CausalConv<'a> {
-    /// `{name}.weight: [channels, 1, taps]`, as `torch.nn.Conv1d` stores it. Several are for equal parts of the channels.
+    /// `{name}.weight: [channels, 1, taps]`, as `torch.nn.Conv1d` stores it. Several are for parts of the channels.
     pub names: &'a [&'a str],
+    /// Channels of each name; none where all have as many.
+    pub widths: &'a [usize],
     /// At least 2.
     pub taps: usize,
     /// Adds `{name}.bias: [channels]`, of one name.
@@ -23,8 +25,12 @@ impl CausalConv<'_> {
     pub fn apply(&self, net: &mut Net, layer: usize, x: ValueId) -> ValueId {
         let (channels, taps) = (net.width(x), self.taps);
         let [first, ..] = self.names else { return x };
-        let shape = [channels / self.names.len(), 1, taps];
-        let stored = self.names.iter().map(|name| net.tensor(&format!("{name}.weight"), &shape)).collect();
+        let equal = channels / self.names.len();
+        let stored = self.names.iter().enumerate().map(|(i, name)| {
+            let width = self.widths.get(i).copied().unwrap_or(equal);
+            net.tensor(&format!("{name}.weight"), &[width, 1, taps])
+        });
+        let stored = stored.collect();
         let source = ParamSource::Transpose(Box::new(joined(stored)));
         let name = format!("{first}.weight");
         let ty = TensorType::new(DType::F32, [taps, channels]);

@@ -98,7 +98,12 @@ impl Mamba2 {
         let projected = Linear::new(&input, widths.iter().sum()).bias(self.bias).apply(net, x);
         let projected = self.scaled(net, projected);
         let [gate, xbc, dt] = cut(net, projected, widths);
-        let conv = CausalConv { names: &[&format!("{name}.conv1d")], taps: self.taps, bias: self.conv_bias };
+        let conv = CausalConv {
+            names: &[&format!("{name}.conv1d")],
+            widths: &[],
+            taps: self.taps,
+            bias: self.conv_bias,
+        };
         let xbc = conv.apply(net, layer, xbc);
         let xbc = Activation::Silu.apply(net, xbc);
         let [x, b, c] = cut(net, xbc, [inner, shared, shared]);

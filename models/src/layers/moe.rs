@@ -127,7 +127,10 @@ impl Routing {
         let scores = Linear::new(names.router, self.count).bias(self.bias).unquantized().apply(net, x);
         let (mut weights, ids) = match self.scores {
             Scores::Softmax => {
-                let probabilities = net.softmax(scores);
+                let mut probabilities = net.softmax(scores);
+                if let Some(groups) = self.groups {
+                    probabilities = groups.masked(net, probabilities, self.count);
+                }
                 net.top_k(probabilities, self.chosen)
             }
             Scores::SoftmaxOfChosen => {
@@ -303,20 +306,25 @@ impl Experts {
     }
 
     /// These experts and the one beside them that sees every row, by the names of DeepSeek V3: `NAME.gate`, `NAME.experts`,
-    /// `NAME.shared_experts`. `corrected`: what the router chooses by has a bias.
+    /// `NAME.shared_experts`; without `parts` the experts of a layer are two tensors. `corrected`: what the router chooses by
+    /// has a bias.
     pub fn apply_with_shared(
         &self,
         net: &mut Net,
         x: ValueId,
         name: &str,
-        parts: [&'static str; 3],
+        parts: Option<[&'static str; 3]>,
         corrected: bool,
         shared: &SharedExpert,
     ) -> ValueId {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
         let correction = format!("{router}.e_score_correction_bias");
         let correction = corrected.then_some(correction.as_str());
-        let stored = Stored::Single { experts: &inside, parts };
+        let (gate_up, down) = (format!("{inside}.gate_up_proj"), format!("{inside}.down_proj"));
+        let stored = match parts {
+            Some(parts) => Stored::Single { experts: &inside, parts },
+            None => Stored::Packed { gate_up: &gate_up, down: &down },
+        };
         let h = self.apply(net, x, &ExpertNames { router: &router, correction, expert_scale: None, stored });
         let beside = format!("{name}.shared_experts");
         let beside = mlp::gated_by_name(net, x, &beside, shared.width, false, shared.activation);

@@ -28,13 +28,18 @@ pub struct SelfAttention<'a> {
 impl<'a> SelfAttention<'a> {
     /// Without biases and norms.
     pub fn new(name: &'a str, rope: &'a RopeTables, attention: Attention) -> SelfAttention<'a> {
+        SelfAttention { rope: Some(rope), ..SelfAttention::without_positions(name, attention) }
+    }
+
+    /// The same without rotary embedding.
+    pub fn without_positions(name: &'a str, attention: Attention) -> SelfAttention<'a> {
         SelfAttention {
             name,
             output: "o_proj",
             qkv_bias: false,
             output_bias: false,
             head_norm: None,
-            rope: Some(rope),
+            rope: None,
             query_scale: None,
             attention,
         }

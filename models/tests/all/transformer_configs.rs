@@ -1,8 +1,8 @@
 //! Configurations of transformers: what is read, and what is refused with the field and what is supported.
 
 use mlcc_models::definition::Definition;
-use mlcc_models::families::LlamaConfig;
 use mlcc_models::families::Phi3Config;
+use mlcc_models::families::{Exaone4Config, LlamaConfig};
 use mlcc_models::layers::rope::{Frequencies, frequencies};
 use mlcc_models::{Checkpoint, ModelConfig, expect};
 use serde_json::{Map, Value, json};
@@ -166,6 +166,42 @@ fn hybrids_that_contradict_themselves_are_refused() {
     let glm =
         json!({ "model_type": "glm4_moe", "n_group": 2, "n_routed_experts": 4, "num_experts_per_tok": 2 });
     refused(glm, &["`n_group`", "experts in groups are not read"]);
+}
+
+#[test]
+fn parts_of_later_families_that_contradict_are_refused() {
+    let exaone = json!({ "model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LXG" });
+    refused(exaone, &["`sliding_window_pattern`", "letters L (window) and G (none)"]);
+    let olmo = json!({ "model_type": "olmo_hybrid", "linear_num_key_heads": 3 });
+    refused(olmo, &["`linear_num_value_heads`", "a multiple of linear_num_key_heads, which is 3"]);
+    let mistral = |changes: Value| {
+        let mut fields = json!({ "model_type": "mistral4", "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+            "kv_lora_rank": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8 });
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        fields
+    };
+    refused(mistral(json!({})), &["`rope_parameters` is missing"]);
+    let growth = json!({ "rope_parameters": { "rope_theta": 1e4, "llama_4_scaling_beta": -1 } });
+    refused(mistral(growth), &["`llama_4_scaling_beta`", "from 0 to 1000"]);
+}
+
+/// Which layers of EXAONE 4 have a window: by number, by letters, or none.
+#[test]
+fn patterns_of_windows() {
+    let windows = |changes: Value| {
+        let mut fields = json!({ "model_type": "exaone4", "num_hidden_layers": 4 });
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let config = parse(with(fields)).unwrap();
+        let config: &Exaone4Config = config.architecture.family().unwrap();
+        assert_eq!(config.hybrid, config.windows.iter().any(Option::is_some));
+        config.windows.iter().map(Option::is_some).collect::<Vec<_>>()
+    };
+    let (local, full) = (true, false);
+    assert_eq!(windows(json!({ "sliding_window": 8 })), [local, local, local, full]);
+    let letters = json!({ "sliding_window": 8, "sliding_window_pattern": "LGG" });
+    assert_eq!(windows(letters), [local, full, full, local]);
+    assert_eq!(windows(json!({ "sliding_window": null, "sliding_window_pattern": 0 })), [full; 4]);
 }
 
 #[test]

@@ -72,7 +72,8 @@ impl DeltaAttention {
         );
         let convs = ["q_conv1d", "k_conv1d", "v_conv1d"].map(|part| format!("{name}.{part}"));
         let convs = convs.each_ref().map(String::as_str);
-        let qkv = CausalConv { names: &convs, taps: self.taps, bias: false }.apply(net, layer, qkv);
+        let qkv =
+            CausalConv { names: &convs, widths: &[], taps: self.taps, bias: false }.apply(net, layer, qkv);
         let qkv = Activation::Silu.apply(net, qkv);
         let [q, k, v] = [0, 1, 2].map(|part| {
             let x = net.slice(qkv, 1, Dim::from(part * width), Dim::from(width));

@@ -3,6 +3,7 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::conv::CausalConv;
+use crate::layers::linear::joined_layers;
 use crate::layers::matrix_state::{MatrixState, repeat_heads, softplus, unit_length};
 use crate::layers::norm::rms_norm;
 use crate::layers::{Activation, Linear, linear};
@@ -23,8 +24,20 @@ pub struct DeltaNet {
     /// Taps of the convolution.
     pub taps: usize,
     pub eps: f64,
-    /// All projections are two matrices, whose rows are in groups by key head.
-    pub fused: bool,
+    pub form: Form,
+    /// Factor of beta: 2 lets what is replaced change its sign.
+    pub beta_scale: f64,
+}
+
+/// How projections and convolutions are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Queries, keys and values are one matrix (Qwen 3.5).
+    Joined,
+    /// All projections are two matrices, whose rows are in groups by key head (Qwen3-Next).
+    ByKeyHead,
+    /// A matrix and a convolution for each of queries, keys and values (OLMo Hybrid).
+    Separate,
 }
 
 /// Added to the squared length of queries and keys.
@@ -33,7 +46,15 @@ const LENGTH_EPS: f64 = 1e-6;
 const MOST_HEADS: usize = 4096;
 
 impl DeltaNet {
-    pub fn read(fields: &ConfigFields, eps: f64, fused: bool) -> Result<DeltaNet, ConfigError> {
+    /// [`Form::Separate`].
+    pub fn separate(fields: &ConfigFields) -> Result<DeltaNet, ConfigError> {
+        // Of the norm of the output, whatever the file says of the others.
+        let delta_net = DeltaNet::read(fields, 1e-5, Form::Separate)?;
+        let beta_scale = if fields.flag_or("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 };
+        Ok(DeltaNet { beta_scale, ..delta_net })
+    }
+
+    pub fn read(fields: &ConfigFields, eps: f64, form: Form) -> Result<DeltaNet, ConfigError> {
         let size =
             |field: &str, default: usize| fields.within(field, fields.size_or(field, default)?, MOST_HEADS);
         let (key_heads, value_heads) =
@@ -47,7 +68,7 @@ impl DeltaNet {
             return Err(fields.wrong("linear_conv_kernel_dim", "from 2 to 64", &Value::from(taps)));
         }
         let (key_size, value_size) = (size("linear_key_head_dim", 128)?, size("linear_value_head_dim", 128)?);
-        Ok(DeltaNet { key_heads, value_heads, key_size, value_size, taps, eps, fused })
+        Ok(DeltaNet { key_heads, value_heads, key_size, value_size, taps, eps, form, beta_scale: 1.0 })
     }
 
     fn keys(&self) -> usize {
@@ -61,12 +82,12 @@ impl DeltaNet {
     /// `[n, hidden]` to `[n, hidden]`.
     pub fn apply(&self, net: &mut Net, layer: usize, name: &str, x: ValueId) -> ValueId {
         let hidden = net.width(x);
-        let [qkv, z, b, a] = match self.fused {
-            true => self.fused_projections(net, name, x),
-            false => self.projections(net, name, x),
+        let [qkv, z, b, a] = match self.form {
+            Form::Joined => self.projections(net, name, x),
+            Form::ByKeyHead => self.fused_projections(net, name, x),
+            Form::Separate => self.separate_projections(net, name, x),
         };
-        let conv = CausalConv { names: &[&format!("{name}.conv1d")], taps: self.taps, bias: false };
-        let qkv = conv.apply(net, layer, qkv);
+        let qkv = self.convolved(net, layer, name, qkv);
         let qkv = Activation::Silu.apply(net, qkv);
         let keys = self.keys();
         let part =
@@ -81,16 +102,34 @@ impl DeltaNet {
         let v = part(net, 2 * keys, self.values());
         let v = split(net, v, self.value_heads);
         let beta = net.sigmoid(b);
+        let beta = if self.beta_scale == 1.0 { beta } else { net.scale(beta, self.beta_scale) };
         let decay = self.decay(net, name, a);
         let state = MatrixState { heads: self.value_heads, values: self.value_size, keys: self.key_size };
         let y = state.gated_delta_rule(net, layer, [q, k, v], [decay, beta]);
-        let y = rms_norm(net, y, &format!("{name}.norm"), self.eps);
+        let [norm, output] = match self.form {
+            Form::Separate => ["o_norm", "o_proj"],
+            Form::Joined | Form::ByKeyHead => ["norm", "out_proj"],
+        };
+        let y = rms_norm(net, y, &format!("{name}.{norm}"), self.eps);
         let z = split(net, z, self.value_heads);
         let gate = Activation::Silu.apply(net, z);
         let y = net.mul(y, gate);
         let n = net.n();
         let y = net.reshape(y, [n, Dim::from(self.values())]);
-        Linear::new(&format!("{name}.out_proj"), hidden).apply(net, y)
+        Linear::new(&format!("{name}.{output}"), hidden).apply(net, y)
+    }
+
+    /// Queries, keys and values after their short convolutions.
+    fn convolved(&self, net: &mut Net, layer: usize, name: &str, qkv: ValueId) -> ValueId {
+        let parts: &[&str] = match self.form {
+            Form::Separate => &["q_conv1d", "k_conv1d", "v_conv1d"],
+            Form::Joined | Form::ByKeyHead => &["conv1d"],
+        };
+        let names: Vec<String> = parts.iter().map(|part| format!("{name}.{part}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let widths = [self.keys(), self.keys(), self.values()];
+        let widths = if names.len() == 1 { &[][..] } else { &widths[..] };
+        CausalConv { names: &names, widths, taps: self.taps, bias: false }.apply(net, layer, qkv)
     }
 
     /// `exp(-exp(A) * softplus(a + bias))` per head.
@@ -111,6 +150,23 @@ impl DeltaNet {
         let widths = [2 * self.keys() + self.values(), self.values(), self.value_heads, self.value_heads];
         let names = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
         std::array::from_fn(|i| Linear::new(&format!("{name}.{}", names[i]), widths[i]).apply(net, x))
+    }
+
+    /// The same from a matrix each.
+    fn separate_projections(&self, net: &mut Net, name: &str, x: ValueId) -> [ValueId; 4] {
+        let parts = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
+        let [q, k, v] = parts.each_ref().map(String::as_str);
+        let layers = [(q, self.keys()), (k, self.keys()), (v, self.values())];
+        let qkv = joined_layers(net, &format!("{name}.qkv_proj"), &layers, x);
+        let project =
+            |net: &mut Net, part: &str, out| Linear::new(&format!("{name}.{part}"), out).apply(net, x);
+        let heads = self.value_heads;
+        [
+            qkv,
+            project(net, "g_proj", self.values()),
+            project(net, "b_proj", heads),
+            project(net, "a_proj", heads),
+        ]
     }
 
     /// The same from `in_proj_qkvz` and `in_proj_ba`: by key head its query, key, values and gates, and its two numbers per

@@ -23,7 +23,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 61] = [
+pub const FAMILIES: [&str; 64] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -85,6 +85,9 @@ pub const FAMILIES: [&str; 61] = [
     "lfm3",
     "muse-glimmer",
     "kimi-linear",
+    "exaone4",
+    "olmo-hybrid",
+    "mistral4",
 ];
 
 /// All cases that are part of the project.

@@ -1,0 +1,96 @@
+//! OLMo Hybrid (OLMo Team 2026; reference: `OlmoHybridForCausalLM` of transformers): three of four layers have a gated delta rule
+//! after norms, the others are those of OLMo 2, often without positions.
+
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::error::ConfigError;
+use crate::families::Olmo2Config;
+use crate::families::qwen3_next::{DeltaNet, attends};
+use crate::layers::norm::rms_norm;
+use crate::layers::{Rope, RopeTables, mlp};
+use crate::transformer::{Frame, Net, Sizes, Transformer};
+use mlcc_ir::graph::ValueId;
+use serde_json::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OlmoHybridConfig {
+    /// Layers with attention, and what all layers have.
+    pub olmo: Olmo2Config,
+    /// `None`: no positions.
+    pub rope: Option<Rope>,
+    /// By layer: attention in place of the delta rule.
+    pub attends: Vec<bool>,
+    pub delta_net: DeltaNet,
+}
+
+impl OlmoHybridConfig {
+    pub fn from_fields(fields: &ConfigFields) -> Result<OlmoHybridConfig, ConfigError> {
+        let olmo = Olmo2Config::from_fields(fields)?;
+        let sizes = &olmo.sizes;
+        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?.rope;
+        Ok(OlmoHybridConfig {
+            rope: has_positions(fields).then_some(rope),
+            attends: attends(fields, sizes.layers)?,
+            delta_net: delta_net(fields, sizes)?,
+            olmo: Olmo2Config { eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?, ..olmo },
+        })
+    }
+}
+
+/// A base of `null` means no positions; without the field it has its default.
+fn has_positions(fields: &ConfigFields) -> bool {
+    let parameters = fields.raw.get("rope_parameters").and_then(|parameters| parameters.get("rope_theta"));
+    !parameters.or(fields.raw.get("rope_theta")).is_some_and(Value::is_null)
+}
+
+/// The delta rule has as many heads as attention, with keys of three quarters of the width and values twice as wide, where the
+/// file says nothing else.
+fn delta_net(fields: &ConfigFields, sizes: &Sizes) -> Result<DeltaNet, ConfigError> {
+    let mut complete = fields.clone();
+    let mut set = |field: &str, value: usize| {
+        if complete.get(field).is_none() {
+            complete.raw.insert(field.to_string(), Value::from(value));
+        }
+    };
+    let heads = fields.size_or("linear_num_key_heads", sizes.heads)?;
+    let size = fields.size_or("linear_key_head_dim", (3 * sizes.hidden / (4 * heads)).max(1))?;
+    set("linear_num_key_heads", heads);
+    set("linear_num_value_heads", sizes.heads);
+    set("linear_key_head_dim", size);
+    set("linear_value_head_dim", 2 * size);
+    DeltaNet::separate(&complete)
+}
+
+impl Transformer for OlmoHybridConfig {
+    type Shared = Option<RopeTables>;
+
+    fn sizes(&self) -> &Sizes {
+        &self.olmo.sizes
+    }
+
+    fn frame(&self) -> Frame {
+        self.olmo.frame()
+    }
+
+    fn shared(&self, net: &mut Net) -> Option<RopeTables> {
+        self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
+    }
+
+    fn block(&self, net: &mut Net, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+        if self.attends[layer] {
+            return self.olmo.layer(net, layer, x, rope.as_ref());
+        }
+        let (name, olmo) = (format!("model.layers.{layer}"), &self.olmo);
+        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), olmo.eps);
+        let h = self.delta_net.apply(net, layer, &format!("{name}.linear_attn"), h);
+        let x = net.residual(layer, "attention", x, h);
+        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), olmo.eps);
+        let mlp = format!("{name}.mlp");
+        let h = mlp::gated_by_name(net, h, &mlp, olmo.intermediate, false, olmo.activation);
+        net.residual(layer, "mlp", x, h)
+    }
+
+    fn canonical_name(&self, stored_name: &str) -> String {
+        let name = stored_name.replace(".attention_layer_norm.", ".input_layernorm.");
+        name.replace(".feedforward_layer_norm.", ".post_attention_layernorm.")
+    }
+}
