@@ -9,6 +9,7 @@ pub mod blocks;
 pub mod config;
 mod families;
 pub mod header;
+mod hybrids;
 pub mod metadata;
 mod names;
 mod rope;

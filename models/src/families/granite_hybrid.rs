@@ -25,6 +25,8 @@ pub struct GraniteHybridConfig {
     pub experts: Option<Experts>,
     /// Width of the feed-forward part that every token gets.
     pub shared: usize,
+    /// Gate and inner projection are one tensor; GGUF files have them apart, and experts one by one.
+    pub fused: bool,
     pub tied: bool,
     pub embedding_multiplier: f64,
     /// In place of `1 / sqrt(head_size)`.
@@ -78,6 +80,7 @@ impl GraniteHybridConfig {
             mixer,
             experts: experts(fields, activation)?,
             shared: fields.size("shared_intermediate_size")?,
+            fused: fields.flag_or("fused_mlp", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             embedding_multiplier: fields.float_or("embedding_multiplier", 1.0)?,
             attention_multiplier: fields.float_or("attention_multiplier", 1.0)?,
@@ -112,23 +115,34 @@ impl GraniteHybridConfig {
     }
 
     fn feed_forward(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
-        let (gate_up, down) =
-            (format!("{name}.shared_mlp.input_linear"), format!("{name}.shared_mlp.output_linear"));
-        let gate_up_layer = Linear::new(&gate_up, 2 * self.shared);
-        let down_layer = Linear::new(&down, self.sizes.hidden);
-        let shared = mlp::gated_fused(net, x, gate_up_layer, down_layer, self.activation);
+        let shared = self.shared_part(net, &format!("{name}.shared_mlp"), x);
         let Some(experts) = &self.experts else { return shared };
         let mixture = format!("{name}.block_sparse_moe");
+        let inside = format!("{mixture}.experts");
         let router = format!("{mixture}.router.layer");
         let (gate_up, down) =
             (format!("{mixture}.input_linear.weight"), format!("{mixture}.output_linear.weight"));
-        let stored = Stored::Packed { gate_up: &gate_up, down: &down };
+        let stored = match self.fused {
+            true => Stored::Packed { gate_up: &gate_up, down: &down },
+            false => Stored::Single { experts: &inside, parts: ["gate_proj", "up_proj", "down_proj"] },
+        };
         let h = experts.apply(
             net,
             x,
             &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
         );
         net.add(h, shared)
+    }
+
+    /// What every token gets.
+    fn shared_part(&self, net: &mut Net, name: &str, x: ValueId) -> ValueId {
+        if !self.fused {
+            return mlp::gated_by_name(net, x, name, self.shared, false, self.activation);
+        }
+        let (gate_up, down) = (format!("{name}.input_linear"), format!("{name}.output_linear"));
+        let gate_up = Linear::new(&gate_up, 2 * self.shared);
+        let down = Linear::new(&down, self.sizes.hidden);
+        mlp::gated_fused(net, x, gate_up, down, self.activation)
     }
 
     /// `x + multiplier * h`.

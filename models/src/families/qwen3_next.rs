@@ -61,7 +61,13 @@ impl Qwen3NextConfig {
     /// Qwen 3.5 with experts.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
         let config = Qwen3NextConfig::common(fields, Form::Joined)?;
-        let mixture = Mixture::read(fields, config.sizes.layers, true, true)?;
+        let mixture = Mixture::read(
+            fields,
+            config.sizes.layers,
+            true,
+            // GGUF files have them apart.
+            fields.flag_or("fused_experts", true)?,
+        )?;
         Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
     }
 

@@ -2,6 +2,7 @@
 //! come from rows of a low rank. Here keys and values are expanded before they are kept.
 
 use super::attention::{Attention, Queries};
+use super::linear;
 use super::linear::Linear;
 use super::matrix_state::repeat_heads;
 use super::norm::rms_norm;
@@ -10,6 +11,8 @@ use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::transformer::Net;
 use mlcc_ir::graph::ValueId;
+use mlcc_ir::module::ParamRole;
+use mlcc_ir::types::{DType, TensorType};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentAttention {
@@ -27,6 +30,8 @@ pub struct LatentAttention {
     /// Elements of a value.
     pub value: usize,
     pub bias: bool,
+    /// What expands keys and what expands values are two tensors, by head (GGUF).
+    pub split: bool,
 }
 
 /// What a call knows of positions.
@@ -65,6 +70,7 @@ impl LatentAttention {
             turned,
             value: size("v_head_dim")?,
             bias: fields.flag_or("attention_bias", false)?,
+            split: fields.flag_or("split_kv_b", false)?,
         })
     }
 
@@ -77,12 +83,17 @@ impl LatentAttention {
         let low = net.slice(latent, 1, 0.into(), self.rank.into());
         let shared = net.slice(latent, 1, self.rank.into(), self.turned.into());
         let low = rms_norm(net, low, &format!("{name}.kv_a_layernorm"), LATENT_EPS);
-        let kv = project(net, name, "kv_b_proj", low, (self.heads * (self.plain + self.value), false));
+        let (k, v) = self.expanded(net, name, low);
         let attention = Attention { scale: self.scale, ..Attention::causal(size) };
-        let rows = net.per_sequence(&[q, kv, shared], |net, rows| {
-            let kv = net.split_heads(rows[1], self.heads);
-            let (k, v) = (part(net, kv, 0, self.plain), part(net, kv, self.plain, self.value));
-            let mut shared = net.split_heads(rows[2], 1);
+        let inputs = [Some(q), Some(shared), Some(k), v];
+        let inputs: Vec<ValueId> = inputs.into_iter().flatten().collect();
+        let rows = net.per_sequence(&inputs, |net, rows| {
+            let kv = net.split_heads(rows[2], self.heads);
+            let (k, v) = match rows.get(3) {
+                Some(&v) => (kv, net.split_heads(v, self.heads)),
+                None => (part(net, kv, 0, self.plain), part(net, kv, self.plain, self.value)),
+            };
+            let mut shared = net.split_heads(rows[1], 1);
             if let Some(rope) = at.rope {
                 shared = rope.apply(net, shared);
             }
@@ -93,6 +104,25 @@ impl LatentAttention {
             vec![attention.apply(net, layer, q, k, v)]
         });
         project(net, name, "o_proj", rows[0], (hidden, self.bias))
+    }
+
+    /// Keys and values of all heads, `[n, heads * size]` each, from the row of low rank; with keys and values of a head beside one
+    /// another where one tensor has both.
+    fn expanded(&self, net: &mut Net, name: &str, low: ValueId) -> (ValueId, Option<ValueId>) {
+        let one = |net: &mut Net, which: &str, size: usize| {
+            let name = format!("{name}.{which}.weight");
+            let source = net.tensor(&name, &[self.heads, size, self.rank]);
+            let ty = TensorType::new(DType::F32, [self.heads * size, self.rank]);
+            let weight = net.param_from(&name, ParamRole::Linear, ty, source);
+            linear(net, low, weight)
+        };
+        match self.split {
+            true => (one(net, "k_b_proj", self.plain), Some(one(net, "v_b_proj", self.value))),
+            false => {
+                let width = self.heads * (self.plain + self.value);
+                (project(net, name, "kv_b_proj", low, (width, false)), None)
+            }
+        }
     }
 
     /// `[n, heads * size]`.

@@ -270,10 +270,20 @@ fn trained_checkpoint() {
 #[test]
 fn gguf_files() {
     let cases = ["qwen2", "mistral-swa", "gemma", "stablelm-head-norms", "internlm2", "rwkv6-hf"];
-    for case in cases.into_iter().chain(["gpt-oss-mxfp4", "lfm2", "mamba2"]) {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
-        check_model(case, Some(&data.join(format!("{case}.gguf"))), Feeding::Any, usize::MAX, 4);
-    }
+    cases.into_iter().chain(["gpt-oss-mxfp4", "lfm2", "mamba2"]).for_each(check_gguf);
+}
+
+/// The same where the converter took projections apart, changed the order of heads or put multipliers into the weights.
+#[test]
+fn gguf_files_of_hybrids_and_of_latent_attention() {
+    let hybrids = ["qwen3.5-moe", "qwen3-next", "granite4-hybrid", "falcon-h1", "nemotron-h"];
+    let others = ["gemma4-e", "gemma4-moe", "deepseek-v3", "mistral4", "exaone4", "kimi-linear"];
+    hybrids.into_iter().chain(others).for_each(check_gguf);
+}
+
+fn check_gguf(case: &str) {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
+    check_model(case, Some(&data.join(format!("{case}.gguf"))), Feeding::Any, usize::MAX, 4);
 }
 
 /// The same for all files of a folder (`tools/gguf_cases.py GOLDENS --all DIR`, then `MLCC_GGUF=DIR`).

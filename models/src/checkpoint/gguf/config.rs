@@ -5,8 +5,8 @@
 
 use super::super::bytes::FileBytes;
 use super::families::family;
-use super::rope;
 use super::{Metadata, RawTensor, headers};
+use super::{hybrids, rope};
 use crate::config::ConfigFields;
 use crate::error::CheckpointError;
 use serde_json::{Map, Value, json};
@@ -56,6 +56,18 @@ pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
     ("lfm2", "lfm2"),
     ("lfm2moe", "lfm2_moe"),
     ("mamba2", "mamba2"),
+    ("exaone4", "exaone4"),
+    ("qwen35", "qwen3_5_text"),
+    ("qwen35moe", "qwen3_5_moe_text"),
+    ("qwen3next", "qwen3_5_moe_text"),
+    ("gemma4", "gemma4_text"),
+    ("granitehybrid", "granitemoehybrid"),
+    ("falcon-h1", "falcon_h1"),
+    ("nemotron_h", "nemotron_h"),
+    ("nemotron_h_moe", "nemotron_h"),
+    ("deepseek2", "deepseek_v3"),
+    ("mistral4", "mistral4"),
+    ("kimi-linear", "kimi_linear"),
     ("rwkv6", "rwkv6"),
     ("rwkv7", "rwkv7"),
 ];
@@ -123,11 +135,14 @@ impl Writer<'_> {
             self.set("vocab_size", *rows);
         }
         self.set("hidden_size", self.need("embedding_length")?);
-        self.set("num_hidden_layers", self.need("block_count")?);
+        self.set("num_hidden_layers", self.layers()?);
         self.copy("context_length", "max_position_embeddings")?;
-        self.copy("feed_forward_length", "intermediate_size")?;
         self.copy("attention.head_count", "num_attention_heads")?;
-        self.copy("attention.head_count_kv", "num_key_value_heads")?;
+        // Layers of this one may differ in both.
+        if self.arch != "gemma4" {
+            self.copy("feed_forward_length", "intermediate_size")?;
+            self.copy("attention.head_count_kv", "num_key_value_heads")?;
+        }
         self.copy("attention.key_length", "head_dim")?;
         self.copy_float("attention.layer_norm_rms_epsilon", "rms_norm_eps")?;
         self.copy_float("rope.freq_base", "rope_theta")?;
@@ -146,6 +161,12 @@ impl Writer<'_> {
             self.set("eos_token_id", json!([eos, turn]));
         }
         Ok(())
+    }
+
+    /// Layers, without those of a draft head, which are counted among them.
+    pub(super) fn layers(&self) -> Result<u64, CheckpointError> {
+        let draft = self.number("nextn_predict_layers")?.unwrap_or(0);
+        Ok(self.need("block_count")?.saturating_sub(draft))
     }
 
     /// Elements of a head: `attention.key_length`, else an equal share.
@@ -186,6 +207,22 @@ impl Writer<'_> {
                 parameters.insert("llama_4_scaling_beta".to_string(), json!(beta));
                 self.set("rope_parameters", parameters);
             }
+            "deepseek2" | "mistral4" => {
+                // A tenth of what the others have there.
+                if let Some(tenth) = self.float("rope.scaling.yarn_log_multiplier")? {
+                    fields.insert("mscale".to_string(), json!(10.0 * tenth));
+                    fields.insert("mscale_all_dim".to_string(), json!(10.0 * tenth));
+                }
+                if self.arch == "mistral4" {
+                    let mut parameters = fields.clone();
+                    let theta = self.float("rope.freq_base")?.unwrap_or(1e4);
+                    parameters.insert("rope_theta".to_string(), json!(theta));
+                    // As published, where a file does not say it.
+                    let beta = self.float("attention.temperature_scale")?.unwrap_or(0.1);
+                    parameters.insert("llama_4_scaling_beta".to_string(), json!(beta));
+                    self.set("rope_parameters", parameters);
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -193,6 +230,9 @@ impl Writer<'_> {
 
     /// `rope_scaling`.
     fn rope(&mut self, files: &[FileBytes]) -> Result<(), CheckpointError> {
+        if self.arch == "gemma4" {
+            return hybrids::gemma4_rope(self, files);
+        }
         let original = self.number("rope.scaling.original_context_length")?;
         let attention = self.float("rope.scaling.attn_factor")?;
         if let Some(fields) = rope::scaling(files, self.tensors, original, attention) {

@@ -1,6 +1,7 @@
 //! What differs from family to family in the configuration of a GGUF file.
 
 use super::config::{ARCHITECTURES, Writer};
+use super::hybrids;
 use crate::error::CheckpointError;
 use serde_json::json;
 
@@ -114,11 +115,10 @@ pub(super) fn family(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
             experts(w, ["num_local_experts", "intermediate_size"])
         }
         "lfm2" | "lfm2moe" => lfm2(w),
-        "mamba2" => mamba2(w),
         "rwkv6" => rwkv6(w),
         "rwkv7" => rwkv7(w),
         "glm4" => glm(w),
-        _ => unknown(w),
+        _ => hybrids::family(w).unwrap_or_else(|| unknown(w)),
     }
 }
 
@@ -218,10 +218,8 @@ fn experts(w: &mut Writer<'_>, [count, width]: [&str; 2]) -> Result<(), Checkpoi
     w.copy("expert_feed_forward_length", width)
 }
 
-/// GLM-4.5. Its draft head is counted among the layers.
+/// GLM-4.5.
 fn glm4moe(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
-    let draft = w.number("nextn_predict_layers")?.unwrap_or(0);
-    w.set("num_hidden_layers", w.need("block_count")?.saturating_sub(draft));
     w.set("hidden_act", "silu");
     w.set("attention_bias", w.has("blk.0.attn_q.bias"));
     w.set("use_qk_norm", w.has("blk.0.attn_q_norm.weight"));
@@ -249,24 +247,6 @@ fn lfm2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
         experts(w, ["num_experts", "moe_intermediate_size"])?;
         w.copy("leading_dense_block_count", "num_dense_layers")?;
     }
-    Ok(())
-}
-
-fn mamba2(w: &mut Writer<'_>) -> Result<(), CheckpointError> {
-    for field in
-        ["max_position_embeddings", "num_attention_heads", "num_key_value_heads", "intermediate_size"]
-    {
-        w.raw.remove(field);
-    }
-    let (inner, heads) = (w.need("ssm.inner_size")?, w.need("ssm.time_step_rank")?);
-    w.set("num_heads", heads);
-    w.set("head_dim", inner.checked_div(heads).unwrap_or(0));
-    w.copy("ssm.group_count", "n_groups")?;
-    w.copy("ssm.state_size", "state_size")?;
-    w.copy("ssm.conv_kernel", "conv_kernel")?;
-    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
-    w.set("use_conv_bias", w.has("blk.0.ssm_conv1d.bias"));
-    w.set("use_bias", w.has("blk.0.ssm_in.bias"));
     Ok(())
 }
 

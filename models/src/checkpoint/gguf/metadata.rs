@@ -128,6 +128,13 @@ impl Metadata {
         })?;
         Ok(list.unwrap_or(&[]))
     }
+    pub fn bools(&self, key: &str) -> Result<&[bool], CheckpointError> {
+        let list = self.typed(key, "a list of bools", |value| match value {
+            MetadataValue::Bools(list) => Some(list.as_slice()),
+            _ => None,
+        })?;
+        Ok(list.unwrap_or(&[]))
+    }
     pub fn integers(&self, key: &str) -> Result<Vec<i64>, CheckpointError> {
         let list = self.typed(key, "a list of integers", |value| match value {
             MetadataValue::Signeds(list) => Some(list.clone()),

@@ -5,7 +5,7 @@
 
 use super::super::TensorInfo;
 use super::config::ARCHITECTURES;
-use super::tables::{CONFIGURATION, Change, Family, Kind, LLAMA_BLOCK, family};
+use super::tables::{Axis, CONFIGURATION, Change, Family, Kind, LLAMA_BLOCK, family};
 use super::view::View;
 use super::{Metadata, RawTensor};
 use crate::error::CheckpointError;
@@ -21,6 +21,11 @@ struct Sizes {
     key: usize,
     /// Elements of a head of RWKV.
     head_size: usize,
+    /// Heads of a delta rule.
+    key_heads: usize,
+    value_heads: usize,
+    /// Elements of its keys.
+    key_size: usize,
     /// As [`Rescaled`] has it; 0: never.
     rescale_every: usize,
 }
@@ -31,8 +36,12 @@ impl Sizes {
         let query = number("attention.head_count")?.unwrap_or(0);
         Ok(Sizes {
             query: query as usize,
-            key: number("attention.head_count_kv")?.unwrap_or(query) as usize,
+            // Where layers differ there is no one order.
+            key: number("attention.head_count_kv").ok().flatten().unwrap_or(query) as usize,
             head_size: number("wkv.head_size")?.unwrap_or(0) as usize,
+            key_heads: number("ssm.group_count")?.unwrap_or(0) as usize,
+            value_heads: number("ssm.time_step_rank")?.unwrap_or(0) as usize,
+            key_size: number("ssm.state_size")?.unwrap_or(0) as usize,
             rescale_every: number("rescale_every_n_layers")?.unwrap_or(0) as usize,
         })
     }
@@ -48,17 +57,33 @@ pub(super) fn map(
     let kind = Kind {
         experts: metadata.number(&format!("{arch}.expert_count"))?.unwrap_or(0) > 0,
         separate_qkv: tensors.iter().any(|raw| raw.name == "blk.0.attn_q.weight"),
+        fused_qkvz: tensors.iter().any(|raw| raw.name == "blk.0.ssm_in.weight"),
+        packed_experts: tensors.iter().any(|raw| raw.name.ends_with(".ffn_gate_up_exps.weight")),
     };
     let family = family(arch, kind);
     debug_assert!(family.is_some() == ARCHITECTURES.iter().any(|(known, _)| *known == arch));
     let mut reader = Reader { label, sizes: Sizes::read(metadata, arch)?, infos: Vec::new() };
-    for raw in tensors.iter().filter(|raw| !CONFIGURATION.contains(&raw.name.as_str())) {
+    let draft = first_draft_layer(metadata, arch)?;
+    let is_draft = |name: &str| layer_of(name).is_some_and(|layer| draft.is_some_and(|first| layer >= first));
+    let is_read = |raw: &&RawTensor| !CONFIGURATION.contains(&raw.name.as_str()) && !is_draft(&raw.name);
+    for raw in tensors.iter().filter(is_read) {
         match family.as_ref().and_then(|family| family.find(&raw.name)) {
             Some(found) => reader.undo(raw, found)?,
             None => reader.infos.push(raw.plain(raw.name.clone())),
         }
     }
     Ok(reader.infos)
+}
+
+/// Where the layers of a draft head begin, of which nothing is read.
+fn first_draft_layer(metadata: &Metadata, arch: &str) -> Result<Option<u64>, CheckpointError> {
+    let number = |name: &str| metadata.number(&format!("{arch}.{name}"));
+    let draft = number("nextn_predict_layers")?.filter(|&layers| layers > 0);
+    Ok(draft.and_then(|draft| Some(number("block_count").ok()??.saturating_sub(draft))))
+}
+
+fn layer_of(name: &str) -> Option<u64> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 /// A tensor's name in the checkpoint, and what to undo.
@@ -115,7 +140,16 @@ impl Reader<'_> {
                 self.push(raw, name, raw.shape.clone(), View { scale, ..view });
             }
             NegExp => {
-                self.push(raw, name, vec![raw.elements()], View { log: true, ..view });
+                // A number per head got an axis of its own.
+                let flat = raw.shape.last() == Some(&1);
+                let shape = if flat { vec![raw.elements()] } else { raw.shape.clone() };
+                self.push(raw, name, shape, View { log: true, ..view });
+            }
+            ValueHeads(axis) => self.value_heads(raw, name, axis)?,
+            HalvesByKeyHead(halves) => self.halves(raw, &name, halves)?,
+            Matrix => {
+                let shape = vec![view.rows, view.row];
+                self.infos.push(TensorInfo { shape, ..raw.plain(name) });
             }
             Flat => self.infos.push(TensorInfo { shape: vec![raw.elements()], ..raw.plain(name) }),
             Transposed => {
@@ -169,6 +203,51 @@ impl Reader<'_> {
         })?;
         let view = View { order: Some(order), ..View::whole(raw) };
         self.push(raw, name, raw.shape.clone(), view);
+        Ok(())
+    }
+
+    /// Value heads in the order of their key heads.
+    fn value_heads(&mut self, raw: &RawTensor, name: String, axis: Axis) -> Result<(), CheckpointError> {
+        let (view, sizes) = (View::whole(raw), self.sizes);
+        let keys = match axis {
+            Axis::RowsAfterKeys => 2 * sizes.key_heads * sizes.key_size,
+            Axis::Rows | Axis::Columns | Axis::Decays => 0,
+        };
+        let along = if axis == Axis::Columns { view.row } else { view.rows };
+        let order = along.checked_sub(keys).and_then(|values| by_key_head(values, sizes));
+        let Some(values) = order else {
+            let Sizes { key_heads, value_heads, .. } = sizes;
+            let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
+            return Err(self.wrong(raw, &what));
+        };
+        let log = axis == Axis::Decays;
+        if sizes.key_heads == sizes.value_heads && !log {
+            self.infos.push(raw.plain(name));
+            return Ok(());
+        }
+        let order = (0..keys as u32).chain(values.into_iter().map(|row| row + keys as u32)).collect();
+        let view = match axis {
+            Axis::Columns => View { columns: Some(order), ..view },
+            Axis::Rows | Axis::RowsAfterKeys | Axis::Decays => View { order: Some(order), log, ..view },
+        };
+        self.push(raw, name, raw.shape.clone(), view);
+        Ok(())
+    }
+
+    /// Two tensors whose rows take turns by key head.
+    fn halves(&mut self, raw: &RawTensor, name: &str, halves: [&str; 2]) -> Result<(), CheckpointError> {
+        let (view, Sizes { key_heads, value_heads, .. }) = (View::whole(raw), self.sizes);
+        let group = exact(value_heads, key_heads).filter(|_| view.rows == 2 * value_heads);
+        let (Some(group), &[_, columns]) = (group, raw.shape.as_slice()) else {
+            let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
+            return Err(self.wrong(raw, &what));
+        };
+        for (half, part) in halves.iter().enumerate() {
+            let stored = |row: usize| row / group * 2 * group + half * group + row % group;
+            let order = (0..value_heads).map(|row| stored(row) as u32).collect();
+            let view = View { order: Some(order), ..view.clone() };
+            self.push(raw, name.replace("{e}", part), vec![value_heads, columns], view);
+        }
         Ok(())
     }
 
@@ -235,6 +314,16 @@ fn falcon_groups(rows: usize, heads: Sizes) -> Option<Vec<u32>> {
     Some((0..rows).map(|row| stored(row) as u32).collect())
 }
 
+/// Element (key head, value head of it, i) is stored at (value head of it, key head, i).
+fn by_key_head(count: usize, sizes: Sizes) -> Option<Vec<u32>> {
+    let (size, group) = (exact(count, sizes.value_heads)?, exact(sizes.value_heads, sizes.key_heads)?);
+    let stored = |at: usize| {
+        let (head, i) = (at / size, at % size);
+        (head % group * sizes.key_heads + head / group) * size + i
+    };
+    Some((0..count).map(|at| stored(at) as u32).collect())
+}
+
 /// The quotient, if there is no rest.
 fn exact(number: usize, by: usize) -> Option<usize> {
     (by != 0 && number.is_multiple_of(by)).then(|| number / by)
@@ -250,7 +339,7 @@ mod tests {
     }
 
     fn sizes(query: usize, key: usize) -> Sizes {
-        Sizes { query, key, head_size: 0, rescale_every: 0 }
+        Sizes { query, key, head_size: 0, key_heads: 2, value_heads: 4, key_size: 1, rescale_every: 0 }
     }
 
     #[test]
@@ -273,6 +362,11 @@ mod tests {
         let stored = [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 6, 7, 8, 18, 19, 20, 9, 10, 11, 21, 22, 23];
         let order = falcon_groups(24, sizes(4, 2)).unwrap();
         assert_eq!(restored(&stored, &order), all);
+        // Value heads of 3 by 2 key heads: the first of each, then the second of each.
+        let stored = [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11];
+        let order = by_key_head(12, sizes(4, 2)).unwrap();
+        assert_eq!(restored(&stored, &order), all[..12]);
+        assert_eq!(by_key_head(10, sizes(4, 2)), None);
         for bad in [interleaved(24, 0), interleaved(24, 7), interleaved(24, 24), heads_inside(24, 3)] {
             assert_eq!(bad, None);
         }
@@ -309,7 +403,7 @@ mod tests {
     }
 
     fn undone(shape: &[usize], change: Change, layer: usize) -> Result<Vec<TensorInfo>, String> {
-        let sizes = Sizes { query: 4, key: 2, head_size: 8, rescale_every: 2 };
+        let sizes = Sizes { rescale_every: 2, head_size: 8, ..sizes(4, 2) };
         let mut reader = Reader { label: "m.gguf", sizes, infos: Vec::new() };
         let found = Found { name: "n.{e}".into(), change, layer };
         reader.undo(&raw("t", shape), found).map_err(|error| error.to_string())?;

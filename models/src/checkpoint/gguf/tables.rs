@@ -1,6 +1,10 @@
 //! What tensors of each architecture are called in GGUF and in the Hugging Face checkpoint, and what llama.cpp's converter
 //! did to them.
 
+mod hybrids;
+
+pub(super) use hybrids::Axis;
+
 /// What was done to a tensor, and is undone by reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
@@ -31,6 +35,12 @@ pub(super) enum Change {
     NegExp,
     /// A vector that got a shape of its own.
     Flat,
+    /// A matrix that got axes of one element.
+    Matrix,
+    /// Value heads that stood by key head take turns; the axis along which they stand.
+    ValueHeads(Axis),
+    /// Rows that stand by key head in two halves each, which have these names, for which the name has a place.
+    HalvesByKeyHead([&'static str; 2]),
     /// Divided by `2^(layer / rescale_every)` against overflow (RWKV-6).
     Rescaled,
 }
@@ -185,6 +195,10 @@ pub(super) struct Kind {
     pub experts: bool,
     /// Queries, keys and values have projections of their own.
     pub separate_qkv: bool,
+    /// Those of the delta rule are one tensor with their gate.
+    pub fused_qkvz: bool,
+    /// Gates and inner projections of experts are one tensor.
+    pub packed_experts: bool,
 }
 
 pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
@@ -238,25 +252,6 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
         ]),
         "lfm2" | "lfm2moe" => Family { top: LFM2_TOP, block: LFM2_BLOCK, ..llama(&[]) },
-        "mamba2" => Family {
-            top: &[
-                ("token_embd.weight", "backbone.embeddings.weight", Same),
-                ("output_norm.weight", "backbone.norm_f.weight", Same),
-                ("output.weight", "lm_head.weight", Same),
-            ],
-            layers: "backbone.layers",
-            block: &[
-                ("attn_norm", "norm", Same),
-                ("ssm_in", "mixer.in_proj", Same),
-                ("ssm_conv1d", "mixer.conv1d", Same),
-                ("ssm_dt.bias", "mixer.dt_bias", Same),
-                ("ssm_a", "mixer.A_log", NegExp),
-                ("ssm_d", "mixer.D", Flat),
-                ("ssm_norm", "mixer.norm", Flat),
-                ("ssm_out", "mixer.out_proj", Same),
-            ],
-            llama_block: false,
-        },
         "qwen3moe" => llama(&[
             ("ffn_gate_inp", "mlp.gate", Same),
             ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
@@ -287,7 +282,7 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ("attn_q_norm.weight", "self_attn.q_layernorm.norms.{e}.weight", Heads),
             ("attn_k_norm.weight", "self_attn.k_layernorm.norms.{e}.weight", Heads),
         ]),
-        "olmo2" => llama(&[
+        "olmo2" | "exaone4" => llama(&[
             ("post_attention_norm", "post_attention_layernorm", Same),
             ("post_ffw_norm", "post_feedforward_layernorm", Same),
         ]),
@@ -461,6 +456,6 @@ pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
             ],
             llama_block: false,
         },
-        _ => return None,
+        _ => return hybrids::family(arch, kind),
     })
 }

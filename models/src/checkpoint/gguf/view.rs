@@ -19,6 +19,8 @@ pub struct View {
     pub rows: usize,
     /// The stored row of each row; `None`: in order.
     pub order: Option<Vec<u32>>,
+    /// The stored column of each column; `None`: in order.
+    pub columns: Option<Vec<u32>>,
     /// The first stored row, where `order` is `None`.
     pub first: usize,
     /// Every element is multiplied by it, a power of two.
@@ -47,6 +49,7 @@ impl View {
             row,
             rows,
             order: None,
+            columns: None,
             first: 0,
             scale: 1.0,
             add: 0.0,
@@ -78,6 +81,7 @@ impl View {
             && self.add == 0.0
             && self.scale == 1.0
             && !self.log
+            && self.columns.is_none()
             && self.transpose.is_none();
         unchanged.then(|| self.stored_row(file, row))
     }
@@ -94,6 +98,15 @@ impl View {
             let bytes = self.stored_row(file, row);
             let values = &mut out[done..done + count];
             match (self.dtype.is_block(), count == self.row) {
+                _ if self.columns.is_some() => {
+                    scratch.resize(self.row, 0.0);
+                    match self.dtype.is_block() {
+                        true => dequantize(self.dtype, bytes, &mut scratch),
+                        false => to_floats(self.dtype, bytes, &mut scratch),
+                    }
+                    let order = self.columns.iter().flatten().skip(column);
+                    values.iter_mut().zip(order).for_each(|(value, &from)| *value = scratch[from as usize]);
+                }
                 (true, true) => dequantize(self.dtype, bytes, values),
                 (true, false) => {
                     scratch.resize(self.row, 0.0);

@@ -1,0 +1,346 @@
+//! Configurations of models with recurrent layers, latent attention or layers of several kinds.
+
+use super::super::bytes::FileBytes;
+use super::config::Writer;
+use super::{RawTensor, rope};
+use crate::error::CheckpointError;
+use serde_json::{Map, Value, json};
+
+type Done = Result<(), CheckpointError>;
+
+/// `None`: the architecture is not one of these.
+pub(super) fn family(w: &mut Writer<'_>) -> Option<Done> {
+    Some(match w.arch {
+        "exaone4" => exaone4(w),
+        "mamba2" => mamba2(w),
+        "nemotron_h" | "nemotron_h_moe" => nemotron_h(w),
+        "falcon-h1" => falcon_h1(w),
+        "granitehybrid" => granite(w),
+        "qwen35" | "qwen35moe" | "qwen3next" => qwen(w),
+        "deepseek2" | "mistral4" => latent(w),
+        "kimi-linear" => kimi_linear(w),
+        "gemma4" => gemma4(w),
+        _ => return None,
+    })
+}
+
+/// Layers, without those of a draft head.
+fn layers(w: &Writer<'_>) -> Result<u64, CheckpointError> {
+    // More than any model has.
+    Ok(w.layers()?.min(1000))
+}
+
+/// Kinds of layers by whether they have this tensor.
+fn kinds(w: &Writer<'_>, tensor: &str, [with, without]: [&str; 2]) -> Result<Vec<String>, CheckpointError> {
+    let kind = |layer| if w.has(&format!("blk.{layer}.{tensor}")) { with } else { without };
+    Ok((0..layers(w)?).map(|layer| kind(layer).to_string()).collect())
+}
+
+/// A tensor of this name in any layer.
+fn any<'a>(w: &Writer<'a>, part: &str) -> Option<&'a RawTensor> {
+    let fits = |name: &str| {
+        let inside = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        inside.is_some_and(|(_, name)| name == part)
+    };
+    w.tensors.iter().find(|raw| fits(&raw.name))
+}
+
+/// Rows of that tensor.
+fn rows(w: &Writer<'_>, part: &str) -> Option<usize> {
+    any(w, part)?.shape.first().copied()
+}
+
+fn quotient(w: &Writer<'_>, number: &str, by: &str) -> Result<u64, CheckpointError> {
+    Ok(w.need(number)?.checked_div(w.need(by)?).unwrap_or(0))
+}
+
+fn exaone4(w: &mut Writer<'_>) -> Done {
+    w.set("hidden_act", "silu");
+    w.copy("attention.sliding_window", "sliding_window")?;
+    let windowed = w.metadata.bools(&w.key("attention.sliding_window_pattern"))?;
+    let kind = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
+    if !windowed.is_empty() {
+        let kinds: Vec<&str> = windowed.iter().map(kind).collect();
+        w.set("layer_types", kinds);
+    }
+    Ok(())
+}
+
+fn without(w: &mut Writer<'_>, fields: &[&str]) {
+    fields.iter().for_each(|field| drop(w.raw.remove(*field)));
+}
+
+fn mamba2(w: &mut Writer<'_>) -> Done {
+    without(
+        w,
+        &["max_position_embeddings", "num_attention_heads", "num_key_value_heads", "intermediate_size"],
+    );
+    mixer(
+        w,
+        ["num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias"],
+    )?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")
+}
+
+/// Mamba 2. `fields` are those of heads, their size, groups, size of the state, taps and biases of convolution and projections.
+fn mixer(w: &mut Writer<'_>, fields: [&str; 7]) -> Done {
+    let [heads, size, groups, state, taps, conv_bias, bias] = fields;
+    w.copy("ssm.time_step_rank", heads)?;
+    w.set(size, quotient(w, "ssm.inner_size", "ssm.time_step_rank")?);
+    w.copy("ssm.group_count", groups)?;
+    w.copy("ssm.state_size", state)?;
+    w.copy("ssm.conv_kernel", taps)?;
+    w.set(conv_bias, any(w, "ssm_conv1d.bias").is_some());
+    w.set(bias, any(w, "ssm_in.bias").is_some());
+    Ok(())
+}
+
+const MAMBA_FIELDS: [&str; 7] = [
+    "mamba_n_heads",
+    "mamba_d_head",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_conv_bias",
+    "mamba_proj_bias",
+];
+
+/// What a layer is shows in its tensors.
+fn nemotron_h(w: &mut Writer<'_>) -> Done {
+    let kind = |layer: u64| {
+        let has = |part: &str| w.has(&format!("blk.{layer}.{part}.weight"));
+        match (has("ssm_in"), has("attn_q"), has("ffn_gate_inp")) {
+            (true, ..) => "mamba",
+            (_, true, _) => "attention",
+            (.., true) => "moe",
+            _ => "mlp",
+        }
+    };
+    let kinds: Vec<&str> = (0..layers(w)?).map(kind).collect();
+    w.set("layers_block_type", kinds);
+    let names = [
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "n_groups",
+        "ssm_state_size",
+        "conv_kernel",
+        "use_conv_bias",
+        "mamba_proj_bias",
+    ];
+    mixer(w, names)?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    if let Some(width) = rows(w, "ffn_up.weight") {
+        w.set("intermediate_size", width);
+    }
+    w.set("attention_bias", any(w, "attn_q.bias").is_some());
+    w.set("mlp_bias", any(w, "ffn_up.bias").is_some());
+    w.copy("expert_count", "n_routed_experts")?;
+    w.copy("expert_used_count", "num_experts_per_tok")?;
+    w.copy("expert_feed_forward_length", "moe_intermediate_size")?;
+    w.copy("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size")?;
+    w.copy("expert_shared_count", "n_shared_experts")?;
+    w.copy("expert_group_count", "n_group")?;
+    w.copy("moe_latent_size", "moe_latent_size")?;
+    routed(w)
+}
+
+/// How the weights of experts are scaled.
+fn routed(w: &mut Writer<'_>) -> Done {
+    w.copy_float("expert_weights_scale", "routed_scaling_factor")?;
+    // The converter writes it where it is true.
+    let normalised = w.metadata.flag(&w.key("expert_weights_norm"))?.unwrap_or(false);
+    w.set("norm_topk_prob", normalised);
+    Ok(())
+}
+
+/// The multipliers are in the weights.
+fn falcon_h1(w: &mut Writer<'_>) -> Done {
+    w.set("hidden_act", "silu");
+    mixer(w, MAMBA_FIELDS)?;
+    w.set("mamba_rms_norm", any(w, "ssm_norm.weight").is_some());
+    // As llama.cpp computes it.
+    w.set("mamba_norm_before_gate", false);
+    w.set("projectors_bias", any(w, "ssm_out.bias").is_some());
+    w.set("attention_bias", any(w, "attn_q.bias").is_some());
+    w.set("mlp_bias", any(w, "ffn_up.bias").is_some());
+    Ok(())
+}
+
+fn granite(w: &mut Writer<'_>) -> Done {
+    w.set("hidden_act", "silu");
+    w.set("layer_types", kinds(w, "ssm_in.weight", ["mamba", "attention"])?);
+    w.set("attention_bias", any(w, "attn_q.bias").is_some());
+    w.copy_float("attention.scale", "attention_multiplier")?;
+    w.copy_float("embedding_scale", "embedding_multiplier")?;
+    w.copy_float("residual_scale", "residual_multiplier")?;
+    w.copy_float("logit_scale", "logits_scaling")?;
+    let turned = w.metadata.flag(&w.key("rope.scaling.finetuned"))?.unwrap_or(false);
+    w.set("position_embedding_type", if turned { "rope" } else { "nope" });
+    if any(w, "ssm_in.weight").is_some() {
+        mixer(w, MAMBA_FIELDS)?;
+    }
+    w.set("fused_mlp", false);
+    let shared = rows(w, "ffn_gate_shexp.weight").or(rows(w, "ffn_gate.weight"));
+    if let Some(shared) = shared {
+        w.set("shared_intermediate_size", shared);
+    }
+    w.copy("expert_count", "num_local_experts")?;
+    w.copy("expert_used_count", "num_experts_per_tok")
+}
+
+/// Qwen3-Next and Qwen 3.5. Files of Qwen3-Next whose fused projection was taken apart are the same as those of Qwen 3.5.
+fn qwen(w: &mut Writer<'_>) -> Done {
+    let fused = w.has("blk.0.ssm_in.weight");
+    w.set("hidden_act", "silu");
+    w.set("fused_experts", false);
+    if w.arch == "qwen3next" && fused {
+        w.set("model_type", "qwen3_next");
+    }
+    w.set("attention_bias", any(w, "attn_q.bias").is_some());
+    w.set("layer_types", kinds(w, "attn_q.weight", ["full_attention", "linear_attention"])?);
+    w.copy("ssm.conv_kernel", "linear_conv_kernel_dim")?;
+    w.copy("ssm.state_size", "linear_key_head_dim")?;
+    w.copy("ssm.group_count", "linear_num_key_heads")?;
+    w.copy("ssm.time_step_rank", "linear_num_value_heads")?;
+    w.set("linear_value_head_dim", quotient(w, "ssm.inner_size", "ssm.time_step_rank")?);
+    w.copy("expert_count", "num_experts")?;
+    w.copy("expert_used_count", "num_experts_per_tok")?;
+    w.copy("expert_feed_forward_length", "moe_intermediate_size")?;
+    w.copy("expert_shared_feed_forward_length", "shared_expert_intermediate_size")?;
+    w.partial_rotary("partial_rotary_factor")
+}
+
+/// `expert_gating_func` of sigmoids.
+const SIGMOID: u64 = 2;
+
+/// DeepSeek V2 and V3 and what shares their layers.
+fn latent(w: &mut Writer<'_>) -> Done {
+    w.set("hidden_act", "silu");
+    // Attention is written for the absorbed form, in which all heads have one key.
+    without(w, &["num_key_value_heads", "head_dim"]);
+    let sigmoids = match w.number("expert_gating_func")? {
+        Some(function) => function == SIGMOID,
+        None => any(w, "exp_probs_b.bias").is_some(),
+    };
+    match w.arch {
+        "mistral4" => w.set("fused_experts", any(w, "ffn_gate_up_exps.weight").is_some()),
+        _ => w.set("model_type", if sigmoids { "deepseek_v3" } else { "deepseek_v2" }),
+    }
+    latent_sizes(w)?;
+    w.copy("expert_count", "n_routed_experts")?;
+    w.copy("expert_used_count", "num_experts_per_tok")?;
+    w.copy("expert_shared_count", "n_shared_experts")?;
+    w.copy("expert_feed_forward_length", "moe_intermediate_size")?;
+    w.copy("expert_group_count", "n_group")?;
+    w.copy("expert_group_used_count", "topk_group")?;
+    w.copy("leading_dense_block_count", "first_k_dense_replace")?;
+    routed(w)
+}
+
+/// Ranks and sizes of latent attention.
+fn latent_sizes(w: &mut Writer<'_>) -> Done {
+    let turned = w.need("rope.dimension_count")?;
+    let key = w.number("attention.key_length_mla")?.map_or_else(|| w.need("attention.key_length"), Ok)?;
+    let value =
+        w.number("attention.value_length_mla")?.map_or_else(|| w.need("attention.value_length"), Ok)?;
+    w.set("qk_rope_head_dim", turned);
+    w.set("qk_nope_head_dim", key.saturating_sub(turned));
+    w.set("v_head_dim", value);
+    w.set("split_kv_b", any(w, "attn_k_b.weight").is_some());
+    w.copy("attention.q_lora_rank", "q_lora_rank")?;
+    w.copy("attention.kv_lora_rank", "kv_lora_rank")
+}
+
+/// Layers without latent attention have the delta rule, with as many heads.
+fn kimi_linear(w: &mut Writer<'_>) -> Done {
+    w.set("hidden_act", "silu");
+    without(w, &["num_key_value_heads", "head_dim"]);
+    w.set("layer_types", kinds(w, "attn_kv_a_mqa.weight", ["full_attention", "linear_attention"])?);
+    latent_sizes(w)?;
+    w.copy("attention.head_count", "linear_num_heads")?;
+    w.copy("kda.head_dim", "linear_head_dim")?;
+    w.copy("ssm.conv_kernel", "linear_conv_kernel_dim")?;
+    w.copy("expert_count", "num_experts")?;
+    w.copy("expert_used_count", "num_experts_per_token")?;
+    w.copy("expert_shared_count", "num_shared_experts")?;
+    w.copy("expert_feed_forward_length", "moe_intermediate_size")?;
+    w.copy("leading_dense_block_count", "first_k_dense_replace")?;
+    w.copy_float("expert_weights_scale", "routed_scaling_factor")
+}
+
+/// Numbers of a layer that differ between layers with and without a window: the first of each.
+fn by_kind(w: &Writer<'_>, key: &str, windowed: &[bool]) -> Result<[Option<i64>; 2], CheckpointError> {
+    let numbers = match w.number(key) {
+        Ok(Some(number)) => vec![number as i64; windowed.len()],
+        Ok(None) => Vec::new(),
+        Err(_) => w.metadata.integers(&w.key(key))?,
+    };
+    let of = |kind: bool| {
+        let mut both = numbers.iter().zip(windowed);
+        both.find(|(number, windowed)| **windowed == kind && **number > 0).map(|(number, _)| *number)
+    };
+    Ok([of(false), of(true)])
+}
+
+fn gemma4(w: &mut Writer<'_>) -> Done {
+    w.set("hidden_activation", "gelu_pytorch_tanh");
+    let windowed = w.metadata.bools(&w.key("attention.sliding_window_pattern"))?.to_vec();
+    let kind = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
+    w.set("layer_types", windowed.iter().map(kind).collect::<Vec<_>>());
+    w.copy("attention.sliding_window", "sliding_window")?;
+    w.copy("attention.key_length", "global_head_dim")?;
+    w.copy("attention.key_length_swa", "head_dim")?;
+    let [full, sliding] = by_kind(w, "attention.head_count_kv", &windowed)?;
+    if let Some(heads) = sliding.or(full) {
+        w.set("num_key_value_heads", heads);
+    }
+    if let Some(heads) = full {
+        w.set("num_global_key_value_heads", heads);
+    }
+    // Layers that read the caches of others may lack both.
+    let lacks = |layer: usize| {
+        w.has(&format!("blk.{layer}.attn_k.weight")) && !w.has(&format!("blk.{layer}.attn_v.weight"))
+    };
+    let keys_are_values = windowed.iter().enumerate().any(|(layer, windowed)| !windowed && lacks(layer));
+    w.set("attention_k_eq_v", keys_are_values);
+    let widths = match w.number("feed_forward_length") {
+        Ok(width) => width.map(|width| width as i64).into_iter().collect(),
+        Err(_) => w.metadata.integers(&w.key("feed_forward_length"))?,
+    };
+    if let (Some(first), Some(last)) = (widths.first().copied(), widths.last()) {
+        w.set("intermediate_size", first);
+        w.set("use_double_wide_mlp", first != *last);
+    }
+    w.copy("attention.shared_kv_layers", "num_kv_shared_layers")?;
+    w.copy("embedding_length_per_layer_input", "hidden_size_per_layer_input")?;
+    let table = w.tensors.iter().find(|raw| raw.name == "per_layer_token_embd.weight");
+    if let Some(rows) = table.and_then(|raw| raw.shape.first()) {
+        w.set("vocab_size_per_layer_input", *rows);
+    }
+    w.copy_float("final_logit_softcapping", "final_logit_softcapping")?;
+    w.set("enable_moe_block", any(w, "ffn_gate_inp.weight").is_some());
+    w.copy("expert_count", "num_experts")?;
+    w.copy("expert_used_count", "top_k_experts")?;
+    w.copy("expert_feed_forward_length", "moe_intermediate_size")
+}
+
+/// `rope_parameters` of Gemma 4. Pairs of full layers that stand still have a factor that is next to endless.
+pub(super) fn gemma4_rope(w: &mut Writer<'_>, files: &[FileBytes]) -> Done {
+    let factors = rope::factors(files, w.tensors, "rope_freqs.weight").unwrap_or_default();
+    let turned = factors.iter().filter(|factor| **factor == 1.0).count();
+    let share = if factors.is_empty() { 0.25 } else { turned as f64 / factors.len() as f64 };
+    let mut full = Map::new();
+    full.insert("rope_type".into(), json!("proportional"));
+    full.insert("partial_rotary_factor".into(), json!(share));
+    full.insert("rope_theta".into(), json!(w.float("rope.freq_base")?.unwrap_or(1e6)));
+    let mut sliding = Map::new();
+    sliding.insert("rope_type".into(), json!("default"));
+    sliding.insert("rope_theta".into(), json!(w.float("rope.freq_base_swa")?.unwrap_or(1e4)));
+    w.raw.remove("rope_theta");
+    let kinds = [("full_attention", full), ("sliding_attention", sliding)];
+    w.set(
+        "rope_parameters",
+        kinds.into_iter().map(|(k, v)| (k.to_string(), Value::Object(v))).collect::<Map<_, _>>(),
+    );
+    Ok(())
+}
