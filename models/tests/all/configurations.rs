@@ -228,6 +228,9 @@ fn presets_have_the_published_sizes() {
         // 567,754,752 less the pooler (1,049,600), which embeddings do not use.
         ("bge-m3", "5.667e8"),
         ("qwen3-embedding-0.6b", "5.958e8"),
+        // The defaults of the classes in transformers, which stand for these.
+        ("olmo-hybrid-7b", "7.431e9"),
+        ("mistral-small-4-119b", "1.190e11"),
     ];
     for (name, parameters) in published {
         let tensors = Preset::find(name).unwrap().config().architecture.tensors();
