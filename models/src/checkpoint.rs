@@ -20,7 +20,7 @@ pub mod torch;
 
 pub use data::TensorData;
 pub use finite::FiniteCheck;
-pub use packed::{PackedKind, Quantization};
+pub use packed::{PackedKind, Quantization, StoredGroups};
 pub use random::{Distribution, RandomTensor};
 pub use shards::WeightFiles;
 pub use stored_type::StoredType;
@@ -287,6 +287,14 @@ impl Checkpoint {
 
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(name).map(|&number| &self.tensors[number])
+    }
+
+    /// The groups of a packed weight, if a storage format of groups may hold its codes.
+    pub fn stored_groups(&self, name: &str) -> Option<StoredGroups> {
+        match &self.info(name)?.place {
+            Place::Packed(weight) => weight.stored_groups(&self.files),
+            _ => None,
+        }
     }
 
     /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.

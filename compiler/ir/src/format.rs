@@ -76,9 +76,16 @@ impl Format {
         Format::new("q3g40", 3, GroupSize::Columns(40), Zero::Constant(3)),
         Format::new("q4g32_f32", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::F32),
         Format::new("q4g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(7)).with_scale(ScaleType::BF16),
+        // AWQ, GPTQ, compressed-tensors.
+        Format::new("q4g64", 4, GroupSize::Columns(64), Zero::Constant(7)),
         Format::new("q4g128", 4, GroupSize::Columns(128), Zero::Constant(7)),
-        // AWQ, GPTQ.
+        Format::new("q8g128", 8, GroupSize::Columns(128), Zero::Constant(128)),
+        Format::new("q4g32_zero", 4, GroupSize::Columns(32), Zero::PerGroup),
+        Format::new("q4g64_zero", 4, GroupSize::Columns(64), Zero::PerGroup),
         Format::new("q4g128_zero", 4, GroupSize::Columns(128), Zero::PerGroup),
+        Format::new("q8g32_zero", 8, GroupSize::Columns(32), Zero::PerGroup),
+        // For scales that f16 does not hold.
+        Format::new("q4g32_bf16_zero", 4, GroupSize::Columns(32), Zero::PerGroup).with_scale(ScaleType::BF16),
         // One scale per output channel.
         Format::new("q8row", 8, GroupSize::Row, Zero::Constant(128)),
         // ggml Q4_1; Q5_1 with bits to spare.

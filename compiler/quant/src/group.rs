@@ -16,8 +16,8 @@
 //!
 //! Weights that were quantized before in the same groups are not changed: formats such as ggml's Q4_0 and Q8_0 also use the
 //! one code beyond `-max_int..=max_int` that the bits have room for. A group whose weights all are whole multiples of
-//! `max|w| / (max_int + 1)` is stored with that code, and with a negative scale where its sign asks for one, so kernels
-//! must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
+//! `max|w| / steps`, for some number of steps up to `max_int + 1`, is stored with that scale: with that code, and a negative scale
+//! where the sign of the code asks for one, so kernels must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
 
 use crate::plain::Plain;
 use mlcc_ir::format::{Format, Zero};
@@ -171,18 +171,36 @@ impl GroupSpec {
         grid(scale)
     }
 
-    /// The scale with which the group is exact, if its weights are multiples of one whose largest code is one beyond `max_int`.
+    /// The scale with which the group is exact, if there is one: the weights are whole multiples of it, of which the largest is any
+    /// code, up to the one beyond `max_int` that the bits have room for.
     fn quantized_before(&self, weights: &[f32], zero: i32, max_abs: f32, codes: &mut [u8]) -> Option<f32> {
-        let steps = self.max_int() + 1.0;
-        let unit = self.number().round(max_abs / steps);
-        if unit * steps != max_abs {
+        let nonzero = weights.iter().map(|w| w.abs()).filter(|&w| w > 0.0);
+        let least = nonzero.fold(max_abs, f32::min) / max_abs;
+        let largest = self.max_int() as i32 + 1;
+        // Nearly all numbers of steps are ruled out by the least weight alone.
+        let may_be = |steps: &i32| is_near_whole(least * *steps as f32);
+        let mut steps = (1..=largest).rev().filter(may_be);
+        steps.find_map(|steps| self.multiples(weights, zero, (max_abs, steps), codes))
+    }
+
+    /// The scale that is the largest weight divided by `steps`, if it holds the group.
+    fn multiples(
+        &self,
+        weights: &[f32],
+        zero: i32,
+        (max_abs, steps): (f32, i32),
+        codes: &mut [u8],
+    ) -> Option<f32> {
+        let unit = self.number().round(max_abs / steps as f32);
+        if unit * steps as f32 != max_abs {
             return None;
         }
         // The bits have room for one more code on one side: 15 of 4 bits (+8), 0 of 8 bits (-128).
         let last = self.format.max_code() as i32;
-        let above = steps as i32 + zero <= last;
+        let above = steps + zero <= last;
         let extreme = weights.iter().copied().find(|w| w.abs() == max_abs)?;
-        let scale = if (extreme > 0.0) == above { unit } else { -unit };
+        let beyond = steps > self.max_int() as i32;
+        let scale = if beyond && (extreme > 0.0) != above { -unit } else { unit };
         let range = -zero..last + 1 - zero;
         for (stored, &w) in codes.iter_mut().zip(weights) {
             let code = w / scale;
@@ -300,6 +318,10 @@ impl GroupSpec {
         }
         let (least, largest) = (least.min(0.0), largest.max(0.0));
         let grid = |steps: usize| {
+            // Most numbers of steps are ruled out without rounding.
+            if !is_near_whole(-least / (largest - least) * steps as f32) {
+                return None;
+            }
             let scale = number.round((largest - least) / steps as f32);
             let zero = -least / scale;
             let whole = zero == zero.round() && zero <= codes as f32;
@@ -341,6 +363,12 @@ impl GroupSpec {
         }
         best
     }
+}
+
+/// Whether a number of steps, up to some hundred, is whole but for roundings to f32.
+#[inline]
+fn is_near_whole(steps: f32) -> bool {
+    (steps - round(steps)).abs() < 1e-3
 }
 
 /// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where `round_ties_even` does not.
@@ -451,7 +479,7 @@ mod tests {
             let name = spec.format.name();
             let mut next = random(7);
             let codes = spec.format.max_code() as u32 + 1;
-            for _ in 0..200 {
+            for round in 0..400 {
                 let scale = spec.number().round((next(2000) as f32 + 1.0) / 4096.0);
                 let grid = match spec.format.zero {
                     Zero::Constant(zero) => {
@@ -464,9 +492,16 @@ mod tests {
                     }
                 };
                 let mut stored: Vec<u8> = (0..spec.group.min(40)).map(|_| next(codes) as u8).collect();
-                // The extreme codes tell the scale: -8 of Q4_0, -128 of 8 bits, both ends of others.
-                stored[next(16) as usize] = spec.extreme();
-                stored[16 + next(16) as usize] = if spec.format.is_symmetric() { spec.extreme() } else { 0 };
+                // The extreme codes tell the scale: -8 of Q4_0, -128 of 8 bits, both ends of others. Without them, it is found from what
+                // is there, but for minima.
+                if round % 2 == 0 || spec.format.zero == Zero::Minimum {
+                    stored[next(16) as usize] = spec.extreme();
+                    stored[16 + next(16) as usize] =
+                        if spec.format.is_symmetric() { spec.extreme() } else { 0 };
+                } else {
+                    let most = next(codes) as u8;
+                    stored.iter_mut().for_each(|code| *code = (*code).min(most));
+                }
                 let weights: Vec<f32> = stored.iter().map(|&code| spec.decode(code, grid)).collect();
                 for search in [ScaleSearch::None, ScaleSearch::Mse] {
                     assert_eq!(values(spec, &weights, search), weights, "{name}, {grid:?}");

@@ -5,11 +5,13 @@
 //! differ in how codes are cut out of words ([`Codes`]), what a code stands for (a table), and which weights share a scale
 //! ([`Scales`], [`Groups`]); one reader does for all. It reads rows, so memory stays at what is asked for.
 
+mod grid;
 mod layouts;
 mod numbers;
 mod reader;
 mod scales;
 
+pub use grid::StoredGroups;
 pub(super) use layouts::unpack;
 pub(super) use reader::PackedReader;
 

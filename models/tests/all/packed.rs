@@ -2,7 +2,7 @@
 //! size; parts that do not fit together or hold no numbers are refused by name.
 
 use crate::common::{golden, project, safetensors as file_of};
-use mlcc_models::checkpoint::{CheckpointFormat, StoredType};
+use mlcc_models::checkpoint::{CheckpointFormat, StoredGroups, StoredType};
 use mlcc_models::config::{ConfigFields, quantized};
 use mlcc_models::{Checkpoint, CheckpointError};
 use safetensors::SafeTensors;
@@ -104,6 +104,50 @@ fn values_are_those_of_the_libraries() {
             assert_eq!(read, values, "{name} in pieces of {piece}");
         }
     }
+}
+
+#[test]
+fn groups_of_whole_numbers_are_told() {
+    let of = |name: &str| {
+        let case = Case::read(name);
+        case.open().unwrap().stored_groups(&case.weight)
+    };
+    // Whole rows may be cut as one likes.
+    let cases = [
+        ("awq", 4, 32, true),
+        ("gptq-2", 2, 32, true),
+        ("gptq-4", 4, 32, true),
+        ("gptq-8", 8, 32, true),
+        ("ct-int4", 4, 32, false),
+        ("ct-int4-zeros", 4, 32, true),
+        ("ct-int8", 8, 128, false),
+        ("ct-int8-channel", 8, 128, true),
+    ];
+    for (name, bits, columns, zeros) in cases {
+        let found = of(name).unwrap_or_else(|| panic!("{name}: no groups"));
+        assert_eq!((found.bits, found.columns, found.zeros), (bits, columns, zeros), "{name}");
+        assert!(found.f16 || found.bf16, "{name}");
+    }
+    for name in ["gptq-act-order", "mxfp4", "ct-nvfp4", "fp8-block", "nf4", "nf4-nested"] {
+        assert_eq!(of(name), None, "{name}");
+    }
+}
+
+#[test]
+fn types_that_hold_the_scales() {
+    let mut case = Case::read("ct-int4");
+    let mut of = |scale: f32| {
+        let scales = case.part("layer.weight_scale");
+        scales
+            .2
+            .chunks_exact_mut(2)
+            .for_each(|raw| raw.copy_from_slice(&half::bf16::from_f32(scale).to_le_bytes()));
+        let StoredGroups { f16, bf16, .. } = case.open().unwrap().stored_groups(&case.weight).unwrap();
+        (f16, bf16)
+    };
+    assert_eq!(of(0.011), (true, true));
+    // Beyond the least numbers of f16.
+    assert_eq!(of(1.1e-7), (false, true));
 }
 
 /// Blocks that the shape is no multiple of, and those with fewer scales than rows.

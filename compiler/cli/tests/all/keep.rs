@@ -116,6 +116,41 @@ fn each_tensor_keeps_its_own_type() {
     mlcc().arg("bisect").arg(folder.path()).args(["--tokens", "1,2,3"]).assert().success();
 }
 
+/// AWQ, GPTQ and compressed-tensors: codes, scales and zero points go into a format of their own, and results are those of the
+/// published values.
+#[test]
+fn packed_checkpoints_keep_their_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.so");
+    let cases = [
+        ("quant-awq", "AWQ", "q4g128_zero"),
+        ("quant-gptq", "GPTQ", "q4g128"),
+        ("quant-ct-int4", "INT4", "q4g128"),
+    ];
+    for (name, stored, format) in cases {
+        let model = case(name);
+        let report = build(&model, &[], &path);
+        assert_eq!(report["quant"], "keep", "{name}");
+        assert_eq!(report["kept"]["dequantized"], false, "{name}");
+        let rows = report["conversions"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["stored"] == stored).unwrap();
+        assert_eq!(
+            (&row["format"], &row["how"]),
+            (&format.into(), &"kept: the same values".into()),
+            "{name}"
+        );
+        assert_eq!(rows.iter().filter(|row| row["stored"] == stored).count(), 1, "{name}: {rows:?}");
+        assert_eq!(formats(&path)["model.layers.0.mlp.down_proj.weight"], format, "{name}");
+        let verified = json(
+            mlcc().arg("verify").arg(&path).arg("--golden").arg(model.join("golden.json")).arg("--json"),
+        );
+        let error = verified["worst_relative_error"].as_f64().unwrap();
+        assert!(error < 1e-3 && verified["ok"] == true, "{name}: off by {error:e}");
+        build(&model, &["--quant", "q8f16_1"], &path);
+        assert_eq!(formats(&path)["model.layers.0.mlp.down_proj.weight"], "q8g32", "{name}");
+    }
+}
+
 #[test]
 fn one_line_says_what_is_kept_and_what_less_would_take() {
     let folder = tempfile::tempdir().unwrap();

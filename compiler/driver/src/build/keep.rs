@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mlcc_ir::module::{Module, Param, ParamRole, ParamSource};
 use mlcc_ir::types::{DType, Format, Packing};
+use mlcc_models::checkpoint::StoredGroups;
 use mlcc_models::resolve::Weights;
 use mlcc_models::{Checkpoint, ModelConfig, StoredType};
 use mlcc_passes::Program;
@@ -78,32 +79,39 @@ impl BuildOptions {
     }
 }
 
-/// The plain scheme of the type that most weights have; [`BASE`] where some are quantized.
+/// The plain scheme of the type that most weights have; [`BASE`] where those are packed.
 fn base(source: &Source) -> QuantScheme {
     let checkpoint = &source.checkpoint;
+    let plain = |stored| match stored {
+        StoredType::F16 => "f16",
+        StoredType::BF16 => "bf16",
+        _ => "f32",
+    };
     let name = match published_type(source) {
-        Some(StoredType::F16) => "f16",
-        Some(StoredType::BF16) => "bf16",
-        Some(_) => "f32",
+        Some(stored) => plain(stored),
         None if checkpoint.tensors().iter().any(|info| info.dtype.is_block()) => BASE,
         None => {
             let needed = source.model.config.architecture.tensors();
-            let tensors = needed.iter().filter(|(_, shape)| shape.len() > 1);
-            let infos = tensors.filter_map(|(name, _)| checkpoint.info(name));
-            match by_weights(infos.map(|info| (info.dtype, info.elements() as u64))).first() {
-                Some(StoredType::F16) => "f16",
-                Some(StoredType::BF16) => "bf16",
-                Some(StoredType::Packed(_)) => computed_type(&source.model.config).name(),
-                _ => "f32",
-            }
+            let infos = needed.iter().filter(|(_, shape)| shape.len() > 1).filter_map(|(name, _)| {
+                let info = checkpoint.info(name)?;
+                let scheme = match info.dtype {
+                    StoredType::Packed(_) if checkpoint.stored_groups(name).and_then(grouped).is_some() => {
+                        BASE
+                    }
+                    StoredType::Packed(_) => plain(computed_type(&source.model.config)),
+                    stored => plain(stored),
+                };
+                Some((scheme, info.elements() as u64))
+            });
+            by_weights(infos).first().copied().unwrap_or("f32")
         }
     };
     QuantScheme::find(name).map(|(scheme, _)| scheme).unwrap_or_default()
 }
 
-/// Types with those of most weights first.
-fn by_weights(tensors: impl Iterator<Item = (StoredType, u64)>) -> Vec<StoredType> {
-    let mut counts: BTreeMap<StoredType, u64> = BTreeMap::new();
+/// Types, or names, with those of most weights first.
+fn by_weights<T: Ord + Copy>(tensors: impl Iterator<Item = (T, u64)>) -> Vec<T> {
+    let mut counts: BTreeMap<T, u64> = BTreeMap::new();
     tensors.for_each(|(stored, elements)| *counts.entry(stored).or_default() += elements);
     let mut types: Vec<_> = counts.into_iter().collect();
     types.sort_by_key(|&(stored, elements)| (std::cmp::Reverse(elements), stored));
@@ -132,8 +140,7 @@ fn named_type(config: &ModelConfig) -> Option<StoredType> {
 pub(super) fn policy(module: &Module, source: &Source, options: &BuildOptions) -> QuantPolicy {
     let mut policy = options.policy.clone();
     for param in module.params.values().filter(|param| options.policy.rule(&param.name).is_none()) {
-        let Some(format) = stored_type(source, &param.source) else { continue };
-        let format = holding(format, &source.model.config);
+        let Some(format) = format_of(source, param) else { continue };
         if param.role != ParamRole::Vector && format != options.quant.storage(param.role) {
             let (glob, format) = (param.name.clone(), Some(format));
             policy.rules.push(Rule { number: None, glob, format, scale_search: ScaleSearch::None });
@@ -153,12 +160,16 @@ pub(super) fn kept(source: &Source, program: &Program) -> Option<Kept> {
     if program.module.params.values().any(quantized) {
         return None;
     }
-    let matrices = program.module.params.values().filter(|param| param.role != ParamRole::Vector);
-    let types = matrices.filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
+    let matrices = || program.module.params.values().filter(|param| param.role != ParamRole::Vector);
+    let dequantized = |param: &Param| {
+        let stored = stored_type(source, &param.source);
+        matches!(stored, Some(StoredType::Packed(_))) && !param.ty.dtype.is_packed()
+    };
+    let types = matrices().filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
     let (scheme, _) = QuantScheme::find(SMALLER).ok()?;
     let types = by_weights(types);
     Some(Kept {
-        dequantized: types.iter().any(|stored| matches!(stored, StoredType::Packed(_))),
+        dequantized: matrices().any(dequantized),
         types: types.into_iter().map(StoredType::name).collect(),
         random: matches!(source.model.weights, Weights::Random { .. }),
         bytes: memory.weights_bytes,
@@ -179,9 +190,52 @@ fn computed_type(config: &ModelConfig) -> StoredType {
     named_type(config).unwrap_or(StoredType::F16)
 }
 
+/// The format that holds the weights of a parameter as they are stored; `None` for one that is no tensor of the checkpoint.
+fn format_of(source: &Source, param: &Param) -> Option<DType> {
+    let stored = stored_type(source, &param.source)?;
+    let StoredType::Packed(_) = stored else { return Some(holding(stored)) };
+    let groups = stored_groups(&source.checkpoint, &param.source).filter(|_| param.ty.rank() == 2);
+    let packed = groups.and_then(grouped).map(DType::Packed);
+    Some(packed.unwrap_or_else(|| holding(computed_type(&source.model.config))))
+}
+
+/// The groups of rows of packed weights.
+fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource) -> Option<StoredGroups> {
+    match source {
+        ParamSource::Tensor(name) => checkpoint.stored_groups(name),
+        ParamSource::Rows(_, inner) => stored_groups(checkpoint, inner),
+        ParamSource::Concat(parts) => {
+            let mut parts = parts.iter().map(|part| stored_groups(checkpoint, part));
+            let first = parts.next()??;
+            parts.try_fold(first, |groups, part| Some(groups.and(part?)))
+        }
+        _ => None,
+    }
+}
+
+/// The format with the fewest bytes that holds these codes, scales and zero points. A group of the checkpoint may be several of the
+/// format's.
+fn grouped(groups: StoredGroups) -> Option<Format> {
+    let fits = |columns: usize| groups.columns.is_multiple_of(columns);
+    let name = match (groups.bits, groups.zeros) {
+        (..=4, false) if groups.f16 && fits(128) => "q4g128",
+        (..=4, false) if groups.f16 && fits(64) => "q4g64",
+        (..=4, false) if groups.f16 && fits(32) => "q4g32",
+        (..=4, false) if groups.bf16 && fits(32) => "q4g32_bf16",
+        (..=4, true) if groups.f16 && fits(128) => "q4g128_zero",
+        (..=4, true) if groups.f16 && fits(64) => "q4g64_zero",
+        (..=4, true) if groups.f16 && fits(32) => "q4g32_zero",
+        (..=4, true) if groups.bf16 && fits(32) => "q4g32_bf16_zero",
+        (8, false) if groups.f16 && fits(128) => "q8g128",
+        (8, false) if groups.f16 && fits(32) => "q8g32",
+        (8, true) if groups.f16 && fits(32) => "q8g32_zero",
+        _ => return None,
+    };
+    Format::parse(name)
+}
+
 /// The format that holds a stored type: without loss, or with little where there is none of ours that is equal.
-fn holding(stored: StoredType, config: &ModelConfig) -> DType {
-    let stored = if let StoredType::Packed(_) = stored { computed_type(config) } else { stored };
+fn holding(stored: StoredType) -> DType {
     match stored {
         StoredType::F16 => DType::F16,
         StoredType::BF16 => DType::BF16,
@@ -222,7 +276,7 @@ pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> V
 
 fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
     match format {
-        DType::Packed(_) if stored.is_block() && exact => "kept: the same values",
+        DType::Packed(_) if stored.is_quantized() && exact => "kept: the same values",
         DType::Packed(_) if stored.is_quantized() => "dequantized and quantized again",
         DType::Packed(_) => "quantized",
         _ if stored.is_quantized() => "dequantized",

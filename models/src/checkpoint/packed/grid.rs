@@ -1,0 +1,106 @@
+//! What a storage format needs to hold the codes of a packed weight as they are.
+
+use super::scales::integers;
+use super::{Codes, FileBytes, Groups, Packed, StoredType};
+use half::{bf16, f16};
+
+/// A weight of whole numbers with a scale for each group of neighbours of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredGroups {
+    /// Of a code: 2, 4 or 8.
+    pub bits: usize,
+    /// Weights of a group; a multiple of 128 where that is a whole row, which may be cut in any way.
+    pub columns: usize,
+    /// Groups have zero points that are not in the middle of the codes.
+    pub zeros: bool,
+    /// An f16 holds every scale.
+    pub f16: bool,
+    /// A bf16 holds every scale.
+    pub bf16: bool,
+}
+
+impl StoredGroups {
+    /// What holds this weight and another one: both may be rows of one matrix.
+    pub fn and(self, other: StoredGroups) -> StoredGroups {
+        StoredGroups {
+            bits: self.bits.max(other.bits),
+            columns: common_divisor(self.columns, other.columns),
+            zeros: self.zeros || other.zeros,
+            f16: self.f16 && other.f16,
+            bf16: self.bf16 && other.bf16,
+        }
+    }
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+impl Packed {
+    /// `None` for floats, scales that are made of others, groups that are no neighbours, and matrices that are read as their
+    /// transposes.
+    pub(in super::super) fn stored_groups(&self, files: &[FileBytes]) -> Option<StoredGroups> {
+        let whole = self.codes.values.windows(2).all(|pair| pair[1] - pair[0] == 1.0 || pair[1] == -128.0);
+        if !whole || self.transposed || self.global.is_some() || self.scales.nested.is_some() {
+            return None;
+        }
+        let columns = match &self.groups {
+            Groups::Runs(columns) => *columns,
+            Groups::Listed { part, count } => {
+                let columns = self.columns.div_ceil(*count);
+                let numbers = integers(part, files);
+                let unset = numbers.iter().all(|&number| number == -1);
+                let in_order = (0..).zip(&numbers).all(|(column, &group)| group == (column / columns) as i64);
+                (unset || in_order).then_some(columns)?
+            }
+        };
+        let columns = if columns < self.columns { columns } else { columns.next_multiple_of(128) };
+        let (f16, bf16) = self.scale_types(files);
+        let zeros = self.zeros.as_ref().is_some_and(|zeros| !zeros.all_in_the_middle(files, self.rows));
+        Some(StoredGroups { bits: 1 << self.codes.bits_log2, columns, zeros, f16, bf16 })
+    }
+
+    /// Whether all scales are numbers of f16, and of bf16.
+    fn scale_types(&self, files: &[FileBytes]) -> (bool, bool) {
+        let part = &self.scales.part;
+        let bytes = part.bytes(files);
+        match part.dtype {
+            StoredType::F16 => {
+                let fits = |raw: &[u8; 2]| as_bf16(f16::from_le_bytes(*raw).to_f32());
+                (true, bytes.as_chunks::<2>().0.iter().all(fits))
+            }
+            StoredType::BF16 => {
+                let fits = |raw: &[u8; 2]| as_f16(bf16::from_le_bytes(*raw).to_f32());
+                (bytes.as_chunks::<2>().0.iter().all(fits), true)
+            }
+            StoredType::F32 => {
+                let scales = || bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw));
+                (scales().all(as_f16), scales().all(as_bf16))
+            }
+            _ => (false, false),
+        }
+    }
+}
+
+fn as_f16(scale: f32) -> bool {
+    f16::from_f32(scale).to_f32() == scale
+}
+
+fn as_bf16(scale: f32) -> bool {
+    bf16::from_f32(scale).to_f32() == scale
+}
+
+impl Codes {
+    /// Whether every number, of so many rows, stands for the half of what its bits have room for: 8 of 4 bits, or 0 of signed
+    /// numbers.
+    fn all_in_the_middle(&self, files: &[FileBytes], rows: usize) -> bool {
+        let bits = 1 << self.bits_log2;
+        let signed = self.values.iter().any(|&value| value < 0.0);
+        let middle = if signed { 0.0 } else { (1u32 << (bits - 1)) as f32 };
+        let Some(code) = self.values.iter().position(|&value| value == middle) else { return false };
+        // The last word of a column has numbers of no row where rows are no whole words: those may be any.
+        let whole = rows.is_multiple_of(8 * self.part.dtype.size() / bits);
+        let byte = (0..8 / bits).fold(0, |byte, at| byte | code << (at * bits)) as u8;
+        whole && self.part.bytes(files).iter().all(|&stored| stored == byte)
+    }
+}
