@@ -238,3 +238,32 @@ fn what_is_replaced_twice_or_tied_is_refused() {
     merged.read("model.embed_tokens.weight").unwrap().read_f32_into(0, &mut first).unwrap();
     assert_eq!(first, [0.5]);
 }
+
+/// What was quantized is read, then changed, and is no kept type any more; all other weights stay as they are.
+#[test]
+fn bases_that_come_quantized_are_changed_as_floats() {
+    for model in [golden("quant-awq"), golden("quant-gptq-desc-act"), golden("quant-fp8-block")] {
+        let plain = open(&model, &[]).unwrap();
+        let weight = plain.info(&format!("{Q}.weight")).unwrap();
+        assert!(weight.dtype.is_quantized(), "{}", model.display());
+        let (rows, columns) = (weight.shape[0], weight.shape[1]);
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["lora_A.weight", "lora_B.weight"].map(|end| format!("{Q}.{end}"));
+        written(folder.path(), json!({}), &[(&a, &[2, columns]), (&b, &[rows, 2])]);
+        let merged = open(&model, &[adapter(folder.path(), 1.0)]).unwrap();
+        for info in merged.tensors() {
+            let values = |of: &Checkpoint| of.read(&info.name).unwrap().to_f32().unwrap();
+            let changed = info.name == format!("{Q}.weight");
+            // One product for each of the two ranks.
+            let added = if changed { 0.25 } else { 0.0 };
+            let expected: Vec<f32> = values(&plain).iter().map(|x| x + added + added).collect();
+            assert!(values(&merged) == expected, "{}, {}", model.display(), info.name);
+            let stored = if changed { StoredType::F16 } else { plain.info(&info.name).unwrap().dtype };
+            assert_eq!(info.dtype, stored, "{}, {}", model.display(), info.name);
+            assert_eq!(
+                merged.stored_groups(&info.name).is_some(),
+                !changed && plain.stored_groups(&info.name).is_some()
+            );
+        }
+    }
+}

@@ -69,7 +69,7 @@ pub struct Args {
     /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
-    /// Artifact to write [default: {model}-{quant}-{target}.so]
+    /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} behind the model for each --lora]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Most tokens in one call of prefill; scratch memory grows with it [default: 128; 512 for

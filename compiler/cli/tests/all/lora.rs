@@ -62,3 +62,45 @@ fn adapters_that_are_none_are_told() {
     assert!(message.contains("adapter_config.json"), "{message}");
     mlcc().arg("build").arg("-m").arg(&base).args(["--lora", "a=much"]).assert().code(2);
 }
+
+/// Codes that an adapter does not change stay; the name that is made up tells the adapter.
+#[test]
+fn bases_that_come_quantized_keep_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = folder.path().join("style");
+    std::fs::create_dir(&adapter).unwrap();
+    let config = r#"{"peft_type": "LORA", "lora_alpha": 2, "r": 2}"#;
+    std::fs::write(adapter.join("adapter_config.json"), config).unwrap();
+    let part = |at: usize, end: &str, shape: &str| {
+        let name = format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{end}.weight");
+        format!(r#""{name}": {{"dtype": "F32", "shape": {shape}, "data_offsets": [{at}, {}]}}"#, at + 1024)
+    };
+    let header = format!("{{{}, {}}}", part(0, "A", "[2, 128]"), part(1024, "B", "[128, 2]"));
+    let values: Vec<u8> = (0..512).flat_map(|i| ((i % 7) as f32 / 64.0).to_le_bytes()).collect();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &values].concat();
+    std::fs::write(adapter.join("adapter_model.safetensors"), file).unwrap();
+    let mut build = mlcc();
+    build.arg("build").arg("-m").arg(case("quant-awq")).args(["--lora", "style=0.5", "--debug-taps"]);
+    build.current_dir(folder.path()).assert().success();
+    let made = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let made: Vec<_> = made.filter(|path| path.extension().is_some_and(|end| end == "so")).collect();
+    let [path] = made.as_slice() else { panic!("{made:?}") };
+    let name = path.file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with("quant-awq+style=0.5-keep-"), "{name}");
+    let info = json(mlcc().arg("inspect").arg(path).args(["--json", "--params"]));
+    let format = |name: &str| {
+        let params = info["params"].as_array().unwrap();
+        params.iter().find(|param| param["name"] == name).unwrap()["format"].clone()
+    };
+    assert_eq!(format("model.layers.0.self_attn.q_proj.weight"), "f16");
+    assert_eq!(format("model.layers.0.mlp.down_proj.weight"), "q4g128_zero");
+    let mut verify = mlcc();
+    verify
+        .arg("verify")
+        .arg(path)
+        .arg("--layers")
+        .arg("-m")
+        .arg(case("quant-awq"))
+        .args(["--tokens", "5,6,7"]);
+    verify.args(["--lora", "style=0.5"]).current_dir(folder.path()).assert().success();
+}

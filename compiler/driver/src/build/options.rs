@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
-use mlcc_models::ModelRequest;
+use mlcc_models::{AdapterRequest, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
@@ -165,11 +165,16 @@ impl BuildOptions {
         self.kv_cache.unwrap_or(plain)
     }
 
-    /// Where the artifact goes.
+    /// Where the artifact goes. A name that is not given tells the adapters: `base+style=0.5-keep-cpu.so`.
     pub fn output_path(&self, model: &str) -> PathBuf {
-        match &self.output {
-            Some(path) => path.clone(),
-            None => format!("{model}-{}-{}.so", self.quant_name, self.target.replace(',', "+")).into(),
+        if let Some(path) = &self.output {
+            return path.clone();
         }
+        let adapter = |adapter: &AdapterRequest| match adapter.scale {
+            1.0 => format!("+{}", adapter.name()),
+            scale => format!("+{}={scale}", adapter.name()),
+        };
+        let adapters: String = self.request.adapters.iter().map(adapter).collect();
+        format!("{model}{adapters}-{}-{}.so", self.quant_name, self.target.replace(',', "+")).into()
     }
 }
