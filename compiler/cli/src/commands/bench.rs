@@ -1,8 +1,10 @@
 //! `mlcc bench`: speed, and how much of the machine's own limits it is.
 //!
-//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences together. A token costs at least the bytes that are read for
-//! it (weights once per call, for however many sequences; states of its own) and the multiplications of its matrices; the machine's read bandwidth and
-//! arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per second.
+//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences together, `mxA+N` one
+//! step with the next tokens of A sequences and N of a prompt. A token costs at least the bytes that are read for it (weights once
+//! per call, for however many sequences; states of its own) and the multiplications of its matrices; the machine's read
+//! bandwidth and arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per
+//! second.
 //!
 //! The processors of a virtual machine change places and share their memory with others, so that the limits move. All
 //! threads are busy for some seconds first, the limits are probed before and after every repetition, and each repetition is
@@ -15,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use mlcc_runtime::{Batch, Model, Session, StepTimes};
+use mlcc_runtime::{Batch, Model, Rows, Session, StepTimes};
 use serde_json::Value;
 
 use crate::commands::{HugePages, Limits, Placing, load_placed, print, print_json, warn_of};
@@ -25,6 +27,7 @@ use crate::ui::Ui;
 use plan::tests;
 use probe::{Arithmetic, KINDS};
 use report::Row;
+use test::{Mix, Test, operations};
 
 mod busy;
 mod kernels;
@@ -33,6 +36,7 @@ mod plan;
 pub(super) mod probe;
 mod report;
 mod start;
+mod test;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -50,6 +54,10 @@ pub struct Args {
     /// Sequences that generate together (with commas for several; needs `mlcc build --max-batch`)
     #[arg(short = 'b', long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
+    /// Steps of next tokens and a piece of a prompt, as `8+120` (with commas for several): the next token of 8 sequences, each
+    /// after `--depth` others, and the first 120 tokens of one more
+    #[arg(long, value_name = "NEXT+PIECE", value_delimiter = ',')]
+    mixed: Vec<Mix>,
     /// How often each test runs
     #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
@@ -104,18 +112,6 @@ enum Form {
     Json,
 }
 
-/// One test: a prompt, or single tokens after so many others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Test {
-    Prompt(usize),
-    /// So many tokens for each sequence.
-    Generate {
-        tokens: usize,
-        depth: usize,
-        sequences: usize,
-    },
-}
-
 /// What the machine can do with so many threads at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Machine {
@@ -136,23 +132,10 @@ impl Machine {
 struct Repetition {
     /// Tokens per second.
     speed: f64,
+    /// Seconds of each step, of tests that generate.
+    steps: Vec<f64>,
     /// Before and after.
     machine: [Machine; 2],
-}
-
-/// What one token costs.
-#[derive(Debug, PartialEq)]
-struct Cost {
-    bytes: f64,
-    /// By arithmetic ([`Arithmetic::ALL`]).
-    ops: [f64; KINDS],
-}
-
-impl Cost {
-    /// Seconds that the operations of each arithmetic take at its peak.
-    fn seconds(&self, machine: &Machine) -> [f64; KINDS] {
-        std::array::from_fn(|i| if self.ops[i] > 0.0 { self.ops[i] / machine.peaks[i] } else { 0.0 })
-    }
 }
 
 pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
@@ -236,7 +219,7 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
             runner.prepare(*test)?;
             let before = machine();
             let speed = runner.time(*test)?;
-            runs.push(Repetition { speed, machine: [before, machine()] });
+            runs.push(Repetition { speed, steps: runner.steps.clone(), machine: [before, machine()] });
             bar.inc(1);
         }
         rows.push(report::row(model, &metadata, *test, &runs));
@@ -250,7 +233,11 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
 /// The sequences that the tests feed.
 struct Runner {
     sessions: Vec<Session>,
+    /// How many of the first tokens of each are those that tests have before theirs.
+    read: Vec<usize>,
     batch: Batch,
+    /// Seconds of the steps of the last test, of one that generates.
+    steps: Vec<f64>,
 }
 
 impl Runner {
@@ -259,16 +246,35 @@ impl Runner {
         let most = tests.iter().map(|t| t.sequences()).max().unwrap_or(1);
         let batch = model.batch(most)?;
         let sessions = (0..most).map(|_| model.session()).collect::<Result<_, _>>()?;
-        Ok(Runner { sessions, batch })
+        Ok(Runner { sessions, read: vec![0; most], batch, steps: Vec::new() })
     }
 
-    /// Begins new sequences with the tokens before those of the test.
+    /// Begins sequences with the tokens before those of the test. Sequences that have them go back to them.
     fn prepare(&mut self, test: Test) -> Result<(), CliError> {
-        for session in &mut self.sessions[..test.sequences()] {
-            session.reset()?;
-            if let Test::Generate { depth: depth @ 1.., .. } = test {
-                session.prefill(&tokens(depth, session.model().vocab() as u64))?;
+        let (depth, sequences) = match test {
+            Test::Generate { depth, sequences, .. } => (depth, sequences),
+            Test::Mixed { depth, mix } => (depth, mix.next),
+            Test::Prompt(_) => (0, 0),
+        };
+        let has =
+            |session: &Session, read| depth > 0 && read >= depth && session.can_truncate_to(depth as u64);
+        let there = self.sessions.iter_mut().zip(&mut self.read).take(test.sequences());
+        // All are reset before any takes memory for rows, as new sequences would.
+        for (i, (session, read)) in there.enumerate() {
+            if i >= sequences || !has(session, *read) {
+                session.reset()?;
+                *read = 0;
             }
+        }
+        for (session, read) in self.sessions.iter_mut().zip(&mut self.read).take(sequences) {
+            match *read {
+                0 if depth > 0 => {
+                    session.prefill(&tokens(depth, session.model().vocab() as u64)).map(drop)?
+                }
+                0 => {}
+                _ => session.truncate(depth as u64)?,
+            }
+            *read = depth;
         }
         Ok(())
     }
@@ -277,38 +283,46 @@ impl Runner {
     fn time(&mut self, test: Test) -> Result<f64, CliError> {
         let begin = Instant::now();
         self.feed(test)?;
-        Ok((test.sequences() * test.tokens()) as f64 / begin.elapsed().as_secs_f64())
+        Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
     }
 
     /// Feeds the tokens of a test.
     fn feed(&mut self, test: Test) -> Result<(), CliError> {
         let vocab = self.sessions[0].model().vocab() as u64;
-        let tokens = tokens(test.tokens(), vocab);
-        let cancel = interrupt::flag();
+        self.steps.clear();
         match test {
-            Test::Prompt(_) => {
-                self.sessions[0].prefill(&tokens)?;
+            Test::Prompt(n) => {
+                self.sessions[0].prefill(&tokens(n, vocab))?;
             }
-            Test::Generate { sequences, .. } => {
-                let mut sessions: Vec<&mut Session> = self.sessions.iter_mut().take(sequences).collect();
-                let mut next = vec![0; sequences];
-                for (i, &token) in tokens.iter().enumerate() {
-                    // Sequences of different tokens: they may pick different experts.
-                    next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
-                    match &mut sessions[..] {
-                        [one] => one.decode(token).map(drop)?,
-                        all => self.batch.decode(all, &next).map(drop)?,
-                    }
-                    if cancel.load(Ordering::Relaxed) {
-                        return Err(CliError::Interrupted);
-                    }
-                }
+            Test::Generate { tokens: n, sequences, .. } => self.generate(&tokens(n, vocab), sequences)?,
+            Test::Mixed { mix, .. } => {
+                let tokens = tokens(mix.next + mix.piece, vocab);
+                let (piece, next) = tokens.split_at(mix.piece);
+                let fed = next.chunks(1).chain([piece]);
+                let mut rows: Vec<Rows> =
+                    self.sessions.iter_mut().zip(fed).map(|(s, tokens)| Rows::of(s, tokens)).collect();
+                self.batch.step(&mut rows)?;
             }
         }
-        match cancel.load(Ordering::Relaxed) {
-            true => Err(CliError::Interrupted),
-            false => Ok(()),
+        stop_if_interrupted()
+    }
+
+    /// Feeds single tokens to so many sequences, and takes the time of each step.
+    fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), CliError> {
+        let mut sessions: Vec<&mut Session> = self.sessions.iter_mut().take(sequences).collect();
+        let mut next = vec![0; sequences];
+        for (i, &token) in tokens.iter().enumerate() {
+            // Sequences of different tokens: they may pick different experts.
+            next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
+            let begin = Instant::now();
+            match &mut sessions[..] {
+                [one] => one.decode(token).map(drop)?,
+                all => self.batch.decode(all, &next).map(drop)?,
+            }
+            self.steps.push(begin.elapsed().as_secs_f64());
+            stop_if_interrupted()?;
         }
+        Ok(())
     }
 
     /// Takes times of the steps' items from now on, or no longer; gives what was taken so far.
@@ -316,6 +330,13 @@ impl Runner {
         let mut times = self.sessions[0].trace(on);
         times.extend(self.batch.trace(on));
         times
+    }
+}
+
+fn stop_if_interrupted() -> Result<(), CliError> {
+    match interrupt::flag().load(Ordering::Relaxed) {
+        true => Err(CliError::Interrupted),
+        false => Ok(()),
     }
 }
 
@@ -327,63 +348,6 @@ pub(super) fn tokens(n: usize, vocab: u64) -> Vec<i32> {
         ((state >> 33) % vocab.max(1)) as i32
     };
     (0..n).map(|_| next()).collect()
-}
-
-impl Test {
-    fn tokens(self) -> usize {
-        match self {
-            Test::Prompt(n) | Test::Generate { tokens: n, .. } => n,
-        }
-    }
-
-    /// Sequences that it feeds.
-    fn sequences(self) -> usize {
-        match self {
-            Test::Prompt(_) => 1,
-            Test::Generate { sequences, .. } => sequences,
-        }
-    }
-
-    fn name(self) -> String {
-        match self {
-            Test::Prompt(n) => format!("pp{n}"),
-            Test::Generate { tokens, depth, sequences } => {
-                let depth = if depth > 0 { format!("@d{depth}") } else { String::new() };
-                let batch = if sequences > 1 { format!("@b{sequences}") } else { String::new() };
-                format!("tg{tokens}{depth}{batch}")
-            }
-        }
-    }
-
-    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token of each
-    /// sequence.
-    fn cost(self, metadata: &Value, chunk: u64) -> Cost {
-        let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
-        let (bytes, ops) = (get("/decode/bytes_per_token"), operations(metadata, "ops_per_token"));
-        let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
-        // Bytes of the caches that a call reads after so many tokens in the mean.
-        let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
-        match self {
-            Test::Prompt(n) => {
-                let calls = n.div_ceil(chunk.max(1) as usize) as f64;
-                let bytes = bytes + get("/decode/other_expert_bytes") + cache(n as f64 / 2.0);
-                // The head is needed once per call only.
-                let head = operations(metadata, "head_ops");
-                Cost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
-            }
-            Test::Generate { tokens, depth, sequences } => {
-                // States are each sequence's own.
-                let shared = (bytes - get("/decode/state_bytes")) * (1.0 - 1.0 / sequences as f64);
-                Cost { bytes: bytes - shared + cache(depth as f64 + tokens as f64 / 2.0), ops }
-            }
-        }
-    }
-}
-
-/// Operations of one token in each arithmetic ([`Arithmetic::ALL`]).
-fn operations(metadata: &Value, key: &str) -> [f64; KINDS] {
-    let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
-    Arithmetic::ALL.map(|a| get(a.name()))
 }
 
 fn machine(model: &Model, metadata: &Value, reading: &probe::Reading) -> Machine {
@@ -405,39 +369,6 @@ fn reading(threads: usize) -> Result<probe::Reading, CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn prompts_share_the_reading_of_weights() {
-        let metadata = serde_json::json!({
-            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": { "f32": 40, "i8": 400, "i4": 200 },
-                "head_ops": { "i8": 100 } }
-        });
-        let tg = Test::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&metadata, 64);
-        assert_eq!(tg, Cost { bytes: 1000.0, ops: [40.0, 0.0, 400.0, 200.0] });
-        let four = Test::Generate { tokens: 4, depth: 0, sequences: 4 };
-        let cost = four.cost(&metadata, 64);
-        assert_eq!(
-            (cost.bytes, cost.ops),
-            (325.0, tg.ops),
-            "900 of weights for four, 100 of states for each"
-        );
-        assert_eq!(four.name(), "tg4@b4");
-        let pp = Test::Prompt(100).cost(&metadata, 64);
-        assert_eq!(pp, Cost { bytes: 20.0, ops: [40.0, 0.0, 300.0, 200.0] });
-    }
-
-    #[test]
-    fn tokens_read_the_rows_before_them() {
-        let mut metadata = serde_json::json!({
-            "decode": { "bytes_per_token": 1000 }, "memory": { "cache": { "bytes_per_token": 10 } }
-        });
-        let bytes = |metadata: &Value, depth| {
-            Test::Generate { tokens: 4, depth, sequences: 1 }.cost(metadata, 64).bytes
-        };
-        assert_eq!([0, 100].map(|d| bytes(&metadata, d)), [1020.0, 2020.0]);
-        metadata["memory"]["window"] = 50.into();
-        assert_eq!(bytes(&metadata, 100), 1500.0);
-    }
 
     #[test]
     fn tokens_stay_in_the_vocabulary_and_repeat() {

@@ -239,9 +239,11 @@ fn wrong_usage_ends_with_code_2() {
         let message = failure(mlcc().arg("run").arg(artifact()).args(["-p", "a"]).args(flags), 2);
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
-    for (flags, part) in
-        [(["-p", "99999999999"], "no number of tokens"), (["--warm-up", "inf"], "no number of seconds")]
-    {
+    for (flags, part) in [
+        (["-p", "99999999999"], "no number of tokens"),
+        (["--warm-up", "inf"], "no number of seconds"),
+        (["--mixed", "8+0"], "expected NEXT+PIECE"),
+    ] {
         let message = failure(mlcc().arg("bench").arg(artifact()).args(flags), 2);
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }

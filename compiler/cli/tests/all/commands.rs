@@ -328,12 +328,20 @@ fn eval_gives_perplexity_and_distance() {
 fn bench_gives_rows_for_scripts() {
     let mut bench = mlcc();
     bench.arg("bench").arg(artifact()).args(["-p", "8", "-n", "4", "-d", "0,3", "-r", "2"]);
-    bench.args(["-t", "1", "-o", "json", "--warm-up", "0"]);
+    bench.args(["--mixed", "2+6", "-t", "1", "-o", "json", "--warm-up", "0"]);
     let rows = json(&mut bench);
     let tests: Vec<&str> = rows.as_array().unwrap().iter().filter_map(|r| r["test"].as_str()).collect();
-    assert_eq!(tests, ["pp8", "tg4", "tg4@d3"]);
+    assert_eq!(tests, ["pp8", "tg4", "tg4@d3", "mx2+6", "mx2+6@d3"]);
     for row in rows.as_array().unwrap() {
         assert_eq!(row["threads"], 1);
+        let generates = row["test"].as_str().unwrap().starts_with("tg");
+        let [slowest, median] = ["slowest_step_ms", "step_ms"].map(|key| row[key].as_f64());
+        assert_eq!(
+            slowest.is_some_and(|ms| ms > 0.0) && median.is_some_and(|ms| ms > 0.0),
+            generates,
+            "{row}"
+        );
+        assert_eq!(row["slowest_step"].as_u64().is_some_and(|number| number < 4), generates, "{row}");
         for key in ["tok_s", "tok_s_min", "tok_s_max", "bytes_per_token", "ops_per_token", "limit"] {
             assert!(row[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {row}");
         }
@@ -352,15 +360,16 @@ fn bench_gives_rows_for_scripts() {
 fn bench_shows_where_the_time_goes() {
     let mut bench = mlcc();
     bench.arg("bench").arg(artifact()).args(["--kernels", "-p", "8", "-n", "2", "-r", "1", "-t", "2"]);
+    bench.args(["--mixed", "2+6"]);
     let profiles = json(bench.args(["-o", "json", "--warm-up", "0"]));
     let tests: Vec<&str> = profiles.as_array().unwrap().iter().filter_map(|p| p["test"].as_str()).collect();
-    assert_eq!(tests, ["pp8", "tg2"]);
+    assert_eq!(tests, ["pp8", "tg2", "mx2+6"]);
     for profile in profiles.as_array().unwrap() {
         let kernels = profile["kernels"].as_array().unwrap();
         let ms = |value: &Value| value["ms"].as_f64().unwrap();
         let inside = kernels.iter().map(ms).sum::<f64>() + profile["waiting_ms"].as_f64().unwrap();
         assert!(inside > 0.0 && inside <= 1.01 * ms(profile), "{profile}");
-        assert!(profile["barriers"].as_u64().unwrap() > 0);
+        assert!(profile["barriers"].as_u64().unwrap() > 0 && profile["launches"].as_u64().unwrap() > 0);
         let products = kernels.iter().filter(|k| k["kernel"].as_str().unwrap().starts_with("matmul"));
         for kernel in products {
             assert!(kernel["ops"].as_f64().unwrap() > 0.0 && kernel["memory_bytes"].as_f64().unwrap() > 0.0);

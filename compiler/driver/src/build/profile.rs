@@ -1,7 +1,7 @@
 //! What the metadata says of kernels, so that a profile can name the items of a step and their least work.
 
 use mlcc_ir::dim::Dim;
-use mlcc_ir::step::{Base, Launch, Step, StepItem};
+use mlcc_ir::step::{Base, Launch, Repeat, Sequences, Step, StepItem};
 use mlcc_kernels::lower::cost::Cost;
 use mlcc_passes::{LevelCode, Program};
 use serde::{Deserialize, Serialize};
@@ -43,15 +43,26 @@ fn of_level(level: &LevelCode) -> Value {
         (step.name.clone(), json!(items))
     });
     let steps: Map<String, Value> = steps.collect();
-    // Items of a step that run for each sequence of a batch.
-    let each = level.steps.iter().map(|step| {
-        let is_each = |item: &StepItem| matches!(item, StepItem::Launch(l) if l.repeat.is_for_sequences());
+    // Items of a step that run for each sequence of a batch, those of them that are for sequences of one row or of several, and
+    // items for the rows whose logits are wanted.
+    let each = items_where(&level.steps, |repeat| repeat.is_for_sequences());
+    let of = |kind| items_where(&level.steps, move |repeat| repeat.sequences() == Some(kind));
+    let wanted = items_where(&level.steps, |repeat| *repeat == Repeat::Wanted);
+    json!({
+        "kernels": kernels, "steps": steps, "each": each, "one_row": of(Sequences::OneRow),
+        "several_rows": of(Sequences::SeveralRows), "wanted": wanted,
+    })
+}
+
+/// By step, the numbers of the items that are launches of a kind.
+fn items_where(steps: &[Step], is: impl Fn(&Repeat) -> bool) -> Value {
+    let of_step = |step: &Step| {
+        let fits = |item: &StepItem| matches!(item, StepItem::Launch(l) if is(&l.repeat));
         let items: Vec<usize> =
-            step.items.iter().enumerate().filter(|(_, i)| is_each(i)).map(|(i, _)| i).collect();
+            step.items.iter().enumerate().filter(|(_, i)| fits(i)).map(|(i, _)| i).collect();
         (step.name.clone(), json!(items))
-    });
-    let each: Map<String, Value> = each.collect();
-    json!({ "kernels": kernels, "steps": steps, "each": each })
+    };
+    Value::Object(steps.iter().map(of_step).collect())
 }
 
 fn launch_of<'a>(steps: &'a [Step], kernel: &str) -> Option<&'a Launch> {

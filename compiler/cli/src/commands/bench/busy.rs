@@ -15,7 +15,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::report::median;
-use super::{Args, Runner, Test, probe};
+use super::test::Test;
+use super::{Args, Runner, probe};
 use crate::commands::scheme_name;
 use crate::error::CliError;
 use crate::interrupt;
@@ -106,7 +107,7 @@ impl Runner {
             let begin = Instant::now();
             self.feed(test)?;
             seconds += begin.elapsed().as_secs_f64();
-            tokens += (test.sequences() * test.tokens()) as f64;
+            tokens += test.tokens() as f64;
         }
         Ok(tokens / seconds)
     }

@@ -9,13 +9,15 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use mlcc_ir::dim::{Dim, SymValues};
+use mlcc_ir::step::Sequences;
 use mlcc_ir::text::{Lexer, parse_dim};
 use mlcc_runtime::{Model, StepTimes};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::probe::{self, Arithmetic, KINDS};
-use super::{Args, Runner, Test, reading};
+use super::test::{Mix, Test};
+use super::{Args, Runner, reading};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_driver::build::profile::KernelInfo;
@@ -33,6 +35,8 @@ pub struct Profile {
     ms: f64,
     /// Longest first.
     kernels: Vec<Row>,
+    /// Items of the steps that are launches, each for all sequences, and those that are barriers.
+    launches: u64,
     barriers: u64,
     /// Waiting for other workers, mean of the workers.
     waiting_ms: f64,
@@ -114,9 +118,10 @@ pub fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Ve
             threads,
             test: test.name(),
             repetitions: args.repetitions,
-            tok_s: 1e3 * (test.sequences() * test.tokens()) as f64 / run.ms,
+            tok_s: 1e3 * test.tokens() as f64 / run.ms,
             ms: run.ms,
             kernels,
+            launches: launches(&level, test, model.plan().chunk),
             barriers,
             waiting_ms,
             outside_ms: (run.ms - inside).max(0.0),
@@ -170,9 +175,16 @@ fn add(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
 struct Level {
     kernels: Vec<Kernel>,
     steps: BTreeMap<String, Vec<i64>>,
-    /// Items of steps that run for each sequence.
-    each: BTreeMap<String, Vec<usize>>,
+    /// Items of steps that run for each sequence, those of them for sequences of one row and of several, and items for the
+    /// wanted rows.
+    each: Items,
+    one_row: Items,
+    several_rows: Items,
+    wanted: Items,
 }
+
+/// Numbers of items, by step.
+type Items = BTreeMap<String, Vec<usize>>;
 
 struct Kernel {
     name: String,
@@ -194,8 +206,23 @@ impl Level {
         let infos: Vec<KernelInfo> = serde_json::from_value(parsed("kernels")?).map_err(|_| missing())?;
         let kernels = infos.iter().map(|k| Kernel::read(k).ok_or_else(missing)).collect::<Result<_, _>>()?;
         let steps = serde_json::from_value(parsed("steps")?).map_err(|_| missing())?;
-        let each = serde_json::from_value(parsed("each")?).map_err(|_| missing())?;
-        Ok(Level { kernels, steps, each })
+        let items = |key: &str| serde_json::from_value(parsed(key)?).map_err(|_| missing());
+        let [each, one_row, several_rows, wanted] =
+            [items("each")?, items("one_row")?, items("several_rows")?, items("wanted")?];
+        Ok(Level { kernels, steps, each, one_row, several_rows, wanted })
+    }
+
+    /// Sizes of the launches of an item in a call.
+    fn launches(&self, call: &Call, item: usize) -> Vec<SymValues> {
+        let is = |items: &Items| items.get(call.entry).is_some_and(|items| items.contains(&item));
+        let each = |of: Sequences| call.sequences.iter().filter(|s| of.has(s.n)).copied().collect();
+        match () {
+            () if is(&self.one_row) => each(Sequences::OneRow),
+            () if is(&self.several_rows) => each(Sequences::SeveralRows),
+            () if is(&self.each) => each(Sequences::All),
+            () if is(&self.wanted) => vec![SymValues { n: call.sequences.len() as i64, ..call.all }],
+            () => vec![call.all],
+        }
     }
 }
 
@@ -212,25 +239,53 @@ impl Kernel {
     }
 }
 
-/// Sizes of the calls that a test makes, with the entry point of each.
-fn calls(test: Test, chunk: u64) -> Vec<(&'static str, SymValues)> {
+/// A call of an entry point: its sizes, and those of each sequence.
+struct Call {
+    entry: &'static str,
+    all: SymValues,
+    sequences: Vec<SymValues>,
+}
+
+impl Call {
+    fn of(entry: &'static str, sequences: Vec<SymValues>) -> Call {
+        let (n, b) = (sequences.iter().map(|s| s.n).sum(), sequences.len() as i64);
+        // What is computed for all rows together does not depend on what is before them.
+        let past = sequences.first().map_or(0, |s| s.past);
+        Call { entry, all: SymValues { n, b, past }, sequences }
+    }
+}
+
+/// The calls that a test makes.
+fn calls(test: Test, chunk: u64) -> Vec<Call> {
+    let sequence = |n: usize, past: usize| SymValues { n: n as i64, b: 1, past: past as i64 };
     match test {
         Test::Prompt(n) => {
             let chunk = chunk.max(1) as usize;
             let piece = |past: usize| {
                 let n = chunk.min(n - past);
-                let entry = if n == 1 { "decode" } else { "prefill" };
-                (entry, SymValues { n: n as i64, b: 1, past: past as i64 })
+                Call::of(if n == 1 { "decode" } else { "prefill" }, vec![sequence(n, past)])
             };
             (0..n).step_by(chunk).map(piece).collect()
         }
         Test::Generate { tokens, depth, sequences } => {
             let entry = if sequences > 1 { "decode_batch" } else { "decode" };
-            let n = sequences as i64;
-            let call = |i: usize| (entry, SymValues { n, b: n, past: (depth + i) as i64 });
-            (0..tokens).map(call).collect()
+            (0..tokens).map(|i| Call::of(entry, vec![sequence(1, depth + i); sequences])).collect()
+        }
+        Test::Mixed { mix: Mix { next, piece }, depth } => {
+            let mut sequences = vec![sequence(1, depth); next];
+            sequences.push(sequence(piece, 0));
+            let entry = if piece == 1 { "decode_batch" } else { "step" };
+            vec![Call::of(entry, sequences)]
         }
     }
+}
+
+/// Items that are launches, of all calls of a test.
+fn launches(level: &Level, test: Test, chunk: u64) -> u64 {
+    let of_call = |call: &Call| {
+        level.steps.get(call.entry).map_or(0, |items| items.iter().filter(|&&kernel| kernel >= 0).count())
+    };
+    calls(test, chunk).iter().map(of_call).sum::<usize>() as u64
 }
 
 /// Rows of the kernels, the number of barriers and the time spent at them.
@@ -240,29 +295,26 @@ fn rows(level: &Level, test: Test, run: &Run, chunk: u64, limits: &Limits) -> (V
     let (mut rows, mut barriers, mut waiting): (BTreeMap<usize, Row>, u64, f64) = (BTreeMap::new(), 0, 0.0);
     for step in &run.times {
         let Some(items) = level.steps.get(step.entry) else { continue };
-        let sizes: Vec<SymValues> = calls.iter().filter(|c| c.0 == step.entry).map(|c| c.1).collect();
-        let one_by_one = |s: &SymValues| vec![SymValues { n: 1, ..*s }; s.b as usize];
-        let of_each: Vec<SymValues> = sizes.iter().flat_map(one_by_one).collect();
-        let each = level.each.get(step.entry).map_or(&[][..], Vec::as_slice);
+        let calls: Vec<&Call> = calls.iter().filter(|c| c.entry == step.entry).collect();
         let mut before = None;
         for (item, &kernel) in items.iter().enumerate() {
             let times = step.nanoseconds.iter().map(|w| w.get(item).copied().unwrap_or(0) as f64 * per_run);
             let mean = times.clone().sum::<f64>() / step.nanoseconds.len().max(1) as f64;
             let Some(cost) = usize::try_from(kernel).ok().and_then(|k| level.kernels.get(k)) else {
-                barriers += sizes.len() as u64;
+                barriers += calls.len() as u64;
                 waiting += mean;
                 if let Some(row) = before.and_then(|kernel| rows.get_mut(&kernel)) {
                     row.waiting_ms += mean;
                 }
                 continue;
             };
-            let sizes = if each.contains(&item) { &of_each } else { &sizes };
+            let sizes: Vec<SymValues> = calls.iter().flat_map(|call| level.launches(call, item)).collect();
             before = Some(kernel as usize);
             let row = rows.entry(kernel as usize).or_insert_with(|| Row::of(&cost.name));
             row.calls += sizes.len() as u64;
             row.ms += mean;
             row.slowest_ms += times.fold(0.0, f64::max);
-            row.add_work(cost, sizes);
+            row.add_work(cost, &sizes);
         }
     }
     let finish = |(kernel, mut row): (usize, Row)| {
@@ -326,7 +378,7 @@ fn giga(peak: Option<f64>) -> String {
 impl Profile {
     fn markdown(&self) -> String {
         let mut out = format!(
-            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms; read {:.1} GB/s, f32 {:.0}, bf16 {}, i8 {}, i4 {} Gop/s\n\n",
+            "{} {}, {}, {} threads, {}: {:.2} tok/s, {:.3} ms, {} launches, {} barriers; read {:.1} GB/s, f32 {:.0}, bf16 {}, i8 {}, i4 {} Gop/s\n\n",
             self.model,
             self.quant,
             self.level,
@@ -334,6 +386,8 @@ impl Profile {
             self.test,
             self.tok_s,
             self.ms,
+            self.launches,
+            self.barriers,
             self.read_bandwidth / 1e9,
             self.peak_f32 / 1e9,
             giga(self.peak_bf16),
@@ -389,8 +443,9 @@ mod tests {
                 { "name": "product", "memory": "4000", "values": "8*n", "ops": "2000*n", "arithmetic": "i8" },
                 { "name": "attention", "memory": "16*n + 16*past", "values": "0", "ops": "mul(n, past)", "arithmetic": "f32" },
             ],
-            "steps": { "prefill": [0, -1, 1], "decode": [0, -1, 1, 0], "decode_batch": [0, -1, 1] },
-            "each": { "decode_batch": [2] },
+            "steps": { "prefill": [0, -1, 1], "decode": [0, -1, 1, 0], "decode_batch": [0, -1, 1], "step": [0, 1, 1, -1, 0] },
+            "each": { "decode_batch": [2], "step": [1, 2] }, "one_row": { "step": [1] }, "several_rows": { "step": [2] },
+            "wanted": { "step": [4] },
         }}});
         assert!(Level::read(&metadata, "v4").is_err());
         Level::read(&metadata, "v3").unwrap()
@@ -436,8 +491,32 @@ mod tests {
     }
 
     #[test]
+    fn mixed_steps_have_launches_for_sequences_of_each_kind() {
+        let times = vec![StepTimes {
+            entry: "step",
+            calls: 1,
+            nanoseconds: vec![vec![1_000_000, 0, 0, 0, 1_000_000]],
+        }];
+        let run = Run { repetitions: 1.0, ms: 4.0, times };
+        let limits = Limits { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
+        let test = Test::Mixed { mix: Mix { next: 3, piece: 20 }, depth: 10 };
+        let (rows, barriers, _) = rows(&level(), test, &run, 64, &limits);
+        let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
+        // Products of 23 rows and of the 4 wanted ones; attention of three single rows and of the piece.
+        assert_eq!(work, [(2, 8000.0, 2000.0 * 27.0), (4, 16.0 * (3.0 * 11.0 + 20.0), 30.0)]);
+        assert_eq!((launches(&level(), test, 64), barriers), (4, 1));
+    }
+
+    #[test]
+    fn launches_do_not_grow_with_the_sequences() {
+        let of = |sequences| launches(&level(), Test::Generate { tokens: 2, depth: 0, sequences }, 64);
+        assert_eq!([1, 2, 64].map(of), [6, 4, 4]);
+    }
+
+    #[test]
     fn prompts_are_cut_into_chunks() {
-        let found: Vec<_> = calls(Test::Prompt(129), 64).iter().map(|(e, s)| (*e, s.n, s.past)).collect();
+        let found: Vec<_> =
+            calls(Test::Prompt(129), 64).iter().map(|c| (c.entry, c.all.n, c.all.past)).collect();
         assert_eq!(found, [("prefill", 64, 0), ("prefill", 64, 64), ("decode", 1, 128)]);
     }
 }

@@ -1,6 +1,7 @@
 //! Which tests a run of `mlcc bench` makes: those that are asked for, else the usual ones as far as the model has room.
 
-use super::{Args, Test};
+use super::Args;
+use super::test::Test;
 use crate::commands::Limits;
 use crate::error::CliError;
 
@@ -30,8 +31,13 @@ pub(super) fn tests(args: &Args, limits: Limits) -> Result<Vec<Test>, CliError> 
             tests.extend(sequences.map(|sequences| Test::Generate { tokens, depth, sequences }));
         }
     }
+    for &mix in &args.mixed {
+        depths(args, limits)?;
+        fits(format_args!("--mixed {}+{}", mix.next, mix.piece), mix.piece, limits.prompt)?;
+        tests.extend(args.depth.iter().map(|&depth| Test::Mixed { mix, depth }));
+    }
     match tests.is_empty() {
-        true => Err(CliError::usage("nothing to measure: give -p N or -n N above 0")),
+        true => Err(CliError::usage("nothing to measure: give -p N or -n N above 0, or --mixed")),
         false => Ok(tests),
     }
 }

@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::probe::Arithmetic;
-use super::{Cost, Machine, Repetition, Test};
+use super::test::{Cost, Test};
+use super::{Machine, Repetition};
 use crate::ui;
 
 #[derive(Debug, Serialize)]
@@ -25,6 +26,11 @@ pub struct Row {
     tok_s_min: f64,
     tok_s_max: f64,
     repetitions: u32,
+    /// Milliseconds of a step, of tests that generate: the median of all, and that of the repetitions for the step that has the
+    /// longest, with its number from 0.
+    step_ms: Option<f64>,
+    slowest_step_ms: Option<f64>,
+    slowest_step: Option<usize>,
     bytes_per_token: f64,
     /// Of all kinds together.
     ops_per_token: f64,
@@ -80,6 +86,16 @@ fn share(runs: &[Repetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) 
     (median(probed.iter().map(best).collect()), enough.then(|| median(shares)), count)
 }
 
+/// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. What is slow once may be the
+/// machine; what is slow each time is ours.
+fn steps(runs: &[Repetition]) -> Option<(f64, f64, usize)> {
+    let all = median(runs.iter().flat_map(|run| run.steps.iter().copied()).collect());
+    let count = runs.iter().map(|run| run.steps.len()).min()?;
+    let one = |number: usize| median(runs.iter().map(|run| run.steps[number]).collect());
+    let (slowest, number) = (0..count).map(|i| (one(i), i)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some((all, slowest, number))
+}
+
 /// The least and the most.
 pub fn range(values: impl Iterator<Item = f64>) -> [f64; 2] {
     values.fold([f64::INFINITY, 0.0], |[least, most], v| [least.min(v), most.max(v)])
@@ -101,6 +117,7 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
         false => (by_compute, compute_kind(&cost, &runs[0].machine[0])),
     };
     let speeds = range(runs.iter().map(|run| run.speed));
+    let steps = steps(runs);
     let machines = || runs.iter().flat_map(|run| run.machine);
     let pings: Option<Vec<f64>> = machines().map(|m| m.ping_pong).collect();
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
@@ -116,6 +133,9 @@ pub fn row(model: &Model, metadata: &Value, test: Test, runs: &[Repetition]) -> 
         tok_s_min: speeds[0],
         tok_s_max: speeds[1],
         repetitions: runs.len() as u32,
+        step_ms: steps.map(|s| 1e3 * s.0),
+        slowest_step_ms: steps.map(|s| 1e3 * s.1),
+        slowest_step: steps.map(|s| s.2),
         bytes_per_token: cost.bytes,
         ops_per_token: ops,
         limit,
@@ -140,8 +160,8 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 
 pub fn markdown(rows: &[Row]) -> String {
     let mut out = String::from(
-        "| model | quant | level | threads | test | tok/s | min - max | per token | limit tok/s | limited by | of limit | read GB/s | Gop/s | ping-pong ns |\n\
-         | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |\n",
+        "| model | quant | level | threads | test | tok/s | min - max | slowest step | per token | limit tok/s | limited by | of limit | read GB/s | Gop/s | ping-pong ns |\n\
+         | --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |\n",
     );
     for r in rows {
         let share = match r.fraction_of_limit {
@@ -153,10 +173,14 @@ pub fn markdown(rows: &[Row]) -> String {
             true => "-".to_string(),
             false => format!("{:.1} - {:.1}", least / unit, most / unit),
         };
+        let slowest = match (r.slowest_step_ms, r.step_ms) {
+            (Some(slowest), Some(median)) if median > 0.0 => format!("{:.2} x", slowest / median),
+            _ => "-".to_string(),
+        };
         let limit = if r.limit.is_infinite() { "-".to_string() } else { format!("{:.2}", r.limit) };
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {} | {limit} | {} | {share} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {:.2} | {:.2} - {:.2} | {slowest} | {} | {limit} | {} | {share} | {} | {} | {} |",
             r.model,
             r.quant,
             r.level,
@@ -184,7 +208,8 @@ pub fn markdown(rows: &[Row]) -> String {
     }
     out.push_str(
         "\nLimits of the machine, probed before and after every repetition: the least and the most. The share is the median of \
-         the repetitions, each of the limit probed with it. On a GPU, \"read\" is what copies read and write, measured once.\n",
+         the repetitions, each of the limit probed with it. The slowest step is that whose median over the repetitions is the longest, over the \
+         median of all steps. On a GPU, \"read\" is what copies read and write, measured once.\n",
     );
     out
 }
@@ -195,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_is_not_probed_is_no_limit() {
-        let run = |speed| Repetition { speed, machine: [Machine::UNKNOWN; 2] };
+        let run = |speed| Repetition { speed, steps: vec![], machine: [Machine::UNKNOWN; 2] };
         let (limit, share, steady) = share(&[run(1.0), run(2.0)], &[[f64::INFINITY; 2]; 2]);
         assert_eq!((limit, share, steady), (f64::INFINITY, None, 0));
     }
@@ -209,7 +234,7 @@ mod tests {
     #[test]
     fn every_repetition_is_held_against_its_own_limit() {
         let machine = Machine { read_bandwidth: 1.0, peaks: [1.0; 4], ping_pong: None };
-        let runs = [45.0, 90.0, 80.0].map(|speed| Repetition { speed, machine: [machine; 2] });
+        let runs = [45.0, 90.0, 80.0].map(|speed| Repetition { speed, steps: vec![], machine: [machine; 2] });
         let share = |probed| share(&runs, probed);
         assert_eq!(
             share(&[[50.0, 48.0], [100.0, 95.0], [50.0, 100.0]]),
@@ -217,6 +242,15 @@ mod tests {
             "the last moved"
         );
         assert_eq!(share(&[[50.0, 48.0], [50.0, 95.0], [50.0, 100.0]]), (95.0, None, 1), "most moved");
+    }
+
+    #[test]
+    fn steps_that_are_slow_each_time() {
+        let run =
+            |steps: &[f64]| Repetition { speed: 1.0, steps: steps.to_vec(), machine: [Machine::UNKNOWN; 2] };
+        let runs = [run(&[9.0, 1.0, 1.0, 2.0]), run(&[1.0, 1.0, 1.0, 3.0]), run(&[1.0, 1.0, 8.0, 2.0])];
+        assert_eq!(steps(&runs), Some((1.0, 2.0, 3)), "9 and 8 are of single repetitions");
+        assert_eq!(steps(&[run(&[])]), None);
     }
 
     #[test]

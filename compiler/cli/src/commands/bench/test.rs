@@ -1,0 +1,185 @@
+//! The tests of `mlcc bench`: what each feeds, and what a token of it costs at least.
+
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use super::probe::{Arithmetic, KINDS};
+use super::{Machine, tokens_of};
+
+/// One test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Test {
+    Prompt(usize),
+    /// So many tokens for each sequence, one by one after `depth` others.
+    Generate {
+        tokens: usize,
+        depth: usize,
+        sequences: usize,
+    },
+    /// One step, in which the texts that go on have `depth` tokens before.
+    Mixed {
+        mix: Mix,
+        depth: usize,
+    },
+}
+
+/// What a step holds: the next tokens of so many sequences, and so many tokens of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mix {
+    pub next: usize,
+    pub piece: usize,
+}
+
+impl FromStr for Mix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Mix, String> {
+        let wrong = || format!("`{text}` is no step: expected NEXT+PIECE, as 8+120");
+        let (next, piece) = text.split_once('+').ok_or_else(wrong)?;
+        let [next, piece] = [tokens_of(next)?, tokens_of(piece)?];
+        if next == 0 || piece == 0 { Err(wrong()) } else { Ok(Mix { next, piece }) }
+    }
+}
+
+/// What one token costs.
+#[derive(Debug, PartialEq)]
+pub(super) struct Cost {
+    pub bytes: f64,
+    /// By arithmetic ([`Arithmetic::ALL`]).
+    pub ops: [f64; KINDS],
+}
+
+impl Cost {
+    /// Seconds that the operations of each arithmetic take at its peak.
+    pub fn seconds(&self, machine: &Machine) -> [f64; KINDS] {
+        std::array::from_fn(|i| if self.ops[i] > 0.0 { self.ops[i] / machine.peaks[i] } else { 0.0 })
+    }
+}
+
+impl Test {
+    /// Tokens of all sequences together.
+    pub fn tokens(self) -> usize {
+        match self {
+            Test::Prompt(n) => n,
+            Test::Generate { tokens, sequences, .. } => tokens * sequences,
+            Test::Mixed { mix, .. } => mix.next + mix.piece,
+        }
+    }
+
+    /// Sequences that it feeds.
+    pub fn sequences(self) -> usize {
+        match self {
+            Test::Prompt(_) => 1,
+            Test::Generate { sequences, .. } => sequences,
+            Test::Mixed { mix, .. } => mix.next + 1,
+        }
+    }
+
+    pub fn name(self) -> String {
+        let after = |depth| if depth > 0 { format!("@d{depth}") } else { String::new() };
+        match self {
+            Test::Prompt(n) => format!("pp{n}"),
+            Test::Generate { tokens, depth, sequences } => {
+                let batch = if sequences > 1 { format!("@b{sequences}") } else { String::new() };
+                format!("tg{tokens}{}{batch}", after(depth))
+            }
+            Test::Mixed { mix, depth } => format!("mx{}+{}{}", mix.next, mix.piece, after(depth)),
+        }
+    }
+
+    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token of each
+    /// sequence, or both.
+    pub fn cost(self, metadata: &Value, chunk: u64) -> Cost {
+        let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
+        let (bytes, ops) = (get("/decode/bytes_per_token"), operations(metadata, "ops_per_token"));
+        let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
+        let (states, all_weights) = (get("/decode/state_bytes"), bytes + get("/decode/other_expert_bytes"));
+        let head = operations(metadata, "head_ops");
+        // Bytes of the caches that a call reads after so many tokens in the mean.
+        let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
+        match self {
+            Test::Prompt(n) => {
+                let calls = n.div_ceil(chunk.max(1) as usize) as f64;
+                let bytes = all_weights + cache(n as f64 / 2.0);
+                // The head is needed once per call only.
+                Cost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
+            }
+            Test::Generate { tokens, depth, sequences } => {
+                // States are each sequence's own.
+                let shared = (bytes - states) * (1.0 - 1.0 / sequences as f64);
+                Cost { bytes: bytes - shared + cache(depth as f64 + tokens as f64 / 2.0), ops }
+            }
+            Test::Mixed { mix, depth } => {
+                let (next, rows) = (mix.next as f64, self.tokens() as f64);
+                let caches = next * cache(depth as f64) + cache(mix.piece as f64 / 2.0);
+                // The head is needed once per sequence.
+                let without = 1.0 - (next + 1.0) / rows;
+                Cost {
+                    bytes: (all_weights + next * states + caches) / rows,
+                    ops: std::array::from_fn(|i| ops[i] - without * head[i]),
+                }
+            }
+        }
+    }
+}
+
+/// Operations of one token in each arithmetic ([`Arithmetic::ALL`]).
+pub(super) fn operations(metadata: &Value, key: &str) -> [f64; KINDS] {
+    let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
+    Arithmetic::ALL.map(|a| get(a.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_share_the_reading_of_weights() {
+        let metadata = serde_json::json!({
+            "decode": { "bytes_per_token": 1000, "state_bytes": 100, "ops_per_token": { "f32": 40, "i8": 400, "i4": 200 },
+                "head_ops": { "i8": 100 } },
+            "memory": { "cache": { "bytes_per_token": 10 } }
+        });
+        let without_caches = serde_json::json!({ "decode": metadata["decode"] });
+        let tg = Test::Generate { tokens: 4, depth: 0, sequences: 1 }.cost(&without_caches, 64);
+        assert_eq!(tg, Cost { bytes: 1000.0, ops: [40.0, 0.0, 400.0, 200.0] });
+        let four = Test::Generate { tokens: 4, depth: 0, sequences: 4 };
+        let cost = four.cost(&without_caches, 64);
+        assert_eq!(
+            (cost.bytes, cost.ops),
+            (325.0, tg.ops),
+            "900 of weights for four, 100 of states for each"
+        );
+        assert_eq!((four.name().as_str(), four.tokens()), ("tg4@b4", 16));
+        let pp = Test::Prompt(100).cost(&without_caches, 64);
+        assert_eq!(pp, Cost { bytes: 20.0, ops: [40.0, 0.0, 300.0, 200.0] });
+        let mixed = Test::Mixed { mix: Mix { next: 4, piece: 16 }, depth: 30 };
+        assert_eq!((mixed.name().as_str(), mixed.tokens(), mixed.sequences()), ("mx4+16@d30", 20, 5));
+        let cost = mixed.cost(&metadata, 64);
+        // Weights once, a state of each of five sequences, 30 rows of four caches and 8 in the mean of the fifth.
+        assert_eq!(cost.bytes, (900.0 + 500.0 + 1200.0 + 80.0) / 20.0);
+        assert_eq!(cost.ops, [40.0, 0.0, 325.0, 200.0], "heads of a quarter of the rows");
+    }
+
+    #[test]
+    fn tokens_read_the_rows_before_them() {
+        let mut metadata = serde_json::json!({
+            "decode": { "bytes_per_token": 1000 }, "memory": { "cache": { "bytes_per_token": 10 } }
+        });
+        let bytes = |metadata: &Value, depth| {
+            Test::Generate { tokens: 4, depth, sequences: 1 }.cost(metadata, 64).bytes
+        };
+        assert_eq!([0, 100].map(|d| bytes(&metadata, d)), [1020.0, 2020.0]);
+        metadata["memory"]["window"] = 50.into();
+        assert_eq!(bytes(&metadata, 100), 1500.0);
+    }
+
+    #[test]
+    fn mixes_are_read_strictly() {
+        assert_eq!("8+120".parse(), Ok(Mix { next: 8, piece: 120 }));
+        for wrong in ["8", "8+", "+8", "0+8", "8+0", "8+1+1", "-1+8", "8+99999999999"] {
+            assert!(wrong.parse::<Mix>().is_err(), "{wrong}");
+        }
+    }
+}
