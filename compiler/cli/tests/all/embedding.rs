@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cases::{backends, golden, ids};
+use crate::cases::{argmax, backends, golden, ids, load};
 use crate::program::{case, mlcc, workspace};
 use mlcc_driver::build::Backend;
 
@@ -95,6 +95,44 @@ fn examples_continue_as_the_reference_does() {
                 expected,
                 "{name}, two texts"
             );
+        }
+    }
+}
+
+/// Texts of several pages, with caches of every type: the examples in C and Python choose what a session of ours does. The one
+/// text is read in pieces beside the next tokens of the other.
+#[test]
+fn mixed_steps_of_examples_go_over_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let examples = workspace().join("runtime/examples");
+    let Some(c) = compiled(&examples.join("step.c"), folder.path()) else { return };
+    let python = Command::new("python3").arg("--version").output().is_ok_and(|out| out.status.success());
+    let texts = [60, 150].map(|n| (0..n).map(|i| 3 + (i * i + i / 5) % 300).collect::<Vec<i32>>());
+    let backend = backends().last().expect("a back end is built in");
+    for cache in ["f32", "f16", "i8"] {
+        let flags = ["--chunk", "16", "-c", "256", "--kv-cache", cache];
+        let artifact = built(&case("llama3-gqa-tied"), folder.path(), backend, &flags);
+        let model = load(&artifact, None, 1);
+        let page = model.plan().page_bytes;
+        assert!(page > 0, "its caches lie in pages");
+        let greedy = |text: &Vec<i32>| {
+            let mut session = model.session().unwrap();
+            let mut next = argmax(session.prefill(text).unwrap());
+            let mut chosen = vec![next];
+            for _ in 1..12 {
+                next = argmax(session.decode(next as i32).unwrap());
+                chosen.push(next);
+            }
+            words(&chosen).join(" ")
+        };
+        let expected = texts.each_ref().map(greedy).join("\n");
+        let mut args = vec![artifact.display().to_string(), "12".to_string()];
+        args.extend([words(&texts[0]), vec!["--".into()], words(&texts[1])].concat());
+        assert_eq!(stdout(Command::new(&c).args(&args)), expected, "step.c, {cache}");
+        if python {
+            let mut script = Command::new("python3");
+            let found = stdout(script.arg(examples.join("step.py")).args(&args));
+            assert_eq!(found, expected, "step.py, {cache}");
         }
     }
 }

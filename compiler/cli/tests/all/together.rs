@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::cases::{artifact, assert_close, backends, build_options, find, load, scheme};
+use crate::cases::{artifact, assert_close, backends, build_options, find, host_levels, load, scheme};
 use crate::{batch, step};
 use mlcc_driver::build::{Backend, BuildOptions};
 use mlcc_passes::PIPELINE;
@@ -119,12 +119,28 @@ fn rounded_activations_together_equal_single_ones() {
     check("llama3-gqa-tied", "bf16bf16", backend, None, 1.6e-2);
 }
 
-/// With batch invariance not a bit differs.
+/// With batch invariance not a bit differs, by either back end.
 #[test]
 fn integer_activations_together_have_the_bits_of_single_ones() {
-    let backend = backends().next().expect("a back end is built in");
-    check("rwkv7-hf", "q4i8", backend, None, 0.0);
-    check("llama3-gqa-tied", "q4i8", backend, None, 0.0);
+    for backend in backends() {
+        check("rwkv7-hf", "q4i8", backend, None, 0.0);
+        check("llama3-gqa-tied", "q4i8", backend, None, 0.0);
+    }
+}
+
+/// Nor at any CPU level that this machine has.
+#[test]
+fn every_level_gives_the_bits_of_single_ones() {
+    let Some(dir) = find("llama3-gqa-tied") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&dir, "q4i8", backends().next().expect("a back end is built in"));
+    let levels = host_levels();
+    options.target = levels.join(",");
+    options.batch_invariant = true;
+    let (path, _) = artifact(&options, folder.path(), "case.so");
+    for level in levels {
+        compare(&format!("llama3-gqa-tied at {level}"), 2, 0.0, &dir, &load(&path, Some(&level), 2));
+    }
 }
 
 #[test]
