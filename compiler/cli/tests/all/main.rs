@@ -11,6 +11,7 @@ mod cases;
 mod chat;
 mod commands;
 mod damaged_tables;
+mod deep_positions;
 mod docs;
 mod embedding;
 mod extreme_values;
