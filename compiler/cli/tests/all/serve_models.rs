@@ -100,7 +100,9 @@ fn a_checkpoint_is_built_once_and_run() {
     let (_, told) = run();
     assert!(told.contains("built first"), "{told}");
     assert!(artifacts().len() == 1 && artifacts() != built, "{:?}", artifacts());
-    let none = failure(mlcc().arg("run").arg(checkpoint.path()).args(["-p", "a"]), 1);
+    let mut without = mlcc();
+    without.env("MLCC_CACHE_DIR", "").arg("run").arg(checkpoint.path()).args(["-p", "a"]);
+    let none = failure(&mut without, 1);
     assert!(none.contains("MLCC_CACHE_DIR"), "{none}");
     let artifact = failure(mlcc().arg("run").arg(artifact()).args(["-p", "a", "--quant", "q4i8"]), 2);
     assert!(artifact.contains("--quant"), "{artifact}");
