@@ -106,10 +106,14 @@ fn parameters_are_made_from_their_sources() {
     // A single-element axis may be squeezed.
     let p = param(TensorType::new(DType::F16, [2]), ParamSource::Scale(0.1, Box::new(named("b"))));
     assert_eq!(param_value(&p, &tensor).unwrap().data[1], half::f16::from_f32(-0.1).to_f64());
-    let p = param(TensorType::new(DType::Packed(Format::Q8G32), [3, 2]), transposed);
-    let values = param_value(&p, &tensor).unwrap();
-    // The first row fits a scale of 1/32 and comes back as it was; the second does not.
-    assert!((values.data[2] - 2.0).abs() < 0.02 && values.data[2] != 2.0, "{:?}", values.data);
+    let packed = |source| param(TensorType::new(DType::Packed(Format::Q8G32), [3, 2]), source);
+    // Small integers are on a grid of 8 bits and come back as they were; powers of e are on none.
+    let values = param_value(&packed(transposed.clone()), &tensor).unwrap();
+    assert_eq!(values.data, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    let values = param_value(&packed(ParamSource::Exp(Box::new(transposed))), &tensor).unwrap();
+    let (found, exact) = (values.data[2], f64::from(2.0f64.exp() as f32));
+    // Half a step of the largest value of the row.
+    assert!((found - exact).abs() < 5.0f64.exp() / 254.0 && found != exact, "{:?}", values.data);
     let refused = |ty, source| param_value(&param(ty, source), &tensor).unwrap_err().to_string();
     assert_eq!(
         refused(TensorType::new(DType::F32, [3]), named("b")),
