@@ -117,8 +117,10 @@ fn text() {
 fn steps_of_an_engine() {
     const TEXTS: usize = 3;
     const TOKENS: usize = 120;
+    let mut toy = toy::Toy::new(false, None);
+    toy.threads = false;
     let engine = Engine::start(
-        toy::Toy::new(false, None),
+        toy,
         Arc::new(common::world(&[])),
         EngineOptions { sequences: TEXTS, ..EngineOptions::default() },
     );

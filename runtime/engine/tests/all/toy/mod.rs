@@ -210,6 +210,8 @@ pub struct Toy {
     pub together: Arc<AtomicUsize>,
     /// Whether snapshots can be restored.
     pub restores: Arc<AtomicBool>,
+    /// Whether work is dealt out to threads, whose begin allocates.
+    pub threads: bool,
 }
 
 impl Toy {
@@ -223,6 +225,7 @@ impl Toy {
             rows: Vec::new(),
             together: Arc::default(),
             restores: Arc::new(AtomicBool::new(true)),
+            threads: true,
         }
     }
 
@@ -300,6 +303,9 @@ impl Step for Toy {
 
     /// On threads of their own, the last first.
     fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        if !self.threads {
+            return (0..count).for_each(work);
+        }
         let (early, late) = (0..count / 2, count / 2..count);
         std::thread::scope(|scope| {
             if !early.is_empty() {
