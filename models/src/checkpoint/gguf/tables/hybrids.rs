@@ -153,41 +153,38 @@ const QWEN3_NEXT_FUSED_BLOCK: &[Entry] = qwen_block![
     ("ssm_out", "linear_attn.out_proj", Same),
 ];
 
-const LATENT_BLOCK: &[Entry] = &[
-    ("attn_q_a", "self_attn.q_a_proj", Same),
-    ("attn_q_a_norm", "self_attn.q_a_layernorm", Same),
-    ("attn_q_b", "self_attn.q_b_proj", Same),
-    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", Same),
-    ("attn_kv_a_norm", "self_attn.kv_a_layernorm", Same),
-    ("attn_kv_b", "self_attn.kv_b_proj", Same),
-    ("attn_k_b", "self_attn.k_b_proj", TransposedEach),
-    ("attn_v_b", "self_attn.v_b_proj", Same),
-    ("ffn_gate_inp", "mlp.gate", Same),
-    ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same),
+/// What layers with latent attention have but for their experts.
+macro_rules! latent_block {
+    ($($entry:expr,)*) => {
+        &[
+            $($entry,)*
+            ("attn_q_a", "self_attn.q_a_proj", Same),
+            ("attn_q_a_norm", "self_attn.q_a_layernorm", Same),
+            ("attn_q_b", "self_attn.q_b_proj", Same),
+            ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", Same),
+            ("attn_kv_a_norm", "self_attn.kv_a_layernorm", Same),
+            ("attn_kv_b", "self_attn.kv_b_proj", Same),
+            ("attn_k_b", "self_attn.k_b_proj", TransposedEach),
+            ("attn_v_b", "self_attn.v_b_proj", Same),
+            ("ffn_gate_inp", "mlp.gate", Same),
+            ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same),
+            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj", Same),
+            ("ffn_up_shexp", "mlp.shared_experts.up_proj", Same),
+            ("ffn_down_shexp", "mlp.shared_experts.down_proj", Same),
+        ]
+    };
+}
+
+const LATENT_BLOCK: &[Entry] = latent_block![
     ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
     ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
     ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
-    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj", Same),
-    ("ffn_up_shexp", "mlp.shared_experts.up_proj", Same),
-    ("ffn_down_shexp", "mlp.shared_experts.down_proj", Same),
 ];
 
 /// The same with the experts' gates and inner projections in one tensor.
-const LATENT_PACKED_BLOCK: &[Entry] = &[
-    ("attn_q_a", "self_attn.q_a_proj", Same),
-    ("attn_q_a_norm", "self_attn.q_a_layernorm", Same),
-    ("attn_q_b", "self_attn.q_b_proj", Same),
-    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", Same),
-    ("attn_kv_a_norm", "self_attn.kv_a_layernorm", Same),
-    ("attn_kv_b", "self_attn.kv_b_proj", Same),
-    ("attn_k_b", "self_attn.k_b_proj", TransposedEach),
-    ("attn_v_b", "self_attn.v_b_proj", Same),
-    ("ffn_gate_inp", "mlp.gate", Same),
+const LATENT_PACKED_BLOCK: &[Entry] = latent_block![
     ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", Same),
     ("ffn_down_exps.weight", "mlp.experts.down_proj", Same),
-    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj", Same),
-    ("ffn_up_shexp", "mlp.shared_experts.up_proj", Same),
-    ("ffn_down_shexp", "mlp.shared_experts.down_proj", Same),
 ];
 
 /// Layers with a delta rule and layers with latent attention.
