@@ -210,7 +210,7 @@ impl Reader<'_> {
     fn value_heads(&mut self, raw: &RawTensor, name: String, axis: Axis) -> Result<(), CheckpointError> {
         let (view, sizes) = (View::whole(raw), self.sizes);
         let keys = match axis {
-            Axis::RowsAfterKeys => 2 * sizes.key_heads * sizes.key_size,
+            Axis::RowsAfterKeys => sizes.key_heads.saturating_mul(sizes.key_size).saturating_mul(2),
             Axis::Rows | Axis::Columns | Axis::Decays => 0,
         };
         let along = if axis == Axis::Columns { view.row } else { view.rows };
@@ -237,7 +237,7 @@ impl Reader<'_> {
     /// Two tensors whose rows take turns by key head.
     fn halves(&mut self, raw: &RawTensor, name: &str, halves: [&str; 2]) -> Result<(), CheckpointError> {
         let (view, Sizes { key_heads, value_heads, .. }) = (View::whole(raw), self.sizes);
-        let group = exact(value_heads, key_heads).filter(|_| view.rows == 2 * value_heads);
+        let group = exact(value_heads, key_heads).filter(|_| view.rows == value_heads.saturating_mul(2));
         let (Some(group), &[_, columns]) = (group, raw.shape.as_slice()) else {
             let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
             return Err(self.wrong(raw, &what));
