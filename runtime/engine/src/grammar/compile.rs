@@ -1,9 +1,8 @@
 //! From the text of a grammar to its parser.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -21,7 +20,7 @@ const MOST_BYTES: usize = 256 << 10;
 const MOST_CHOICES: usize = 10_000;
 /// After which a client is told that its grammar takes too long. The work ends later, by llguidance's own limits.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Grammars that are compiled at a time, given up ones among them.
+/// Grammars that are compiled at a time, given up ones among them. Others wait for a place.
 const MOST_COMPILING: usize = 4;
 /// The compiler is recursive over the nesting of a grammar.
 const STACK: usize = 64 << 20;
@@ -34,9 +33,22 @@ const KEPT: usize = 32;
 pub struct GrammarCompiler {
     vocab: usize,
     factory: Arc<ParserFactory>,
-    compiling: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
+}
+
+/// What requests and the threads that compile for them share.
+#[derive(Default)]
+struct Shared {
+    grammars: Mutex<Grammars>,
+    /// A grammar was kept, or is no longer compiled.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Grammars {
+    compiling: Vec<GrammarSpec>,
     /// Used longest ago first.
-    kept: Mutex<VecDeque<(GrammarSpec, Grammar)>>,
+    kept: VecDeque<(GrammarSpec, Grammar)>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -56,65 +68,68 @@ impl GrammarCompiler {
         factory.limits_mut().max_lexer_states = MOST_LEXER_STATES;
         // An error would repeat the text so far.
         factory.limits_mut().verbose_errors = false;
-        Ok(GrammarCompiler {
-            vocab,
-            factory: Arc::new(factory),
-            compiling: Arc::default(),
-            kept: Mutex::default(),
-        })
+        Ok(GrammarCompiler { vocab, factory: Arc::new(factory), shared: Arc::default() })
     }
 
-    /// A grammar at its begin.
+    /// A grammar at its begin. Equal grammars that are asked for together are compiled once.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let bytes = spec.size();
         if bytes > MOST_BYTES {
             return Err(GrammarError::TooLarge { bytes, most: MOST_BYTES });
         }
-        if let Some(kept) = self.kept(spec) {
-            return Ok(kept);
+        let deadline = Instant::now() + PATIENCE;
+        match Place::take(&self.shared, spec, deadline)? {
+            Found::Kept(grammar) => Ok(grammar),
+            Found::Place(place) => self.compile_in(place, spec, deadline),
         }
-        let grammar = Grammar::new(self.matcher(spec)?, self.vocab);
-        let fresh = grammar.separate();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() >= KEPT {
-            kept.pop_front();
-        }
-        kept.push_back((spec.clone(), grammar));
-        Ok(fresh)
-    }
-
-    fn kept(&self, spec: &GrammarSpec) -> Option<Grammar> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().position(|(of, _)| of == spec)?;
-        let entry = kept.remove(found)?;
-        let fresh = entry.1.separate();
-        kept.push_back(entry);
-        Some(fresh)
     }
 
     /// Compiles on a thread of its own, for as long as somebody would wait.
-    fn matcher(&self, spec: &GrammarSpec) -> Result<Matcher, GrammarError> {
-        let place = Place::take(&self.compiling)?;
-        let (factory, grammar) = (Arc::clone(&self.factory), source(spec)?);
+    fn compile_in(
+        &self,
+        place: Place,
+        spec: &GrammarSpec,
+        deadline: Instant,
+    ) -> Result<Grammar, GrammarError> {
+        let (factory, source, vocab) = (Arc::clone(&self.factory), source(spec)?, self.vocab);
         let (sender, receiver) = mpsc::channel();
         let compile = move || {
-            let _place = place;
-            let parser = factory.create_parser(grammar);
+            let parser = factory.create_parser(source);
             let made = parser.map_err(|error| GrammarError::Invalid { reason: reason(error) });
+            let made = made.and_then(checked).map(|matcher| place.keep(Grammar::new(matcher, vocab)));
+            drop(place);
             // Nobody may be there any more.
-            let _ = sender.send(made.and_then(checked));
+            let _ = sender.send(made);
         };
         let thread = std::thread::Builder::new().name("mlcc-grammar".into()).stack_size(STACK);
         thread.spawn(compile).map_err(|error| GrammarError::Thread { reason: error.to_string() })?;
-        match receiver.recv_timeout(PATIENCE) {
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(made) => made,
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(GrammarError::TooSlow { seconds: PATIENCE.as_secs() })
-            }
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(GrammarError::TOO_SLOW),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 Err(GrammarError::Invalid { reason: "the compiler of grammars failed".into() })
             }
         }
+    }
+}
+
+impl GrammarError {
+    const TOO_SLOW: GrammarError = GrammarError::TooSlow { seconds: PATIENCE.as_secs() };
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Grammars> {
+        self.grammars.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Grammars {
+    fn kept(&mut self, spec: &GrammarSpec) -> Option<Grammar> {
+        let found = self.kept.iter().position(|(of, _)| of == spec)?;
+        let entry = self.kept.remove(found)?;
+        let fresh = entry.1.separate();
+        self.kept.push_back(entry);
+        Some(fresh)
     }
 }
 
@@ -182,21 +197,59 @@ fn choice(texts: &[String]) -> String {
     format!("start: CHOICE\nCHOICE: {}\n", quoted.join("\n | "))
 }
 
+/// What a request for a grammar gets.
+enum Found {
+    Kept(Grammar),
+    Place(Place),
+}
+
 /// One of the places for grammars that are being compiled.
-struct Place(Arc<AtomicUsize>);
+struct Place {
+    shared: Arc<Shared>,
+    spec: GrammarSpec,
+}
 
 impl Place {
-    fn take(compiling: &Arc<AtomicUsize>) -> Result<Place, GrammarError> {
-        let place = Place(Arc::clone(compiling));
-        match compiling.fetch_add(1, Ordering::Relaxed) {
-            running if running >= MOST_COMPILING => Err(GrammarError::Busy { running }),
-            _ => Ok(place),
+    /// Waits until the grammar is there, or a place to compile it.
+    fn take(shared: &Arc<Shared>, spec: &GrammarSpec, deadline: Instant) -> Result<Found, GrammarError> {
+        let mut grammars = shared.lock();
+        loop {
+            if let Some(grammar) = grammars.kept(spec) {
+                return Ok(Found::Kept(grammar));
+            }
+            let equal = grammars.compiling.contains(spec);
+            if !equal && grammars.compiling.len() < MOST_COMPILING {
+                grammars.compiling.push(spec.clone());
+                return Ok(Found::Place(Place { shared: Arc::clone(shared), spec: spec.clone() }));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let running = grammars.compiling.len();
+                return Err(if equal { GrammarError::TOO_SLOW } else { GrammarError::Busy { running } });
+            }
+            grammars = shared.changed.wait_timeout(grammars, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Keeps a grammar for later requests, and gives one at its begin.
+    fn keep(&self, grammar: Grammar) -> Grammar {
+        let fresh = grammar.separate();
+        let mut grammars = self.shared.lock();
+        if grammars.kept.len() >= KEPT {
+            grammars.kept.pop_front();
+        }
+        grammars.kept.push_back((self.spec.clone(), grammar));
+        fresh
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut grammars = self.shared.lock();
+        if let Some(found) = grammars.compiling.iter().position(|spec| *spec == self.spec) {
+            grammars.compiling.swap_remove(found);
+        }
+        drop(grammars);
+        self.shared.changed.notify_all();
     }
 }
