@@ -38,6 +38,8 @@ const NEWEST: f64 = 0.2;
 const NOISE: f64 = 0.05;
 /// A step that took that share longer or shorter than predicted is taken for one that just did: the process was not run for a while.
 const SURPRISE: f64 = 0.3;
+/// Weight of the newest error in their spread.
+const NEWEST_ERROR: f64 = 0.05;
 
 #[derive(Debug)]
 pub(super) struct Cost {
@@ -49,6 +51,8 @@ pub(super) struct Cost {
     unit: f64,
     parts: [f64; PARTS],
     doubt: [[f64; PARTS]; PARTS],
+    /// Mean square of the errors of predictions, each as a share of its step.
+    variance: f64,
 }
 
 impl Default for Cost {
@@ -57,7 +61,7 @@ impl Default for Cost {
         for (part, row) in doubt.iter_mut().enumerate() {
             row[part] = DOUBT[part] * DOUBT[part];
         }
-        Cost { alone: None, texts: 0, unit: 0.0, parts: BELIEF, doubt }
+        Cost { alone: None, texts: 0, unit: 0.0, parts: BELIEF, doubt, variance: NOISE * NOISE }
     }
 }
 
@@ -86,6 +90,11 @@ impl Cost {
     /// How many texts that step had.
     pub fn texts(&self) -> usize {
         self.texts
+    }
+
+    /// By which share steps with rows of prompts are longer or shorter than predicted (deviation).
+    pub fn spread(&self) -> f64 {
+        self.variance.sqrt()
     }
 
     /// Seconds that rows of prompts take before the first one.
@@ -133,6 +142,10 @@ impl Cost {
         let expected = dot(counts, &self.parts);
         let whole = expected + self.alone() / self.unit;
         let error = bounded(took - expected, whole);
+        let share = error / whole;
+        if share.is_finite() {
+            self.variance += NEWEST_ERROR * (share * share - self.variance);
+        }
         for (part, row) in self.doubt.iter_mut().enumerate() {
             // No more than at the beginning: what a long time says nothing about is not less known than then.
             let most = DOUBT[part] * DOUBT[part];
