@@ -7,16 +7,21 @@
 //! A generator may go on with the same context ([`Generator::generate`] again, for the next turn of a chat). The last
 //! token of a text has been chosen but not fed to the model; it is fed first then, unless it is a token that ends texts.
 
+mod continuation;
+
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use crate::grammar::GrammarError;
 use crate::sampler::{ParamError, SampleError, Sampler, SamplingParams};
-use crate::speculate::{Drafter, Guess};
+use crate::speculate::Drafter;
 use crate::stop::{EmptyStop, StopMatcher};
-use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
+use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer};
+
+pub(crate) use continuation::{ChoiceError, Chosen, Continuation, Ends, Shown, TextOut};
 
 /// A loaded model with its state, as the generator needs it.
 pub trait LanguageModel {
@@ -90,6 +95,8 @@ pub enum GenerateError {
     Stop(#[from] EmptyStop),
     #[error(transparent)]
     Sample(#[from] SampleError),
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     #[error("the model failed: {0}")]
     Model(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -181,14 +188,6 @@ impl Generation {
     }
 }
 
-/// Runs `body` and adds the time that it took.
-fn timed<T>(total: &mut Duration, body: impl FnOnce() -> T) -> T {
-    let begin = Instant::now();
-    let result = body();
-    *total += begin.elapsed();
-    result
-}
-
 fn rate(count: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }
@@ -277,42 +276,31 @@ impl<M: LanguageModel> Generator<M> {
         request: &Request<'_>,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, GenerateError> {
-        let mut sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
-        let mut text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?, SpecialTokens::Skip);
+        let sampler = Sampler::new(request.sampling.clone(), self.model.vocab())?;
+        let text = TextOut::new(tokenizer, StopMatcher::new(request.stop)?, SpecialTokens::Skip);
         self.check_prompt(request.prompt)?;
-        self.fed.iter().for_each(|&token| sampler.accept(token));
-
-        let begin = Instant::now();
+        let eos = request.eos.to_vec();
+        let ends = Ends { eos, max_tokens: request.max_tokens, context: self.model.context() };
+        let mut fed = self.fed.len();
         let unfed = self.unfed.take();
-        let prompt: Vec<TokenId> = unfed.into_iter().chain(request.prompt.iter().copied()).collect();
-        let mut out = Generation {
-            tokens: Vec::with_capacity(request.max_tokens.unwrap_or(256).min(4096)),
-            finish: FinishReason::Length,
-            prompt_tokens: 0,
-            prefill: Duration::ZERO,
-            decode_steps: 0,
-            drafted: 0,
-            accepted: 0,
-            decode: Duration::ZERO,
-            sampling: Duration::ZERO,
-            seed: sampler.seed(),
-        };
-        let first = self.prefill(&prompt, request, &mut sampler, &mut out)?;
-        if out.prompt_tokens == 0 {
-            self.unfed = unfed;
+        let mut tokens = std::mem::take(&mut self.fed);
+        tokens.extend(unfed.into_iter().chain(request.prompt.iter().copied()));
+        let prompt = tokens.len();
+        let mut text = Continuation::new(tokens, ends, sampler, None, text);
+        let mut result = self.write(&mut text, &mut fed, request, &mut on_text);
+        let mut tokens = text.into_tokens();
+        if let Ok(out) = &mut result {
+            out.tokens = tokens[prompt..].to_vec();
+            self.unfed = match out.finish {
+                _ if out.prompt_tokens == 0 => unfed,
+                FinishReason::Eos => None,
+                // That of a prompt which was cancelled is not wanted any more.
+                _ => tokens.get(fed.max(prompt)).copied(),
+            };
         }
-        out.prefill = begin.elapsed();
-
-        let begin = Instant::now();
-        if let Some(first) = first {
-            out.finish = self.decode(first, request, &mut sampler, &mut text, &mut on_text, &mut out)?;
-        }
-        // After a stop string nothing is held back, and a receiver that wants no more is not called again.
-        if !matches!(out.finish, FinishReason::Cancelled | FinishReason::Stop(_)) {
-            out.finish = text.finish(out.finish, &mut on_text);
-        }
-        out.decode = begin.elapsed();
-        Ok(out)
+        tokens.truncate(fed);
+        self.fed = tokens;
+        result
     }
 
     fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), GenerateError> {
@@ -333,119 +321,90 @@ impl<M: LanguageModel> Generator<M> {
         }
     }
 
-    /// Feeds the prompt and chooses the first token; `None` (and the reason in `out`) when there is none.
-    fn prefill(
+    /// Feeds what there is of a text, of which `fed` tokens are in the context, and what is chosen, to its end. The tokens are left in
+    /// `text`.
+    fn write(
         &mut self,
-        prompt: &[TokenId],
+        text: &mut Continuation<'_>,
+        fed: &mut usize,
         request: &Request<'_>,
-        sampler: &mut Sampler,
-        out: &mut Generation,
-    ) -> Result<Option<TokenId>, GenerateError> {
-        let mut chosen = None;
-        let mut left = prompt.len();
-        for chunk in prompt.chunks(self.model.chunk().max(1)) {
-            if request.cancelled() {
-                out.finish = FinishReason::Cancelled;
-                return Ok(None);
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, GenerateError> {
+        let mut show = |shown: Shown<'_>| {
+            if !shown.text.is_empty() {
+                on_text(shown.text)?;
             }
-            let logits = self.model.prefill(chunk).map_err(model_error)?;
-            chunk.iter().for_each(|&token| sampler.accept(token));
-            self.fed.extend_from_slice(chunk);
-            out.prompt_tokens += chunk.len();
-            left -= chunk.len();
-            if left == 0 && request.max_tokens != Some(0) {
-                chosen = Some(timed(&mut out.sampling, || sampler.sample(logits))?);
+            if request.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let (begin, before) = (Instant::now(), *fed);
+        let mut end = self.read(text, fed, request, &mut show)?;
+        let (prefill, prompt_tokens) = (begin.elapsed(), *fed - before);
+        let (begin, mut decode_steps) = (Instant::now(), 0);
+        let finish = loop {
+            if let Some(reason) = end {
+                break text.finish(reason, on_text);
             }
-        }
-        Ok(chosen)
+            end = self.decode(text, fed, &mut show)?;
+            decode_steps += 1;
+        };
+        let (drafted, accepted) = text.drafted();
+        Ok(Generation {
+            tokens: Vec::new(),
+            finish,
+            prompt_tokens,
+            prefill,
+            decode_steps,
+            drafted,
+            accepted,
+            decode: begin.elapsed(),
+            sampling: text.choosing(),
+            seed: text.seed(),
+        })
     }
 
-    /// From the first chosen token to the end of the text.
+    /// Feeds the prompt and chooses the first token; how the text ends, if it does.
+    fn read(
+        &mut self,
+        text: &mut Continuation<'_>,
+        fed: &mut usize,
+        request: &Request<'_>,
+        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+    ) -> Result<Option<FinishReason>, GenerateError> {
+        let (vocab, chunk) = (self.model.vocab(), self.model.chunk().max(1));
+        let prompt = text.tokens().len();
+        loop {
+            if request.cancelled() {
+                return Ok(Some(FinishReason::Cancelled));
+            }
+            let from = *fed;
+            let past = self.model.past();
+            *fed = prompt.min(from.saturating_add(chunk));
+            let logits = self.model.prefill(&text.tokens()[from..*fed]).map_err(model_error)?;
+            if *fed == prompt {
+                return Ok(text.take(logits, vocab, past + *fed - from, show).end?);
+            }
+        }
+    }
+
+    /// Feeds the last token, with drafts, and chooses what follows.
     fn decode(
         &mut self,
-        first: TokenId,
-        request: &Request<'_>,
-        sampler: &mut Sampler,
-        text: &mut TextOut<'_>,
-        on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
-        out: &mut Generation,
-    ) -> Result<FinishReason, GenerateError> {
-        let (mut token, mut guess) = (first, Guess::default());
-        let context = self.model.context().unwrap_or(usize::MAX);
-        let (mut past, vocab) = (self.model.past(), self.model.vocab());
-        loop {
-            if let Some(reason) = settle(token, past >= context, request, sampler, text, on_text, out) {
-                self.unfed = (reason != FinishReason::Eos).then_some(token);
-                return Ok(reason);
-            }
-            let (fed, begin) = (self.fed.len(), past);
-            self.fed.push(token);
-            let wanted = request.max_tokens.map_or(usize::MAX, |max| max - out.tokens.len() - 1);
-            let drafts = self.draft(guess.most().min(wanted).min(context - past - 1));
-            let logits = self.model.feed_drafts(&self.fed[fed..]).map_err(model_error)?;
-            let drafts = drafts.min(logits.len() / vocab - 1);
-            out.decode_steps += 1;
-            let (mut accepted, mut end) = (0, None);
-            for row in logits.chunks_exact(vocab) {
-                past += 1;
-                token = timed(&mut out.sampling, || sampler.sample(row))?;
-                if accepted == drafts || self.fed[fed + 1 + accepted] != token {
-                    break;
-                }
-                end = settle(token, past >= context, request, sampler, text, on_text, out);
-                if end.is_some() {
-                    break;
-                }
-                accepted += 1;
-            }
-            guess.checked(drafts, accepted);
-            out.drafted += drafts;
-            out.accepted += accepted;
-            self.fed.truncate(fed + 1 + accepted);
-            self.model.take_back(begin + 1 + accepted).map_err(model_error)?;
-            if let Some(reason) = end {
-                self.unfed = (reason != FinishReason::Eos).then_some(token);
-                return Ok(reason);
-            }
+        text: &mut Continuation<'_>,
+        fed: &mut usize,
+        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+    ) -> Result<Option<FinishReason>, GenerateError> {
+        let (vocab, past) = (self.model.vocab(), self.model.past());
+        let most = text.most_drafts(past);
+        if let Some(drafter) = self.drafter.as_deref_mut().filter(|_| most > 0) {
+            text.draft(0, drafter, most);
         }
+        let logits = self.model.feed_drafts(&text.tokens()[*fed..]).map_err(model_error)?;
+        text.keep_drafts((logits.len() / vocab).saturating_sub(1));
+        let Chosen { end, accepted, .. } = text.take(logits, vocab, past + 1, show);
+        *fed += 1 + accepted;
+        self.model.take_back(past + 1 + accepted).map_err(model_error)?;
+        Ok(end?)
     }
-
-    /// Appends at most `most` drafts to the fed tokens; how many.
-    fn draft(&mut self, most: usize) -> usize {
-        let fed = self.fed.len();
-        if let Some(drafter) = self.drafter.as_mut().filter(|_| most > 0) {
-            drafter.draft(0, &mut self.fed, most);
-            self.fed.truncate(fed + most);
-        }
-        self.fed.len() - fed
-    }
-}
-
-/// Takes a token that was chosen; the reason if the text ends with it. `full`: there is no room to feed it.
-fn settle(
-    token: TokenId,
-    full: bool,
-    request: &Request<'_>,
-    sampler: &mut Sampler,
-    text: &mut TextOut<'_>,
-    on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
-    out: &mut Generation,
-) -> Option<FinishReason> {
-    sampler.accept(token);
-    out.tokens.push(token);
-    if request.eos.contains(&token) {
-        return Some(FinishReason::Eos);
-    }
-    if let ControlFlow::Break(reason) = text.push(token, on_text) {
-        return Some(reason);
-    }
-    if request.cancelled() {
-        return Some(FinishReason::Cancelled);
-    }
-    if request.max_tokens.is_some_and(|max| out.tokens.len() >= max) {
-        return Some(FinishReason::Length);
-    }
-    full.then_some(FinishReason::Context)
 }
 
 impl<M: RewindModel> Generator<M> {
@@ -470,63 +429,15 @@ impl<M: RewindModel> Generator<M> {
     }
 }
 
+impl From<ChoiceError> for GenerateError {
+    fn from(error: ChoiceError) -> Self {
+        match error {
+            ChoiceError::Sample(error) => error.into(),
+            ChoiceError::Grammar(error) => error.into(),
+        }
+    }
+}
+
 fn model_error(error: impl std::error::Error + Send + Sync + 'static) -> GenerateError {
     GenerateError::Model(Box::new(error))
-}
-
-/// Tokens to the text that may be shown.
-pub(crate) struct TextOut<'t> {
-    decoder: DecodeStream<'t>,
-    stops: StopMatcher,
-}
-
-impl<'t> TextOut<'t> {
-    /// For a text that goes on where a prompt ends.
-    pub(crate) fn new(tokenizer: &'t Tokenizer, stops: StopMatcher, special: SpecialTokens) -> Self {
-        TextOut { decoder: DecodeStream::continuing(tokenizer, special), stops }
-    }
-
-    pub(crate) fn push(
-        &mut self,
-        token: TokenId,
-        on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
-    ) -> ControlFlow<FinishReason> {
-        match self.decoder.push(token) {
-            Some(piece) => show(&mut self.stops, piece, on_text),
-            None => ControlFlow::Continue(()),
-        }
-    }
-
-    /// Shows what was held back; the reason may become another one, if the held text ends with a stop string.
-    pub(crate) fn finish(
-        &mut self,
-        reason: FinishReason,
-        on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
-    ) -> FinishReason {
-        if let Some(piece) = self.decoder.finish()
-            && let ControlFlow::Break(earlier) = show(&mut self.stops, piece, on_text)
-        {
-            return earlier;
-        }
-        let rest = self.stops.finish();
-        if !rest.is_empty() && on_text(rest).is_break() {
-            return FinishReason::Cancelled;
-        }
-        reason
-    }
-}
-
-fn show(
-    stops: &mut StopMatcher,
-    piece: &str,
-    on_text: &mut impl FnMut(&str) -> ControlFlow<()>,
-) -> ControlFlow<FinishReason> {
-    let passed = stops.push(piece);
-    if !passed.text.is_empty() && on_text(passed.text).is_break() {
-        return ControlFlow::Break(FinishReason::Cancelled);
-    }
-    match passed.stop {
-        Some(index) => ControlFlow::Break(FinishReason::Stop(index)),
-        None => ControlFlow::Continue(()),
-    }
 }

@@ -6,7 +6,7 @@
 //! at the next step.
 //!
 //! A text depends on its request and seed, not on what runs beside it, as far as the model's logits do not (see
-//! docs/serve.md). Its tokens are chosen as [`crate::Generator`] chooses them.
+//! docs/serve.md). Its tokens are chosen by the code with which [`crate::Generator`] chooses them.
 
 mod cost;
 mod engine;

@@ -94,7 +94,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let read = writer.to_read();
             let most = self.most_cached(&writer.request, read);
             let (id, is_new) = (writer.id, writer.is_new());
-            match self.slots.admit(&self.model, id, &writer.tokens()[..read], most) {
+            match self.slots.admit(&self.model, id, &writer.text.tokens()[..read], most) {
                 Ok(Some(start)) => {
                     writer.slot = start.slot;
                     if start.cached == read && !is_new {

@@ -83,6 +83,8 @@ pub(super) struct Planned {
     fed: usize,
     want: Want,
     writing: bool,
+    /// Whether the first token of the text is chosen behind it.
+    first: bool,
 }
 
 /// A text that chooses tokens, which a worker does.
@@ -152,13 +154,13 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         let mut rows = self.writers.iter_mut().filter(writing).count();
         for writer in self.writers.iter_mut().filter(writing) {
             let slot = &mut self.slots.slots[writer.slot];
-            let most = writer.most_drafts(slot.fed.len(), &self.limits);
+            let most = writer.text.most_drafts(slot.fed.len());
             let most = most.min(CHEAP_ROWS.saturating_sub(rows));
             let Some(sequence) = slot.sequence.as_mut().filter(|_| most > 0) else { continue };
             if matches!(self.model.reserve(sequence, 1 + most), Ok(true)) {
-                writer.draft(drafter, most);
-                rows += writer.drafts();
-                drafted |= writer.drafts() > 0;
+                writer.text.draft(writer.slot, drafter, most);
+                rows += writer.text.drafts();
+                drafted |= writer.text.drafts() > 0;
             }
         }
         drafted
@@ -172,10 +174,18 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         for writer in self.writers.iter().filter(|w| w.phase == Phase::Writing && w.alone_until == 0) {
             let fed = self.slots.slots[writer.slot].fed.len();
-            let count = writer.tokens().len() - fed;
+            let count = writer.text.tokens().len() - fed;
             let want = if count == 1 { Want::Last } else { Want::All };
             let slot = writer.slot;
-            self.round.rows.push(Planned { id: writer.id, slot, count, fed, want, writing: true });
+            self.round.rows.push(Planned {
+                id: writer.id,
+                slot,
+                count,
+                fed,
+                want,
+                writing: true,
+                first: false,
+            });
         }
         let rows: usize = self.round.rows.iter().map(|row| row.count).sum();
         let most = self.limits.rows.saturating_sub(rows).max(SMALLEST);
@@ -209,7 +219,8 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         let row = match writer.phase {
             Phase::Writing => {
                 let (slot, fed) = (writer.slot, self.slots.slots[writer.slot].fed.len());
-                Some(Planned { id: writer.id, slot, count: 1, fed, want: Want::Last, writing: true })
+                let (id, want) = (writer.id, Want::Last);
+                Some(Planned { id, slot, count: 1, fed, want, writing: true, first: false })
             }
             _ => self.piece_of(writer, self.limits.chunk),
         };
@@ -226,12 +237,13 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             usize::MAX => left,
             chunk => piece(left, budget.min(self.limits.chunk), ends_alone(to_read, chunk)),
         };
-        let want = match (writer.scores(), count == left) {
-            (Some(_), _) => Want::All,
-            (None, true) if writer.is_new() => Want::Last,
-            _ => Want::Nothing,
+        let first = count == left && writer.is_new();
+        let want = match writer.scores() {
+            Some(_) => Want::All,
+            None if first => Want::Last,
+            None => Want::Nothing,
         };
-        Some(Planned { id: writer.id, slot: writer.slot, count, fed, want, writing: false })
+        Some(Planned { id: writer.id, slot: writer.slot, count, fed, want, writing: false, first })
     }
 
     fn run_step(&mut self) -> Result<(), Failure> {
@@ -242,9 +254,9 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             let Some(row) = rows.next_if(|row| row.slot == index) else { continue };
             let writer = self.writers.iter().find(|w| w.id == row.id);
             let (Some(writer), Some(sequence)) = (writer, &mut slot.sequence) else { continue };
-            let tokens = &writer.tokens()[row.fed..row.fed + row.count];
+            let tokens = &writer.text.tokens()[row.fed..row.fed + row.count];
             // Once for the whole text, if its length is known.
-            slot.fed.reserve(writer.room() - row.fed);
+            slot.fed.reserve(writer.text.room() - row.fed);
             slot.fed.extend_from_slice(tokens);
             feeds.push(Feed { sequence, tokens, want: row.want });
         }
@@ -253,7 +265,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         self.round.feeds = recycle(feeds);
         for (id, grammar, _) in self.round.grammars.drain(..) {
             if let Some(writer) = self.writers.iter_mut().find(|w| w.id == id) {
-                writer.request.grammar = Some(grammar);
+                writer.text.grammar = Some(grammar);
             }
         }
         result
@@ -261,17 +273,23 @@ impl<M: Step + 'static> Scheduler<'_, M> {
 
     /// Takes the grammars of texts that will choose a token, so that their masks can be computed meanwhile.
     fn lend_grammars(&mut self) {
-        for row in self.round.rows.iter().filter(|row| row.writing) {
-            if let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id)
-                && let Some(grammar) = writer.request.grammar.take()
+        let Round { rows, grammars, .. } = &mut self.round;
+        let chooses = |writer: &Writer| match writer.phase {
+            Phase::Waiting { twin } => rows.iter().any(|row| row.id == twin && row.first),
+            Phase::Reading => rows.iter().any(|row| row.id == writer.id && row.first),
+            Phase::Writing => rows.iter().any(|row| row.id == writer.id),
+        };
+        for writer in &mut self.writers {
+            if writer.text.grammar.is_some()
+                && chooses(writer)
+                && let Some(grammar) = writer.text.grammar.take()
             {
-                self.round.grammars.push((row.id, grammar, writer.request.eos.clone()));
+                grammars.push((writer.id, grammar, writer.text.eos().to_vec()));
             }
         }
     }
 
     fn take_logits(&mut self) {
-        self.choose();
         let rows = std::mem::take(&mut self.round.rows);
         let (vocab, mut at) = (self.limits.vocab, 0);
         for row in &rows {
@@ -282,40 +300,13 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             }
         }
         self.round.rows = rows;
+        self.choose(None);
     }
 
-    /// Chooses the next tokens of the texts that are being written, sequences dealt out to workers: each text has a sampler of its own.
-    fn choose(&mut self) {
-        let Scheduler { model, limits, writers, round, .. } = self;
-        let Round { rows, choices: kept, .. } = round;
-        let logits = model.logits();
-        let mut choices: Vec<Mutex<Choice<'_, '_>>> = recycle(std::mem::take(kept));
-        for writer in writers.iter_mut() {
-            // They are sorted by slots.
-            let Ok(index) = rows.binary_search_by_key(&writer.slot, |row| row.slot) else { continue };
-            let row = rows[index];
-            if row.id != writer.id || !row.writing {
-                continue;
-            }
-            let from: usize = rows[..index].iter().map(|row| wanted(row.want, row.count)).sum();
-            let range = from * limits.vocab..(from + wanted(row.want, row.count)) * limits.vocab;
-            let Some(logits) = logits.get(range) else { continue };
-            choices.push(Mutex::new(Choice { writer, logits, past: row.fed + 1, taken: None }));
-        }
-        model.deal(choices.len(), &|index| {
-            // Nobody else has it.
-            choices[index].lock().unwrap_or_else(PoisonError::into_inner).choose(limits);
-        });
-        for choice in &mut choices {
-            let Choice { writer, taken, .. } = choice.get_mut().unwrap_or_else(PoisonError::into_inner);
-            writer.taken = taken.take();
-        }
-        *kept = recycle(choices);
-    }
-
-    fn take_row(&mut self, row: &Planned, logits: Range<usize>) -> Result<(), Failure> {
+    /// What a row has led to, but for the choice of tokens.
+    fn take_row(&mut self, row: &Planned, range: Range<usize>) -> Result<(), Failure> {
         let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
-        let Some(logits) = self.model.logits().get(logits) else {
+        let Some(logits) = self.model.logits().get(range.clone()) else {
             return Err(Failure::Model("it gave fewer logits than were wanted".into()));
         };
         let fed = row.fed + row.count;
@@ -323,11 +314,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             writer.alone_until = 0;
         }
         if row.writing {
-            let Some(taken) = writer.taken.take() else {
-                return Err(Failure::Model("no token was chosen".into()));
-            };
-            self.slots.truncate(row.slot, taken.fed).map_err(model_failure)?;
-            self.round.note(row.id, taken);
+            writer.chooses = Some((range, row.fed + 1));
             return Ok(());
         }
         if let Some(top) = writer.scores() {
@@ -340,16 +327,16 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             writer.phase = Phase::Writing;
             return Ok(());
         }
-        let last = logits[logits.len() - self.limits.vocab..].to_vec();
-        self.slots.keep(row.slot, &last);
-        self.begin_writing(row.id, &last);
+        let last = logits.len() - self.limits.vocab;
+        self.slots.keep(row.slot, &logits[last..]);
+        self.prompt_is_read(row.id, range.start + last..range.end);
         Ok(())
     }
 
-    /// The first token of a text behind its prompt, and of those that waited for it.
-    pub fn begin_writing(&mut self, id: u64, logits: &[f32]) {
+    /// A text, and those that waited for it, choose their first tokens from these logits.
+    fn prompt_is_read(&mut self, id: u64, range: Range<usize>) {
         let Some(from) = self.writers.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
-        let Scheduler { writers, slots, model, round, limits, .. } = self;
+        let Scheduler { writers, slots, model, round, .. } = self;
         let mut without_memory = Vec::new();
         for writer in writers {
             let is_twin = writer.phase == Phase::Waiting { twin: id };
@@ -360,11 +347,47 @@ impl<M: Step + 'static> Scheduler<'_, M> {
                 }
             } else if is_twin || writer.id == id {
                 writer.prompt_is_read();
-                let taken = writer.take(logits, slots.slots[writer.slot].fed.len(), limits);
-                round.note(writer.id, taken);
+                writer.chooses = Some((range.clone(), slots.slots[writer.slot].fed.len()));
             }
         }
         self.park_all(&without_memory);
+    }
+
+    /// The same where the logits behind a prompt were known.
+    pub fn begin_writing(&mut self, id: u64, logits: &[f32]) {
+        self.prompt_is_read(id, 0..logits.len());
+        self.choose(Some(logits));
+    }
+
+    /// Chooses the next tokens, texts dealt out to workers: each has a sampler of its own. Without `logits` they are the model's.
+    fn choose(&mut self, logits: Option<&[f32]>) {
+        let Scheduler { model, limits, writers, slots, round, .. } = self;
+        let logits = logits.unwrap_or_else(|| model.logits());
+        let mut choices: Vec<Mutex<Choice<'_, '_>>> = recycle(std::mem::take(&mut round.choices));
+        for writer in writers.iter_mut() {
+            if let Some((range, past)) = writer.chooses.take()
+                && let Some(logits) = logits.get(range)
+            {
+                choices.push(Mutex::new(Choice { writer, logits, past, taken: None }));
+            }
+        }
+        model.deal(choices.len(), &|index| {
+            // Nobody else has it.
+            choices[index].lock().unwrap_or_else(PoisonError::into_inner).choose(limits);
+        });
+        for choice in &mut choices {
+            let Choice { writer, taken, .. } = choice.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let Some(taken) = taken.take() else {
+                let failure = Failure::Model("no token was chosen".into());
+                round.ended.push((writer.id, Err(failure)));
+                continue;
+            };
+            match slots.truncate(writer.slot, taken.fed) {
+                Ok(()) => round.note(writer.id, taken),
+                Err(error) => round.ended.push((writer.id, Err(model_failure(error)))),
+            }
+        }
+        round.choices = recycle(choices);
     }
 
     /// Ends the texts that have come to their end in this step.

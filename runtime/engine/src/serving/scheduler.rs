@@ -157,7 +157,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             && let Some(slot) = self.slots.admit_twin(job.id)
         {
             let cached = job.request.prompt.len();
-            self.writers.push(Writer::new(job, slot, Phase::Waiting { twin }, cached, self.tokenizer));
+            self.add_writer(job, slot, Phase::Waiting { twin }, cached);
             return;
         }
         let id = job.id;
@@ -165,7 +165,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         let start = self.slots.admit(&self.model, id, &job.request.prompt, most);
         let (slot, cached) =
             start.as_ref().ok().and_then(Option::as_ref).map_or((0, 0), |s| (s.slot, s.cached));
-        self.writers.push(Writer::new(job, slot, Phase::Reading, cached, self.tokenizer));
+        self.add_writer(job, slot, Phase::Reading, cached);
         match start {
             Ok(Some(start)) => {
                 self.queue.update(|stats| stats.cached_tokens += start.cached as u64);
@@ -178,6 +178,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             Err(error) if self.model.lacks_memory(&error) && self.is_another_active(id) => self.put_off(),
             Err(error) => self.drop_writer(id, Err(model_failure(error))),
         }
+    }
+
+    fn add_writer(&mut self, job: Job, slot: usize, phase: Phase, cached: usize) {
+        self.writers.push(Writer::new(job, slot, phase, cached, self.tokenizer, &self.limits));
     }
 
     /// How much of so many tokens earlier states may stand for. What is left is read in pieces like those of the whole prompt.

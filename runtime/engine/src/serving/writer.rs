@@ -1,19 +1,16 @@
 //! One text of an engine, from its prompt to its end.
 
-use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use compact_str::CompactString;
 
-use crate::generate::{FinishReason, TextOut};
-use crate::grammar::{Grammar, GrammarError};
-use crate::sampler::{Logprobs, SampleError, Sampler, logprobs};
+use crate::generate::{ChoiceError, Continuation, Ends, FinishReason, Shown, TextOut};
+use crate::sampler::{Logprobs, SampleError, logprobs};
 use crate::serving::queue::Job;
 use crate::serving::request::{Chosen, Event, Failure, Finished, Piece, Sink, TextRequest};
 use crate::serving::step::Limits;
-use crate::speculate::{Drafter, Guess};
-use crate::tokenizer::{TokenId, Tokenizer};
+use crate::tokenizer::Tokenizer;
 
 /// Tokens of a text for which there is room from its start.
 const USUAL_LENGTH: usize = 1024;
@@ -32,29 +29,20 @@ pub(super) enum Phase {
 pub(super) struct Writer<'t> {
     pub id: u64,
     pub slot: usize,
-    /// Its prompt is the begin of `tokens`.
+    /// Without its prompt and what ends it, which `text` has.
     pub request: TextRequest,
     pub phase: Phase,
     pub cached: usize,
     prompt_logprobs: Vec<Option<Logprobs>>,
-    /// The prompt, then what was chosen, then drafts of what may come.
-    tokens: Vec<TokenId>,
+    /// What its sequence is to be fed, or was, and what comes next.
+    pub text: Continuation<'t>,
     prompt: usize,
-    drafts: usize,
-    /// What came out of the last step, until it is dealt with.
-    pub taken: Option<Taken>,
-    /// The token that was just chosen.
-    next: Option<TokenId>,
+    /// The rows of logits from which it chooses in this step, and how many tokens are fed before the first.
+    pub chooses: Option<(Range<usize>, usize)>,
     /// The step that should have fed so many tokens failed: until then the text is fed alone.
     pub alone_until: usize,
-    guess: Guess,
-    drafted: usize,
-    accepted: usize,
-    sampler: Sampler,
-    text: TextOut<'t>,
     sink: Sink,
     cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    chosen: usize,
     /// Whether its prompt has been read, though it may be read again.
     begun: bool,
     launched: Instant,
@@ -76,33 +64,33 @@ pub(super) struct Taken {
 }
 
 impl<'t> Writer<'t> {
-    pub fn new(job: Job, slot: usize, phase: Phase, cached: usize, tokenizer: &'t Tokenizer) -> Self {
-        let mut sampler = job.sampler;
+    pub fn new(
+        job: Job,
+        slot: usize,
+        phase: Phase,
+        cached: usize,
+        tokenizer: &'t Tokenizer,
+        limits: &Limits,
+    ) -> Self {
         let mut request = job.request;
         let mut tokens = std::mem::take(&mut request.prompt);
-        tokens.iter().for_each(|&token| sampler.accept(token));
         let prompt = tokens.len();
         tokens.reserve(request.max_tokens.unwrap_or(USUAL_LENGTH).min(USUAL_LENGTH));
+        let eos = std::mem::take(&mut request.eos);
+        let ends = Ends { eos, max_tokens: request.max_tokens, context: limits.context };
+        let text = TextOut::new(tokenizer, job.stops, request.special);
         Writer {
             id: job.id,
             slot,
             phase,
             cached,
             prompt_logprobs: Vec::new(),
-            tokens,
+            text: Continuation::new(tokens, ends, job.sampler, request.grammar.take(), text),
             prompt,
-            drafts: 0,
-            taken: None,
-            next: None,
+            chooses: None,
             alone_until: 0,
-            guess: Guess::default(),
-            drafted: 0,
-            accepted: 0,
-            sampler,
-            text: TextOut::new(tokenizer, job.stops, request.special),
             sink: job.sink,
             cancel: job.cancel,
-            chosen: 0,
             begun: false,
             launched: job.launched,
             admitted: Instant::now(),
@@ -111,24 +99,9 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// What its sequence is to be fed, or was: the prompt, what was chosen, drafts.
-    pub fn tokens(&self) -> &[TokenId] {
-        &self.tokens
-    }
-
-    /// How many tokens there is room for without new memory.
-    pub fn room(&self) -> usize {
-        self.tokens.capacity()
-    }
-
-    /// Without drafts.
-    pub fn known(&self) -> &[TokenId] {
-        &self.tokens[..self.tokens.len() - self.drafts]
-    }
-
     /// How many tokens have to be fed before the next one is chosen, or before the last chosen one is fed.
     pub fn to_read(&self) -> usize {
-        if self.begun { self.known().len() - 1 } else { self.prompt }
+        if self.begun { self.text.known().len() - 1 } else { self.prompt }
     }
 
     /// Whether its first token is still to be chosen.
@@ -143,37 +116,9 @@ impl<'t> Writer<'t> {
 
     /// Its sequence is lost and will be read again.
     pub fn read_again(&mut self) {
-        self.drop_drafts();
+        self.text.keep_drafts(0);
         self.prompt_logprobs.clear();
         self.phase = Phase::Reading;
-    }
-
-    /// Most tokens that are worth drafting now, behind `fed` fed ones.
-    pub fn most_drafts(&self, fed: usize, limits: &Limits) -> usize {
-        let wanted = self.request.max_tokens.map_or(usize::MAX, |max| max - self.chosen - 1);
-        let room = limits.context.map_or(usize::MAX, |context| context.saturating_sub(fed + 1));
-        self.guess.most().min(wanted).min(room)
-    }
-
-    /// Appends drafts of what comes next.
-    pub fn draft(&mut self, drafter: &mut dyn Drafter, most: usize) {
-        self.drop_drafts();
-        let known = self.tokens.len();
-        let draft = AssertUnwindSafe(|| drafter.draft(self.slot, &mut self.tokens, most));
-        // One that panics has drafted nothing.
-        let most = if catch_unwind(draft).is_ok() { most } else { 0 };
-        self.tokens.truncate(known + most);
-        self.drafts = self.tokens.len() - known;
-    }
-
-    /// How many tokens of drafts there are.
-    pub fn drafts(&self) -> usize {
-        self.drafts
-    }
-
-    pub fn drop_drafts(&mut self) {
-        self.tokens.truncate(self.tokens.len() - self.drafts);
-        self.drafts = 0;
     }
 
     /// Whether somebody has ended it.
@@ -203,124 +148,52 @@ impl<'t> Writer<'t> {
             self.prompt_logprobs.push(None);
         }
         // Behind the last token comes what is written.
-        let scored = rows.zip(&self.tokens[fed + 1..]).map(|(row, &token)| logprobs(row, token, top));
+        let scored = rows.zip(&self.text.tokens()[fed + 1..]).map(|(row, &token)| logprobs(row, token, top));
         self.prompt_logprobs.extend(scored);
     }
 
     /// Chooses tokens from rows of logits, of which the first is behind `past` tokens and each other behind a draft, as long as the
     /// drafts are what is chosen.
     pub fn take(&mut self, rows: &[f32], past: usize, limits: &Limits) -> Taken {
-        let (drafts, chosen) = (self.drafts, self.chosen);
-        let known = self.known().len();
-        let mut accepted = 0;
-        let end = loop {
-            let from = accepted * limits.vocab;
-            let end = self.write(&rows[from..from + limits.vocab], past + accepted, limits);
-            let is_draft = accepted < drafts && self.next == Some(self.tokens[known + accepted]);
-            if !is_draft || !matches!(end, Ok(None)) {
-                break end;
-            }
-            accepted += 1;
+        let (before, wanted, sink) = (self.text.chosen(), self.request.logprobs, &mut self.sink);
+        let mut show = |shown: Shown<'_>| {
+            let Shown { token, logits, text } = shown;
+            let logprobs = wanted.and_then(|top| logprobs(logits, token, top));
+            let token = Some(Chosen { id: token, logprobs });
+            sink(Event::Piece(Piece { text: CompactString::from(text), token }))
         };
-        self.guess.checked(drafts, accepted);
-        self.drafted += drafts;
-        self.accepted += accepted;
-        self.tokens.truncate(known + accepted);
-        self.drafts = 0;
-        self.tokens.extend(self.next.take());
-        Taken { end, chosen: self.chosen - chosen, drafted: drafts, accepted, fed: past + accepted }
-    }
-
-    /// Chooses the next token from logits behind `past` tokens; the reason if the text has ended with it. The order of the
-    /// questions is that of [`crate::Generator`].
-    fn write(
-        &mut self,
-        logits: &[f32],
-        past: usize,
-        limits: &Limits,
-    ) -> Result<Option<FinishReason>, Failure> {
-        self.next = None;
-        if self.request.max_tokens == Some(0) {
-            return Ok(Some(FinishReason::Length));
-        }
-        let token = self.choose(logits)?;
-        self.sampler.accept(token);
-        self.chosen += 1;
-        self.next = Some(token);
+        let chosen = self.text.take(rows, limits.vocab, past, &mut show);
         self.phase = Phase::Writing;
-        if self.request.eos.contains(&token) {
-            return Ok(Some(FinishReason::Eos));
+        Taken {
+            end: chosen.end.map_err(failure),
+            chosen: self.text.chosen() - before,
+            drafted: chosen.drafted,
+            accepted: chosen.accepted,
+            fed: past + chosen.accepted,
         }
-        let logprobs = self.request.logprobs.and_then(|top| logprobs(logits, token, top));
-        if let ControlFlow::Break(reason) = self.show(Chosen { id: token, logprobs }) {
-            return Ok(Some(reason));
-        }
-        if self.request.grammar.as_ref().is_some_and(Grammar::is_finished) {
-            return Ok(Some(FinishReason::Grammar));
-        }
-        if self.request.max_tokens.is_some_and(|max| self.chosen >= max) {
-            return Ok(Some(FinishReason::Length));
-        }
-        Ok(limits.context.is_some_and(|context| past >= context).then_some(FinishReason::Context))
-    }
-
-    fn choose(&mut self, logits: &[f32]) -> Result<TokenId, Failure> {
-        let of_grammar = |error: GrammarError| Failure::Grammar(error.to_string());
-        if let Some(grammar) = &mut self.request.grammar {
-            grammar.prepare(&self.request.eos).map_err(of_grammar)?;
-        }
-        let token = self.sampler.sample_within(logits, self.request.grammar.as_ref());
-        let token = token.map_err(|error| match error {
-            SampleError::NothingAllowed => Failure::Grammar(error.to_string()),
-            SampleError::Length { .. } | SampleError::NoFiniteLogit { .. } => {
-                Failure::Model(error.to_string())
-            }
-        })?;
-        match &mut self.request.grammar {
-            Some(grammar) if !self.request.eos.contains(&token) => {
-                grammar.accept(token).map_err(of_grammar)?;
-            }
-            _ => {}
-        }
-        Ok(token)
-    }
-
-    fn show(&mut self, token: Chosen) -> ControlFlow<FinishReason> {
-        let mut text = CompactString::default();
-        let id = token.id;
-        let flow = self.text.push(id, &mut |piece: &str| {
-            text.push_str(piece);
-            ControlFlow::Continue(())
-        });
-        if (self.sink)(Event::Piece(Piece { text, token: Some(token) })).is_break() {
-            return ControlFlow::Break(FinishReason::Cancelled);
-        }
-        flow
     }
 
     /// Ends the text; what was held back is shown, if anybody wants it. The reason may become another one.
-    pub fn finish(mut self, mut reason: FinishReason) -> FinishReason {
-        let cut = matches!(reason, FinishReason::Cancelled | FinishReason::Stop(_));
-        if !cut {
-            let mut text = CompactString::default();
-            reason = self.text.finish(reason, &mut |piece: &str| {
-                text.push_str(piece);
-                ControlFlow::Continue(())
-            });
-            if !text.is_empty() && (self.sink)(Event::Piece(Piece { text, token: None })).is_break() {
-                reason = FinishReason::Cancelled;
-            }
+    pub fn finish(mut self, reason: FinishReason) -> FinishReason {
+        let mut held = CompactString::default();
+        let mut reason = self.text.finish(reason, &mut |piece: &str| {
+            held.push_str(piece);
+            ControlFlow::Continue(())
+        });
+        if !held.is_empty() && (self.sink)(Event::Piece(Piece { text: held, token: None })).is_break() {
+            reason = FinishReason::Cancelled;
         }
+        let (drafted_tokens, accepted_tokens) = self.text.drafted();
         let now = Instant::now();
         let first = self.first.unwrap_or(now);
         let finished = Finished {
             reason,
             prompt_tokens: self.prompt,
             cached_tokens: self.cached,
-            completion_tokens: self.chosen,
-            drafted_tokens: self.drafted,
-            accepted_tokens: self.accepted,
-            seed: self.sampler.seed(),
+            completion_tokens: self.text.chosen(),
+            drafted_tokens,
+            accepted_tokens,
+            seed: self.text.seed(),
             waited: self.admitted.saturating_duration_since(self.launched),
             reading: first.saturating_duration_since(self.admitted),
             writing: now.saturating_duration_since(first),
@@ -332,6 +205,15 @@ impl<'t> Writer<'t> {
 
     pub fn fail(mut self, failure: Failure) {
         let _ = (self.sink)(Event::Failed(failure));
+    }
+}
+
+fn failure(error: ChoiceError) -> Failure {
+    match error {
+        ChoiceError::Grammar(_) | ChoiceError::Sample(SampleError::NothingAllowed) => {
+            Failure::Grammar(error.to_string())
+        }
+        ChoiceError::Sample(_) => Failure::Model(error.to_string()),
     }
 }
 

@@ -9,6 +9,7 @@ mod grammar;
 #[allow(dead_code, reason = "the fuzz targets use all of it")]
 mod readers;
 mod serving;
+mod serving_choice;
 mod tokenizer;
 mod tokenizer_goldens;
 mod toy;

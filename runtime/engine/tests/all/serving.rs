@@ -16,7 +16,7 @@ use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
 use mlcc_engine::{FinishReason, Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
 use proptest::prelude::*;
 
-fn tokenizer() -> Tokenizer {
+pub fn tokenizer() -> Tokenizer {
     crate::common::world(&[b"ab"])
 }
 
@@ -66,12 +66,12 @@ fn sampled(seed: u64) -> SamplingParams {
     SamplingParams { seed: Some(seed), ..SamplingParams::default() }
 }
 
-fn request(prompt: &str, seed: u64, max_tokens: usize) -> TextRequest {
+pub fn request(prompt: &str, seed: u64, max_tokens: usize) -> TextRequest {
     TextRequest { max_tokens: Some(max_tokens), eos: vec![0], ..TextRequest::new(ids(prompt), sampled(seed)) }
 }
 
 /// Text and end of a request.
-fn read(handle: Handle) -> (String, Finished) {
+pub fn read(handle: Handle) -> (String, Finished) {
     let mut text = String::new();
     for event in handle {
         match event {
@@ -90,7 +90,7 @@ fn failure(handle: Handle) -> Failure {
 }
 
 /// The same text by a generator of its own.
-fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) {
+pub fn alone(toy: &Toy, request: &TextRequest) -> (String, FinishReason, usize) {
     let mut generator = Generator::new(Toy::new(toy.recurrent, toy.context).one());
     let single = Request {
         max_tokens: request.max_tokens,

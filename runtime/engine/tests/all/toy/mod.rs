@@ -212,6 +212,8 @@ pub struct Toy {
     pub restores: Arc<AtomicBool>,
     /// Whether work is dealt out to threads, whose begin allocates.
     pub threads: bool,
+    /// The most that was dealt out together.
+    pub dealt: Arc<AtomicUsize>,
 }
 
 impl Toy {
@@ -226,6 +228,7 @@ impl Toy {
             together: Arc::default(),
             restores: Arc::new(AtomicBool::new(true)),
             threads: true,
+            dealt: Arc::default(),
         }
     }
 
@@ -303,6 +306,7 @@ impl Step for Toy {
 
     /// On threads of their own, the last first.
     fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        self.dealt.fetch_max(count, Ordering::Relaxed);
         if !self.threads {
             return (0..count).for_each(work);
         }

@@ -1,0 +1,313 @@
+//! A text while it is being written: its tokens, how the next one is chosen, and what ends it.
+//!
+//! [`Generator`](super::Generator) feeds the tokens of one text to a model of its own, [`crate::serving`] those of many to one model.
+//! From equal logits both choose the same, because they choose here.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::generate::FinishReason;
+use crate::grammar::{Grammar, GrammarError};
+use crate::sampler::{SampleError, Sampler};
+use crate::speculate::{Drafter, Guess};
+use crate::stop::{Passed, StopMatcher};
+use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
+
+/// What ends a text, beside its stop strings, its grammar and whoever wants it.
+#[derive(Debug, Clone)]
+pub(crate) struct Ends {
+    pub eos: Vec<TokenId>,
+    pub max_tokens: Option<usize>,
+    /// Tokens that fit into the model's context.
+    pub context: Option<usize>,
+}
+
+/// A token that was chosen, to whoever wants the text.
+pub(crate) struct Shown<'a> {
+    pub token: TokenId,
+    /// From which it was chosen.
+    pub logits: &'a [f32],
+    /// What it adds to the text, in whole characters; nothing while that may become a stop string.
+    pub text: &'a str,
+}
+
+/// Why no token could be chosen.
+#[derive(Debug, Error)]
+pub(crate) enum ChoiceError {
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+}
+
+/// What came out of some rows of logits.
+pub(crate) struct Chosen {
+    /// How the text ended, if it did.
+    pub end: Result<Option<FinishReason>, ChoiceError>,
+    /// Drafts that were checked, and how many of the first were right.
+    pub drafted: usize,
+    pub accepted: usize,
+}
+
+pub(crate) struct Continuation<'t> {
+    /// What was there before and the prompt, then what was chosen, then drafts of what may come.
+    tokens: Vec<TokenId>,
+    drafts: usize,
+    /// How many were chosen.
+    chosen: usize,
+    ends: Ends,
+    /// Prepared where a token is chosen, or before that on another thread.
+    pub grammar: Option<Grammar>,
+    sampler: Sampler,
+    text: TextOut<'t>,
+    guess: Guess,
+    drafted: usize,
+    accepted: usize,
+    choosing: Duration,
+}
+
+impl<'t> Continuation<'t> {
+    /// A text that goes on behind `tokens`.
+    pub fn new(
+        tokens: Vec<TokenId>,
+        ends: Ends,
+        mut sampler: Sampler,
+        grammar: Option<Grammar>,
+        text: TextOut<'t>,
+    ) -> Self {
+        tokens.iter().for_each(|&token| sampler.accept(token));
+        Continuation {
+            tokens,
+            drafts: 0,
+            chosen: 0,
+            ends,
+            grammar,
+            sampler,
+            text,
+            guess: Guess::default(),
+            drafted: 0,
+            accepted: 0,
+            choosing: Duration::ZERO,
+        }
+    }
+
+    /// All tokens, drafts too.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    pub fn into_tokens(self) -> Vec<TokenId> {
+        self.tokens
+    }
+
+    /// Without drafts.
+    pub fn known(&self) -> &[TokenId] {
+        &self.tokens[..self.tokens.len() - self.drafts]
+    }
+
+    /// How many tokens there is room for without new memory.
+    pub fn room(&self) -> usize {
+        self.tokens.capacity()
+    }
+
+    /// How many tokens were chosen, with the one that ended the text.
+    pub fn chosen(&self) -> usize {
+        self.chosen
+    }
+
+    /// Tokens that end the text.
+    pub fn eos(&self) -> &[TokenId] {
+        &self.ends.eos
+    }
+
+    /// Tokens of drafts so far, and how many of them were right.
+    pub fn drafted(&self) -> (usize, usize) {
+        (self.drafted, self.accepted)
+    }
+
+    /// Time of choosing tokens.
+    pub fn choosing(&self) -> Duration {
+        self.choosing
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.sampler.seed()
+    }
+
+    /// Most tokens that are worth drafting now, where the last known one is fed behind `past` others.
+    pub fn most_drafts(&self, past: usize) -> usize {
+        let wanted = self.ends.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.chosen + 1));
+        let room = self.ends.context.map_or(usize::MAX, |context| context.saturating_sub(past + 1));
+        self.guess.most().min(wanted).min(room)
+    }
+
+    /// Appends at most `most` drafts of what comes next; none if the drafter panics.
+    pub fn draft(&mut self, text: usize, drafter: &mut dyn Drafter, most: usize) {
+        self.keep_drafts(0);
+        let known = self.tokens.len();
+        let draft = AssertUnwindSafe(|| drafter.draft(text, &mut self.tokens, most));
+        let most = if catch_unwind(draft).is_ok() { most } else { 0 };
+        self.tokens.truncate(known + most);
+        self.drafts = self.tokens.len() - known;
+    }
+
+    /// How many tokens of drafts there are.
+    pub fn drafts(&self) -> usize {
+        self.drafts
+    }
+
+    /// Drops all drafts but the first.
+    pub fn keep_drafts(&mut self, count: usize) {
+        let known = self.tokens.len() - self.drafts;
+        self.drafts = self.drafts.min(count);
+        self.tokens.truncate(known + self.drafts);
+    }
+
+    /// Chooses tokens from rows of `vocab` logits, of which the first is behind `past` tokens and each other behind a draft, as long as
+    /// the drafts are what is chosen. `show` gets each token but one that ends the text, and may end it.
+    pub fn take(
+        &mut self,
+        rows: &[f32],
+        vocab: usize,
+        past: usize,
+        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+    ) -> Chosen {
+        let (drafted, known) = (self.drafts, self.known().len());
+        let mut accepted = 0;
+        let (next, end) = loop {
+            // The sampler says so if there are too few.
+            let row = rows.chunks(vocab.max(1)).nth(accepted).unwrap_or_default();
+            let (next, end) = match self.write(row, past + accepted, show) {
+                Ok((next, end)) => (next, Ok(end)),
+                Err(error) => (None, Err(error)),
+            };
+            let right = accepted < drafted && next == Some(self.tokens[known + accepted]);
+            if !right || !matches!(end, Ok(None)) {
+                break (next, end);
+            }
+            accepted += 1;
+        };
+        self.guess.checked(drafted, accepted);
+        self.drafted += drafted;
+        self.accepted += accepted;
+        self.tokens.truncate(known + accepted);
+        self.drafts = 0;
+        self.tokens.extend(next);
+        Chosen { end, drafted, accepted }
+    }
+
+    /// Chooses the next token from logits behind `past` tokens, and says how the text has ended with it, if it has.
+    fn write(
+        &mut self,
+        logits: &[f32],
+        past: usize,
+        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+    ) -> Result<(Option<TokenId>, Option<FinishReason>), ChoiceError> {
+        if self.ends.max_tokens == Some(0) {
+            return Ok((None, Some(FinishReason::Length)));
+        }
+        let begin = Instant::now();
+        let token = self.choose(logits)?;
+        self.choosing += begin.elapsed();
+        self.sampler.accept(token);
+        self.chosen += 1;
+        Ok((Some(token), self.end_with(token, logits, past, show)))
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<TokenId, ChoiceError> {
+        let eos = &self.ends.eos;
+        if let Some(grammar) = &mut self.grammar {
+            grammar.prepare(eos)?;
+        }
+        let token = self.sampler.sample_within(logits, self.grammar.as_ref())?;
+        match &mut self.grammar {
+            Some(grammar) if !eos.contains(&token) => grammar.accept(token)?,
+            _ => {}
+        }
+        Ok(token)
+    }
+
+    fn end_with(
+        &mut self,
+        token: TokenId,
+        logits: &[f32],
+        past: usize,
+        show: &mut dyn FnMut(Shown<'_>) -> ControlFlow<()>,
+    ) -> Option<FinishReason> {
+        if self.ends.eos.contains(&token) {
+            return Some(FinishReason::Eos);
+        }
+        let Passed { text, stop } = self.text.push(token);
+        if show(Shown { token, logits, text }).is_break() {
+            return Some(FinishReason::Cancelled);
+        }
+        if let Some(index) = stop {
+            return Some(FinishReason::Stop(index));
+        }
+        if self.grammar.as_ref().is_some_and(Grammar::is_finished) {
+            return Some(FinishReason::Grammar);
+        }
+        if self.ends.max_tokens.is_some_and(|max| self.chosen >= max) {
+            return Some(FinishReason::Length);
+        }
+        self.ends.context.is_some_and(|context| past >= context).then_some(FinishReason::Context)
+    }
+
+    /// Ends the text: `on_text` gets what was held back, unless nobody wants it. The reason may become another one, if that ends with
+    /// a stop string.
+    pub fn finish(
+        &mut self,
+        reason: FinishReason,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> FinishReason {
+        // After a stop string nothing is held back.
+        if matches!(reason, FinishReason::Cancelled | FinishReason::Stop(_)) {
+            return reason;
+        }
+        self.text.finish(reason, on_text)
+    }
+}
+
+/// Tokens to the text that may be shown.
+pub(crate) struct TextOut<'t> {
+    decoder: DecodeStream<'t>,
+    stops: StopMatcher,
+}
+
+impl<'t> TextOut<'t> {
+    /// For a text that goes on where a prompt ends.
+    pub fn new(tokenizer: &'t Tokenizer, stops: StopMatcher, special: SpecialTokens) -> Self {
+        TextOut { decoder: DecodeStream::continuing(tokenizer, special), stops }
+    }
+
+    fn push(&mut self, token: TokenId) -> Passed<'_> {
+        match self.decoder.push(token) {
+            Some(piece) => self.stops.push(piece),
+            None => Passed { text: "", stop: None },
+        }
+    }
+
+    fn finish(
+        &mut self,
+        reason: FinishReason,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> FinishReason {
+        if let Some(piece) = self.decoder.finish() {
+            let Passed { text, stop } = self.stops.push(piece);
+            if !text.is_empty() && on_text(text).is_break() {
+                return FinishReason::Cancelled;
+            }
+            if let Some(index) = stop {
+                return FinishReason::Stop(index);
+            }
+        }
+        let rest = self.stops.finish();
+        if !rest.is_empty() && on_text(rest).is_break() {
+            return FinishReason::Cancelled;
+        }
+        reason
+    }
+}
