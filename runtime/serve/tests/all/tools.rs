@@ -47,12 +47,23 @@ fn arguments_stand_in_tags_where_the_template_has_them_there() {
     calls_are_made(TAGS, |name| format!("<call>\n<function={name}>\n<parameter=value>\n"));
     let server = server(TAGS);
     // What no grammar can hold a text in a tag to.
-    let mut strict = request(json!({"tool_choice": "required"}));
-    strict["tools"][0]["function"]["parameters"]["properties"]["value"] =
-        json!({"type": "string", "pattern": "^a"});
-    let refused = server.post("/v1/chat/completions", &strict);
-    assert_eq!(refused.error(), (400, "invalid_grammar".into(), "tools".into()));
-    assert!(refused.body.contains("`pattern`"), "{}", refused.body);
+    for (what, value) in [
+        ("pattern", json!({"type": "string", "pattern": "^a"})),
+        ("pattern", json!({"enum": ["a", "b"], "pattern": "^a"})),
+        ("pattern", json!({"type": ["string", "null"], "pattern": "^a"})),
+        ("format", json!({"type": "string", "format": "date"})),
+        ("minLength", json!({"type": "string", "minLength": 3})),
+        ("maxLength", json!({"type": "string", "maxLength": 3})),
+        ("contentEncoding", json!({"type": "string", "contentEncoding": "base64"})),
+        ("not", json!({"type": "string", "not": {"const": "a"}})),
+        ("$ref", json!({"$ref": "#/$defs/a"})),
+    ] {
+        let mut strict = request(json!({"tool_choice": "required"}));
+        strict["tools"][0]["function"]["parameters"]["properties"]["value"] = value;
+        let refused = server.post("/v1/chat/completions", &strict);
+        assert_eq!(refused.error(), (400, "invalid_grammar".into(), "tools".into()), "{what}");
+        assert!(refused.body.contains(&format!("`{what}`")), "{}", refused.body);
+    }
     // A text is held to nothing; the toy writes it until it may write no more.
     let mut open = request(
         json!({"tool_choice": {"type": "function", "function": {"name": "alpha"}}, "max_tokens": 300}),
