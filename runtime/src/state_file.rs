@@ -36,15 +36,7 @@ impl Saved {
 
 /// Replaces the file as a whole, so that an interrupted save leaves the old one.
 pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Result<()> {
-    let bytes: u64 = pieces.iter().map(|p| p.len() as u64).sum();
-    let mut header = Vec::with_capacity(HEADER);
-    header.extend_from_slice(&MAGIC);
-    header.extend_from_slice(&VERSION.to_le_bytes());
-    header.extend_from_slice(&(HEADER as u32).to_le_bytes());
-    header.extend_from_slice(&identity.to_le_bytes());
-    header.extend_from_slice(&past.to_le_bytes());
-    header.extend_from_slice(&bytes.to_le_bytes());
-    header.extend_from_slice(&digest(past, pieces.iter().map(AsRef::as_ref)).to_le_bytes());
+    let header = header(identity, past, pieces);
     let fail = |source| Error::Io { action: "write the state file", path: path.to_path_buf(), source };
     if !may_replace(path).map_err(fail)? {
         return Err(Error::NoStateFile { path: path.to_path_buf() });
@@ -54,6 +46,28 @@ pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8
         pieces.iter().try_for_each(|piece| file.write_all(piece))
     });
     written.map_err(fail)
+}
+
+/// The whole file.
+pub(crate) fn bytes(identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Vec<u8> {
+    let header = header(identity, past, pieces);
+    let mut file = Vec::with_capacity(HEADER + pieces.iter().map(|piece| piece.len()).sum::<usize>());
+    file.extend_from_slice(&header);
+    pieces.iter().for_each(|piece| file.extend_from_slice(piece));
+    file
+}
+
+fn header(identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Vec<u8> {
+    let bytes: u64 = pieces.iter().map(|p| p.len() as u64).sum();
+    let mut header = Vec::with_capacity(HEADER);
+    header.extend_from_slice(&MAGIC);
+    header.extend_from_slice(&VERSION.to_le_bytes());
+    header.extend_from_slice(&(HEADER as u32).to_le_bytes());
+    header.extend_from_slice(&identity.to_le_bytes());
+    header.extend_from_slice(&past.to_le_bytes());
+    header.extend_from_slice(&bytes.to_le_bytes());
+    header.extend_from_slice(&digest(past, pieces.iter().map(AsRef::as_ref)).to_le_bytes());
+    header
 }
 
 /// Whether nothing stands there, or a state file (of any version), which a new one may replace. Anything else is the user's.
@@ -191,6 +205,7 @@ mod tests {
         let saved = load(&path, 5, &table(20)).unwrap();
         assert_eq!((saved.past, saved.state()), (9, &b"12345678aaabbbcccdddeeefffggghhhiii"[..]));
         let good = std::fs::read(&path).unwrap();
+        assert_eq!(good, bytes(5, 9, &pieces()));
         assert_eq!(good.len(), 64 + 8 + 27, "only rows in use");
         for i in 0..good.len() {
             let mut bad = good.clone();

@@ -11,6 +11,7 @@
 mod cost;
 mod engine;
 mod files;
+mod keeper;
 mod pace;
 mod preempt;
 mod prefixes;
@@ -18,6 +19,7 @@ mod queue;
 mod recycle;
 mod request;
 mod round;
+mod saving;
 mod scheduler;
 mod step;
 mod writer;

@@ -8,4 +8,4 @@ mod replace;
 pub mod unfinished;
 
 pub use read::{Kind, read, read_from, read_to_string};
-pub use replace::{replace_file, write_file};
+pub use replace::{replace_file, replace_private_file, write_file};

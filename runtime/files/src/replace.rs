@@ -4,12 +4,29 @@ use std::fs::File;
 use std::io::{BufWriter, Result, Write};
 use std::path::Path;
 
-use crate::unfinished;
+use crate::unfinished::{self, Access};
 
 /// Writes a file beside `path` and gives it that name once it is on the disk: whatever happens meanwhile, `path` is the old file or the
 /// new one. On an error nothing stays.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let unfinished::Beside { file, temporary, registration: _registration } = unfinished::beside(path)?;
+    replace(path, Access::Usual, write)
+}
+
+/// The same with a file that only its owner may read and write.
+pub fn replace_private_file(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
+) -> Result<()> {
+    replace(path, Access::Owner, write)
+}
+
+fn replace(
+    path: &Path,
+    access: Access,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
+) -> Result<()> {
+    let unfinished::Beside { file, temporary, registration: _registration } =
+        unfinished::beside_for(path, access)?;
     let whole = || {
         let mut file = BufWriter::new(file);
         write(&mut file)?;
@@ -54,6 +71,12 @@ mod tests {
         .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"outer");
         assert!(replace_file(Path::new("/"), |_| Ok(())).is_err());
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            replace_private_file(&path, |file| file.write_all(b"mine")).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
         assert!(replace_file(folder.path(), |_| Ok(())).unwrap_err().to_string().contains("folder"));
     }
 }

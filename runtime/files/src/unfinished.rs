@@ -62,9 +62,23 @@ pub struct Beside {
     pub registration: Registration,
 }
 
+/// Who may read a new file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Whoever the process's umask lets.
+    Usual,
+    /// Its owner alone, where the system knows owners.
+    Owner,
+}
+
 /// Makes a temporary file beside `path`, and removes those of programs that were killed while they wrote the same one. A device or
 /// folder that stands at `path` is an error: a file would take its place.
 pub fn beside(path: &Path) -> Result<Beside> {
+    beside_for(path, Access::Usual)
+}
+
+/// The same with a file that others may not read.
+pub fn beside_for(path: &Path, access: Access) -> Result<Beside> {
     let refuse = |what| Err(Error::new(ErrorKind::InvalidInput, what));
     let Some(name) = path.file_name().map(|n| n.to_string_lossy().into_owned()) else {
         return refuse("the path has no file name");
@@ -72,27 +86,35 @@ pub fn beside(path: &Path) -> Result<Beside> {
     if let Some(there) = std::fs::metadata(path).ok().filter(|there| !there.is_file()) {
         return refuse(if there.is_dir() { "it is a folder" } else { "it is there and is no regular file" });
     }
-    remove_leftovers(path, &name);
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    remove_leftovers(folder, |of| of == name);
     // Process and number keep two writers of one file apart.
     static FILE_NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = FILE_NUMBER.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_file_name(format!(".{name}.{}.{number}{SUFFIX}", std::process::id()));
-    let open = || OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
-    let (file, registration) = create(|| Ok((open()?, std::path::absolute(&temporary)?)))?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    if access == Access::Owner {
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    }
+    let (file, registration) = create(|| Ok((options.open(&temporary)?, std::path::absolute(&temporary)?)))?;
     Ok(Beside { file, temporary, registration })
 }
 
-/// Removes temporary files of programs that are gone. Best effort: what cannot be told or removed stays.
-fn remove_leftovers(path: &Path, name: &str) {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+/// Removes temporary files that programs which are gone have left in a folder, of the names that `is_of` takes. Best effort: what cannot
+/// be told or removed stays.
+pub fn remove_leftovers(folder: &Path, is_of: impl Fn(&str) -> bool) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let found = entry.file_name();
-        let rest = found.to_str().and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_prefix(name));
-        let Some(ids) = rest.and_then(|f| f.strip_prefix('.')).and_then(|f| f.strip_suffix(SUFFIX)) else {
+        let Some(found) = found.to_str().and_then(|f| f.strip_prefix('.')?.strip_suffix(SUFFIX)) else {
             continue;
         };
-        let Some(pid) = ids.split('.').next().and_then(|p| p.parse::<u32>().ok()) else { continue };
+        // Number, process, name.
+        let mut parts = found.rsplitn(3, '.').skip(1);
+        let (Some(pid), Some(name)) = (parts.next(), parts.next()) else { continue };
+        let Some(pid) = pid.parse::<u32>().ok().filter(|_| is_of(name)) else { continue };
         let alive = !Path::new("/proc/self").exists() || Path::new(&format!("/proc/{pid}")).exists();
         if !alive {
             let _ = std::fs::remove_file(entry.path());

@@ -81,7 +81,7 @@ fn sequences(
 ) -> Result<(usize, u64), ServeError> {
     let room = room_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
-        model: Need::of(model, count, count),
+        model: Need::of(model, count, count).with_files(options.prefixes.is_some()),
         draft: draft.map(|draft| Need::of(draft, count, 0)),
     };
     let missing = |count: usize| {

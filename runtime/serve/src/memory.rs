@@ -19,6 +19,8 @@ pub struct Need {
     /// A recurrent state that is kept behind a prompt.
     pub snapshot: u64,
     pub snapshots: u64,
+    /// The copy of a state on its way to a file.
+    pub copy: u64,
 }
 
 impl Need {
@@ -38,7 +40,13 @@ impl Need {
             sequences,
             snapshot: whole,
             snapshots: if recurrent { snapshots as u64 } else { 0 },
+            copy: 0,
         }
+    }
+
+    /// The same, where states go into files.
+    pub fn with_files(self, files: bool) -> Need {
+        Need { copy: if files { self.snapshot } else { 0 }, ..self }
     }
 
     /// Of a model of texts, which has no sequences.
@@ -54,7 +62,7 @@ impl Need {
     pub fn total(&self) -> u64 {
         let sequences = self.sequence.saturating_mul(self.sequences);
         let snapshots = self.snapshot.saturating_mul(self.snapshots);
-        [self.scratch, sequences, self.caches.unwrap_or(0), snapshots]
+        [self.scratch, sequences, self.caches.unwrap_or(0), snapshots, self.copy]
             .into_iter()
             .fold(self.weights, u64::saturating_add)
     }
@@ -71,6 +79,9 @@ impl Need {
         }
         if self.snapshots > 0 {
             text += &format!(" + {} kept states of {}", self.snapshots, mib(self.snapshot));
+        }
+        if self.copy > 0 {
+            text += &format!(" + {} for a state on its way to a file (--cache-dir)", mib(self.copy));
         }
         text
     }
@@ -200,10 +211,16 @@ mod tests {
             caches: None,
             snapshot: 1 << 19,
             snapshots: 2,
+            copy: 0,
         };
         assert_eq!(need.total(), 9 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 9.0 MiB";
         assert_eq!(need.to_string(), text);
+        let files = need.with_files(true);
+        assert_eq!(files.total(), need.total() + (1 << 19));
+        let text =
+            "+ 2 kept states of 0.5 MiB + 0.5 MiB for a state on its way to a file (--cache-dir) = 9.5 MiB";
+        assert!(files.to_string().ends_with(text), "{files}");
         let limited = Need { caches: Some(2 << 20), snapshots: 0, ..need };
         assert_eq!(limited.total(), 10 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + caches of 2.0 MiB (--cache-tokens) = 10.0 MiB";

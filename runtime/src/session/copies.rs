@@ -1,5 +1,6 @@
 //! Copies of a sequence: a second session, a snapshot in memory, a file.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use super::Session;
@@ -25,9 +26,17 @@ impl Session {
     /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
     /// loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        let live = self.model.table().states.iter().map(|s| self.memory.state(s, self.rows));
-        let pieces = live.collect::<Result<Vec<_>>>()?;
-        state_file::save(path.as_ref(), self.model.state_identity(), self.rows, &pieces)
+        state_file::save(path.as_ref(), self.model.state_identity(), self.rows, &self.live()?)
+    }
+
+    /// What [`Session::save_state`] would write, for somebody else to write it.
+    pub fn state_file(&self) -> Result<Vec<u8>> {
+        Ok(state_file::bytes(self.model.state_identity(), self.rows, &self.live()?))
+    }
+
+    /// The live bytes of each state, in the order of the table.
+    fn live(&self) -> Result<Vec<Cow<'_, [u8]>>> {
+        self.model.table().states.iter().map(|s| self.memory.state(s, self.rows)).collect()
     }
 
     /// Replaces state and position by those of a file that `save_state` of the same model wrote. Another context size
@@ -47,8 +56,7 @@ impl Session {
 
     /// Position, recurrent states and the cache rows in use, to go back to later.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let live = self.model.table().states.iter().map(|s| self.memory.state(s, self.rows));
-        let pieces = live.map(|bytes| Ok(bytes?.into_owned())).collect::<Result<_>>()?;
+        let pieces = self.live()?.into_iter().map(Cow::into_owned).collect();
         Ok(Snapshot { identity: self.model.state_identity(), rows: self.rows, pieces })
     }
 

@@ -72,7 +72,7 @@ pub struct Args {
     /// Most bytes of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
-    /// Keep states of prompts and texts in this folder when the server ends, so that the next one need not read them again
+    /// Keep states of prompts and texts in this folder, so that the next server need not read them again
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
     /// Most bytes in the folder of --cache-dir; what was used longest ago goes first
@@ -202,16 +202,16 @@ fn name_of(path: &Path) -> Option<String> {
     Some(path.file_stem()?.to_string_lossy().into_owned())
 }
 
-/// The folder of `--cache-dir`, which only its owner can read: it has what clients have asked.
+/// How long a state is not used before it is written to the folder of `--cache-dir`.
+const REST: Duration = Duration::from_secs(2);
+
+/// The folder of `--cache-dir`, which only its owner can read, as the files in it: they have what clients have asked.
 fn prefixes(args: &Args) -> Result<Option<PrefixFiles>, CliError> {
     let Some(folder) = args.cache_dir.clone() else { return Ok(None) };
-    let mut made = std::fs::DirBuilder::new();
-    made.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut made, 0o700);
-    made.create(&folder).map_err(CliError::io("create", &folder))?;
     let warn = |what: &str| log_line(&format!("warning: {what}"));
-    Ok(Some(PrefixFiles { folder, most_bytes: args.cache_dir_size, warn }))
+    let files = PrefixFiles { folder, most_bytes: args.cache_dir_size, rest: REST, warn };
+    files.make_folder().map_err(CliError::io("create", &files.folder))?;
+    Ok(Some(files))
 }
 
 fn log_line(line: &str) {

@@ -1,7 +1,9 @@
 //! `mlcc serve` over the loopback: answers are the texts of `mlcc run`, mistakes are named, nothing hangs.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::program::{fails_with, failure, mlcc, text};
@@ -371,18 +373,29 @@ fn a_second_server_knows_what_the_first_has_read() {
     assert_eq!(ask(&server), (text.clone(), tokens, tokens));
     stop(server);
     // Whatever is in the files, it is no more than a prompt that is read.
-    for entry in std::fs::read_dir(&cache).unwrap() {
-        let path = entry.unwrap().path();
-        let mut bytes = std::fs::read(&path).unwrap();
+    let files = || -> BTreeMap<PathBuf, Vec<u8>> {
+        let paths = std::fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path());
+        let named = |path: PathBuf| Some((path.clone(), std::fs::read(path).ok()?));
+        paths.filter(|path| path.extension().is_some_and(|end| end != "partial")).filter_map(named).collect()
+    };
+    for (path, mut bytes) in files() {
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
         std::fs::write(path, bytes).unwrap();
     }
+    let broken = files();
     let server = start();
     assert_eq!(ask(&server), (text.clone(), 0, tokens));
+    // They are written anew once nobody uses them, and stay when the server is killed.
+    for _ in 0..600 {
+        if files().iter().all(|(path, bytes)| broken.get(path) != Some(bytes)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
     server.signal("-KILL");
     drop(server);
-    assert_eq!(ask(&start()), (text, 0, tokens));
+    assert_eq!(ask(&start()), (text, tokens, tokens));
 }
 
 #[test]

@@ -359,6 +359,7 @@ fn states_outlive_the_engine_in_files() {
             let files = PrefixFiles {
                 folder: cache.path().into(),
                 most_bytes: 1 << 30,
+                rest: Duration::from_secs(2),
                 warn: |what| panic!("{what}"),
             };
             let extras = Extras { files: Some(files), ..Extras::default() };

@@ -13,13 +13,13 @@
 //! 64  tokens i32, logits f32
 //! ```
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use mlcc_files::replace_file;
+use mlcc_files::unfinished;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::serving::keeper::{Keeper, Parcel, Report};
 use crate::serving::step::Limits;
 use crate::tokenizer::TokenId;
 
@@ -31,35 +31,66 @@ const MOST_TOKENS: u64 = 1 << 24;
 /// Tokens that are worth a file.
 pub(super) const WORTH_A_FILE: usize = 32;
 
-/// Where states behind prompts and texts are kept when an engine ends, for the next one.
+/// Where states behind prompts and texts are kept for the next engine: those that have not been used for a while, and the others when
+/// the engine ends.
 #[derive(Debug, Clone)]
 pub struct PrefixFiles {
     pub folder: PathBuf,
     /// Of all files together, those of other models included; the oldest go first.
     pub most_bytes: u64,
+    /// How long a state is not used before it is written.
+    pub rest: Duration,
     /// Takes what is wrong with files, in a sentence.
     pub warn: fn(&str),
 }
 
+impl PrefixFiles {
+    /// Makes the folder, for its owner alone. One that is there and has nothing else becomes so too; of another one, which is somebody's
+    /// decision, `warn` is told what others can see: not the files, but their names.
+    pub fn make_folder(&self) -> std::io::Result<()> {
+        let mut made = std::fs::DirBuilder::new();
+        made.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut made, 0o700);
+        made.create(&self.folder)?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = std::fs::metadata(&self.folder)?.permissions().mode();
+            let only_ours =
+                std::fs::read_dir(&self.folder)?.all(|entry| entry.is_ok_and(|e| is_ours(&e.path())));
+            let private = || std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o700));
+            if mode & 0o077 != 0 && !(only_ours && private().is_ok()) {
+                let folder = self.folder.display();
+                (self.warn)(&format!(
+                    "{folder}: others can list this folder, and see names of files, which are hashes of prompts"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A state in a file.
-struct Entry {
-    tokens: Vec<TokenId>,
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub tokens: Vec<TokenId>,
     /// The number of logits behind them.
-    logits: usize,
-    stem: PathBuf,
+    pub logits: usize,
+    pub stem: PathBuf,
 }
 
 impl Entry {
-    fn prefix(&self) -> PathBuf {
+    pub fn prefix(&self) -> PathBuf {
         self.stem.with_extension("prefix")
     }
 
-    fn state(&self) -> PathBuf {
+    pub fn state(&self) -> PathBuf {
         self.stem.with_extension("state")
     }
 
     /// Is used now, so that others are older.
-    fn touch(&self) {
+    pub fn touch(&self) {
         for path in [self.prefix(), self.state()] {
             let file = std::fs::File::options().append(true).open(path);
             // One that stays old goes earlier.
@@ -67,7 +98,7 @@ impl Entry {
         }
     }
 
-    fn remove(&self) {
+    pub fn remove(&self) {
         // First the one by which they are found. Another process may have done it.
         let _ = std::fs::remove_file(self.prefix());
         let _ = std::fs::remove_file(self.state());
@@ -82,6 +113,8 @@ pub(super) struct Shelf {
     /// Whether the model can drop tokens, so that the begin of a state is as good.
     rewinds: bool,
     entries: Vec<Entry>,
+    /// `None` if it could not be started.
+    keeper: Option<Keeper>,
 }
 
 /// A state that is wanted, before it is read.
@@ -94,7 +127,12 @@ pub(super) struct Wanted {
 impl Shelf {
     /// Looks for what is there. States are read when they are wanted.
     pub fn open(files: PrefixFiles, identity: u128, limits: Limits, rewinds: bool) -> Shelf {
-        let mut shelf = Shelf { files, identity, limits, rewinds, entries: Vec::new() };
+        let keeper = Keeper::start(files.most_bytes);
+        if let Err(error) = &keeper {
+            (files.warn)(&format!("no thread to write states to files: {error}; none are written"));
+        }
+        let mut shelf = Shelf { files, identity, limits, rewinds, entries: Vec::new(), keeper: keeper.ok() };
+        unfinished::remove_leftovers(&shelf.files.folder, |name| is_ours(Path::new(name)));
         let begin = format!("mlcc-{identity:032x}-");
         let mut found: Vec<PathBuf> = match std::fs::read_dir(&shelf.files.folder) {
             Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
@@ -105,6 +143,9 @@ impl Shelf {
         };
         found.sort();
         for path in found {
+            if is_ours(&path) {
+                make_private(&path);
+            }
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             if name.starts_with(&begin) && name.ends_with(".prefix") {
                 match shelf.read(&path) {
@@ -198,83 +239,91 @@ impl Shelf {
         None
     }
 
-    /// Keeps a state that `write` writes to a file, unless it is there. What begins a longer one is not needed where the model rewinds.
-    pub fn add(
-        &mut self,
-        tokens: &[TokenId],
-        logits: &[f32],
-        write: impl FnOnce(&Path) -> Result<(), String>,
-    ) {
-        if let Some(entry) = self.entries.iter().find(|entry| entry.tokens == tokens) {
-            return entry.touch();
-        }
-        let longer = |entry: &Entry| self.rewinds && entry.tokens.starts_with(tokens);
-        if self.entries.iter().any(longer) {
-            return;
-        }
+    /// How long a state is not used before it is written.
+    pub fn rest(&self) -> Duration {
+        self.files.rest
+    }
+
+    /// Whether a state can be written now.
+    pub fn is_free(&self) -> bool {
+        self.keeper.as_ref().is_some_and(Keeper::is_free)
+    }
+
+    /// Whether a state has no files. What begins a longer one needs none where the model rewinds.
+    pub fn lacks(&self, tokens: &[TokenId]) -> bool {
+        let has = |entry: &Entry| entry.tokens == tokens || self.rewinds && entry.tokens.starts_with(tokens);
+        !self.entries.iter().any(has)
+    }
+
+    /// The state of these tokens is used now, if it is there.
+    pub fn touch(&self, tokens: &[TokenId]) {
+        self.entries.iter().filter(|entry| entry.tokens == tokens).for_each(Entry::touch);
+    }
+
+    /// Keeps a state, `state` being what its file will have: another thread writes it, which must be free.
+    pub fn keep(&mut self, tokens: &[TokenId], logits: &[f32], state: Vec<u8>) {
+        let Some(keeper) = &mut self.keeper else { return };
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         let stem = format!("mlcc-{:032x}-{:032x}", self.identity, xxh3_128(&bytes));
         let stem = self.files.folder.join(stem);
+        let begins = |old: &&Entry| self.rewinds && tokens.starts_with(&old.tokens);
+        let replaces: Vec<Entry> = self.entries.iter().filter(begins).cloned().collect();
+        let prefix = prefix(self.identity, tokens.len(), bytes, logits);
         let entry = Entry { tokens: tokens.to_vec(), logits: logits.len(), stem };
-        let written = write(&entry.state()).and_then(|()| self.write(&entry, bytes, logits));
-        if let Err(why) = written {
-            (self.files.warn)(&format!("{}: {why}; the state is not kept", entry.stem.display()));
-            return entry.remove();
-        }
-        let rewinds = self.rewinds;
-        let begins = |old: &Entry| rewinds && tokens.starts_with(&old.tokens);
-        self.entries.iter().filter(|old| begins(old)).for_each(Entry::remove);
-        self.entries.retain(|old| !begins(old));
-        // Finer than the clock of some file systems.
-        entry.touch();
-        self.entries.push(entry);
-        self.trim();
+        keeper.give(Parcel { entry, prefix, state, replaces });
     }
 
-    fn write(&self, entry: &Entry, mut body: Vec<u8>, logits: &[f32]) -> Result<(), String> {
-        body.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
-        let mut file = Vec::with_capacity(HEADER + body.len());
-        file.extend_from_slice(&MAGIC);
-        file.extend_from_slice(&VERSION.to_le_bytes());
-        file.extend_from_slice(&(logits.len() as u32).to_le_bytes());
-        file.extend_from_slice(&self.identity.to_le_bytes());
-        file.extend_from_slice(&(entry.tokens.len() as u64).to_le_bytes());
-        file.extend_from_slice(&0_u64.to_le_bytes());
-        file.extend_from_slice(&xxh3_128(&body).to_le_bytes());
-        file.extend_from_slice(&body);
-        replace_file(&entry.prefix(), |out| out.write_all(&file)).map_err(|error| error.to_string())
+    /// Takes note of what was written; with `wait` also of what is on its way.
+    pub fn settle(&mut self, wait: bool) {
+        let report = self.keeper.as_mut().and_then(|keeper| keeper.report(wait));
+        let Some(Report { entry, written, gone }) = report else { return };
+        match written {
+            Ok(()) => self.entries.push(entry),
+            Err(why) => {
+                (self.files.warn)(&format!("{}: {why}; the state is not kept", entry.stem.display()));
+            }
+        }
+        self.entries.retain(|entry| !gone.contains(&entry.stem));
     }
 
-    /// Removes the oldest states, of whatever model, until the others fit.
-    fn trim(&mut self) {
-        let Ok(folder) = std::fs::read_dir(&self.files.folder) else { return };
-        let mut states: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
-        for path in folder.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_ours(path)) {
-            let Ok(about) = std::fs::metadata(&path) else { continue };
-            let (time, stem) = (about.modified().unwrap_or(SystemTime::UNIX_EPOCH), path.with_extension(""));
-            match states.iter_mut().find(|(_, known, _)| *known == stem) {
-                Some((newest, _, bytes)) => (*newest, *bytes) = (time.max(*newest), *bytes + about.len()),
-                None => states.push((time, stem, about.len())),
-            }
-        }
-        states.sort();
-        let mut room = self.files.most_bytes;
-        for (_, stem, bytes) in states.into_iter().rev() {
-            match room.checked_sub(bytes) {
-                Some(left) => room = left,
-                None => {
-                    // Older ones must not stay in its place.
-                    room = 0;
-                    self.entries.retain(|entry| entry.stem != stem);
-                    Entry { tokens: Vec::new(), logits: 0, stem }.remove();
-                }
-            }
-        }
+    /// A state cannot be copied for its file.
+    pub fn cannot_keep(&self, why: &str) {
+        (self.files.warn)(&format!("a state is not kept: {why}"));
     }
 }
 
+/// What a `.prefix` file has, `body` being the tokens.
+fn prefix(identity: u128, tokens: usize, mut body: Vec<u8>, logits: &[f32]) -> Vec<u8> {
+    body.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
+    let mut file = Vec::with_capacity(HEADER + body.len());
+    file.extend_from_slice(&MAGIC);
+    file.extend_from_slice(&VERSION.to_le_bytes());
+    file.extend_from_slice(&(logits.len() as u32).to_le_bytes());
+    file.extend_from_slice(&identity.to_le_bytes());
+    file.extend_from_slice(&(tokens as u64).to_le_bytes());
+    file.extend_from_slice(&0_u64.to_le_bytes());
+    file.extend_from_slice(&xxh3_128(&body).to_le_bytes());
+    file.extend_from_slice(&body);
+    file
+}
+
+/// What a file tells of prompts is its owner's alone, also if an earlier version has made it.
+fn make_private(path: &Path) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let others = |about: &std::fs::Metadata| about.permissions().mode() & 0o077 != 0;
+        if std::fs::symlink_metadata(path).is_ok_and(|about| about.is_file() && others(&about)) {
+            // If it is another's, it is not ours to do.
+            let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = path;
+}
+
 /// Whether a file has a name that this module gives.
-fn is_ours(path: &Path) -> bool {
+pub(super) fn is_ours(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let Some((stem, "prefix" | "state")) = name.rsplit_once('.') else { return false };
     let parts: Vec<&str> = stem.split('-').collect();
@@ -298,12 +347,20 @@ mod tests {
     }
 
     fn shelf(folder: &Path, most_bytes: u64, rewinds: bool) -> Shelf {
-        let files = PrefixFiles { folder: folder.to_path_buf(), most_bytes, warn: |_| {} };
-        Shelf::open(files, IDENTITY, limits(), rewinds)
+        Shelf::open(files(folder, most_bytes), IDENTITY, limits(), rewinds)
+    }
+
+    fn files(folder: &Path, most_bytes: u64) -> PrefixFiles {
+        PrefixFiles { folder: folder.to_path_buf(), most_bytes, rest: Duration::ZERO, warn: |_| {} }
     }
 
     fn add(shelf: &mut Shelf, tokens: &[TokenId], logits: &[f32]) {
-        shelf.add(tokens, logits, |path| std::fs::write(path, [7; 50]).map_err(|e| e.to_string()));
+        if shelf.lacks(tokens) {
+            shelf.keep(tokens, logits, vec![7; 50]);
+            assert!(!shelf.is_free());
+            shelf.settle(true);
+            assert!(shelf.is_free());
+        }
     }
 
     fn names(folder: &Path) -> usize {
@@ -338,6 +395,51 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn files_are_their_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join(format!(".mlcc-{:032x}-{:032x}.state.4000000000.7.partial", 1, 2));
+        std::fs::write(&left, "of a process that was killed").unwrap();
+        add(&mut shelf(folder.path(), 1 << 20, false), &[1, 2, 3], &[0.5; 10]);
+        assert!(!left.exists());
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let paths: Vec<PathBuf> =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(paths.len() == 2 && paths.iter().all(|path| mode(path) == 0o600));
+        // Those of earlier versions too.
+        let other = std::fs::Permissions::from_mode(0o644);
+        paths.iter().for_each(|path| std::fs::set_permissions(path, other.clone()).unwrap());
+        shelf(folder.path(), 1 << 20, false);
+        assert!(paths.iter().all(|path| mode(path) == 0o600));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_folder_with_nothing_else_becomes_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let of = |name: &str| files(&folder.path().join(name), 1 << 20);
+        let mode =
+            |files: &PrefixFiles| std::fs::metadata(&files.folder).unwrap().permissions().mode() & 0o777;
+        let made = |files: &PrefixFiles| {
+            files.make_folder().unwrap();
+            mode(files)
+        };
+        let everybody = |files: &PrefixFiles| {
+            std::fs::set_permissions(&files.folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let new = of("a/b");
+        assert_eq!(made(&new), 0o700);
+        everybody(&new);
+        add(&mut shelf(&new.folder, 1 << 20, false), &[1, 2, 3], &[]);
+        assert_eq!(made(&new), 0o700);
+        everybody(&new);
+        std::fs::write(new.folder.join("notes.txt"), "another's").unwrap();
+        assert_eq!(made(&new), 0o755);
+    }
+
+    #[test]
     fn the_oldest_go_first() {
         let folder = tempfile::tempdir().unwrap();
         let each = (HEADER + 4 + 50) as u64;
@@ -369,7 +471,7 @@ mod tests {
             assert!(shelf(folder.path(), 0, false).entries.is_empty(), "cut at {at}");
         }
         std::fs::write(path("prefix"), &good).unwrap();
-        let files = PrefixFiles { folder: folder.path().into(), most_bytes: 0, warn: |_| {} };
+        let files = files(folder.path(), 0);
         assert!(Shelf::open(files.clone(), IDENTITY + 1, limits(), false).entries.is_empty());
         let small = Limits { vocab: 3, ..limits() };
         assert!(Shelf::open(files.clone(), IDENTITY, small, false).entries.is_empty());
@@ -380,8 +482,7 @@ mod tests {
         let mut shelf = shelf(folder.path(), 0, false);
         std::fs::remove_file(path("prefix")).unwrap();
         assert!(shelf.take(0).is_none() && shelf.entries.is_empty());
-        let gone = PrefixFiles { folder: folder.path().join("gone"), most_bytes: 0, warn: |_| {} };
-        let mut gone = Shelf::open(gone, IDENTITY, limits(), false);
+        let mut gone = self::shelf(&folder.path().join("gone"), 0, false);
         add(&mut gone, &[1], &[]);
         assert!(gone.entries.is_empty());
     }

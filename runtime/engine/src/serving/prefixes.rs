@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::time::Instant;
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::serving::files::{Shelf, WORTH_A_FILE};
@@ -26,31 +26,35 @@ pub(super) struct Slot<S> {
     /// The text that runs in it.
     pub running: Option<u64>,
     /// When it was used last, in admissions.
-    used: u64,
+    pub(super) used: u64,
+    /// Since when nobody uses a state of which nobody has asked whether it needs a file.
+    pub(super) rests: Option<Instant>,
 }
 
 impl<S> Slot<S> {
-    fn empty() -> Self {
-        Slot { sequence: None, fed: Vec::new(), running: None, used: 0 }
+    pub(super) fn empty() -> Self {
+        Slot { sequence: None, fed: Vec::new(), running: None, used: 0, rests: None }
     }
 }
 
 /// A recurrent state behind a prompt.
-struct Kept<S: RewindModel> {
-    tokens: Vec<TokenId>,
-    snapshot: S::Snapshot,
-    logits: Vec<f32>,
+pub(super) struct Kept<S: RewindModel> {
+    pub tokens: Vec<TokenId>,
+    pub snapshot: S::Snapshot,
+    pub logits: Vec<f32>,
+    /// As of a slot.
+    pub rests: Option<Instant>,
 }
 
 pub(super) struct Slots<M: Step> {
     pub slots: Vec<Slot<M::Sequence>>,
     /// Used longest ago first.
-    kept: VecDeque<Kept<M::Sequence>>,
+    pub(super) kept: VecDeque<Kept<M::Sequence>>,
     /// Most of them.
     most_kept: usize,
     admissions: u64,
-    /// States of earlier processes, and those of this one when it ends.
-    files: Option<Shelf>,
+    /// States that outlive the process.
+    pub(super) files: Option<Shelf>,
     /// How often a state could not be kept or restored, and why it could not the last time.
     pub lost: u64,
     pub lost_because: Option<String>,
@@ -103,8 +107,14 @@ impl<M: Step> Slots<M> {
         prompt: &[TokenId],
         most: usize,
     ) -> Result<Option<Start>, StepError<M>> {
+        if let Some(files) = &mut self.files {
+            files.settle(false);
+        }
         let (slot, logits) = loop {
             let Some((slot, source)) = self.choose(prompt, most) else { return Ok(None) };
+            if !matches!(source, Source::Own(_)) {
+                self.save_before_loss(model, slot);
+            }
             if let Source::File(index) = source {
                 match self.take_file(model, slot, index, prompt, most) {
                     Some(logits) => break (slot, logits),
@@ -122,22 +132,26 @@ impl<M: Step> Slots<M> {
                 }
             }
         };
-        self.admissions += 1;
-        self.slots[slot].running = Some(id);
-        self.slots[slot].used = self.admissions;
+        self.take(slot, id);
         let cached = self.slots[slot].fed.len();
         Ok(Some(Start { slot, cached, logits: logits.filter(|_| cached == prompt.len()) }))
     }
 
     /// A free slot for the copy of another text's state.
-    pub fn admit_twin(&mut self, id: u64) -> Option<usize> {
+    pub fn admit_twin(&mut self, model: &M, id: u64) -> Option<usize> {
         let slot = self.oldest_free(None)?;
+        self.save_before_loss(model, slot);
         // Its state will be replaced, and until then takes memory.
         self.lose(slot);
-        self.admissions += 1;
-        self.slots[slot].running = Some(id);
-        self.slots[slot].used = self.admissions;
+        self.take(slot, id);
         Some(slot)
+    }
+
+    /// A text runs in a slot from now on.
+    fn take(&mut self, slot: usize, id: u64) {
+        self.admissions += 1;
+        let slot = &mut self.slots[slot];
+        (slot.running, slot.used, slot.rests) = (Some(id), self.admissions, None);
     }
 
     /// Makes the state of a slot that of no tokens.
@@ -188,6 +202,7 @@ impl<M: Step> Slots<M> {
     /// Frees a slot; its state stays.
     pub fn free(&mut self, slot: usize) {
         self.slots[slot].running = None;
+        self.slots[slot].rests = Some(Instant::now());
     }
 
     /// Frees a slot, the state of which is unknown.
@@ -211,7 +226,7 @@ impl<M: Step> Slots<M> {
             self.kept.pop_front();
         }
         let (tokens, logits) = (fed.clone(), logits.to_vec());
-        self.kept.push_back(Kept { tokens, snapshot, logits });
+        self.kept.push_back(Kept { tokens, snapshot, logits, rests: Some(Instant::now()) });
     }
 
     fn lost(&mut self, error: &StepError<M>) {
@@ -281,31 +296,6 @@ impl<M: Step> Slots<M> {
                 Some(Some(wanted.logits).filter(|logits| !logits.is_empty()))
             }
             Err(why) => self.files.as_mut()?.refuse(index, &why),
-        }
-    }
-
-    /// Writes states to files, so that the next engine has them: the one that was used last is the newest.
-    pub fn write_files(&mut self, model: &M) {
-        let Some(files) = &mut self.files else { return };
-        let mut slots: Vec<&Slot<M::Sequence>> = self.slots.iter().collect();
-        slots.sort_by_key(|slot| slot.used);
-        for Slot { sequence, fed, .. } in slots {
-            let Some(sequence) = sequence.as_ref().filter(|_| fed.len() >= WORTH_A_FILE) else { continue };
-            let write = |path: &Path| model.save(sequence, path).map_err(|error| error.to_string());
-            files.add(fed, &[], write);
-        }
-        // Their memory may be needed.
-        self.slots.iter_mut().for_each(|slot| *slot = Slot::empty());
-        for Kept { tokens, snapshot, logits } in
-            self.kept.drain(..).filter(|k| k.tokens.len() >= WORTH_A_FILE)
-        {
-            let write = |path: &Path| {
-                let told = |error: StepError<M>| error.to_string();
-                let mut sequence = model.sequence().map_err(told)?;
-                sequence.restore(&snapshot).map_err(told)?;
-                model.save(&sequence, path).map_err(told)
-            };
-            files.add(&tokens, &logits, write);
         }
     }
 

@@ -178,6 +178,21 @@ impl Queue {
         state.take_next(Instant::now())
     }
 
+    /// Waits until `until` for a job, or for the end of the queue; whether there is one of them.
+    pub fn wait_for_work(&self, until: Instant) -> bool {
+        let mut state = self.lock();
+        loop {
+            if !state.jobs.is_empty() || state.closed {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Jobs in the queue that are to be ended without having begun.
     pub fn take_ended(&self) -> Vec<Job> {
         let mut state = self.lock();

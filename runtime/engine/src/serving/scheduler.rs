@@ -56,7 +56,7 @@ pub(super) fn run<M: Step + 'static>(
     }
     // States that are not kept are read again.
     let Scheduler { slots, model, .. } = &mut scheduler;
-    let _ = catch_unwind(AssertUnwindSafe(|| slots.write_files(model)));
+    let _ = catch_unwind(AssertUnwindSafe(|| slots.save_all(model)));
 }
 
 pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
@@ -111,7 +111,11 @@ impl<M: Step + 'static> Scheduler<'_, M> {
     fn turn(&mut self) -> bool {
         self.end_unwanted();
         self.resume();
+        self.slots.save_resting(&self.model, Instant::now());
         while self.parked.is_empty() && self.slots.has_free() {
+            if self.writers.is_empty() {
+                self.save_until_there_is_work();
+            }
             match self.queue.pop(self.writers.is_empty()) {
                 Some(job) => self.admit(job),
                 None if self.writers.is_empty() => return false,
@@ -126,6 +130,15 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             stats.busy += begin.elapsed();
         });
         true
+    }
+
+    /// Nobody waits for a step: states go into files, until somebody does, or none is left that has to.
+    fn save_until_there_is_work(&mut self) {
+        while let Some(at) = self.slots.save_resting(&self.model, Instant::now()) {
+            if self.queue.wait_for_work(at) {
+                break;
+            }
+        }
     }
 
     /// Ends texts that were cancelled or are too late, those that wait among them.
@@ -154,7 +167,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         let reads = |id: u64| self.writers.iter().any(|w| w.id == id && w.phase == Phase::Reading);
         if let Some(twin) = job.twin.filter(|&twin| reads(twin))
-            && let Some(slot) = self.slots.admit_twin(job.id)
+            && let Some(slot) = self.slots.admit_twin(&self.model, job.id)
         {
             let cached = job.request.prompt.len();
             self.add_writer(job, slot, Phase::Waiting { twin }, cached);

@@ -91,12 +91,12 @@ pub trait Step: Send {
     fn identity(&self) -> Option<u128> {
         None
     }
-    /// Writes the state of a sequence to a file, the whole of it or nothing.
-    fn save(&self, sequence: &Self::Sequence, path: &Path) -> Result<(), StepError<Self>> {
-        let _ = (sequence, path);
-        Ok(())
+    /// The state of a sequence as the bytes of a file.
+    fn save(&self, sequence: &Self::Sequence) -> Result<Vec<u8>, StepError<Self>> {
+        let _ = sequence;
+        Ok(Vec::new())
     }
-    /// Replaces a state by one of a file that [`Step::save`] wrote. After an error the sequence is unknown.
+    /// Replaces a state by one of a file with what [`Step::save`] gave. After an error the sequence is unknown.
     fn load(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), StepError<Self>> {
         let _ = (sequence, path);
         Ok(())
@@ -281,8 +281,8 @@ impl Step for ModelStep {
         Some(self.model.prefix_identity())
     }
 
-    fn save(&self, sequence: &Session, path: &Path) -> Result<(), mlcc_runtime::Error> {
-        sequence.save_state(path)
+    fn save(&self, sequence: &Session) -> Result<Vec<u8>, mlcc_runtime::Error> {
+        sequence.state_file()
     }
 
     fn load(&self, sequence: &mut Session, path: &Path) -> Result<(), mlcc_runtime::Error> {

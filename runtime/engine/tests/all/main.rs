@@ -10,6 +10,7 @@ mod grammar;
 mod readers;
 mod serving;
 mod serving_choice;
+mod serving_files;
 mod tokenizer;
 mod tokenizer_goldens;
 mod toy;

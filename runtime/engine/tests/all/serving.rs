@@ -2,15 +2,14 @@
 //! cancelled, fail or panic.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::toy::{CHUNK, FAILS, PANICS, Toy, VOCAB};
 use mlcc_engine::sampler::logprobs;
 use mlcc_engine::serving::{
-    Engine, EngineOptions, Event, Extras, Failure, Finished, Handle, LaunchError, PrefixFiles, TextRequest,
+    Engine, EngineOptions, Event, Failure, Finished, Handle, LaunchError, TextRequest,
 };
 use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, Ngrams};
 use mlcc_engine::{FinishReason, Generator, LanguageModel, Request, SamplingParams, TokenId, Tokenizer};
@@ -318,73 +317,6 @@ fn a_known_prefix_is_not_read_again() {
         assert_eq!(finished.cached_tokens, if recurrent { all } else { all - 2 });
         let fresh = TextRequest { reuse: false, ..first };
         assert_eq!(read(engine.launch(fresh).unwrap()).1.cached_tokens, 0);
-    }
-}
-
-static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// An engine whose states outlive it.
-fn with_files(toy: &Toy, folder: &Path) -> Engine {
-    let warn = |what: &str| WARNINGS.lock().unwrap().push(what.to_owned());
-    let files = PrefixFiles { folder: folder.to_path_buf(), most_bytes: 1 << 20, warn };
-    let extras = Extras { files: Some(files), ..Extras::default() };
-    let options = EngineOptions { sequences: 2, max_queue: 16, ..EngineOptions::default() };
-    Engine::start_with(toy.clone(), Arc::new(tokenizer()), options, extras).unwrap()
-}
-
-#[test]
-fn states_outlive_the_engine_in_files() {
-    for recurrent in [false, true] {
-        let folder = tempfile::tempdir().unwrap();
-        let toy = Toy::new(recurrent, None);
-        let prompt = "abcdefghij".repeat(8);
-        let first = request(&prompt, 3, 20);
-        let ask = |engine: &Engine, text: &TextRequest| {
-            let (found, finished) = read(engine.launch(text.clone()).unwrap());
-            assert_eq!(found, alone(&toy, text).0);
-            finished.cached_tokens
-        };
-        let engine = with_files(&toy, folder.path());
-        assert_eq!(ask(&engine, &first), 0);
-        drop(engine);
-        // The same prompt, one that goes on from it, and one that leaves it half way.
-        let longer = request(&format!("{prompt}cab"), 4, 20);
-        let other = request(&format!("{}gag", &prompt[..50]), 5, 20);
-        let engine = with_files(&toy, folder.path());
-        let before = toy.read.load(Ordering::Relaxed);
-        let whole = ask(&engine, &first);
-        assert!(whole >= prompt.len() - 2, "{whole} of {}", prompt.len());
-        let read = toy.read.load(Ordering::Relaxed) - before;
-        assert!(read < 40, "{read} tokens were read");
-        drop(engine);
-        let engine = with_files(&toy, folder.path());
-        assert!(ask(&engine, &longer) >= prompt.len());
-        drop(engine);
-        let engine = with_files(&toy, folder.path());
-        assert_eq!(ask(&engine, &other), if recurrent { 0 } else { 50 });
-        let no_reuse = TextRequest { reuse: false, ..first.clone() };
-        assert_eq!(ask(&engine, &no_reuse), 0);
-        drop(engine);
-        // Files of states that are broken or gone are told of, and the prompt is read.
-        let states = || {
-            let all = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-            all.filter(|path| path.extension().is_some_and(|end| end == "state")).collect::<Vec<_>>()
-        };
-        assert!(!states().is_empty());
-        for state in states() {
-            std::fs::write(state, b"short").unwrap();
-        }
-        let engine = with_files(&toy, folder.path());
-        assert_eq!(ask(&engine, &first), 0);
-        let of_folder = |what: &&String| what.contains(&*folder.path().to_string_lossy());
-        let told = WARNINGS.lock().unwrap().iter().filter(of_folder).count();
-        assert!(told > 0);
-        drop(engine);
-        let engine = with_files(&toy, folder.path());
-        states().iter().for_each(|state| std::fs::remove_file(state).unwrap());
-        assert_eq!(ask(&engine, &first), 0);
-        drop(engine);
-        assert_eq!(toy.used(), 0);
     }
 }
 

@@ -294,9 +294,8 @@ impl Step for Toy {
         Some(self.recurrent.into())
     }
 
-    fn save(&self, sequence: &ToySequence, path: &Path) -> Result<(), Refused> {
-        let bytes: Vec<u8> = sequence.fed.iter().map(|&token| token as u8).collect();
-        std::fs::write(path, bytes).map_err(|_| Refused::File)
+    fn save(&self, sequence: &ToySequence) -> Result<Vec<u8>, Refused> {
+        Ok(sequence.fed.iter().map(|&token| token as u8).collect())
     }
 
     fn load(&self, sequence: &mut ToySequence, path: &Path) -> Result<(), Refused> {

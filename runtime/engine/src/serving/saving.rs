@@ -1,0 +1,107 @@
+//! When states go into files: after nobody has used them for a while, where a long one would be lost, and when the engine ends.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::generate::RewindModel;
+use crate::serving::files::{Shelf, WORTH_A_FILE};
+use crate::serving::prefixes::{Kept, Slot, Slots};
+use crate::serving::step::{Step, StepError};
+
+/// Tokens of a state that is written before another text takes its slot, though it has not rested. Shorter ones are read again soon.
+const LONG: usize = 512;
+/// Time between two looks whether a state has been written.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where a state is.
+#[derive(Clone, Copy)]
+enum Place {
+    Slot(usize),
+    Kept(usize),
+}
+
+impl<M: Step> Slots<M> {
+    /// Gives the state that has rested longest to its files, if it is time and none is being written. When to come again; `None` if
+    /// nothing rests.
+    pub fn save_resting(&mut self, model: &M, now: Instant) -> Option<Instant> {
+        let files = self.files.as_mut()?;
+        files.settle(false);
+        let slots = self.slots.iter().enumerate().filter_map(|(at, s)| Some((s.rests?, Place::Slot(at))));
+        let kept = self.kept.iter().enumerate().filter_map(|(at, k)| Some((k.rests?, Place::Kept(at))));
+        let (since, place) = slots.chain(kept).min_by_key(|&(since, _)| since)?;
+        let due = since + files.rest();
+        if due > now {
+            return Some(due);
+        }
+        if !files.is_free() {
+            return Some(now + LOOK);
+        }
+        self.save(model, place);
+        Some(now)
+    }
+
+    /// A slot is about to get another state.
+    pub fn save_before_loss(&mut self, model: &M, slot: usize) {
+        let Slot { fed, rests, .. } = &self.slots[slot];
+        let free = self.files.as_ref().is_some_and(Shelf::is_free);
+        if free && rests.is_some() && fed.len() >= LONG {
+            self.save(model, Place::Slot(slot));
+        }
+    }
+
+    /// Gives all states to their files, so that the next engine has them: the one that was used last is the newest.
+    pub fn save_all(&mut self, model: &M) {
+        if self.files.is_none() {
+            return;
+        }
+        let mut slots: Vec<usize> = (0..self.slots.len()).collect();
+        slots.sort_by_key(|&at| self.slots[at].used);
+        let slots = slots.into_iter().map(Place::Slot);
+        for place in slots.chain((0..self.kept.len()).map(Place::Kept)) {
+            self.save(model, place);
+            if let Some(files) = &mut self.files {
+                files.settle(true);
+            }
+            if let Place::Slot(at) = place {
+                // Its memory may be needed.
+                self.slots[at] = Slot::empty();
+            }
+        }
+    }
+
+    /// Copies a state for its files, if it is worth them and has none. Nothing else is being written.
+    fn save(&mut self, model: &M, place: Place) {
+        let Slots { slots, kept, files: Some(files), .. } = self else { return };
+        match place {
+            Place::Slot(at) => slots[at].rests = None,
+            Place::Kept(at) => kept[at].rests = None,
+        }
+        let (tokens, logits) = match place {
+            Place::Slot(at) => (&slots[at].fed, &[][..]),
+            Place::Kept(at) => (&kept[at].tokens, &kept[at].logits[..]),
+        };
+        if tokens.len() < WORTH_A_FILE {
+            return;
+        }
+        if !files.lacks(tokens) {
+            return files.touch(tokens);
+        }
+        let copy = || match place {
+            Place::Slot(at) => slots[at].sequence.as_ref().map(|sequence| model.save(sequence)).transpose(),
+            Place::Kept(at) => copy_of(model, &kept[at]).map(Some),
+        };
+        // A model that panics here has not lost a text.
+        match catch_unwind(AssertUnwindSafe(copy)) {
+            Ok(Ok(Some(state))) => files.keep(tokens, logits, state),
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => files.cannot_keep(&error.to_string()),
+            Err(_) => files.cannot_keep("the model failed with it"),
+        }
+    }
+}
+
+fn copy_of<M: Step>(model: &M, kept: &Kept<M::Sequence>) -> Result<Vec<u8>, StepError<M>> {
+    let mut sequence = model.sequence()?;
+    sequence.restore(&kept.snapshot)?;
+    model.save(&sequence)
+}
