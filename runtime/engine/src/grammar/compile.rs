@@ -79,7 +79,7 @@ impl GrammarCompiler {
         }
         let deadline = Instant::now() + PATIENCE;
         match Place::take(&self.shared, spec, deadline)? {
-            Found::Kept(grammar) => Ok(grammar),
+            Found::Kept(grammar) => Ok(*grammar),
             Found::Place(place) => self.compile_in(place, spec, deadline),
         }
     }
@@ -199,7 +199,7 @@ fn choice(texts: &[String]) -> String {
 
 /// What a request for a grammar gets.
 enum Found {
-    Kept(Grammar),
+    Kept(Box<Grammar>),
     Place(Place),
 }
 
@@ -215,7 +215,7 @@ impl Place {
         let mut grammars = shared.lock();
         loop {
             if let Some(grammar) = grammars.kept(spec) {
-                return Ok(Found::Kept(grammar));
+                return Ok(Found::Kept(Box::new(grammar)));
             }
             let equal = grammars.compiling.contains(spec);
             if !equal && grammars.compiling.len() < MOST_COMPILING {
