@@ -21,6 +21,7 @@ pub fn is_top_level(op: &Op) -> bool {
             | Op::SequenceSplit { .. }
             | Op::SequenceJoin
             | Op::WantedRows
+            | Op::Exchange { .. }
             | Op::Reshape { .. }
             | Op::Call(_)
     )

@@ -21,6 +21,10 @@ pub enum WeightError {
     Pack { tensor: String, source: QuantError },
     #[error("internal error: parameter {0} has no constant shape of at most two axes")]
     Shape(String),
+    #[error(
+        "parameter {0} has a part for each rank, and artifacts of several ranks cannot be built yet; build from the module before the pass `shard`"
+    )]
+    Ranks(String),
 }
 
 /// Rows and columns of a parameter; a vector is one row.
@@ -55,7 +59,7 @@ pub fn pack_param<E: From<WeightError>>(
     let packing = param.packing.unwrap_or(Packing::RowMajor);
     // Rows of a vector's source are its elements.
     let width = row_width(param, k);
-    let reader = Reader::open(checkpoint, &param.source, width).map_err(WeightError::from)?;
+    let reader = Reader::open(checkpoint, whole_source(param)?, width).map_err(WeightError::from)?;
     let mut packer = Packer::new(param.ty.dtype, packing, n, k, options).map_err(named)?;
     let mut bytes = Vec::new();
     let rows_at_once = (PIECE / k.max(1)).max(1);
@@ -101,7 +105,7 @@ fn packed_tensors(
 pub fn read_param(checkpoint: &Checkpoint, param: &Param) -> Result<Vec<f32>, WeightError> {
     let (n, k) = matrix_shape(param).ok_or_else(|| WeightError::Shape(param.name.clone()))?;
     let mut values = vec![0.0; n * k];
-    Reader::open(checkpoint, &param.source, row_width(param, k))?.read(0, &mut values)?;
+    Reader::open(checkpoint, whole_source(param)?, row_width(param, k))?.read(0, &mut values)?;
     Ok(values)
 }
 
@@ -124,6 +128,14 @@ pub fn stored_value(
     let bytes = pack(dtype, Packing::RowMajor, n, k, &values, options).map_err(named)?;
     let values = dequantize(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
     Ok(Tensor { dtype, dims, data: values.into_iter().map(f64::from).collect() })
+}
+
+/// The source of a parameter that is the same on all ranks.
+fn whole_source(param: &Param) -> Result<&ParamSource, WeightError> {
+    match &param.source {
+        ParamSource::Ranks(_) => Err(WeightError::Ranks(param.name.clone())),
+        source => Ok(source),
+    }
 }
 
 /// Elements of a row as sources count rows: a vector has as many rows as elements.
@@ -203,7 +215,8 @@ impl<'a> Reader<'a> {
                 Reader::UnitRows { inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
             }
             ParamSource::Values(values) => Reader::Whole { values: values.clone(), k },
-            ParamSource::Concat(parts) => {
+            // Parts of ranks stand in no other source, and `whole_source` has refused them.
+            ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 let open = |part| {
                     let reader = Reader::open(checkpoint, part, k)?;
                     Ok((reader.rows(k), reader))

@@ -1,7 +1,10 @@
 //! Whether two modules mean the same: both are interpreted on the same random weights and inputs. For tests of passes.
 
 use crate::compare::{Mismatch, Tolerance, compare};
-use crate::graph::{GraphError, Interpreter, Piece, States, Tensor, WeightError, param_value};
+use crate::graph::{
+    GraphError, Interpreter, Piece, RankError, Ranks, States, Tensor, WeightError, param_value,
+    param_value_of_rank,
+};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{Module, ParamSource};
@@ -18,6 +21,10 @@ pub enum Different {
     Fails { module: &'static str, error: GraphError },
     #[error(transparent)]
     Weights(#[from] WeightError),
+    #[error("the split module: {0}")]
+    Rank(#[from] RankError),
+    #[error("function @{function}, step {step} with n = {n}, output {output}: rank {rank} has other bits")]
+    Bits { function: String, step: usize, n: i64, output: usize, rank: usize },
     #[error("function @{function}, step {step} with n = {n}, {what}: {mismatch}")]
     Values { function: String, step: usize, n: i64, what: String, mismatch: Mismatch },
     #[error("the module has no {0} any more")]
@@ -94,7 +101,8 @@ impl RandomWeights {
                 }
                 self.add(s, dims, seed);
             }
-            ParamSource::Values(_) => {}
+            // Those of the whole module make the tensors.
+            ParamSource::Values(_) | ParamSource::Ranks(_) => {}
             ParamSource::Transpose(s) => {
                 dims.reverse();
                 self.add(s, dims, seed);
@@ -106,6 +114,11 @@ impl RandomWeights {
                 parts.iter().for_each(|s| self.add(s, dims.clone(), seed));
             }
         }
+    }
+    /// [`RandomWeights::values`] of a rank.
+    pub fn values_of_rank(&self, module: &Module, rank: usize) -> Result<Vec<Tensor>, WeightError> {
+        let tensor = |name: &str| self.tensors.get(name).cloned();
+        module.params.values().map(|p| param_value_of_rank(p, rank, &tensor)).collect()
     }
     /// Values of all parameters of a module made from these tensors, by parameter.
     pub fn values(&self, module: &Module) -> Result<Vec<Tensor>, WeightError> {
@@ -133,6 +146,47 @@ pub fn same_meaning(
     Ok(())
 }
 
+/// Runs every entry of `whole`, and on all ranks of `split`, as [`same_meaning`] does: every rank gives the bits of the whole.
+pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), Different> {
+    let weights = RandomWeights::new(whole, seed);
+    let values = weights.values(whole)?;
+    let fails = |error| Different::Fails { module: "the original", error };
+    let interpreter = Interpreter::new(whole, |id| values[id.0 as usize].clone());
+    let of_rank = |rank| Ok((split, weights.values_of_rank(split, rank)?));
+    let ranks = Ranks::new((0..split.ranks()).map(of_rank).collect::<Result<_, Different>>()?);
+    for f in whole.functions.values().filter(|f| f.kind == FunctionKind::Entry) {
+        for n in [1, 3] {
+            let syms = SymValues::tokens(n);
+            let new = |module| States::new(module).map(|state| vec![state; sequences(f, n)]).map_err(fails);
+            let (mut states, mut parts) = (new(whole)?, vec![new(split)?; split.ranks()]);
+            for step in 0..2 {
+                let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
+                let want = run(&interpreter, &f.name, &inputs, &mut states, syms).map_err(fails)?;
+                let got = ranks.run(&mut parts, |rank, states| run(rank, &f.name, &inputs, states, syms))?;
+                for (rank, got) in got.iter().enumerate() {
+                    let same = |(g, w): (&Tensor, &Tensor)| {
+                        let bits = |t: &Tensor| t.data.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        (g.dtype, &g.dims, bits(g)) == (w.dtype, &w.dims, bits(w))
+                    };
+                    if let Some(output) = got.iter().zip(&want).position(|pair| !same(pair)) {
+                        return Err(Different::Bits { function: f.name.clone(), step, n, output, rank });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sequences of a call with `n` rows.
+fn sequences(f: &Function, n: i64) -> usize {
+    match batching(f) {
+        Batching::Single => 1,
+        Batching::OneEach => n as usize,
+        Batching::Ragged => 2.min(n as usize),
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Side<'a> {
     before: &'a Module,
@@ -152,11 +206,7 @@ fn same_function(
     let (first, second) = ("the original", "the changed");
     let reference = Interpreter::new(before, |id| old[id.0 as usize].clone());
     let changed = Interpreter::new(after, |id| new[id.0 as usize].clone());
-    let sequences = match batching(f) {
-        Batching::Single => 1,
-        Batching::OneEach => n as usize,
-        Batching::Ragged => 2.min(n as usize),
-    };
+    let sequences = sequences(f, n);
     let mut states = vec![States::new(before).map_err(fails(first))?; sequences];
     let mut new_states = vec![States::new(after).map_err(fails(second))?; sequences];
     let syms = SymValues::tokens(n);

@@ -33,12 +33,14 @@ pub enum ParamSource {
     Transpose(Box<ParamSource>),
     /// `x + term` (norms that store their weight less one).
     Offset(f64, Box<ParamSource>),
-    /// Some of the rows (parts of fused layers).
+    /// Some of the rows (parts of fused layers, parts of ranks).
     Rows(RowBlocks, Box<ParamSource>),
     /// Rows scaled to Euclidean length 1 (normalised heads).
     UnitRows(Box<ParamSource>),
     /// A table that the model definition computes (rotary frequencies, ALiBi slopes); one axis.
     Values(Vec<f32>),
+    /// One source for each rank of a model that is split. Only a whole source may be one, none inside of another.
+    Ranks(Vec<ParamSource>),
 }
 
 /// Which rows (indices of axis 0; of all axes but the last where there are more than two) of a tensor of `of` rows: `count` blocks of `len` rows, the first at `start`, each
@@ -81,8 +83,18 @@ impl ParamSource {
             | ParamSource::Offset(_, s)
             | ParamSource::Rows(_, s)
             | ParamSource::UnitRows(s) => s.tensors(),
-            ParamSource::Concat(parts) => parts.iter().flat_map(|p| p.tensors()).collect(),
+            ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
+                parts.iter().flat_map(|p| p.tensors()).collect()
+            }
             ParamSource::Values(_) => vec![],
+        }
+    }
+
+    /// What the parameter is made of on a rank; `None` if the source has none for it.
+    pub fn of_rank(&self, rank: usize) -> Option<&ParamSource> {
+        match self {
+            ParamSource::Ranks(parts) => parts.get(rank),
+            same => Some(same),
         }
     }
 }
@@ -172,6 +184,17 @@ impl Module {
     pub fn context(&self) -> Option<i64> {
         let rows = |s: StateId| self.states[s].ty.dims.first().and_then(Dim::as_const).unwrap_or(0);
         self.states.ids().filter(|&s| self.is_cache(s)).map(rows).min()
+    }
+
+    /// How many ranks the module is made for; 1 if it is whole.
+    pub fn ranks(&self) -> usize {
+        let of_param = |param: &Param| match &param.source {
+            ParamSource::Ranks(parts) => parts.len(),
+            _ => 1,
+        };
+        let of_node = |op: &Op| if let Op::Exchange { ranks } = op { *ranks } else { 1 };
+        let nodes = self.functions.values().flat_map(|f| f.live()).map(|(_, node)| of_node(&node.op));
+        self.params.values().map(of_param).chain(nodes).max().unwrap_or(1)
     }
 
     pub fn new(name: impl Into<String>) -> Module {

@@ -154,6 +154,6 @@ fn spread(source: &Source, of: &ParamSource, k: usize) -> Option<Spread> {
             let first = *spreads.first()?;
             spreads.iter().all(|&other| other == first).then_some(first)
         }
-        ParamSource::NegExp(_) | ParamSource::Exp(_) | ParamSource::Values(_) => None,
+        ParamSource::NegExp(_) | ParamSource::Exp(_) | ParamSource::Values(_) | ParamSource::Ranks(_) => None,
     }
 }

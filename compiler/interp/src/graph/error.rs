@@ -1,6 +1,7 @@
 //! Why a graph function could not be evaluated.
 
 use super::exec::Fault;
+use super::ranks::ExchangeFault;
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::TensorType;
 
@@ -20,6 +21,8 @@ pub enum GraphError {
     /// The graph is not well formed; the verifier would have said so.
     #[error("function @{function}, {node}: {message}")]
     Malformed { function: String, node: String, message: String },
+    #[error("function @{function}, {node}: {fault}")]
+    Exchange { function: String, node: String, fault: Box<ExchangeFault> },
     #[error("decomposition: {0}")]
     Decompose(#[from] OpError),
 }

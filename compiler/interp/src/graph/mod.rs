@@ -11,6 +11,7 @@ mod fast;
 mod place;
 mod plan;
 mod program;
+mod ranks;
 mod scalar;
 mod step;
 mod tensor;
@@ -19,8 +20,9 @@ mod weights;
 pub use batch::Piece;
 pub use error::GraphError;
 pub use exec::Fault;
+pub use ranks::{ExchangeFault, Message, RankError, Ranks, Tamper};
 pub use tensor::{States, Tensor};
-pub use weights::{WeightError, param_value};
+pub use weights::{WeightError, param_value, param_value_of_rank};
 
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
@@ -43,6 +45,8 @@ pub struct Interpreter<'m> {
     source: Box<dyn Fn(ParamId) -> Tensor + 'm>,
     params: Vec<OnceLock<Arc<Tensor>>>,
     mode: Mode,
+    /// What leads to the other ranks; none where the module runs alone.
+    link: Option<ranks::Link<'m>>,
 }
 
 impl<'m> Interpreter<'m> {
@@ -53,6 +57,7 @@ impl<'m> Interpreter<'m> {
             source: Box::new(params),
             params: module.params.ids().map(|_| OnceLock::new()).collect(),
             mode: Mode::default(),
+            link: None,
         }
     }
     pub fn with_mode(mut self, mode: Mode) -> Self {
@@ -61,6 +66,10 @@ impl<'m> Interpreter<'m> {
     }
     pub fn module(&self) -> &'m Module {
         self.module
+    }
+    /// Which rank this is, in [`Ranks::run`]; 0 where the module runs alone.
+    pub fn rank(&self) -> usize {
+        self.link.as_ref().map_or(0, ranks::Link::rank)
     }
 
     /// Runs a function; `states` changes only if it succeeds.

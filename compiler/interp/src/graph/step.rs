@@ -2,7 +2,7 @@
 
 use super::place::concrete_dims;
 use super::plan::{FunctionPlan, NodePlan, Planner, malformed};
-use super::{GraphError, Interpreter, States, Tensor};
+use super::{ExchangeFault, GraphError, Interpreter, States, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, Node, NodeId};
@@ -159,10 +159,43 @@ impl<'i, 'm> Step<'i, 'm> {
                 Some(rows) => self.append(f, id, *state, &rows),
                 None => Err(bad("appends nothing")),
             },
+            Op::Exchange { ranks } => match args.pop() {
+                Some(part) => self.exchange(f, id, *ranks, &part),
+                None => Err(bad("exchanges nothing")),
+            },
             Op::Call(callee) => self.call(*callee, args),
             Op::Scan { body, carries, seqs } => self.scan(f, node, *body, *carries, *seqs, args),
             _ => Err(bad("has no meaning")),
         }
+    }
+
+    /// The parts of all ranks, joined along the last axis.
+    fn exchange(
+        &mut self,
+        f: &Function,
+        id: NodeId,
+        ranks: usize,
+        part: &Arc<Tensor>,
+    ) -> Result<Values, GraphError> {
+        let fault = |fault: ExchangeFault| GraphError::Exchange {
+            function: f.name.clone(),
+            node: node_label(f, id),
+            fault: Box::new(fault),
+        };
+        let parts = match &self.interpreter.link {
+            Some(link) => link.exchange(ranks, part).map_err(fault)?,
+            None => return Err(fault(ExchangeFault::Alone { ranks })),
+        };
+        let Some((&width, leading)) = part.dims.split_last() else {
+            return Err(malformed(f, id, "joins parts without an axis".into()));
+        };
+        let rows: usize = leading.iter().product();
+        let row = |row: usize| {
+            parts.iter().flat_map(move |part| part.data[row * width..(row + 1) * width].iter().copied())
+        };
+        let dims = leading.iter().copied().chain([ranks * width]).collect();
+        let data = (0..rows).flat_map(row).collect();
+        Ok(vec![Arc::new(Tensor { dtype: part.dtype, dims, data })])
     }
 
     /// Writes rows after those that the state holds, and gives all so far.

@@ -16,6 +16,18 @@ pub enum WeightError {
     Quant { param: String, source: QuantError },
 }
 
+/// The value that a parameter has on a rank, as [`param_value`].
+pub fn param_value_of_rank(
+    param: &Param,
+    rank: usize,
+    tensor: &dyn Fn(&str) -> Option<Tensor>,
+) -> Result<Tensor, WeightError> {
+    let message = format!("its source has no part for rank {rank}");
+    let shape = WeightError::Shape { param: param.name.clone(), message };
+    let source = param.source.of_rank(rank).ok_or(shape)?.clone();
+    param_value(&Param { source, ..param.clone() }, tensor)
+}
+
 /// The value of a parameter as the interpreter takes it; `tensor` gives checkpoint tensors by name.
 pub fn param_value(param: &Param, tensor: &dyn Fn(&str) -> Option<Tensor>) -> Result<Tensor, WeightError> {
     let value = evaluate(param, &param.source, tensor)?;
@@ -73,6 +85,10 @@ fn evaluate(
             {
                 t.dims = vec![leading.iter().product(), *last];
             }
+            // What fills a vector is one, whatever its own shape, and so are parts of it.
+            if param.ty.rank() == 1 {
+                t.dims = vec![t.data.len()];
+            }
             let (Some(rows), Some(&of)) = (blocks.rows().filter(|_| !t.dims.is_empty()), t.dims.first())
             else {
                 return Err(shape(format!("takes rows of {}", t.describe())));
@@ -88,6 +104,9 @@ fn evaluate(
             let row = |r: usize| t.data[blocks.source_row(r) * width..][..width].iter().copied();
             let dims = std::iter::once(rows).chain(t.dims[1..].iter().copied()).collect();
             Ok(Tensor { dtype: t.dtype, dims, data: (0..rows).flat_map(row).collect() })
+        }
+        ParamSource::Ranks(parts) => {
+            Err(shape(format!("it has a part for each of {} ranks: name the rank", parts.len())))
         }
         ParamSource::UnitRows(s) => {
             let mut t = evaluate(param, s, tensor)?;

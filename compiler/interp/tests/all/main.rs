@@ -2,6 +2,7 @@
 
 mod graph_ops;
 mod graph_random;
+mod graph_ranks;
 mod graph_structure;
 mod graph_transformer;
 mod kernel_random;

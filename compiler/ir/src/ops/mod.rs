@@ -45,6 +45,11 @@ pub enum Op {
     SequenceJoin,
     /// The first rows of `[n, ..]`, as many as there are rows whose logits are wanted: their number is `n` from here on.
     WantedRows,
+    /// What all of `ranks` ranks hold, joined along the last axis in their order: `[.., k]` of each gives `[.., ranks * k]` on
+    /// every rank. All ranks come to the same exchanges in the same order. Only entry functions have any.
+    Exchange {
+        ranks: usize,
+    },
     /// Inputs and outputs of the function invoked.
     Call(FuncId),
     /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then constants. The body takes
@@ -232,6 +237,7 @@ impl Op {
             Op::SequenceSplit { .. } => "sequence.split",
             Op::SequenceJoin => "sequence.join",
             Op::WantedRows => "rows.wanted",
+            Op::Exchange { .. } => "exchange",
             Op::Call(_) => "call",
             Op::Scan { .. } => "scan",
             Op::Constant { .. } => "constant",
@@ -302,6 +308,7 @@ impl Op {
             | Op::SequenceSplit { .. }
             | Op::SequenceJoin
             | Op::WantedRows
+            | Op::Exchange { .. }
             | Op::Call(_)
             | Op::Scan { .. } => Family::Structure,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
@@ -371,6 +378,7 @@ impl Op {
             | Op::Softmax
             | Op::Dequantize => vec![],
             Op::SequenceSplit { ragged } => vec![("ragged", Attr::Bool(*ragged))],
+            Op::Exchange { ranks } => vec![("ranks", int(ranks))],
             Op::Call(f) => vec![("function", Attr::Function(*f))],
             Op::Scan { body, carries, seqs } => {
                 vec![("body", Attr::Function(*body)), ("carries", int(carries)), ("seqs", int(seqs))]

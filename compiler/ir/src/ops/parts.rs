@@ -69,6 +69,7 @@ impl Parts<'_> {
             "sequence.split" => Op::SequenceSplit { ragged: self.is_set("ragged")? },
             "sequence.join" => Op::SequenceJoin,
             "rows.wanted" => Op::WantedRows,
+            "exchange" => Op::Exchange { ranks: self.positive("ranks")? },
             "call" => Op::Call(self.function("function")?),
             "scan" => Op::Scan {
                 body: self.function("body")?,

@@ -29,6 +29,7 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
             (None, _) => bad(op, format!("no state {id}")),
         },
         Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => infer_rows(op, inputs),
+        Op::Exchange { ranks } => infer_exchange(op, *ranks, inputs),
         Op::Call(id) => {
             let Some(callee) = module.functions.get(*id) else { return bad(op, format!("no function {id}")) };
             let expected: Vec<&TensorType> = callee.inputs.iter().map(|&v| callee.ty(v)).collect();
@@ -55,6 +56,21 @@ fn infer_rows(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpErro
         _ if *op == Op::SequenceJoin => bad(op, format!("the first axis of {x} is neither 1 nor n")),
         _ => bad(op, format!("the first axis of {x} is not n")),
     }
+}
+
+/// The last axis becomes that of all ranks.
+fn infer_exchange(op: &Op, ranks: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    let [x] = inputs else { return bad(op, "takes one input") };
+    if ranks == 0 || i64::try_from(ranks).is_err() {
+        return bad(op, format!("{ranks} ranks have nothing to exchange"));
+    }
+    let mut all = (*x).clone();
+    match all.dims.last_mut() {
+        Some(last) if !x.dtype.is_packed() => *last = last.scale(ranks as i64),
+        Some(_) => return bad(op, "does not take packed weights"),
+        None => return bad(op, format!("{x} has no axis to join along")),
+    }
+    Ok(vec![all])
 }
 
 /// Rows of the state's type in, all rows so far out.

@@ -67,6 +67,7 @@ fn print_source(source: &ParamSource) -> String {
             format!("rows({start}, {len}, {stride}, {count}, {of}, {})", print_source(s))
         }
         ParamSource::UnitRows(s) => format!("unit_rows({})", print_source(s)),
+        ParamSource::Ranks(parts) => format!("ranks({})", join(parts.iter().map(print_source))),
         ParamSource::Values(values) => {
             format!("values({})", join(values.iter().map(|&v| print_float(f64::from(v)))))
         }
@@ -204,7 +205,8 @@ fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
 }
 
 /// What a source may be.
-const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, unit_rows or values";
+const SOURCES: &str =
+    "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, unit_rows, values or ranks";
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
@@ -221,10 +223,10 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
         "neg_exp" => ParamSource::NegExp(Box::new(parse_source(lexer)?)),
         "exp" => ParamSource::Exp(Box::new(parse_source(lexer)?)),
         "transpose" => ParamSource::Transpose(Box::new(parse_source(lexer)?)),
-        "concat" => {
+        "concat" | "ranks" => {
             let parts = lexer.list(")", parse_source)?;
             lexer.leave();
-            return Ok(ParamSource::Concat(parts));
+            return Ok(if word == "concat" { ParamSource::Concat(parts) } else { ParamSource::Ranks(parts) });
         }
         "offset" => {
             let term = lexer.float("a term")?;

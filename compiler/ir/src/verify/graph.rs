@@ -26,6 +26,7 @@ pub fn verify_module(module: &Module) -> Result<(), VerifyError> {
     module.states.values().try_for_each(verify_state)?;
     unique("taps of", module.taps.iter().map(|t| &t.function))?;
     module.taps.iter().try_for_each(|taps| verify_taps(module, taps))?;
+    verify_ranks(module)?;
     let callees_first = acyclic_calls(module)?;
     module.functions.values().try_for_each(|f| verify_function(module, f))?;
     written_once(module, &callees_first)?;
@@ -63,10 +64,43 @@ fn verify_param(param: &Param) -> Result<(), VerifyError> {
     {
         return bad(format!("packing {} is for matrices, not {}", packing.name(), param.ty));
     }
-    match source_fault(&param.source) {
+    let parts = match &param.source {
+        ParamSource::Ranks(parts) if parts.len() < 2 => {
+            return bad(format!("{} ranks are none to split it among", parts.len()));
+        }
+        ParamSource::Ranks(parts) => parts.as_slice(),
+        whole => std::slice::from_ref(whole),
+    };
+    match parts.iter().find_map(source_fault) {
         Some(fault) => bad(fault),
         None => Ok(()),
     }
+}
+
+/// All that is split is split among equally many ranks, and they exchange in entry functions.
+fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
+    let ranks = module.ranks();
+    for param in module.params.values() {
+        if let ParamSource::Ranks(parts) = &param.source
+            && parts.len() != ranks
+        {
+            let message = format!("{} parts, the module is made for {ranks} ranks", parts.len());
+            return Err(VerifyError::new(format!("parameter @{}", param.name), message));
+        }
+    }
+    for f in module.functions.values() {
+        for (id, node) in f.live() {
+            let Op::Exchange { ranks: here } = node.op else { continue };
+            let fault = match f.kind {
+                FunctionKind::Entry if here == ranks && ranks > 1 => continue,
+                FunctionKind::Entry => format!("joins {here} ranks, the module is made for {ranks}"),
+                _ => "only entry functions exchange".into(),
+            };
+            let place = format!("function @{}, {}", f.name, node_label(f, id));
+            return Err(VerifyError::new(place, fault));
+        }
+    }
+    Ok(())
 }
 
 /// What is wrong with a source, if anything is.
@@ -79,6 +113,7 @@ fn source_fault(source: &ParamSource) -> Option<String> {
         | ParamSource::Transpose(s)
         | ParamSource::Offset(_, s)
         | ParamSource::UnitRows(s) => source_fault(s),
+        ParamSource::Ranks(_) => Some("its source has parts of ranks inside of another source".into()),
         ParamSource::Concat(parts) if parts.is_empty() => Some("its source joins no tensors".into()),
         ParamSource::Concat(parts) => parts.iter().find_map(source_fault),
         ParamSource::Rows(blocks, _) if blocks.rows().is_none() => {

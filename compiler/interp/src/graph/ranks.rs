@@ -1,0 +1,262 @@
+//! Ranks in lockstep: each is a thread with an interpreter and weights of its own, and at an `exchange` each waits until
+//! every other rank has sent its part of the same exchange, or has ended without it.
+//!
+//! Nothing depends on which thread is faster: a rank sends to its own slot and reads all slots only when the round is
+//! complete. So what goes wrong is found at the same place every time.
+
+use super::{GraphError, Interpreter, Tensor};
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::module::Module;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// What a rank sends to all in one exchange.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Message {
+    pub from: usize,
+    /// How many exchanges the rank had behind it in this call.
+    pub number: usize,
+    pub part: Arc<Tensor>,
+}
+
+/// What becomes of a message on its way to a rank (its number is the first argument): for tests that inject faults.
+pub type Tamper<'a> = dyn Fn(usize, Message) -> Option<Message> + Sync + 'a;
+
+/// Why an exchange failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExchangeFault {
+    #[error("joins the parts of {ranks} ranks, but runs alone")]
+    Alone { ranks: usize },
+    #[error("joins the parts of {expected} ranks, {found} run")]
+    Ranks { expected: usize, found: usize },
+    #[error(
+        "rank {rank} waits in exchange {number}, which rank {other} missed: it ended after {count} of them"
+    )]
+    Missed { rank: usize, number: usize, other: usize, count: usize },
+    #[error("rank {rank} reads the part of rank {other} in exchange {number}, which it was not sent")]
+    NotSent { rank: usize, number: usize, other: usize },
+    #[error(
+        "rank {rank} got a message of rank {from} and exchange {found} in place of that of rank {other} and exchange {number}"
+    )]
+    Misdirected { rank: usize, number: usize, other: usize, from: usize, found: usize },
+    #[error("exchange {number}: rank {rank} has {expected}, rank {other} has {found}")]
+    Size { rank: usize, number: usize, other: usize, expected: String, found: String },
+}
+
+/// An error with the rank that had it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("rank {rank}: {error}")]
+pub struct RankError {
+    pub rank: usize,
+    #[source]
+    pub error: Box<GraphError>,
+}
+
+/// Where messages lie. A round is over when every rank has taken what all have sent.
+struct Hub<'a> {
+    table: Mutex<Table>,
+    changed: Condvar,
+    tamper: Option<&'a Tamper<'a>>,
+}
+
+struct Table {
+    /// By rank: the message of the running round.
+    sent: Vec<Option<Message>>,
+    /// By rank: whether it has taken the messages of the running round.
+    taken: Vec<bool>,
+    /// By rank: how many exchanges it had when it ended.
+    ended: Vec<Option<usize>>,
+}
+
+impl Hub<'_> {
+    fn new<'a>(ranks: usize, tamper: Option<&'a Tamper<'a>>) -> Hub<'a> {
+        let table = Table { sent: vec![None; ranks], taken: vec![false; ranks], ended: vec![None; ranks] };
+        Hub { table: Mutex::new(table), changed: Condvar::new(), tamper }
+    }
+
+    /// A thread that panicked leaves the table as whole as any other.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'g>(&self, table: MutexGuard<'g, Table>) -> MutexGuard<'g, Table> {
+        self.changed.wait(table).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, rank: usize, count: usize) {
+        self.lock().ended[rank] = Some(count);
+        self.changed.notify_all();
+    }
+
+    /// Sends a message and takes those of all, in the order of the ranks.
+    fn exchange(&self, message: Message) -> Result<Vec<Message>, ExchangeFault> {
+        let (rank, number) = (message.from, message.number);
+        let mut table = self.lock();
+        // The round before is over when the last one has taken its messages, which clears the slots.
+        while table.sent[rank].is_some() {
+            table = self.wait(table);
+        }
+        table.sent[rank] = Some(message);
+        self.changed.notify_all();
+        while table.sent.iter().zip(&table.ended).any(|(sent, ended)| sent.is_none() && ended.is_none()) {
+            table = self.wait(table);
+        }
+        let missing = table.sent.iter().zip(&table.ended).position(|(sent, _)| sent.is_none());
+        if let Some(other) = missing {
+            let count = table.ended[other].unwrap_or(0);
+            return Err(ExchangeFault::Missed { rank, number, other, count });
+        }
+        let all: Vec<Message> = table.sent.iter().flatten().cloned().collect();
+        table.taken[rank] = true;
+        if table.taken.iter().all(|&taken| taken) {
+            table.taken.fill(false);
+            table.sent.fill(None);
+            self.changed.notify_all();
+        }
+        drop(table);
+        self.delivered(rank, number, all)
+    }
+
+    /// What arrives at a rank, checked against where it should come from.
+    fn delivered(
+        &self,
+        rank: usize,
+        number: usize,
+        all: Vec<Message>,
+    ) -> Result<Vec<Message>, ExchangeFault> {
+        let arrive = |(other, message): (usize, Message)| {
+            let message = match self.tamper {
+                Some(tamper) => tamper(rank, message),
+                None => Some(message),
+            };
+            let message = message.ok_or(ExchangeFault::NotSent { rank, number, other })?;
+            if (message.from, message.number) != (other, number) {
+                let (from, found) = (message.from, message.number);
+                return Err(ExchangeFault::Misdirected { rank, number, other, from, found });
+            }
+            Ok(message)
+        };
+        all.into_iter().enumerate().map(arrive).collect()
+    }
+}
+
+/// A rank's way to the others in one call.
+pub(super) struct Link<'h> {
+    hub: &'h Hub<'h>,
+    rank: usize,
+    count: std::cell::Cell<usize>,
+}
+
+impl Link<'_> {
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The parts of all ranks in their order, each as large as the own one.
+    pub fn exchange(&self, ranks: usize, part: &Arc<Tensor>) -> Result<Vec<Arc<Tensor>>, ExchangeFault> {
+        let (rank, number) = (self.rank, self.count.get());
+        let found = self.hub.lock().sent.len();
+        if found != ranks {
+            return Err(ExchangeFault::Ranks { expected: ranks, found });
+        }
+        self.count.set(number + 1);
+        let all = self.hub.exchange(Message { from: rank, number, part: part.clone() })?;
+        let same = |message: Message| {
+            let other = message.from;
+            let fits = message.part.dims == part.dims
+                && message.part.dtype == part.dtype
+                && message.part.data.len() == part.data.len();
+            match fits {
+                true => Ok(message.part),
+                false => {
+                    let (expected, found) = (part.describe(), message.part.describe());
+                    Err(ExchangeFault::Size { rank, number, other, expected, found })
+                }
+            }
+        };
+        all.into_iter().map(same).collect()
+    }
+}
+
+impl Drop for Link<'_> {
+    /// However a rank ends, the others learn of it.
+    fn drop(&mut self) {
+        self.hub.end(self.rank, self.count.get());
+    }
+}
+
+/// Ranks of one model: a module and the values of its parameters for each.
+pub struct Ranks<'m> {
+    ranks: Vec<(&'m Module, Vec<Tensor>)>,
+    tamper: Option<&'m Tamper<'m>>,
+}
+
+impl<'m> Ranks<'m> {
+    /// Usually all have the same module. The values are listed by parameter.
+    pub fn new(ranks: Vec<(&'m Module, Vec<Tensor>)>) -> Ranks<'m> {
+        Ranks { ranks, tamper: None }
+    }
+
+    /// Passes every message through `tamper`.
+    pub fn with_tamper(self, tamper: &'m Tamper<'m>) -> Ranks<'m> {
+        Ranks { tamper: Some(tamper), ..self }
+    }
+
+    /// Does `step` on all ranks at the same time, each with its interpreter and its entry of `states`, which change only if
+    /// all ranks succeed. Of several errors the one is given that others did not cause, then that of the first rank.
+    pub fn run<S: Clone + Send + Sync, T: Send>(
+        &self,
+        states: &mut [S],
+        step: impl Fn(&Interpreter<'_>, &mut S) -> Result<T, GraphError> + Sync,
+    ) -> Result<Vec<T>, RankError> {
+        let found = states.len().min(self.ranks.len());
+        if states.len() != self.ranks.len() {
+            let fault = ExchangeFault::Ranks { expected: self.ranks.len(), found: states.len() }.into();
+            let (function, node) = ("any".into(), "states".into());
+            let error = Box::new(GraphError::Exchange { function, node, fault });
+            return Err(RankError { rank: found, error });
+        }
+        let hub = Hub::new(self.ranks.len(), self.tamper);
+        let (hub, step) = (&hub, &step);
+        let one = |rank: usize, mut state: S| {
+            let (module, params) = &self.ranks[rank];
+            let mut interpreter = Interpreter::new(module, |id| params[id.index()].clone());
+            interpreter.link = Some(Link { hub, rank, count: std::cell::Cell::new(0) });
+            step(&interpreter, &mut state).map(|value| (value, state))
+        };
+        let results: Vec<Result<(T, S), GraphError>> = std::thread::scope(|scope| {
+            let one = &one;
+            let spawn = |(rank, state): (usize, &S)| {
+                let state = state.clone();
+                scope.spawn(move || one(rank, state))
+            };
+            let threads: Vec<_> = states.iter().enumerate().map(spawn).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let mut done = Vec::with_capacity(results.len());
+        let mut failed: Option<RankError> = None;
+        for (rank, result) in results.into_iter().enumerate() {
+            match result {
+                Ok(both) => done.push(both),
+                Err(error) if failed.as_ref().is_none_or(|f| is_caused(&f.error) && !is_caused(&error)) => {
+                    failed = Some(RankError { rank, error: Box::new(error) });
+                }
+                Err(_) => {}
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (values, new): (Vec<T>, Vec<S>) = done.into_iter().unzip();
+        states.clone_from_slice(&new);
+        Ok(values)
+    }
+}
+
+/// Whether an error tells of another rank that ended, which may have had an error of its own.
+fn is_caused(error: &GraphError) -> bool {
+    matches!(error, GraphError::Exchange { fault, .. } if matches!(**fault, ExchangeFault::Missed { .. }))
+}
