@@ -4,6 +4,7 @@ use crate::dynamic_shares::PieceWork;
 use crate::policy::{PolicyError, QuantPolicy};
 use crate::quantize_cache::CacheType;
 use crate::scheme::QuantScheme;
+use crate::shard::ShardError;
 use mlcc_ir::ops::OpError;
 use mlcc_kernels::lower::LowerError;
 use mlcc_kernels::params::KernelTarget;
@@ -24,13 +25,16 @@ pub struct Options {
     pub kv_cache: CacheType,
     /// Of launches with dynamic shares, in place of what the levels are tuned for.
     pub pieces: Option<PieceWork>,
+    /// Among how many ranks the model is split; 1: it is not.
+    pub ranks: usize,
 }
 
 impl Options {
     /// Weights stay f32.
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> Options {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
-        Options { levels, chunk, batch: 1, quant, policy, kv_cache: CacheType::default(), pieces: None }
+        let kv_cache = CacheType::default();
+        Options { levels, chunk, batch: 1, quant, policy, kv_cache, pieces: None, ranks: 1 }
     }
 }
 
@@ -61,6 +65,8 @@ pub enum PassError {
     Lower(#[from] LowerError),
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Shard(#[from] ShardError),
     #[error("{what} cannot be compiled; {hint}")]
     Unsupported { what: String, hint: String },
     #[error("unknown pass `{name}`; known are {known}")]

@@ -31,6 +31,7 @@ pub mod recognize_scan;
 pub mod replicate;
 pub mod rewrite;
 pub mod scheme;
+pub mod shard;
 pub mod text;
 pub mod verify;
 
@@ -40,6 +41,7 @@ pub use pipeline::{PIPELINE, Pass, run_pass, run_passes, run_pipeline};
 pub use policy::QuantPolicy;
 pub use quantize_cache::CacheType;
 pub use scheme::QuantScheme;
+pub use shard::ShardError;
 
 use mlcc_ir::module::Module;
 use mlcc_ir::step::Step;

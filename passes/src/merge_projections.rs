@@ -185,12 +185,27 @@ fn join(program: &mut Program, set: &[ParamId]) -> ParamId {
             std::iter::once(rows).chain(parts[0].ty.dims[1..].iter().cloned()),
         ),
         role: parts[0].role,
-        source: ParamSource::Concat(parts.iter().map(|p| p.source.clone()).collect()),
+        source: joined_source(&parts),
         packing: parts[0].packing,
     };
     let options = program.pack_options(&parts[0].name);
     program.pack_options.insert(joined.name.clone(), options);
     program.module.params.push(joined)
+}
+
+/// The sources one behind the other; where one has parts of ranks, those of each rank.
+fn joined_source(params: &[&Param]) -> ParamSource {
+    let of_rank = |rank| params.iter().filter_map(|p| p.source.of_rank(rank).cloned()).collect();
+    let ranks = |param: &&Param| match &param.source {
+        ParamSource::Ranks(parts) => Some(parts.len()),
+        _ => None,
+    };
+    match params.iter().find_map(ranks) {
+        Some(ranks) => {
+            ParamSource::Ranks((0..ranks).map(|rank| ParamSource::Concat(of_rank(rank))).collect())
+        }
+        None => ParamSource::Concat(params.iter().map(|p| p.source.clone()).collect()),
+    }
 }
 
 /// A set of parameters, and those that take its place.

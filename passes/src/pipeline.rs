@@ -8,7 +8,7 @@ use crate::{
 };
 use crate::{
     merge_projections, outline, plan_barriers, plan_memory, quantize, quantize_activations,
-    quantize_attention, quantize_cache, recognize_scan, replicate,
+    quantize_attention, quantize_cache, recognize_scan, replicate, shard,
 };
 use mlcc_ir::verify::verify_module;
 
@@ -51,6 +51,12 @@ pub const PIPELINE: &[Pass] = &[
         about: "weights into the storage types of the quantization scheme",
         optional: true,
         run: quantize::run,
+    },
+    Pass {
+        name: "shard",
+        about: "the model split among ranks, where it is compiled for several",
+        optional: true,
+        run: shard::run,
     },
     Pass {
         name: "quantize_cache",

@@ -7,3 +7,4 @@ mod meaning;
 mod program_text;
 mod quantize;
 mod replicate;
+mod shard;

@@ -4,7 +4,7 @@ use super::outline::outline;
 use super::run::{Argument, Call, parse_call, parse_param};
 use super::{FileTest, Kind};
 use mlcc_interp::compare::Tolerance;
-use mlcc_interp::equivalence::{random_tensor, same_meaning};
+use mlcc_interp::equivalence::{random_tensor, same_meaning, same_on_ranks};
 use mlcc_interp::graph::{Interpreter, Mode, States, Tensor};
 use mlcc_interp::kernel::{Buffer, run_with};
 use mlcc_ir::dim::SymValues;
@@ -75,6 +75,8 @@ struct Options {
     explain: bool,
     /// `option outline`: kernels as [`outline`] shows them.
     outline: bool,
+    /// `option ranks 2`: among how many ranks `shard` splits the module.
+    ranks: usize,
 }
 
 impl Options {
@@ -86,6 +88,7 @@ impl Options {
             tolerance: 1e-5,
             explain: false,
             outline: false,
+            ranks: 1,
         };
         for line in test.directives("option") {
             let (key, value) = line.split_once(' ').unwrap_or((&line, ""));
@@ -102,11 +105,14 @@ impl Options {
                 ("tolerance", v) => {
                     options.tolerance = v.parse().map_err(|_| format!("tolerance {v} is not a number"))?;
                 }
+                ("ranks", n) => {
+                    options.ranks = n.parse().map_err(|_| format!("{n} is no number of ranks"))?
+                }
                 ("explain", "") => options.explain = true,
                 ("outline", "") => options.outline = true,
                 _ => {
                     return Err(format!(
-                        "`option {line}`: expected quant, kv_cache, disable, tolerance, explain or outline"
+                        "`option {line}`: expected quant, kv_cache, disable, tolerance, ranks, explain or outline"
                     ));
                 }
             }
@@ -114,8 +120,9 @@ impl Options {
         Ok(options)
     }
     fn context(&self, levels: Vec<(String, KernelTarget)>) -> Context {
-        let (quant, kv_cache) = (self.quant, self.kv_cache);
-        Context::new(mlcc_passes::Options { quant, kv_cache, ..mlcc_passes::Options::new(levels, 16) })
+        let (quant, kv_cache, ranks) = (self.quant, self.kv_cache, self.ranks);
+        let options = mlcc_passes::Options::new(levels, 16);
+        Context::new(mlcc_passes::Options { quant, kv_cache, ranks, ..options })
     }
     fn notes(&self, ctx: &Context, out: &mut String) {
         if self.explain {
@@ -135,8 +142,11 @@ fn passes(module: Module, names: &[String], options: &Options) -> Result<String,
         }
         let broken = |what: String| format!("after {name}: {what}\n{}", print_module(&program.module));
         verify_module(&program.module).map_err(|e| broken(e.to_string()))?;
-        same_meaning(&module, &program.module, 1, Tolerance::relative(options.tolerance))
-            .map_err(|e| broken(e.to_string()))?;
+        let same = match program.module.ranks() {
+            1 => same_meaning(&module, &program.module, 1, Tolerance::relative(options.tolerance)),
+            _ => same_on_ranks(&module, &program.module, 1),
+        };
+        same.map_err(|e| broken(e.to_string()))?;
     }
     let mut out = print_module(&program.module);
     options.notes(&ctx, &mut out);

@@ -1,0 +1,336 @@
+//! Splits a model among ranks: every product by rows of its weight, attention and scans by heads, embedding and head by
+//! vocabulary. What one rank has and all need is gathered by an `exchange`.
+//!
+//! A value is held whole by every rank, or each rank holds one of equal parts along an axis ([`Cut`]). Functions are
+//! rebuilt in order, and each op says what it makes of the parts that it gets (`ops`); where it can do nothing with them,
+//! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
+//! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
+//!
+//! All ranks run the same functions. What differs lies in parameters alone, whose source has a part for each rank.
+//!
+//! How states are held, and products that are not split like others (keys of fewer heads than ranks), is found out on the
+//! way: then the pass begins again with what it has learned ([`Plan`]).
+
+mod held;
+mod ops;
+mod products;
+
+use crate::{Context, Options, PassError, Program, dce};
+use held::Split;
+use mlcc_ir::dim::Dim;
+use mlcc_ir::graph::{Function, FunctionKind};
+use mlcc_ir::module::{FuncId, Module, Param, ParamId, ParamRole, ParamSource, RowBlocks, StateId};
+use mlcc_ir::ops::OpError;
+use mlcc_ir::types::{DType, TensorType};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Numbers of ranks that an error tries.
+const TRIED: std::ops::RangeInclusive<usize> = 2..=16;
+/// A state's cut may be found out again so often; then every rank holds all of it.
+const TRIES: usize = 3;
+/// The pass begins again at most so often; every time it has learned something of states or products.
+const ROUNDS: usize = 100;
+
+/// Why a model is not split.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    #[error("{what} cannot be divided among {ranks} ranks{works}")]
+    Divide { what: String, ranks: usize, works: Works },
+    #[error("{what} cannot be split among {ranks} ranks: {why}; compile the model for one rank")]
+    Unsupported { what: String, ranks: usize, why: String },
+}
+
+/// Numbers of ranks that a model can be split among.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Works(pub Vec<usize>);
+
+impl std::fmt::Display for Works {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        match numbers.is_empty() {
+            true => write!(f, "; no number of ranks up to {} works", TRIED.end()),
+            false => write!(f, "; up to {}, these numbers work: {}", TRIED.end(), numbers.join(", ")),
+        }
+    }
+}
+
+/// Rank `r` of `ranks` holds part `r * parts / ranks` of `parts` equal ones along an axis.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Cut {
+    axis: usize,
+    parts: usize,
+}
+
+impl Cut {
+    fn along(self, axis: usize) -> Cut {
+        Cut { axis, ..self }
+    }
+}
+
+/// Why a function cannot be rebuilt now.
+enum Stop {
+    /// Something was learned: begin again.
+    Again,
+    /// A scan's body would need an exchange.
+    Gathers,
+    Fails(ShardError),
+    Op(OpError),
+}
+
+impl From<OpError> for Stop {
+    fn from(error: OpError) -> Stop {
+        Stop::Op(error)
+    }
+}
+
+/// What is known before the functions are rebuilt.
+struct Plan {
+    ranks: usize,
+    /// Into how many parts products are split, where it is not by the rule for all.
+    products: BTreeMap<ParamId, usize>,
+    /// How states are held that a round was wrong about; `None`: whole.
+    states: BTreeMap<StateId, Option<Cut>>,
+    /// How often the cut of a state was wrong.
+    wrong: BTreeMap<StateId, usize>,
+}
+
+impl Plan {
+    fn divide(&self, what: String) -> Stop {
+        Stop::Fails(ShardError::Divide { what, ranks: self.ranks, works: Works::default() })
+    }
+    fn unsupported(&self, what: String, why: impl Into<String>) -> Stop {
+        Stop::Fails(ShardError::Unsupported { what, ranks: self.ranks, why: why.into() })
+    }
+}
+
+/// How rows of parameters go to ranks: of `of` rows in `outer` blocks, each rank has one of `parts` of every block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct RowCut {
+    outer: usize,
+    parts: usize,
+}
+
+/// A module while it is split.
+struct Splitter<'a> {
+    old: &'a Module,
+    new: Module,
+    plan: &'a mut Plan,
+    /// Parameters that have taken the place of others, and what they are made of, in order of declaration.
+    params: BTreeMap<(ParamId, RowCut), ParamId>,
+    /// New bodies of scans, with the cuts of their outputs, by the old body and the cuts of the inputs.
+    bodies: BTreeMap<(FuncId, Vec<Option<Cut>>), Body>,
+    /// Old bodies whose place a new one has taken.
+    replaced: BTreeSet<FuncId>,
+    /// How states are held; `None`: whole. Of a state that is not listed nothing is known yet.
+    states: BTreeMap<StateId, Option<Cut>>,
+    /// Something was learned: the rest of the function only looks for more of it, and its result is thrown away.
+    again: bool,
+    exchanges: usize,
+}
+
+#[derive(Clone)]
+struct Body {
+    id: FuncId,
+    outputs: Vec<Option<Cut>>,
+}
+
+/// The result of the pass.
+struct Sharded {
+    module: Module,
+    /// New parameters with the names of those whose rows they have.
+    parts: Vec<(String, String)>,
+    exchanges: usize,
+}
+
+pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
+    let ranks = ctx.options.ranks;
+    if ranks <= 1 || program.module.ranks() > 1 {
+        return Ok(0);
+    }
+    let sharded = match shard(&program.module, ranks)? {
+        Ok(sharded) => sharded,
+        Err(ShardError::Divide { what, ranks, .. }) => {
+            let works = |&n: &usize| n != ranks && matches!(shard(&program.module, n), Ok(Ok(_)));
+            let works = Works(TRIED.filter(works).collect());
+            return Err(ShardError::Divide { what, ranks, works }.into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    for (part, whole) in &sharded.parts {
+        if let Some(options) = program.pack_options.get(whole).copied() {
+            program.pack_options.insert(part.clone(), options);
+        }
+    }
+    let (parts, exchanges) = (sharded.parts.len(), sharded.exchanges);
+    ctx.note(format!("{ranks} ranks: {parts} parameters in parts, {exchanges} exchanges in all functions"));
+    program.module = sharded.module;
+    // Whole parameters whose parts are read would be packed for nobody.
+    dce::run(program, &mut Context::new(Options::new(vec![], 1)))?;
+    Ok(parts)
+}
+
+/// The module for a number of ranks.
+fn shard(module: &Module, ranks: usize) -> Result<Result<Sharded, ShardError>, PassError> {
+    let (products, states) = (BTreeMap::new(), BTreeMap::new());
+    let mut plan = Plan { ranks, products, states, wrong: BTreeMap::new() };
+    for _ in 0..ROUNDS {
+        match Splitter::new(module, &mut plan).run() {
+            Ok(sharded) => return Ok(Ok(sharded)),
+            Err(Stop::Again) => {}
+            Err(Stop::Fails(error)) => return Ok(Err(error)),
+            Err(Stop::Gathers) => return Err(PassError::internal("shard", "an entry function may exchange")),
+            Err(Stop::Op(error)) => return Err(PassError::op("shard")(error)),
+        }
+    }
+    Err(PassError::internal("shard", format!("no plan after {ROUNDS} rounds")))
+}
+
+impl<'a> Splitter<'a> {
+    fn new(old: &'a Module, plan: &'a mut Plan) -> Splitter<'a> {
+        let mut new = old.clone();
+        for (&state, cut) in &plan.states {
+            cut_type(&mut new.states[state].ty, *cut);
+        }
+        let (params, bodies, replaced) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let states = plan.states.clone();
+        Splitter { old, new, plan, params, bodies, replaced, states, again: false, exchanges: 0 }
+    }
+
+    fn run(mut self) -> Result<Sharded, Stop> {
+        let old = self.old;
+        for (id, f) in old.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
+            let inputs = vec![None; f.inputs.len()];
+            let made = self.function(f, &inputs);
+            if self.again {
+                return Err(Stop::Again);
+            }
+            self.new.functions[id] = made?.0;
+        }
+        let name = |id: ParamId| self.new.params[id].name.clone();
+        let parts = self.params.iter().map(|(&(whole, _), &part)| (name(part), name(whole))).collect();
+        Ok(Sharded { parts, exchanges: self.exchanges, module: self.new })
+    }
+
+    /// A function whose inputs are held in some way, and how its outputs are. Those of an entry function are whole.
+    fn function(
+        &mut self,
+        f: &'a Function,
+        inputs: &[Option<Cut>],
+    ) -> Result<(Function, Vec<Option<Cut>>), Stop> {
+        let mut split = Split::new(self, f, inputs);
+        for (id, node) in f.live() {
+            split.node(id, node)?;
+        }
+        let cuts = split.outputs()?;
+        Ok((split.out, cuts))
+    }
+
+    /// The body of a scan for inputs that are held in some way.
+    fn body(&mut self, id: FuncId, inputs: &[Option<Cut>]) -> Result<Body, Stop> {
+        let key = (id, inputs.to_vec());
+        if let Some(body) = self.bodies.get(&key) {
+            return Ok(body.clone());
+        }
+        let old: &'a Module = self.old;
+        let (mut function, outputs) = self.function(&old.functions[id], inputs)?;
+        let new = match self.replaced.insert(id) {
+            true => {
+                self.new.functions[id] = function;
+                id
+            }
+            false => {
+                function.name = format!("{}.{}", function.name, self.bodies.len());
+                self.new.functions.push(function)
+            }
+        };
+        let body = Body { id: new, outputs };
+        self.bodies.insert(key, body.clone());
+        Ok(body)
+    }
+
+    /// The cut of a state, which is fixed now if it was not known.
+    fn state_cut(&mut self, state: StateId, wanted: Option<Cut>) -> Option<Cut> {
+        if let Some(&cut) = self.states.get(&state) {
+            return cut;
+        }
+        self.states.insert(state, wanted);
+        cut_type(&mut self.new.states[state].ty, wanted);
+        wanted
+    }
+
+    /// The cut of a state is wrong: takes another in the next round. What a round finds that has learned something is not
+    /// to be trusted.
+    fn correct(&mut self, state: StateId, cut: Option<Cut>) {
+        if !std::mem::replace(&mut self.again, true) {
+            let wrong = self.plan.wrong.entry(state).or_default();
+            *wrong += 1;
+            self.plan.states.insert(state, if *wrong < TRIES { cut } else { None });
+        }
+    }
+
+    /// The parameter that has the rank's rows of another; its rows divide.
+    fn part_of(&mut self, whole: ParamId, cut: RowCut) -> ParamId {
+        if let Some(&part) = self.params.get(&(whole, cut)) {
+            return part;
+        }
+        let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
+        let mut ty = param.ty.clone();
+        cut_type(&mut ty, Some(Cut { axis: 0, parts: cut.parts }));
+        let rows = param.ty.dims[0].as_const().unwrap_or(0) as usize;
+        let stride = rows / cut.outer;
+        let len = stride / cut.parts;
+        let of_rank = |rank: usize| {
+            let start = rank * cut.parts / ranks * len;
+            let blocks = RowBlocks { start, len, stride, count: cut.outer, of: rows };
+            ParamSource::Rows(blocks, Box::new(param.source.clone()))
+        };
+        let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
+        let mut name = format!("{}.part", param.name);
+        if (cut.outer, cut.parts) != (1, ranks) {
+            name = format!("{name}.{}x{}", cut.outer, cut.parts);
+        }
+        let name = self.unused(name);
+        let part = self.new.params.push(Param { name, ty, source, ..param.clone() });
+        self.params.insert((whole, cut), part);
+        part
+    }
+
+    /// A vector of one number, `value(rank)`.
+    fn number(&mut self, name: &str, value: impl Fn(usize) -> f32) -> ParamId {
+        if let Some(known) = self.new.param(name) {
+            return known;
+        }
+        let parts = (0..self.plan.ranks).map(|rank| ParamSource::Values(vec![value(rank)]));
+        self.new.params.push(Param {
+            name: name.into(),
+            ty: TensorType::new(DType::F32, [1]),
+            role: ParamRole::Vector,
+            source: ParamSource::Ranks(parts.collect()),
+            packing: None,
+        })
+    }
+
+    fn unused(&self, mut name: String) -> String {
+        while self.new.param(&name).is_some() {
+            name.push('_');
+        }
+        name
+    }
+}
+
+/// The type of a part; the sizes divide.
+fn cut_type(ty: &mut TensorType, cut: Option<Cut>) {
+    if let Some(Cut { axis, parts }) = cut {
+        ty.dims[axis] = ty.dims[axis].floor_div(parts as i64);
+    }
+}
+
+/// The product of sizes.
+fn product(dims: &[Dim]) -> Dim {
+    dims.iter().fold(Dim::from(1), |all, dim| all.product(dim))
+}
+
+/// Whether a size is constant and divides.
+fn divides(dim: &Dim, parts: usize) -> bool {
+    dim.as_const().is_some_and(|size| size > 0 && size % parts as i64 == 0)
+}

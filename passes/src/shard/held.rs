@@ -1,0 +1,291 @@
+//! How values are held, and how a rank gets all of one, or its part of one.
+
+use super::{Cut, RowCut, Splitter, Stop, cut_type, divides, product};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::graph::{Function, FunctionKind, Node, NodeId, ValueId};
+use mlcc_ir::ops::Op;
+use mlcc_ir::text::node_label;
+use std::collections::BTreeMap;
+
+/// How a value of the old function is held in the new one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Held {
+    /// By every rank.
+    Whole(ValueId),
+    /// In parts.
+    Part(ValueId, Cut),
+    /// Made from parameters, constants and states where it is needed.
+    Free,
+}
+
+/// A function while it is rebuilt.
+pub(super) struct Split<'s, 'a> {
+    pub s: &'s mut Splitter<'a>,
+    pub f: &'a Function,
+    pub out: Function,
+    held: Vec<Option<Held>>,
+    wholes: BTreeMap<ValueId, ValueId>,
+    parts: BTreeMap<(ValueId, Cut), ValueId>,
+}
+
+impl<'s, 'a> Split<'s, 'a> {
+    pub fn new(s: &'s mut Splitter<'a>, f: &'a Function, inputs: &[Option<Cut>]) -> Split<'s, 'a> {
+        let mut out = Function::new(f.name.clone(), f.kind);
+        let mut held = vec![None; f.values.len()];
+        for (&v, &cut) in f.inputs.iter().zip(inputs) {
+            let mut ty = f.ty(v).clone();
+            cut_type(&mut ty, cut);
+            let input = out.add_input(ty);
+            held[v.index()] = Some(cut.map_or(Held::Whole(input), |cut| Held::Part(input, cut)));
+        }
+        Split { s, f, out, held, wholes: BTreeMap::new(), parts: BTreeMap::new() }
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.s.plan.ranks
+    }
+    /// Old dims of an old value.
+    pub fn dims(&self, v: ValueId) -> &'a [Dim] {
+        &self.f.ty(v).dims
+    }
+    /// How a value is held; values are defined before they are used.
+    pub fn held(&self, v: ValueId) -> Held {
+        self.held[v.index()].unwrap_or(Held::Free)
+    }
+    pub fn cut(&self, v: ValueId) -> Option<Cut> {
+        match self.held(v) {
+            Held::Part(_, cut) => Some(cut),
+            _ => None,
+        }
+    }
+    pub fn is_free(&self, v: ValueId) -> bool {
+        self.held(v) == Held::Free
+    }
+    pub fn hold(&mut self, v: ValueId, held: Held) {
+        self.held[v.index()] = Some(held);
+    }
+    /// `function @f, %3 = op`, of an old node.
+    pub fn label(&self, id: NodeId) -> String {
+        format!("{} of @{}", node_label(self.f, id), self.f.name)
+    }
+    pub fn emit(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, Stop> {
+        Ok(self.out.append(&self.s.new, op, inputs)?[0])
+    }
+
+    /// All of a value, on every rank.
+    pub fn whole(&mut self, v: ValueId) -> Result<ValueId, Stop> {
+        if let Some(&whole) = self.wholes.get(&v) {
+            return Ok(whole);
+        }
+        let whole = match self.held(v) {
+            Held::Whole(whole) => whole,
+            Held::Part(part, cut) => self.gather(part, cut)?,
+            Held::Free => self.free_whole(v)?,
+        };
+        self.wholes.insert(v, whole);
+        Ok(whole)
+    }
+
+    pub fn wholes(&mut self, values: &[ValueId]) -> Result<Vec<ValueId>, Stop> {
+        values.iter().map(|&v| self.whole(v)).collect()
+    }
+
+    /// Whether a rank can have its part of a value without an exchange.
+    pub fn has_part(&mut self, v: ValueId, cut: Cut) -> Result<bool, Stop> {
+        Ok(self.find_part(v, cut, false)?.is_some())
+    }
+
+    /// The rank's part of a value that has one.
+    pub fn part(&mut self, v: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+        match self.find_part(v, cut, true)? {
+            Some(part) => Ok(part),
+            None => Err(self.s.plan.unsupported(format!("a value of @{}", self.f.name), "it has no part")),
+        }
+    }
+
+    /// A part; where nothing is to be emitted, some value if there is one.
+    fn find_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+        if let Some(&part) = self.parts.get(&(v, cut)) {
+            return Ok(Some(part));
+        }
+        if self.dims(v).get(cut.axis).is_none_or(|dim| !divides(dim, cut.parts)) {
+            return Ok(None);
+        }
+        let part = match self.held(v) {
+            Held::Part(part, own) => return Ok((own == cut).then_some(part)),
+            Held::Whole(_) => self.fewer_copies(v, cut, emit)?,
+            Held::Free => self.free_part(v, cut, emit)?,
+        };
+        if let (Some(part), true) = (part, emit) {
+            self.parts.insert((v, cut), part);
+        }
+        Ok(part)
+    }
+
+    /// Copies of one value along an axis: a part has fewer of them.
+    fn fewer_copies(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+        let Some(Node { op: Op::Concat { axis }, inputs, .. }) = self.f.def(v) else { return Ok(None) };
+        let same = inputs.iter().all(|x| x == &inputs[0]);
+        if *axis != cut.axis || !same || inputs.len() % cut.parts != 0 {
+            return Ok(None);
+        }
+        if !emit {
+            return Ok(Some(v));
+        }
+        let copy = self.whole(inputs[0])?;
+        self.emit(Op::Concat { axis: *axis }, &vec![copy; inputs.len() / cut.parts]).map(Some)
+    }
+
+    /// The node of a value that is free.
+    fn free_node(&self, v: ValueId) -> Result<&'a Node, Stop> {
+        let f: &'a Function = self.f;
+        f.def(v).ok_or_else(|| self.s.plan.unsupported(format!("an input of @{}", f.name), "it is not held"))
+    }
+
+    fn free_whole(&mut self, v: ValueId) -> Result<ValueId, Stop> {
+        let node = self.free_node(v)?;
+        if let Op::StateRead(state) = node.op
+            && let Some(cut) = self.s.state_cut(state, None)
+        {
+            let part = self.emit(node.op.clone(), &[])?;
+            return self.gather(part, cut);
+        }
+        let inputs = self.wholes(&node.inputs)?;
+        self.emit(node.op.clone(), &inputs)
+    }
+
+    fn free_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+        let node = self.free_node(v)?;
+        let (op, inputs) = (&node.op, &node.inputs);
+        let from = match op {
+            Op::Param(p) if cut.axis == 0 && emit => {
+                let part = self.s.part_of(*p, RowCut { outer: 1, parts: cut.parts });
+                return self.emit(Op::Param(part), &[]).map(Some);
+            }
+            Op::Param(_) => return Ok((cut.axis == 0).then_some(v)),
+            Op::StateRead(state) => {
+                let known = self.s.states.get(state).copied();
+                return match known {
+                    Some(other) if other != Some(cut) => Ok(None),
+                    _ if !emit => Ok(Some(v)),
+                    _ => {
+                        self.s.state_cut(*state, Some(cut));
+                        self.emit(op.clone(), &[]).map(Some)
+                    }
+                };
+            }
+            Op::Dequantize | Op::Unary(_) | Op::Cast(_) => cut,
+            Op::Slice { axis, .. } if *axis != cut.axis => cut,
+            Op::Permute { perm } => cut.along(perm[cut.axis]),
+            Op::Reshape { .. } => match reshaped(self.dims(v), self.dims(inputs[0]), cut) {
+                Some(from) => from,
+                None => return Ok(None),
+            },
+            Op::Binary(_) | Op::SelectGe => return self.elementwise_part(v, cut, emit),
+            _ => return Ok(None),
+        };
+        let Some(x) = self.find_part(inputs[0], from, emit)? else { return Ok(None) };
+        if !emit {
+            return Ok(Some(v));
+        }
+        let op = self.local(op, v, cut);
+        self.emit(op, &[x]).map(Some)
+    }
+
+    fn elementwise_part(&mut self, v: ValueId, cut: Cut, emit: bool) -> Result<Option<ValueId>, Stop> {
+        let node = self.free_node(v)?;
+        let mut parts = Vec::with_capacity(node.inputs.len());
+        for &x in &node.inputs {
+            let part = match self.aligned(x, v, cut) {
+                Some(cut) => self.find_part(x, cut, emit)?,
+                None if emit => Some(self.whole(x)?),
+                None => Some(x),
+            };
+            match part {
+                Some(part) => parts.push(part),
+                None => return Ok(None),
+            }
+        }
+        if !emit {
+            return Ok(Some(v));
+        }
+        self.emit(node.op.clone(), &parts).map(Some)
+    }
+
+    /// The cut of an operand that goes with a cut of the result; `None` where the operand has one row for all there.
+    pub fn aligned(&self, x: ValueId, result: ValueId, cut: Cut) -> Option<Cut> {
+        let (rank, own) = (self.dims(result).len(), self.dims(x).len());
+        let axis = (cut.axis + own).checked_sub(rank)?;
+        (self.dims(x)[axis] != Dim::from(1)).then(|| cut.along(axis))
+    }
+
+    /// An op with the sizes of a part of its result.
+    pub fn local(&self, op: &Op, result: ValueId, cut: Cut) -> Op {
+        match op {
+            Op::Reshape { .. } => {
+                let mut ty = self.f.ty(result).clone();
+                cut_type(&mut ty, Some(cut));
+                Op::Reshape { dims: ty.dims }
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// An exchange of parts, which are joined along their axis.
+    fn gather(&mut self, part: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+        if self.f.kind != FunctionKind::Entry {
+            return Err(Stop::Gathers);
+        }
+        self.s.exchanges += 1;
+        let ranks = self.ranks();
+        let dims = self.out.ty(part).dims.clone();
+        let (leading, last) = (&dims[..cut.axis], product(&dims[cut.axis..]));
+        let flat: Vec<Dim> = leading.iter().cloned().chain([last.clone()]).collect();
+        let flat = if flat == dims { part } else { self.emit(Op::Reshape { dims: flat }, &[part])? };
+        let mut all = self.emit(Op::Exchange { ranks }, &[flat])?;
+        if cut.parts < ranks {
+            let mut slices = Vec::with_capacity(cut.parts);
+            for i in 0..cut.parts {
+                let start = last.scale((i * ranks / cut.parts) as i64);
+                let slice = Op::Slice { axis: cut.axis, start, len: last.clone() };
+                slices.push(self.emit(slice, &[all])?);
+            }
+            all = self.emit(Op::Concat { axis: cut.axis }, &slices)?;
+        }
+        let mut whole = dims;
+        whole[cut.axis] = whole[cut.axis].scale(cut.parts as i64);
+        match self.out.ty(all).dims == whole {
+            true => Ok(all),
+            false => self.emit(Op::Reshape { dims: whole }, &[all]),
+        }
+    }
+
+    /// Outputs: whole ones of an entry function, those of a body as they are.
+    pub fn outputs(&mut self) -> Result<Vec<Option<Cut>>, Stop> {
+        let f = self.f;
+        let mut cuts = Vec::with_capacity(f.outputs.len());
+        for &v in &f.outputs {
+            let (output, cut) = match self.held(v) {
+                Held::Part(part, cut) if f.kind != FunctionKind::Entry => (part, Some(cut)),
+                _ => (self.whole(v)?, None),
+            };
+            self.out.outputs.push(output);
+            cuts.push(cut);
+        }
+        Ok(cuts)
+    }
+}
+
+/// The axis of `to` that a cut of `from` is a cut of, where both are the same elements in row-major order.
+pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: Cut) -> Option<Cut> {
+    let axis = reshaped_axis(from, to, cut.axis)?;
+    divides(&to[axis], cut.parts).then(|| cut.along(axis))
+}
+
+/// The axis of `to` that begins where an axis of `from` does.
+pub(super) fn reshaped_axis(from: &[Dim], to: &[Dim], axis: usize) -> Option<usize> {
+    let before = product(&from[..axis]);
+    let begins = |&b: &usize| product(&to[..b]) == before && to[b] != Dim::from(1);
+    (0..to.len()).find(begins)
+}

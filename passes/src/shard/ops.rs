@@ -1,0 +1,303 @@
+//! What ops make of values that are held in parts.
+
+use super::held::{Held, Split, reshaped, reshaped_axis};
+use super::{Cut, Stop};
+use mlcc_ir::graph::{FunctionKind, Node, NodeId, ValueId};
+use mlcc_ir::module::{FuncId, StateId};
+use mlcc_ir::ops::{Attention, Op};
+
+impl Split<'_, '_> {
+    /// Rebuilds one node.
+    pub fn node(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
+        let inputs = &node.inputs;
+        if self.is_made_of_free(node) {
+            self.hold(node.outputs[0], Held::Free);
+            return Ok(());
+        }
+        match &node.op {
+            Op::StateRead(state) => {
+                // The cut of this state is known.
+                let cut = self.s.states.get(state).copied().flatten();
+                let value = self.emit(node.op.clone(), &[])?;
+                self.hold(node.outputs[0], cut.map_or(Held::Whole(value), |cut| Held::Part(value, cut)));
+                Ok(())
+            }
+            Op::StateWrite(state) => self.state_write(*state, inputs[0]),
+            Op::CacheAppend(state) => self.cache_append(*state, node),
+            Op::MatMul { transpose_b } => self.matmul(id, node, *transpose_b),
+            Op::MatMulExperts { experts } => self.experts(id, node, *experts),
+            Op::Gather => self.gather_rows(id, node),
+            Op::Attention(attention) => self.attention(id, node, attention),
+            Op::Scan { body, carries, seqs } => self.scan(id, node, *body, (*carries, *seqs)),
+            Op::Unary(_) | Op::Cast(_) | Op::Binary(_) | Op::SelectGe => self.elementwise(node),
+            Op::Reshape { .. } => self.reshape(id, node),
+            Op::Permute { perm } => {
+                let axis = |cut: Cut| perm.iter().position(|&p| p == cut.axis);
+                self.keeps(node, |cut| axis(cut).map(|axis| cut.along(axis)))
+            }
+            Op::Slice { axis, .. } | Op::Reduce { axis, .. } => {
+                self.keeps(node, |cut| (cut.axis != *axis).then_some(cut))
+            }
+            Op::Softmax | Op::LayerNorm { .. } | Op::RmsNorm { .. } => {
+                let last = self.dims(inputs[0]).len() - 1;
+                self.keeps(node, |cut| (cut.axis != last).then_some(cut))
+            }
+            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => {
+                self.keeps(node, |cut| (cut.axis > 0).then_some(cut))
+            }
+            Op::Concat { axis } => self.concat(node, *axis),
+            _ => self.replicated(node),
+        }
+    }
+
+    /// Whether a value can be made from parameters, constants and states wherever it is needed.
+    fn is_made_of_free(&self, node: &Node) -> bool {
+        let entry = self.f.kind == FunctionKind::Entry;
+        match &node.op {
+            Op::Param(_) | Op::Constant { .. } => true,
+            Op::StateRead(state) => entry && !self.s.states.contains_key(state),
+            Op::Dequantize
+            | Op::Unary(_)
+            | Op::Cast(_)
+            | Op::Reshape { .. }
+            | Op::Permute { .. }
+            | Op::Slice { .. }
+            | Op::Binary(_)
+            | Op::SelectGe => node.inputs.iter().all(|&v| self.is_free(v)),
+            _ => false,
+        }
+    }
+
+    /// Every rank computes all of it.
+    pub fn replicated(&mut self, node: &Node) -> Result<(), Stop> {
+        let inputs = self.wholes(&node.inputs)?;
+        let outputs = self.out.append(&self.s.new, node.op.clone(), &inputs)?;
+        for (&v, output) in node.outputs.iter().zip(outputs) {
+            self.hold(v, Held::Whole(output));
+        }
+        Ok(())
+    }
+
+    /// An op of a part of its first input and all of the others, with a part of its result, if `cut` knows which.
+    fn keeps(&mut self, node: &Node, cut: impl Fn(Cut) -> Option<Cut>) -> Result<(), Stop> {
+        let (x, out) = (node.inputs[0], node.outputs[0]);
+        let Held::Part(part, own) = self.held(x) else { return self.replicated(node) };
+        let Some(cut) = cut(own) else { return self.replicated(node) };
+        let mut inputs = vec![part];
+        inputs.extend(self.wholes(&node.inputs[1..])?);
+        let op = self.local(&node.op, out, cut);
+        let part = self.emit(op, &inputs)?;
+        self.hold(out, Held::Part(part, cut));
+        Ok(())
+    }
+
+    fn elementwise(&mut self, node: &Node) -> Result<(), Stop> {
+        let out = node.outputs[0];
+        let Some(cut) = node.inputs.iter().find_map(|&v| self.of_result(v, out)) else {
+            return self.replicated(node);
+        };
+        self.broadcast(node, cut)
+    }
+
+    /// An op whose operands are broadcast, with a part of its result, if each operand has its part or no such axis.
+    pub fn broadcast(&mut self, node: &Node, cut: Cut) -> Result<(), Stop> {
+        let out = node.outputs[0];
+        for &v in &node.inputs {
+            let fits = match self.aligned(v, out, cut) {
+                Some(own) => self.has_part(v, own)?,
+                None => self.cut(v).is_none(),
+            };
+            if !fits {
+                return self.replicated(node);
+            }
+        }
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for &v in &node.inputs {
+            inputs.push(match self.aligned(v, out, cut) {
+                Some(own) => self.part(v, own)?,
+                None => self.whole(v)?,
+            });
+        }
+        let part = self.emit(node.op.clone(), &inputs)?;
+        self.hold(out, Held::Part(part, cut));
+        Ok(())
+    }
+
+    /// The cut of a broadcast result that goes with that of an operand.
+    pub fn of_result(&self, v: ValueId, result: ValueId) -> Option<Cut> {
+        let cut = self.cut(v)?;
+        Some(cut.along(cut.axis + self.dims(result).len() - self.dims(v).len()))
+    }
+
+    fn reshape(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
+        let (x, out) = (node.inputs[0], node.outputs[0]);
+        let Some(cut) = self.cut(x) else { return self.replicated(node) };
+        let (from, to) = (self.dims(x), self.dims(out));
+        if let Some(new) = reshaped(from, to, cut) {
+            return self.keeps(node, |_| Some(new));
+        }
+        let Some(size) = reshaped_axis(from, to, cut.axis).and_then(|axis| to[axis].as_const()) else {
+            return self.replicated(node);
+        };
+        // Heads fewer than ranks: several ranks have the same one.
+        let size = size as usize;
+        let shared = size > 0 && size < cut.parts && cut.parts.is_multiple_of(size);
+        if (shared && self.demand(&[x], size)) || self.s.again {
+            return self.replicated(node);
+        }
+        Err(self.s.plan.divide(format!("{size} heads ({})", self.label(id))))
+    }
+
+    fn concat(&mut self, node: &Node, axis: usize) -> Result<(), Stop> {
+        let cut = node.inputs.iter().find_map(|&v| self.cut(v)).filter(|cut| cut.axis != axis);
+        let Some(cut) = cut else { return self.replicated(node) };
+        for &v in &node.inputs {
+            if !self.has_part(v, cut)? {
+                return self.replicated(node);
+            }
+        }
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for &v in &node.inputs {
+            inputs.push(self.part(v, cut)?);
+        }
+        let part = self.emit(node.op.clone(), &inputs)?;
+        self.hold(node.outputs[0], Held::Part(part, cut));
+        Ok(())
+    }
+
+    fn state_write(&mut self, state: StateId, v: ValueId) -> Result<(), Stop> {
+        let own = self.cut(v);
+        let value = match self.s.state_cut(state, own) {
+            None => self.whole(v)?,
+            Some(cut) if self.has_part(v, cut)? => self.part(v, cut)?,
+            Some(_) => {
+                self.s.correct(state, own);
+                return Ok(());
+            }
+        };
+        self.out.append(&self.s.new, Op::StateWrite(state), &[value])?;
+        Ok(())
+    }
+
+    fn cache_append(&mut self, state: StateId, node: &Node) -> Result<(), Stop> {
+        let (rows, out) = (node.inputs[0], node.outputs[0]);
+        let own = self.cut(rows).filter(|cut| cut.axis > 0);
+        match self.s.state_cut(state, own) {
+            None => self.replicated(node),
+            Some(cut) if self.has_part(rows, cut)? => {
+                let rows = self.part(rows, cut)?;
+                let all = self.emit(node.op.clone(), &[rows])?;
+                self.hold(out, Held::Part(all, cut));
+                Ok(())
+            }
+            Some(_) => {
+                self.s.correct(state, own);
+                let all = self.whole(rows)?;
+                let ty = self.f.ty(out).clone();
+                let all = self.out.append_typed(node.op.clone(), &[all], vec![ty])[0];
+                self.hold(out, Held::Whole(all));
+                Ok(())
+            }
+        }
+    }
+
+    /// By query heads; each rank has the key heads of its own.
+    fn attention(&mut self, id: NodeId, node: &Node, a: &Attention) -> Result<(), Stop> {
+        let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
+        let ranks = self.ranks();
+        let heads = |split: &Self, v: ValueId| split.dims(v)[1].as_const().unwrap_or(0) as usize;
+        let (query_heads, key_heads) = (heads(self, q), heads(self, k));
+        let by_heads = Cut { axis: 1, parts: ranks };
+        if query_heads % ranks != 0 {
+            return Err(self.s.plan.divide(format!("{query_heads} query heads ({})", self.label(id))));
+        }
+        if !self.has_part(q, by_heads)? {
+            return match self.demand(&[q], ranks) || self.s.again {
+                true => self.replicated(node),
+                false => Err(self.s.plan.unsupported(self.label(id), "its queries are not split by heads")),
+            };
+        }
+        let parts = match (key_heads % ranks, ranks % key_heads.max(1)) {
+            (0, _) => ranks,
+            (_, 0) => key_heads,
+            _ => return Err(self.s.plan.divide(format!("{key_heads} key heads ({})", self.label(id)))),
+        };
+        // By input: how each rank needs it.
+        let cut = |i: usize| match i {
+            0 => Some(by_heads),
+            1 | 2 => (parts > 1).then_some(Cut { axis: 1, parts }),
+            _ if Some(i) == a.sink_input() => Some(by_heads),
+            _ if Some(i) == a.slopes_input() || Some(i) == a.null_input() => Some(by_heads.along(0)),
+            _ => None,
+        };
+        for (i, &x) in node.inputs.iter().enumerate() {
+            let fits = match cut(i) {
+                Some(cut) => self.has_part(x, cut)?,
+                None => self.cut(x).is_none(),
+            };
+            if fits {
+                continue;
+            }
+            let asked = i < 3 && self.demand(&[k, v], parts);
+            if !asked && !self.s.again {
+                let why = format!("its input {i} is not split by heads");
+                return Err(self.s.plan.unsupported(self.label(id), why));
+            }
+            return self.replicated(node);
+        }
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for (i, &x) in node.inputs.iter().enumerate() {
+            inputs.push(match cut(i) {
+                Some(cut) => self.part(x, cut)?,
+                None => self.whole(x)?,
+            });
+        }
+        let part = self.emit(node.op.clone(), &inputs)?;
+        self.hold(node.outputs[0], Held::Part(part, by_heads));
+        Ok(())
+    }
+
+    /// By the axis along which its sequences are split, which is that of heads or channels.
+    fn scan(
+        &mut self,
+        id: NodeId,
+        node: &Node,
+        body: FuncId,
+        (carries, seqs): (usize, usize),
+    ) -> Result<(), Stop> {
+        let is_seq = |i: usize| (carries..carries + seqs).contains(&i);
+        let of_seq = |&v: &ValueId| Some((v, self.cut(v).filter(|cut| cut.axis > 0)?));
+        let first = node.inputs[carries..carries + seqs].iter().find_map(of_seq);
+        let Some((like, cut)) = first else { return self.replicated(node) };
+        let (slice, size) = (cut.along(cut.axis - 1), self.dims(like)[cut.axis].clone());
+        if cut.parts != self.ranks() {
+            return Err(self.s.plan.divide(format!("{size} heads ({})", self.label(id))));
+        }
+        let (mut inputs, mut cuts) = (Vec::new(), Vec::new());
+        for (i, &v) in node.inputs.iter().enumerate() {
+            let own = if is_seq(i) { cut } else { slice };
+            let fits = self.dims(v).get(own.axis) == Some(&size) && self.has_part(v, own)?;
+            inputs.push(if fits { self.part(v, own)? } else { self.whole(v)? });
+            cuts.push(fits.then_some(slice));
+        }
+        let made = match self.s.body(body, &cuts) {
+            Ok(made) => made,
+            Err(Stop::Gathers) => {
+                let why = "a step needs values of all ranks";
+                return Err(self.s.plan.unsupported(self.label(id), why));
+            }
+            Err(stop) => return Err(stop),
+        };
+        if made.outputs[..carries] != cuts[..carries] {
+            let why = "a step does not keep the parts of its state";
+            return Err(self.s.plan.unsupported(self.label(id), why));
+        }
+        let op = Op::Scan { body: made.id, carries, seqs };
+        let outputs = self.out.append(&self.s.new, op, &inputs)?;
+        for (i, (&v, output)) in node.outputs.iter().zip(outputs).enumerate() {
+            let stacked = |cut: Cut| if i < carries { cut } else { cut.along(cut.axis + 1) };
+            self.hold(v, made.outputs[i].map_or(Held::Whole(output), |cut| Held::Part(output, stacked(cut))));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! Products and tables: what has weights.
+
+use super::held::{Held, Split};
+use super::{Cut, RowCut, Stop, divides};
+use mlcc_ir::dim::Dim;
+use mlcc_ir::entity::EntityId;
+use mlcc_ir::graph::{Node, NodeId, ValueId};
+use mlcc_ir::kernel::BinOp;
+use mlcc_ir::module::{ParamId, ParamRole};
+use mlcc_ir::ops::Op;
+use mlcc_ir::sequences::{Scope, scopes};
+use mlcc_ir::types::DType;
+use mlcc_quant::TILE;
+use std::collections::BTreeSet;
+
+/// A product with so many times more columns than rows is computed by every rank: to send its few results would cost more
+/// than to compute them (routers of experts, gates of one row).
+const FLAT: i64 = 16;
+/// A product with at most so many rows is computed by every rank where they do not divide.
+const FEW: i64 = 128;
+/// Whole numbers up to this are exact in f32.
+const MOST_ROWS: i64 = 1 << 24;
+
+impl Split<'_, '_> {
+    /// The parameter that a free value is made of, if it is one.
+    fn weight(&self, mut v: ValueId) -> Option<ParamId> {
+        loop {
+            let node = self.f.def(v)?;
+            match node.op {
+                Op::Param(p) => return Some(p),
+                Op::Dequantize | Op::Cast(_) | Op::Permute { .. } | Op::Reshape { .. } | Op::Unary(_) => {
+                    v = node.inputs[0];
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Into how many parts the rows of a weight are split.
+    fn parts(&self, weight: ParamId, rows: &Dim, columns: &Dim) -> usize {
+        let sizes = (rows.as_const().unwrap_or(0), columns.as_const().unwrap_or(0));
+        let role = self.s.old.params[weight].role;
+        match self.s.plan.products.get(&weight) {
+            Some(&parts) => parts,
+            None if sizes.0.saturating_mul(FLAT) <= sizes.1 => 1,
+            None if sizes.0 <= FEW && !divides(rows, self.ranks()) => 1,
+            // The thin half of a low-rank product: its other half has the rows of heads.
+            None if role == ParamRole::LowRank && sizes.0 < sizes.1 => 1,
+            None => self.ranks(),
+        }
+    }
+
+    /// Asks that the products which values are computed from be split so; false if all of them have been asked before.
+    pub fn demand(&mut self, values: &[ValueId], parts: usize) -> bool {
+        let mut changed = false;
+        let (mut open, mut seen) = (values.to_vec(), BTreeSet::new());
+        while let Some(v) = open.pop() {
+            if self.is_free(v) || !seen.insert(v) {
+                continue;
+            }
+            let Some(node) = self.f.def(v) else { continue };
+            let weight = match node.op {
+                Op::MatMul { .. } if self.is_free(node.inputs[1]) => self.weight(node.inputs[1]),
+                _ => None,
+            };
+            match weight {
+                // Once: two values that ask for different parts of one product would ask forever.
+                Some(weight) if !self.s.plan.products.contains_key(&weight) => {
+                    self.s.plan.products.insert(weight, parts);
+                    changed = true;
+                }
+                Some(_) => {}
+                None => open.extend(&node.inputs),
+            }
+        }
+        self.s.again |= changed;
+        changed
+    }
+
+    pub fn matmul(&mut self, id: NodeId, node: &Node, transposed: bool) -> Result<(), Stop> {
+        let (x, w) = (node.inputs[0], node.inputs[1]);
+        let weight = if self.dims(w).len() == 2 && self.is_free(w) { self.weight(w) } else { None };
+        let Some(weight) = weight else { return self.matmul_of_values(node) };
+        let last = self.dims(x).len() - 1;
+        // Rows that the ranks have are theirs already.
+        if let Some(cut) = self.cut(x).filter(|cut| cut.axis < last) {
+            let inputs = [self.part(x, cut)?, self.whole(w)?];
+            let part = self.emit(node.op.clone(), &inputs)?;
+            self.hold(node.outputs[0], Held::Part(part, cut));
+            return Ok(());
+        }
+        let (rows, columns) = if transposed { (0, 1) } else { (1, 0) };
+        let dims = self.dims(w);
+        let parts = self.parts(weight, &dims[rows], &dims[columns]);
+        if parts == 1 {
+            return self.replicated(node);
+        }
+        if !divides(&dims[rows], parts) {
+            let what = format!("{} rows of {}", dims[rows], self.s.old.params[weight].name);
+            return Err(self.s.plan.divide(what));
+        }
+        let cut = Cut { axis: rows, parts };
+        if !self.has_part(w, cut)? {
+            return Err(self
+                .s
+                .plan
+                .unsupported(self.label(id), "its weight has no rows of its own for each rank"));
+        }
+        let inputs = [self.whole(x)?, self.part(w, cut)?];
+        let part = self.emit(node.op.clone(), &inputs)?;
+        self.hold(node.outputs[0], Held::Part(part, cut.along(last)));
+        Ok(())
+    }
+
+    /// A product of two computed values, which may be split along an axis that is not summed over.
+    fn matmul_of_values(&mut self, node: &Node) -> Result<(), Stop> {
+        let (a, b, out) = (node.inputs[0], node.inputs[1], node.outputs[0]);
+        let rank = self.dims(out).len();
+        let cut = self.of_result(a, out).or_else(|| self.of_result(b, out));
+        match cut.filter(|cut| cut.axis + 2 < rank) {
+            Some(cut) => self.broadcast(node, cut),
+            None => self.replicated(node),
+        }
+    }
+
+    /// Each rank has some rows of every expert.
+    pub fn experts(&mut self, id: NodeId, node: &Node, experts: usize) -> Result<(), Stop> {
+        let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
+        let rows = self.dims(w)[0].floor_div(experts as i64);
+        let parts = self.ranks();
+        let weight = match self.f.def(w) {
+            Some(Node { op: Op::Param(p), .. }) => Some((*p, false)),
+            Some(Node { op: Op::Dequantize, inputs, .. }) => self.weight(inputs[0]).map(|p| (p, true)),
+            _ => None,
+        };
+        let Some((weight, stored)) = weight else {
+            return Err(self.s.plan.unsupported(self.label(id), "its weight is not a parameter"));
+        };
+        // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the whole is.
+        let tile = if stored && divides(&rows, TILE) { TILE } else { 1 };
+        if !divides(&rows, parts * tile) {
+            let what = format!("{rows} rows of each expert of {}", self.s.old.params[weight].name);
+            return Err(self.s.plan.divide(what));
+        }
+        let weight = self.s.part_of(weight, RowCut { outer: experts, parts });
+        let mut w = self.emit(Op::Param(weight), &[])?;
+        if stored {
+            w = self.emit(Op::Dequantize, &[w])?;
+        }
+        let inputs = [self.whole(x)?, w, self.whole(ids)?];
+        let part = self.emit(node.op.clone(), &inputs)?;
+        self.hold(node.outputs[0], Held::Part(part, Cut { axis: 2, parts }));
+        Ok(())
+    }
+
+    /// Rows of a table: of an embedding each rank has some, of other values and tables all.
+    pub fn gather_rows(&mut self, id: NodeId, node: &Node) -> Result<(), Stop> {
+        let (table, ids, out) = (node.inputs[0], node.inputs[1], node.outputs[0]);
+        if let Some(cut) = self.cut(table).filter(|cut| cut.axis > 0) {
+            let inputs = [self.part(table, cut)?, self.whole(ids)?];
+            let part = self.emit(node.op.clone(), &inputs)?;
+            self.hold(out, Held::Part(part, cut));
+            return Ok(());
+        }
+        let of_sequence = scopes(self.s.old, self.f).is_some_and(|s| s[ids.index()] == Scope::Sequence);
+        let weight = if self.is_free(table) && !of_sequence { self.weight(table) } else { None };
+        let is_embedding = |p: &ParamId| self.s.old.params[*p].role == ParamRole::Embedding;
+        let Some(weight) = weight.filter(is_embedding) else { return self.replicated(node) };
+        let (rows, columns) = (&self.dims(table)[0], &self.dims(table)[1]);
+        if self.parts(weight, rows, columns) == 1 {
+            return self.replicated(node);
+        }
+        let cut = Cut { axis: 0, parts: self.ranks() };
+        if !divides(rows, cut.parts) {
+            let what = format!("{rows} rows of {}", self.s.old.params[weight].name);
+            return Err(self.s.plan.divide(what));
+        }
+        let few = rows.as_const().is_some_and(|rows| rows <= MOST_ROWS);
+        if !few || !self.has_part(table, cut)? {
+            return Err(self.s.plan.unsupported(self.label(id), "its table has no rows for each rank"));
+        }
+        let row = self.embedded(table, ids, cut)?;
+        self.hold(out, Held::Whole(row));
+        Ok(())
+    }
+
+    /// Every rank looks up all ids in its rows, and all take each row from the rank that has it.
+    fn embedded(&mut self, table: ValueId, ids: ValueId, cut: Cut) -> Result<ValueId, Stop> {
+        let rows = self.dims(table)[0].floor_div(cut.parts as i64).as_const().unwrap_or(0);
+        let columns = self.dims(table)[1].clone();
+        let ids = self.whole(ids)?;
+        let first = self.s.number(&format!("rank.first_of_{rows}"), |rank| (rank as i64 * rows) as f32);
+        let first = self.emit(Op::Param(first), &[])?;
+        let first = self.emit(Op::Cast(DType::I32), &[first])?;
+        let own = self.emit(Op::Binary(BinOp::Sub), &[ids, first])?;
+        let (zero, last) = (self.id(0)?, self.id(rows - 1)?);
+        let own = self.emit(Op::Binary(BinOp::Max), &[own, zero])?;
+        let own = self.emit(Op::Binary(BinOp::Min), &[own, last])?;
+        let table = self.part(table, cut)?;
+        let found = self.emit(Op::Gather, &[table, own])?;
+        let all = self.emit(Op::Exchange { ranks: cut.parts }, &[found])?;
+        self.s.exchanges += 1;
+        let count = self.out.ty(ids).dims[0].clone();
+        let ids = self.emit(Op::Reshape { dims: vec![count, Dim::from(1)] }, &[ids])?;
+        let of_rank =
+            |rank: usize| Op::Slice { axis: 1, start: columns.scale(rank as i64), len: columns.clone() };
+        let mut row = self.emit(of_rank(0), &[all])?;
+        for rank in 1..cut.parts {
+            let (theirs, first) = (self.emit(of_rank(rank), &[all])?, self.id(rank as i64 * rows)?);
+            row = self.emit(Op::SelectGe, &[ids, first, theirs, row])?;
+        }
+        Ok(row)
+    }
+
+    fn id(&mut self, value: i64) -> Result<ValueId, Stop> {
+        self.emit(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
+    }
+}
