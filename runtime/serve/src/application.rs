@@ -32,8 +32,10 @@ impl Application {
         options: &ServeOptions,
     ) -> Result<Application, ServeError> {
         let server = Arc::new(Server::new(options));
-        let beside =
-            texts.iter().map(|(_, model)| Need::of_texts(model.model()).total()).fold(0, u64::saturating_add);
+        let beside = texts
+            .iter()
+            .map(|(_, model)| Need::to_serve(model.model(), 0).total())
+            .fold(0, u64::saturating_add);
         let models = Models::start(models, library, beside, &server)?;
         Ok(Application { app: Arc::new(App { models, texts: TextModels::new(texts), server }) })
     }

@@ -81,7 +81,7 @@ fn sequences(
 ) -> Result<(usize, u64), ServeError> {
     let room = room_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
-        model: Need::of(model, count, count).with_files(options.prefixes.is_some()),
+        model: Need::to_serve(model, count).with_files(options.prefixes.is_some()),
         draft: draft.map(|draft| Need::of(draft, count, 0)),
     };
     let missing = |count: usize| {
@@ -112,7 +112,7 @@ pub fn need_of_texts(
     options: &ServeOptions,
     committed: u64,
 ) -> Result<u64, ServeError> {
-    let need = Need::of_texts(model.model());
+    let need = Need::to_serve(model.model(), 0);
     match room_beside(options.memory, committed).filter(|room| need.total() > room.bytes) {
         None => Ok(need.total()),
         Some(room) => Err(ServeError::TextsTooLarge {

@@ -24,6 +24,14 @@ pub struct Need {
 }
 
 impl Need {
+    /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number.
+    pub fn to_serve(model: &Model, sequences: usize) -> Need {
+        match model.text_width() {
+            0 => Need::of(model, sequences, sequences),
+            _ => Need::of_texts(model),
+        }
+    }
+
     pub fn of(model: &Model, sequences: usize, snapshots: usize) -> Need {
         let (plan, table) = (model.plan(), model.table());
         let recurrent =
@@ -90,6 +98,32 @@ impl Need {
 /// Those that are no part of the file are in memory already.
 fn weights(model: &Model) -> u64 {
     if model.section(section::WEIGHTS).is_some() { model.plan().weights_bytes } else { 0 }
+}
+
+/// Of the program itself: code, tokenizer, requests on their way, the allocator. 15 to 54 MiB were seen (docs/serve.md).
+const PROGRAM: u64 = 128 << 20;
+
+/// Memory of a container in which one model is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerMemory {
+    /// In pages of the artifact's file, which can be given back, or made when the model was loaded; they count in the limit of a container.
+    pub weights: u64,
+    /// What the server adds up at its start: weights, scratch memory, states and results.
+    pub need: u64,
+    /// The same, as the server says it.
+    pub sum: String,
+    /// The sum with all weights, and what the program needs beside.
+    pub limit: u64,
+}
+
+/// What a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`: the sum that is looked at when a server starts, and
+/// some room.
+pub fn container_memory(model: &Model, sequences: usize, files: bool) -> ContainerMemory {
+    let need = Need::to_serve(model, sequences).with_files(files);
+    let weights = model.plan().weights_bytes;
+    // Those that a server finds in memory already are in its container, too.
+    let all = need.total().saturating_add(weights.saturating_sub(need.weights));
+    ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit: all.saturating_add(PROGRAM) }
 }
 
 /// The sum, for people.

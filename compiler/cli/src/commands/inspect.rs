@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::commands::{drawing, print, print_json};
+use crate::commands::{drawing, print, print_json, resources};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_abi::section;
@@ -29,6 +29,8 @@ pub struct Args {
     /// Draw the graph that the kernels were made from, with the ops fused into each, as .dot or .svg (needs Graphviz)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "asm", "metadata"])]
     graph: Option<PathBuf>,
+    #[command(flatten)]
+    resources: resources::Flags,
     /// Check the hash of every section, the weights included
     #[arg(long)]
     hashes: bool,
@@ -41,10 +43,13 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
     let artifact = Artifact::open(&args.artifact)?;
     if args.hashes {
         artifact.verify(u64::MAX)?;
-        if args.metadata || args.asm.is_some() || args.graph.is_some() {
+        if args.metadata || args.asm.is_some() || args.graph.is_some() || args.resources.resources {
             // These print one thing only.
             ui.note("the hashes of all sections were checked and are right");
         }
+    }
+    if args.resources.resources {
+        return resources::run(artifact.path(), &args.resources, args.json);
     }
     if let Some(kernel) = &args.asm {
         return print(&assembly(&artifact, kernel)?);

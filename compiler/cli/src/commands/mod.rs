@@ -16,6 +16,7 @@ pub mod models;
 pub mod opt;
 pub mod quants;
 pub mod rerank;
+mod resources;
 pub mod run;
 pub mod serve;
 mod speculation;

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::program::{fails_with, failure, mlcc, text};
+use crate::program::{fails_with, failure, json, mlcc, text};
 use crate::server::{Answer, Server, artifact};
 use serde_json::{Value, json};
 
@@ -431,4 +431,44 @@ fn what_cannot_be_served_is_refused_at_the_start() {
     fails_with(&mut serve(&["--port", port]), &["cannot listen on 127.0.0.1", "--port"]);
     let message = failure(&mut serve(&["--template", "no-such-template", "--port", "0"]), 2);
     assert!(message.contains("no-such-template"), "{message}");
+}
+
+/// The sum of `inspect --resources` is the one that the server looks at: with one byte less it does not start.
+#[test]
+fn inspect_tells_the_memory_that_a_server_asks_for() {
+    let inspect = |args: &[&str]| {
+        let mut inspect = mlcc();
+        inspect.arg("inspect").arg(artifact()).arg("--resources").args(args);
+        inspect
+    };
+    let report = |args: &[&str]| json(inspect(args).arg("--json"));
+    let number = |report: &Value, name: &str| report[name].as_u64().unwrap();
+    for more in [&["--sequences", "3"][..], &["--sequences", "40"]] {
+        let found = report(more);
+        let (need, limit) = (number(&found, "need_bytes"), number(&found, "limit_bytes"));
+        assert!(
+            0 < number(&found, "weights_bytes") && number(&found, "weights_bytes") < need && need < limit
+        );
+        let (enough, less) = (need.to_string(), (need - 1).to_string());
+        Server::start(&[more, &["--memory", &enough]].concat());
+        let mut serve = mlcc();
+        serve.arg("serve").arg(artifact()).args(more).args(["--memory", &less, "--port", "0", "-t", "1"]);
+        fails_with(&mut serve, &["--memory"]);
+    }
+    let (few, many) = (report(&["--sequences", "3"]), report(&[]));
+    assert!(number(&many, "need_bytes") < number(&report(&["--cache-dir"]), "need_bytes"));
+    assert_eq!(many["sequences"], 16);
+    assert!(number(&few, "need_bytes") < number(&many, "need_bytes"));
+    let mebibytes = number(&many, "limit_bytes").div_ceil(1 << 20);
+    let amounts = json!({"cpu": "3", "memory": format!("{mebibytes}Mi")});
+    let found = report(&["-t", "3"]);
+    assert_eq!(found["resources"], json!({"requests": amounts, "limits": amounts}));
+    let printed = text(&mut inspect(&["-t", "3"]));
+    let (comment, block) = printed.split_once('\n').unwrap();
+    assert!(comment.starts_with("# ") && comment.contains("16 sequences of"), "{comment}");
+    let amounts = format!("    cpu: \"3\"\n    memory: \"{mebibytes}Mi\"\n");
+    assert_eq!(block, format!("resources:\n  requests:\n{amounts}  limits:\n{amounts}"));
+    failure(&mut inspect(&["--params"]), 2);
+    let mut alone = mlcc();
+    failure(alone.arg("inspect").arg(artifact()).args(["--sequences", "3"]), 2);
 }

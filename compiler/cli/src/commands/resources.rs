@@ -1,0 +1,66 @@
+//! What a container asks Kubernetes for, to serve a compiled model.
+
+use std::path::Path;
+
+use mlcc_runtime::{HugePages, LoadOptions, Model, physical_cores};
+use serde_json::{Value, json};
+
+use crate::commands::{pages, print, print_json};
+use crate::error::CliError;
+
+/// Flags of `mlcc inspect --resources`; they mean what they do for `mlcc serve`.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// Print what `mlcc serve` of it needs, as requests and limits of Kubernetes: the memory that a server adds up at its start (loads the code)
+    #[arg(long, conflicts_with_all = ["params", "metadata", "asm", "graph"])]
+    pub resources: bool,
+    /// With --resources: texts that run together
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "resources", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    sequences: u16,
+    /// With --resources: worker threads [default: physical cores]
+    #[arg(short, long, requires = "resources", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// With --resources: tokens that the caches of all texts have room for together [default: as many as they may have at most]
+    #[arg(long, value_name = "N", requires = "resources", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    cache_tokens: Option<u64>,
+    /// With --resources: states are kept in files
+    #[arg(long, requires = "resources")]
+    cache_dir: bool,
+}
+
+/// Prints them for one artifact.
+pub fn run(artifact: &Path, flags: &Flags, as_json: bool) -> Result<(), CliError> {
+    let options = LoadOptions {
+        threads: Some(1),
+        huge_pages: HugePages::Off,
+        cache_pages: flags.cache_tokens.map(pages),
+        ..Default::default()
+    };
+    let model = Model::load(artifact, &options)?;
+    let memory = mlcc_serve::container_memory(&model, usize::from(flags.sequences), flags.cache_dir);
+    let threads = flags.threads.map_or_else(physical_cores, usize::from);
+    // Only a device has no workers.
+    let gpu = model.workers().is_none();
+    let amounts = [("cpu", threads.to_string()), ("memory", format!("{}Mi", memory.limit.div_ceil(1 << 20)))];
+    let gpus = gpu.then(|| ("nvidia.com/gpu", "1".to_owned()));
+    let limits: Vec<(&str, String)> = amounts.iter().cloned().chain(gpus).collect();
+    if !as_json {
+        let mut text = format!("# {}; more for the program itself\nresources:\n", memory.sum);
+        for (part, amounts) in [("requests", &amounts[..]), ("limits", &limits)] {
+            text += &format!("  {part}:\n");
+            amounts.iter().for_each(|(name, amount)| text += &format!("    {name}: \"{amount}\"\n"));
+        }
+        return print(&text);
+    }
+    let object = |amounts: &[(&str, String)]| -> Value {
+        amounts.iter().map(|(name, amount)| ((*name).to_owned(), json!(amount))).collect()
+    };
+    print_json(&json!({
+        "sequences": flags.sequences,
+        "threads": threads,
+        "weights_bytes": memory.weights,
+        "need_bytes": memory.need,
+        "limit_bytes": memory.limit,
+        "resources": {"requests": object(&amounts), "limits": object(&limits)},
+    }))
+}
