@@ -249,3 +249,26 @@ impl Watch {
         (self.last, self.came) = (now, true);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The four gauges that endpoint pickers look for, by name, label and value.
+    #[test]
+    fn endpoint_pickers_find_their_gauges() {
+        let cache = Some(CacheUse { block: 64, blocks: 512, used: 128 });
+        let stats = Stats { waiting: 3, running: 2, cache, ..Stats::default() };
+        let text = Metrics::new().text(&[("books".into(), stats)]).unwrap();
+        for line in [
+            "vllm:num_requests_waiting{model_name=\"books\"} 3\n",
+            "vllm:num_requests_running{model_name=\"books\"} 2\n",
+            "vllm:kv_cache_usage_perc{model_name=\"books\"} 0.25\n",
+            "vllm:cache_config_info{model_name=\"books\",block_size=\"64\",num_gpu_blocks=\"512\"} 1\n",
+            // That of deploy/k8s/base/autoscaler.yaml.
+            "mlcc_texts_waiting{model=\"books\"} 3\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+    }
+}

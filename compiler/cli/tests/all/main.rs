@@ -12,6 +12,7 @@ mod chat;
 mod commands;
 mod damaged_tables;
 mod deep_positions;
+mod deploy;
 mod docs;
 mod embedding;
 mod extreme_values;

@@ -1,0 +1,127 @@
+"""Every overlay, bare and with every component: schemas, and that names which mean the same thing are the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "deploy/k8s"
+# The oldest that has everything which stands here, and the newest of the package. Sleeping before the end is older than images as volumes.
+VERSIONS = ("1.33", "1.37")
+# Definitions of others, of which there is no schema.
+OTHERS = {"ServiceMonitor", "InferencePool"}
+
+Object = dict[str, Any]
+
+
+def kustomize(program: str, overlay: str, components: list[str]) -> list[Object]:
+    """The objects of an overlay with components, as users put them together."""
+    with tempfile.TemporaryDirectory(dir=K8S) as folder:
+        whole = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"../overlays/{overlay}"],
+            "components": [f"../components/{component}" for component in components],
+        }
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(whole))
+        done = subprocess.run([*program.split(), folder], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr, done.stderr
+        return list(yaml.safe_load_all(done.stdout))
+
+
+def validate(objects: list[Object]) -> None:
+    for found in objects:
+        if found["kind"] in OTHERS:
+            continue
+        for version in VERSIONS:
+            kubernetes_validate.validate(found, version, strict=True)
+
+
+def of_kind(objects: list[Object], kind: str) -> Object:
+    found = [one for one in objects if one["kind"] == kind]
+    assert len(found) == 1, (kind, len(found))
+    return found[0]
+
+
+def container(objects: list[Object]) -> Object:
+    containers = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert len(containers) == 1
+    return dict(containers[0])
+
+
+def check(objects: list[Object], pool: bool) -> None:
+    deployment = of_kind(objects, "Deployment")
+    name = deployment["metadata"]["name"]
+    pod = deployment["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    program = container(objects)
+    ports = {port["name"]: port["containerPort"] for port in program["ports"]}
+
+    # Whoever selects pods selects these.
+    service = of_kind(objects, "Service")
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+        of_kind(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        of_kind(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    if pool:
+        spec = of_kind(objects, "InferencePool")["spec"]
+        selectors.append(spec["selector"]["matchLabels"])
+        assert [port["number"] for port in spec["targetPorts"]] == list(ports.values())
+    for selector in selectors:
+        assert selector and selector.items() <= labels.items(), (selector, labels)
+    monitor = of_kind(objects, "ServiceMonitor")["spec"]
+    wanted = monitor["selector"]["matchLabels"]
+    assert wanted.items() <= service["metadata"]["labels"].items()
+    scaled = of_kind(objects, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert (scaled["apiVersion"], scaled["kind"], scaled["name"]) == ("apps/v1", "Deployment", name)
+    assert "replicas" not in deployment["spec"], "the autoscaler's number would be set back"
+
+    # Ports by name.
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert program[probe]["httpGet"]["port"] in ports, probe
+    of_service = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
+    assert set(of_service.values()) <= ports.keys()
+    assert {endpoint["port"] for endpoint in monitor["endpoints"]} <= of_service.keys()
+    for rule in of_kind(objects, "NetworkPolicy")["spec"]["ingress"]:
+        assert {port["port"] for port in rule["ports"]} <= ports.keys()
+
+    # Nothing is written, and nobody is root.
+    security = program["securityContext"]
+    assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+    assert pod["spec"]["securityContext"]["runAsNonRoot"]
+    user = pod["spec"]["securityContext"]["runAsUser"]
+    image = (ROOT / "deploy/Containerfile").read_text()
+    assert f"\nUSER {user}:{user}\n" in image
+    assert f"-t {program['image']} ." in image
+    mounts = {mount["name"]: mount for mount in program["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
+    artifact = next(arg for arg in program["args"] if arg.endswith(".so"))
+    assert artifact.startswith(mounts["models"]["mountPath"] + "/") and mounts["models"]["readOnly"]
+    amounts = program["resources"]
+    for amount in ("cpu", "memory"):
+        assert amounts["requests"][amount] == amounts["limits"][amount]
+
+
+def main() -> None:
+    program = sys.argv[1]
+    components = sorted(folder.name for folder in (K8S / "components").iterdir())
+    for overlay in sorted(folder.name for folder in (K8S / "overlays").iterdir()):
+        for chosen in [[], *([one] for one in components), components]:
+            objects = kustomize(program, overlay, chosen)
+            validate(objects)
+            check(objects, "inference-pool" in chosen)
+            print(f"{overlay} with {', '.join(chosen) or 'nothing more'}: {len(objects)} objects")
+
+
+if __name__ == "__main__":
+    main()
