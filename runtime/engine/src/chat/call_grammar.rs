@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::syntax::{AnswerSyntax, CallSyntax, ID};
-use super::tags::{TagSyntax, ValueKind, unenforceable};
+use super::tags::{TagSyntax, ValueKind, held_to, unenforceable};
 use crate::grammar::GrammarSpec;
 use crate::tokenizer::{TokenId, Tokenizer};
 
@@ -100,19 +100,10 @@ fn tagged(
                 format!("({}) {close}", choices.join(" | "))
             }
             (ValueKind::Text, None) => {
-                let end = tags.end();
-                match special(end, tokenizer) {
-                    // Not even its name may be in the text.
-                    Some((length, _)) => {
-                        let (terminal, named) = (own.to_uppercase(), regex_of(&end[..length]));
-                        rules += &format!("{terminal}: /(?s:.*)/ & ~/(?s:.*){named}(?s:.*)/\n");
-                        format!("{terminal} {}", fixed(end, tokenizer))
-                    }
-                    None => {
-                        rules += &format!("{own}_text[suffix={}]: /(?s:.*)/\n", json!(end));
-                        format!("{own}_text")
-                    }
-                }
+                let held = held_to(value).map_err(|why| format!("the argument `{name}`: {why}"))?;
+                let (inside, more) = text_in_tag(tags, &own, &held, tokenizer);
+                rules += &more;
+                inside
             }
             (ValueKind::TextOrNull, _) => {
                 return Err(format!("the argument `{name}`, a text or null in a tag, cannot be enforced"));
@@ -123,6 +114,32 @@ fn tagged(
         names += &if required(name) { format!(" {own}") } else { format!(" {own}?") };
     }
     Ok((names, rules))
+}
+
+/// A text in the tag of the rule `own`, with its end, that matches all of some expressions: what stands in the rule, and another rule.
+fn text_in_tag(tags: &TagSyntax, own: &str, held: &[String], tokenizer: &Tokenizer) -> (String, String) {
+    let end = tags.end();
+    let special = special(end, tokenizer);
+    // Not even the name of a control token may be in the text, and nothing that would end it before it is what it has to be.
+    let named = regex_of(&end[..special.map_or(end.len(), |(length, _)| length)]);
+    let whole: String = held.iter().map(|expression| format!(" & /{expression}/")).collect();
+    let text = format!("/(?s:.*)/ & ~/(?s:.*){named}(?s:.*)/{whole}");
+    // Blanks before the end are no part of a text, so that they have to be there where it is held to something.
+    let blanks = Some(tags.blanks().1).filter(|blanks| !held.is_empty() && !blanks.is_empty());
+    let text = match blanks {
+        Some(blanks) => format!("({text}) {}", json!(blanks)),
+        None => text,
+    };
+    match special {
+        Some(_) => {
+            let terminal = own.to_uppercase();
+            (format!("{terminal} {}", fixed(end, tokenizer)), format!("{terminal}: {text}\n"))
+        }
+        None => {
+            let text = if held.is_empty() { "/(?s:.*)/" } else { &text };
+            (format!("{own}_text"), format!("{own}_text[suffix={}]: {text}\n", json!(end)))
+        }
+    }
 }
 
 /// A regular expression of Lark that matches this text alone.

@@ -156,7 +156,57 @@ pub(super) fn unenforceable(schema: &Json, name: &str) -> Option<String> {
     if value.to_string().contains("\"$ref\"") {
         return Some("$ref".into());
     }
-    let text = ValueKind::of(schema, name) != ValueKind::Json;
+    let kind = ValueKind::of(schema, name);
+    let free = kind == ValueKind::Text && value.get("enum").is_none() && value.get("const").is_none();
+    let known = |field: &str| OF_TEXTS.contains(&field) || free && OF_FREE_TEXTS.contains(&field);
     let mut fields = value.as_object().into_iter().flatten().map(|(field, _)| field);
-    fields.find(|field| text && !OF_TEXTS.contains(&field.as_str())).cloned()
+    fields.find(|field| kind != ValueKind::Json && !known(field)).cloned()
+}
+
+/// What a text may be held to that is none of some.
+const OF_FREE_TEXTS: [&str; 3] = ["pattern", "minLength", "maxLength"];
+/// Characters that a schema may ask for or allow: a grammar counts them one by one.
+const MOST_CHARACTERS: u64 = 2000;
+
+/// The expressions of Lark that a text with this schema has to match, all of them.
+pub(super) fn held_to(value: &Json) -> Result<Vec<String>, String> {
+    let mut all = Vec::new();
+    if let Some(pattern) = value.get("pattern") {
+        let pattern = pattern.as_str().ok_or_else(|| format!("`pattern` is {pattern}, and no string"))?;
+        all.push(searched(pattern)?);
+    }
+    let length = |field: &str| match value.get(field) {
+        None => Ok(None),
+        Some(length) => match length.as_u64().filter(|&length| length <= MOST_CHARACTERS) {
+            Some(length) => Ok(Some(length)),
+            None => Err(format!("`{field}` is {length}, expected 0 to {MOST_CHARACTERS}")),
+        },
+    };
+    match (length("minLength")?, length("maxLength")?) {
+        (None, None) => {}
+        (least, None) => all.push(format!("(?s:.{{{},}})", least.unwrap_or(0))),
+        (least, Some(most)) if least.unwrap_or(0) > most => {
+            return Err(format!("`minLength` is above `maxLength`, {most}"));
+        }
+        (least, Some(most)) => all.push(format!("(?s:.{{{},{most}}})", least.unwrap_or(0))),
+    }
+    Ok(all)
+}
+
+/// A pattern matches anywhere, but where it is anchored. Beside others in an alternative, an anchor is taken for one of all of them: that
+/// allows less. Anchors elsewhere, and what else is no regular language, are errors of the grammar.
+fn searched(pattern: &str) -> Result<String, String> {
+    // Parentheses that do not belong together would get others in the whole.
+    fancy_regex::Regex::new(pattern)
+        .map_err(|error| format!("`pattern` is no regular expression: {error}"))?;
+    let (before, inner) = match pattern.strip_prefix('^') {
+        Some(inner) => ("", inner),
+        None => ("(?s:.*)", pattern),
+    };
+    let is_escaped = |text: &str| text.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1;
+    let (inner, behind) = match inner.strip_suffix('$').filter(|inner| !is_escaped(inner)) {
+        Some(inner) => (inner, ""),
+        None => (inner, "(?s:.*)"),
+    };
+    Ok(format!("{before}({}){behind}", llguidance::regex_to_lark(inner, "dw")))
 }

@@ -48,12 +48,15 @@ fn arguments_stand_in_tags_where_the_template_has_them_there() {
     let server = server(TAGS);
     // What no grammar can hold a text in a tag to.
     for (what, value) in [
-        ("pattern", json!({"type": "string", "pattern": "^a"})),
+        ("pattern", json!({"type": "string", "pattern": "^a(?=b)"})),
+        ("pattern", json!({"type": "string", "pattern": "a)|(b"})),
+        ("pattern", json!({"type": "string", "pattern": 7})),
         ("pattern", json!({"enum": ["a", "b"], "pattern": "^a"})),
         ("pattern", json!({"type": ["string", "null"], "pattern": "^a"})),
         ("format", json!({"type": "string", "format": "date"})),
-        ("minLength", json!({"type": "string", "minLength": 3})),
-        ("maxLength", json!({"type": "string", "maxLength": 3})),
+        ("minLength", json!({"type": "string", "minLength": 3, "maxLength": 2})),
+        ("maxLength", json!({"type": "string", "maxLength": 100_000})),
+        ("maxLength", json!({"enum": ["a"], "maxLength": 3})),
         ("contentEncoding", json!({"type": "string", "contentEncoding": "base64"})),
         ("not", json!({"type": "string", "not": {"const": "a"}})),
         ("$ref", json!({"$ref": "#/$defs/a"})),
@@ -62,7 +65,8 @@ fn arguments_stand_in_tags_where_the_template_has_them_there() {
         strict["tools"][0]["function"]["parameters"]["properties"]["value"] = value;
         let refused = server.post("/v1/chat/completions", &strict);
         assert_eq!(refused.error(), (400, "invalid_grammar".into(), "tools".into()), "{what}");
-        assert!(refused.body.contains(&format!("`{what}`")), "{}", refused.body);
+        let names = refused.body.contains(&format!("`{what}`")) || what == "pattern";
+        assert!(names, "{what}: {}", refused.body);
     }
     // A text is held to nothing; the toy writes it until it may write no more.
     let mut open = request(
@@ -73,6 +77,37 @@ fn arguments_stand_in_tags_where_the_template_has_them_there() {
     let call = &answer["message"]["tool_calls"][0]["function"];
     assert_eq!(call["name"], "alpha", "{answer}");
     assert!(call["arguments"].as_str().unwrap().starts_with("{\"value\": \""), "{answer}");
+}
+
+#[test]
+fn texts_in_tags_are_held_to_patterns_and_lengths() {
+    let server = server(TAGS);
+    let value_of = |schema: Value, seed: u64| {
+        let mut wanted = request(json!({"tool_choice": {"type": "function", "function": {"name": "alpha"}}}));
+        let fields = [("max_tokens", json!(2000)), ("seed", json!(seed)), ("temperature", json!(2.0))];
+        fields.into_iter().for_each(|(name, value)| wanted[name] = value);
+        wanted["tools"][0]["function"]["parameters"]["properties"]["value"] = schema;
+        let answer = server.ask("/v1/chat/completions", &wanted)["choices"][0].clone();
+        assert_eq!(answer["finish_reason"], "tool_calls", "{answer}");
+        let arguments = answer["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        arguments["value"].as_str().unwrap().to_owned()
+    };
+    for seed in 0..4 {
+        let whole = value_of(json!({"type": "string", "pattern": "^[a-c]{3}-\\d\\d$"}), seed);
+        let (letters, digits) = whole.split_once('-').unwrap();
+        assert!(letters.len() == 3 && letters.bytes().all(|b| (b'a'..=b'c').contains(&b)), "{whole}");
+        assert!(digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_digit()), "{whole}");
+        let found = value_of(json!({"type": "string", "pattern": "x/y", "maxLength": 12}), seed);
+        assert!(found.contains("x/y") && found.chars().count() <= 12, "{found:?}");
+        let long = value_of(json!({"type": "string", "minLength": 5, "maxLength": 7}), seed);
+        assert!((5..=7).contains(&long.chars().count()), "{long:?}");
+        let none = value_of(json!({"type": "string", "maxLength": 0}), seed);
+        assert_eq!(none, "");
+        // The end of its tag is no part of a text, whatever that has to be.
+        let tag = value_of(json!({"type": "string", "pattern": "</parameter", "maxLength": 20}), seed);
+        assert!(tag.contains("</parameter") && !tag.contains("</parameter>"), "{tag:?}");
+    }
 }
 
 /// `shown`: the begin of a call of that name in a prompt.
