@@ -268,7 +268,7 @@ impl Batch {
             _ => return error,
         };
         let wanted = members.map(|(session, tokens)| session.abandon_batch(tokens)).sum();
-        let CachePages { all, free } = self.model.cache_pages();
+        let CachePages { all, free, .. } = self.model.cache_pages();
         refused.unwrap_or(Error::NoPages { wanted, free, pages: all })
     }
 

@@ -130,7 +130,18 @@ impl CpuDevice {
             page_table: std::ptr::null(),
         };
         // SAFETY: by contract.
-        unsafe { self.run(model, step, entry, &mut ctx, trace) }
+        unsafe { self.run(model, step, entry, &mut ctx, trace) }?;
+        self.give_ahead(model, call);
+        Ok(())
+    }
+
+    /// Sequences that go on together begin pages together: those get their memory little by little, at the ends of the steps before.
+    fn give_ahead(&self, model: &Model, call: &BatchCall<'_>) {
+        let Some(pages) = &self.pages else { return };
+        let most = model.plan().pages();
+        let used = |s: &Sequence| ((s.past + s.rows) as u64).div_ceil(mlcc_abi::PAGE_ROWS);
+        let growing = call.sequences.iter().filter(|s| used(s) < most).count();
+        pages.give_ahead(call.tokens.len() as u64, growing);
     }
 
     /// Runs a step by all workers; sets the arena, the pages, the barrier, the pieces and the trace of `ctx`.

@@ -159,6 +159,40 @@ mod tests {
         assert_eq!(pages, (0..65).collect::<Vec<_>>(), "those with memory first");
     }
 
+    /// A step of four sequences at a time.
+    #[test]
+    fn memory_comes_ahead_of_pages_little_by_little() {
+        let pool = pool(1 << 20, 20, 1).unwrap();
+        let (mut pages, step) = (Vec::new(), pool.memory().step());
+        pool.take(4, &mut pages).unwrap();
+        assert_eq!((pool.given(), pool.pages().ready), (4 << 20, 0));
+        let mut before = pool.given();
+        for _ in 0..64 {
+            pool.give_ahead(4, 4);
+            assert!(
+                (before..=before + (128 << 10) + step).contains(&pool.given()),
+                "more than twice four rows have"
+            );
+            before = pool.given();
+        }
+        assert_eq!((pool.given(), pool.pages().ready), (8 << 20, 4), "a page for each and no more");
+        pool.take(4, &mut pages).unwrap();
+        assert_eq!((pool.given(), pool.pages().ready), (8 << 20, 0), "they have their memory");
+        // Pages that others have left are as good.
+        pool.give_back(&pages[5..8]);
+        (0..64).for_each(|_| pool.give_ahead(4, 3));
+        assert_eq!((pool.given(), pool.pages().ready), (8 << 20, 3));
+        (0..64).for_each(|_| pool.give_ahead(4, 4));
+        assert_eq!(pool.pages().ready, 3 + (step.max(1 << 20) >> 20) as usize);
+        // None has more than there is.
+        (0..640).for_each(|_| pool.give_ahead(64, 100));
+        assert_eq!((pool.given(), pool.pages().ready), (20 << 20, 15));
+        pool.give_ahead(64, 100);
+        pages.truncate(5);
+        pool.give_back(&pages);
+        assert_eq!(pool.pages(), crate::CachePages { all: 20, free: 20, ready: 20 });
+    }
+
     #[test]
     fn absurd_sizes_are_refused_or_cut() {
         assert!(matches!(pool(1 << 60, 1 << 20, 1 << 10), Err(Error::OutOfMemory { .. })));

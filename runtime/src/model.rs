@@ -45,6 +45,8 @@ pub struct LoadOptions {
 pub struct CachePages {
     pub all: usize,
     pub free: usize,
+    /// Free ones that have memory already.
+    pub ready: usize,
 }
 
 /// A loaded model. Cloning is cheap and shares everything.

@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use mlcc_abi::PAGE_ROWS;
+
 use crate::table::Plan;
 use crate::{CachePages, Error, Result};
 
@@ -90,12 +92,14 @@ struct Counts {
     free: Vec<i32>,
     /// Bytes from page 0 on that have memory.
     given: u64,
+    /// Bytes that are to get it before they are needed, less than a step of the memory.
+    owed: u64,
 }
 
 impl<M: PageMemory> PagePool<M> {
     /// `memory` has addresses of `most` pages.
     pub fn new(memory: M, page_bytes: u64, most: usize) -> Self {
-        let counts = Mutex::new(Counts { of: Vec::new(), free: Vec::new(), given: 0 });
+        let counts = Mutex::new(Counts { of: Vec::new(), free: Vec::new(), given: 0, owed: 0 });
         Self { memory, page_bytes: page_bytes as usize, most, counts }
     }
 
@@ -110,7 +114,8 @@ impl<M: PageMemory> PagePool<M> {
     /// How many there are, and how many of them no sequence has.
     pub fn pages(&self) -> CachePages {
         let counts = self.counts();
-        CachePages { all: self.most, free: counts.free.len() + (self.most - counts.of.len()) }
+        let free = counts.free.len() + (self.most - counts.of.len());
+        CachePages { all: self.most, free, ready: self.ready(&counts) }
     }
 
     /// Bytes that have memory.
@@ -132,7 +137,7 @@ impl<M: PageMemory> PagePool<M> {
         }
         let used = n.min(counts.free.len());
         let fresh = counts.of.len()..counts.of.len() + n - used;
-        self.give_memory(&mut counts, fresh.end)?;
+        self.give_memory(&mut counts, (fresh.end * self.page_bytes) as u64)?;
         let left = counts.free.len() - used;
         let reused = counts.free.split_off(left);
         reused.iter().for_each(|&page| counts.of[page as usize] = 1);
@@ -142,9 +147,32 @@ impl<M: PageMemory> PagePool<M> {
         Ok(())
     }
 
-    /// Sees to it that the first `pages` pages have memory.
-    fn give_memory(&self, counts: &mut Counts, pages: usize) -> Result<()> {
-        let end = (pages * self.page_bytes) as u64;
+    /// Gives memory to pages that will be taken next, twice as much as `rows` rows have, until there are `pages` of them. So every step
+    /// pays for its own rows, and none for the pages that all its sequences begin at once. What cannot be had is left to whoever
+    /// needs it.
+    pub fn give_ahead(&self, rows: u64, pages: usize) {
+        let mut counts = self.counts();
+        if self.ready(&counts) >= pages {
+            counts.owed = 0;
+            return;
+        }
+        counts.owed += 2 * rows * self.page_bytes as u64 / PAGE_ROWS;
+        let now = counts.owed / self.memory.step() * self.memory.step();
+        counts.owed -= now;
+        // Fewer than `pages` are free of those that were ever taken.
+        let last = (counts.of.len() + pages - counts.free.len()).min(self.most) * self.page_bytes;
+        let end = (counts.given + now).min(last as u64);
+        let _ = self.give_memory(&mut counts, end);
+    }
+
+    /// Pages with memory that nobody has.
+    fn ready(&self, counts: &Counts) -> usize {
+        let given = (counts.given / self.page_bytes as u64) as usize;
+        counts.free.len() + given.saturating_sub(counts.of.len())
+    }
+
+    /// Sees to it that the first `end` bytes have memory.
+    fn give_memory(&self, counts: &mut Counts, end: u64) -> Result<()> {
         if end <= counts.given {
             return Ok(());
         }

@@ -71,6 +71,43 @@ fn a_step_without_pages_is_refused_and_changes_nothing() {
     assert_eq!(free(&model), 6);
 }
 
+/// Sequences that will begin pages together have memory for them before.
+#[test]
+fn pages_have_memory_ahead_of_need() {
+    // A page of three of the system's huge pages, so that none has memory by chance.
+    let flags = [&FLAGS[..], &["-DTOY_GAP=6291456"]].concat();
+    let Some((_folder, model)) = load(&flags, Some(14)) else { return };
+    let ready = || model.cache_pages().ready;
+    let text = tokens(300, 3);
+    let mut sessions: Vec<Session> = (0..3).map(|_| fed(&model, &text[..1])).collect();
+    let before = ready();
+    assert!(before <= 1, "{before}");
+    let mut batch = model.batch(4).unwrap();
+    let mut step = |sessions: &mut [Session], token| {
+        let mut members: Vec<&mut Session> = sessions.iter_mut().collect();
+        batch.decode(&mut members, &[token; 3]).unwrap();
+    };
+    let mut seen = vec![before];
+    for &token in &text[1..64] {
+        step(&mut sessions, token);
+        seen.push(ready());
+    }
+    assert!(seen.is_sorted() && seen[20] < 3 && seen[63] == 3, "{seen:?}");
+    step(&mut sessions, text[64]);
+    assert_eq!((free(&model), ready()), (14 - 6, 0));
+    assert!(sessions.iter().all(|s| s.logits() == all(&text[..65])));
+    // In the last pages of their contexts they want no more.
+    let [_, b, c] = &mut sessions[..] else { unreachable!() };
+    b.prefill(&text[65..290]).unwrap();
+    c.prefill(&text[65..290]).unwrap();
+    let before = (free(&model), ready());
+    for &token in &text[290..300] {
+        batch.decode(&mut [b, c], &[token; 2]).unwrap();
+    }
+    assert_eq!((free(&model), ready()), before);
+    assert_eq!(c.logits(), all(&text));
+}
+
 /// The copy of a page that others have as well counts, and so does what a twin does not need any more.
 #[test]
 fn copies_of_shared_pages_are_among_the_numbers() {

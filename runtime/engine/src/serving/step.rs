@@ -301,7 +301,7 @@ impl Step for ModelStep {
 
     fn cache_blocks(&self) -> Option<CacheBlocks> {
         let sequence = usize::try_from(self.model.plan().pages()).unwrap_or(usize::MAX);
-        let CachePages { all, free } = self.model.cache_pages();
+        let CachePages { all, free, .. } = self.model.cache_pages();
         let tokens = mlcc_runtime::PAGE_TOKENS;
         (sequence > 0).then_some(CacheBlocks { tokens, all, free, sequence })
     }
