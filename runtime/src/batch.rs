@@ -261,15 +261,22 @@ impl Batch {
     /// The error of a step that was not computed. Where pages were missing, or memory for them, those that some sequences got are free again, and the
     /// numbers are those of the whole step.
     fn refused<'s>(&self, error: Error, members: impl Iterator<Item = (&'s mut Session, usize)>) -> Error {
-        let Error::BatchSequence { source, .. } = &error else { return error };
-        let refused = match **source {
-            Error::NoPages { .. } => None,
-            Error::OutOfMemory { what, bytes } => Some(Error::OutOfMemory { what, bytes }),
+        let refused = match &error {
+            // Of a device, for what is no sequence's own: logits of the step.
+            Error::OutOfMemory { what, bytes } => Some((*what, *bytes)),
+            Error::BatchSequence { source, .. } => match **source {
+                Error::NoPages { .. } => None,
+                Error::OutOfMemory { what, bytes } => Some((what, bytes)),
+                _ => return error,
+            },
             _ => return error,
         };
         let wanted = members.map(|(session, tokens)| session.abandon_batch(tokens)).sum();
         let CachePages { all, free, .. } = self.model.cache_pages();
-        refused.unwrap_or(Error::NoPages { wanted, free, pages: all })
+        match refused {
+            Some((what, bytes)) => Error::OutOfMemory { what, bytes },
+            None => Error::NoPages { wanted, free, pages: all },
+        }
     }
 
     /// Logits of so many rows.

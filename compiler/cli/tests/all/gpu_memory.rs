@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session};
+use mlcc_runtime::{Error, LoadOptions, Model, Rows, Session, Want};
 
 use crate::cases::assert_close;
 use crate::program::case;
@@ -22,14 +22,14 @@ fn mapped(pages: u64) -> String {
     (pages * page).next_multiple_of(GRANULE).to_string()
 }
 
-fn with(test: &str, flags: &[&str], pages: u64) {
+fn with(test: &str, flags: &[&str], limit: (&str, &str)) {
     let Some(driver) = driver() else { return };
     let folder = tempfile::tempdir().unwrap();
     let flags = [&["--quant", "f32", "--target", "sm_90"], flags].concat();
     build(&case("llama3-gqa-tied"), folder.path(), "gpu.so", &flags);
     let variables = [
         ("MLCC_TEST_MEMORY", folder.path().to_str().unwrap()),
-        ("SOFTCUDA_MAPPED", &mapped(pages)),
+        limit,
         ("SOFTCUDA_GRANULE", &GRANULE.to_string()),
     ];
     in_child(&format!("gpu_memory::{test}"), &driver, &variables);
@@ -74,7 +74,11 @@ fn child_with_refusals() {
 
 #[test]
 fn refused_memory_changes_nothing() {
-    with("child_with_refusals", &["--chunk", "32", "--ctx-size", "256", "--max-batch", "2"], 3);
+    with(
+        "child_with_refusals",
+        &["--chunk", "32", "--ctx-size", "256", "--max-batch", "2"],
+        ("SOFTCUDA_MAPPED", &mapped(3)),
+    );
 }
 
 /// The rest of [`texts_give_way_on_a_full_gpu`].
@@ -90,5 +94,63 @@ fn child_with_texts() {
 /// The engine puts texts back as where a pool is used up, and each of them is that of a session alone.
 #[test]
 fn texts_give_way_on_a_full_gpu() {
-    with("child_with_texts", &["--chunk", "64", "--ctx-size", "192", "--max-batch", "4"], 5);
+    with(
+        "child_with_texts",
+        &["--chunk", "64", "--ctx-size", "192", "--max-batch", "4"],
+        ("SOFTCUDA_MAPPED", &mapped(5)),
+    );
+}
+
+/// The rest of [`logits_that_find_no_memory_change_nothing`].
+#[test]
+fn child_with_logits() {
+    let Some(folder) = std::env::var_os("MLCC_TEST_MEMORY").map(PathBuf::from) else { return };
+    println!("child ran");
+    let model = load(&folder, 1000);
+    let tokens: Vec<i32> = (0..64).map(|i| 1 + i * 5 % 90).collect();
+    let mut sessions: Vec<Session> = (0..2).map(|_| model.session().unwrap()).collect();
+    let [a, b] = &mut sessions[..] else { unreachable!() };
+    let mut batch = model.batch(2).unwrap();
+    batch.step(&mut [Rows::of(a, &tokens[..5]), Rows::of(b, &tokens[..9])]).unwrap();
+    let mut alone = [a.fork().unwrap(), b.fork().unwrap()];
+    let mut expected = alone[0].prefill(&tokens[5..35]).unwrap().to_vec();
+    expected.extend_from_slice(alone[1].decode(7).unwrap());
+    drop(alone);
+    // Other sequences take the memory that there is, but for less than a granule.
+    let mut others = Vec::new();
+    let reserved = || model.session().and_then(|mut other| other.reserve(64).map(|()| other));
+    let refused = loop {
+        match reserved() {
+            Ok(other) => others.push(other),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused:?}");
+    let free = model.cache_pages().free;
+    for _ in 0..2 {
+        let all = Rows { session: a, tokens: &tokens[5..35], want: Want::All };
+        let error = batch.step(&mut [all, Rows::of(b, &[7])]).unwrap_err();
+        let wanted = 31 * 4 * model.vocab() as u64;
+        assert!(
+            matches!(error, Error::OutOfMemory { what: "logits of several rows on the GPU", bytes } if bytes == wanted),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(&wanted.to_string()) && batch.logits().is_empty());
+        assert_eq!((a.past(), b.past(), model.cache_pages().free), (5, 9, free));
+        // One sequence alone is told the same.
+        let alone = a.prefill_logits(&tokens[5..36]).map(drop);
+        assert!(matches!(alone, Err(Error::OutOfMemory { bytes, .. }) if bytes == wanted), "{alone:?}");
+        assert_eq!(a.past(), 5);
+    }
+    // Fewer rows fit.
+    let found = batch.step(&mut [Rows::of(a, &tokens[5..35]), Rows::of(b, &[7])]).unwrap();
+    assert_close("after refusals", &expected, found, 2e-5);
+    drop((others, sessions));
+    assert_eq!(model.cache_pages().free, 1000);
+}
+
+#[test]
+fn logits_that_find_no_memory_change_nothing() {
+    let flags = ["--chunk", "32", "--ctx-size", "64", "--max-batch", "2"];
+    with("child_with_logits", &flags, ("SOFTCUDA_MEMORY", "2000000"));
 }
