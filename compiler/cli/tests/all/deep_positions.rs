@@ -18,6 +18,15 @@ const INNER: usize = 48;
 const THETA: f64 = 500_000.0;
 const FACTOR: f64 = 8.0;
 const ORIGINAL: f64 = 16_384.0;
+/// Keys that a token of a model with a window sees.
+const WINDOW: usize = 2048;
+
+/// How queries and keys are turned, and how far a query sees.
+struct Turns {
+    frequencies: Vec<f64>,
+    scale: f64,
+    window: Option<usize>,
+}
 
 /// A row-major matrix, as files have it: outputs by inputs.
 struct Matrix {
@@ -94,9 +103,11 @@ impl Weights {
         std::fs::write(path, file).unwrap();
     }
 
-    /// Logits of the last of some tokens; angles are products of f32, as implementations have them.
-    fn logits(&self, tokens: &[i32], frequencies: &[f64], scale: f64) -> Vec<f64> {
+    /// Logits of the last of some tokens, of which it sees those of its window; angles are products of f32, as implementations have
+    /// them.
+    fn logits(&self, tokens: &[i32], Turns { frequencies, scale, window }: &Turns) -> Vec<f64> {
         let [q, k, v, o] = &self.attention;
+        let (scale, unseen) = (*scale, window.map_or(0, |window| tokens.len().saturating_sub(window)));
         let turned = |x: Vec<f64>, position: usize| turn(&x, position, frequencies, scale);
         // What does not depend on the position, of every token of the vocabulary.
         let rows: Vec<Vec<f64>> = (0..VOCAB).map(|t| self.embedding.row(t)).collect();
@@ -106,10 +117,10 @@ impl Weights {
         let query = turned(q.times(&norm(x)), last);
         let score =
             |(p, &t): (usize, &i32)| dot(&query, &turned(keys[t as usize].clone(), p)) / (SIZE as f64).sqrt();
-        let scores: Vec<f64> = tokens.iter().enumerate().map(score).collect();
+        let scores: Vec<f64> = tokens.iter().enumerate().skip(unseen).map(score).collect();
         let most = scores.iter().copied().fold(f64::MIN, f64::max);
         let (mut sum, mut mean) = (0.0, vec![0.0; SIZE]);
-        for (s, &t) in scores.iter().zip(tokens) {
+        for (s, &t) in scores.iter().zip(&tokens[unseen..]) {
             let weight = (s - most).exp();
             sum += weight;
             mean.iter_mut().zip(&values[t as usize]).for_each(|(m, v)| *m += weight * v);
@@ -180,14 +191,19 @@ fn close(what: &str, expected: &[f64], session: &Session) {
 }
 
 /// The first 200 tokens, and `count` of a context of 131072, whose memory the plan tells.
-fn check(rope: Value, frequencies: &[f64], scale: f64, count: usize) {
+fn check(rope: Value, turns: &Turns, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let weights = Weights::new();
     weights.write(&folder.path().join("model.safetensors"));
+    let (class, family) = match turns.window {
+        None => ("LlamaForCausalLM", "llama"),
+        Some(_) => ("MistralForCausalLM", "mistral"),
+    };
     let config = json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "head_dim": SIZE,
+        "architectures": [class], "model_type": family, "hidden_size": HIDDEN, "head_dim": SIZE,
         "intermediate_size": INNER, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1,
         "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true,
+        "sliding_window": turns.window,
         "rope_theta": THETA, "rope_scaling": rope, "max_position_embeddings": CONTEXT, "torch_dtype": "float32",
     });
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -208,15 +224,16 @@ fn check(rope: Value, frequencies: &[f64], scale: f64, count: usize) {
     let random = &mut Random(5);
     let tokens: Vec<i32> = (0..count).map(|_| random.below(VOCAB) as i32).collect();
     session.prefill(&tokens[..200]).unwrap();
-    close("position 199", &weights.logits(&tokens[..200], frequencies, scale), &session);
+    close("position 199", &weights.logits(&tokens[..200], turns), &session);
     session.prefill(&tokens[200..count - 1]).unwrap();
     session.decode(tokens[count - 1]).unwrap();
-    let expected = weights.logits(&tokens, frequencies, scale);
+    let expected = weights.logits(&tokens, turns);
     close(&format!("position {}", count - 1), &expected, &session);
-    let unscaled = weights.logits(&tokens, &plain(), 1.0);
+    let plain = Turns { frequencies: plain(), scale: 1.0, window: turns.window };
+    let unscaled = weights.logits(&tokens, &plain);
     let far = expected.iter().zip(&unscaled).any(|(a, b)| (a - b).abs() > 0.1);
     assert!(far, "without scaling the logits are others");
-    if count == CONTEXT {
+    if count == CONTEXT && turns.window.is_none() {
         assert_eq!(session.memory().state, CONTEXT as u64 * row, "as much as was planned");
         assert!(session.decode(1).is_err(), "the context is full");
     }
@@ -228,14 +245,25 @@ fn llama3_scaling_to_the_last_position() {
         "rope_type": "llama3", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL as u64,
         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     });
-    check(rope, &llama3(), 1.0, CONTEXT);
+    check(rope, &Turns { frequencies: llama3(), scale: 1.0, window: None }, CONTEXT);
 }
 
-#[test]
-fn yarn_scaling_beyond_the_original_length() {
+fn yarn_to(count: usize, window: Option<usize>) {
     let rope = json!({
         "rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL as u64,
     });
-    // Attention takes the square of the length.
-    check(rope, &yarn(), 0.1 * FACTOR.ln() + 1.0, 24_000);
+    let scale = 0.1 * FACTOR.ln() + 1.0;
+    check(rope, &Turns { frequencies: yarn(), scale, window }, count);
+}
+
+/// Keys that are further away than the original length. Attention takes the square of the length.
+#[test]
+fn yarn_scaling_beyond_the_original_length() {
+    yarn_to(24_000, None);
+}
+
+/// Positions to the end of the context, of keys in a window, which take little time.
+#[test]
+fn yarn_scaling_to_the_last_position() {
+    yarn_to(CONTEXT, Some(WINDOW));
 }
