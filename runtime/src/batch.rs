@@ -42,6 +42,8 @@ pub struct Batch {
     /// The tokens of a step, and the numbers of those whose logits are wanted, until they are copied to where they are aligned.
     fed: Vec<i32>,
     rows: Vec<i32>,
+    /// What a session that went alone says of itself ([`Session::notice`]).
+    of_one: Option<String>,
     /// Times of the items of steps, if they are taken.
     trace: Option<Box<Trace>>,
 }
@@ -129,6 +131,7 @@ impl Model {
             sequences: Vec::with_capacity(most),
             fed: Vec::with_capacity(rows),
             rows: Vec::with_capacity(rows),
+            of_one: None,
             trace: None,
         })
     }
@@ -145,10 +148,17 @@ impl Batch {
         &self.logits.as_floats()[..self.made]
     }
 
-    /// Something that makes steps of several sequences slower than they could be and that the user may want to know, if there is any: as
-    /// [`Session::notice`].
+    /// Something that makes the steps slower than they could be and that the user may want to know, if there is any: as
+    /// [`Session::notice`], also of sessions that were fed alone.
     pub fn notice(&self) -> Option<String> {
-        self.on_device.as_ref().and_then(|device| device.notice())
+        self.on_device.as_ref().and_then(|device| device.notice()).or_else(|| self.of_one.clone())
+    }
+
+    /// Keeps what a session says that has gone alone; the first one speaks for all, which have the same device.
+    fn hear(&mut self, session: &Session) {
+        if self.of_one.is_none() {
+            self.of_one = session.notice().map(String::from);
+        }
     }
 
     /// Takes times of the step's items from now on, or no longer; gives what was taken so far. Single sequences take their
@@ -174,6 +184,7 @@ impl Batch {
             let one = sessions[0].decode(tokens[0]).map_err(|e| of_the_only(0, e))?;
             self.logits.floats_mut()[..vocab].copy_from_slice(one);
             self.made = vocab;
+            self.hear(sessions[0]);
             return Ok(self.logits());
         }
         let mut members = sessions.iter_mut().map(|s| (&mut **s, 1));
@@ -304,6 +315,7 @@ impl Batch {
             };
             self.logits.floats_mut()[at..at + floats].copy_from_slice(&logits[..floats]);
             at += floats;
+            self.hear(session);
         }
         debug_assert_eq!(at % vocab, 0);
         self.made = at;

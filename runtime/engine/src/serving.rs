@@ -24,7 +24,7 @@ mod scheduler;
 mod step;
 mod writer;
 
-pub use engine::{Engine, EngineOptions, Extras, Handle, Ticket};
+pub use engine::{Engine, EngineOptions, Extras, Handle, Ticket, Warn};
 pub use files::PrefixFiles;
 pub use queue::{CacheUse, SlotInfo, Stats};
 pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};

@@ -80,6 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         log: None,
         body_limit: 1 << 20,
         prefixes: None,
+        warn: None,
         read_timeout: Duration::from_secs(60),
         timeout: None,
         drain_timeout: Duration::from_secs(1),

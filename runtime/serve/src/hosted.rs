@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::serving::{Engine, EngineOptions, Extras};
+use mlcc_engine::serving::{Engine, EngineOptions, Extras, Warn};
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
 use crate::app::{Server, seconds};
@@ -49,7 +49,11 @@ impl Hosted {
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
         let options = EngineOptions { sequences, max_queue, kept: sequences, ..EngineOptions::default() };
-        let extras = Extras { drafter, files: server.options.prefixes.clone() };
+        let warn = server.options.warn.map(|warn| -> Warn {
+            let name = name.clone();
+            Box::new(move |what| warn(&format!("{name}: {what}")))
+        });
+        let extras = Extras { drafter, files: server.options.prefixes.clone(), warn };
         let engine = start(Arc::clone(&tokenizer), options, extras)?;
         let ends = format.as_ref().map(|format| format.end_tokens(&tokenizer)).unwrap_or_default();
         let syntax = format.as_ref().map(ChatFormat::answer_syntax).unwrap_or_default();

@@ -37,6 +37,8 @@ pub struct ServeOptions {
     pub api_keys: Vec<String>,
     /// Takes a line of JSON for each request.
     pub log: Option<fn(&str)>,
+    /// Is told, once for each model, what makes it slower than it could be.
+    pub warn: Option<fn(&str)>,
     /// Bytes of a request's body.
     pub body_limit: usize,
     /// Where states of prompts are kept for the next server.
@@ -60,6 +62,7 @@ impl Default for ServeOptions {
             memory: None,
             api_keys: Vec::new(),
             log: None,
+            warn: None,
             body_limit: 8_000_000,
             prefixes: None,
             read_timeout: Duration::from_secs(60),

@@ -225,8 +225,7 @@ fn measure(model: &Model, tests: &[Test], args: &Args, ui: &Ui) -> Result<Vec<Ro
         rows.push(report::row(model, &metadata, *test, &runs));
     }
     bar.finish_and_clear();
-    // Not that of every sequence: they all go through the same driver.
-    runner.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
+    runner.warn(ui);
     Ok(rows)
 }
 
@@ -323,6 +322,16 @@ impl Runner {
             stop_if_interrupted()?;
         }
         Ok(())
+    }
+
+    /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the same driver.
+    fn warn(&self, ui: &Ui) {
+        self.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
+        // Of sessions alone it would say the same again.
+        let of_sessions = |notice: &String| self.sessions.iter().any(|s| s.notice() == Some(notice.as_str()));
+        if let Some(notice) = self.batch.notice().filter(|notice| !of_sessions(notice)) {
+            ui.warn(notice);
+        }
     }
 
     /// Takes times of the steps' items from now on, or no longer; gives what was taken so far.

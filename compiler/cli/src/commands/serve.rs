@@ -208,10 +208,13 @@ const REST: Duration = Duration::from_secs(2);
 /// The folder of `--cache-dir`, which only its owner can read, as the files in it: they have what clients have asked.
 fn prefixes(args: &Args) -> Result<Option<PrefixFiles>, CliError> {
     let Some(folder) = args.cache_dir.clone() else { return Ok(None) };
-    let warn = |what: &str| log_line(&format!("warning: {what}"));
     let files = PrefixFiles { folder, most_bytes: args.cache_dir_size, rest: REST, warn };
     files.make_folder().map_err(CliError::io("create", &files.folder))?;
     Ok(Some(files))
+}
+
+fn warn(what: &str) {
+    log_line(&format!("warning: {what}"));
 }
 
 fn log_line(line: &str) {
@@ -249,6 +252,7 @@ pub fn run(args: &Args, ui: &Ui) -> Result<(), CliError> {
         memory: args.memory,
         api_keys: args.api_key.clone(),
         log: args.log.then_some(log_line),
+        warn: Some(warn),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
         prefixes: prefixes(args)?,
         read_timeout: Duration::from_secs(args.read_timeout),

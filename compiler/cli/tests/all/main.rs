@@ -21,6 +21,7 @@ mod gguf;
 mod gpu_batches;
 mod gpu_bundle;
 mod gpu_memory;
+mod gpu_notices;
 mod gpu_pages;
 #[cfg(unix)]
 #[allow(dead_code, reason = "the server's own tests use all of it")]

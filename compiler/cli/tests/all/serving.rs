@@ -407,6 +407,7 @@ fn a_server_counts_drafts_and_pages() {
             log: None,
             body_limit: 1,
             prefixes: None,
+            warn: None,
             read_timeout: Duration::from_secs(1),
             timeout: None,
             drain_timeout: Duration::ZERO,

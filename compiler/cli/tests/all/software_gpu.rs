@@ -26,7 +26,7 @@ pub fn driver() -> Option<PathBuf> {
 }
 
 /// `mlcc` with the driver and its switches.
-fn on_gpu(driver: &Path, switches: &[(&str, &str)]) -> Command {
+pub fn on_gpu(driver: &Path, switches: &[(&str, &str)]) -> Command {
     let mut command = mlcc();
     command
         .env("MLCC_CUDA_DRIVER", driver)

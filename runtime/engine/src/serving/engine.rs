@@ -32,12 +32,17 @@ impl Default for EngineOptions {
     }
 }
 
+/// Takes a line for whoever runs the model.
+pub type Warn = Box<dyn Fn(&str) + Send>;
+
 /// What an engine may have.
 #[derive(Default)]
 pub struct Extras {
     pub drafter: Option<MakeDrafter>,
     /// States of earlier engines, and where its own are kept when it ends.
     pub files: Option<PrefixFiles>,
+    /// Is told once what makes steps slower than they could be ([`Step::notice`]).
+    pub warn: Option<Warn>,
 }
 
 /// See the [module](super). Dropping it ends all texts and waits for the thread.
@@ -104,7 +109,7 @@ impl Engine {
         options: EngineOptions,
         drafter: Option<MakeDrafter>,
     ) -> std::io::Result<Engine> {
-        Self::start_with(step, tokenizer, options, Extras { drafter, files: None })
+        Self::start_with(step, tokenizer, options, Extras { drafter, ..Extras::default() })
     }
 
     /// The same with all there is.
@@ -114,7 +119,6 @@ impl Engine {
         options: EngineOptions,
         extras: Extras,
     ) -> std::io::Result<Engine> {
-        let Extras { drafter, files } = extras;
         let sequences = options.sequences.max(1);
         let queue = Arc::new(Queue::new(sequences, options.max_queue));
         let limits = step.limits();
@@ -122,7 +126,7 @@ impl Engine {
         let options = EngineOptions { sequences, ..options };
         let thread = std::thread::Builder::new()
             .name("mlcc-engine".into())
-            .spawn(move || scheduler::run(step, &tokenizer, &shared, options, drafter, files))?;
+            .spawn(move || scheduler::run(step, &tokenizer, &shared, options, extras))?;
         Ok(Engine { queue, limits, thread: Some(thread) })
     }
 

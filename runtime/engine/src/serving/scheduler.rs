@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::generate::{FinishReason, RewindModel};
-use crate::serving::engine::EngineOptions;
+use crate::serving::engine::{EngineOptions, Extras, Warn};
 use crate::serving::files::{PrefixFiles, Shelf};
 use crate::serving::pace::Pace;
 use crate::serving::prefixes::{Slot, Slots};
@@ -13,7 +13,7 @@ use crate::serving::request::{Failure, TextRequest};
 use crate::serving::round::Round;
 use crate::serving::step::{CacheBlocks, Limits, Step};
 use crate::serving::writer::{Phase, Writer, end_unread};
-use crate::speculate::{Drafter, MakeDrafter};
+use crate::speculate::Drafter;
 use crate::tokenizer::Tokenizer;
 
 /// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its step; one elsewhere ends those
@@ -23,9 +23,9 @@ pub(super) fn run<M: Step + 'static>(
     tokenizer: &Tokenizer,
     queue: &Queue,
     options: EngineOptions,
-    drafter: Option<MakeDrafter>,
-    files: Option<PrefixFiles>,
+    extras: Extras,
 ) {
+    let Extras { drafter, files, warn } = extras;
     let _end = AtEnd(queue);
     let shelf = |files: PrefixFiles| {
         let identity = model.identity()?;
@@ -45,6 +45,7 @@ pub(super) fn run<M: Step + 'static>(
         round: Round::default(),
         pace: Pace::new(options.gap),
         drafter: drafter.map(|make| make()),
+        warn,
     };
     scheduler.publish();
     loop {
@@ -97,6 +98,8 @@ pub(super) struct Scheduler<'t, M: Step> {
     pub round: Round<M::Sequence>,
     pub pace: Pace,
     pub drafter: Option<Box<dyn Drafter>>,
+    /// Until it was told.
+    pub warn: Option<Warn>,
 }
 
 /// How a text ends.
@@ -124,6 +127,7 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         let begin = Instant::now();
         self.step();
+        self.tell_notice();
         self.publish();
         self.queue.update(|stats| {
             stats.steps += 1;
@@ -138,6 +142,16 @@ impl<M: Step + 'static> Scheduler<'_, M> {
             if self.queue.wait_for_work(at) {
                 break;
             }
+        }
+    }
+
+    /// Tells what the model has to say, once.
+    fn tell_notice(&mut self) {
+        if self.warn.is_some()
+            && let Some(notice) = self.model.notice()
+            && let Some(warn) = self.warn.take()
+        {
+            warn(&notice);
         }
     }
 

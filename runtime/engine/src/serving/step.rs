@@ -110,6 +110,10 @@ pub trait Step: Send {
         let _ = error;
         false
     }
+    /// Something that makes steps slower than they could be and that whoever runs the model may want to know.
+    fn notice(&self) -> Option<String> {
+        None
+    }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [Feed<'_, Self::Sequence>]) -> Result<(), StepError<Self>>;
     /// What the last step wanted: rows of `vocab` numbers, in the order of its feeds and of the tokens in each.
@@ -309,6 +313,10 @@ impl Step for ModelStep {
     /// A pool that is used up, or a device that has less memory than the pool may have.
     fn lacks_memory(&self, error: &mlcc_runtime::Error) -> bool {
         matches!(error, mlcc_runtime::Error::NoPages { .. } | mlcc_runtime::Error::OutOfMemory { .. })
+    }
+
+    fn notice(&self) -> Option<String> {
+        self.batch.notice()
     }
 
     fn step(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {

@@ -27,6 +27,7 @@ pub fn options() -> ServeOptions {
         log: None,
         body_limit: 1 << 20,
         prefixes: None,
+        warn: None,
         read_timeout: Duration::from_secs(60),
         timeout: None,
         drain_timeout: Duration::from_secs(60),

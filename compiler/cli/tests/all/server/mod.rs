@@ -46,9 +46,14 @@ impl Server {
 
     /// Serves artifacts.
     pub fn of(artifacts: &[&Path], args: &[&str]) -> Server {
+        Server::with(artifacts, args, &[], Stdio::null())
+    }
+
+    /// The same with variables of the environment, and a place for standard error.
+    pub fn with(artifacts: &[&Path], args: &[&str], variables: &[(&str, &str)], stderr: Stdio) -> Server {
         let mut command = program();
         command.arg("serve").args(artifacts).args(["--port", "0", "--json"]);
-        command.args(args).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(args).envs(variables.iter().copied()).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
