@@ -28,4 +28,4 @@ pub use engine::{Engine, EngineOptions, Extras, Handle, Ticket, Warn};
 pub use files::PrefixFiles;
 pub use queue::{CacheUse, SlotInfo, Stats};
 pub use request::{Chosen, Event, Failure, Finished, LaunchError, Piece, Sink, TextRequest};
-pub use step::{CacheBlocks, Feed, Limits, Mixing, ModelStep, Step, StepError, Want};
+pub use step::{CacheBlocks, Feed, Limits, ModelStep, Step, StepError, Want};

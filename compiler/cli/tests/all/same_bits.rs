@@ -14,6 +14,8 @@ const BATCH: u32 = 4;
 const LENGTH: usize = 141;
 const CONTEXT: u64 = 160;
 const CHUNK: u32 = 64;
+/// Lengths of pieces, some of them single tokens.
+const PIECES: [usize; 6] = [1, 7, 1, 33, 2, 16];
 
 fn options(dir: &Path, quant: &str, batch_invariant: bool) -> BuildOptions {
     let mut options = build_options(dir);
@@ -86,7 +88,7 @@ const FEEDINGS: [(&str, Feeding); 9] = [
     ("pieces of 50", |model, text| pieces(model, text, 50)),
     ("decode_batch", decoded_beside_others),
     ("step", |model, text| in_ragged_steps(model, text, [2, 7, 3, 33, 2, 16])),
-    ("step with single rows", |model, text| in_ragged_steps(model, text, [1, 7, 1, 33, 2, 16])),
+    ("step with single rows", |model, text| in_ragged_steps(model, text, PIECES)),
 ];
 
 fn bits(logits: &[f32]) -> Vec<u32> {
@@ -159,6 +161,44 @@ fn integer_schemes_are_as_the_table_says() {
 #[test]
 fn float_schemes_are_as_the_table_says() {
     is_as_promised(&PROMISES[1]);
+}
+
+/// The same pieces as of [`in_ragged_steps`], alone.
+fn in_pieces_alone(model: &Model, text: &[i32]) -> Vec<f32> {
+    let mut session = model.session().unwrap();
+    let mut rest = text;
+    for piece in PIECES.into_iter().cycle() {
+        let (now, later) = rest.split_at(piece.min(rest.len()));
+        if !now.is_empty() {
+            session.prefill(now).unwrap();
+        }
+        rest = later;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    session.logits().to_vec()
+}
+
+/// In a build without the flag a single row of `step` has the bits of `decode`, in integer schemes. So next tokens can go with pieces of
+/// prompts in one call, and every text is that of a session alone.
+#[test]
+fn single_rows_of_a_step_have_the_bits_of_decode() {
+    for case in ["llama3-gqa-tied", "rwkv4-hf-odd", "rwkv5-hf", "mistral-swa"] {
+        let Some(dir) = find(case) else { continue };
+        let folder = tempfile::tempdir().unwrap();
+        let (path, _) = artifact(&options(&dir, "q4i8", false), folder.path(), "case.so");
+        let text = text(case);
+        for threads in [2, 1] {
+            let model = load(&path, None, threads);
+            let (alone, beside) = (in_pieces_alone(&model, &text), in_ragged_steps(&model, &text, PIECES));
+            assert!(
+                bits(&alone) == bits(&beside),
+                "{case}, {threads} threads: {:e}",
+                distance(&alone, &beside)
+            );
+        }
+    }
 }
 
 /// A window and a soft cap, matrices as states, experts beside a recurrence.

@@ -12,6 +12,7 @@ use crate::inline::Paged;
 use crate::machine::Machine;
 use crate::pages::{PageLayout, emit_append, identity, row_elements};
 use crate::params::KernelTarget;
+use crate::scan;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::graph::Function;
@@ -87,15 +88,28 @@ impl<'a> KernelCache<'a> {
         self.get(Key::Appending(group, rows.to_vec()), f, f.name.clone(), (&packings, &pages), rows)
     }
 
-    /// The kernel of a group for one row, if it has another one for that: attention of one query.
+    /// The kernel of a group for one row, if it has another one for that: attention of one query, a step of a scan over matrices.
     pub fn one_row(&mut self, group: &PackedGroup) -> Result<Option<usize>, LowerError> {
         let several = &self.module.functions[group.f];
-        if attention::find(several).is_none() || self.target.batch_invariant {
+        let is_other = attention::find(several).is_some() || self.steps_matrices_otherwise(several);
+        if !is_other || self.target.batch_invariant {
             return Ok(None);
         }
         let f = one_row(several);
         let name = format!("{}_row", several.name);
         self.get(Key::OneRow(group.clone()), &f, name, (&group.packings, &group.rows), &[]).map(Some)
+    }
+
+    /// Whether it is a scan over matrices, of which a CPU computes a single step in another way than several.
+    fn steps_matrices_otherwise(&self, f: &Function) -> bool {
+        let is_of_matrices = |op: &Op| match op {
+            Op::Scan { body, carries, .. } => {
+                scan::shape_of(&self.module.functions[*body], *carries).is_some()
+            }
+            _ => false,
+        };
+        !matches!(Machine::of(self.target), Machine::Gpu)
+            && f.live().any(|(_, node)| is_of_matrices(&node.op))
     }
 
     /// The group that a kernel is of.

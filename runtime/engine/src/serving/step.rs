@@ -123,23 +123,14 @@ pub trait Step: Send {
 /// Logits among which tokens are chosen, from which on it takes longer than to wake workers.
 const WORTH_DEALING: usize = 1 << 16;
 
-/// How a step computes next tokens beside pieces of prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mixing {
-    /// All rows read the weights once.
-    Together,
-    /// Next tokens first, then the pieces of all prompts: for artifacts whose entry points for one row and for several differ in their
-    /// last bits.
-    Apart,
-}
-
 /// A compiled model. Artifacts for several sequences compute the rows of all of them together; in others they take turns.
 pub struct ModelStep {
     model: Model,
     /// If there are several.
     workers: Option<Workers>,
     batch: Batch,
-    mixing: Mixing,
+    /// Whether drafts can be checked beside next tokens: rows of several tokens have the bits of single ones.
+    takes_drafts: bool,
     /// The lists of a group, empty between steps.
     group: Vec<Rows<'static>>,
     places: Vec<usize>,
@@ -155,7 +146,7 @@ impl ModelStep {
             model: model.clone(),
             workers: model.workers().filter(|workers| workers.threads() > 1),
             batch: model.batch(most)?,
-            mixing: if is_batch_invariant(model) { Mixing::Together } else { Mixing::Apart },
+            takes_drafts: takes_drafts(model) && is_batch_invariant(model),
             group: Vec::new(),
             places: Vec::new(),
             gathered: Vec::new(),
@@ -163,22 +154,12 @@ impl ModelStep {
         })
     }
 
-    /// Another way than that which gives every text as if it were alone.
-    pub fn mixing(self, mixing: Mixing) -> Self {
-        ModelStep { mixing, ..self }
-    }
-
     /// Whether one call of the batch can take all of it.
     fn is_one_group(&self, feeds: &[Feed<'_, Session>]) -> bool {
         let rows: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
-        let alike = || {
-            let single = |feed: &Feed<'_, Session>| feed.tokens.len() == 1;
-            feeds.iter().all(single) || !feeds.iter().any(single)
-        };
         feeds.len() <= self.batch.max_sequences()
             && rows <= self.model.max_step_tokens()
             && feeds.iter().all(|feed| feed.tokens.len() <= self.most_together(feed))
-            && (self.mixing == Mixing::Together || alike())
     }
 
     /// Most tokens of a sequence that may go with others.
@@ -186,21 +167,14 @@ impl ModelStep {
         feed.sequence.tokens_per_call().min(self.model.max_step_tokens())
     }
 
-    /// Feeds those of which `takes` says so, in as many groups as it needs.
-    fn in_groups(
-        &mut self,
-        feeds: &mut [Feed<'_, Session>],
-        takes: impl Fn(usize) -> bool,
-    ) -> Result<(), mlcc_runtime::Error> {
+    /// Feeds what does not fit in one call, in as many groups as it needs.
+    fn in_groups(&mut self, feeds: &mut [Feed<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
         let (most, most_rows) = (self.batch.max_sequences(), self.model.max_step_tokens());
         let mut group: Vec<Rows<'_>> = recycle(std::mem::take(&mut self.group));
         let (mut rows, mut at) = (0, 0);
         for feed in feeds {
             let (place, count) = (at, feed.tokens.len());
             at += feed.wanted();
-            if !takes(count) {
-                continue;
-            }
             if count > self.most_together(feed) {
                 self.whole(feed, place)?;
                 continue;
@@ -261,7 +235,7 @@ impl Step for ModelStep {
             prompt: table.whole_prompts.then_some(plan.chunk as usize),
             chunk: chunk as usize,
             rows: self.model.max_step_tokens(),
-            rewinds: takes_drafts(&self.model) && self.mixing == Mixing::Together,
+            rewinds: self.takes_drafts,
         }
     }
 
@@ -335,13 +309,7 @@ impl Step for ModelStep {
         }
         let rows: usize = feeds.iter().map(Feed::wanted).sum();
         self.gathered.resize(rows * self.model.vocab(), 0.0);
-        match self.mixing {
-            Mixing::Together => self.in_groups(feeds, |_| true),
-            Mixing::Apart => {
-                self.in_groups(feeds, |tokens| tokens == 1)?;
-                self.in_groups(feeds, |tokens| tokens > 1)
-            }
-        }
+        self.in_groups(feeds)
     }
 
     fn logits(&self) -> &[f32] {
