@@ -16,7 +16,7 @@ import numpy as np
 from gguf_cases import DATA, TYPES, as_float, permute, read_safetensors
 
 # Kept in the project.
-PROJECT = ("qwen3.5-moe", "qwen3-next", "granite4-hybrid", "falcon-h1", "nemotron-h", "gemma4-e", "gemma4-moe",
+PROJECT = ("qwen3.5-moe", "qwen3-next", "granite4-hybrid", "falcon-h1", "nemotron-h", "mamba", "gemma4-e", "gemma4-moe",
            "deepseek-v3", "mistral4", "exaone4", "kimi-linear")
 
 ARCHITECTURES = {

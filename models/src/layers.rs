@@ -5,6 +5,7 @@ pub mod attention;
 pub mod conv;
 pub mod latent_attention;
 pub mod linear;
+pub mod mamba;
 pub mod mamba2;
 pub mod matrix_state;
 pub mod mlp;

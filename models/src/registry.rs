@@ -8,10 +8,11 @@ use crate::families::{
     BaichuanConfig, BertConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig,
     Exaone4Config, FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig,
     Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
-    KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, Mamba2Config, MiniMaxM2Config, Ministral3Config,
-    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config,
-    OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
-    Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
+    KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, Mamba2Config, MambaConfig, MiniMaxM2Config,
+    Ministral3Config, MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig,
+    Olmo2Config, OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig,
+    Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2,
+    smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -111,6 +112,7 @@ pub const REGISTRY: &[Entry] = &[
     family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
         Mamba2Config::from_fields(f).map(Architecture::new)
     }),
+    family("mamba", &["MambaForCausalLM"], "Mamba", |f| MambaConfig::from_fields(f).map(Architecture::new)),
     family("olmo_hybrid", &["OlmoHybridForCausalLM"], "OLMo Hybrid", |f| {
         OlmoHybridConfig::from_fields(f).map(Architecture::new)
     }),

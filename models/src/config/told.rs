@@ -158,6 +158,14 @@ fn family(t: &mut Tensors, model_type: &str) -> Told {
             t.size(&["moe_intermediate_size"], "experts.gate_up_proj", 1, 2)?;
             t.size(&["num_experts"], "router.proj.weight", 0, 1)
         }
+        "mamba" => {
+            embedding(t, "embeddings.weight", "lm_head.weight", true)?;
+            t.size(&["intermediate_size"], "layers.0.mixer.A_log", 0, 1)?;
+            t.size(&["state_size"], "layers.0.mixer.A_log", 1, 1)?;
+            t.size(&["time_step_rank"], "layers.0.mixer.dt_proj.weight", 1, 1)?;
+            t.bias("use_bias", "layers.0.mixer.in_proj")?;
+            t.bias("use_conv_bias", "layers.0.mixer.conv1d")
+        }
         "olmo_hybrid" => {
             embedding(t, "embed_tokens.weight", "lm_head.weight", false)?;
             t.size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;

@@ -27,6 +27,8 @@ enum Along {
     Values,
     /// A number per head.
     Head,
+    /// Both, the same in every step.
+    Matrix,
 }
 
 impl MatrixState {
@@ -77,6 +79,27 @@ impl MatrixState {
         })
     }
 
+    /// The selective state space of Mamba (Gu and Dao 2023): `S = exp(slopes dt) S + v k^T`, `y = S q`. Queries and keys `[n, heads,
+    /// keys]`, values and steps `dt` `[n, heads, values]`, `slopes` `[heads, values, keys]`; gives `[n, heads, values]`.
+    pub fn selective_state_space(
+        self,
+        net: &mut Net,
+        layer: usize,
+        [q, k, v, dt]: [ValueId; 4],
+        slopes: ValueId,
+    ) -> ValueId {
+        use Along::{Keys, Matrix, Values};
+        let inputs = [(q, Keys), (k, Keys), (v, Values), (dt, Values), (slopes, Matrix)];
+        self.recurrence(net, layer, ("selective_state_space", &inputs), |b, state, x| {
+            let &[q, k, v, dt, slopes] = x else { unreachable!("five inputs are declared") };
+            let log = b.mul(slopes, dt);
+            let decay = b.exp(log);
+            let kept = b.mul(state, decay);
+            let added = b.mul(v, k);
+            (b.add(kept, added), q)
+        })
+    }
+
     /// Runs a recurrence from the state of a layer and keeps the new state. `step` gives the new state and the queries that
     /// read it.
     fn recurrence(
@@ -88,7 +111,10 @@ impl MatrixState {
     ) -> ValueId {
         let body = self.body(net, name, inputs, step);
         let n = net.n();
-        let rows: Vec<ValueId> = inputs
+        // What stays the same comes last.
+        let fixed: Vec<ValueId> =
+            inputs.iter().filter(|(_, a)| *a == Along::Matrix).map(|(x, _)| *x).collect();
+        let rows: Vec<ValueId> = inputs[..inputs.len() - fixed.len()]
             .iter()
             .map(|&(x, along)| {
                 let dims = self.dims(along).map(Dim::from);
@@ -98,7 +124,7 @@ impl MatrixState {
         let state = net.state(&format!("layers.{layer}.matrix"), self.matrix(), 0.0);
         let out = net.per_sequence(&rows, |net, rows| {
             let before = net.read(state);
-            let out = net.scan(body, &[before], rows, &[]);
+            let out = net.scan(body, &[before], rows, &fixed);
             net.write(state, out[0]);
             vec![out[1]]
         });
@@ -130,6 +156,7 @@ impl MatrixState {
             Along::Keys => [self.heads, 1, self.keys],
             Along::Values => [self.heads, self.values, 1],
             Along::Head => [self.heads, 1, 1],
+            Along::Matrix => [self.heads, self.values, self.keys],
         }
     }
 }

@@ -228,7 +228,9 @@ fn presets_have_the_published_sizes() {
         // 567,754,752 less the pooler (1,049,600), which embeddings do not use.
         ("bge-m3", "5.667e8"),
         ("qwen3-embedding-0.6b", "5.958e8"),
-        // The defaults of the classes in transformers, which stand for these.
+        // Sizes of github.com/state-spaces/mamba, README.md, and of the classes' defaults in transformers, which stand for these.
+        ("mamba-130m", "1.291e8"),
+        ("mamba-2.8b", "2.768e9"),
         ("olmo-hybrid-7b", "7.431e9"),
         ("mistral-small-4-119b", "1.190e11"),
     ];

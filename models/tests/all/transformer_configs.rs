@@ -172,6 +172,15 @@ fn hybrids_that_contradict_themselves_are_refused() {
 fn parts_of_later_families_that_contradict_are_refused() {
     let exaone = json!({ "model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LXG" });
     refused(exaone, &["`sliding_window_pattern`", "letters L (window) and G (none)"]);
+    let mamba = |changes: Value| {
+        let mut fields = json!({ "model_type": "mamba", "state_size": 8 });
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        fields
+    };
+    parse(with(mamba(json!({ "time_step_rank": "auto" })))).unwrap();
+    refused(mamba(json!({ "conv_kernel": 1 })), &["`conv_kernel`", "from 2 to 64"]);
+    refused(mamba(json!({ "time_step_rank": "none" })), &["`time_step_rank`"]);
+    refused(mamba(json!({ "state_size": 1 << 20 })), &["`state_size`", "at most"]);
     let olmo = json!({ "model_type": "olmo_hybrid", "linear_num_key_heads": 3 });
     refused(olmo, &["`linear_num_value_heads`", "a multiple of linear_num_key_heads, which is 3"]);
     let mistral = |changes: Value| {

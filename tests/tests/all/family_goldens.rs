@@ -235,6 +235,7 @@ cases! {
     qwen3_5_inside_of_a_larger_model: "qwen3.5",
     qwen3_5_with_packed_experts: "qwen3.5-moe",
     granite4_hybrid: "granite4-hybrid",
+    mamba: "mamba",
     mamba2: "mamba2",
     olmo_hybrid: "olmo-hybrid",
     mistral4: "mistral4",
@@ -276,7 +277,7 @@ fn gguf_files() {
 /// The same where the converter took projections apart, changed the order of heads or put multipliers into the weights.
 #[test]
 fn gguf_files_of_hybrids_and_of_latent_attention() {
-    let hybrids = ["qwen3.5-moe", "qwen3-next", "granite4-hybrid", "falcon-h1", "nemotron-h"];
+    let hybrids = ["qwen3.5-moe", "qwen3-next", "granite4-hybrid", "falcon-h1", "nemotron-h", "mamba"];
     let others = ["gemma4-e", "gemma4-moe", "deepseek-v3", "mistral4", "exaone4", "kimi-linear"];
     hybrids.into_iter().chain(others).for_each(check_gguf);
 }

@@ -40,9 +40,9 @@ fn configurations() {
     build_fails(model.path(), &[], &["config.json", "`num_hidden_layers` is missing", "expected"]);
     std::fs::write(&config, good.replace("\"hidden_size\": 64", "\"hidden_size\": \"64\"")).unwrap();
     build_fails(model.path(), &[], &["config.json", "`hidden_size`", "\"64\""]);
-    let unknown = good.replace("\"rwkv\"", "\"mamba\"").replace("RwkvForCausalLM", "MambaForCausalLM");
+    let unknown = good.replace("\"rwkv\"", "\"retnet\"").replace("RwkvForCausalLM", "RetNetForCausalLM");
     std::fs::write(&config, unknown).unwrap();
-    build_fails(model.path(), &[], &["`mamba`", "rwkv (RWKV-4)"]);
+    build_fails(model.path(), &[], &["`retnet`", "rwkv (RWKV-4)"]);
     std::fs::write(&config, &good[..good.len() / 2]).unwrap();
     build_fails(model.path(), &[], &["config.json is not valid JSON"]);
     std::fs::remove_file(&config).unwrap();

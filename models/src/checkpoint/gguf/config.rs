@@ -55,6 +55,7 @@ pub(super) const ARCHITECTURES: &[(&str, &str)] = &[
     ("minimax-m2", "minimax_m2"),
     ("lfm2", "lfm2"),
     ("lfm2moe", "lfm2_moe"),
+    ("mamba", "mamba"),
     ("mamba2", "mamba2"),
     ("exaone4", "exaone4"),
     ("qwen35", "qwen3_5_text"),

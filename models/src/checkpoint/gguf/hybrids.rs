@@ -12,6 +12,7 @@ type Done = Result<(), CheckpointError>;
 pub(super) fn family(w: &mut Writer<'_>) -> Option<Done> {
     Some(match w.arch {
         "exaone4" => exaone4(w),
+        "mamba" => mamba(w),
         "mamba2" => mamba2(w),
         "nemotron_h" | "nemotron_h_moe" => nemotron_h(w),
         "falcon-h1" => falcon_h1(w),
@@ -63,6 +64,21 @@ fn exaone4(w: &mut Writer<'_>) -> Done {
         let kinds: Vec<&str> = windowed.iter().map(kind).collect();
         w.set("layer_types", kinds);
     }
+    Ok(())
+}
+
+fn mamba(w: &mut Writer<'_>) -> Done {
+    if w.metadata.flag(&w.key("ssm.dt_b_c_rms"))?.unwrap_or(false) {
+        return Err(w.refuse("is Falcon Mamba, with norms inside of its mixers"));
+    }
+    without(w, &["max_position_embeddings", "num_attention_heads", "num_key_value_heads"]);
+    w.copy("ssm.inner_size", "intermediate_size")?;
+    w.copy("ssm.time_step_rank", "time_step_rank")?;
+    w.copy("ssm.state_size", "state_size")?;
+    w.copy("ssm.conv_kernel", "conv_kernel")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    w.set("use_conv_bias", w.has("blk.0.ssm_conv1d.bias"));
+    w.set("use_bias", w.has("blk.0.ssm_in.bias"));
     Ok(())
 }
 

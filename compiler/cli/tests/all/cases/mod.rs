@@ -23,7 +23,7 @@ pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 pub const MATRIX_STATES: [&str; 3] = ["rwkv5-hf", "rwkv6-hf", "rwkv7-hf"];
 
 /// Every family by its case, and kinds of rope scaling.
-pub const FAMILIES: [&str; 64] = [
+pub const FAMILIES: [&str; 65] = [
     "llama-mha",
     "llama3-gqa-tied",
     "mistral-swa",
@@ -86,6 +86,7 @@ pub const FAMILIES: [&str; 64] = [
     "muse-glimmer",
     "kimi-linear",
     "exaone4",
+    "mamba",
     "olmo-hybrid",
     "mistral4",
 ];

@@ -24,6 +24,17 @@ const GEMMA4_TOP: &[Entry] = &[
     ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", Same),
 ];
 
+const MAMBA_BLOCK: &[Entry] = &[
+    ("attn_norm", "norm", Same),
+    ("ssm_in", "mixer.in_proj", Same),
+    ("ssm_conv1d", "mixer.conv1d", Same),
+    ("ssm_x", "mixer.x_proj", Same),
+    ("ssm_dt", "mixer.dt_proj", Same),
+    ("ssm_a", "mixer.A_log", NegExp),
+    ("ssm_d", "mixer.D", Flat),
+    ("ssm_out", "mixer.out_proj", Same),
+];
+
 pub(super) const MAMBA2_BLOCK: &[Entry] = &[
     ("attn_norm", "norm", Same),
     ("ssm_in", "mixer.in_proj", Same),
@@ -239,6 +250,7 @@ const GEMMA4_BLOCK: &[Entry] = &[
 pub(super) fn family(arch: &str, kind: Kind) -> Option<Family> {
     let of = |top, layers, block, llama_block| Some(Family { top, layers, block, llama_block });
     match arch {
+        "mamba" => of(BACKBONE_TOP, "backbone.layers", MAMBA_BLOCK, false),
         "mamba2" => of(BACKBONE_TOP, "backbone.layers", MAMBA2_BLOCK, false),
         "nemotron_h" | "nemotron_h_moe" => of(BACKBONE_TOP, "backbone.layers", NEMOTRON_H_BLOCK, false),
         "falcon-h1" => of(FALCON_H1_TOP, "model.layers", MAMBA_PART, true),
