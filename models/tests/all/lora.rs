@@ -103,14 +103,15 @@ fn requests_are_folders_with_a_scale() {
 
 /// An adapter of f32 tensors that are 0.5 everywhere, with these fields.
 fn written(folder: &Path, fields: Value, tensors: &[(&str, &[usize])]) {
-    written_with(folder, fields, tensors, 0.5);
+    written_with(folder, fields, tensors, |_| 0.5);
 }
 
-fn written_with(folder: &Path, fields: Value, tensors: &[(&str, &[usize])], value: f32) {
+/// The same with a value for each element.
+fn written_with(folder: &Path, fields: Value, tensors: &[(&str, &[usize])], value: impl Fn(usize) -> f32) {
     let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
     for (name, shape) in tensors {
         let start = bytes.len();
-        bytes.extend(std::iter::repeat_n(value.to_le_bytes(), shape.iter().product()).flatten());
+        bytes.extend((0..shape.iter().product()).flat_map(|i| value(i).to_le_bytes()));
         let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, bytes.len()]});
         header.insert(format!("base_model.model.{name}"), entry);
     }
@@ -213,7 +214,7 @@ fn broken_and_other_adapters_are_refused() {
     }
     written(folder.path(), json!({}), &[]);
     assert!(refusal(&base(), folder.path()).contains("a tensor is missing"));
-    written_with(folder.path(), json!({}), &whole, f32::NAN);
+    written_with(folder.path(), json!({}), &whole, |_| f32::NAN);
     let merged = open(&base(), &[adapter(folder.path(), 1.0)]).unwrap();
     let error = merged.read(&format!("{Q}.weight")).unwrap_err().to_string();
     assert!(error.contains("lora_A") && error.contains("NaN"), "{error}");
@@ -264,6 +265,61 @@ fn bases_that_come_quantized_are_changed_as_floats() {
                 merged.stored_groups(&info.name).is_some(),
                 !changed && plain.stored_groups(&info.name).is_some()
             );
+        }
+    }
+}
+
+/// Of patterns that match the same module the first one in the file counts, whatever their names.
+#[test]
+fn patterns_count_in_the_order_of_the_file() {
+    let [a, b] = ["lora_A.weight", "lora_B.weight"].map(|end| format!("{Q}.{end}"));
+    let name = format!("{Q}.weight");
+    let plain = values(&[], &name);
+    let folder = tempfile::tempdir().unwrap();
+    let (narrow, wide) = ("self_attn.q_proj", ".*_proj");
+    for (patterns, alpha) in [([(narrow, 4), (wide, 8)], 4.0), ([(wide, 8), (narrow, 4)], 8.0)] {
+        let alphas = patterns.map(|(pattern, alpha)| format!("\"{pattern}\": {alpha}")).join(", ");
+        written(folder.path(), json!({}), &[(&a, &[2, 64]), (&b, &[64, 2])]);
+        let config = format!(r#"{{"peft_type": "LORA", "lora_alpha": 2, "alpha_pattern": {{{alphas}}}}}"#);
+        std::fs::write(folder.path().join("adapter_config.json"), &config).unwrap();
+        // For each of the two ranks a half of alpha times 0.5 times 0.5.
+        let expected: Vec<f32> = plain.iter().map(|x| x + alpha / 8.0 + alpha / 8.0).collect();
+        assert_eq!(values(&[adapter(folder.path(), 1.0)], &name), expected, "{config}");
+    }
+}
+
+/// GGUF files name tensors otherwise, and some have the rows of queries and keys in another order: an adapter changes them as it
+/// changes the checkpoint that the file was made of.
+#[test]
+fn bases_in_gguf_are_changed_as_their_checkpoints_are() {
+    for model in ["mistral-swa", "qwen2", "gemma", "stablelm-head-norms"] {
+        let original = golden(model);
+        let file = project().join(format!("models/tests/data/{model}.gguf"));
+        let folder = tempfile::tempdir().unwrap();
+        let plain = open(&original, &[]).unwrap();
+        let weights = ["self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"];
+        let modules = weights.map(|weight| format!("model.layers.1.{weight}"));
+        let tensors: Vec<(String, [usize; 2])> = (modules.iter())
+            .flat_map(|module| {
+                let shape = &plain.info(&format!("{module}.weight")).unwrap().shape;
+                [
+                    (format!("{module}.lora_A.weight"), [2, shape[1]]),
+                    (format!("{module}.lora_B.weight"), [shape[0], 2]),
+                ]
+            })
+            .collect();
+        let tensors: Vec<(&str, &[usize])> =
+            tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
+        written_with(folder.path(), json!({}), &tensors, |i| (i * 37 % 101) as f32 / 101.0 - 0.5);
+        let own = [adapter(folder.path(), 1.0)];
+        let [expected, found] = [&original, &file].map(|base| open(base, &own).unwrap());
+        for module in &modules {
+            let name = format!("{module}.weight");
+            let values = |of: &Checkpoint| of.read(&name).unwrap().to_f32().unwrap();
+            let (before, expected, found) = (values(&plain), values(&expected), values(&found));
+            assert!(before.iter().zip(&expected).any(|(x, y)| (x - y).abs() > 0.1), "{model}, {name}");
+            let worst = expected.iter().zip(&found).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+            assert!(worst < 1e-6, "{model}, {name}: off by {worst}");
         }
     }
 }
