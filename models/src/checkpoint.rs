@@ -20,7 +20,7 @@ pub mod torch;
 
 pub use data::TensorData;
 pub use finite::FiniteCheck;
-pub use packed::{PackedKind, Quantization, StoredGroups};
+pub use packed::{PackedKind, Quantization, StoredCodes, StoredGroups};
 pub use random::{Distribution, RandomTensor};
 pub use shards::WeightFiles;
 pub use stored_type::StoredType;
@@ -296,6 +296,7 @@ impl Checkpoint {
             _ => None,
         }
     }
+
 
     /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.
     pub fn read(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {

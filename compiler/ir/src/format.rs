@@ -1,18 +1,37 @@
-//! Packed weight formats as data. A weight is `(code - zero) * scale` with a scale for each group of consecutive weights of
-//! a row; [`Format`] says how many bits a code has, how large groups are, and which numbers are stored for each of them. Quantizer,
-//! packer, kernels, reports and tables follow from these fields (`mlcc-quant` has the arithmetic and the bytes).
+//! Packed weight formats as data. A weight is `(number - zero) * scale` of the number that its code stands for, with a scale for
+//! each group of consecutive weights of a row; [`Format`] says how many bits a code has, how large groups are, and which numbers
+//! are stored for each of them. Quantizer, packer, kernels, reports and tables follow from these fields (`mlcc-quant` has the
+//! arithmetic and the bytes).
 
 /// A group-quantized weight format: how the weights of one row are encoded, not how they lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Format {
     /// Bits of a code, 2 to 8.
     pub bits: usize,
+    pub values: CodeValues,
     pub group: GroupSize,
     pub scale: ScaleType,
     pub zero: Zero,
     /// Systematic, see [`Format::systematic_name`].
     name: &'static str,
 }
+
+/// The numbers that codes stand for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum CodeValues {
+    /// Themselves.
+    Whole,
+    /// The 15 values of floats with 2 bits of exponent and 1 of mantissa (OCP E2M1), from -6 to 6 in this order, in halves and with
+    /// the zero point added: whole numbers.
+    E2M1,
+    /// The 254 values of floats with 4 bits of exponent and 3 of mantissa (OCP E4M3), which are no whole numbers: the bits of the
+    /// float, with its sign in the lowest place.
+    E4M3,
+}
+
+/// The numbers of [`CodeValues::E2M1`]: zero point 12. For machines without tables they are `4 c + 5 - (2 a + b)` where `a` is `c`
+/// within 1 and 13, and `b` is `a` within 3 and 11. No weight has the last code.
+const E2M1: [u8; 16] = [0, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 28];
 
 /// Weights that share a scale.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -91,6 +110,14 @@ impl Format {
         // ggml Q4_1; Q5_1 with bits to spare.
         Format::new("q4g32_min", 4, GroupSize::Columns(32), Zero::Minimum),
         Format::new("q8g32_min", 8, GroupSize::Columns(32), Zero::Minimum),
+        // MXFP4 (OCP): scales are powers of two, of which bf16 has all.
+        Format::new("e2m1g32_bf16", 4, GroupSize::Columns(32), Zero::Constant(12))
+            .with_scale(ScaleType::BF16)
+            .with_values(CodeValues::E2M1),
+        // FP8 in blocks of 128 x 128, and per channel: each row of a block has its scale.
+        Format::new("e4m3g128_f32", 8, GroupSize::Columns(128), Zero::Constant(0))
+            .with_scale(ScaleType::F32)
+            .with_values(CodeValues::E4M3),
     ];
 
     pub const Q4G32: Format = Format::named("q4g32");
@@ -98,11 +125,15 @@ impl Format {
 
     /// With f16 scales.
     const fn new(name: &'static str, bits: usize, group: GroupSize, zero: Zero) -> Format {
-        Format { bits, group, scale: ScaleType::F16, zero, name }
+        Format { bits, values: CodeValues::Whole, group, scale: ScaleType::F16, zero, name }
     }
 
     const fn with_scale(self, scale: ScaleType) -> Format {
         Format { scale, ..self }
+    }
+
+    const fn with_values(self, values: CodeValues) -> Format {
+        Format { values, ..self }
     }
 
     /// The format of a name that there is, for constants.
@@ -125,8 +156,8 @@ impl Format {
         Format::ALL.iter().copied().find(|format| format.name == name)
     }
 
-    /// `q<bits>g<columns of a group>` (`q<bits>row` for whole rows), then what differs from f16 scales and a constant zero point:
-    /// `_bf16` or `_f32`, `_zero` or `_min`.
+    /// `q<bits>g<columns of a group>` (`q<bits>row` for whole rows; `e2m1` or `e4m3` in place of `q<bits>` for such floats), then what
+    /// differs from f16 scales and a constant zero point: `_bf16` or `_f32`, `_zero` or `_min`.
     pub fn systematic_name(self) -> String {
         let group = match self.group {
             GroupSize::Columns(columns) => format!("g{columns}"),
@@ -142,7 +173,12 @@ impl Format {
             Zero::PerGroup => "_zero",
             Zero::Minimum => "_min",
         };
-        format!("q{}{group}{scale}{zero}", self.bits)
+        let codes = match self.values {
+            CodeValues::Whole => format!("q{}", self.bits),
+            CodeValues::E2M1 => "e2m1".into(),
+            CodeValues::E4M3 => "e4m3".into(),
+        };
+        format!("{codes}{group}{scale}{zero}")
     }
 
     // ---- codes
@@ -150,6 +186,36 @@ impl Format {
     /// The largest code.
     pub const fn max_code(self) -> usize {
         (1 << self.bits) - 1
+    }
+
+    /// Codes that weights have: from 0 on.
+    pub const fn code_count(self) -> usize {
+        match self.values {
+            CodeValues::Whole => self.max_code() + 1,
+            CodeValues::E2M1 => 15,
+            CodeValues::E4M3 => 254,
+        }
+    }
+
+    /// The number that a code stands for, zero point included.
+    pub fn number(self, code: u8) -> f32 {
+        match self.values {
+            CodeValues::Whole => code.into(),
+            CodeValues::E2M1 => E2M1[usize::from(code & 15)].into(),
+            // The exponent of an f32 less 120.
+            CodeValues::E4M3 => {
+                f32::from_bits((u32::from(code) & 0xfe) << 19 | u32::from(code) << 31) * 2f32.powi(120)
+            }
+        }
+    }
+
+    /// The largest of these numbers that a weight has, where they are whole.
+    pub const fn largest_number(self) -> usize {
+        match self.values {
+            CodeValues::Whole => self.max_code(),
+            CodeValues::E2M1 => E2M1[14] as usize,
+            CodeValues::E4M3 => 448,
+        }
     }
 
     /// Codes in a word of 32 bits: as many as fit, the lowest bits first.
@@ -207,7 +273,7 @@ impl Format {
 
     /// Whether kernels have integer products for it.
     pub const fn has_integer_products(self) -> bool {
-        matches!(self.bits, 4 | 8)
+        matches!(self.bits, 4 | 8) && !matches!(self.values, CodeValues::E4M3)
     }
 }
 
@@ -233,12 +299,35 @@ mod tests {
         assert_eq!(Format::parse("q4g33"), None);
     }
 
+    #[test]
+    fn numbers_of_small_floats() {
+        let format = Format::named("e2m1g32_bf16");
+        let values: Vec<f32> = (0..15).map(|code| (format.number(code) - 12.0) / 2.0).collect();
+        let positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        assert_eq!(values[7..], positive);
+        assert!(values.iter().rev().zip(&values).all(|(a, b)| *a == -b));
+        for code in 0..16 {
+            let a = code.clamp(1, 13);
+            assert_eq!(format.number(code), f32::from(4 * code + 5 - (2 * a + a.clamp(3, 11))));
+        }
+        let format = Format::named("e4m3g128_f32");
+        let codes = [0x00, 0x02, 0x10, 0x70, 0x71, 0xfc, 0xfd];
+        let values = [0.0, 2f32.powi(-9), 2f32.powi(-6), 1.0, -1.0, 448.0, -448.0];
+        assert_eq!(codes.map(|code| format.number(code)), values);
+    }
+
     /// What layouts and kernels rely on.
     #[test]
     fn groups_are_whole_blocks_of_whole_words() {
         for &format in Format::ALL {
             assert!((2..=8).contains(&format.bits), "{}", format.name());
             assert!(format.block().is_multiple_of(format.codes_per_word()), "{}", format.name());
+            if let Zero::Constant(zero) = format.zero {
+                let zeros =
+                    (0..format.code_count()).filter(|&code| format.number(code as u8) == f32::from(zero));
+                // A float has a second one.
+                assert!(matches!(zeros.count(), 1 | 2), "{}: the code of 0", format.name());
+            }
             for k in [0, 1, 40, 300] {
                 assert!(format.group(k).is_multiple_of(format.block()), "{}", format.name());
             }

@@ -199,6 +199,29 @@ fn lookup16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     out
 }
 
+/// Entry `index & 15` of the 16 bytes of the table beside those of the index, 0 where the index has any of the bits `outside`.
+fn lookup_bytes(kb: &mut KernelBuilder, a: &[ExprId], outside: u8) -> ExprId {
+    let kept = kb.constant(f64::from(outside | 15), Ty::scalar(U8));
+    let index = kb.binary(BinOp::And, a[1], kept);
+    let lanes = kb.ty(a[1]).lanes;
+    let mut out = kb.constant(0.0, kb.ty(a[0]));
+    for entry in 0..16 {
+        let value = kb.shuffle(a[0], None, (0..lanes).map(|lane| lane / 16 * 16 + entry).collect());
+        let number = kb.constant(f64::from(entry), Ty::scalar(U8));
+        let hit = kb.binary(BinOp::Eq, index, number);
+        out = kb.select(hit, value, out);
+    }
+    out
+}
+
+fn pshufb(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    lookup_bytes(kb, a, 0x80)
+}
+
+fn tbl(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
+    lookup_bytes(kb, a, 0xf0)
+}
+
 /// Defines one row.
 macro_rules! instr {
     ($name:literal, $arch:literal, $features:expr, ($($arg:expr),*) -> $ret:expr, $meaning:expr, $spelling:expr) => {
@@ -359,6 +382,16 @@ pub const INSTRS: &[InstrDef] = &[
     // x86: 16-entry f32 table lookup by the low 4 bits of each index.
     instr!("vpermps_512", "x86_64", &["avx512f"], (v(F32, 16), v(I32, 16)) -> v(F32, 16),
         Meaning::Expr(lookup16), llvm("llvm.x86.avx512.permvar.sf.512", &[0, 1])),
+    // x86: 16-entry table lookup of bytes, in each 16 bytes on their own.
+    instr!("vpshufb_512", "x86_64", &["avx512bw"], (v(U8, 64), v(U8, 64)) -> v(U8, 64),
+        Meaning::Expr(pshufb), llvm("llvm.x86.avx512.pshuf.b.512", &[0, 1])),
+    instr!("vpshufb_256", "x86_64", &["avx2"], (v(U8, 32), v(U8, 32)) -> v(U8, 32),
+        Meaning::Expr(pshufb), llvm("llvm.x86.avx2.pshuf.b", &[0, 1])),
+    instr!("pshufb_128", "x86_64", &["ssse3"], (v(U8, 16), v(U8, 16)) -> v(U8, 16),
+        Meaning::Expr(pshufb), llvm("llvm.x86.ssse3.pshuf.b.128", &[0, 1])),
+    // AArch64: the same.
+    instr!("tbl1_128", "aarch64", &["neon"], (v(U8, 16), v(U8, 16)) -> v(U8, 16),
+        Meaning::Expr(tbl), llvm("llvm.aarch64.neon.tbl1.v16i8", &[0, 1])),
     // AArch64: int8 dot products.
     instr!("sdot_128", "aarch64", &["dotprod"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
         Meaning::Expr(dot4_i32), llvm("llvm.aarch64.neon.sdot.v4i32.v16i8", &[0, 1, 2])),

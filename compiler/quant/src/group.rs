@@ -10,6 +10,9 @@
 //! codes are `clamp(round(w / scale + zero), 0, max_code)`. With a minimum for each group: `minimum = round(least)`,
 //! `scale = round((largest - minimum) / max_code)`, the value is `code * scale + minimum` (ggml's Q4_1).
 //!
+//! Codes of floats get `scale = round(max|w| / 12)` (E2M1, whose values count in halves) or `/ 448` (E4M3), and the nearest of their
+//! values.
+//!
 //! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest of its type becomes that
 //! one and codes clamp; a scale so small that its type cannot hold it well (0 or deep subnormal) is rounded up to the next
 //! number, so that `|w - w'| <= scale / 2` (plus the rounding of the scale) holds for every group that does not overflow.
@@ -19,8 +22,9 @@
 //! `max|w| / steps`, for some number of steps up to `max_int + 1`, is stored with that scale: with that code, and a negative scale
 //! where the sign of the code asks for one, so kernels must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
 
-use crate::plain::Plain;
-use mlcc_ir::format::{Format, Zero};
+use crate::floats::{ZERO, nearest};
+use crate::plain::{Plain, is_near_whole, round};
+use mlcc_ir::format::{CodeValues, Format, Zero};
 
 /// A format in rows of some length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,21 +71,27 @@ impl GroupSpec {
     }
 
     /// Largest magnitude of a code without its zero point, of those that weights from floats get.
-    fn max_int(&self) -> f32 {
-        (self.format.max_code() / 2) as f32
+    pub(crate) fn max_int(&self) -> f32 {
+        match self.format.values {
+            CodeValues::Whole => (self.format.max_code() / 2) as f32,
+            CodeValues::E2M1 => 12.0,
+            CodeValues::E4M3 => 448.0,
+        }
     }
 
     /// The code of groups that have no weight.
     pub fn padding(&self) -> u8 {
-        match self.format.zero {
-            Zero::Constant(zero) => zero,
-            Zero::PerGroup | Zero::Minimum => 0,
+        match (self.format.zero, self.format.values) {
+            (Zero::Constant(zero), CodeValues::Whole | CodeValues::E4M3) => zero,
+            (Zero::Constant(_), CodeValues::E2M1) => ZERO,
+            (Zero::PerGroup | Zero::Minimum, _) => 0,
         }
     }
 
     /// A group of zeros, of which all codes are [`GroupSpec::padding`].
     pub fn empty(&self) -> Grid {
-        Grid { scale: 0.0, zero: self.padding().into() }
+        let zero = if let Zero::Constant(zero) = self.format.zero { zero.into() } else { 0.0 };
+        Grid { scale: 0.0, zero }
     }
 
     /// Quantizes up to `group` finite weights into as many codes; those beyond the weights stand for 0, or for the minimum.
@@ -92,7 +102,8 @@ impl GroupSpec {
             Zero::PerGroup | Zero::Minimum => self.asymmetric(weights, search, used),
         };
         beyond.fill(match self.format.zero {
-            Zero::Constant(_) | Zero::PerGroup => grid.zero as u8,
+            Zero::Constant(_) => self.padding(),
+            Zero::PerGroup => grid.zero as u8,
             Zero::Minimum => 0,
         });
         grid
@@ -100,9 +111,10 @@ impl GroupSpec {
 
     /// Stored code to its weight.
     pub fn decode(&self, code: u8, grid: Grid) -> f32 {
+        let number = self.format.number(code);
         match self.format.zero {
-            Zero::Constant(_) | Zero::PerGroup => (f32::from(code) - grid.zero) * grid.scale,
-            Zero::Minimum => f32::from(code) * grid.scale + grid.zero,
+            Zero::Constant(_) | Zero::PerGroup => (number - grid.zero) * grid.scale,
+            Zero::Minimum => number * grid.scale + grid.zero,
         }
     }
 
@@ -111,7 +123,7 @@ impl GroupSpec {
     fn extreme(&self) -> u8 {
         match self.format.zero {
             Zero::Constant(zero) if usize::from(zero) > self.format.max_code() / 2 => 0,
-            Zero::Constant(_) | Zero::PerGroup | Zero::Minimum => self.format.max_code() as u8,
+            Zero::Constant(_) | Zero::PerGroup | Zero::Minimum => (self.format.code_count() - 1) as u8,
         }
     }
 
@@ -125,7 +137,12 @@ impl GroupSpec {
         let (number, half) = (self.number(), 0.5 * grid.scale.abs() * (1.0 + 1e-5));
         let codes = self.format.max_code() as f32;
         match self.format.zero {
-            Zero::Constant(_) => half,
+            // The largest two values are so many steps apart.
+            Zero::Constant(_) => match self.format.values {
+                CodeValues::Whole => half,
+                CodeValues::E2M1 => 4.0 * half,
+                CodeValues::E4M3 => 32.0 * half,
+            },
             // The zero point is rounded to half a step, and all steps together by as much as the scale.
             Zero::PerGroup => half + codes * number.roundoff() * grid.scale,
             // And the value itself to f32.
@@ -136,7 +153,7 @@ impl GroupSpec {
     }
 
     /// `range / steps` as a scale, of which all steps fall short of the range by at most `slack` of a step.
-    fn scale_for(&self, range: f32, steps: f32, slack: f32) -> f32 {
+    pub(crate) fn scale_for(&self, range: f32, steps: f32, slack: f32) -> f32 {
         let number = self.number();
         let scale = number.round(range / steps);
         if scale > number.largest_scale() {
@@ -155,8 +172,16 @@ impl GroupSpec {
         let max_abs = weights.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
         let grid = |scale| Grid { scale, zero: zero.into() };
         if max_abs == 0.0 {
-            codes.fill(zero);
+            codes.fill(self.padding());
             return self.empty();
+        }
+        if self.format.values != CodeValues::Whole {
+            let grid = grid(self.float_scale(weights, max_abs, search));
+            codes
+                .iter_mut()
+                .zip(weights)
+                .for_each(|(stored, &w)| *stored = nearest(self.format.values, w, grid.scale));
+            return grid;
         }
         if let Some(scale) = self.quantized_before(weights, i32::from(zero), max_abs, codes) {
             return grid(scale);
@@ -365,19 +390,6 @@ impl GroupSpec {
     }
 }
 
-/// Whether a number of steps, up to some hundred, is whole but for roundings to f32.
-#[inline]
-fn is_near_whole(steps: f32) -> bool {
-    (steps - round(steps)).abs() < 1e-3
-}
-
-/// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where `round_ties_even` does not.
-#[inline]
-fn round(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    (x + MAGIC) - MAGIC
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,7 +406,7 @@ mod tests {
     fn quantized(spec: GroupSpec, weights: &[f32], search: ScaleSearch) -> (Grid, Vec<u8>) {
         let mut codes = vec![0xff; spec.group];
         let grid = spec.quantize(weights, search, &mut codes);
-        assert!(codes.iter().all(|&code| usize::from(code) <= spec.format.max_code()));
+        assert!(codes.iter().all(|&code| usize::from(code) < spec.format.code_count()));
         if spec.format.zero != Zero::Minimum {
             assert!(codes[weights.len()..].iter().all(|&code| spec.decode(code, grid) == 0.0));
         }
@@ -407,7 +419,6 @@ mod tests {
         codes.iter().map(|&code| spec.decode(code, grid)).collect()
     }
 
-    /// Deterministic numbers below `below`.
     fn random(mut seed: u32) -> impl FnMut(u32) -> u32 {
         move |below| {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -478,7 +489,7 @@ mod tests {
         for spec in specs() {
             let name = spec.format.name();
             let mut next = random(7);
-            let codes = spec.format.max_code() as u32 + 1;
+            let codes = spec.format.code_count() as u32;
             for round in 0..400 {
                 let scale = spec.number().round((next(2000) as f32 + 1.0) / 4096.0);
                 let grid = match spec.format.zero {

@@ -8,6 +8,7 @@
 //! Invariant: everything that is stored reads back through [`element`], [`dequantize`], [`unpack_scalar`] and the tile
 //! fragments as exactly the same f32 value.
 
+mod floats;
 pub mod group;
 pub mod layout;
 pub mod pack;

@@ -108,6 +108,19 @@ impl Plain {
     }
 }
 
+/// Whether a number of steps, up to some hundred, is whole but for roundings to f32.
+#[inline]
+pub(crate) fn is_near_whole(steps: f32) -> bool {
+    (steps - round(steps)).abs() < 1e-3
+}
+
+/// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where `round_ties_even` does not.
+#[inline]
+pub(crate) fn round(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (x + MAGIC) - MAGIC
+}
+
 pub(crate) fn layout(plain: Plain, packing: Packing, n: usize, k: usize) -> Layout {
     let term = Term::new;
     let (row, col, pair) = (Axis::Row, Axis::Col, plain.pair());

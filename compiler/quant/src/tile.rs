@@ -7,7 +7,7 @@
 use crate::layout::TILE;
 use crate::packed::TileSizes;
 use crate::plain::Plain;
-use mlcc_ir::format::{Format, Zero};
+use mlcc_ir::format::{CodeValues, Format, Zero};
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::DType;
@@ -92,18 +92,42 @@ impl<'k> TileBlock<'k> {
     }
 }
 
-/// The stored codes (zero point included) of one quad of a word: u8, four per row.
-pub fn quad_codes(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
+/// The numbers that codes stand for (zero point included), of the same type: `lookup` has them, where codes are bytes and the
+/// machine has such an instruction.
+pub fn code_numbers(format: Format, codes: Val<'_>, lookup: Option<InstrId>) -> Val<'_> {
+    if format.values != CodeValues::E2M1 {
+        return codes;
+    }
+    if let Some(lookup) = lookup {
+        let first = codes.recorder().literal(0.0, Ty::scalar(DType::U8));
+        let entries = first.ramp(1, codes.lanes()) & 15;
+        return code_numbers(format, entries, None).instr(lookup, &[codes]);
+    }
+    let inner = codes.max(1).min(13);
+    let doubled = codes + codes;
+    doubled + doubled + 5 - (inner + inner + inner.max(3).min(11))
+}
+
+/// The values of codes of E4M3, u32 lanes of which the lowest 8 bits count: the bits in those of an f32, whose exponent is less by
+/// 120 then.
+pub fn small_floats(codes: Val<'_>) -> Val<'_> {
+    let bits = (codes & 254) << 19 | codes << 31;
+    bits.bits_as(Ty::vector(DType::F32, codes.lanes())) * 2f64.powi(120)
+}
+
+/// The numbers of the stored codes (zero point included) of one quad of a word: u8, four per row. `lookup` as in [`code_numbers`].
+pub fn quad_codes(format: Format, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
     let bytes = word.bits_as(Ty::vector(DType::U8, 4 * word.lanes()));
     let shift = (quad / words(format) * format.bits) as i64;
     let codes = if shift == 0 { bytes } else { bytes >> shift };
     // The highest codes of a byte have nothing above them.
-    if shift as usize + format.bits == 8 { codes } else { codes & format.max_code() as i64 }
+    let codes = if shift as usize + format.bits == 8 { codes } else { codes & format.max_code() as i64 };
+    code_numbers(format, codes, lookup)
 }
 
-/// The codes of one quad as signed integers ([`centre`] removed): i8, four per row.
-pub fn quad_signed(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
-    let codes = quad_codes(format, word, quad);
+/// The numbers of one quad as signed integers ([`centre`] removed): i8, four per row.
+pub fn quad_signed(format: Format, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
+    let codes = quad_codes(format, word, quad, lookup);
     let signed = match format.bits {
         // Subtracting 128 is flipping the top bit.
         8 => codes ^ 128,
@@ -113,10 +137,15 @@ pub fn quad_signed(format: Format, word: Val<'_>, quad: usize) -> Val<'_> {
     signed.bits_as(Ty::vector(DType::I8, codes.lanes()))
 }
 
-/// The sixteen 4-bit codes less their [`centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
+/// The numbers of the sixteen 4-bit codes less their [`centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
 pub fn code_table(k: &Recorder, format: Format) -> Val<'_> {
-    let first = k.literal(-centre(format) as f64, Ty::scalar(DType::I32));
-    first.ramp(1, 16).cast(DType::F32)
+    let first = |code: i64| k.literal(code as f64, Ty::scalar(DType::I32));
+    match format.values {
+        CodeValues::Whole | CodeValues::E4M3 => first(-centre(format)).ramp(1, 16).cast(DType::F32),
+        CodeValues::E2M1 => {
+            (code_numbers(format, first(0).ramp(1, 16), None) - centre(format)).cast(DType::F32)
+        }
+    }
 }
 
 /// The pieces of a word: the first column of each, in its block, and how many it has.
@@ -127,14 +156,18 @@ pub fn pieces(format: Format, word: usize) -> Vec<(usize, usize)> {
     vec![(word * format.codes_per_word(), format.codes_per_word())]
 }
 
-/// The codes less their [`centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a 16-entry
-/// lookup instruction and the [`code_table`], 4-bit codes take a shift and a lookup each.
-pub fn piece_floats<'k>(
-    format: Format,
-    word: Val<'k>,
-    first: usize,
-    lookup: Option<(InstrId, Val<'k>)>,
-) -> Vec<Val<'k>> {
+/// How codes are looked up, where the machine has instructions for that.
+#[derive(Clone, Copy, Default)]
+pub struct Lookup<'k> {
+    /// In the [`code_table`], 16 of them: f32.
+    pub floats: Option<(InstrId, Val<'k>)>,
+    /// As in [`code_numbers`].
+    pub bytes: Option<InstrId>,
+}
+
+/// The numbers less their [`centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a lookup of
+/// floats, 4-bit codes take a shift and a lookup each.
+pub fn piece_floats<'k>(format: Format, word: Val<'k>, first: usize, lookup: Lookup<'k>) -> Vec<Val<'k>> {
     let lanes = Ty::vector(DType::I32, word.lanes());
     let shifted = |value: Val<'k>, bits: i64| if bits == 0 { value } else { value >> bits };
     if !format.fills_bytes() {
@@ -142,14 +175,17 @@ pub fn piece_floats<'k>(
         let centred = |code: Val<'k>| code.bits_as(lanes) - centre(format);
         return (0..format.codes_per_word()).map(|at| centred(code(at)).cast(DType::F32)).collect();
     }
+    if format.values == CodeValues::E4M3 {
+        return [0, 8, 16, 24].map(|bit| small_floats(shifted(word, bit))).to_vec();
+    }
     let quad = first / QUAD;
-    if let (4, Some((instr, table))) = (format.bits, lookup) {
+    if let (4, Some((instr, table))) = (format.bits, lookup.floats) {
         let low = (quad / words(format) * format.bits) as i64;
         return [0, 8, 16, 24]
             .map(|bit| table.instr(instr, &[shifted(word, bit + low).bits_as(lanes)]))
             .to_vec();
     }
-    let signed = quad_signed(format, word, quad).bits_as(lanes).named("w");
+    let signed = quad_signed(format, word, quad, lookup.bytes).bits_as(lanes).named("w");
     // Each byte of a lane with its sign.
     [signed << 24, signed << 16, signed << 8, signed].map(|top| (top >> 24).cast(DType::F32)).to_vec()
 }

@@ -5,7 +5,7 @@ use crate::QuantError;
 use crate::group::Grid;
 use crate::layout::{Layout, Place, Region};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::Zero;
+use mlcc_ir::format::{CodeValues, Format, Zero};
 use mlcc_ir::kernel::{BinOp, BufId, ExprId, Ty};
 use mlcc_ir::types::{DType, Packing};
 
@@ -97,6 +97,12 @@ pub fn unpack_scalar(
                 let number = kb.bitcast(bytes, Ty::scalar(spec.number().dtype()));
                 kb.cast(number, DType::F32)
             };
+            if spec.format.values == CodeValues::E4M3 {
+                let value = small_float(kb, code);
+                let scale = number(kb, scales);
+                return kb.mul(value, scale);
+            }
+            code = code_number(kb, spec.format, code);
             if let Zero::Constant(zero) = spec.format.zero {
                 let zero = kb.constant(zero.into(), i32);
                 code = kb.sub(code, zero);
@@ -113,4 +119,42 @@ pub fn unpack_scalar(
             kb.mul(code, scale)
         }
     }
+}
+
+/// The number that a code stands for, i32.
+fn code_number(kb: &mut KernelBuilder, format: Format, code: ExprId) -> ExprId {
+    if format.values != CodeValues::E2M1 {
+        return code;
+    }
+    let mut with = |op, a, b: f64| {
+        let b = kb.constant(b, Ty::scalar(DType::I32));
+        kb.binary(op, a, b)
+    };
+    let mut within = |a, low, high| {
+        let a = with(BinOp::Max, a, low);
+        with(BinOp::Min, a, high)
+    };
+    let a = within(code, 1.0, 13.0);
+    let b = within(a, 3.0, 11.0);
+    let code = with(BinOp::Mul, code, 4.0);
+    let code = with(BinOp::Add, code, 5.0);
+    let a = with(BinOp::Mul, a, 2.0);
+    let taken = kb.add(a, b);
+    kb.sub(code, taken)
+}
+
+/// The value of a code of E4M3, i32, as f32: its bits in those of an f32, whose exponent is less by 120 then.
+fn small_float(kb: &mut KernelBuilder, code: ExprId) -> ExprId {
+    let i32 = Ty::scalar(DType::I32);
+    let mut with = |op, a, b: f64| {
+        let b = kb.constant(b, i32);
+        kb.binary(op, a, b)
+    };
+    let size = with(BinOp::And, code, 254.0);
+    let size = with(BinOp::Shl, size, 19.0);
+    let sign = with(BinOp::Shl, code, 31.0);
+    let bits = kb.binary(BinOp::Or, size, sign);
+    let float = kb.bitcast(bits, Ty::scalar(DType::F32));
+    let factor = kb.constant(2f64.powi(120), Ty::scalar(DType::F32));
+    kb.mul(float, factor)
 }

@@ -11,7 +11,7 @@ mod numbers;
 mod reader;
 mod scales;
 
-pub use grid::StoredGroups;
+pub use grid::{StoredCodes, StoredGroups};
 pub(super) use layouts::unpack;
 pub(super) use reader::PackedReader;
 

@@ -2,7 +2,7 @@
 //! size; parts that do not fit together or hold no numbers are refused by name.
 
 use crate::common::{golden, project, safetensors as file_of};
-use mlcc_models::checkpoint::{CheckpointFormat, StoredGroups, StoredType};
+use mlcc_models::checkpoint::{CheckpointFormat, StoredCodes, StoredGroups, StoredType};
 use mlcc_models::config::{ConfigFields, quantized};
 use mlcc_models::{Checkpoint, CheckpointError};
 use safetensors::SafeTensors;
@@ -128,7 +128,13 @@ fn groups_of_whole_numbers_are_told() {
         assert_eq!((found.bits, found.columns, found.zeros), (bits, columns, zeros), "{name}");
         assert!(found.f16 || found.bf16, "{name}");
     }
-    for name in ["gptq-act-order", "mxfp4", "ct-nvfp4", "fp8-block", "nf4", "nf4-nested"] {
+    for (name, codes, columns, transposed) in
+        [("mxfp4", StoredCodes::E2M1, 32, true), ("fp8-block", StoredCodes::E4M3, 32, false)]
+    {
+        let found = of(name).unwrap_or_else(|| panic!("{name}: no groups"));
+        assert_eq!((found.codes, found.columns, found.transposed), (codes, columns, transposed), "{name}");
+    }
+    for name in ["gptq-act-order", "ct-nvfp4", "nf4", "nf4-nested"] {
         assert_eq!(of(name), None, "{name}");
     }
 }

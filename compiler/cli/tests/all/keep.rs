@@ -116,18 +116,22 @@ fn each_tensor_keeps_its_own_type() {
     mlcc().arg("bisect").arg(folder.path()).args(["--tokens", "1,2,3"]).assert().success();
 }
 
-/// AWQ, GPTQ and compressed-tensors: codes, scales and zero points go into a format of their own, and results are those of the
-/// published values.
+/// AWQ, GPTQ, compressed-tensors, MXFP4 and FP8: codes, scales and zero points go into a format of their own, and results are those
+/// of the published values.
 #[test]
 fn packed_checkpoints_keep_their_codes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.so");
+    let down = "model.layers.0.mlp.down_proj.weight";
+    let experts = "model.layers.0.mlp.experts.down_proj.down";
     let cases = [
-        ("quant-awq", "AWQ", "q4g128_zero"),
-        ("quant-gptq", "GPTQ", "q4g128"),
-        ("quant-ct-int4", "INT4", "q4g128"),
+        ("quant-awq", "AWQ", "q4g128_zero", down),
+        ("quant-gptq", "GPTQ", "q4g128", down),
+        ("quant-ct-int4", "INT4", "q4g128", down),
+        ("quant-fp8-block", "FP8", "e4m3g128_f32", down),
+        ("gpt-oss-mxfp4", "MXFP4", "e2m1g32_bf16", experts),
     ];
-    for (name, stored, format) in cases {
+    for (name, stored, format, weight) in cases {
         let model = case(name);
         let report = build(&model, &[], &path);
         assert_eq!(report["quant"], "keep", "{name}");
@@ -140,14 +144,14 @@ fn packed_checkpoints_keep_their_codes() {
             "{name}"
         );
         assert_eq!(rows.iter().filter(|row| row["stored"] == stored).count(), 1, "{name}: {rows:?}");
-        assert_eq!(formats(&path)["model.layers.0.mlp.down_proj.weight"], format, "{name}");
+        assert_eq!(formats(&path).get(weight).map(String::as_str), Some(format), "{name}");
         let verified = json(
             mlcc().arg("verify").arg(&path).arg("--golden").arg(model.join("golden.json")).arg("--json"),
         );
         let error = verified["worst_relative_error"].as_f64().unwrap();
         assert!(error < 1e-3 && verified["ok"] == true, "{name}: off by {error:e}");
         build(&model, &["--quant", "q8f16_1"], &path);
-        assert_eq!(formats(&path)["model.layers.0.mlp.down_proj.weight"], "q8g32", "{name}");
+        assert_eq!(formats(&path).get(weight).map(String::as_str), Some("q8g32"), "{name}");
     }
 }
 

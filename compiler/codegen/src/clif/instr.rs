@@ -1,4 +1,4 @@
-//! Integer dot-product instructions that Cranelift can say in a few 128-bit operations, on any machine with vectors.
+//! Integer dot products and lookups that Cranelift can say in a few 128-bit operations, on any machine with vectors.
 //! All others, and all of them elsewhere, are expanded from their meaning.
 
 use super::emit::Emit;
@@ -20,6 +20,8 @@ pub(super) enum Pattern {
     Dot2,
     /// Neighbouring u8 x i8 products added with saturation to i16.
     AddByteProducts,
+    /// A table of bytes, looked up.
+    LookUp,
 }
 
 impl Pattern {
@@ -32,10 +34,13 @@ impl Pattern {
             "vpmaddwd_512" | "vpmaddwd_256" | "pmaddwd_128" => Pattern::AddProducts,
             "vpdpwssd_512" | "vpdpwssd_256" | "vpdpwssd_avx_256" => Pattern::Dot2,
             "vpmaddubsw_512" | "vpmaddubsw_256" | "pmaddubsw_128" => Pattern::AddByteProducts,
+            "vpshufb_512" | "vpshufb_256" | "pshufb_128" | "tbl1_128" => Pattern::LookUp,
             _ => return None,
         };
         let x86 = machine.arch == Arch::X86_64;
-        (machine.simd && (x86 || pattern != Pattern::AddByteProducts)).then_some(pattern)
+        let of_x86 = pattern == Pattern::AddByteProducts
+            || pattern == Pattern::LookUp && instr.def().arch != "aarch64";
+        (machine.simd && (x86 || !of_x86)).then_some(pattern)
     }
 }
 
@@ -53,6 +58,8 @@ impl Emit<'_, '_> {
                     self.fb.ins().iadd(args[0].parts[i], sums)
                 }
                 Pattern::AddByteProducts => self.fb.ins().x86_pmaddubsw(b, a),
+                Pattern::LookUp if def.arch == Arch::X86_64.name() => self.fb.ins().x86_pshufb(a, b),
+                Pattern::LookUp => self.fb.ins().swizzle(a, b),
                 Pattern::Dot4 => {
                     let (a, b) = (self.widen(&[a], signed[1]), self.widen(&[b], signed[2]));
                     let (low, high) = (self.add_products(a[0], b[0]), self.add_products(a[1], b[1]));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mlcc_ir::module::{Module, Param, ParamRole, ParamSource};
 use mlcc_ir::types::{DType, Format, Packing};
-use mlcc_models::checkpoint::StoredGroups;
+use mlcc_models::checkpoint::{StoredCodes, StoredGroups};
 use mlcc_models::resolve::Weights;
 use mlcc_models::{Checkpoint, ModelConfig, StoredType};
 use mlcc_passes::Program;
@@ -194,20 +194,28 @@ fn computed_type(config: &ModelConfig) -> StoredType {
 fn format_of(source: &Source, param: &Param) -> Option<DType> {
     let stored = stored_type(source, &param.source)?;
     let StoredType::Packed(_) = stored else { return Some(holding(stored)) };
-    let groups = stored_groups(&source.checkpoint, &param.source).filter(|_| param.ty.rank() == 2);
+    let groups = stored_groups(&source.checkpoint, &param.source, false).filter(|_| param.ty.rank() == 2);
     let packed = groups.and_then(grouped).map(DType::Packed);
     Some(packed.unwrap_or_else(|| holding(computed_type(&source.model.config))))
 }
 
-/// The groups of rows of packed weights.
-fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource) -> Option<StoredGroups> {
+/// The groups of rows of packed weights; of columns where the transpose is wanted.
+fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool) -> Option<StoredGroups> {
     match source {
-        ParamSource::Tensor(name) => checkpoint.stored_groups(name),
-        ParamSource::Rows(_, inner) => stored_groups(checkpoint, inner),
-        ParamSource::Concat(parts) => {
-            let mut parts = parts.iter().map(|part| stored_groups(checkpoint, part));
+        ParamSource::Tensor(name) => {
+            checkpoint.stored_groups(name).filter(|groups| groups.transposed == transposed)
+        }
+        ParamSource::Transpose(inner) => stored_groups(checkpoint, inner, !transposed),
+        ParamSource::Rows(rows, inner) => {
+            let groups = stored_groups(checkpoint, inner, transposed)?;
+            // Of a transpose, rows are the columns that have groups.
+            let whole = rows.count == 1 && rows.start.is_multiple_of(groups.columns);
+            (whole || !transposed).then_some(groups)
+        }
+        ParamSource::Concat(parts) if !transposed => {
+            let mut parts = parts.iter().map(|part| stored_groups(checkpoint, part, transposed));
             let first = parts.next()??;
-            parts.try_fold(first, |groups, part| Some(groups.and(part?)))
+            parts.try_fold(first, |groups, part| groups.and(part?))
         }
         _ => None,
     }
@@ -218,6 +226,14 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource) -> Option<Stored
 fn grouped(groups: StoredGroups) -> Option<Format> {
     let fits = |columns: usize| groups.columns.is_multiple_of(columns);
     let name = match (groups.bits, groups.zeros) {
+        _ if groups.codes == StoredCodes::E4M3 => match fits(128) && !groups.transposed {
+            true => "e4m3g128_f32",
+            false => return None,
+        },
+        _ if groups.codes == StoredCodes::E2M1 => match groups.bf16 && fits(32) {
+            true => "e2m1g32_bf16",
+            false => return None,
+        },
         (..=4, false) if groups.f16 && fits(128) => "q4g128",
         (..=4, false) if groups.f16 && fits(64) => "q4g64",
         (..=4, false) if groups.f16 && fits(32) => "q4g32",
@@ -246,10 +262,9 @@ fn holding(stored: StoredType) -> DType {
         // Groups of 16 there.
         StoredType::Q2K => DType::Packed(Format::named("q4g32_min")),
         StoredType::Q3K => DType::Packed(Format::Q4G32),
+        StoredType::Mxfp4 => DType::Packed(Format::named("e2m1g32_bf16")),
         // Codes that are not equally spaced.
-        StoredType::Iq4Nl | StoredType::Iq4Xs | StoredType::Mxfp4 | StoredType::Nvfp4 => {
-            DType::Packed(Format::Q8G32)
-        }
+        StoredType::Iq4Nl | StoredType::Iq4Xs | StoredType::Nvfp4 => DType::Packed(Format::Q8G32),
         _ => DType::F32,
     }
 }

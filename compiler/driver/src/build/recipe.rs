@@ -96,7 +96,8 @@ fn numbers(dtype: DType, spread: Spread) -> Option<[Content; 2]> {
         Zero::PerGroup => f64::from(last / 2),
         Zero::Minimum => f64::from(last) / 2.0,
     };
-    let squares: f64 = (0..=last).map(|code| (f64::from(code) - zero).powi(2)).sum();
+    let number_of = |code: i32| f64::from(format.number(code as u8));
+    let squares: f64 = (0..=last).map(|code| (number_of(code) - zero).powi(2)).sum();
     let scale = deviation / (squares / f64::from(last + 1)).sqrt();
     if format.zero == Zero::Minimum {
         return Some([constant(scale), constant(-zero * scale)]);

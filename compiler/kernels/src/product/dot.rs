@@ -79,10 +79,18 @@ impl<'k> Operand<'k> {
     }
 }
 
-/// The codes of one quad of a word as `dot` takes them.
-pub(super) fn dot_operand<'k>(dot: CodeDot, format: Format, word: Val<'k>, quad: usize) -> Val<'k> {
-    let codes =
-        if dot.is_centred() { quad_signed(format, word, quad) } else { quad_codes(format, word, quad) };
+/// The numbers of one quad of a word as `dot` takes them.
+pub(super) fn dot_operand<'k>(
+    dot: CodeDot,
+    format: Format,
+    (word, quad): (Val<'k>, usize),
+    lookup: Option<InstrId>,
+) -> Val<'k> {
+    let codes = if dot.is_centred() {
+        quad_signed(format, word, quad, lookup)
+    } else {
+        quad_codes(format, word, quad, lookup)
+    };
     codes.bits_as(Ty::vector(dot.codes_type(), codes.lanes()))
 }
 
@@ -129,7 +137,9 @@ pub(super) fn group_totals<'k>(
 fn add<'k>(dot: CodeDot, group: &impl DotOperands<'k>, first: usize, totals: &mut [Vec<Val<'k>>]) {
     match dot {
         CodeDot::Dot4 { instr, .. } => dot4::add(group, instr, first, totals),
-        CodeDot::PairSums { bytes, words } => pairs::add_sums(group, (bytes, words), first, totals),
+        CodeDot::PairSums { bytes, words, quads } => {
+            pairs::add_sums(group, (bytes, words, quads), first, totals)
+        }
         CodeDot::SignedPairs { bytes, words, sign } => {
             pairs::add_signed(group, (bytes, words, sign), first, totals)
         }

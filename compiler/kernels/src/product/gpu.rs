@@ -5,13 +5,13 @@ mod matrix;
 
 use super::problem::{Activation, Epilogue, Product, Sums, Weight};
 use mlcc_ir::builder::KernelBuilder;
-use mlcc_ir::format::Zero;
+use mlcc_ir::format::{CodeValues, Format, Zero};
 use mlcc_ir::kernel::Ty;
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernel_lang::{Recorder, Reg, Team, Val, View, WARP, warp_sum};
 use mlcc_quant::layout::{Place, Region};
 use mlcc_quant::plain::Plain;
-use mlcc_quant::tile::centre;
+use mlcc_quant::tile;
 use mlcc_quant::{Layout, QuantError, unpack_scalar};
 use mlcc_target::MatrixTile;
 use std::fmt;
@@ -226,7 +226,7 @@ impl<'k> Gpu<'k, '_> {
                 match (spec.format.zero, zero) {
                     (Zero::Minimum, Some(minimum)) => small_floats(codes, 0).fma(scale, minimum),
                     (Zero::PerGroup, Some(zero)) => (small_floats(codes, 0) - zero) * scale,
-                    _ => small_floats(codes, centre(spec.format)) * scale,
+                    _ => code_floats(spec.format, codes) * scale,
                 }
             }
         }
@@ -312,6 +312,16 @@ fn small_codes<'k>(k: &'k Recorder, bytes: Val<'k>, bits: i64) -> Val<'k> {
         _ => bytes.bits_as(Ty::scalar(DType::U16)).cast(DType::U32),
     };
     (packed.splat(8) >> k.literal(0.0, word).ramp(bits, 8)) & ((1 << bits) - 1)
+}
+
+/// What codes of 32 bits stand for where all groups have the same zero point.
+fn code_floats<'k>(format: Format, codes: Val<'k>) -> Val<'k> {
+    match format.values {
+        CodeValues::E4M3 => tile::small_floats(codes),
+        CodeValues::Whole | CodeValues::E2M1 => {
+            small_floats(tile::code_numbers(format, codes, None), tile::centre(format))
+        }
+    }
 }
 
 /// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.

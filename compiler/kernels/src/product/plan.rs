@@ -3,6 +3,7 @@
 use super::problem::Activation;
 use crate::params::{IntDot, KernelTarget, Long};
 use crate::quantize::CodeBlock;
+use mlcc_ir::format::CodeValues;
 use mlcc_ir::instr::InstrId;
 use mlcc_ir::types::{DType, Format};
 use mlcc_kernel_lang::Stream;
@@ -32,6 +33,8 @@ pub struct CpuPlan {
     pub by_lane: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
+    /// 16-entry lookup of bytes, for 4-bit codes that stand for other numbers than themselves.
+    pub byte_lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
     pub bf16_dot: Option<InstrId>,
     /// How a single row prefetches its weights.
@@ -110,8 +113,9 @@ pub struct Spread {
 pub enum CodeDot {
     /// `i32 += dot4`; `centred`: of weights with the zero point removed.
     Dot4 { instr: InstrId, centred: bool },
-    /// The 16-bit sums of pairs meet in i16 over a whole group of 4-bit codes (16 products of at most 15 * 128 fit).
-    PairSums { bytes: InstrId, words: InstrId },
+    /// The 16-bit sums of pairs of small numbers meet in i16 over `quads` quads: of 4-bit codes over all 8 (16 products of at most
+    /// 15 * 128 fit), of E2M1 over 4 (8 of at most 24 * 128).
+    PairSums { bytes: InstrId, words: InstrId, quads: usize },
     /// Magnitudes of centred weights times activations with their signs: a pair of at most 128 * 127 each fits i16.
     SignedPairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// Codes of even and odd columns widened to 16 bits, times 16-bit activations of both planes.
@@ -128,18 +132,21 @@ pub enum CodeDot {
 impl CodeDot {
     /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at most 127.
     pub fn of(dot: IntDot, format: Format, planes: usize) -> CodeDot {
-        match (dot, format.bits) {
+        const SMALL: usize = 24;
+        match (dot, format.largest_number()) {
             (IntDot::Unsigned(instr), _) => CodeDot::Dot4 { instr, centred: false },
-            // 4-bit codes are positive with or without a sign.
-            (IntDot::Signed(instr), ..=4) => CodeDot::Dot4 { instr, centred: false },
+            // Small numbers are positive with or without a sign.
+            (IntDot::Signed(instr), ..=SMALL) => CodeDot::Dot4 { instr, centred: false },
             (IntDot::Signed(instr), _) => CodeDot::Dot4 { instr, centred: true },
-            (IntDot::Pairs { bytes, words, .. }, ..=4) => CodeDot::PairSums { bytes, words },
+            (IntDot::Pairs { bytes, words, .. }, largest @ ..=SMALL) => {
+                CodeDot::PairSums { bytes, words, quads: if largest < 16 { 8 } else { 4 } }
+            }
             (IntDot::Pairs { bytes, words, sign }, _) if planes == 1 => {
                 CodeDot::SignedPairs { bytes, words, sign }
             }
             (IntDot::Pairs { words, .. }, _) => CodeDot::WidePairs { words },
-            // 8 products of at most 15 * 128 fit i16, two of at most 128 * 127, and one where activations may be -128.
-            (IntDot::Long(long), ..=4) => CodeDot::Long { long, quads: 8, centred: false },
+            // 8 products of at most 24 * 128 fit i16, two of at most 128 * 127, and one where activations may be -128.
+            (IntDot::Long(long), ..=SMALL) => CodeDot::Long { long, quads: 8, centred: false },
             (IntDot::Long(long), _) => {
                 CodeDot::Long { long, quads: if planes == 1 { 2 } else { 1 }, centred: true }
             }
@@ -182,6 +189,12 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         DType::Packed(format) if format.bits == 4 => target.find_wide([&["vpermps_512"], &[], &[]]),
         _ => None,
     };
+    let byte_lookup = match weight {
+        DType::Packed(format) if format.values == CodeValues::E2M1 => {
+            target.find_wide([&["vpshufb_512"], &["vpshufb_256"], &["pshufb_128", "tbl1_128"]])
+        }
+        _ => None,
+    };
     let bf16_dot = match activation {
         Activation::BF16 if weight == DType::BF16 => {
             target.find_wide([&["vdpbf16ps_512"], &["vdpbf16ps_256"], &["bfdot_128"]])
@@ -222,6 +235,7 @@ pub fn choose(target: &KernelTarget, weight: DType, activation: Activation, sing
         mmla,
         by_lane: target.by_lane(),
         lookup,
+        byte_lookup,
         bf16_dot,
         stream,
         spread: prefetch

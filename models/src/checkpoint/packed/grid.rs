@@ -1,12 +1,26 @@
 //! What a storage format needs to hold the codes of a packed weight as they are.
 
+use super::numbers::{E2M1, e4m3, table};
 use super::scales::integers;
 use super::{Codes, FileBytes, Groups, Packed, StoredType};
 use half::{bf16, f16};
 
-/// A weight of whole numbers with a scale for each group of neighbours of a row.
+/// What codes stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredCodes {
+    Whole,
+    /// Floats of 4 bits.
+    E2M1,
+    /// Floats of 8 bits with 4 of exponent.
+    E4M3,
+}
+
+/// A weight of codes with a scale for each group of neighbours of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredGroups {
+    pub codes: StoredCodes,
+    /// The weight is read as the transpose, of which columns have the groups.
+    pub transposed: bool,
     /// Of a code: 2, 4 or 8.
     pub bits: usize,
     /// Weights of a group; a multiple of 128 where that is a whole row, which may be cut in any way.
@@ -20,15 +34,18 @@ pub struct StoredGroups {
 }
 
 impl StoredGroups {
-    /// What holds this weight and another one: both may be rows of one matrix.
-    pub fn and(self, other: StoredGroups) -> StoredGroups {
-        StoredGroups {
+    /// What holds this weight and another one: both may be rows of one matrix. `None` if nothing does.
+    pub fn and(self, other: StoredGroups) -> Option<StoredGroups> {
+        let alike = self.codes == other.codes && self.transposed == other.transposed;
+        alike.then(|| StoredGroups {
+            codes: self.codes,
+            transposed: self.transposed,
             bits: self.bits.max(other.bits),
             columns: common_divisor(self.columns, other.columns),
             zeros: self.zeros || other.zeros,
             f16: self.f16 && other.f16,
             bf16: self.bf16 && other.bf16,
-        }
+        })
     }
 }
 
@@ -37,11 +54,10 @@ fn common_divisor(a: usize, b: usize) -> usize {
 }
 
 impl Packed {
-    /// `None` for floats, scales that are made of others, groups that are no neighbours, and matrices that are read as their
-    /// transposes.
+    /// `None` for other codes, scales that are made of others, and groups that are no neighbours.
     pub(in super::super) fn stored_groups(&self, files: &[FileBytes]) -> Option<StoredGroups> {
-        let whole = self.codes.values.windows(2).all(|pair| pair[1] - pair[0] == 1.0 || pair[1] == -128.0);
-        if !whole || self.transposed || self.global.is_some() || self.scales.nested.is_some() {
+        let codes = stored_codes(&self.codes.values)?;
+        if self.global.is_some() || self.scales.nested.is_some() {
             return None;
         }
         let columns = match &self.groups {
@@ -50,14 +66,23 @@ impl Packed {
                 let columns = self.columns.div_ceil(*count);
                 let numbers = integers(part, files);
                 let unset = numbers.iter().all(|&number| number == -1);
-                let in_order = (0..).zip(&numbers).all(|(column, &group)| group == (column / columns) as i64);
-                (unset || in_order).then_some(columns)?
+                let in_order = unset || is_in_order(&numbers, columns);
+                in_order.then_some(columns)?
             }
         };
-        let columns = if columns < self.columns { columns } else { columns.next_multiple_of(128) };
+        let columns =
+            if columns < self.columns || self.transposed { columns } else { columns.next_multiple_of(128) };
         let (f16, bf16) = self.scale_types(files);
         let zeros = self.zeros.as_ref().is_some_and(|zeros| !zeros.all_in_the_middle(files, self.rows));
-        Some(StoredGroups { bits: 1 << self.codes.bits_log2, columns, zeros, f16, bf16 })
+        Some(StoredGroups {
+            codes,
+            transposed: self.transposed,
+            bits: 1 << self.codes.bits_log2,
+            columns,
+            zeros,
+            f16,
+            bf16,
+        })
     }
 
     /// Whether all scales are numbers of f16, and of bf16.
@@ -77,9 +102,28 @@ impl Packed {
                 let scales = || bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw));
                 (scales().all(as_f16), scales().all(as_bf16))
             }
+            // Powers of two, which may be larger or smaller than those of f16.
+            StoredType::F8E8M0 => (false, true),
             _ => (false, false),
         }
     }
+}
+
+fn stored_codes(values: &[f32]) -> Option<StoredCodes> {
+    // Unsigned numbers, or signed ones of two's complement.
+    let whole = values.windows(2).all(|pair| pair[1] - pair[0] == 1.0 || pair[1] == -128.0);
+    let same = |(a, b): (&f32, f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+    match () {
+        () if whole => Some(StoredCodes::Whole),
+        () if values == E2M1 => Some(StoredCodes::E2M1),
+        () if values.len() == 256 && values.iter().zip(table(e4m3)).all(same) => Some(StoredCodes::E4M3),
+        () => None,
+    }
+}
+
+/// Whether so many neighbours are a group each.
+fn is_in_order(groups: &[i64], columns: usize) -> bool {
+    (0..).zip(groups).all(|(column, &group)| group == (column / columns) as i64)
 }
 
 fn as_f16(scale: f32) -> bool {

@@ -182,10 +182,11 @@ impl<'k> DotOperands<'k> for GroupOperands<'k, '_> {
         if let Source::Panel(panel) = tile.source {
             return vec![(step, (0..tile.parts()).map(|part| panel.operand(self.g, step, part)).collect())];
         }
-        let dot = self.integers.dot;
+        let (dot, lookup) = (self.integers.dot, tile.cpu.plan.byte_lookup);
         let words = tile.words(format, self.g, step);
-        let operand =
-            |word: Val<'k>, quad| Operand::new(dot, dot_operand(dot, format, word, quad).named("q"));
+        let operand = |word: Val<'k>, quad| {
+            Operand::new(dot, dot_operand(dot, format, (word, quad), lookup).named("q"))
+        };
         let quad = |quad| (quad, words.iter().map(|&word| operand(word, quad)).collect());
         quads(format, step).into_iter().map(quad).collect()
     }

@@ -133,7 +133,7 @@ impl<'k> Panels<'k, '_> {
         for word in 0..words(format) {
             let bits = block.word(word, row, lanes).named("word");
             for quad in quads(format, word) {
-                let codes = dot_operand(panel.dot, format, bits, quad);
+                let codes = dot_operand(panel.dot, format, (bits, quad), self.cpu.plan.byte_lookup);
                 panel.set_operand(u, quad, part, Operand::new(panel.dot, codes));
             }
         }
@@ -155,7 +155,7 @@ impl<'k> Panels<'k, '_> {
         for word in 0..words(format) {
             let bits = block.word(word, row, lanes).named("word");
             for quad in quads(format, word) {
-                let signed = quad_signed(format, bits, quad);
+                let signed = quad_signed(format, bits, quad, self.cpu.plan.byte_lookup);
                 codes.push((quad, signed.bits_as(Ty::vector(DType::I32, lanes)).named("quad")));
             }
         }

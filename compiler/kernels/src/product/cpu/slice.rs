@@ -4,14 +4,13 @@
 use crate::product::plan::{CodeDot, CpuPlan};
 use crate::product::problem::{Activation, Codes, Product, Weight};
 use crate::product::weight::{Origin, PackedTiles, PlainTiles};
-use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::Format;
 use mlcc_kernel_lang::{Recorder, Val, View};
 use mlcc_quant::TILE;
 use mlcc_quant::packed::TileSizes;
 use mlcc_quant::plain::Plain;
-use mlcc_quant::tile;
+use mlcc_quant::tile::{self, Lookup};
 
 /// A product that is being recorded.
 #[derive(Clone, Copy)]
@@ -19,8 +18,7 @@ pub(in crate::product) struct Cpu<'k, 'a> {
     pub k: &'k Recorder,
     pub problem: &'a Product,
     pub plan: &'a CpuPlan,
-    /// A lookup instruction with its table.
-    pub lookup: Option<(InstrId, Val<'k>)>,
+    pub lookup: Lookup<'k>,
     /// Which matrix of several is meant, and which rows meet it; `None` where there is one.
     pub chosen: Option<Chosen<'k>>,
 }
@@ -54,11 +52,12 @@ pub(in crate::product) struct Integers {
 impl<'k, 'a> Cpu<'k, 'a> {
     pub fn new(k: &'k Recorder, problem: &'a Product, plan: &'a CpuPlan) -> Cpu<'k, 'a> {
         // The table of the lookup instruction stays in a register.
-        let lookup = plan.lookup.map(|instr| (instr, problem.weight));
-        let lookup = lookup.and_then(|(instr, weight)| match weight {
+        let floats = plan.lookup.map(|instr| (instr, problem.weight));
+        let floats = floats.and_then(|(instr, weight)| match weight {
             Weight::Packed(format) => Some((instr, tile::code_table(k, format).named("codes"))),
             Weight::Plain(_) => None,
         });
+        let lookup = Lookup { floats, bytes: plan.byte_lookup };
         Cpu { k, problem, plan, lookup, chosen: None }
     }
 

@@ -5,24 +5,27 @@ use super::{DotOperands, add_pairs, each_product};
 use mlcc_ir::instr::InstrId;
 use mlcc_kernel_lang::Val;
 
-/// Of 4-bit codes: 16-bit sums of pairs, 16 products of at most 15 * 128 each: 30720, below the limit.
+/// Of small numbers: 16-bit sums of the pairs of so many quads, which are below the limit.
 pub(super) fn add_sums<'k>(
     group: &impl DotOperands<'k>,
-    (bytes, words): (InstrId, InstrId),
+    (bytes, words, quads): (InstrId, InstrId, usize),
     first: usize,
     totals: &mut [Vec<Val<'k>>],
 ) {
-    let mut halves: Vec<Vec<Option<Val>>> = vec![vec![None; group.sums()]; totals.len()];
+    let mut halves: Vec<Vec<(usize, Option<Val>)>> = vec![vec![(0, None); group.sums()]; totals.len()];
     each_product(group, first, totals.len(), |set, i, w, x| {
         let products = w.codes.instr(bytes, &[x]);
-        let half = &mut halves[set][i];
-        *half = Some(group.pin("p", half.map_or(products, |sum| sum + products)));
-    });
-    for (total, half) in totals.iter_mut().flatten().zip(halves.into_iter().flatten()) {
-        if let Some(half) = half {
-            *total = add_pairs(words, *total, half);
+        let (met, half) = &mut halves[set][i];
+        let sum = group.pin("p", half.map_or(products, |sum| sum + products));
+        *met += 1;
+        if (*met).is_multiple_of(quads) {
+            let total = &mut totals[set][i];
+            *total = add_pairs(words, *total, sum);
+            *half = None;
+        } else {
+            *half = Some(sum);
         }
-    }
+    });
 }
 
 /// Of 8-bit codes: magnitudes of centred weights times activations with their signs.

@@ -19,7 +19,6 @@ use mlcc_kernel_lang::{Team, Val, View, WARP};
 use mlcc_quant::Layout;
 use mlcc_quant::layout::Region;
 use mlcc_quant::plain::Plain;
-use mlcc_quant::tile::centre;
 use mlcc_target::MatrixTile;
 
 /// Columns of a slice, and those of them that a lane multiplies.
@@ -267,7 +266,7 @@ impl<'k> Gpu<'k, '_> {
                     8 => codes.cast(DType::U32),
                     bits => super::small_codes(self.k, codes, bits as i64),
                 };
-                super::small_floats(codes, centre(format)).named("codes")
+                super::code_floats(format, codes).named("codes")
             }
         };
         let all = match self.problem.weight {
