@@ -292,11 +292,27 @@ impl Checkpoint {
     /// The groups of a packed weight, if a storage format of groups may hold its codes.
     pub fn stored_groups(&self, name: &str) -> Option<StoredGroups> {
         match &self.info(name)?.place {
-            Place::Packed(weight) => weight.stored_groups(&self.files),
+            Place::Packed(weight) => weight.stored_groups(&self.files, false),
             _ => None,
         }
     }
 
+    /// The same with columns in the [order](Checkpoint::column_order) of their groups.
+    pub fn sorted_groups(&self, name: &str) -> Option<StoredGroups> {
+        match &self.info(name)?.place {
+            Place::Packed(weight) => weight.stored_groups(&self.files, true),
+            _ => None,
+        }
+    }
+
+    /// The columns of a packed weight in an order in which those of each group are neighbours; `None` if they are already, or
+    /// groups are not equally large.
+    pub fn column_order(&self, name: &str) -> Option<Vec<usize>> {
+        match &self.info(name)?.place {
+            Place::Packed(weight) => weight.column_order(&self.files),
+            _ => None,
+        }
+    }
 
     /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.
     pub fn read(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {

@@ -149,6 +149,7 @@ enum Reader<'a> {
     Map { f: fn(f64, f32) -> f32, argument: f64, inner: Box<Reader<'a>> },
     Concat(Vec<(usize, Reader<'a>)>),
     Rows { blocks: RowBlocks, inner: Box<Reader<'a>>, k: usize },
+    Columns { order: Vec<usize>, inner: Box<Reader<'a>> },
     UnitRows { inner: Box<Reader<'a>>, k: usize },
     Whole { values: Vec<f32>, k: usize },
     Transpose(Transposed<'a>),
@@ -211,6 +212,9 @@ impl<'a> Reader<'a> {
             ParamSource::Rows(blocks, inner) => {
                 Reader::Rows { blocks: *blocks, inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
             }
+            ParamSource::Columns(order, inner) => {
+                Reader::Columns { order: order.clone(), inner: Box::new(Reader::open(checkpoint, inner, k)?) }
+            }
             ParamSource::UnitRows(inner) => {
                 Reader::UnitRows { inner: Box::new(Reader::open(checkpoint, inner, k)?), k }
             }
@@ -237,7 +241,9 @@ impl<'a> Reader<'a> {
     fn elements(&self) -> usize {
         match self {
             Reader::Tensor { data, .. } => data.elements(),
-            Reader::Map { inner, .. } | Reader::UnitRows { inner, .. } => inner.elements(),
+            Reader::Map { inner, .. } | Reader::UnitRows { inner, .. } | Reader::Columns { inner, .. } => {
+                inner.elements()
+            }
             Reader::Concat(parts) => parts.iter().map(|(_, reader)| reader.elements()).sum(),
             Reader::Rows { blocks, inner, .. } => {
                 let width = inner.elements().checked_div(blocks.of).unwrap_or(0);
@@ -254,7 +260,7 @@ impl<'a> Reader<'a> {
             Reader::Map { inner, .. } => inner.rows(k),
             Reader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
             Reader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
-            Reader::UnitRows { inner, .. } => inner.rows(k),
+            Reader::UnitRows { inner, .. } | Reader::Columns { inner, .. } => inner.rows(k),
             Reader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),
             Reader::Transpose(Transposed { rows, k: own, .. }) => (rows * own).checked_div(k).unwrap_or(0),
         }
@@ -281,6 +287,15 @@ impl<'a> Reader<'a> {
                     let (here, rest) = out.split_at_mut(rows * k);
                     inner.read(blocks.source_row(row), here)?;
                     (row, out) = (row + rows, rest);
+                }
+                Ok(())
+            }
+            Reader::Columns { order, inner } => {
+                inner.read(row, out)?;
+                let mut line = vec![0.0; order.len()];
+                for row in out.chunks_exact_mut(order.len().max(1)) {
+                    line.copy_from_slice(row);
+                    row.iter_mut().zip(order).for_each(|(x, &at)| *x = line[at]);
                 }
                 Ok(())
             }
@@ -329,6 +344,7 @@ impl<'a> Reader<'a> {
             | Reader::Transpose(Transposed { k, .. })
             | Reader::UnitRows { k, .. } => Some(*k),
             Reader::Map { inner, .. } => inner.width(),
+            Reader::Columns { order, .. } => Some(order.len()),
             Reader::Concat(parts) => parts.iter().find_map(|(_, r)| r.width()),
         }
     }

@@ -94,6 +94,7 @@ impl RandomWeights {
             | ParamSource::NegExp(s)
             | ParamSource::Exp(s)
             | ParamSource::Offset(_, s)
+            | ParamSource::Columns(_, s)
             | ParamSource::UnitRows(s) => self.add(s, dims, seed),
             ParamSource::Rows(blocks, s) => {
                 if let Some(rows) = dims.first_mut() {

@@ -35,6 +35,8 @@ pub enum ParamSource {
     Offset(f64, Box<ParamSource>),
     /// Some of the rows (parts of fused layers, parts of ranks).
     Rows(RowBlocks, Box<ParamSource>),
+    /// Columns in another order: column `j` is column `order[j]` of the source (weights whose groups are no neighbours).
+    Columns(Vec<usize>, Box<ParamSource>),
     /// Rows scaled to Euclidean length 1 (normalised heads).
     UnitRows(Box<ParamSource>),
     /// A table that the model definition computes (rotary frequencies, ALiBi slopes); one axis.
@@ -82,6 +84,7 @@ impl ParamSource {
             | ParamSource::Transpose(s)
             | ParamSource::Offset(_, s)
             | ParamSource::Rows(_, s)
+            | ParamSource::Columns(_, s)
             | ParamSource::UnitRows(s) => s.tensors(),
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 parts.iter().flat_map(|p| p.tensors()).collect()

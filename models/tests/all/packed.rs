@@ -139,6 +139,20 @@ fn groups_of_whole_numbers_are_told() {
     }
 }
 
+/// Sorted by group, columns are those of a weight whose groups are neighbours.
+#[test]
+fn columns_are_sorted_by_group() {
+    let case = Case::read("gptq-act-order");
+    let checkpoint = case.open().unwrap();
+    let order = checkpoint.column_order(&case.weight).unwrap();
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    assert!(sorted.iter().copied().eq(0..96));
+    let groups = checkpoint.sorted_groups(&case.weight).unwrap();
+    assert_eq!((groups.columns, groups.zeros), (32, true));
+    assert_eq!(Case::read("gptq-4").open().unwrap().column_order("layer.weight"), None);
+}
+
 #[test]
 fn types_that_hold_the_scales() {
     let mut case = Case::read("ct-int4");

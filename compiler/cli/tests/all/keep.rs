@@ -127,6 +127,7 @@ fn packed_checkpoints_keep_their_codes() {
     let cases = [
         ("quant-awq", "AWQ", "q4g128_zero", down),
         ("quant-gptq", "GPTQ", "q4g128", down),
+        ("quant-gptq-desc-act", "GPTQ", "q4g64_zero", down),
         ("quant-ct-int4", "INT4", "q4g128", down),
         ("quant-fp8-block", "FP8", "e4m3g128_f32", down),
         ("gpt-oss-mxfp4", "MXFP4", "e2m1g32_bf16", experts),
@@ -153,6 +154,18 @@ fn packed_checkpoints_keep_their_codes() {
         build(&model, &["--quant", "q8f16_1"], &path);
         assert_eq!(formats(&path).get(weight).map(String::as_str), Some("q8g32"), "{name}");
     }
+}
+
+/// Inputs that are put into the order of groups give the same results layer by layer, in the interpreter too.
+#[test]
+fn sorted_columns_are_those_of_the_graph() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.so");
+    let model = case("quant-gptq-desc-act");
+    build(&model, &["--debug-taps"], &path);
+    let mut verify = mlcc();
+    verify.arg("verify").arg(&path).arg("--layers").arg("-m").arg(&model).args(["--tokens", "1,2,3,4"]);
+    verify.assert().success();
 }
 
 #[test]

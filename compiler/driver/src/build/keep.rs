@@ -95,9 +95,7 @@ fn base(source: &Source) -> QuantScheme {
             let infos = needed.iter().filter(|(_, shape)| shape.len() > 1).filter_map(|(name, _)| {
                 let info = checkpoint.info(name)?;
                 let scheme = match info.dtype {
-                    StoredType::Packed(_) if checkpoint.stored_groups(name).and_then(grouped).is_some() => {
-                        BASE
-                    }
+                    StoredType::Packed(_) if holds_sorted(checkpoint, name) => BASE,
                     StoredType::Packed(_) => plain(computed_type(&source.model.config)),
                     stored => plain(stored),
                 };
@@ -205,6 +203,10 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool
         ParamSource::Tensor(name) => {
             checkpoint.stored_groups(name).filter(|groups| groups.transposed == transposed)
         }
+        ParamSource::Columns(_, inner) => match &**inner {
+            ParamSource::Tensor(name) => checkpoint.sorted_groups(name).filter(|_| !transposed),
+            _ => None,
+        },
         ParamSource::Transpose(inner) => stored_groups(checkpoint, inner, !transposed),
         ParamSource::Rows(rows, inner) => {
             let groups = stored_groups(checkpoint, inner, transposed)?;
@@ -219,6 +221,11 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool
         }
         _ => None,
     }
+}
+
+/// Whether a format of ours holds a packed weight once its columns are sorted.
+pub(super) fn holds_sorted(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.sorted_groups(name).and_then(grouped).is_some()
 }
 
 /// The format with the fewest bytes that holds these codes, scales and zero points. A group of the checkpoint may be several of the

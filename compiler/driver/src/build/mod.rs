@@ -15,6 +15,7 @@ pub mod profile;
 pub mod quality;
 mod recipe;
 mod report;
+mod sorted_columns;
 mod source;
 mod table;
 pub mod taps;
@@ -306,6 +307,7 @@ pub fn compile(
     };
     let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
+        sorted_columns::sort(&mut program.module, source, options)?;
         pass_options.policy = keep::policy(&program.module, source, options);
     }
     let mut context = Context::new(pass_options);

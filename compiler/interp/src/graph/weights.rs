@@ -108,6 +108,15 @@ fn evaluate(
         ParamSource::Ranks(parts) => {
             Err(shape(format!("it has a part for each of {} ranks: name the rank", parts.len())))
         }
+        ParamSource::Columns(order, s) => {
+            let mut t = evaluate(param, s, tensor)?;
+            if t.dims.last() != Some(&order.len()) {
+                return Err(shape(format!("takes {} columns of {}", order.len(), t.describe())));
+            }
+            let rows = t.data.chunks(order.len().max(1));
+            t.data = rows.flat_map(|row| order.iter().map(|&at| row[at])).collect();
+            Ok(t)
+        }
         ParamSource::UnitRows(s) => {
             let mut t = evaluate(param, s, tensor)?;
             let width = t.dims.last().copied().unwrap_or(1).max(1);

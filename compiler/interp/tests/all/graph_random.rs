@@ -93,6 +93,8 @@ fn parameters_are_made_from_their_sources() {
     let column = ParamSource::Values(vec![1.0, 2.0, 3.0, 4.0]);
     assert_eq!(source(ParamSource::Rows(every_other, Box::new(column))), [2.0, 4.0]);
     assert_eq!(source(ParamSource::Offset(1.5, Box::new(named("b")))), [1.5, 0.5]);
+    let [a, b] = [source(named("b")), source(ParamSource::Columns(vec![1, 0], Box::new(named("b"))))];
+    assert_eq!(b, [a[1], a[0]]);
     let unit = source(ParamSource::UnitRows(Box::new(ParamSource::Values(vec![3.0, -4.0]))));
     assert_eq!(unit, [f64::from(0.6f32), f64::from(-0.8f32)]);
     // One of two matrices that are stored together, turned.

@@ -114,7 +114,7 @@ impl Generator {
         let mut source = ParamSource::Tensor(name.clone());
         if self.options.sources {
             let part = |suffix: &str| ParamSource::Tensor(format!("{name}.{suffix}"));
-            source = match self.rng.below(11) {
+            source = match self.rng.below(12) {
                 0 => ParamSource::Scale(0.5, Box::new(part("a"))),
                 1 => ParamSource::NegExp(Box::new(ParamSource::Scale(-1.25e-3, Box::new(part("a"))))),
                 2 => ParamSource::Concat(vec![part("a"), part("b")]),
@@ -127,6 +127,10 @@ impl Generator {
                 }
                 6 => ParamSource::UnitRows(Box::new(part("a"))),
                 7 => ParamSource::Exp(Box::new(part("a"))),
+                8 => {
+                    let columns = ty.dims.last().and_then(Dim::as_const).unwrap_or(1).max(1) as usize;
+                    ParamSource::Columns((0..columns).rev().collect(), Box::new(part("a")))
+                }
                 _ => source,
             };
             if self.rng.chance(4) {

@@ -66,6 +66,9 @@ fn print_source(source: &ParamSource) -> String {
         ParamSource::Rows(RowBlocks { start, len, stride, count, of }, s) => {
             format!("rows({start}, {len}, {stride}, {count}, {of}, {})", print_source(s))
         }
+        ParamSource::Columns(order, s) => {
+            format!("columns({}, {})", print_source(s), join(order.iter().map(usize::to_string)))
+        }
         ParamSource::UnitRows(s) => format!("unit_rows({})", print_source(s)),
         ParamSource::Ranks(parts) => format!("ranks({})", join(parts.iter().map(print_source))),
         ParamSource::Values(values) => {
@@ -206,7 +209,7 @@ fn parse_taps(lexer: &mut Lexer) -> Result<Taps, ParseError> {
 
 /// What a source may be.
 const SOURCES: &str =
-    "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, unit_rows, values or ranks";
+    "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, unit_rows, values or ranks";
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
@@ -244,6 +247,17 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             let blocks =
                 RowBlocks { start: size()?, len: size()?, stride: size()?, count: size()?, of: size()? };
             ParamSource::Rows(blocks, Box::new(parse_source(lexer)?))
+        }
+        "columns" => {
+            let source = Box::new(parse_source(lexer)?);
+            lexer.expect(",")?;
+            let order = lexer.list(")", |lexer| {
+                let pos = lexer.pos();
+                let value = lexer.int("the number of a column")?;
+                usize::try_from(value).map_err(|_| Lexer::error_at(pos, format!("{value} is no column")))
+            })?;
+            lexer.leave();
+            return Ok(ParamSource::Columns(order, source));
         }
         "unit_rows" => ParamSource::UnitRows(Box::new(parse_source(lexer)?)),
         "values" => {

@@ -120,7 +120,17 @@ fn source_fault(source: &ParamSource) -> Option<String> {
             Some(format!("its source takes rows that do not lie in {} rows one behind another", blocks.of))
         }
         ParamSource::Rows(_, s) => source_fault(s),
+        ParamSource::Columns(order, _) if !is_permutation(order) => {
+            Some("its source takes columns in an order that has not each of them once".into())
+        }
+        ParamSource::Columns(_, s) => source_fault(s),
     }
+}
+
+/// Whether each number below the length is there once.
+fn is_permutation(order: &[usize]) -> bool {
+    let mut seen = vec![false; order.len()];
+    order.iter().all(|&at| seen.get_mut(at).is_some_and(|seen| !std::mem::replace(seen, true)))
 }
 
 fn verify_state(state: &State) -> Result<(), VerifyError> {

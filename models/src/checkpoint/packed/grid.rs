@@ -55,7 +55,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
 
 impl Packed {
     /// `None` for other codes, scales that are made of others, and groups that are no neighbours.
-    pub(in super::super) fn stored_groups(&self, files: &[FileBytes]) -> Option<StoredGroups> {
+    /// `sorted`: with columns in the order of their groups.
+    pub(in super::super) fn stored_groups(&self, files: &[FileBytes], sorted: bool) -> Option<StoredGroups> {
         let codes = stored_codes(&self.codes.values)?;
         if self.global.is_some() || self.scales.nested.is_some() {
             return None;
@@ -67,7 +68,7 @@ impl Packed {
                 let numbers = integers(part, files);
                 let unset = numbers.iter().all(|&number| number == -1);
                 let in_order = unset || is_in_order(&numbers, columns);
-                in_order.then_some(columns)?
+                (in_order || sorted && self.column_order(files).is_some()).then_some(columns)?
             }
         };
         let columns =
@@ -83,6 +84,17 @@ impl Packed {
             f16,
             bf16,
         })
+    }
+
+    /// Columns by group, those of a group in their order. `None` if they lie so, or groups have not equally many.
+    pub(in super::super) fn column_order(&self, files: &[FileBytes]) -> Option<Vec<usize>> {
+        let Groups::Listed { part, count } = &self.groups else { return None };
+        let columns = self.columns.div_ceil(*count);
+        let numbers = integers(part, files);
+        let mut order: Vec<usize> = (0..numbers.len()).collect();
+        order.sort_by_key(|&column| numbers[column]);
+        let sorted: Vec<i64> = order.iter().map(|&column| numbers[column]).collect();
+        (is_in_order(&sorted, columns) && !is_in_order(&numbers, columns)).then_some(order)
     }
 
     /// Whether all scales are numbers of f16, and of bf16.
