@@ -18,6 +18,7 @@ mod embedding;
 mod extreme_values;
 mod families;
 mod gguf;
+mod gptq;
 mod gpu_batches;
 mod gpu_bundle;
 mod gpu_memory;
