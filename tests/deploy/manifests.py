@@ -16,7 +16,7 @@ K8S = ROOT / "deploy/k8s"
 # The oldest that has everything which stands here, and the newest of the package. Sleeping before the end is older than images as volumes.
 VERSIONS = ("1.33", "1.37")
 # Definitions of others, of which there is no schema.
-OTHERS = {"ServiceMonitor", "InferencePool"}
+OTHERS = {"ServiceMonitor", "InferencePool", "RayService"}
 
 Object = dict[str, Any]
 
@@ -112,6 +112,24 @@ def check(objects: list[Object], pool: bool) -> None:
         assert amounts["requests"][amount] == amounts["limits"][amount]
 
 
+def check_ray() -> None:
+    """The application of the RayService is that of serve.yaml; its pods are right."""
+    alone = yaml.safe_load((ROOT / "examples/ray/serve.yaml").read_text())
+    service = yaml.safe_load((ROOT / "examples/ray/rayservice.yaml").read_text())
+    within = yaml.safe_load(service["spec"]["serveConfigV2"])
+    # A pod listens for others, a machine for itself.
+    assert (alone["http_options"].pop("host"), within["http_options"].pop("host")) == ("127.0.0.1", "0.0.0.0")
+    assert alone == within
+    cluster = service["spec"]["rayClusterConfig"]
+    image = (ROOT / "examples/ray/Containerfile").read_text()
+    assert f"/ray:{cluster['rayVersion']}-py" in image
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        spec = group["template"]["spec"]
+        validate([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, "spec": spec}])
+        for one in spec["containers"]:
+            assert f"-t {one['image']} ." in image
+
+
 def main() -> None:
     program = sys.argv[1]
     components = sorted(folder.name for folder in (K8S / "components").iterdir())
@@ -121,6 +139,8 @@ def main() -> None:
             validate(objects)
             check(objects, "inference-pool" in chosen)
             print(f"{overlay} with {', '.join(chosen) or 'nothing more'}: {len(objects)} objects")
+    check_ray()
+    print("examples/ray: one application")
 
 
 if __name__ == "__main__":
