@@ -113,7 +113,7 @@ fn pieces(launch: &LoweredLaunch, costs: &[Cost], sizes: &SymValues, work: Piece
     if !once || launch.grid.is_some() || single {
         return None;
     }
-    let cost = costs.get(launch.kernel)?;
+    let cost = costs.get(launch.kernel()?)?;
     let n = Dim::from(sizes.n);
     let with_rows = |d: &Dim| d.substitute(Sym::N, &n).substitute(Sym::B, &n);
     let bytes = cost.bytes.iter().fold(Dim::from(0), |sum, b| sum.add(&with_rows(b)));

@@ -6,11 +6,6 @@ use mlcc_kernels::lower::{choose_packings, lower};
 const PASS: &str = "lower";
 
 pub fn run(program: &mut Program, ctx: &mut Context) -> Result<usize, PassError> {
-    if program.module.ranks() > 1 {
-        let what = format!("a module for {} ranks", program.module.ranks());
-        let hint = "exchanges have no kernels yet: run its graph in the interpreter, or compile for one rank";
-        return Err(PassError::Unsupported { what, hint: hint.into() });
-    }
     let levels = ctx.options.levels.clone();
     let (_, best) = levels.first().ok_or_else(|| PassError::internal(PASS, "no target level"))?;
     program.levels.clear();

@@ -7,8 +7,8 @@ use mlcc_ir::dim::{Dim, Sym};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Access;
 use mlcc_ir::sequences::{Batching, Scope};
-use mlcc_ir::step::{Base, BufferRef, Launch, Repeat, Sequences, Shares, Step, StepItem};
-use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition};
+use mlcc_ir::step::{Base, BufferRef, Exchange, Launch, Repeat, Sequences, Shares, Step, StepItem};
+use mlcc_kernels::lower::plan::{Arg, Entry, LoweredLaunch, Partition, Work};
 
 const PASS: &str = "plan_barriers";
 
@@ -63,7 +63,7 @@ fn step(level: &LevelCode, entry: &Entry, plan: &EntryPlan, memory: &MemoryPlan)
             items.push(StepItem::Barrier);
         }
         before = phase;
-        items.push(StepItem::Launch(addressed(level, entry, launch, plan)));
+        items.push(addressed(level, entry, launch, plan)?);
     }
     Ok(Step { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
 }
@@ -168,15 +168,31 @@ pub(crate) fn conflict(old: &Touch, new: &Touch) -> bool {
     !same_worker
 }
 
-fn addressed(level: &LevelCode, entry: &Entry, launch: &LoweredLaunch, plan: &EntryPlan) -> Launch {
-    Launch {
-        kernel: level.lowered.kernels[launch.kernel].name.clone(),
-        buffers: launch.args.iter().map(|a| place(entry, a, plan)).collect(),
+fn addressed(
+    level: &LevelCode,
+    entry: &Entry,
+    launch: &LoweredLaunch,
+    plan: &EntryPlan,
+) -> Result<StepItem, PassError> {
+    let mut buffers: Vec<BufferRef> = launch.args.iter().map(|a| place(entry, a, plan)).collect();
+    let kernel = match &launch.work {
+        Work::Kernel(kernel) => level.lowered.kernels[*kernel].name.clone(),
+        Work::Exchange(parts) => {
+            let (Some(all), Some(part)) = (buffers.pop(), buffers.pop()) else {
+                return Err(PassError::internal(PASS, "an exchange has two buffers"));
+            };
+            let (parts, wanted) = (parts.clone(), launch.repeat == Repeat::Wanted);
+            return Ok(StepItem::Exchange(Exchange { part, all, parts, wanted }));
+        }
+    };
+    Ok(StepItem::Launch(Launch {
+        kernel,
+        buffers,
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
         repeat: launch.repeat.clone(),
         shares: launch.shares.clone(),
-    }
+    }))
 }
 
 /// Values of each sequence lie one after another, except in their states. `bytes` stays that of all of them where a sequence may

@@ -53,6 +53,6 @@ fn writes_alone(entry: &Entry, launch: &LoweredLaunch) -> bool {
 
 /// What the kernel moves; `None` if that depends on the sizes of a call.
 fn bytes(level: &LevelCode, launch: &LoweredLaunch) -> Option<i64> {
-    let cost = level.lowered.costs.get(launch.kernel)?;
+    let cost = level.lowered.costs.get(launch.kernel()?)?;
     cost.bytes.iter().map(|b| b.as_const()).sum()
 }

@@ -7,11 +7,11 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Base, BufferRef, Launch, PAGE_ROWS, Sequences, Step, StepItem};
+use mlcc_ir::step::{Base, BufferRef, Exchange, Launch, PAGE_ROWS, Sequences, Step, StepItem};
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_ir::verify::{VerifyError, verify_kernel, verify_module, verify_step};
 use mlcc_kernels::lower::operands::value_bytes;
-use mlcc_kernels::lower::plan::{Entry, LoweredLaunch};
+use mlcc_kernels::lower::plan::{Entry, LoweredLaunch, Work};
 
 /// Memory that a plan may leave unused between two things, so that a wrong figure asks for no absurd amount.
 const MOST_GAP: u64 = 1 << 20;
@@ -72,8 +72,13 @@ fn verify_level(level: &LevelCode, first: &LevelCode) -> Check {
 
 /// Names the kernel and what is wrong.
 fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (String, String)> {
-    let Some(kernel) = kernels.get(launch.kernel) else {
-        return Err((launch.kernel.to_string(), "there is no such kernel".into()));
+    let number = match &launch.work {
+        Work::Kernel(kernel) => *kernel,
+        Work::Exchange(_) if launch.args.len() == 2 && launch.grid.is_none() => return Ok(()),
+        Work::Exchange(_) => return Err(("exchange".into(), "takes two buffers of a CPU".into())),
+    };
+    let Some(kernel) = kernels.get(number) else {
+        return Err((number.to_string(), "there is no such kernel".into()));
     };
     let bad = |message: String| Err((kernel.name.clone(), message));
     if (launch.args.len(), launch.dims.len()) != (kernel.params.len(), kernel.dims.len()) {
@@ -231,6 +236,12 @@ fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: B
     let rows = most_rows(batching, plan.chunk, plan.batch);
     let context = plan.context.and_then(|c| i64::try_from(c).ok());
     for item in &step.items {
+        if let StepItem::Exchange(exchange) = item {
+            let bounds = Bounds { chunk: rows, batch: plan.batch, context };
+            verify_exchange(exchange, plan, step, batching, &bounds).or_else(|message| {
+                wrong(format!("level @{}, step @{}, exchange", level.name, step.name), message)
+            })?;
+        }
         let StepItem::Launch(launch) = item else { continue };
         let Some(kernel) = level.lowered.kernels.iter().find(|k| k.name == launch.kernel) else { continue };
         let one = launch.repeat.sequences() == Some(Sequences::OneRow)
@@ -248,6 +259,28 @@ fn verify_buffers(level: &LevelCode, step: &Step, plan: &MemoryPlan, batching: B
                     format!("level @{}, step @{}, launch of @{}", level.name, step.name, kernel.name);
                 wrong(format!("{subject}, buffer {i}"), message)
             })?;
+        }
+    }
+    Ok(())
+}
+
+/// Its rows lie in their memory, however many there are.
+fn verify_exchange(
+    exchange: &Exchange,
+    plan: &MemoryPlan,
+    step: &Step,
+    batching: Batching,
+    bounds: &Bounds,
+) -> Result<(), String> {
+    let Exchange { part, all, parts, .. } = exchange;
+    let bounds = of_all_rows(batching, &parts.rows, bounds);
+    let rows = parts.rows.range(&bounds).and_then(|(_, most)| u64::try_from(most).ok());
+    let rows = rows.ok_or_else(|| format!("{} rows have no limit", parts.rows))?;
+    for (place, ranks) in [(part, 1), (all, parts.ranks as u64)] {
+        verify_place(place, plan, step.arena_bytes, batching)?;
+        let bytes = parts.row_bytes.saturating_mul(ranks).saturating_mul(rows);
+        if bytes > place.bytes && place.base != Base::Logits {
+            return Err(format!("has {} bytes for up to {rows} rows of {ranks} parts", place.bytes));
         }
     }
     Ok(())

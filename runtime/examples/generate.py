@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 11
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 12
 PAGE_ROWS = 64
 WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
 PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
@@ -41,6 +41,7 @@ class Ctx(c.Structure):
         + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "take", "take_self")]
         + [("b", c.c_int64), ("wanted", c.c_void_p), ("n_wanted", c.c_int64)]
         + [("pages", c.c_void_p), ("page_table", c.c_void_p)]
+        + [("exchange", c.c_void_p), ("exchange_self", c.c_void_p)]
     )
 
 
@@ -75,10 +76,10 @@ class Model(c.Structure):
             (name, c.c_uint64)
             for name in (
                 "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
-                "max_workers", "page_bytes",
+                "max_workers", "page_bytes", "text_width", "ranks",
             )
         ]
-        + [("reserved", c.c_uint64 * 6)]
+        + [("reserved", c.c_uint64 * 4)]
     )  # fmt: skip
 
 
@@ -113,6 +114,8 @@ def opened(path):
     model = Model.in_dll(c.CDLL(os.path.abspath(path)), "mlcc_model")
     if model.magic != MAGIC or model.abi_version != ABI_VERSION:
         sys.exit("generate: not an mlcc artifact of this ABI version")
+    if model.ranks > 1:
+        sys.exit("generate: split among ranks, of which this program runs one")
     host = host_features()
     fitting = [v for v in model.variants[: model.n_variants] if not v.features & ~host]
     if not fitting:

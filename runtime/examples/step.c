@@ -61,6 +61,7 @@ int main(int argc, char **argv) {
   const mlcc_model_table *model = dlsym(library, "mlcc_model");
   if (!model || model->magic != MLCC_MAGIC) return fail("not an mlcc artifact");
   if (model->abi_version != MLCC_ABI_VERSION) return fail("built for another ABI version: build the model again");
+  if (model->ranks > 1) return fail("split among ranks, of which this program runs one");
   const mlcc_entries *entries = NULL;
   for (uint64_t i = 0; i < model->n_variants && !entries; i++)
     if (!(model->variants[i].features & ~mlcc_host_features())) entries = &model->variants[i].entries;

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 11u
+#define MLCC_ABI_VERSION 12u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
@@ -146,6 +146,11 @@ typedef struct mlcc_ctx {
    * of rows before past + n and writes to those from row past on; contents of other rows are undefined. */
   uint8_t *pages; /* the first page; aligned as tokens */
   const int32_t *page_table;
+  /* Where the model has ranks > 1, called by worker 0 of each rank, all in the same order; else NULL. part: rows rows of row_bytes of
+   * this rank; all: gets as many rows of ranks * row_bytes, each with the rows of all ranks in their order. When it returns no other
+   * rank reads part any longer. item: number of the item of the step. */
+  void (*exchange)(void *self, uint32_t item, const uint8_t *part, uint8_t *all, uint64_t rows, uint64_t row_bytes);
+  void *exchange_self;
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
@@ -315,7 +320,10 @@ typedef struct mlcc_model_table {
    * alone; its sequences have no state and no pages, and past 0; a wanted row gives text_width floats in place of vocab, and the last
    * row of a text stands for it. 0: the model makes logits. */
   uint64_t text_width;
-  uint64_t reserved[5];
+  /* Ranks that the model is split among: each runs the same code with memory of its own and the weights of its own section,
+   * MLCC_SECTION_WEIGHTS of rank 0, with ".1", ".2", ... behind it of the others. 0 and 1: it is whole. */
+  uint64_t ranks;
+  uint64_t reserved[4];
 } mlcc_model_table;
 
 /* Finds a section of the artifact, given the whole file in memory (mmap it). NULL if there is none or the file is

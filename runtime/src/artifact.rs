@@ -10,6 +10,7 @@ use mlcc_abi::section;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::hashes::{Entry, Hashes, Place};
+use crate::ranks::rank_of_section;
 use crate::recipe::Recipe;
 use crate::{Error, Result};
 
@@ -122,6 +123,16 @@ impl Artifact {
         self.map.get(from..from.checked_add(usize::try_from(found.bytes).ok()?)?)
     }
 
+    /// The weights of a rank.
+    pub(crate) fn weights_of(&self, rank: usize) -> Option<&[u8]> {
+        if rank == 0 {
+            return self.section(section::WEIGHTS);
+        }
+        let found = self.sections.iter().find(|s| rank_of_section(&s.name) == Some(rank))?;
+        let from = usize::try_from(found.offset).ok()?;
+        self.map.get(from..from.checked_add(usize::try_from(found.bytes).ok()?)?)
+    }
+
     /// The weights, and where they lie in which file.
     pub(crate) fn weights_place(&self) -> Option<(&File, u64, &[u8])> {
         let weights = self.section(section::WEIGHTS)?;
@@ -188,10 +199,11 @@ impl Artifact {
             let _ = beside.map.advise(Advice::WillNeed);
             return;
         }
-        let Some(found) = self.sections.iter().find(|s| s.name == section::WEIGHTS) else { return };
-        let _ = self.map.advise_range(Advice::WillNeed, found.offset as usize, found.bytes as usize);
-        let place = found.offset as usize..(found.offset + found.bytes) as usize;
-        crate::pages::prefer_huge(&self.map, place);
+        for found in self.sections.iter().filter(|s| rank_of_section(&s.name).is_some()) {
+            let _ = self.map.advise_range(Advice::WillNeed, found.offset as usize, found.bytes as usize);
+            let place = found.offset as usize..(found.offset + found.bytes) as usize;
+            crate::pages::prefer_huge(&self.map, place);
+        }
     }
 
     /// Every hashed section is there with its size, and every section is hashed.

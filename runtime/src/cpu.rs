@@ -1,5 +1,7 @@
 //! Execution of steps by the worker pool.
 
+mod ranks;
+
 use std::borrow::Cow;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -19,6 +21,8 @@ use crate::pool::{Barrier, Kind, Pieces, Pool};
 use crate::session::Step;
 use crate::table::{State, Table, Variant};
 use crate::trace::{StepTimes, Trace};
+use ranks::Ranks;
+
 use crate::{CachePages, Error, HugePages, LoadOptions, Model, Result, Workers};
 
 /// The code for this CPU and the workers that run it.
@@ -31,6 +35,8 @@ pub(crate) struct CpuDevice {
     arenas: Arenas,
     /// Of the caches of all sequences, if the model has any.
     pages: Option<Arc<PagePool<HostPages>>>,
+    /// Of a model that is split.
+    ranks: Option<Ranks>,
 }
 
 impl CpuDevice {
@@ -44,13 +50,14 @@ impl CpuDevice {
     ) -> Result<Self> {
         let plan = &table.plan;
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-        let arenas = Arenas::new(plan.arena_bytes, align)?;
+        let arenas = Arenas::new(ranks::scratch_bytes(plan), align)?;
         let huge = options.huge_pages != HugePages::Off;
         let pages = PageCounts::of(plan, options.cache_pages)
             .map(|counts| HostPages::pool(plan.page_bytes, counts, huge).map(Arc::new))
             .transpose()?;
         let (name, entries) = (variant.name.clone(), variant.entries);
-        Ok(Self { name, entries, workers, most_workers, arenas, pages })
+        let ranks = Ranks::new(plan, &workers, most_workers);
+        Ok(Self { name, entries, workers, most_workers, arenas, pages, ranks })
     }
 
     /// The scratch memory as the last step has left it.
@@ -128,6 +135,8 @@ impl CpuDevice {
             n_wanted: call.n_wanted as i64,
             pages: std::ptr::null_mut(),
             page_table: std::ptr::null(),
+            exchange: None,
+            exchange_self: std::ptr::null_mut(),
         };
         // SAFETY: by contract.
         unsafe { self.run(model, step, entry, &mut ctx, trace) }?;
@@ -161,6 +170,13 @@ impl CpuDevice {
         let mut arena = self.arenas.take(pool.workers())?;
         ctx.arena = arena.as_mut_ptr();
         ctx.pages = self.pages.as_ref().map_or(std::ptr::null_mut(), |pages| pages.memory().base());
+        if let Some(ranks) = &self.ranks {
+            let trace: Option<&Trace> = trace.map(|t| t.begin(entry));
+            // SAFETY: by contract.
+            let result = unsafe { self.run_ranks(ranks, model, step, function, ctx, trace) };
+            self.arenas.give_back(arena);
+            return result;
+        }
         ctx.barrier = Some(wait);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
         ctx.take = Some(take);
@@ -229,7 +245,8 @@ impl Device for CpuDevice {
     }
 
     fn threads(&self) -> usize {
-        self.pool().workers().min(self.most_workers)
+        let all = self.pool().workers().min(self.most_workers);
+        self.ranks.as_ref().map_or(all, Ranks::workers)
     }
 
     fn fix_workers(&self, workers: Option<usize>) {
@@ -240,8 +257,11 @@ impl Device for CpuDevice {
 /// Memory of one sequence on the CPU.
 struct CpuSession {
     device: Arc<CpuDevice>,
-    /// All states that are no caches.
+    /// All states that are no caches, of all ranks.
     state: Buffer,
+    ranks: usize,
+    /// Bytes of those of one rank.
+    rank_state: usize,
     /// Of the rows of its caches.
     pages: Option<PageTable<HostPages>>,
     /// The tokens of a call, at most `chunk`: callers' slices are not aligned as entry points want them.
@@ -270,7 +290,9 @@ impl CpuSession {
         let plan = model.plan();
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         Ok(Self {
-            state: Buffer::zeroed("the state", plan.state_bytes, align)?,
+            state: Buffer::zeroed("the state", plan.state_bytes.saturating_mul(plan.ranks), align)?,
+            ranks: plan.ranks as usize,
+            rank_state: plan.state_bytes as usize,
             pages: device.pages.as_ref().map(PageTable::new),
             tokens: Buffer::integers("the tokens of a chunk", plan.chunk.max(1))?,
             logits: Buffer::floats("the logits", plan.vocab)?,
@@ -327,6 +349,8 @@ impl CpuSession {
             n_wanted: 0,
             pages: std::ptr::null_mut(),
             page_table: self.page_table(),
+            exchange: None,
+            exchange_self: std::ptr::null_mut(),
         };
         // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
         unsafe { self.device.run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }
@@ -465,7 +489,11 @@ impl DeviceSession for CpuSession {
     }
 
     fn write_word(&mut self, state: &State, value: i32) -> Result<()> {
-        self.word(state).copy_from_slice(&value.to_le_bytes());
+        let place = bytes_of(state);
+        for rank in 0..self.ranks {
+            let at = rank * self.rank_state;
+            self.state.bytes_mut()[at + place.start..at + place.end].copy_from_slice(&value.to_le_bytes());
+        }
         Ok(())
     }
 

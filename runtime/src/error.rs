@@ -53,6 +53,11 @@ pub enum Error {
          no --numa)."
     )]
     Pinning { index: usize, source: io::Error },
+    #[error(
+        "{path} is split among {ranks} ranks, which take a worker each, and the workers that it is to share are {workers}. Share at \
+         least {ranks}, or let it have its own."
+    )]
+    RankWorkers { path: PathBuf, ranks: usize, workers: usize },
     #[error("a worker thread panicked: {message}")]
     WorkerPanic { message: String },
     #[error("no tokens given: a prompt needs at least one token")]

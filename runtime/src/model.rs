@@ -12,6 +12,7 @@ use crate::features::{self, HOST_TARGET, LEVEL_VARIABLE, Misfit};
 use crate::huge_pages::{HugePages, Mover};
 use crate::numa::{Homes, Numa, Placement};
 use crate::pool::Pool;
+use crate::ranks::weights_section;
 use crate::table::{Plan, Table};
 use crate::{Artifact, Error, Result, Session, Workers, library, physical_cores};
 
@@ -87,6 +88,10 @@ impl Model {
         let made = artifact.recipe().map(|recipe| recipe.make(threads)).transpose()?;
         let weights = made.as_deref().or(artifact.section(section::WEIGHTS)).unwrap_or(&[]);
         let device: Arc<dyn Device> = match table.target.as_str() {
+            "cuda" if table.plan.ranks > 1 => {
+                let what = "it is split among ranks, which do not exchange on GPUs".into();
+                return Err(Error::NoDevice { path: artifact.path().to_path_buf(), what });
+            }
             "cuda" => cuda_device(&artifact, &table, weights, options)?,
             target if target == HOST_TARGET => Arc::new(cpu_device(&artifact, &table, options)?),
             other => {
@@ -196,6 +201,11 @@ impl Model {
         self.0.homes.as_ref()
     }
 
+    /// Those of a rank.
+    pub(crate) fn weights_of(&self, rank: usize) -> &[u8] {
+        if rank == 0 { self.weights() } else { self.artifact().weights_of(rank).unwrap_or(&[]) }
+    }
+
     pub(crate) fn weights(&self) -> &[u8] {
         self.0.made.as_deref().or(self.section(section::WEIGHTS)).unwrap_or(&[])
     }
@@ -217,7 +227,9 @@ impl Model {
     /// What a saved state must agree with: the weights, and the states but not how many rows they are planned for.
     pub(crate) fn state_identity(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(&self.artifact().hash(section::WEIGHTS).unwrap_or(0).to_le_bytes());
+        for rank in 0..self.plan().ranks as usize {
+            hash.update(&self.artifact().hash(&weights_section(rank)).unwrap_or(0).to_le_bytes());
+        }
         for state in &self.table().states {
             let (kind, bytes, sinks) = match (state.cache, state.dropped_beyond) {
                 (Some(cache), _) => (1, cache.row_bytes, 0),
@@ -245,7 +257,9 @@ fn move_weights(
     pool: &Pool,
     options: &LoadOptions,
 ) -> Result<(Option<Mover>, Option<Homes>)> {
-    let Some((file, offset, weights)) = artifact.weights_place() else { return Ok((None, None)) };
+    // Of a model that is split they stay where they are.
+    let whole = artifact.weights_place().filter(|_| table.plan.ranks == 1);
+    let Some((file, offset, weights)) = whole else { return Ok((None, None)) };
     let Some(mut mover) = Mover::new(file, weights, offset, options.huge_pages) else {
         return Ok((None, None));
     };
@@ -261,12 +275,17 @@ fn move_weights(
 }
 
 fn check_weights(artifact: &Artifact, table: &Table) -> Result<()> {
-    let weights = artifact.section(section::WEIGHTS).unwrap_or(&[]);
+    (0..table.plan.ranks as usize).try_for_each(|rank| check_weights_of(artifact, table, rank))
+}
+
+fn check_weights_of(artifact: &Artifact, table: &Table, rank: usize) -> Result<()> {
+    let weights = artifact.weights_of(rank).unwrap_or(&[]);
     let found = artifact.recipe().map_or(weights.len() as u64, |recipe| recipe.bytes);
     let corrupt = |what| Error::Corrupt { path: artifact.path().to_path_buf(), what };
     if found < table.plan.weights_bytes {
         return Err(corrupt(format!(
-            "its weights have {found} bytes, its table says {}",
+            "its weights{} have {found} bytes, its table says {}",
+            if rank > 0 { format!(" of rank {rank}") } else { String::new() },
             table.plan.weights_bytes
         )));
     }
@@ -317,7 +336,12 @@ fn cpu_device(artifact: &Artifact, table: &Table, options: &LoadOptions) -> Resu
         return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry });
     }
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
-    let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, options), Ok)?;
+    let ranks = table.plan.ranks as usize;
+    let workers = options.workers.clone().map_or_else(|| Workers::at_most(most, ranks, options), Ok)?;
+    if workers.threads() < ranks {
+        let (path, workers) = (artifact.path().to_path_buf(), workers.threads());
+        return Err(Error::RankWorkers { path, ranks, workers });
+    }
     CpuDevice::new(table, &table.variants[variant], workers, most, options)
 }
 

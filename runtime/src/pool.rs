@@ -189,6 +189,11 @@ impl Pool {
         &self.places
     }
 
+    /// How often who waits looks before it sleeps.
+    pub(crate) fn spins(&self) -> u32 {
+        self.shared.spins
+    }
+
     /// The barrier that all workers of a run share.
     pub fn barrier(&self) -> &Barrier {
         &self.shared.barrier

@@ -176,6 +176,7 @@ mod tests {
             batch: 1,
             vocab: 1,
             text_width: 0,
+            ranks: 1,
             max_workers: 0,
             page_bytes: 0,
         };

@@ -33,6 +33,8 @@ pub struct Plan {
     pub page_bytes: u64,
     /// Floats of the vector of a text; 0 for a model that makes logits.
     pub text_width: u64,
+    /// Ranks that the model is split among, at least 1. Weights, scratch and states are those of one, pages those of all.
+    pub ranks: u64,
 }
 
 impl Plan {
@@ -41,9 +43,10 @@ impl Plan {
         if self.page_bytes == 0 { 0 } else { self.context.div_ceil(abi::PAGE_ROWS) }
     }
 
-    /// The state of such a sequence.
+    /// The state of such a sequence, on all ranks.
     pub fn sequence_bytes(&self) -> u64 {
-        self.pages().saturating_mul(self.page_bytes).saturating_add(self.state_bytes)
+        let states = self.state_bytes.saturating_mul(self.ranks.max(1));
+        self.pages().saturating_mul(self.page_bytes).saturating_add(states)
     }
 }
 
@@ -234,7 +237,7 @@ impl Table {
             return malformed("the table has another size or unknown flags");
         }
         // SAFETY: by contract.
-        let read = unsafe {
+        let mut read = unsafe {
             Self {
                 target: place.name(t.target)?,
                 compiler: place.name(t.compiler)?,
@@ -252,7 +255,25 @@ impl Table {
             return malformed("its metadata are not those of its table");
         }
         read.check()?;
+        read.add_ranks();
         Ok(read)
+    }
+
+    /// States of the other ranks behind those of rank 0: of the same memory of a session, and of the same pages. Caches are in the part of a
+    /// page that is their rank's.
+    fn add_ranks(&mut self) {
+        let (own, plan) = (self.states.clone(), &self.plan);
+        for rank in 1..plan.ranks {
+            let of_rank = |state: &State| {
+                let stride = match state.cache {
+                    Some(_) => plan.page_bytes / plan.ranks,
+                    None => plan.state_bytes,
+                };
+                let offset = state.offset.saturating_add(stride.saturating_mul(rank));
+                State { name: format!("{}@{rank}", state.name), offset, ..state.clone() }
+            };
+            self.states.extend(own.iter().map(of_rank));
+        }
     }
 
     /// Bytes that every token adds to the state; 0 for recurrent models.
@@ -294,6 +315,7 @@ fn plan(t: &ModelTable) -> Plan {
         max_workers: t.max_workers,
         page_bytes: t.page_bytes,
         text_width: t.text_width,
+        ranks: t.ranks.max(1),
     }
 }
 

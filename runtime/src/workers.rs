@@ -20,12 +20,13 @@ pub struct Workers(pub(crate) Arc<Pool>);
 impl Workers {
     /// As `options` say: how many, and where they run.
     pub fn new(options: &LoadOptions) -> Result<Workers> {
-        Self::at_most(MOST, options)
+        Self::at_most(MOST, 1, options)
     }
 
-    /// As [`Workers::new`], but so many at most.
-    pub(crate) fn at_most(most: usize, options: &LoadOptions) -> Result<Workers> {
-        let wanted = options.threads.unwrap_or_else(physical_cores).clamp(1, most.clamp(1, MOST));
+    /// As [`Workers::new`], but as many for each of `ranks` ranks, at least one and at most `most`.
+    pub(crate) fn at_most(most: usize, ranks: usize, options: &LoadOptions) -> Result<Workers> {
+        let wanted = options.threads.unwrap_or_else(physical_cores);
+        let wanted = ranks * (wanted / ranks).clamp(1, most.clamp(1, MOST / ranks));
         let topology = || Topology::of_host();
         let pool = match (options.pin, options.numa) {
             (false, Numa::Off) => Pool::new(wanted)?,

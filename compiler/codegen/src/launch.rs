@@ -116,7 +116,14 @@ fn device_entry(
     let mut launches = Vec::new();
     for item in &step.items {
         // Launches of one stream are ordered: barriers say nothing new.
-        let StepItem::Launch(launch) = item else { continue };
+        let launch = match item {
+            StepItem::Launch(launch) => launch,
+            StepItem::Barrier => continue,
+            StepItem::Exchange(_) => {
+                let what = "ranks on GPUs do not exchange yet".into();
+                return Err(CodegenError::Step { step: step.name.clone(), what });
+            }
+        };
         let described = describe(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
             step: step.name.clone(),
             what: format!("kernel {}: {f}", launch.kernel),

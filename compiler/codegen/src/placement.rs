@@ -91,10 +91,8 @@ impl Placement {
 
 /// All placements of a kernel in the launches of steps, in an order that depends on nothing else; a kernel that nobody launches has one.
 pub fn placements(kernel: &Kernel, steps: &[Step]) -> Vec<Placement> {
-    let launches = steps.iter().flat_map(|step| &step.items).filter_map(|item| match item {
-        StepItem::Launch(launch) if launch.kernel == kernel.name => Some(launch),
-        StepItem::Launch(_) | StepItem::Barrier => None,
-    });
+    let launches = steps.iter().flat_map(|step| &step.items).filter_map(StepItem::launch);
+    let launches = launches.filter(|launch| launch.kernel == kernel.name);
     let all: BTreeSet<Placement> = launches.map(Placement::of).collect();
     if all.is_empty() { vec![Placement::fixed(kernel)] } else { all.into_iter().collect() }
 }

@@ -2,7 +2,7 @@
 //!
 //! A step reads the buffers' addresses from the context, checks its arguments (every worker alike, so that all of them leave
 //! before the first barrier) and calls the kernels in order. A barrier is a call through the context, skipped when there is
-//! one worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
+//! one worker. An exchange with other ranks is a call of the first worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
 //!
 //! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
 
@@ -11,7 +11,9 @@ use crate::model::{Checks, Limits};
 pub(crate) use crate::step_code::{Compare, IntOp, StepCode, Taken};
 use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Atom, Dim, Sym};
-use mlcc_ir::step::{Base, BufferRef, Launch, PAGE_ROWS, Repeat, Sequences, Shares, Step, StepItem};
+use mlcc_ir::step::{
+    Base, BufferRef, Exchange, Launch, PAGE_ROWS, Repeat, Sequences, Shares, Step, StepItem,
+};
 use std::mem::offset_of;
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -92,6 +94,7 @@ impl<C: StepCode> Emitter<'_, C> {
                 StepItem::Launch(launch) => {
                     self.repeated(launch).map_err(|f| Fault(format!("kernel {}: {f}", launch.kernel)))?;
                 }
+                StepItem::Exchange(exchange) => self.exchange(number as u32, exchange)?,
                 StepItem::Barrier => self.code.wait()?,
             }
             self.code.tell(number as u32)?;
@@ -311,6 +314,24 @@ impl<C: StepCode> Emitter<'_, C> {
         }
         args.extend(share);
         self.code.call(&launch.kernel, &args)
+    }
+
+    /// The first worker speaks for its rank.
+    fn exchange(&mut self, item: u32, exchange: &Exchange) -> Result<()> {
+        let [speak, go_on] = ["exchange", "exchanged"].map(|name| self.code.block(name));
+        let ([worker, _], one) = (self.code.share(), self.code.int(1));
+        let first = self.code.compare(Compare::UnsignedLess, worker, one)?;
+        self.code.branch(first, speak, go_on)?;
+        self.code.enter(speak);
+        let (part, all) = (self.address(&exchange.part)?, self.address(&exchange.all)?);
+        self.wanted = exchange.wanted;
+        let rows = self.dim(&exchange.parts.rows);
+        self.wanted = false;
+        let bytes = self.code.int(exchange.parts.row_bytes as i64);
+        self.code.exchange(item, [part, all, rows?, bytes])?;
+        self.code.jump(go_on)?;
+        self.code.enter(go_on);
+        Ok(())
     }
 
     fn address(&mut self, buffer: &BufferRef) -> Result<C::Value> {

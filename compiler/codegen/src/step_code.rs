@@ -92,6 +92,9 @@ pub(crate) trait StepCode {
     fn call(&mut self, kernel: &str, args: &[Self::Value]) -> Result<()>;
     /// A barrier, if there are several workers.
     fn wait(&mut self) -> Result<()>;
+    /// Calls [`mlcc_abi::Ctx::exchange`] for the item of that number: where the part and the rows of all ranks are, how many rows, bytes
+    /// of a row.
+    fn exchange(&mut self, item: u32, args: [Self::Value; 4]) -> Result<()>;
     /// The item of that number is over, if somebody wants to know.
     fn tell(&mut self, item: u32) -> Result<()>;
     /// An integer of 32 bits for [`StepCode::take`].

@@ -46,6 +46,8 @@ pub struct PlanDesc {
     pub max_workers: u64,
     pub page_bytes: u64,
     pub text_width: u64,
+    /// 0 stands for 1.
+    pub ranks: u64,
 }
 
 /// One CPU level: symbol names of its entry points, `None` = absent.
@@ -303,8 +305,9 @@ impl TableDesc {
         let p = &self.plan;
         let alignment = if p.alignment == 0 { abi::BUFFER_ALIGN as u64 } else { p.alignment };
         let sizes = [p.weights_bytes, p.arena_bytes, p.state_bytes, alignment];
-        let limits = [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes, p.text_width];
-        sizes.into_iter().chain(limits).chain([0; 5]).for_each(|v| image.u64(v));
+        let limits =
+            [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes, p.text_width, p.ranks];
+        sizes.into_iter().chain(limits).chain([0; 4]).for_each(|v| image.u64(v));
         slots
     }
 

@@ -48,10 +48,8 @@ pub struct Callees<'a>(BTreeMap<&'a str, &'a Kernel>);
 impl<'a> Callees<'a> {
     /// Those that a step launches, in the order of their names.
     pub fn launched_by(&self, step: &Step) -> BTreeMap<&'a str, &'a Kernel> {
-        let named = step.items.iter().filter_map(|item| match item {
-            StepItem::Launch(launch) => self.0.get_key_value(launch.kernel.as_str()),
-            StepItem::Barrier => None,
-        });
+        let launches = step.items.iter().filter_map(StepItem::launch);
+        let named = launches.filter_map(|launch| self.0.get_key_value(launch.kernel.as_str()));
         named.map(|(name, kernel)| (*name, *kernel)).collect()
     }
 }

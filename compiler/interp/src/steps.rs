@@ -7,8 +7,10 @@
 //! aligned.
 
 mod interleaved;
+mod ranks;
 
 pub use interleaved::{Schedule, Takers, run_batch_interleaved, run_interleaved};
+pub use ranks::{Call, Rank, run_ranks, run_ranks_interleaved};
 
 use crate::kernel::{Buffer, InterpError, Options, run_with};
 use mlcc_ir::dim::SymValues;
@@ -134,10 +136,14 @@ impl Turn {
     }
 }
 
+/// Sizes of a step of the sequences as a whole.
+fn sizes_of_all(sequences: &[Sequence]) -> SymValues {
+    SymValues { n: sequences.iter().map(|s| s.rows).sum(), b: sequences.len() as i64, past: 0 }
+}
+
 /// The runs of a launch in a step of the sequences.
 fn turns(launch: &Launch, sequences: &[Sequence], wanted: usize) -> Vec<Turn> {
-    let rows: i64 = sequences.iter().map(|s| s.rows).sum();
-    let sizes = SymValues { n: rows, b: sequences.len() as i64, past: 0 };
+    let sizes = sizes_of_all(sequences);
     let of_sequence = |s: &Sequence| SymValues { n: s.rows, past: s.past, ..sizes };
     let work = match &launch.repeat {
         Repeat::Once | Repeat::EachWorker => return vec![Turn::once(sizes)],
@@ -191,6 +197,18 @@ pub enum StepError {
     Range { base: &'static str, start: usize, end: usize, size: usize },
     #[error("rows of page {index} of a sequence that has {pages} pages")]
     NoPage { index: usize, pages: usize },
+    #[error("the step joins the parts of {ranks} ranks, but runs alone")]
+    Alone { ranks: usize },
+    #[error("the step joins the parts of {expected} ranks, {found} run")]
+    Ranks { expected: usize, found: usize },
+    #[error(
+        "rank {rank} waits in exchange {number}, which rank {other} missed: it ended after {count} of them"
+    )]
+    Missed { rank: usize, number: usize, other: usize, count: usize },
+    #[error("exchange {number}: rank {rank} joins {expected}, rank {other} joins {found}")]
+    Parts { rank: usize, number: usize, other: usize, expected: String, found: String },
+    #[error("rank {rank}: {error}")]
+    Rank { rank: usize, error: Box<StepError> },
     #[error(transparent)]
     Kernel(#[from] InterpError),
 }
@@ -206,6 +224,7 @@ pub fn run_step(
     for item in &step.items {
         match item {
             StepItem::Barrier => {}
+            StepItem::Exchange(exchange) => return Err(StepError::Alone { ranks: exchange.parts.ranks }),
             StepItem::Launch(launch) if !is_for_one(launch) => {
                 return Err(StepError::NoBatch(launch.kernel.clone()));
             }
@@ -234,6 +253,9 @@ pub fn run_batch(
     options: &Options,
 ) -> Result<(), StepError> {
     for item in &step.items {
+        if let StepItem::Exchange(exchange) = item {
+            return Err(StepError::Alone { ranks: exchange.parts.ranks });
+        }
         let StepItem::Launch(launch) = item else { continue };
         for turn in turns(launch, sequences, wanted) {
             with_state(memory, sequences, &turn, |memory| {

@@ -308,12 +308,43 @@ pub struct Launch {
     pub shares: Shares,
 }
 
+/// What each rank gives to an exchange: `rows` rows of `row_bytes` bytes. All get rows of `ranks * row_bytes` bytes, each with the
+/// rows of all ranks in their order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Parts {
+    pub ranks: usize,
+    pub rows: Dim,
+    pub row_bytes: u64,
+}
+
+/// Joins what all ranks have. The first worker of each rank speaks for it; to the planners it is a launch of that worker alone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exchange {
+    /// Read: this rank's rows.
+    pub part: BufferRef,
+    /// Written: those of all.
+    pub all: BufferRef,
+    pub parts: Parts,
+    /// Of the rows whose logits are wanted: `n` is their number, as of [`Repeat::Wanted`].
+    pub wanted: bool,
+}
+
 #[allow(clippy::large_enum_variant, reason = "most items are launches")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StepItem {
     Launch(Launch),
+    Exchange(Exchange),
     /// All workers have finished what stands before (CPU; on a GPU launches are ordered anyway).
     Barrier,
+}
+
+impl StepItem {
+    pub fn launch(&self) -> Option<&Launch> {
+        match self {
+            StepItem::Launch(launch) => Some(launch),
+            StepItem::Exchange(_) | StepItem::Barrier => None,
+        }
+    }
 }
 
 /// An executable entry point.

@@ -20,7 +20,7 @@ const THREADS: i64 = 256;
 pub struct PageLayout {
     /// By state: where its part begins. `None` for states that are no caches.
     parts: Vec<Option<u64>>,
-    /// Of a page.
+    /// Of a page, with those of the other ranks.
     pub bytes: u64,
     /// Pages of a sequence.
     pub pages: u64,
@@ -40,6 +40,8 @@ impl PageLayout {
             parts.push(Some(bytes));
             bytes += part.next_multiple_of(ALIGN);
         }
+        // A page has the rows of all ranks, one rank after the other: so pages have one number, wherever the ranks are.
+        let bytes = bytes.checked_mul(module.ranks() as u64)?;
         Some(PageLayout { parts, bytes, pages: context.div_ceil(PAGE_ROWS) })
     }
 

@@ -6,6 +6,7 @@
 //!   %1 = param @emb.weight bytes 4096
 //!   %2 = temp bytes 256*n apart
 //!   launch @rows(in %0, in %1, out %2 rows n over [0] stride 256; n) each
+//!   exchange %2 to %4 rows n bytes 256 ranks 2
 //!   update @s = %2 by @copy(in %2, out %3)
 //! }
 //! ```
@@ -18,10 +19,12 @@ use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::{Access, Kernel};
 use mlcc_ir::module::{Module, StateId};
 use mlcc_ir::sequences::Batching;
+use mlcc_ir::step::{Parts, Repeat};
 use mlcc_ir::text::{
-    Lexer, ParseError, Token, one_of, parse_dim, parse_schedule, print_name, print_schedule,
+    Lexer, ParseError, Token, one_of, parse_dim, parse_parts, parse_schedule, print_name, print_parts,
+    print_schedule,
 };
-use mlcc_kernels::lower::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
+use mlcc_kernels::lower::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition, Work};
 
 const ACCESSES: [Access; 3] = [Access::In, Access::Out, Access::InOut];
 
@@ -46,7 +49,10 @@ pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &Entry) -> Strin
         out.push_str(&format!("  %{} = {memory} bytes {}{apart}\n", id.index(), buffer.bytes));
     }
     for launch in &entry.launches {
-        out.push_str(&format!("  launch {}\n", print_launch(kernels, launch)));
+        match &launch.work {
+            Work::Kernel(_) => out.push_str(&format!("  launch {}\n", print_launch(kernels, launch))),
+            Work::Exchange(parts) => out.push_str(&format!("  {}\n", print_exchange(launch, parts))),
+        }
     }
     for ((state, value), copy) in entry.updates.iter().zip(&entry.copies) {
         let state = print_name('@', &module.states[*state].name);
@@ -69,11 +75,17 @@ fn print_memory(module: &Module, memory: Memory) -> String {
     }
 }
 
+fn print_exchange(launch: &LoweredLaunch, parts: &Parts) -> String {
+    let buffers: Vec<String> = launch.args.iter().map(|a| format!("%{}", a.buffer.index())).collect();
+    format!("exchange {} {}", buffers.join(" to "), print_parts(parts, launch.repeat == Repeat::Wanted))
+}
+
 fn print_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> String {
     let args = list(launch.args.iter().map(print_arg));
     let dims = if launch.dims.is_empty() { String::new() } else { format!("; {}", list(&launch.dims)) };
     let schedule = print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.shares);
-    format!("{}({args}{dims}){schedule}", print_name('@', &kernels[launch.kernel].name))
+    let name = launch.kernel().map_or("", |kernel| &kernels[kernel].name);
+    format!("{}({args}{dims}){schedule}", print_name('@', name))
 }
 
 fn print_arg(arg: &Arg) -> String {
@@ -121,6 +133,12 @@ pub(super) fn parse(lexer: &mut Lexer, module: &Module, kernels: &[Kernel]) -> R
             entry.buffers.push(parse_memory(lexer, module)?);
         } else if lexer.accept_keyword("launch") {
             entry.launches.push(parse_launch(lexer, kernels, &entry.buffers)?);
+        } else if lexer.accept_keyword("exchange") {
+            let part = buffer(lexer, &entry.buffers)?;
+            lexer.expect_keyword("to")?;
+            let all = buffer(lexer, &entry.buffers)?;
+            let (parts, wanted) = parse_parts(lexer)?;
+            entry.launches.push(LoweredLaunch::exchange(part, all, parts, wanted));
         } else if lexer.accept_keyword("update") {
             let state = parse_state(lexer, module)?;
             lexer.expect("=")?;
@@ -128,7 +146,8 @@ pub(super) fn parse(lexer: &mut Lexer, module: &Module, kernels: &[Kernel]) -> R
             lexer.expect_keyword("by")?;
             entry.copies.push(parse_launch(lexer, kernels, &entry.buffers)?);
         } else {
-            let message = format!("expected a buffer, launch, update or `}}`, found {}", lexer.peek());
+            let message =
+                format!("expected a buffer, launch, exchange, update or `}}`, found {}", lexer.peek());
             return Err(lexer.error(message));
         }
     }
@@ -210,7 +229,7 @@ fn parse_launch(
         }
     }
     let (grid, repeat, shares) = parse_schedule(lexer)?;
-    Ok(LoweredLaunch { kernel, args, dims, grid, repeat, shares })
+    Ok(LoweredLaunch { work: Work::Kernel(kernel), args, dims, grid, repeat, shares })
 }
 
 fn parse_arg(lexer: &mut Lexer, buffers: &Arena<BufferId, Buffer>) -> Result<Arg, ParseError> {

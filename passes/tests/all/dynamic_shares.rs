@@ -69,14 +69,7 @@ fn small() -> PieceWork {
 }
 
 fn launches(step: &Step) -> Vec<&Launch> {
-    let mut launches = Vec::new();
-    for item in &step.items {
-        match item {
-            StepItem::Launch(launch) => launches.push(launch),
-            StepItem::Barrier => {}
-        }
-    }
-    launches
+    step.items.iter().filter_map(StepItem::launch).collect()
 }
 
 fn barriers(step: &Step) -> Vec<bool> {
@@ -175,7 +168,7 @@ fn schedules_find_wrong_pieces_and_missing_barriers() {
     let mut wrong = step.clone();
     let first = wrong.items.iter_mut().find_map(|item| match item {
         StepItem::Launch(launch) => Some(launch),
-        StepItem::Barrier => None,
+        StepItem::Exchange(_) | StepItem::Barrier => None,
     });
     first.unwrap().shares = Shares::Dynamic { pieces: 16.into() };
     assert!(!agree(&program, &wrong, &sizes), "the second op reads rows of the first one");

@@ -47,11 +47,7 @@ fn step<'a>(program: &'a Program, name: &str) -> &'a Step {
 }
 
 fn launches<'a>(step: &'a Step) -> Vec<&'a Launch> {
-    let launch = |item: &'a StepItem| match item {
-        StepItem::Launch(launch) => Some(launch),
-        StepItem::Barrier => None,
-    };
-    step.items.iter().filter_map(launch).collect()
+    step.items.iter().filter_map(StepItem::launch).collect()
 }
 
 fn barriers(step: &Step) -> usize {

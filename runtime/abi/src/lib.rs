@@ -22,7 +22,7 @@ use core::ffi::c_void;
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -148,7 +148,25 @@ pub struct Ctx {
     /// Numbers of the pages of the sequence: row `i` of a cache is row `i % PAGE_ROWS` of page `page_table[i / PAGE_ROWS]`. The call
     /// reads those of rows before `past + n`, and writes to those from row `past` on.
     pub page_table: *const i32,
+    /// Joins what all ranks have, where [`ModelTable::ranks`] is more than 1; else never called, so it may then be null. Called by worker 0
+    /// of each rank, all ranks in the same order.
+    pub exchange: Option<ExchangeFn>,
+    /// First argument of `exchange`.
+    pub exchange_self: *mut c_void,
 }
+
+/// `exchange(self, item, part, all, rows, row_bytes)`: item number `item` of the step. `part` has `rows` rows of `row_bytes` bytes, those of
+/// this rank; `all` gets as many rows of `ranks * row_bytes` bytes, each with the rows of all ranks in their order. When it comes back no
+/// other rank reads `part` any longer. A rank that can no longer reach the others comes back all the same, and whoever called the
+/// entry point throws the results away.
+pub type ExchangeFn = unsafe extern "C" fn(
+    this: *mut c_void,
+    item: u32,
+    part: *const u8,
+    all: *mut u8,
+    rows: u64,
+    row_bytes: u64,
+);
 
 /// `take(self, worker, pieces)`: a piece for worker `worker` of a launch in `pieces` pieces per worker, of which nobody
 /// has computed any; worker `w` has numbers from `w * pieces` on. [`NO_PIECE`] if none is left, which it says once to every
@@ -463,9 +481,13 @@ pub struct ModelTable {
     /// that take tokens it has `step` alone, whose sequences have neither state nor pages, and `past` 0. What comes of a wanted row is
     /// so many floats in place of `vocab`; the last row of a text is the one that stands for it. 0: the model makes logits.
     pub text_width: u64,
+    /// Ranks that the model is split among. Each runs the same code, with memory of its own and the weights of its own section
+    /// ([`section::WEIGHTS`] of rank 0, [`section::WEIGHTS`] with `.1`, `.2`, ... behind it of the others), which are of `weights_bytes`
+    /// each. 0 and 1: it is whole.
+    pub ranks: u64,
     /// Must be zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
 }
 
 const _: () = assert!(size_of::<usize>() == 8 && cfg!(target_endian = "little"));
-const _: () = assert!(size_of::<Ctx>() == 168);
+const _: () = assert!(size_of::<Ctx>() == 184);

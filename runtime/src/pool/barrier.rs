@@ -41,7 +41,7 @@ struct Lines {
 }
 
 impl Barrier {
-    pub(super) fn new(workers: usize, spins: u32) -> Self {
+    pub(crate) fn new(workers: usize, spins: u32) -> Self {
         Self {
             spins,
             workers: AtomicUsize::new(workers),

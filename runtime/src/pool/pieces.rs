@@ -35,7 +35,7 @@ struct Share {
 }
 
 impl Pieces {
-    pub(super) fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         let shares = (0..workers).map(|_| Padded::default()).collect();
         Self { workers: AtomicUsize::new(workers), shares }
     }

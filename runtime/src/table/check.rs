@@ -4,6 +4,7 @@ use mlcc_abi::{self as abi, Control, LaunchArg, PAGE_ROWS, arg};
 
 use super::{Launch, MAX_LAUNCH_ARGS, Plan, Repeat, Result, State, Table, Window, malformed};
 use crate::json;
+use crate::ranks::MOST_RANKS;
 
 /// Most threads of a block on any GPU.
 const MOST_BLOCK_THREADS: u64 = 1024;
@@ -50,6 +51,9 @@ impl Table {
             || !alignment_fits
             || !counted
             || !addressed
+            || p.ranks > MOST_RANKS as u64
+            || !p.page_bytes.is_multiple_of(p.ranks * mlcc_abi::BUFFER_ALIGN as u64)
+            || (p.ranks > 1 && !p.state_bytes.is_multiple_of(p.alignment))
             || (p.text_width > 0 && p.batch == 0)
             || p.batch > most
             || p.context > i64::MAX as u64 / 2
@@ -73,6 +77,7 @@ impl Table {
             ("max_workers", p.max_workers),
             ("page_bytes", p.page_bytes),
             ("text_width", p.text_width),
+            ("ranks", p.ranks),
         ];
         for (name, here) in numbers {
             match json::find(&self.metadata, &["memory", name]) {

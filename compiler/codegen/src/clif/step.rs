@@ -280,6 +280,17 @@ impl StepCode for StepFunction<'_, '_> {
         self.enter(go_on);
         Ok(())
     }
+    fn exchange(&mut self, item: u32, [part, all, rows, bytes]: [Value; 4]) -> Emitted<()> {
+        let mut signature = Signature::new(CallConv::SystemV);
+        let types = [types::I64, types::I32, types::I64, types::I64, types::I64, types::I64];
+        signature.params.extend(types.map(AbiParam::new));
+        let signature = self.fb.import_signature(signature);
+        let function = self.field(offset_of!(Ctx, exchange));
+        let this = self.field(offset_of!(Ctx, exchange_self));
+        let item = self.fb.ins().iconst(types::I32, i64::from(item));
+        self.fb.ins().call_indirect(signature, function, &[this, item, part, all, rows, bytes]);
+        Ok(())
+    }
     fn tell(&mut self, item: u32) -> Emitted<()> {
         let [tell, go_on] = [(); 2].map(|()| self.fb.create_block());
         self.fb.set_cold_block(tell);

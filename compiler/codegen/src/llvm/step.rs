@@ -11,10 +11,14 @@ use inkwell::basic_block::BasicBlock;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
-use inkwell::values::{FunctionValue, InstructionOpcode as Op, PhiValue, PointerValue};
+use inkwell::values::{
+    BasicMetadataValueEnum, FunctionValue, InstructionOpcode as Op, PhiValue, PointerValue,
+};
 use inkwell::{AddressSpace, GlobalVisibility, IntPredicate};
+use mlcc_abi::Ctx;
 use mlcc_ir::step::Step;
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 
 /// Functions of the kernels by kernel name.
 pub type Kernels<'c> = BTreeMap<String, FunctionValue<'c>>;
@@ -208,6 +212,19 @@ impl<'c> StepCode for StepFunction<'_, 'c> {
     }
     fn wait(&mut self) -> Result<()> {
         self.e.call(self.callbacks.wait, &[self.ctx.into(), self.worker, self.workers]).map(|_| ())
+    }
+    fn exchange(&mut self, item: u32, args: [Value<'c>; 4]) -> Result<()> {
+        let (pointer, long) = (self.e.ctx.ptr_type(AddressSpace::default()), self.e.ctx.i64_type());
+        let item_type = self.e.ctx.i32_type();
+        let types =
+            [pointer.into(), item_type.into(), pointer.into(), pointer.into(), long.into(), long.into()];
+        let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange))?;
+        let this: Value<'c> = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange_self))?.into();
+        let [part, all, rows, bytes] = args;
+        let passed = [this, self.e.i32(item), part, all, rows, bytes].map(BasicMetadataValueEnum::from);
+        let ty = self.e.ctx.void_type().fn_type(&types, false);
+        self.e.b.build_indirect_call(ty, function, &passed, "")?;
+        Ok(())
     }
     fn tell(&mut self, item: u32) -> Result<()> {
         let item = self.e.i32(item);

@@ -132,6 +132,8 @@ fn entry_points_refuse_bad_arguments() {
             n_wanted: 0,
             pages: std::ptr::null_mut(),
             page_table: std::ptr::null(),
+            exchange: None,
+            exchange_self: std::ptr::null_mut(),
         };
         // SAFETY: every buffer is as large as the plan says.
         unsafe { step(&mut ctx, 0, 1) }

@@ -35,7 +35,7 @@ fn of_level(level: &LevelCode) -> Value {
         .map(|(kernel, cost)| info(&kernel.name, cost, launch_of(&level.steps, &kernel.name)))
         .collect();
     let number = |item: &StepItem| match item {
-        StepItem::Barrier => -1,
+        StepItem::Barrier | StepItem::Exchange(_) => -1,
         StepItem::Launch(l) => kernels.iter().position(|k| k.name == l.kernel).map_or(-1, |i| i as i64),
     };
     let steps = level.steps.iter().map(|step| {
@@ -66,11 +66,7 @@ fn items_where(steps: &[Step], is: impl Fn(&Repeat) -> bool) -> Value {
 }
 
 fn launch_of<'a>(steps: &'a [Step], kernel: &str) -> Option<&'a Launch> {
-    let launches = steps.iter().flat_map(|s| &s.items).filter_map(|item| match item {
-        StepItem::Launch(launch) => Some(launch),
-        StepItem::Barrier => None,
-    });
-    launches.into_iter().find(|l| l.kernel == kernel)
+    steps.iter().flat_map(|s| &s.items).filter_map(StepItem::launch).find(|l| l.kernel == kernel)
 }
 
 /// Launches of one kernel have equal types, so one of them tells where the arguments of all lie.

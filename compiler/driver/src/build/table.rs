@@ -49,6 +49,7 @@ pub fn describe(
             max_workers: memory.max_workers().unwrap_or(0),
             page_bytes: memory.page_bytes,
             text_width: source.model.config.architecture.text_width().unwrap_or(0) as u64,
+            ranks: program.module.ranks() as u64,
         },
         whole_prompts: source.model.config.architecture.needs_whole_prompts(),
         ..TableDesc::default()
@@ -107,7 +108,7 @@ pub struct CacheRow {
     pub formats: Vec<String>,
 }
 
-/// `None` for recurrent models.
+/// Of all ranks; `None` for recurrent models.
 pub fn caches(program: &Program, memory: &MemoryPlan) -> Option<CacheRow> {
     let mut row = CacheRow { rows: u64::MAX, bytes_per_token: 0, formats: Vec::new() };
     for (id, state) in program.module.states.iter() {
@@ -116,7 +117,7 @@ pub fn caches(program: &Program, memory: &MemoryPlan) -> Option<CacheRow> {
         }
         let rows = dims(&state.ty).first().copied().unwrap_or(0);
         row.rows = row.rows.min(rows);
-        row.bytes_per_token += memory.row_bytes[id.index()];
+        row.bytes_per_token += program.module.ranks() as u64 * memory.row_bytes[id.index()];
         let format = state.ty.dtype.name().to_string();
         if !row.formats.contains(&format) {
             row.formats.push(format);

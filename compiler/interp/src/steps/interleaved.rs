@@ -2,7 +2,8 @@
 //! all its work before the next one begins. Where a barrier is missing, a worker reads what another one has not written
 //! yet, or no longer, and the results differ from those of [`super::run_step`].
 
-use super::{Memory, Sequence, StepError, Turn, find, is_for_one, on_buffers, turns, with_state};
+use super::ranks::{Call, RankRef, join};
+use super::{Memory, Sequence, StepError, Turn, find, is_for_one, on_buffers, with_state};
 use crate::kernel::{Order, Program};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
@@ -76,15 +77,8 @@ pub fn run_interleaved(
     sizes: &SymValues,
     schedule: &Schedule,
 ) -> Result<(), StepError> {
-    let launches = step.items.iter().filter_map(|item| match item {
-        StepItem::Launch(launch) => Some(launch),
-        StepItem::Barrier => None,
-    });
-    if let Some(launch) = launches.into_iter().find(|launch| !is_for_one(launch)) {
-        return Err(StepError::NoBatch(launch.kernel.clone()));
-    }
-    let once = |_: &Launch, _: &[Sequence]| vec![Turn::once(*sizes)];
-    phases(step, kernels, memory, &mut [], schedule, once)
+    let rank = &mut [RankRef { memory, sequences: &mut [] }];
+    phases(step, kernels, rank, Call::One(*sizes), schedule)
 }
 
 /// As [`super::run_batch`], with the workers one after the other between barriers.
@@ -96,42 +90,66 @@ pub fn run_batch_interleaved(
     wanted: usize,
     schedule: &Schedule,
 ) -> Result<(), StepError> {
-    phases(step, kernels, memory, sequences, schedule, |launch, sequences| turns(launch, sequences, wanted))?;
-    sequences.iter_mut().for_each(|s| s.past += s.rows);
-    Ok(())
+    phases(step, kernels, &mut [RankRef { memory, sequences }], Call::Batch { wanted }, schedule)
 }
 
-fn phases(
+/// The ranks are in lockstep from item to item: between two exchanges none sees what another one does.
+pub(super) fn phases(
     step: &Step,
     kernels: &[Kernel],
-    memory: &mut Memory,
-    sequences: &mut [Sequence],
+    ranks: &mut [RankRef<'_>],
+    call: Call,
     schedule: &Schedule,
-    turns: impl Fn(&Launch, &[Sequence]) -> Vec<Turn>,
 ) -> Result<(), StepError> {
     let mut programs: BTreeMap<&str, Program> = BTreeMap::new();
     let mut workers: Vec<usize> = (0..schedule.workers).collect();
     schedule.order.apply(&mut workers);
+    for launch in step.items.iter().filter_map(StepItem::launch) {
+        if matches!(call, Call::One(_)) && !is_for_one(launch) {
+            return Err(StepError::NoBatch(launch.kernel.clone()));
+        }
+        let kernel = find(kernels, launch)?;
+        if !programs.contains_key(launch.kernel.as_str()) {
+            programs.insert(&launch.kernel, Program::new(kernel)?);
+        }
+    }
     for phase in step.items.split(|item| matches!(item, StepItem::Barrier)) {
-        for &worker in &workers {
-            for item in phase {
-                let StepItem::Launch(launch) = item else { continue };
-                let kernel = find(kernels, launch)?;
-                if !programs.contains_key(launch.kernel.as_str()) {
-                    programs.insert(&launch.kernel, Program::new(kernel)?);
-                }
-                let Some(program) = programs.get(launch.kernel.as_str()) else { continue };
-                for turn in turns(launch, sequences) {
-                    let (sizes, at) = (&turn.sizes, turn.at(worker));
-                    for share in schedule.shares(launch, &turn, worker) {
-                        with_state(memory, sequences, &turn, |memory| {
-                            on_buffers(launch, kernel, memory, sizes, at, |buffers, sizes| {
-                                program.run_share(buffers, sizes, share)
-                            })
-                        })?;
+        for (&worker, item) in workers.iter().flat_map(|w| phase.iter().map(move |item| (w, item))) {
+            match item {
+                StepItem::Barrier => {}
+                StepItem::Exchange(exchange) if worker == 0 => join(exchange, ranks, call)?,
+                StepItem::Exchange(_) => {}
+                StepItem::Launch(launch) => {
+                    let kernel = find(kernels, launch)?;
+                    let Some(program) = programs.get(launch.kernel.as_str()) else { continue };
+                    for rank in ranks.iter_mut() {
+                        run_shares(launch, (kernel, program), rank, call, schedule, worker)?;
                     }
                 }
             }
+        }
+    }
+    ranks.iter_mut().for_each(RankRef::advance);
+    Ok(())
+}
+
+/// What a worker computes of a launch.
+fn run_shares(
+    launch: &Launch,
+    (kernel, program): (&Kernel, &Program),
+    rank: &mut RankRef<'_>,
+    call: Call,
+    schedule: &Schedule,
+    worker: usize,
+) -> Result<(), StepError> {
+    for turn in call.turns(launch, rank.sequences) {
+        let (sizes, at) = (&turn.sizes, turn.at(worker));
+        for share in schedule.shares(launch, &turn, worker) {
+            with_state(rank.memory, rank.sequences, &turn, |memory| {
+                on_buffers(launch, kernel, memory, sizes, at, |buffers, sizes| {
+                    program.run_share(buffers, sizes, share)
+                })
+            })?;
         }
     }
     Ok(())

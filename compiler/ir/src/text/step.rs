@@ -7,16 +7,20 @@
 //!   launch @mix(arena+64+256*row:256, state+0:256) each by n
 //!   launch @norm(arena+0:1024, arena+2048+512*worker:256) each worker
 //!   launch @product(arena+0:1024, arena+2048:4096) pieces 32
+//!   exchange arena+2048:4096 to arena+8192:8192 rows n bytes 256 ranks 2
 //! }
 //! ```
 //! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache, `+stride*row` for the first row of a sequence,
 //! `+stride*sequence` for its number, and `+stride*worker` for a worker's copy; the sizes after `;` are the dimension
 //! arguments. `each by` launches run for each sequence, which is so much work (`each single by` for those of one row, `each several by` for the others), `each worker` ones by every worker for itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
+//! An `exchange` joins the rows of a buffer that all ranks have.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
 use crate::dim::Dim;
-use crate::step::{Base, BufferRef, Grid, Launch, Repeat, Sequences, Shares, Step, StepItem};
+use crate::step::{
+    Base, BufferRef, Exchange, Grid, Launch, Parts, Repeat, Sequences, Shares, Step, StepItem,
+};
 use std::fmt::Write;
 
 /// The text of a step; ends with a newline.
@@ -26,6 +30,10 @@ pub fn print_step(step: &Step) -> String {
         match item {
             StepItem::Launch(launch) => {
                 let _ = writeln!(out, "  {}", print_launch(launch));
+            }
+            StepItem::Exchange(Exchange { part, all, parts, wanted }) => {
+                let (part, all) = (print_buffer(part), print_buffer(all));
+                let _ = writeln!(out, "  exchange {part} to {all} {}", print_parts(parts, *wanted));
             }
             StepItem::Barrier => out.push_str("  barrier\n"),
         }
@@ -76,6 +84,12 @@ fn sequences(of: Sequences) -> &'static str {
     }
 }
 
+/// What stands after the buffers of an exchange: `rows n bytes 256 ranks 2`.
+pub fn print_parts(parts: &Parts, wanted: bool) -> String {
+    let Parts { ranks, rows, row_bytes } = parts;
+    format!("rows {rows} bytes {row_bytes} ranks {ranks}{}", if wanted { " wanted" } else { "" })
+}
+
 /// `arena+64+256*row:1024`.
 pub fn print_buffer(b: &BufferRef) -> String {
     let stride = |bytes: u64, of: &str| if bytes > 0 { format!("+{bytes}*{of}") } else { String::new() };
@@ -98,8 +112,11 @@ pub fn parse_step(lexer: &mut Lexer) -> Result<Step, ParseError> {
             items.push(StepItem::Barrier);
         } else if lexer.accept_keyword("launch") {
             items.push(StepItem::Launch(parse_launch(lexer)?));
+        } else if lexer.accept_keyword("exchange") {
+            items.push(StepItem::Exchange(parse_exchange(lexer)?));
         } else {
-            return Err(lexer.error(format!("expected `launch`, `barrier` or `}}`, found {}", lexer.peek())));
+            let message = format!("expected `launch`, `exchange`, `barrier` or `}}`, found {}", lexer.peek());
+            return Err(lexer.error(message));
         }
     }
     Ok(Step { name, items, arena_bytes })
@@ -121,6 +138,25 @@ fn parse_launch(lexer: &mut Lexer) -> Result<Launch, ParseError> {
     }
     let (grid, repeat, shares) = parse_schedule(lexer)?;
     Ok(Launch { kernel, buffers, dims, grid, repeat, shares })
+}
+
+fn parse_exchange(lexer: &mut Lexer) -> Result<Exchange, ParseError> {
+    let part = parse_buffer(lexer)?;
+    lexer.expect_keyword("to")?;
+    let all = parse_buffer(lexer)?;
+    let (parts, wanted) = parse_parts(lexer)?;
+    Ok(Exchange { part, all, parts, wanted })
+}
+
+/// Reads what [`print_parts`] writes.
+pub fn parse_parts(lexer: &mut Lexer) -> Result<(Parts, bool), ParseError> {
+    lexer.expect_keyword("rows")?;
+    let rows = parse_dim(lexer)?;
+    lexer.expect_keyword("bytes")?;
+    let row_bytes = lexer.uint("the bytes of a row")?;
+    lexer.expect_keyword("ranks")?;
+    let ranks = lexer.u32("a number of ranks")? as usize;
+    Ok((Parts { ranks, rows, row_bytes }, lexer.accept_keyword("wanted")))
 }
 
 /// Reads what [`print_schedule`] writes.
@@ -205,6 +241,8 @@ mod tests {
   launch @norm(arena+64+512*worker:256) each worker
   launch @product(arena+64+512*worker:256, arena+0:64) pieces 32
   launch @attention(arena+0:64) pieces min(floordiv(past + 1, 1024), 32)
+  exchange arena+0:256 to arena+256:512 rows n bytes 64 ranks 2
+  exchange arena+0:256 to logits+0:512 rows n bytes 64 ranks 2 wanted
 }
 ";
 
@@ -216,13 +254,10 @@ mod tests {
     fn prints_as_read() {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
-        assert_eq!(step.items.len(), 12);
-        let shares = |item: &StepItem| match item {
-            StepItem::Launch(launch) => launch.shares.clone(),
-            StepItem::Barrier => Shares::Static,
-        };
+        assert_eq!(step.items.len(), 14);
+        let shares = |item: &StepItem| item.launch().map(|l| l.shares.clone()).unwrap_or_default();
         let growing = Dim::sym(Sym::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
-        let [.., product, attention] = &step.items[..] else { panic!("twelve items") };
+        let [.., product, attention, _, _] = &step.items[..] else { panic!("fourteen items") };
         assert_eq!(shares(product), Shares::Dynamic { pieces: 32.into() });
         assert_eq!(shares(attention), Shares::Dynamic { pieces: growing });
     }
@@ -235,10 +270,11 @@ mod tests {
                 "heap+64",
                 "2:29: unknown memory `heap`; known: weights, state, pages, page_table, arena, tokens, wanted, logits, probs, temperature",
             ),
-            ("barrier", "fence", "3:3: expected `launch`, `barrier` or `}`, found `fence`"),
+            ("barrier", "fence", "3:3: expected `launch`, `exchange`, `barrier` or `}`, found `fence`"),
             ("[32, 1, 1]", "[32, 1]", "2:85: expected three block extents and three thread extents"),
             ("arena+0:1024", "arena+0", "2:22: expected `:`, found `,`"),
             ("arena 4096", "4096", "1:14: expected `arena`, found 4096"),
+            ("64 ranks 2\n", "64\n", "16:3: expected `ranks`, found `exchange`"),
         ] {
             let text = TEXT.replace(from, to);
             assert_ne!(text, TEXT);

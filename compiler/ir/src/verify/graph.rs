@@ -1,5 +1,6 @@
 //! Invariants of a module and of its graph functions (see [`crate::graph`]).
 
+use super::ranks::{verify_exchange, verify_ranks};
 use super::{VerifyError, verify_kernel};
 use crate::dim::{Bounds, Dim};
 use crate::entity::{Arena, EntityId};
@@ -77,32 +78,6 @@ fn verify_param(param: &Param) -> Result<(), VerifyError> {
     }
 }
 
-/// All that is split is split among equally many ranks, and they exchange in entry functions.
-fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
-    let ranks = module.ranks();
-    for param in module.params.values() {
-        if let ParamSource::Ranks(parts) = &param.source
-            && parts.len() != ranks
-        {
-            let message = format!("{} parts, the module is made for {ranks} ranks", parts.len());
-            return Err(VerifyError::new(format!("parameter @{}", param.name), message));
-        }
-    }
-    for f in module.functions.values() {
-        for (id, node) in f.live() {
-            let Op::Exchange { ranks: here } = node.op else { continue };
-            let fault = match f.kind {
-                FunctionKind::Entry if here == ranks && ranks > 1 => continue,
-                FunctionKind::Entry => format!("joins {here} ranks, the module is made for {ranks}"),
-                _ => "only entry functions exchange".into(),
-            };
-            let place = format!("function @{}, {}", f.name, node_label(f, id));
-            return Err(VerifyError::new(place, fault));
-        }
-    }
-    Ok(())
-}
-
 /// What is wrong with a source, if anything is.
 fn source_fault(source: &ParamSource) -> Option<String> {
     match source {
@@ -169,11 +144,11 @@ const BASE_ALIGN: u64 = 64;
 
 /// Launches fit their kernels, and lie in the arena that the step asks for.
 pub fn verify_step(kernels: &[Kernel], step: &Step) -> Result<(), VerifyError> {
-    let launches = step.items.iter().filter_map(|item| match item {
-        StepItem::Launch(launch) => Some(launch),
-        StepItem::Barrier => None,
-    });
-    for launch in launches {
+    step.items.iter().try_for_each(|item| match item {
+        StepItem::Exchange(exchange) => verify_exchange(step, exchange),
+        StepItem::Launch(_) | StepItem::Barrier => Ok(()),
+    })?;
+    for launch in step.items.iter().filter_map(StepItem::launch) {
         let bad = |message: String| {
             Err(VerifyError::new(format!("step @{}, launch of @{}", step.name, launch.kernel), message))
         };

@@ -3,6 +3,7 @@
 mod expr;
 pub mod graph;
 pub mod kernel;
+mod ranks;
 
 pub use graph::{verify_function, verify_module, verify_step};
 pub use kernel::verify_kernel;

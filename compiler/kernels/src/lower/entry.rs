@@ -6,7 +6,7 @@ use super::group::{Template, reads_pages, template};
 use super::kernel::{ArgContract, GroupKernel};
 use super::kernel_cache::{Append, KernelCache, PackedGroup};
 use super::operands::value_bytes;
-use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition};
+use super::plan::{Arg, Buffer, BufferId, Entry, LoweredLaunch, Memory, Partition, Work};
 use super::strides::{Limits, Strides};
 use crate::pages::row_elements;
 use mlcc_ir::dim::{Dim, Sym};
@@ -16,8 +16,9 @@ use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
 use mlcc_ir::sequences::{Batching, Scope, batching, scope_of, scopes};
-use mlcc_ir::step::{Repeat, Sequences, Shares};
+use mlcc_ir::step::{Parts, Repeat, Sequences, Shares};
 use mlcc_ir::types::{Packing, TensorType};
+use mlcc_target::Arch;
 
 /// Alignment of every buffer in bytes, except of new rows in a cache.
 const ALIGN: u32 = 64;
@@ -95,6 +96,7 @@ impl<'a> EntryLowering<'a> {
                     self.entry.copies.push(copy);
                 }
                 Op::CacheAppend(s) => self.append(kernels, *s, node.inputs[0], node.outputs[0])?,
+                Op::Exchange { ranks } => self.exchange(kernels, *ranks, node)?,
                 Op::SequenceSplit { .. } => self.split(kernels, node.inputs[0], node.outputs[0])?,
                 Op::SequenceJoin => self.join(kernels, node.inputs[0], node.outputs[0])?,
                 // The first rows lie where all lie.
@@ -189,6 +191,37 @@ impl<'a> EntryLowering<'a> {
         let launch = self.launch(kernels, kernel, &inputs, &[to], scope)?;
         self.entry.launches.push(launch);
         Ok(to)
+    }
+
+    /// Rows of all ranks, of all sequences at once.
+    fn exchange(&mut self, kernels: &mut KernelCache, ranks: usize, node: &Node) -> Result<(), LowerError> {
+        let scope = self.scopes.as_ref().map_or(Scope::All, |s| scope_of(self.module, node, s));
+        let unsupported = |hint: &str| LowerError::Unsupported {
+            what: format!("an exchange of {ranks} ranks in @{}", self.f.name),
+            hint: hint.into(),
+        };
+        if kernels.target.arch == Arch::Nvptx {
+            return Err(unsupported("ranks on GPUs do not exchange yet: build for one rank, or for a CPU"));
+        }
+        if scope == Scope::Sequence {
+            let hint = "it is of the values of one sequence, and only those of all sequences are exchanged: build with `--max-batch 1`";
+            return Err(unsupported(hint));
+        }
+        let (part, all) = (node.inputs[0], node.outputs[0]);
+        let ty = self.f.ty(part);
+        let Some((last, leading)) = ty.dims.split_last() else {
+            return Err(LowerError::internal("an exchange of a number"));
+        };
+        let row = TensorType { dtype: ty.dtype, dims: vec![last.clone()] };
+        let row_bytes = value_bytes(&row, None)?.as_const().and_then(|bytes| u64::try_from(bytes).ok());
+        let row_bytes =
+            row_bytes.ok_or_else(|| LowerError::internal(format!("rows of {ty} have no fixed size")))?;
+        let rows = leading.iter().fold(Dim::from(1), |rows, dim| rows.product(dim));
+        let from = self.dense(kernels, part)?.buffer;
+        self.place(all, Memory::Temp, value_bytes(self.f.ty(all), None)?, None);
+        let (to, parts) = (self.at(all)?.buffer, Parts { ranks, rows, row_bytes });
+        self.entry.launches.push(LoweredLaunch::exchange(from, to, parts, scope == Scope::Wanted));
+        Ok(())
     }
 
     /// Whether a state gets this buffer as its new value.
@@ -303,7 +336,7 @@ impl<'a> EntryLowering<'a> {
             _ => None,
         };
         let into: Vec<usize> = writes(&launches[at]).map(cache).collect::<Option<_>>()?;
-        let group = kernels.group_of(launches[at].kernel)?;
+        let group = kernels.group_of(launches[at].kernel()?)?;
         let rows = &self.module.functions[group.f];
         let plain = matches!(template(rows, &group.packings, kernels.target), Template::Rows);
         let read_by = |arg: &Arg, made: &Arg, cache: usize| {
@@ -461,7 +494,8 @@ impl<'a> EntryLowering<'a> {
             })
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
-        Ok(LoweredLaunch { kernel, args, dims, grid: made.grid.clone(), repeat, shares: Shares::Static })
+        let (work, grid) = (Work::Kernel(kernel), made.grid.clone());
+        Ok(LoweredLaunch { work, args, dims, grid, repeat, shares: Shares::Static })
     }
 
     /// The work of a sequence: `keys` are those that each row looks at. Not by rows it comes in many units, so that it can be

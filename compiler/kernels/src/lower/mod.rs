@@ -25,7 +25,7 @@ use mlcc_ir::kernel::Kernel;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::Packing;
-use plan::{Entry, LoweredLaunch};
+use plan::{Entry, LoweredLaunch, Work};
 
 pub use error::LowerError;
 
@@ -88,10 +88,12 @@ fn only_launched(mut lowered: Lowered) -> Lowered {
     let mut launches: Vec<&mut LoweredLaunch> =
         lowered.entries.iter_mut().flat_map(|e| e.launches.iter_mut().chain(&mut e.copies)).collect();
     let mut numbers = vec![None; lowered.kernels.len()];
-    launches.iter().for_each(|l| numbers[l.kernel] = Some(0));
+    launches.iter().filter_map(|l| l.kernel()).for_each(|kernel| numbers[kernel] = Some(0));
     numbers.iter_mut().flatten().enumerate().for_each(|(new, number)| *number = new);
     for launch in &mut launches {
-        launch.kernel = numbers[launch.kernel].unwrap_or(launch.kernel);
+        if let Work::Kernel(kernel) = &mut launch.work {
+            *kernel = numbers[*kernel].unwrap_or(*kernel);
+        }
     }
     fn keep<T>(items: &mut Vec<T>, numbers: &[Option<usize>]) {
         let mut launched = numbers.iter().map(Option::is_some);

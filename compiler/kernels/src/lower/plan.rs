@@ -6,7 +6,7 @@ use mlcc_ir::entity::{Arena, EntityId};
 use mlcc_ir::kernel::Access;
 use mlcc_ir::module::{ParamId, StateId};
 use mlcc_ir::sequences::Batching;
-use mlcc_ir::step::{Grid, Repeat, Shares};
+use mlcc_ir::step::{Grid, Parts, Repeat, Shares};
 use std::fmt;
 
 /// A buffer of one lowered entry function.
@@ -87,15 +87,49 @@ pub struct Arg {
     pub sequence_bytes: u64,
 }
 
+/// What a launch does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Index into the kernels of the [`Lowered`](super::Lowered) program.
+    Kernel(usize),
+    /// Joins what all ranks have, by one worker: of its two arguments the first is this rank's part.
+    Exchange(Parts),
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoweredLaunch {
-    /// Index into the kernels of the [`Lowered`] program.
-    pub kernel: usize,
+    pub work: Work,
     pub args: Vec<Arg>,
     pub dims: Vec<Dim>,
     pub grid: Option<Grid>,
     pub repeat: Repeat,
     pub shares: Shares,
+}
+
+impl LoweredLaunch {
+    pub fn kernel(&self) -> Option<usize> {
+        match self.work {
+            Work::Kernel(kernel) => Some(kernel),
+            Work::Exchange(_) => None,
+        }
+    }
+
+    /// An exchange by the first worker.
+    pub fn exchange(part: BufferId, all: BufferId, parts: Parts, wanted: bool) -> LoweredLaunch {
+        let partition = Some(Partition::Rows(Dim::from(1)));
+        let arg = |buffer, access| {
+            let (partition, in_place) = (partition.clone(), Vec::new());
+            Arg { buffer, access, partition, in_place, row_bytes: 0, sequence_bytes: 0 }
+        };
+        LoweredLaunch {
+            work: Work::Exchange(parts),
+            args: vec![arg(part, Access::In), arg(all, Access::Out)],
+            dims: Vec::new(),
+            grid: None,
+            repeat: if wanted { Repeat::Wanted } else { Repeat::Once },
+            shares: Shares::Static,
+        }
+    }
 }
 
 /// A lowered entry function.

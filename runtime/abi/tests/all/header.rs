@@ -47,7 +47,9 @@ fn layouts(out: &mut String) {
         wanted,
         n_wanted,
         pages,
-        page_table
+        page_table,
+        exchange,
+        exchange_self
     );
     layout!(out, Sequence, "mlcc_sequence", state, page_table, past, first, rows);
     layout!(
@@ -105,6 +107,7 @@ fn layouts(out: &mut String) {
         max_workers,
         page_bytes,
         text_width,
+        ranks,
         reserved
     );
 }

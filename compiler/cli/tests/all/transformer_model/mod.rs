@@ -378,6 +378,7 @@ pub fn artifact(
             max_workers: plan.max_workers().unwrap_or(0),
             page_bytes: plan.page_bytes,
             text_width: 0,
+            ranks: 1,
         },
         ..TableDesc::default()
     };

@@ -1,0 +1,190 @@
+//! Steps of several ranks in lockstep: each runs until its next exchange, and when all have come to it, every one gets the rows of
+//! all. Ranks have memory of their own and see nothing of each other but what they exchange.
+
+use super::interleaved::phases;
+use super::{
+    Memory, Schedule, Sequence, StepError, Turn, is_for_one, run_launch, sizes_of_all, turns, with_state,
+};
+use crate::kernel::Options;
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::kernel::Kernel;
+use mlcc_ir::step::{BufferRef, Exchange, Launch, Parts, Step, StepItem};
+
+/// What a rank has: its memory, and of a batch what each sequence has there.
+#[derive(Clone, Default)]
+pub struct Rank {
+    pub memory: Memory,
+    pub sequences: Vec<Sequence>,
+}
+
+/// Rows of one sequence with these sizes, or of the sequences of a batch with so many whose logits are wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    One(SymValues),
+    Batch { wanted: usize },
+}
+
+impl Call {
+    pub(super) fn turns(self, launch: &Launch, sequences: &[Sequence]) -> Vec<Turn> {
+        match self {
+            Call::One(sizes) => vec![Turn::once(sizes)],
+            Call::Batch { wanted } => turns(launch, sequences, wanted),
+        }
+    }
+
+    /// Rows that are exchanged.
+    fn rows(self, exchange: &Exchange, sequences: &[Sequence]) -> usize {
+        let sizes = match self {
+            Call::One(sizes) => sizes,
+            Call::Batch { wanted } if exchange.wanted => {
+                SymValues { n: wanted as i64, ..sizes_of_all(sequences) }
+            }
+            Call::Batch { .. } => sizes_of_all(sequences),
+        };
+        exchange.parts.rows.eval(&sizes).max(0) as usize
+    }
+}
+
+pub(super) struct RankRef<'a> {
+    pub memory: &'a mut Memory,
+    pub sequences: &'a mut [Sequence],
+}
+
+impl RankRef<'_> {
+    /// The sequences have seen their rows.
+    pub fn advance(&mut self) {
+        self.sequences.iter_mut().for_each(|s| s.past += s.rows);
+    }
+
+    fn launch(
+        &mut self,
+        launch: &Launch,
+        kernels: &[Kernel],
+        call: Call,
+        options: &Options,
+    ) -> Result<(), StepError> {
+        if matches!(call, Call::One(_)) && !is_for_one(launch) {
+            return Err(StepError::NoBatch(launch.kernel.clone()));
+        }
+        for turn in call.turns(launch, self.sequences) {
+            with_state(self.memory, self.sequences, &turn, |memory| {
+                run_launch(launch, kernels, memory, &turn, options)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn refs(ranks: &mut [Rank]) -> Vec<RankRef<'_>> {
+    ranks.iter_mut().map(|r| RankRef { memory: &mut r.memory, sequences: &mut r.sequences }).collect()
+}
+
+/// Runs a step on all ranks. Usually all have the same one.
+pub fn run_ranks(
+    steps: &[&Step],
+    kernels: &[Kernel],
+    ranks: &mut [Rank],
+    call: Call,
+    options: &Options,
+) -> Result<(), StepError> {
+    if steps.len() != ranks.len() {
+        return Err(StepError::Ranks { expected: steps.len(), found: ranks.len() });
+    }
+    let mut ranks = refs(ranks);
+    let mut items: Vec<_> = steps.iter().map(|step| step.items.iter()).collect();
+    for number in 0.. {
+        let mut reached = Vec::with_capacity(ranks.len());
+        for (number, (rank, items)) in ranks.iter_mut().zip(&mut items).enumerate() {
+            let next = until_exchange(items, rank, kernels, call, options);
+            reached.push(next.map_err(|error| StepError::Rank { rank: number, error: Box::new(error) })?);
+        }
+        match agreed(&reached, number)? {
+            Some(exchange) => join(exchange, &mut ranks, call)?,
+            None => break,
+        }
+    }
+    ranks.iter_mut().for_each(RankRef::advance);
+    Ok(())
+}
+
+/// As [`run_ranks`] with one step for all, with the workers of each rank one after the other between barriers.
+pub fn run_ranks_interleaved(
+    step: &Step,
+    kernels: &[Kernel],
+    ranks: &mut [Rank],
+    call: Call,
+    schedule: &Schedule,
+) -> Result<(), StepError> {
+    phases(step, kernels, &mut refs(ranks), call, schedule)
+}
+
+/// Runs a rank until its next exchange; `None`: it has ended.
+fn until_exchange<'s>(
+    items: &mut impl Iterator<Item = &'s StepItem>,
+    rank: &mut RankRef<'_>,
+    kernels: &[Kernel],
+    call: Call,
+    options: &Options,
+) -> Result<Option<&'s Exchange>, StepError> {
+    for item in items {
+        match item {
+            StepItem::Barrier => {}
+            StepItem::Exchange(exchange) => return Ok(Some(exchange)),
+            StepItem::Launch(launch) => rank.launch(launch, kernels, call, options)?,
+        }
+    }
+    Ok(None)
+}
+
+/// The exchange that all ranks have come to, if none has ended.
+fn agreed<'s>(reached: &[Option<&'s Exchange>], number: usize) -> Result<Option<&'s Exchange>, StepError> {
+    let Some((rank, first)) = reached.iter().enumerate().find_map(|(rank, e)| Some((rank, (*e)?))) else {
+        return Ok(None);
+    };
+    for (other, exchange) in reached.iter().enumerate() {
+        match exchange {
+            None => return Err(StepError::Missed { rank, number, other, count: number }),
+            Some(exchange) if exchange.parts == first.parts => {}
+            Some(exchange) => {
+                let (expected, found) = (describe(&first.parts), describe(&exchange.parts));
+                return Err(StepError::Parts { rank, number, other, expected, found });
+            }
+        }
+    }
+    Ok(Some(first))
+}
+
+fn describe(parts: &Parts) -> String {
+    let Parts { ranks, rows, row_bytes } = parts;
+    format!("{rows} rows of {row_bytes} bytes of {ranks} ranks")
+}
+
+/// Every rank gets the rows of all.
+pub(super) fn join(exchange: &Exchange, ranks: &mut [RankRef<'_>], call: Call) -> Result<(), StepError> {
+    let Exchange { part, all, parts, .. } = exchange;
+    if parts.ranks != ranks.len() {
+        let found = ranks.len();
+        return match found {
+            1 => Err(StepError::Alone { ranks: parts.ranks }),
+            _ => Err(StepError::Ranks { expected: parts.ranks, found }),
+        };
+    }
+    let rows = ranks.first().map_or(0, |rank| call.rows(exchange, rank.sequences));
+    let row = parts.row_bytes as usize;
+    let of_rank = |rank: &mut RankRef<'_>| Ok(block(rank.memory, part, rows * row)?.to_vec());
+    let sent: Vec<Vec<u8>> = ranks.iter_mut().map(of_rank).collect::<Result<_, StepError>>()?;
+    let of_all = |i: usize| sent.iter().flat_map(move |part| &part[i * row..(i + 1) * row]);
+    let joined: Vec<u8> = (0..rows).flat_map(of_all).copied().collect();
+    ranks.iter_mut().try_for_each(|rank| {
+        block(rank.memory, all, joined.len())?.copy_from_slice(&joined);
+        Ok(())
+    })
+}
+
+/// The first bytes of a buffer; of one with a copy for each worker those of the first.
+fn block<'m>(memory: &'m mut Memory, place: &BufferRef, bytes: usize) -> Result<&'m mut [u8], StepError> {
+    let block = memory.block(place.base);
+    let (start, size) = (place.offset as usize, block.len());
+    let end = start.saturating_add(bytes);
+    block.get_mut(start..end).ok_or(StepError::Range { base: place.base.name(), start, end, size })
+}

@@ -1,0 +1,193 @@
+//! Steps of a model that is split: equal groups of the workers of one pool run it, each as one rank with memory of its own.
+//!
+//! A session has the states of all ranks one behind the other, and pages have the rows of all. Tokens and tables of pages are
+//! the same for all. Rank 0 writes the results; the others have the same ones and keep them in scratch.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mlcc_abi::{Ctx, Sequence, StepFn, status};
+
+use super::{CpuDevice, SharedCtx, note, take, wait};
+use crate::pool::{Barrier, Pieces};
+use crate::ranks::{Communicator, Link, MOST_RANKS, Threads, exchange};
+use crate::session::Step;
+use crate::table::Plan;
+use crate::trace::Trace;
+use crate::{Error, Model, Result, Workers};
+
+/// Workers by rank, and how far what belongs to a rank lies from that of the one before.
+pub(super) struct Ranks {
+    groups: Vec<Group>,
+    /// Workers of each.
+    workers: usize,
+    arena: usize,
+    state: usize,
+    page: usize,
+    /// Results of the other ranks, behind all arenas.
+    results: usize,
+    /// Room for the sequences of the other ranks.
+    spare: Mutex<Room>,
+}
+
+/// Is empty between steps.
+#[derive(Default)]
+struct Room(Vec<Sequence>);
+
+// SAFETY: it is empty wherever it is shared, so no pointer of a sequence goes to another thread with it.
+unsafe impl Send for Room {}
+
+struct Group {
+    barrier: Barrier,
+    pieces: Pieces,
+    link: Link,
+}
+
+impl Ranks {
+    /// `None` for a model that is whole.
+    pub fn new(plan: &Plan, workers: &Workers, most: usize) -> Option<Ranks> {
+        let count = plan.ranks as usize;
+        if count < 2 {
+            return None;
+        }
+        let each = (workers.threads() / count).clamp(1, most);
+        let spins = workers.0.spins();
+        let communicator: Arc<dyn Communicator> = Arc::new(Threads::new(count, spins));
+        let group = |rank| Group {
+            barrier: Barrier::new(each, spins),
+            pieces: Pieces::new(each),
+            link: Link { communicator: Arc::clone(&communicator), rank },
+        };
+        Some(Ranks {
+            groups: (0..count).map(group).collect(),
+            workers: each,
+            arena: arena_bytes(plan) as usize,
+            state: plan.state_bytes as usize,
+            page: (plan.page_bytes / plan.ranks) as usize,
+            results: result_bytes(plan) as usize,
+            spare: Mutex::default(),
+        })
+    }
+
+    pub fn workers(&self) -> usize {
+        self.workers * self.groups.len()
+    }
+
+    /// The sequences of a step as the ranks after the first have them, one rank behind the other.
+    fn sequences(&self, ctx: &Ctx) -> Vec<Sequence> {
+        let mut all = std::mem::take(&mut self.spare.lock().unwrap_or_else(PoisonError::into_inner).0);
+        if ctx.sequences.is_null() {
+            return all;
+        }
+        // SAFETY: by the contract of a step, `b` sequences.
+        let own = unsafe { std::slice::from_raw_parts(ctx.sequences, ctx.b as usize) };
+        for rank in 1..self.groups.len() {
+            let of_rank = |s: &Sequence| Sequence { state: self.state_of(s.state, rank), ..*s };
+            all.extend(own.iter().map(of_rank));
+        }
+        all
+    }
+
+    fn state_of(&self, state: *mut u8, rank: usize) -> *mut u8 {
+        if state.is_null() { state } else { state.wrapping_add(rank * self.state) }
+    }
+
+    /// The context of a rank, given that of the first without what belongs to workers.
+    fn context(&self, ctx: &Ctx, rank: usize, model: &Model, sequences: &[Sequence]) -> Ctx {
+        let group = &self.groups[rank];
+        let mut own = Ctx {
+            weights: model.weights_of(rank).as_ptr(),
+            arena: ctx.arena.wrapping_add(rank * self.arena),
+            state: self.state_of(ctx.state, rank),
+            barrier: Some(wait),
+            barrier_self: std::ptr::from_ref(&group.barrier).cast_mut().cast(),
+            take: Some(take),
+            take_self: std::ptr::from_ref(&group.pieces).cast_mut().cast(),
+            exchange: Some(exchange),
+            exchange_self: std::ptr::from_ref(&group.link).cast_mut().cast(),
+            ..*ctx
+        };
+        if !own.pages.is_null() {
+            own.pages = own.pages.wrapping_add(rank * self.page);
+        }
+        if rank > 0 {
+            let results = self.groups.len() * self.arena + (rank - 1) * self.results;
+            own.logits = ctx.arena.wrapping_add(results).cast();
+            if !ctx.sequences.is_null() {
+                own.sequences = sequences.as_ptr().wrapping_add((rank - 1) * ctx.b as usize);
+            }
+        }
+        own
+    }
+}
+
+/// Scratch of a rank, with a whole number of lines.
+fn arena_bytes(plan: &Plan) -> u64 {
+    let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
+    plan.arena_bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
+}
+
+/// Logits of the largest call, or vectors.
+fn result_bytes(plan: &Plan) -> u64 {
+    let rows = plan.chunk.max(plan.batch).saturating_mul(4);
+    let bytes = plan.vocab.max(plan.text_width).saturating_mul(rows);
+    bytes.checked_next_multiple_of(mlcc_abi::BUFFER_ALIGN as u64).unwrap_or(u64::MAX)
+}
+
+/// Scratch of a model.
+pub(super) fn scratch_bytes(plan: &Plan) -> u64 {
+    if plan.ranks < 2 {
+        return plan.arena_bytes;
+    }
+    let results = (plan.ranks - 1).saturating_mul(result_bytes(plan));
+    plan.ranks.saturating_mul(arena_bytes(plan)).saturating_add(results)
+}
+
+impl CpuDevice {
+    /// As [`CpuDevice::run`], by all ranks. Softmax is of one: all have the same logits.
+    ///
+    /// # Safety
+    /// As there; `ctx` has arena and pages.
+    pub(super) unsafe fn run_ranks(
+        &self,
+        ranks: &Ranks,
+        model: &Model,
+        step: Step,
+        function: StepFn,
+        ctx: &mut Ctx,
+        trace: Option<&Trace>,
+    ) -> Result<()> {
+        let count = if step == Step::Softmax { 1 } else { ranks.groups.len() };
+        let mut sequences = ranks.sequences(ctx);
+        let mut contexts = [*ctx; MOST_RANKS];
+        for (rank, own) in contexts.iter_mut().enumerate().take(count) {
+            *own = ranks.context(ctx, rank, model, &sequences);
+        }
+        // Profiles are of the first.
+        contexts[0].trace = trace.map(|_| note as mlcc_abi::TraceFn);
+        contexts[0].trace_self =
+            trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
+        let shared = contexts.each_mut().map(|own| SharedCtx(own));
+        let failed = AtomicI32::new(status::OK);
+        let call = |worker: usize, _: usize| {
+            let (rank, own) = (worker / ranks.workers, worker % ranks.workers);
+            if let (0, Some(trace)) = (rank, trace) {
+                trace.start(own);
+            }
+            // SAFETY: by contract; the workers of a rank make the same call, each rank has a context and memory of its own, and the contexts
+            // outlive the run.
+            let result = unsafe { function(shared[rank].get(), own as u32, ranks.workers as u32) };
+            if result != status::OK {
+                failed.store(result, Ordering::Relaxed);
+            }
+        };
+        let done = self.pool().run_first(count * ranks.workers, &call);
+        sequences.clear();
+        ranks.spare.lock().unwrap_or_else(PoisonError::into_inner).0 = sequences;
+        done?;
+        match failed.into_inner() {
+            status::OK => Ok(()),
+            status => Err(Error::Step { entry: step.name(), status }),
+        }
+    }
+}
