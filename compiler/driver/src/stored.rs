@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use mlcc_abi::section;
-use mlcc_interp::graph::{Interpreter, States, Tensor};
+use mlcc_interp::graph::{Ranks, States, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{Module, ParamId};
@@ -15,7 +15,7 @@ use mlcc_quant::dequantize;
 use mlcc_runtime::Model;
 
 use crate::build::graph::{ENTRY, from_section};
-use crate::weights::{matrix_shape, stored_value};
+use crate::weights::{matrix_shape, param_of_rank, stored_value};
 
 /// Most weights that are read: 8 bytes of memory for each.
 const WEIGHTS: u64 = 1 << 28;
@@ -30,8 +30,8 @@ const MOVED: f64 = 1.0 / 4096.0;
 /// The graph with its weights.
 pub struct StoredGraph {
     module: Module,
-    /// By parameter; `None` where the entry function does not read it.
-    values: Vec<Option<Tensor>>,
+    /// By rank, then by parameter; `None` where the entry function does not read it.
+    values: Vec<Vec<Option<Tensor>>>,
     /// Positions that may be interpreted, of all prompts together.
     pub positions: usize,
 }
@@ -41,20 +41,20 @@ impl StoredGraph {
     pub fn open(model: &Model) -> Result<StoredGraph, String> {
         let bytes = model.section(section::GRAPH).ok_or("the artifact holds no graph: build it again")?;
         let module = from_section(bytes).map_err(|e| format!("section {}: {e}", section::GRAPH))?;
-        StoredGraph::new(module, |module, id| value(model, module, id))
+        StoredGraph::new(module, |module, id, rank| value(model, module, id, rank))
     }
 
     /// The graph of a program, with the weights as the weight writer would store them.
     pub fn of_program(program: &Program, checkpoint: &Checkpoint) -> Result<StoredGraph, String> {
-        StoredGraph::new(program.module.clone(), |module, id| {
-            let param = &module.params[id];
-            stored_value(checkpoint, param, program.pack_options(&param.name)).map_err(|e| e.to_string())
+        StoredGraph::new(program.module.clone(), |module, id, rank| {
+            let param = param_of_rank(&module.params[id], rank).map_err(|e| e.to_string())?;
+            stored_value(checkpoint, &param, program.pack_options(&param.name)).map_err(|e| e.to_string())
         })
     }
 
     fn new(
         module: Module,
-        value: impl Fn(&Module, ParamId) -> Result<Tensor, String>,
+        value: impl Fn(&Module, ParamId, usize) -> Result<Tensor, String>,
     ) -> Result<StoredGraph, String> {
         let (_, entry) =
             module.function(ENTRY).ok_or_else(|| format!("its graph has no function {ENTRY}"))?;
@@ -75,9 +75,11 @@ impl StoredGraph {
                  family, or judge the distance from the reference by --tolerance"
             ));
         }
-        let mut values = vec![None; module.params.len()];
-        for id in used {
-            values[id.index()] = Some(value(&module, id)?);
+        let mut values = vec![vec![None; module.params.len()]; module.ranks()];
+        for (rank, values) in values.iter_mut().enumerate() {
+            for &id in &used {
+                values[id.index()] = Some(value(&module, id, rank)?);
+            }
         }
         let positions = usize::try_from(WORK / weights.max(1)).unwrap_or(usize::MAX);
         Ok(StoredGraph { module, values, positions })
@@ -85,20 +87,25 @@ impl StoredGraph {
 
     /// Logits at every position of a prompt, one row after the other. A `seed` other than 0 moves all weights a little.
     pub fn logits(&self, tokens: &[i32], seed: u64) -> Result<Vec<f32>, String> {
-        let source = |id: ParamId| {
-            let value = self.values[id.index()].clone().unwrap_or_else(|| Tensor::f32(&[0], &[]));
-            if seed == 0 { value } else { moved(value, seed.wrapping_add((id.index() as u64) << 40)) }
+        let value = |(id, value): (usize, &Option<Tensor>)| {
+            let value = value.clone().unwrap_or_else(|| Tensor::f32(&[0], &[]));
+            if seed == 0 { value } else { moved(value, seed.wrapping_add((id as u64) << 40)) }
         };
-        let interpreter = Interpreter::new(&self.module, source);
-        let mut states = States::new(&self.module).map_err(|e| e.to_string())?;
+        let values = |rank: &Vec<Option<Tensor>>| rank.iter().enumerate().map(value).collect();
+        let ranks = Ranks::new(self.values.iter().map(|rank| (&self.module, values(rank))).collect());
+        let states = States::new(&self.module).map_err(|e| e.to_string())?;
         let sizes = SymValues::tokens(tokens.len() as i64);
-        let out = interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], &mut states, sizes);
-        Ok(out.map_err(|e| e.to_string())?.first().map(Tensor::to_f32).unwrap_or_default())
+        let outputs = ranks.run(&mut vec![states; self.values.len()], |interpreter, states| {
+            interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], states, sizes)
+        });
+        // All ranks give the same.
+        let first = outputs.map_err(|e| e.to_string())?.into_iter().next();
+        Ok(first.as_ref().and_then(|out| out.first()).map(Tensor::to_f32).unwrap_or_default())
     }
 }
 
 /// What the artifact stores for a parameter of its graph.
-fn value(model: &Model, module: &Module, id: ParamId) -> Result<Tensor, String> {
+fn value(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<Tensor, String> {
     let param = &module.params[id];
     let wrong = |what: &str| format!("parameter {} of its graph {what}", param.name);
     let (n, k) = matrix_shape(param).ok_or_else(|| wrong("has no constant shape"))?;
@@ -114,7 +121,7 @@ fn value(model: &Model, module: &Module, id: ParamId) -> Result<Tensor, String> 
         name => Packing::ALL.into_iter().find(|p| p.name() == name),
     };
     let packing = packing.ok_or_else(|| wrong("is stored in an unknown order"))?;
-    let bytes = model.section(section::WEIGHTS).unwrap_or(&[]);
+    let bytes = model.section(&mlcc_runtime::weights_section(rank)).unwrap_or(&[]);
     let range = usize::try_from(stored.offset).ok().zip(usize::try_from(stored.bytes).ok());
     let bytes = range.and_then(|(at, len)| bytes.get(at..at.checked_add(len)?));
     let bytes = bytes.ok_or_else(|| wrong("lies outside of the weights"))?;

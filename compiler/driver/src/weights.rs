@@ -22,7 +22,7 @@ pub enum WeightError {
     #[error("internal error: parameter {0} has no constant shape of at most two axes")]
     Shape(String),
     #[error(
-        "parameter {0} has a part for each rank, and artifacts of several ranks cannot be built yet; build from the module before the pass `shard`"
+        "parameter {0} has a part for each rank, and the rank is not named: take the model before the pass `shard`"
     )]
     Ranks(String),
 }
@@ -128,6 +128,12 @@ pub fn stored_value(
     let bytes = pack(dtype, Packing::RowMajor, n, k, &values, options).map_err(named)?;
     let values = dequantize(dtype, Packing::RowMajor, n, k, &bytes).map_err(named)?;
     Ok(Tensor { dtype, dims, data: values.into_iter().map(f64::from).collect() })
+}
+
+/// The parameter as a rank has it.
+pub fn param_of_rank(param: &Param, rank: usize) -> Result<Param, WeightError> {
+    let source = param.source.of_rank(rank).ok_or_else(|| WeightError::Ranks(param.name.clone()))?;
+    Ok(Param { source: source.clone(), ..param.clone() })
 }
 
 /// The source of a parameter that is the same on all ranks.

@@ -42,9 +42,13 @@ impl Need {
         let limited = pool < plan.pages().saturating_mul(sequences);
         Need {
             weights: weights(model),
-            sequence: if limited { plan.state_bytes.saturating_add(logits) } else { whole },
+            sequence: if limited {
+                plan.state_bytes.saturating_mul(plan.ranks).saturating_add(logits)
+            } else {
+                whole
+            },
             caches: limited.then(|| pool.saturating_mul(plan.page_bytes)),
-            scratch: plan.arena_bytes,
+            scratch: plan.arena_bytes.saturating_mul(plan.ranks),
             sequences,
             snapshot: whole,
             snapshots: if recurrent { snapshots as u64 } else { 0 },
@@ -97,7 +101,11 @@ impl Need {
 
 /// Those that are no part of the file are in memory already.
 fn weights(model: &Model) -> u64 {
-    if model.section(section::WEIGHTS).is_some() { model.plan().weights_bytes } else { 0 }
+    if model.section(section::WEIGHTS).is_some() {
+        model.plan().weights_bytes * model.plan().ranks
+    } else {
+        0
+    }
 }
 
 /// Of the program itself: code, tokenizer, requests on their way, the allocator. 15 to 54 MiB were seen (docs/serve.md).

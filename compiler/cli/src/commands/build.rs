@@ -79,6 +79,10 @@ pub struct Args {
     /// Most sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
+    /// Split the model among N ranks, each with a part of the weights and caches: groups of threads of one process, which exchange what
+    /// they compute; see docs/tensor-parallel.md. For CPUs [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    tensor_parallel: Option<u32>,
     /// Logits have the same bits whatever is computed beside them: for 8-bit activations, see docs/same-bits.md. Attention of single
     /// tokens is slower. For CPUs
     #[arg(long)]
@@ -278,6 +282,7 @@ fn options(args: &Args, ui: &Ui) -> Result<BuildOptions, CliError> {
         output: args.output.clone(),
         chunk: args.chunk,
         batch: args.max_batch,
+        ranks: args.tensor_parallel.map_or(1, |n| n as usize),
         batch_invariant: args.batch_invariant,
         context: args.ctx_size,
         sliding_window: args.sliding_window.map(|n| n as usize),

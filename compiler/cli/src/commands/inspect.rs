@@ -194,6 +194,11 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         ["scratch".into(), size("/memory/arena_bytes")],
         ["tokenizer".into(), tokenizer],
     ];
+    if let Some(ranks) = metadata.pointer("/memory/ranks").and_then(Value::as_u64).filter(|&ranks| ranks > 1)
+    {
+        let row = rows.iter().position(|[name, _]| name == "weights").unwrap_or(rows.len());
+        rows.insert(row, ["ranks".into(), format!("{ranks}, each with weights and scratch")]);
+    }
     if metadata.pointer("/source/repository").is_some() {
         rows.insert(
             1,

@@ -287,13 +287,13 @@ fn memory(model: &Model) -> String {
     let plan = model.plan();
     format!(
         "{} weights, {} state{}, {} scratch",
-        ui::bytes(plan.weights_bytes),
+        ui::bytes(plan.ranks * plan.weights_bytes),
         ui::bytes(plan.sequence_bytes()),
         match plan.context {
             0 => String::new(),
             context => format!(" for {context} tokens"),
         },
-        ui::bytes(plan.arena_bytes)
+        ui::bytes(plan.ranks * plan.arena_bytes)
     )
 }
 

@@ -6,7 +6,7 @@ use crate::cases::{
     self, FAMILIES, assert_close, find, golden, ids, interpreted, options, other_namings, program, recurrent,
 };
 use mlcc_driver::build::Source;
-use mlcc_driver::weights::{WeightError, pack_param};
+use mlcc_driver::weights::{WeightError, pack_param, param_of_rank};
 use mlcc_interp::kernel::Options as RunOptions;
 use mlcc_interp::steps::{Memory, run_step};
 use mlcc_ir::dim::SymValues;
@@ -33,11 +33,17 @@ fn graph_interpreter_equals_references() {
 
 /// The memory of a sequence: packed weights, fresh states, scratch.
 pub fn memory(program: &Program, source: &Source) -> Memory {
+    memory_of_rank(program, source, 0)
+}
+
+/// [`memory`] on a rank.
+pub fn memory_of_rank(program: &Program, source: &Source, rank: usize) -> Memory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = Memory::default();
     let mut weights = vec![0u8; plan.weights_bytes as usize];
     for (param, &(offset, _)) in program.module.params.values().zip(&plan.params) {
         let mut at = offset as usize;
+        let param = &param_of_rank(param, rank).unwrap();
         pack_param::<WeightError>(&source.checkpoint, param, program.pack_options(&param.name), |bytes| {
             weights[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();

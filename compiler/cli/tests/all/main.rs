@@ -40,6 +40,7 @@ mod matrix;
 mod model_table;
 mod perplexity;
 mod program;
+mod ranks;
 mod report;
 mod same_bits;
 #[cfg(unix)]

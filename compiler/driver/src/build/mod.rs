@@ -157,6 +157,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     let clock = report.begin("read", hooks);
     let source = Source::open(options)?;
     texts_fit(&source, &target, options)?;
+    ranks_fit(&source, &target, options)?;
     let options = &options.for_source(&source);
     let agreed = source.text.as_ref().map(|text| text.agree(options, &target)).transpose()?;
     let options = agreed.as_ref().unwrap_or(options);
@@ -172,7 +173,7 @@ pub fn build(options: &BuildOptions, hooks: &mut Hooks<'_>) -> Result<BuildRepor
     report.notes = context.notes.iter().map(|(pass, line)| (pass.to_string(), line.clone())).collect();
     report.describe(&source, &target, options, &program);
     let Some(memory) = &program.memory else { return Ok(report) };
-    check_budget(options, memory)?;
+    check_budget(options, memory, program.module.ranks() as u64)?;
     if options.stop_after.is_some() {
         return Ok(report);
     }
@@ -195,6 +196,30 @@ fn texts_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result
         () => return Ok(()),
     };
     Err(BuildError::Unsupported(what.into()))
+}
+
+/// Refuses what models of several ranks are not built with.
+fn ranks_fit(source: &Source, target: &Target, options: &BuildOptions) -> Result<(), BuildError> {
+    let off = || options.passes_off().iter().any(|pass| pass == "shard");
+    let what = match () {
+        () if options.ranks <= 1 => return Ok(()),
+        () if target.arch == Arch::Nvptx => {
+            "--target cuda: ranks on GPUs do not exchange yet; build for a CPU"
+        }
+        () if source.text.is_some() => {
+            "--model FILE.mlc: ranks are chosen when a model is built from its weights"
+        }
+        () if options.split_weights => {
+            "--split-weights: each rank has weights of its own, in the artifact; leave it out"
+        }
+        () if options.weights_on_load => {
+            "--weights-on-load: weights of ranks are not made on load yet; leave it out"
+        }
+        () if options.debug_taps => "--debug-taps: layers of ranks are not compared yet; leave it out",
+        () if off() => "--disable-pass shard: that is the pass that splits the model; leave it out",
+        () => return Ok(()),
+    };
+    Err(BuildError::Unsupported(format!("--tensor-parallel {} does not go with {what}", options.ranks)))
 }
 
 /// Refuses outputs in the place of files that are read.
@@ -339,6 +364,7 @@ pub fn pass_options(source: &Source, target: &Target, options: &BuildOptions) ->
     pass_options.quant = options.quant;
     pass_options.policy = options.policy.clone();
     pass_options.kv_cache = options.cache_type();
+    pass_options.ranks = options.ranks;
     pass_options
 }
 
@@ -361,8 +387,12 @@ fn input<'a>(
 fn check_budget(
     options: &BuildOptions,
     memory: &mlcc_passes::plan_memory::MemoryPlan,
+    ranks: u64,
 ) -> Result<(), BuildError> {
-    let (weights, state, arena) = (memory.weights_bytes, memory.sequence_bytes(), memory.arena_bytes());
+    // Those of all ranks; their pages lie together.
+    let pages = memory.sequence_bytes() - memory.state_bytes;
+    let (weights, arena) = (ranks * memory.weights_bytes, ranks * memory.arena_bytes());
+    let state = ranks * memory.state_bytes + pages;
     let needed = weights + state + arena;
     match options.memory_budget {
         Some(budget) if needed > budget => Err(BuildError::Budget { needed, weights, state, arena, budget }),

@@ -55,6 +55,8 @@ pub struct BuildOptions {
     pub chunk: Option<u32>,
     /// Most sequences decoded together; 1: no entry point for that. `None`: see [`BuildOptions::max_batch`].
     pub batch: Option<u32>,
+    /// Among how many ranks the model is split; 1: it is whole.
+    pub ranks: usize,
     /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::params::KernelTarget)).
     pub batch_invariant: bool,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
@@ -125,6 +127,7 @@ impl BuildOptions {
             output: None,
             chunk: None,
             batch: None,
+            ranks: 1,
             batch_invariant: false,
             context: None,
             sliding_window: None,
@@ -175,6 +178,7 @@ impl BuildOptions {
             scale => format!("+{}={scale}", adapter.name()),
         };
         let adapters: String = self.request.adapters.iter().map(adapter).collect();
-        format!("{model}{adapters}-{}-{}.so", self.quant_name, self.target.replace(',', "+")).into()
+        let ranks = if self.ranks > 1 { format!("-tp{}", self.ranks) } else { String::new() };
+        format!("{model}{adapters}-{}-{}{ranks}.so", self.quant_name, self.target.replace(',', "+")).into()
     }
 }

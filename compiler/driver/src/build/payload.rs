@@ -12,7 +12,7 @@ use mlcc_passes::plan_memory::MemoryPlan;
 
 use super::backend::Library;
 use super::{BuildError, BuildOptions, Event, Hooks, Source, graph};
-use crate::weights::{PackedTensor, pack_param};
+use crate::weights::{PackedTensor, pack_param, param_of_rank};
 
 /// What became of a tensor of the checkpoint.
 pub(super) struct StoredTensor {
@@ -62,9 +62,16 @@ pub(super) fn write(
     if let Some(bytes) = graph::to_section(&program.module) {
         writer.section(section::GRAPH, &bytes)?;
     }
-    writer.begin_section(section::WEIGHTS)?;
-    let stored = write_weights(&mut writer, source, program, memory, hooks)?;
-    writer.end_section()?;
+    let mut stored = Vec::new();
+    for rank in 0..program.module.ranks() {
+        writer.begin_section(&mlcc_runtime::weights_section(rank))?;
+        let of_rank = write_weights(&mut writer, source, program, memory, rank, hooks)?;
+        writer.end_section()?;
+        // All ranks store a tensor alike.
+        if rank == 0 {
+            stored = of_rank;
+        }
+    }
     Ok((writer, stored))
 }
 
@@ -84,23 +91,27 @@ fn write_weights(
     source: &Source,
     program: &Program,
     memory: &MemoryPlan,
+    rank: usize,
     hooks: &mut Hooks<'_>,
 ) -> Result<Vec<StoredTensor>, BuildError> {
     let mut stored = Vec::new();
-    let total = memory.weights_bytes;
+    let bytes_of_rank = memory.weights_bytes;
+    let total = bytes_of_rank * program.module.ranks() as u64;
+    let before = bytes_of_rank * rank as u64;
     let mut done = 0;
     for (id, param) in program.module.params.iter() {
         let (offset, bytes) = memory.params[id.index()];
         pad(writer, &mut done, offset)?;
-        (hooks.event)(Event::Weights { done, total, name: &param.name });
+        (hooks.event)(Event::Weights { done: before + done, total, name: &param.name });
         let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
-        let tensors = pack_param::<BuildError>(&source.checkpoint, param, options, |piece| {
-            hooks.check()?;
-            writer.write(piece)?;
-            done += piece.len() as u64;
-            (hooks.event)(Event::Weights { done, total, name: &param.name });
-            Ok(())
-        })?;
+        let tensors =
+            pack_param::<BuildError>(&source.checkpoint, &param_of_rank(param, rank)?, options, |piece| {
+                hooks.check()?;
+                writer.write(piece)?;
+                done += piece.len() as u64;
+                (hooks.event)(Event::Weights { done: before + done, total, name: &param.name });
+                Ok(())
+            })?;
         let format = param.ty.dtype;
         stored.extend(tensors.into_iter().map(|tensor| StoredTensor { tensor, format }));
         if done != offset + bytes {
@@ -109,7 +120,7 @@ fn write_weights(
             return Err(mlcc_passes::PassError::internal("plan_memory", what).into());
         }
     }
-    pad(writer, &mut done, total)?;
+    pad(writer, &mut done, bytes_of_rank)?;
     Ok(stored)
 }
 

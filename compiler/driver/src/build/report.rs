@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mlcc_codegen::Made;
 use mlcc_codegen::artifact::Summary;
 use mlcc_ir::entity::EntityId;
-use mlcc_ir::module::{Param, ParamId, ParamRole};
+use mlcc_ir::module::{Param, ParamId, ParamRole, ParamSource};
 use mlcc_ir::ops::Op;
 use mlcc_kernels::lower::cost::{self, Arithmetic};
 use mlcc_passes::Program;
@@ -83,6 +83,8 @@ pub struct FormatRow {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryRow {
+    /// The bytes are those of all of them together.
+    pub ranks: u64,
     pub weights_bytes: u64,
     pub state_bytes: u64,
     /// The part of the state that grows with the sequence; `None` for recurrent models.
@@ -97,6 +99,8 @@ pub struct EntryRow {
     pub arena_bytes: u64,
     pub launches: usize,
     pub barriers: usize,
+    /// With other ranks.
+    pub exchanges: usize,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -174,19 +178,22 @@ fn memory_row(program: &Program, memory: &MemoryPlan) -> MemoryRow {
     let steps = program.levels.first().map_or(&[][..], |l| &l.steps);
     let entries = memory.entries.iter().map(|e| {
         let items = steps.iter().find(|s| s.name == e.name).map_or(&[][..], |s| &s.items);
-        let barriers = items.iter().filter(|i| matches!(i, StepItem::Barrier)).count();
+        let count = |is: fn(&StepItem) -> bool| items.iter().filter(|item| is(item)).count();
         EntryRow {
             name: e.name.clone(),
             arena_bytes: e.arena_bytes,
-            launches: items.len() - barriers,
-            barriers,
+            launches: count(|item| matches!(item, StepItem::Launch(_))),
+            barriers: count(|item| matches!(item, StepItem::Barrier)),
+            exchanges: count(|item| matches!(item, StepItem::Exchange(_))),
         }
     });
+    let ranks = program.module.ranks() as u64;
     MemoryRow {
-        weights_bytes: memory.weights_bytes,
-        state_bytes: memory.sequence_bytes(),
+        ranks,
+        weights_bytes: ranks * memory.weights_bytes,
+        state_bytes: memory.sequence_bytes() + (ranks - 1) * memory.state_bytes,
         cache: caches(program, memory),
-        arena_bytes: memory.arena_bytes(),
+        arena_bytes: ranks * memory.arena_bytes(),
         entries: entries.collect(),
     }
 }
@@ -195,9 +202,15 @@ pub(super) fn elements(param: &Param) -> u64 {
     dims(&param.ty).iter().product()
 }
 
-/// Number of weights.
+/// Number of weights. What several ranks have counts once.
 pub fn parameters(program: &Program) -> u64 {
-    program.module.params.values().map(elements).sum()
+    program.module.params.values().map(|param| parts(param) * elements(param)).sum()
+}
+
+/// How many different parts of a parameter there are on the ranks.
+fn parts(param: &Param) -> u64 {
+    let ParamSource::Ranks(sources) = &param.source else { return 1 };
+    sources.iter().enumerate().filter(|(i, source)| !sources[..*i].contains(source)).count() as u64
 }
 
 /// Parameters by format, in the order of first use.
@@ -205,7 +218,7 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
     let mut rows: Vec<FormatRow> = Vec::new();
     for (id, param) in program.module.params.iter() {
         let format = param.ty.dtype.name();
-        let bytes = memory.map_or(0, |m| m.params[id.index()].1);
+        let bytes = memory.map_or(0, |m| parts(param) * m.params[id.index()].1);
         let at = match rows.iter().position(|r| r.format == format) {
             Some(at) => at,
             None => {
@@ -214,13 +227,13 @@ pub fn formats(program: &Program, memory: Option<&MemoryPlan>) -> Vec<FormatRow>
             }
         };
         rows[at].tensors += 1;
-        rows[at].parameters += elements(param);
+        rows[at].parameters += parts(param) * elements(param);
         rows[at].bytes += bytes;
     }
     rows
 }
 
-/// What one token costs in `decode`, whatever the kernels do: the least a machine has to read and to compute.
+/// What one token costs in `decode`, on all ranks together, whatever the kernels do: the least a machine has to read and to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are chosen), recurrent states read and written, one
@@ -260,15 +273,15 @@ impl Operations {
 
 impl Traffic {
     pub fn of(program: &Program, memory: &MemoryPlan) -> Traffic {
-        let cache = caches(program, memory);
+        let (cache, ranks) = (caches(program, memory), program.module.ranks() as u64);
         let states = program.module.states.iter().zip(&memory.states);
         let recurrent =
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
-        let state = 2 * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
+        let state = 2 * ranks * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
         let mut traffic = Traffic { bytes: state, state_bytes: state, ..Traffic::default() };
         let (tied, products) = (tied_head(program), products(program));
         for (id, param) in program.module.params.iter() {
-            let bytes = memory.params[id.index()].1;
+            let bytes = ranks * memory.params[id.index()].1;
             let role = match param.role {
                 ParamRole::Embedding if tied == Some(id) => ParamRole::Head,
                 role => role,
@@ -283,7 +296,7 @@ impl Traffic {
                     let read = bytes / product.experts * product.chosen;
                     traffic.bytes += read;
                     traffic.other_experts += bytes - read;
-                    let used = elements(param) / product.experts * product.chosen;
+                    let used = ranks * elements(param) / product.experts * product.chosen;
                     traffic.ops.add(product, used);
                     if role == ParamRole::Head {
                         traffic.head_ops.add(product, used);

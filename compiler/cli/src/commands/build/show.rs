@@ -129,8 +129,13 @@ fn memory(report: &BuildReport) -> String {
     let cache = memory.cache.as_ref().map_or(String::new(), |c| {
         format!(" ({} tokens of {} in {})", c.rows, ui::bytes(c.bytes_per_token), c.formats.join(" and "))
     });
+    let exchanges = memory.entries.iter().map(|e| e.exchanges).max().unwrap_or(0);
+    let ranks = match memory.ranks {
+        1 => String::new(),
+        ranks => format!(", of {ranks} ranks with up to {exchanges} exchanges in a step"),
+    };
     format!(
-        "{}memory: weights {}, state {}{cache}, scratch {}, together {total}\n\n",
+        "{}memory: weights {}, state {}{cache}, scratch {}, together {total}{ranks}\n\n",
         ui::table(&rows),
         ui::bytes(weights),
         ui::bytes(state),

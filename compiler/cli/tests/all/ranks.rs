@@ -1,0 +1,315 @@
+//! Models that are split among ranks: kernels by interpretation, in lockstep and with workers apart, and artifacts whose ranks are
+//! threads. Every rank computes what one rank does, and all of them the same bits.
+
+use std::path::{Path, PathBuf};
+
+use crate::cases::{artifact, assert_close, backends, find, golden, ids, load, program};
+use crate::interpreters::memory_of_rank;
+use crate::together::{self, F32};
+use mlcc_driver::build::{Backend, BuildOptions, Source};
+use mlcc_driver::stored::StoredGraph;
+use mlcc_interp::kernel::Options as RunOptions;
+use mlcc_interp::steps::{Call, Rank, Schedule, StepError, run_ranks, run_ranks_interleaved};
+use mlcc_ir::dim::SymValues;
+use mlcc_ir::step::{Base, Step, StepItem};
+use mlcc_ir::text::{parse_module, print_module};
+use mlcc_passes::Program;
+use mlcc_passes::text::{parse_program, print_program};
+use mlcc_runtime::{Error, LoadOptions, Model, Workers};
+
+/// Key heads that are fewer than ranks, experts, and states that are matrices.
+const CASES: [(&str, &str); 3] = [("llama3-gqa-tied", "q4i8"), ("qwen3-moe", "f32"), ("rwkv7-hf", "q4i8")];
+
+fn options(dir: &Path, quant: &str, backend: Backend, ranks: usize) -> BuildOptions {
+    BuildOptions { ranks, ..together::options(dir, quant, backend) }
+}
+
+fn first_backend() -> Backend {
+    backends().next().expect("a back end is built in")
+}
+
+/// Memory of each rank: its own weights, fresh states, scratch.
+fn fresh(program: &Program, source: &Source) -> Vec<Rank> {
+    let memory = |rank| Rank { memory: memory_of_rank(program, source, rank), sequences: Vec::new() };
+    (0..program.module.ranks()).map(memory).collect()
+}
+
+fn step<'p>(program: &'p Program, name: &str) -> &'p Step {
+    program.levels[0].steps.iter().find(|s| s.name == name).unwrap()
+}
+
+/// Logits of every rank after a prompt and a token.
+fn logits(
+    program: &Program,
+    source: &Source,
+    ids: &[i32],
+    run: impl Fn(&Step, &mut [Rank], Call) -> Result<(), StepError>,
+) -> Vec<Vec<u8>> {
+    let mut ranks = fresh(program, source);
+    let vocab = source.model.config.architecture.vocab();
+    let (last, first) = ids.split_last().unwrap();
+    let mut past = 0;
+    for (entry, ids) in [("prefill", first), ("decode", &[*last][..])] {
+        for rank in &mut ranks {
+            *rank.memory.block(Base::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            *rank.memory.block(Base::Logits) = vec![0; 4 * vocab];
+        }
+        let sizes = SymValues { past, ..SymValues::tokens(ids.len() as i64) };
+        run(step(program, entry), &mut ranks, Call::One(sizes)).unwrap_or_else(|e| panic!("{entry}: {e}"));
+        past += ids.len() as i64;
+    }
+    ranks.iter_mut().map(|rank| rank.memory.block(Base::Logits).clone()).collect()
+}
+
+fn lowered(case: &str, quant: &str, ranks: usize) -> Option<(Program, Source)> {
+    let mut options = options(&find(case)?, quant, Backend::default(), ranks);
+    options.target = "x86-64-v3".into();
+    Some(program(&options, None))
+}
+
+#[test]
+fn kernels_of_ranks_give_what_one_gives() {
+    for (case, quant) in
+        [("llama3-gqa-tied", "q4i8"), ("llama3-gqa-tied", "f32"), ("rwkv7-hf", "q4i8"), ("rwkv4-hf", "f32")]
+    {
+        let Some((one, source)) = lowered(case, quant, 1) else { continue };
+        let prompt = ids(&golden(case).prompts[1])[..3].to_vec();
+        let in_order = |program: &Program| {
+            let kernels = &program.levels[0].lowered.kernels;
+            logits(program, &source, &prompt, |step, ranks, call| {
+                run_ranks(&vec![step; ranks.len()], kernels, ranks, call, &RunOptions::workers(2))
+            })
+        };
+        let wanted = in_order(&one).remove(0);
+        let Some((split, _)) = lowered(case, quant, 2) else { continue };
+        let found = in_order(&split);
+        assert!(found[0] == found[1], "{case} in {quant}: the ranks have different logits");
+        same(&format!("kernels of {case} in {quant}"), case, &floats(&wanted), &floats(&found[0]));
+        let kernels = &split.levels[0].lowered.kernels;
+        for schedule in Schedule::all(3).into_iter().step_by(3) {
+            let apart = logits(&split, &source, &prompt, |step, ranks, call| {
+                run_ranks_interleaved(step, kernels, ranks, call, &schedule)
+            });
+            assert!(apart == found, "{case} in {quant}: {schedule:?}");
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// What ranks give is what one gives. Sums of attention are in another order where a rank has fewer query heads of a key head, which its
+/// kernels take together; everything else has the same bits.
+#[track_caller]
+fn same(what: &str, case: &str, one: &[f32], ranks: &[f32]) {
+    assert_close(what, one, ranks, if case.starts_with("rwkv") { 0.0 } else { F32 });
+}
+
+/// A barrier that is left out before or behind an exchange is seen.
+#[test]
+fn exchanges_need_their_barriers() {
+    let Some((split, source)) = lowered("llama3-gqa-tied", "f32", 2) else { return };
+    let prompt = ids(&golden("llama3-gqa-tied").prompts[1])[..3].to_vec();
+    let kernels = &split.levels[0].lowered.kernels;
+    let schedule = Schedule::all(2)[0];
+    let run = |missing: Option<isize>| {
+        logits(&split, &source, &prompt, |step, ranks, call| {
+            let mut step = step.clone();
+            let is_exchange = |item: &StepItem| matches!(item, StepItem::Exchange(_));
+            let at = step.items.iter().rposition(is_exchange).unwrap();
+            if let Some(beside) = missing.and_then(|by| at.checked_add_signed(by)) {
+                assert_eq!(step.items[beside], StepItem::Barrier, "beside the last exchange");
+                step.items.remove(beside);
+            }
+            run_ranks_interleaved(&step, kernels, ranks, call, &schedule)
+        })
+    };
+    let right = run(None);
+    assert!(right[0] == right[1]);
+    assert!(run(Some(-1)) != right, "the first worker sends what the second one has not made");
+}
+
+#[test]
+fn ranks_that_differ_are_named() {
+    let Some((split, source)) = lowered("rwkv4-hf", "f32", 2) else { return };
+    let kernels = &split.levels[0].lowered.kernels;
+    let decode = step(&split, "decode");
+    let run = |other: &Step, count: usize| {
+        let mut ranks = fresh(&split, &source);
+        for rank in &mut ranks {
+            *rank.memory.block(Base::Tokens) = 1_i32.to_le_bytes().to_vec();
+            *rank.memory.block(Base::Logits) = vec![0; 4 * source.model.config.architecture.vocab()];
+        }
+        let call = Call::One(SymValues::tokens(1));
+        let steps = [decode, other];
+        run_ranks(&steps[..count], kernels, &mut ranks[..count], call, &RunOptions::workers(1))
+    };
+    run(decode, 2).unwrap();
+    assert!(matches!(run(decode, 1), Err(StepError::Alone { ranks: 2 })));
+    let mut short = decode.clone();
+    let last = short.items.iter().rposition(|i| matches!(i, StepItem::Exchange(_))).unwrap();
+    short.items.truncate(last);
+    let error = run(&short, 2).unwrap_err().to_string();
+    assert!(error.contains("which rank 1 missed"), "{error}");
+    let mut smaller = decode.clone();
+    if let StepItem::Exchange(exchange) = &mut smaller.items[last] {
+        exchange.parts.row_bytes /= 2;
+    }
+    let error = run(&smaller, 2).unwrap_err().to_string();
+    assert!(error.contains("rank 1 joins 1 rows of"), "{error}");
+}
+
+#[test]
+fn programs_of_ranks_print_and_parse() {
+    for case in ["llama3-gqa-tied", "rwkv7-hf"] {
+        let Some((split, _)) = lowered(case, "q4i8", 2) else { continue };
+        let text = print_program(&split);
+        assert!(text.contains("exchange"), "{case} exchanges nothing");
+        let parsed = parse_program(&text).unwrap_or_else(|e| panic!("{case}: {e}"));
+        assert!(print_program(&parsed) == text, "{case}: the text changes");
+        mlcc_passes::verify::verify_program(&parsed).unwrap();
+        let module = print_module(&split.module);
+        assert!(print_module(&parse_module(&module).unwrap()) == module, "{case}: the module changes");
+    }
+}
+
+fn built(case: &str, quant: &str, backend: Backend, ranks: usize, folder: &Path) -> Option<PathBuf> {
+    let options = options(&find(case)?, quant, backend, ranks);
+    Some(artifact(&options, folder, &format!("{case}-{ranks}.so")).0)
+}
+
+/// Logits after pieces of a prompt and tokens alone.
+fn texts(model: &Model, prompt: &[i32]) -> Vec<Vec<f32>> {
+    let mut session = model.session().unwrap();
+    let mut results = vec![session.prefill(&prompt[..4]).unwrap().to_vec()];
+    results.extend(prompt[4..8].iter().map(|&id| session.decode(id).unwrap().to_vec()));
+    results.push(session.prefill_logits(&prompt[..3]).unwrap().to_vec());
+    let mut fork = session.fork().unwrap();
+    let snapshot = session.snapshot().unwrap();
+    results.push(session.decode(prompt[1]).unwrap().to_vec());
+    results.push(fork.decode(prompt[1]).unwrap().to_vec());
+    session.restore(&snapshot).unwrap();
+    results.push(session.decode(prompt[1]).unwrap().to_vec());
+    results.push(session.softmax(0.7).unwrap().to_vec());
+    results
+}
+
+fn bits(results: &[Vec<f32>]) -> Vec<u32> {
+    results.iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn artifacts_of_ranks_give_what_one_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    for (i, backend) in backends().enumerate() {
+        for (case, quant) in CASES.into_iter().skip(if i == 0 { 0 } else { 2 }) {
+            let Some(one) = built(case, quant, backend, 1, folder.path()) else { continue };
+            let Some(split) = built(case, quant, backend, 2, folder.path()) else { continue };
+            let prompt: Vec<i32> = golden(case).prompts.iter().flat_map(ids).cycle().take(12).collect();
+            let wanted = texts(&load(&one, None, 1), &prompt);
+            // A worker for each rank, two, and more than they can share evenly: not a bit differs.
+            let found = [1, 4, 5].map(|threads| {
+                let model = load(&split, None, threads);
+                assert_eq!(model.threads(), (threads / 2).max(1) * 2);
+                texts(&model, &prompt)
+            });
+            let what = format!("{case} in {quant} by {}", backend.name());
+            assert!(found.iter().all(|f| bits(f) == bits(&found[0])), "{what}: threads change bits");
+            for (number, (one, ranks)) in wanted.iter().zip(&found[0]).enumerate() {
+                same(&format!("{what}, call {number}"), case, one, ranks);
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_of_ranks_together_equal_single_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    for case in ["llama3-gqa-tied", "rwkv7-hf"] {
+        let (Some(dir), Some(split)) = (find(case), built(case, "f32", first_backend(), 2, folder.path()))
+        else {
+            continue;
+        };
+        for threads in [2, 4] {
+            let name = format!("{case} on two ranks, {threads} threads");
+            together::compare(&name, threads, F32, &dir, &load(&split, None, threads));
+        }
+    }
+}
+
+/// Each rank has its part of the weights in a section of its own, and the graph is interpreted with those.
+#[test]
+fn an_artifact_has_the_weights_of_each_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = "llama3-gqa-tied";
+    let Some(one) = built(case, "f32", first_backend(), 1, folder.path()) else { return };
+    let Some(split) = built(case, "f32", first_backend(), 2, folder.path()) else { return };
+    let (one, split) = (load(&one, None, 1), load(&split, None, 2));
+    let section = |model: &Model, rank| model.section(&mlcc_runtime::weights_section(rank)).map(<[u8]>::len);
+    let whole = section(&one, 0).unwrap();
+    let parts = [0, 1].map(|rank| section(&split, rank).unwrap());
+    assert_eq!(section(&split, 2), None);
+    assert!(parts[0] == parts[1] && parts[0] * 100 < whole * 60, "{parts:?} of {whole}");
+    assert_eq!(split.plan().ranks, 2);
+    let prompt = ids(&golden(case).prompts[1])[..5].to_vec();
+    let of = |model: &Model| StoredGraph::open(model).unwrap().logits(&prompt, 0).unwrap();
+    assert!(bits(&[of(&one)]) == bits(&[of(&split)]), "the graphs have other bits");
+}
+
+#[test]
+fn states_of_ranks_are_saved_and_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    for case in ["llama3-gqa-tied", "rwkv7-hf"] {
+        let Some(split) = built(case, "q4i8", first_backend(), 2, folder.path()) else { continue };
+        let model = load(&split, None, 2);
+        let mut session = model.session().unwrap();
+        session.prefill(&[1, 5, 9, 2, 7]).unwrap();
+        let file = folder.path().join("state");
+        session.save_state(&file).unwrap();
+        let wanted = session.decode(3).unwrap().to_vec();
+        let mut other = model.session().unwrap();
+        other.load_state(&file).unwrap();
+        assert!(bits(&[other.decode(3).unwrap().to_vec()]) == bits(&[wanted]), "{case}");
+    }
+}
+
+#[test]
+fn too_few_workers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(split) = built("rwkv4-hf", "f32", first_backend(), 2, folder.path()) else { return };
+    let workers = Workers::new(&LoadOptions { threads: Some(1), ..LoadOptions::default() }).unwrap();
+    let options = LoadOptions { workers: Some(workers), ..LoadOptions::default() };
+    let error = Model::load(&split, &options).err().unwrap();
+    assert!(matches!(error, Error::RankWorkers { ranks: 2, workers: 1, .. }), "{error}");
+}
+
+/// Something that is asked for beside ranks.
+type Change = dyn Fn(&mut BuildOptions);
+
+/// What does not go with ranks is refused by name, and what does not divide with the numbers that do.
+#[test]
+fn what_does_not_go_with_ranks_is_named() {
+    let Some(dir) = find("rwkv4-hf-odd") else { return };
+    let refused = |change: &Change| {
+        let mut options = options(&dir, "f32", first_backend(), 2);
+        change(&mut options);
+        let mut hooks = mlcc_driver::build::Hooks {
+            event: &mut |_| {},
+            cancel: &std::sync::atomic::AtomicBool::new(false),
+        };
+        mlcc_driver::build::build(&options, &mut hooks).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let changes: [(&Change, &str); 4] = [
+        (&|o| o.target = "sm_80".into(), "--target"),
+        (&|o| o.split_weights = true, "--split-weights"),
+        (&|o| o.debug_taps = true, "--debug-taps"),
+        (&|o| o.disabled_passes = vec!["shard".into()], "--disable-pass shard"),
+    ];
+    for (change, named) in changes {
+        let error = refused(change);
+        assert!(error.starts_with(&format!("--tensor-parallel 2 does not go with {named}")), "{error}");
+    }
+    let error = refused(&|_| {});
+    assert!(error.contains("cannot be divided among 2 ranks"), "{error}");
+}
