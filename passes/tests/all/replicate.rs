@@ -46,7 +46,7 @@ fn step<'a>(program: &'a Program, name: &str) -> &'a Step {
     program.module.steps.iter().find(|s| s.name == name).unwrap()
 }
 
-fn launches<'a>(step: &'a Step) -> Vec<&'a Launch> {
+fn launches(step: &Step) -> Vec<&Launch> {
     step.items.iter().filter_map(StepItem::launch).collect()
 }
 
