@@ -154,7 +154,7 @@ fn mistakes_are_told() {
         ("arch x86_64", "arch z80", "expected one of x86_64, aarch64, nvptx, found `z80`"),
         (" bits 128", " bits 1", "vectors of 1 bits"),
         ("    entry @", "    entry @x ", "expected `{`"),
-        ("      launch @", "      lunch @", "expected a buffer, launch, update or `}`"),
+        ("      launch @", "      lunch @", "expected a buffer, launch, exchange, update or `}`"),
         ("memory chunk", "memory lunch", "expected `chunk`, found `lunch`"),
         ("      %1 = ", "      %7 = ", "expected buffer %1, found %7"),
         (" at 0 bytes ", " at 64000000 bytes ", "expected a multiple of 64 from 0 on"),
