@@ -8,11 +8,10 @@ use crate::families::{
     BaichuanConfig, BertConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig,
     Exaone4Config, FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig,
     Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
-    KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, Mamba2Config, MambaConfig, MiniMaxM2Config,
-    Ministral3Config, MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig,
-    Olmo2Config, OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig,
-    Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2,
-    smollm3,
+    KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, MambaConfig, MiniMaxM2Config, Ministral3Config,
+    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config,
+    OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig, Rwkv4Config,
+    Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, ernie4_5, qwen2, smollm3,
 };
 
 /// A model type and how its configuration is read.
@@ -109,10 +108,8 @@ pub const REGISTRY: &[Entry] = &[
     family("muse_glimmer_text", &[], "Muse Glimmer", |f| {
         MuseGlimmerConfig::from_fields(f).map(Architecture::new)
     }),
-    family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
-        Mamba2Config::from_fields(f).map(Architecture::new)
-    }),
-    family("mamba", &["MambaForCausalLM"], "Mamba", |f| MambaConfig::from_fields(f).map(Architecture::new)),
+    family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| MambaConfig::second(f).map(Architecture::new)),
+    family("mamba", &["MambaForCausalLM"], "Mamba", |f| MambaConfig::first(f).map(Architecture::new)),
     family("olmo_hybrid", &["OlmoHybridForCausalLM"], "OLMo Hybrid", |f| {
         OlmoHybridConfig::from_fields(f).map(Architecture::new)
     }),

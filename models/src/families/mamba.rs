@@ -1,9 +1,11 @@
-//! Mamba (Gu and Dao 2023; reference: `MambaForCausalLM` of transformers): no attention; each layer is one mixer after a norm.
+//! Mamba (Gu and Dao 2023; reference: `MambaForCausalLM` of transformers) and Mamba 2 (Dao and Gu 2024; `Mamba2ForCausalLM`): no attention;
+//! each layer is one mixer after a norm.
 
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LAYERS, VOCAB};
 use crate::error::ConfigError;
 use crate::layers::mamba::Mamba;
+use crate::layers::mamba2::Mamba2;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::transformer::{Frame, Net, Sizes, Transformer, prefixed};
 use mlcc_ir::graph::ValueId;
@@ -12,29 +14,57 @@ use mlcc_ir::graph::ValueId;
 pub struct MambaConfig {
     pub sizes: Sizes,
     pub eps: f64,
-    pub mixer: Mamba,
+    pub mixer: Mixer,
     pub tied: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    Mamba(Mamba),
+    Mamba2(Mamba2),
 }
 
 /// Tokens that the published models were trained with at once; the state has no end.
 const CONTEXT: usize = 2048;
 const MOST_LAYERS: usize = 1000;
+const EPSILON: (&[&str], f64) = (&["layer_norm_epsilon"], 1e-5);
 
 impl MambaConfig {
-    pub fn from_fields(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
+    /// Of `mamba`.
+    pub fn first(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
         let mixer = Mamba::read(fields)?;
-        let (layers_field, hidden) = (fields.first(&LAYERS), fields.size(fields.first(&HIDDEN))?);
+        let hidden = fields.size(fields.first(&HIDDEN))?;
+        MambaConfig::new(fields, Mixer::Mamba(mixer), [1, hidden], true)
+    }
+
+    /// Of `mamba2`.
+    pub fn second(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
+        let names =
+            ["num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias"];
+        let mixer = Mamba2::read(fields, names, fields.epsilon(EPSILON.0, EPSILON.1)?)?;
+        let heads = [mixer.heads, mixer.head_size];
+        MambaConfig::new(fields, Mixer::Mamba2(mixer), heads, false)
+    }
+
+    /// `tied`: where the file does not say it.
+    fn new(
+        fields: &ConfigFields,
+        mixer: Mixer,
+        [heads, head_size]: [usize; 2],
+        tied: bool,
+    ) -> Result<MambaConfig, ConfigError> {
+        let layers = fields.first(&LAYERS);
         let sizes = Sizes {
             vocab: fields.size(fields.first(&VOCAB))?,
-            hidden,
-            layers: fields.within(layers_field, fields.size(layers_field)?, MOST_LAYERS)?,
-            heads: 1,
-            kv_heads: 1,
-            head_size: hidden,
+            hidden: fields.size(fields.first(&HIDDEN))?,
+            layers: fields.within(layers, fields.size(layers)?, MOST_LAYERS)?,
+            heads,
+            kv_heads: heads,
+            head_size,
             context: CONTEXT,
         };
-        let eps = fields.epsilon(&["layer_norm_epsilon"], 1e-5)?;
-        Ok(MambaConfig { sizes, eps, mixer, tied: fields.flag_or("tie_word_embeddings", true)? })
+        let eps = fields.epsilon(EPSILON.0, EPSILON.1)?;
+        Ok(MambaConfig { sizes, eps, mixer, tied: fields.flag_or("tie_word_embeddings", tied)? })
     }
 }
 
@@ -55,7 +85,11 @@ impl Transformer for MambaConfig {
     fn block(&self, net: &mut Net, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("backbone.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.norm"), self.eps);
-        let h = self.mixer.apply(net, layer, &format!("{name}.mixer"), h);
+        let name = format!("{name}.mixer");
+        let h = match &self.mixer {
+            Mixer::Mamba(mixer) => mixer.apply(net, layer, &name, h),
+            Mixer::Mamba2(mixer) => mixer.apply(net, layer, &name, h),
+        };
         net.residual(layer, "mixer", x, h)
     }
 
