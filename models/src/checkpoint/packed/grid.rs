@@ -64,7 +64,7 @@ impl Packed {
         let columns = match &self.groups {
             Groups::Runs(columns) => *columns,
             Groups::Listed { part, count } => {
-                let columns = self.columns.div_ceil(*count);
+                let columns = self.columns.div_ceil((*count).max(1));
                 let numbers = integers(part, files);
                 let unset = numbers.iter().all(|&number| number == -1);
                 let in_order = unset || is_in_order(&numbers, columns);
@@ -89,7 +89,7 @@ impl Packed {
     /// Columns by group, those of a group in their order. `None` if they lie so, or groups have not equally many.
     pub(in super::super) fn column_order(&self, files: &[FileBytes]) -> Option<Vec<usize>> {
         let Groups::Listed { part, count } = &self.groups else { return None };
-        let columns = self.columns.div_ceil(*count);
+        let columns = self.columns.div_ceil((*count).max(1));
         let numbers = integers(part, files);
         let mut order: Vec<usize> = (0..numbers.len()).collect();
         order.sort_by_key(|&column| numbers[column]);

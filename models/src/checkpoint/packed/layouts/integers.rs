@@ -94,8 +94,8 @@ impl<'a> Finder<'a> {
     /// Columns that share a scale: as stated, if that many groups are there, else equal parts.
     fn group_size(&self, scales: &Part, groups: usize, columns: usize) -> Result<usize, CheckpointError> {
         let stated = self.quantization.blocks.iter().map(|block| block[1]);
-        let mut fitting = stated.filter(|&size| columns.div_ceil(size) == groups);
-        let equal = || columns.is_multiple_of(groups).then(|| columns / groups);
+        let mut fitting = stated.filter(|&size| groups > 0 && columns.div_ceil(size) == groups);
+        let equal = || columns.checked_div(groups).filter(|&size| size > 0 && size * groups == columns);
         fitting.next().or_else(equal).ok_or_else(|| {
             let detail = format!(
                 "has scales of {groups} groups, which do not fit the {columns} columns of the weight"
