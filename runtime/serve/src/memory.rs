@@ -101,11 +101,12 @@ impl Need {
 
 /// Those that are no part of the file are in memory already.
 fn weights(model: &Model) -> u64 {
-    if model.section(section::WEIGHTS).is_some() {
-        model.plan().weights_bytes * model.plan().ranks
-    } else {
-        0
-    }
+    if model.section(section::WEIGHTS).is_some() { all_weights(model) } else { 0 }
+}
+
+/// Of all ranks.
+fn all_weights(model: &Model) -> u64 {
+    model.plan().weights_bytes.saturating_mul(model.plan().ranks)
 }
 
 /// Of the program itself: code, tokenizer, requests on their way, the allocator. 15 to 54 MiB were seen (docs/serve.md).
@@ -128,7 +129,7 @@ pub struct ContainerMemory {
 /// some room.
 pub fn container_memory(model: &Model, sequences: usize, files: bool) -> ContainerMemory {
     let need = Need::to_serve(model, sequences).with_files(files);
-    let weights = model.plan().weights_bytes;
+    let weights = all_weights(model);
     // Those that a server finds in memory already are in its container, too.
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
     ContainerMemory { weights, need: need.total(), sum: need.to_string(), limit: all.saturating_add(PROGRAM) }
