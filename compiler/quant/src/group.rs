@@ -419,6 +419,7 @@ mod tests {
         codes.iter().map(|&code| spec.decode(code, grid)).collect()
     }
 
+    /// Deterministic numbers below `below`.
     fn random(mut seed: u32) -> impl FnMut(u32) -> u32 {
         move |below| {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
