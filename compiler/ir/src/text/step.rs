@@ -274,7 +274,7 @@ mod tests {
             ("[32, 1, 1]", "[32, 1]", "2:85: expected three block extents and three thread extents"),
             ("arena+0:1024", "arena+0", "2:22: expected `:`, found `,`"),
             ("arena 4096", "4096", "1:14: expected `arena`, found 4096"),
-            ("64 ranks 2\n", "64\n", "16:3: expected `ranks`, found `exchange`"),
+            ("64 ranks 2\n", "64\n", "15:3: expected `ranks`, found `exchange`"),
         ] {
             let text = TEXT.replace(from, to);
             assert_ne!(text, TEXT);
