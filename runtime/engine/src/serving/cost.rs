@@ -47,6 +47,8 @@ pub(super) struct Cost {
     alone: Option<f64>,
     /// How many texts that had.
     texts: usize,
+    /// The same by number of texts, when such a step was measured last; 0: never.
+    by_texts: Vec<f64>,
     /// Seconds that parts are counted in: the first such step.
     unit: f64,
     parts: [f64; PARTS],
@@ -61,7 +63,15 @@ impl Default for Cost {
         for (part, row) in doubt.iter_mut().enumerate() {
             row[part] = DOUBT[part] * DOUBT[part];
         }
-        Cost { alone: None, texts: 0, unit: 0.0, parts: BELIEF, doubt, variance: NOISE * NOISE }
+        Cost {
+            alone: None,
+            texts: 0,
+            by_texts: Vec::new(),
+            unit: 0.0,
+            parts: BELIEF,
+            doubt,
+            variance: NOISE * NOISE,
+        }
     }
 }
 
@@ -85,6 +95,14 @@ impl Cost {
     /// Seconds of a step with next tokens alone.
     pub fn alone(&self) -> f64 {
         self.alone.unwrap_or(0.0)
+    }
+
+    /// Seconds of a step with the next tokens of more texts than [`texts`](Self::texts), as far as steps were measured; a text more
+    /// costs no more than each of those that the newest one had.
+    pub fn alone_with(&self, texts: usize) -> f64 {
+        let alone = self.alone();
+        let more = self.by_texts.iter().take(texts + 1).skip(self.texts).copied().fold(alone, f64::max);
+        more.min(alone * texts as f64 / self.texts.max(1) as f64).max(alone)
     }
 
     /// How many texts that step had.
@@ -128,8 +146,13 @@ impl Cost {
         }
         if load.rows == 0 {
             let same = self.alone.filter(|_| self.texts == load.texts);
-            self.alone = Some(same.map_or(seconds, |mean| mean + NEWEST * bounded(seconds - mean, mean)));
+            let alone = same.map_or(seconds, |mean| mean + NEWEST * bounded(seconds - mean, mean));
+            self.alone = Some(alone);
             self.texts = load.texts;
+            if self.by_texts.len() <= load.texts {
+                self.by_texts.resize(load.texts + 1, 0.0);
+            }
+            self.by_texts[load.texts] = alone;
             if self.unit == 0.0 {
                 self.unit = seconds;
             }

@@ -2,6 +2,10 @@
 //!
 //! A step has the next token of each text. Rows of prompts beside them make those texts wait longer, so there are as many as fit
 //! into the gap: a step with them takes no more than so many times what it would take without ([`cost`](super::cost)).
+//!
+//! Where several prompts wait, "without" is a step of these texts, too: soon they are all being written, and that is what everybody will wait
+//! for a token then. The few that have begun would otherwise hold up a burst of others, since little fits beside one text, and small steps
+//! read prompts slowly.
 
 use std::time::Duration;
 
@@ -57,8 +61,9 @@ impl Pace {
         if 4 * before.abs_diff(texts) > before { REMEASURE_OTHERS } else { REMEASURE }
     }
 
-    /// What prompts may have of a step with the next tokens of so many texts, at most `most` rows.
-    pub(super) fn room(&self, texts: usize, most: usize) -> Room<'_> {
+    /// What prompts may have of a step with the next tokens of so many texts, at most `most` rows. `waiting`: how many prompts there are
+    /// behind the one that is read first.
+    pub(super) fn room(&self, texts: usize, waiting: usize, most: usize) -> Room<'_> {
         let (rows, seconds) = if texts == 0 {
             (most, f64::INFINITY)
         } else if self.age >= self.remeasure(texts) {
@@ -67,7 +72,8 @@ impl Pace {
             (FIRST.min(most), f64::INFINITY)
         } else {
             let gap = self.gap / (1.0 + MARGIN * self.cost.spread());
-            let seconds = (gap - 1.0).max(0.0) * self.cost.alone() - self.cost.begin();
+            let step = self.cost.alone_with(texts + waiting);
+            let seconds = gap.max(1.0) * step - self.cost.alone() - self.cost.begin();
             (most.min(self.seen.saturating_mul(GROWTH)), seconds)
         };
         Room { cost: &self.cost, rows, seconds, smallest: if rows < SMALLEST { 0 } else { SMALLEST } }
@@ -137,7 +143,7 @@ mod tests {
         let next = Load { texts, ..Load::default() };
         let alone = milliseconds(&next, row);
         while past < prompt {
-            let room = pace.room(next.texts, 512);
+            let room = pace.room(next.texts, 0, 512);
             let rows = room.rows(past).min(prompt - past);
             let load = Load { rows, row_keys: Load::keys_of(rows, past), ..next };
             let took = milliseconds(&load, row);
@@ -190,19 +196,36 @@ mod tests {
     fn the_first_steps_and_the_limits() {
         let mut pace = Pace::new(3.0);
         let next = Load { texts: 4, ..Load::default() };
-        assert_eq!(pace.room(0, 128).rows(0), 128, "nobody waits");
-        assert_eq!(pace.room(next.texts, 128).rows(0), 0, "a decode step first");
+        assert_eq!(pace.room(0, 0, 128).rows(0), 128, "nobody waits");
+        assert_eq!(pace.room(next.texts, 0, 128).rows(0), 0, "a decode step first");
         pace.stepped(&next, Duration::from_millis(10));
-        assert_eq!((pace.room(next.texts, 128).rows(0), pace.room(next.texts, 8).rows(0)), (FIRST, 8));
+        assert_eq!((pace.room(next.texts, 0, 128).rows(0), pace.room(next.texts, 0, 8).rows(0)), (FIRST, 8));
         pace.stepped(&Load { rows: 128, ..Load::default() }, Duration::from_millis(1));
-        assert_eq!(pace.room(next.texts, 128).rows(0), FIRST, "a step without others says nothing");
+        assert_eq!(pace.room(next.texts, 0, 128).rows(0), FIRST, "a step without others says nothing");
         pace.stepped(&Load { rows: 16, ..next }, Duration::from_millis(11));
-        assert_eq!(pace.room(next.texts, 128).rows(0), 32, "no more than twice as many as ever before");
+        assert_eq!(pace.room(next.texts, 0, 128).rows(0), 32, "no more than twice as many as ever before");
         let tight = Pace { gap: 1.0, ..pace };
-        let mut room = tight.room(next.texts, 128);
+        let mut room = tight.room(next.texts, 0, 128);
         assert_eq!(room.rows(0), SMALLEST);
         room.take(SMALLEST, 0);
         assert_eq!(room.rows(0), 0, "the first prompt alone");
+    }
+
+    /// A burst: beside one text there is as much room as beside all that will be written soon, as far as that was measured.
+    #[test]
+    fn prompts_that_wait_are_texts_of_the_step_that_counts() {
+        let mut pace = Pace::new(3.0);
+        for texts in [1, 16] {
+            read(&mut pace, texts, 4000, 0.2, || 1.0);
+        }
+        for _ in 0..30 {
+            pace.stepped(&Load { texts: 1, ..Load::default() }, Duration::from_secs_f64(2.5e-3));
+        }
+        let (alone, burst) = (pace.room(1, 0, 512).rows(0), pace.room(1, 15, 512).rows(0));
+        // 5 ms, less 1 to begin, are 20 rows; 27.5 ms, less 1, are 130.
+        assert!((16..=24).contains(&alone), "{alone}");
+        assert!((104..=156).contains(&burst), "{burst}");
+        assert_eq!(pace.room(1, 40, 512).rows(0), burst, "more was never measured");
     }
 
     /// Most steps are within the gap, though none takes what was predicted.
@@ -221,7 +244,7 @@ mod tests {
         let alone = milliseconds(&next, 0.2);
         let (mut past, mut steps, mut long) = (0, 0, 0);
         while past < 8000 {
-            let rows = pace.room(8, 512).rows(past);
+            let rows = pace.room(8, 0, 512).rows(past);
             let load = Load { rows, row_keys: Load::keys_of(rows, past), ..next };
             let took = milliseconds(&load, 0.2) * noise();
             pace.stepped(&load, Duration::from_secs_f64(took / 1e3));
@@ -238,7 +261,7 @@ mod tests {
         let next = Load { texts: 2, ..Load::default() };
         pace.stepped(&next, Duration::from_millis(10));
         for step in 0..3 * REMEASURE {
-            let rows = pace.room(next.texts, 128).rows(0);
+            let rows = pace.room(next.texts, 0, 128).rows(0);
             assert_eq!(rows == 0, step % (REMEASURE + 1) == REMEASURE, "{step}");
             pace.stepped(&Load { rows, ..next }, Duration::from_millis(10 + rows as u64));
         }

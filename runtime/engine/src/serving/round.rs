@@ -189,8 +189,10 @@ impl<M: Step + 'static> Scheduler<'_, M> {
         }
         let rows: usize = self.round.rows.iter().map(|row| row.count).sum();
         let most = self.limits.rows.saturating_sub(rows).max(SMALLEST);
-        let mut room = self.pace.room(load(&self.round.rows).texts, most);
-        for writer in self.writers.iter().filter(|w| w.phase == Phase::Reading && w.alone_until == 0) {
+        let reading = |w: &&Writer| w.phase == Phase::Reading && w.alone_until == 0;
+        let waiting = self.writers.iter().filter(reading).count().saturating_sub(1);
+        let mut room = self.pace.room(load(&self.round.rows).texts, waiting, most);
+        for writer in self.writers.iter().filter(reading) {
             let past = self.slots.slots[writer.slot].fed.len();
             let budget = room.rows(past);
             if budget < SMALLEST {
