@@ -27,9 +27,9 @@ pub fn verify_module(module: &Module) -> Result<(), VerifyError> {
     module.states.values().try_for_each(verify_state)?;
     unique("taps of", module.taps.iter().map(|t| &t.function))?;
     module.taps.iter().try_for_each(|taps| verify_taps(module, taps))?;
-    verify_ranks(module)?;
     let callees_first = acyclic_calls(module)?;
     module.functions.values().try_for_each(|f| verify_function(module, f))?;
+    verify_ranks(module)?;
     written_once(module, &callees_first)?;
     module.kernels.iter().try_for_each(verify_kernel)?;
     module.steps.iter().try_for_each(|step| verify_step(&module.kernels, step))
