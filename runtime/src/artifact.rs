@@ -40,6 +40,9 @@ pub struct Artifact {
     recipe: Option<Recipe>,
 }
 
+/// A file of weights, and of each rank the bytes that are mapped from it and where they begin.
+type WeightsPlaces<'a> = (&'a File, Vec<(&'a [u8], u64)>);
+
 struct Beside {
     path: PathBuf,
     file: File,
@@ -133,16 +136,16 @@ impl Artifact {
         self.map.get(from..from.checked_add(usize::try_from(found.bytes).ok()?)?)
     }
 
-    /// The weights, and where they lie in which file.
-    pub(crate) fn weights_place(&self) -> Option<(&File, u64, &[u8])> {
-        let weights = self.section(section::WEIGHTS)?;
-        match &self.beside {
-            Some(beside) => Some((&beside.file, beside.offset as u64, weights)),
-            None => {
-                let found = self.sections.iter().find(|s| s.name == section::WEIGHTS)?;
-                Some((&self.file, found.offset, weights))
-            }
+    /// The file of the weights, and where those of each rank lie in it.
+    pub(crate) fn weights_places(&self, ranks: usize) -> Option<WeightsPlaces<'_>> {
+        if let (Some(beside), 1) = (&self.beside, ranks) {
+            return Some((&beside.file, vec![(self.section(section::WEIGHTS)?, beside.offset as u64)]));
         }
+        let place = |rank| {
+            let found = self.sections.iter().find(|s| rank_of_section(&s.name) == Some(rank))?;
+            Some((self.weights_of(rank)?, found.offset))
+        };
+        Some((&self.file, (0..ranks).map(place).collect::<Option<_>>()?))
     }
 
     /// The metadata JSON.

@@ -153,6 +153,19 @@ impl CpuDevice {
         pages.give_ahead(call.tokens.len() as u64, growing);
     }
 
+    /// After a step: once there were enough of them, each worker moves a piece of the weights into huge pages.
+    fn move_weights(&self, model: &Model, step: Step) -> Result<()> {
+        if matches!(step, Step::Decode | Step::DecodeBatch | Step::Rows)
+            && let Some(mover) = model.mover()
+            && mover.is_due()
+        {
+            self.pool().help(&|worker, _| {
+                mover.advance(model.homes().map_or(0, |homes| homes.of_worker(worker)));
+            })?;
+        }
+        Ok(())
+    }
+
     /// Runs a step by all workers; sets the arena, the pages, the barrier, the pieces and the trace of `ctx`.
     ///
     /// # Safety
@@ -175,7 +188,7 @@ impl CpuDevice {
             // SAFETY: by contract.
             let result = unsafe { self.run_ranks(ranks, model, step, function, ctx, trace) };
             self.arenas.give_back(arena);
-            return result;
+            return result.and_then(|()| self.move_weights(model, step));
         }
         ctx.barrier = Some(wait);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
@@ -207,17 +220,7 @@ impl CpuDevice {
         self.arenas.give_back(arena);
         done?;
         match failed.into_inner() {
-            status::OK => {
-                if matches!(step, Step::Decode | Step::DecodeBatch | Step::Rows)
-                    && let Some(mover) = model.mover()
-                    && mover.is_due()
-                {
-                    pool.help(&|worker, _| {
-                        mover.advance(model.homes().map_or(0, |homes| homes.of_worker(worker)));
-                    })?;
-                }
-                Ok(())
-            }
+            status::OK => self.move_weights(model, step),
             status => Err(Error::Step { entry, status }),
         }
     }

@@ -42,15 +42,24 @@ const MOST_PIECES: usize = 8192;
 /// The weights of one model, on their way.
 pub(crate) struct Mover {
     file: File,
-    /// Address and place in the file of the first piece.
-    address: usize,
-    offset: u64,
-    /// Bytes of a piece, and how many there are.
+    stretches: Vec<Stretch>,
+    /// Bytes of a piece, and how many all stretches have.
     piece: usize,
     pieces: usize,
     /// Of every node on which pieces are to be; at least one.
     parts: Vec<Part>,
     steps: AtomicUsize,
+}
+
+/// Weights that are mapped in one piece: all, or those of a rank.
+struct Stretch {
+    /// Address and place in the file of its first piece.
+    address: usize,
+    offset: u64,
+    /// From the first byte of its weights to its first piece.
+    skip: usize,
+    /// The number of its first piece.
+    first: usize,
 }
 
 /// Pieces that belong to one node.
@@ -69,12 +78,12 @@ impl Part {
 }
 
 impl Mover {
-    /// For weights that are mapped from `offset` of `file`; `None` where that does not apply. The mapping must live as
-    /// long as pieces are moved.
-    pub fn new(file: &File, weights: &[u8], offset: u64, wanted: HugePages) -> Option<Mover> {
-        let first = weights.as_ptr() as usize;
-        let skip = first.next_multiple_of(HUGE) - first;
-        let len = weights.len().checked_sub(skip)? / HUGE * HUGE;
+    /// For weights that are mapped from `file`, by rank: the bytes, and where they begin in it. `None` where that does not apply. The
+    /// mappings must live as long as pieces are moved.
+    pub fn new(file: &File, weights: &[(&[u8], u64)], wanted: HugePages) -> Option<Mover> {
+        let skip = |weights: &[u8]| weights.as_ptr().addr().next_multiple_of(HUGE) - weights.as_ptr().addr();
+        let whole = |weights: &[u8]| weights.len().saturating_sub(skip(weights)) / HUGE;
+        let len = weights.iter().map(|(weights, _)| whole(weights) * HUGE).sum::<usize>();
         let fits = match wanted {
             HugePages::Off => false,
             HugePages::On => true,
@@ -84,29 +93,41 @@ impl Mover {
             return None;
         }
         let piece = (len / HUGE).div_ceil(MOST_PIECES) * HUGE;
+        let (mut pieces, mut stretches) = (0, Vec::with_capacity(weights.len()));
+        for &(weights, offset) in weights {
+            let skip = skip(weights);
+            let (address, offset) = (weights.as_ptr().addr() + skip, offset + skip as u64);
+            stretches.push(Stretch { address, offset, skip, first: pieces });
+            pieces += whole(weights) * HUGE / piece;
+        }
         Some(Mover {
             file: file.try_clone().ok()?,
-            address: first + skip,
-            offset: offset + skip as u64,
+            stretches,
             piece,
-            pieces: len / piece,
+            pieces,
             parts: vec![Part::new(None)],
             steps: AtomicUsize::new(0),
         })
     }
 
-    /// Shares out the pieces among so many nodes. `home` is told which bytes of the weights a piece has, and gives the
+    /// Shares out the pieces among so many nodes. `home` is told a rank and which bytes of its weights a piece has, and gives the
     /// number of a node. Nothing may have moved yet.
-    pub fn share_out(&mut self, weights: &[u8], nodes: usize, mut home: impl FnMut(Range<u64>) -> usize) {
-        let first = (self.address - weights.as_ptr() as usize) as u64;
+    pub fn share_out(&mut self, nodes: usize, mut home: impl FnMut(usize, Range<u64>) -> usize) {
         let mut parts = vec![Vec::new(); nodes];
         for piece in 0..self.pieces {
-            let begin = first + (piece * self.piece) as u64;
-            if let Some(part) = parts.get_mut(home(begin..begin + self.piece as u64)) {
+            let rank = self.rank_of(piece);
+            let stretch = &self.stretches[rank];
+            let begin = (stretch.skip + (piece - stretch.first) * self.piece) as u64;
+            if let Some(part) = parts.get_mut(home(rank, begin..begin + self.piece as u64)) {
                 part.push(piece as u32);
             }
         }
         self.parts = parts.into_iter().map(|pieces| Part::new(Some(pieces))).collect();
+    }
+
+    /// Whose weights a piece has: stretches without a piece have no number.
+    fn rank_of(&self, piece: usize) -> usize {
+        self.stretches.partition_point(|stretch| stretch.first <= piece) - 1
     }
 
     fn len(&self, part: &Part) -> usize {
@@ -134,7 +155,7 @@ impl Mover {
             return false;
         }
         let piece = part.pieces.as_ref().map_or(i, |pieces| pieces[i] as usize);
-        let moved = self.move_piece(piece * self.piece);
+        let moved = self.move_piece(piece);
         if moved.is_some() {
             part.moved.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -145,16 +166,18 @@ impl Mover {
     }
 
     #[cfg(target_os = "linux")]
-    fn move_piece(&self, at: usize) -> Option<()> {
+    fn move_piece(&self, piece: usize) -> Option<()> {
+        let stretch = &self.stretches[self.rank_of(piece)];
+        let at = (piece - stretch.first) * self.piece;
         let mut fresh = MmapOptions::new().len(self.piece + HUGE).no_reserve_swap().map_anon().ok()?;
         let start = fresh.as_ptr() as usize;
         let skip = start.next_multiple_of(HUGE) - start;
         fresh.advise_range(Advice::HugePage, skip, self.piece).ok()?;
-        self.file.read_exact_at(&mut fresh[skip..skip + self.piece], self.offset + at as u64).ok()?;
+        self.file.read_exact_at(&mut fresh[skip..skip + self.piece], stretch.offset + at as u64).ok()?;
         let fresh = fresh.make_read_only().ok()?;
         // SAFETY: `piece` bytes inside of both mappings, which no one else unmaps. The bytes at the target are the same
         // before and after, and the kernel exchanges them at once for all threads.
-        if !unsafe { linux::replace(start + skip, self.piece, self.address + at) } {
+        if !unsafe { linux::replace(start + skip, self.piece, stretch.address + at) } {
             return None;
         }
         // Where the piece was, another thread may have a mapping by now: dropping `fresh` would take that away.
@@ -240,9 +263,10 @@ mod tests {
         // SAFETY: nobody else knows the file.
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
         let weights = &map[4096..];
-        assert!(Mover::new(&file, weights, 4096, HugePages::Off).is_none());
-        assert!(Mover::new(&file, weights, 4096, HugePages::Auto).is_none(), "too few");
-        let Some(mover) = Mover::new(&file, weights, 4096, HugePages::On) else {
+        let whole = [(weights, 4096)];
+        assert!(Mover::new(&file, &whole, HugePages::Off).is_none());
+        assert!(Mover::new(&file, &whole, HugePages::Auto).is_none(), "too few");
+        let Some(mover) = Mover::new(&file, &whole, HugePages::On) else {
             return println!("skipped: this system has no huge pages");
         };
         assert!(mover.pieces >= 2);
@@ -260,6 +284,39 @@ mod tests {
         assert_eq!(mover.moved(), [(mover.pieces * mover.piece) as u64]);
     }
 
+    /// A rank whose weights are less than a huge page has no piece.
+    #[test]
+    fn weights_of_all_ranks_move() {
+        let ranks = [3 * HUGE, 12345, 2 * HUGE + 64];
+        let len = ranks.iter().sum::<usize>();
+        let bytes: Vec<u8> = (0..len).map(|i| (i / 5 * 29 % 253) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        // SAFETY: nobody else knows the file.
+        let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
+        let mut at = 0;
+        let weights = ranks.map(|len| {
+            at += len;
+            (&map[at - len..at], (at - len) as u64)
+        });
+        let Some(mut mover) = Mover::new(&file, &weights, HugePages::On) else {
+            return println!("skipped: this system has no huge pages");
+        };
+        let mut asked = Vec::new();
+        mover.share_out(2, |rank, bytes| {
+            asked.push((rank, bytes.start + weights[rank].0.as_ptr() as u64, bytes.end));
+            usize::from(rank > 0)
+        });
+        assert!(asked.iter().all(|&(rank, address, end)| {
+            rank != 1 && address % HUGE as u64 == 0 && end <= ranks[rank] as u64
+        }));
+        let of = |wanted: usize| asked.iter().filter(|(rank, ..)| *rank == wanted).count();
+        assert!(of(0) >= 2 && of(2) >= 1, "{asked:?}");
+        let count = |node| (0..).take_while(|_| mover.advance(node)).count();
+        assert_eq!([count(0), count(1)], [of(0), of(2)]);
+        assert!(map[..] == bytes);
+    }
+
     #[test]
     fn each_node_has_pieces_of_its_own() {
         let len = 6 * HUGE;
@@ -267,11 +324,11 @@ mod tests {
         file.write_all(&vec![7; len]).unwrap();
         // SAFETY: nobody else knows the file.
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
-        let Some(mut mover) = Mover::new(&file, &map, 0, HugePages::On) else {
+        let Some(mut mover) = Mover::new(&file, &[(&map, 0)], HugePages::On) else {
             return println!("skipped: this system has no huge pages");
         };
         let mut ends = Vec::new();
-        mover.share_out(&map, 2, |bytes| {
+        mover.share_out(2, |_, bytes| {
             ends.push(bytes.end);
             ends.len() % 3 / 2
         });
@@ -292,8 +349,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let mover = Mover {
             file,
-            address: 0,
-            offset: 0,
+            stretches: Vec::new(),
             piece: HUGE,
             pieces: 1,
             parts: vec![Part::new(None)],

@@ -170,7 +170,8 @@ impl Model {
         let (mover, homes) = (self.mover()?, self.homes()?);
         let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved()).collect();
         let moved: u64 = nodes.iter().map(|(_, bytes)| bytes).sum();
-        Some(Placement { nodes, in_file: self.weights().len() as u64 - moved, near: homes.near() })
+        let all: usize = (0..self.plan().ranks as usize).map(|rank| self.weights_of(rank).len()).sum();
+        Some(Placement { nodes, in_file: all as u64 - moved, near: homes.near() })
     }
 
     /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
@@ -257,15 +258,14 @@ fn move_weights(
     pool: &Pool,
     options: &LoadOptions,
 ) -> Result<(Option<Mover>, Option<Homes>)> {
-    // Of a model that is split they stay where they are.
-    let whole = artifact.weights_place().filter(|_| table.plan.ranks == 1);
-    let Some((file, offset, weights)) = whole else { return Ok((None, None)) };
-    let Some(mut mover) = Mover::new(file, weights, offset, options.huge_pages) else {
+    let ranks = table.plan.ranks as usize;
+    let Some((file, weights)) = artifact.weights_places(ranks) else { return Ok((None, None)) };
+    let Some(mut mover) = Mover::new(file, &weights, options.huge_pages) else {
         return Ok((None, None));
     };
-    let mut homes = Homes::new(options.numa, pool.places(), &table.params);
+    let mut homes = Homes::new(options.numa, pool.places(), ranks, &table.params);
     if let Some(homes) = &mut homes {
-        mover.share_out(weights, homes.nodes().len(), |bytes| homes.choose(bytes));
+        mover.share_out(homes.nodes().len(), |rank, bytes| homes.choose(rank, bytes));
     }
     if options.huge_pages == HugePages::On {
         let node = |worker| homes.as_ref().map_or(0, |homes| homes.of_worker(worker));

@@ -39,6 +39,8 @@ pub(crate) struct Homes {
     nodes: Vec<usize>,
     /// For each worker the place of its node in `nodes`.
     of_workers: Vec<usize>,
+    /// How many of them each rank has, the first ones the first rank.
+    each: usize,
     /// Where each matrix lies, in their order.
     matrices: Vec<Range<u64>>,
     interleave: bool,
@@ -49,19 +51,22 @@ pub(crate) struct Homes {
 }
 
 impl Homes {
-    /// `None` where nothing is to be placed: workers are on one node, or are bound to none.
-    pub fn new(numa: Numa, places: &[Place], params: &[Param]) -> Option<Homes> {
+    /// `None` where nothing is to be placed: workers are on one node, or are bound to none. `ranks` of equal numbers of workers each
+    /// read weights of their own, which lie as `params` say.
+    pub fn new(numa: Numa, places: &[Place], ranks: usize, params: &[Param]) -> Option<Homes> {
         let mut nodes: Vec<usize> = places.iter().map(|place| place.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
         if numa == Numa::Off || nodes.len() < 2 {
             return None;
         }
-        let of_workers = places.iter().filter_map(|place| nodes.binary_search(&place.node).ok()).collect();
+        let of_workers: Vec<usize> =
+            places.iter().filter_map(|place| nodes.binary_search(&place.node).ok()).collect();
+        let each = (of_workers.len() / ranks.max(1)).max(1);
         let mut matrices: Vec<Range<u64>> = params.iter().flat_map(matrices).collect();
         matrices.sort_by_key(|matrix| (matrix.start, matrix.end));
         let interleave = numa == Numa::Interleave;
-        Some(Homes { nodes, of_workers, matrices, interleave, given: 0, read: 0, near: 0 })
+        Some(Homes { nodes, of_workers, each, matrices, interleave, given: 0, read: 0, near: 0 })
     }
 
     /// The nodes that are chosen from.
@@ -74,13 +79,13 @@ impl Homes {
         self.of_workers.get(worker).copied().unwrap_or(0)
     }
 
-    /// The node for these bytes, as a place in [`Homes::nodes`].
-    pub fn choose(&mut self, bytes: Range<u64>) -> usize {
+    /// The node for these bytes of a rank's weights, as a place in [`Homes::nodes`].
+    pub fn choose(&mut self, rank: usize, bytes: Range<u64>) -> usize {
         let mut read = vec![0; self.nodes.len()];
         // Matrices do not overlap.
         let from = self.matrices.partition_point(|matrix| matrix.end <= bytes.start);
         for matrix in self.matrices[from..].iter().take_while(|matrix| matrix.start < bytes.end) {
-            self.add_reads(matrix, &bytes, &mut read);
+            self.add_reads(rank, matrix, &bytes, &mut read);
         }
         let most = read.iter().copied().max().unwrap_or(0);
         let turn = self.given % self.nodes.len();
@@ -97,8 +102,9 @@ impl Homes {
         if self.read == 0 { 1.0 } else { self.near as f64 / self.read as f64 }
     }
 
-    fn add_reads(&self, matrix: &Range<u64>, bytes: &Range<u64>, read: &mut [u64]) {
-        let workers = self.of_workers.len() as u128;
+    fn add_reads(&self, rank: usize, matrix: &Range<u64>, bytes: &Range<u64>, read: &mut [u64]) {
+        let Some(readers) = self.of_workers.chunks_exact(self.each).nth(rank) else { return };
+        let workers = readers.len() as u128;
         let size = u128::from(matrix.end - matrix.start);
         let border = |worker: u128| matrix.start + (size * worker / workers) as u64;
         let (start, end) = (matrix.start.max(bytes.start), matrix.end.min(bytes.end));
@@ -108,7 +114,7 @@ impl Homes {
             if border(worker) >= end || worker >= workers {
                 break;
             }
-            read[self.of_workers[worker as usize]] += to.saturating_sub(from);
+            read[readers[worker as usize]] += to.saturating_sub(from);
         }
     }
 }
@@ -137,7 +143,7 @@ mod tests {
     }
 
     fn homes(homes: &mut Homes, piece: u64, pieces: u64) -> Vec<usize> {
-        (0..pieces).map(|i| homes.choose(i * piece..(i + 1) * piece)).collect()
+        (0..pieces).map(|i| homes.choose(0, i * piece..(i + 1) * piece)).collect()
     }
 
     #[test]
@@ -145,28 +151,39 @@ mod tests {
         // Two matrices of 800 and 400 bytes, then one for each of two experts, of 200.
         let params = [param(800, 400, &[4, 100]), param(0, 800, &[8, 100]), param(1200, 400, &[2, 2, 100])];
         let four = places(&[0, 0, 2, 2]);
-        let mut local = Homes::new(Numa::Local, &four, &params).unwrap();
+        let mut local = Homes::new(Numa::Local, &four, 1, &params).unwrap();
         assert_eq!((local.nodes(), local.of_worker(3)), (&[0, 2][..], 1));
         assert_eq!(homes(&mut local, 100, 16), [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
         assert_eq!(local.near(), 1.0);
         // Pages that hold more than one worker's rows: most bytes decide.
-        let mut local = Homes::new(Numa::Local, &four, &params).unwrap();
+        let mut local = Homes::new(Numa::Local, &four, 1, &params).unwrap();
         assert_eq!(homes(&mut local, 600, 2), [0, 1]);
         assert!((local.near() - 800.0 / 1200.0).abs() < 1e-9, "400 of 600 each");
         // Beyond all matrices, in turns.
-        assert_eq!([local.choose(5000..6000), local.choose(6000..7000)], [0, 1]);
+        assert_eq!([local.choose(0, 5000..6000), local.choose(0, 6000..7000)], [0, 1]);
     }
 
     #[test]
     fn unequal_nodes_have_unequal_shares() {
         // Three workers on one node, one on the other: three quarters and one quarter of the rows.
-        let mut local = Homes::new(Numa::Local, &places(&[1, 1, 1, 0]), &[param(0, 800, &[8, 100])]).unwrap();
+        let mut local =
+            Homes::new(Numa::Local, &places(&[1, 1, 1, 0]), 1, &[param(0, 800, &[8, 100])]).unwrap();
         assert_eq!(homes(&mut local, 100, 8), [1, 1, 1, 1, 1, 1, 0, 0]);
+    }
+
+    /// Each rank has a node, and all of its weights are there.
+    #[test]
+    fn weights_of_a_rank_go_to_its_workers() {
+        let four = places(&[0, 0, 2, 2]);
+        let mut local = Homes::new(Numa::Local, &four, 2, &[param(0, 800, &[8, 100])]).unwrap();
+        let of_rank = |local: &mut Homes, rank| [0, 400, 700].map(|at| local.choose(rank, at..at + 100));
+        assert_eq!((of_rank(&mut local, 0), of_rank(&mut local, 1)), ([0; 3], [1; 3]));
+        assert_eq!(local.near(), 1.0);
     }
 
     #[test]
     fn interleaved_pages_go_round() {
-        let mut all = Homes::new(Numa::Interleave, &places(&[0, 1]), &[param(0, 800, &[8, 100])]).unwrap();
+        let mut all = Homes::new(Numa::Interleave, &places(&[0, 1]), 1, &[param(0, 800, &[8, 100])]).unwrap();
         assert_eq!(homes(&mut all, 100, 8), [0, 1, 0, 1, 0, 1, 0, 1]);
         assert_eq!(all.near(), 0.5);
     }
@@ -174,17 +191,17 @@ mod tests {
     #[test]
     fn one_node_needs_no_placing() {
         let params = [param(0, 800, &[8, 100])];
-        assert!(Homes::new(Numa::Local, &places(&[1, 1]), &params).is_none());
-        assert!(Homes::new(Numa::Local, &[], &params).is_none());
-        assert!(Homes::new(Numa::Off, &places(&[0, 1]), &params).is_none());
+        assert!(Homes::new(Numa::Local, &places(&[1, 1]), 1, &params).is_none());
+        assert!(Homes::new(Numa::Local, &[], 1, &params).is_none());
+        assert!(Homes::new(Numa::Off, &places(&[0, 1]), 1, &params).is_none());
     }
 
     #[test]
     fn strange_parameters_are_no_reason_to_fail() {
         let params =
             [param(0, 0, &[]), param(7, 3, &[u64::MAX, u64::MAX, 1, 1]), param(u64::MAX - 10, 5, &[5])];
-        let mut local = Homes::new(Numa::Local, &places(&[0, 1]), &params).unwrap();
-        assert!(local.choose(0..100) < 2);
-        assert!(local.choose(u64::MAX - 20..u64::MAX) < 2);
+        let mut local = Homes::new(Numa::Local, &places(&[0, 1]), 1, &params).unwrap();
+        assert!(local.choose(0, 0..100) < 2);
+        assert!(local.choose(0, u64::MAX - 20..u64::MAX) < 2);
     }
 }
