@@ -50,7 +50,7 @@ impl CpuDevice {
     ) -> Result<Self> {
         let plan = &table.plan;
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-        let arenas = Arenas::new(ranks::scratch_bytes(plan), align)?;
+        let arenas = Arenas::new(plan.scratch_bytes(), align)?;
         let huge = options.huge_pages != HugePages::Off;
         let pages = PageCounts::of(plan, options.cache_pages)
             .map(|counts| HostPages::pool(plan.page_bytes, counts, huge).map(Arc::new))

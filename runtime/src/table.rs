@@ -48,6 +48,28 @@ impl Plan {
         let states = self.state_bytes.saturating_mul(self.ranks.max(1));
         self.pages().saturating_mul(self.page_bytes).saturating_add(states)
     }
+
+    /// Scratch memory of a model on CPUs: the arenas of all ranks, and the results of those after the first.
+    pub fn scratch_bytes(&self) -> u64 {
+        if self.ranks < 2 {
+            return self.arena_bytes;
+        }
+        let results = (self.ranks - 1).saturating_mul(self.result_bytes());
+        self.ranks.saturating_mul(self.rank_arena_bytes()).saturating_add(results)
+    }
+
+    /// The arena of a rank, with a whole number of lines.
+    pub(crate) fn rank_arena_bytes(&self) -> u64 {
+        let align = self.alignment.max(abi::BUFFER_ALIGN as u64);
+        self.arena_bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
+    }
+
+    /// Logits of the largest call, or vectors.
+    pub(crate) fn result_bytes(&self) -> u64 {
+        let rows = self.chunk.max(self.batch).saturating_mul(4);
+        let bytes = self.vocab.max(self.text_width).saturating_mul(rows);
+        bytes.checked_next_multiple_of(abi::BUFFER_ALIGN as u64).unwrap_or(u64::MAX)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -406,4 +428,32 @@ unsafe fn device_entries(place: &Place<'_>, t: &ModelTable) -> Result<Vec<Device
         Ok(DeviceEntry { name, launches: launches.iter().map(launch).collect::<Result<_>>()? })
     };
     list.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_is_that_of_all_ranks_and_their_results() {
+        let plan = |ranks| Plan {
+            weights_bytes: 0,
+            arena_bytes: 1000,
+            state_bytes: 0,
+            alignment: 64,
+            chunk: 3,
+            context: 0,
+            batch: 2,
+            vocab: 10,
+            max_workers: 0,
+            page_bytes: 0,
+            text_width: 0,
+            ranks,
+        };
+        assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
+        assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);
+        assert_eq!(plan(4).scratch_bytes(), 4 * 1024 + 3 * 128);
+        let absurd = Plan { arena_bytes: u64::MAX, ..plan(2) };
+        assert_eq!(absurd.scratch_bytes(), u64::MAX);
+    }
 }

@@ -48,7 +48,7 @@ impl Need {
                 whole
             },
             caches: limited.then(|| pool.saturating_mul(plan.page_bytes)),
-            scratch: plan.arena_bytes.saturating_mul(plan.ranks),
+            scratch: plan.scratch_bytes(),
             sequences,
             snapshot: whole,
             snapshots: if recurrent { snapshots as u64 } else { 0 },
@@ -67,7 +67,7 @@ impl Need {
         // Tokens, which of them are wanted, and the vectors.
         let rows = (model.max_step_tokens() as u64).saturating_mul(8);
         let made = plan.text_width.saturating_mul(plan.batch).saturating_mul(4);
-        let scratch = plan.arena_bytes.saturating_add(rows).saturating_add(made);
+        let scratch = plan.scratch_bytes().saturating_add(rows).saturating_add(made);
         Need { weights: weights(model), scratch, ..Need::default() }
     }
 

@@ -61,10 +61,10 @@ impl Ranks {
         Some(Ranks {
             groups: (0..count).map(group).collect(),
             workers: each,
-            arena: arena_bytes(plan) as usize,
+            arena: plan.rank_arena_bytes() as usize,
             state: plan.state_bytes as usize,
             page: (plan.page_bytes / plan.ranks) as usize,
-            results: result_bytes(plan) as usize,
+            results: plan.result_bytes() as usize,
             spare: Mutex::default(),
         })
     }
@@ -119,28 +119,6 @@ impl Ranks {
         }
         own
     }
-}
-
-/// Scratch of a rank, with a whole number of lines.
-fn arena_bytes(plan: &Plan) -> u64 {
-    let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
-    plan.arena_bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
-}
-
-/// Logits of the largest call, or vectors.
-fn result_bytes(plan: &Plan) -> u64 {
-    let rows = plan.chunk.max(plan.batch).saturating_mul(4);
-    let bytes = plan.vocab.max(plan.text_width).saturating_mul(rows);
-    bytes.checked_next_multiple_of(mlcc_abi::BUFFER_ALIGN as u64).unwrap_or(u64::MAX)
-}
-
-/// Scratch of a model.
-pub(super) fn scratch_bytes(plan: &Plan) -> u64 {
-    if plan.ranks < 2 {
-        return plan.arena_bytes;
-    }
-    let results = (plan.ranks - 1).saturating_mul(result_bytes(plan));
-    plan.ranks.saturating_mul(arena_bytes(plan)).saturating_add(results)
 }
 
 impl CpuDevice {

@@ -293,7 +293,7 @@ fn memory(model: &Model) -> String {
             0 => String::new(),
             context => format!(" for {context} tokens"),
         },
-        ui::bytes(plan.ranks * plan.arena_bytes)
+        ui::bytes(plan.scratch_bytes())
     )
 }
 
