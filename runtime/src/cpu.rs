@@ -56,7 +56,7 @@ impl CpuDevice {
             .map(|counts| HostPages::pool(plan.page_bytes, counts, huge).map(Arc::new))
             .transpose()?;
         let (name, entries) = (variant.name.clone(), variant.entries);
-        let ranks = Ranks::new(plan, &workers, most_workers);
+        let ranks = Ranks::new(plan, &workers, most_workers)?;
         Ok(Self { name, entries, workers, most_workers, arenas, pages, ranks })
     }
 

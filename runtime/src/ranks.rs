@@ -2,10 +2,12 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use mlcc_abi::section;
 
+use crate::Result;
+use crate::buffer::Buffer;
 use crate::pool::{Barrier, Padded};
 
 /// Most ranks of a model.
@@ -46,39 +48,87 @@ pub(crate) trait Communicator: Send + Sync {
     unsafe fn exchange(&self, rank: usize, part: Part);
 }
 
+/// Largest part that is put aside: of a token, most are smaller.
+const ASIDE: usize = 64 << 10;
+
 /// Ranks that are threads of one process: each copies from the memory of the others.
+///
+/// A small part is put aside first. So whoever gave it may go on, and ranks meet once: there is room for two, and who puts the third
+/// one aside has met all who had yet to copy the first. A large part is copied from where it is, and ranks meet again when all have it.
 pub(crate) struct Threads {
-    /// By rank: what it gives to the exchange that goes on.
-    sent: Vec<Padded<AtomicPtr<u8>>>,
+    ranks: Vec<Padded<OfRank>>,
     meeting: Barrier,
 }
 
+struct OfRank {
+    /// What it gives to the exchange that goes on.
+    sent: AtomicPtr<u8>,
+    /// Room for two parts.
+    aside: Buffer,
+    /// How many it has put aside.
+    count: AtomicUsize,
+}
+
 impl Threads {
-    pub fn new(ranks: usize, spins: u32) -> Threads {
-        let sent = (0..ranks).map(|_| Padded(AtomicPtr::default())).collect();
-        Threads { sent, meeting: Barrier::new(ranks, spins) }
+    pub fn new(ranks: usize, spins: u32) -> Result<Threads> {
+        let of_rank = |_| {
+            let aside = Buffer::zeroed("what ranks exchange", 2 * ASIDE as u64, 128)?;
+            Ok(Padded(OfRank { sent: AtomicPtr::default(), aside, count: AtomicUsize::new(0) }))
+        };
+        Ok(Threads {
+            ranks: (0..ranks).map(of_rank).collect::<Result<_>>()?,
+            meeting: Barrier::new(ranks, spins),
+        })
+    }
+
+    /// Which half of its room a rank uses now; for all ranks the same one.
+    fn turn(&self, rank: usize) -> usize {
+        let count = &self.ranks[rank].0.count;
+        let turn = count.load(Ordering::Relaxed);
+        count.store(turn.wrapping_add(1), Ordering::Relaxed);
+        turn % 2 * ASIDE
+    }
+
+    /// Copies to where the rows of all ranks go.
+    ///
+    /// # Safety
+    /// `part.all` as in [`Communicator::exchange`]; at `from` the rows of `rank`, which stay while this runs.
+    unsafe fn copy(&self, rank: usize, from: *const u8, part: &Part) {
+        for row in 0..part.rows {
+            // SAFETY: by contract; the rooms of the rows of a rank do not overlap.
+            unsafe {
+                let to = part.all.add((row * self.ranks.len() + rank) * part.row_bytes);
+                std::ptr::copy_nonoverlapping(from.add(row * part.row_bytes), to, part.row_bytes);
+            }
+        }
     }
 }
 
 impl Communicator for Threads {
     unsafe fn exchange(&self, rank: usize, part: Part) {
-        let Part { from, all, rows, row_bytes } = part;
+        let bytes = part.rows * part.row_bytes;
         // The meetings order everything.
-        self.sent[rank].0.store(from.cast_mut(), Ordering::Relaxed);
-        self.meeting.wait(rank);
-        for (other, Padded(sent)) in self.sent.iter().enumerate() {
-            let from = sent.load(Ordering::Relaxed);
-            for row in 0..rows {
-                // SAFETY: by contract of this call and of those of the others, which have met, and stay until the next meeting; the rooms of
-                // the rows of a rank do not overlap.
-                unsafe {
-                    let to = all.add((row * self.sent.len() + other) * row_bytes);
-                    std::ptr::copy_nonoverlapping(from.add(row * row_bytes), to, row_bytes);
-                }
+        if bytes <= ASIDE {
+            let turn = self.turn(rank);
+            let aside = |rank: usize| self.ranks[rank].0.aside.as_ptr().wrapping_add(turn);
+            // SAFETY: nobody reads this half now, since all have come to a later exchange than the one that used it last.
+            unsafe { std::ptr::copy_nonoverlapping(part.from, aside(rank), bytes) };
+            self.meeting.wait(rank);
+            for other in 0..self.ranks.len() {
+                // SAFETY: by contract of this call and of those of the others, which have met; nobody writes to this half before all have met
+                // again.
+                unsafe { self.copy(other, aside(other), &part) };
             }
+        } else {
+            self.ranks[rank].0.sent.store(part.from.cast_mut(), Ordering::Relaxed);
+            self.meeting.wait(rank);
+            for (other, Padded(sender)) in self.ranks.iter().enumerate() {
+                // SAFETY: as above; all stay until the next meeting.
+                unsafe { self.copy(other, sender.sent.load(Ordering::Relaxed), &part) };
+            }
+            // Until all have read it, nobody writes to its part again.
+            self.meeting.wait(rank);
         }
-        // Until all have read it, nobody writes to its part again.
-        self.meeting.wait(rank);
     }
 }
 
@@ -125,30 +175,36 @@ mod tests {
     #[test]
     fn every_rank_gets_the_rows_of_all() {
         const ROWS: usize = 3;
+        // Parts that are put aside, and in every third round one that is not.
+        let width = |round: usize| if round % 3 == 1 { ASIDE / ROWS + 1 } else { 2 };
         for ranks in [1, 2, 5] {
-            let threads = Threads::new(ranks, 16);
+            let threads = Threads::new(ranks, 16).unwrap();
             let byte = |round: usize, rank: usize, row: usize| (round * 31 + rank * 7 + row) as u8;
             std::thread::scope(|scope| {
                 for rank in 0..ranks {
                     let threads = &threads;
                     scope.spawn(move || {
-                        let mut part = [0_u8; 2 * ROWS];
-                        let mut all = vec![0_u8; 2 * ROWS * ranks];
+                        let mut part = vec![0_u8; (ASIDE / ROWS + 1) * ROWS];
+                        let mut all = vec![0_u8; part.len() * ranks];
                         for round in 0..200 {
+                            let width = width(round);
                             for row in 0..ROWS {
-                                part[2 * row..2 * row + 2].fill(byte(round, rank, row));
+                                part[width * row..width * (row + 1)].fill(byte(round, rank, row));
                             }
                             if (round + rank) % 3 == 0 {
                                 std::thread::yield_now();
                             }
                             let (from, to) = (part.as_ptr(), all.as_mut_ptr());
-                            let given = Part { from, all: to, rows: ROWS, row_bytes: 2 };
+                            let given = Part { from, all: to, rows: ROWS, row_bytes: width };
                             // SAFETY: the buffers have these sizes and belong to this thread.
                             unsafe { threads.exchange(rank, given) };
-                            let expected =
-                                (0..ROWS).flat_map(|row| (0..ranks).map(move |other| (row, other)));
-                            let expected = expected.flat_map(|(row, other)| [byte(round, other, row); 2]);
-                            assert!(all.iter().copied().eq(expected), "round {round}, rank {rank}");
+                            part.fill(0);
+                            let right =
+                                all[..ROWS * ranks * width].chunks(width).enumerate().all(|(i, found)| {
+                                    let wanted = byte(round, i % ranks, i / ranks);
+                                    found.iter().all(|&byte| byte == wanted)
+                                });
+                            assert!(right, "round {round}, rank {rank}");
                         }
                     });
                 }

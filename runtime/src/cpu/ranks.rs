@@ -45,20 +45,20 @@ struct Group {
 
 impl Ranks {
     /// `None` for a model that is whole.
-    pub fn new(plan: &Plan, workers: &Workers, most: usize) -> Option<Ranks> {
+    pub fn new(plan: &Plan, workers: &Workers, most: usize) -> Result<Option<Ranks>> {
         let count = plan.ranks as usize;
         if count < 2 {
-            return None;
+            return Ok(None);
         }
         let each = (workers.threads() / count).clamp(1, most);
         let spins = workers.0.spins();
-        let communicator: Arc<dyn Communicator> = Arc::new(Threads::new(count, spins));
+        let communicator: Arc<dyn Communicator> = Arc::new(Threads::new(count, spins)?);
         let group = |rank| Group {
             barrier: Barrier::new(each, spins),
             pieces: Pieces::new(each),
             link: Link { communicator: Arc::clone(&communicator), rank },
         };
-        Some(Ranks {
+        Ok(Some(Ranks {
             groups: (0..count).map(group).collect(),
             workers: each,
             arena: plan.rank_arena_bytes() as usize,
@@ -66,7 +66,7 @@ impl Ranks {
             page: (plan.page_bytes / plan.ranks) as usize,
             results: plan.result_bytes() as usize,
             spare: Mutex::default(),
-        })
+        }))
     }
 
     pub fn workers(&self) -> usize {
