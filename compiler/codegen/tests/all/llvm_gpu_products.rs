@@ -2,7 +2,7 @@
 #![cfg(feature = "llvm")]
 
 use crate::cases::values::tame;
-use crate::software::{assembled, both, ptx};
+use crate::software::{assembled, both, counted, ptx};
 use mlcc_interp::kernel::Buffer;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, Sym, SymValues};
@@ -49,14 +49,65 @@ const WEIGHTS: [(&str, DType); 4] =
 
 #[test]
 fn ptx_computes_what_the_interpreter_does() {
-    // More rows and columns than a tile; and a ring that is more than a kernel may declare.
+    // More rows and columns than a tile, of which four blocks in a column are for neighbours in a row; and a ring that is more than a
+    // kernel may declare.
     let wide = MatrixTile { stages: 4, ..tile_of("sm_90") };
     for ((weight, x), tile) in WEIGHTS.into_iter().zip([tile_of("sm_80"), wide, tile_of("sm_90"), wide]) {
         let ((m, n, k), weight) = ((70, 130, 160), DType::parse(weight).unwrap());
         let (kernel, w) = product(weight, x, (n, k), tile);
         let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
-        let [found, executed] = both(&kernel, "sm_90", [2, 2, 1], &buffers, &SymValues::tokens(m as i64));
+        let [found, executed] = both(&kernel, "sm_90", [1, 8, 1], &buffers, &SymValues::tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x}");
+    }
+}
+
+/// The parts of a kernel for up to 16 rows and for up to 64.
+#[test]
+fn ptx_of_few_rows_computes_what_the_interpreter_does() {
+    for ((weight, x), m) in WEIGHTS.into_iter().zip([5, 16, 17, 64]) {
+        let ((n, k), weight) = ((100, 256), DType::parse(weight).unwrap());
+        let (kernel, w) = product(weight, x, (n, k), tile_of("sm_90"));
+        let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
+        let [found, executed] = both(&kernel, "sm_90", [1, 4, 1], &buffers, &SymValues::tokens(m as i64));
+        assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x}");
+    }
+}
+
+/// What a product of 8 rows executes: it multiplies 16 rows, not as many as a tile of a prompt has (which are all that there is where a tile
+/// is of 96 columns), and copies weights once.
+#[test]
+fn what_few_rows_take() {
+    for (weight, x) in WEIGHTS {
+        let ((m, n, k), weight) = ((8, 192, 512), DType::parse(weight).unwrap());
+        let large = MatrixTile { columns: 96, ..tile_of("sm_90") };
+        let [few, many] = [(tile_of("sm_90"), 8), (large, 2)].map(|(tile, blocks)| {
+            let (kernel, w) = product(weight, x, (n, k), tile);
+            let buffers = [tame(x, m * k, 2), w, Buffer::zeros(DType::F32, m * n)];
+            counted(&kernel, "sm_90", [1, blocks, 1], &buffers, &SymValues::tokens(m as i64))
+        });
+        let of = |counts: &serde_json::Value, at: &str| counts.pointer(at).and_then(|n| n.as_u64()).unwrap();
+        let [few, many] = [few, many].map(|counts| {
+            ["/instructions/warp", "/instructions/by_pipe/tensor", "/async/bytes", "/shared/bank_conflicts"]
+                .map(|at| of(&counts, at))
+        });
+        eprintln!("{weight} {x}: {few:?}, with tiles of 64 rows {many:?}");
+        let terms = if weight == DType::F16 {
+            3
+        } else if x == DType::F32 {
+            2
+        } else {
+            1
+        };
+        assert_eq!(few[1] as usize, n / 8 * (k / 32) * 2 * terms);
+        // Scales are copied in pieces of 4 bytes.
+        let of_weight = if weight.is_packed() {
+            [16, 32][usize::from(weight.to_string().starts_with("q8"))] + 4
+        } else {
+            64
+        };
+        let of_x = 16 * 32 * x.bytes().unwrap() * n / 64;
+        assert_eq!(few[2] as usize, k / 32 * (n * of_weight + of_x));
+        assert!(few[0] * 3 < many[0] * 2 && few[1] * 4 == many[1], "{weight} {x}");
     }
 }
 
@@ -68,13 +119,17 @@ fn what_is_assembled() {
             let tile = tile_of(level);
             let (kernel, _) = product(DType::parse(weight).unwrap(), x, (4096, 4096), tile);
             let text = ptx(&kernel, level);
-            let [mt, nt] = tile.fragments();
             let terms = match (weight, x) {
                 ("f16", _) => 3,
                 (_, DType::F32) => 2,
                 _ => 1,
             };
-            assert_eq!(text.matches("mma.sync").count() as i64, 2 * terms * mt * nt, "{weight} {x}");
+            // Two for a slice of 32 columns and a fragment of sums. A warp has 4 x 8 or 2 x 8 of these for many rows, one row of 8 for up to 16,
+            // and two of 8 or, with half of the warps along the depth, of 4 for up to 64.
+            let [mt, nt] = tile.fragments();
+            let up_to_64 = if matches!((weight, x), ("q4g32", _) | ("bf16", _)) { 2 * 8 } else { 2 * 4 };
+            let fragments = mt * nt + 8 + up_to_64;
+            assert_eq!(text.matches("mma.sync").count() as i64, 2 * terms * fragments, "{weight} {x}");
             assert!(text.contains("cp.async.cg.shared.global") && text.contains("ld.shared.v4"), "{text}");
             assert!(!text.contains(".local"), "{text}");
             let Some(usage) = assembled(&text, sm) else { continue };

@@ -318,6 +318,25 @@ fn gpu_on_tensor_cores() {
     }
 }
 
+/// One kernel for up to 16 rows, up to 64 and more, with warps along a depth of as many slices as they are, of half as many, and of one.
+#[test]
+fn gpu_on_tensor_cores_of_few_rows() {
+    let tile = MatrixTile { rows: 64, columns: 128, warps: [2, 2], stages: 3 };
+    let packed = ["q4g32", "q8g32"].map(|name| (DType::parse(name).unwrap(), X::F32));
+    let all = packed.into_iter().chain([(DType::F16, X::F32), (DType::BF16, X::BF16)]);
+    for (i, (weight, x)) in all.enumerate() {
+        for (m, depth) in [(1, 128), (5, 256), (16, 192), (17, 128), (64, 96), (65, 128)] {
+            let case = Case::new(weight, Packing::RowMajor, x, (m, 70, depth));
+            let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
+                let plan = choose_gpu(Some(tile), &problem, false).unwrap();
+                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
+            });
+            let options = Options { workers: 1, order: Order::Shuffled(i as u64) };
+            case.check("few rows", &kernel, CodeBlock::SINGLE, &options);
+        }
+    }
+}
+
 /// Where there is no such kernel, there is another one.
 #[test]
 fn what_tensor_cores_do_not_take() {

@@ -25,9 +25,24 @@ pub fn assembled(text: &str, sm: u32) -> Option<Usage> {
     done.usage.into_iter().next()
 }
 
+/// What a launch does, counted: the entry of the kernel in the driver's report.
+pub fn counted(
+    kernel: &Kernel,
+    level: &str,
+    grid: [u32; 3],
+    buffers: &[Buffer],
+    dims: &SymValues,
+) -> serde_json::Value {
+    let mut options = softcuda::options::Options::default();
+    options.set("COUNTS", "/dev/null").expect("a known switch");
+    let (driver, _) = executed((kernel, &ptx(kernel, level)), grid, buffers, dims, options)
+        .unwrap_or_else(|e| panic!("{}", e.what));
+    driver.report()["kernels"][0].clone()
+}
+
 /// Runs the PTX of a kernel.
 fn launch(
-    (kernel, text): (&Kernel, &str),
+    code: (&Kernel, &str),
     grid: [u32; 3],
     buffers: &[Buffer],
     dims: &SymValues,
@@ -35,6 +50,23 @@ fn launch(
 ) -> Answer<Vec<Buffer>> {
     let mut options = softcuda::options::Options::default();
     options.set("ORDER", order).expect("a known switch");
+    let (driver, params) = executed(code, grid, buffers, dims, options)?;
+    let read = |(buffer, at): (&Buffer, &u64)| {
+        let mut bytes = vec![0; buffer.bytes.len()];
+        driver.space.read(*at, &mut bytes)?;
+        Ok(Buffer::new(buffer.dtype, bytes))
+    };
+    buffers.iter().zip(&params).map(read).collect()
+}
+
+/// The driver afterwards, and where the buffers lie.
+fn executed(
+    (kernel, text): (&Kernel, &str),
+    grid: [u32; 3],
+    buffers: &[Buffer],
+    dims: &SymValues,
+    options: softcuda::options::Options,
+) -> Answer<(Driver, Vec<u64>)> {
     let mut driver = Driver::new(options);
     driver.initialised = true;
     driver.hold();
@@ -68,12 +100,7 @@ fn launch(
     }
     driver.launch(function, 0, call)?;
     driver.wait(0)?;
-    let read = |(buffer, at): (&Buffer, &u64)| {
-        let mut bytes = vec![0; buffer.bytes.len()];
-        driver.space.read(*at, &mut bytes)?;
-        Ok(Buffer::new(buffer.dtype, bytes))
-    };
-    buffers.iter().zip(&params).map(read).collect()
+    Ok((driver, params))
 }
 
 /// What the last buffer holds after the kernel: by the interpreter, which agrees with itself in three orders of blocks, and by PTX in three

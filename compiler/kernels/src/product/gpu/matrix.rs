@@ -5,14 +5,18 @@
 //! without its zero point and a bf16 weight are one bf16. bf16 has the range of f32, so nothing overflows. Sums are f32; those of a slice
 //! of packed weights are multiplied by the scale of its group before they are added.
 //!
+//! One kernel has the code for few rows and for many ([`work`]), since launches are the same in every call.
+//!
 //! Which of the 32 columns of a slice are called which column of a fragment does not matter, as long as both operands agree: a lane takes
 //! neighbours, which it loads at once.
+
+mod work;
 
 use super::Gpu;
 use crate::product::problem::{Activation, Epilogue, Product, Weight};
 use mlcc_ir::format::Zero;
 use mlcc_ir::fragment::{Fragment, M16N8K16};
-use mlcc_ir::kernel::{Space, Ty};
+use mlcc_ir::kernel::{BufId, Space, Ty};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::matrix::place;
 use mlcc_kernel_lang::{Team, Val, View, WARP};
@@ -20,6 +24,7 @@ use mlcc_quant::Layout;
 use mlcc_quant::layout::Region;
 use mlcc_quant::plain::Plain;
 use mlcc_target::MatrixTile;
+use work::Work;
 
 /// Columns of a slice, and those of them that a lane multiplies.
 const SLICE: i64 = 32;
@@ -66,17 +71,28 @@ fn swizzled<'k>(dtype: DType, row: Val<'k>, part: Val<'k>) -> Val<'k> {
     }
 }
 
-/// The tile in shared memory and registers.
+/// Shared memory of slices that are multiplied or on their way.
+struct Ring {
+    xs: BufId,
+    ws: BufId,
+    scales: Option<BufId>,
+    /// Finished sums, where activations have no room for them.
+    results: Option<BufId>,
+}
+
+/// The tile in shared memory and registers. A place of the ring is a slice: of a stage there are as many as warps along the depth.
 struct Tile<'k> {
     team: Team<'k>,
-    /// Activations, `[stages, rows, columns of a slice]`.
+    /// Activations, `[places, rows, columns of a slice]`.
     xs: View<'k, 3>,
     /// Weights likewise, packed ones in bytes.
     ws: View<'k, 3>,
-    /// `[stages, rows of weights, bytes]`, of packed weights.
+    /// `[places, rows of weights, bytes]`, of packed weights.
     scales: Option<View<'k, 3>>,
     /// Sums, `[columns / 8, rows / 16, 4]` of a warp.
     acc: View<'k, 3>,
+    /// Finished ones, of a column of warps.
+    results: View<'k, 2>,
     /// First row and first column of the results.
     origin: [Val<'k>; 2],
 }
@@ -90,35 +106,103 @@ struct Part<'k> {
     /// First of the columns of a slice that the lane multiplies.
     first: Val<'k>,
     lane: Val<'k>,
+    /// Which of the slices of a stage.
+    along: Val<'k>,
 }
 
 impl<'k> Gpu<'k, '_> {
     pub(super) fn matrix(self, tile: &MatrixTile, epilogue: &mut Epilogue) {
         let k = self.k;
-        let (rows, columns) = (i64::from(tile.rows), i64::from(tile.columns));
         let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
-        let team = Team::new(k, i64::from(tile.threads()));
+        let many = Work::of(tile);
+        let few = work::few(&many, self.bytes());
+        let team = Team::new(k, many.threads());
+        let ring = self.ring(few.iter().chain([&many]));
         // Blocks side by side share weights, which stay in the second-level cache for all rows.
-        k.blocks("bm", 0, (m + (rows - 1)) / rows, |bm| {
-            k.blocks("bn", 1, (n + columns - 1) / columns, |bn| {
-                let stages = i64::from(tile.stages);
-                let shared =
-                    |name, dtype, rows, width| k.alloc(name, dtype, [stages, rows, width], Space::Shared);
-                let [x_dtype, w_dtype] = [self.problem.x, self.problem.w].map(|buf| k.flat(buf).dtype());
-                let packed = matches!(self.problem.weight, Weight::Packed(_));
-                let [mt, nt] = tile.fragments();
-                let at = Tile {
-                    team,
-                    xs: shared("xs", x_dtype, rows, SLICE),
-                    ws: shared("ws", w_dtype, columns, self.slice_elements()),
-                    scales: packed.then(|| shared("scales", DType::U8, columns, SCALE_BYTES)),
-                    acc: k.registers("acc", [nt, mt, 4]),
-                    origin: [bm * rows, bn * columns],
-                };
-                self.sum_up(tile, &at);
-                self.finish_tile(tile, &at, epilogue);
+        if few.is_empty() {
+            k.blocks("bm", 0, (m + (many.rows - 1)) / many.rows, |bm| {
+                k.blocks("bn", 1, (n + many.columns - 1) / many.columns, |bn| {
+                    self.block(&many, team, &ring, [bm, bn], epilogue);
+                });
+            });
+            return;
+        }
+        let split = work::split(&many);
+        k.blocks("bx", 0, (m + (split * many.rows - 1)) / (split * many.rows), |bx| {
+            k.blocks("by", 1, (n + many.columns - 1) / many.columns * split, |by| {
+                let mut least = 0;
+                for work in &few {
+                    // Two tiles of rows for each of columns, of which the first has rows always.
+                    let at = [by % 2, by / 2];
+                    let has = m.le(work.most) & k.int(least).lt(m);
+                    let inside = (at[0] * work.rows).lt(m) & (at[1] * work.columns).lt(n);
+                    // A grid may be for more rows than there are.
+                    k.when(has & inside & bx.equals(0), || self.block(work, team, &ring, at, epilogue));
+                    least = work.most;
+                }
+                let at = [bx * split + by % split, by / split];
+                k.when(k.int(least).lt(m) & (at[0] * many.rows).lt(m), || {
+                    self.block(&many, team, &ring, at, epilogue);
+                });
             });
         });
+    }
+
+    /// Shared memory for the largest ring of those that a kernel may have.
+    fn ring<'w>(self, works: impl Iterator<Item = &'w Work> + Clone) -> Ring {
+        let k = self.k;
+        let [x_dtype, w_dtype] = [self.problem.x, self.problem.w].map(|buf| k.flat(buf).dtype());
+        let most = |size: &dyn Fn(&Work) -> i64| works.clone().map(size).max().unwrap_or(0);
+        let shared = |name, dtype, elements| k.alloc(name, dtype, [elements], Space::Shared).buf();
+        let packed = matches!(self.problem.weight, Weight::Packed(_));
+        let width = self.slice_elements();
+        let results = |w: &Work| w.rows * (w.warp_tile()[1] + PAD);
+        let enough =
+            x_dtype == DType::F32 && works.clone().all(|w| w.places() * w.rows * SLICE >= results(w));
+        Ring {
+            xs: shared("xs", x_dtype, most(&|w| w.places() * w.rows * SLICE)),
+            ws: shared("ws", w_dtype, most(&|w| w.places() * w.columns * width)),
+            scales: packed
+                .then(|| shared("scales", DType::U8, most(&|w| w.places() * w.columns * SCALE_BYTES))),
+            results: (!enough).then(|| shared("results", DType::F32, most(&results))),
+        }
+    }
+
+    /// A tile of results.
+    fn block(
+        self,
+        work: &Work,
+        team: Team<'k>,
+        ring: &Ring,
+        [bm, bn]: [Val<'k>; 2],
+        epilogue: &mut Epilogue,
+    ) {
+        let k = self.k;
+        let places = work.places();
+        let [mt, nt] = work.fragments();
+        let at = Tile {
+            team,
+            xs: k.view(ring.xs, [places, work.rows, SLICE]),
+            ws: k.view(ring.ws, [places, work.columns, self.slice_elements()]),
+            scales: ring.scales.map(|buf| k.view(buf, [places, work.columns, SCALE_BYTES])),
+            acc: k.registers("acc", [nt, mt, 4]),
+            results: k.view(ring.results.unwrap_or(ring.xs), [work.rows, work.warp_tile()[1] + PAD]),
+            origin: [bm * work.rows, bn * work.columns],
+        };
+        self.sum_up(work, &at);
+        self.finish_tile(work, &at, epilogue);
+    }
+
+    /// Bytes of a slice of one row of activations and of weights, with its scale.
+    fn bytes(self) -> work::SliceBytes {
+        let [x, w] =
+            [self.problem.x, self.problem.w].map(|buf| self.k.flat(buf).dtype().bytes().unwrap_or(1));
+        let scale = if matches!(self.problem.weight, Weight::Packed(_)) { SCALE_BYTES } else { 0 };
+        work::SliceBytes {
+            x: SLICE * x as i64,
+            w: self.slice_elements() * w as i64 + scale,
+            slices: self.problem.k as i64 / SLICE,
+        }
     }
 
     /// Elements of a row of weights in a slice.
@@ -131,50 +215,58 @@ impl<'k> Gpu<'k, '_> {
 
     // ---- the ring
 
-    fn sum_up(self, tile: &MatrixTile, at: &Tile<'k>) {
-        let (k, stages) = (self.k, i64::from(tile.stages));
-        let slices = self.problem.k as i64 / SLICE;
+    fn sum_up(self, work: &Work, at: &Tile<'k>) {
+        let (k, stages) = (self.k, work.stages);
+        // Of as many slices as there are warps along the depth.
+        let steps = self.problem.k as i64 / (SLICE * work.depth);
         let zero = k.zeros(DType::F32, 4);
-        let fragments = tile.sums_of_lane() / 4;
+        let fragments = work.sums_of_lane() / 4;
         at.team.run(|_| k.unrolled("i", fragments, |i| at.acc.flat().set([i * 4], zero)));
-        for slice in 0..stages - 1 {
-            self.fill(tile, at, slices, k.int(slice));
+        for step in 0..stages - 1 {
+            self.fill(work, at, steps, k.int(step));
         }
-        k.serial("slice", slices, |slice| {
-            k.wait(tile.stages - 2);
+        k.serial("step", steps, |step| {
+            k.wait((stages - 2) as u32);
             // All copies have landed, and nobody reads any more what is filled next.
             k.barrier();
-            self.fill(tile, at, slices, slice + (stages - 1));
-            at.team.run(|thread| self.multiply_slice(tile, at, slice, thread));
+            self.fill(work, at, steps, step + (stages - 1));
+            at.team.run(|thread| self.multiply_slice(work, at, step, thread));
         });
         k.wait(0);
     }
 
-    /// Begins to copy a slice, if there is one, and makes it a group.
-    fn fill(self, tile: &MatrixTile, at: &Tile<'k>, slices: i64, slice: Val<'k>) {
+    /// Begins to copy the slices of a step, if there is one, and makes them a group.
+    fn fill(self, work: &Work, at: &Tile<'k>, steps: i64, step: Val<'k>) {
         let k = self.k;
-        k.when(slice.lt(slices), || {
-            let stage = slice % i64::from(tile.stages);
-            self.copy_x(tile, at, stage, slice);
-            self.copy_w(tile, at, stage, slice);
+        k.when(step.lt(steps), || {
+            let first = [step % work.stages * work.depth, step * work.depth];
+            self.copy_x(work, at, first);
+            self.copy_w(work, at, first);
         });
         k.commit();
     }
 
-    /// Rows beyond the last one repeat it.
-    fn copy_x(self, tile: &MatrixTile, at: &Tile<'k>, stage: Val<'k>, slice: Val<'k>) {
+    /// Which slice of a step an item belongs to, of which each has so many, and its number there.
+    fn in_slice(self, work: &Work, i: Val<'k>, each: i64) -> (Val<'k>, Val<'k>) {
+        if work.depth == 1 { (self.k.int(0), i) } else { (i / each, i % each) }
+    }
+
+    /// Rows beyond the last one repeat it. `place` and `slice`: the first ones of the step.
+    fn copy_x(self, work: &Work, at: &Tile<'k>, [place, slice]: [Val<'k>; 2]) {
         let (dtype, last) = (at.xs.dtype(), self.k.val(self.problem.m) + -1);
         let elements = CHUNK / dtype.bytes().unwrap_or(1) as i64;
         let parts = SLICE / elements;
-        at.team.each(i64::from(tile.rows) * parts, |i| {
+        at.team.each(work.depth * work.rows * parts, |i| {
+            let (along, i) = self.in_slice(work, i, work.rows * parts);
             let (row, part) = (i / parts, i % parts);
             let to = swizzled(dtype, row, part) * elements;
             let from = (at.origin[0] + row).min(last);
-            at.xs.copy((stage, row, to), CHUNK as u32, self.x(), (from, slice * SLICE + part * elements));
+            let column = (slice + along) * SLICE + part * elements;
+            at.xs.copy((place + along, row, to), CHUNK as u32, self.x(), (from, column));
         });
     }
 
-    fn copy_w(self, tile: &MatrixTile, at: &Tile<'k>, stage: Val<'k>, slice: Val<'k>) {
+    fn copy_w(self, work: &Work, at: &Tile<'k>, [first, slice]: [Val<'k>; 2]) {
         let k = self.k;
         let w = k.flat(self.problem.w);
         let last = self.problem.n as i64 - 1;
@@ -188,37 +280,45 @@ impl<'k> Gpu<'k, '_> {
         };
         let elements = CHUNK / at.ws.dtype().bytes().unwrap_or(1) as i64;
         let (width, parts) = (self.slice_elements(), self.slice_elements() / elements);
-        at.team.each(i64::from(tile.columns) * parts, |i| {
+        at.team.each(work.depth * work.columns * parts, |i| {
+            let (along, i) = self.in_slice(work, i, work.columns * parts);
             let (row, part) = (i / parts, i % parts);
-            let from = place(codes, source(row), slice * SLICE + part * (SLICE * elements / width));
-            at.ws.copy((stage, row, part * elements), CHUNK as u32, w, [from]);
+            let column = (slice + along) * SLICE + part * (SLICE * elements / width);
+            let from = place(codes, source(row), column);
+            at.ws.copy((first + along, row, part * elements), CHUNK as u32, w, [from]);
         });
         if let (Some(scales), Some(to)) = (scales, at.scales) {
-            at.team.each(tile.columns.into(), |row| {
-                let from = place(scales, source(row), slice * SLICE);
+            at.team.each(work.depth * work.columns, |i| {
+                let (along, row) = self.in_slice(work, i, work.columns);
+                let from = place(scales, source(row), (slice + along) * SLICE);
                 let from = from / SCALE_BYTES * SCALE_BYTES;
-                to.copy((stage, row, 0), SCALE_BYTES as u32, w, [from]);
+                to.copy((first + along, row, 0), SCALE_BYTES as u32, w, [from]);
             });
         }
     }
 
     // ---- the products
 
-    fn part(self, tile: &MatrixTile, thread: Val<'k>) -> Part<'k> {
-        let [_, across] = tile.warps.map(i64::from);
-        let [rows, columns] = tile.warp_tile();
+    fn part(self, work: &Work, thread: Val<'k>) -> Part<'k> {
+        let [down, across] = work.warps;
+        let [rows, columns] = work.warp_tile();
         let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
         let [group, first] = place(&M16N8K16.a, lane, 0);
         // A lane has 2 neighbours of 16 columns; here it has 8 of 32.
         let first = first * (OF_LANE / 2);
-        Part { row: warp / across * rows, column: warp % across * columns, group, first, lane }
+        let (along, warp) = match work.depth {
+            1 => (self.k.int(0), warp),
+            _ => (warp / (down * across), warp % (down * across)),
+        };
+        Part { row: warp / across * rows, column: warp % across * columns, group, first, lane, along }
     }
 
-    fn multiply_slice(self, tile: &MatrixTile, at: &Tile<'k>, slice: Val<'k>, thread: Val<'k>) {
+    fn multiply_slice(self, work: &Work, at: &Tile<'k>, step: Val<'k>, thread: Val<'k>) {
         let k = self.k;
-        let [mt, nt] = tile.fragments();
-        let stage = (slice % i64::from(tile.stages)).named("stage");
-        let part = self.part(tile, thread);
+        let [mt, nt] = work.fragments();
+        let part = self.part(work, thread);
+        let slice = step * work.depth + part.along;
+        let stage = (step % work.stages * work.depth + part.along).named("stage");
         let x = at.xs.row(stage).named("x_stage");
         let a: Vec<Vec<Operand>> = (0..mt).map(|i| self.activations(x, &part, i)).collect();
         k.unrolled("j", nt, |j| {
@@ -307,23 +407,23 @@ impl<'k> Gpu<'k, '_> {
     // ---- the results
 
     /// Sums go through shared memory, so that neighbouring threads finish neighbouring columns: those of one column of warps after the
-    /// other.
-    fn finish_tile(self, tile: &MatrixTile, at: &Tile<'k>, epilogue: &mut Epilogue) {
+    /// other. Warps along the depth add theirs in their order.
+    fn finish_tile(self, work: &Work, at: &Tile<'k>, epilogue: &mut Epilogue) {
         let k = self.k;
-        let rows = i64::from(tile.rows);
-        let [_, columns] = tile.warp_tile();
-        let enough = tile.stages as i64 * rows * SLICE >= rows * (columns + PAD);
-        let results = match at.xs.dtype() {
-            DType::F32 if enough => k.view(at.xs.buf(), [rows, columns + PAD]),
-            _ => k.shared("results", [rows, columns + PAD]),
-        };
+        let rows = work.rows;
+        let [_, columns] = work.warp_tile();
+        let results = at.results;
         let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
-        k.serial("across", i64::from(tile.warps[1]), |across| {
-            k.barrier();
-            at.team.run(|thread| {
-                let part = self.part(tile, thread);
-                k.when(part.column.equals(across * columns), || self.put(tile, at, results, &part));
-            });
+        k.serial("across", work.warps[1], |across| {
+            for along in 0..work.depth {
+                k.barrier();
+                at.team.run(|thread| {
+                    let part = self.part(work, thread);
+                    let its = part.column.equals(across * columns);
+                    let its = if work.depth == 1 { its } else { its & part.along.equals(along) };
+                    k.when(its, || self.put(work, at, &part, along > 0));
+                });
+            }
             k.barrier();
             at.team.each(rows * columns, |i| {
                 let (r, c) = (i / columns, i % columns);
@@ -340,10 +440,11 @@ impl<'k> Gpu<'k, '_> {
         });
     }
 
-    /// Stores the sums of a warp.
-    fn put(self, tile: &MatrixTile, at: &Tile<'k>, results: View<'k, 2>, part: &Part<'k>) {
+    /// Stores the sums of a warp, or adds them to those that are there.
+    fn put(self, work: &Work, at: &Tile<'k>, part: &Part<'k>, adds: bool) {
+        let results = at.results;
         let sums = &M16N8K16.sums;
-        let [mt, nt] = tile.fragments();
+        let [mt, nt] = work.fragments();
         self.k.unrolled("j", nt, |j| {
             for i in 0..mt {
                 let held = at.acc.load((j, i, 0), 4);
@@ -352,7 +453,9 @@ impl<'k> Gpu<'k, '_> {
                     let [row, column] = place(sums, part.lane, e);
                     let row = part.row + (row + i * i64::from(sums.rows));
                     let column = j * i64::from(sums.columns) + column;
-                    results.set([row, column], held.shuffle([e, e + 1]));
+                    let pair = held.shuffle([e, e + 1]);
+                    let pair = if adds { results.load((row, column), 2) + pair } else { pair };
+                    results.set([row, column], pair);
                 }
             }
         });

@@ -108,6 +108,11 @@ impl Driver {
         self.contexts += 1;
     }
 
+    /// What launches have done, if that is counted.
+    pub fn report(&self) -> serde_json::Value {
+        report(&self.counts, self.graph_launches)
+    }
+
     /// Gives the context up; with the last one what broke it is forgotten, and counts are written.
     pub fn release(&mut self) -> Answer<()> {
         if self.contexts == 0 {
@@ -119,7 +124,7 @@ impl Driver {
         }
         self.broken = None;
         let Some(path) = &self.options.counts else { return Ok(()) };
-        let text = format!("{:#}\n", report(&self.counts, self.graph_launches));
+        let text = format!("{:#}\n", self.report());
         std::fs::write(path, text).or_else(|e| fail(Status::Unknown, format!("{}: {e}", path.display())))
     }
 }
